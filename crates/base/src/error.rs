@@ -80,6 +80,8 @@ pub enum ErrorKind {
     PastEnd,
     /// The two lie on different file systems (EXDEV).
     CrossDevice,
+    /// The file ends before all bytes were read (ENODATA).
+    UnexpectedEof,
 }
 
 impl ErrorKind {
@@ -107,7 +109,7 @@ impl ErrorKind {
             Self::NameTooLong => 36,
             Self::FileTooLarge => 27,
             Self::Stale => 116,
-            Self::NoAttribute => 61,
+            Self::NoAttribute | Self::UnexpectedEof => 61,
             Self::SymlinkLoop => 40,
             Self::TooBig => 7,
             Self::DoesNotFit => 34,
@@ -153,6 +155,7 @@ impl ErrorKind {
             Self::NotPermitted => "not permitted",
             Self::PastEnd => "nothing to seek to",
             Self::CrossDevice => "different file systems",
+            Self::UnexpectedEof => "unexpected end of file",
         }
     }
 }
@@ -184,8 +187,12 @@ impl Error {
         }))
     }
 
-    /// Wraps a system error; the kind follows from the errno.
+    /// Wraps a system error; the kind follows from the errno. One that was made of an [`Error`]
+    /// gives that back.
     pub fn from_io(op: &'static str, source: io::Error) -> Self {
+        if let Some(inner) = Self::within(&source) {
+            return inner.clone();
+        }
         let kind = kind_of(&source);
         Self(Arc::new(Inner {
             kind,
@@ -226,6 +233,17 @@ impl Error {
         }
     }
 
+    /// The error that an [`io::Error`] was made of, with its path and range.
+    pub fn within(error: &io::Error) -> Option<&Self> {
+        error.get_ref().and_then(|inner| inner.downcast_ref())
+    }
+
+    /// The errno of an [`io::Error`] of the system, or of one that was made of an [`Error`]. The
+    /// standard library's `raw_os_error` knows only the former.
+    pub fn errno_of(error: &io::Error) -> Option<i32> {
+        error.raw_os_error().or_else(|| Self::within(error).map(Self::errno))
+    }
+
     /// Path of the object, if known.
     pub fn path(&self) -> Option<&Path> {
         self.0.path.as_deref()
@@ -244,6 +262,9 @@ fn kind_of(e: &io::Error) -> ErrorKind {
         Some(11) => ErrorKind::WouldBlock,
         Some(12) => ErrorKind::NoMemory,
         Some(16 | 26) => ErrorKind::Busy,
+        Some(17) => ErrorKind::Exists,
+        Some(20) => ErrorKind::NotDirectory,
+        Some(21) => ErrorKind::IsDirectory,
         Some(22) => ErrorKind::InvalidInput,
         Some(28 | 122) => ErrorKind::NoSpace,
         Some(30) => ErrorKind::ReadOnly,
@@ -286,8 +307,14 @@ impl std::error::Error for Error {
 }
 
 impl From<Error> for io::Error {
+    /// Keeps everything: the kind is the one that the standard library gives to the errno, and
+    /// [`Error::errno_of`] and [`Error::within`] find the rest.
     fn from(e: Error) -> Self {
-        io::Error::other(e)
+        let kind = match e.kind() {
+            ErrorKind::UnexpectedEof => io::ErrorKind::UnexpectedEof,
+            _ => io::Error::from_raw_os_error(e.errno()).kind(),
+        };
+        io::Error::new(kind, e)
     }
 }
 
@@ -315,5 +342,27 @@ mod tests {
             Error::from_io("write", io::Error::from_raw_os_error(28)).kind(),
             ErrorKind::NoSpace
         );
+    }
+
+    #[test]
+    fn io_error_of_an_error_keeps_kind_and_errno_and_path() {
+        let full = Error::from_io("write", io::Error::from_raw_os_error(28)).with_path("/disk");
+        let wait = Error::new(ErrorKind::WouldBlock, "read", "cold");
+        let short = Error::new(ErrorKind::UnexpectedEof, "read", "3 of 5 bytes");
+        let remote = Error::from_io("read", io::Error::from_raw_os_error(121));
+        for (error, kind, errno) in [
+            (full, io::ErrorKind::StorageFull, 28),
+            (wait, io::ErrorKind::WouldBlock, 11),
+            (short, io::ErrorKind::UnexpectedEof, 61),
+            (remote, io::Error::from_raw_os_error(121).kind(), 121),
+        ] {
+            let text = error.to_string();
+            let io = io::Error::from(error.clone());
+            assert_eq!((io.kind(), Error::errno_of(&io)), (kind, Some(errno)), "{text}");
+            assert_eq!(io.to_string(), text);
+            let back = Error::from_io("again", io);
+            assert_eq!((back.kind(), back.path()), (error.kind(), error.path()));
+        }
+        assert_eq!(Error::errno_of(&io::Error::from_raw_os_error(5)), Some(5));
     }
 }

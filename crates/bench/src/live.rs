@@ -6,7 +6,7 @@
 use crate::harness::image::Rng;
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report, median};
-use forebay::{Cache, CacheConfig, File, RawOptions};
+use forebay::{Cache, CacheConfig, File, OpenOptions};
 use forebay_base::units::{MIB, format_size};
 use forebay_base::{Error, Result};
 use forebay_block::RamDevice;
@@ -27,7 +27,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let size = options.size_or(16 * MIB, 512 * MIB);
     let cache = Cache::new(CacheConfig::with_budget(size + size / 2 + 8 * MIB))?;
     let device = Arc::new(RamDevice::new(size));
-    let file = cache.open_device(device, &RawOptions::default())?;
+    let file = OpenOptions::read_write().open_device(&cache, device)?;
     let mut buf = vec![0; MIB as usize];
     for at in (0..size / MIB).map(|n| n * MIB) {
         file.read_at(&mut buf, at)?;

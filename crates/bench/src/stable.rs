@@ -18,7 +18,7 @@ use crate::harness::load::Slice;
 use crate::harness::options::Options;
 use crate::report::model::{Good, Plot, Report, Summary, median};
 use crate::rivals::ours::Flagged;
-use forebay::{Cache, CacheConfig, File, IoFlags, RawOptions, StablePages, StableStrategy, Stats};
+use forebay::{Cache, CacheConfig, File, IoFlags, OpenOptions, StablePages, StableStrategy, Stats};
 use forebay_base::Result;
 use forebay_base::world::RealWorld;
 use forebay_block::RamDevice;
@@ -179,7 +179,7 @@ fn alternate_ours(
     file: &File,
 ) -> Result<(Outcome, Extra)> {
     let extra = RefCell::new(Extra::default());
-    let store = Flagged { file: file.reopen(), flags: IoFlags::empty() };
+    let store = Flagged { file: file.reopen()?, flags: IoFlags::empty() };
     let mut variants: Vec<Variant<'_>> = Vec::new();
     for (name, stable, strategy) in VARIANTS {
         let (extra, store) = (&extra, &store);
@@ -199,7 +199,7 @@ fn alternate_ours(
 }
 
 fn cache(options: &Options, budget: u64) -> Result<Cache> {
-    Cache::new(CacheConfig { aio: options.aio.parse()?, ..CacheConfig::with_budget(budget) })
+    Cache::new(CacheConfig::with_budget(budget).aio(options.aio.parse()?))
 }
 
 /// Has all that fits in the cache.
@@ -263,7 +263,7 @@ fn on_delay_device(
     let cache = cache(options, budget)?;
     // Filling the cache is no part of it.
     device.set(DelayOptions::default());
-    let file = cache.open_device(device.clone(), &RawOptions::default())?;
+    let file = OpenOptions::read_write().open_device(&cache, device.clone())?;
     fill(&file)?;
     device.set(delays);
     let files = if options.quick { 2 } else { FILES };
@@ -334,7 +334,7 @@ fn delay(options: &Options, report: &mut Report, summary: &mut Summary) -> Resul
 fn disk(options: &Options, report: &mut Report) -> Result<()> {
     let image = Image::create(&options.dir, "stable", mix::SIZE, options.keep)?;
     let cache = cache(options, BUDGET)?;
-    let file = cache.open_raw(image.path(), &RawOptions::default())?;
+    let file = OpenOptions::read_write().open(&cache, image.path())?;
     fill(&file)?;
     let (need, why) = file.device_stable_pages_required();
     report.note(format!("disk: stable_pages_required {} ({why}), forced here", u8::from(need)));

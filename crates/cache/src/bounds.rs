@@ -31,9 +31,9 @@
 //!    shorter: a truncate waits for who publishes, and then cuts what is published.
 //!
 //! Exclusive ranges are granted by arrival: a request waits behind an older one that wants a part
-//! of its range, held or not (`ranges.rs`). A buffered write or a fill waits for ranges that
-//! are held only. No deadlock: the holder of a range takes no second one of the file and does not
-//! wait for [`Resize`], nor for an operation that waits for either, nor for frames, which others may
+//! of its range, held or not (`ranges.rs`). A buffered write or a fill waits for ranges that are
+//! held only. No deadlock: the holder of a range takes no second one of the file and does not wait
+//! for [`Resize`], nor for an operation that waits for either, nor for frames, which others may
 //! need the range to free. A [`Resize`] is taken before a range, and none while one is held. The
 //! holder itself reads a block that it needs in the cache: if it gave the range back for that, a
 //! direct write could drop the block again, each time.

@@ -208,7 +208,7 @@ fn huge_pages() -> Finding {
 
 /// What a small cache, populated, reaches here.
 fn small_arena() -> forebay::Result<forebay::Stats> {
-    let config = forebay::CacheConfig { budget: 16 << 20, prefault: true, ..Default::default() };
+    let config = forebay::CacheConfig::default().budget(16 << 20).prefault(true);
     Ok(forebay::Cache::new(config)?.stats())
 }
 

@@ -245,13 +245,11 @@ fn not_mounted(e: Error) -> Failure {
 }
 
 fn volume_options(wanted: &Wanted) -> VolumeOptions {
-    VolumeOptions {
-        read_only: wanted.read_only(),
-        direct_io: wanted.direct_io,
-        noatime: wanted.noatime(),
-        alloc: wanted.alloc,
-        ..VolumeOptions::default()
-    }
+    VolumeOptions::default()
+        .read_only(wanted.read_only())
+        .direct_io(wanted.direct_io)
+        .noatime(wanted.noatime())
+        .alloc(wanted.alloc)
 }
 
 /// A control socket that was asked for must work; the usual one is a convenience.

@@ -1,10 +1,11 @@
 //! One workload: every moment at which the power may go, all that the disk may have kept, recovery, a second
 //! life cut again.
 //!
-//! Invariants: X1 what is looked at depends on the setup, the script and the depth, and on what was recovered
-//! of the workload before; a [`Spot`] names a state by itself, so that it finds it again. X2 a state is counted once for each moment; what reads the same is recovered once
-//! in a workload and judged against each moment that it belongs to. X3 what was looked at while another
-//! workload opened the same volume is left out.
+//! Invariants: X1 which states are inspected depends on the setup, the script and the depth, and on
+//! what was recovered of the workload before. A [`Spot`] names a state by itself, so that it finds
+//! it again. X2 a state is counted once for each moment. States that read the same are recovered
+//! once in a workload, and judged against each moment that they belong to. X3 what was inspected
+//! while another workload opened the same volume is left out.
 //!
 //! No locks.
 

@@ -3,7 +3,7 @@
 //!
 //! `cargo run --example image_edit`
 
-use forebay::{Cache, CacheConfig, RawOptions, Result};
+use forebay::{Cache, CacheConfig, OpenOptions, Result};
 
 const SIZE: u64 = 64 << 20;
 
@@ -12,8 +12,8 @@ pub fn edit() -> Result<(u64, u64)> {
     let dir = std::env::temp_dir().join(format!("forebay-image-edit-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("the temporary folder is writable");
     let cache = Cache::new(CacheConfig::with_budget(16 << 20))?;
-    let options = RawOptions { create_size: Some(SIZE), ..RawOptions::default() };
-    let image = cache.open_raw(dir.join("disk.img"), &options)?;
+    let options = OpenOptions::read_write().create(true).create_size(SIZE).clone();
+    let image = options.open(&cache, dir.join("disk.img"))?;
 
     // The neighbourhood is cached, as it would be in an image in use.
     let mut around = vec![0; 1 << 20];

@@ -3,7 +3,7 @@
 //!
 //! `cargo run --example many_files_one_budget`
 
-use forebay::{Cache, CacheConfig, RawOptions, Result};
+use forebay::{Cache, CacheConfig, OpenOptions, Result};
 
 const BUDGET: u64 = 8 << 20;
 const SIZE: u64 = 4 << 20;
@@ -13,8 +13,8 @@ pub fn work() -> Result<Vec<(String, u64, u64)>> {
     let dir = std::env::temp_dir().join(format!("forebay-many-files-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("the temporary folder is writable");
     let cache = Cache::new(CacheConfig::with_budget(BUDGET))?;
-    let options = RawOptions { create_size: Some(SIZE), ..RawOptions::default() };
-    let open = |i| cache.open_raw(dir.join(format!("file-{i}")), &options);
+    let options = OpenOptions::read_write().create(true).create_size(SIZE).clone();
+    let open = |i| options.open(&cache, dir.join(format!("file-{i}")));
     let files = (0..16).map(open).collect::<Result<Vec<_>>>()?;
     let mut buf = vec![0; 64 << 10];
     for at in (0..SIZE).step_by(buf.len()) {

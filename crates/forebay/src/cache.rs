@@ -1,6 +1,6 @@
 //! The cache as a user sees it: a budget, files on it, numbers, knobs.
 
-use crate::file::{Closing, File, Raw};
+use crate::file::{Access, Closing, File, Kind, Raw, RawOpener};
 use crate::memory::{default_budget, total_ram};
 use crate::registry::{Claim, Found, Locked, Registry, Resident, View};
 use crate::untold::{Key, UntoldErrors};
@@ -25,7 +25,14 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, Weak};
 
 /// How to make a cache. All sizes in bytes.
+///
+/// ```
+/// use forebay::{Aio, CacheConfig};
+/// let config = CacheConfig::with_budget(64 << 20).aio(Aio::Threads).folio_size(64 << 10);
+/// assert_eq!(config.budget, 64 << 20);
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct CacheConfig {
     /// Bytes for everything that grows with data or load. A limit, not a reservation: memory is
     /// taken as it is used.
@@ -79,6 +86,22 @@ impl CacheConfig {
     }
 }
 
+setters! { CacheConfig:
+    budget: u64,
+    budget_max: u64 => Some,
+    prefault: bool,
+    folio_size: u32,
+    aio: Aio,
+    dirty_bytes: u64 => Some,
+    dirty_background_bytes: u64 => Some,
+    dirty_expire_centisecs: u32,
+    readahead_max: u32,
+    uncached_window_bytes: u32,
+    dirty_tracking: DirtyTracking,
+    stable: StableStrategy,
+    uncached_strategy: UncachedStrategy,
+}
+
 impl Default for CacheConfig {
     /// The smaller of a quarter of RAM and half of the memory cgroup's limit.
     fn default() -> Self {
@@ -86,20 +109,14 @@ impl Default for CacheConfig {
     }
 }
 
-/// How to open a raw file.
-#[derive(Clone, Debug, Default)]
-pub struct RawOptions {
-    /// Reading only: takes a shared lock.
+/// What [`crate::OpenOptions`] say of a raw image.
+pub(crate) struct RawOptions {
     pub read_only: bool,
-    /// Bypass the system's page cache below us.
     pub direct_io: DirectIo,
-    /// Where in the file to start, bytes.
     pub offset: u64,
-    /// Longest size to show, bytes.
     pub size_limit: Option<u64>,
-    /// Unit of state in the cache, 512..4096 bytes; default 4096.
     pub block_size: Option<u32>,
-    /// Make the file with this size if it is missing or empty.
+    /// Size of an image that is empty.
     pub create_size: Option<u64>,
 }
 
@@ -146,6 +163,13 @@ pub struct Cache {
     pub(crate) shared: std::sync::Arc<Shared>,
 }
 
+impl std::fmt::Debug for Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let budget = self.shared.pages.stats().budget_bytes;
+        f.debug_struct("Cache").field("budget", &budget).finish_non_exhaustive()
+    }
+}
+
 impl Cache {
     /// Makes a cache: maps its arena, starts its I/O engine.
     pub fn new(config: CacheConfig) -> Result<Self> {
@@ -178,15 +202,15 @@ impl Cache {
         Ok(Self { shared: std::sync::Arc::new(shared) })
     }
 
-    /// Opens a file or block special file. It is locked against other processes and caches for as long as
-    /// it is open. A file that this cache has open already is shared, as it is; what it left in the cache
-    /// when it was closed is found again unless it was changed meanwhile. Errors: `Busy` if somebody else
-    /// holds it, or it is open here for another range, with other blocks, or for reading only.
-    pub fn open_raw(&self, path: impl AsRef<Path>, options: &RawOptions) -> Result<File> {
-        let path = path.as_ref();
+    pub(crate) fn open_raw(
+        &self,
+        path: &Path,
+        options: &RawOptions,
+        access: Access,
+    ) -> Result<File> {
         // Once, almost always: again if the path leads to another file by now.
         for _ in 0..8 {
-            if let Some(file) = self.open_once(path, options)? {
+            if let Some(file) = self.open_once(path, options, access)? {
                 return Ok(file);
             }
         }
@@ -194,22 +218,20 @@ impl Cache {
             .with_path(path))
     }
 
-    fn open_once(&self, path: &Path, options: &RawOptions) -> Result<Option<File>> {
-        let key = match FileIdentity::of_path(path) {
-            Err(e) if e.kind() == ErrorKind::NotFound && options.create_size.is_some() => {
-                create(path, options)?;
-                FileIdentity::of_path(path)?
-            }
-            other => other?,
-        };
+    fn open_once(&self, path: &Path, options: &RawOptions, access: Access) -> Result<Option<File>> {
+        let key = FileIdentity::of_path(path)?;
         let (offset, size_limit) = (options.offset, options.size_limit);
         let view = View { offset, size_limit, block_size: options.block_size.unwrap_or(4096) };
         let mut claim = match self.shared.registry.claim(key) {
-            Found::Open(closing) => return self.share(path, closing, view, options).map(Some),
+            Found::Open(closing) => {
+                check_suitable(&closing, view, options).map_err(|e| e.with_path(path))?;
+                return Ok(Some(self.opener(closing, access)));
+            }
             Found::Free(claim) => claim,
         };
         if let Some(closing) = self.revived(key, &claim, view, options) {
-            let file = self.share(path, closing.clone(), view, options);
+            let suits = check_suitable(&closing, view, options).map_err(|e| e.with_path(path));
+            let file = suits.map(|()| self.opener(closing.clone(), access));
             claim.opened(&closing);
             return file.map(Some);
         }
@@ -257,7 +279,7 @@ impl Cache {
         self.list(closing.file());
         claim.opened(&closing);
         self.shared.registry.sweep(|id| pages.owners.knows(id));
-        Ok(Some(File::opened(self.clone(), closing, options.read_only)))
+        Ok(Some(self.opener(closing, access)))
     }
 
     /// A file without openers that lives still gets one, unless it owes nothing and is wanted otherwise
@@ -296,21 +318,10 @@ impl Cache {
         file.leave_untold(Box::new(move |untold| errors.keep(&pages, key, untold)));
     }
 
-    /// Another opener of an open file.
-    fn share(
-        &self,
-        path: &Path,
-        closing: std::sync::Arc<Closing>,
-        view: View,
-        options: &RawOptions,
-    ) -> Result<File> {
-        let why = closing
-            .raw()
-            .and_then(|(raw, open)| unsuitable(closing.file(), raw, open, view, options));
-        if let Some(why) = why {
-            return Err(Error::new(ErrorKind::Busy, "open", why).with_path(path));
-        }
-        Ok(File::opened(self.clone(), closing, options.read_only))
+    /// A new opener of an open file.
+    fn opener(&self, closing: std::sync::Arc<Closing>, access: Access) -> File {
+        let opener = RawOpener::new(self.clone(), closing, access);
+        File::of(Kind::Raw(opener), access.io_flags)
     }
 
     /// What is in the cache of a closed file is not its content any more.
@@ -324,8 +335,12 @@ impl Cache {
         }
     }
 
-    /// Opens a block device object: RAM, or a decorated one. Files on the same object share a flush domain.
-    pub fn open_device(&self, device: DeviceRef, options: &RawOptions) -> Result<File> {
+    pub(crate) fn open_device(
+        &self,
+        device: DeviceRef,
+        options: &RawOptions,
+        access: Access,
+    ) -> Result<File> {
         let address = std::sync::Arc::as_ptr(&device).cast::<()>() as usize;
         let key = DomainKey::Object(address);
         let pages = &self.shared.pages;
@@ -339,7 +354,7 @@ impl Cache {
         self.hear_untold(Key::object(&device), &file);
         let closing = Closing::new(&self.shared, file, None);
         self.list(closing.file());
-        Ok(File::opened(self.clone(), closing, options.read_only))
+        Ok(self.opener(closing, access))
     }
 
     fn list(&self, file: &std::sync::Arc<MappedFile>) {
@@ -511,6 +526,13 @@ impl Cache {
     }
 }
 
+/// `Busy` if an opener with these options cannot share the file as it is open.
+fn check_suitable(closing: &Closing, view: View, options: &RawOptions) -> Result<()> {
+    let why =
+        closing.raw().and_then(|(raw, open)| unsuitable(closing.file(), raw, open, view, options));
+    why.map_or(Ok(()), |why| Err(Error::new(ErrorKind::Busy, "open", why)))
+}
+
 /// Why an opener cannot share a file that is there, shown as `view_is`.
 fn unsuitable(
     file: &MappedFile,
@@ -532,13 +554,6 @@ fn unsuitable(
     None
 }
 
-/// Makes an empty file; whoever opens it next gives it its size.
-fn create(path: &Path, options: &RawOptions) -> Result<()> {
-    let mut open = std::fs::OpenOptions::new();
-    let made = open.write(true).create(!options.read_only).truncate(false).open(path);
-    made.map(drop).map_err(|e| Error::from_io("open", e).with_path(path))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -550,8 +565,8 @@ mod tests {
         let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
         for _ in 0..500 {
             let device = std::sync::Arc::new(forebay_block::RamDevice::new(4096));
-            let file = cache.open_device(device, &RawOptions::default()).unwrap();
-            let held = file.opener.file.clone();
+            let file = crate::OpenOptions::read_write().open_device(&cache, device).unwrap();
+            let held = file.mapped().unwrap();
             drop(file);
             drop(held);
         }

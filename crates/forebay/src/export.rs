@@ -1,12 +1,13 @@
-//! A file as an export: what event-driven front ends ask for.
+//! A file as an export: what event-driven front ends ask for. The one adapter between [`File`] and
+//! [`Export`], for raw images and files of a volume.
 
-use crate::file::{File, extents};
+use crate::file::{File, Kind, extents};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_iomap::MappedFile;
 use forebay_iomap::file::ZeroFlags;
-use forebay_iomap::{Source, Target};
-use forebay_vfs::{BufResult, Export, ExportInfo, Extent, ZeroMode};
+use forebay_vfs::{BufResult, Export, ExportInfo, Extent, Fallocate, ZeroMode};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -91,108 +92,124 @@ impl LiveMode {
         self.0.store(number, Ordering::Relaxed);
     }
 
-    pub(crate) fn flags(&self) -> IoFlags {
+    fn flags(&self) -> IoFlags {
         self.get().flags()
     }
 }
 
 /// Longest request, bytes.
-pub(crate) const MAX_REQUEST: u32 = 32 << 20;
+const MAX_REQUEST: u32 = 32 << 20;
 
 pub(crate) struct FileExport {
     file: File,
+    mapped: Arc<MappedFile>,
     mode: LiveMode,
 }
 
+fn whole(done: usize, wanted: usize, op: &'static str, kind: ErrorKind) -> Result<()> {
+    match done == wanted {
+        true => Ok(()),
+        false => Err(Error::new(kind, op, format!("{done} of {wanted} bytes"))),
+    }
+}
+
 impl FileExport {
-    pub fn new(file: File, mode: LiveMode) -> Self {
-        Self { file, mode }
+    /// `IsDirectory` and `InvalidInput` for a file that has no content.
+    pub fn new(file: File, mode: LiveMode) -> Result<Self> {
+        let mapped = file.mapped()?;
+        Ok(Self { file, mapped, mode })
     }
 
-    fn short(done: usize, wanted: usize) -> Result<()> {
-        if done == wanted {
-            return Ok(());
+    fn flags(&self, flags: IoFlags) -> IoFlags {
+        flags | self.mode.flags()
+    }
+
+    /// Clients of an image that is served for reading only get `ReadOnly`.
+    fn check_writable(&self) -> Result<()> {
+        match self.file.writable() {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::ReadOnly, "write", "opened for reading only")),
         }
-        let text = format!("{done} of {wanted} bytes: past the end");
-        Err(Error::new(ErrorKind::OutOfRange, "read", text))
     }
 
-    async fn sync(&self) -> Result<()> {
-        let opener = &*self.file.opener;
-        opener.file.sync(&opener.handle).await
+    async fn make_zero(&self, offset: u64, len: u64, mode: ZeroMode) -> Result<()> {
+        match self.file.kind() {
+            Kind::Raw(raw) => {
+                let ZeroMode { keep_allocated, fast_only, .. } = mode;
+                raw.zero(offset, len, ZeroFlags { keep_allocated, fast_only }).await
+            }
+            Kind::Volume(_) if len == 0 => Ok(()),
+            // A volume writes nothing in place: a hole costs as much space as zeros do.
+            Kind::Volume(inside) => inside.fallocate(Fallocate::PunchHole, offset, len).await,
+        }
     }
 }
 
 impl Export for FileExport {
     fn info(&self) -> ExportInfo {
-        let file = &self.file.opener.file;
-        let (limits, (fast_zero, can_trim)) = (file.device().limits(), file.ops.can_zero());
+        let physical = self.mapped.device().limits().physical_block;
+        let (fast_zero, can_trim) = self.mapped.ops.can_zero();
         ExportInfo {
-            size: file.size(),
+            size: self.mapped.size(),
             min_block: 1,
-            preferred_block: self.file.block_size().max(limits.physical_block),
+            preferred_block: (self.mapped.mapping.block_size() as u32).max(physical),
             max_request: MAX_REQUEST,
-            read_only: self.file.opener.read_only(),
+            read_only: !self.file.writable(),
             can_trim,
             fast_zero,
-            description: format!("{} ({})", file.device().name(), self.mode.get()),
+            description: format!("{} ({})", self.file.name(), self.mode.get()),
         }
     }
 
     fn size(&self) -> u64 {
-        self.file.opener.file.size()
+        self.mapped.size()
     }
 
     fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<()>> {
-        let opener = &*self.file.opener;
         let wanted = dst.len();
-        let done = opener.file.try_read(&opener.handle, offset, dst, flags | self.mode.flags())?;
-        Some(done.and_then(|n| Self::short(n, wanted)))
+        let done = self.file.try_read(offset, dst, self.flags(flags))?;
+        Some(done.and_then(|n| whole(n, wanted, "read", ErrorKind::OutOfRange)))
     }
 
     fn read(
         self: Arc<Self>,
         offset: u64,
-        mut buf: AlignedBuf,
+        buf: AlignedBuf,
         flags: IoFlags,
     ) -> BoxFuture<'static, BufResult> {
         Box::pin(async move {
-            let opener = &*self.file.opener;
-            let (wanted, flags) = (buf.len(), flags | self.mode.flags());
-            let target = Target::Owned(&mut buf);
-            let done = opener.file.read(&opener.handle, offset, target, flags).await;
-            (buf, done.and_then(|n| Self::short(n, wanted)))
+            let (wanted, flags) = (buf.len(), self.flags(flags));
+            let (buf, done) = self.file.read_at_async(buf, offset, flags).await;
+            (buf, done.and_then(|n| whole(n, wanted, "read", ErrorKind::OutOfRange)))
         })
     }
 
     fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<()>> {
-        if let Err(error) = self.file.opener.check_writable() {
+        if let Err(error) = self.check_writable() {
             return Some(Err(error));
         }
-        let done = self.file.opener.file.try_write(offset, src, flags | self.mode.flags())?;
-        Some(done.map(drop))
+        let done = self.file.try_write(offset, src, self.flags(flags))?;
+        Some(done.and_then(|n| whole(n, src.len(), "write", ErrorKind::NoSpace)))
     }
 
     fn write(
         self: Arc<Self>,
         offset: u64,
-        mut buf: AlignedBuf,
+        buf: AlignedBuf,
         flags: IoFlags,
     ) -> BoxFuture<'static, BufResult> {
         Box::pin(async move {
-            let opener = &*self.file.opener;
-            if let Err(error) = opener.check_writable() {
+            if let Err(error) = self.check_writable() {
                 return (buf, Err(error));
             }
-            let source = Source::Owned(&mut buf);
-            let flags = flags | self.mode.flags();
-            let done = opener.file.write(&opener.handle, offset, source, flags).await;
-            (buf, done.map(drop))
+            let (wanted, flags) = (buf.len(), self.flags(flags));
+            let (buf, done) = self.file.write_at_async(buf, offset, flags).await;
+            (buf, done.and_then(|n| whole(n, wanted, "write", ErrorKind::NoSpace)))
         })
     }
 
     fn flush(self: Arc<Self>) -> BoxFuture<'static, Result<()>> {
-        Box::pin(async move { self.sync().await })
+        Box::pin(async move { self.file.sync_data_async().await })
     }
 
     fn trim(self: Arc<Self>, offset: u64, len: u64, fua: bool) -> BoxFuture<'static, Result<()>> {
@@ -206,18 +223,15 @@ impl Export for FileExport {
         mode: ZeroMode,
     ) -> BoxFuture<'static, Result<()>> {
         Box::pin(async move {
-            let opener = &*self.file.opener;
-            opener.check_writable()?;
-            let flags =
-                ZeroFlags { keep_allocated: mode.keep_allocated, fast_only: mode.fast_only };
-            opener.file.zero(offset, len, flags).await?;
-            if mode.fua { self.sync().await } else { Ok(()) }
+            self.check_writable()?;
+            self.make_zero(offset, len, mode).await?;
+            if mode.fua { self.file.sync_data_async().await } else { Ok(()) }
         })
     }
 
     fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>> {
         Box::pin(async move {
-            self.file.opener.file.prefetch(offset, len).await;
+            self.mapped.prefetch(offset, len).await;
             Ok(())
         })
     }
@@ -228,14 +242,20 @@ impl Export for FileExport {
         len: u64,
         max: usize,
     ) -> BoxFuture<'static, Result<Vec<Extent>>> {
-        Box::pin(async move { extents(&self.file.opener.file, offset, len, max).await })
+        Box::pin(async move { extents(&self.mapped, offset, len, max).await })
     }
 
     fn for_client(&self) -> Option<Arc<dyn Export>> {
-        Some(Arc::new(Self::new(self.file.reopen(), self.mode.clone())))
+        match self.file.reopen().and_then(|file| Self::new(file, self.mode.clone())) {
+            Ok(own) => Some(Arc::new(own)),
+            Err(error) => {
+                log::warn!("a client shares the streams and errors of others: {error}");
+                None
+            }
+        }
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        self.file.opener.file.device().attach_thread()
+        self.mapped.device().attach_thread()
     }
 }

@@ -1,446 +1,539 @@
-//! One open file.
+//! An open file: a raw image, a device object or a file of a volume.
+//!
+//! Reading order: here are the calls, `options` opens a file, `raw` and `inside` are the two kinds
+//! of opener behind it, `vectored` and `stream` are other forms of the calls, `map` says what of a
+//! file is cached and which runs hold data.
+//!
+//! No locks.
 
-use crate::cache::{Cache, Shared};
+mod inside;
+mod map;
+mod options;
+mod raw;
+mod stream;
+mod vectored;
+
+pub(crate) use inside::VolumeOpener;
+pub use map::Residency;
+pub(crate) use map::{extents, residency};
+pub use options::OpenOptions;
+pub(crate) use raw::{Access, Closing, Raw, RawOpener};
+pub use stream::Stream;
+
 use crate::export::{ExportMode, FileExport, LiveMode};
-use crate::registry::{Lingering, Locked, Resident, View};
-use forebay_base::task::{block_on, yield_now};
+use crate::volume::Volume;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::{DirectIo, FileDevice, FileIdentity};
-use forebay_cache::State;
+use forebay_block::DirectIo;
 use forebay_cache::strategy::StablePages;
-use forebay_iomap::{Handle, MappedFile, Source, Target};
-use forebay_vfs::{Export, Extent};
+use forebay_iomap::MappedFile;
+use forebay_vfs::{Attr, Export, Extent, Fallocate, Ino, Seek};
+use std::fmt;
 use std::sync::Arc;
 
+/// What is open.
+pub(crate) enum Kind {
+    Raw(RawOpener),
+    Volume(VolumeOpener),
+}
+
 pub(crate) struct Opener {
-    pub cache: Cache,
-    pub file: Arc<MappedFile>,
-    pub handle: Handle,
-    /// Opened for reading only, though others may write the file.
-    read_only: bool,
-    raw: Option<Arc<FileDevice>>,
-    /// Goes after the handle; shared by all openers of the file.
-    closing: Arc<Closing>,
+    pub kind: Kind,
+    /// Flags of every read, and of every write.
+    read_flags: IoFlags,
+    write_flags: IoFlags,
 }
 
-impl Opener {
-    /// Whether this opener may not write.
-    pub fn read_only(&self) -> bool {
-        self.read_only || self.file.read_only()
-    }
-
-    #[cfg(test)]
-    pub fn raw(&self) -> &Arc<FileDevice> {
-        self.raw.as_ref().expect("a raw file")
-    }
-
-    /// `ReadOnly` if this opener may not write.
-    pub fn check_writable(&self) -> Result<()> {
-        match self.read_only() {
-            true => Err(Error::new(ErrorKind::ReadOnly, "write", "opened for reading only")),
-            false => Ok(()),
-        }
-    }
-}
-
-impl Drop for Opener {
-    fn drop(&mut self) {
-        self.file.close_handle(&self.handle);
-    }
-}
-
-/// What the last opener leaves to do. Openers are counted apart from the file itself, which
-/// background work holds at times too.
-pub(crate) struct Closing {
-    shared: Arc<Shared>,
-    file: Option<Arc<MappedFile>>,
-    raw: Option<Raw>,
-}
-
-/// A raw file: its device, which file it is, and what of it is shown.
-pub(crate) struct Raw {
-    pub device: Arc<FileDevice>,
-    pub key: FileIdentity,
-    pub view: View,
-    pub locked: Locked,
-}
-
-impl Closing {
-    pub fn new(shared: &Arc<Shared>, file: Arc<MappedFile>, raw: Option<Raw>) -> Arc<Self> {
-        Arc::new(Self { shared: shared.clone(), file: Some(file), raw })
-    }
-
-    pub fn file(&self) -> &Arc<MappedFile> {
-        self.file.as_ref().expect("there until it is dropped")
-    }
-
-    pub fn raw(&self) -> Option<(&Arc<FileDevice>, View)> {
-        self.raw.as_ref().map(|raw| (&raw.device, raw.view))
-    }
-}
-
-impl Drop for Closing {
-    fn drop(&mut self) {
-        let file = self.file.take().expect("closed once");
-        let id = file.mapping.id;
-        if !file.read_only() {
-            // Whoever wants to know whether it worked has synced. Nobody is told here.
-            if let Err(error) = block_on(file.sync_untold()) {
-                let (name, bytes) = (file.device().name(), file.mapping.failed_bytes());
-                log::warn!("closing {name}: {error}; {bytes} bytes are kept and tried again");
-            }
-        }
-        // They hold the device, and its lock.
-        block_on(file.wait_fills());
-        block_on(file.mapping.domain.wait_released(id));
-        let settled = file.mapping.is_settled();
-        if !settled {
-            file.keep_until_settled();
-        }
-        let weak = Arc::downgrade(&file);
-        let Some(Raw { device: raw, key, view, locked }) = self.raw.take() else {
-            drop(file);
-            return self.shared.forget(id, &weak);
-        };
-        let stamp = if settled { raw.final_stamp() } else { None };
-        let resident = stamp.map(|stamp| Resident { id, view, stamp });
-        if resident.is_some() {
-            file.leave_folios();
-        }
-        let weak_raw = Arc::downgrade(&raw);
-        drop((raw, file));
-        self.shared.forget(id, &weak);
-        let lingering = Lingering { file: weak, raw: weak_raw, view, resident, locked };
-        self.shared.registry.closed(key, lingering);
-    }
-}
-
-/// An open file. Clones share the opener: its readahead streams and its view of write errors.
-/// [`File::reopen`] makes a new opener.
+/// An open file: a raw image or a file of a [`Volume`]. [`OpenOptions`] opens it.
+///
+/// The calls block the calling thread, take an offset and may be made from any number of threads.
+/// Those that end in `_async` return a future instead, on any executor; [`File::stream`] has a
+/// position and is [`std::io::Read`], [`std::io::Write`] and [`std::io::Seek`].
+///
+/// A write is complete once the cache has it; a sync makes it durable. Clones share one opener:
+/// its read-ahead and the write errors that it has seen. [`File::reopen`] makes another opener.
+/// Dropping the last opener of a raw image writes it out and can only log an error:
+/// [`File::close`] reports it.
 #[derive(Clone)]
 pub struct File {
     pub(crate) opener: Arc<Opener>,
 }
 
-/// What of a range is in the cache.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Residency {
-    /// Bytes of a block.
-    pub block_size: u32,
-    /// Blocks of the range.
-    pub total_blocks: u64,
-    /// Blocks in the cache.
-    pub resident_blocks: u64,
-    /// Blocks newer than the device.
-    pub dirty_blocks: u64,
-    /// Blocks touched since reclaim last looked.
-    pub referenced_blocks: u64,
-    /// Runs that are in the cache: (offset, length) in bytes.
-    pub runs: Vec<(u64, u64)>,
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("File")
+            .field("name", &self.name())
+            .field("readable", &self.readable())
+            .field("writable", &self.writable())
+            .finish_non_exhaustive()
+    }
+}
+
+/// All bytes were read, or the file ended before.
+fn read_whole(done: usize, wanted: usize, offset: u64) -> Result<()> {
+    if done == wanted {
+        return Ok(());
+    }
+    let text = format!("{done} of {wanted} bytes, then the file ends");
+    Err(Error::new(ErrorKind::UnexpectedEof, "read", text).with_range(offset, wanted as u64))
+}
+
+fn of_raw<T>(op: &'static str) -> Result<T> {
+    Err(Error::new(ErrorKind::Unsupported, op, "a file of a volume, not a raw image"))
 }
 
 impl File {
-    /// A new opener.
-    pub(crate) fn opened(cache: Cache, closing: Arc<Closing>, read_only: bool) -> Self {
-        let file = closing.file().clone();
-        let raw = closing.raw().map(|(raw, _)| raw.clone());
-        let handle = file.open_handle();
-        Self { opener: Arc::new(Opener { cache, file, handle, read_only, raw, closing }) }
+    pub(crate) fn of(kind: Kind, io_flags: IoFlags) -> Self {
+        let (read_flags, write_flags) = (io_flags - IoFlags::WRITE_ONLY, io_flags);
+        Self { opener: Arc::new(Opener { kind, read_flags, write_flags }) }
     }
 
-    /// Reads at `offset` through the cache; short only at the end of file.
+    pub(crate) fn kind(&self) -> &Kind {
+        &self.opener.kind
+    }
+
+    /// Reads at `offset` through the cache. Returns the bytes read: fewer than asked only at the
+    /// end of the file.
     #[inline]
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.read_at_with(buf, offset, IoFlags::empty())
     }
 
-    /// Reads with flags. Errors: unknown flags, unaligned `DIRECT`, `NOWAIT` that would wait, I/O.
+    /// [`File::read_at`] with flags. Errors: `BadHandle` if not opened for reading, `Unsupported`
+    /// flags, `Unaligned` with `DIRECT`, `WouldBlock` with `NOWAIT`, `Corrupt` for blocks that
+    /// fail their checksum, I/O.
     #[inline]
     pub fn read_at_with(&self, buf: &mut [u8], offset: u64, flags: IoFlags) -> Result<usize> {
-        let Opener { file, handle, .. } = &*self.opener;
-        match file.try_read(handle, offset, buf, flags) {
-            Some(done) => done,
-            None => block_on(file.read(handle, offset, Target::Slice(buf), flags)),
+        let flags = flags | self.opener.read_flags;
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.read_slice(offset, buf, flags),
+            Kind::Volume(inside) => inside.open().read_slice(offset, buf, flags),
         }
     }
 
-    /// Writes at `offset` into the cache; written back later. Writes all or fails.
+    /// Fills `buf` from `offset`. Errors: `UnexpectedEof` if the file ends before, and those of
+    /// [`File::read_at_with`].
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.read_exact_at_with(buf, offset, IoFlags::empty())
+    }
+
+    /// [`File::read_exact_at`] with flags.
+    pub fn read_exact_at_with(&self, buf: &mut [u8], offset: u64, flags: IoFlags) -> Result<()> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.read_at_with(&mut buf[done..], offset.saturating_add(done as u64), flags)? {
+                0 => break,
+                read => done += read,
+            }
+        }
+        read_whole(done, buf.len(), offset)
+    }
+
+    /// Writes at `offset` into the cache, to be written back later. Returns the bytes written:
+    /// fewer than asked only where a volume runs out of space, or with `NOWAIT`.
     #[inline]
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize> {
         self.write_at_with(buf, offset, IoFlags::empty())
     }
 
-    /// Writes with flags. With `NOWAIT` it may write less than all. Errors: read-only, past the
-    /// end, unknown flags, unaligned `DIRECT`, `NOWAIT` that would wait, I/O.
+    /// [`File::write_at`] with flags. Errors: `BadHandle` if not opened for writing, `NoSpace`,
+    /// also past the end of an image that cannot grow, `Unsupported` flags, `Unaligned` with
+    /// `DIRECT`, `WouldBlock` with `NOWAIT`, I/O.
     pub fn write_at_with(&self, buf: &[u8], offset: u64, flags: IoFlags) -> Result<usize> {
-        self.opener.check_writable()?;
-        let Opener { file, handle, .. } = &*self.opener;
-        match file.try_write(offset, buf, flags) {
-            Some(done) => done,
-            None => block_on(file.write(handle, offset, Source::Slice(buf), flags)),
+        let flags = flags | self.opener.write_flags;
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.write_slice(offset, buf, flags),
+            Kind::Volume(inside) => inside.write_slice(offset, buf, flags).map(|(_, len)| len),
         }
     }
 
-    /// Writes at the end of file, whole, wherever that is by then; returns where the bytes went. `flags`
-    /// as for [`File::write_at_with`].
+    /// Writes all of `buf` at `offset`. Errors: those of [`File::write_at_with`]; a part may be
+    /// written then.
+    pub fn write_all_at(&self, buf: &[u8], offset: u64) -> Result<()> {
+        self.write_all_at_with(buf, offset, IoFlags::empty())
+    }
+
+    /// [`File::write_all_at`] with flags.
+    pub fn write_all_at_with(&self, buf: &[u8], offset: u64, flags: IoFlags) -> Result<()> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.write_at_with(&buf[done..], offset.saturating_add(done as u64), flags)? {
+                0 => return Err(Error::new(ErrorKind::NoSpace, "write", "no space for the rest")),
+                wrote => done += wrote,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes `buf` at the end of the file, in one step with other appends. Returns where the
+    /// bytes are. Errors: those of [`File::write_at_with`]; `NoSpace` also if only a part of it
+    /// has space.
     pub fn append(&self, buf: &[u8], flags: IoFlags) -> Result<u64> {
-        self.opener.check_writable()?;
-        let Opener { file, handle, .. } = &*self.opener;
-        let written = file.write_placed(handle, 0, Source::Slice(buf), flags | IoFlags::APPEND);
-        block_on(written).map(|range| range.start)
+        let flags = flags | self.opener.write_flags | IoFlags::APPEND;
+        let (offset, len) = match &self.opener.kind {
+            Kind::Raw(raw) => raw.append_slice(buf, flags)?,
+            Kind::Volume(inside) => inside.write_slice(0, buf, flags)?,
+        };
+        appended(offset, len, buf.len())
     }
 
-    /// Sets the size in bytes: what is cut off is gone, what is added reads as zeros. Errors: read-only,
-    /// `Unsupported` where the size is fixed (block devices, images with a size limit), I/O.
-    pub fn set_len(&self, size: u64) -> Result<()> {
-        self.opener.check_writable()?;
-        block_on(self.opener.file.set_len(size))
+    /// Reads if no waiting is needed.
+    pub(crate) fn try_read(
+        &self,
+        offset: u64,
+        dst: &mut [u8],
+        flags: IoFlags,
+    ) -> Option<Result<usize>> {
+        let flags = flags | self.opener.read_flags;
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.try_read(offset, dst, flags),
+            Kind::Volume(inside) => inside.open().try_read(offset, dst, flags),
+        }
     }
 
-    /// Makes everything written so far durable.
+    /// Writes if no waiting is needed.
+    pub(crate) fn try_write(
+        &self,
+        offset: u64,
+        src: &[u8],
+        flags: IoFlags,
+    ) -> Option<Result<usize>> {
+        let flags = flags | self.opener.write_flags;
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.try_write(offset, src, flags),
+            Kind::Volume(inside) => inside.try_write(offset, src, flags),
+        }
+    }
+
+    /// [`File::read_at_with`] as a future. Gives the buffer back, and how many bytes of it were
+    /// read. Dropping the future is safe at any time: the device keeps the buffer until it is done
+    /// with it.
+    pub async fn read_at_async(
+        &self,
+        mut buf: AlignedBuf,
+        offset: u64,
+        flags: IoFlags,
+    ) -> (AlignedBuf, Result<usize>) {
+        let flags = flags | self.opener.read_flags;
+        match &self.opener.kind {
+            Kind::Raw(raw) => {
+                let done = raw.read(offset, &mut buf, flags).await;
+                (buf, done)
+            }
+            Kind::Volume(inside) => inside.open().read(offset, buf, flags).await,
+        }
+    }
+
+    /// [`File::write_at_with`] as a future. Gives the buffer back, and how many bytes of it were
+    /// written. If the future is dropped the write may still take effect.
+    pub async fn write_at_async(
+        &self,
+        buf: AlignedBuf,
+        offset: u64,
+        flags: IoFlags,
+    ) -> (AlignedBuf, Result<usize>) {
+        let (buf, done) = self.write_placed(buf, offset, flags).await;
+        (buf, done.map(|(_, len)| len))
+    }
+
+    /// [`File::append`] as a future. Gives the buffer back, and where its bytes are.
+    pub async fn append_async(&self, buf: AlignedBuf, flags: IoFlags) -> (AlignedBuf, Result<u64>) {
+        let (buf, done) = self.write_placed(buf, 0, flags | IoFlags::APPEND).await;
+        let done = done.and_then(|(offset, len)| appended(offset, len, buf.len()));
+        (buf, done)
+    }
+
+    async fn write_placed(
+        &self,
+        mut buf: AlignedBuf,
+        offset: u64,
+        flags: IoFlags,
+    ) -> (AlignedBuf, Result<(u64, usize)>) {
+        let flags = flags | self.opener.write_flags;
+        match &self.opener.kind {
+            Kind::Raw(raw) => {
+                let done = raw.write(offset, &mut buf, flags).await;
+                (buf, done)
+            }
+            Kind::Volume(inside) => inside.write(offset, buf, flags).await,
+        }
+    }
+
+    /// [`File::sync_data`] as a future.
+    pub async fn sync_data_async(&self) -> Result<()> {
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.sync().await,
+            Kind::Volume(inside) => inside.open().sync(true).await,
+        }
+    }
+
+    /// [`File::sync_all`] as a future.
+    pub async fn sync_all_async(&self) -> Result<()> {
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.sync().await,
+            Kind::Volume(inside) => inside.open().sync(false).await,
+        }
+    }
+
+    /// Makes everything written so far durable, with the metadata to find it. An error is reported
+    /// once to each opener; the bytes are kept and tried again.
     pub fn sync_data(&self) -> Result<()> {
-        block_on(self.opener.file.sync_here(&self.opener.handle))
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.sync_here(),
+            Kind::Volume(inside) => inside.open().sync_here(true),
+        }
     }
 
-    /// As [`File::sync_data`]: a raw file has no other metadata.
+    /// As [`File::sync_data`], with times and all other attributes, which only a file of a volume
+    /// has.
     pub fn sync_all(&self) -> Result<()> {
-        self.sync_data()
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.sync_here(),
+            Kind::Volume(inside) => inside.open().sync_here(false),
+        }
     }
 
-    /// The range reads as zeros afterwards, and its space is given back where that is possible.
-    pub fn trim(&self, offset: u64, len: u64) -> Result<()> {
-        self.zero_with(offset, len, false, false)
-    }
-
-    /// The range reads as zeros afterwards; its space stays allocated.
-    pub fn zero(&self, offset: u64, len: u64) -> Result<()> {
-        self.zero_with(offset, len, true, false)
-    }
-
-    fn zero_with(&self, offset: u64, len: u64, keep: bool, fast: bool) -> Result<()> {
-        self.opener.check_writable()?;
-        let flags = forebay_iomap::file::ZeroFlags { keep_allocated: keep, fast_only: fast };
-        block_on(self.opener.file.zero(offset, len, flags))
+    /// Makes everything durable and drops this opener. Reports what dropping it can only log.
+    /// Clones of it stay open; the bytes of a failed write-out are kept and tried again.
+    pub fn close(self) -> Result<()> {
+        if self.writable() { self.sync_all() } else { Ok(()) }
     }
 
     /// Size in bytes.
-    pub fn size(&self) -> u64 {
-        self.opener.file.size()
+    pub fn size(&self) -> Result<u64> {
+        match &self.opener.kind {
+            Kind::Raw(raw) => Ok(raw.file.size()),
+            Kind::Volume(inside) => inside.metadata().map(|attr| attr.size),
+        }
     }
 
-    /// Unit of state in the cache, bytes.
-    pub fn block_size(&self) -> u32 {
-        self.opener.file.mapping.block_size() as u32
+    /// Sets the size in bytes: bytes behind it are gone, bytes added read as zeros. Errors:
+    /// `BadHandle` if not opened for writing, `Unsupported` where the size is fixed (block
+    /// devices, images with a size limit), I/O.
+    pub fn set_len(&self, size: u64) -> Result<()> {
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.set_len(size),
+            Kind::Volume(inside) => inside.set_len(size),
+        }
     }
 
-    /// A new opener of the same file.
-    pub fn reopen(&self) -> File {
-        let Opener { cache, closing, read_only, .. } = &*self.opener;
-        Self::opened(cache.clone(), closing.clone(), *read_only)
+    /// Allocates, punches or zeroes a range, as fallocate(2). No call sets space aside: a later
+    /// write may still find none. Errors: `InvalidInput` for an empty range, `BadHandle` if not
+    /// opened for writing, `FileTooLarge`, `Unsupported` where the size is fixed, I/O.
+    pub fn fallocate(&self, how: Fallocate, offset: u64, len: u64) -> Result<()> {
+        if len == 0 {
+            return Err(Error::new(ErrorKind::InvalidInput, "fallocate", "an empty range"));
+        }
+        match &self.opener.kind {
+            Kind::Raw(raw) => block_on(raw.fallocate(how, offset, len)),
+            Kind::Volume(inside) => block_on(inside.fallocate(how, offset, len)),
+        }
     }
 
-    /// Bytes accepted whose write-out failed: they are kept and tried again.
-    pub fn failed_bytes(&self) -> u64 {
-        self.opener.file.mapping.failed_bytes()
+    /// The range reads as zeros afterwards, and its space is given back where that is possible.
+    /// The size stays; what of the range lies behind the end is ignored.
+    pub fn trim(&self, offset: u64, len: u64) -> Result<()> {
+        self.make_zero(Fallocate::PunchHole, offset, len)
     }
 
-    /// Gives up what could not be written: it is dropped, and the file reads there as the device has it.
-    /// Returns the bytes dropped. The only way to lose accepted data but for dropping the cache.
-    pub fn discard_failed(&self) -> Result<u64> {
-        self.opener.check_writable()?;
-        Ok(block_on(self.opener.file.discard_failed()))
+    /// The range reads as zeros afterwards; a raw image keeps its space allocated. The size stays,
+    /// as for [`File::trim`].
+    pub fn zero(&self, offset: u64, len: u64) -> Result<()> {
+        self.make_zero(Fallocate::ZeroRange { keep_size: true }, offset, len)
+    }
+
+    fn make_zero(&self, how: Fallocate, offset: u64, len: u64) -> Result<()> {
+        match len {
+            0 => self.check_writable("zero"),
+            _ => self.fallocate(how, offset, len),
+        }
+    }
+
+    /// The first offset from `offset` on that may hold data, or that is in a hole. `PastEnd` where
+    /// none follows.
+    pub fn seek(&self, what: Seek, offset: u64) -> Result<u64> {
+        match &self.opener.kind {
+            Kind::Raw(raw) => block_on(raw.seek(what, offset)),
+            Kind::Volume(inside) => block_on(inside.open().seek(what, offset)),
+        }
+    }
+
+    /// Map of a range: which runs hold data. Dirty blocks of the cache count as data. Errors:
+    /// `OutOfRange` past the end.
+    pub fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
+        block_on(extents(&*self.mapped()?, offset, len, usize::MAX))
     }
 
     /// What of a range is cached.
-    pub fn residency(&self, offset: u64, len: u64) -> Residency {
-        residency(&self.opener.file, offset, len)
+    pub fn residency(&self, offset: u64, len: u64) -> Result<Residency> {
+        Ok(residency(&*self.mapped()?, offset, len))
     }
 
-    /// Switches direct I/O below the cache, live: dirty data is flushed first, and no range is dirty
-    /// in the system's page cache while it is on. Errors: not a raw file, not eligible.
-    pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
-        let Some(raw) = &self.opener.raw else {
-            let text = "only a raw file has a page cache below";
-            return Err(Error::new(ErrorKind::Unsupported, "set direct I/O", text));
+    /// A reader and writer with a position of its own, which begins at 0.
+    #[must_use]
+    pub fn stream(&self) -> Stream {
+        Stream::new(self.clone())
+    }
+
+    /// A new opener of the same file, with read-ahead and a view of write errors of its own.
+    pub fn reopen(&self) -> Result<Self> {
+        let kind = match &self.opener.kind {
+            Kind::Raw(raw) => Kind::Raw(raw.reopen()),
+            Kind::Volume(inside) => Kind::Volume(inside.reopen()?),
         };
-        raw.announce_direct_io(mode);
-        if !self.opener.file.read_only()
-            && let Err(error) = self.sync_data()
-        {
-            raw.announce_direct_io(DirectIo::Off);
-            return Err(error);
+        Ok(Self::of(kind, self.opener.write_flags))
+    }
+
+    /// Whether it was opened for reading.
+    pub fn readable(&self) -> bool {
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.access.readable,
+            Kind::Volume(inside) => inside.readable(),
         }
-        raw.set_direct_io(mode)
+    }
+
+    /// Whether it was opened for writing.
+    pub fn writable(&self) -> bool {
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.access.writable,
+            Kind::Volume(inside) => inside.writable(),
+        }
+    }
+
+    pub(crate) fn check_writable(&self, op: &'static str) -> Result<()> {
+        match self.writable() {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::BadHandle, op, "not opened for writing")),
+        }
+    }
+
+    /// The volume that it is in; a raw image is in none.
+    pub fn volume(&self) -> Option<&Volume> {
+        match &self.opener.kind {
+            Kind::Raw(_) => None,
+            Kind::Volume(inside) => Some(&inside.volume),
+        }
+    }
+
+    /// Number of its inode in the volume; a raw image has none.
+    pub fn ino(&self) -> Option<Ino> {
+        match &self.opener.kind {
+            Kind::Raw(_) => None,
+            Kind::Volume(inside) => Some(inside.ino()),
+        }
+    }
+
+    /// Attributes. `Unsupported` for a raw image, whose attributes are the host's.
+    pub fn metadata(&self) -> Result<Attr> {
+        match &self.opener.kind {
+            Kind::Raw(_) => {
+                let text = "a raw image has the attributes of its file on the host";
+                Err(Error::new(ErrorKind::Unsupported, "read attributes", text))
+            }
+            Kind::Volume(inside) => inside.metadata(),
+        }
+    }
+
+    /// For people: the path of the image, or the inode and the volume.
+    pub(crate) fn name(&self) -> String {
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.file.device().name(),
+            Kind::Volume(inside) => inside.name(),
+        }
+    }
+
+    /// Its mapping in the cache. `IsDirectory` and `InvalidInput` for what has no content.
+    pub(crate) fn mapped(&self) -> Result<Arc<MappedFile>> {
+        match &self.opener.kind {
+            Kind::Raw(raw) => Ok(raw.file.clone()),
+            Kind::Volume(inside) => inside.mapped(),
+        }
+    }
+
+    /// Unit of state in the cache, bytes.
+    pub fn block_size(&self) -> Result<u32> {
+        Ok(self.mapped()?.mapping.block_size() as u32)
+    }
+
+    /// Bytes accepted whose write-out failed: they are kept and tried again.
+    pub fn failed_bytes(&self) -> Result<u64> {
+        Ok(self.mapped()?.mapping.failed_bytes())
+    }
+
+    /// Gives up what could not be written of a raw image: the file reads there as the device has
+    /// it. Returns the bytes dropped. Only this call and dropping the cache lose accepted data.
+    pub fn discard_failed(&self) -> Result<u64> {
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.discard_failed(),
+            Kind::Volume(_) => of_raw("discard"),
+        }
+    }
+
+    /// Switches direct I/O below the cache while a raw image is in use. Dirty data is flushed
+    /// first, and no range is dirty in the system's page cache while it is on. Errors:
+    /// `Unsupported` in a volume, which keeps what it was opened with, and for an image that is
+    /// not eligible.
+    pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.set_direct_io(mode),
+            Kind::Volume(_) => of_raw("set direct I/O"),
+        }
     }
 
     /// Whether direct I/O is on below the cache, and why.
     pub fn direct_io(&self) -> (bool, String) {
-        match &self.opener.raw {
-            Some(raw) => raw.direct_io(),
-            None => (false, "not a raw file".into()),
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.direct_io(),
+            Kind::Volume(inside) => inside.volume.direct_io(),
         }
     }
 
-    /// Map of a range: which runs hold data.
-    pub fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
-        block_on(extents(&self.opener.file, offset, len, usize::MAX))
-    }
-
-    /// Whether bytes in flight are kept from changing on this file, and why: what its device asks for
-    /// now, unless [`File::set_stable_pages`] says otherwise.
-    pub fn stable_pages_required(&self) -> (bool, &'static str) {
-        let need = self.opener.file.stable_need();
-        (need.required, need.reason)
+    /// Whether bytes in flight are kept from changing on this file, and why: what its device asks
+    /// for now, unless [`File::set_stable_pages`] says otherwise.
+    pub fn stable_pages_required(&self) -> Result<(bool, &'static str)> {
+        let need = self.mapped()?.stable_need();
+        Ok((need.required, need.reason))
     }
 
     /// What the device below asks for now, and why.
     pub fn device_stable_pages_required(&self) -> (bool, &'static str) {
-        let need = self.opener.file.device().limits().stable_writes;
-        (need.required, need.reason)
+        match &self.opener.kind {
+            Kind::Raw(raw) => {
+                let need = raw.file.device().limits().stable_writes;
+                (need.required, need.reason)
+            }
+            Kind::Volume(inside) => inside.volume.device_stable_pages_required(),
+        }
     }
 
-    /// Whether the need comes from the device (`Auto`) or from here. Counts from the next write on,
-    /// for all openers of the file. `Off` is `Unsupported` where checksums are kept.
+    /// Whether the need comes from the device (`Auto`) or from here. Counts from the next write
+    /// on, for all openers of the file. `Off` is `Unsupported` where checksums are kept.
     pub fn set_stable_pages(&self, to: StablePages) -> Result<()> {
-        self.opener.file.set_stable_pages(to)
+        self.mapped()?.set_stable_pages(to)
     }
 
     /// As it was set last.
-    pub fn stable_pages(&self) -> StablePages {
-        self.opener.file.stable_pages()
+    pub fn stable_pages(&self) -> Result<StablePages> {
+        Ok(self.mapped()?.stable_pages())
     }
 
-    /// This file as an export for front ends.
-    pub fn export(&self, mode: ExportMode) -> Arc<dyn Export> {
+    /// This file as an export for front ends. `IsDirectory`, `InvalidInput` for what has no
+    /// content.
+    pub fn export(&self, mode: ExportMode) -> Result<Arc<dyn Export>> {
         self.export_live(&LiveMode::new(mode))
     }
 
     /// This file as an export whose mode can be changed while it is served.
-    pub fn export_live(&self, mode: &LiveMode) -> Arc<dyn Export> {
-        Arc::new(FileExport::new(self.reopen(), mode.clone()))
+    pub fn export_live(&self, mode: &LiveMode) -> Result<Arc<dyn Export>> {
+        Ok(Arc::new(FileExport::new(self.reopen()?, mode.clone())?))
     }
 }
 
-/// What of a range of a file is cached.
-pub(crate) fn residency(file: &MappedFile, offset: u64, len: u64) -> Residency {
-    let (mapping, pages) = (&*file.mapping, &*file.cache);
-    let block = mapping.block_size();
-    let end = offset.saturating_add(len).min(file.size());
-    let range = offset.min(end)..end;
-    let mut out = Residency { block_size: block as u32, ..Residency::default() };
-    if range.is_empty() {
-        return out;
+fn appended(offset: u64, len: usize, wanted: usize) -> Result<u64> {
+    if len == wanted {
+        return Ok(offset);
     }
-    out.total_blocks = range.end.div_ceil(block) - range.start / block;
-    for index in pages.folios_present(mapping, &range) {
-        let Some(folio) = pages.lock_folio(mapping, index) else { continue };
-        let blocks = mapping.blocks_touched(index, &range);
-        let count =
-            |state| -> u64 { folio.runs_with(blocks, state).map(|r| u64::from(r.len())).sum() };
-        out.dirty_blocks += count(State::Dirty);
-        out.referenced_blocks += count(State::Referenced);
-        for run in folio.runs_with(blocks, State::Uptodate) {
-            out.resident_blocks += u64::from(run.len());
-            let bytes = mapping.range_of(index, run);
-            match out.runs.last_mut() {
-                Some((at, len)) if *at + *len == bytes.start => *len += bytes.end - bytes.start,
-                _ => out.runs.push((bytes.start, bytes.end - bytes.start)),
-            }
-        }
-    }
-    out
-}
-
-/// Runs of the map below that are asked for at once.
-const RUNS_STEP: usize = 256;
-/// Folios that are looked at in one poll.
-const FOLIOS_STEP: u64 = 512;
-
-/// The map of a range from its start on, at most `max` extents, with blocks that are dirty in the
-/// cache counted as data. Gives way between its steps, so that an event loop may drive it.
-pub(crate) async fn extents(
-    file: &MappedFile,
-    offset: u64,
-    len: u64,
-    max: usize,
-) -> Result<Vec<Extent>> {
-    let end = offset.checked_add(len).filter(|&end| end <= file.size());
-    let Some(end) = end else {
-        let error = Error::new(ErrorKind::OutOfRange, "map", "past the end");
-        return Err(error.with_range(offset, len));
-    };
-    let mut out = Extents { list: Vec::new(), max: max.max(1), full: false };
-    let mut at = offset;
-    while at < end && !out.full {
-        let runs = file.ops.extents(at..end, RUNS_STEP).await?;
-        if runs.is_empty() {
-            return Err(Error::new(ErrorKind::Io, "map", "the device gave no map"));
-        }
-        for (start, len, data) in runs {
-            at = start + len;
-            if data {
-                out.push(len, false);
-            } else {
-                hole(file, start..at, &mut out).await;
-            }
-        }
-        yield_now().await;
-    }
-    Ok(out.list)
-}
-
-/// A hole below may have dirt above it.
-async fn hole(file: &MappedFile, range: std::ops::Range<u64>, out: &mut Extents) {
-    let step = file.mapping.folio_size() * FOLIOS_STEP;
-    let mut at = range.start;
-    while at < range.end && !out.full {
-        let part = at..range.end.min((at / step + 1) * step);
-        for run in dirty_runs(file, part.clone()) {
-            out.push(run.start - at, true);
-            out.push(run.end - run.start, false);
-            at = run.end;
-        }
-        out.push(part.end - at, true);
-        at = part.end;
-        if at < range.end {
-            yield_now().await;
-        }
-    }
-}
-
-/// Extents so far; neighbours of one kind are one.
-struct Extents {
-    list: Vec<Extent>,
-    max: usize,
-    full: bool,
-}
-
-impl Extents {
-    fn push(&mut self, len: u64, hole: bool) {
-        if len == 0 || self.full {
-            return;
-        }
-        let at_most = self.list.len() == self.max;
-        match self.list.last_mut() {
-            Some(last) if last.hole == hole => last.len += len,
-            _ if at_most => self.full = true,
-            _ => self.list.push(Extent { len, hole, zero: hole }),
-        }
-    }
-}
-
-fn dirty_runs(file: &MappedFile, range: std::ops::Range<u64>) -> Vec<std::ops::Range<u64>> {
-    let (mapping, pages) = (&*file.mapping, &*file.cache);
-    let mut out = Vec::new();
-    for index in pages.folios_present(mapping, &range) {
-        let Some(folio) = pages.lock_folio(mapping, index) else { continue };
-        let blocks = mapping.blocks_touched(index, &range);
-        let runs =
-            folio.runs(blocks, |t, s, g| t.bits(s, State::Dirty, g) | t.bits(s, State::Writing, g));
-        out.extend(runs.into_iter().map(|run| {
-            let bytes = mapping.range_of(index, run);
-            bytes.start.max(range.start)..bytes.end.min(range.end)
-        }));
-    }
-    out
+    let text = format!("space for {len} of {wanted} bytes");
+    Err(Error::new(ErrorKind::NoSpace, "append", text).with_range(offset, wanted as u64))
 }

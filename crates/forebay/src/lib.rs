@@ -1,50 +1,86 @@
-//! Forebay: a page cache that its owner sizes and steers, over files and disk images.
+//! Forebay: a page cache that its owner sizes and steers, over disk images and volumes of its
+//! own.
+//!
+//! # Quick start
+//!
+//! A [`Cache`] has one budget for all its memory. [`OpenOptions`] opens a raw image on it; a
+//! [`File`] reads and writes at offsets, and each request says by [`IoFlags`] how it uses the
+//! cache:
 //!
 //! ```
-//! use forebay::{Cache, CacheConfig, IoFlags, RawOptions};
+//! use forebay::{Cache, CacheConfig, IoFlags, OpenOptions};
 //! # fn main() -> forebay::Result<()> {
-//! # let dir = std::env::temp_dir().join(format!("forebay-doc-{}", std::process::id()));
-//! # std::fs::create_dir_all(&dir).unwrap();
-//! # let path = dir.join("disk.img");
+//! # let path = std::env::temp_dir().join(format!("forebay-doc-{}.img", std::process::id()));
 //! let cache = Cache::new(CacheConfig::with_budget(16 << 20))?;
-//! let options = RawOptions { create_size: Some(8 << 20), ..RawOptions::default() };
-//! let file = cache.open_raw(&path, &options)?;
-//! file.write_at(b"hello", 4096)?;
-//! file.sync_data()?;
+//! let mut options = OpenOptions::read_write();
+//! let file = options.create(true).create_size(8 << 20).open(&cache, &path)?;
+//! file.write_all_at(b"hello", 4096)?; // into the cache, written back later
+//! file.sync_data()?; // durable
 //! let mut back = [0; 5];
-//! file.read_at_with(&mut back, 4096, IoFlags::UNCACHED)?;
+//! file.read_exact_at_with(&mut back, 4096, IoFlags::UNCACHED)?; // leaves nothing behind
 //! assert_eq!(&back, b"hello");
-//! # drop(file);
-//! # std::fs::remove_dir_all(&dir).unwrap();
+//! file.close()?;
+//! # std::fs::remove_file(&path).unwrap();
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! A volume is a file system of Forebay's own in one image, with checksums and a log:
+//! # Volumes
+//!
+//! A [`Volume`] is a file system of Forebay's own in one image, with checksums and a log. Its
+//! paths are used as those of [`std::fs`], its files are the same [`File`]:
 //!
 //! ```
-//! use forebay::{Cache, CacheConfig, CreateVolume, IoFlags, Volume, VolumeOptions};
+//! use forebay::{Cache, CacheConfig, CreateVolume, IoFlags, OpenOptions, Volume, VolumeOptions};
 //! # fn main() -> forebay::Result<()> {
-//! # let dir = std::env::temp_dir().join(format!("forebay-doc-volume-{}", std::process::id()));
-//! # std::fs::create_dir_all(&dir).unwrap();
-//! # let path = dir.join("data.fby");
+//! # let path = std::env::temp_dir().join(format!("forebay-doc-{}.fby", std::process::id()));
 //! let cache = Cache::new(CacheConfig::with_budget(16 << 20))?;
-//! Volume::create(&path, &CreateVolume { size: Some(16 << 20), ..CreateVolume::default() })?;
+//! Volume::create(&path, &CreateVolume::default().size(16 << 20))?;
 //! let volume = cache.open_volume(&path, &VolumeOptions::default())?;
 //! volume.create_dir("/logs")?;
-//! let file = volume.create_file("/logs/today")?;
-//! file.append(b"hello\n", IoFlags::DSYNC)?;
+//! let log = OpenOptions::new().append(true).create(true).open_in(&volume, "/logs/today")?;
+//! log.append(b"hello\n", IoFlags::DSYNC)?;
 //! assert_eq!(volume.read("/logs/today")?, b"hello\n");
-//! drop(file);
+//! drop(log);
 //! volume.close()?;
-//! # std::fs::remove_dir_all(&dir).unwrap();
+//! # std::fs::remove_file(&path).unwrap();
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! The calls block the calling thread and may be made from any number of threads; exports
-//! ([`File::export`]) serve event loops.
+//! # What to know
+//!
+//! - **Durable**: a write is complete once the cache has it. [`File::sync_data`] makes it
+//!   durable, and so does a write with [`IoFlags::DSYNC`]. After a failed sync no later one
+//!   succeeds while accepted bytes are not durable. [`File::close`] reports an error that
+//!   dropping a file can only log.
+//! - **One owner**: an open image is locked against other processes and caches. In one cache it
+//!   can be opened any number of times.
+//! - **Threads and futures**: calls block the calling thread and may be made from any number of
+//!   threads. Those named `_async` are futures on owned buffers, for any executor.
+//! - **Errors**: [`Error`] has a kind to match, the operation, the path and the range. As a
+//!   [`std::io::Error`] it keeps its kind, and [`Error::errno_of`] gives the errno.
+//! - **Servers**: [`File::export`] serves a file to event loops, [`Volume::file_system`] a
+//!   volume.
+//!
+//! The folder `examples` has a program for each of these.
 #![forbid(unsafe_code)]
+
+/// A setter for each field of a struct of options, to be called in a chain.
+macro_rules! setters {
+    ($of:ident: $($name:ident: $kind:ty $(=> $wrap:ident)?,)*) => {
+        impl $of {
+            $(
+                #[doc = concat!("Sets [`", stringify!($of), "::", stringify!($name), "`].")]
+                #[must_use]
+                pub fn $name(mut self, $name: $kind) -> Self {
+                    self.$name = $($wrap)?($name);
+                    self
+                }
+            )*
+        }
+    };
+}
 
 mod cache;
 mod export;
@@ -55,11 +91,14 @@ mod registry;
 mod untold;
 mod volume;
 
-pub use cache::{Cache, CacheConfig, RawOptions};
+pub use cache::{Cache, CacheConfig};
 pub use export::{ExportMode, LiveMode};
-pub use file::{File, Residency};
+pub use file::{File, OpenOptions, Residency, Stream};
+pub use forebay_base::buf::AlignedBuf;
+pub use forebay_base::task::block_on;
+pub use forebay_base::world::WorldRef;
 pub use forebay_base::{Error, ErrorKind, IoFlags, Result};
-pub use forebay_block::{Aio, DirectIo};
+pub use forebay_block::{Aio, BlockDevice, DeviceRef, DirectIo, FileIdentity};
 pub use forebay_cache::latency;
 pub use forebay_cache::picture::Bytes;
 pub use forebay_cache::strategy::{DirtyTracking, StablePages, StableStrategy, UncachedStrategy};
@@ -68,6 +107,5 @@ pub use forebay_vfs as vfs;
 pub use picture::{CELLS, FILES, FilePicture, Picture, StreamPicture};
 pub use volume::{
     AllocMode, AllocStats, CleanStats, CreateVolume, FileExtent, Finding, FindingKind,
-    FsckProgress, FsckReport, OpenOptions, ReadDir, Volume, VolumeFile, VolumeInfo, VolumeOptions,
-    segment_for,
+    FsckProgress, FsckReport, ReadDir, Volume, VolumeInfo, VolumeOptions, segment_for,
 };

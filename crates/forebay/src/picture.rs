@@ -169,15 +169,15 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CacheConfig, CreateVolume, IoFlags, RawOptions, Volume, VolumeOptions};
+    use crate::{CacheConfig, CreateVolume, IoFlags, OpenOptions, Volume, VolumeOptions};
 
     #[test]
     fn files_are_shown_by_name_with_what_is_where() {
         let dir = std::env::temp_dir().join(format!("forebay-picture-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let cache = Cache::new(CacheConfig::with_budget(16 << 20)).unwrap();
-        let raw = RawOptions { create_size: Some(8 << 20), ..RawOptions::default() };
-        let file = cache.open_raw(dir.join("disk.img"), &raw).unwrap();
+        let raw = OpenOptions::read_write().create(true).create_size(8 << 20).clone();
+        let file = raw.open(&cache, dir.join("disk.img")).unwrap();
         file.write_at(&[1; 65536], 4 << 20).unwrap();
         let size = Some(16 << 20);
         let image = dir.join("data.fby");
@@ -208,7 +208,7 @@ mod tests {
         let files: Vec<_> = (1..=FILES as u64 + 9)
             .map(|n| {
                 let device = Arc::new(forebay_block::RamDevice::new(1 << 20));
-                let file = cache.open_device(device, &RawOptions::default()).unwrap();
+                let file = OpenOptions::read_write().open_device(&cache, device).unwrap();
                 file.write_at(&vec![1; 4096 * n as usize], 0).unwrap();
                 file
             })

@@ -309,14 +309,15 @@ mod tests {
         assert!(claim.resident.is_none());
     }
 
-    use crate::{Cache, CacheConfig, DirectIo, RawOptions};
+    use crate::{Cache, CacheConfig, DirectIo, OpenOptions};
     use std::sync::atomic::Ordering;
 
     const SIZE: u64 = 1 << 20;
 
-    fn options(read_only: bool) -> RawOptions {
-        let direct_io = DirectIo::Off;
-        RawOptions { read_only, direct_io, create_size: Some(SIZE), ..RawOptions::default() }
+    fn options(read_only: bool) -> OpenOptions {
+        let mut how = OpenOptions::new();
+        how.read(true).write(!read_only).create(!read_only);
+        how.direct_io(DirectIo::Off).create_size(SIZE).clone()
     }
 
     /// Opens a file while `holder` keeps it from being let go; drops that when the opener waits, or has
@@ -324,13 +325,13 @@ mod tests {
     fn open_beside<T: Send>(
         cache: &Cache,
         path: &std::path::Path,
-        options: &RawOptions,
+        options: &OpenOptions,
         holder: T,
     ) -> crate::File {
         let waiting = || cache.shared.registry.0.waiting.load(Ordering::SeqCst);
         let before = waiting();
         std::thread::scope(|scope| {
-            let opener = scope.spawn(|| cache.open_raw(path, options));
+            let opener = scope.spawn(|| options.open(cache, path));
             while waiting() == before && !opener.is_finished() {
                 std::thread::yield_now();
             }
@@ -348,22 +349,23 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
         let path = dir.join("a");
-        let file = cache.open_raw(&path, &options(false)).unwrap();
+        let file = options(false).open(&cache, &path).unwrap();
         file.write_at(&[1; 4096], 0).unwrap();
         // A request holds the device.
-        let device = file.opener.raw().clone();
+        let crate::file::Kind::Raw(raw) = file.kind() else { unreachable!("a raw image") };
+        let device = raw.device().clone();
         drop(file);
         let file = open_beside(&cache, &path, &options(false), device);
         // Somebody holds the file, which owes nothing; it is wanted with other blocks.
-        let held = file.opener.file.clone();
+        let held = file.mapped().unwrap();
         drop(file);
-        let small = RawOptions { block_size: Some(512), ..options(false) };
+        let small = options(false).block_size(512).clone();
         let file = open_beside(&cache, &path, &small, held);
-        assert_eq!(file.block_size(), 512);
+        assert_eq!(file.block_size().unwrap(), 512);
         drop(file);
         // It was open for reading only, and is wanted for writing.
-        let file = cache.open_raw(&path, &options(true)).unwrap();
-        let held = file.opener.file.clone();
+        let file = options(true).open(&cache, &path).unwrap();
+        let held = file.mapped().unwrap();
         drop(file);
         let file = open_beside(&cache, &path, &options(false), held);
         file.write_at(&[2; 4096], 0).unwrap();

@@ -1,7 +1,7 @@
 //! A volume: a file system in one image, in this process.
 //!
 //! Reading order: here it is made, opened and closed; `names` are the calls by path, as std::fs has them,
-//! `file` is an open file, `export` serves one to front ends, `opened` knows which volumes are open.
+//! `opened` knows which volumes are open.
 //!
 //! Invariants: V1 an image is open once: its file is locked against other processes, and whoever opens it
 //! again on the same cache shares the volume. V2 what is on a volume uses the cache and the budget that it
@@ -10,12 +10,9 @@
 //!
 //! Locks: those of `opened`.
 
-mod export;
-mod file;
 mod names;
 mod opened;
 
-pub use file::{OpenOptions, VolumeFile};
 pub use names::ReadDir;
 pub(crate) use opened::{Open, Volumes};
 
@@ -51,6 +48,7 @@ const LOOK_BYTES: u64 = MIB;
 
 /// How a volume is made.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct CreateVolume {
     /// Bytes of the image; `None`: what the file or the block device has.
     pub size: Option<u64>,
@@ -67,6 +65,15 @@ pub struct CreateVolume {
     pub keep_blocks: bool,
 }
 
+setters! { CreateVolume:
+    size: u64 => Some,
+    block_size: u32,
+    segment_size: u32 => Some,
+    checksums: bool,
+    force: bool,
+    keep_blocks: bool,
+}
+
 impl Default for CreateVolume {
     fn default() -> Self {
         let (size, segment_size, force, keep_blocks) = Default::default();
@@ -76,6 +83,7 @@ impl Default for CreateVolume {
 
 /// How a volume is opened.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct VolumeOptions {
     /// For reading only: nothing is written to the image, and several processes may do so.
     pub read_only: bool,
@@ -100,6 +108,18 @@ pub struct VolumeOptions {
     pub discard: bool,
 }
 
+setters! { VolumeOptions:
+    read_only: bool,
+    direct_io: DirectIo,
+    noatime: bool,
+    owner: (u32, u32) => Some,
+    passed_over: u32,
+    alloc: AllocMode,
+    serialized_dio_pages: u32,
+    clean_percent: u32,
+    discard: bool,
+}
+
 impl Default for VolumeOptions {
     fn default() -> Self {
         Self {
@@ -119,7 +139,16 @@ impl Default for VolumeOptions {
 /// An open volume. Clones share it.
 #[derive(Clone)]
 pub struct Volume {
-    open: Arc<Open>,
+    pub(crate) open: Arc<Open>,
+}
+
+impl std::fmt::Debug for Volume {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Volume")
+            .field("path", &self.open.path)
+            .field("read_only", &self.open.read_only)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Volume {

@@ -14,6 +14,7 @@ mod appends;
 mod attrs;
 mod beside;
 mod content;
+mod late;
 mod listing;
 mod names;
 mod policy;

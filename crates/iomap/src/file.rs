@@ -106,6 +106,8 @@ pub struct MappedFile {
     heir: Mutex<Option<Heir>>,
     /// The size that it was opened with, as long as nobody knows what storage has behind it.
     pub(crate) opened_end: AtomicU64,
+    /// The last cut of what a failed write had left behind the visible size has failed, too.
+    pub(crate) uncut: AtomicBool,
 }
 
 /// Takes what nobody has been told of a file that goes.
@@ -190,6 +192,7 @@ impl MappedFile {
             leaves_folios: AtomicBool::new(false),
             heir: Mutex::new(None),
             opened_end,
+            uncut: AtomicBool::new(false),
         });
         if !read_only {
             let out = std::sync::Arc::downgrade(&file);

@@ -224,9 +224,9 @@ impl MappedFile {
     }
 
     /// Fills a block whose range the caller holds exclusively, and waits for it: no other request
-    /// drops the block meanwhile, except reclaim. Waits for the device and the map, never for memory,
-    /// which others may need the range to give back. False: memory is short. The caller gives the
-    /// range back and calls [`MappedFile::wait_memory`].
+    /// drops the block meanwhile, except reclaim. Waits for the device and the map, never for
+    /// memory, which others may need the range to give back. False: memory is short. The caller
+    /// gives the range back and calls [`MappedFile::wait_memory`].
     pub(crate) async fn fill_held<'a>(
         &'a self,
         index: u64,

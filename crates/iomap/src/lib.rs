@@ -2,12 +2,14 @@
 //! cache and the device, and asks the file's [`ops::MapOps`] only where bytes are: the loop is
 //! here, the answer above.
 //!
-//! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open object),
-//! `fill` and `read` (in), `write`, `writeout` and `records` (out), `inflight`, `direct`, `uncached`, `sync`,
-//! `zero`, `resize`, `discard`, `seek`, then the two mappings: [`identity`] and [`remap`].
+//! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open
+//! object), `fill` and `read` (in), `write`, `writeout` and `records` (out), `inflight`, `direct`,
+//! `uncached`, `sync`, `zero`, `resize`, `discard`, `seek`, then the two mappings: [`identity`] and
+//! [`remap`]. [`check`] is for tests of maps.
 #![forbid(unsafe_code)]
 
 mod admitted;
+pub mod check;
 mod direct;
 mod discard;
 pub mod file;

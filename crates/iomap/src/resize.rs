@@ -43,6 +43,7 @@ impl Growth<'_> {
     pub async fn undo(self) {
         let (bounds, name) = (&self.file.mapping.bounds, self.file.device().name());
         if let Err(error) = self.file.shrink(&self.resize, bounds.visible()).await {
+            self.file.uncut.store(true, Ordering::SeqCst);
             log::warn!("{name}: bytes behind the end of file are cut off later: {error}");
         }
     }
@@ -82,16 +83,18 @@ impl MappedFile {
     }
 
     async fn cut_hidden(&self, resize: &Resize<'_>) -> Result<()> {
-        match self.mapping.bounds.has_hidden_bytes() {
-            true => self.shrink(resize, self.size()).await,
-            false => Ok(()),
+        if !self.mapping.bounds.has_hidden_bytes() {
+            return Ok(());
         }
+        let done = self.shrink(resize, self.size()).await;
+        self.uncut.store(done.is_err(), Ordering::SeqCst);
+        done
     }
 
-    /// Cuts off what a write that failed or was dropped has left behind the visible size. Not while a
-    /// write makes the file longer: that one has done it, or has failed. For a sync, which reports a
-    /// failure if the object below is longer than the file then. A map with a size of its own publishes
-    /// the visible one.
+    /// Cuts off what a write that failed or was dropped has left behind the visible size. Not while
+    /// another write makes the file longer: that one cuts first. For a sync, which reports a
+    /// failure if the object below is longer than the file then, and fails while an earlier cut has
+    /// failed and none has succeeded. A map with a size of its own publishes the visible one.
     pub(crate) async fn cut_hidden_now(&self) {
         if self.mapping.bounds.has_hidden_bytes()
             && let Some(resize) = self.mapping.bounds.try_resize()
@@ -271,9 +274,10 @@ impl MappedFile {
         }
     }
 
-    /// Takes `range` exclusively, and calls `f` with the folio of `edge`, a block of the range, when
-    /// that block is up to date and neither read nor written out. A block that is not cached is read by
-    /// the holder: if it gave the range back for that, direct writes would drop the block again.
+    /// Takes `range` exclusively, and calls `f` with the folio of `edge`, a block of the range,
+    /// when that block is up to date and neither read nor written out. A block that is not cached
+    /// is read by the holder: if it gave the range back for that, direct writes would drop the
+    /// block again.
     async fn hold_edge<T>(
         &self,
         range: &Range<u64>,

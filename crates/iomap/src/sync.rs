@@ -11,6 +11,7 @@
 use crate::file::{Handle, MappedFile};
 use crate::ops::Commit;
 use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::{BoxFuture, WaitQueue};
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
@@ -277,6 +278,10 @@ impl MappedFile {
         }
         let block = self.mapping.block_size();
         let blocks = range.start / block..range.end.div_ceil(block);
+        if self.uncut.load(Ordering::SeqCst) && self.ops.published_size().is_none() {
+            let text = "the object is longer than the file: a failed write could not be cut off";
+            return Err(Error::new(ErrorKind::Io, "sync", text));
+        }
         if self.mapping.failed_in(&blocks) {
             let text = "data whose write-out failed is not durable yet";
             return Err(Error::new(ErrorKind::Io, "sync", text));

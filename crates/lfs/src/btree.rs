@@ -19,7 +19,8 @@
 //! third of its room ([`min_used_bytes`]). B16 a cursor's place is a key: it goes on over any root of the
 //! tree.
 //!
-//! Locks: one in [`cache`], a leaf, held for a few steps and never across a wait.
+//! Locks: one in [`cache`] and one around the last node that could not be read, leaves, held for a
+//! few steps and never across a wait.
 
 mod ahead;
 pub mod cache;
@@ -52,12 +53,16 @@ pub use write::{Ledger, min_used_bytes};
 use crate::format::corrupt;
 use crate::format::key::KeyBytes;
 use crate::format::node::{MAX_LEVEL, Node, NodePointer};
-use crate::format::place::{Geometry, Seal};
+use crate::format::place::{Geometry, Place, Seal};
 use crate::format::superblock::TreeRoot;
-use forebay_base::Result;
+use forebay_base::sync::Mutex;
+use forebay_base::{Error, Result};
 use std::sync::Arc;
 
 const WHAT: &str = "tree";
+
+/// Both addresses of a node that the device gave back from neither, and the error that says so.
+type UnreadableNode = ([Place; 2], Error);
 
 /// How the trees of a volume are read and written; roots are given with each call.
 #[derive(Clone)]
@@ -66,6 +71,8 @@ pub struct Tree {
     cache: Arc<NodeCache>,
     geometry: Geometry,
     seal: Seal,
+    /// The last such node.
+    unreadable: Arc<Mutex<Option<UnreadableNode>>>,
 }
 
 impl Tree {
@@ -76,7 +83,7 @@ impl Tree {
         geometry: Geometry,
         seal: Seal,
     ) -> Self {
-        Self { store, cache, geometry, seal }
+        Self { store, cache, geometry, seal, unreadable: Arc::default() }
     }
 
     /// Units of the volume.

@@ -67,11 +67,15 @@ pub enum Planted {
     StagedKept,
     /// A commit that failed is tried again until it works.
     RetriesForever,
+    /// On a volume without checksums a record is written before the flush that covers its data.
+    RecordBeforeData,
+    /// A record keeps only the low bits of the number of a block.
+    BlockNumberShort,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 33] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -103,6 +107,8 @@ impl Planted {
         Self::TailReused,
         Self::StagedKept,
         Self::RetriesForever,
+        Self::RecordBeforeData,
+        Self::BlockNumberShort,
     ];
 
     /// Its name.
@@ -139,6 +145,8 @@ impl Planted {
             Self::TailReused => "tail-reused",
             Self::StagedKept => "staged-kept",
             Self::RetriesForever => "retries-forever",
+            Self::RecordBeforeData => "record-before-data",
+            Self::BlockNumberShort => "block-number-short",
         }
     }
 

@@ -13,6 +13,7 @@ mod closed;
 mod damage;
 mod differential;
 mod dropped;
+mod dropped_ops;
 pub(crate) mod faults;
 mod flips;
 mod full;

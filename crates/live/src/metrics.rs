@@ -118,7 +118,7 @@ fn histogram(out: &mut String, name: &str, taken: &Taken) {
 mod tests {
     use super::*;
     use crate::{CacheSource, FrontEnd};
-    use forebay::{Cache, CacheConfig, RawOptions};
+    use forebay::{Cache, CacheConfig, OpenOptions};
     use std::collections::BTreeSet;
 
     struct Polls;
@@ -179,8 +179,8 @@ mod tests {
     fn what_was_waited_for_is_in_its_histogram() {
         let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
         let path = std::env::temp_dir().join(format!("forebay-metrics-{}", std::process::id()));
-        let options = RawOptions { create_size: Some(1 << 20), ..RawOptions::default() };
-        let file = cache.open_raw(&path, &options).unwrap();
+        let options = OpenOptions::read_write().create(true).create_size(1 << 20).clone();
+        let file = options.open(&cache, &path).unwrap();
         file.read_at(&mut [0; 4096], 0).unwrap();
         file.read_at(&mut [0; 4096], 0).unwrap();
         let text = text(&CacheSource::new("library", &cache), 0.0);

@@ -142,7 +142,7 @@ fn t5_b2_the_cache_goes_when_the_server_has_stopped() {
     let dir = std::env::temp_dir().join(format!("forebay-live-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let image = dir.join("data.fby");
-    let create = forebay::CreateVolume { size: Some(16 << 20), ..Default::default() };
+    let create = forebay::CreateVolume::default().size(16 << 20);
     forebay::Volume::create(&image, &create).unwrap();
     let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
     let volume = cache.open_volume(&image, &forebay::VolumeOptions::default()).unwrap();

@@ -13,8 +13,7 @@
 //! maps, is handed over before it is read or written here. Z4 an inode that loses its last name here lives as
 //! long as the mount's kernel knows it. Z5 without a mount a call costs one look more.
 //!
-//! What is not done: programs that store into a map of a page while somebody here writes into the same page
-//! get one or the other for the whole page.
+//! Not done: of a store into a map and a write here into the same page at a time, one is lost.
 //!
 //! Lock: the observer's slot, for the length of a look.
 
@@ -26,7 +25,7 @@ use crate::types::{
     Attr, Cookie, DirEntry, FileKind, Ino, NewInode, OpenFlags, RenameFlags, SetAttr, SetXattr,
     StatFs,
 };
-use file::NotifyingFile;
+use file::{NotifyingFile, handed_over};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::RwLock;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
@@ -145,7 +144,7 @@ enum Begun {
 }
 
 /// Changes that are told at the latest when this goes (Z1: a future may be dropped halfway).
-pub(crate) struct Owed<'a> {
+pub(crate) struct Outstanding<'a> {
     shared: &'a Shared,
     observer: &'a dyn Observer,
     changes: Vec<Change>,
@@ -153,7 +152,7 @@ pub(crate) struct Owed<'a> {
     begun: Vec<Begun>,
 }
 
-impl<'a> Owed<'a> {
+impl<'a> Outstanding<'a> {
     /// Before a change: waits for what is held back where it will be.
     pub async fn begin(
         shared: &'a Shared,
@@ -161,25 +160,25 @@ impl<'a> Owed<'a> {
         changes: Vec<Change>,
     ) -> Self {
         observer.room().await;
-        let mut owed = Self { shared, observer, changes: Vec::new(), begun: Vec::new() };
+        let mut changing = Self { shared, observer, changes: Vec::new(), begun: Vec::new() };
         for change in &changes {
             match change {
                 Change::Content { ino, offset, len, .. } => {
                     handed_over(observer, *ino, *offset, *len).await;
                     let ready = observer.will_change(*ino);
-                    owed.begun.push(Begun::Content(*ino));
+                    changing.begun.push(Begun::Content(*ino));
                     ready.await;
                 }
                 Change::Entry { dir, name, .. } => {
                     let ready = observer.will_change_name(*dir, name);
-                    owed.begun.push(Begun::Name(*dir, name.clone()));
+                    changing.begun.push(Begun::Name(*dir, name.clone()));
                     ready.await;
                 }
                 Change::Attributes(_) => {}
             }
         }
-        owed.changes = changes;
-        owed
+        changing.changes = changes;
+        changing
     }
 
     fn tell(&mut self) -> Ticket {
@@ -209,7 +208,7 @@ impl<'a> Owed<'a> {
     }
 }
 
-impl Drop for Owed<'_> {
+impl Drop for Outstanding<'_> {
     fn drop(&mut self) {
         self.tell();
     }
@@ -222,18 +221,19 @@ pub(crate) async fn telling<T>(
     changes: Vec<Change>,
     op: impl Future<Output = T>,
 ) -> T {
-    let owed = Owed::begin(shared, observer, changes).await;
+    let changing = Outstanding::begin(shared, observer, changes).await;
     let done = op.await;
-    owed.paid().await;
+    changing.paid().await;
     done
 }
 
-/// Waits for what is held back of a range (Z3).
-pub(crate) async fn handed_over(observer: &dyn Observer, ino: Ino, offset: u64, len: u64) {
-    if observer.holds_back(ino) {
-        let ticket = observer.hand_over(ino, offset, len);
-        observer.told(ticket).await;
-    }
+/// Changes of these names, and of the directories that hold them.
+fn changes_of(names: &[(Ino, Name<'_>)]) -> Vec<Change> {
+    let change = |(dir, name): &(Ino, Name<'_>)| {
+        let name = name.as_bytes().into();
+        [Change::Entry { dir: *dir, name, gone: None }, Change::Attributes(*dir)]
+    };
+    names.iter().flat_map(change).collect()
 }
 
 /// A file system that reports each change to the mount that serves it, if there is one.
@@ -282,11 +282,7 @@ impl NotifyingFs {
         op: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let Some(observer) = self.0.observer() else { return op.await };
-        let entry = |(dir, name): &(Ino, Name<'_>)| {
-            let name = name.as_bytes().into();
-            [Change::Entry { dir: *dir, name, gone: None }, Change::Attributes(*dir)]
-        };
-        let mut changes: Vec<Change> = entries.iter().flat_map(entry).collect();
+        let mut changes = changes_of(entries);
         changes.extend(also.iter().map(|ino| Change::Attributes(*ino)));
         telling(&self.0, &*observer, changes, op).await
     }
@@ -320,20 +316,21 @@ impl NotifyingFs {
         op: impl Future<Output = Result<()>>,
     ) -> Result<()> {
         let Some(observer) = self.0.observer() else { return op.await };
+        let mut changing =
+            Outstanding::begin(&self.0, &*observer, changes_of(&[(dir, name)])).await;
+        // After removals by the mount that were under way: they may have put another inode there.
         let (attr, held) = self.hold(&*observer, dir, name).await;
-        let entry = |gone| Change::Entry { dir, name: name.as_bytes().into(), gone };
-        let mut changes = vec![entry(None), Change::Attributes(dir)];
-        changes.extend(attr.map(|attr| Change::Attributes(attr.ino)));
-        let mut owed = Owed::begin(&self.0, &*observer, changes).await;
+        changing.changes.extend(attr.map(|attr| Change::Attributes(attr.ino)));
         let done = op.await;
         if let (Ok(()), Some(file)) = (&done, held)
             && self.has_no_name(&file).await
         {
             // The kernel counts it as gone.
-            owed.changes[0] = entry(Some(file.ino()));
+            let (name, gone) = (name.as_bytes().into(), Some(file.ino()));
+            changing.changes[0] = Change::Entry { dir, name, gone };
             observer.keep(file);
         }
-        owed.paid().await;
+        changing.paid().await;
         done
     }
 
@@ -345,19 +342,21 @@ impl NotifyingFs {
     ) -> Result<()> {
         let op = self.0.fs.rename(dir, name, new_dir, new_name, flags);
         let Some(observer) = self.0.observer() else { return op.await };
+        let changes = changes_of(&[(dir, name), (new_dir, new_name)]);
+        let mut changing = Outstanding::begin(&self.0, &*observer, changes).await;
+        // Not before, as in `removing`.
         let moved = self.0.fs.lookup(dir, name).await.ok();
         let (there, held) = self.hold(&*observer, new_dir, new_name).await;
-        let also: Vec<Ino> = moved.into_iter().chain(there).map(|attr| attr.ino).collect();
-        let kept = async {
-            let done = op.await;
-            if let (Ok(()), Some(file)) = (&done, held.filter(|_| flags.is_empty()))
-                && self.has_no_name(&file).await
-            {
-                observer.keep(file);
-            }
-            done
-        };
-        self.names(&[(dir, name), (new_dir, new_name)], &also, kept).await
+        let both = moved.into_iter().chain(there);
+        changing.changes.extend(both.map(|attr| Change::Attributes(attr.ino)));
+        let done = op.await;
+        if let (Ok(()), Some(file)) = (&done, held.filter(|_| flags.is_empty()))
+            && self.has_no_name(&file).await
+        {
+            observer.keep(file);
+        }
+        changing.paid().await;
+        done
     }
 
     /// Opens by `op`, which may cut the content of `ino`.

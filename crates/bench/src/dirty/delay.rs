@@ -15,7 +15,7 @@ use crate::harness::alternate::{Plan, Turn, Variant, alternate};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report};
 use crate::rivals::counted::Counted;
-use forebay::{Cache, DirtyTracking, File, RawOptions};
+use forebay::{Cache, DirtyTracking, File, OpenOptions};
 use forebay_base::Result;
 use forebay_base::units::MIB;
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Limits, RamDevice};
@@ -159,7 +159,7 @@ impl Ours {
     fn new(options: &Options, size: u64, tracking: DirtyTracking) -> Result<Self> {
         let device = Counted::new(Arc::new(Paced::new(size)));
         let cache = new_cache(options, size, SMALL, tracking)?;
-        let file = cache.open_device(device.clone(), &RawOptions::default())?;
+        let file = OpenOptions::read_write().open_device(&cache, device.clone())?;
         fill(&file)?;
         Ok(Self { file, cache, device })
     }

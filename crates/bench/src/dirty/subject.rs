@@ -7,7 +7,7 @@ use crate::harness::machine::{device_stat, sectors_written};
 use crate::harness::options::Options;
 use crate::rivals::counted::Counted;
 use crate::rivals::kernel::KernelFile;
-use forebay::{Aio, Cache, CacheConfig, DirtyTracking, File, IoFlags, RawOptions};
+use forebay::{Aio, Cache, CacheConfig, DirtyTracking, File, IoFlags, OpenOptions};
 use forebay_base::units::MIB;
 use forebay_base::{Error, Result};
 use forebay_block::{Engine, FileDevice, FileOptions};
@@ -63,7 +63,7 @@ impl Cached {
         for image in images {
             let device = FileDevice::open(image.path(), &FileOptions::default(), &engine)?;
             let device = Counted::new(device);
-            files.push(cache.open_device(device.clone(), &RawOptions::default())?);
+            files.push(OpenOptions::read_write().open_device(&cache, device.clone())?);
             devices.push(device);
         }
         Ok(Self { files, devices, cache })
@@ -87,10 +87,10 @@ impl Cached {
 /// Reads all of a file in.
 pub fn fill(file: &File) -> Result<()> {
     let mut buf = vec![0; MIB as usize];
-    for at in (0..file.size()).step_by(buf.len()) {
+    for at in (0..file.size()?).step_by(buf.len()) {
         file.read_at(&mut buf, at)?;
     }
-    let seen = file.residency(0, file.size());
+    let seen = file.residency(0, file.size()?)?;
     if seen.resident_blocks == seen.total_blocks {
         return Ok(());
     }
@@ -107,7 +107,7 @@ pub fn new_cache(
 ) -> Result<Cache> {
     let aio: Aio = options.aio.parse()?;
     let base = CacheConfig::with_budget(bytes * 2 + 96 * MIB);
-    Cache::new(CacheConfig { aio, folio_size: folio as u32, dirty_tracking: tracking, ..base })
+    Cache::new(base.aio(aio).folio_size(folio as u32).dirty_tracking(tracking))
 }
 
 impl Subject for Cached {

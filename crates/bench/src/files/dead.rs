@@ -9,7 +9,7 @@ use crate::harness::load::{Load, Pattern, Slice, run as run_slice};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report};
 use crate::rivals::ours::{Flagged, Ours};
-use forebay::{File, IoFlags, RawOptions};
+use forebay::{File, IoFlags, OpenOptions};
 use forebay_base::units::MIB;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::target::{ErrorDevice, Fault};
@@ -67,7 +67,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let alone = Ours::open(options, one.path(), budget)?;
     let beside = Ours::open(options, two.path(), budget)?;
     let device = ErrorDevice::new(Arc::new(RamDevice::new(DEAD)));
-    let dead = beside.cache.open_device(device.clone(), &RawOptions::default())?;
+    let dead = OpenOptions::read_write().open_device(&beside.cache, device.clone())?;
     device.arm(Fault { ops: vec![BioOp::Write], ..Fault::default() });
     let targets = [(ALONE, alone.with(IoFlags::empty())), (BESIDE, beside.with(IoFlags::empty()))];
     // K1: dirt that a sync could not write.

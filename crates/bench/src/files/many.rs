@@ -8,7 +8,7 @@
 use crate::harness::meter::{resident_bytes, threads_of};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report, median};
-use forebay::{Cache, CacheConfig, File, RawOptions};
+use forebay::{Cache, CacheConfig, File, OpenOptions};
 use forebay_base::units::{MIB, format_size};
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -98,8 +98,8 @@ impl Before {
     }
 }
 
-fn options_of() -> RawOptions {
-    RawOptions { create_size: Some(BLOCK as u64), ..RawOptions::default() }
+fn options_of() -> OpenOptions {
+    OpenOptions::read_write().create(true).create_size(BLOCK as u64).clone()
 }
 
 fn content(n: usize) -> [u8; BLOCK] {
@@ -153,7 +153,7 @@ fn raise_nofile() -> u64 {
 fn descriptors_of_one(cache: &Cache, path: &Path) -> Result<u64> {
     let count = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64;
     let before = count();
-    let file = cache.open_raw(path, &options_of())?;
+    let file = options_of().open(cache, path)?;
     let held = count().saturating_sub(before);
     drop(file);
     Ok(held.max(1))
@@ -169,8 +169,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let folder = Folder::new(&options.dir)?;
     folder.make_room(total)?;
     let before = Before::now();
-    let cache =
-        Cache::new(CacheConfig { aio: options.aio.parse()?, ..CacheConfig::with_budget(budget) })?;
+    let cache = Cache::new(CacheConfig::with_budget(budget).aio(options.aio.parse()?))?;
     let each = descriptors_of_one(&cache, &folder.file(0))?;
     let at_once = wanted.min((nofile.saturating_sub(SPARE) / each) as usize).max(FEW + 1);
     report.note(format!(
@@ -213,14 +212,14 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
 }
 
 fn write_one(cache: &Cache, path: &Path, n: usize) -> Result<File> {
-    let file = cache.open_raw(path, &options_of())?;
+    let file = options_of().open(cache, path)?;
     file.write_at(&content(n), 0)?;
     file.sync_data()?;
     Ok(file)
 }
 
 fn compare_one(cache: &Cache, path: &Path, n: usize) -> Result<File> {
-    let file = cache.open_raw(path, &RawOptions::default())?;
+    let file = OpenOptions::read_write().open(cache, path)?;
     let mut back = [0; BLOCK];
     file.read_at(&mut back, 0)?;
     if back == content(n) {
@@ -257,10 +256,8 @@ fn waves(
 fn one_more(options: &Options, wanted: usize, at_once: usize, report: &mut Report) -> Result<()> {
     let memory = Path::new("/dev/shm");
     let folder = Folder::new(if memory.is_dir() { memory } else { &options.dir })?;
-    let config = CacheConfig {
-        aio: options.aio.parse()?,
-        ..CacheConfig::with_budget(BUDGETS[usize::from(!options.quick)])
-    };
+    let config =
+        CacheConfig::with_budget(BUDGETS[usize::from(!options.quick)]).aio(options.aio.parse()?);
     let cache = Cache::new(config)?;
     let tries = if options.quick { 50 } else { 1000 };
     folder.make_room(at_once + tries)?;
@@ -270,7 +267,7 @@ fn one_more(options: &Options, wanted: usize, at_once: usize, report: &mut Repor
         for n in &spare {
             let path = folder.file(*n);
             let start = Instant::now();
-            let file = cache.open_raw(&path, &options_of())?;
+            let file = options_of().open(&cache, &path)?;
             file.write_at(&content(*n), 0)?;
             drop(file);
             micros.push(start.elapsed().as_secs_f64() * 1e6);

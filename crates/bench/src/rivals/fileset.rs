@@ -9,7 +9,7 @@ use crate::harness::options::Options;
 use crate::harness::sys::page_cache_bytes;
 use crate::rivals::kernel::KernelFile;
 use crate::rivals::ours::Flagged;
-use forebay::{Aio, Cache, CacheConfig, File, IoFlags, RawOptions};
+use forebay::{Aio, Cache, CacheConfig, File, IoFlags, OpenOptions};
 use forebay_base::{Error, Result};
 use rustix::fs::OFlags;
 use rustix::io::ReadWriteFlags;
@@ -182,18 +182,19 @@ impl OurSet {
         read_only: bool,
     ) -> Result<Self> {
         let aio: Aio = options.aio.parse()?;
-        let cache = Cache::new(CacheConfig { aio, ..CacheConfig::with_budget(budget) })?;
-        let raw = RawOptions { read_only, ..RawOptions::default() };
+        let cache = Cache::new(CacheConfig::with_budget(budget).aio(aio))?;
+        let raw = OpenOptions::read_write().write(!read_only).clone();
         let paths = set.paths();
-        let files = paths.iter().take(count).map(|path| cache.open_raw(path, &raw));
+        let files = paths.iter().take(count).map(|path| raw.open(&cache, path));
         Ok(Self { files: files.collect::<Result<_>>()?, cache, each: set.each })
     }
 
     /// The files as fresh openers, with these flags on each call and this strategy from now on.
     pub fn with(&self, flags: IoFlags, strategy: &str) -> Result<Parts<Flagged>> {
         self.cache.tune("uncached_strategy", strategy)?;
-        let one = |file: &File| Flagged { file: file.reopen(), flags };
-        Ok(Parts { parts: self.files.iter().map(one).collect(), each: self.each })
+        let one = |file: &File| Ok(Flagged { file: file.reopen()?, flags });
+        let parts = self.files.iter().map(one).collect::<Result<_>>()?;
+        Ok(Parts { parts, each: self.each })
     }
 
     /// Syncs all.

@@ -2,7 +2,7 @@
 
 use crate::harness::load::Target;
 use crate::harness::options::Options;
-use forebay::{Aio, Cache, CacheConfig, File, IoFlags, RawOptions};
+use forebay::{Aio, Cache, CacheConfig, File, IoFlags, OpenOptions};
 use forebay_base::{Error, ErrorKind, Result};
 use std::path::Path;
 
@@ -36,21 +36,22 @@ impl Ours {
         change: impl FnOnce(&mut CacheConfig),
     ) -> Result<Self> {
         let aio: Aio = options.aio.parse()?;
-        let mut config = CacheConfig { budget, aio, ..CacheConfig::default() };
+        let mut config = CacheConfig::default().budget(budget).aio(aio);
         change(&mut config);
         let cache = Cache::new(config)?;
-        let file = cache.open_raw(path, &RawOptions::default())?;
+        let file = OpenOptions::read_write().open(&cache, path)?;
         Ok(Self { cache, file })
     }
 
     /// The image with these flags on each call, as an opener of its own.
     pub fn with(&self, flags: IoFlags) -> Flagged {
-        Flagged { file: self.file.reopen(), flags }
+        let file = self.file.reopen().expect("a raw image that is open");
+        Flagged { file, flags }
     }
 
     /// Blocks of 4 KiB of the range that are cached.
     pub fn resident_4k(&self, offset: u64, len: u64) -> u64 {
-        let found = self.file.residency(offset, len);
+        let found = self.file.residency(offset, len).expect("a raw image has content");
         found.resident_blocks * u64::from(found.block_size) / 4096
     }
 }

@@ -85,7 +85,7 @@ pub fn name(stable: bool) -> &'static str {
 mod tests {
     use super::*;
     use crate::rivals::loopdev::tests::requires;
-    use forebay::{Cache, CacheConfig, DirectIo, RawOptions};
+    use forebay::{Cache, CacheConfig, DirectIo, OpenOptions};
 
     /// Knobs of the kernel are followed by a file on a file system on the device, opened before.
     #[test]
@@ -100,15 +100,19 @@ mod tests {
         if let Ok(fs) = made {
             let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
             let direct_io = DirectIo::On;
-            let options =
-                RawOptions { create_size: Some(1 << 20), direct_io, ..Default::default() };
-            let file = cache.open_raw(fs.path().join("image"), &options).unwrap();
-            assert_eq!(file.stable_pages_required(), (false, "the device below does not ask"));
+            let options = OpenOptions::read_write()
+                .create(true)
+                .create_size(1 << 20)
+                .direct_io(direct_io)
+                .clone();
+            let file = options.open(&cache, fs.path().join("image")).unwrap();
+            let required = || file.stable_pages_required().unwrap();
+            assert_eq!(required(), (false, "the device below does not ask"));
             for on in [true, false] {
                 fs.device().stable_writes(on).unwrap();
                 // An answer may be a little old, and comes in the end.
                 let limit = std::time::Instant::now() + std::time::Duration::from_secs(20);
-                while file.stable_pages_required().0 != on {
+                while required().0 != on {
                     assert!(std::time::Instant::now() < limit, "still {}", !on);
                     std::thread::yield_now();
                 }

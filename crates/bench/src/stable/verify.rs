@@ -3,7 +3,7 @@
 
 use crate::harness::image::Rng;
 use crate::harness::options::Options;
-use forebay::{Cache, CacheConfig, File, IoFlags, RawOptions, StablePages, StableStrategy};
+use forebay::{Cache, CacheConfig, File, IoFlags, OpenOptions, StablePages, StableStrategy};
 use forebay_base::Result;
 use forebay_base::world::RealWorld;
 use forebay_block::RamDevice;
@@ -25,14 +25,13 @@ pub struct Verified {
 impl Verified {
     /// With state per `block_size` bytes.
     pub fn new(options: &Options, block_size: u32) -> Result<Self> {
-        let config =
-            CacheConfig { aio: options.aio.parse()?, ..CacheConfig::with_budget(4 * SIZE) };
+        let config = CacheConfig::with_budget(4 * SIZE).aio(options.aio.parse()?);
         let cache = Cache::new(config)?;
         let delays = DelayOptions { per_io: Duration::from_micros(60), ..DelayOptions::default() };
         let slow = DelayDevice::new(Arc::new(RamDevice::new(SIZE)), &RealWorld::new(), delays);
         let device = ChecksumDevice::new(slow);
-        let raw = RawOptions { block_size: Some(block_size), ..RawOptions::default() };
-        let file = cache.open_device(device.clone(), &raw)?;
+        let raw = OpenOptions::read_write().block_size(block_size).clone();
+        let file = raw.open_device(&cache, device.clone())?;
         Ok(Self { device, cache, file })
     }
 

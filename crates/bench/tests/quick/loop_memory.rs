@@ -1,7 +1,7 @@
 //! What the loop behaviour leaves in the kernel's page cache, which only cachestat or mincore can
 //! tell. Ids are those of the checklist.
 
-use forebay::{Aio, Cache, CacheConfig, DirectIo, File, RawOptions};
+use forebay::{Aio, Cache, CacheConfig, DirectIo, File, OpenOptions};
 use forebay_bench::harness::sys::page_cache_bytes;
 use std::path::PathBuf;
 
@@ -17,11 +17,11 @@ struct Lab {
 impl Lab {
     fn new(name: &str, direct_io: DirectIo) -> Self {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-        let config = CacheConfig { aio: Aio::Threads, ..CacheConfig::with_budget(16 << 20) };
+        let config = CacheConfig::with_budget(16 << 20).aio(Aio::Threads);
         let cache = Cache::new(config).unwrap();
-        let create_size = Some(SIZE);
-        let options = RawOptions { create_size, direct_io, ..RawOptions::default() };
-        let file = cache.open_raw(&path, &options).unwrap();
+        let options =
+            OpenOptions::read_write().create(true).create_size(SIZE).direct_io(direct_io).clone();
+        let file = options.open(&cache, &path).unwrap();
         let seen = std::fs::File::open(&path).unwrap();
         Self { path, cache, file, seen }
     }

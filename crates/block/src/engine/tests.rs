@@ -127,8 +127,8 @@ fn submit_without_further_threads_neither_waits_nor_loses_a_request() {
     (0..20).for_each(|_| assert!(lab.ended.recv().unwrap().1));
 }
 
-/// The story: a pool began without a worker, and the first submitter slept until one could be started.
-/// A pool whose first worker cannot be started is refused instead.
+/// The story: a pool began without a worker, and the first submitter slept until one could be
+/// started. A pool whose first worker cannot be started is refused instead.
 #[test]
 fn pool_without_its_first_thread_is_refused() {
     let refuse = |_: Box<dyn FnOnce() + Send>| Err(io::Error::from_raw_os_error(libc::EAGAIN));

@@ -206,9 +206,9 @@ fn local_ring_broken_and_dropped_ends_each_request() {
     check(&bench.results(8, || {}));
 }
 
-/// The story: the ring of an event loop broke when the loop handed requests over, and the loop ended
-/// before it reaped. What the kernel had answered by then was dropped with the queue, so the request
-/// ended with an error, or, as here, not at all.
+/// The story: the ring of an event loop broke when the loop handed requests over, and the loop
+/// ended before it reaped. What the kernel had answered by then was dropped with the queue, so the
+/// request ended with an error, or, as here, not at all.
 #[test]
 fn local_ring_broken_and_not_reaped_ends_answered_requests_with_their_results() {
     let Some(bench) = Bench::new() else { return };

@@ -12,7 +12,7 @@
 //!
 //! Invariants: K1 a file is refused before the wait is over only if a living process was seen to
 //! hold a lock on it twice. Where that cannot be told (another user's process, another container)
-//! it is refused after the wait. K2 each open file description by which the device writes holds a
+//! it is refused after the wait. K9 each open file description by which the device writes holds a
 //! lock that refuses other openers: no write of a killed process lands after the next opener
 //! has the file.
 

@@ -279,7 +279,7 @@ fn reference(path: &Path, direct: bool) -> OwnedFd {
     found.into_iter().next().unwrap()
 }
 
-/// K2. The lock was on the descriptor for buffered I/O alone, and direct I/O uses another open file
+/// K9. The lock was on the descriptor for buffered I/O alone, and direct I/O uses another open file
 /// description. So a process that opened the image right after a kill -9 could have the lock while
 /// direct writes of the killed process were in flight, and these damaged what it wrote.
 #[test]
@@ -304,7 +304,7 @@ fn lock_lives_until_each_descriptor_that_writes_is_closed() {
         let open = |options: FileOptions| FileDevice::open(&path, &options, &engine());
         let reader = |direct_io| FileOptions { read_only: true, direct_io, ..none.clone() };
         let is_refused = |options| open(options).err().map(|e| e.kind()) == Some(ErrorKind::Busy);
-        assert!(is_refused(none.clone()), "K2: opened {mode}: the device lives");
+        assert!(is_refused(none.clone()), "K9: opened {mode}: the device lives");
         drop(device);
         assert!(is_refused(none.clone()), "opened {mode}: a write lives, direct: {kept_direct}");
         assert!(is_refused(reader(mode)), "opened {mode}: a write lives, direct: {kept_direct}");

@@ -4,10 +4,11 @@
 //! what is left fits; then what lies above the new limits is moved below; then the memory above goes
 //! back to the system. Larger: the tables are told, and the limits raised.
 //!
-//! Invariants: Y1 one resize at a time. Y2 memory is given back only when no frame and no slot in it
-//! is in use (A1, B1). Y3 the budget shown is never less than what the parts may hold. Y4 a resize
-//! that fails, because something dirty cannot be written out, leaves the budget as it was.
-//! Locks: the allocators' and the index', one after the other, none across a wait.
+//! Invariants: Y1 one resize at a time. Y2 memory is given back only when no frame and no slot in
+//! it is in use (A1, B1). Y3 the budget shown is never less than what the parts may hold. Y4 a
+//! resize that fails, because something dirty cannot be written out, or is dropped, leaves the
+//! budget as it was. Locks: the allocators' and the index', one after the other, none across a
+//! wait.
 
 use crate::cache::PageCache;
 use crate::config::Division;
@@ -32,6 +33,20 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.resizing.store(false, Ordering::SeqCst);
         self.0.resize_wait.wake_all();
+    }
+}
+
+/// Limits that were lowered before everything fits: raised again on drop (Y4).
+struct Lowered<'a> {
+    cache: &'a PageCache,
+    from: Division,
+}
+
+impl Drop for Lowered<'_> {
+    fn drop(&mut self) {
+        self.cache.set_limits(&self.from);
+        debug_assert_eq!(self.cache.sizes.frames(), self.from.frames, "Y4: as it was");
+        self.cache.frame_wait.wake_all();
     }
 }
 
@@ -80,14 +95,10 @@ impl PageCache {
 
     /// Makes everything fit into smaller parts, or leaves them as they were (Y4).
     pub(super) async fn shrink(&self, from: &Division, to: &Division) -> Result<()> {
+        let lowered = Lowered { cache: self, from: *from };
         self.set_limits(to);
-        let fitted = self.make_fit(to).await;
-        if let Err(error) = fitted {
-            self.set_limits(from);
-            debug_assert_eq!(self.sizes.frames(), from.frames, "Y4: as it was");
-            self.frame_wait.wake_all();
-            return Err(error);
-        }
+        self.make_fit(to).await?;
+        std::mem::forget(lowered);
         self.give_back(to);
         Ok(())
     }

@@ -24,9 +24,7 @@ use crate::mount::start_watchdog;
 use crate::volume::at::{self, Named};
 use crate::{output, signals};
 use clap::Args;
-use forebay::{
-    Cache, CacheConfig, DirectIo, LiveMode, OpenOptions, RawOptions, Volume, VolumeOptions,
-};
+use forebay::{Cache, CacheConfig, DirectIo, LiveMode, OpenOptions, Volume, VolumeOptions};
 use forebay_base::units::{MIB, format_size};
 use forebay_base::world::RealWorld;
 use forebay_block::loopdev::FileLoop;
@@ -126,24 +124,24 @@ fn open(cache: &Cache, args: &AttachArgs, mode: &LiveMode) -> Outcome<Source> {
     };
     let Some(Named { image: path, path: inside }) = Named::parse(&args.image) else {
         let path = image(Path::new(&args.image))?;
-        let options = RawOptions { read_only, direct_io, ..RawOptions::default() };
-        let file = cache.open_raw(&path, &options)?;
+        let mut how = OpenOptions::new();
+        let file = how.read(true).write(!read_only).direct_io(direct_io).open(cache, &path)?;
         let shown = path.display().to_string();
         let meta = std::fs::metadata(&path).map_err(|e| Failure::io(shown.clone(), &e))?;
         return Ok(Source {
-            export: file.export_live(mode),
+            export: file.export_live(mode)?,
             volume: None,
             shown,
             identity: Some((meta.dev(), meta.ino())),
-            residency: Box::new(move || Ok(file.residency(0, file.size()))),
+            residency: Box::new(move || file.residency(0, file.size()?)),
         });
     };
     let path = image(&path)?;
-    let options = VolumeOptions { read_only, direct_io, ..VolumeOptions::default() };
+    let options = VolumeOptions::default().read_only(read_only).direct_io(direct_io);
     let volume = cache.open_volume(&path, &options).map_err(|e| at::in_use(&path, &inside, e))?;
     let shown = format!("{}:{}", path.display(), String::from_utf8_lossy(&inside));
     let mut how = OpenOptions::new();
-    let opened = how.read(true).write(!read_only).open(&volume, OsStr::from_bytes(&inside));
+    let opened = how.read(true).write(!read_only).open_in(&volume, OsStr::from_bytes(&inside));
     let opened = opened.and_then(|file| Ok((file.export_live(mode)?, file)));
     let (export, file) = opened.map_err(|e| {
         let failure = Failure::from(e);

@@ -66,7 +66,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let opened = opened.collect::<Outcome<Vec<Served>>>()?;
     let mut exports = Vec::new();
     for served in &opened {
-        exports.push((served.name.clone(), served.source.export(&mode)?));
+        exports.push((served.name.clone(), served.file.export_live(&mode)?));
     }
     let listening = front::listen(wanted, exports, server)?;
     cache.add_rows(listening.rows());
@@ -109,7 +109,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     }
     finish(&cache)?;
     // Once for each file of a volume; all but the first find nothing to do.
-    for volume in target.served.iter().filter_map(|served| served.source.volume()) {
+    for volume in target.served.iter().filter_map(|served| served.file.volume()) {
         volume.clone().close()?;
     }
     drop(control);

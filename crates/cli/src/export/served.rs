@@ -5,15 +5,12 @@ use crate::args::ExportArgs;
 use crate::failure::{Failure, Outcome};
 use crate::volume::at;
 use forebay::{
-    AllocMode, Cache, DirectIo, File, LiveMode, OpenOptions, RawOptions, Residency, Result,
-    StablePages, Volume, VolumeFile, VolumeOptions,
+    AllocMode, Cache, DirectIo, File, OpenOptions, Residency, Result, StablePages, VolumeOptions,
 };
-use forebay_vfs::Export;
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// See the module.
 pub struct Served {
@@ -26,97 +23,37 @@ pub struct Served {
     /// Writes are refused.
     pub read_only: bool,
     /// The open file.
-    pub source: Source,
+    pub file: File,
 }
 
-/// An open file.
-pub enum Source {
-    /// An image.
-    Raw(File),
-    /// A file of a volume.
-    Inside(VolumeFile),
-}
-
-impl Source {
+impl Served {
     /// Bytes.
     pub fn size(&self) -> u64 {
-        match self {
-            Self::Raw(file) => file.size(),
-            // It was asked before; what is asked is in memory.
-            Self::Inside(file) => file.size().unwrap_or(0),
-        }
-    }
-
-    /// Whether direct I/O is on below the cache, and why.
-    pub fn direct_io(&self) -> (bool, String) {
-        match self {
-            Self::Raw(file) => file.direct_io(),
-            Self::Inside(file) => file.volume().direct_io(),
-        }
+        // Opening the file loaded its attributes: this reads memory.
+        self.file.size().unwrap_or(0)
     }
 
     /// Whether bytes in flight are kept from changing, and why.
     pub fn stable_pages_required(&self) -> (bool, &'static str) {
-        match self {
-            Self::Raw(file) => file.stable_pages_required(),
-            Self::Inside(file) => file.stable_pages_required().unwrap_or((true, "not known")),
-        }
+        self.file.stable_pages_required().unwrap_or((true, "not known"))
     }
 
-    /// What the device below asks for.
-    pub fn device_stable_pages_required(&self) -> (bool, &'static str) {
-        match self {
-            Self::Raw(file) => file.device_stable_pages_required(),
-            Self::Inside(file) => file.volume().device_stable_pages_required(),
-        }
-    }
-
-    /// As it was set last.
+    /// Whether the need for stable pages comes from the device or was set.
     pub fn stable_pages(&self) -> StablePages {
-        match self {
-            Self::Raw(file) => file.stable_pages(),
-            Self::Inside(file) => file.stable_pages().unwrap_or(StablePages::Auto),
-        }
-    }
-
-    /// Sets it.
-    pub fn set_stable_pages(&self, to: StablePages) -> Result<()> {
-        match self {
-            Self::Raw(file) => file.set_stable_pages(to),
-            Self::Inside(file) => file.set_stable_pages(to),
-        }
+        self.file.stable_pages().unwrap_or(StablePages::Auto)
     }
 
     /// Switches direct I/O of an image; a volume keeps what it was opened with.
     pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
-        match self {
-            Self::Raw(file) => file.set_direct_io(mode),
-            Self::Inside(_) => Ok(()),
+        match self.file.volume() {
+            Some(_) => Ok(()),
+            None => self.file.set_direct_io(mode),
         }
     }
 
     /// What is in the cache.
     pub fn residency(&self) -> Result<Residency> {
-        match self {
-            Self::Raw(file) => Ok(file.residency(0, file.size())),
-            Self::Inside(file) => file.residency(0, file.size()?),
-        }
-    }
-
-    /// For the server.
-    pub fn export(&self, mode: &LiveMode) -> Result<Arc<dyn Export>> {
-        match self {
-            Self::Raw(file) => Ok(file.export_live(mode)),
-            Self::Inside(file) => file.export_live(mode),
-        }
-    }
-
-    /// The volume, if it is in one.
-    pub fn volume(&self) -> Option<&Volume> {
-        match self {
-            Self::Raw(_) => None,
-            Self::Inside(file) => Some(file.volume()),
-        }
+        self.file.residency(0, self.file.size()?)
     }
 }
 
@@ -134,38 +71,37 @@ pub fn look_at(spec: &ImageSpec) -> Outcome<Metadata> {
 pub fn open(cache: &Cache, spec: &ImageSpec, args: &ExportArgs) -> Outcome<Served> {
     let meta = look_at(spec)?;
     let image = absolute(&spec.path).display().to_string();
-    let (source, shown, identity) = match &spec.inside {
+    let (file, shown, identity) = match &spec.inside {
         None => (raw(cache, spec, args)?, image, Some((meta.dev(), meta.ino()))),
         Some(path) => {
-            let source = Source::Inside(inside(cache, spec, path, args)?);
-            (source, format!("{image}:{}", path.display()), None)
+            let file = inside(cache, spec, path, args)?;
+            (file, format!("{image}:{}", path.display()), None)
         }
     };
-    source.set_stable_pages(args.stable_pages.parse()?)?;
-    let (direct, reason) = source.direct_io();
+    file.set_stable_pages(args.stable_pages.parse()?)?;
+    let (direct, reason) = file.direct_io();
     log::info!("{shown}: direct-io {}: {reason}", if direct { "on" } else { "off" });
-    Ok(Served { name: spec.name.clone(), shown, identity, read_only: args.cache.read_only, source })
+    Ok(Served { name: spec.name.clone(), shown, identity, read_only: args.cache.read_only, file })
 }
 
-fn raw(cache: &Cache, spec: &ImageSpec, args: &ExportArgs) -> Outcome<Source> {
-    let options = RawOptions {
-        read_only: args.cache.read_only,
-        direct_io: args.cache.direct_io.parse()?,
-        offset: args.offset,
-        size_limit: args.size_limit,
-        block_size: args.block_size.map(|b| u32::try_from(b).expect("checked to be 4 KiB at most")),
-        create_size: None,
-    };
-    Ok(Source::Raw(cache.open_raw(&spec.path, &options)?))
+fn raw(cache: &Cache, spec: &ImageSpec, args: &ExportArgs) -> Outcome<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(!args.cache.read_only);
+    options.direct_io(args.cache.direct_io.parse()?).offset(args.offset);
+    if let Some(bytes) = args.size_limit {
+        options.size_limit(bytes);
+    }
+    if let Some(bytes) = args.block_size {
+        options.block_size(u32::try_from(bytes).expect("checked to be 4 KiB at most"));
+    }
+    Ok(options.open(cache, &spec.path)?)
 }
 
-fn inside(cache: &Cache, spec: &ImageSpec, path: &Path, args: &ExportArgs) -> Outcome<VolumeFile> {
-    let options = VolumeOptions {
-        read_only: args.cache.read_only,
-        direct_io: args.cache.direct_io.parse()?,
-        alloc: args.alloc.as_deref().map_or(Ok(AllocMode::default()), str::parse)?,
-        ..VolumeOptions::default()
-    };
+fn inside(cache: &Cache, spec: &ImageSpec, path: &Path, args: &ExportArgs) -> Outcome<File> {
+    let options = VolumeOptions::default()
+        .read_only(args.cache.read_only)
+        .direct_io(args.cache.direct_io.parse()?)
+        .alloc(args.alloc.as_deref().map_or(Ok(AllocMode::default()), str::parse)?);
     let volume = cache
         .open_volume(&spec.path, &options)
         .map_err(|e| at::in_use(&spec.path, path.as_os_str().as_bytes(), e))?;
@@ -174,7 +110,7 @@ fn inside(cache: &Cache, spec: &ImageSpec, path: &Path, args: &ExportArgs) -> Ou
         let text = format!("{}:{}: {}", spec.path.display(), path.display(), failure.message);
         Failure { message: text, ..failure }
     };
-    let file = OpenOptions::new().read(true).write(!args.cache.read_only).open(&volume, path);
+    let file = OpenOptions::new().read(true).write(!args.cache.read_only).open_in(&volume, path);
     let file = file.map_err(named)?;
     // What has no content is refused here, by name.
     file.stable_pages().map_err(named)?;

@@ -106,31 +106,31 @@ impl Target {
     }
 
     fn export(&self, served: &Served) -> Value {
-        let (direct, reason) = served.source.direct_io();
-        let (stable, why) = served.source.stable_pages_required();
-        let (below, why_below) = served.source.device_stable_pages_required();
+        let (direct, reason) = served.file.direct_io();
+        let (stable, why) = served.stable_pages_required();
+        let (below, why_below) = served.file.device_stable_pages_required();
         json!({
             "name": served.name,
             "path": served.shown,
             "uri": self.place.uri(&served.name),
-            "size": served.source.size(),
+            "size": served.size(),
             "mode": self.mode.get().to_string(),
             "read_only": served.read_only,
             "direct_io": direct,
             "direct_io_reason": reason,
-            "stable_pages": served.source.stable_pages().to_string(),
+            "stable_pages": served.stable_pages().to_string(),
             "stable_pages_required": stable,
             "stable_pages_reason": why,
             "device_stable_pages_required": below,
             "device_stable_pages_reason": why_below,
-            "alloc": served.source.volume().map(answers::alloc),
+            "alloc": served.file.volume().map(answers::alloc),
         })
     }
 
     fn stable_needs(&self) -> String {
         let (exports, devices) = (
-            |s: &Served| (s.name.clone(), s.source.stable_pages_required().0),
-            |s: &Served| (s.shown.clone(), s.source.device_stable_pages_required().0),
+            |s: &Served| (s.name.clone(), s.stable_pages_required().0),
+            |s: &Served| (s.shown.clone(), s.file.device_stable_pages_required().0),
         );
         let exports = needs("export", self.served.iter().map(exports));
         exports + &needs("device", self.served.iter().map(devices))
@@ -142,7 +142,7 @@ impl Target {
         all.insert("direct_io".into(), mode.to_string().into());
         all.insert("cache_size".into(), self.cache_size().to_string().into());
         if let Some(served) = self.served.first() {
-            all.insert("stable_pages".into(), served.source.stable_pages().to_string().into());
+            all.insert("stable_pages".into(), served.stable_pages().to_string().into());
         }
         all.insert("mode".into(), self.mode.get().to_string().into());
         all.insert("poll_us".into(), self.front.poll_us().to_string().into());
@@ -165,17 +165,14 @@ impl Target {
             }
             "stable_pages" => {
                 let to = value.parse()?;
-                return self
-                    .served
-                    .iter()
-                    .try_for_each(|served| served.source.set_stable_pages(to));
+                return self.served.iter().try_for_each(|served| served.file.set_stable_pages(to));
             }
             _ => return self.cache.tune(name, value),
         }
         let mode: DirectIo = value.parse()?;
         let mut current = self.direct_io.lock().unwrap_or_else(|p| p.into_inner());
         for served in &self.served {
-            served.source.set_direct_io(mode)?;
+            served.set_direct_io(mode)?;
         }
         *current = mode;
         Ok(())
@@ -203,7 +200,7 @@ impl Target {
         let found = self.served.iter().find(|s| s.identity == Some(identity));
         let served = found
             .ok_or_else(|| Refusal::new("not-found", "this process does not export that file"))?;
-        let r = served.source.residency();
+        let r = served.residency();
         let r = r.map_err(|e| answers::refusal(&e))?;
         Ok(answers::residency(&served.name, &r))
     }
@@ -222,7 +219,7 @@ fn needs(of: &str, all: impl Iterator<Item = (String, bool)>) -> String {
 
 impl Target {
     fn open_volume(&self, identity: (u64, u64)) -> Option<&Volume> {
-        let mut volumes = self.served.iter().filter_map(|served| served.source.volume());
+        let mut volumes = self.served.iter().filter_map(|served| served.file.volume());
         volumes.find(|volume| at::identity(volume.identity()) == identity)
     }
 }

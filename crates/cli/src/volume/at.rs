@@ -96,7 +96,7 @@ pub fn open(image: &Path, access: Access, which: &Which) -> Outcome<OpenVolume> 
     }
     let cache = cache()?;
     let read_only = access == Access::Read;
-    let options = VolumeOptions { read_only, noatime: true, ..VolumeOptions::default() };
+    let options = VolumeOptions::default().read_only(read_only).noatime(true);
     match cache.open_volume(image, &options) {
         Ok(volume) => {
             let about = about(&volume)?;
@@ -110,8 +110,9 @@ pub fn open(image: &Path, access: Access, which: &Which) -> Outcome<OpenVolume> 
 
 /// A cache for a command that is over soon.
 pub fn cache() -> Outcome<Cache> {
-    let config = CacheConfig::default();
-    Ok(Cache::new(CacheConfig { budget: config.budget.min(CACHE_MAX), ..config })?)
+    let mut config = CacheConfig::default();
+    config.budget = config.budget.min(CACHE_MAX);
+    Ok(Cache::new(config)?)
 }
 
 /// The numbers by which processes know an image.
@@ -133,8 +134,7 @@ enum Has {
 
 /// Opens a volume as it was before its newest `passed_over` checkpoints, to read, here.
 pub fn open_older(image: &Path, passed_over: u32) -> Outcome<OpenVolume> {
-    let options =
-        VolumeOptions { read_only: true, noatime: true, passed_over, ..VolumeOptions::default() };
+    let options = VolumeOptions::default().read_only(true).noatime(true).passed_over(passed_over);
     let volume = cache()?.open_volume(image, &options)?;
     let (fs, image) = (volume.file_system(), image.to_path_buf());
     Ok(OpenVolume { fs, about: about(&volume)?, image, pid: None, has: Has::Local(volume) })

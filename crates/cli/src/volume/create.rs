@@ -22,8 +22,9 @@ pub fn create(args: &CreateArgs) -> Outcome {
         None => None,
     };
     let checksums = args.checksum == "crc32c";
-    let (size, force, keep_blocks) = (args.size, args.force, args.keep_blocks);
-    let options = CreateVolume { size, block_size, segment_size, checksums, force, keep_blocks };
+    let mut options = CreateVolume::default().block_size(block_size).checksums(checksums);
+    (options.size, options.segment_size) = (args.size, segment_size);
+    (options.force, options.keep_blocks) = (args.force, args.keep_blocks);
     match Volume::create(&args.volume, &options) {
         Ok(()) => {}
         Err(e) if e.kind() == ErrorKind::Exists => {
@@ -33,7 +34,7 @@ pub fn create(args: &CreateArgs) -> Outcome {
         Err(e) => return Err(e.into()),
     }
     let cache = super::at::cache()?;
-    let opening = forebay::VolumeOptions { read_only: true, ..Default::default() };
+    let opening = forebay::VolumeOptions::default().read_only(true);
     let info = cache.open_volume(&args.volume, &opening)?.info()?;
     output::line(format!(
         "{}: a volume of {}, {} segments of {}, blocks of {}, {}",

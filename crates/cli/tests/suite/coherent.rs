@@ -4,7 +4,7 @@
 
 use crate::common::lab::Lab;
 use crate::common::place::may_run;
-use forebay::{ExportMode, OpenOptions, Volume, VolumeFile};
+use forebay::{ExportMode, File, OpenOptions, Volume};
 use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const MODES: [KernelCache; 3] = [KernelCache::Never, KernelCache::Small, KernelCache::Always];
 
-fn both(volume: &Volume, name: &str) -> VolumeFile {
-    OpenOptions::new().read(true).write(true).create(true).open(volume, name).unwrap()
+fn both(volume: &Volume, name: &str) -> File {
+    OpenOptions::new().read(true).write(true).create(true).open_in(volume, name).unwrap()
 }
 
 /// Carries out what a script asks for: by the library, or by an export of the same file.
@@ -28,7 +28,7 @@ fn outsiders(listener: &UnixListener, volume: &Volume, name: &str) {
     let (stream, _) = listener.accept().unwrap();
     let mut asked = BufReader::new(stream.try_clone().unwrap());
     let file = both(volume, name);
-    let append = OpenOptions::new().append(true).open(volume, name).unwrap();
+    let append = OpenOptions::new().append(true).open_in(volume, name).unwrap();
     let mut line = String::new();
     while asked.read_line(&mut line).unwrap() > 0 {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -190,7 +190,7 @@ fn appends_from_both_sides_are_all_there() {
                     (0..EACH).for_each(|n| file.write_all(record(who, n).as_bytes()).unwrap());
                 });
             }
-            let file = OpenOptions::new().append(true).open(&lab.volume, "log").unwrap();
+            let file = OpenOptions::new().append(true).open_in(&lab.volume, "log").unwrap();
             for n in 0..EACH {
                 let text = record(2, n);
                 assert_eq!(file.write_at(text.as_bytes(), 0).unwrap(), text.len());

@@ -2,6 +2,7 @@
 //! steps and by a command that repeats it.
 
 use crate::common::Folder;
+use forebay_crashtest::CLASSES;
 use std::process::Output;
 
 fn text(output: &Output) -> (String, String, Option<i32>) {
@@ -17,6 +18,9 @@ fn nothing_is_wrong_and_the_last_line_says_what_was_seen() {
     assert_eq!(status, Some(0), "{out}{err}");
     let last = out.lines().last().expect("a summary");
     assert!(last.starts_with("no violation: ") && last.contains(" crash states, "), "{last}");
+    let (_, classes) = last.split_once("; classes: ").expect("the classes of runs");
+    assert_eq!(classes.matches(" states, ").count(), CLASSES.len(), "{last}");
+    assert!(CLASSES.iter().all(|class| classes.contains(class.name)), "{last}");
     assert!(err.lines().all(|line| line.contains("states")), "progress: {err}");
 }
 
@@ -29,6 +33,9 @@ fn json_has_every_count() {
         assert!(json[name].as_u64().is_some_and(|n| n > 0), "{name}: {json}");
     }
     assert!(json["states"].as_u64() >= Some(300) && json["violation"].is_null(), "{json}");
+    let of = |class: &str, count: &str| json["classes"][class][count].as_u64();
+    let counts = CLASSES.iter().map(|class| of(class.name, "states").expect("a count"));
+    assert_eq!(Some(counts.sum::<u64>()), json["states"].as_u64(), "{json}");
 }
 
 /// It ends by its time, which is all that ends it here, and says meanwhile how far it has come.

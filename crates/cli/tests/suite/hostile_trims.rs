@@ -7,7 +7,7 @@
 use crate::behind::{Before, Behind};
 use crate::common::nbd::{Client, TRIM};
 use crate::common::{Folder, PATIENCE};
-use forebay::{Cache, CacheConfig, ExportMode, RawOptions};
+use forebay::{Cache, CacheConfig, ExportMode, OpenOptions};
 use forebay_base::Result;
 use forebay_base::task::BoxFuture;
 use forebay_nbd::{Server, ServerConfig};
@@ -68,9 +68,9 @@ fn a_thousand_trims_of_one_range_are_linear_work() {
     let image = folder.path("disk.img");
     std::fs::File::create(&image).unwrap().set_len(IMAGE).unwrap();
     let cache = Cache::new(CacheConfig::with_budget(16 * MIB)).unwrap();
-    let file = cache.open_raw(&image, &RawOptions::default()).unwrap();
+    let file = OpenOptions::read_write().open(&cache, &image).unwrap();
     let counts = Arc::<Counts>::default();
-    let export = Behind::new(file.export(ExportMode::Cached), Counting(counts.clone()));
+    let export = Behind::new(file.export(ExportMode::Cached).unwrap(), Counting(counts.clone()));
     let exports: Vec<(String, Arc<dyn Export>)> = vec![("disk".into(), export)];
     let config = ServerConfig { clients_max: CLIENTS + 8, threads: 1, ..Default::default() };
     let server = Server::new(config, exports).unwrap();

@@ -49,7 +49,7 @@ fn programs_work_and_umount_makes_it_durable() {
     place.mount("");
     place.run("git", &["-C", "mnt/clone", "fsck", "--full", "--strict"]);
     assert_eq!(place.run("sqlite3", &["mnt/db", "pragma integrity_check"]), "ok\n");
-    place.folder.ok(&["umount", "mnt"]);
+    place.forebay_umount();
     assert!(!place.is_mounted());
 }
 
@@ -75,10 +75,10 @@ fn files_are_what_was_written() {
         });
         let files = ["mnt/file-1", "mnt/file-2", "mnt/file-3", "mnt/file-4"];
         let sums = place.run("sha256sum", &files);
-        place.folder.ok(&["umount", "mnt"]);
+        place.forebay_umount();
         place.mount("ro");
         assert_eq!(place.run("sha256sum", &files), sums, "{words}");
-        place.folder.ok(&["umount", "mnt"]);
+        place.forebay_umount();
     }
 }
 
@@ -94,7 +94,7 @@ fn a_file_that_was_closed_is_in_the_cache() {
     let path = place.mnt("file");
     let want: Vec<u8> = (0..3_000_000_u32).map(|n| (n / 7) as u8).collect();
     std::fs::write(&path, &want).unwrap();
-    place.folder.ok(&["umount", "mnt"]);
+    place.forebay_umount();
     place.mount("kernel_cache=never");
     let misses = || {
         let stat = place.folder.ok(&["stat", "mnt", "--json"]);
@@ -143,7 +143,7 @@ fn p1_what_is_wrong_is_said_at_once() {
     let held = std::fs::File::create(place.mnt("held")).unwrap();
     fails(&["umount", "mnt"], 4, "in use");
     drop(held);
-    place.folder.ok(&["umount", "mnt"]);
+    place.forebay_umount();
 }
 
 /// P2, P3: a signal ends a mount as umount does, on either type; afterwards the image is free.
@@ -165,7 +165,7 @@ fn p2_p3_a_signal_ends_it_with_everything_durable() {
             let bytes = std::fs::read(place.mnt(&format!("file-{n}"))).unwrap();
             assert!(bytes.len() == 300_000 && bytes.iter().all(|b| *b == n as u8), "file-{n}");
         }
-        place.folder.ok(&["umount", "mnt"]);
+        place.forebay_umount();
         assert!(!place.is_mounted());
     }
 }
@@ -189,7 +189,7 @@ fn after_kill_9_what_was_synced_is_there() {
     });
     assert_eq!(held.sync_all().unwrap_err().raw_os_error(), Some(107));
     drop(held);
-    place.folder.ok(&["umount", "mnt"]);
+    place.forebay_umount();
     place.mount("");
     assert_eq!(std::fs::read(place.mnt("synced")).unwrap(), [5; 100_000]);
     place.umount();
@@ -216,7 +216,7 @@ fn sync_makes_everything_durable() {
             std::fs::metadata(place.mnt("x"))
                 .is_err_and(|e| matches!(e.raw_os_error(), Some(107 | 103)))
         });
-        place.folder.ok(&["umount", "mnt"]);
+        place.forebay_umount();
         place.mount("");
         for file in 0..20_u8 {
             let bytes = std::fs::read(dir.join(file.to_string()))

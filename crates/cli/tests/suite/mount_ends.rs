@@ -132,7 +132,7 @@ fn e2_another_place_of_the_same_mount() {
     assert!(done.status.success(), "{}", stderr(&done));
     assert!(stderr(&done).contains("also mounted on"), "{}", stderr(&done));
     assert_eq!(std::fs::read(place.mnt("f")).unwrap(), b"x");
-    place.folder.ok(&["umount", "mnt"]);
+    place.forebay_umount();
 }
 
 /// umount(8) is over before the process of a plain mount is: whoever mounted again at once was refused, as
@@ -273,7 +273,7 @@ fn words_of_the_command_line() {
     let place = Place::new(64 << 20);
     place.folder.ok(&["mount", "-o", "ro", "--", "vol", "mnt"]);
     assert!(place.is_mounted());
-    place.folder.ok(&["umount", "mnt"]);
+    place.forebay_umount();
     let link = place.folder.path("mount.forebay");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_forebay"), link).unwrap();
     place.run("./mount.forebay", &["vol", "mnt", "-f", "-o", "rw"]);

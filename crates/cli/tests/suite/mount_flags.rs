@@ -93,7 +93,7 @@ os.mknod('mnt/dir/node')";
     // Times of what was made are what the file system has, not what they were before it had a policy.
     let changed = |path: &str| place.run("stat", &["-c", "%z", &format!("mnt/{path}")]);
     let told = changed("dir/file");
-    place.folder.ok(&["umount", "mnt"]);
+    place.forebay_umount();
     place.mount("");
     assert_eq!(changed("dir/file"), told);
     let of = |path: &str| folder.ok(&["policy", &format!("mnt/{path}")]);

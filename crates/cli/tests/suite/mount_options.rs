@@ -100,6 +100,6 @@ fn allow_other_and_the_helper() {
         let (_, of_fs) = in_table(&place);
         assert_eq!(of_fs.contains(&"allow_other".to_string()), shared, "-o {words}: {of_fs:?}");
         assert_eq!(stat(&place)["mounts"][0]["kind"], kind, "-o {words}");
-        place.folder.ok(&["umount", "mnt"]);
+        place.forebay_umount();
     }
 }

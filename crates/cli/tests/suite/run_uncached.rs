@@ -48,7 +48,7 @@ impl Lab {
 
     fn end(mut self) {
         self.held = None;
-        self.place.folder.ok(&["umount", "mnt"]);
+        self.place.forebay_umount();
     }
 }
 
@@ -248,7 +248,7 @@ fn from_another_world_of_processes_it_refuses() {
     let said = place.folder.refused(1, &["run", "--uncached", "--on", "mnt", "true"]);
     assert!(said.contains("another container") && said.contains("forebay policy"), "{said}");
     // It waited for ever: for the process of ours that has the number of the mount's in its world.
-    place.folder.ok(&["umount", "mnt"]);
+    place.forebay_umount();
     assert!(daemon.0.wait().unwrap().success());
 }
 

@@ -55,6 +55,8 @@ fn class_of(fault: Planted) -> Option<&'static str> {
         Planted::NoSpaceSwallowed => "host-full",
         Planted::TailReused => "late-writes",
         Planted::StagedKept => "content",
+        Planted::RecordBeforeData => "no-sums",
+        Planted::BlockNumberShort => "large",
         _ => return None,
     })
 }

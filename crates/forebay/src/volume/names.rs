@@ -3,9 +3,10 @@
 //!
 //! No locks: each step of a path is one look, see [`forebay_vfs::path`].
 
-use crate::volume::{OpenOptions, Volume, VolumeFile};
+use crate::file::{File, OpenOptions};
+use crate::volume::Volume;
 use forebay_base::task::block_on;
-use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_base::{Error, ErrorKind, Result};
 use forebay_vfs::path::{Last, resolve, resolve_parent};
 use forebay_vfs::{
     Attr, Cookie, DirEntry, FileKind, FileSystem, Ino, Name, NewInode, RenameFlags, SetAttr,
@@ -48,13 +49,13 @@ impl Volume {
     }
 
     /// Opens a file to read.
-    pub fn open_file(&self, path: impl AsRef<Path>) -> Result<VolumeFile> {
-        OpenOptions::new().read(true).open(self, path)
+    pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File> {
+        OpenOptions::new().read(true).open_in(self, path)
     }
 
     /// Opens a file to read and write; makes it if it is not there, and makes it empty.
-    pub fn create_file(&self, path: impl AsRef<Path>) -> Result<VolumeFile> {
-        OpenOptions::new().read(true).write(true).create(true).truncate(true).open(self, path)
+    pub fn create_file(&self, path: impl AsRef<Path>) -> Result<File> {
+        OpenOptions::new().read(true).write(true).create(true).truncate(true).open_in(self, path)
     }
 
     /// The content of a file.
@@ -77,13 +78,7 @@ impl Volume {
     pub fn write(&self, path: impl AsRef<Path>, content: &[u8]) -> Result<()> {
         let path = path.as_ref();
         let file = self.create_file(path)?;
-        match file.write_at_with(content, 0, IoFlags::empty())? == content.len() {
-            true => Ok(()),
-            false => {
-                Err(Error::new(ErrorKind::NoSpace, "write", "room for a part of it")
-                    .with_path(path))
-            }
-        }
+        file.write_all_at(content, 0).map_err(|e| e.with_path(path))
     }
 
     /// Makes a directory of mode 0o755.

@@ -1,7 +1,7 @@
 //! What the calls promise.
 
 use crate::dir::{Dir, cache, config, open, options};
-use forebay::{Cache, CacheConfig, DirectIo, ErrorKind, ExportMode, IoFlags, RawOptions};
+use forebay::{Cache, CacheConfig, DirectIo, ErrorKind, ExportMode, IoFlags, OpenOptions};
 use forebay_base::task::block_on;
 use std::os::unix::fs::MetadataExt;
 
@@ -11,7 +11,7 @@ fn residency_and_extents() {
     let cache = cache(8 << 20);
     let file = open(&cache, dir.path("a"), 4 << 20);
     file.write_at(&[1; 8192], 1 << 20).unwrap();
-    let seen = file.residency(0, 4 << 20);
+    let seen = file.residency(0, 4 << 20).unwrap();
     assert_eq!((seen.block_size, seen.total_blocks), (4096, 1024));
     assert_eq!((seen.resident_blocks, seen.dirty_blocks), (2, 2));
     assert_eq!(seen.runs, [(1 << 20, 8192)]);
@@ -20,9 +20,9 @@ fn residency_and_extents() {
     let data: Vec<_> = map.iter().filter(|e| !e.hole).map(|e| e.len).collect();
     assert_eq!((map.len(), data), (3, vec![8192]));
     file.sync_data().unwrap();
-    assert_eq!(file.residency(0, 4 << 20).dirty_blocks, 0);
+    assert_eq!(file.residency(0, 4 << 20).unwrap().dirty_blocks, 0);
     file.trim(1 << 20, 8192).unwrap();
-    assert_eq!(file.residency(0, 4 << 20).resident_blocks, 0);
+    assert_eq!(file.residency(0, 4 << 20).unwrap().resident_blocks, 0);
     assert_eq!(file.extents(4 << 20, 1).unwrap_err().kind(), ErrorKind::OutOfRange);
 }
 
@@ -39,7 +39,7 @@ fn maps_and_prefetches_go_in_steps() {
     file.sync_data().unwrap();
     let all = file.extents(0, 32 << 20).unwrap();
     assert_eq!(all.len(), 4096, "a checkerboard, and the hole behind it as part of its last");
-    let export = file.export(ExportMode::Cached);
+    let export = file.export(ExportMode::Cached).unwrap();
     let (some, polls) = counted(export.clone().extents(0, 32 << 20, 1000));
     assert_eq!(some.unwrap(), all[..1000]);
     assert!(polls >= 4, "{polls}");
@@ -53,7 +53,7 @@ fn maps_and_prefetches_go_in_steps() {
     let (done, polls) = counted(export.prefetch(0, 32 << 20));
     done.unwrap();
     assert!(polls >= 64, "{polls}");
-    assert!(file.residency(0, 16 << 20).resident_blocks > 2000);
+    assert!(file.residency(0, 16 << 20).unwrap().resident_blocks > 2000);
 }
 
 /// Runs a future to its end; how many polls that took.
@@ -127,46 +127,46 @@ fn another_caches_open_is_busy_until_the_first_is_closed() {
     let (one, two) = (cache(4 << 20), cache(4 << 20));
     for round in 0..30u8 {
         let file = open(&one, dir.path("a"), 1 << 20);
-        let error = two.open_raw(dir.path("a"), &options(1 << 20)).err().unwrap();
+        let error = options(1 << 20).open(&two, dir.path("a")).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Busy);
         assert!(error.to_string().contains("forebay-busy"), "no path in: {error}");
         // The cache that has it shares it.
-        drop(one.open_raw(dir.path("a"), &options(1 << 20)).unwrap());
+        drop(options(1 << 20).open(&one, dir.path("a")).unwrap());
         file.write_at(&[round; 300_000], 5).unwrap();
         // The flusher and readahead are at work while it is closed.
         file.write_at_with(&[round; 4096], 0, IoFlags::UNCACHED).unwrap();
         let mut buf = vec![0; 65536];
         (0..4).for_each(|i| drop(file.read_at(&mut buf, (1 << 19) + i * 65536)));
         drop(file);
-        let file = two.open_raw(dir.path("a"), &options(1 << 20)).unwrap();
+        let file = options(1 << 20).open(&two, dir.path("a")).unwrap();
         let mut back = vec![0; 300_000];
         file.read_at(&mut back, 5).unwrap();
         assert!(back.iter().all(|b| *b == round), "closing lost something in round {round}");
     }
     // Readers share.
-    let ro = RawOptions { read_only: true, ..RawOptions::default() };
-    let _a = one.open_raw(dir.path("a"), &ro).unwrap();
-    let _b = two.open_raw(dir.path("a"), &ro).unwrap();
+    let ro = OpenOptions::read_write().write(false).create(false).clone();
+    let _a = ro.open(&one, dir.path("a")).unwrap();
+    let _b = ro.open(&two, dir.path("a")).unwrap();
 }
 
 #[test]
 fn wrong_options_name_the_thing() {
     let dir = Dir::new("options");
     let cache = cache(4 << 20);
-    let fails = |options: &RawOptions, word: &str| {
-        let error = cache.open_raw(dir.path("a"), options).err().expect(word);
+    let fails = |options: &OpenOptions, word: &str| {
+        let error = options.open(&cache, dir.path("a")).expect_err(word);
         assert!(error.to_string().contains(word), "`{word}` is not in: {error}");
     };
-    fails(&RawOptions::default(), "/a");
-    fails(&RawOptions { block_size: Some(1000), ..options(1 << 20) }, "1000");
-    fails(&RawOptions { block_size: Some(8192), ..options(1 << 20) }, "8192");
-    fails(&RawOptions { offset: 2 << 20, ..options(1 << 20) }, "2097152");
+    fails(&OpenOptions::read_write(), "/a");
+    fails(&options(1 << 20).block_size(1000).clone(), "1000");
+    fails(&options(1 << 20).block_size(8192).clone(), "8192");
+    fails(&options(1 << 20).offset(2 << 20).clone(), "2097152");
     let wrong = |config: CacheConfig, word: &str| {
-        let error = Cache::new(config).err().expect(word);
+        let error = Cache::new(config).expect_err(word);
         assert!(error.to_string().contains(word), "`{word}` is not in: {error}");
     };
     wrong(config(1000), "1000");
-    wrong(CacheConfig { folio_size: 5000, ..config(8 << 20) }, "5000");
+    wrong(config(8 << 20).folio_size(5000), "5000");
     let unknown = IoFlags::from_bits_retain(1 << 30);
     let file = open(&cache, dir.path("b"), 1 << 20);
     assert_eq!(file.write_at_with(&[1], 0, unknown).unwrap_err().kind(), ErrorKind::Unsupported);
@@ -178,8 +178,8 @@ fn wrong_options_name_the_thing() {
 fn direct_wants_aligned_memory_and_says_so() {
     let dir = Dir::new("unaligned");
     let cache = cache(4 << 20);
-    let options = RawOptions { direct_io: DirectIo::Auto, ..options(1 << 20) };
-    let file = cache.open_raw(dir.path("a"), &options).unwrap();
+    let options = options(1 << 20).direct_io(DirectIo::Auto).clone();
+    let file = options.open(&cache, dir.path("a")).unwrap();
     let mut memory = vec![7u8; 3 * 4096];
     let skip = 4096 - memory.as_ptr() as usize % 4096 + 1;
     let odd = &mut memory[skip..skip + 4096];
@@ -216,13 +216,13 @@ fn read_only_refuses_every_change() {
     let dir = Dir::new("read-only");
     std::fs::write(dir.path("a"), vec![3; 1 << 20]).unwrap();
     let cache = cache(4 << 20);
-    let ro = RawOptions { read_only: true, ..RawOptions::default() };
-    let file = cache.open_raw(dir.path("a"), &ro).unwrap();
+    let ro = OpenOptions::read_write().write(false).create(false).clone();
+    let file = ro.open(&cache, dir.path("a")).unwrap();
     for flags in [IoFlags::empty(), IoFlags::UNCACHED, IoFlags::DSYNC] {
-        assert_eq!(file.write_at_with(&[1], 0, flags).unwrap_err().kind(), ErrorKind::ReadOnly);
+        assert_eq!(file.write_at_with(&[1], 0, flags).unwrap_err().kind(), ErrorKind::BadHandle);
     }
-    assert_eq!(file.trim(0, 4096).unwrap_err().kind(), ErrorKind::ReadOnly);
-    assert_eq!(file.zero(0, 4096).unwrap_err().kind(), ErrorKind::ReadOnly);
+    assert_eq!(file.trim(0, 4096).unwrap_err().kind(), ErrorKind::BadHandle);
+    assert_eq!(file.zero(0, 4096).unwrap_err().kind(), ErrorKind::BadHandle);
     file.sync_all().unwrap();
     let mut buf = [0; 10];
     assert_eq!(file.read_at(&mut buf, (1 << 20) - 5).unwrap(), 5);

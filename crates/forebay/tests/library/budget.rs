@@ -1,7 +1,7 @@
 //! One number bounds everything.
 
 use crate::dir::{Dir, cache, config, open, until};
-use forebay::{Cache, CacheConfig, IoFlags};
+use forebay::{Cache, IoFlags};
 
 fn check(cache: &Cache, budget: u64, what: &str) {
     let lines = cache.budget();
@@ -21,7 +21,7 @@ fn the_bounds_add_up_for_every_budget_and_folio() {
             if budget > 64 << 20 && folio_size != 65536 {
                 continue;
             }
-            let config = CacheConfig { folio_size, ..config(budget) };
+            let config = config(budget).folio_size(folio_size);
             match Cache::new(config) {
                 Ok(cache) => check(&cache, budget, &format!("{budget} in folios of {folio_size}")),
                 Err(e) => assert!(budget < 8 << 20, "{budget} {folio_size}: {e}"),
@@ -37,9 +37,8 @@ fn the_lines_hold_while_it_works() {
         let cache = cache(2 << 20);
         cache.tune("dirty_bytes", "1M").unwrap();
         cache.tune("dirty_background_bytes", "1M").unwrap();
-        let options =
-            forebay::RawOptions { block_size: Some(block_size), ..crate::dir::options(32 << 20) };
-        let file = cache.open_raw(dir.path("a"), &options).unwrap();
+        let options = crate::dir::options(32 << 20).block_size(block_size).clone();
+        let file = options.open(&cache, dir.path("a")).unwrap();
         let mut buf = vec![1; 300_000];
         for i in 0..100u64 {
             // One block in each folio is the worst case for what is kept per folio.
@@ -62,8 +61,8 @@ fn the_lines_hold_while_it_works() {
 fn dirty_sets_are_counted_by_the_folio() {
     let dir = Dir::new("dirty-sets");
     let cache = cache(16 << 20);
-    let options = forebay::RawOptions { block_size: Some(512), ..crate::dir::options(16 << 20) };
-    let file = cache.open_raw(dir.path("a"), &options).unwrap();
+    let options = crate::dir::options(16 << 20).block_size(512).clone();
+    let file = options.open(&cache, dir.path("a")).unwrap();
     (0..50).for_each(|i| drop(file.write_at(&[1; 512], i * 65536)));
     let lines = cache.budget();
     let (_, now, _) = lines.iter().find(|l| l.0 == "dirty sets").unwrap();

@@ -1,6 +1,6 @@
 //! A folder of its own for each test, and caches and files in it.
 
-use forebay::{Aio, Cache, CacheConfig, DirectIo, ErrorKind, File, RawOptions};
+use forebay::{Aio, Cache, CacheConfig, DirectIo, ErrorKind, File, OpenOptions};
 use std::path::{Path, PathBuf};
 
 pub struct Dir(PathBuf);
@@ -24,7 +24,7 @@ impl Drop for Dir {
 }
 
 pub fn config(budget: u64) -> CacheConfig {
-    CacheConfig { aio: Aio::Threads, ..CacheConfig::with_budget(budget) }
+    CacheConfig::with_budget(budget).aio(Aio::Threads)
 }
 
 pub fn cache(budget: u64) -> Cache {
@@ -51,17 +51,17 @@ pub fn cache_on(config: CacheConfig) -> Option<Cache> {
     }
 }
 
-pub fn options(size: u64) -> RawOptions {
-    RawOptions {
-        create_size: Some(size),
-        size_limit: Some(size),
-        direct_io: DirectIo::Off,
-        ..RawOptions::default()
-    }
+pub fn options(size: u64) -> OpenOptions {
+    OpenOptions::read_write()
+        .create(true)
+        .create_size(size)
+        .size_limit(size)
+        .direct_io(DirectIo::Off)
+        .clone()
 }
 
 pub fn open(cache: &Cache, path: impl AsRef<Path>, size: u64) -> File {
-    cache.open_raw(path, &options(size)).unwrap()
+    options(size).open(cache, path).unwrap()
 }
 
 /// Waits for what happens in the background.

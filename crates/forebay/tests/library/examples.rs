@@ -1,25 +1,74 @@
 //! The examples run, and show what they say.
 
-#[path = "../../examples/hot_and_scan.rs"]
-mod hot_and_scan;
+#[path = "../../examples/futures.rs"]
+mod futures;
 #[path = "../../examples/image_edit.rs"]
 mod image_edit;
 #[path = "../../examples/many_files_one_budget.rs"]
 mod many_files_one_budget;
-#[path = "../../examples/volume_survives.rs"]
+#[path = "../../examples/policy.rs"]
+mod policy;
+#[path = "../../examples/quick_start.rs"]
+mod quick_start;
+#[path = "../../examples/volume.rs"]
+mod volume;
+#[path = "../../examples/volume_survives/main.rs"]
 mod volume_survives;
 
 use crate::dir::Dir;
+use std::path::Path;
 use std::process::Command;
 
 #[test]
-fn hot_and_scan_keeps_the_hot_set() {
-    let [before, uncached, cached] = hot_and_scan::residency().unwrap();
+fn policy_keeps_the_hot_set() {
+    let [before, uncached, cached] = policy::residency().unwrap();
     assert_eq!((before.0, before.1), (512, 0));
     assert_eq!(uncached.0, 512, "the hot set was touched by an uncached scan");
     assert_eq!(uncached.1, 0, "an uncached scan left something");
     assert!(cached.1 > 0);
-    hot_and_scan::main().unwrap();
+    policy::main().unwrap();
+}
+
+#[test]
+fn quick_start_caches_what_it_read_and_wrote() {
+    let cached = quick_start::start().unwrap();
+    assert_eq!((cached.total_blocks, cached.dirty_blocks), (4096, 0));
+    // The ordinary read of the first block reads some ahead.
+    assert_eq!(cached.runs[0].0, 0);
+    assert!((2..64).contains(&cached.resident_blocks), "{cached:?}");
+    quick_start::main().unwrap();
+}
+
+#[test]
+fn volume_has_what_was_appended() {
+    assert_eq!(volume::lines().unwrap(), ["line 1", "line 2", "line 3"]);
+    volume::main().unwrap();
+}
+
+#[test]
+fn futures_read_all_blocks() {
+    assert_eq!(futures::total().unwrap(), 4 << 20);
+    futures::main().unwrap();
+}
+
+/// An example that does not fit on a screen or two is no example.
+#[test]
+fn examples_have_sixty_lines_at_most() {
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("examples")];
+    let mut count = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            count += 1;
+            let lines = std::fs::read_to_string(&path).unwrap().lines().count();
+            assert!(lines <= 60, "{}: {lines} lines", path.display());
+        }
+    }
+    assert!(count >= 7, "{count} examples");
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Seeded mixed-flag workloads on real files: each engine, direct I/O below on and off, one thread
 //! and four with spans that meet in one folio, every stable strategy, folios of 4 KiB to 2 MiB.
 //!
-//! `FOREBAY_SEED` sets the first seed (default 11). A twentieth of `FOREBAY_FSX_RUNS` is the number of
-//! seeds on each engine, four without it. The step `fsx` of `make test` runs fifty.
+//! `FOREBAY_SEED` sets the first seed (default 11). A twentieth of `FOREBAY_FSX_RUNS` is the
+//! number of seeds on each engine, four without it. The step `fsx` of `make test` runs fifty.
 
 use crate::dir::{Dir, cache_on, config, options, skip};
 use forebay::{
-    Aio, Cache, CacheConfig, DirectIo, ErrorKind, File, IoFlags, RawOptions, Result, StablePages,
+    Aio, Cache, DirectIo, Error, ErrorKind, File, IoFlags, OpenOptions, Result, StablePages,
     StableStrategy, UncachedStrategy,
 };
 use forebay_base::buf::AlignedBuf;
@@ -35,11 +35,20 @@ impl Subject {
         }
         self.file.read().unwrap().clone()
     }
+
+    /// The workload's model refuses what lies behind the end, as a block device does; a file
+    /// ignores it.
+    fn check_inside(&self, offset: u64, len: u64) -> Result<()> {
+        match offset + len <= self.file.read().unwrap().size()? {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::OutOfRange, "zero", "past the end")),
+        }
+    }
 }
 
 impl BlockingSubject for Subject {
     fn size(&self) -> u64 {
-        self.file().size()
+        self.file().size().unwrap()
     }
     fn read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
         self.file().read_at_with(dst, offset, flags)
@@ -47,7 +56,7 @@ impl BlockingSubject for Subject {
     fn write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Result<u64> {
         let file = self.file();
         // One workload at a time appends.
-        let offset = if flags.contains(IoFlags::APPEND) { file.size() } else { offset };
+        let offset = if flags.contains(IoFlags::APPEND) { file.size().unwrap() } else { offset };
         let done = file.write_at_with(src, offset, flags)?;
         if done < src.len() {
             assert!(flags.contains(IoFlags::NOWAIT), "only NOWAIT may write less");
@@ -57,9 +66,11 @@ impl BlockingSubject for Subject {
         Ok(offset)
     }
     fn trim(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_inside(offset, len)?;
         self.file().trim(offset, len)
     }
     fn zero(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_inside(offset, len)?;
         self.file().zero(offset, len)
     }
     fn set_len(&self, size: u64) -> Result<()> {
@@ -73,7 +84,7 @@ impl BlockingSubject for Subject {
         Ok(())
     }
     fn reopen(&self) -> Result<()> {
-        let fresh = self.file().reopen();
+        let fresh = self.file().reopen().unwrap();
         *self.file.write().unwrap() = fresh;
         Ok(())
     }
@@ -136,7 +147,7 @@ impl Setup {
     fn cache(&self, aio: Aio) -> Option<Cache> {
         let (stable, folio_size) = (self.stable, self.folio_size);
         let budget = if folio_size == 2 << 20 { 8 << 20 } else { 4 << 20 };
-        cache_on(CacheConfig { aio, stable, folio_size, ..config(budget) })
+        cache_on(config(budget).aio(aio).stable(stable).folio_size(folio_size))
     }
 }
 
@@ -144,8 +155,8 @@ fn run(aio: Aio, setup: Setup) {
     let Setup { seed, direct_io, threads, .. } = setup;
     let dir = Dir::new(&format!("fsx-{aio}-{seed}"));
     let Some(cache) = setup.cache(aio) else { return };
-    let options = RawOptions { direct_io, ..options(SIZE) };
-    let file = match cache.open_raw(dir.path("image"), &options) {
+    let options = options(SIZE).direct_io(direct_io).clone();
+    let file = match options.open(&cache, dir.path("image")) {
         Ok(file) => file,
         Err(e) if direct_io == DirectIo::On && e.kind() == ErrorKind::Unsupported => {
             return skip(&e);
@@ -194,13 +205,15 @@ fn io_uring_engine() {
     seeds().for_each(|seed| run(Aio::IoUring, Setup::from_seed(seed)));
 }
 
-/// A file that grows and is cut: writes past the end, appends, `set_len`, everything else mixed in.
+/// A file that grows and is cut: writes past the end, appends, `set_len`, everything else mixed
+/// in.
 fn run_growing(aio: Aio, setup: Setup) {
     let Setup { seed, direct_io, .. } = setup;
     let dir = Dir::new(&format!("fsx-grow-{aio}-{seed}"));
     let Some(cache) = setup.cache(aio) else { return };
-    let options = RawOptions { direct_io, create_size: Some(4096), ..RawOptions::default() };
-    let file = match cache.open_raw(dir.path("file"), &options) {
+    let options =
+        OpenOptions::read_write().direct_io(direct_io).create(true).create_size(4096).clone();
+    let file = match options.open(&cache, dir.path("file")) {
         Ok(file) => file,
         Err(e) if direct_io == DirectIo::On && e.kind() == ErrorKind::Unsupported => {
             return skip(&e);

@@ -2,7 +2,7 @@
 //! and whatever was being written out meanwhile.
 
 use crate::dir::{Dir, cache_on, config};
-use forebay::{Aio, Cache, CacheConfig, DirectIo, DirtyTracking, IoFlags, RawOptions};
+use forebay::{Aio, Cache, DirectIo, DirtyTracking, IoFlags, OpenOptions};
 
 /// Ends of the file in turn: within a sector, within a block, at a folio's edge, far on.
 const ENDS: [u64; 6] = [1000, 5000, 65536, 65537, 200_000, 300_001];
@@ -12,8 +12,8 @@ const ENDS: [u64; 6] = [1000, 5000, 65536, 65537, 200_000, 300_001];
 fn foul_frames(cache: &Cache, dir: &Dir) {
     let size = cache.stats().arena_bytes as usize * 2;
     std::fs::write(dir.path("foul"), vec![0xee; size]).unwrap();
-    let options = RawOptions { read_only: true, ..RawOptions::default() };
-    let file = cache.open_raw(dir.path("foul"), &options).unwrap();
+    let options = OpenOptions::read_write().write(false).create(false).clone();
+    let file = options.open(cache, dir.path("foul")).unwrap();
     let mut buf = vec![0; 1 << 20];
     for at in (0..size).step_by(buf.len()) {
         file.read_at(&mut buf, at as u64).unwrap();
@@ -32,10 +32,10 @@ fn d14_d15_growth_over_a_block_that_was_never_read_shows_zeros() {
         for state in 0..3 {
             let dir = Dir::new(&format!("never-read-{aio}-{state}"));
             std::fs::write(dir.path("f"), []).unwrap();
-            let Some(cache) = cache_on(CacheConfig { aio, ..config(4 << 20) }) else { continue };
+            let Some(cache) = cache_on(config(4 << 20).aio(aio)) else { continue };
             foul_frames(&cache, &dir);
-            let options = RawOptions { direct_io, ..RawOptions::default() };
-            let file = cache.open_raw(dir.path("f"), &options).unwrap();
+            let options = OpenOptions::read_write().direct_io(direct_io).clone();
+            let file = options.open(&cache, dir.path("f")).unwrap();
             let mut want: Vec<u8> = Vec::new();
             for round in 0..40usize {
                 let flags = [IoFlags::empty(), IoFlags::START_WRITEBACK, IoFlags::SYNC][state];
@@ -68,11 +68,11 @@ fn d15_what_lay_behind_the_old_end_never_shows() {
             for state in 0..3 {
                 let dir = Dir::new(&format!("grow-{aio}-{tracking}-{state}"));
                 std::fs::write(dir.path("f"), [0xaa; 700]).unwrap();
-                let config = CacheConfig { aio, dirty_tracking: tracking, ..config(4 << 20) };
+                let config = config(4 << 20).aio(aio).dirty_tracking(tracking);
                 let Some(cache) = cache_on(config) else { continue };
                 foul_frames(&cache, &dir);
-                let options = RawOptions { direct_io, ..RawOptions::default() };
-                let file = cache.open_raw(dir.path("f"), &options).unwrap();
+                let options = OpenOptions::read_write().direct_io(direct_io).clone();
+                let file = options.open(&cache, dir.path("f")).unwrap();
                 let mut want = vec![0xaa; 700];
                 for (round, end) in (1u8..).zip(ENDS) {
                     let last = want.len() as u64 - 10;
@@ -105,8 +105,8 @@ fn d14_appends_that_race_with_write_out_leave_no_gaps() {
     std::fs::write(dir.path("f"), []).unwrap();
     let cache = Cache::new(config(8 << 20)).unwrap();
     foul_frames(&cache, &dir);
-    let options = RawOptions { direct_io: DirectIo::Off, ..RawOptions::default() };
-    let file = cache.open_raw(dir.path("f"), &options).unwrap();
+    let options = OpenOptions::read_write().direct_io(DirectIo::Off).clone();
+    let file = options.open(&cache, dir.path("f")).unwrap();
     std::thread::scope(|scope| {
         let appending = scope.spawn(|| {
             for i in 0..2000u32 {

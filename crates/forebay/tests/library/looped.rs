@@ -2,7 +2,7 @@
 //! each request, streams. Ids are those of the checklist.
 
 use crate::dir::{Dir, cache, cache_on, config, open, options};
-use forebay::{Aio, CacheConfig, DirectIo, ErrorKind, ExportMode, IoFlags, LiveMode, RawOptions};
+use forebay::{Aio, DirectIo, ErrorKind, ExportMode, IoFlags, LiveMode, OpenOptions};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::world::RealWorld;
@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const SIZE: u64 = 16 << 20;
 
-fn raw(direct_io: DirectIo) -> RawOptions {
-    RawOptions { direct_io, ..options(SIZE) }
+fn raw(direct_io: DirectIo) -> OpenOptions {
+    options(SIZE).direct_io(direct_io).clone()
 }
 
 /// Readers and writers of all kinds, in memory and at offsets that suit no direct I/O, while it is
@@ -24,9 +24,9 @@ fn raw(direct_io: DirectIo) -> RawOptions {
 fn l2_direct_io_is_switched_under_load_of_every_kind() {
     let dir = Dir::new("l2");
     for aio in [Aio::Threads, Aio::IoUring] {
-        let Some(cache) = cache_on(CacheConfig { aio, ..config(8 << 20) }) else { continue };
+        let Some(cache) = cache_on(config(8 << 20).aio(aio)) else { continue };
         let path = dir.path(&format!("image-{aio}"));
-        let file = cache.open_raw(&path, &raw(DirectIo::Auto)).unwrap();
+        let file = raw(DirectIo::Auto).open(&cache, &path).unwrap();
         let stop = AtomicBool::new(false);
         let kinds = [
             IoFlags::empty(),
@@ -36,7 +36,7 @@ fn l2_direct_io_is_switched_under_load_of_every_kind() {
         ];
         std::thread::scope(|scope| {
             for (thread, kind) in kinds.into_iter().enumerate() {
-                let (file, stop) = (file.reopen(), &stop);
+                let (file, stop) = (file.reopen().unwrap(), &stop);
                 scope.spawn(move || {
                     let base = thread as u64 * (SIZE / 4);
                     let mut round = 0u64;
@@ -76,7 +76,7 @@ fn l7_zeroed_ranges_read_as_zeros_and_keep_their_neighbours() {
     for direct_io in [DirectIo::Off, DirectIo::Auto] {
         let path = dir.path(&format!("image-{direct_io}"));
         let cache = cache(8 << 20);
-        let file = cache.open_raw(&path, &raw(direct_io)).unwrap();
+        let file = raw(direct_io).open(&cache, &path).unwrap();
         file.write_at(&vec![5; SIZE as usize], 0).unwrap();
         let mut model = vec![5u8; SIZE as usize];
         let ranges =
@@ -99,7 +99,7 @@ fn l7_zeroed_ranges_read_as_zeros_and_keep_their_neighbours() {
         file.read_at(&mut back, 0).unwrap();
         assert!(back == model);
         file.sync_data().unwrap();
-        assert_eq!(file.size(), SIZE);
+        assert_eq!(file.size().unwrap(), SIZE);
         drop(file);
         assert!(std::fs::read(&path).unwrap() == model);
     }
@@ -115,7 +115,7 @@ fn l9_memory_full_of_dirt_makes_progress_and_no_cycle_can_be_made() {
     let lower = open(&small, dir.path("image"), SIZE);
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
-            let file = lower.reopen();
+            let file = lower.reopen().unwrap();
             scope.spawn(move || {
                 for round in 0..64u64 {
                     let at = (thread * 64 + round) * 65536 % (SIZE - 70000);
@@ -128,7 +128,7 @@ fn l9_memory_full_of_dirt_makes_progress_and_no_cycle_can_be_made() {
         }
     });
     assert_eq!(small.unwritten_bytes(), 0);
-    let again = cache(4 << 20).open_raw(dir.path("image"), &raw(DirectIo::Auto)).err().unwrap();
+    let again = raw(DirectIo::Auto).open(&cache(4 << 20), dir.path("image")).err().unwrap();
     assert_eq!(again.kind(), ErrorKind::Busy);
 }
 
@@ -143,7 +143,7 @@ fn l10_write_out_is_not_throttled_again() {
         DelayOptions { per_io: std::time::Duration::from_micros(200), ..DelayOptions::default() };
     let device = DelayDevice::new(ram, &world, slow);
     let cache = cache(8 << 20);
-    let file = cache.open_device(device, &RawOptions::default()).unwrap();
+    let file = OpenOptions::read_write().open_device(&cache, device).unwrap();
     cache.tune("dirty_background_bytes", "4k").unwrap();
     cache.tune("dirty_bytes", "8k").unwrap();
     for at in (0..SIZE / 4).step_by(64 << 10) {
@@ -162,12 +162,12 @@ fn l10_write_out_is_not_throttled_again() {
 fn x4_misaligned_direct_requests_fall_back_to_uncached() {
     let dir = Dir::new("x4");
     let cache = cache(8 << 20);
-    let file = cache.open_raw(dir.path("image"), &raw(DirectIo::Auto)).unwrap();
+    let file = raw(DirectIo::Auto).open(&cache, dir.path("image")).unwrap();
     file.write_at(&vec![1; SIZE as usize], 0).unwrap();
     file.sync_data().unwrap();
     cache.drop_clean();
     let mode = LiveMode::new(ExportMode::Direct);
-    let export = file.export_live(&mode);
+    let export = file.export_live(&mode).unwrap();
     let read = |offset, len| {
         let (buf, done) =
             block_on(export.clone().read(offset, AlignedBuf::new(len), IoFlags::empty()));
@@ -179,7 +179,7 @@ fn x4_misaligned_direct_requests_fall_back_to_uncached() {
     let after = cache.stats();
     assert_eq!(after.direct_fallbacks, before.direct_fallbacks + 1);
     assert!(after.uncached_read_bytes > before.uncached_read_bytes);
-    assert_eq!(file.residency(0, SIZE).resident_blocks, 0);
+    assert_eq!(file.residency(0, SIZE).unwrap().resident_blocks, 0);
     read(8192, 8192);
     let last = cache.stats();
     assert_eq!(last.direct_fallbacks, after.direct_fallbacks);
@@ -193,7 +193,7 @@ fn x4_misaligned_direct_requests_fall_back_to_uncached() {
     // The mode is changed while it is served.
     mode.set(ExportMode::Cached);
     read(0, 4096);
-    assert!(file.residency(0, 4096).resident_blocks > 0);
+    assert!(file.residency(0, 4096).unwrap().resident_blocks > 0);
     assert!(export.info().description.contains("cached"));
 }
 
@@ -203,7 +203,7 @@ fn x4_misaligned_direct_requests_fall_back_to_uncached() {
 fn x4_each_request_chooses_for_itself() {
     let dir = Dir::new("x4-choice");
     let cache = cache(8 << 20);
-    let file = cache.open_raw(dir.path("image"), &raw(DirectIo::Auto)).unwrap();
+    let file = raw(DirectIo::Auto).open(&cache, dir.path("image")).unwrap();
     let kinds = [IoFlags::empty(), IoFlags::UNCACHED, IoFlags::DIRECT | IoFlags::FALLBACK];
     for round in 0..90u64 {
         let (writer, reader) = (kinds[round as usize % 3], kinds[(round as usize / 3) % 3]);
@@ -223,7 +223,7 @@ fn x7_each_client_is_a_stream_of_its_own() {
     let dir = Dir::new("x7");
     let cache = cache(32 << 20);
     let file = open(&cache, dir.path("image"), 48 << 20);
-    let base = file.export(ExportMode::Cached);
+    let base = file.export(ExportMode::Cached).unwrap();
     let clients: Vec<_> = (0..CLIENTS).map(|_| base.for_client().unwrap()).collect();
     let each = (48u64 << 20) / CLIENTS;
     for round in 0..128 {
@@ -244,14 +244,17 @@ fn x7_each_client_is_a_stream_of_its_own() {
 fn l12_growth_is_seen_whatever_the_mode() {
     let dir = Dir::new("l12");
     let cache = cache(8 << 20);
-    let options = RawOptions { create_size: Some(1 << 20), ..RawOptions::default() };
-    let file = cache.open_raw(dir.path("image"), &options).unwrap();
+    let options = OpenOptions::read_write().create(true).create_size(1 << 20).clone();
+    let file = options.open(&cache, dir.path("image")).unwrap();
     let mut size = 1u64 << 20;
     for (round, mode) in [DirectIo::Off, DirectIo::Auto].into_iter().cycle().take(6).enumerate() {
         file.set_direct_io(mode).unwrap();
         file.write_at(&[round as u8 + 1; 5000], size).unwrap();
         size += 5000;
-        assert_eq!((file.size(), file.export(ExportMode::Cached).info().size), (size, size));
+        assert_eq!(
+            (file.size().unwrap(), file.export(ExportMode::Cached).unwrap().info().size),
+            (size, size)
+        );
     }
     file.sync_all().unwrap();
     drop(file);

@@ -1,14 +1,14 @@
 //! A file is what it is, not its path: shared while it is open, found again after it was closed.
 
 use crate::dir::{Dir, cache, open, options, until};
-use forebay::{Cache, DirectIo, ErrorKind, File, RawOptions};
+use forebay::{Cache, DirectIo, ErrorKind, File, OpenOptions};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 const SIZE: u64 = 1 << 20;
 
 fn resident(file: &File) -> u64 {
-    file.residency(0, SIZE).resident_blocks
+    file.residency(0, SIZE).unwrap().resident_blocks
 }
 
 /// Writes and syncs, and lets the file's times grow so old that any later change shows.
@@ -79,8 +79,8 @@ fn a_file_changed_from_outside_since_its_close_is_read_anew() {
             2 => drop(settled(&crate::dir::cache(4 << 20), &path, 2)),
             // In other blocks: the old ones cannot be used.
             _ => {
-                let options = RawOptions { block_size: Some(512), ..options(SIZE) };
-                let file = cache.open_raw(&path, &options).unwrap();
+                let options = options(SIZE).block_size(512).clone();
+                let file = options.open(&cache, &path).unwrap();
                 file.write_at(&vec![2; SIZE as usize], 0).unwrap();
             }
         }
@@ -119,8 +119,8 @@ fn a_size_that_was_changed_outlives_the_openers() {
     for (round, settles) in [(1u8, true), (2, false)] {
         let path = dir.path(&format!("{round}"));
         std::fs::write(&path, vec![round; SIZE as usize]).unwrap();
-        let options = RawOptions { direct_io: DirectIo::Off, ..RawOptions::default() };
-        let file = cache.open_raw(&path, &options).unwrap();
+        let options = OpenOptions::read_write().direct_io(DirectIo::Off).clone();
+        let file = options.open(&cache, &path).unwrap();
         file.read_at(&mut vec![0; SIZE as usize], 0).unwrap();
         let (cut, end) = (300_000, SIZE + 100_000);
         file.set_len(cut).unwrap();
@@ -132,9 +132,9 @@ fn a_size_that_was_changed_outlives_the_openers() {
         let mut want = vec![round; cut as usize];
         want.resize(end as usize, 0);
         assert!(std::fs::read(&path).unwrap() == want);
-        let file = cache.open_raw(&path, &options).unwrap();
-        assert_eq!(file.size(), end);
-        let there = file.residency(0, end).resident_blocks;
+        let file = options.open(&cache, &path).unwrap();
+        assert_eq!(file.size().unwrap(), end);
+        let there = file.residency(0, end).unwrap().resident_blocks;
         assert!(!settles || there >= cut / 4096, "{there}: what was not cut off stays");
         let mut back = vec![9; want.len() + 10];
         assert_eq!(file.read_at(&mut back, 0).unwrap(), want.len());
@@ -159,8 +159,8 @@ fn openers_share_what_they_agree_on() {
     two.read_at(&mut back, 4096).unwrap();
     assert_eq!(back, [6; 4096], "dirt of the one is content for the other");
     // Who opens for reading only reads only.
-    let reader = cache.open_raw(&path, &RawOptions { read_only: true, ..options(SIZE) }).unwrap();
-    for reader in [&reader, &reader.reopen()] {
+    let reader = options(SIZE).write(false).create(false).clone().open(&cache, &path).unwrap();
+    for reader in [&reader, &reader.reopen().unwrap()] {
         reader.read_at(&mut back, 4096).unwrap();
         let refused = [
             reader.write_at(&[1], 0).unwrap_err(),
@@ -169,32 +169,28 @@ fn openers_share_what_they_agree_on() {
             reader.set_len(0).unwrap_err(),
             reader.append(&[1], forebay::IoFlags::empty()).unwrap_err(),
         ];
-        assert!(refused.iter().all(|e| e.kind() == ErrorKind::ReadOnly));
-        let export = reader.export(forebay::ExportMode::Cached);
+        assert!(refused.iter().all(|e| e.kind() == ErrorKind::BadHandle));
+        let export = reader.export(forebay::ExportMode::Cached).unwrap();
         assert!(export.info().read_only);
         let error = export.try_write(0, &[1], forebay::IoFlags::empty()).unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ReadOnly);
     }
     // What does not fit is refused, and changes nothing.
     for other in [
-        RawOptions { offset: 4096, ..options(SIZE) },
-        RawOptions { size_limit: Some(4096), ..options(SIZE) },
-        RawOptions { block_size: Some(512), ..options(SIZE) },
-        RawOptions { direct_io: DirectIo::On, ..options(SIZE) },
+        options(SIZE).offset(4096).clone(),
+        options(SIZE).size_limit(4096).clone(),
+        options(SIZE).block_size(512).clone(),
+        options(SIZE).direct_io(DirectIo::On).clone(),
     ] {
-        assert_eq!(
-            cache.open_raw(&path, &other).err().unwrap().kind(),
-            ErrorKind::Busy,
-            "{other:?}"
-        );
+        assert_eq!(other.open(&cache, &path).err().unwrap().kind(), ErrorKind::Busy, "{other:?}");
     }
     drop((one, reader));
     two.write_at(&[7; 4096], 0).unwrap();
     drop(two);
     assert_eq!(std::fs::read(&path).unwrap()[..8192], [vec![7; 4096], vec![6; 4096]].concat());
     // Readers that came first keep writers out, here as in another process.
-    let reader = cache.open_raw(&path, &RawOptions { read_only: true, ..options(SIZE) }).unwrap();
-    assert_eq!(cache.open_raw(&path, &options(SIZE)).err().unwrap().kind(), ErrorKind::Busy);
+    let reader = options(SIZE).write(false).create(false).clone().open(&cache, &path).unwrap();
+    assert_eq!(options(SIZE).open(&cache, &path).err().unwrap().kind(), ErrorKind::Busy);
     drop(reader);
     open(&cache, &path, SIZE).write_at(&[8; 512], 0).unwrap();
 }

@@ -2,7 +2,7 @@
 //! on both levels and the lowest device is slow.
 
 use crate::dir::{Dir, config, open};
-use forebay::{Cache, File, IoFlags, RawOptions};
+use forebay::{Cache, File, IoFlags, OpenOptions};
 use forebay_base::world::RealWorld;
 use forebay_block::target::{DelayDevice, DelayOptions};
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Limits, RamDevice};
@@ -21,7 +21,7 @@ struct OverFile {
 impl OverFile {
     fn new(file: File) -> Arc<Self> {
         let (queue, requests) = channel();
-        let size = file.size();
+        let size = file.size().unwrap();
         std::thread::spawn(move || {
             for bio in requests {
                 serve(&file, bio);
@@ -77,7 +77,7 @@ fn slow_ram() -> (Arc<RamDevice>, DeviceRef) {
 fn load(upper: &File) {
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
-            let file = upper.reopen();
+            let file = upper.reopen().unwrap();
             scope.spawn(move || {
                 let base = thread * (SIZE / 4);
                 for round in 0..60u64 {
@@ -104,8 +104,8 @@ fn l9_l10_a_cache_on_a_cache_makes_progress_under_pressure() {
     let (lower_cache, upper_cache) =
         (Cache::new(config(1 << 20)).unwrap(), Cache::new(config(1 << 20)).unwrap());
     let (ram, slow) = slow_ram();
-    let lower = lower_cache.open_device(slow, &RawOptions::default()).unwrap();
-    let upper = upper_cache.open_device(OverFile::new(lower), &RawOptions::default()).unwrap();
+    let lower = OpenOptions::read_write().open_device(&lower_cache, slow).unwrap();
+    let upper = OpenOptions::read_write().open_device(&upper_cache, OverFile::new(lower)).unwrap();
     load(&upper);
     upper.sync_data().unwrap();
     for cache in [&upper_cache, &lower_cache] {
@@ -133,10 +133,10 @@ fn l9_l10_files_on_files_of_the_same_cache_cannot_deadlock() {
             cache.tune("dirty_background_bytes", background).unwrap();
             cache.tune("dirty_bytes", dirty).unwrap();
             let (ram, slow) = slow_ram();
-            let open = |device| cache.open_device(device, &RawOptions::default()).unwrap();
+            let open = |device| OpenOptions::read_write().open_device(&cache, device).unwrap();
             let lower = open(slow);
-            let middle = open(OverFile::new(lower.reopen()) as DeviceRef);
-            let upper = open(OverFile::new(middle.reopen()) as DeviceRef);
+            let middle = open(OverFile::new(lower.reopen().unwrap()) as DeviceRef);
+            let upper = open(OverFile::new(middle.reopen().unwrap()) as DeviceRef);
             load(&upper);
             upper.sync_data().unwrap();
             let stats = cache.stats();
@@ -164,9 +164,13 @@ fn l9_no_cycle_can_be_made() {
     let file = open(&one, dir.path("image"), SIZE);
     let again = open(&one, dir.path("image"), SIZE);
     file.write_at(&[1; 4096], 0).unwrap();
-    assert_eq!(again.residency(0, SIZE).dirty_blocks, 1, "the same blocks, not others on top");
+    assert_eq!(
+        again.residency(0, SIZE).unwrap().dirty_blocks,
+        1,
+        "the same blocks, not others on top"
+    );
     let options = crate::dir::options(SIZE);
-    let error = two.open_raw(dir.path("image"), &options).err().unwrap();
+    let error = options.open(&two, dir.path("image")).err().unwrap();
     assert_eq!(error.kind(), forebay::ErrorKind::Busy);
     drop((file, again));
     open(&two, dir.path("image"), SIZE);

@@ -1,7 +1,7 @@
 //! What the world below does to a file: it is full, it is cut off.
 
 use crate::dir::{Dir, cache, config, open, until};
-use forebay::{Cache, CacheConfig, DirectIo, ErrorKind, ExportMode, IoFlags, RawOptions};
+use forebay::{Cache, DirectIo, ErrorKind, ExportMode, IoFlags, OpenOptions};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_block::target::{ErrorDevice, Fault};
@@ -33,7 +33,7 @@ impl Drop for Small {
 /// What fails here is far from half of the dirty limit, so that no write is refused for it, however early the
 /// background write-out begins to fail.
 fn roomy() -> Cache {
-    Cache::new(CacheConfig { dirty_bytes: Some(8 << 20), ..config(16 << 20) }).unwrap()
+    Cache::new(config(16 << 20).dirty_bytes(8 << 20)).unwrap()
 }
 
 #[test]
@@ -69,8 +69,8 @@ fn a_kept_file_keeps_its_size() {
     std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();
     let (cache, path) = (roomy(), small.0.join("sparse"));
     std::fs::write(&path, []).unwrap();
-    let options = RawOptions { direct_io: DirectIo::Off, ..RawOptions::default() };
-    let open = || cache.open_raw(&path, &options).unwrap();
+    let options = OpenOptions::read_write().direct_io(DirectIo::Off).clone();
+    let open = || options.open(&cache, &path).unwrap();
     let mut want = vec![3; 3 << 19];
     let file = open();
     file.write_at(&want, 0).unwrap();
@@ -80,7 +80,7 @@ fn a_kept_file_keeps_its_size() {
     // Each opener finds what the one before it left, and leaves another size.
     for len in [(3usize << 19) - 5000, 5_000_000, 4_000_001] {
         let file = open();
-        assert_eq!(file.size(), want.len() as u64);
+        assert_eq!(file.size().unwrap(), want.len() as u64);
         file.set_len(len as u64).unwrap();
         want.resize(len, 0);
     }
@@ -93,7 +93,7 @@ fn a_kept_file_keeps_its_size() {
     std::fs::remove_file(small.0.join("ballast")).unwrap();
     until("all of it is written", || cache.unwritten_bytes() == 0);
     assert!(std::fs::read(&path).unwrap() == want);
-    assert_eq!(open().size(), want.len() as u64);
+    assert_eq!(open().size().unwrap(), want.len() as u64);
 }
 
 /// Once failed write-outs filled half of the dirty limit, further writes were refused with EIO whatever
@@ -117,8 +117,11 @@ fn l8_writes_refused_for_want_of_space_say_so() {
     let error = refused.expect("2 MiB do not hold 64");
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
     // The same as a front end sees it.
-    let write =
-        file.export(ExportMode::Cached).write(32 << 20, AlignedBuf::new(4096), IoFlags::empty());
+    let write = file.export(ExportMode::Cached).unwrap().write(
+        32 << 20,
+        AlignedBuf::new(4096),
+        IoFlags::empty(),
+    );
     assert_eq!(block_on(write).1.unwrap_err().kind(), ErrorKind::NoSpace);
 }
 
@@ -157,10 +160,10 @@ const LOST: u64 = 300_000_u64.next_multiple_of(4096);
 fn what_could_not_be_written_outlives_the_last_opener() {
     let cache = cache(8 << 20);
     let (device, fault) = broken();
-    let file = cache.open_device(device.clone(), &RawOptions::default()).unwrap();
+    let file = OpenOptions::read_write().open_device(&cache, device.clone()).unwrap();
     file.write_at(&vec![7; 300_000], 0).unwrap();
     assert!(file.sync_data().is_err());
-    assert_eq!(file.failed_bytes(), LOST);
+    assert_eq!(file.failed_bytes().unwrap(), LOST);
     drop(file);
     assert_eq!(cache.unwritten_bytes(), LOST, "accepted bytes were dropped");
     assert!(cache.shutdown().is_err(), "and whoever shuts the cache down is told");
@@ -185,7 +188,7 @@ fn what_could_not_be_written_is_given_up_on_request() {
     let cache = cache(8 << 20);
     for close_first in [false, true] {
         let (device, _) = broken();
-        let file = cache.open_device(device.clone(), &RawOptions::default()).unwrap();
+        let file = OpenOptions::read_write().open_device(&cache, device.clone()).unwrap();
         file.write_at(&vec![1; 300_000], 0).unwrap();
         assert!(file.sync_data().is_err());
         if close_first {
@@ -193,7 +196,7 @@ fn what_could_not_be_written_is_given_up_on_request() {
             assert_eq!(cache.drop_failed("error(ram)").unwrap(), LOST);
         } else {
             assert_eq!(file.discard_failed().unwrap(), LOST);
-            assert_eq!((file.failed_bytes(), file.discard_failed().unwrap()), (0, 0));
+            assert_eq!((file.failed_bytes().unwrap(), file.discard_failed().unwrap()), (0, 0));
             let mut back = [9; 4096];
             file.read_at(&mut back, 0).unwrap();
             assert_eq!(back, [0; 4096], "the device's bytes are the file's again");
@@ -210,7 +213,7 @@ fn what_could_not_be_written_is_given_up_on_request() {
     }
     // And with the cache: nothing is left that holds the device.
     let (device, _) = broken();
-    let file = cache.open_device(device.clone(), &RawOptions::default()).unwrap();
+    let file = OpenOptions::read_write().open_device(&cache, device.clone()).unwrap();
     file.write_at(&vec![1; 300_000], 0).unwrap();
     drop(file);
     drop(cache);
@@ -225,7 +228,7 @@ fn a_file_closed_during_a_retry_leaves_nothing_behind() {
     cache.tune("dirty_background_bytes", "0").unwrap();
     for round in 0..60u32 {
         let (device, fault) = broken();
-        let file = cache.open_device(device.clone(), &RawOptions::default()).unwrap();
+        let file = OpenOptions::read_write().open_device(&cache, device.clone()).unwrap();
         file.write_at(&vec![1; 300_000], 0).unwrap();
         if round % 2 == 0 {
             assert!(file.sync_data().is_err());
@@ -294,7 +297,7 @@ fn told_after(cache: &forebay::Cache, open: impl Fn() -> forebay::File) -> usize
 fn what_went_wrong_while_a_file_was_closed_is_told_to_the_next_opener() {
     let cache = cache(8 << 20);
     let (device, fault) = broken();
-    let open = || cache.open_device(device.clone(), &RawOptions::default()).unwrap();
+    let open = || OpenOptions::read_write().open_device(&cache, device.clone()).unwrap();
     let file = open();
     file.write_at(&[7; 300_000], 0).unwrap();
     drop(file);
@@ -315,7 +318,7 @@ fn what_went_wrong_while_a_file_was_closed_is_told_to_the_next_opener() {
     drop(device);
     let (device, fault) = broken();
     device.disarm(fault);
-    cache.open_device(device, &RawOptions::default()).unwrap().sync_data().unwrap();
+    OpenOptions::read_write().open_device(&cache, device).unwrap().sync_data().unwrap();
 }
 
 /// The same of a raw file, which is let go in the background when its file system has room again.
@@ -335,8 +338,8 @@ fn what_a_raw_file_had_to_tell_is_told_to_who_opens_it_next() {
     std::fs::remove_file(ballast).unwrap();
     until("the file is let go, and its error is counted (T1)", || rows() == 1024);
     // Who can only read cannot be told.
-    let reader = RawOptions { read_only: true, ..crate::dir::options(8 << 20) };
-    cache.open_raw(&path, &reader).unwrap().sync_data().unwrap();
+    let reader = crate::dir::options(8 << 20).write(false).create(false).clone();
+    reader.open(&cache, &path).unwrap().sync_data().unwrap();
     assert_eq!(told_after(&cache, || open(&cache, &path, 8 << 20)), 1);
     assert_eq!(rows(), 0);
 }

@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 fn make(path: &Path, size: u64) {
-    Volume::create(path, &CreateVolume { size: Some(size), ..CreateVolume::default() }).unwrap();
+    Volume::create(path, &CreateVolume::default().size(size)).unwrap();
 }
 
 fn open(cache: &Cache, path: &Path) -> Volume {
@@ -30,7 +30,7 @@ fn refused<T>(result: forebay::Result<T>, kind: ErrorKind, named: &str) {
 fn nothing_is_made_over_what_is_there() {
     let dir = Dir::new("volume-create");
     let path = dir.path("v");
-    let sized = |size| CreateVolume { size: Some(size), ..CreateVolume::default() };
+    let sized = |size| CreateVolume::default().size(size);
     refused(Volume::create(&path, &CreateVolume::default()), ErrorKind::InvalidInput, "size");
     refused(Volume::create(&path, &sized(64 << 10)), ErrorKind::InvalidInput, "segments");
     assert!(!path.exists(), "what could not be made leaves nothing");
@@ -44,12 +44,12 @@ fn nothing_is_made_over_what_is_there() {
     refused(Volume::create(&plain, &sized(8 << 20)), ErrorKind::Exists, "not empty");
     assert_eq!(std::fs::read(&plain).unwrap(), b"precious");
     // What makes no sense destroys nothing, either.
-    let nonsense = CreateVolume { block_size: 5000, force: true, ..sized(8 << 20) };
+    let nonsense = sized(8 << 20).block_size(5000).force(true);
     refused(Volume::create(&plain, &nonsense), ErrorKind::InvalidInput, "5000");
     assert_eq!(std::fs::read(&plain).unwrap(), b"precious");
     for path in [&plain, &path] {
         let cache = cache(8 << 20);
-        Volume::create(path, &CreateVolume { force: true, ..sized(8 << 20) }).unwrap();
+        Volume::create(path, &sized(8 << 20).force(true)).unwrap();
         assert_eq!(std::fs::metadata(path).unwrap().size(), 8 << 20);
         let volume = open(&cache, path);
         refused(Volume::create(path, &sized(8 << 20)), ErrorKind::Busy, "holds");
@@ -66,10 +66,7 @@ fn nothing_is_made_over_what_is_there() {
 fn an_image_keeps_its_blocks_if_asked_to() {
     let dir = Dir::new("volume-keeps");
     let path = dir.path("v");
-    let keeping = |size| {
-        let size = Some(size);
-        CreateVolume { size, force: true, keep_blocks: true, ..CreateVolume::default() }
-    };
+    let keeping = |size| CreateVolume::default().size(size).force(true).keep_blocks(true);
     let stored = || std::fs::metadata(&path).unwrap().blocks() * 512;
     let cache = cache(8 << 20);
     // A volume with content, in an image that is written to its end.
@@ -93,7 +90,7 @@ fn an_image_keeps_its_blocks_if_asked_to() {
         assert_eq!(volume.read("/new").unwrap(), vec![0xa5; 2 << 20]);
         volume.close().unwrap();
     }
-    Volume::create(&path, &CreateVolume { keep_blocks: false, ..keeping(24 << 20) }).unwrap();
+    Volume::create(&path, &keeping(24 << 20).keep_blocks(false)).unwrap();
     assert!(stored() < 4 << 20, "sparse: {}", stored());
 }
 
@@ -102,7 +99,7 @@ fn names_are_as_those_of_the_host() {
     let dir = Dir::new("volume-names");
     make(&dir.path("v"), 64 << 20);
     let cache = cache(8 << 20);
-    let options = VolumeOptions { owner: Some((7, 8)), ..VolumeOptions::default() };
+    let options = VolumeOptions::default().owner((7, 8));
     let volume = cache.open_volume(dir.path("v"), &options).unwrap();
     volume.create_dir_all("a/b/c").unwrap();
     volume.create_dir_all("/a/b/c").unwrap();
@@ -122,7 +119,11 @@ fn names_are_as_those_of_the_host() {
     volume.write("/a/dangling", b"two").unwrap();
     assert_eq!(volume.read("/a/b/made").unwrap(), b"two");
     let mut new = OpenOptions::new();
-    refused(new.write(true).create_new(true).open(&volume, "/a/dangling"), ErrorKind::Exists, "");
+    refused(
+        new.write(true).create_new(true).open_in(&volume, "/a/dangling"),
+        ErrorKind::Exists,
+        "",
+    );
     volume.rename("/a/b/made", "/a/file").unwrap();
     assert_eq!(volume.read("a/file").unwrap(), b"two");
     refused(volume.read("/a/b/made"), ErrorKind::NotFound, "/a/b/made");
@@ -166,16 +167,16 @@ fn every_request_has_its_flags() {
     refused(file.read_at_with(&mut back, 0, IoFlags::APPEND), ErrorKind::Unsupported, "");
     assert_eq!(file.append(b"end", IoFlags::empty()).unwrap(), 1 << 20);
     assert_eq!(file.read_at_with(&mut back, 1 << 20, IoFlags::UNCACHED).unwrap(), 3);
-    let log = OpenOptions::new().append(true).open(&volume, "/f").unwrap();
+    let log = OpenOptions::new().append(true).open_in(&volume, "/f").unwrap();
     log.write_at(b"!", 0).unwrap();
     assert_eq!(file.size().unwrap(), (1 << 20) + 4, "whoever appends, appends");
     refused(log.read_at(&mut back, 0), ErrorKind::BadHandle, "");
     let quiet =
-        OpenOptions::new().read(true).io_flags(IoFlags::UNCACHED).open(&volume, "/f").unwrap();
+        OpenOptions::new().read(true).io_flags(IoFlags::UNCACHED).open_in(&volume, "/f").unwrap();
     cache.drop_clean();
     quiet.read_at(&mut back, 512 << 10).unwrap();
     assert_eq!(quiet.residency(512 << 10, 16384).unwrap().resident_blocks, 0);
-    let (buf, read) = block_on(file.read(AlignedBuf::new(3), 1 << 20, IoFlags::empty()));
+    let (buf, read) = block_on(file.read_at_async(AlignedBuf::new(3), 1 << 20, IoFlags::empty()));
     assert_eq!((&buf[..], read.unwrap()), (&b"end"[..], 3));
     file.trim(0, 1 << 19).unwrap();
     file.set_len(3 << 20).unwrap();
@@ -203,7 +204,7 @@ fn one_image_is_one_volume() {
     assert_eq!(again.read("/f").unwrap(), b"here", "V1");
     let other = crate::dir::cache(8 << 20);
     refused(other.open_volume(&path, &VolumeOptions::default()), ErrorKind::Busy, "holds");
-    refused(other.open_raw(&path, &Default::default()), ErrorKind::Busy, "holds");
+    refused(OpenOptions::read_write().open(&other, &path), ErrorKind::Busy, "holds");
     let file = again.open_file("/f").unwrap();
     drop((volume, again));
     assert_eq!(open(&cache, &path).read("/f").unwrap(), b"here");
@@ -234,7 +235,7 @@ fn reading_only_leaves_no_trace() {
     let first = cache(8 << 20);
     open(&first, &path).write("/f", b"here").unwrap();
     let before = std::fs::read(&path).unwrap();
-    let options = VolumeOptions { read_only: true, ..VolumeOptions::default() };
+    let options = VolumeOptions::default().read_only(true);
     let second = cache(8 << 20);
     let (one, two) = (first.open_volume(&path, &options), second.open_volume(&path, &options));
     let (one, two) = (one.unwrap(), two.unwrap());
@@ -286,13 +287,14 @@ fn volumes_of_all_kinds() {
             .enumerate()
     {
         let path = dir.path(&format!("{n}"));
-        let size = Some(8 << 20);
-        let segment_size = Some(128 << 10);
-        let options =
-            CreateVolume { size, block_size, segment_size, checksums, ..CreateVolume::default() };
+        let options = CreateVolume::default()
+            .size(8 << 20)
+            .block_size(block_size)
+            .segment_size(128 << 10)
+            .checksums(checksums);
         Volume::create(&path, &options).unwrap();
         let cache = cache(8 << 20);
-        let options = VolumeOptions { direct_io, ..VolumeOptions::default() };
+        let options = VolumeOptions::default().direct_io(direct_io);
         let content: Vec<u8> = (0..300_000_u32).map(|i| (i % 251) as u8).collect();
         let volume = cache.open_volume(&path, &options).unwrap();
         volume.write("/f", &content).unwrap();

@@ -6,7 +6,7 @@
 mod dir;
 
 use crate::dir::{Dir, cache_on, config, open, until};
-use forebay::{Aio, Cache, CacheConfig, File};
+use forebay::{Aio, Cache, File};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// Bytes that no row of the budget covers: the program's own pages, stacks of its threads, and what the
@@ -69,7 +69,7 @@ fn ten_thousand_files_open_at_once() {
     }
     let dir = Dir::new("ten-thousand");
     let (before, threads_before) = (status("VmRSS"), threads().len());
-    let on = |aio| cache_on(CacheConfig { aio, ..config(BUDGET) });
+    let on = |aio| cache_on(config(BUDGET).aio(aio));
     let (cache, most) = match on(Aio::IoUring) {
         Some(cache) => (cache, THREADS),
         None => (on(Aio::Threads).unwrap(), THREADS + IO_THREADS),

@@ -10,6 +10,7 @@ use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Arc as CacheArc;
 use forebay_base::world::{World, split_mix};
 use forebay_cache::{PageCache, State};
+use forebay_iomap::check::ended_after;
 use forebay_sim::SimDisk;
 use forebay_sim::workload::{Runner, Subject};
 use std::sync::Arc;
@@ -192,6 +193,57 @@ fn y4_a_resize_that_cannot_be_done_leaves_the_budget_as_it_was() {
         world.sleep(Duration::from_secs(1)).await;
         file.cache.check_books();
     });
+}
+
+/// A cache of 4 MiB, with 64 KiB of it read and written and 2 MiB dirty, made as small as it can
+/// be. The resize is dropped after so many polls. True if it ended before.
+fn resize_dropped(polls: u32, seed: u64) -> bool {
+    let setup = Setup {
+        budget: 1 << 20,
+        budget_max: Some(LARGEST),
+        folio_size: 16384,
+        block_size: 4096,
+        ..Setup::from_seed(seed, Map::Identity)
+    };
+    let world = SimWorld::new(seed);
+    let disk = Arc::new(SimDisk::new(world.clone(), setup.sim_config()));
+    let file = File::open(&setup, &world, &disk);
+    let none = forebay_base::IoFlags::empty();
+    world.run(async {
+        file.cache.resize(4 << 20).await.unwrap();
+        file.cache.set_dirty_bytes(3 << 20).unwrap();
+        for at in (0..2 << 20).step_by(65536) {
+            let buf = forebay_base::buf::AlignedBuf::new(65536);
+            file.write(at, buf, none).await.1.unwrap();
+        }
+        let before = file.cache.stats();
+        let ended = ended_after(polls, file.cache.resize(1 << 20)).await;
+        let after = file.cache.stats();
+        if !ended {
+            let what = (after.budget_bytes, after.frames_total);
+            let want = (before.budget_bytes, before.frames_total);
+            assert_eq!(what, want, "Y4: as it was, dropped after {polls} polls");
+        }
+        // Another one is not kept waiting, and works.
+        file.cache.resize(1 << 20).await.unwrap();
+        let small = file.cache.stats();
+        assert!(small.budget_bytes == 1 << 20 && small.frames_total < before.frames_total / 2);
+        file.cache.resize(4 << 20).await.unwrap();
+        assert_eq!(file.cache.stats().frames_total, before.frames_total);
+        file.sync().await.unwrap();
+        file.cache.check_books();
+        ended
+    })
+}
+
+/// The story: a resize to a smaller budget lowers the limits and waits until everything fits. Where
+/// its task was dropped meanwhile the limits stayed low, and the budget that was shown was the old
+/// one.
+#[test]
+fn y4_resize_dropped_at_any_poll_leaves_the_budget_as_it_was() {
+    let drops = |seed| (1..10_000).take_while(|&polls| !resize_dropped(polls, seed)).count();
+    let drops: usize = (1..4).map(drops).sum();
+    assert!(drops >= 12, "it waits: {drops} drops");
 }
 
 /// What files take came on top of the budget: the frames stayed as many.

@@ -100,8 +100,32 @@ impl Tree {
                 log::warn!("a tree node's first copy is bad, its second one is used: {first}");
                 Ok(node)
             }
-            Err(second) => Err(both_bad(link, &first, &second)),
+            Err(second) => {
+                let error = both_bad(link, &first, &second);
+                if is_unreadable(&error) {
+                    *self.unreadable.lock() = Some((link.pointer.places, error.clone()));
+                }
+                Err(error)
+            }
         }
+    }
+
+    /// The places of the node that this error says can be read from neither, if it is an error of
+    /// that kind.
+    pub(crate) fn unreadable_node(&self, error: &Error) -> Option<[Place; 2]> {
+        let last = self.unreadable.lock();
+        let same = |(_, said): &&([Place; 2], Error)| said.to_string() == error.to_string();
+        last.as_ref().filter(same).map(|(places, _)| *places)
+    }
+
+    /// Whether the device still gives back none of these places.
+    pub(crate) async fn is_still_unreadable(&self, places: [Place; 2]) -> bool {
+        for place in places {
+            if !self.store.read(place).await.is_err_and(|error| is_unreadable(&error)) {
+                return false;
+            }
+        }
+        true
     }
 
     /// Copy 0 or 1, verified.
@@ -123,6 +147,11 @@ impl Tree {
         let known = node.verified();
         Ok(Arc::new(StoredNode::new(bytes, known)))
     }
+}
+
+/// Whether a read failed for its place: Linux says EIO, and of a bad medium also ENODATA.
+pub(crate) fn is_unreadable(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Io | ErrorKind::NoAttribute)
 }
 
 /// B23. Damage counts more than a device that fails: it does not go away.

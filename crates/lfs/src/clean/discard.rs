@@ -1,7 +1,7 @@
 //! The device is told of segments that nothing in is wanted any more.
 //!
 //! Invariants: W16, see [`crate::space::segment`]. D41 a segment is not given back while the device
-//! has a discard of it, whoever waits for that: a late one would take what the next owner writes.
+//! has a discard of it, also if no task waits: a late one would take what the next owner writes.
 //!
 //! Locks: the state lock and the turn in turn; none across a wait.
 

@@ -316,8 +316,9 @@ impl Inner {
         result
     }
 
-    /// The result of writing a file out for an operation on others. A write-out of an inode that was
-    /// removed meanwhile may fail; nothing finds its content, so that is no error of the operation.
+    /// The result of writing a file out for an operation on others. A write-out of an inode that
+    /// was removed meanwhile may fail; nothing finds its content, so that is no error of the
+    /// operation.
     pub(crate) fn unless_removed(&self, content: &Arc<Content>, done: Result<()>) -> Result<()> {
         let Err(error) = done else { return Ok(()) };
         let state = self.state.lock();

@@ -230,6 +230,9 @@ impl FileOps {
                         let (ino, len) = (self.ino.0, count * unit);
                         runs.push(Run { ino, at: place, len, sums: own.into(), failures });
                     }
+                    // The injected fault: files of other classes than the large ones are shorter.
+                    let short = inner.plant.has(Planted::BlockNumberShort);
+                    let block = if short { block % 512 } else { block };
                     parts.push(Part { block, source, blocks: count as u16, birth, sums });
                 }
             }

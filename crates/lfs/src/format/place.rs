@@ -220,13 +220,23 @@ impl Seal {
     /// The checksum of `bytes` at `place`. The four bytes at `hole`, where it is stored, count as zeros.
     /// `bytes` must reach beyond the hole.
     pub(crate) fn sum(self, place: Place, bytes: &[u8], hole: usize) -> u32 {
+        #[cfg(test)]
+        SUMMED_BYTES.set(SUMMED_BYTES.get() + bytes.len() as u64);
         sum_around(crc32c_append(self.0, &place.to_bytes()), bytes, hole)
     }
 
     /// The checksum of bytes that hold no sum of themselves.
     pub(crate) fn sum_whole(self, place: Place, bytes: &[u8]) -> u32 {
+        #[cfg(test)]
+        SUMMED_BYTES.set(SUMMED_BYTES.get() + bytes.len() as u64);
         crc32c_append(crc32c_append(self.0, &place.to_bytes()), bytes)
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Bytes that this thread has checksummed with a seal.
+    pub(crate) static SUMMED_BYTES: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
 /// `seed` continued over `bytes`, with four zeros in the stead of those at `hole`.

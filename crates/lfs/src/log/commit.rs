@@ -107,7 +107,8 @@ impl Inner {
         let head = self.log.ctl.lock().head;
         let (payloads, opened) = (Vec::new(), Vec::new());
         turn.group = Some(Group { records, payloads, head, cut: None, opened });
-        let is_covered = has_runs && self.layout.geometry.sum == SumAlgorithm::None;
+        let early = self.plant.has(Planted::RecordBeforeData);
+        let is_covered = has_runs && !early && self.layout.geometry.sum == SumAlgorithm::None;
         if is_covered && !self.cover_runs(here).await {
             return turn.end(|ctl, group| ctl.groups.extend(group));
         }

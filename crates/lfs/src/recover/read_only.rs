@@ -2,8 +2,9 @@
 //!
 //! A checkpoint that needs content or a node of the tree that is lost can never succeed. Everything
 //! that changes from then on would wait in memory for ever, and the next opening would have to
-//! replay it. So the volume turns read-only for the rest of this life. A checkpoint that fails for
-//! another reason, as a device error that may pass, is tried again.
+//! replay it. So the volume turns read-only for the rest of this life. A node is lost if both
+//! copies are damaged, or if the device reads neither of them though it reads elsewhere. A
+//! checkpoint that fails for another reason, as a device error that may pass, is tried again.
 //!
 //! Invariants: F11 a volume that turned read-only accepts no change: every interface answers
 //! `ReadOnly` with the reason; reads go on, and the log makes durable what it had accepted. F12
@@ -13,6 +14,7 @@
 //! Lock: the state lock; none across a wait.
 
 use crate::checkpoint::How;
+use crate::device::slots;
 use crate::volume::Inner;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};
@@ -43,7 +45,10 @@ impl Inner {
             return Err(Error::new(ErrorKind::ReadOnly, "checkpoint", text));
         }
         self.check_running("checkpoint")?;
-        let done = self.attempt(how).await;
+        let done = match self.attempt(how).await {
+            Err(error) => Err(self.lost_or_failing(error).await),
+            done => done,
+        };
         self.note_checkpoint(&done);
         // What was accepted before is found by the next opening (F11).
         if self.check_running("checkpoint").is_err()
@@ -52,6 +57,19 @@ impl Inner {
             log::warn!("{}: records are not durable: {error}", self.device.name());
         }
         done
+    }
+
+    /// The error of a checkpoint, as `Corrupt` if it says that a node of the tree is lost because
+    /// the device reads it from neither place. It is lost if both reads fail again while the device
+    /// reads a slot of the superblock. A device that reads nothing may work again later.
+    async fn lost_or_failing(&self, error: Error) -> Error {
+        let Some(places) = self.tree.unreadable_node(&error) else { return error };
+        let is_lost = self.tree.is_still_unreadable(places).await
+            && slots::read_valid(&self.device).await.is_ok();
+        match is_lost {
+            true => Error::new(ErrorKind::Corrupt, "checkpoint", error.to_string()),
+            false => error,
+        }
     }
 
     /// What came of a checkpoint that was attempted.

@@ -20,6 +20,7 @@ mod evidence;
 mod window;
 
 use crate::btree::Tree;
+use crate::btree::store::is_unreadable;
 use crate::device::layout::Layout;
 use crate::device::slots::read_at;
 use crate::fault::{NO_SECRET, Plant, Planted};
@@ -240,6 +241,9 @@ impl Walk<'_> {
             );
             let (at, len) = (self.layout.device_offset(bad), self.layout.block_bytes());
             return Err(Error::new(ErrorKind::Corrupt, "recover", text).with_range(at, len));
+        }
+        if let Some(error) = &found.refused {
+            return Err(error.clone());
         }
         match (unreadable, &found.unread) {
             (Some(error), _) => self.unreadable_end(self.head.sequence, &error, found),
@@ -492,11 +496,6 @@ impl Walk<'_> {
         self.asked = (at, len.min(left));
         self.window.bytes(at, len.min(left)).await.map(Some)
     }
-}
-
-/// Whether a read failed for its place: Linux says EIO, and of a bad medium also ENODATA.
-fn is_unreadable(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Io | ErrorKind::NoAttribute)
 }
 
 /// The record at `at`, if one is there.

@@ -40,9 +40,9 @@ async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (
     .await
 }
 
-/// The story: a fallocate that makes the file longer compared its end with the size that readers see,
-/// while an append was on its way, and then waited for the right to move the size. It set the size
-/// that it had decided on: the append had been acknowledged by then, and its end was cut off.
+/// The story: a fallocate that makes the file longer compared its end with the size that readers
+/// see, while an append was on its way, and then waited for the right to move the size. It set the
+/// size that it had decided on: the append had been acknowledged by then, and its end was cut off.
 #[test]
 fn growing_fallocate_during_an_append_cuts_nothing_off() {
     // Ends of the fallocate: within what the append adds, and behind it.

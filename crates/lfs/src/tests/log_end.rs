@@ -4,14 +4,15 @@
 //! No locks.
 
 use crate::device::layout::Layout;
-use crate::format::place::Place;
-use crate::format::record::RecordHeader;
+use crate::format::place::{Place, SUMMED_BYTES};
+use crate::format::record::{RECORD_HEADER_BYTES, RecordFields, RecordHeader, RecordKind};
 use crate::map::overlay::Where;
 use crate::tests::reuse::{check, create, open, setup, write};
 use crate::tests::setup::Setup;
 use crate::volume::fsck::FindingKind;
 use crate::volume::{OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
+use forebay_base::codec::Writer;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{World, WorldRef};
 use forebay_base::{ErrorKind, IoFlags, Result};
@@ -317,5 +318,84 @@ fn log_segment_without_a_header_opens_for_reading_only() {
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{repaired}, {unreadable}: {error}");
         assert!(error.to_string().contains("says it was durable"), "{error}");
         disk.world().stop();
+    }
+}
+
+/// Behind the end of the log lies what looks like records, each as long as one may be, as a hostile
+/// user may have a file written there. Recovery checksummed each of them: time grew with
+/// the square of the segment (R26).
+#[test]
+fn false_records_behind_the_log_are_summed_in_linear_time() {
+    let ended = ended(true, false);
+    let segment = ended.layout.segment_bytes() as u32;
+    let mut all = vec![0; (segment - ended.end.offset) as usize];
+    for offset in (ended.end.offset..segment).step_by(RECORD_HEADER_BYTES) {
+        let place = Place::new(ended.end.segment, offset);
+        let length = (segment - offset).min(ended.layout.geometry.max_record_bytes());
+        let fields = RecordFields {
+            kind: RecordKind::Changes,
+            tree: 0,
+            sequence: 1 << 40,
+            generation: 1 << 40,
+            predecessor: 0,
+            durable_through: (1 << 40) - 1,
+        };
+        let header = RecordHeader {
+            fields,
+            place,
+            sum: 0,
+            length,
+            body_bytes: 0,
+            changes: 0,
+            payload_offset: length,
+            payload_bytes: 0,
+            payload_sum: 0,
+        };
+        let bytes = &mut all[(offset - ended.end.offset) as usize..][..RECORD_HEADER_BYTES];
+        header.encode_into(&mut Writer::new("record", bytes)).unwrap();
+        if offset + length <= segment {
+            RecordHeader::peek(bytes, place, &ended.layout.geometry).expect("it looks like one");
+        }
+    }
+    assert!(all.len() > 300 * RECORD_HEADER_BYTES, "{} bytes", all.len());
+    ended.disk.poke(ended.at(ended.end), &all);
+    ended.disk.world().run(async {
+        SUMMED_BYTES.set(0);
+        let volume = ended.open().await.unwrap();
+        let summed = SUMMED_BYTES.get();
+        assert!(summed < 16 * u64::from(segment), "R26: {summed} bytes in {segment}");
+        assert!(has(&volume, &"h".repeat(255)).await, "all of the log is there");
+        assert_eq!(blocks_of_f(&volume).await, [Some(2); BLOCKS]);
+        volume.close().await.unwrap();
+    });
+    ended.disk.world().stop();
+}
+
+/// More units than the search passes over cannot be read behind the end of the log. The volume does
+/// not open for writing. The opening for reading left out the records that were held until the
+/// search said whether they are durable (R25).
+#[test]
+fn many_unreadable_units_behind_the_log_open_for_reading_with_all_records() {
+    for (units, opens) in [(64, true), (65, false)] {
+        let ended = ended(true, false);
+        let first = ended.at(ended.end) + SECTOR;
+        assert!(u64::from(ended.end.offset) + 66 * SECTOR < ended.layout.segment_bytes());
+        let rule = FaultRule::on(BioOp::Read, Fault::Fail(ErrorKind::Io));
+        ended.disk.inject(rule.within(first..first + units * SECTOR).sticky());
+        ended.disk.world().run(async {
+            let error = match ended.open().await {
+                Ok(volume) => {
+                    assert!(opens, "R25: {units} units");
+                    return volume.close().await.unwrap();
+                }
+                Err(error) => error,
+            };
+            assert!(!opens && error.kind() == ErrorKind::Io, "{units} units: {error}");
+            let volume = ended.open_read_only().await.unwrap();
+            assert!(volume.damage().is_some(), "it says that records may be missing");
+            assert!(has(&volume, &"g".repeat(255)).await && has(&volume, &"h".repeat(255)).await);
+            assert_eq!(blocks_of_f(&volume).await, [Some(2); BLOCKS]);
+        });
+        ended.disk.world().stop();
     }
 }

@@ -16,11 +16,13 @@ use forebay_base::sim_world::SimWorld;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{BioOp, DeviceRef};
-use forebay_sim::SimDisk;
+use forebay_sim::{Fault, FaultRule, SimDisk};
 use forebay_vfs::{
     Fallocate, FileSystem, Ino, Name, OpenFileRef, OpenFlags, Privileges, RenameFlags, SetAttr,
 };
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 
 const BLOCK: usize = 4096;
 const NODE: usize = 4096;
@@ -190,8 +192,8 @@ async fn many_names(volume: &Volume, count: u32) -> Vec<Ino> {
     inos
 }
 
-/// Overwrites both copies of the leaf that an inode is in: their places.
-async fn spoil_leaf(volume: &Volume, disk: &SimDisk, ino: Ino) -> [Place; 2] {
+/// Overwrites both copies of the leaf that an inode is in: their places, and what was there.
+async fn spoil_leaf(volume: &Volume, disk: &SimDisk, ino: Ino) -> ([Place; 2], Vec<u8>) {
     let root = volume.0.state.lock().root;
     assert_eq!(root.level, 1, "a root and leaves");
     let mut leaves = Vec::new();
@@ -207,7 +209,7 @@ async fn spoil_leaf(volume: &Volume, disk: &SimDisk, ino: Ino) -> [Place; 2] {
         let before = disk.peek(offsets[0], NODE);
         offsets.into_iter().for_each(|at| disk.poke(at, &[0xff; NODE]));
         if volume.0.tree.get(&root, Key::Inode(ino.0)).await.is_err() {
-            return places;
+            return (places, before);
         }
         offsets.into_iter().for_each(|at| disk.poke(at, &before));
     }
@@ -267,7 +269,7 @@ fn checkpoint_over_bad_leaf_turns_volume_read_only() {
                 .unwrap();
         }
         // The changes wait in memory; what they change is lost then.
-        let lost = spoil_leaf(&volume, &disk, inos[100]).await;
+        let (lost, _) = spoil_leaf(&volume, &disk, inos[100]).await;
         let stop = volume.checkpoint().await.expect_err("a leaf is lost");
         let place = format!("{:?}", lost[0]);
         let wanted = ["neither copy of the node", &place];
@@ -288,6 +290,144 @@ fn checkpoint_over_bad_leaf_turns_volume_read_only() {
     });
     disk.world().stop();
     reopened_over_bad_leaf(&setup, &disk, count);
+}
+
+/// A disk with a volume of so many names that was closed.
+fn disk_of_names(setup: &Setup, count: u32) -> SimDisk {
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(setup, &disk).await.unwrap();
+        many_names(&volume, count).await;
+        volume.close().await.unwrap();
+    });
+    disk.world().stop();
+    disk.in_world(SimWorld::new(2))
+}
+
+/// A volume of many names with changed attributes, and a leaf of its tree that a checkpoint has to
+/// change: `spoil` gets the addresses of both copies.
+async fn checkpoint_over_leaf(
+    setup: &Setup,
+    disk: &SimDisk,
+    count: u32,
+    spoil: impl FnOnce([u64; 2]),
+) -> (Volume, Result<()>) {
+    let volume = open_with(setup, disk, |options| options.node_cache_bytes = 0).await.unwrap();
+    let mut ino = Ino::ROOT;
+    for n in 0..count {
+        ino = volume.lookup(Ino::ROOT, name(&format!("f{n}"))).await.unwrap().ino;
+        let perm = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+        volume.setattr(ino, &perm).await.unwrap();
+    }
+    let (places, before) = spoil_leaf(&volume, disk, ino).await;
+    let offsets = places.map(|place| volume.0.layout.device_offset(place));
+    offsets.into_iter().for_each(|at| disk.poke(at, &before));
+    spoil(offsets);
+    let done = volume.checkpoint().await;
+    (volume, done)
+}
+
+fn unreadable(at: u64) -> FaultRule {
+    failing(BioOp::Read).within(at..at + NODE as u64)
+}
+
+/// The device read a leaf from neither place, for good, and nothing else failed. Each checkpoint
+/// failed with its error, and what changed waited in memory up to its bound.
+#[test]
+fn checkpoint_over_unreadable_leaf_turns_volume_read_only() {
+    let setup = Setup { inode_cache_bytes: 1 << 20, ..setup(0) };
+    let count = 200;
+    let disk = disk_of_names(&setup, count);
+    disk.world().run(async {
+        let spoil =
+            |at: [u64; 2]| at.into_iter().for_each(|at| disk.inject(unreadable(at).sticky()));
+        let (volume, done) = checkpoint_over_leaf(&setup, &disk, count, spoil).await;
+        let error = done.expect_err("a leaf is lost");
+        let stop = volume.stopped().unwrap_or_else(|| panic!("it goes on after {error}"));
+        assert!(stop.to_string().contains("neither copy of the node"), "{stop}");
+        let refused = create(&volume, "new").await.err().expect("F11");
+        assert_eq!(refused.kind(), ErrorKind::ReadOnly, "{refused}");
+        assert!(volume.0.state.lock().queue.is_empty(), "what was accepted is in the log");
+    });
+    disk.world().stop();
+    disk.heal();
+    // Where the device reads the leaf again, the next life has everything.
+    let disk = disk.power_cut(1).in_world(SimWorld::new(3));
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        for n in 0..count {
+            let attr = volume.lookup(Ino::ROOT, name(&format!("f{n}"))).await.unwrap();
+            assert_eq!(attr.perm, 0o600, "f{n}");
+        }
+    });
+    disk.world().stop();
+}
+
+/// Both copies of a leaf failed once, or the device read nothing at all for a while: that passes,
+/// so the volume does not turn read-only.
+#[test]
+fn checkpoint_over_leaf_that_fails_for_a_while_is_tried_again() {
+    for is_whole_device in [false, true] {
+        let setup = Setup { inode_cache_bytes: 1 << 20, ..setup(0) };
+        let disk = disk_of_names(&setup, 200);
+        disk.world().run(async {
+            let spoil = |at: [u64; 2]| match is_whole_device {
+                true => disk.inject(failing(BioOp::Read).sticky()),
+                false => at.into_iter().for_each(|at| disk.inject(unreadable(at))),
+            };
+            let (volume, done) = checkpoint_over_leaf(&setup, &disk, 200, spoil).await;
+            // Reads ahead may take the failures of the copies: then the checkpoint succeeds.
+            assert!(!is_whole_device || done.is_err(), "it could not be read");
+            if let Err(error) = done {
+                assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+            }
+            assert!(volume.stopped().is_none(), "it may pass");
+            disk.heal();
+            volume.checkpoint().await.unwrap();
+            volume.close().await.unwrap();
+        });
+        disk.world().stop();
+    }
+}
+
+/// A direct write had reserved its place when the volume turned read-only, and its caller got
+/// success: it was not published, and its bytes were gone. A sync after the turn failed for the
+/// times alone, before it committed the content.
+#[test]
+fn write_reserved_before_stop_is_published_and_synced_after_it() {
+    for data_only in [true, false] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let lost = create(&volume, "lost").await.unwrap();
+            write(&lost.1, 0, &[1; 2 * BLOCK]).await.unwrap();
+            let (_, file) = create(&volume, "f").await.unwrap();
+            write(&file, 0, &[2; 2 * BLOCK]).await.unwrap();
+            volume.syncfs().await.unwrap();
+            volume.checkpoint().await.unwrap();
+            lose_block(&volume, &disk, (lost.0, &lost.1), 1).await;
+            disk.inject(FaultRule::on(BioOp::Write, Fault::Slow(1_000_000_000)));
+            let (block, keep) = (AlignedBuf::copy_of(&[3; BLOCK]), Privileges::Keep);
+            let mut work = file.write(0, block, IoFlags::DIRECT, keep);
+            let begun = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx).is_pending())).await;
+            assert!(begun && !volume.0.state.lock().shares.is_empty(), "it has its place");
+            volume.checkpoint().await.expect_err("a block is lost");
+            assert!(volume.stopped().is_some());
+            assert_eq!(work.await.1.expect("it was accepted before").len, BLOCK);
+            assert_eq!(read(&file, BLOCK).await, [3; BLOCK]);
+            match file.sync(data_only).await {
+                Ok(()) => {}
+                Err(error) => {
+                    assert!(!data_only && error.kind() == ErrorKind::ReadOnly, "times: {error}");
+                }
+            }
+        });
+        disk.world().stop();
+        disk.heal();
+        let bytes = found(&setup, &disk.power_cut(1), "f");
+        assert!(bytes[..BLOCK] == [3; BLOCK] && bytes[BLOCK..] == [2; BLOCK], "{data_only}");
+    }
 }
 
 /// A device on which no slot of the superblock can be written for a while: changes are refused with

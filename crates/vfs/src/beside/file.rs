@@ -2,13 +2,21 @@
 //!
 //! No locks of its own.
 
-use super::{Change, Observer, Owed, Shared, handed_over, telling};
+use super::{Change, Observer, Outstanding, Shared, telling};
 use crate::fs::{OpenFile, OpenFileRef, ReadResult, WriteResult, Wrote};
 use crate::types::{Fallocate, Ino, OpenFlags, Privileges, Seek};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::{IoFlags, Result};
 use std::sync::Arc;
+
+/// Waits for what is held back of a range (Z3).
+pub(super) async fn handed_over(observer: &dyn Observer, ino: Ino, offset: u64, len: u64) {
+    if observer.holds_back(ino) {
+        let ticket = observer.hand_over(ino, offset, len);
+        observer.told(ticket).await;
+    }
+}
 
 /// See the module.
 pub(super) struct NotifyingFile {
@@ -70,13 +78,23 @@ impl OpenFile for NotifyingFile {
         let Some(observer) = self.shared.observer() else {
             return self.file.try_write(offset, src, flags, privileges);
         };
-        if observer.knows(self.file.ino()) {
+        let ino = self.file.ino();
+        if observer.knows(ino) {
             return None;
         }
-        let done = self.file.try_write(offset, src, flags, privileges)?;
-        // It may have become known meanwhile; then whoever asked did so before this was done.
-        observer.changed(&self.written(offset, src.len(), flags));
-        Some(done)
+        // Announced before the second look: a program that opens the file from now on appends at
+        // the end that the daemon finds. A program that does not know the file has no append in
+        // flight.
+        drop(observer.will_change(ino));
+        let done = match observer.knows(ino) {
+            true => None,
+            false => self.file.try_write(offset, src, flags, privileges),
+        };
+        if done.is_some() {
+            observer.changed(&self.written(offset, src.len(), flags));
+        }
+        observer.change_over(ino);
+        done
     }
 
     fn write(
@@ -119,7 +137,7 @@ impl OpenFile for NotifyingFile {
             return self.file.write_slice(offset, src, flags, privileges);
         };
         let changes = vec![self.written(offset, src.len(), flags)];
-        let owed = block_on(Owed::begin(&self.shared, &*observer, changes));
+        let owed = block_on(Outstanding::begin(&self.shared, &*observer, changes));
         let done = self.file.write_slice(offset, src, flags, privileges);
         block_on(owed.paid());
         done

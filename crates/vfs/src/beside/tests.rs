@@ -8,6 +8,9 @@ use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::Mutex;
 use forebay_base::task::block_on;
+use hooked::Hooked;
+
+mod hooked;
 
 #[derive(Default)]
 struct Mount {
@@ -29,11 +32,21 @@ struct Mount {
     stuck: AtomicBool,
     /// What a program on the mount does when the next change is about to be made.
     meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// No program has looked the file up.
+    is_unknown: AtomicBool,
+    /// A program does so when the next change is announced.
+    looks_up: AtomicBool,
+    /// What it does when the next inode was looked up.
+    after_lookup: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Observer for Mount {
     fn knows(&self, _: Ino) -> bool {
-        true
+        let after_lookup = self.after_lookup.lock().take();
+        if let Some(act) = after_lookup {
+            act();
+        }
+        !self.is_unknown.load(Ordering::Relaxed)
     }
     fn keep(&self, file: OpenFileRef) {
         self.kept.lock().push(file);
@@ -47,13 +60,18 @@ impl Observer for Mount {
     }
     fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()> {
         self.about_to.lock().push(ino);
+        if self.looks_up.load(Ordering::Relaxed) {
+            self.is_unknown.store(false, Ordering::Relaxed);
+        }
         match self.appending.load(Ordering::Relaxed) {
             true => Box::pin(std::future::pending()),
             false => Box::pin(std::future::ready(())),
         }
     }
     fn change_over(&self, ino: Ino) {
-        assert!(!self.told.lock().is_empty() || self.appending.load(Ordering::Relaxed));
+        let is_early = self.told.lock().is_empty();
+        let may_be = [&self.appending, &self.looks_up].iter().any(|b| b.load(Ordering::Relaxed));
+        assert!(!is_early || may_be, "reported before it is over");
         self.over.lock().push(ino);
     }
     fn will_change_name(&self, dir: Ino, name: &[u8]) -> BoxFuture<'_, ()> {
@@ -244,6 +262,34 @@ fn create_that_truncates_a_file_made_meanwhile_reports_its_content() {
     assert_eq!(mount.waited.lock().pop(), Some(told.len() as u64));
 }
 
+/// The library found a pipe where it was to create a file with truncation. A program removed the
+/// pipe, and the library, which opened by name, created a file of which the mount was not notified.
+#[test]
+fn create_that_finds_a_pipe_removed_meanwhile_makes_no_unreported_name() {
+    let hooked = Arc::new(Hooked::default());
+    let (library, mount) = (NotifyingFs::new(hooked.clone()), Arc::new(Mount::default()));
+    let observer: Weak<Mount> = Arc::downgrade(&mount);
+    library.observe(observer).unwrap();
+    let pipe = NewInode::of(FileKind::Fifo, 0o600);
+    let old = block_on(hooked.fs.mknod(Ino::ROOT, name("f"), &pipe)).unwrap().ino;
+    let (fs, its_mount) = (hooked.fs.clone(), mount.clone());
+    let remove = move || {
+        block_on(fs.unlink(Ino::ROOT, name("f"))).unwrap();
+        // Before the next change is announced: nothing was made without an announcement.
+        let check = move || {
+            let found = block_on(fs.lookup(Ino::ROOT, name("f"))).map(|attr| attr.ino);
+            assert!(found.is_err(), "a name that the mount was not notified of: {found:?}");
+        };
+        *its_mount.meanwhile.lock() = Some(Box::new(check));
+    };
+    *hooked.after_lookup.lock() = Some(Box::new(remove));
+    let (new, how) = (NewInode::of(FileKind::File, 0o644), OpenFlags::WRITE | OpenFlags::TRUNCATE);
+    let (attr, _) = block_on(library.create(Ino::ROOT, name("f"), &new, how)).unwrap();
+    assert!(attr.kind == FileKind::File && attr.ino != old);
+    assert!(mount.meanwhile.lock().is_none() && hooked.after_lookup.lock().is_none());
+    assert_eq!(*mount.told.lock(), [entry("f", None), ROOT, entry("f", None), ROOT]);
+}
+
 /// Two names of one inode went at the same time, one by the mount and one here. Both found another name, so
 /// neither kept the inode, and a program that had it as `O_PATH` descriptor got ESTALE.
 #[test]
@@ -256,7 +302,7 @@ fn unlink_of_the_last_but_one_name_keeps_the_inode_if_the_other_went_meanwhile()
         block_on(fs.link(ino, root, name(second))).unwrap();
         let below = fs.inner().clone();
         let act = move || block_on(below.unlink(Ino::ROOT, name(second))).unwrap();
-        *mount.meanwhile.lock() = Some(Box::new(act));
+        *mount.after_lookup.lock() = Some(Box::new(act));
         ino
     };
     let removed = make("a", "b");
@@ -273,6 +319,63 @@ fn unlink_of_the_last_but_one_name_keeps_the_inode_if_the_other_went_meanwhile()
     block_on(fs.link(ino, root, name("y"))).unwrap();
     block_on(fs.unlink(root, name("x"))).unwrap();
     assert_eq!(mount.kept.lock().len(), 2);
+}
+
+/// Z1: a file that the mount does not know is written without a wait. A program that looked it up
+/// between the look and the write had the size of before, and its append lay over the bytes.
+#[test]
+fn write_of_a_file_that_becomes_known_meanwhile_is_announced_first() {
+    let (fs, mount) = lab();
+    let both = OpenFlags::READ | OpenFlags::WRITE;
+    let new = NewInode::of(FileKind::File, 0o644);
+    let (attr, file) = block_on(fs.create(Ino::ROOT, name("f"), &new, both)).unwrap();
+    mount.told.lock().clear();
+    let write = || file.try_write(0, b"abc", IoFlags::empty(), Privileges::Drop);
+    for looks_up in [false, true] {
+        mount.is_unknown.store(true, Ordering::Relaxed);
+        mount.looks_up.store(looks_up, Ordering::Relaxed);
+        mount.about_to.lock().clear();
+        mount.over.lock().clear();
+        let is_done = write().is_some_and(|done| done.is_ok());
+        assert_eq!(is_done, !looks_up);
+        assert_eq!(*mount.about_to.lock(), [attr.ino], "announced");
+        assert_eq!(*mount.over.lock(), [attr.ino]);
+        assert_eq!(mount.told.lock().len(), usize::from(!looks_up));
+        mount.told.lock().clear();
+    }
+}
+
+/// Z1, Z4: the library looked an inode up, waited for a rename by a program, and removed the inode
+/// that this had put at the name. It reported and kept the first one.
+#[test]
+fn unlink_that_waits_for_a_rename_of_the_mount_reports_the_inode_that_it_removes() {
+    let (fs, mount) = lab();
+    let (root, none) = (Ino::ROOT, RenameFlags::empty());
+    let new = NewInode::of(FileKind::File, 0o644);
+    let put = |text| block_on(fs.mknod(root, name(text), &new)).unwrap().ino;
+    for is_rename in [false, true] {
+        put("f");
+        let (other, over) = (put("g"), put("over"));
+        let below = fs.inner().clone();
+        let act = move || {
+            block_on(below.rename(root, name("g"), root, name("f"), none)).unwrap();
+        };
+        mount.told.lock().clear();
+        mount.kept.lock().clear();
+        *mount.meanwhile.lock() = Some(Box::new(act));
+        match is_rename {
+            false => block_on(fs.unlink(root, name("f"))).unwrap(),
+            true => block_on(fs.rename(root, name("over"), root, name("f"), none)).unwrap(),
+        }
+        let told = mount.told.lock().clone();
+        assert!(told.contains(&Change::Attributes(other)), "rename: {is_rename}, {told:?}");
+        assert!(!is_rename || told.contains(&Change::Attributes(over)), "{told:?}");
+        let kept: Vec<Ino> = mount.kept.lock().iter().map(|file| file.ino()).collect();
+        assert_eq!(kept, [other], "rename: {is_rename}");
+        for text in ["f", "over"] {
+            let _ = block_on(fs.inner().unlink(root, name(text)));
+        }
+    }
 }
 
 /// Z2: the mount, which is being told, may be answering a request for the same names and files.

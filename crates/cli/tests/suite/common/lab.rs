@@ -22,10 +22,10 @@ impl Lab {
     pub fn new(kernel_cache: KernelCache) -> Self {
         let folder = Folder::new();
         let image = folder.path("vol");
-        let making = CreateVolume { size: Some(256 << 20), ..CreateVolume::default() };
+        let making = CreateVolume::default().size(256 << 20);
         Volume::create(&image, &making).unwrap();
         // Smaller than what is used, so that things leave the cache, too.
-        let cache = Cache::new(CacheConfig { budget: 24 << 20, ..CacheConfig::default() }).unwrap();
+        let cache = Cache::new(CacheConfig::default().budget(24 << 20)).unwrap();
         let volume = Volume::open(&cache, &image, &VolumeOptions::default()).unwrap();
         let mnt = folder.path("mnt");
         std::fs::create_dir(&mnt).unwrap();

@@ -75,9 +75,14 @@ impl Folder {
 
     /// Starts `forebay export` on the Unix socket `sock` and waits for its URIs.
     pub fn export(&self, words: &[&str]) -> Server {
+        self.try_export(words).unwrap_or_else(|text| panic!("no URI; standard error: {text}"))
+    }
+
+    /// The same; its standard error if it ends without a URI.
+    pub fn try_export(&self, words: &[&str]) -> Result<Server, String> {
         let mut all = vec!["export", "-U", "sock", "--control", "ctl"];
         all.extend(words);
-        Server::start(self.command(&all), self.path("sock"))
+        Server::try_start(self.command(&all), self.path("sock"))
     }
 }
 
@@ -160,7 +165,12 @@ pub struct Server {
 }
 
 impl Server {
-    fn start(mut command: Command, socket: PathBuf) -> Self {
+    fn start(command: Command, socket: PathBuf) -> Self {
+        let started = Self::try_start(command, socket);
+        started.unwrap_or_else(|text| panic!("no URI; standard error: {text}"))
+    }
+
+    fn try_start(mut command: Command, socket: PathBuf) -> Result<Self, String> {
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
         let out = child.stdout.take().expect("it is piped");
@@ -171,9 +181,9 @@ impl Server {
             let mut text = String::new();
             let _ = errors.read_to_string(&mut text);
             let _ = child.wait();
-            panic!("no URI; standard error: {text}");
+            return Err(text);
         }
-        Self { child, errors, seen: String::new(), uri: uri.trim().to_string(), socket }
+        Ok(Self { child, errors, seen: String::new(), uri: uri.trim().to_string(), socket })
     }
 
     /// Waits until it says a line with this in it on standard error.

@@ -23,7 +23,7 @@ impl Place {
     /// With a volume of so many bytes.
     pub fn new(bytes: u64) -> Self {
         let folder = Folder::new();
-        let options = CreateVolume { size: Some(bytes), ..CreateVolume::default() };
+        let options = CreateVolume::default().size(bytes);
         Volume::create(folder.path("vol"), &options).expect("a volume");
         std::fs::create_dir(folder.path("mnt")).expect("a directory");
         Self { folder }
@@ -56,6 +56,18 @@ impl Place {
             let done = output(command);
             let said = super::stderr(&done);
             assert!(done.status.success() || said.contains("busy"), "umount: {said}");
+            done.status.success()
+        });
+        assert!(!self.is_mounted());
+    }
+
+    /// Ends it with `forebay umount`, which says that a busy mount is in use; see
+    /// [`Place::umount`].
+    pub fn forebay_umount(&self) {
+        super::until("forebay umount", || {
+            let done = self.folder.forebay(&["umount", "mnt"]);
+            let said = super::stderr(&done);
+            assert!(done.status.success() || said.contains("in use"), "forebay umount: {said}");
             done.status.success()
         });
         assert!(!self.is_mounted());

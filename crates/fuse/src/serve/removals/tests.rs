@@ -73,12 +73,7 @@ impl Mounted {
 
     /// A request of the kernel on the root directory: its errno.
     fn ask(&self, code: u32, uid: u32, args: &[u8]) -> i32 {
-        let mut message = vec![0; 40];
-        message[..4].copy_from_slice(&(40 + args.len() as u32).to_le_bytes());
-        message[4..8].copy_from_slice(&code.to_le_bytes());
-        message[16] = 1;
-        message[24..28].copy_from_slice(&uid.to_le_bytes());
-        message.extend_from_slice(args);
+        let message = message(code, uid, args);
         match block_on(self.core.clone().serve(Work::Other(message))).answer {
             Answer::Errno(errno) => errno,
             _ => 0,
@@ -89,13 +84,28 @@ impl Mounted {
         self.ask(opcode::UNLINK, uid, format!("{text}\0").as_bytes())
     }
 
-    fn rename(&self, uid: u32, from: &str, (dir, to): (Ino, &str), flags: RenameFlags) -> i32 {
-        let mut args = dir.0.to_le_bytes().to_vec();
-        args.extend_from_slice(&flags.bits().to_le_bytes());
-        args.extend_from_slice(&[0; 4]);
-        args.extend_from_slice(format!("{from}\0{to}\0").as_bytes());
-        self.ask(opcode::RENAME2, uid, &args)
+    fn rename(&self, uid: u32, from: &str, to: (Ino, &str), flags: RenameFlags) -> i32 {
+        self.ask(opcode::RENAME2, uid, &rename_args(from, to, flags))
     }
+}
+
+fn rename_args(from: &str, (dir, to): (Ino, &str), flags: RenameFlags) -> Vec<u8> {
+    let mut args = dir.0.to_le_bytes().to_vec();
+    args.extend_from_slice(&flags.bits().to_le_bytes());
+    args.extend_from_slice(&[0; 4]);
+    args.extend_from_slice(format!("{from}\0{to}\0").as_bytes());
+    args
+}
+
+/// A request on the root directory.
+fn message(code: u32, uid: u32, args: &[u8]) -> Vec<u8> {
+    let mut message = vec![0; 40];
+    message[..4].copy_from_slice(&(40 + args.len() as u32).to_le_bytes());
+    message[4..8].copy_from_slice(&code.to_le_bytes());
+    message[16] = 1;
+    message[24..28].copy_from_slice(&uid.to_le_bytes());
+    message.extend_from_slice(args);
+    message
 }
 
 fn is_pending<T>(future: &mut BoxFuture<'_, T>) -> bool {
@@ -188,5 +198,25 @@ fn change_by_the_library_waits_for_a_removal_under_way() {
     drop(moving);
     assert_eq!(all.unlink(USER, "f"), ESTALE, "its caller went, the notice is still queued");
     all.core.notifier.deliver_all();
+    assert!(all.core.removals.counts.lock().is_empty(), "nothing is kept of a name");
+}
+
+/// R4: `request_timeout=` answered a RENAME by EIO, and its operation went on. The kernel then held
+/// the lock of the directory no longer, and still knew the caller's file at the name.
+#[test]
+fn removal_of_a_name_that_a_late_operation_replaces_answers_estale() {
+    let all = Mounted::new();
+    all.put("f", FileKind::File, USER);
+    all.put("g", FileKind::File, OTHER);
+    let none = RenameFlags::empty();
+    let late = message(opcode::RENAME2, OTHER, &rename_args("g", (Ino::ROOT, "f"), none));
+    all.core.begin_late(&late);
+    block_on(all.core.fs.rename(Ino::ROOT, name("g"), Ino::ROOT, name("f"), none)).unwrap();
+    assert_eq!(all.unlink(USER, "f"), ESTALE, "the operation goes on");
+    all.core.end_late(&late);
+    assert_eq!(all.unlink(USER, "f"), ESTALE, "the kernel does not know of it");
+    assert_eq!(all.uid_at("f"), OTHER);
+    all.core.notifier.deliver_all();
+    assert_eq!(all.unlink(OTHER, "f"), 0);
     assert!(all.core.removals.counts.lock().is_empty(), "nothing is kept of a name");
 }

@@ -225,9 +225,9 @@ fn raw_lab() -> (Lab, Arc<Refuses>) {
     (lab, device)
 }
 
-/// The story: an append to a raw image failed, and so did cutting off the bytes that it had made the
-/// image longer by. A later sync tried that again and only logged the failure, so the caller was told
-/// that all is well, and the image stayed longer.
+/// The story: an append to a raw image failed, and so did cutting off the bytes that it had made
+/// the image longer by. A later sync tried that again and only logged the failure, so the caller
+/// was told that all is well, and the image stayed longer.
 #[test]
 fn failed_append_that_cannot_be_cut_off_fails_each_sync_until_it_is() {
     let (lab, device) = raw_lab();
@@ -244,6 +244,10 @@ fn failed_append_that_cannot_be_cut_off_fails_each_sync_until_it_is() {
             assert!(lab.sync().await.is_err(), "the image is longer than the file");
             failed += 1;
         }
+        // Another write has the right to move the size, so this sync cannot cut.
+        let growing = lab.file.mapping.bounds.resize().await;
+        assert!(lab.sync().await.is_err(), "the image is longer while another write grows it");
+        drop(growing);
         // The last opener closes the file, and is told nothing: the next one is.
         assert!(lab.file.sync_untold().await.is_err());
         assert!(lab.file.mapping.untold().is_some(), "an error is left to tell");

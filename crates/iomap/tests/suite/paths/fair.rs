@@ -86,8 +86,8 @@ fn truncate_and_append_during_two_direct_streams_are_not_starved() {
     });
 }
 
-/// The story: a truncate to a size within a block that is not cached gave its range back to read the
-/// block. A direct write took the range and dropped the block again, each time, so the truncate
+/// The story: a truncate to a size within a block that is not cached gave its range back to read
+/// the block. A direct write took the range and dropped the block again, each time, so the truncate
 /// never found it in the cache. It held the right to move the size all the while.
 #[test]
 fn truncate_within_a_block_that_two_direct_streams_write_is_not_starved() {

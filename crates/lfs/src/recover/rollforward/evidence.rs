@@ -10,17 +10,19 @@
 //! though it has no valid header, and in each segment whose header cannot be read. R20 a record
 //! counts as evidence only if it is valid at its place, and of the head's generation or a younger
 //! one: what an earlier life wrote behind its own end says nothing. R25 what cannot be read is
-//! passed over unit by unit, and reported; of more than [`UNREAD_MAX`] units the device is what is
-//! wrong.
+//! passed over unit by unit, and reported; after [`UNREAD_MAX`] units the search ends, and the
+//! device is what is wrong: the volume opens for reading only. R26 the search checksums at most
+//! [`SUMS_PER_BYTE`] times what it reads, whatever looks like records there: content of users may.
 //!
 //! No locks: recovery has the volume to itself.
 
-use super::{Walk, is_unreadable};
+use super::Walk;
+use crate::btree::store::is_unreadable;
 use crate::device::slots::read_at;
 use crate::format::place::Place;
 use crate::format::record::{MAGIC, RECORD_ALIGN, Record, RecordHeader};
 use forebay_base::units::{round_down, round_up};
-use forebay_base::{Error, Result};
+use forebay_base::{Error, ErrorKind, Result};
 use std::ops::Range;
 
 /// Bytes of a region read at a time.
@@ -34,6 +36,10 @@ const SEGMENTS_MAX: usize = 256;
 /// Units of the device that the search passes over because they cannot be read.
 const UNREAD_MAX: u32 = 64;
 
+/// Bytes that the search checksums for each byte that it reads. Records do not overlap, so those
+/// that are valid take one.
+const SUMS_PER_BYTE: u64 = 4;
+
 /// What the search found.
 #[derive(Default)]
 pub(super) struct Evidence {
@@ -43,7 +49,11 @@ pub(super) struct Evidence {
     pub refutes_end: Option<(Place, u64)>,
     /// Why a place that may hold evidence could not be read; the first of them.
     pub unread: Option<Error>,
+    /// Too much cannot be read: the search has ended before its time (R25).
+    pub refused: Option<Error>,
     unread_units: u32,
+    read_bytes: u64,
+    summed_bytes: u64,
     /// What the end of the log itself takes on the device: that this cannot be read is known.
     own: Range<u64>,
 }
@@ -72,7 +82,7 @@ impl Walk<'_> {
         from.extend(hidden.map(|hidden| Place::new(*hidden, 0)));
         for start in from {
             self.search_from(start, &mut found).await?;
-            if found.refutes_end.is_some() {
+            if found.refutes_end.is_some() || found.refused.is_some() {
                 break;
             }
         }
@@ -93,25 +103,36 @@ impl Walk<'_> {
         // The last one may begin right before the end.
         let until = segment.min(end + layout.max_record());
         let there = self.region(start.segment, first..until, found).await?;
+        found.read_bytes += there.len() as u64;
         let mut at = first;
         while at < end {
             let place = Place::new(start.segment, at as u32);
             let bytes = &there[(at - first) as usize..];
             let mut step = RECORD_ALIGN;
-            // Most places hold no record; the error of `peek` is text, and costs more than the rest.
-            if bytes.starts_with(&MAGIC.to_le_bytes())
-                && RecordHeader::peek(bytes, place, &layout.geometry).is_ok()
-                && let Ok(record) = Record::open(bytes, layout.seal, place, &layout.geometry)
-            {
-                let fields = record.header.fields;
-                if fields.sequence > wanted && fields.generation >= generation {
-                    found.durable = found.durable.max(fields.durable_through);
+            // Most places hold no record; the error of `peek` is text, and costs more than the
+            // rest. The sum is taken only of what would say more, if it is a record.
+            let is_marked = bytes.starts_with(&MAGIC.to_le_bytes());
+            let peek = || RecordHeader::peek(bytes, place, &layout.geometry).ok();
+            let header = is_marked.then(peek).flatten().filter(|header| {
+                let fields = &header.fields;
+                let is_later = fields.sequence > wanted && fields.generation >= generation;
+                is_later && fields.durable_through > found.durable
+            });
+            if let Some(header) = header {
+                found.summed_bytes += u64::from(header.length);
+                if found.summed_bytes > SUMS_PER_BYTE * found.read_bytes {
+                    found.note_crowd(place);
+                    return Ok(());
+                }
+                if Record::open(bytes, layout.seal, place, &layout.geometry).is_ok() {
+                    let fields = header.fields;
+                    found.durable = fields.durable_through;
                     if fields.durable_through >= wanted {
                         found.refutes_end = Some((place, fields.sequence));
                         return Ok(());
                     }
+                    step = header.length;
                 }
-                step = record.header.length;
             }
             at += u64::from(step);
         }
@@ -141,8 +162,11 @@ impl Walk<'_> {
                     continue;
                 }
                 Err(error) if is_unreadable(&error) => {
-                    found.note_unread(offset..offset + len, error)?;
+                    found.note_unread(offset..offset + len, error);
                     bytes.resize(bytes.len() + len as usize - skip, 0);
+                    if found.refused.is_some() {
+                        break;
+                    }
                 }
                 Err(error) => return Err(error),
             }
@@ -151,21 +175,28 @@ impl Walk<'_> {
                 step = READ_BYTES;
             }
         }
+        bytes.resize((range.end - range.start) as usize, 0);
         Ok(bytes)
     }
 }
 
 impl Evidence {
-    fn note_unread(&mut self, range: Range<u64>, error: Error) -> Result<()> {
+    fn note_unread(&mut self, range: Range<u64>, error: Error) {
         if range.start >= self.own.start && range.end <= self.own.end {
-            return Ok(());
+            return;
         }
         let error = error.with_range(range.start, range.end - range.start);
         self.unread_units += 1;
         if self.unread_units > UNREAD_MAX {
-            return Err(error);
+            self.refused = Some(error);
+        } else {
+            self.unread.get_or_insert(error);
         }
-        self.unread.get_or_insert(error);
-        Ok(())
+    }
+
+    /// So much looks like records and is none that the rest of a segment is left out (R26).
+    fn note_crowd(&mut self, at: Place) {
+        let text = format!("too much before {at:?} looks like records and is none");
+        self.unread.get_or_insert_with(|| Error::new(ErrorKind::Corrupt, "recover", text));
     }
 }

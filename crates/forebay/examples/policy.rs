@@ -1,9 +1,10 @@
-//! A hot set stays in the cache while a file many times its size is read past it, uncached; the
-//! same scan without the flag pushes the hot set's neighbours out. Prints what is resident.
+//! A policy per request: a hot set stays in the cache while a file many times its size is read
+//! past it, uncached; the same scan without the flag pushes the hot set's neighbours out. Prints
+//! what is resident.
 //!
-//! `cargo run --example hot_and_scan`
+//! `cargo run --example policy`
 
-use forebay::{Cache, CacheConfig, File, IoFlags, RawOptions, Result};
+use forebay::{Cache, CacheConfig, File, IoFlags, OpenOptions, Result};
 
 const HOT: u64 = 2 << 20;
 const BIG: u64 = 64 << 20;
@@ -19,12 +20,12 @@ fn scan(file: &File, flags: IoFlags) -> Result<()> {
 /// Blocks of the hot file and of the big one in the cache: before, after the uncached scan, after
 /// the ordinary one.
 pub fn residency() -> Result<[(u64, u64); 3]> {
-    let dir = std::env::temp_dir().join(format!("forebay-hot-and-scan-{}", std::process::id()));
+    let dir = std::env::temp_dir().join(format!("forebay-policy-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("the temporary folder is writable");
     let cache = Cache::new(CacheConfig::with_budget(8 << 20))?;
     let open = |name: &str, size| {
-        let options = RawOptions { create_size: Some(size), ..RawOptions::default() };
-        cache.open_raw(dir.join(name), &options)
+        let options = OpenOptions::read_write().create(true).create_size(size).clone();
+        options.open(&cache, dir.join(name))
     };
     let (hot, big) = (open("hot", HOT)?, open("big", BIG)?);
     let mut buf = vec![0; 4096];
@@ -33,15 +34,16 @@ pub fn residency() -> Result<[(u64, u64); 3]> {
             hot.read_at(&mut buf, at)?;
         }
     }
-    let now = || (hot.residency(0, HOT).resident_blocks, big.residency(0, BIG).resident_blocks);
-    let before = now();
+    let cached = |file: &File, len| Ok(file.residency(0, len)?.resident_blocks);
+    let now = || Ok((cached(&hot, HOT)?, cached(&big, BIG)?));
+    let before = now()?;
     scan(&big, IoFlags::UNCACHED)?;
-    let uncached = now();
+    let uncached = now()?;
     scan(&big, IoFlags::empty())?;
-    let cached = now();
+    let last = now()?;
     drop((hot, big));
     std::fs::remove_dir_all(&dir).expect("made above");
-    Ok([before, uncached, cached])
+    Ok([before, uncached, last])
 }
 
 /// Shows it.

@@ -1,0 +1,67 @@
+//! Operations that go on after their request was answered EIO, because of `request_timeout=`.
+//!
+//! The kernel takes such an operation for failed, and keeps what it has cached. So from the answer
+//! on its names count as being changed by another interface (`removals.rs`, R4): the kernel no
+//! longer holds the lock of the directory. Once the operation has ended, its inodes and names are
+//! reported stale, as after a change by another interface.
+//!
+//! No locks.
+
+use super::Core;
+use crate::inodes::Mark;
+use crate::notify::Notice;
+use crate::proto::request::{Header, Op, Request};
+use forebay_base::sync::atomic::Ordering;
+use forebay_vfs::Ino;
+
+/// Inodes and names that a request may have changed.
+fn stale(message: &[u8]) -> (Vec<u64>, Vec<(u64, &[u8])>) {
+    let Ok(Header { node, .. }) = Header::parse(message) else { return Default::default() };
+    let Ok(Request { op, .. }) = Request::parse(message) else {
+        // The head of a longer one.
+        return (vec![node], Vec::new());
+    };
+    match op {
+        Op::SymLink { name, .. }
+        | Op::MkNod { name, .. }
+        | Op::MkDir { name, .. }
+        | Op::Create { name, .. }
+        | Op::Unlink { name }
+        | Op::RmDir { name } => (vec![node], vec![(node, name)]),
+        Op::Link { old, name } => (vec![node, old], vec![(node, name)]),
+        Op::Rename { new_dir, name, new_name, .. } => {
+            (vec![node, new_dir], vec![(node, name), (new_dir, new_name)])
+        }
+        Op::CopyFileRange(copy) => (vec![node, copy.node_out], Vec::new()),
+        _ => (vec![node], Vec::new()),
+    }
+}
+
+impl Core {
+    /// A request is about to be answered while its operation goes on.
+    pub(crate) fn begin_late(&self, message: &[u8]) {
+        let (nodes, names) = stale(message);
+        self.end_trust(&nodes);
+        for (dir, name) in names {
+            self.removals.begin_change(Ino(dir), name);
+        }
+    }
+
+    /// Such an operation has ended. Each one that began to be late ends once.
+    pub(crate) fn end_late(&self, message: &[u8]) {
+        let (nodes, names) = stale(message);
+        self.end_trust(&nodes);
+        for (dir, name) in names {
+            // In this order: a removal that sees no change must see the notice (R4).
+            self.notifier.give(Notice::Entry { dir, name: name.into() });
+            self.removals.end_change(Ino(dir), name);
+        }
+        nodes.iter().for_each(|node| self.notifier.owe(*node, 0, u64::MAX));
+    }
+
+    /// Appends must not trust the end of these files that the kernel knows.
+    fn end_trust(&self, nodes: &[u64]) {
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        nodes.iter().for_each(|node| self.inodes.mark(Ino(*node), Mark::Shared));
+    }
+}
