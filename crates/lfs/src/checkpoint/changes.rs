@@ -60,8 +60,8 @@ pub(crate) fn overlaid(
 }
 
 impl State {
-    /// An injected fault: takes the removal of the old name, of the last rename in the queue, away from
-    /// what the checkpoint merges.
+    /// An injected fault: takes the removal of the old name, of the last rename in the queue, away
+    /// from what the checkpoint merges.
     pub(crate) fn half_rename(&mut self) -> Option<KeyBytes> {
         let mut gone = None;
         for record in &self.queue {

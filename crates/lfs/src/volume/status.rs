@@ -18,8 +18,8 @@ impl Volume {
         self.0.cleaner.stats()
     }
 
-    /// Cleans the segments with the least live data, as for a writer that waits for space; checkpoints
-    /// make them free. False: there was nothing to clean.
+    /// Cleans the segments with the least live data, as for a writer that waits for space;
+    /// checkpoints make them free. False: there was nothing to clean.
     pub async fn clean(&self) -> Result<bool> {
         self.0.clean(Hurry::Now).await.map(|pass| pass.emptied > 0)
     }
@@ -63,8 +63,8 @@ impl Volume {
         Ok(self.0.content("map", ino).map_err(Stop::open)?.file.clone())
     }
 
-    /// The map below the content of a file, for tests of its contract. Nothing else may write the file
-    /// meanwhile.
+    /// The map below the content of a file, for tests of its contract. Nothing else may write the
+    /// file meanwhile.
     pub fn map_of(&self, ino: Ino) -> Arc<dyn MapOps> {
         Arc::new(FileOps::new(&self.0, ino))
     }
@@ -77,8 +77,8 @@ impl Volume {
         [changes, cleaning, names, nodes, self.0.staging.held_bytes()]
     }
 
-    /// Where the log ends: generation, sequence of the next record, sum of the last one. A forger has
-    /// to know these in addition to the secret.
+    /// Where the log ends: generation, sequence of the next record, sum of the last one. A forger
+    /// has to know these in addition to the secret.
     pub fn log_end(&self) -> (u64, u64, u32) {
         let end = self.0.log.ctl.lock().durable;
         (end.generation, end.sequence, end.predecessor)
