@@ -37,35 +37,15 @@ use crate::log::{ANY, Head};
 use crate::map::overlay::{Overlay, Where};
 use crate::names::items::Items;
 use crate::space::admission::Growth;
-use crate::space::segment::{Deltas, Plan, Snapshot};
+use crate::space::segment::{Deltas, Plan};
+use crate::space::usage_table::write_usage;
+use crate::transaction::frozen::Frozen;
 use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::sync::Mutex;
 use forebay_base::{Error, ErrorKind, Result};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// What a checkpoint merges.
-pub(crate) struct Frozen {
-    pub data: Arc<BTreeMap<u64, Overlay>>,
-    pub items: Arc<Items>,
-    /// Reservations that were there, by their keys (H14).
-    pub in_flight: BTreeSet<u64>,
-    /// It is in the tree, too.
-    pub is_merged: bool,
-    before: Snapshot,
-    next_ino: u64,
-    next_data_id: u64,
-    next_sequence: u64,
-    inodes: u64,
-    ticket: u64,
-    /// Pairs of nodes that its merge may need (P13).
-    pub nodes: u64,
-    /// What it takes in memory, bytes, about.
-    pub bytes: u64,
-    /// Content in it, bytes.
-    pub fresh_bytes: u64,
-}
 
 /// Where a checkpoint's log begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -366,7 +346,7 @@ impl Inner {
             }
             (plan, superblock)
         };
-        let table = self.write_usage(&plan.entries, &usage, number).await?;
+        let table = write_usage(&self.tree, &self.store, &plan.entries, &usage, number).await?;
         if how != How::Fresh || !self.plant.has(Planted::UnflushedRecovery) {
             self.flush_all().await?;
         }

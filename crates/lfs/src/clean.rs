@@ -31,7 +31,7 @@ mod relocate;
 
 use crate::checkpoint::How;
 use crate::space::Need;
-use crate::volume::{Inner, Volume};
+use crate::volume::Inner;
 use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;
 use forebay_base::{Error, ErrorKind, Result};
@@ -129,6 +129,11 @@ impl Drop for Stopped<'_> {
 impl Cleaner {
     pub fn new() -> Self {
         Self { turn: Mutex::default(), wait: WaitQueue::new() }
+    }
+
+    /// What was done since the volume was opened.
+    pub fn stats(&self) -> CleanStats {
+        self.turn.lock().stats
     }
 
     pub async fn take(&self) -> TurnGuard<'_> {
@@ -335,7 +340,7 @@ impl Inner {
     }
 
     /// One pass: picks segments and moves what is live there.
-    async fn clean(&self, hurry: Hurry) -> Result<Pass> {
+    pub(crate) async fn clean(&self, hurry: Hurry) -> Result<Pass> {
         let _turn = self.cleaner.take().await;
         self.cleaner.check_open()?;
         let _planned = Planned(self);
@@ -363,18 +368,5 @@ impl Inner {
             }
             done => done.map(|()| Pass { emptied, moved, ..Pass::default() }),
         }
-    }
-}
-
-impl Volume {
-    /// What the cleaner has done since the volume was opened.
-    pub fn clean_stats(&self) -> CleanStats {
-        self.0.cleaner.turn.lock().stats
-    }
-
-    /// Moves what is live in the segments with least in them, as if somebody waited for room; checkpoints
-    /// make them free. False: nothing was to be had.
-    pub async fn clean(&self) -> Result<bool> {
-        self.0.clean(Hurry::Now).await.map(|pass| pass.emptied > 0)
     }
 }

@@ -6,3 +6,4 @@
 pub(crate) mod hold;
 pub(crate) mod layout;
 pub(crate) mod slots;
+pub(crate) mod write;

@@ -2,16 +2,6 @@
 //!
 //! No locks.
 
-use crate::files::map_ops::FileOps;
-use crate::format::change::Change;
-use crate::format::key::{Key, KeyBytes};
-use crate::transaction::state::State;
-use crate::volume::Volume;
-use forebay_base::codec::Reader;
-use forebay_iomap::MapOps;
-use forebay_vfs::Ino;
-use std::sync::Arc;
-
 /// A mistake to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Planted {
@@ -185,47 +175,3 @@ impl Plant {
 
 /// What a seal is without the secret of the volume.
 pub const NO_SECRET: [u8; 16] = [0; 16];
-
-impl Volume {
-    /// The map below the content of a file, for who holds it against its contract. Beside it the file is not
-    /// written.
-    pub fn map_of(&self, ino: Ino) -> Arc<dyn MapOps> {
-        Arc::new(FileOps::new(&self.0, ino))
-    }
-
-    /// Bytes of memory in use in addition to the page cache: changes that no checkpoint has merged,
-    /// the cleaner, names, nodes of the tree, content of records.
-    pub fn memory_in_use(&self) -> [u64; 5] {
-        let [changes, cleaning, names] = self.0.state.lock().held().parts();
-        let nodes = self.0.tree.cache().used_bytes() as u64;
-        [changes, cleaning, names, nodes, self.0.staging.held_bytes()]
-    }
-
-    /// Behind which record the log ends: generation, sequence of the next one, sum of the last one. What a
-    /// forger has to know beside the secret.
-    pub fn log_end(&self) -> (u64, u64, u32) {
-        let end = self.0.log.ctl.lock().durable;
-        (end.generation, end.sequence, end.predecessor)
-    }
-}
-
-impl State {
-    /// Of the last rename that waits to be written: that the old name is gone, which a checkpoint is not
-    /// told.
-    pub(crate) fn half_rename(&mut self) -> Option<KeyBytes> {
-        let mut gone = None;
-        for record in &self.queue {
-            let mut reader = Reader::new("record", &record.body);
-            while reader.remaining() > 0 {
-                let geometry = &self.layout.geometry;
-                match Change::decode(&mut reader, geometry).ok()? {
-                    Some(Change::Rename(rename)) if !rename.exchange => {
-                        gone = Some(Key::Entry(rename.from.dir, rename.from.cookie).to_bytes());
-                    }
-                    _ => {}
-                }
-            }
-        }
-        gone.inspect(|name| self.items.forget(name))
-    }
-}

@@ -44,6 +44,9 @@ pub const MAX_DATA_ID: u64 = (1 << 48) - 2;
 /// Bytes of a file, at most: offsets stay signed.
 pub const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
+/// Numbers that count up do not get so far by themselves, and could overflow when they go on.
+pub(crate) const COUNT_MAX: u64 = 1 << 62;
+
 /// `Corrupt`: `what` cannot be, because of `why`.
 pub(crate) fn corrupt(what: &str, why: impl AsRef<str>) -> Error {
     Error::new(ErrorKind::Corrupt, "decode", format!("{what}: {}", why.as_ref()))

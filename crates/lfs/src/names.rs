@@ -11,4 +11,5 @@ pub(crate) mod load;
 pub(crate) mod lookup;
 pub(crate) mod name_cache;
 pub(crate) mod namei;
+pub(crate) mod node;
 pub(crate) mod scan_cache;

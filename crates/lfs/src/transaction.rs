@@ -4,4 +4,5 @@
 //! No locks: the volume's state lock covers it.
 
 pub(crate) mod append;
+pub(crate) mod frozen;
 pub(crate) mod state;

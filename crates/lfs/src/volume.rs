@@ -11,6 +11,7 @@ pub(crate) mod grow;
 pub(crate) mod info;
 pub(crate) mod maintenance;
 pub(crate) mod memory;
+pub(crate) mod status;
 pub(crate) mod vfs;
 
 use crate::btree::cache::DEFAULT_BUDGET_BYTES;
@@ -22,7 +23,6 @@ use crate::device::slots;
 use crate::fault::Plant;
 use crate::files::read_ahead::Near;
 use crate::format::change::Change;
-use crate::format::corrupt;
 use crate::format::extent::Extent;
 use crate::format::features::{Access, Features, SHORT_EXTENTS};
 use crate::format::inode::{FileType, Inode, ROOT_INO, Time};
@@ -31,6 +31,7 @@ use crate::format::superblock::{
     FILES_TREE, FIRST_FREE_TREE, KEY_AREA_BYTES, SLOT_BYTES, SLOTS, STATE_CLEAN, Superblock,
     TreeRoot, USAGE_TREE,
 };
+use crate::format::{COUNT_MAX, corrupt};
 use crate::log::staging::Staging;
 use crate::log::{Head, Log};
 use crate::names::name_cache::Remembered;
@@ -466,9 +467,6 @@ fn for_reading(error: Error) -> Error {
         None => told,
     }
 }
-
-/// Numbers that count up do not get so far by themselves, and could overflow when they go on.
-pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
 /// Refuses a slot with a number above [`COUNT_MAX`].
 fn check_numbers(superblock: &Superblock) -> Result<()> {

@@ -10,8 +10,8 @@
 //! No locks: opening and checkpoints are alone.
 
 use crate::device::hold::Hold;
+use crate::device::write::write_all;
 use crate::format::superblock::{SLOT_BYTES, SLOTS, Superblock, slot_offsets};
-use crate::log::commit::write_all;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};

@@ -13,10 +13,11 @@
 use crate::files::closed::LeftFile;
 use crate::files::map_ops::FileOps;
 use crate::format::change::{Change, Size};
-use crate::names::lookup::{Stop, Tried};
+use crate::names::lookup::Tried;
+use crate::names::node::Node;
 use crate::space::Need;
-use crate::transaction::state::{Lost, Node, OwedWritten, State};
-use crate::volume::{Inner, Volume};
+use crate::transaction::state::{Lost, OwedWritten, State};
+use crate::volume::Inner;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{ErrorKind, Result};
 use forebay_iomap::file::Geometry;
@@ -165,14 +166,6 @@ impl State {
         let Some(size) = node.live_size().filter(|size| *size > published) else { return Ok(()) };
         let grow = Size { ino, data_id, size, sequence: self.next_sequence - 1 };
         self.append(&[Change::Grow(grow)], Need::Urgent).map(drop)
-    }
-}
-
-impl Volume {
-    /// The mapping in the cache of a regular file that is open, for who wants to know where its bytes are.
-    /// Changes go through [`forebay_vfs::OpenFile`], which keeps times and privileges.
-    pub fn mapped_file(&self, ino: Ino) -> Result<Arc<MappedFile>> {
-        Ok(self.0.content("map", ino).map_err(Stop::open)?.file.clone())
     }
 }
 

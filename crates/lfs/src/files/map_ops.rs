@@ -21,10 +21,11 @@ use crate::map::allocated::Told;
 use crate::map::lookup::{Known, Pin};
 use crate::map::overlay::{Piece, Where};
 use crate::names::lookup::Stop;
+use crate::names::node::Node;
 use crate::space::Need;
 use crate::space::admission::Dirt;
 use crate::transaction::append::Content;
-use crate::transaction::state::{Lost, Node, State};
+use crate::transaction::state::{Lost, State};
 use crate::volume::Inner;
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
@@ -409,7 +410,7 @@ impl MapOps for FileOps {
         Box::pin(async move {
             let Ok(inner) = self.inner() else { return false };
             // What cannot be read is not known to be there.
-            let over = inner.ask_stored(self, &range).await.unwrap_or(false);
+            let over = inner.ask_stored(self.ino.0, &self.told, &range).await.unwrap_or(false);
             inner.make_room_for(range.end - range.start, over).await
         })
     }

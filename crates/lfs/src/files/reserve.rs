@@ -9,10 +9,11 @@
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
 use crate::files::map_ops::{CHANGE_BYTES, FileOps, Share};
+use crate::names::node::Node;
 use crate::space::Need;
 use crate::space::admission::{Growth, PART_BYTES, extents_of};
 use crate::space::alloc::strategy::Taken;
-use crate::transaction::state::{Node, Promise, State};
+use crate::transaction::state::{Promise, State};
 use crate::volume::Inner;
 use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};
@@ -255,7 +256,7 @@ impl FileOps {
         let (mut rounds, mut over) = (0, class == Class::Direct);
         let mut waits = true;
         for run in &runs {
-            over = over && inner.ask_stored(self, run).await?;
+            over = over && inner.ask_stored(self.ino.0, &self.told, run).await?;
         }
         loop {
             // What the cleaner has at hand may do; if not, the next round makes sure.

@@ -7,7 +7,7 @@
 //!
 //! Locks: `ctl` and the state lock in turn, never both; none across a wait.
 
-use crate::device::hold::Hold;
+use crate::device::write::{write_each, write_here};
 use crate::fault::Planted;
 use crate::format::place::{Place, SumAlgorithm};
 use crate::format::record::RecordKind;
@@ -17,11 +17,10 @@ use crate::space::Need;
 use crate::space::admission::Growth;
 use crate::transaction::state::State;
 use crate::volume::Inner;
-use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::buf::DataRef;
 use forebay_base::task::{oneshot, yield_now};
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
-use forebay_iomap::ops::is_bad;
+use forebay_block::{Bio, BioFlags, BioOp, Completion};
 use std::time::Duration;
 
 /// Bytes of a group, about.
@@ -449,94 +448,4 @@ fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
         // The mark itself need not be told of.
         ctl.declared = ctl.durable.sequence - 1;
     }
-}
-
-/// As [`write_each`], one after the other, on this thread if the device lets it: for a caller that blocks.
-async fn write_here(
-    device: &DeviceRef,
-    writes: Vec<(u64, Vec<u8>)>,
-    flags: BioFlags,
-    failed: &mut Vec<u64>,
-    hold: Hold,
-) -> Result<()> {
-    let longest = device.limits().max_transfer as usize;
-    for (offset, bytes) in writes {
-        let mut at = offset;
-        for part in bytes.chunks(longest) {
-            let (tx, rx) = oneshot::<Completion>();
-            let data = DataRef::Buf(AlignedBuf::copy_of(part));
-            let held = hold.clone();
-            let end = Box::new(move |done| {
-                drop(held);
-                tx.send(done);
-            });
-            let bio = Bio::new(BioOp::Write, at, part.len() as u64, data, end);
-            device.execute(bio.with_flags(flags));
-            let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
-            let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
-            failed.extend(is_bad(&done).then_some(at));
-            done?;
-            at += part.len() as u64;
-        }
-    }
-    Ok(())
-}
-
-/// Writes several buffers at once and waits for all. Each write carries `hold` until the device has
-/// ended it, also when the caller is dropped.
-pub(crate) async fn write_all(
-    device: &DeviceRef,
-    writes: Vec<(u64, Vec<u8>)>,
-    flags: BioFlags,
-    hold: Hold,
-) -> Result<()> {
-    write_each(device, writes, flags, &mut Vec::new(), hold).await
-}
-
-/// The same; `failed`: where writes failed, offsets on the device, is added there.
-pub(crate) async fn write_each(
-    device: &DeviceRef,
-    writes: Vec<(u64, Vec<u8>)>,
-    flags: BioFlags,
-    failed: &mut Vec<u64>,
-    hold: Hold,
-) -> Result<()> {
-    let longest = device.limits().max_transfer as usize;
-    let mut parts = Vec::new();
-    for (offset, bytes) in writes {
-        let part = |(n, part)| (offset + (n * longest) as u64, AlignedBuf::copy_of(part));
-        parts.extend(bytes.chunks(longest).enumerate().map(part));
-    }
-    write_bufs(device, parts, flags, failed, hold).await
-}
-
-/// The same of what the device can write at once each.
-pub(crate) async fn write_bufs(
-    device: &DeviceRef,
-    writes: Vec<(u64, AlignedBuf)>,
-    flags: BioFlags,
-    failed: &mut Vec<u64>,
-    hold: Hold,
-) -> Result<()> {
-    let mut waiting = Vec::new();
-    for (offset, data) in writes {
-        let (tx, rx) = oneshot::<Completion>();
-        let len = data.len() as u64;
-        let held = hold.clone();
-        let end = Box::new(move |done| {
-            drop(held);
-            tx.send(done);
-        });
-        let bio = Bio::new(BioOp::Write, offset, len, DataRef::Buf(data), end);
-        device.submit(bio.with_flags(flags));
-        waiting.push((offset, rx));
-    }
-    let mut result = Ok(());
-    for (at, rx) in waiting {
-        let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
-        let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
-        failed.extend(is_bad(&done).then_some(at));
-        result = result.and(done);
-    }
-    result
 }

@@ -11,10 +11,10 @@
 //!
 //! Locks: the state lock, and what the tree said after it; none across a wait.
 
-use crate::files::map_ops::FileOps;
 use crate::format::inode::Inode;
 use crate::map::overlay::Where;
-use crate::transaction::state::{Node, State};
+use crate::names::node::Node;
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::Result;
 use forebay_base::sync::Mutex;
@@ -99,11 +99,15 @@ impl State {
 
 impl Inner {
     /// The same, by who can wait for the tree; what it says is told.
-    pub(crate) async fn ask_stored(&self, ops: &FileOps, range: &Range<u64>) -> Result<bool> {
-        let ino = ops.ino.0;
+    pub(crate) async fn ask_stored(
+        &self,
+        ino: u64,
+        told: &Told,
+        range: &Range<u64>,
+    ) -> Result<bool> {
         let data_id = {
             let state = self.state.lock();
-            if state.is_stored(ino, range, &ops.told) {
+            if state.is_stored(ino, range, told) {
                 return Ok(true);
             }
             let Some(node) = state.nodes.get(&ino) else { return Ok(false) };
@@ -124,7 +128,7 @@ impl Inner {
             }
             block += blocks;
         }
-        ops.told.add(data_id, runs);
+        told.add(data_id, runs);
         Ok(all)
     }
 }

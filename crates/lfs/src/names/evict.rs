@@ -14,9 +14,10 @@
 
 use crate::format::change::Change;
 use crate::format::key::Cookie;
+use crate::names::node::Node;
 use crate::names::scan_cache::LEAF_BYTES;
 use crate::space::Need;
-use crate::transaction::state::{Node, State};
+use crate::transaction::state::State;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Default bound, bytes.

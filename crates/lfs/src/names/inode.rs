@@ -4,7 +4,8 @@
 
 use crate::format::inode::{FileType, Inode, SetAttributes, Time};
 use crate::names::lookup::Tried;
-use crate::transaction::state::{Node, State};
+use crate::names::node::Node;
+use crate::transaction::state::State;
 use forebay_base::ErrorKind;
 use forebay_vfs::rules::refuse;
 use forebay_vfs::{Attr, FileKind, Ino, Timestamp};

@@ -7,10 +7,8 @@
 //! Lock: its own, inside which nothing else is taken.
 
 use crate::format::inode::ROOT_INO;
-use crate::volume::Volume;
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
-use forebay_vfs::{Attr, FileKind, Ino, Name};
 
 /// Places for names of directories, and as many for others; about 128 KiB with names of usual length.
 const PLACES: usize = 1024;
@@ -88,35 +86,6 @@ impl Remembered {
             parts.push(&at.name);
         }
         Some(parts.iter().rev().flat_map(|part| [b"/", *part].concat()).collect())
-    }
-}
-
-impl Volume {
-    /// Names of files are remembered from now on, as they are looked up, for [`Volume::path_of`].
-    pub fn remember_names(&self) {
-        self.0.names.start();
-    }
-
-    /// The path by which an inode was looked up last, from the root directory on: as far as it is known.
-    pub fn path_of(&self, ino: Ino) -> Option<Vec<u8>> {
-        self.0.names.path(ino.0)
-    }
-
-    /// Size of a regular file that is in memory, bytes.
-    pub fn size_of(&self, ino: Ino) -> Option<u64> {
-        let state = self.0.state.lock();
-        let node = state.nodes.get(&ino.0)?;
-        Some(node.live_size().unwrap_or(node.inode.size))
-    }
-
-    /// What stands for this volume in the label of its files' mappings.
-    pub fn label(&self) -> u64 {
-        std::sync::Arc::as_ptr(&self.0) as u64
-    }
-
-    pub(crate) fn note(&self, dir: Ino, name: Name<'_>, found: &Attr) {
-        let is_dir = found.kind == FileKind::Directory;
-        self.0.names.note((found.ino.0, is_dir), dir.0, name.as_bytes());
     }
 }
 

@@ -22,13 +22,13 @@ use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, USAGE_TREE};
 use crate::format::usage::{Segment as Entry, Stream};
-use crate::format::{MAX_DATA_ID, corrupt};
+use crate::format::{COUNT_MAX, MAX_DATA_ID, corrupt};
 use crate::log::Head;
 use crate::names::items;
 use crate::recover::rollforward::{Found, roll_forward};
 use crate::space::segment::Phase;
 use crate::transaction::state::State;
-use crate::volume::{COUNT_MAX, OpenOptions};
+use crate::volume::OpenOptions;
 use forebay_base::{Error, Result};
 use forebay_block::DeviceRef;
 

@@ -15,60 +15,13 @@
 
 use crate::checkpoint::How;
 use crate::device::slots;
-use crate::transaction::state::State;
-use crate::volume::{Inner, Volume};
+use crate::volume::Inner;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};
-
-/// How checkpoints fare.
-#[derive(Default)]
-pub(crate) struct Fate {
-    /// Why the volume turned read-only.
-    stopped: Option<Error>,
-    /// Why the last checkpoint failed, if it may succeed later.
-    failing: Option<Error>,
-    /// The last change was refused for F12: it may be tried again after a checkpoint.
-    pub is_refused: bool,
-    /// Bound on changes in memory, bytes (F12); 0: none.
-    pub overlay_bytes: u64,
-}
 
 /// Whether an error of a checkpoint says that something is lost for good.
 fn is_loss(error: &Error) -> bool {
     error.kind() == ErrorKind::Corrupt
-}
-
-fn refusal(op: &'static str, why: &Error) -> Error {
-    let text = format!("the volume turned read-only, because no checkpoint can be made: {why}");
-    Error::new(ErrorKind::ReadOnly, op, text)
-}
-
-impl State {
-    /// `ReadOnly`, `Shutdown` for a volume that nothing can be changed in.
-    pub fn check_writable(&self, op: &'static str) -> Result<()> {
-        if let Some(why) = &self.fate.stopped {
-            return Err(refusal(op, why));
-        }
-        if self.is_read_only {
-            return Err(Error::new(ErrorKind::ReadOnly, op, "the volume is open for reading"));
-        }
-        match self.is_closed {
-            true => Err(Error::new(ErrorKind::Shutdown, op, "the volume is closed")),
-            false => Ok(()),
-        }
-    }
-
-    /// The volume turned read-only and is not closed.
-    pub fn is_stopped(&self) -> bool {
-        self.fate.stopped.is_some() && !self.is_closed
-    }
-
-    /// The error of the last checkpoint, if changes have reached their bound since (F12).
-    pub fn overfull(&self) -> Option<&Error> {
-        let failing = self.fate.failing.as_ref()?;
-        let most = self.fate.overlay_bytes;
-        (most > 0 && self.held().changes >= most).then_some(failing)
-    }
 }
 
 impl Inner {
@@ -133,12 +86,5 @@ impl Inner {
             }
             Err(error) => state.fate.failing = Some(error.clone()),
         }
-    }
-}
-
-impl Volume {
-    /// Why the volume turned read-only since it was opened: what is lost, and where.
-    pub fn stopped(&self) -> Option<Error> {
-        self.0.state.lock().fate.stopped.clone()
     }
 }

@@ -19,11 +19,11 @@
 
 use crate::device::hold::Hold;
 use crate::device::slots::read_at;
+use crate::device::write::write_all;
 use crate::format::change::{Change, Size};
 use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::place::{Geometry, Place};
 use crate::format::usage::Stream;
-use crate::log::commit::write_all;
 use crate::log::{Pending, Run};
 use crate::map::overlay::{Overlay, Where};
 use crate::transaction::state::{Lost, State};

@@ -20,7 +20,7 @@ use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::place::{Geometry, Place};
 use crate::format::usage::USAGE_BYTES;
 use crate::space::{Beside, Need};
-use crate::transaction::state::{MAP_ITEM_BYTES, State};
+use crate::transaction::state::State;
 use forebay_base::units::KIB;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::writeback::Domain;
@@ -30,6 +30,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes that an extent of one block takes of the tree at most: two copies of a leaf that is half full.
 pub(crate) const BLOCK_TREE_BYTES: u64 = 2 * 2 * 84;
+
+/// Bytes of an extent in the tree, without its sums.
+pub(crate) const MAP_ITEM_BYTES: u64 = 80;
+/// The same of a short one of one block, which takes no more in memory.
+pub(crate) const SHORT_ITEM_BYTES: u64 = 52;
 
 /// Blocks that truncates surely may make dirty on a full volume, and bytes that are kept for them at most.
 const EDGES: u64 = 16;

@@ -16,8 +16,8 @@
 use crate::btree::{NodeStore, StoredNode};
 use crate::device::layout::Layout;
 use crate::device::slots::read_at;
+use crate::device::write::write_bufs;
 use crate::format::place::{Geometry, Place};
-use crate::log::commit::write_bufs;
 use crate::volume::Inner;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::Mutex;
@@ -310,6 +310,11 @@ impl VolumeStore {
     /// Of a volume on `device`.
     pub fn new(device: DeviceRef, layout: Layout) -> Self {
         Self { device, layout, inner: OnceLock::new(), reserved: Mutex::default() }
+    }
+
+    /// Of the volume.
+    pub fn geometry(&self) -> &Geometry {
+        &self.layout.geometry
     }
 
     /// From now on there is something to allocate in.

@@ -11,7 +11,7 @@ use crate::format::key::Key;
 use crate::format::place::{Geometry, Place, Seal};
 use crate::format::superblock::{TreeRoot, USAGE_TREE};
 use crate::format::usage::{Segment, USAGE_BYTES};
-use crate::volume::Inner;
+use crate::space::nodes::VolumeStore;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::codec::Writer;
 use forebay_base::task::BoxFuture;
@@ -19,24 +19,23 @@ use forebay_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-impl Inner {
-    /// Writes the usage table to the places that were taken for it (H15).
-    pub(crate) async fn write_usage(
-        &self,
-        entries: &[Segment],
-        places: &[[Place; 2]],
-        number: u64,
-    ) -> Result<TreeRoot> {
-        let reserved = self.store.reserve(places.iter().rev().copied().collect());
-        let mut ledger = Ledger::default();
-        let mut items = usage_items(entries, &self.layout.geometry)?.into_iter();
-        let done = self.tree.rewrite(USAGE_TREE, 0, &mut items, number, 100, &mut ledger).await;
-        drop(reserved);
-        let root = done?.root;
-        match ledger.taken == places {
-            true => Ok(root),
-            false => Err(Error::new(ErrorKind::Corrupt, "checkpoint", "the usage table's size")),
-        }
+/// Writes the usage table to the places that were taken for it (H15).
+pub(crate) async fn write_usage(
+    tree: &Tree,
+    store: &VolumeStore,
+    entries: &[Segment],
+    places: &[[Place; 2]],
+    number: u64,
+) -> Result<TreeRoot> {
+    let reserved = store.reserve(places.iter().rev().copied().collect());
+    let mut ledger = Ledger::default();
+    let mut items = usage_items(entries, store.geometry())?.into_iter();
+    let done = tree.rewrite(USAGE_TREE, 0, &mut items, number, 100, &mut ledger).await;
+    drop(reserved);
+    let root = done?.root;
+    match ledger.taken == places {
+        true => Ok(root),
+        false => Err(Error::new(ErrorKind::Corrupt, "checkpoint", "the usage table's size")),
     }
 }
 

@@ -4,6 +4,7 @@
 //! No locks.
 
 use crate::format::usage::Segment;
+use crate::space::usage_table::write_usage;
 use crate::tests::reuse::{create, open, read, setup, write};
 use crate::tests::setup::Setup;
 use crate::volume::{CreateOptions, OpenOptions, Volume};
@@ -169,7 +170,8 @@ fn places_for_a_usage_table_that_was_dropped_are_not_given_out() {
         // More leaves than go out at a time.
         let entries = vec![Segment::FREE; 40 * 3 * 64];
         let places: Vec<_> = (0..44).map(|_| volume.0.store.take().unwrap()).collect();
-        let mut making = Box::pin(volume.0.write_usage(&entries, &places, 9));
+        let mut making =
+            Box::pin(write_usage(&volume.0.tree, &volume.0.store, &entries, &places, 9));
         let waits = making.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(waits.is_pending(), "nodes are on their way");
         drop(making);

@@ -7,6 +7,7 @@ use crate::format::place::Place;
 use crate::format::superblock::FILES_TREE;
 use crate::format::usage::Segment;
 use crate::space::usage_table::usage_nodes;
+use crate::space::usage_table::write_usage;
 use crate::tests::faults::{failing, found};
 use crate::tests::reuse::{create, open, setup, write};
 use crate::volume::Volume;
@@ -87,7 +88,7 @@ fn n14_the_segment_that_a_node_could_not_be_written_to_is_the_one_left_alone() {
             let places: Vec<[Place; 2]> = (0..count as u32).map(pair).collect();
             let at = layout.device_offset(Place::new(bad, if bad == 10 { 15 << 12 } else { 0 }));
             disk.inject(failing(BioOp::Write).within(at..at + BLOCK as u64).sticky());
-            assert!(inner.write_usage(&entries, &places, 9).await.is_err());
+            assert!(write_usage(&inner.tree, &inner.store, &entries, &places, 9).await.is_err());
             assert_eq!(failed_segments(&volume), [bad]);
         });
         disk.world().stop();

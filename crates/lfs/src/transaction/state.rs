@@ -12,7 +12,6 @@
 //! No locks: the volume's state lock covers it.
 
 use crate::btree::empty_root;
-use crate::checkpoint::Frozen;
 use crate::device::layout::Layout;
 use crate::files::closed::Left;
 use crate::files::content::{Content, Lingering};
@@ -21,7 +20,6 @@ use crate::format::corrupt;
 use crate::format::extent::Extent;
 use crate::format::inode::{FileType, Inode};
 use crate::format::item::EntryItem;
-use crate::format::key::Cookie;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, TreeRoot};
 use crate::log::Pending;
@@ -30,94 +28,16 @@ use crate::names::attributes::assign;
 use crate::names::directory::Directory;
 use crate::names::evict::Cache;
 use crate::names::items::Items;
+use crate::names::node::Node;
 use crate::names::scan_cache::Windows;
-use crate::recover::read_only::Fate;
 use crate::space::Space;
-use crate::space::admission::{Dirt, Growth};
+use crate::space::admission::{Dirt, Growth, MAP_ITEM_BYTES, SHORT_ITEM_BYTES};
 use crate::space::alloc::runs::Room;
-use forebay_base::{Error, Result};
-use std::cell::Cell;
+use crate::transaction::frozen::Frozen;
+use forebay_base::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// An inode, and what hangs on it.
-pub(crate) struct Node {
-    /// Attributes; the size is the one that recovery would find.
-    pub inode: Inode,
-    /// The same, without what is ahead of the log (S14).
-    pub recorded: Inode,
-    /// Of a symbolic link.
-    pub target: Box<[u8]>,
-    /// Extended attributes.
-    pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
-    /// Where the attributes are in the tree, by name.
-    pub cookies: BTreeMap<Box<[u8]>, Cookie>,
-    /// Of a directory.
-    pub entries: Directory,
-    /// Open files.
-    pub opens: u32,
-    /// It never had a name and may get one.
-    pub linkable: bool,
-    /// S14.
-    pub times_moved: bool,
-    /// Records that told its size were changed: the size is to be told again.
-    pub regrow: bool,
-    /// Of a regular file that is open or owes something.
-    pub content: Option<Arc<Content>>,
-    /// Bytes that it was counted with.
-    pub counted_bytes: usize,
-    /// When it was loaded, by the cache's clock.
-    pub loaded: u64,
-    /// Since the hand of the cache passed by.
-    pub looked_at: Cell<bool>,
-}
-
-impl Node {
-    /// One that nobody has open.
-    pub fn new(inode: Inode, target: &[u8]) -> Self {
-        Self {
-            inode,
-            recorded: inode,
-            target: target.into(),
-            xattrs: BTreeMap::new(),
-            cookies: BTreeMap::new(),
-            entries: Directory::default(),
-            opens: 0,
-            linkable: false,
-            times_moved: false,
-            regrow: false,
-            content: None,
-            counted_bytes: 0,
-            loaded: 0,
-            looked_at: Cell::new(false),
-        }
-    }
-
-    /// Changes what is and what is recorded.
-    fn change(&mut self, change: impl Fn(&mut Inode)) {
-        change(&mut self.inode);
-        change(&mut self.recorded);
-    }
-
-    /// Bytes, those that are not written out yet included; none: what is stored counts.
-    pub fn live_size(&self) -> Option<u64> {
-        self.content.as_ref().map(|content| content.file.size())
-    }
-
-    /// Where its cached content ends, which a write that makes the file longer moves before its
-    /// bytes are there.
-    pub fn end(&self) -> Option<u64> {
-        self.content.as_ref().map(|content| content.file.end())
-    }
-}
-
-impl Node {
-    /// The size that recovery surely finds.
-    pub fn published(&self) -> u64 {
-        if self.regrow { 0 } else { self.inode.size }
-    }
-}
 
 /// Why an inode cannot be synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -164,10 +84,18 @@ pub(crate) struct Promise {
     pub growth: Growth,
 }
 
-/// Bytes of an extent in the tree, without its sums.
-pub(crate) const MAP_ITEM_BYTES: u64 = 80;
-/// The same of a short one of one block, which takes no more in memory.
-const SHORT_ITEM_BYTES: u64 = 52;
+/// How checkpoints fare.
+#[derive(Default)]
+pub(crate) struct Fate {
+    /// Why the volume turned read-only.
+    pub stopped: Option<Error>,
+    /// Why the last checkpoint failed, if it may succeed later.
+    pub failing: Option<Error>,
+    /// The last change was refused for F12: it may be tried again after a checkpoint.
+    pub is_refused: bool,
+    /// Bound on changes in memory, bytes (F12); 0: none.
+    pub overlay_bytes: u64,
+}
 
 fn missing(ino: u64) -> Error {
     corrupt("change", format!("names inode {ino}, which is not there"))
@@ -595,5 +523,38 @@ impl State {
     pub fn draw(&mut self) -> u64 {
         self.next_sequence = self.next_sequence.saturating_add(1);
         self.next_sequence - 1
+    }
+}
+
+fn refusal(op: &'static str, why: &Error) -> Error {
+    let text = format!("the volume turned read-only, because no checkpoint can be made: {why}");
+    Error::new(ErrorKind::ReadOnly, op, text)
+}
+
+impl State {
+    /// `ReadOnly`, `Shutdown` for a volume that nothing can be changed in.
+    pub fn check_writable(&self, op: &'static str) -> Result<()> {
+        if let Some(why) = &self.fate.stopped {
+            return Err(refusal(op, why));
+        }
+        if self.is_read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, op, "the volume is open for reading"));
+        }
+        match self.is_closed {
+            true => Err(Error::new(ErrorKind::Shutdown, op, "the volume is closed")),
+            false => Ok(()),
+        }
+    }
+
+    /// The volume turned read-only and is not closed.
+    pub fn is_stopped(&self) -> bool {
+        self.fate.stopped.is_some() && !self.is_closed
+    }
+
+    /// The error of the last checkpoint, if changes have reached their bound since (F12).
+    pub fn overfull(&self) -> Option<&Error> {
+        let failing = self.fate.failing.as_ref()?;
+        let most = self.fate.overlay_bytes;
+        (most > 0 && self.held().changes >= most).then_some(failing)
     }
 }

@@ -1,0 +1,101 @@
+//! Writes of several buffers, each of which keeps its turn taken until the device has ended it.
+//!
+//! No locks.
+
+use crate::device::hold::Hold;
+use forebay_base::buf::{AlignedBuf, DataRef};
+use forebay_base::task::oneshot;
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
+use forebay_iomap::ops::is_bad;
+
+/// [`write_each`] for a caller that blocks: the writes go out one after the other, on this thread
+/// if the device allows that.
+pub(crate) async fn write_here(
+    device: &DeviceRef,
+    writes: Vec<(u64, Vec<u8>)>,
+    flags: BioFlags,
+    failed: &mut Vec<u64>,
+    hold: Hold,
+) -> Result<()> {
+    let longest = device.limits().max_transfer as usize;
+    for (offset, bytes) in writes {
+        let mut at = offset;
+        for part in bytes.chunks(longest) {
+            let (tx, rx) = oneshot::<Completion>();
+            let data = DataRef::Buf(AlignedBuf::copy_of(part));
+            let held = hold.clone();
+            let end = Box::new(move |done| {
+                drop(held);
+                tx.send(done);
+            });
+            let bio = Bio::new(BioOp::Write, at, part.len() as u64, data, end);
+            device.execute(bio.with_flags(flags));
+            let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
+            let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
+            failed.extend(is_bad(&done).then_some(at));
+            done?;
+            at += part.len() as u64;
+        }
+    }
+    Ok(())
+}
+
+/// Writes several buffers at once and waits for all. Each write carries `hold` until the device has
+/// ended it, also when the caller is dropped.
+pub(crate) async fn write_all(
+    device: &DeviceRef,
+    writes: Vec<(u64, Vec<u8>)>,
+    flags: BioFlags,
+    hold: Hold,
+) -> Result<()> {
+    write_each(device, writes, flags, &mut Vec::new(), hold).await
+}
+
+/// [`write_all`] that adds the device offsets of failed writes to `failed`.
+pub(crate) async fn write_each(
+    device: &DeviceRef,
+    writes: Vec<(u64, Vec<u8>)>,
+    flags: BioFlags,
+    failed: &mut Vec<u64>,
+    hold: Hold,
+) -> Result<()> {
+    let longest = device.limits().max_transfer as usize;
+    let mut parts = Vec::new();
+    for (offset, bytes) in writes {
+        let part = |(n, part)| (offset + (n * longest) as u64, AlignedBuf::copy_of(part));
+        parts.extend(bytes.chunks(longest).enumerate().map(part));
+    }
+    write_bufs(device, parts, flags, failed, hold).await
+}
+
+/// [`write_each`] of buffers that the device can each write at once.
+pub(crate) async fn write_bufs(
+    device: &DeviceRef,
+    writes: Vec<(u64, AlignedBuf)>,
+    flags: BioFlags,
+    failed: &mut Vec<u64>,
+    hold: Hold,
+) -> Result<()> {
+    let mut waiting = Vec::new();
+    for (offset, data) in writes {
+        let (tx, rx) = oneshot::<Completion>();
+        let len = data.len() as u64;
+        let held = hold.clone();
+        let end = Box::new(move |done| {
+            drop(held);
+            tx.send(done);
+        });
+        let bio = Bio::new(BioOp::Write, offset, len, DataRef::Buf(data), end);
+        device.submit(bio.with_flags(flags));
+        waiting.push((offset, rx));
+    }
+    let mut result = Ok(());
+    for (at, rx) in waiting {
+        let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
+        let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
+        failed.extend(is_bad(&done).then_some(at));
+        result = result.and(done);
+    }
+    result
+}

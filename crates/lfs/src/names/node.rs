@@ -1,0 +1,89 @@
+//! An inode in memory.
+//!
+//! No locks: the volume's state lock covers it.
+
+use crate::files::content::Content;
+use crate::format::inode::Inode;
+use crate::format::key::Cookie;
+use crate::names::directory::Directory;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// An inode, and what hangs on it.
+pub(crate) struct Node {
+    /// Attributes; the size is the one that recovery would find.
+    pub inode: Inode,
+    /// The same, without what is ahead of the log (S14).
+    pub recorded: Inode,
+    /// Of a symbolic link.
+    pub target: Box<[u8]>,
+    /// Extended attributes.
+    pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    /// Where the attributes are in the tree, by name.
+    pub cookies: BTreeMap<Box<[u8]>, Cookie>,
+    /// Of a directory.
+    pub entries: Directory,
+    /// Open files.
+    pub opens: u32,
+    /// It never had a name and may get one.
+    pub linkable: bool,
+    /// The times are ahead of the log (S14).
+    pub times_moved: bool,
+    /// Records that told its size were changed: the size is to be told again.
+    pub regrow: bool,
+    /// Of a regular file that is open or has unwritten data.
+    pub content: Option<Arc<Content>>,
+    /// Bytes that it was counted with.
+    pub counted_bytes: usize,
+    /// When it was loaded, by the cache's clock.
+    pub loaded: u64,
+    /// Since the hand of the cache passed by.
+    pub looked_at: Cell<bool>,
+}
+
+impl Node {
+    /// One that is not open.
+    pub fn new(inode: Inode, target: &[u8]) -> Self {
+        Self {
+            inode,
+            recorded: inode,
+            target: target.into(),
+            xattrs: BTreeMap::new(),
+            cookies: BTreeMap::new(),
+            entries: Directory::default(),
+            opens: 0,
+            linkable: false,
+            times_moved: false,
+            regrow: false,
+            content: None,
+            counted_bytes: 0,
+            loaded: 0,
+            looked_at: Cell::new(false),
+        }
+    }
+
+    /// Changes what is and what is recorded.
+    pub fn change(&mut self, change: impl Fn(&mut Inode)) {
+        change(&mut self.inode);
+        change(&mut self.recorded);
+    }
+
+    /// Bytes, those that are not written out yet included; none: what is stored counts.
+    pub fn live_size(&self) -> Option<u64> {
+        self.content.as_ref().map(|content| content.file.size())
+    }
+
+    /// Where its cached content ends, which a write that makes the file longer moves before its
+    /// bytes are there.
+    pub fn end(&self) -> Option<u64> {
+        self.content.as_ref().map(|content| content.file.end())
+    }
+}
+
+impl Node {
+    /// The size that recovery surely finds.
+    pub fn published(&self) -> u64 {
+        if self.regrow { 0 } else { self.inode.size }
+    }
+}
