@@ -176,8 +176,8 @@ impl SlowFiles {
     }
 }
 
-/// Y1, Y2, Y3, X1: syncs whose threads wait hold up nobody else, however many there are; one that panics is
-/// answered, once.
+/// Y1, Y2, Y3, X1: syncs whose threads wait hold up nobody else, however many there are; one that
+/// panics is answered, once.
 #[test]
 fn y1_y2_y3_syncs_that_wait_hold_up_nobody_else() {
     for readers in [1, 2, 5] {
@@ -204,8 +204,9 @@ fn y1_y2_y3_syncs_that_wait_hold_up_nobody_else() {
     }
 }
 
-/// Each sync had a thread for as long as it waited for others, so that sixteen clients that sync had sixteen
-/// threads woken for each group that was made durable together; now those wait without one.
+/// Each sync had a thread for as long as it waited for others, so that sixteen clients that sync
+/// had sixteen threads woken for each group that was made durable together; now those wait without
+/// one.
 #[test]
 fn syncs_that_wait_for_others_have_no_thread() {
     let all = SlowFiles::new(2);
@@ -223,9 +224,9 @@ fn syncs_that_wait_for_others_have_no_thread() {
     all.end();
 }
 
-/// A sync, and a read or write that had to wait for a device, went to another thread, and the answer of a
-/// read by a third one, also where nobody else had anything to ask; now the thread that has read the request
-/// does it all, if another one listens (X2).
+/// A sync, and a read or write that had to wait for a device, went to another thread, and the
+/// answer of a read by a third one, also where nobody else had anything to ask; now the thread that
+/// has read the request does it all, if another one listens (X2).
 #[test]
 fn x2_what_has_to_wait_is_done_where_it_was_read() {
     let all = SlowFiles::new(2);
@@ -263,7 +264,8 @@ fn with_deadline() -> SlowFiles {
 }
 
 /// Asks until the answer is in time. On a loaded machine an answer that needs no device may take
-/// longer than the deadline of these tests, and is EIO then; one that waits for the device always is.
+/// longer than the deadline of these tests, and is EIO then; one that waits for the device always
+/// is.
 fn answers_without_device(all: &SlowFiles) -> bool {
     (0..100).any(|_| all.kernel.ask(opcode::STATFS, 1, &[]).0 == 0)
 }
