@@ -8,9 +8,9 @@
 
 use crate::file::ZeroFlags;
 use crate::{Handle, MappedFile, Source, Target};
+use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::world::WorldRef;
-use forebay_base::{ErrorKind, IoFlags};
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{PageCache, State};
 use std::future::{Future, poll_fn};
@@ -183,8 +183,6 @@ pub struct Subject {
     pub handle: Handle,
     /// The world of its cache.
     pub world: WorldRef,
-    /// A sync that shares its flush with a dropped one may fail once, with `Shutdown`.
-    pub shares_commits: bool,
 }
 
 impl Subject {
@@ -208,13 +206,7 @@ impl Subject {
     }
 
     async fn sync(&self) -> Checked<()> {
-        let first = self.file.sync(&self.handle).await;
-        let done = match first {
-            Err(error) if self.shares_commits && error.kind() == ErrorKind::Shutdown => {
-                self.file.sync(&self.handle).await
-            }
-            done => done,
-        };
+        let done = self.file.sync(&self.handle).await;
         done.map_err(|error| format!("sync: {error}"))
     }
 

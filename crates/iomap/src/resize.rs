@@ -87,7 +87,9 @@ impl MappedFile {
             return Ok(());
         }
         let done = self.shrink(resize, self.size()).await;
-        self.uncut.store(done.is_err(), Ordering::SeqCst);
+        if done.is_err() {
+            self.uncut.store(true, Ordering::SeqCst);
+        }
         done
     }
 
@@ -350,6 +352,8 @@ impl MappedFile {
         let mut moved = Moved { resize, held: flight.held(), back: Some((size, visible)) };
         self.ops.truncate(to, flight.owned()).await?;
         moved.back = None;
+        // No object is longer than the file now, whichever cut failed before.
+        self.uncut.store(false, Ordering::SeqCst);
         if !flight.kept_back.is_empty() {
             self.zero_tail(to);
         }

@@ -259,6 +259,26 @@ fn failed_append_that_cannot_be_cut_off_fails_each_sync_until_it_is() {
     });
 }
 
+/// A truncate to less takes the bytes away that no earlier cut took: the image is as long as the file.
+#[test]
+fn failed_append_that_a_truncate_cuts_off_fails_no_later_sync() {
+    let (lab, device) = raw_lab();
+    let (old, less) = (2 * BLOCK as u64, BLOCK as u64);
+    lab.run(async {
+        device.writes.store(true, Ordering::SeqCst);
+        device.truncates.store(true, Ordering::SeqCst);
+        let append = write_behind(&lab, old as usize, IoFlags::DIRECT | IoFlags::APPEND).await;
+        assert_eq!(append.unwrap_err().kind(), ErrorKind::Io);
+        device.writes.store(false, Ordering::SeqCst);
+        lab.sync().await.expect_err("the image is longer than the file");
+        device.truncates.store(false, Ordering::SeqCst);
+        lab.file.set_len(less).await.unwrap();
+        assert_eq!((lab.file.size(), device.size()), (less, less));
+        let handle = lab.file.open_handle();
+        lab.file.sync(&handle).await.expect("nothing is behind the end of the image");
+    });
+}
+
 /// Cutting off is tried again by the next sync: if that works nothing is wrong.
 #[test]
 fn dropped_append_to_a_raw_image_is_cut_off_by_the_next_sync() {

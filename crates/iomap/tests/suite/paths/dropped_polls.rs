@@ -42,7 +42,7 @@ fn subject(map: Arc<dyn MapOps>, world: WorldRef, strategy: UncachedStrategy) ->
     cache.strategies.set_uncached(strategy);
     let file = MappedFile::new(&cache, map, BLOCK, SIZE as u64, false).unwrap();
     let handle = file.open_handle();
-    Subject { file, handle, world, shares_commits: false }
+    Subject { file, handle, world }
 }
 
 fn remap(device: DeviceRef, waits: Option<WorldRef>) -> Arc<dyn MapOps> {
