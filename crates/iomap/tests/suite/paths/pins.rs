@@ -25,6 +25,14 @@ fn plain(block_size: u32) -> Lab {
     lab(block_size, StableStrategy::Auto, false)
 }
 
+/// The file can change its size.
+fn growing(block: u32) -> Lab {
+    Lab::with_map(config(8 << 20), block, Lab::sim(4 << 20), 4 << 20, |disk| {
+        use forebay_iomap::remap::{Remap, RemapOptions};
+        Remap::with_options(disk, block, RemapOptions { grows: true, sums: false, waits: None })
+    })
+}
+
 impl Lab {
     async fn try_pin(
         &self,
@@ -91,10 +99,7 @@ fn write_to_pinned_block_keeps_old_version_and_never_waits() {
 #[test]
 fn truncate_within_pinned_block_zeroes_the_tail_of_a_new_frame() {
     for (block, size) in [(512, 5000), (4096, 5000), (512, 4608), (4096, 4096)] {
-        let lab = Lab::with_map(config(8 << 20), block, Lab::sim(4 << 20), 4 << 20, |disk| {
-            use forebay_iomap::remap::{Remap, RemapOptions};
-            Remap::with_options(disk, block, RemapOptions { grows: true, sums: false, waits: None })
-        });
+        let lab = growing(block);
         lab.run(async {
             lab.write(0, &[7; 12288], NONE).await;
             let pinned = lab.pin(0, 12288).await;
@@ -173,6 +178,58 @@ fn pin_waits_for_a_fill_of_the_same_frame() {
         assert!(pin.as_mut().poll(&mut cx).is_pending(), "pin.P2");
         assert_eq!(pin.await.to_vec(), [5; 512]);
         assert_eq!(reading.await, old(1024..1536));
+    });
+}
+
+/// A pin of more than an operation's window that begins within a frame held the frame on the edge of
+/// the window twice and gave it up once: the frame stayed pinned for ever.
+#[test]
+fn cold_pin_from_within_a_frame_gives_all_frames_back() {
+    let lab = plain(4096);
+    lab.run(async {
+        let window = lab.cache.frames_per_operation() * 4096;
+        assert!(window < 700_000, "one window holds it");
+        let pinned = lab.pin(100, 700_000).await;
+        assert!(pinned.to_vec() == old(100..700_100));
+        drop(pinned);
+        assert_eq!(lab.cache.stats().pinned_frames, 0, "pin.P3");
+        lab.sleep_ms(50).await;
+        lab.cache.drop_clean();
+        assert_eq!(lab.cache.stats().frames_free, lab.cache.stats().frames_total, "pin.P3");
+    });
+}
+
+/// The file is cut within a part of a pin, and grows again before the next part: bytes from behind
+/// the gap followed those from before it, so they stood at the wrong offsets.
+#[test]
+fn pin_across_truncate_and_regrowth_ends_at_the_cut() {
+    let lab = growing(4096);
+    lab.run(async {
+        lab.write(0, &old(0..700_416), NONE).await;
+        lab.sync().await.unwrap();
+        lab.cache.drop_clean();
+        let mut pin = std::pin::pin!(lab.pin(0, 700_000));
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(pin.as_mut().poll(&mut cx).is_pending(), "the first part is being read");
+        lab.file.set_len(8192).await.unwrap();
+        let bytes = vec![9; 700_416];
+        let mut write = std::pin::pin!(lab.write(8192, &bytes, IoFlags::DIRECT));
+        while lab.file.end() < 700_000 {
+            assert!(write.as_mut().poll(&mut cx).is_pending());
+            lab.world.sleep(std::time::Duration::from_micros(1)).await;
+        }
+        assert_eq!(lab.file.size(), 8192, "the write is not seen yet");
+        // The first part ends at 8192; the next one would wait for the write.
+        let pinned = match pin.as_mut().poll(&mut cx) {
+            std::task::Poll::Ready(pinned) => pinned,
+            std::task::Poll::Pending => {
+                write.await;
+                pin.await
+            }
+        };
+        let model = [old(0..8192), vec![9; 700_000 - 8192]].concat();
+        assert_eq!(pinned.len(), 8192, "bytes at wrong offsets, or not of one file");
+        assert!(pinned.to_vec() == model[..8192]);
     });
 }
 
