@@ -42,7 +42,7 @@ enum Obstacle {
     Reading(Blocks),
     /// This range is held exclusively.
     Exclusive(Range<u64>),
-    /// Pins hold as many frames as they may.
+    /// Pins hold as many frames or folios as they may.
     Limit,
 }
 
@@ -141,7 +141,7 @@ impl MappedFile {
     }
 
     /// Pins a range, reading into the cache what is missing of it. Fewer bytes than asked only at
-    /// the end of file. Where pins hold as many frames as they may, or the flags ask to leave
+    /// the end of file. Where pins hold as many frames or folios as they may, or the flags ask to leave
     /// nothing in the cache and the range is not cached, the bytes are a copy; `None` if the
     /// caller wants none. Errors: those of a read; `Unsupported` with `DIRECT`, `WouldBlock` with
     /// `NOWAIT`.
@@ -153,7 +153,9 @@ impl MappedFile {
         }
         let frame = FRAME_SIZE as u64;
         let frames = (round_up(range.end, frame) - round_down(range.start, frame)) / frame;
-        let pinned = if frames > self.cache.pins_left() {
+        let folios = self.mapping.folios(&range);
+        let folios = folios.end - folios.start;
+        let pinned = if !self.cache.can_pin(frames, folios) {
             None
         } else if flags.intersects(IoFlags::NOWAIT | IoFlags::UNCACHED) {
             self.pin_cached(&range, flags.contains(IoFlags::UNCACHED))
@@ -163,7 +165,7 @@ impl MappedFile {
         if pinned.is_some() {
             return Ok(pinned);
         }
-        if !may_copy && flags.contains(IoFlags::NOWAIT) && frames <= self.cache.pins_left() {
+        if !may_copy && flags.contains(IoFlags::NOWAIT) && self.cache.can_pin(frames, folios) {
             return Err(Error::new(ErrorKind::WouldBlock, "pin", "not all of it is cached"));
         }
         if !may_copy {

@@ -29,7 +29,8 @@ impl File {
     /// read-ahead.
     ///
     /// All pins of a cache, those included whose bytes are in no file any more, hold at most an
-    /// eighth of its frames of 4 KiB. A pin that would exceed that is a copy instead
+    /// eighth of its frames of 4 KiB, and with large folios an eighth of its folios, each counted
+    /// once for each pin of it. A pin that would exceed that is a copy instead
     /// ([`Pinned::is_copy`]), in memory outside the budget; [`File::pin_no_copy`] refuses it.
     /// [`Cache::resize`] fails with `Busy` while pins hold more than an eighth of the new size, or
     /// memory that it would give back.

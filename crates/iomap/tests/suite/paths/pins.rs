@@ -27,7 +27,12 @@ fn plain(block_size: u32) -> Lab {
 
 /// The file can change its size.
 fn growing(block: u32) -> Lab {
-    Lab::with_map(config(8 << 20), block, Lab::sim(4 << 20), 4 << 20, |disk| {
+    growing_to(config(8 << 20), block, 4 << 20)
+}
+
+/// The same, of any size: what was not written takes no place on the disk.
+fn growing_to(config: Config, block: u32, size: u64) -> Lab {
+    Lab::with_map(config, block, Lab::sim(4 << 20), size, |disk| {
         use forebay_iomap::remap::{Remap, RemapOptions};
         Remap::with_options(disk, block, RemapOptions { grows: true, sums: false, waits: None })
     })
@@ -284,6 +289,45 @@ fn pin_beyond_the_limit_is_a_copy_or_refused() {
         // More than could ever be pinned.
         let all = lab.try_pin(0, 4 << 20, NONE, true).await.unwrap().unwrap();
         assert!(all.is_copy() && all.len() == 4 << 20);
+    });
+}
+
+/// Large folios have fewer descriptors than pins may hold frames. One frame of each folio pinned took
+/// them all, and a write to another folio waited for the thread's own pins.
+#[test]
+fn write_after_pins_of_one_block_per_folio_ends() {
+    let folio = 1 << 20;
+    let config = Config { folio_size: folio, ..config(8 << 20) };
+    let lab = growing_to(config, 4096, 1 << 30);
+    lab.run(async {
+        let folio = u64::from(folio);
+        let mut pins = Vec::new();
+        for index in 0..lab.cache.pin_limit() {
+            pins.extend(lab.try_pin(index * folio, 10, NONE, false).await.unwrap());
+        }
+        let fresh = 1000 * folio;
+        let mut write = std::pin::pin!(lab.write(fresh, &[6; 4096], NONE));
+        let mut timer = std::pin::pin!(lab.sleep_ms(2000));
+        let done = std::future::poll_fn(|cx| match write.as_mut().poll(cx) {
+            std::task::Poll::Ready(()) => std::task::Poll::Ready(true),
+            std::task::Poll::Pending => timer.as_mut().poll(cx).map(|()| false),
+        });
+        let (folios, held) = (lab.cache.stats().folios, pins.len() as u64);
+        assert!(done.await, "it waits for {held} pins, which are of {folios} folios");
+        assert!(held > 0 && held < lab.cache.pin_limit(), "{held} pins");
+        let copy = lab.try_pin(900 * folio, 10, NONE, true).await.unwrap().unwrap();
+        assert!(copy.is_copy());
+        // More folios than pins may ever hold.
+        let count = usize::try_from(held).unwrap() + 1;
+        pins.clear();
+        assert_eq!(lab.cache.stats().pinned_frames, 0);
+        let nowait = lab.try_pin(0, count << 20, IoFlags::NOWAIT, false).await.unwrap();
+        assert!(nowait.is_none(), "refused: it can never be pinned");
+        for _ in 0..2 * held {
+            assert!(!lab.pin(0, 10).await.is_copy(), "the end of a pin gives its folio back");
+        }
+        lab.sync().await.unwrap();
+        lab.cache.check_books();
     });
 }
 
