@@ -9,14 +9,19 @@ use forebay_cache::Pinned;
 use forebay_iomap::{Handle, MappedFile, PinRequest};
 
 impl File {
-    /// The mapping and this opener's handle on it. Errors: `BadHandle` if not opened for reading.
-    fn reader(&self) -> Result<(&MappedFile, &Handle)> {
+    /// The mapping and this opener's handle on it, to look at a range. Waits for what a mount of the
+    /// volume holds back of the range (Z3). Errors: `BadHandle` if not opened for reading.
+    fn reader(&self, offset: u64, len: usize) -> Result<(&MappedFile, &Handle)> {
         match &self.opener.kind {
             Kind::Raw(raw) => {
                 raw.check_readable()?;
                 Ok((&raw.file, &raw.handle))
             }
-            Kind::Volume(inside) => inside.reader().map(|(file, handle)| (&**file, handle)),
+            Kind::Volume(inside) => {
+                let (file, handle) = inside.reader()?;
+                inside.open().hand_over(offset, len as u64);
+                Ok((file, handle))
+            }
         }
     }
 
@@ -79,7 +84,7 @@ impl File {
         may_copy: bool,
     ) -> Result<Option<Pinned>> {
         let flags = flags | self.opener.read_flags;
-        let (file, handle) = self.reader()?;
+        let (file, handle) = self.reader(offset, len)?;
         let request = PinRequest { offset, len, flags, may_copy, blocking: true };
         match file.try_pin(handle, &request) {
             Some(done) => done.map(Some),
