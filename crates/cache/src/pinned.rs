@@ -7,6 +7,7 @@
 //!
 //! No pin is ever waited for: a writer needs a free frame for each pinned one that it meets, and
 //! pins hold an eighth of the frames at most, so reclaim and write-out can make the others free.
+//! For the same reason they keep an eighth of the folio descriptors at most.
 //!
 //! Invariants: pin.P1 (see `folio/pins.rs`) no byte of a pinned frame changes. So shared references
 //! to the pinned bytes are sound. Locks: none; a pin ends without any lock but the allocator's.
@@ -33,6 +34,8 @@ use std::fmt;
 pub struct Pinned {
     runs: Runs,
     source: Source,
+    /// Parts of folios that count for this pin: [`PageCache::can_pin`].
+    pub(crate) folios: u32,
 }
 
 /// Runs of bytes in order; the usual one needs no memory of its own.
@@ -59,14 +62,14 @@ unsafe impl Sync for Pinned {}
 impl Pinned {
     /// Nothing yet, of a file of `cache`; [`FolioWrite::pin`](crate::FolioWrite::pin) adds to it.
     pub fn new(cache: &Arc<PageCache>, mapping: u32) -> Self {
-        Self { runs: Runs::None, source: Source::Frames(cache.clone(), mapping) }
+        Self { runs: Runs::None, source: Source::Frames(cache.clone(), mapping), folios: 0 }
     }
 
     /// The first `len` bytes of a buffer.
     pub fn copied(buf: AlignedBuf, len: usize) -> Self {
         let bytes: *const [u8] = &raw const buf[..len];
         let runs = if len == 0 { Runs::None } else { Runs::One([bytes]) };
-        Self { runs, source: Source::Copy(buf) }
+        Self { runs, source: Source::Copy(buf), folios: 0 }
     }
 
     /// Bytes of a frame that was pinned for this, behind those that it has.
@@ -157,6 +160,9 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         if let Source::Frames(cache, id) = &self.source {
             end_pins(cache, *id, self.raw());
+            if self.folios > 0 {
+                cache.words.unpin_folios(u64::from(self.folios));
+            }
         }
     }
 }

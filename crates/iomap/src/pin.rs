@@ -42,8 +42,18 @@ enum Obstacle {
     Reading(Blocks),
     /// This range is held exclusively.
     Exclusive(Range<u64>),
-    /// Pins hold as many frames as they may.
+    /// Pins hold as many frames or folios as they may.
     Limit,
+}
+
+/// What became of a piece of a pin.
+enum Outcome {
+    /// All of it is pinned.
+    Whole,
+    /// The file ends within it or before: what there is of it is pinned, and the pin ends there.
+    Cut,
+    /// It cannot be pinned.
+    Refused,
 }
 
 impl MappedFile {
@@ -131,7 +141,7 @@ impl MappedFile {
     }
 
     /// Pins a range, reading into the cache what is missing of it. Fewer bytes than asked only at
-    /// the end of file. Where pins hold as many frames as they may, or the flags ask to leave
+    /// the end of file. Where pins hold as many frames or folios as they may, or the flags ask to leave
     /// nothing in the cache and the range is not cached, the bytes are a copy; `None` if the
     /// caller wants none. Errors: those of a read; `Unsupported` with `DIRECT`, `WouldBlock` with
     /// `NOWAIT`.
@@ -143,7 +153,9 @@ impl MappedFile {
         }
         let frame = FRAME_SIZE as u64;
         let frames = (round_up(range.end, frame) - round_down(range.start, frame)) / frame;
-        let pinned = if frames > self.cache.pins_left() {
+        let folios = self.mapping.folios(&range);
+        let folios = folios.end - folios.start;
+        let pinned = if !self.cache.can_pin(frames, folios) {
             None
         } else if flags.intersects(IoFlags::NOWAIT | IoFlags::UNCACHED) {
             self.pin_cached(&range, flags.contains(IoFlags::UNCACHED))
@@ -153,7 +165,7 @@ impl MappedFile {
         if pinned.is_some() {
             return Ok(pinned);
         }
-        if !may_copy && flags.contains(IoFlags::NOWAIT) && frames <= self.cache.pins_left() {
+        if !may_copy && flags.contains(IoFlags::NOWAIT) && self.cache.can_pin(frames, folios) {
             return Err(Error::new(ErrorKind::WouldBlock, "pin", "not all of it is cached"));
         }
         if !may_copy {
@@ -184,7 +196,8 @@ impl MappedFile {
         let mut pinned = Pinned::new(&self.cache, self.mapping.id);
         let mut at = range.start;
         while at < range.end {
-            let part = at..range.end.min(at + window);
+            // Parts meet at frame boundaries: a pin holds each of its frames once.
+            let part = at..range.end.min(round_down(at + window, FRAME_SIZE as u64));
             let error = self.fill_or_wait(part.clone(), mode).await;
             if !ahead.is_empty() {
                 let background = FillMode { background: true, ..FillMode::default() };
@@ -192,24 +205,32 @@ impl MappedFile {
                 mode.inline = blocking;
             }
             for (index, piece) in self.pieces(part.clone()) {
-                if !self.pin_piece(index, piece, (&error, mode), &mut pinned).await? {
-                    return Ok(None);
+                match self.pin_piece(index, piece, (&error, mode), &mut pinned).await? {
+                    Outcome::Whole => {}
+                    // The file may have grown again meanwhile: what follows the cut is not pinned,
+                    // or its bytes would stand at wrong offsets.
+                    Outcome::Cut => return Ok(Some(self.counted(pinned))),
+                    Outcome::Refused => return Ok(None),
                 }
             }
             at = part.end;
         }
-        self.cache.pins.add(1);
-        Ok(Some(pinned))
+        Ok(Some(self.counted(pinned)))
     }
 
-    /// Pins a piece of one folio when its blocks have been read. False: it cannot be pinned.
+    fn counted(&self, pinned: Pinned) -> Pinned {
+        self.cache.pins.add(1);
+        pinned
+    }
+
+    /// Pins a piece of one folio when its blocks have been read.
     async fn pin_piece(
         &self,
         index: u64,
         piece: Range<u64>,
         (error, mode): (&Option<FillError>, FillMode),
         pinned: &mut Pinned,
-    ) -> Result<bool> {
+    ) -> Result<Outcome> {
         let mapping = &*self.mapping;
         let (mut error, mut tries) = (error.clone(), 0);
         loop {
@@ -217,9 +238,10 @@ impl MappedFile {
                 None => Obstacle::Absent,
                 Some(folio) => {
                     // Cut off meanwhile: the pin ends where the file does.
-                    let piece = piece.start..piece.end.min(self.size());
+                    let whole = piece.end;
+                    let piece = piece.start..whole.min(self.size());
                     if piece.start >= piece.end {
-                        return Ok(true);
+                        return Ok(Outcome::Cut);
                     }
                     match self.pin_part(&folio, &piece, pinned) {
                         Err(obstacle) => obstacle,
@@ -228,13 +250,14 @@ impl MappedFile {
                             let blocks = mapping.blocks_touched(index, &piece);
                             let misses = &self.cache.counters.misses;
                             Counters::add(misses, u64::from(blocks.len()));
-                            return Ok(true);
+                            let is_whole = piece.end == whole;
+                            return Ok(if is_whole { Outcome::Whole } else { Outcome::Cut });
                         }
                     }
                 }
             };
             match obstacle {
-                Obstacle::Limit => return Ok(false),
+                Obstacle::Limit => return Ok(Outcome::Refused),
                 Obstacle::Reading(blocks) => {
                     self.cache.wait_while(mapping, index, blocks, State::Reading).await;
                     continue;
@@ -251,11 +274,11 @@ impl MappedFile {
             tries += 1;
             let end = piece.end.min(self.size());
             if piece.start >= end {
-                return Ok(true);
+                return Ok(Outcome::Cut);
             }
             error = self.fill_or_wait(piece.start..end, mode).await;
             if error.is_none() || tries > TRIES {
-                return Ok(false);
+                return Ok(Outcome::Refused);
             }
         }
     }

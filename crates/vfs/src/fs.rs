@@ -263,6 +263,12 @@ pub trait OpenFile: Send + Sync {
         Ok(len)
     }
 
+    /// Before a caller that blocks looks at a range in another way than by a read: waits for stores
+    /// that a mount holds back of it.
+    fn hand_over(&self, offset: u64, len: u64) {
+        let _ = (offset, len);
+    }
+
     /// As `write`, for a caller that blocks: its memory may be lent to the device.
     fn write_slice(
         &self,

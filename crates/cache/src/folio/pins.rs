@@ -97,9 +97,17 @@ impl FolioWrite<'_> {
             "a frame that is being filled is not pinned (pin.P2)"
         );
         let number = |at| self.cache.table.frame(self.slot, at).expect("uptodate has a frame (F3)");
-        if !self.cache.words.pin(frames.clone().map(number), self.cache.pin_limit()) {
+        let folio_limit = self.cache.folio_pin_limit();
+        if folio_limit.is_some_and(|limit| !self.cache.words.pin_folio(limit)) {
             return false;
         }
+        if !self.cache.words.pin(frames.clone().map(number), self.cache.pin_limit()) {
+            if folio_limit.is_some() {
+                self.cache.words.unpin_folios(1);
+            }
+            return false;
+        }
+        into.folios += u32::from(folio_limit.is_some());
         for at in frames {
             let base = at * FRAME_SIZE;
             let (start, end) = (range.start.max(base), range.end.min(base + FRAME_SIZE));
@@ -115,9 +123,19 @@ impl PageCache {
         self.sizes.frames() as u64 / 8
     }
 
-    /// Frames that new pins may still take.
-    pub fn pins_left(&self) -> u64 {
-        self.pin_limit().saturating_sub(self.words.pinned())
+    /// Where there are fewer folio descriptors than frames, an eighth of them: most parts of folios
+    /// that pins may hold, as each keeps its descriptor. Else the limit of frames is enough. One
+    /// folio counts for each pin of it: the end of a pin takes no lock, and finds no folio.
+    pub(crate) fn folio_pin_limit(&self) -> Option<u64> {
+        let slots = self.sizes.slots();
+        (slots < self.sizes.frames()).then(|| (slots as u64 / 8).max(1))
+    }
+
+    /// Whether new pins may take that many frames, of that many folios.
+    pub fn can_pin(&self, frames: u64, folios: u64) -> bool {
+        let folios_left = |limit: u64| limit.saturating_sub(self.words.folio_pins());
+        frames <= self.pin_limit().saturating_sub(self.words.pinned())
+            && self.folio_pin_limit().is_none_or(|limit| folios <= folios_left(limit))
     }
 
     /// A frame has left its folio, whose lock is held: it is free unless a write-out or a pin

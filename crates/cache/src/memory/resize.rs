@@ -169,7 +169,7 @@ impl PageCache {
     }
 
     /// Frames, folio descriptors and bytes of buffers that are too many, or too high up; and pinned
-    /// frames beyond an eighth.
+    /// frames and folios beyond an eighth.
     fn too_much(&self, to: &Division) -> usize {
         let frames = {
             let alloc = self.frames.lock();
@@ -181,7 +181,10 @@ impl PageCache {
         };
         let buffers = self.counters.private_bytes.load(Ordering::Relaxed);
         let pins = self.words.pinned().saturating_sub(to.frames as u64 / 8) as usize;
-        frames.max(pins) + slots + buffers.saturating_sub(to.io_reserve) as usize
+        let folio_pins = self.words.folio_pins().saturating_sub((to.slots as u64 / 8).max(1));
+        frames.max(pins).max(folio_pins as usize)
+            + slots
+            + buffers.saturating_sub(to.io_reserve) as usize
     }
 
     fn fit_once(&self, to: &Division) {

@@ -12,7 +12,7 @@
 //! Invariants: pin.P3 a frame is given back only by the step after which nothing holds it, and its
 //! word is zero then. pin.P4 `pinned` is never less than the number of frames with a pin; frames
 //! that a pin is about to take are counted before their words change. pin.P5 no pin is taken that
-//! would bring `pinned` above the limit.
+//! would bring `pinned` above the limit, or `folio_pins` above its own.
 //! Locks: none; words and counters are atomics.
 
 use crate::memory::arena::Frame;
@@ -35,13 +35,16 @@ pub(crate) struct FrameWords {
     pinned: AtomicU64,
     /// Of these, orphans. May be a step behind the words.
     orphans: AtomicI64,
+    /// Pins of parts of folios where folios are few: no fewer than folios that hold pinned frames.
+    folio_pins: AtomicU64,
 }
 
 impl FrameWords {
     /// Words for `max` frames. Errors: no address space.
     pub fn new(max: usize) -> Result<Self> {
         let (pinned, orphans) = (AtomicU64::new(0), AtomicI64::new(0));
-        Ok(Self { words: ZeroTable::new(max)?, pinned, orphans })
+        let folio_pins = AtomicU64::new(0);
+        Ok(Self { words: ZeroTable::new(max)?, pinned, orphans, folio_pins })
     }
 
     /// The table, to be advised, populated or given back.
@@ -171,6 +174,27 @@ impl FrameWords {
     /// Whether a frame is in no folio and still held.
     pub fn is_orphan(&self, frame: Frame) -> bool {
         self.word(frame).load(Ordering::SeqCst) & ORPHAN != 0
+    }
+
+    /// Counts a pin of a part of a folio. False, and it does not count: `limit` is reached.
+    #[must_use]
+    pub fn pin_folio(&self, limit: u64) -> bool {
+        let taken = self.folio_pins.fetch_add(1, Ordering::SeqCst) < limit;
+        if !taken {
+            self.unpin_folios(1);
+        }
+        taken
+    }
+
+    /// Pins of parts of folios end.
+    pub fn unpin_folios(&self, count: u64) {
+        let was = self.folio_pins.fetch_sub(count, Ordering::SeqCst);
+        debug_assert!(was >= count, "{was} pins of folios, {count} of them end");
+    }
+
+    /// Pins that [`FrameWords::pin_folio`] counts.
+    pub fn folio_pins(&self) -> u64 {
+        self.folio_pins.load(Ordering::SeqCst)
     }
 
     /// Frames with a pin, orphans included.

@@ -9,14 +9,19 @@ use forebay_cache::Pinned;
 use forebay_iomap::{Handle, MappedFile, PinRequest};
 
 impl File {
-    /// The mapping and this opener's handle on it. Errors: `BadHandle` if not opened for reading.
-    fn reader(&self) -> Result<(&MappedFile, &Handle)> {
+    /// The mapping and this opener's handle on it, to look at a range. Waits for what a mount of the
+    /// volume holds back of the range (Z3). Errors: `BadHandle` if not opened for reading.
+    fn reader(&self, offset: u64, len: usize) -> Result<(&MappedFile, &Handle)> {
         match &self.opener.kind {
             Kind::Raw(raw) => {
                 raw.check_readable()?;
                 Ok((&raw.file, &raw.handle))
             }
-            Kind::Volume(inside) => inside.reader().map(|(file, handle)| (&**file, handle)),
+            Kind::Volume(inside) => {
+                let (file, handle) = inside.reader()?;
+                inside.open().hand_over(offset, len as u64);
+                Ok((file, handle))
+            }
         }
     }
 
@@ -29,7 +34,8 @@ impl File {
     /// read-ahead.
     ///
     /// All pins of a cache, those included whose bytes are in no file any more, hold at most an
-    /// eighth of its frames of 4 KiB. A pin that would exceed that is a copy instead
+    /// eighth of its frames of 4 KiB, and with large folios an eighth of its folios, each counted
+    /// once for each pin of it. A pin that would exceed that is a copy instead
     /// ([`Pinned::is_copy`]), in memory outside the budget; [`File::pin_no_copy`] refuses it.
     /// [`Cache::resize`] fails with `Busy` while pins hold more than an eighth of the new size, or
     /// memory that it would give back.
@@ -78,7 +84,7 @@ impl File {
         may_copy: bool,
     ) -> Result<Option<Pinned>> {
         let flags = flags | self.opener.read_flags;
-        let (file, handle) = self.reader()?;
+        let (file, handle) = self.reader(offset, len)?;
         let request = PinRequest { offset, len, flags, may_copy, blocking: true };
         match file.try_pin(handle, &request) {
             Some(done) => done.map(Some),

@@ -10,6 +10,7 @@ mod growing;
 mod interface;
 mod looped;
 mod pins;
+mod pins_mount;
 mod registry;
 mod stacked;
 mod trouble;

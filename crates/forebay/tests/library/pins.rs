@@ -1,6 +1,7 @@
 //! Pins through the library: raw images and files of a volume, on both engines.
 
 use crate::dir::Dir;
+use crate::pins_mount::Mount;
 use forebay::{
     Aio, Cache, CacheConfig, CreateVolume, ErrorKind, File, IoFlags, OpenOptions, Volume,
     VolumeOptions,
@@ -96,5 +97,33 @@ fn pin_of_volume_file_shows_one_version() {
         volume.close().unwrap();
         drop(cache);
         assert_eq!(pinned.as_slice(), Some(&[7; 4096][..]), "pin.P1");
+    }
+}
+
+/// After its first pin an open file never asked a mount again for what the kernel held back of
+/// stores into maps, so that pins showed old bytes.
+#[test]
+fn pin_of_mounted_volume_file_shows_what_the_mount_held_back() {
+    let (dir, cache) = (Dir::new("pins-mounted"), cache(Aio::Threads));
+    let image = dir.path("volume");
+    Volume::create(&image, &CreateVolume::default().size(128 << 20)).unwrap();
+    let volume = cache.open_volume(&image, &VolumeOptions::default()).unwrap();
+    let mut options = OpenOptions::read_write();
+    let file = options.create(true).open_in(&volume, "/file").unwrap();
+    file.write_all_at(&[1; 8192], 0).unwrap();
+    let mount = Mount::of(&volume);
+    for value in 2..5u8 {
+        mount.store(&[value; 100], 4096);
+        let mut bytes = [0; 100];
+        match value {
+            // The pin alone asks for it, the second time, too.
+            2 | 3 => {
+                let pinned = file.pin(4096, 100, NONE).unwrap();
+                bytes.copy_from_slice(pinned.as_slice().unwrap());
+            }
+            _ => file.read_exact_at(&mut bytes, 4096).unwrap(),
+        }
+        assert_eq!(bytes, [value; 100], "Z3: the mount holds it back");
+        assert_eq!(mount.asked().last(), Some(&(4096, 100)), "only the range is asked for");
     }
 }

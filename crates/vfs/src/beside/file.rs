@@ -119,10 +119,14 @@ impl OpenFile for NotifyingFile {
         })
     }
 
-    fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
+    fn hand_over(&self, offset: u64, len: u64) {
         if let Some(observer) = self.held_back() {
-            block_on(handed_over(&*observer, self.file.ino(), offset, dst.len() as u64));
+            block_on(handed_over(&*observer, self.file.ino(), offset, len));
         }
+    }
+
+    fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
+        self.hand_over(offset, dst.len() as u64);
         self.file.read_slice(offset, dst, flags)
     }
 

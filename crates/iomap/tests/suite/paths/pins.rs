@@ -25,6 +25,19 @@ fn plain(block_size: u32) -> Lab {
     lab(block_size, StableStrategy::Auto, false)
 }
 
+/// The file can change its size.
+fn growing(block: u32) -> Lab {
+    growing_to(config(8 << 20), block, 4 << 20)
+}
+
+/// The same, of any size: what was not written takes no place on the disk.
+fn growing_to(config: Config, block: u32, size: u64) -> Lab {
+    Lab::with_map(config, block, Lab::sim(4 << 20), size, |disk| {
+        use forebay_iomap::remap::{Remap, RemapOptions};
+        Remap::with_options(disk, block, RemapOptions { grows: true, sums: false, waits: None })
+    })
+}
+
 impl Lab {
     async fn try_pin(
         &self,
@@ -91,10 +104,7 @@ fn write_to_pinned_block_keeps_old_version_and_never_waits() {
 #[test]
 fn truncate_within_pinned_block_zeroes_the_tail_of_a_new_frame() {
     for (block, size) in [(512, 5000), (4096, 5000), (512, 4608), (4096, 4096)] {
-        let lab = Lab::with_map(config(8 << 20), block, Lab::sim(4 << 20), 4 << 20, |disk| {
-            use forebay_iomap::remap::{Remap, RemapOptions};
-            Remap::with_options(disk, block, RemapOptions { grows: true, sums: false, waits: None })
-        });
+        let lab = growing(block);
         lab.run(async {
             lab.write(0, &[7; 12288], NONE).await;
             let pinned = lab.pin(0, 12288).await;
@@ -176,6 +186,58 @@ fn pin_waits_for_a_fill_of_the_same_frame() {
     });
 }
 
+/// A pin of more than an operation's window that begins within a frame held the frame on the edge of
+/// the window twice and gave it up once: the frame stayed pinned for ever.
+#[test]
+fn cold_pin_from_within_a_frame_gives_all_frames_back() {
+    let lab = plain(4096);
+    lab.run(async {
+        let window = lab.cache.frames_per_operation() * 4096;
+        assert!(window < 700_000, "one window holds it");
+        let pinned = lab.pin(100, 700_000).await;
+        assert!(pinned.to_vec() == old(100..700_100));
+        drop(pinned);
+        assert_eq!(lab.cache.stats().pinned_frames, 0, "pin.P3");
+        lab.sleep_ms(50).await;
+        lab.cache.drop_clean();
+        assert_eq!(lab.cache.stats().frames_free, lab.cache.stats().frames_total, "pin.P3");
+    });
+}
+
+/// The file is cut within a part of a pin, and grows again before the next part: bytes from behind
+/// the gap followed those from before it, so they stood at the wrong offsets.
+#[test]
+fn pin_across_truncate_and_regrowth_ends_at_the_cut() {
+    let lab = growing(4096);
+    lab.run(async {
+        lab.write(0, &old(0..700_416), NONE).await;
+        lab.sync().await.unwrap();
+        lab.cache.drop_clean();
+        let mut pin = std::pin::pin!(lab.pin(0, 700_000));
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(pin.as_mut().poll(&mut cx).is_pending(), "the first part is being read");
+        lab.file.set_len(8192).await.unwrap();
+        let bytes = vec![9; 700_416];
+        let mut write = std::pin::pin!(lab.write(8192, &bytes, IoFlags::DIRECT));
+        while lab.file.end() < 700_000 {
+            assert!(write.as_mut().poll(&mut cx).is_pending());
+            lab.world.sleep(std::time::Duration::from_micros(1)).await;
+        }
+        assert_eq!(lab.file.size(), 8192, "the write is not seen yet");
+        // The first part ends at 8192; the next one would wait for the write.
+        let pinned = match pin.as_mut().poll(&mut cx) {
+            std::task::Poll::Ready(pinned) => pinned,
+            std::task::Poll::Pending => {
+                write.await;
+                pin.await
+            }
+        };
+        let model = [old(0..8192), vec![9; 700_000 - 8192]].concat();
+        assert_eq!(pinned.len(), 8192, "bytes at wrong offsets, or not of one file");
+        assert!(pinned.to_vec() == model[..8192]);
+    });
+}
+
 /// Reclaim passes pinned frames over: evicting them would free nothing.
 #[test]
 fn reclaim_leaves_pinned_blocks_cached() {
@@ -227,6 +289,45 @@ fn pin_beyond_the_limit_is_a_copy_or_refused() {
         // More than could ever be pinned.
         let all = lab.try_pin(0, 4 << 20, NONE, true).await.unwrap().unwrap();
         assert!(all.is_copy() && all.len() == 4 << 20);
+    });
+}
+
+/// Large folios have fewer descriptors than pins may hold frames. One frame of each folio pinned took
+/// them all, and a write to another folio waited for the thread's own pins.
+#[test]
+fn write_after_pins_of_one_block_per_folio_ends() {
+    let folio = 1 << 20;
+    let config = Config { folio_size: folio, ..config(8 << 20) };
+    let lab = growing_to(config, 4096, 1 << 30);
+    lab.run(async {
+        let folio = u64::from(folio);
+        let mut pins = Vec::new();
+        for index in 0..lab.cache.pin_limit() {
+            pins.extend(lab.try_pin(index * folio, 10, NONE, false).await.unwrap());
+        }
+        let fresh = 1000 * folio;
+        let mut write = std::pin::pin!(lab.write(fresh, &[6; 4096], NONE));
+        let mut timer = std::pin::pin!(lab.sleep_ms(2000));
+        let done = std::future::poll_fn(|cx| match write.as_mut().poll(cx) {
+            std::task::Poll::Ready(()) => std::task::Poll::Ready(true),
+            std::task::Poll::Pending => timer.as_mut().poll(cx).map(|()| false),
+        });
+        let (folios, held) = (lab.cache.stats().folios, pins.len() as u64);
+        assert!(done.await, "it waits for {held} pins, which are of {folios} folios");
+        assert!(held > 0 && held < lab.cache.pin_limit(), "{held} pins");
+        let copy = lab.try_pin(900 * folio, 10, NONE, true).await.unwrap().unwrap();
+        assert!(copy.is_copy());
+        // More folios than pins may ever hold.
+        let count = usize::try_from(held).unwrap() + 1;
+        pins.clear();
+        assert_eq!(lab.cache.stats().pinned_frames, 0);
+        let nowait = lab.try_pin(0, count << 20, IoFlags::NOWAIT, false).await.unwrap();
+        assert!(nowait.is_none(), "refused: it can never be pinned");
+        for _ in 0..2 * held {
+            assert!(!lab.pin(0, 10).await.is_copy(), "the end of a pin gives its folio back");
+        }
+        lab.sync().await.unwrap();
+        lab.cache.check_books();
     });
 }
 
