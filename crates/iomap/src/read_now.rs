@@ -6,8 +6,8 @@ use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::State;
 
 impl MappedFile {
-    /// Reads if it needs no waiting: `None` says that it does, and that nothing has changed. Returns
-    /// the bytes read, fewer than asked only at the end of file.
+    /// Reads if it needs no waiting: `None` says that it does, and that nothing has changed.
+    /// Returns the bytes read, fewer than asked only at the end of file.
     #[inline]
     pub fn try_read(
         &self,
