@@ -50,8 +50,8 @@ impl Drop for Masked {
     }
 }
 
-/// Starts a thread that blocks all signals but the faults (T1): a program that is interrupted by one
-/// runs its handler on a thread of its own. Errors: the system gives no thread.
+/// Starts a thread that blocks all signals but the faults (T1): a program that is interrupted by
+/// one runs its handler on a thread of its own. Errors: the system gives no thread.
 pub fn spawn<T: Send + 'static>(
     name: impl Into<String>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -80,7 +80,8 @@ mod tests {
         for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGALRM, libc::SIGCHLD, 40] {
             assert!(is_blocked(signal), "T1: signal {signal} of {theirs:#x}");
         }
-        // Their numbers are those of signal(7): SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS.
+        // Their numbers are those of signal(7): SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV,
+        // SIGSYS.
         for fault in [4, 5, 6, 7, 8, 11, 31] {
             assert!(!is_blocked(fault), "T1: fault {fault} of {theirs:#x}");
         }

@@ -20,6 +20,7 @@ pub mod ops;
 mod pin;
 mod published;
 mod read;
+mod read_now;
 mod records;
 pub mod remap;
 mod resize;

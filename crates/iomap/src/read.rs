@@ -8,7 +8,7 @@ use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::checksum::crc32c;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_down, round_up};
-use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_base::{IoFlags, Result};
 use forebay_block::{BioFlags, BioOp, io};
 use forebay_cache::State;
 use forebay_cache::folio::{Blocks, fault_in_for_writing};
@@ -22,56 +22,6 @@ use std::ops::Range;
 const UNCACHED_STEP: u64 = 1 << 20;
 
 impl MappedFile {
-    /// Reads if it needs no waiting: `None` says that it does, and that nothing has changed. Returns
-    /// the bytes read, fewer than asked only at the end of file.
-    #[inline]
-    pub fn try_read(
-        &self,
-        handle: &Handle,
-        offset: u64,
-        dst: &mut [u8],
-        flags: IoFlags,
-    ) -> Option<Result<usize>> {
-        let range = match self.check_read(offset, dst.len(), flags) {
-            Ok(range) => range,
-            Err(error) => return Some(Err(error)),
-        };
-        let bypass = flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT);
-        if flags.contains(IoFlags::DIRECT) {
-            return None;
-        }
-        // A stream that wants its window topped up, and a read that is only partly there, go the
-        // slow way before anything is touched: one read is one touch.
-        if !bypass && handle.streams.hit(offset, range.end) {
-            return None;
-        }
-        let mapping = &*self.mapping;
-        if range.end - range.start > mapping.folio_size() && !self.all_cached(&range) {
-            return None;
-        }
-        let start = range.start;
-        let mut blocks_hit = 0;
-        for (index, part) in self.pieces(range.clone()) {
-            let at = (part.start - mapping.folio_start(index)) as usize;
-            let folio = self.cache.lookup(mapping, index, at)?;
-            let blocks = mapping.blocks_touched(index, &part);
-            if !folio.uptodate(blocks) || folio.any_uncached(blocks) {
-                return None;
-            }
-            let into = &mut dst[(part.start - start) as usize..(part.end - start) as usize];
-            if !folio.copy_out(at, into) {
-                return None;
-            }
-            if !bypass {
-                let same = !is_aligned(part.start, mapping.block_size());
-                folio.touch(blocks, same);
-            }
-            blocks_hit += u64::from(blocks.len());
-        }
-        self.cache.hits.add(blocks_hit);
-        Some(Ok((range.end - start) as usize))
-    }
-
     /// Reads `dst.bytes().len()` bytes at `offset`; fewer only at the end of file.
     pub async fn read(
         &self,
@@ -80,29 +30,53 @@ impl MappedFile {
         mut dst: Target<'_>,
         flags: IoFlags,
     ) -> Result<usize> {
-        let asked = offset..offset.saturating_add(dst.bytes().len() as u64);
-        let range = self.check_read(offset, dst.bytes().len(), flags)?;
+        let len = dst.bytes().len();
+        let asked = offset..offset.saturating_add(len as u64);
+        let is_empty = self.check_read(offset, len, flags)?.is_empty();
         let direct =
             flags.contains(IoFlags::DIRECT) && !self.direct_fallback(&asked, &mut dst, flags)?;
-        if range.is_empty() {
+        if is_empty {
             return Ok(0);
         }
         if flags.contains(IoFlags::NOWAIT) {
             return self.read_nowait(handle, offset, dst.bytes(), flags);
         }
         let began = self.cache.world.now();
+        let got = loop {
+            let cuts = self.mapping.bounds.cuts();
+            let range = self.check_read(offset, len, flags)?;
+            self.read_range(handle, &range, &mut dst, flags, direct).await?;
+            // Cut off meanwhile, it reads as zeros behind the new end: these do not count.
+            let end = range.end.min(self.size()).max(range.start);
+            // Asked after the size. If another write has made the file longer again, they lie below
+            // its end: once more. Each time round a truncate has succeeded meanwhile.
+            if self.mapping.bounds.cuts() == cuts {
+                break (end - range.start) as usize;
+            }
+        };
+        self.cache.latencies.read.add(self.cache.world.now().saturating_sub(began));
+        Ok(got)
+    }
+
+    async fn read_range(
+        &self,
+        handle: &Handle,
+        range: &Range<u64>,
+        dst: &mut Target<'_>,
+        flags: IoFlags,
+        direct: bool,
+    ) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
         if direct {
             Counters::add(&self.cache.counters.direct_read_bytes, range.end - range.start);
-            self.read_around(&range, range.start, &mut dst, Past::Straight).await?;
-        } else if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
-            self.read_uncached(handle, &range, &mut dst).await?;
-        } else {
-            self.read_through(handle, &range, &mut dst, Passing::Cached).await?;
+            return self.read_around(range, range.start, dst, Past::Straight).await;
         }
-        self.cache.latencies.read.add(self.cache.world.now().saturating_sub(began));
-        // Cut off meanwhile: what was there counts, and reads as zeros behind the new end.
-        let end = range.end.min(self.size()).max(range.start);
-        Ok((end - range.start) as usize)
+        match flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
+            true => self.read_uncached(handle, range, dst).await,
+            false => self.read_through(handle, range, dst, Passing::Cached).await,
+        }
     }
 
     /// Whether all of a range is up to date at this moment.
@@ -113,45 +87,6 @@ impl MappedFile {
                 .lookup(&self.mapping, index, usize::MAX)
                 .is_some_and(|f| f.uptodate(blocks) && f.intact())
         })
-    }
-
-    fn read_nowait(
-        &self,
-        handle: &Handle,
-        offset: u64,
-        dst: &mut [u8],
-        flags: IoFlags,
-    ) -> Result<usize> {
-        let block = || Err(Error::new(ErrorKind::WouldBlock, "read", "not all of it is cached"));
-        // Once more, because the first try may have asked for readahead only.
-        let first = self.try_read(handle, offset, dst, flags);
-        let done = first.or_else(|| self.try_read(handle, offset, dst, flags));
-        done.or_else(|| self.read_uncached_now(offset, dst, flags)).unwrap_or_else(block)
-    }
-
-    /// Serves a range that is all there, some of it brought in by uncached requests.
-    fn read_uncached_now(
-        &self,
-        offset: u64,
-        dst: &mut [u8],
-        flags: IoFlags,
-    ) -> Option<Result<usize>> {
-        let range = self.check_read(offset, dst.len(), flags).ok()?;
-        let mapping = &*self.mapping;
-        for (index, piece) in self.pieces(range.clone()) {
-            let folio = self.cache.lock_folio(mapping, index)?;
-            let blocks = mapping.blocks_touched(index, &piece);
-            if !folio.all(State::Uptodate, blocks) {
-                return None;
-            }
-            let into = (piece.start - range.start) as usize..(piece.end - range.start) as usize;
-            folio.copy_out((piece.start - mapping.folio_start(index)) as usize, &mut dst[into]);
-            if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
-                folio.keep(blocks);
-                folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
-            }
-        }
-        Some(Ok((range.end - range.start) as usize))
     }
 
     /// Through the cache, with readahead, save for what is dropped behind.

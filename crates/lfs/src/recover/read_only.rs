@@ -60,12 +60,13 @@ impl Inner {
     }
 
     /// The error of a checkpoint, as `Corrupt` if it says that a node of the tree is lost because
-    /// the device reads it from neither place. It is lost if both reads fail again while the device
-    /// reads a slot of the superblock. A device that reads nothing may work again later.
+    /// the device reads it from neither place. It is lost if both reads fail again after the device
+    /// has read a slot of the superblock: in that order, or an outage that ends between would count
+    /// as a loss. A device that reads nothing may work again later.
     async fn lost_or_failing(&self, error: Error) -> Error {
         let Some(places) = self.tree.unreadable_node(&error) else { return error };
-        let is_lost = self.tree.is_still_unreadable(places).await
-            && slots::read_valid(&self.device).await.is_ok();
+        let is_lost = slots::read_valid(&self.device).await.is_ok()
+            && self.tree.is_still_unreadable(places).await;
         match is_lost {
             true => Error::new(ErrorKind::Corrupt, "checkpoint", error.to_string()),
             false => error,

@@ -390,6 +390,28 @@ fn checkpoint_over_leaf_that_fails_for_a_while_is_tried_again() {
     }
 }
 
+/// The device read nothing, and worked again after so many reads of nodes: between the last read
+/// of a node and that of a slot, too. What was unreadable for a moment is not lost.
+#[test]
+fn outage_that_ends_at_any_read_of_checkpoint_stops_nothing() {
+    let mut failed = 0;
+    for reads in 1..=12 {
+        let setup = Setup { inode_cache_bytes: 1 << 20, ..setup(0) };
+        let disk = disk_of_names(&setup, 200);
+        disk.world().run(async {
+            let outage = || disk.inject(failing(BioOp::Read).times(reads));
+            let (volume, done) = checkpoint_over_leaf(&setup, &disk, 200, |_| outage()).await;
+            failed += u32::from(done.is_err());
+            assert!(volume.stopped().is_none(), "it has passed after {reads} reads");
+            disk.heal();
+            volume.checkpoint().await.unwrap();
+            volume.close().await.unwrap();
+        });
+        disk.world().stop();
+    }
+    assert!(failed > 4, "the outage meets checkpoints: {failed}");
+}
+
 /// A direct write had reserved its place when the volume turned read-only, and its caller got
 /// success: it was not published, and its bytes were gone. A sync after the turn failed for the
 /// times alone, before it committed the content.

@@ -259,7 +259,8 @@ fn failed_append_that_cannot_be_cut_off_fails_each_sync_until_it_is() {
     });
 }
 
-/// A truncate to less takes the bytes away that no earlier cut took: the image is as long as the file.
+/// A truncate to less takes the bytes away that no earlier cut took: the image is as long as the
+/// file.
 #[test]
 fn failed_append_that_a_truncate_cuts_off_fails_no_later_sync() {
     let (lab, device) = raw_lab();
