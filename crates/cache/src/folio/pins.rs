@@ -36,8 +36,8 @@ impl FolioWrite<'_> {
         self.runs(blocks, pinned).map(Blocks::len).sum()
     }
 
-    /// Frames that [`FolioWrite::begin_fill`] takes for these blocks: those that are missing, and one
-    /// for each pinned one, however many of its blocks are missing.
+    /// Frames that [`FolioWrite::begin_fill`] takes for these blocks: those that are missing, and
+    /// one for each pinned one, however many of its blocks are missing.
     pub fn frames_to_fill(&self, blocks: Blocks) -> usize {
         let (mut counted_to, mut needed) = (0, 0);
         for run in self.fillable(blocks) {

@@ -209,8 +209,8 @@ fn pin_waits_for_a_fill_of_the_same_frame() {
     });
 }
 
-/// A pin of more than an operation's window that begins within a frame held the frame on the edge of
-/// the window twice and gave it up once: the frame stayed pinned for ever.
+/// A pin of more than an operation's window that begins within a frame held the frame on the edge
+/// of the window twice and gave it up once: the frame stayed pinned for ever.
 #[test]
 fn cold_pin_from_within_a_frame_gives_all_frames_back() {
     let lab = plain(4096);
@@ -315,8 +315,8 @@ fn pin_beyond_the_limit_is_a_copy_or_refused() {
     });
 }
 
-/// Large folios have fewer descriptors than pins may hold frames. One frame of each folio pinned took
-/// them all, and a write to another folio waited for the thread's own pins.
+/// Large folios have fewer descriptors than pins may hold frames. One frame of each folio pinned
+/// took them all, and a write to another folio waited for the thread's own pins.
 #[test]
 fn write_after_pins_of_one_block_per_folio_ends() {
     let folio = 1 << 20;
