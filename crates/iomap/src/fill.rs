@@ -291,8 +291,7 @@ impl MappedFile {
             if part.start >= end {
                 continue;
             }
-            let need: usize = folio.fillable(blocks).iter().map(|&r| folio.frames_to_fill(r)).sum();
-            if need > pool.len() {
+            if folio.frames_to_fill(blocks) > pool.len() {
                 break;
             }
             let runs = folio.begin_fill(blocks, mode.uncached, pool);
@@ -317,9 +316,7 @@ impl MappedFile {
         for (index, part) in self.pieces(range.clone()) {
             let blocks = mapping.blocks_touched(index, &part);
             missing += match self.cache.lock_folio(mapping, index) {
-                Some(folio) => {
-                    folio.fillable(blocks).iter().map(|&r| folio.frames_to_fill(r)).sum()
-                }
+                Some(folio) => folio.frames_to_fill(blocks),
                 None => most(&part, index),
             };
         }

@@ -141,8 +141,8 @@ impl MappedFile {
     }
 
     /// Pins a range, reading into the cache what is missing of it. Fewer bytes than asked only at
-    /// the end of file. Where pins hold as many frames or folios as they may, or the flags ask to leave
-    /// nothing in the cache and the range is not cached, the bytes are a copy; `None` if the
+    /// the end of file. Where pins hold as many frames or folios as they may, or the flags ask to
+    /// leave nothing in the cache and the range is not cached, the bytes are a copy; `None` if the
     /// caller wants none. Errors: those of a read; `Unsupported` with `DIRECT`, `WouldBlock` with
     /// `NOWAIT`.
     pub async fn pin(&self, handle: &Handle, request: PinRequest) -> Result<Option<Pinned>> {

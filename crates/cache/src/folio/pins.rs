@@ -36,9 +36,20 @@ impl FolioWrite<'_> {
         self.runs(blocks, pinned).map(Blocks::len).sum()
     }
 
-    /// Frames that a fill of the blocks needs: those that are missing, and one for each pinned one.
+    /// Frames that [`FolioWrite::begin_fill`] takes for these blocks: those that are missing, and
+    /// one for each pinned one, however many of its blocks are missing.
     pub fn frames_to_fill(&self, blocks: Blocks) -> usize {
-        self.frames_missing(blocks) + self.frames_pinned(blocks)
+        let (mut counted_to, mut needed) = (0, 0);
+        for run in self.fillable(blocks) {
+            let frames = self.frames_of(run);
+            let lacks = |&at: &usize| {
+                let frame = self.cache.table.frame(self.slot, at);
+                frame.is_none_or(|frame| self.cache.words.is_pinned(frame))
+            };
+            needed += (frames.start.max(counted_to)..frames.end).filter(lacks).count();
+            counted_to = frames.end;
+        }
+        needed
     }
 
     /// Gives each pinned frame of `blocks` a successor out of `pool`, which holds enough

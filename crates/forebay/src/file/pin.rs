@@ -9,8 +9,8 @@ use forebay_cache::Pinned;
 use forebay_iomap::{Handle, MappedFile, PinRequest};
 
 impl File {
-    /// The mapping and this opener's handle on it, to look at a range. Waits for what a mount of the
-    /// volume holds back of the range (Z3). Errors: `BadHandle` if not opened for reading.
+    /// The mapping and this opener's handle on it, to look at a range. Waits for what a mount of
+    /// the volume holds back of the range (Z3). Errors: `BadHandle` if not opened for reading.
     fn reader(&self, offset: u64, len: usize) -> Result<(&MappedFile, &Handle)> {
         match &self.opener.kind {
             Kind::Raw(raw) => {

@@ -1,6 +1,6 @@
 //! A mount that holds a store back until it is asked for it.
 //!
-//! Lock: one for what is held back, and one for what was asked for.
+//! Locks: one for what is held back, one for what was asked for; neither within the other.
 
 use forebay::Volume;
 use forebay_base::IoFlags;
@@ -11,7 +11,7 @@ use forebay_vfs::beside::{Change, Observer, Ticket};
 use forebay_vfs::{FileSystem, Ino, OpenFileRef, OpenFlags, Privileges};
 use std::sync::{Arc, Weak};
 
-/// See the module.
+/// Hands a store over when it is asked for its range, by writing it to the file system below.
 pub struct Mount {
     /// The file system that it serves.
     fs: Arc<dyn FileSystem>,

@@ -165,6 +165,29 @@ fn fill_of_a_block_next_to_pinned_ones_goes_to_a_new_frame() {
     });
 }
 
+/// A pinned frame has several holes. A fill counted a new frame for each, took one, and planned
+/// nothing: the read went past the cache each time.
+#[test]
+fn fill_of_several_holes_in_a_pinned_frame_takes_one_frame() {
+    let lab = plain(512);
+    lab.run(async {
+        let pinned = lab.pin(0, 4096).await;
+        let mut model = old(0..4096);
+        for block in [1, 3, 6] {
+            lab.write(block * 512, &[9; 512], IoFlags::DIRECT).await;
+            model[block as usize * 512..][..512].fill(9);
+        }
+        let free = lab.cache.stats().frames_free;
+        assert_eq!(lab.read(0, 4096, NONE).await, model);
+        assert!((0..8).all(|block| lab.blocks(State::Uptodate).contains(&block)), "not cached");
+        let stats = lab.cache.stats();
+        assert_eq!((stats.pin_detached_frames, free - stats.frames_free), (1, 1));
+        assert!(pinned.to_vec() == old(0..4096), "pin.P1: a fill went to a pinned frame");
+        drop(pinned);
+        lab.cache.check_books();
+    });
+}
+
 /// A neighbour of the wanted blocks is being read into their frame: the pin waits for that
 /// (pin.P2).
 #[test]
@@ -186,8 +209,8 @@ fn pin_waits_for_a_fill_of_the_same_frame() {
     });
 }
 
-/// A pin of more than an operation's window that begins within a frame held the frame on the edge of
-/// the window twice and gave it up once: the frame stayed pinned for ever.
+/// A pin of more than an operation's window that begins within a frame held the frame on the edge
+/// of the window twice and gave it up once: the frame stayed pinned for ever.
 #[test]
 fn cold_pin_from_within_a_frame_gives_all_frames_back() {
     let lab = plain(4096);
@@ -292,8 +315,8 @@ fn pin_beyond_the_limit_is_a_copy_or_refused() {
     });
 }
 
-/// Large folios have fewer descriptors than pins may hold frames. One frame of each folio pinned took
-/// them all, and a write to another folio waited for the thread's own pins.
+/// Large folios have fewer descriptors than pins may hold frames. One frame of each folio pinned
+/// took them all, and a write to another folio waited for the thread's own pins.
 #[test]
 fn write_after_pins_of_one_block_per_folio_ends() {
     let folio = 1 << 20;
