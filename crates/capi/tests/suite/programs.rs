@@ -60,8 +60,9 @@ fn host_file_valgrind_reports_nothing() {
     under_valgrind("host_file", &[]);
 }
 
-/// In an optimised build `Option::filter` reads a field of `None` and lets the tag decide after that.
-/// Valgrind takes this for a decision by what was never written, so it does not judge such reads here.
+/// In an optimised build `Option::filter` reads a field of `None` and lets the tag decide after
+/// that. Valgrind takes this for a decision by what was never written, so it does not judge such
+/// reads here.
 #[test]
 fn volume_valgrind_reports_nothing() {
     under_valgrind("volume", &["--undef-value-errors=no"]);
