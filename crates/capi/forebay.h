@@ -23,7 +23,7 @@
  * Version of the interface that a program was compiled with: the number of the soname in the
  * upper 16 bits, and a number that grows with each addition in the lower 16.
  */
-#define FBY_ABI_VERSION 1
+#define FBY_ABI_VERSION 2
 
 /**
  * io_uring where the system allows it, else threads.
@@ -91,6 +91,11 @@
 #define FBY_RWF_FALLBACK 262144
 
 /**
+ * fby_pin: -ENOBUFS where the bytes would be a copy.
+ */
+#define FBY_PIN_NO_COPY 524288
+
+/**
  * A volume is made even where there is something already, which is lost.
  */
 #define FBY_VOLUME_FORCE 1
@@ -145,6 +150,11 @@ typedef struct fby_dir fby_dir;
  * An open file. It has no position. Any number of threads may use it at once.
  */
 typedef struct fby_file fby_file;
+
+/**
+ * Bytes of a file that are pinned. Any number of threads may read them at once.
+ */
+typedef struct fby_pinned fby_pinned;
 
 /**
  * An open volume. Any number of threads may use it at once.
@@ -538,9 +548,9 @@ int fby_cache_tune(fby_cache *cache, const char *name, const char *value);
 int64_t fby_cache_stats(fby_cache *cache, fby_stats *stats, size_t stats_size);
 
 /**
- * Closes a cache and gives its memory back. -EBUSY while files, directories or volumes of it are
- * open; the cache stays open then. Another error: data of closed files could not be written back
- * and is lost; the handle is closed.
+ * Closes a cache and gives its memory back. -EBUSY while files, directories, volumes or pins of
+ * it are open; the cache stays open then. Another error: data of closed files could not be written
+ * back and is lost; the handle is closed.
  *
  * # Safety
  * `cache` is an open cache that no other thread uses.
@@ -770,6 +780,50 @@ int64_t fby_readdir(fby_dir *dir, fby_dirent *entry, size_t entry_size);
  * `dir` is an open directory that no other thread uses.
  */
 int fby_closedir(fby_dir *dir);
+
+/**
+ * Pins `len` bytes at `offset`: reads them without a copy, where they are cached. What is missing
+ * is read into the cache first. Returns the bytes pinned: fewer than asked only at the end of the
+ * file, 0 after it; the pin has to be given back in each case. The bytes stay as they are until
+ * fby_unpin, whatever is written, cut off or evicted meanwhile. No call waits for a pin; a thread
+ * may write what it has pinned.
+ *
+ * All pins of a cache hold at most an eighth of it. What would exceed that is a copy in memory
+ * outside the budget; with FBY_PIN_NO_COPY it is -ENOBUFS. `flags`: FBY_PIN_NO_COPY,
+ * FBY_RWF_DONTCACHE (cached bytes keep their age; if a byte is missing they are a copy),
+ * FBY_RWF_NOWAIT, FBY_RWF_HIPRI; others are -EOPNOTSUPP.
+ *
+ * # Safety
+ * `file` is an open file, `pinned` is a place for a pointer.
+ */
+int64_t fby_pin(fby_file *file, int64_t offset, size_t len, uint32_t flags, fby_pinned **pinned);
+
+/**
+ * The runs of memory that hold the bytes, in the order of the file. Returns their number: 0 if
+ * nothing is pinned, 1 for a copy and for up to one frame of 4096 bytes. Program and library only
+ * read the bytes. `extents` and the memory end with fby_unpin.
+ *
+ * # Safety
+ * `pinned` is a pin, `extents` is a place for a pointer.
+ */
+int fby_pinned_extents(const fby_pinned *pinned, const struct iovec **extents);
+
+/**
+ * 1 if the bytes are a copy outside the budget of the cache, 0 if they are in the cache.
+ *
+ * # Safety
+ * `pinned` is a pin.
+ */
+int fby_pinned_is_copy(const fby_pinned *pinned);
+
+/**
+ * Gives a pin back, on any thread. Its memory must not be read any more. In a child process the
+ * memory of a parent's pin must not be read either (-ESHUTDOWN here).
+ *
+ * # Safety
+ * `pinned` is a pin that no other thread uses.
+ */
+int fby_unpin(fby_pinned *pinned);
 
 /**
  * Makes an empty volume in a file, which is made if it is missing, or on a block device. -EEXIST

@@ -255,9 +255,9 @@ pub unsafe extern "C" fn fby_cache_stats(
     })
 }
 
-/// Closes a cache and gives its memory back. -EBUSY while files, directories or volumes of it are
-/// open; the cache stays open then. Another error: data of closed files could not be written back
-/// and is lost; the handle is closed.
+/// Closes a cache and gives its memory back. -EBUSY while files, directories, volumes or pins of
+/// it are open; the cache stays open then. Another error: data of closed files could not be written
+/// back and is lost; the handle is closed.
 ///
 /// # Safety
 /// `cache` is an open cache that no other thread uses.
@@ -267,7 +267,7 @@ pub unsafe extern "C" fn fby_cache_close(cache: *mut fby_cache) -> c_int {
         // SAFETY: the caller's promise.
         let users = Arc::strong_count(unsafe { borrow::<Arc<OpenCache>>(cache)? }) - 1;
         if users > 0 {
-            let text = format!("{users} files, directories or volumes of it are open");
+            let text = format!("{users} files, directories, volumes or pins of it are open");
             return Err(Error::new(ErrorKind::Busy, "close a cache", text));
         }
         // SAFETY: the caller's promise; the reference above has ended.

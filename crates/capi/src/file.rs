@@ -28,7 +28,7 @@ pub(crate) struct OpenFile {
     pub file: File,
     path: PathBuf,
     _volume: Option<Arc<OpenVolume>>,
-    _cache: Arc<OpenCache>,
+    cache: Arc<OpenCache>,
 }
 
 impl Kind for OpenFile {
@@ -38,6 +38,10 @@ impl Kind for OpenFile {
 }
 
 impl OpenFile {
+    pub fn cache(&self) -> Arc<OpenCache> {
+        self.cache.clone()
+    }
+
     /// Runs a call on the file; its error names the path.
     #[inline]
     pub fn call<T>(&self, call: impl FnOnce(&File) -> Result<T>) -> Result<T> {
@@ -46,7 +50,7 @@ impl OpenFile {
 
     /// As `call`, for a call on a range.
     #[inline]
-    fn call_at<T>(
+    pub fn call_at<T>(
         &self,
         offset: u64,
         len: u64,
@@ -130,8 +134,8 @@ pub unsafe extern "C" fn fby_open(
             let options = options(flags, &unsafe { input(how, how_size)? });
             let file = options.and_then(|o| o.open(&cache.cache, path));
             let file = file.map_err(|e| e.with_path(path))?;
-            let (path, _cache) = (path.to_path_buf(), cache.clone());
-            Ok(give(OpenFile { file, path, _volume: None, _cache }))
+            let (path, cache) = (path.to_path_buf(), cache.clone());
+            Ok(give(OpenFile { file, path, _volume: None, cache }))
         };
         // SAFETY: the caller's promise.
         unsafe { place(file, make) }
@@ -162,7 +166,7 @@ pub unsafe extern "C" fn fby_open_in(
             let file = options.and_then(|o| o.open_in(&volume.volume, path));
             let file = file.map_err(|e| e.with_path(path))?;
             let (path, _volume) = (path.to_path_buf(), Some(volume.clone()));
-            Ok(give(OpenFile { file, path, _volume, _cache: volume.cache.clone() }))
+            Ok(give(OpenFile { file, path, _volume, cache: volume.cache.clone() }))
         };
         // SAFETY: the caller's promise.
         unsafe { place(file, make) }
@@ -193,7 +197,7 @@ pub unsafe extern "C" fn fby_close(file: *mut fby_file) -> c_int {
 
 /// Offsets of C are signed.
 #[inline]
-fn offset_of(op: &'static str, offset: i64) -> Result<u64> {
+pub(crate) fn offset_of(op: &'static str, offset: i64) -> Result<u64> {
     u64::try_from(offset).map_err(|_| invalid(op, format!("offset {offset}")))
 }
 
@@ -564,7 +568,7 @@ mod tests {
             let device = Arc::new(FailsToGrow(RamDevice::new(1 << 20)));
             let inner = OpenOptions::read_write().open_device(&open.cache, device).unwrap();
             let path = PathBuf::from("broken");
-            let file = give(OpenFile { file: inner, path, _volume: None, _cache: open });
+            let file = give(OpenFile { file: inner, path, _volume: None, cache: open });
             assert_eq!(fby_ftruncate(file, 2 << 20), -libc::ENOTRECOVERABLE, "C1");
             let text = CStr::from_ptr(fby_last_error()).to_str().unwrap();
             assert!(text.starts_with("fby_ftruncate: a fault in the library"), "{text}");

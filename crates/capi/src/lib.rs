@@ -1,9 +1,9 @@
 //! Forebay for C: `libforebay.so.0` and `forebay.h`.
 //!
 //! Each function of `forebay.h` is here, in the module of what it works on: [`cache`], [`file`],
-//! [`volume`], [`names`]. What they have in common: [`border`] (results, the last error, panics),
-//! [`handle`] (what the caller holds), [`fork`] (handles of a parent process), [`sized`] (structs
-//! that grow), [`flags`]. `docs/c-library.md` says what may change within `.so.0`.
+//! [`volume`], [`names`], [`pin`]. What they have in common: [`border`] (results, the last error,
+//! panics), [`handle`] (what the caller holds), [`fork`] (handles of a parent process), [`sized`]
+//! (structs that grow), [`flags`]. `docs/c-library.md` says what may change within `.so.0`.
 //!
 //! Invariants: C1 no panic leaves a function: the caller gets -ENOTRECOVERABLE. C2 every failure
 //! sets the text of `fby_last_error`. A flag, or a byte of a struct, that this version does not
@@ -22,12 +22,13 @@ mod flags;
 mod fork;
 mod handle;
 mod names;
+mod pin;
 mod sized;
 mod volume;
 
 /// Version of the interface that a program was compiled with: the number of the soname in the
 /// upper 16 bits, and a number that grows with each addition in the lower 16.
-pub const FBY_ABI_VERSION: u32 = 0x0000_0001;
+pub const FBY_ABI_VERSION: u32 = 0x0000_0002;
 
 /// The version of the interface that the library has, as `FBY_ABI_VERSION` counts. A program may
 /// use what its header declares if this is not lower than its own `FBY_ABI_VERSION`.

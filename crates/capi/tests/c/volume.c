@@ -92,7 +92,7 @@ int main(int argc, char **argv) {
     open_how.block_size = 512;
     FAILS(fby_open_in(volume, "/d/g", O_RDWR, &open_how, sizeof open_how, &file), EINVAL, "block_size");
     IS(fby_volume_sync(volume), 0);
-    FAILS(fby_cache_close(cache), EBUSY, "1 files, directories or volumes");
+    FAILS(fby_cache_close(cache), EBUSY, "1 files, directories, volumes or pins");
     IS(fby_volume_close(volume), 0);
 
     how.direct_io = FBY_DIRECT_IO_OFF;

@@ -61,6 +61,8 @@ fn install_has_what_programs_need() {
         fs::write(&file, vec![3; 1 << 20]).unwrap();
         let text = ran_with(&dir, &examples.join("uncached"), &file);
         assert_eq!(text, "read 1048576 bytes; 1 of 256 blocks are cached\n");
+        fs::write(&file, "a line\n".repeat(20_000)).unwrap();
+        assert_eq!(ran_with(&dir, &examples.join("pin"), &file), "20000 lines\n");
         let image = dir.path(&format!("image{option}"));
         assert_eq!(ran_with(&dir, &examples.join("volume"), &image), "log\n");
         let linked = ran(Command::new("ldd").arg(examples.join("uncached")));

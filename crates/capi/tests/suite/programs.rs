@@ -46,6 +46,11 @@ fn handles_sanitizers_report_nothing() {
 }
 
 #[test]
+fn pins_sanitizers_report_nothing() {
+    sanitized("pins");
+}
+
+#[test]
 fn fork_sanitizers_report_nothing() {
     sanitized("fork");
 }
@@ -66,6 +71,11 @@ fn host_file_valgrind_reports_nothing() {
 #[test]
 fn volume_valgrind_reports_nothing() {
     under_valgrind("volume", &["--undef-value-errors=no"]);
+}
+
+#[test]
+fn pins_valgrind_reports_nothing() {
+    under_valgrind("pins", &["--undef-value-errors=no"]);
 }
 
 #[test]
