@@ -51,3 +51,22 @@ fn append_to_file_of_unknown_size_ends_run_with_step_recorded() {
     let counts = seen.counts;
     assert!(counts.refused > 0 && counts.unknown > 0 && counts.ended_early > 0, "{counts:?}");
 }
+
+/// An append past the cache with `SYNC` failed, and readers saw its bytes. The commit of a sync of
+/// everything then lost its run and left it out of the log, and that sync was acknowledged: it had
+/// only asked files that had something to write. After a power loss the file was short again.
+#[test]
+fn sync_of_everything_whose_commit_loses_run_of_clean_file_fails() {
+    let mut seen = Seen::default();
+    append_past_failing_writes(7, 4, 0, &mut seen);
+    assert!(seen.counts.refused > 0 && seen.counts.syncs_failed > 0, "{:?}", seen.counts);
+}
+
+/// An append past the cache with `DSYNC` lost its run, and the repair took the size out of the log.
+/// When the last client closed the file its size was published all the same, without the bytes.
+#[test]
+fn close_of_file_with_lost_run_publishes_no_size() {
+    let mut seen = Seen::default();
+    append_past_failing_writes(11, 4, 0, &mut seen);
+    assert!(seen.counts.refused > 0 && seen.counts.syncs_failed > 0, "{:?}", seen.counts);
+}
