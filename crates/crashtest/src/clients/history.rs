@@ -2,9 +2,11 @@
 //!
 //! Each change puts a pattern of its own over its range ([`stamp`]), so a byte names the change
 //! that wrote it. A clock counts the begins and ends of operations. A change takes effect at one
-//! instant per block, after its begin. An acknowledged change took effect before its end. A
-//! change that was dropped or that failed at `latest` takes effect or not, by block, also later;
-//! but not after another change of the block that began after `latest` was acknowledged.
+//! instant per block, after its begin. So a truncate may take effect between two blocks of a
+//! write, and the later ones make the file longer again. An acknowledged change took effect before
+//! its end. A change that was dropped or that failed at `latest` takes effect or not, by block,
+//! also later; but not after another change of the block that began after `latest` was
+//! acknowledged.
 //!
 //! Invariants: history.C1 a read shows each block as it was at one instant of the read.
 //! history.C2 after a crash each block is as it was at one instant that is not before the newest
@@ -329,15 +331,18 @@ impl FileHistory {
         if mine.iter().any(|c| later(&c)) {
             return false;
         }
-        // C4: a gap is left by a change that lies behind it, or moves the end of file past it.
+        // C4: a gap is left by a change that lies behind it, or moves the end of file past it; or by
+        // the later blocks of a write, if a truncate takes effect between its blocks.
         let is_gap = by.is_none_or(|by| by.kind == Kind::Truncate);
-        let since = by.map_or(0, |by| by.begin);
+        let (since, block_end) = (by.map_or(0, |by| by.begin), (number + 1) * block);
         let leaves = |c: &Change| {
-            let moves = match c.kind {
-                Kind::Write | Kind::Truncate => c.range.start >= atom.end,
-                Kind::Append | Kind::Zero => false,
-            };
-            moves && c.begin < instant && c.latest > since
+            let is_behind =
+                !matches!(c.kind, Kind::Append | Kind::Zero) && c.range.start >= atom.end;
+            let is_cut = c.grows()
+                && c.is_placed()
+                && c.range.end > block_end.max(c.range.start / block * block + block)
+                && by.is_some_and(|by| by.latest > c.begin);
+            (is_behind || is_cut) && c.begin < instant && c.latest > since
         };
         !is_gap || self.changes.iter().any(leaves)
     }

@@ -134,3 +134,23 @@ fn dropped_append_that_was_read_leaves_gap_behind_it() {
     file.check(1024, &found, 512, now).unwrap();
     assert!(file.check(1024, &[vec![9; 100], vec![0; 412]].concat(), 512, now).is_err());
 }
+
+/// A truncate takes effect between two blocks of a write that runs at the same time: the later block
+/// makes the file longer again, and the earlier one is a gap. One after the other leaves none.
+#[test]
+fn write_that_truncate_divides_leaves_gap_before_its_later_blocks() {
+    let cut = |begin, end| over(ZEROS, Kind::Truncate, 512..NEVER, begin, end);
+    let found = [vec![0; 512], bytes(3, 1024..1536)].concat();
+    let appended = [vec![0; 512], vec![3; 512]].concat();
+    let now = Span { from: 30, to: 31, crashed: false };
+    for (kind, found) in [(Kind::Write, &found), (Kind::Append, &appended)] {
+        let at_once = file(vec![over(3, kind, 512..1536, 10, 16), cut(12, 14)]);
+        at_once.check(512, found, 512, now).unwrap();
+        // One block takes effect as a whole.
+        assert!(at_once.check(512, found, 2048, now).is_err(), "{kind:?}");
+        for cut in [cut(6, 8), cut(18, 20)] {
+            let apart = file(vec![over(3, kind, 512..1536, 10, 16), cut]);
+            assert!(apart.check(512, found, 512, now).is_err(), "{kind:?}");
+        }
+    }
+}
