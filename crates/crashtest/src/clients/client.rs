@@ -5,7 +5,7 @@
 use super::drop::Dropping;
 use super::file::Opened;
 use super::history::{Change, Kind, NEVER, Span, ZEROS, fill};
-use super::log::{Changed, Log, Synced};
+use super::log::{Changed, Log, Synced, of_checkpoint};
 use super::names::{Answer, At, How, NameAct};
 use super::plan::{Act, Drop, Step};
 use crate::bounds::Bounds;
@@ -125,7 +125,7 @@ impl Client {
             Act::SyncFs => self.sync(of, text, None).await,
             Act::Checkpoint => {
                 let Some(volume) = self.site.volume.clone() else { return };
-                let work = async { volume.checkpoint().await };
+                let work = async { volume.checkpoint().await.map_err(of_checkpoint) };
                 self.operation(of, text, |_| Changed::Nothing, work).await;
             }
             Act::Pause(nanos) => self.site.world.sleep(Duration::from_nanos(nanos)).await,
@@ -255,8 +255,7 @@ impl Client {
             }
         };
         let durable = flags.contains(IoFlags::DSYNC);
-        let is_direct = flags.contains(IoFlags::DIRECT);
-        let change = Change { len, is_direct, ..Change::begun(id, kind, range, 0) };
+        let change = Change { len, ..Change::begun(id, kind, range, 0) };
         let text = format!("{text} of #{ino}");
         let begin = |past: &mut super::log::Past| past.change(ino, change);
         let (done, changed, _) =

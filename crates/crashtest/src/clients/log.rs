@@ -6,9 +6,9 @@
 
 use super::history::{Change, FileHistory, NEVER};
 use super::names::{Answer, NameAct, NameOp};
-use forebay_base::ErrorKind;
 use forebay_base::sync::Mutex;
-use forebay_sim::SimDisk;
+use forebay_base::{Error, ErrorKind};
+use forebay_sim::{FaultCounts, SimDisk};
 use std::collections::BTreeMap;
 
 /// Steps of the world from the begin of an operation to its end, at most.
@@ -53,8 +53,8 @@ pub struct Past {
     pub failed: u64,
     /// Operations that found no space.
     pub full: u64,
-    /// The disk fails: operations may be refused.
-    pub is_faulty: bool,
+    /// The disk has failed a request of this run: operations may be refused.
+    pub has_failed: bool,
     /// When the volume was open: until then nothing was served.
     pub opened: Option<u64>,
     /// Most memory of the volume after an operation, its frames apart, bytes.
@@ -67,6 +67,18 @@ pub struct Past {
 pub struct Log {
     past: Mutex<Past>,
     disk: SimDisk,
+    /// Faults of the disk before the run.
+    before: FaultCounts,
+}
+
+/// The error of a checkpoint, as what it counts as. One that needs content which the disk has lost
+/// finds that `Corrupt` and turns the volume read-only (`docs/failure-protocol.md`). So it is the
+/// first refusal of a volume that answers `ReadOnly` from then on. The same faults explain it.
+pub fn of_checkpoint(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Corrupt => Error::new(ErrorKind::ReadOnly, "checkpoint", error.to_string()),
+        _ => error,
+    }
 }
 
 impl Log {
@@ -74,7 +86,8 @@ impl Log {
     pub fn new(disk: &SimDisk, files: BTreeMap<u64, FileHistory>) -> Self {
         // The files come first.
         let past = Past { files, clock: 1, ..Past::default() };
-        let log = Self { past: Mutex::new(past), disk: disk.clone() };
+        let (disk, before) = (disk.clone(), disk.fault_counts());
+        let log = Self { past: Mutex::new(past), disk, before };
         log.tick(|_| ());
         log
     }
@@ -113,7 +126,9 @@ impl Log {
     /// happens before the end of what begins later.
     pub fn end(&self, step: usize, changed: Changed, settled: bool, end: impl FnOnce(&mut Past)) {
         let steps = self.disk.world().steps();
+        let has_failed = self.disk.fault_counts() != self.before;
         self.tick(|past| {
+            past.has_failed = has_failed;
             if let Some((what, since)) = past.running.remove(&step)
                 && steps - since > OP_STEPS_MAX
             {
@@ -160,23 +175,16 @@ impl Past {
         self.wrong.get_or_insert(what);
     }
 
-    /// An operation failed. That is wrong, unless it found no space or the disk fails: what another
-    /// client drops fails none.
+    /// An operation failed. That is wrong, unless it found no space or the disk has failed a request:
+    /// what another client drops fails none.
     pub fn note_failed(&mut self, kind: ErrorKind, what: impl FnOnce() -> String) {
         match kind {
             ErrorKind::NoSpace => self.full += 1,
-            ErrorKind::Io | ErrorKind::ReadOnly | ErrorKind::Shutdown if self.is_faulty => {
+            ErrorKind::Io | ErrorKind::ReadOnly | ErrorKind::Shutdown if self.has_failed => {
                 self.failed += 1;
             }
             _ => self.note_wrong(what()),
         }
-    }
-
-    /// The disk fails, and a write past the cache of this file had not worked by then.
-    pub fn has_lost_direct(&self, ino: u64, time: u64) -> bool {
-        let changes = self.files.get(&ino).into_iter().flat_map(|file| &file.changes);
-        let mut direct = changes.filter(|change| change.is_direct && change.begin <= time);
-        self.is_faulty && direct.any(|change| change.end == NEVER)
     }
 
     /// A change of a file begins.

@@ -12,7 +12,7 @@ use super::early::EarlyRelease;
 use super::file::{IMAGE, Opened};
 use super::ground::{Ground, IMAGE_BYTES};
 use super::history::Span;
-use super::log::{Changed, Log, Past, Synced};
+use super::log::{Changed, Log, Past, Synced, of_checkpoint};
 use super::names::{At, Names, Orders};
 use super::plan::Step;
 use crate::bounds::Bounds;
@@ -76,7 +76,6 @@ pub fn run(
     disk.clear_log();
     disk.record_cuts();
     setup.failing.iter().for_each(|rule| disk.inject(rule.clone()));
-    log.look(|past| past.is_faulty = !setup.is_healthy());
     let (before, unchecked) = (disk.fault_counts(), Cell::new(0));
     let life = Life { setup, steps, disk, log: &log, before, unchecked: &unchecked };
     let done = bounded(&world, &log, async {
@@ -164,7 +163,7 @@ impl Life<'_> {
         self.check_files(&volume, &site).await?;
         drop(site);
         let begin = self.log.begin(usize::MAX, "closing".into(), |_| Changed::Nothing).0;
-        let done = volume.close().await;
+        let done = volume.close().await.map_err(of_checkpoint);
         let is_closed = done.is_ok();
         self.all_synced(begin, done);
         if is_closed { bounds.check_closed(&volume) } else { Ok(()) }
