@@ -36,8 +36,8 @@ fn by_class(wanted: u64) -> Counts {
     total
 }
 
-/// What was not judged is little. Of 31 refused steps of `decay` five left an unknown file, and 9 of
-/// 313 runs on failing disks ended early. The bounds leave a margin, and more for small runs.
+/// What was not judged is little. Of 31 refused steps of `decay` five left an unknown file, and 9
+/// of 313 runs on failing disks ended early. The bounds leave a margin, and more for small runs.
 fn check_given_up(class: &str, counts: &Counts) {
     let Counts { workloads, refused, unknown, ended_early, unchecked, .. } = *counts;
     println!("class {class}: given up {unknown} of {refused}, {ended_early}, {unchecked}");
