@@ -88,6 +88,7 @@ int store_enter(const char *budget);
 /* Opens the file and finds its node: SQLITE_BUSY if another process has it. */
 int store_open(File *file);
 int store_close(File *file);
+int store_is_in_volume(const char *name);
 int store_delete(const char *name);
 int store_access(const char *name, int flags, int *result);
 int store_sync_directory(const char *name);

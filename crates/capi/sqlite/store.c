@@ -152,8 +152,13 @@ static const char *inner_of(const char *name) {
     return found ? found + 1 : NULL;
 }
 
+int store_is_in_volume(const char *name) {
+    return inner_of(name) != NULL;
+}
+
 /* The volume that a name is in, opened unless it is: -errno, and no user more then. */
-static int hold_store(const char *name, Store **held) {
+static int hold_store(const char *name, int is_buffered, Store **held) {
+    fby_volume_how how;
     size_t length = (size_t)(inner_of(name) - 1 - name);
     Store *store;
     int result;
@@ -168,7 +173,9 @@ static int hold_store(const char *name, Store **held) {
     if (!store)
         return -ENOMEM;
     store->image = memcpy(store + 1, name, length);
-    result = fby_volume_open(all.cache, store->image, NULL, 0, &store->volume);
+    memset(&how, 0, sizeof how);
+    how.direct_io = is_buffered ? FBY_DIRECT_IO_OFF : FBY_DIRECT_IO_AUTO;
+    result = fby_volume_open(all.cache, store->image, &how, sizeof how, &store->volume);
     if (result < 0) {
         free(store);
         return result;
@@ -290,7 +297,7 @@ int store_open(File *file) {
     int result = 0;
     lock_all();
     if (inner_of(file->name))
-        result = hold_store(file->name, &file->store);
+        result = hold_store(file->name, !sqlite3_uri_boolean(file->name, "direct_io", 1), &file->store);
     if (result == 0 && (result = open_held(file)) < 0 && file->store) {
         end_store(file->store);
         file->store = NULL;
@@ -321,7 +328,7 @@ int store_delete(const char *name) {
     int result;
     if (inner) {
         lock_all();
-        result = hold_store(name, &store);
+        result = hold_store(name, 0, &store);
         if (result == 0) {
             result = fby_unlink(store->volume, inner);
             end_store(store);
@@ -351,7 +358,7 @@ static int access_in(const char *name, int flags, int *result) {
     Store *store;
     int64_t got;
     lock_all();
-    got = hold_store(name, &store);
+    got = hold_store(name, 0, &store);
     if (got == 0) {
         got = fby_stat(store->volume, inner_of(name), 0, &attr, sizeof attr);
         end_store(store);
@@ -385,7 +392,7 @@ static int sync_in(const char *name, const char *folder) {
     fby_file *file;
     int result;
     lock_all();
-    result = hold_store(name, &store);
+    result = hold_store(name, 0, &store);
     if (result == 0) {
         result = fby_open_in(store->volume, folder, O_RDONLY, NULL, 0, &file);
         if (result == 0) {

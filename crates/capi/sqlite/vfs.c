@@ -73,10 +73,15 @@ static int open_file(sqlite3_vfs *self, const char *name, sqlite3_file *base, in
     return SQLITE_OK;
 }
 
+/*
+ * Deleting its journal commits a transaction. On the host that outlives this process at once. In a
+ * volume it is in our memory until it is synced, so a process that is killed would take back what it
+ * has acknowledged.
+ */
 static int delete_file(sqlite3_vfs *self, const char *name, int sync) {
     int result = store_delete(name);
     (void)self;
-    if (result == SQLITE_OK && sync)
+    if (result == SQLITE_OK && (sync || store_is_in_volume(name)))
         result = store_sync_directory(name);
     return result;
 }

@@ -7,5 +7,9 @@ mod build;
 mod header;
 mod install;
 mod programs;
+#[path = "../../../crashtest/tests/recorded/recorder.rs"]
+mod recorder;
 mod sqlite;
+mod sqlite_kills;
+mod sqlite_losses;
 mod symbols;
