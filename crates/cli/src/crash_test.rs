@@ -117,7 +117,8 @@ fn in_words(summary: &Summary) -> String {
 fn of_faults(counts: &Counts) -> String {
     format!(
         "later lives {}, older checkpoints {}, late writes {}, failed reads {}, without space {}, \
-         decayed {}, refused steps {}, grown {}; largest step: {} polls, {} requests, {} bytes",
+         decayed {}, refused steps {}, grown {}; given up: {} files after refused steps, \
+         {} runs, {} reads at the end; largest step: {} polls, {} requests, {} bytes",
         counts.third_lives,
         counts.older,
         counts.late,
@@ -126,6 +127,9 @@ fn of_faults(counts: &Counts) -> String {
         counts.rotten,
         counts.refused,
         counts.grown,
+        counts.unknown,
+        counts.ended_early,
+        counts.unchecked,
         counts.most_polls,
         counts.most_requests,
         counts.most_memory,

@@ -76,6 +76,13 @@ pub struct Counts {
     pub refused: u64,
     /// Volumes that were made larger.
     pub grown: u64,
+    /// Files of which nothing was known any more, after a refused step: their content was not
+    /// judged from then on.
+    pub unknown: u64,
+    /// Runs that ended before their last step, because of refused steps.
+    pub ended_early: u64,
+    /// Reads of files that were given up while several clients were checked: the disk had failed.
+    pub unchecked: u64,
     /// Most polls of one step.
     pub most_polls: u64,
     /// Most requests of one step.
@@ -88,7 +95,7 @@ pub struct Counts {
 
 impl Counts {
     /// All, by their names.
-    pub fn named(&self) -> [(&'static str, u64); 27] {
+    pub fn named(&self) -> [(&'static str, u64); 30] {
         [
             ("workloads", self.workloads),
             ("cuts", self.cuts),
@@ -114,6 +121,9 @@ impl Counts {
             ("rotten", self.rotten),
             ("refused", self.refused),
             ("grown", self.grown),
+            ("unknown", self.unknown),
+            ("ended_early", self.ended_early),
+            ("unchecked", self.unchecked),
             ("most_polls", self.most_polls),
             ("most_requests", self.most_requests),
             ("most_memory", self.most_memory),
@@ -154,6 +164,9 @@ impl AddAssign for Counts {
         self.rotten += other.rotten;
         self.refused += other.refused;
         self.grown += other.grown;
+        self.unknown += other.unknown;
+        self.ended_early += other.ended_early;
+        self.unchecked += other.unchecked;
         self.most_polls = self.most_polls.max(other.most_polls);
         self.most_requests = self.most_requests.max(other.most_requests);
         self.most_memory = self.most_memory.max(other.most_memory);
@@ -219,6 +232,8 @@ impl Seen {
         counts.no_space += ran.no_space;
         counts.rotten += ran.rotten;
         counts.refused += ran.refused;
+        counts.unknown += ran.unknown;
+        counts.ended_early += u64::from(ran.ended_early);
         counts.most_polls = counts.most_polls.max(ran.usage.polls);
         counts.most_requests = counts.most_requests.max(ran.usage.requests);
         counts.most_memory = counts.most_memory.max(ran.usage.memory);

@@ -9,6 +9,9 @@
 //!
 //! No locks across a wait.
 
+mod concurrent;
+
+use self::concurrent::Concurrent;
 use crate::bounds::{Bounds, Usage};
 use crate::script::{Oracle, Script, read_file};
 use crate::setup::Setup;
@@ -18,8 +21,8 @@ use forebay_base::task::{WaitQueue, yield_now};
 use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_lfs::{Volume, grow};
-use forebay_sim::{PowerCut, SimDisk};
-use forebay_vfs::check::{Answer, Op, Outcome, Runner, Target, Times, find};
+use forebay_sim::{FaultCounts, PowerCut, SimDisk};
+use forebay_vfs::check::{Answer, Op, Outcome, Runner, Shape, Target, Times, find};
 use forebay_vfs::{FileSystem, Ino, OpenFlags};
 use std::ops::Range;
 
@@ -44,6 +47,9 @@ pub struct Progress {
     /// Blocks that have decayed.
     pub rotten: usize,
 }
+
+/// A block of a file that has decayed: the inode on the volume, and the number of the block.
+pub type Decayed = (u64, usize);
 
 /// A sync that was acknowledged: of which file (`None`: of all), and after how many steps.
 pub type Synced = (Option<u64>, usize);
@@ -86,12 +92,19 @@ pub struct Ran {
     pub refused: u64,
     /// The volume was made larger.
     pub grown: bool,
+    /// Blocks that have decayed, in order.
+    pub decayed: Vec<Decayed>,
     /// Sectors that decayed.
     pub rotten: u64,
     /// Most of what a step used.
     pub usage: Usage,
     /// The script that was carried out, if that is another one than was given.
     pub script: Option<Script>,
+    /// It ended before its last step: the volume did not open, too many steps were refused, or
+    /// what a step on an unknown file answered could not be judged.
+    pub ended_early: bool,
+    /// Files of which nothing is known since a refused step.
+    pub unknown: u64,
     /// It ended early, because the volume was full.
     pub full: bool,
     /// Segments that were cleaned.
@@ -112,12 +125,16 @@ struct Known {
     now: Progress,
     ran: Ran,
     running: usize,
+    /// What a task that runs at the same time as the steps found wrong first.
+    wrong: Option<String>,
 }
 
 struct Shared {
     known: Mutex<Known>,
     idle: WaitQueue,
     disk: SimDisk,
+    /// Faults of the disk before the run.
+    before: FaultCounts,
 }
 
 impl Shared {
@@ -153,6 +170,12 @@ impl Shared {
             false => known.ran.syncs_failed += 1,
         });
     }
+
+    /// Whether the disk has refused a request of this run, or has decayed. An operation may fail
+    /// only then, or because the volume itself is full.
+    fn has_met_fault(&self) -> bool {
+        self.disk.fault_counts() != self.before
+    }
 }
 
 /// Carries `script` out on the volume on `disk`, with syncs at the same time now and then.
@@ -163,15 +186,17 @@ pub fn run(setup: &Setup, script: &Script, disk: &SimDisk) -> Ran {
         known: Mutex::new(Known::default()),
         idle: WaitQueue::new(),
         disk: disk.clone(),
+        before: disk.fault_counts(),
     });
     shared.learn(|_| ());
     disk.clear_log();
     disk.record_cuts();
-    setup.failing.iter().for_each(|rule| disk.inject(rule.clone()));
+    if setup.fails_early() {
+        setup.failing.iter().for_each(|rule| disk.inject(rule.clone()));
+    }
     if let Some(bytes) = setup.host_bytes {
         disk.limit_space(disk.allocated() + bytes);
     }
-    let counts = disk.fault_counts();
     let bounds = Bounds::of(setup);
     world.set_step_limit(world.steps() + bounds.run_polls);
     let oracle = (!setup.is_healthy()).then(|| Oracle::new(setup, &script.moments[0].fs));
@@ -182,14 +207,15 @@ pub fn run(setup: &Setup, script: &Script, disk: &SimDisk) -> Ran {
     let mut ran = std::mem::take(&mut shared.known.lock().ran);
     ran.wrong = result.err();
     ran.script = oracle.map(Oracle::into_script);
+    ran.unknown = ran.script.as_ref().map_or(0, |script| script.unknown.len() as u64);
     ran.cuts = disk.take_cuts();
     ran.cuts.push(disk.cut_now());
     let failed = disk.log();
     let failed = |op| failed.iter().filter(|e| e.op == op && e.fault.is_some()).count() as u64;
     (ran.writes_failed, ran.flushes_failed) = (failed(BioOp::Write), failed(BioOp::Flush));
     ran.reads_failed = failed(BioOp::Read);
-    ran.no_space = disk.fault_counts().no_space - counts.no_space;
-    ran.rotten = disk.fault_counts().rotten - counts.rotten;
+    ran.no_space = disk.fault_counts().no_space - shared.before.no_space;
+    ran.rotten = disk.fault_counts().rotten - shared.before.rotten;
     ran
 }
 
@@ -229,12 +255,19 @@ impl Life<'_> {
     async fn whole(&mut self) -> Result<(), String> {
         let volume = match self.open().await {
             Ok(volume) => volume,
-            Err(_) if self.oracle.is_some() => return Ok(()),
+            Err(_) if self.shared.has_met_fault() => {
+                self.shared.learn(|known| known.ran.ended_early = true);
+                return Ok(());
+            }
             Err(what) => return Err(what),
         };
         self.shared.learn(|known| known.now.opened = true);
+        if !self.setup.fails_early() {
+            self.setup.failing.iter().for_each(|rule| self.disk().inject(rule.clone()));
+        }
         let (volume, result) = self.steps(volume).await;
         self.idle().await;
+        let result = result.and_then(|()| self.shared.check_concurrent());
         let cleaned = volume.clean_stats().segments;
         self.shared.learn(|known| known.ran.cleaned = cleaned);
         let full = self.shared.known.lock().ran.full;
@@ -258,7 +291,7 @@ impl Life<'_> {
         }
         match volume.close().await {
             Ok(()) => {}
-            Err(_) if faulty => return Ok(()),
+            Err(_) if self.shared.has_met_fault() => return Ok(()),
             Err(error) if error.kind() == ErrorKind::NoSpace => {
                 self.shared.learn(|known| known.ran.full = true);
                 return Ok(());
@@ -312,9 +345,9 @@ impl Life<'_> {
             }
             let steps = shared.known.lock().now.begun;
             match split_mix(&mut rng) % 12 {
-                6 | 7 if setup.crowded => beside(&volume, shared, Beside::Clean),
-                8 => beside(&volume, shared, Beside::Checkpoint),
-                0 | 3 => sync_beside(&volume, shared, steps),
+                6 | 7 if setup.crowded => Concurrent::Clean.spawn(&volume, shared),
+                8 => Concurrent::Checkpoint.spawn(&volume, shared),
+                0 | 3 => Concurrent::Sync(steps).spawn(&volume, shared),
                 1 => yield_now().await,
                 2 => self.disk().world().sleep(std::time::Duration::from_micros(150)).await,
                 _ => {}
@@ -347,18 +380,16 @@ impl Life<'_> {
         shared.learn(|known| known.now.begun = n + 1);
         let (of, wanted) = (self.script.synced[n], &self.script.outcomes[n]);
         let outcome = self.bounded(volume, runner, n, op).await?;
-        if matches!(op, Op::SyncFs | Op::Sync { .. }) {
-            if of.is_some() || *op == Op::SyncFs {
-                shared.synced(of, n + 1, outcome.answer.is_ok());
-            }
-        } else if outcome != *wanted {
+        if of.is_some() || *op == Op::SyncFs {
+            shared.synced(of, n + 1, outcome.answer.is_ok());
+        }
+        if outcome != *wanted {
             // What the others would do on a full volume is another story.
             let full = outcome.answer == Err(NO_SPACE);
             shared.learn(|known| known.ran.full |= full);
             return if full { Ok(false) } else { Err(format!("{outcome:?}, not {wanted:?}")) };
-        } else {
-            shared.stable(self.script.stable[n].as_ref(), n + 1);
         }
+        shared.stable(self.script.stable[n].as_ref(), n + 1);
         Ok(true)
     }
 
@@ -377,6 +408,10 @@ impl Life<'_> {
         if matches!(op, Op::SyncFs | Op::Sync { .. }) {
             let of = oracle.synced(op);
             let (wanted, before) = oracle.apply(op);
+            let is_explained = outcome.answer == Err(NO_SPACE) || shared.has_met_fault();
+            if outcome != wanted && !(outcome.answer.is_err() && is_explained) {
+                return Err(format!("{outcome:?}, not {wanted:?}, and the disk refused nothing"));
+            }
             oracle.record(op.clone(), flags, wanted, &before);
             if of.is_some() || *op == Op::SyncFs {
                 shared.synced(of, begun, outcome.answer.is_ok());
@@ -394,11 +429,18 @@ impl Life<'_> {
             oracle.refuse(op);
             if let Some(ino) = ino {
                 let found = match self.same_inode(volume, runner, op).await {
-                    Some(ino) => read_file(volume, ino).await.ok(),
-                    None => None,
+                    Some(ino) => read_file(volume, ino).await.map_err(|error| error.to_string()),
+                    None => Err("it is not found".into()),
                 };
+                // Reads fail where the disk fails them, and where data decays. A disk that only
+                // refuses writes and flushes, or a host that is full, leaves each file readable.
+                if let Err(what) = &found
+                    && !self.setup.rot
+                {
+                    return Err(format!("after a refused step #{} cannot be read: {what}", ino.0));
+                }
                 let Some(oracle) = &mut self.oracle else { return Ok(false) };
-                oracle.settle(ino, found.as_deref())?;
+                oracle.settle(ino, found.ok().as_deref())?;
             }
             let now = self.oracle.as_ref().map_or(0, |oracle| oracle.script.moments.len() - 1);
             let refused = &mut 0;
@@ -407,18 +449,30 @@ impl Life<'_> {
                 known.ran.refused += 1;
                 *refused = known.ran.refused;
             });
-            return Ok(*refused < REFUSALS_MAX);
+            let goes_on = *refused < REFUSALS_MAX;
+            shared.learn(|known| known.ran.ended_early |= !goes_on);
+            return Ok(goes_on);
         }
         let done = shortened(op, &outcome);
         let is_unknown = oracle.written(&done).is_some_and(|ino| oracle.is_unknown(ino));
         let (wanted, before) = oracle.apply(&done);
-        if outcome != wanted && is_unknown {
-            return Ok(false);
-        }
-        if outcome != wanted {
+        let is_other = outcome != wanted;
+        // The size of an unknown file may be another one: so may be what a step on it answers, unless
+        // that is an error.
+        let is_of_unknown = match (&outcome.answer, &wanted.answer) {
+            (Ok(Answer::Attr(here)), Ok(Answer::Attr(there))) => {
+                *here == Shape { size: here.size, ..there.clone() } && oracle.has_unknown()
+            }
+            (answer, _) => is_unknown && answer.is_ok(),
+        };
+        if is_other && !is_of_unknown {
             return Err(format!("{outcome:?}, not {wanted:?}"));
         }
         oracle.record(done, flags, wanted, &before);
+        if is_other {
+            shared.learn(|known| known.ran.ended_early = true);
+            return Ok(false);
+        }
         shared.stable(oracle.script.stable.last().and_then(Option::as_ref), begun);
         Ok(true)
     }
@@ -453,16 +507,23 @@ impl Life<'_> {
         if stored.is_empty() {
             return;
         }
-        let (at, len) = stored[(split_mix(rng) % stored.len() as u64) as usize];
-        self.disk().rot(at + split_mix(rng) % len);
-        self.shared.learn(|known| known.now.rotten += 1);
+        let (offset, at, len) = stored[(split_mix(rng) % stored.len() as u64) as usize];
+        let within = split_mix(rng) % len;
+        self.disk().rot(at + within);
+        let block = (offset + within) / u64::from(self.setup.block_bytes);
+        self.shared.learn(|known| {
+            known.ran.decayed.push((ino.0, block as usize));
+            known.now.rotten = known.ran.decayed.len();
+        });
     }
 
-    /// Where the runs of a file lie on the disk, and how long they are.
-    async fn stored(&self, volume: &Volume, ino: Ino) -> Vec<(u64, u64)> {
+    /// Where the runs of a file begin in it and on the disk, and how long they are.
+    async fn stored(&self, volume: &Volume, ino: Ino) -> Vec<(u64, u64, u64)> {
         let extents = volume.extents(ino).await.unwrap_or_default();
         let stored = extents.iter().filter(|extent| !extent.inline);
-        stored.filter_map(|extent| extent.physical.map(|at| (at, extent.len))).collect()
+        stored
+            .filter_map(|extent| extent.physical.map(|at| (extent.logical, at, extent.len)))
+            .collect()
     }
 
     /// Closes the volume, makes it larger, and opens it again with the same files open. `None`: a
@@ -523,43 +584,4 @@ fn shortened(op: &Op, outcome: &Outcome) -> Op {
         }
         _ => op.clone(),
     }
-}
-
-/// What somebody else does at the same time.
-#[derive(Clone, Copy)]
-enum Beside {
-    Checkpoint,
-    Clean,
-}
-
-fn beside(volume: &Volume, shared: &Arc<Shared>, what: Beside) {
-    let (volume, world) = (volume.clone(), shared.disk.world().clone());
-    let shared = shared.clone();
-    shared.known.lock().running += 1;
-    let task = async move {
-        let done = match what {
-            Beside::Checkpoint => volume.checkpoint().await,
-            Beside::Clean => volume.clean().await.map(drop),
-        };
-        if let Err(error) = done {
-            log::debug!("a checkpoint, or cleaning, failed: {error}");
-        }
-        shared.known.lock().running -= 1;
-        shared.idle.wake_all();
-    };
-    world.spawn("beside", Box::pin(task));
-}
-
-/// A sync of everything by somebody else, at the same time.
-fn sync_beside(volume: &Volume, shared: &Arc<Shared>, steps: usize) {
-    let (volume, world) = (volume.clone(), shared.disk.world().clone());
-    let shared = shared.clone();
-    shared.known.lock().running += 1;
-    let task = async move {
-        let done = volume.syncfs().await.is_ok();
-        shared.synced(None, steps, done);
-        shared.known.lock().running -= 1;
-        shared.idle.wake_all();
-    };
-    world.spawn("sync", Box::pin(task));
 }

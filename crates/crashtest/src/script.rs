@@ -395,11 +395,10 @@ impl Oracle {
             self.script.unknown.insert(ino.0);
         }
         let new = new.unwrap_or_else(|| old.clone());
-        let at = |content: &[u8], n: usize| content.get(n).copied().unwrap_or(0);
         let wrong = (0..found.len())
-            .find(|n| found[*n] != at(&old, *n) && found[*n] != at(&new, *n) && found[*n] != 0);
-        let (least, most) = (old.len().min(new.len()), old.len().max(new.len()));
-        if !is_unnamed && (wrong.is_some() || !(least..=most).contains(&found.len())) {
+            .find(|n| old.get(*n) != Some(&found[*n]) && new.get(*n) != Some(&found[*n]));
+        let sizes = [old.len(), new.len()];
+        if !is_unnamed && (wrong.is_some() || !sizes.contains(&found.len())) {
             return Err(format!(
                 "a step was refused, and #{} has {} bytes then (before {}, with it {}); other at {wrong:?}",
                 ino.0,
@@ -424,6 +423,11 @@ impl Oracle {
     /// Whether nothing is known of the content of a file.
     pub fn is_unknown(&self, ino: Ino) -> bool {
         self.script.unknown.contains(&ino.0)
+    }
+
+    /// Whether there is such a file.
+    pub fn has_unknown(&self) -> bool {
+        !self.script.unknown.is_empty()
     }
 
     /// The inode whose content a step changes.

@@ -453,13 +453,14 @@ impl Life<'_> {
         if let Some(what) = ran.wrong.take() {
             return Err(format!("a second life: {what}"));
         }
+        let decayed_before = [before.decayed_before, before.decayed].concat();
         let mut judged: HashSet<(u64, u64)> = HashSet::new();
         let mut next = 0;
         for (n, cut) in ran.cuts.iter().enumerate() {
             let progress = ran.progress(cut);
             // Until it is open nothing was served that has to stay.
             let own = Past::new(&script, &ran, progress);
-            let own = Past { rotten: before.rotten + before.progress.rotten, ..own };
+            let own = Past { decayed_before: &decayed_before, ..own };
             let past = if progress.opened { own } else { before };
             let states = cut.states(depth.all_upto).shuffled(self.seed ^ (n as u64) << 20);
             for state in states.take(depth.second_states) {

@@ -143,10 +143,15 @@ impl Setup {
         }
     }
 
+    /// The disk fails from before the opening on. Else it fails from behind that: a volume that does
+    /// not open shows little.
+    pub fn fails_early(&self) -> bool {
+        self.seed.is_multiple_of(8)
+    }
+
     /// On a disk that sometimes fails: one flush and one write, two flushes, or two writes and a flush.
     pub fn failing(mut self) -> Self {
         let fail = Fault::Fail(ErrorKind::Io);
-        // The first flush belongs to the opening.
         let flush = FaultRule::on(BioOp::Flush, fail).nth(2 + self.seed % 3);
         let write = FaultRule::on(BioOp::Write, fail).nth(2 + self.seed % 5);
         self.failing = match self.seed % 3 {

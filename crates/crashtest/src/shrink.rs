@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 /// States looked at in one attempt.
 const STATES_MAX: u64 = 60_000;
 
+/// What a violation that is a panic begins with.
+const PANIC: &str = "a panic";
+
 /// A violation, as small as it could be made.
 #[derive(Debug, Clone)]
 pub struct Failure {
@@ -41,12 +44,16 @@ impl Failure {
     pub fn command(&self) -> String {
         let keep: Vec<String> = self.keep.iter().map(usize::to_string).collect();
         let plant = self.plant.map(|name| format!(" --plant {name}")).unwrap_or_default();
+        // A panic may be that of the search, so all spots are tried again.
+        let at = match self.violation.what.starts_with(PANIC) {
+            true => String::new(),
+            false => format!(" --at '{}'", self.violation.spot),
+        };
         format!(
-            "crash-test --seed {} --case {} --steps {} --at '{}'{plant}",
+            "crash-test --seed {} --case {} --steps {}{at}{plant}",
             self.seed,
             self.case,
             if keep.is_empty() { "none".into() } else { keep.join(",") },
-            self.violation.spot
         )
     }
 }
@@ -69,7 +76,7 @@ pub fn attempt(
     result.unwrap_or_else(|cause| {
         let text = cause.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| cause.downcast_ref::<&str>().copied());
-        let what = format!("a panic: {}", text.unwrap_or("without a message"));
+        let what = format!("{PANIC}: {}", text.unwrap_or("without a message"));
         Err(Violation { spot: Spot::Running, what })
     })
 }

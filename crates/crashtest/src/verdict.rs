@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use crate::run::{Progress, Ran, Stable, Synced};
+use crate::run::{Decayed, Progress, Ran, Stable, Synced};
 use crate::script::{Paths, Script, Unreadable, read_all, without_content};
 use crate::setup::Setup;
 use crate::told::Told;
@@ -59,8 +59,10 @@ pub struct Past<'a> {
     pub syncs: &'a [Synced],
     /// Writes that were durable then.
     pub stable: &'a [Stable],
-    /// Sectors that had decayed before.
-    pub rotten: usize,
+    /// Blocks that had decayed then.
+    pub decayed: &'a [Decayed],
+    /// Blocks that had decayed in the lives before.
+    pub decayed_before: &'a [Decayed],
 }
 
 impl<'a> Past<'a> {
@@ -69,7 +71,8 @@ impl<'a> Past<'a> {
     pub fn new(script: &'a Script, ran: &'a Ran, progress: Progress) -> Self {
         let script = ran.script.as_ref().unwrap_or(script);
         let (syncs, stable) = (&ran.syncs[..progress.syncs], &ran.stable[..progress.stable]);
-        Self { script, progress, syncs, stable, rotten: 0 }
+        let decayed = &ran.decayed[..progress.rotten];
+        Self { script, progress, syncs, stable, decayed, decayed_before: &[] }
     }
 }
 
@@ -297,11 +300,12 @@ fn content(setup: &Setup, past: Past<'_>, all: &Found, step: usize) -> Checked<(
         return Ok(());
     }
     let moments = &past.script.moments;
-    let bad: usize = all.unreadable.values().map(|blocks| blocks.len()).sum();
-    let rotten = past.rotten + past.progress.rotten;
-    if bad > rotten {
-        let which = &all.unreadable;
-        return Err(format!("{bad} blocks cannot be read ({which:?}), {rotten} have decayed"));
+    // The cleaner moves a block that has decayed as it is: it stays the same block of the file.
+    let has_decayed =
+        |block: &Decayed| past.decayed_before.contains(block) || past.decayed.contains(block);
+    let mut bad = all.unreadable.iter().flat_map(|(ino, blocks)| blocks.iter().map(|n| (*ino, *n)));
+    if let Some((ino, block)) = bad.find(|block| !has_decayed(block)) {
+        return Err(format!("block {block} of inode {ino} cannot be read, and has not decayed"));
     }
     for (path, (here, found)) in &all.files {
         let shown = path.escape_ascii();

@@ -17,19 +17,20 @@ use super::names::{At, Names, Orders};
 use super::plan::Step;
 use crate::bounds::Bounds;
 use crate::setup::Setup;
-use forebay_base::IoFlags;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Arc as SharedArc;
 use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, WorldRef};
+use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_cache::PageCache;
 use forebay_iomap::identity::Identity;
 use forebay_iomap::{MapOps, MappedFile};
 use forebay_lfs::Volume;
 use forebay_lfs::fault::Planted;
-use forebay_sim::{PowerCut, SimDisk};
+use forebay_sim::{FaultCounts, PowerCut, SimDisk};
 use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
+use std::cell::Cell;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -48,6 +49,8 @@ pub struct Ran {
     pub orders: Orders,
     /// Reads, writes and flushes that failed.
     pub failed: [u64; 3],
+    /// Files, or volumes, that could not be read at the end, because the disk had failed.
+    pub unchecked: u64,
 }
 
 /// A run that is over, and what was wrong with it.
@@ -74,7 +77,8 @@ pub fn run(
     disk.record_cuts();
     setup.failing.iter().for_each(|rule| disk.inject(rule.clone()));
     log.look(|past| past.is_faulty = !setup.is_healthy());
-    let life = Life { setup, steps, disk, log: &log };
+    let (before, unchecked) = (disk.fault_counts(), Cell::new(0));
+    let life = Life { setup, steps, disk, log: &log, before, unchecked: &unchecked };
     let done = bounded(&world, &log, async {
         match is_volume {
             true => life.volume().await,
@@ -94,7 +98,7 @@ pub fn run(
     let failed = disk.log();
     let failed = |op| failed.iter().filter(|e| e.op == op && e.fault.is_some()).count() as u64;
     let failed = [BioOp::Read, BioOp::Write, BioOp::Flush].map(failed);
-    Ok(Ran { cuts, past, orders, failed })
+    Ok(Ran { cuts, past, orders, failed, unchecked: unchecked.get() })
 }
 
 /// Runs a life. A world that is stuck, or at no end, names the operations that wait (M1).
@@ -115,26 +119,37 @@ struct Life<'a> {
     steps: &'a [(usize, Step)],
     disk: &'a SimDisk,
     log: &'a Arc<Log>,
+    /// Faults of the disk before the run.
+    before: FaultCounts,
+    /// What [`Ran::unchecked`] becomes.
+    unchecked: &'a Cell<u64>,
 }
 
 impl Life<'_> {
+    /// Something could not be read at the end. Only a request that the disk failed explains that:
+    /// the volume lost what it wrote then. It is counted.
+    fn give_up(&self, what: impl FnOnce() -> String) -> Result<(), String> {
+        if self.disk.fault_counts() == self.before {
+            return Err(what());
+        }
+        self.unchecked.set(self.unchecked.get() + 1);
+        Ok(())
+    }
+
     async fn volume(&self) -> Result<(), String> {
         let world = self.disk.world().clone();
         let device: DeviceRef = Arc::new(self.disk.clone());
         let asked: WorldRef = world.clone();
         let options = self.setup.options(&asked).map_err(text)?;
-        let is_faulty = !self.setup.is_healthy();
         let volume = match Volume::open(&device, &asked, &options).await {
             Ok(volume) => volume,
-            Err(_) if is_faulty => return Ok(()),
-            Err(error) => return Err(format!("it does not open: {error}")),
+            Err(error) => return self.give_up(|| format!("it does not open: {error}")),
         };
         self.log.note_opened();
         let directory = volume.lookup(Ino::ROOT, Name::new(DIRECTORY).map_err(text)?).await;
         let dirs = match directory {
             Ok(directory) => [Ino::ROOT, directory.ino],
-            Err(_) if is_faulty => return Ok(()),
-            Err(error) => return Err(text(error)),
+            Err(error) => return self.give_up(|| text(error)),
         };
         let block = u64::from(self.setup.block_bytes);
         let (log, shared) = (self.log.clone(), volume.clone());
@@ -227,13 +242,20 @@ impl Life<'_> {
         for at in letters {
             let full = path(at);
             let name = Name::new(&full[full.len() - 1..]).map_err(text)?;
-            let Ok(attr) = volume.lookup(site.dirs[usize::from(at.0)], name).await else {
-                continue;
+            let attr = match volume.lookup(site.dirs[usize::from(at.0)], name).await {
+                Ok(attr) => attr,
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => {
+                    self.give_up(|| text(error))?;
+                    continue;
+                }
             };
             let file = match volume.open(attr.ino, OpenFlags::READ).await {
                 Ok(file) => file,
-                Err(_) if !self.setup.is_healthy() => continue,
-                Err(error) => return Err(text(error)),
+                Err(error) => {
+                    self.give_up(|| text(error))?;
+                    continue;
+                }
             };
             self.check_content(&Opened::File(volume.clone(), file), site.block).await?;
         }
@@ -247,9 +269,10 @@ impl Life<'_> {
         let read = opened.read(0, len, IoFlags::empty()).await;
         let bytes = match read {
             Ok(bytes) => bytes,
-            // What a failing disk has lost cannot be read.
-            Err(_) if !self.setup.is_healthy() => return Ok(()),
-            Err(error) => return Err(format!("reading #{} at the end: {error}", opened.ino())),
+            Err(error) => {
+                let ino = opened.ino();
+                return self.give_up(|| format!("reading #{ino} at the end: {error}"));
+            }
         };
         self.log.look(|past| {
             let span = Span { from: begin, to: past.clock + 1, crashed: false };

@@ -172,6 +172,7 @@ pub fn count(ran: &Ran, seen: &mut Seen) {
     counts.syncs += past.syncs.len() as u64;
     counts.syncs_failed += past.failed;
     counts.full += u64::from(past.full > 0);
+    counts.unchecked += ran.unchecked;
     counts.reads_failed += reads;
     counts.writes_failed += writes;
     counts.flushes_failed += flushes;

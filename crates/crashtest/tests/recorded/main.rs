@@ -104,7 +104,14 @@ fn check(setup: &Setup, done: &Done, len: usize, image: &[u8]) -> Result<u64, St
     };
     judge(
         setup,
-        Past { script: &done.script, progress, syncs: &syncs, stable: &[], rotten: 0 },
+        Past {
+            script: &done.script,
+            progress,
+            syncs: &syncs,
+            stable: &[],
+            decayed: &[],
+            decayed_before: &[],
+        },
         &found,
     )?;
     let report = block_on(fsck(&device, &world, &mut |_| ()));

@@ -10,6 +10,7 @@ mod cuts;
 mod forged;
 mod orders;
 mod planted;
+mod refused;
 mod storms;
 
 /// A number from the environment.

@@ -19,7 +19,7 @@ use crate::space::Need;
 use crate::transaction::state::{Lost, OwedWritten, State};
 use crate::volume::Inner;
 use forebay_base::sync::atomic::Ordering;
-use forebay_base::{ErrorKind, Result};
+use forebay_base::{Error, ErrorKind, Result};
 use forebay_iomap::file::Geometry;
 use forebay_iomap::{Handle, MappedFile};
 use forebay_vfs::Ino;
@@ -126,6 +126,32 @@ impl State {
         nothing.then_some(self.next_ticket - 1)
     }
 
+    /// After a commit that worked: whether all of an inode is in the log.
+    ///
+    /// # Errors
+    /// Some of its content, or its size, is not.
+    pub fn check_published(&mut self, ino: u64) -> Result<()> {
+        match self.unpublished_of(ino) {
+            None => Ok(()),
+            Some(Lost::Size) => {
+                Err(Error::new(ErrorKind::NoSpace, "commit", "no room in the log for a size"))
+            }
+            Some(Lost::Run) => Err(self.lost_of(ino)),
+            Some(Lost::Data) => {
+                Err(Error::new(ErrorKind::Io, "commit", "content that was accepted is lost"))
+            }
+        }
+    }
+
+    /// The same of every inode.
+    ///
+    /// # Errors
+    /// Of the first inode that is not.
+    pub fn check_all_published(&mut self) -> Result<()> {
+        let inos: BTreeSet<u64> = self.unpublished.iter().map(|(ino, _)| *ino).collect();
+        inos.into_iter().try_for_each(|ino| self.check_published(ino))
+    }
+
     /// What was owed is durable up to a ticket. False: some of it was taken by a flush that failed.
     pub fn settle_owed(&mut self, ticket: u64) -> bool {
         self.owed_written.retain(|_, written| {
@@ -159,10 +185,14 @@ impl State {
         Some(content)
     }
 
-    /// The size of a file that owes nothing else: what it grew by is a hole.
+    /// The size of a file that owes nothing else: what it grew by is a hole. Where content of it is
+    /// lost there is no size without its bytes (map_ops.I15).
     fn publish_end(&mut self, ino: u64) -> Result<()> {
         let Some(node) = self.nodes.get(&ino) else { return Ok(()) };
         let (data_id, published) = (node.inode.data_id, node.published());
+        if node.regrow && self.has_lost(data_id) {
+            return Ok(());
+        }
         let Some(size) = node.live_size().filter(|size| *size > published) else { return Ok(()) };
         let grow = Size { ino, data_id, size, sequence: self.next_sequence - 1 };
         self.append(&[Change::Grow(grow)], Need::Urgent).map(drop)
@@ -364,9 +394,10 @@ impl Inner {
         }
         // Nobody holds them when they are tidied.
         drop(contents);
-        let result = self.commit_all(false).await.and(result);
+        // That commit itself may have lost what a file had written past the cache before.
+        let committed = self.commit_then(false, State::check_all_published).await;
         self.tidy(None, usize::MAX);
-        result
+        committed.and_then(|published| published).and(result)
     }
 }
 

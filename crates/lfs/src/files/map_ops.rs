@@ -516,16 +516,8 @@ impl MapOps for FileOps {
             if what == Commit::All {
                 inner.with_room(|state| state.write_times(Some(self.ino))).await?;
             }
-            match inner.commit_then(here, |state| state.unpublished_of(self.ino.0)).await? {
-                None => Ok(()),
-                Some(Lost::Size) => {
-                    Err(Error::new(ErrorKind::NoSpace, "commit", "no room in the log for a size"))
-                }
-                Some(Lost::Run) => Err(inner.state.lock().lost_of(self.ino.0)),
-                Some(Lost::Data) => {
-                    Err(Error::new(ErrorKind::Io, "commit", "content that was accepted is lost"))
-                }
-            }
+            let unpublished = |state: &mut State| state.check_published(self.ino.0);
+            inner.commit_then(here, unpublished).await?
         })
     }
 

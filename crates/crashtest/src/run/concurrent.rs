@@ -1,0 +1,71 @@
+//! Tasks that run at the same time as the steps of a workload: checkpoints, cleaning, and syncs of
+//! another client.
+//!
+//! No locks across a wait.
+
+use super::Shared;
+use forebay_base::ErrorKind;
+use forebay_base::sync::Arc;
+use forebay_base::world::World;
+use forebay_lfs::Volume;
+use forebay_vfs::FileSystem;
+
+/// What such a task does.
+#[derive(Clone, Copy)]
+pub(super) enum Concurrent {
+    Checkpoint,
+    Clean,
+    /// A sync of everything, which covers so many steps.
+    Sync(usize),
+}
+
+impl Concurrent {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Checkpoint => "a checkpoint",
+            Self::Clean => "cleaning",
+            Self::Sync(_) => "a sync",
+        }
+    }
+
+    /// Starts it.
+    pub(super) fn spawn(self, volume: &Volume, shared: &Arc<Shared>) {
+        let (volume, world) = (volume.clone(), shared.disk.world().clone());
+        let shared = shared.clone();
+        shared.known.lock().running += 1;
+        let task = async move {
+            let done = match self {
+                Self::Checkpoint => volume.checkpoint().await,
+                Self::Clean => volume.clean().await.map(drop),
+                Self::Sync(steps) => {
+                    let done = volume.syncfs().await;
+                    shared.synced(None, steps, done.is_ok());
+                    done
+                }
+            };
+            shared.judge_concurrent(self.name(), done);
+            shared.known.lock().running -= 1;
+            shared.idle.wake_all();
+        };
+        world.spawn(self.name(), Box::pin(task));
+    }
+}
+
+impl Shared {
+    /// Such a task may fail after a fault of the disk, because all who wait for one commit are
+    /// told what became of it. It may find the volume full. Nothing else explains an error.
+    fn judge_concurrent(&self, what: &str, done: forebay_base::Result<()>) {
+        let Err(error) = done else { return };
+        log::debug!("{what} failed: {error}");
+        if error.kind() == ErrorKind::NoSpace || self.has_met_fault() {
+            return;
+        }
+        let wrong = &mut self.known.lock().wrong;
+        wrong.get_or_insert_with(|| format!("{what} at the same time failed: {error}"));
+    }
+
+    /// What such a task found wrong.
+    pub(super) fn check_concurrent(&self) -> Result<(), String> {
+        self.known.lock().wrong.take().map_or(Ok(()), Err)
+    }
+}
