@@ -1,12 +1,13 @@
 //! The superblock's slots on the device.
 //!
-//! Invariants: U11 each state of the superblock is written to two slots, one at either end, in turn: any
-//! single sector may be lost, and what was there before stays until the new one is durable. U12 of the valid
-//! slots the one with the highest number counts. U13 slots of another volume do not count beside one at the
-//! start: a device that was made smaller, got another volume and was made larger has those of the old one at
-//! its end. U14 of a state one slot is enough, if the other one cannot be written and has no state of the
-//! same number. device.slots.R1 nothing is written to a volume while both slots of a state cannot be read:
-//! they may hold the newest one, come back later, and lead to what was overwritten since.
+//! Invariants: U11 each state of the superblock is written to two slots, one at either end, in
+//! turn: any single sector may be lost, and what was there before stays until the new one is
+//! durable. U12 of the valid slots the one with the highest number counts. U13 slots of another
+//! volume do not count beside one at the start: a device that was made smaller, got another volume
+//! and was made larger has those of the old one at its end. U14 of a state one slot is enough, if
+//! the other one cannot be written and has no state of the same number. device.slots.R1 nothing is
+//! written to a volume while both slots of a state cannot be read: they may hold the newest one,
+//! come back later, and lead to what was overwritten since.
 //!
 //! No locks: opening and checkpoints are alone.
 

@@ -217,9 +217,9 @@ impl Inner {
         Some(false)
     }
 
-    /// Takes what is lost out of the records, with the sizes that end in it; its files cannot be synced any
-    /// more. Of a file that has other data by now, for it was cut to nothing since, nothing is lost: its size
-    /// of now is told without it.
+    /// Takes what is lost out of the records, with the sizes that end in it; its files cannot be
+    /// synced any more. Of a file that has other data by now, for it was cut to nothing since,
+    /// nothing is lost: its size of now is told without it.
     fn leave_out(&self, lost: &[Run], records: &mut [Pending]) -> Result<()> {
         let geometry = &self.layout.geometry;
         let places: BTreeSet<Place> = lost.iter().map(|run| run.at).collect();
@@ -324,8 +324,8 @@ impl State {
         self.find_lost(self.overlays_of(data_id)).is_some()
     }
 
-    /// Whether the last byte of a size is lost: the size may come from the lost write alone. Where content
-    /// below it is lost, the size holds: those blocks are what they were before.
+    /// Whether the last byte of a size is lost: the size may come from the lost write alone. Where
+    /// content below it is lost, the size holds: those blocks are what they were before.
     pub fn has_lost_end(&self, data_id: u64, size: u64) -> bool {
         let block_bytes = self.layout.block_bytes();
         let Some(last) = size.checked_sub(1) else { return false };
@@ -480,9 +480,9 @@ impl LostBlocks {
     }
 }
 
-/// Takes the changes that point at `places` out of a record, and the sizes that end in what is lost: no size
-/// without its bytes. Other sizes stay, for a later record may rely on them, as a rename does.
-/// `blocks`: what is lost up to this record.
+/// Takes the changes that point at `places` out of a record, and the sizes that end in what is
+/// lost: no size without its bytes. Other sizes stay, for a later record may rely on them, as a
+/// rename does. `blocks`: what is lost up to this record.
 fn without(
     record: &mut Pending,
     places: &BTreeSet<Place>,

@@ -313,8 +313,8 @@ fn one_bad_slot_stops_no_checkpoint() {
     }
 }
 
-/// device.slots.R1. The disk gave back neither slot of the newest state for a while: the volume was opened
-/// from the state before, whose log ends before what was synced since, and wrote over it.
+/// device.slots.R1. The disk gave back neither slot of the newest state for a while: the volume was
+/// opened from the state before, whose log ends before what was synced since, and wrote over it.
 #[test]
 fn open_while_both_slots_of_a_state_are_unreadable_is_refused_and_loses_nothing() {
     let setup = setup(0);

@@ -181,13 +181,14 @@ fn lost_block_written_anew_before_checkpoint_stops_nothing() {
     disk.world().stop();
 }
 
-/// The device loses a block that was written past the cache. The repair also took back the size of an
-/// append to the same file that no sync had covered. A rename that replaces another file promises the
-/// content of its file, so after a power loss that growth was missing behind a durable rename. Only a
-/// size that ends in the lost block goes with it.
+/// The device loses a block that was written past the cache. The repair also took back the size of
+/// an append to the same file that no sync had covered. A rename that replaces another file
+/// promises the content of its file, so after a power loss that growth was missing behind a durable
+/// rename. Only a size that ends in the lost block goes with it.
 #[test]
 fn lost_direct_write_takes_back_no_size_of_other_writes() {
-    // The lost block; where an append begins, before and after the loss; the size that recovery finds.
+    // The lost block; where an append begins, before and after the loss; the size that recovery
+    // finds.
     for (block, before, after, size) in [
         (1, Some(2), None, 3 * BLOCK),
         (1, None, Some(2), 3 * BLOCK),
