@@ -20,7 +20,7 @@ help:
 	@echo "make shuttle    concurrency tests of the folio state machine"
 	@echo "make mount      suites on a real mount: pjdfstest, fsx, databases, kill -9; mount-long: as many as the bars ask for"
 	@echo "make package    a static binary and a Debian package, in dist of the target folder"
-	@echo "make install    the C library, below DESTDIR and PREFIX (/usr/local): libforebay.so.0, libforebay.a, forebay.h, forebay.pc, forebay(3)"
+	@echo "make install    the C library, below DESTDIR and PREFIX (/usr/local): libforebay.so.0, libforebay.a, forebay.h, forebay.pc, forebay(3), libforebay_sqlite.so"
 	@echo "make bench      the benches in full, some hours, and their page"
 
 setup:

@@ -428,19 +428,7 @@ impl Life<'_> {
             let ino = oracle.written(op);
             oracle.refuse(op);
             if let Some(ino) = ino {
-                let found = match self.same_inode(volume, runner, op).await {
-                    Some(ino) => read_file(volume, ino).await.map_err(|error| error.to_string()),
-                    None => Err("it is not found".into()),
-                };
-                // Reads fail where the disk fails them, and where data decays. A disk that only
-                // refuses writes and flushes, or a host that is full, leaves each file readable.
-                if let Err(what) = &found
-                    && !self.setup.rot
-                {
-                    return Err(format!("after a refused step #{} cannot be read: {what}", ino.0));
-                }
-                let Some(oracle) = &mut self.oracle else { return Ok(false) };
-                oracle.settle(ino, found.ok().as_deref())?;
+                self.settle(volume, runner, op, ino).await?;
             }
             let now = self.oracle.as_ref().map_or(0, |oracle| oracle.script.moments.len() - 1);
             let refused = &mut 0;
@@ -457,8 +445,8 @@ impl Life<'_> {
         let is_unknown = oracle.written(&done).is_some_and(|ino| oracle.is_unknown(ino));
         let (wanted, before) = oracle.apply(&done);
         let is_other = outcome != wanted;
-        // The size of an unknown file may be another one: so may be what a step on it answers, unless
-        // that is an error.
+        // The size of an unknown file may be another one. So may be what a step on it answers,
+        // unless that is an error.
         let is_of_unknown = match (&outcome.answer, &wanted.answer) {
             (Ok(Answer::Attr(here)), Ok(Answer::Attr(there))) => {
                 *here == Shape { size: here.size, ..there.clone() } && oracle.has_unknown()
@@ -475,6 +463,29 @@ impl Life<'_> {
         }
         shared.stable(oracle.script.stable.last().and_then(Option::as_ref), begun);
         Ok(true)
+    }
+
+    /// Takes over what the volume reads of a file after a refused step on it.
+    async fn settle(
+        &mut self,
+        volume: &Volume,
+        runner: &Runner,
+        op: &Op,
+        ino: Ino,
+    ) -> Result<(), String> {
+        let found = match self.same_inode(volume, runner, op).await {
+            Some(ino) => read_file(volume, ino).await.map_err(|error| error.to_string()),
+            None => Err("it is not found".into()),
+        };
+        // Reads fail where the disk fails them, and where data decays. A disk that only refuses
+        // writes and flushes, or a host that is full, leaves each file readable.
+        if let Err(what) = &found
+            && !self.setup.rot
+        {
+            return Err(format!("after a refused step #{} cannot be read: {what}", ino.0));
+        }
+        let Some(oracle) = &mut self.oracle else { return Ok(()) };
+        oracle.settle(ino, found.ok().as_deref())
     }
 
     /// The inode on the volume whose content a step changes.

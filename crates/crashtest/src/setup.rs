@@ -143,8 +143,8 @@ impl Setup {
         }
     }
 
-    /// The disk fails from before the opening on. Else it fails from behind that: a volume that does
-    /// not open shows little.
+    /// The disk fails from before the opening on. Else it fails from behind that: a volume that
+    /// does not open shows little.
     pub fn fails_early(&self) -> bool {
         self.seed.is_multiple_of(8)
     }

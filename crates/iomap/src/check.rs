@@ -33,6 +33,18 @@ const NONE: IoFlags = IoFlags::empty();
 /// What failed, in words.
 pub type Checked<T> = Result<T, String>;
 
+/// What came of an operation that was to be dropped after some polls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It ended before.
+    Ended,
+    /// It was dropped.
+    Dropped {
+        /// The device was at work for it then, and went on.
+        is_on_device: bool,
+    },
+}
+
 /// What is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
@@ -253,12 +265,14 @@ impl Subject {
 
     /// Drops the operation after so many polls, goes on with the file at once, and checks what is
     /// left of it. True if the operation ended before.
-    pub async fn drop_one(&self, op: Op, polls: u32) -> Checked<bool> {
+    pub async fn drop_one(&self, op: Op, polls: u32) -> Checked<Outcome> {
         let old = pattern();
         self.prepare(&old).await?;
         let sizes = || (self.cache().stats().budget_bytes, self.cache().stats().frames_total);
         let sizes_before = sizes();
         let ended = ended_after(polls, self.run(op)).await;
+        // After the drop only a request of the device holds anything of the file.
+        let is_on_device = !ended && self.moving().is_some();
         ensure(ended || sizes() == sizes_before, || "the budget has changed in part".into())?;
         let later = async {
             self.write(LATER.start, &vec![9; LATER.len()]).await?;
@@ -280,7 +294,7 @@ impl Subject {
         let stored = self.read(0, 2 * SIZE).await?;
         ensure(stored == cached, || "the device has other bytes than the cache".into())?;
         ensure(self.file.mapping.is_settled(), || "it could not be closed".into())?;
-        Ok(ended)
+        Ok(if ended { Outcome::Ended } else { Outcome::Dropped { is_on_device } })
     }
 
     /// Waits until nothing of the file is on its way.
@@ -355,6 +369,10 @@ pub struct Drops {
     pub on_device_dropped: u32,
     /// Drops.
     pub drops: u32,
+    /// Drops of a trim while the device was at work for it.
+    pub trims_on_device: u32,
+    /// Drops of a zeroing while the device was at work for it.
+    pub zeros_on_device: u32,
 }
 
 impl Drops {
@@ -364,7 +382,7 @@ impl Drops {
     pub fn add_all(
         &mut self,
         can_grow: bool,
-        mut run: impl FnMut(Op, u32, UncachedStrategy) -> Checked<bool>,
+        mut run: impl FnMut(Op, u32, UncachedStrategy) -> Checked<Outcome>,
     ) {
         for &strategy in UncachedStrategy::ALL {
             for op in Op::all(can_grow) {
@@ -372,10 +390,13 @@ impl Drops {
                     continue;
                 }
                 let mut drops = 0;
-                while !run(op, drops + 1, strategy).unwrap_or_else(|what| {
-                    panic!("{op:?} dropped after {} polls, {strategy:?}: {what}", drops + 1)
-                }) {
+                while let Outcome::Dropped { is_on_device } = run(op, drops + 1, strategy)
+                    .unwrap_or_else(|what| {
+                        panic!("{op:?} dropped after {} polls, {strategy:?}: {what}", drops + 1)
+                    })
+                {
                     drops += 1;
+                    self.note_on_device(op, is_on_device);
                     assert!(drops < 1000, "{op:?} ends");
                 }
                 self.operations += 1;
@@ -383,6 +404,13 @@ impl Drops {
                 self.on_device += u32::from(op.needs_device());
                 self.on_device_dropped += u32::from(op.needs_device() && drops > 0);
             }
+        }
+    }
+    fn note_on_device(&mut self, op: Op, is_on_device: bool) {
+        match op {
+            Op::Trim(..) => self.trims_on_device += u32::from(is_on_device),
+            Op::Zero(..) => self.zeros_on_device += u32::from(is_on_device),
+            _ => {}
         }
     }
 }

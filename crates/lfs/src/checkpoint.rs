@@ -421,6 +421,9 @@ impl Inner {
         state.tidy_windows();
         state.tree_nodes = state.tree_nodes.saturating_add_signed(merged.nodes);
         state.space.settle_checkpoint(&plan, given_up, number);
+        if self.plant.has(Planted::NodesReusedEarly) {
+            state.settle_repeated(number);
+        }
         if let Some(frozen) = &mut state.frozen {
             frozen.is_merged = true;
             let there = std::mem::take(&mut frozen.in_flight);

@@ -74,11 +74,17 @@ pub enum Planted {
     InodesCountedAnew,
     /// A record keeps only the low bits of the number of a block.
     BlockNumberShort,
+    /// An opening takes a volume with segments that no usage table counts, as there are until the
+    /// first checkpoint behind a growth, for one that was closed: it does not read the log.
+    GrownTakenForClosed,
+    /// Nodes that a checkpoint replaces are free as soon as it is durable, although the checkpoint
+    /// before it has them.
+    NodesReusedEarly,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 36] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -113,6 +119,8 @@ impl Planted {
         Self::RecordBeforeData,
         Self::InodesCountedAnew,
         Self::BlockNumberShort,
+        Self::GrownTakenForClosed,
+        Self::NodesReusedEarly,
     ];
 
     /// Its name.
@@ -152,6 +160,8 @@ impl Planted {
             Self::RecordBeforeData => "record-before-data",
             Self::InodesCountedAnew => "inodes-counted-anew",
             Self::BlockNumberShort => "block-number-short",
+            Self::GrownTakenForClosed => "grown-taken-for-closed",
+            Self::NodesReusedEarly => "nodes-reused-early",
         }
     }
 

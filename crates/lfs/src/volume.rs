@@ -308,7 +308,8 @@ impl Volume {
         let options = &options.shared();
         let (superblock, older) = match options.passed_over {
             n if n > 0 && options.read_only => (slots::read_older(device, n).await?, None),
-            _ => slots::read_newest(device).await?,
+            _ if options.read_only => slots::read_newest(device).await?,
+            _ => slots::read_newest_to_write(device).await?,
         };
         match superblock.access()? {
             Access::ReadOnly(why) if !options.read_only => {

@@ -77,12 +77,37 @@ pub const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
 /// Compiles a program of `tests/c` against the shared library, with more flags.
 #[track_caller]
 pub fn compiled(dir: &Dir, name: &str, flags: &[&str]) -> PathBuf {
-    let (source, program) = (root().join(format!("tests/c/{name}.c")), dir.path(name));
-    let library: &Path = &dir.path("");
     let mut cc = Command::new("cc");
     cc.args(["-std=gnu11", "-g", "-O1"]).args(STRICT).args(flags);
-    cc.arg("-I").arg(root()).arg(source).arg("-o").arg(&program);
-    cc.arg("-L").arg(library).args(["-lforebay", "-lpthread"]);
-    ran(cc.arg(format!("-Wl,-rpath,{}", library.display())));
+    let program = dir.path(name);
+    cc.arg(root().join(format!("tests/c/{name}.c"))).arg("-o").arg(&program);
+    linked(dir, cc);
     program
+}
+
+/// The sources of the VFS for SQLite.
+pub fn sqlite_sources() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root().join("sqlite")).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.extension().is_some_and(|end| end == "c")).collect()
+}
+
+/// As `compiled`, with the VFS in the program.
+#[track_caller]
+pub fn compiled_with_sqlite(dir: &Dir, name: &str, flags: &[&str]) -> PathBuf {
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-g", "-O1", "-DSQLITE_CORE"]).args(STRICT).args(flags);
+    let program = dir.path(name);
+    cc.arg(root().join(format!("tests/c/{name}.c"))).args(sqlite_sources()).arg("-o").arg(&program);
+    cc.arg("-lsqlite3");
+    linked(dir, cc);
+    program
+}
+
+/// Runs the compiler with the header and the shared library.
+#[track_caller]
+pub fn linked(dir: &Dir, mut cc: Command) {
+    let library: &Path = &dir.path("");
+    cc.arg("-I").arg(root()).arg("-L").arg(library).args(["-lforebay", "-lpthread"]);
+    ran(cc.arg(format!("-Wl,-rpath,{}", library.display())));
 }

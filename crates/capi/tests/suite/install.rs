@@ -49,6 +49,9 @@ fn install_has_what_programs_need() {
     let pc = fs::read_to_string(dest.join("lib/pkgconfig/forebay.pc")).unwrap();
     assert!(pc.contains("prefix=/opt/forebay\n") && pc.contains(&format!("Version: {version}\n")));
     assert!(!pc.contains('@'), "{pc}");
+    for name in ["lib/libforebay_sqlite.so", "include/forebay_sqlite.h"] {
+        assert!(dest.join(name).is_file(), "{name}");
+    }
     let page = dest.join("share/man/man3/forebay.3");
     let man = ran(Command::new("man").env("LC_ALL", "C").arg(&page).env("MANWIDTH", "80"));
     for name in fs::read_to_string(root().join("symbols.txt")).unwrap().lines() {

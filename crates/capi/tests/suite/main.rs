@@ -1,5 +1,5 @@
-//! Tests of the C library: programs in C against `libforebay.so.0`, and the files that are
-//! installed.
+//! Tests of the C library and of the VFS for SQLite: programs in C against `libforebay.so.0`, and
+//! the files that are installed.
 //!
 //! No locks.
 
@@ -7,4 +7,9 @@ mod build;
 mod header;
 mod install;
 mod programs;
+#[path = "../../../crashtest/tests/recorded/recorder.rs"]
+mod recorder;
+mod sqlite;
+mod sqlite_kills;
+mod sqlite_losses;
 mod symbols;

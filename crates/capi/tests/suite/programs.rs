@@ -4,15 +4,21 @@
 //! No locks.
 
 use crate::build::{Dir, compiled, ran};
+use std::path::Path;
 use std::process::Command;
 
 /// Sanitizers that end the program at their first report.
-const SANITIZED: [&str; 3] =
+pub const SANITIZED: [&str; 3] =
     ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"];
 
 fn sanitized(name: &str) {
     let dir = Dir::new(&format!("san-{name}")).with_library();
     let program = compiled(&dir, name, &SANITIZED);
+    run_sanitized(&dir, &program);
+}
+
+/// Runs a program with a folder for its files.
+pub fn run_sanitized(dir: &Dir, program: &Path) {
     let mut command = Command::new(program);
     command.env("ASAN_OPTIONS", "detect_leaks=1:abort_on_error=0:exitcode=99");
     command.env("UBSAN_OPTIONS", "print_stacktrace=1");

@@ -58,10 +58,13 @@ impl Recorder {
         for (name, bytes) in [("image", image), ("log", &[][..]), ("data", &[][..])] {
             std::fs::write(folder.join(name), bytes).map_err(|e| format!("{name}: {e}"))?;
         }
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recorded/recorder.sh");
+        let script = folder.join("recorder.sh");
+        std::fs::write(&script, include_str!("recorder.sh")).map_err(|e| e.to_string())?;
+        let runs = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&script, runs).map_err(|e| e.to_string())?;
         let mut command = Command::new("nbdfuse");
         command.arg("-P").arg(folder.join("pid")).arg(folder.join("mount/volume"));
-        command.args(["--command", "nbdkit", "-s", "--exit-with-parent", "sh", script]);
+        command.args(["--command", "nbdkit", "-s", "--exit-with-parent", "sh"]).arg(script);
         command.env("RECORD", &folder).stdin(Stdio::null());
         let process = command.spawn().map_err(|e| format!("nbdfuse: {e}"))?;
         let mut this = Self { folder, process };

@@ -30,9 +30,23 @@ fn by_class(wanted: u64) -> Counts {
         let (name, of) = (CLASSES[at].name, summary.counts.classes[at]);
         println!("class {name}: {of:?}, {:.0} states/s", summary.rate());
         assert!(of.drawn > 0 && of.states > 0, "no run of the class {name}");
+        check_given_up(name, &summary.counts);
         total += summary.counts;
     }
     total
+}
+
+/// What was not judged is little. Of 31 refused steps of `decay` five left an unknown file, and 9
+/// of 313 runs on failing disks ended early. The bounds leave a margin, and more for small runs.
+fn check_given_up(class: &str, counts: &Counts) {
+    let Counts { workloads, refused, unknown, ended_early, unchecked, .. } = *counts;
+    println!("class {class}: given up {unknown} of {refused}, {ended_early}, {unchecked}");
+    assert!(unknown <= refused / 2 + 2, "{class}: {unknown} files unknown, {refused} refusals");
+    assert!(ended_early <= workloads / 4 + 3, "{class}: {ended_early} of {workloads} runs ended");
+    assert!(
+        unchecked <= workloads / 4 + 3,
+        "{class}: {unchecked} files unread in {workloads} runs"
+    );
 }
 
 /// Nothing is wrong in many states, and every class of fault happens. `FOREBAY_CRASH_STATES` sets
@@ -48,7 +62,8 @@ fn many_states_and_nothing_wrong() {
     for (name, count) in counts.named() {
         let is_common =
             ["workloads", "cuts", "states", "recovered", "lost", "torn"].contains(&name);
-        assert!(count > 0 || !(is_common || is_long), "no {name}");
+        let is_given_up = ["unknown", "ended_early", "unchecked"].contains(&name);
+        assert!(count > 0 || is_given_up || !(is_common || is_long), "no {name}");
     }
 }
 

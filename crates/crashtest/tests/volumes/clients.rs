@@ -6,7 +6,7 @@
 
 use crate::from_env;
 use forebay_crashtest::{
-    Bases, CLASSES, Case, Depth, Kind, Part, Seen, Setup, Violation, class_by_name,
+    Bases, CLASSES, Case, Counts, Depth, Kind, Part, Seen, Setup, Violation, class_by_name,
 };
 use std::ops::Range;
 
@@ -51,8 +51,11 @@ pub fn by_dropping_on_image(setup: &Setup, _: Depth, seen: &mut Seen) -> Result<
     search(&case, &mut Bases::default(), seen)
 }
 
-/// Looks at runs of a class.
-fn look_at(class: &str, seeds: impl Iterator<Item = u64>) {
+/// Looks at runs of a class. Its counts lie a good deal above what is asked for here: seeds 1 to 30
+/// have 8,703 states, 47 second lives and 21 kills, with dropped operations 4,649, 29 and 20, and a
+/// volume takes 70 KB of memory at most.
+fn look_at(class: &str, seeds: Range<u64>) -> Counts {
+    let runs = seeds.end - seeds.start;
     let (mut bases, mut seen, mut violations) = (Bases::default(), Seen::default(), 0);
     let started = std::time::Instant::now();
     for seed in seeds {
@@ -64,11 +67,23 @@ fn look_at(class: &str, seeds: impl Iterator<Item = u64>) {
     let rate = seen.counts.states as f64 / started.elapsed().as_secs_f64();
     println!("{class}: {rate:.0} states/s, {}", seen.line());
     assert_eq!(violations, 0, "violations");
+    let counts = seen.counts;
+    if runs < 20 {
+        return counts; // A run has few states, or is on a raw image.
+    }
+    assert!(counts.states > 60 * runs, "{counts:?}");
+    assert!(counts.kills > runs / 4 && counts.second_lives > runs / 4, "{counts:?}");
+    assert!(counts.syncs > runs / 2 && counts.unchecked <= runs / 2 + 2, "{counts:?}");
+    assert!((1..=512 << 10).contains(&counts.most_memory), "{} bytes", counts.most_memory);
+    counts
 }
 
 #[test]
 fn several_clients_crashed_anywhere_keep_what_was_synced() {
-    look_at("several-clients", seeds(30));
+    let counts = look_at("several-clients", seeds(30));
+    // With dropped operations half of the runs is on raw images, which need no recovery.
+    let is_short = counts.states < 1_000;
+    assert!(is_short || counts.recovered >= counts.states / 5, "{counts:?}");
 }
 
 #[test]

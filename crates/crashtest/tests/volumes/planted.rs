@@ -58,6 +58,8 @@ fn class_of(fault: Planted) -> Option<&'static str> {
         Planted::RecordBeforeData => "no-sums",
         Planted::InodesCountedAnew => "third-lives",
         Planted::BlockNumberShort => "large",
+        Planted::GrownTakenForClosed => "growing",
+        Planted::NodesReusedEarly => "older-checkpoint",
         _ => return None,
     })
 }

@@ -1,11 +1,13 @@
 //! The superblock's slots on the device.
 //!
-//! Invariants: U11 each state of the superblock is written to two slots, one at either end, in turn: any
-//! single sector may be lost, and what was there before stays until the new one is durable. U12 of the valid
-//! slots the one with the highest number counts. U13 slots of another volume do not count beside one at the
-//! start: a device that was made smaller, got another volume and was made larger has those of the old one at
-//! its end. U14 of a state one slot is enough, if the other one cannot be written and has no state of the
-//! same number.
+//! Invariants: U11 each state of the superblock is written to two slots, one at either end, in
+//! turn: any single sector may be lost, and what was there before stays until the new one is
+//! durable. U12 of the valid slots the one with the highest number counts. U13 slots of another
+//! volume do not count beside one at the start: a device that was made smaller, got another volume
+//! and was made larger has those of the old one at its end. U14 of a state one slot is enough, if
+//! the other one cannot be written and has no state of the same number. device.slots.R1 nothing is
+//! written to a volume while both slots of a state cannot be read: they may hold the newest one,
+//! come back later, and lead to what was overwritten since.
 //!
 //! No locks: opening and checkpoints are alone.
 
@@ -29,6 +31,10 @@ pub(crate) async fn read_at(device: &DeviceRef, offset: u64, len: usize) -> Resu
 
 /// All valid states, by their number (U12); what is wrong with one if there is none.
 pub(crate) async fn read_valid(device: &DeviceRef) -> Result<Vec<Superblock>> {
+    read_all(device).await.map(|found| found.slots)
+}
+
+async fn read_all(device: &DeviceRef) -> Result<Valid> {
     let mut found = Valid::default();
     let end = round_down(device.size(), SLOT_BYTES as u64);
     found.read(device, end, 0..SLOTS as usize).await?;
@@ -42,6 +48,7 @@ pub(crate) async fn read_valid(device: &DeviceRef) -> Result<Vec<Superblock>> {
     if let Some(recorded) = newest.map(|newest| newest.recorded_end_bytes)
         && recorded < end
     {
+        found.unreadable.retain(|(slot, ..)| *slot < SLOTS / 2);
         found.read(device, recorded, SLOTS as usize / 2..SLOTS as usize).await?;
         found.slots.retain(is_own);
     }
@@ -50,18 +57,24 @@ pub(crate) async fn read_valid(device: &DeviceRef) -> Result<Vec<Superblock>> {
         return Err(found.why.unwrap_or_else(none));
     }
     found.slots.sort_by_key(|slot| slot.checkpoint);
-    Ok(found.slots)
+    Ok(found)
 }
 
 /// The newest state (U12), and the one before it if there is one.
 pub(crate) async fn read_newest(device: &DeviceRef) -> Result<(Superblock, Option<Superblock>)> {
-    let mut valid = read_valid(device).await?;
-    let newest = valid.pop().expect("one at least is valid");
-    let before = |found: &&Superblock| {
-        found.uuid == newest.uuid && found.checkpoint + 1 == newest.checkpoint
-    };
-    let older = valid.iter().find(before).cloned();
-    Ok((newest, older))
+    read_all(device).await.map(Valid::newest)
+}
+
+/// As [`read_newest`], for a volume that is about to be written to. The error of the device if both
+/// slots of a state cannot be read (device.slots.R1).
+pub(crate) async fn read_newest_to_write(
+    device: &DeviceRef,
+) -> Result<(Superblock, Option<Superblock>)> {
+    let found = read_all(device).await?;
+    match found.hidden() {
+        Some(error) => Err(error),
+        None => Ok(found.newest()),
+    }
 }
 
 /// The newest state but for `passed_over` newer ones, which are damaged elsewhere.
@@ -79,6 +92,8 @@ struct Valid {
     slots: Vec<Superblock>,
     /// What is wrong with one of the start.
     why: Option<Error>,
+    /// Slots that the device does not give back, where they are, and why.
+    unreadable: Vec<(u32, u64, Error)>,
 }
 
 impl Valid {
@@ -88,10 +103,15 @@ impl Valid {
             if !slots.contains(&slot) || offset + SLOT_BYTES as u64 > device.size() {
                 continue;
             }
-            let found = match read_at(device, offset, SLOT_BYTES).await {
-                Ok(bytes) => Superblock::decode(&bytes, slot as u32),
-                Err(error) => Err(error),
-            };
+            let mut bytes = read_at(device, offset, SLOT_BYTES).await;
+            if bytes.is_err() {
+                // A read that fails once is no loss.
+                bytes = read_at(device, offset, SLOT_BYTES).await;
+            }
+            if let Err(error) = &bytes {
+                self.unreadable.push((slot as u32, offset, error.clone()));
+            }
+            let found = bytes.and_then(|bytes| Superblock::decode(&bytes, slot as u32));
             match found {
                 Ok(found) => self.slots.push(found),
                 // What is newer than this program says more than a slot that was never written.
@@ -101,6 +121,32 @@ impl Valid {
             }
         }
         Ok(())
+    }
+
+    /// The newest state, and the one before it; there is one.
+    fn newest(mut self) -> (Superblock, Option<Superblock>) {
+        let newest = self.slots.pop().expect("one at least is valid");
+        let before = |found: &&Superblock| {
+            found.uuid == newest.uuid && found.checkpoint + 1 == newest.checkpoint
+        };
+        let older = self.slots.iter().find(before).cloned();
+        (newest, older)
+    }
+
+    /// Why a state is hidden: the device does not give back one of its slots, and the other one
+    /// is not valid.
+    fn hidden(&self) -> Option<Error> {
+        let half = SLOTS / 2;
+        let is_hidden = |(slot, ..): &&(u32, u64, Error)| {
+            let other = (slot + half) % SLOTS;
+            !self.slots.iter().any(|valid| valid.slot == other)
+        };
+        let (slot, offset, error) = self.unreadable.iter().find(is_hidden)?;
+        let text = format!(
+            "slot {slot} of the superblock cannot be read, which may hold the newest state: {error}; \
+             the state before can be opened for reading"
+        );
+        Some(Error::new(error.kind(), "open", text).with_range(*offset, SLOT_BYTES as u64))
     }
 }
 

@@ -70,7 +70,9 @@ pub(crate) async fn find(
     state.cache.bytes_max = options.inode_cache_bytes;
     state.space.segments.load(&entries, newest.checkpoint)?;
     let usage = find_nodes(tree, newest, older, &mut state).await?;
-    let is_clean = newest.state & STATE_CLEAN != 0;
+    let is_larger = entries.len() < newest.segment_count as usize;
+    let is_clean = newest.state & STATE_CLEAN != 0
+        || is_larger && options.plant.has(Planted::GrownTakenForClosed);
     let mut found = if is_clean {
         Found { state, head: head_of(newest), records: 0, damage: None }
     } else {

@@ -2,17 +2,19 @@
 //!
 //! No locks.
 
+use crate::fault::{Plant, Planted};
 use crate::format::superblock::{SLOT_BYTES, slot_offsets};
 use crate::tests::reuse::{create, open, read, setup, write};
 use crate::tests::setup::Setup;
-use crate::volume::Volume;
+use crate::volume::{OpenOptions, Volume};
 use forebay_base::sim_world::SimWorld;
-use forebay_base::world::World;
-use forebay_block::BioOp;
+use forebay_base::world::{World, WorldRef};
+use forebay_block::{BioOp, DeviceRef};
 use forebay_sim::{Fate, Fault, FaultRule, SimDisk};
 use forebay_vfs::{FileSystem, Ino, Name, OpenFileRef};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -43,6 +45,7 @@ async fn go_on(volume: &Volume, disk: &SimDisk, file: &OpenFileRef) {
         write(file, 0, &[10 + round; BLOCK]).await.unwrap();
         for _ in 0..3 {
             if file.sync(true).await.is_ok() {
+                disk.tag_cuts(u64::from(10 + round));
                 break;
             }
         }
@@ -51,10 +54,21 @@ async fn go_on(volume: &Volume, disk: &SimDisk, file: &OpenFileRef) {
     }
 }
 
+/// What a sweep over the moments after the drops has found.
+#[derive(Default)]
+struct Swept {
+    /// States after a sync that was acknowledged after the drop.
+    synced_states: u32,
+    /// The first state in which acknowledged bytes are missing.
+    missing: Option<String>,
+}
+
 /// A power loss at any moment after the drop leaves a volume that opens, and a file with the bytes
-/// of one of its writes.
-fn check(setup: &Setup, disk: &SimDisk, what: &str) {
+/// of one of its writes: the last one that a sync acknowledged, or a later one. A moment is tagged
+/// with the byte of that write.
+fn check(setup: &Setup, disk: &SimDisk, what: &str, swept: &mut Swept) {
     for (n, cut) in disk.take_cuts().into_iter().enumerate() {
+        let synced = cut.tag();
         for state in [cut.state(&vec![Fate::Whole; cut.pending()]), cut.state(&[])] {
             let disk = state.mount(SimWorld::new(9));
             disk.world().run(async {
@@ -64,6 +78,13 @@ fn check(setup: &Setup, disk: &SimDisk, what: &str) {
                 let bytes = read(&file, BLOCK).await;
                 let is_one = bytes.len() == BLOCK && bytes.iter().all(|byte| *byte == bytes[0]);
                 assert!(is_one && [1, 2, 10, 11, 12].contains(&bytes[0]), "{what}, moment {n}");
+                swept.synced_states += u32::from(synced >= 10);
+                if u64::from(bytes[0]) < synced {
+                    let found = bytes[0];
+                    swept.missing.get_or_insert_with(|| {
+                        format!("{what}, moment {n}: {synced} was synced, {found} is there")
+                    });
+                }
             });
             disk.world().stop();
         }
@@ -72,22 +93,27 @@ fn check(setup: &Setup, disk: &SimDisk, what: &str) {
 
 /// Runs a checkpoint or a sync with slow writes, and drops it after `polls` polls. True if it ended
 /// before.
-fn dropped(polls: u32, is_checkpoint: bool) -> bool {
+fn dropped(polls: u32, is_checkpoint: bool, plant: Option<Planted>, swept: &mut Swept) -> bool {
     let setup = setup(0);
     let disk = setup.blank();
     let ended = disk.world().run(async {
-        let volume = open(&setup, &disk).await.unwrap();
+        let (device, world): (DeviceRef, WorldRef) = (Arc::new(disk.clone()), disk.world().clone());
+        let options = OpenOptions { plant: Plant(plant), ..setup.options(&world) };
+        let volume = Volume::open(&device, &world, &options).await.unwrap();
         let (_, file) = create(&volume, "f").await.unwrap();
         for n in 0..20 {
             create(&volume, &format!("f{n}")).await.unwrap();
         }
         write(&file, 0, &[1; BLOCK]).await.unwrap();
         volume.syncfs().await.unwrap();
-        volume.checkpoint().await.unwrap();
+        let made = volume.checkpoint().await;
+        assert!(made.is_ok() || plant.is_some(), "{made:?}");
+        disk.tag_cuts(1);
         write(&file, 0, &[2; BLOCK]).await.unwrap();
         let slow = || FaultRule::on(BioOp::Write, Fault::Slow(LATE));
         if is_checkpoint {
             volume.syncfs().await.unwrap();
+            disk.tag_cuts(2);
             for at in slot_offsets(disk.config().size) {
                 disk.inject(slow().within(at..at + SLOT_BYTES as u64));
             }
@@ -106,8 +132,22 @@ fn dropped(polls: u32, is_checkpoint: bool) -> bool {
         ended
     });
     disk.world().stop();
-    check(&setup, &disk, &format!("dropped after {polls} polls, checkpoint {is_checkpoint}"));
+    let what = format!("dropped after {polls} polls, checkpoint {is_checkpoint}");
+    check(&setup, &disk, &what, swept);
     ended
+}
+
+/// Drops a checkpoint or a sync at each of its polls: how many there are, and what was found.
+fn sweep(is_checkpoint: bool, plant: Option<Planted>) -> (u32, Swept) {
+    let mut swept = Swept::default();
+    let ends = |polls: &u32| dropped(*polls, is_checkpoint, plant, &mut swept);
+    let most = (1..200).find(ends).expect("it ends");
+    (most, swept)
+}
+
+fn assert_synced_bytes_are_there(swept: &Swept) {
+    assert!(swept.synced_states > 0, "no moment lies behind an acknowledged sync");
+    assert_eq!(swept.missing, None);
 }
 
 /// H18. A checkpoint was dropped while the device had the write of its slot. The next checkpoints
@@ -115,15 +155,24 @@ fn dropped(polls: u32, is_checkpoint: bool) -> bool {
 /// named those nodes.
 #[test]
 fn checkpoint_dropped_at_any_poll_leaves_no_late_slot() {
-    let most = (1..200).find(|polls| dropped(*polls, true)).expect("it ends");
+    let (most, swept) = sweep(true, None);
     assert!(most > 4, "{most} polls");
+    assert_synced_bytes_are_there(&swept);
 }
 
 /// L9. A sync is dropped while the device has the write of its group or of its data.
 #[test]
 fn sync_dropped_at_any_poll_leaves_no_late_record() {
-    let most = (1..200).find(|polls| dropped(*polls, false)).expect("it ends");
+    let (most, swept) = sweep(false, None);
     assert!(most > 2, "{most} polls");
+    assert_synced_bytes_are_there(&swept);
+}
+
+/// The sweep finds a sync that is acknowledged before its flush.
+#[test]
+fn sweep_after_drop_finds_sync_acknowledged_before_flush() {
+    let (_, swept) = sweep(true, Some(Planted::AckBeforeFlush));
+    assert!(swept.missing.is_some(), "{} states", swept.synced_states);
 }
 
 /// Two tasks sync a new name at once, and the first is dropped after `polls` polls. True if it

@@ -11,7 +11,7 @@ use forebay_base::world::WorldRef;
 use forebay_block::DeviceRef;
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, PageCache};
-use forebay_iomap::check::{Checked, Drops, Op, Subject, ended_after};
+use forebay_iomap::check::{Checked, Drops, Op, Outcome, Subject, ended_after};
 use forebay_sim::SimDisk;
 use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ async fn open(setup: &Setup, disk: &SimDisk, strategy: UncachedStrategy) -> Volu
     Volume::open(&device, &world, &options).await.unwrap()
 }
 
-fn drop_one(op: Op, polls: u32, strategy: UncachedStrategy) -> Checked<bool> {
+fn drop_one(op: Op, polls: u32, strategy: UncachedStrategy) -> Checked<Outcome> {
     let setup = setup(0);
     let disk = setup.blank();
     let done = disk.world().run(async {

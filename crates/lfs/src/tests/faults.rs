@@ -313,6 +313,55 @@ fn one_bad_slot_stops_no_checkpoint() {
     }
 }
 
+/// device.slots.R1. The disk gave back neither slot of the newest state for a while: the volume was
+/// opened from the state before, whose log ends before what was synced since, and wrote over it.
+#[test]
+fn open_while_both_slots_of_a_state_are_unreadable_is_refused_and_loses_nothing() {
+    let setup = setup(0);
+    for turn in 0..4 {
+        let disk = synced_file(&setup);
+        let slots = slot_offsets(disk.config().size);
+        for at in [slots[turn], slots[turn + 4]] {
+            disk.inject(failing(BioOp::Read).within(at..at + BLOCK as u64).sticky());
+        }
+        let opened = disk.world().run(open(&setup, &disk)).map(drop);
+        disk.world().stop();
+        let error = opened.expect_err("the newest state may be hidden");
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert!(error.to_string().contains(&format!("slot {turn} of the superblock")), "{error}");
+        disk.heal();
+        assert_eq!(found(&setup, &disk.power_cut(1), "f"), [1; BLOCK], "slots of turn {turn}");
+    }
+}
+
+/// A disk whose slots each fail one read is opened from the newest state.
+#[test]
+fn open_while_each_slot_fails_once_finds_the_newest_state() {
+    let setup = setup(0);
+    let disk = synced_file(&setup);
+    for at in slot_offsets(disk.config().size) {
+        disk.inject(failing(BioOp::Read).within(at..at + BLOCK as u64));
+    }
+    let opened = disk.world().run(open(&setup, &disk)).map(drop);
+    disk.world().stop();
+    opened.expect("each slot is read twice");
+    assert_eq!(disk.fault_counts().failed, 8, "each slot failed");
+    assert_eq!(found(&setup, &disk.power_cut(1), "f"), [1; BLOCK]);
+}
+
+/// The disk of a volume that was open when the power went, with a file that was synced.
+fn synced_file(setup: &Setup) -> SimDisk {
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(setup, &disk).await.unwrap();
+        let (_, file) = create(&volume, "f").await.unwrap();
+        write(&file, 0, &[1; BLOCK]).await.unwrap();
+        file.sync(true).await.unwrap();
+    });
+    disk.world().stop();
+    disk.power_cut(1)
+}
+
 /// What happens to a file after it has taken another one's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {

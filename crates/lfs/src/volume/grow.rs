@@ -33,7 +33,7 @@ fn invalid<T>(text: String) -> Result<T> {
 /// size that is no larger by a segment at least, for more segments than a volume can have, and for
 /// more than the next opening believes.
 pub async fn grow(device: &DeviceRef, bytes: Option<u64>) -> Result<(VolumeInfo, VolumeInfo)> {
-    let (old, _) = slots::read_newest(device).await?;
+    let (old, _) = slots::read_newest_to_write(device).await?;
     if let Access::ReadOnly(why) = old.access()? {
         return Err(Error::new(ErrorKind::ReadOnly, "grow", why));
     }

@@ -1,0 +1,155 @@
+/* The methods of an open file. */
+#include "internal.h"
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+static int close_file(sqlite3_file *base) {
+    File *file = (File *)base;
+    int result = SQLITE_OK;
+    fetch_end_all(file);
+    shm_unmap(base, 0);
+    lock_release(base, SQLITE_LOCK_NONE);
+    if (file->file)
+        result = store_close(file);
+    if (file->delete_on_close)
+        store_delete(file->name);
+    return result;
+}
+
+/*
+ * A database that another process has is empty until the first lock: SQLite looks at its header
+ * before that, for the size of its pages, and again after it.
+ */
+static int read_file(sqlite3_file *base, void *buf, int bytes, sqlite3_int64 offset) {
+    File *file = (File *)base;
+    struct iovec rest = {buf, (size_t)bytes};
+    while (file->file && rest.iov_len > 0) {
+        int64_t got = fby_preadv2(file->file, &rest, 1, offset, 0);
+        if (got < 0)
+            return failed(file, got, SQLITE_IOERR_READ, file->name);
+        if (got == 0)
+            break;
+        rest.iov_base = (char *)rest.iov_base + got;
+        rest.iov_len -= (size_t)got;
+        offset += got;
+    }
+    if (rest.iov_len == 0)
+        return SQLITE_OK;
+    memset(rest.iov_base, 0, rest.iov_len);
+    return SQLITE_IOERR_SHORT_READ;
+}
+
+static int write_file(sqlite3_file *base, const void *buf, int bytes, sqlite3_int64 offset) {
+    File *file = (File *)base;
+    struct iovec rest = {(void *)(uintptr_t)buf, (size_t)bytes};
+    while (rest.iov_len > 0) {
+        int64_t wrote = fby_pwritev2(file->file, &rest, 1, offset, 0);
+        if (wrote < 0)
+            return failed(file, wrote, SQLITE_IOERR_WRITE, file->name);
+        if (wrote == 0)
+            return SQLITE_FULL;
+        rest.iov_base = (char *)rest.iov_base + wrote;
+        rest.iov_len -= (size_t)wrote;
+        offset += wrote;
+    }
+    return SQLITE_OK;
+}
+
+static int truncate_file(sqlite3_file *base, sqlite3_int64 size) {
+    File *file = (File *)base;
+    int result = fby_ftruncate(file->file, size);
+    return result < 0 ? failed(file, result, SQLITE_IOERR_TRUNCATE, file->name) : SQLITE_OK;
+}
+
+/*
+ * The data, the size and where the data is; SQLite needs no times. A new file also needs its name,
+ * or its content is lost with it: a journal that is lost that way leaves a database half changed.
+ */
+static int sync_file(sqlite3_file *base, int flags) {
+    File *file = (File *)base;
+    int result = fby_fdatasync(file->file);
+    (void)flags;
+    if (result < 0)
+        return failed(file, result, SQLITE_IOERR_FSYNC, file->name);
+    if (file->sync_directory) {
+        result = store_sync_directory(file->name);
+        if (result != SQLITE_OK)
+            return result;
+        file->sync_directory = 0;
+    }
+    return SQLITE_OK;
+}
+
+static int file_size(sqlite3_file *base, sqlite3_int64 *size) {
+    File *file = (File *)base;
+    int64_t got = file->file ? fby_lseek(file->file, 0, SEEK_END) : 0;
+    if (got < 0)
+        return failed(file, got, SQLITE_IOERR_FSTAT, file->name);
+    *size = got;
+    return SQLITE_OK;
+}
+
+/* Sets a bit of the file, or shows it: `value` is negative then. */
+static unsigned set_or_show(unsigned now, int *value) {
+    if (*value >= 0)
+        return *value != 0;
+    *value = (int)now;
+    return now;
+}
+
+/* The limit counts while no page is fetched, as SQLite's own VFS has it. */
+static void limit_fetches(File *file, sqlite3_int64 *limit) {
+    sqlite3_int64 before = file->fetch_limit;
+    if (*limit >= 0 && !file->fetched_count)
+        file->fetch_limit = *limit;
+    *limit = before;
+}
+
+static int control(sqlite3_file *base, int what, void *with) {
+    File *file = (File *)base;
+    switch (what) {
+    case SQLITE_FCNTL_LOCKSTATE:
+        *(int *)with = file->level;
+        return SQLITE_OK;
+    case SQLITE_FCNTL_LAST_ERRNO:
+        *(int *)with = file->last_errno;
+        return SQLITE_OK;
+    case SQLITE_FCNTL_SIZE_HINT:
+    case SQLITE_FCNTL_CHUNK_SIZE:
+        return SQLITE_OK;
+    case SQLITE_FCNTL_PERSIST_WAL:
+        file->persist_wal = set_or_show(file->persist_wal, with) & 1;
+        return SQLITE_OK;
+    case SQLITE_FCNTL_POWERSAFE_OVERWRITE:
+        file->powersafe = set_or_show(file->powersafe, with) & 1;
+        return SQLITE_OK;
+    case SQLITE_FCNTL_VFSNAME:
+        *(char **)with = sqlite3_mprintf("forebay");
+        return SQLITE_OK;
+    case SQLITE_FCNTL_MMAP_SIZE:
+        limit_fetches(file, with);
+        return SQLITE_OK;
+    case SQLITE_FCNTL_HAS_MOVED:
+        *(int *)with = store_has_moved(file);
+        return SQLITE_OK;
+    default:
+        return SQLITE_NOTFOUND;
+    }
+}
+
+static int sector_size(sqlite3_file *base) {
+    (void)base;
+    return 4096;
+}
+
+/* Nothing is promised of several pages at once: SQLite's journals give that. */
+static int characteristics(sqlite3_file *base) {
+    return ((File *)base)->powersafe ? SQLITE_IOCAP_POWERSAFE_OVERWRITE : 0;
+}
+
+const sqlite3_io_methods forebay_methods = {
+    3,          close_file,       read_file,    write_file,  truncate_file,   sync_file, file_size,
+    lock_take,  lock_release,     lock_is_reserved, control, sector_size,     characteristics,
+    shm_map,    shm_lock,         shm_barrier,  shm_unmap,   fetch_page,      fetch_end,
+};

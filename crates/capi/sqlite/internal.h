@@ -1,0 +1,120 @@
+/*
+ * What the files of the VFS share.
+ *
+ *   vfs.c    registration, names: open, delete, access, full names
+ *   file.c   the methods of an open file
+ *   lock.c   locks among the connections of this process
+ *   shm.c    the index of a write-ahead log, in memory of this process
+ *   fetch.c  pages without a copy
+ *   store.c  the cache, volumes, and how a file of either kind is reached
+ *
+ * Invariants:
+ *   excl    While a database is open, libforebay holds a lock of its open file description on all
+ *           of the file, SQLite's bytes of locks included. So no other process reads or writes it,
+ *           whatever VFS it uses, and dirty data of our cache is seen by all who may see the file.
+ *           A database that another process holds is opened without a file; each xLock tries
+ *           again, and until then nothing of it is read.
+ *   node    Connections of a process to one file share one node, by device and inode.
+ */
+#ifndef FOREBAY_SQLITE_INTERNAL_H
+#define FOREBAY_SQLITE_INTERNAL_H
+
+#define _GNU_SOURCE
+#include "forebay_sqlite.h"
+#include <fcntl.h>
+#include <pthread.h>
+#include <sqlite3ext.h>
+#ifndef FOREBAY_SQLITE_MAIN
+SQLITE_EXTENSION_INIT3
+#endif
+
+typedef struct File File;
+typedef struct Node Node;
+typedef struct Store Store;
+
+/* An image with a volume, open while a file of it is. */
+struct Store {
+    Store *next;
+    char *image;
+    fby_volume *volume;
+    int users;
+};
+
+struct Node {
+    Node *next;
+    Store *store;
+    uint64_t dev, ino;
+    int users;
+    pthread_mutex_t mutex;
+    /* Locks of databases: connections with SHARED or more, and the one that has more. */
+    int shared;
+    File *writer;
+    int writer_level;
+    /* The index of the log: regions, their users, and locks by slot. */
+    void **regions;
+    int region_count, region_bytes, shm_users;
+    int slot_shared[SQLITE_SHM_NLOCK];
+    File *slot_owner[SQLITE_SHM_NLOCK];
+};
+
+typedef struct {
+    void *bytes;
+    fby_pinned *pinned;
+} Fetched;
+
+struct File {
+    sqlite3_file base;
+    /* SQLite's, which stays until xClose. */
+    const char *name;
+    /* Flags of open(2); NULL in `file` means that another process has the file. */
+    int how;
+    fby_file *file;
+    Store *store;
+    Node *node;
+    int level;
+    int last_errno;
+    unsigned shm_shared, shm_exclusive;
+    unsigned is_database : 1, sync_directory : 1, delete_on_close : 1;
+    unsigned has_shm : 1, persist_wal : 1, powersafe : 1;
+    /* 0: no page is fetched. Otherwise only what PRAGMA mmap_size shows. */
+    sqlite3_int64 fetch_limit;
+    Fetched *fetched;
+    int fetched_count, fetched_space;
+};
+
+/* store.c */
+/* Makes the cache if there is none; `budget` as in "256M", or NULL. */
+int store_enter(const char *budget);
+/* Opens the file and finds its node: SQLITE_BUSY if another process has it. */
+int store_open(File *file);
+int store_close(File *file);
+int store_is_in_volume(const char *name);
+int store_delete(const char *name);
+int store_access(const char *name, int flags, int *result);
+int store_sync_directory(const char *name);
+int store_make_volume(const char *name, sqlite3_int64 bytes);
+int store_has_moved(const File *file);
+
+/* The result for SQLite of a call of libforebay that failed: `code` unless errno says more. */
+int failed(File *file, int64_t result, int code, const char *name);
+
+/* lock.c */
+int lock_take(sqlite3_file *base, int level);
+int lock_release(sqlite3_file *base, int level);
+int lock_is_reserved(sqlite3_file *base, int *result);
+
+/* shm.c */
+int shm_map(sqlite3_file *base, int region, int bytes, int extend, void volatile **memory);
+int shm_lock(sqlite3_file *base, int offset, int count, int flags);
+void shm_barrier(sqlite3_file *base);
+int shm_unmap(sqlite3_file *base, int delete_it);
+
+/* fetch.c */
+int fetch_page(sqlite3_file *base, sqlite3_int64 offset, int bytes, void **page);
+int fetch_end(sqlite3_file *base, sqlite3_int64 offset, void *page);
+void fetch_end_all(File *file);
+
+/* file.c */
+extern const sqlite3_io_methods forebay_methods;
+
+#endif

@@ -1,0 +1,129 @@
+/*
+ * The index of a write-ahead log: memory of this process, shared by its connections to a database.
+ * `excl` makes that enough. The last connection that ends frees it; the next one makes it anew from
+ * the log, as after a crash.
+ */
+#include "internal.h"
+#include <stdlib.h>
+#include <string.h>
+
+static int add_region(Node *node, int bytes) {
+    void **regions = realloc(node->regions, sizeof *regions * (size_t)(node->region_count + 1));
+    if (!regions)
+        return SQLITE_IOERR_NOMEM;
+    node->regions = regions;
+    regions[node->region_count] = calloc(1, (size_t)bytes);
+    if (!regions[node->region_count])
+        return SQLITE_IOERR_NOMEM;
+    node->region_bytes = bytes;
+    node->region_count++;
+    return SQLITE_OK;
+}
+
+int shm_map(sqlite3_file *base, int region, int bytes, int extend, void volatile **memory) {
+    File *file = (File *)base;
+    Node *node = file->node;
+    int result = SQLITE_OK;
+    *memory = NULL;
+    /*
+     * Openers of a file that cannot be written share it with readers of other processes, which
+     * cannot see this memory.
+     */
+    if (!node || (file->how & O_ACCMODE) == O_RDONLY)
+        return SQLITE_CANTOPEN;
+    pthread_mutex_lock(&node->mutex);
+    if (!file->has_shm) {
+        file->has_shm = 1;
+        node->shm_users++;
+    }
+    if (node->region_count && node->region_bytes != bytes)
+        result = SQLITE_IOERR_SHMSIZE;
+    while (result == SQLITE_OK && extend && node->region_count <= region)
+        result = add_region(node, bytes);
+    if (result == SQLITE_OK && region < node->region_count)
+        *memory = node->regions[region];
+    pthread_mutex_unlock(&node->mutex);
+    return result;
+}
+
+static void unlock_slots(Node *node, File *file, unsigned mask) {
+    for (int slot = 0; slot < SQLITE_SHM_NLOCK; slot++) {
+        unsigned bit = 1u << slot;
+        if (mask & bit & file->shm_exclusive)
+            node->slot_owner[slot] = NULL;
+        if (mask & bit & file->shm_shared)
+            node->slot_shared[slot]--;
+    }
+    file->shm_exclusive &= ~mask;
+    file->shm_shared &= ~mask;
+}
+
+static int lock_shared(Node *node, File *file, int slot) {
+    unsigned bit = 1u << slot;
+    if (file->shm_shared & bit)
+        return SQLITE_OK;
+    if (node->slot_owner[slot])
+        return SQLITE_BUSY;
+    node->slot_shared[slot]++;
+    file->shm_shared |= bit;
+    return SQLITE_OK;
+}
+
+/* All slots, or none. */
+static int lock_exclusive(Node *node, File *file, int first, int count) {
+    for (int slot = first; slot < first + count; slot++) {
+        int own = (file->shm_shared >> slot) & 1;
+        if (node->slot_shared[slot] > own)
+            return SQLITE_BUSY;
+        if (node->slot_owner[slot] && node->slot_owner[slot] != file)
+            return SQLITE_BUSY;
+    }
+    for (int slot = first; slot < first + count; slot++) {
+        node->slot_owner[slot] = file;
+        file->shm_exclusive |= 1u << slot;
+    }
+    return SQLITE_OK;
+}
+
+int shm_lock(sqlite3_file *base, int offset, int count, int flags) {
+    File *file = (File *)base;
+    Node *node = file->node;
+    int result = SQLITE_OK;
+    if (!node || offset < 0 || count < 1 || offset + count > SQLITE_SHM_NLOCK)
+        return SQLITE_IOERR_SHMLOCK;
+    pthread_mutex_lock(&node->mutex);
+    if (flags & SQLITE_SHM_UNLOCK)
+        unlock_slots(node, file, ((1u << count) - 1) << offset);
+    else if (flags & SQLITE_SHM_SHARED)
+        result = lock_shared(node, file, offset);
+    else
+        result = lock_exclusive(node, file, offset, count);
+    pthread_mutex_unlock(&node->mutex);
+    return result;
+}
+
+/* Orders the plain reads and writes of the index before it with those after it. */
+void shm_barrier(sqlite3_file *base) {
+    (void)base;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+int shm_unmap(sqlite3_file *base, int delete_it) {
+    File *file = (File *)base;
+    Node *node = file->node;
+    (void)delete_it;
+    if (!node || !file->has_shm)
+        return SQLITE_OK;
+    pthread_mutex_lock(&node->mutex);
+    unlock_slots(node, file, ~0u);
+    file->has_shm = 0;
+    if (--node->shm_users == 0) {
+        for (int i = 0; i < node->region_count; i++)
+            free(node->regions[i]);
+        free(node->regions);
+        node->regions = NULL;
+        node->region_count = 0;
+    }
+    pthread_mutex_unlock(&node->mutex);
+    return SQLITE_OK;
+}

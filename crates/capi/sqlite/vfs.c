@@ -1,0 +1,207 @@
+/* The VFS: its registration, and what it does with names. */
+#define FOREBAY_SQLITE_MAIN
+#include "internal.h"
+#include <string.h>
+SQLITE_EXTENSION_INIT1
+
+/* As many bytes as SQLite maps at most: the true limit is an eighth of the cache. */
+#define FETCH_ALL "PRAGMA main.mmap_size=2147418112"
+
+#define NAME_MAX_BYTES 1024
+
+static sqlite3_vfs vfs;
+
+/* SQLite's own, for temporary files and everything that is no file. */
+static sqlite3_vfs *host(const sqlite3_vfs *self) {
+    return self->pAppData;
+}
+
+static int flags_of_open(int flags) {
+    int how = O_RDWR;
+    if (flags & SQLITE_OPEN_CREATE)
+        how |= O_CREAT;
+    if (flags & SQLITE_OPEN_EXCLUSIVE)
+        how |= O_EXCL;
+    return how;
+}
+
+/*
+ * A connection that only reads opens the file for writing, too, if it may: only then no other
+ * process writes it.
+ */
+static int open_new(File *file, const char *name, int flags) {
+    int creates = flags & SQLITE_OPEN_CREATE;
+    /* What store_access does not find out is taken as a new file: its name is synced once more. */
+    int exists = !creates, result;
+    sqlite3_int64 volume_bytes;
+    file->is_database = (flags & SQLITE_OPEN_MAIN_DB) != 0;
+    file->name = name;
+    file->how = flags_of_open(flags);
+    file->powersafe = sqlite3_uri_boolean(name, "psow", 1) & 1;
+    file->delete_on_close = (flags & SQLITE_OPEN_DELETEONCLOSE) != 0;
+    result = store_enter(sqlite3_uri_parameter(name, "budget"));
+    volume_bytes = sqlite3_uri_int64(name, "volume_size", 0);
+    if (result == SQLITE_OK && file->is_database && volume_bytes > 0 && creates && strstr(name, "//"))
+        result = store_make_volume(name, volume_bytes);
+    if (result == SQLITE_OK && creates)
+        result = store_access(name, SQLITE_ACCESS_READ, &exists);
+    if (result == SQLITE_OK)
+        result = store_open(file);
+    file->sync_directory = !exists;
+    return result;
+}
+
+static int open_file(sqlite3_vfs *self, const char *name, sqlite3_file *base, int flags, int *out) {
+    const int temporary = SQLITE_OPEN_TEMP_DB | SQLITE_OPEN_TEMP_JOURNAL | SQLITE_OPEN_TRANSIENT_DB |
+                          SQLITE_OPEN_SUBJOURNAL;
+    File *file = (File *)base;
+    int result;
+    if (!name || flags & temporary)
+        return host(self)->xOpen(host(self), name, base, flags, out);
+    memset(file, 0, sizeof *file);
+    result = open_new(file, name, flags);
+    if (result == SQLITE_BUSY && file->is_database && !sqlite3_uri_boolean(name, "immutable", 0) &&
+        !sqlite3_uri_boolean(name, "nolock", 0))
+        result = SQLITE_OK; /* xLock tries again. */
+    if (result != SQLITE_OK)
+        return result;
+    base->pMethods = &forebay_methods;
+    if ((file->how & O_ACCMODE) == O_RDONLY)
+        flags = (flags & ~(SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE)) | SQLITE_OPEN_READONLY;
+    if (out)
+        *out = flags;
+    return SQLITE_OK;
+}
+
+/*
+ * Deleting its journal commits a transaction. On the host that outlives this process at once. In a
+ * volume it is in our memory until it is synced, so a process that is killed would take back what it
+ * has acknowledged.
+ */
+static int delete_file(sqlite3_vfs *self, const char *name, int sync) {
+    int result = store_delete(name);
+    (void)self;
+    if (result == SQLITE_OK && (sync || store_is_in_volume(name)))
+        result = store_sync_directory(name);
+    return result;
+}
+
+static int access_file(sqlite3_vfs *self, const char *name, int flags, int *result) {
+    (void)self;
+    return store_access(name, flags, result);
+}
+
+/*
+ * With `volume=IMAGE` a name is IMAGE, "//" and the path in the volume. SQLite calls this with names
+ * that it took apart itself, so their parameters can be asked for.
+ */
+static int full_name(sqlite3_vfs *self, const char *name, int space, char *full) {
+    const char *image = sqlite3_uri_parameter(name, "volume");
+    size_t length;
+    int result;
+    if (!image || !*image)
+        return host(self)->xFullPathname(host(self), name, space, full);
+    result = host(self)->xFullPathname(host(self), image, space, full);
+    if ((result & 0xff) != SQLITE_OK)
+        return result;
+    while (*name == '/')
+        name++;
+    length = strlen(full);
+    if (!*name || strstr(name, "//") || length + 2 + strlen(name) >= (size_t)space)
+        return SQLITE_CANTOPEN;
+    memcpy(full + length, "//", 2);
+    strcpy(full + length + 2, name);
+    return SQLITE_OK;
+}
+
+static void *dl_open(sqlite3_vfs *self, const char *name) {
+    return host(self)->xDlOpen(host(self), name);
+}
+
+static void dl_error(sqlite3_vfs *self, int space, char *text) {
+    host(self)->xDlError(host(self), space, text);
+}
+
+static void (*dl_symbol(sqlite3_vfs *self, void *library, const char *symbol))(void) {
+    return host(self)->xDlSym(host(self), library, symbol);
+}
+
+static void dl_close(sqlite3_vfs *self, void *library) {
+    host(self)->xDlClose(host(self), library);
+}
+
+static int randomness(sqlite3_vfs *self, int bytes, char *out) {
+    return host(self)->xRandomness(host(self), bytes, out);
+}
+
+static int sleep_for(sqlite3_vfs *self, int microseconds) {
+    return host(self)->xSleep(host(self), microseconds);
+}
+
+static int current_time(sqlite3_vfs *self, double *time) {
+    return host(self)->xCurrentTime(host(self), time);
+}
+
+static int last_error(sqlite3_vfs *self, int space, char *text) {
+    return host(self)->xGetLastError ? host(self)->xGetLastError(host(self), space, text) : 0;
+}
+
+static int current_time_int64(sqlite3_vfs *self, sqlite3_int64 *time) {
+    return host(self)->xCurrentTimeInt64(host(self), time);
+}
+
+/* SQLite fetches pages only where PRAGMA mmap_size is set, and no VFS can set that. */
+static int on_connection(sqlite3 *db, char **error, const sqlite3_api_routines *api) {
+    sqlite3_vfs *used = NULL;
+    (void)error;
+    (void)api;
+    if (sqlite3_file_control(db, "main", SQLITE_FCNTL_VFS_POINTER, &used) != SQLITE_OK || used != &vfs)
+        return SQLITE_OK;
+    if (!sqlite3_uri_boolean(sqlite3_db_filename(db, "main"), "fetch", 1))
+        return SQLITE_OK;
+    return sqlite3_exec(db, FETCH_ALL, NULL, NULL, NULL);
+}
+
+int forebay_sqlite_register(int make_default) {
+    sqlite3_vfs *base = sqlite3_vfs_find(NULL);
+    int result;
+    if (!base)
+        return SQLITE_ERROR;
+    if (!vfs.zName) {
+        vfs.iVersion = base->iVersion >= 2 ? 2 : 1;
+        vfs.szOsFile = base->szOsFile > (int)sizeof(File) ? base->szOsFile : (int)sizeof(File);
+        vfs.mxPathname = base->mxPathname > NAME_MAX_BYTES ? base->mxPathname : NAME_MAX_BYTES;
+        vfs.pAppData = base;
+        vfs.xOpen = open_file;
+        vfs.xDelete = delete_file;
+        vfs.xAccess = access_file;
+        vfs.xFullPathname = full_name;
+        vfs.xDlOpen = dl_open;
+        vfs.xDlError = dl_error;
+        vfs.xDlSym = dl_symbol;
+        vfs.xDlClose = dl_close;
+        vfs.xRandomness = randomness;
+        vfs.xSleep = sleep_for;
+        vfs.xCurrentTime = current_time;
+        vfs.xGetLastError = last_error;
+        vfs.xCurrentTimeInt64 = current_time_int64;
+        vfs.zName = "forebay";
+    }
+    result = sqlite3_vfs_register(&vfs, make_default);
+    if (result == SQLITE_OK)
+        result = sqlite3_auto_extension((void (*)(void))on_connection);
+    return result;
+}
+
+#ifndef SQLITE_CORE
+/* The entry point of libforebay_sqlite.so. */
+__attribute__((visibility("default"))) int
+sqlite3_forebaysqlite_init(sqlite3 *db, char **error, const sqlite3_api_routines *api) {
+    int result;
+    SQLITE_EXTENSION_INIT2(api);
+    result = forebay_sqlite_register(0);
+    if (result == SQLITE_OK)
+        result = on_connection(db, error, api);
+    return result == SQLITE_OK ? SQLITE_OK_LOAD_PERMANENTLY : result;
+}
+#endif

@@ -1,0 +1,58 @@
+//! The VFS for SQLite: in programs under the sanitizers, and loaded by the program `sqlite3`.
+//!
+//! No locks.
+
+use crate::build::{Dir, STRICT, compiled_with_sqlite, linked, ran, sqlite_sources};
+use crate::programs::{SANITIZED, run_sanitized};
+use std::process::Command;
+
+fn sanitized(name: &str) {
+    let dir = Dir::new(&format!("san-{name}")).with_library();
+    let program = compiled_with_sqlite(&dir, name, &SANITIZED);
+    run_sanitized(&dir, &program);
+}
+
+#[test]
+fn sqlite_sanitizers_report_nothing() {
+    sanitized("sqlite");
+}
+
+#[test]
+fn sqlite_with_other_processes_is_busy_and_never_stale() {
+    sanitized("sqlite_others");
+}
+
+/// As `make install` builds it, in strict C99.
+fn extension(dir: &Dir) {
+    let mut cc = Command::new("cc");
+    cc.args(["-std=c99", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"]).args(STRICT);
+    cc.args(sqlite_sources()).args(["-Wl,-z,nodelete", "-Wl,-z,defs", "-o"]);
+    cc.arg(dir.path("libforebay_sqlite.so"));
+    linked(dir, cc);
+}
+
+fn shell(dir: &Dir, commands: &[&str]) -> String {
+    let mut sqlite = Command::new("sqlite3");
+    let load = format!(".load {}", dir.path("libforebay_sqlite.so").display());
+    ran(sqlite.args(["-batch", ":memory:", &load]).args(commands).current_dir(dir.path("")))
+}
+
+#[test]
+fn sqlite_program_loads_the_extension() {
+    let dir = Dir::new("sqlite-ext").with_library();
+    extension(&dir);
+    let dynamic = ran(Command::new("readelf").arg("-dW").arg(dir.path("libforebay_sqlite.so")));
+    assert!(dynamic.contains("NODELETE"), "{dynamic}");
+    let make = "PRAGMA journal_mode=wal; CREATE TABLE t(a); INSERT INTO t VALUES(1),(2);";
+    let open = ".open file:x.db?vfs=forebay&budget=32M";
+    let text = shell(&dir, &[open, make, "SELECT sum(a) FROM t; PRAGMA mmap_size", ".vfsname"]);
+    assert_eq!(text, "wal\n3\n2147418112\nforebay\n");
+    let theirs = ran(Command::new("sqlite3").arg(dir.path("x.db")).arg("SELECT sum(a) FROM t"));
+    assert_eq!(theirs, "3\n");
+    let open = ".open file:/d.db?vfs=forebay&volume=v.img&volume_size=67108864";
+    assert_eq!(shell(&dir, &[open, make]), "wal\n");
+    assert_eq!(shell(&dir, &[open, "SELECT sum(a) FROM t; PRAGMA integrity_check"]), "3\nok\n");
+    let refused = ".open file:x.db?vfs=forebay&budget=many";
+    let text = shell(&dir, &[refused, ".vfsname"]);
+    assert!(!text.contains("forebay"), "{text}");
+}
