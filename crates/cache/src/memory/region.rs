@@ -2,9 +2,11 @@
 //! on huge pages where the kernel has them, given back in part when it is not needed.
 //!
 //! Invariants: R1 the memory starts on a huge page boundary and has inaccessible pages on both
-//! sides. R2 no Rust reference into it is made here: what it holds is the owner's affair. R3 huge
-//! pages lie whole below the mark given to [`Region::advise`], so that what is resident never goes
-//! past it by more than a small page.
+//! sides; before those at its end lies one page of zeros that can only be read, for readers of
+//! pinned bytes that look a little too far (SQLite does, up to 256 bytes, in a damaged database).
+//! R2 no Rust reference into it is made here: what it holds is the owner's affair. R3 huge pages
+//! lie whole below the mark given to [`Region::advise`], so that what is resident never goes past
+//! it by more than a small page.
 //!
 //! Locks: none. The calls are the kernel's own, and may come from any thread.
 
@@ -49,6 +51,10 @@ impl Region {
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: [base, base + bytes) lies inside the mapping just made, which nobody uses yet.
         unsafe { mmap_anonymous(base.cast(), bytes, rights, flags | MapFlags::FIXED) }
+            .map_err(fail)?;
+        let (end, page) = (base.wrapping_add(bytes).cast(), rustix::param::page_size());
+        // SAFETY: the mapping has HUGE bytes at least behind `end`, which are not in use yet.
+        unsafe { mmap_anonymous(end, page, ProtFlags::READ, flags | MapFlags::FIXED) }
             .map_err(fail)?;
         // Neither a core dump nor a child has a use for it; a child would share frames that a
         // device writes to.
@@ -171,6 +177,15 @@ mod tests {
         assert!(region.resident().0 <= HUGE);
         // SAFETY: as above.
         assert_eq!(unsafe { last.read_volatile() }, 0);
+    }
+
+    /// R1: SQLite may read a few bytes past the last frame.
+    #[test]
+    fn page_behind_the_memory_reads_as_zeros() {
+        let region = Region::new(2 * HUGE).unwrap();
+        let behind = region.base().wrapping_add(2 * HUGE);
+        // SAFETY: a readable page lies there (R1), and it cannot be written.
+        assert_eq!(unsafe { behind.wrapping_add(255).read_volatile() }, 0);
     }
 
     /// R3: a huge page under the mark would bring up to 2 MiB that nobody counts.

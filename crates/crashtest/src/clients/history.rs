@@ -317,8 +317,8 @@ impl FileHistory {
         if mine.iter().any(|c| later(&c)) {
             return false;
         }
-        // C4: a gap is left by a change that lies behind it, or moves the end of file past it; or by
-        // the later blocks of a write, if a truncate takes effect between its blocks.
+        // C4: a gap is left by a change that lies behind it, or moves the end of file past it; or
+        // by the later blocks of a write, if a truncate takes effect between its blocks.
         let is_gap = by.is_none_or(|by| by.kind == Kind::Truncate);
         let (since, block_end) = (by.map_or(0, |by| by.begin), (number + 1) * block);
         let leaves = |c: &Change| {

@@ -175,8 +175,8 @@ impl Past {
         self.wrong.get_or_insert(what);
     }
 
-    /// An operation failed. That is wrong, unless it found no space or the disk has failed a request:
-    /// what another client drops fails none.
+    /// An operation failed. That is wrong, unless it found no space or the disk has failed a
+    /// request: what another client drops fails none.
     pub fn note_failed(&mut self, kind: ErrorKind, what: impl FnOnce() -> String) {
         match kind {
             ErrorKind::NoSpace => self.full += 1,

@@ -135,8 +135,9 @@ fn dropped_append_that_was_read_leaves_gap_behind_it() {
     assert!(file.check(1024, &[vec![9; 100], vec![0; 412]].concat(), 512, now).is_err());
 }
 
-/// A truncate takes effect between two blocks of a write that runs at the same time: the later block
-/// makes the file longer again, and the earlier one is a gap. One after the other leaves none.
+/// A truncate takes effect between two blocks of a write that runs at the same time: the later
+/// block makes the file longer again, and the earlier one is a gap. One after the other leaves
+/// none.
 #[test]
 fn write_that_truncate_divides_leaves_gap_before_its_later_blocks() {
     let cut = |begin, end| over(ZEROS, Kind::Truncate, 512..NEVER, begin, end);
