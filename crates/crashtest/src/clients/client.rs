@@ -255,7 +255,8 @@ impl Client {
             }
         };
         let durable = flags.contains(IoFlags::DSYNC);
-        let change = Change { len, ..Change::begun(id, kind, range, 0) };
+        let is_direct = flags.contains(IoFlags::DIRECT);
+        let change = Change { len, is_direct, ..Change::begun(id, kind, range, 0) };
         let text = format!("{text} of #{ino}");
         let begin = |past: &mut super::log::Past| past.change(ino, change);
         let (done, changed, _) =

@@ -76,6 +76,8 @@ pub struct Change {
     pub latest: u64,
     /// Its end says that its bytes are durable.
     pub durable: bool,
+    /// It goes past the cache.
+    pub is_direct: bool,
     /// By block: when a read has shown it, before its end.
     pub shown: BTreeMap<u64, u64>,
     /// What an earlier life has left, in place of a pattern.
@@ -87,7 +89,19 @@ impl Change {
     pub fn begun(id: u8, kind: Kind, range: Range<u64>, begin: u64) -> Self {
         let len = range.end.saturating_sub(range.start);
         let (end, latest, shown) = (NEVER, NEVER, BTreeMap::new());
-        Self { id, kind, range, len, begin, end, latest, durable: false, shown, content: None }
+        Self {
+            id,
+            kind,
+            range,
+            len,
+            begin,
+            end,
+            latest,
+            shown,
+            durable: false,
+            is_direct: false,
+            content: None,
+        }
     }
 
     fn covers(&self, atom: &Range<u64>) -> bool {

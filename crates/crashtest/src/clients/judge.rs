@@ -138,6 +138,9 @@ impl Judge<'_> {
     /// The content of one file, which was there before `floor`: a rename promises that.
     fn content(&self, ino: u64, bytes: &[u8], (floor, time): (u64, u64)) -> Checked<()> {
         let past = &self.ran.past;
+        // The contract: what was written past the cache, and what the file grew by since, may be
+        // missing behind a rename that is durable, where the disk loses it.
+        let floor = if past.has_lost_direct(ino, time) { 0 } else { floor };
         let of =
             |sync: &&super::log::Synced| sync.of.is_none_or(|of| of == ino) && sync.end <= time;
         let synced = past.syncs.iter().filter(of).map(|sync| sync.begin).max().unwrap_or(0);

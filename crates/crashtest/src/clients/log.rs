@@ -187,6 +187,13 @@ impl Past {
         }
     }
 
+    /// The disk fails, and a write past the cache of this file had not worked by then.
+    pub fn has_lost_direct(&self, ino: u64, time: u64) -> bool {
+        let changes = self.files.get(&ino).into_iter().flat_map(|file| &file.changes);
+        let mut direct = changes.filter(|change| change.is_direct && change.begin <= time);
+        self.has_failed && direct.any(|change| change.end == NEVER)
+    }
+
     /// A change of a file begins.
     pub fn change(&mut self, ino: u64, change: Change) -> Changed {
         let changes = &mut self.files.entry(ino).or_default().changes;

@@ -185,15 +185,15 @@ impl State {
         Some(content)
     }
 
-    /// The size of a file of which everything else is published: what it grew by is a hole. A size
-    /// that ends in lost content is not published (map_ops.I15).
+    /// The size of a file that owes nothing else: what it grew by is a hole. Where content of it is
+    /// lost there is no size without its bytes (map_ops.I15).
     fn publish_end(&mut self, ino: u64) -> Result<()> {
         let Some(node) = self.nodes.get(&ino) else { return Ok(()) };
         let (data_id, published) = (node.inode.data_id, node.published());
-        let Some(size) = node.live_size().filter(|size| *size > published) else { return Ok(()) };
-        if node.regrow && self.has_lost_end(data_id, size) {
+        if node.regrow && self.has_lost(data_id) {
             return Ok(());
         }
+        let Some(size) = node.live_size().filter(|size| *size > published) else { return Ok(()) };
         let grow = Size { ino, data_id, size, sequence: self.next_sequence - 1 };
         self.append(&[Change::Grow(grow)], Need::Urgent).map(drop)
     }

@@ -469,9 +469,8 @@ impl MapOps for FileOps {
         }
         let (last, mut failed) = (groups.len(), false);
         for (n, pieces) in groups.iter().enumerate() {
-            // No size without the records of its bytes, nor one that ends in what is lost (I15).
-            let is_lost = regrow && state.has_lost_end(data_id, size);
-            let whole = n + 1 == last && !failed && !is_lost;
+            // I15: no size without the records of its bytes, nor where some of them are lost.
+            let whole = n + 1 == last && !failed && !(regrow && state.has_lost(data_id));
             let grown = grown.filter(|_| whole);
             if pieces.is_empty() && grown.is_none() {
                 continue;

@@ -217,9 +217,8 @@ impl Inner {
         Some(false)
     }
 
-    /// Takes what is lost out of the records, with the sizes that end in it; its files cannot be
-    /// synced any more. Of a file that has other data by now, for it was cut to nothing since,
-    /// nothing is lost: its size of now is told without it.
+    /// Takes what is lost out of the records; its files cannot be synced any more. Of a file that has other
+    /// data by now, for it was cut to nothing since, nothing is lost: its size of now is told without it.
     fn leave_out(&self, lost: &[Run], records: &mut [Pending]) -> Result<()> {
         let geometry = &self.layout.geometry;
         let places: BTreeSet<Place> = lost.iter().map(|run| run.at).collect();
@@ -239,10 +238,10 @@ impl Inner {
                 written.lost += 1;
             }
         }
-        // Oldest first: a size that an earlier record published relies on nothing that is lost.
-        let (block_bytes, mut blocks) = (self.layout.block_bytes(), LostBlocks::default());
+        // No size without its bytes: what is told of the size of that data goes, too.
+        let datas = owners.into_values().map(|(data_id, _)| data_id).collect();
         for record in records.iter_mut().chain(&mut state.queue) {
-            without(record, &places, &mut blocks, block_bytes, geometry)?;
+            without(record, &places, &datas, geometry)?;
         }
         Ok(())
     }
@@ -324,19 +323,6 @@ impl State {
         self.find_lost(self.overlays_of(data_id)).is_some()
     }
 
-    /// Whether the last byte of a size is lost: the size may come from the lost write alone. Where
-    /// content below it is lost, the size holds: those blocks are what they were before.
-    pub fn has_lost_end(&self, data_id: u64, size: u64) -> bool {
-        let block_bytes = self.layout.block_bytes();
-        let Some(last) = size.checked_sub(1) else { return false };
-        self.overlays_of(data_id).any(|overlay| {
-            let mut lost = self.lost.iter();
-            lost.any(|lost| {
-                ranges_lost_in(overlay, *lost, block_bytes).any(|range| range.contains(&last))
-            })
-        })
-    }
-
     /// A checkpoint is durable: what is lost and was overruled before it is nobody's any more.
     pub fn forget_lost(&mut self) {
         let (data, block_bytes) = (&self.data, self.layout.block_bytes());
@@ -352,18 +338,9 @@ fn lost_error(kind: ErrorKind, op: &'static str, ino: u64, lost: Range<u64>) -> 
 }
 
 /// The first range of a file, bytes, of which the content is in these bytes of the device.
-fn lost_in(overlay: &Overlay, lost: (Place, u64), block_bytes: u64) -> Option<Range<u64>> {
-    ranges_lost_in(overlay, lost, block_bytes).next()
-}
-
-/// The ranges of a file, bytes, of which the content is in these bytes of the device.
-fn ranges_lost_in(
-    overlay: &Overlay,
-    (lost, len): (Place, u64),
-    block_bytes: u64,
-) -> impl Iterator<Item = Range<u64>> {
+fn lost_in(overlay: &Overlay, (lost, len): (Place, u64), block_bytes: u64) -> Option<Range<u64>> {
     let (start, end) = (u64::from(lost.offset), u64::from(lost.offset) + len);
-    overlay.pieces().filter_map(move |(block, piece)| match piece.at {
+    overlay.pieces().find_map(|(block, piece)| match piece.at {
         Where::Run(at) if at.segment == lost.segment => {
             let from = u64::from(at.offset);
             let (first, last) = (from.max(start), (from + piece.blocks * block_bytes).min(end));
@@ -458,36 +435,11 @@ fn renew(
     Ok(())
 }
 
-/// Blocks whose newest content, as far as the records up to one say, is lost: data ids and blocks.
-#[derive(Default)]
-struct LostBlocks(BTreeSet<(u64, u64)>);
-
-impl LostBlocks {
-    fn insert(&mut self, data_id: u64, blocks: Range<u64>) {
-        self.0.extend(blocks.map(|block| (data_id, block)));
-    }
-
-    fn remove(&mut self, data_id: u64, blocks: Range<u64>) {
-        if !self.0.is_empty() {
-            self.0.retain(|(of, block)| *of != data_id || !blocks.contains(block));
-        }
-    }
-
-    /// Whether the last byte of a size is in one of them.
-    fn has_end(&self, size: &Size, block_bytes: u64) -> bool {
-        let last = size.size.checked_sub(1).map(|last| last / block_bytes);
-        last.is_some_and(|block| self.0.contains(&(size.data_id, block)))
-    }
-}
-
-/// Takes the changes that point at `places` out of a record, and the sizes that end in what is
-/// lost: no size without its bytes. Other sizes stay, for a later record may rely on them, as a
-/// rename does. `blocks`: what is lost up to this record.
+/// Takes the changes that point at `places`, and the growth of `datas`, out of a record.
 fn without(
     record: &mut Pending,
     places: &BTreeSet<Place>,
-    blocks: &mut LostBlocks,
-    block_bytes: u64,
+    datas: &BTreeSet<u64>,
     geometry: &Geometry,
 ) -> Result<()> {
     let mut body = vec![0; record.body.len()];
@@ -496,26 +448,14 @@ fn without(
     let mut changes = 0;
     while reader.remaining() > 0 {
         let Some(change) = Change::decode(&mut reader, geometry)? else { continue };
-        match &change {
-            Change::Map(data_id, block, extent) => {
-                let of_file = *block..*block + u64::from(extent.blocks);
-                if matches!(extent.source, Source::Run(at) if places.contains(&at)) {
-                    blocks.insert(*data_id, of_file);
-                    continue;
-                }
-                blocks.remove(*data_id, of_file);
+        match change {
+            Change::Map(_, _, Extent { source: Source::Run(at), .. }) if places.contains(&at) => {}
+            Change::Grow(size) if datas.contains(&size.data_id) => {}
+            change => {
+                change.encode_into(&mut writer, geometry)?;
+                changes += 1;
             }
-            Change::Punch(hole, _) => {
-                blocks.remove(hole.data_id, hole.block..hole.block + hole.blocks);
-            }
-            Change::Truncate(size) => {
-                blocks.remove(size.data_id, size.size.div_ceil(block_bytes)..u64::MAX);
-            }
-            Change::Grow(size) if blocks.has_end(size, block_bytes) => continue,
-            _ => {}
         }
-        change.encode_into(&mut writer, geometry)?;
-        changes += 1;
     }
     let len = writer.position();
     body.truncate(len);

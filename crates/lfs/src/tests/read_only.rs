@@ -181,59 +181,6 @@ fn lost_block_written_anew_before_checkpoint_stops_nothing() {
     disk.world().stop();
 }
 
-/// The device loses a block that was written past the cache. The repair also took back the size of
-/// an append to the same file that no sync had covered. A rename that replaces another file
-/// promises the content of its file, so after a power loss that growth was missing behind a durable
-/// rename. Only a size that ends in the lost block goes with it.
-#[test]
-fn lost_direct_write_takes_back_no_size_of_other_writes() {
-    // The lost block; where an append begins, before and after the loss; the size that recovery
-    // finds.
-    for (block, before, after, size) in [
-        (1, Some(2), None, 3 * BLOCK),
-        (1, None, Some(2), 3 * BLOCK),
-        (2, Some(1), None, 2 * BLOCK),
-        (1, None, None, BLOCK),
-    ] {
-        let setup = setup(0);
-        let disk = setup.blank();
-        disk.world().run(async {
-            let volume = open(&setup, &disk).await.unwrap();
-            let (_, other) = create(&volume, "other").await.unwrap();
-            create(&volume, "target").await.unwrap();
-            let (ino, file) = create(&volume, "f").await.unwrap();
-            write(&file, 0, &[1; BLOCK]).await.unwrap();
-            volume.syncfs().await.unwrap();
-            if let Some(at) = before {
-                write(&file, at * BLOCK as u64, &[2; BLOCK]).await.unwrap();
-            }
-            let (from, to) = (name("f"), name("target"));
-            let rename = || volume.rename(Ino::ROOT, from, Ino::ROOT, to, RenameFlags::empty());
-            if after.is_none() {
-                rename().await.unwrap();
-            }
-            lose_block(&volume, &disk, (ino, &file), block).await;
-            if let Some(at) = after {
-                write(&file, at * BLOCK as u64, &[2; BLOCK]).await.unwrap();
-                rename().await.unwrap();
-            }
-            write(&other, 0, &[3; BLOCK]).await.unwrap();
-            other.sync(true).await.expect("nothing of this file is lost");
-            file.sync(true).await.expect_err("its block is lost");
-        });
-        disk.world().stop();
-        disk.heal();
-        let mut wanted = vec![1; BLOCK];
-        wanted.resize(size, 0);
-        if let Some(at) = before.or(after) {
-            wanted[at as usize * BLOCK..][..BLOCK].fill(2);
-        }
-        let bytes = found(&setup, &disk.power_cut(1), "target");
-        assert_eq!(bytes.len(), size, "block {block} lost, appends at {before:?}, {after:?}");
-        assert_eq!(bytes, wanted, "block {block} lost, appends at {before:?}, {after:?}");
-    }
-}
-
 /// Names, so that the tree has several leaves, all of them durable.
 async fn many_names(volume: &Volume, count: u32) -> Vec<Ino> {
     let mut inos = Vec::new();
