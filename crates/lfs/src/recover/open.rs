@@ -6,7 +6,9 @@
 //! ```
 //! Invariants: O11 nothing is served that a power cut could still take away: what recovery read is
 //! flushed, and in a checkpoint, first. O12 a generation is never used twice: it is above every one
-//! that a slot or a segment tells, and a slot tells of it before anything is written in it. O13 a
+//! that a slot or a segment tells, and a slot tells of it before anything is written in it; but
+//! repairs of the log draw generations that their segment's header alone tells, which a power cut
+//! may tear off while a record behind it stays: recovery leaves more out than one life draws. O13 a
 //! volume that is opened for reading is not written to. O14 memory and reads follow from what the
 //! image really has: entries of the usage table, nodes, records. What a slot claims is held against
 //! the usage table first.
@@ -34,6 +36,8 @@ use forebay_block::DeviceRef;
 
 /// Segments that one growth may add to any volume, whatever its size.
 const GROWTH_SEGMENTS_MAX: u64 = 1 << 20;
+/// Generations: more than the repairs of one life draw.
+const UNRECORDED_GENERATIONS: u64 = 1 << 20;
 /// More than one life draws.
 const UNRECORDED_BIRTHS: u64 = 1 << 32;
 
@@ -214,7 +218,7 @@ impl Opened {
         }
         log::debug!("{}: {} records of the log applied", device.name(), self.found.records);
         let Found { state, head, .. } = &mut self.found;
-        head.generation = head.generation.saturating_add(1);
+        head.generation = head.generation.saturating_add(UNRECORDED_GENERATIONS);
         // Births that were drawn and never recorded are not drawn again.
         state.next_sequence = state.next_sequence.saturating_add(UNRECORDED_BIRTHS);
         if plant.has(Planted::InodesCountedAnew) && !self.is_clean && self.found.records == 0 {

@@ -7,6 +7,7 @@ use crate::device::layout::Layout;
 use crate::format::place::{Place, SUMMED_BYTES};
 use crate::format::record::{RECORD_HEADER_BYTES, RecordFields, RecordHeader, RecordKind};
 use crate::map::overlay::Where;
+use crate::tests::faults::failing;
 use crate::tests::reuse::{check, create, open, setup, write};
 use crate::tests::setup::Setup;
 use crate::volume::fsck::FindingKind;
@@ -398,4 +399,39 @@ fn many_unreadable_units_behind_the_log_open_for_reading_with_all_records() {
         });
         ended.disk.world().stop();
     }
+}
+
+/// O12. Flushes failed, so the log went on in a fresh segment and generation, which that segment's
+/// header alone told of. A power cut tore the header off and kept a record behind it. Recovery drew
+/// the same generation for the same segment, and the next recovery took the record for one of the
+/// life between.
+#[test]
+fn generation_of_recovery_is_above_all_that_repairs_of_the_log_drew() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    let generation = |volume: &Volume| volume.0.log.ctl.lock().head.generation;
+    let (opened, drawn) = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let opened = generation(&volume);
+        disk.record_cuts();
+        disk.inject(failing(BioOp::Flush).times(3));
+        for name in ["a", "b", "c"] {
+            create(&volume, name).await.unwrap();
+            volume.syncfs().await.ok();
+        }
+        (opened, generation(&volume))
+    });
+    disk.world().stop();
+    assert!(drawn > opened, "the log was repaired");
+    let mut states = 0;
+    for cut in disk.take_cuts() {
+        for state in cut.states(4) {
+            states += 1;
+            let disk = state.mount(SimWorld::new(2));
+            let next = disk.world().run(async { generation(&open(&setup, &disk).await.unwrap()) });
+            disk.world().stop();
+            assert!(next > drawn, "{}: {next} behind {drawn}", state.label);
+        }
+    }
+    assert!(states > 20, "{states} states");
 }
