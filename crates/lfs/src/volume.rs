@@ -306,10 +306,13 @@ impl Volume {
     /// Opens a volume; recovers it first, if need be.
     pub async fn open(device: &DeviceRef, world: &WorldRef, options: &OpenOptions) -> Result<Self> {
         let options = &options.shared();
-        let (superblock, older) = match options.passed_over {
-            n if n > 0 && options.read_only => (slots::read_older(device, n).await?, None),
-            _ if options.read_only => slots::read_newest(device).await?,
-            _ => slots::read_newest_to_write(device).await?,
+        let (superblock, older, hidden) = match options.passed_over {
+            n if n > 0 && options.read_only => (slots::read_older(device, n).await?, None, None),
+            _ if options.read_only => slots::read_newest_to_read(device).await?,
+            _ => {
+                let (newest, older) = slots::read_newest_to_write(device).await?;
+                (newest, older, None)
+            }
         };
         match superblock.access()? {
             Access::ReadOnly(why) if !options.read_only => {
@@ -336,6 +339,9 @@ impl Volume {
             true => found?,
             false => found.map_err(for_reading)?,
         };
+        if let Some(hidden) = hidden {
+            opened.found.damage.get_or_insert(hidden);
+        }
         if !options.read_only {
             opened.prepare(device, superblock.checkpoint, options.plant)?;
         }

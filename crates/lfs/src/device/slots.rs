@@ -62,7 +62,17 @@ async fn read_all(device: &DeviceRef) -> Result<Valid> {
 
 /// The newest state (U12), and the one before it if there is one.
 pub(crate) async fn read_newest(device: &DeviceRef) -> Result<(Superblock, Option<Superblock>)> {
-    read_all(device).await.map(Valid::newest)
+    read_newest_to_read(device).await.map(|(newest, older, _)| (newest, older))
+}
+
+/// As [`read_newest`], with the error of the device if a newer state may be hidden.
+pub(crate) async fn read_newest_to_read(
+    device: &DeviceRef,
+) -> Result<(Superblock, Option<Superblock>, Option<Error>)> {
+    let found = read_all(device).await?;
+    let hidden = found.hidden();
+    let (newest, older) = found.newest();
+    Ok((newest, older, hidden))
 }
 
 /// As [`read_newest`], for a volume that is about to be written to. The error of the device if both
@@ -70,11 +80,8 @@ pub(crate) async fn read_newest(device: &DeviceRef) -> Result<(Superblock, Optio
 pub(crate) async fn read_newest_to_write(
     device: &DeviceRef,
 ) -> Result<(Superblock, Option<Superblock>)> {
-    let found = read_all(device).await?;
-    match found.hidden() {
-        Some(error) => Err(error),
-        None => Ok(found.newest()),
-    }
+    let (newest, older, hidden) = read_newest_to_read(device).await?;
+    hidden.map_or(Ok((newest, older)), Err)
 }
 
 /// The newest state but for `passed_over` newer ones, which are damaged elsewhere.

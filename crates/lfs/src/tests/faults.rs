@@ -8,7 +8,7 @@ use crate::map::overlay::Where;
 use crate::tests::reuse::{check, create, open, read, setup, write};
 use crate::tests::setup::Setup;
 use crate::volume::fsck::FindingKind;
-use crate::volume::{CreateOptions, Volume};
+use crate::volume::{CreateOptions, OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{World, WorldRef};
@@ -324,10 +324,16 @@ fn open_while_both_slots_of_a_state_are_unreadable_is_refused_and_loses_nothing(
         for at in [slots[turn], slots[turn + 4]] {
             disk.inject(failing(BioOp::Read).within(at..at + BLOCK as u64).sticky());
         }
-        let opened = disk.world().run(open(&setup, &disk)).map(drop);
+        let (opened, damage) = disk.world().run(async {
+            let (device, world): (DeviceRef, WorldRef) =
+                (Arc::new(disk.clone()), disk.world().clone());
+            let options = OpenOptions { read_only: true, ..setup.options(&world) };
+            let volume = Volume::open(&device, &world, &options).await.expect("for reading");
+            (open(&setup, &disk).await.map(drop), volume.damage())
+        });
         disk.world().stop();
         let error = opened.expect_err("the newest state may be hidden");
-        assert_eq!(error.kind(), ErrorKind::Io);
+        assert_eq!(damage.map(|damage| damage.to_string()), Some(error.to_string()));
         assert!(error.to_string().contains(&format!("slot {turn} of the superblock")), "{error}");
         disk.heal();
         assert_eq!(found(&setup, &disk.power_cut(1), "f"), [1; BLOCK], "slots of turn {turn}");

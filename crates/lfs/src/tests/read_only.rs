@@ -181,6 +181,31 @@ fn lost_block_written_anew_before_checkpoint_stops_nothing() {
     disk.world().stop();
 }
 
+/// A file that lost a block was cut to nothing, which is told of it as a whole. Its syncs, those of
+/// everything and the close of the volume went on to fail, with "lost: bytes 0 to 0".
+#[test]
+fn file_cut_to_nothing_after_lost_block_is_synced_and_volume_closed() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (ino, file) = create(&volume, "f").await.unwrap();
+        write(&file, 0, &[1; BLOCK]).await.unwrap();
+        volume.syncfs().await.unwrap();
+        lose_block(&volume, &disk, (ino, &file), 1).await;
+        file.sync(true).await.expect_err("its block is lost");
+        disk.heal();
+        let nothing = SetAttr { size: Some(0), ..SetAttr::default() };
+        volume.setattr(ino, &nothing).await.unwrap();
+        file.sync(true).await.expect("nothing of it is left to lose");
+        volume.syncfs().await.expect("nothing is lost");
+        drop(file);
+        volume.close().await.expect("nothing is lost");
+    });
+    disk.world().stop();
+    assert_eq!(found(&setup, &disk.power_cut(1), "f"), [0; 0]);
+}
+
 /// Names, so that the tree has several leaves, all of them durable.
 async fn many_names(volume: &Volume, count: u32) -> Vec<Ino> {
     let mut inos = Vec::new();

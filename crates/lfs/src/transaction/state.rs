@@ -513,7 +513,10 @@ impl State {
         self.removed_bytes = self.removed_bytes.saturating_add(gone);
         self.drop_data(size.ino, dead, size.sequence);
         self.owners.insert(size.data_id, size.ino);
-        self.node(size.ino)?.change(|inode| {
+        let node = self.node(size.ino)?;
+        // The change tells the size itself, and nothing of the data before is left to lose.
+        node.regrow = false;
+        node.change(|inode| {
             (inode.data_id, inode.size, inode.stored_bytes) = (size.data_id, size.size, 0);
         });
         self.note_inode(size.ino)
