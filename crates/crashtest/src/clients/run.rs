@@ -195,6 +195,7 @@ impl Life<'_> {
         if self.log.is_wrong() {
             return Ok(());
         }
+        self.disk.heal();
         self.check_budget(Some(&cache))?;
         self.check_content(&opened, block).await?;
         let begin = self.log.begin(usize::MAX, "the last sync".into(), |_| Changed::Nothing).0;
