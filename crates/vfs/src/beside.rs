@@ -593,6 +593,3 @@ impl FileSystem for NotifyingFs {
         self.0.fs.syncfs()
     }
 }
-
-#[cfg(test)]
-mod tests;
