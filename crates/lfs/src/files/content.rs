@@ -177,6 +177,12 @@ impl State {
         self.close_windows(ino);
         let node = self.nodes.get_mut(&ino)?;
         let content = node.content.take()?;
+        let size = content.file.size();
+        if node.regrow && size > node.inode.size {
+            // No record may hold the size while the device lacks content below it (map_ops.I15).
+            node.unlogged_size = Some(size);
+            return Some(content);
+        }
         if let Some(left) = content.leave(node.inode.data_id) {
             debug_assert_eq!(left.size, node.inode.size, "Y11: #{ino} is published as it is");
             let owners = &content.file.cache.owners;
@@ -216,8 +222,8 @@ impl Inner {
         let (size, left) = {
             let mut state = self.state.lock();
             let (data_id, size) = {
-                let inode = &state.get(op, ino)?.inode;
-                (inode.data_id, inode.size)
+                let node = state.get(op, ino)?;
+                (node.inode.data_id, node.live_size().unwrap_or(node.inode.size))
             };
             let same = |left: &LeftFile| (left.data_id, left.size) == (data_id, size);
             (size, state.left.take(ino.0).map(|left| (left.mapping, same(&left))))
@@ -238,6 +244,7 @@ impl Inner {
             return refuse(ErrorKind::Stale, op, format!("{ino:?}"));
         };
         debug_assert!(node.content.is_none(), "D11: made by one at a time");
+        node.unlogged_size = None;
         Ok(node.content.get_or_insert(new).clone())
     }
 

@@ -32,6 +32,8 @@ pub(crate) struct Node {
     pub times_moved: bool,
     /// Records that told its size were changed: the size is to be told again.
     pub regrow: bool,
+    /// Of a closed file that has lost content: its size, which no record may hold yet.
+    pub unlogged_size: Option<u64>,
     /// Of a regular file that is open or has unwritten data.
     pub content: Option<Arc<Content>>,
     /// Bytes that it was counted with.
@@ -56,6 +58,7 @@ impl Node {
             linkable: false,
             times_moved: false,
             regrow: false,
+            unlogged_size: None,
             content: None,
             counted_bytes: 0,
             loaded: 0,
@@ -71,7 +74,10 @@ impl Node {
 
     /// Bytes, those that are not written out yet included; none: what is stored counts.
     pub fn live_size(&self) -> Option<u64> {
-        self.content.as_ref().map(|content| content.file.size())
+        match &self.content {
+            Some(content) => Some(content.file.size()),
+            None => self.unlogged_size,
+        }
     }
 
     /// Where its cached content ends, which a write that makes the file longer moves before its

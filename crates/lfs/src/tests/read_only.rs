@@ -210,6 +210,41 @@ fn file_cut_to_nothing_after_lost_block_is_synced_and_volume_closed() {
     assert_eq!(found(&setup, &disk.power_cut(1), "f"), [0; 0]);
 }
 
+/// A file grew by two blocks that were written past the cache, and the device lost the first. The
+/// log cannot have the size without the lost block. When the last opener closed the file, it shrank
+/// to the size in the log, and the block that the device holds was gone from it.
+#[test]
+fn file_with_lost_block_keeps_its_size_when_it_is_closed() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (ino, file) = create(&volume, "f").await.unwrap();
+        write(&file, 0, &[1; BLOCK]).await.unwrap();
+        volume.syncfs().await.unwrap();
+        lose_block(&volume, &disk, (ino, &file), 1).await;
+        let direct = AlignedBuf::copy_of(&[3; BLOCK]);
+        let third = 2 * BLOCK as u64;
+        file.write(third, direct, IoFlags::DIRECT, Privileges::Keep).await.1.unwrap();
+        file.sync(true).await.expect_err("one of its blocks is lost");
+        drop(file);
+        let size = || async { volume.getattr(ino).await.unwrap().size };
+        assert_eq!(size().await, third + BLOCK as u64, "closed");
+        let (_, file) = create(&volume, "f").await.unwrap();
+        assert_eq!(size().await, third + BLOCK as u64, "opened again");
+        let (bytes, done) = file.read(third, AlignedBuf::new(BLOCK), IoFlags::empty()).await;
+        assert!(done.unwrap() == BLOCK && bytes[..] == [3; BLOCK]);
+        // Written anew, the lost block no longer holds the size back.
+        write(&file, BLOCK as u64, &[2; BLOCK]).await.unwrap();
+        synced_at_last(&file).await;
+        drop(file);
+        volume.close().await.expect("nothing is lost any more");
+    });
+    disk.world().stop();
+    let found = found(&setup, &disk.power_cut(1), "f");
+    assert_eq!(found, [[1; BLOCK], [2; BLOCK], [3; BLOCK]].concat());
+}
+
 /// Names, so that the tree has several leaves, all of them durable.
 async fn many_names(volume: &Volume, count: u32) -> Vec<Ino> {
     let mut inos = Vec::new();

@@ -492,12 +492,14 @@ impl State {
             return Err(corrupt("change", format!("sizes other data of inode {}", size.ino)));
         }
         if !cut {
+            node.unlogged_size.take_if(|unlogged| *unlogged <= size.size);
             node.change(|inode| inode.size = inode.size.max(size.size));
             return self.note_inode(size.ino);
         }
         let gone = node.inode.size.saturating_sub(size.size).min(node.inode.stored_bytes);
         // What was told of the size before may have been taken back since, with its bytes.
         node.change(|inode| inode.size = inode.size.min(size.size));
+        node.unlogged_size = node.unlogged_size.map(|unlogged| unlogged.min(size.size));
         self.removed_bytes = self.removed_bytes.saturating_add(gone);
         self.note_inode(size.ino)?;
         let first = size.size.div_ceil(self.layout.block_bytes());
@@ -515,7 +517,7 @@ impl State {
         self.owners.insert(size.data_id, size.ino);
         let node = self.node(size.ino)?;
         // The change tells the size itself, and nothing of the data before is left to lose.
-        node.regrow = false;
+        (node.regrow, node.unlogged_size) = (false, None);
         node.change(|inode| {
             (inode.data_id, inode.size, inode.stored_bytes) = (size.data_id, size.size, 0);
         });
