@@ -6,7 +6,7 @@
 //! range. forebay-testkit has a file system in memory, and checks any two against each other.
 //!
 //! Reading order: [`types`], [`name`], [`fs`] (the contract, rule by rule), [`rules`], [`path`],
-//! [`copy`], [`beside`] (who is told of changes).
+//! [`copy`], [`beside`] (who is told of changes), [`delegate`] (for wrappers).
 //!
 //! No locks of its own, apart from those in [`beside`].
 #![forbid(unsafe_code)]
@@ -14,6 +14,7 @@
 pub mod beside;
 pub mod clock;
 pub mod copy;
+pub mod delegate;
 pub mod disk;
 pub mod export;
 pub mod fs;

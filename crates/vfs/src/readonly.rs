@@ -6,11 +6,10 @@
 //!
 //! No locks.
 
-use crate::fs::{FileSystem, OpenFile, OpenFileRef, ReadResult, WriteResult};
+use crate::fs::{FileSystem, OpenFile, OpenFileRef, WriteResult};
 use crate::name::{Name, XattrName};
 use crate::types::{
-    Attr, Cookie, DirEntry, Fallocate, FileKind, Ino, NewInode, OpenFlags, Privileges, RenameFlags,
-    Seek, SetAttr, SetXattr, StatFs,
+    Attr, Fallocate, FileKind, Ino, NewInode, OpenFlags, Privileges, RenameFlags, SetAttr, SetXattr,
 };
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::BoxFuture;
@@ -36,25 +35,10 @@ fn refuse<'a, T: Send + 'a>(op: &'static str) -> BoxFuture<'a, Result<T>> {
 }
 
 impl FileSystem for ReadOnly {
-    fn statfs(&self) -> BoxFuture<'_, Result<StatFs>> {
-        self.0.statfs()
-    }
-
-    fn lookup<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
-        self.0.lookup(dir, name)
-    }
-
-    fn parent(&self, dir: Ino) -> BoxFuture<'_, Result<Ino>> {
-        self.0.parent(dir)
-    }
-
-    fn getattr(&self, ino: Ino) -> BoxFuture<'_, Result<Attr>> {
-        self.0.getattr(ino)
-    }
-
-    fn getattr_listed<'a>(&'a self, inos: &'a [Ino]) -> BoxFuture<'a, Vec<Result<Attr>>> {
-        self.0.getattr_listed(inos)
-    }
+    crate::delegate_file_system!(
+        [0]
+        statfs lookup parent getattr getattr_listed readlink readdir getxattr listxattr
+    );
 
     fn setattr<'a>(&'a self, _: Ino, _: &'a SetAttr) -> BoxFuture<'a, Result<Attr>> {
         refuse("setattr")
@@ -123,18 +107,6 @@ impl FileSystem for ReadOnly {
         refuse("rename")
     }
 
-    fn readlink(&self, ino: Ino) -> BoxFuture<'_, Result<Vec<u8>>> {
-        self.0.readlink(ino)
-    }
-
-    fn readdir(&self, dir: Ino, after: Cookie, max: usize) -> BoxFuture<'_, Result<Vec<DirEntry>>> {
-        self.0.readdir(dir, after, max)
-    }
-
-    fn getxattr<'a>(&'a self, ino: Ino, name: XattrName<'a>) -> BoxFuture<'a, Result<Vec<u8>>> {
-        self.0.getxattr(ino, name)
-    }
-
     fn setxattr<'a>(
         &'a self,
         _: Ino,
@@ -143,10 +115,6 @@ impl FileSystem for ReadOnly {
         _: SetXattr,
     ) -> BoxFuture<'a, Result<()>> {
         refuse("setxattr")
-    }
-
-    fn listxattr(&self, ino: Ino) -> BoxFuture<'_, Result<Vec<Box<[u8]>>>> {
-        self.0.listxattr(ino)
     }
 
     fn removexattr<'a>(&'a self, _: Ino, _: XattrName<'a>) -> BoxFuture<'a, Result<()>> {
@@ -172,25 +140,10 @@ impl FileSystem for ReadOnly {
 struct Reader(OpenFileRef);
 
 impl OpenFile for Reader {
-    fn ino(&self) -> Ino {
-        self.0.ino()
-    }
-
-    fn flags(&self) -> OpenFlags {
-        self.0.flags()
-    }
-
-    fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<usize>> {
-        self.0.try_read(offset, dst, flags)
-    }
-
-    fn read(&self, offset: u64, buf: AlignedBuf, flags: IoFlags) -> BoxFuture<'_, ReadResult> {
-        self.0.read(offset, buf, flags)
-    }
-
-    fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
-        self.0.read_slice(offset, dst, flags)
-    }
+    crate::delegate_open_file!(
+        [0]
+        ino flags try_read read read_slice seek
+    );
 
     fn write(
         &self,
@@ -204,10 +157,6 @@ impl OpenFile for Reader {
 
     fn fallocate(&self, _: Fallocate, _: u64, _: u64, _: Privileges) -> BoxFuture<'_, Result<()>> {
         refuse("fallocate")
-    }
-
-    fn seek(&self, what: Seek, offset: u64) -> BoxFuture<'_, Result<u64>> {
-        self.0.seek(what, offset)
     }
 
     fn sync(&self, _: bool) -> BoxFuture<'_, Result<()>> {

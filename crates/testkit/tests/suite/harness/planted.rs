@@ -9,7 +9,7 @@ use forebay_testkit::mem_fs::MemFs;
 use forebay_vfs::fs::{FileSystem, OpenFile, OpenFileRef, ReadResult, WriteResult};
 use forebay_vfs::{
     Attr, Cookie, DirEntry, Fallocate, FileKind, Ino, Name, NewInode, OpenFlags, Privileges,
-    RenameFlags, Seek, SetAttr, SetXattr, StatFs, XattrName,
+    RenameFlags, Seek, SetAttr, SetXattr, XattrName,
 };
 use std::sync::Arc;
 
@@ -79,29 +79,12 @@ impl Planted {
     }
 }
 
-macro_rules! pass_on {
-    ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {
-        $(fn $name<'a>(&'a self, $($arg: $kind),*) -> BoxFuture<'a, Result<$result>> {
-            self.inner.$name($($arg),*)
-        })*
-    };
-}
-
 impl FileSystem for Planted {
-    pass_on! {
-        statfs() -> StatFs;
-        parent(dir: Ino) -> Ino;
-        mknod(dir: Ino, name: Name<'a>, new: &'a NewInode) -> Attr;
-        mkdir(dir: Ino, name: Name<'a>, new: &'a NewInode) -> Attr;
-        symlink(dir: Ino, name: Name<'a>, target: &'a [u8], new: &'a NewInode) -> Attr;
-        rmdir(dir: Ino, name: Name<'a>) -> ();
-        readlink(ino: Ino) -> Vec<u8>;
-        getxattr(ino: Ino, name: XattrName<'a>) -> Vec<u8>;
-        listxattr(ino: Ino) -> Vec<Box<[u8]>>;
-        removexattr(ino: Ino, name: XattrName<'a>) -> ();
-        syncfs() -> ();
-        unlink(dir: Ino, name: Name<'a>) -> ();
-    }
+    forebay_vfs::delegate_file_system!(
+        [inner]
+        statfs parent mknod mkdir symlink tmpfile rmdir readlink getxattr listxattr removexattr
+        syncfs unlink
+    );
 
     fn lookup<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
         Box::pin(async move { Ok(self.told(self.inner.lookup(dir, name).await?)) })
@@ -138,15 +121,6 @@ impl FileSystem for Planted {
             let (attr, file) = self.inner.create(dir, name, new, flags).await?;
             Ok((self.told(attr), self.wrap(file).await?))
         })
-    }
-
-    fn tmpfile<'a>(
-        &'a self,
-        dir: Ino,
-        new: &'a NewInode,
-        flags: OpenFlags,
-    ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>> {
-        self.inner.tmpfile(dir, new, flags)
     }
 
     fn rename<'a>(
@@ -223,13 +197,10 @@ impl PlantedFile {
 }
 
 impl OpenFile for PlantedFile {
-    fn ino(&self) -> Ino {
-        self.file.ino()
-    }
-
-    fn flags(&self) -> OpenFlags {
-        self.file.flags()
-    }
+    forebay_vfs::delegate_open_file!(
+        [file]
+        ino flags sync
+    );
 
     fn read(&self, offset: u64, buf: AlignedBuf, flags: IoFlags) -> BoxFuture<'_, ReadResult> {
         Box::pin(async move {
@@ -285,9 +256,5 @@ impl OpenFile for PlantedFile {
                 false => Ok(found),
             }
         })
-    }
-
-    fn sync(&self, data_only: bool) -> BoxFuture<'_, Result<()>> {
-        self.file.sync(data_only)
     }
 }
