@@ -18,7 +18,7 @@ use forebay_block::BioOp;
 use forebay_lfs::AllocMode;
 use forebay_lfs::fault::Planted;
 use forebay_sim::{Fault, FaultRule};
-use forebay_vfs::check::Op;
+use forebay_testkit::fs_check::Op;
 use std::collections::HashMap;
 use std::rc::Rc;
 

@@ -24,7 +24,7 @@ use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_lfs::{Volume, grow};
 use forebay_sim::{FaultCounts, SimDisk};
-use forebay_vfs::check::{Answer, Op, Outcome, Runner, Shape, Target, Times, find};
+use forebay_testkit::fs_check::{Answer, Op, Outcome, Runner, Shape, Target, Times, find};
 use forebay_vfs::{FileSystem, Ino, OpenFlags};
 use std::ops::Range;
 
