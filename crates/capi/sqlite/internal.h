@@ -55,12 +55,21 @@ struct Node {
     int region_count, region_bytes, shm_users;
     int slot_shared[SQLITE_SHM_NLOCK];
     File *slot_owner[SQLITE_SHM_NLOCK];
+    /* Grows after each write and truncation of the file. Atomic. */
+    unsigned changes;
 };
 
+/* A page, and `changes` of its node before it was pinned. */
 typedef struct {
     void *bytes;
     fby_pinned *pinned;
+    sqlite3_int64 offset;
+    int length;
+    unsigned changes;
 } Fetched;
+
+/* Pages that a file retains after SQLite has ended them: a power of two. */
+#define RETAINED_PAGES 128
 
 struct File {
     sqlite3_file base;
@@ -68,6 +77,8 @@ struct File {
     const char *name;
     /* Flags of open(2); NULL in `file` means that another process has the file. */
     int how;
+    /* Permissions of a new file; 0 for the usual ones. */
+    uint32_t mode;
     fby_file *file;
     Store *store;
     Node *node;
@@ -80,6 +91,9 @@ struct File {
     sqlite3_int64 fetch_limit;
     Fetched *fetched;
     int fetched_count, fetched_space;
+    /* NULL before the first page; by number of the page. `pinned` is NULL in an empty entry. */
+    Fetched *retained;
+    int retained_count;
 };
 
 /* store.c */
@@ -88,6 +102,12 @@ int store_enter(const char *budget);
 /* Opens the file and finds its node: SQLITE_BUSY if another process has it. */
 int store_open(File *file);
 int store_close(File *file);
+/*
+ * A new journal gets the permissions of its database, on the host its owner, too. The first is
+ * called before the journal is opened, the second after that: no other user can read it in between.
+ */
+void store_take_mode(File *file, const char *database);
+int store_take_owner(const File *file, const char *database);
 int store_is_in_volume(const char *name);
 int store_delete(const char *name);
 int store_access(const char *name, int flags, int *result);
@@ -113,6 +133,10 @@ int shm_unmap(sqlite3_file *base, int delete_it);
 int fetch_page(sqlite3_file *base, sqlite3_int64 offset, int bytes, void **page);
 int fetch_end(sqlite3_file *base, sqlite3_int64 offset, void *page);
 void fetch_end_all(File *file);
+/* Unpins what the file retains. */
+void fetch_drop_retained(File *file);
+/* The content of the file was changed, or may have been. */
+void fetch_note_change(File *file);
 
 /* file.c */
 extern const sqlite3_io_methods forebay_methods;
