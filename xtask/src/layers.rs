@@ -5,7 +5,7 @@
 //!   base <- vfs <- nbd <- cli          vfs <- forebay
 //!   forebay <- live <- bench, cli
 //!   iomap, vfs <- lfs <- forebay       block, vfs <- fuse <- bench, cli
-//!   lfs, sim <- crashtest <- cli      forebay <- capi
+//!   lfs, sim <- crashtest <- cli      forebay <- capi, redb
 //! ```
 //! sim, bench and crashtest are never a normal dependency of a layer. A crate missing from the table is a
 //! finding, so that a new crate has to be placed deliberately.
@@ -111,6 +111,7 @@ const RULES: &[Rule] = &[
     rule("forebay-fuse", &["forebay-base", "forebay-block", "forebay-vfs"], &[], true),
     rule("forebay", BELOW_FACADE, SIM, true),
     rule("forebay-capi", &["forebay"], &["forebay-block"], false),
+    rule("forebay-redb", &["forebay"], &[], true),
     rule("forebay-live", &["forebay-base", "forebay"], SIM, true),
     rule("forebay-sim", BELOW_SIM, &[], false),
     rule("forebay-bench", BELOW_BENCH, SIM, false),

@@ -55,21 +55,21 @@ struct Node {
     int region_count, region_bytes, shm_users;
     int slot_shared[SQLITE_SHM_NLOCK];
     File *slot_owner[SQLITE_SHM_NLOCK];
-    /* Grows after each write and truncation of the file. Atomic. */
-    unsigned changes;
 };
 
-/* A page, and `changes` of its node before it was pinned. */
 typedef struct {
     void *bytes;
     fby_pinned *pinned;
-    sqlite3_int64 offset;
-    int length;
-    unsigned changes;
 } Fetched;
 
-/* Pages that a file retains after SQLite has ended them: a power of two. */
-#define RETAINED_PAGES 128
+/* Entries of a table of pages by number: a power of two. */
+#define OFTEN_PAGES 128
+
+/* How often a page was fetched, less how often another page of its entry was. */
+typedef struct {
+    sqlite3_int64 page;
+    int score;
+} Often;
 
 struct File {
     sqlite3_file base;
@@ -91,9 +91,7 @@ struct File {
     sqlite3_int64 fetch_limit;
     Fetched *fetched;
     int fetched_count, fetched_space;
-    /* NULL before the first page; by number of the page. `pinned` is NULL in an empty entry. */
-    Fetched *retained;
-    int retained_count;
+    Often often[OFTEN_PAGES];
 };
 
 /* store.c */
@@ -133,10 +131,6 @@ int shm_unmap(sqlite3_file *base, int delete_it);
 int fetch_page(sqlite3_file *base, sqlite3_int64 offset, int bytes, void **page);
 int fetch_end(sqlite3_file *base, sqlite3_int64 offset, void *page);
 void fetch_end_all(File *file);
-/* Unpins what the file retains. */
-void fetch_drop_retained(File *file);
-/* The content of the file was changed, or may have been. */
-void fetch_note_change(File *file);
 
 /* file.c */
 extern const sqlite3_io_methods forebay_methods;
