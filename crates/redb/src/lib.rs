@@ -1,7 +1,7 @@
 //! Example: redb, an embedded database in Rust, on a file of Forebay.
 //!
-//! [`Backend`] serves a database from any [`File`]: one of the host or one of a volume. redb's pages
-//! then share the budget of the cache with all other files.
+//! [`Backend`] serves a database from any [`File`]: one of the host or one of a volume. The pages
+//! of redb then share the budget of the cache with all other files.
 //!
 //! ```
 //! use forebay::{Cache, CacheConfig, OpenOptions};
@@ -21,8 +21,8 @@
 //! ```
 //!
 //! Invariants: durable: a commit of redb with `Durability::Immediate` returns after
-//! [`File::sync_data`] has returned. closed: after `close` no call reaches the file, and its lock is
-//! released.
+//! [`File::sync_data`] has returned. closed: after `close` no call reaches the file, and its lock
+//! is released.
 //!
 //! Locks: one read-write lock over the file; only `close` takes it for writing.
 
