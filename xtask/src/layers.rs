@@ -5,7 +5,7 @@
 //!   base <- vfs <- nbd <- cli          vfs <- forebay
 //!   forebay <- live <- bench, cli
 //!   iomap, vfs <- lfs <- forebay       block, vfs <- fuse <- bench, cli
-//!   lfs, sim <- crashtest <- cli      forebay <- capi
+//!   lfs, sim <- crashtest <- cli      forebay <- capi, redb
 //!   iomap, vfs <- testkit <- crashtest, memfs      fuse <- memfs
 //! ```
 //! sim, testkit, bench and crashtest are never a normal dependency of a layer. Tests of a layer
@@ -122,6 +122,7 @@ const RULES: &[Rule] = &[
     rule("forebay-fuse", &["forebay-base", "forebay-block", "forebay-vfs"], TESTKIT, true),
     rule("forebay", BELOW_FACADE, APPARATUS, true),
     rule("forebay-capi", &["forebay"], &["forebay-block"], false),
+    rule("forebay-redb", &["forebay"], &[], true),
     rule("forebay-live", &["forebay-base", "forebay"], SIM, true),
     rule("forebay-sim", BELOW_SIM, &[], false),
     rule("forebay-bench", BELOW_BENCH, SIM, false),

@@ -124,6 +124,29 @@ static void fetches(const char *uri) {
     closed(db);
 }
 
+/* Upper pages of a tree move to SQLite's own cache, and show what another connection has written. */
+static void often_fetched(const char *uri) {
+    static const char first[] = "SELECT length(b) FROM f WHERE a = 1";
+    sqlite3 *one = opened(uri), *two = opened(uri);
+    File *file = NULL;
+    int before = 0, after = 0, unused = 0;
+    ran(one, "PRAGMA locking_mode=normal; PRAGMA cache_size=100");
+    IS(sqlite3_file_control(one, "main", SQLITE_FCNTL_FILE_POINTER, &file), SQLITE_OK);
+    ran(one, "BEGIN");
+    IS(number(one, first), 1500);
+    IS(sqlite3_db_status(one, SQLITE_DBSTATUS_CACHE_USED, &before, &unused, 0), SQLITE_OK);
+    for (int i = 0; i < 20; i++)
+        IS(number(one, first), 1500);
+    IS(sqlite3_db_status(one, SQLITE_DBSTATUS_CACHE_USED, &after, &unused, 0), SQLITE_OK);
+    CHECK(after >= before + 4096);
+    ran(one, "COMMIT");
+    ran(two, "UPDATE f SET b = zeroblob(1000)");
+    IS(number(one, first), 1000);
+    IS(file->fetched_count, 0);
+    closed(two);
+    closed(one);
+}
+
 /* A transaction over two databases has a super-journal; temporary files are not ours. */
 static void several_files(const char *uri, const char *other) {
     sqlite3 *db = opened(uri);
@@ -169,8 +192,37 @@ static void each(const char *uri, const char *other) {
     journals(uri);
     log_snapshots(uri);
     fetches(uri);
+    often_fetched(uri);
     several_files(uri, other);
     controls(uri);
+}
+
+/* A journal holds pages of its database, so only those who may read the one may read the other. */
+static void permissions(const char *folder) {
+    static const unsigned modes[] = {0600, 0666, 0640};
+    static const char *const journals[] = {"delete", "wal"};
+    char uri[600], path[600], name[620];
+    struct stat found;
+    mode_t before = umask(022);
+    snprintf(uri, sizeof uri, "file:%s/p.db?vfs=forebay", folder);
+    snprintf(path, sizeof path, "%s/p.db", folder);
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        for (size_t j = 0; j < sizeof journals / sizeof *journals; j++) {
+            sqlite3 *db = opened(uri);
+            snprintf(name, sizeof name, "PRAGMA journal_mode=%s", journals[j]);
+            CHECK(strcmp(text(db, name), journals[j]) == 0);
+            closed(db);
+            IS(chmod(path, modes[i]), 0);
+            db = opened(uri);
+            ran(db, "BEGIN; CREATE TABLE IF NOT EXISTS p(a); INSERT INTO p VALUES(1)");
+            snprintf(name, sizeof name, "%s-%s", path, j ? "wal" : "journal");
+            IS(stat(name, &found), 0);
+            IS(found.st_mode & 0777, modes[i]);
+            ran(db, "COMMIT");
+            closed(db);
+        }
+    }
+    umask(before);
 }
 
 /* A volume that is full: the transaction fails and rolls back, and the next one works. */
@@ -206,6 +258,7 @@ int main(int argc, char **argv) {
     snprintf(uri, sizeof uri, "file:/a.db?vfs=forebay&volume=%s/v&volume_size=134217728", argv[1]);
     snprintf(other, sizeof other, "file:/b.db?vfs=forebay&volume=%s/v", argv[1]);
     each(uri, other);
+    permissions(argv[1]);
     full_volume(argv[1]);
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
     IS(fby_cache_close(cache), 0);
