@@ -3,10 +3,6 @@
  * which is what SQLite's locks promise its reader. Where a page cannot be pinned (an eighth of the
  * cache is, the page lies in several runs of memory, its read fails) SQLite gets NULL and reads it,
  * so that an error has its proper code.
- *
- * SQLite keeps no page that it fetched, and decodes its header each time. So pages that it fetches
- * often, the upper ones of a tree, are better in its own cache: it gets NULL for them, reads them
- * once, and finds them there before it would read again.
  */
 #include "internal.h"
 #include <stdlib.h>
@@ -24,31 +20,13 @@ static int has_space(File *file) {
     return 1;
 }
 
-/* The score at which a page is left to SQLite's own cache, and the highest one. */
-#define SCORE_OFTEN 2
-#define SCORE_MOST 16
-
-static int is_often(File *file, sqlite3_int64 page) {
-    Often *entry = &file->often[page & (OFTEN_PAGES - 1)];
-    if (entry->page != page) {
-        if (entry->score > 0) {
-            entry->score--;
-            return 0;
-        }
-        entry->page = page;
-    }
-    if (entry->score < SCORE_MOST)
-        entry->score++;
-    return entry->score > SCORE_OFTEN;
-}
-
 int fetch_page(sqlite3_file *base, sqlite3_int64 offset, int bytes, void **page) {
     File *file = (File *)base;
     const struct iovec *extents;
     fby_pinned *pinned;
     int64_t got;
     *page = NULL;
-    if (file->fetch_limit <= 0 || !file->file || is_often(file, offset / bytes) || !has_space(file))
+    if (file->fetch_limit <= 0 || !file->file || !has_space(file))
         return SQLITE_OK;
     got = fby_pin(file->file, offset, (size_t)bytes, FBY_PIN_NO_COPY, &pinned);
     if (got < 0)

@@ -62,15 +62,6 @@ typedef struct {
     fby_pinned *pinned;
 } Fetched;
 
-/* Entries of a table of pages by number: a power of two. */
-#define OFTEN_PAGES 128
-
-/* How often a page was fetched, less how often another page of its entry was. */
-typedef struct {
-    sqlite3_int64 page;
-    int score;
-} Often;
-
 struct File {
     sqlite3_file base;
     /* SQLite's, which stays until xClose. */
@@ -91,7 +82,6 @@ struct File {
     sqlite3_int64 fetch_limit;
     Fetched *fetched;
     int fetched_count, fetched_space;
-    Often often[OFTEN_PAGES];
 };
 
 /* store.c */

@@ -124,29 +124,6 @@ static void fetches(const char *uri) {
     closed(db);
 }
 
-/* Upper pages of a tree move to SQLite's own cache, and show what another connection has written. */
-static void often_fetched(const char *uri) {
-    static const char first[] = "SELECT length(b) FROM f WHERE a = 1";
-    sqlite3 *one = opened(uri), *two = opened(uri);
-    File *file = NULL;
-    int before = 0, after = 0, unused = 0;
-    ran(one, "PRAGMA locking_mode=normal; PRAGMA cache_size=100");
-    IS(sqlite3_file_control(one, "main", SQLITE_FCNTL_FILE_POINTER, &file), SQLITE_OK);
-    ran(one, "BEGIN");
-    IS(number(one, first), 1500);
-    IS(sqlite3_db_status(one, SQLITE_DBSTATUS_CACHE_USED, &before, &unused, 0), SQLITE_OK);
-    for (int i = 0; i < 20; i++)
-        IS(number(one, first), 1500);
-    IS(sqlite3_db_status(one, SQLITE_DBSTATUS_CACHE_USED, &after, &unused, 0), SQLITE_OK);
-    CHECK(after >= before + 4096);
-    ran(one, "COMMIT");
-    ran(two, "UPDATE f SET b = zeroblob(1000)");
-    IS(number(one, first), 1000);
-    IS(file->fetched_count, 0);
-    closed(two);
-    closed(one);
-}
-
 /* A transaction over two databases has a super-journal; temporary files are not ours. */
 static void several_files(const char *uri, const char *other) {
     sqlite3 *db = opened(uri);
@@ -192,7 +169,6 @@ static void each(const char *uri, const char *other) {
     journals(uri);
     log_snapshots(uri);
     fetches(uri);
-    often_fetched(uri);
     several_files(uri, other);
     controls(uri);
 }
