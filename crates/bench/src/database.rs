@@ -9,9 +9,9 @@
 //! Reading order: [`data`] (what is stored), [`engine`] (SQLite and the C library), [`lookups`] (the
 //! child), [`backup`], [`column`] (who takes part, and one measurement), [`verdict`] (what it says).
 //!
-//! Invariants: N1 all columns read the same bytes of the same files, on XFS on a direct loop device.
-//! N2 the order of columns turns about with each round. N3 nothing is a comparison where plain
-//! `tar` costs the kernel less than [`verdict::GATE`] of its hot set: such a run says so.
+//! All columns read the same bytes of the same files, on XFS on a direct loop device. The order of
+//! columns is reversed with each round. Where plain `tar` costs the kernel less than
+//! [`verdict::GATE`] of its hot set, the run says so and is no comparison.
 
 mod backup;
 mod column;
@@ -224,7 +224,7 @@ fn one_budget(options: &Options, budget: u64, swept: bool, report: &mut Report) 
     Ok(())
 }
 
-/// N2. A column that this machine lacks is left out from then on.
+/// All rounds. A column that this machine lacks is left out from then on.
 fn rounds(columns: &[Column], setting: &Setting, form: Form, report: &mut Report) -> Result<Found> {
     let (mut columns, mut found) = (columns.to_vec(), Found::new());
     for round in 0..setting.rounds {

@@ -3,7 +3,7 @@
 //!
 //! Reading order: [`ground`] (who takes part), then the parts: `read`, `sync`, `content` (`random` and
 //! `seq`), `names`; the behaviours through the mount: `uncached`, `dirty`, `stable`, `alloc`; `attach` and
-//! `keep` (what the kernel's cache keeps); `pgbench`, a database beside a backup.
+//! `keep` (what the kernel's cache keeps); `pgbench`, a database during a backup.
 //!
 //! All of a part do the same calls, by the same threads, on files of the same names and sizes.
 //! Cold means: mounted anew, by a process that has cached nothing.

@@ -1,8 +1,9 @@
 //! The backup: one thread that reads files from begin to end, each way as its users do, no faster
 //! than its pace.
 //!
-//! Invariants: B1 all ways read the same bytes, in pieces of the same size, at the same pace.
-//! B2 a backup that fails, or that reads less than it was to, says so.
+//! All ways read the same bytes, in pieces of the same size, at the same pace.
+//!
+//! Invariant: B1 a backup that fails, or that has nothing to read, says so.
 
 use super::engine::{CachedFile, UNCACHED};
 use crate::harness::image::open_with;
@@ -233,7 +234,7 @@ impl Backup {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// How far it is; its error, if it failed (B2).
+    /// How far it is; its error, if it failed (B1).
     pub fn progress(&mut self) -> Result<Progress> {
         let ended = self.shared.ended.load(Ordering::Acquire);
         if ended && let Some(thread) = self.thread.take() {
@@ -301,7 +302,7 @@ mod tests {
         let dir = folder("none");
         for what in [dir.clone(), dir.join("nowhere")] {
             let plan = Plan { way: Way::Plain, what, bytes: 1 << 20, pace: 1 << 30 };
-            assert!(wait(Backup::start(plan).unwrap()).is_err());
+            assert!(wait(Backup::start(plan).unwrap()).is_err(), "B1");
         }
         std::fs::remove_dir_all(&dir).unwrap();
     }

@@ -1,8 +1,8 @@
 //! The columns of `database`, and one measurement of one: alone, during the backup, and after it.
 //!
-//! Invariants: C1 of `harness::cgroup`: processes of a cgroup end before it does. M1 a column of the
-//! kernel has a memory cgroup of the budget, what its processes hold otherwise when the database is
-//! open, and [`slack`]. M2 slices of the lookups go on without a gap while the backup is watched.
+//! A column of the kernel has a memory cgroup of the budget, what its processes hold when the
+//! database is open, and [`slack`]. Processes of a cgroup end before it does. The lookups go on
+//! without a gap while the backup is watched.
 
 use super::backup::Way;
 use super::{Form, Setting};
@@ -101,7 +101,8 @@ pub struct Run {
     pub rates: [f64; 3],
     /// 99 % of lookups took less, us: alone, during the backup, after it.
     pub p99: [f64; 3],
-    /// Share of the hot set that was cached before the backup and after it; not of SQLite's own cache.
+    /// Share of the hot set that was cached before the backup and after it. Of SQLite's own cache
+    /// nothing is known.
     pub hot: Option<[f64; 2]>,
     /// MB/s of the backup.
     pub backup: f64,
@@ -142,7 +143,7 @@ fn number(answer: &Value, key: &str) -> f64 {
     answer[key].as_f64().unwrap_or(0.0)
 }
 
-/// The processes of a column. The reader is dropped first (C1).
+/// The processes of a column. The reader ends before the cgroup that it is in.
 struct Processes {
     reader: Option<Worker>,
     lookups: Worker,
@@ -162,7 +163,7 @@ impl Processes {
         Ok(Self { reader: Some(reader), lookups, apart })
     }
 
-    /// M1. The limit, bytes.
+    /// Sets the limit, bytes, from what the processes hold now.
     fn limit(&self, budget: u64) -> Result<u64> {
         let Some(group) = self.lookups.group() else { return Ok(0) };
         let limit = budget + slack(budget) + group.heap_bytes().unwrap_or(0);

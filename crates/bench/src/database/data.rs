@@ -168,7 +168,7 @@ mod tests {
             let mut page = [0; PAGE];
             file.read_exact_at(&mut page, u64::from(hot.page) * PAGE as u64).unwrap();
             // SQLite puts a cell at the end of its page.
-            assert!(is_row(&page[PAGE - ROW..], u64::from(hot.row)), "{hot:?}");
+            assert!(is_row(&page[PAGE - ROW..], u64::from(hot.row)), "D1: {hot:?}");
         }
         save_hot_set(&dir.join("hot"), &hot).unwrap();
         assert_eq!(load_hot_set(&dir.join("hot")).unwrap(), hot);

@@ -1,10 +1,9 @@
 //! SQLite and Forebay's C library in this process: a connection, one prepared statement, and files
 //! on the cache of the VFS.
 //!
-//! Unsafe: calls of C. Invariants: E1 a pointer of a connection, statement or file is valid from
-//! its opening to the drop of its owner. E2 a statement is dropped before its connection, which it
-//! holds. E3 one thread at a time uses a connection (it is neither `Send` nor `Sync`); files of the
-//! library may be used by any thread.
+//! Unsafe: calls of C. A pointer of a connection, a statement or a file is valid from its opening
+//! to the drop of its owner. A statement holds its connection, so it is dropped first. One thread
+//! at a time uses a connection, which is neither `Send` nor `Sync`; any thread may use a file.
 
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_c as _;
@@ -104,7 +103,7 @@ impl Connection {
     /// Runs statements that give no rows to the caller.
     pub fn run(&self, text: &str) -> Result<()> {
         let text = c_string(Path::new(text))?;
-        // SAFETY: E1; no callback, and the error's text is read from the connection.
+        // SAFETY: open; no callback, and the error's text is read from the connection.
         let code =
             unsafe { sqlite::sqlite3_exec(self.0, text.as_ptr(), None, null_mut(), null_mut()) };
         self.check("run a statement", code)
@@ -114,7 +113,7 @@ impl Connection {
         if code == sqlite::SQLITE_OK {
             return Ok(());
         }
-        // SAFETY: E1, or a null pointer, for which there is a text, too.
+        // SAFETY: open, or a null pointer, for which there is a text, too.
         let text = unsafe { CStr::from_ptr(sqlite::sqlite3_errmsg(self.0)) };
         let text = format!("{} (SQLite code {code})", text.to_string_lossy());
         Err(Error::new(ErrorKind::Io, op, text))
@@ -123,7 +122,8 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // SAFETY: E1, E2: no statement is left. A null pointer is ignored.
+        // SAFETY: open until now, and no statement is left: each holds the connection. A null
+        // pointer is ignored.
         unsafe { sqlite::sqlite3_close(self.0) };
     }
 }
@@ -139,7 +139,7 @@ impl Statement {
     pub fn new(db: &Rc<Connection>, text: &str) -> Result<Self> {
         let text = c_string(Path::new(text))?;
         let mut statement = null_mut();
-        // SAFETY: E1; the text ends with a zero, and `statement` is a place for a pointer.
+        // SAFETY: open; the text ends with a zero, and `statement` is a place for a pointer.
         let code = unsafe {
             sqlite::sqlite3_prepare_v2(db.0, text.as_ptr(), -1, &mut statement, null_mut())
         };
@@ -151,7 +151,7 @@ impl Statement {
     /// row to `see`. False without a row.
     #[inline]
     pub fn with(&self, number: i64, bytes: &[u8], see: impl FnOnce(&[u8])) -> Result<bool> {
-        // SAFETY: E1; the bytes live until the statement is reset below.
+        // SAFETY: open; the bytes live until the statement is reset below.
         let code = unsafe {
             sqlite::sqlite3_bind_int64(self.statement, 1, number);
             if !bytes.is_empty() {
@@ -161,7 +161,7 @@ impl Statement {
             sqlite::sqlite3_step(self.statement)
         };
         if code == sqlite::SQLITE_ROW {
-            // SAFETY: E1; SQLite keeps the column's bytes until the reset below. A column without
+            // SAFETY: open; SQLite keeps the column's bytes until the reset below. A column without
             // bytes is a null pointer, for which none are read.
             unsafe {
                 let data = sqlite::sqlite3_column_blob(self.statement, 0).cast::<u8>();
@@ -169,7 +169,7 @@ impl Statement {
                 see(if data.is_null() { &[] } else { std::slice::from_raw_parts(data, len) });
             }
         }
-        // SAFETY: E1.
+        // SAFETY: the statement is prepared.
         let reset = unsafe { sqlite::sqlite3_reset(self.statement) };
         self.db.check("run a statement", reset)?;
         Ok(code == sqlite::SQLITE_ROW)
@@ -178,7 +178,7 @@ impl Statement {
 
 impl Drop for Statement {
     fn drop(&mut self) {
-        // SAFETY: E1. A null pointer is ignored.
+        // SAFETY: prepared, and finalized once. A null pointer is ignored.
         unsafe { sqlite::sqlite3_finalize(self.statement) };
     }
 }
@@ -186,7 +186,7 @@ impl Drop for Statement {
 /// A file of the host on the cache of the VFS.
 pub struct CachedFile(*mut c_void);
 
-// SAFETY: E3.
+// SAFETY: the library lets any thread use a file.
 unsafe impl Send for CachedFile {}
 
 impl CachedFile {
@@ -206,7 +206,7 @@ impl CachedFile {
     /// Reads at an offset; fewer bytes than asked at the end.
     pub fn read_at(&self, buf: &mut [u8], offset: u64, flags: c_int) -> Result<usize> {
         let iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
-        // SAFETY: E1; the vector is one buffer that this call alone uses.
+        // SAFETY: open; the vector is one buffer that this call alone uses.
         let got = unsafe { fby_preadv2(self.0, &iov, 1, offset as i64, flags) };
         usize::try_from(got).map_err(|_| last_error("read", got))
     }
@@ -214,7 +214,7 @@ impl CachedFile {
     /// Whether the page at an offset is in the cache.
     pub fn is_resident(&self, offset: u64, len: u64) -> Result<bool> {
         let mut info = ResidencyInfo::default();
-        // SAFETY: E1; the struct has the layout and the size that it is passed with.
+        // SAFETY: open; the struct has the layout and the size that it is passed with.
         let done = unsafe {
             fby_residency(self.0, offset as i64, len as i64, &mut info, size_of_val(&info))
         };
@@ -227,7 +227,7 @@ impl CachedFile {
 
 impl Drop for CachedFile {
     fn drop(&mut self) {
-        // SAFETY: E1: closed once. Nothing was written, so there is no error to report.
+        // SAFETY: open until now, and closed once. Nothing was written, so no error is lost.
         unsafe { fby_close(self.0) };
     }
 }

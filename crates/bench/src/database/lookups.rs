@@ -115,7 +115,7 @@ impl Open {
         Ok(open)
     }
 
-    /// L1.
+    /// Looks a row up, and compares it with what was stored (L1).
     #[inline]
     fn lookup(&mut self, row: u64) -> Result<()> {
         let mut right = false;
@@ -179,6 +179,25 @@ impl Open {
 mod tests {
     use super::super::data::{draw_hot_set, make_database, save_hot_set};
     use super::*;
+
+    /// L1: the rows of another database are found out.
+    #[test]
+    fn wrong_row_is_an_error() {
+        let dir = PathBuf::from(format!("/var/tmp/forebay-wrong-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let path = dir.join("t.db");
+        make_database(&path, 10).unwrap();
+        save_hot_set(&dir.join("hot"), &[Hot { row: 3, page: 4 }, Hot { row: 99, page: 5 }])
+            .unwrap();
+        let mut state = State::default();
+        let mut work = |job: Value| state.work(&job);
+        work(json!({ "work": "open", "path": path, "hot": dir.join("hot"), "rows": 10,
+            "cache_kib": 256 }))
+        .unwrap();
+        let e = work(json!({ "work": "warm" })).unwrap_err().to_string();
+        assert!(e.contains("row 99"), "{e}");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn jobs_look_up_rows_on_both_vfs_and_run_a_backup() {

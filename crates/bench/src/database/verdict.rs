@@ -105,7 +105,7 @@ pub fn add(report: &mut Report, setting: &Setting, form: Form, swept: bool, foun
     chart(report, setting, form, found);
 }
 
-/// V1.
+/// Adds the rows of every column that ran (V1).
 fn rows(report: &mut Report, names: &Names, found: &Found) {
     for (column, runs) in found {
         let mut row = |metric: &str, unit: &'static str, of: &dyn Fn(&Run) -> f64| {
@@ -263,12 +263,16 @@ mod tests {
     fn ratios_are_of_rounds_and_the_best_way_is_found() {
         let found = found(40.0, 200.0);
         assert_eq!(best(&found), Some("xfs-direct"));
-        assert!((ratio(&found, OURS, TAR) - 94.0 / 31.0).abs() < 1e-9);
+        assert!((ratio(&found, OURS, TAR) - 94.0 / 31.0).abs() < 1e-9, "V2");
         assert!((share(&found, OURS) - 0.94).abs() < 1e-9);
         let full = report(&found, 20.0, Form::Files);
         assert_eq!((full.missed(), full.unjudged()), (0, 0), "{}", full.table());
         assert!(full.table().contains("files_hot_set_lost_percent"), "{}", full.table());
         assert!(full.table().contains("cost the kernel 40 % of its hot set"));
+        let rows = full.to_json("database", serde_json::Value::Null);
+        let rows = rows["rows"].as_array().unwrap().iter();
+        let columns = rows.filter(|row| row["metric"] == "files_lookups_during").count();
+        assert_eq!(columns, found.len(), "V1");
     }
 
     #[test]
@@ -286,7 +290,7 @@ mod tests {
         assert_eq!(slow.unjudged(), 5, "{}", slow.table());
         assert!(slow.table().contains("a backup made 75 % of its pace"), "{}", slow.table());
         let short = report(&found(40.0, 200.0), 5.0, Form::Files);
-        assert_eq!(short.unjudged(), 5);
+        assert_eq!(short.unjudged(), 5, "V3");
         assert!(short.table().contains("of 5 s: not judged"));
         assert_eq!(report(&found(40.0, 200.0), 20.0, Form::Itself).unjudged(), 0, "no bars");
     }

@@ -88,8 +88,8 @@ impl Memcg {
         fs::read_to_string(self.dir.join(file)).ok()?.trim().parse().ok()
     }
 
-    /// Bytes charged to it now that are no file pages: memory of its processes, and what the kernel keeps for
-    /// them.
+    /// Bytes charged to it now that are no file pages: memory of its processes, and what the kernel
+    /// keeps for them.
     pub fn heap_bytes(&self) -> Option<u64> {
         let (usage, files) =
             if self.v1 { ("memory.usage_in_bytes", "cache ") } else { ("memory.current", "file ") };

@@ -92,7 +92,7 @@ impl Options {
             seconds: None,
             rounds: None,
             size: None,
-            budgets: Vec::new(),
+            budgets: vec![],
             keep: false,
             lines: false,
             aio: "auto".into(),
@@ -125,9 +125,7 @@ impl Options {
                 "--without" if options.name == "all" => options.without.push(value()?),
                 "--seconds" => options.seconds = Some(positive(flag, &value()?)?),
                 "--rounds" => options.rounds = Some(positive::<u32>(flag, &value()?)? as usize),
-                "--size" => {
-                    options.size = Some(parse_size(&value()?).map_err(|e| e.to_string())?);
-                }
+                "--size" => options.size = Some(size(&value()?)?),
                 "--budgets" if options.name == "database" => options.budgets = sizes(&value()?)?,
                 name if !name.starts_with('-') && options.name.is_empty() => {
                     options.name = name.to_string();
@@ -172,14 +170,17 @@ impl Options {
     }
 }
 
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|e| e.to_string())
+}
+
 /// Sizes with commas between them, whole MiB.
 fn sizes(list: &str) -> Result<Vec<u64>, String> {
-    let size = |text: &str| match parse_size(text) {
-        Ok(size) if size >= 16 << 20 => Ok(size >> 20 << 20),
-        Ok(_) => Err(format!("{text}: 16 MiB at least")),
-        Err(e) => Err(e.to_string()),
+    let one = |text: &str| match size(text)? >> 20 {
+        16.. => Ok(size(text)? >> 20 << 20),
+        _ => Err(format!("{text}: 16 MiB at least")),
     };
-    list.split(',').map(size).collect()
+    list.split(',').map(one).collect()
 }
 
 fn positive<T>(flag: &str, text: &str) -> Result<T, String>

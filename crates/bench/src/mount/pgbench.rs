@@ -1,4 +1,5 @@
-//! `pgbench`: PostgreSQL on a mount while a backup of ten times the cache runs beside it, against XFS on a loop device in a memory cgroup of the same size.
+//! `pgbench`: PostgreSQL on a mount during a backup of ten times the cache, against XFS on a
+//! loop device in a memory cgroup of the same size.
 //!
 //! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's own is
 //! outside both limits, measured while pgbench's clients are connected, with all of what they share; each

@@ -60,7 +60,8 @@ const BEST: std::ops::Range<usize> = 4..9;
 /// Percent of its hot set that the kernel must lose to be compared.
 const GATE: f64 = 20.0;
 
-/// What Forebay did better than the kernel during the backup, or that it did not; then a table of the columns.
+/// What Forebay did better than the kernel during the backup, or that it did not; then a table of
+/// the columns.
 fn database(found: &[Value]) -> Vec<String> {
     if found.iter().all(|value| value["bench"] != "database") {
         return Vec::new();
@@ -209,12 +210,14 @@ mod tests {
     }
 
     fn of_database(rows: &[(&str, &str, f64)]) -> Vec<String> {
-        let row = |(variant, metric, median): &(&str, &str, f64)| json!({ "variant": variant, "metric": format!("files_{metric}"), "median": median });
+        let row = |(variant, metric, median): &(&str, &str, f64)| {
+            let metric = format!("files_{metric}");
+            json!({ "variant": variant, "metric": metric, "median": median })
+        };
         let rows: Vec<Value> = rows.iter().map(row).collect();
         lines(&[json!({ "bench": "database", "rows": rows })])
     }
 
-    /// S1.
     #[test]
     fn database_begins_with_what_was_better() {
         let (alone, during) = ("lookups_alone", "lookups_during");
