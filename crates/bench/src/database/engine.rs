@@ -188,6 +188,8 @@ pub struct CachedFile(*mut c_void);
 
 // SAFETY: the library lets any thread use a file.
 unsafe impl Send for CachedFile {}
+// SAFETY: and several at once.
+unsafe impl Sync for CachedFile {}
 
 impl CachedFile {
     /// Opens it for reading. There is a cache once a database is open.

@@ -34,7 +34,9 @@ fn database_reports_every_column() {
         // SQLite's own cache is not seen from outside.
         if *column != "sqlite-cache" {
             let before = row(&json, column, &format!("{form}_hot_set_before"));
-            assert!((1.0..=100.0).contains(&before), "{column} {form}: {before}");
+            // Any process may drop the kernel's cache; ours holds the hot set once it is warm.
+            let least = if columns.contains(column) { 90.0 } else { 0.0 };
+            assert!((least..=100.0).contains(&before), "{column} {form}: {before}");
             check_rows(&json, &[(column, &format!("{form}_hot_set_lost"))]);
         }
     }
