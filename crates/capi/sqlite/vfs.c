@@ -7,8 +7,6 @@ SQLITE_EXTENSION_INIT1
 /* As many bytes as SQLite maps at most: the true limit is an eighth of the cache. */
 #define FETCH_ALL "PRAGMA main.mmap_size=2147418112"
 
-#define NAME_MAX_BYTES 1024
-
 static sqlite3_vfs vfs;
 
 /* SQLite's own, for temporary files and everything that is no file. */
@@ -170,7 +168,8 @@ int forebay_sqlite_register(int make_default) {
     if (!vfs.zName) {
         vfs.iVersion = base->iVersion >= 2 ? 2 : 1;
         vfs.szOsFile = base->szOsFile > (int)sizeof(File) ? base->szOsFile : (int)sizeof(File);
-        vfs.mxPathname = base->mxPathname > NAME_MAX_BYTES ? base->mxPathname : NAME_MAX_BYTES;
+        /* SQLite reads a name of this length from a journal into memory for one page. */
+        vfs.mxPathname = base->mxPathname;
         vfs.pAppData = base;
         vfs.xOpen = open_file;
         vfs.xDelete = delete_file;

@@ -22,6 +22,11 @@ fn sqlite_with_other_processes_is_busy_and_never_stale() {
     sanitized("sqlite_others");
 }
 
+#[test]
+fn sqlite_journals_are_found_opened_and_synced() {
+    sanitized("sqlite_journals");
+}
+
 /// As `make install` builds it, in strict C99.
 fn extension(dir: &Dir) {
     let mut cc = Command::new("cc");

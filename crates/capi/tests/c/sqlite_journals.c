@@ -1,0 +1,69 @@
+/* Journals of SQLite on the VFS: how they are read, opened and synced, and what names may say. */
+#include "check.h"
+#include "sqlite/internal.h"
+#include "sqlite_check.h"
+
+#include <sys/stat.h>
+
+static const char *uri_of(const char *folder, const char *name, const char *more) {
+    static char uri[4][600];
+    static int next;
+    char *at = uri[next++ % 4];
+    snprintf(at, sizeof uri[0], "file:%s/%s?vfs=forebay%s", folder, name, more);
+    return at;
+}
+
+/*
+ * The last bytes of a journal say how long the name of a super-journal is. SQLite reads that name
+ * into memory for one page, and trusts that names are no longer.
+ */
+static void name_longer_than_a_page_in_a_journal_is_ignored(const char *folder) {
+    static const unsigned char tail[16] = {0,    0,    4,    0,    1,    2,    3,    4,
+                                           0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7};
+    static unsigned char journal[1024 + sizeof tail];
+    const char *uri = uri_of(folder, "long.db", "");
+    sqlite3 *db = opened(uri);
+    int file;
+    ran(db, "PRAGMA page_size=512; PRAGMA journal_mode=delete; CREATE TABLE t(a)");
+    ran(db, "INSERT INTO t VALUES(7)");
+    closed(db);
+    memset(journal, 'x', sizeof journal);
+    memcpy(journal + 1024, tail, sizeof tail);
+    file = open(in_folder(folder, "long.db-journal"), O_WRONLY | O_CREAT, 0644);
+    CHECK(file >= 0);
+    IS(write(file, journal, sizeof journal), sizeof journal);
+    IS(close(file), 0);
+    db = opened(uri);
+    IS(number(db, "SELECT a FROM t"), 7);
+    closed(db);
+}
+
+/* SQLite asks for eight bytes more than a full name has, for the ends of journals' names. */
+static void names_end_at_504_bytes(const char *folder) {
+    char path[600], uri[700];
+    sqlite3 *db;
+    for (int length = 504; length <= 505; length++) {
+        size_t at = (size_t)snprintf(path, sizeof path, "%s", folder);
+        while (at < 504 - 150) {
+            at += (size_t)snprintf(path + at, sizeof path - at, "/%0100d", 0);
+            CHECK(mkdir(path, 0755) == 0 || errno == EEXIST);
+        }
+        snprintf(path + at, sizeof path - at, "/%0*d", length - (int)at - 1, 0);
+        IS(strlen(path), length);
+        snprintf(uri, sizeof uri, "file:%s?vfs=forebay", path);
+        IS(sqlite3_open_v2(uri, &db, FLAGS, NULL), length == 504 ? SQLITE_OK : SQLITE_CANTOPEN);
+        if (length == 504)
+            ran(db, "CREATE TABLE t(a); PRAGMA journal_mode=wal; INSERT INTO t VALUES(1)");
+        closed(db);
+    }
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 2);
+    IS(forebay_sqlite_register(0), SQLITE_OK);
+    name_longer_than_a_page_in_a_journal_is_ignored(argv[1]);
+    names_end_at_504_bytes(argv[1]);
+    IS(forebay_sqlite_shutdown(), SQLITE_OK);
+    IS(sqlite3_shutdown(), SQLITE_OK);
+    return 0;
+}
