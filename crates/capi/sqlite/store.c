@@ -293,17 +293,35 @@ static int open_held(File *file) {
     return result;
 }
 
+/*
+ * In a volume a symbolic link leads to a file whose other openers look for a journal of another
+ * name. On the host xFullPathname has followed it.
+ */
+static int is_link(const File *file) {
+    fby_attr attr;
+    int64_t got = fby_stat(file->store->volume, inner_of(file->name), AT_SYMLINK_NOFOLLOW, &attr, sizeof attr);
+    return got >= 0 && S_ISLNK(attr.mode);
+}
+
 int store_open(File *file) {
-    int result = 0;
+    int result = 0, refused = 0;
     lock_all();
     if (inner_of(file->name))
         result = hold_store(file->name, !sqlite3_uri_boolean(file->name, "direct_io", 1), &file->store);
-    if (result == 0 && (result = open_held(file)) < 0 && file->store) {
+    if (file->store && is_link(file))
+        result = refused = -ELOOP;
+    if (result == 0)
+        result = open_held(file);
+    if (result < 0 && file->store) {
         end_store(file->store);
         file->store = NULL;
     }
     all.files += result == 0;
     unlock_all();
+    if (refused) {
+        sqlite3_log(SQLITE_CANTOPEN_SYMLINK, "forebay: %s is a symbolic link", file->name);
+        return SQLITE_CANTOPEN_SYMLINK;
+    }
     return result < 0 ? failed(file, result, SQLITE_CANTOPEN, file->name) : SQLITE_OK;
 }
 

@@ -4,6 +4,7 @@
 
 use crate::build::{Dir, STRICT, compiled_with_sqlite, linked, ran, sqlite_sources};
 use crate::programs::{SANITIZED, run_sanitized};
+use forebay::{Cache, CacheConfig, Volume, VolumeOptions};
 use std::process::Command;
 
 fn sanitized(name: &str) {
@@ -25,6 +26,31 @@ fn sqlite_with_other_processes_is_busy_and_never_stale() {
 #[test]
 fn sqlite_journals_are_found_opened_and_synced() {
     sanitized("sqlite_journals");
+}
+
+/// Its journal would have another name than that of the database which the link leads to.
+#[test]
+fn sqlite_link_in_volume_is_refused() {
+    let dir = Dir::new("sqlite-link").with_library();
+    extension(&dir);
+    let open = ".open file:/a.db?vfs=forebay&volume=v.img&volume_size=67108864";
+    let make = "CREATE TABLE t(a); INSERT INTO t VALUES(5);";
+    assert_eq!(shell(&dir, &[open, make]), "");
+    let cache = Cache::new(CacheConfig::with_budget(16 << 20)).unwrap();
+    let volume = Volume::open(&cache, dir.path("v.img"), &VolumeOptions::default()).unwrap();
+    volume.symlink("/a.db", "/l").unwrap();
+    volume.create_dir("/d").unwrap();
+    volume.symlink("/d", "/e").unwrap();
+    volume.close().unwrap();
+    drop(cache);
+    let opened = |name: &str| {
+        let open = format!(".open file:{name}?vfs=forebay&volume=v.img");
+        shell(&dir, &[&open, ".vfsname"])
+    };
+    assert_eq!(opened("/a.db"), "forebay\n");
+    assert_eq!(opened("/e/b.db"), "forebay\n", "a link to a folder leads to one journal");
+    let text = opened("/l");
+    assert!(!text.contains("forebay"), "a link to a database was opened: {text}");
 }
 
 /// As `make install` builds it, in strict C99.
