@@ -24,6 +24,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sqlite3ext.h>
+#include <sys/types.h>
 #ifndef FOREBAY_SQLITE_MAIN
 SQLITE_EXTENSION_INIT3
 #endif
@@ -71,6 +72,8 @@ struct File {
     fby_file *file;
     Store *store;
     Node *node;
+    /* That opened `file`. */
+    pid_t process;
     int level;
     int last_errno;
     unsigned shm_shared, shm_exclusive;
@@ -88,6 +91,11 @@ int store_enter(const char *budget);
 /* Opens the file and finds its node: SQLITE_BUSY if another process has it. */
 int store_open(File *file);
 int store_close(File *file);
+/*
+ * Whether a parent process opened the file. Its node is not locked then: another thread may have
+ * held the lock at fork(2), and that thread is not in this process.
+ */
+int store_is_parents(const File *file);
 int store_is_in_volume(const char *name);
 int store_delete(const char *name);
 int store_access(const char *name, int flags, int *result);

@@ -317,12 +317,17 @@ int store_open(File *file) {
         file->store = NULL;
     }
     all.files += result == 0;
+    file->process = all.process;
     unlock_all();
     if (refused) {
         sqlite3_log(SQLITE_CANTOPEN_SYMLINK, "forebay: %s is a symbolic link", file->name);
         return SQLITE_CANTOPEN_SYMLINK;
     }
     return result < 0 ? failed(file, result, SQLITE_CANTOPEN, file->name) : SQLITE_OK;
+}
+
+int store_is_parents(const File *file) {
+    return file->file && file->process != getpid();
 }
 
 int store_close(File *file) {
