@@ -365,14 +365,19 @@ int store_delete(const char *name) {
     return result < 0 ? failed(NULL, result, SQLITE_IOERR_DELETE, name) : SQLITE_OK;
 }
 
-/* What the cache knows of a file whose size on the host is 0: its first bytes may be dirty. */
+/*
+ * What the cache knows of a file whose size on the host is 0: its first bytes may be dirty. The
+ * lock is held throughout: a writer of this process would find the file busy, open for reading only.
+ */
 static int64_t cached_size(const char *name) {
     fby_file *file;
     int64_t size = 0;
-    if (fby_open(forebay_sqlite_cache(), name, O_RDONLY, NULL, 0, &file) < 0)
-        return 0;
-    size = fby_lseek(file, 0, SEEK_END);
-    fby_close(file);
+    lock_all();
+    if (all.cache && (size = fby_open(all.cache, name, O_RDONLY, NULL, 0, &file)) == 0) {
+        size = fby_lseek(file, 0, SEEK_END);
+        fby_close(file);
+    }
+    unlock_all();
     return size;
 }
 
@@ -396,6 +401,7 @@ static int access_in(const char *name, int flags, int *result) {
 /* An empty file counts as none: it is a journal whose transaction is over. */
 int store_access(const char *name, int flags, int *result) {
     struct stat found;
+    int64_t size = 0;
     *result = 0;
     if (inner_of(name))
         return access_in(name, flags, result);
@@ -405,7 +411,12 @@ int store_access(const char *name, int flags, int *result) {
     }
     if (stat(name, &found) != 0)
         return SQLITE_OK;
-    *result = !S_ISREG(found.st_mode) || found.st_size > 0 || cached_size(name) > 0;
+    if (S_ISREG(found.st_mode) && found.st_size == 0)
+        size = cached_size(name);
+    /* Gone since, or a file that this process may not read: then it has written none of it. */
+    if (size < 0 && size != -ENOENT && size != -EACCES)
+        return failed(NULL, size, SQLITE_IOERR_ACCESS, name);
+    *result = !S_ISREG(found.st_mode) || found.st_size > 0 || size > 0;
     return SQLITE_OK;
 }
 

@@ -58,11 +58,54 @@ static void names_end_at_504_bytes(const char *folder) {
     }
 }
 
+#define READERS 3
+#define WRITES 400
+
+static int is_over;
+
+static void *read_often(void *with) {
+    while (!__atomic_load_n(&is_over, __ATOMIC_ACQUIRE)) {
+        sqlite3 *db = opened(with);
+        for (int i = 0; i < 50; i++)
+            CHECK((sqlite3_exec(db, "SELECT a FROM t", NULL, NULL, NULL) & ~SQLITE_BUSY) == 0);
+        closed(db);
+    }
+    return NULL;
+}
+
+/* A reader finds an empty journal, and asks how long it is in the cache. */
+static void journal_opens_while_readers_look_for_it(const char *folder) {
+    static char uri[600];
+    pthread_t thread[READERS];
+    sqlite3 *db;
+    snprintf(uri, sizeof uri, "%s", uri_of(folder, "busy.db", ""));
+    db = opened(uri);
+    ran(db, "PRAGMA synchronous=off; PRAGMA journal_mode=truncate; CREATE TABLE t(a)");
+    ran(db, "INSERT INTO t VALUES(1)");
+    for (int i = 0; i < READERS; i++)
+        CHECK(pthread_create(&thread[i], NULL, read_often, uri) == 0);
+    for (int i = 0; i < WRITES; i++) {
+        sqlite3 *writer = opened(uri);
+        IS(sqlite3_busy_timeout(writer, 60000), SQLITE_OK);
+        ran(writer, "PRAGMA synchronous=off; PRAGMA journal_mode=truncate; BEGIN IMMEDIATE");
+        /* This opens the journal: SQLite does not wait then. */
+        ran(writer, "UPDATE t SET a = a + 1");
+        ran(writer, "COMMIT");
+        closed(writer);
+    }
+    __atomic_store_n(&is_over, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < READERS; i++)
+        CHECK(pthread_join(thread[i], NULL) == 0);
+    IS(number(db, "SELECT a FROM t"), WRITES + 1);
+    closed(db);
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 2);
     IS(forebay_sqlite_register(0), SQLITE_OK);
     name_longer_than_a_page_in_a_journal_is_ignored(argv[1]);
     names_end_at_504_bytes(argv[1]);
+    journal_opens_while_readers_look_for_it(argv[1]);
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
     IS(sqlite3_shutdown(), SQLITE_OK);
     return 0;
