@@ -37,7 +37,8 @@ static int open_new(File *file, const char *name, int flags) {
     file->how = flags_of_open(flags);
     file->powersafe = sqlite3_uri_boolean(name, "psow", 1) & 1;
     file->delete_on_close = (flags & SQLITE_OPEN_DELETEONCLOSE) != 0;
-    result = store_enter(sqlite3_uri_parameter(name, "budget"));
+    /* Names of journals have the parameters of their database, and are opened at any time. */
+    result = store_enter(file->is_database ? sqlite3_uri_parameter(name, "budget") : NULL);
     volume_bytes = sqlite3_uri_int64(name, "volume_size", 0);
     if (result == SQLITE_OK && file->is_database && volume_bytes > 0 && creates && strstr(name, "//"))
         result = store_make_volume(name, volume_bytes);

@@ -58,6 +58,21 @@ static void names_end_at_504_bytes(const char *folder) {
     }
 }
 
+static void budget_in_a_name_counts_at_the_open_of_the_database(const char *folder) {
+    sqlite3 *one = opened(uri_of(folder, "one.db", "&budget=32M"));
+    sqlite3 *two;
+    fby_stats stats;
+    ran(one, "CREATE TABLE t(a)");
+    two = opened(uri_of(folder, "two.db", "&budget=24M"));
+    CHECK(fby_cache_stats(forebay_sqlite_cache(), &stats, sizeof stats) > 0);
+    IS(stats.budget_bytes, 24 << 20);
+    ran(one, "INSERT INTO t VALUES(1)");
+    CHECK(fby_cache_stats(forebay_sqlite_cache(), &stats, sizeof stats) > 0);
+    IS(stats.budget_bytes, 24 << 20);
+    closed(two);
+    closed(one);
+}
+
 #define READERS 3
 #define WRITES 400
 
@@ -105,6 +120,7 @@ int main(int argc, char **argv) {
     IS(forebay_sqlite_register(0), SQLITE_OK);
     name_longer_than_a_page_in_a_journal_is_ignored(argv[1]);
     names_end_at_504_bytes(argv[1]);
+    budget_in_a_name_counts_at_the_open_of_the_database(argv[1]);
     journal_opens_while_readers_look_for_it(argv[1]);
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
     IS(sqlite3_shutdown(), SQLITE_OK);
