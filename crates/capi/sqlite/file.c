@@ -80,6 +80,7 @@ static int sync_file(sqlite3_file *base, int flags) {
         if (result != SQLITE_OK)
             return result;
         file->sync_directory = 0;
+        store_note_journal(file->name, 1);
     }
     return SQLITE_OK;
 }

@@ -44,6 +44,8 @@ struct Store {
 struct Node {
     Node *next;
     Store *store;
+    /* By which its first connection opened it. */
+    const char *name;
     uint64_t dev, ino;
     int users;
     pthread_mutex_t mutex;
@@ -51,6 +53,8 @@ struct Node {
     int shared;
     File *writer;
     int writer_level;
+    /* Whether the name of its rollback journal was synced; `all.mutex` guards it. */
+    int is_journal_durable;
     /* The index of the log: regions, their users, and locks by slot. */
     void **regions;
     int region_count, region_bytes, shm_users;
@@ -100,6 +104,9 @@ int store_is_in_volume(const char *name);
 int store_delete(const char *name);
 int store_access(const char *name, int flags, int *result);
 int store_sync_directory(const char *name);
+/* Whether the name of a journal was synced since this process has its database open. */
+int store_is_journal_durable(const char *journal);
+void store_note_journal(const char *journal, int is_durable);
 int store_make_volume(const char *name, sqlite3_int64 bytes);
 int store_has_moved(const File *file);
 

@@ -243,9 +243,11 @@ static int hold_node(File *file) {
         if (node->store == file->store && node->dev == dev && node->ino == ino)
             break;
     if (!node) {
-        node = calloc(1, sizeof *node);
+        size_t space = strlen(file->name) + 1;
+        node = calloc(1, sizeof *node + space);
         if (!node)
             return -ENOMEM;
+        node->name = memcpy(node + 1, file->name, space);
         pthread_mutex_init(&node->mutex, NULL);
         node->store = file->store;
         node->dev = dev;
@@ -267,6 +269,38 @@ static void end_node(Node *node) {
     *at = node->next;
     pthread_mutex_destroy(&node->mutex);
     free(node);
+}
+
+/* The node of the database of a rollback journal, NULL for another name. Needs the lock. */
+static Node *database_of(const char *journal) {
+    static const char suffix[] = "-journal";
+    size_t length = strlen(journal);
+    Node *node = all.nodes;
+    if (length < sizeof suffix || strcmp(journal + length - (sizeof suffix - 1), suffix) != 0)
+        return NULL;
+    length -= sizeof suffix - 1;
+    while (node && (strncmp(node->name, journal, length) != 0 || node->name[length]))
+        node = node->next;
+    return node;
+}
+
+int store_is_journal_durable(const char *journal) {
+    Node *node;
+    int is_durable;
+    lock_all();
+    node = database_of(journal);
+    is_durable = node && node->is_journal_durable;
+    unlock_all();
+    return is_durable;
+}
+
+void store_note_journal(const char *journal, int is_durable) {
+    Node *node;
+    lock_all();
+    node = database_of(journal);
+    if (node)
+        node->is_journal_durable = is_durable;
+    unlock_all();
 }
 
 static int open_by_name(File *file, int how) {

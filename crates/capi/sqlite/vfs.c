@@ -24,6 +24,18 @@ static int flags_of_open(int flags) {
 }
 
 /*
+ * A journal that exists may have been made with synchronous=OFF, or before a power loss: its name
+ * is durable only if a connection of this process has synced it. A log is opened once.
+ */
+static int is_name_durable(const File *file, int flags, int exists) {
+    if (file->is_database || !(flags & SQLITE_OPEN_CREATE))
+        return exists;
+    if (!exists)
+        store_note_journal(file->name, 0);
+    return store_is_journal_durable(file->name);
+}
+
+/*
  * A connection that only reads opens the file for writing, too, if it may: only then no other
  * process writes it.
  */
@@ -46,7 +58,7 @@ static int open_new(File *file, const char *name, int flags) {
         result = store_access(name, SQLITE_ACCESS_READ, &exists);
     if (result == SQLITE_OK)
         result = store_open(file);
-    file->sync_directory = !exists;
+    file->sync_directory = !is_name_durable(file, flags, exists);
     return result;
 }
 

@@ -4,6 +4,17 @@
 #include "sqlite_check.h"
 
 #include <sys/stat.h>
+#include <sys/syscall.h>
+
+static int folder_syncs;
+
+/* Takes the place of the function of libc, and counts syncs of folders. */
+int fsync(int fd) {
+    struct stat found;
+    CHECK(fstat(fd, &found) == 0);
+    folder_syncs += S_ISDIR(found.st_mode);
+    return (int)syscall(SYS_fsync, fd);
+}
 
 static const char *uri_of(const char *folder, const char *name, const char *more) {
     static char uri[4][600];
@@ -73,6 +84,25 @@ static void budget_in_a_name_counts_at_the_open_of_the_database(const char *fold
     closed(one);
 }
 
+/* The first connection makes the journal, and syncs nothing; the second one finds it. */
+static void name_of_an_old_journal_is_synced(const char *folder) {
+    const char *uri = uri_of(folder, "sync.db", "");
+    sqlite3 *db = opened(uri);
+    ran(db, "PRAGMA journal_mode=persist; PRAGMA synchronous=off");
+    folder_syncs = 0;
+    ran(db, "CREATE TABLE t(a)");
+    IS(folder_syncs, 0);
+    closed(db);
+    CHECK(access(in_folder(folder, "sync.db-journal"), F_OK) == 0);
+    db = opened(uri);
+    ran(db, "PRAGMA journal_mode=persist; PRAGMA synchronous=full");
+    ran(db, "INSERT INTO t VALUES(1)");
+    IS(folder_syncs, 1);
+    ran(db, "INSERT INTO t VALUES(1)");
+    IS(folder_syncs, 1);
+    closed(db);
+}
+
 #define READERS 3
 #define WRITES 400
 
@@ -121,6 +151,7 @@ int main(int argc, char **argv) {
     name_longer_than_a_page_in_a_journal_is_ignored(argv[1]);
     names_end_at_504_bytes(argv[1]);
     budget_in_a_name_counts_at_the_open_of_the_database(argv[1]);
+    name_of_an_old_journal_is_synced(argv[1]);
     journal_opens_while_readers_look_for_it(argv[1]);
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
     IS(sqlite3_shutdown(), SQLITE_OK);
