@@ -315,10 +315,12 @@ static int open_held(File *file) {
     int refused = result == -EACCES || result == -EPERM || result == -EROFS;
     if (refused && (file->how & O_ACCMODE) == O_RDWR) {
         int how = (file->how & ~(O_ACCMODE | O_CREAT | O_EXCL)) | O_RDONLY;
-        if (open_by_name(file, how) < 0)
+        int again = open_by_name(file, how);
+        if (again < 0 && again != -EBUSY)
             return result;
+        /* Also while it is busy: the opener learns now that it may not write. */
         file->how = how;
-        result = 0;
+        result = again;
     }
     if (result == 0 && (result = hold_node(file)) < 0) {
         fby_close(file->file);

@@ -8,6 +8,7 @@
 #include "sqlite/internal.h"
 #include "sqlite_check.h"
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 static const char *self;
@@ -143,6 +144,30 @@ static void child_is_refused(const char *uri, const char *mode) {
     closed(db);
 }
 
+/*
+ * A busy database that this process may only read opens as one for reading. A superuser may write
+ * all files, so it becomes nobody for that.
+ */
+static void busy_database_without_write_permission_opens(const char *uri, const char *path) {
+    sqlite3 *db = opened(uri), *own;
+    int status;
+    pid_t child;
+    ran(db, "CREATE TABLE IF NOT EXISTS w(a)");
+    CHECK(chmod(path, 0444) == 0);
+    child = fork();
+    if (child == 0) {
+        CHECK(geteuid() != 0 || setuid(65534) == 0);
+        own = opened(uri);
+        IS(sqlite3_db_readonly(own, "main"), 1);
+        IS(sqlite3_exec(own, "SELECT a FROM w", NULL, NULL, NULL), SQLITE_BUSY);
+        closed(own);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(chmod(path, 0644) == 0);
+    closed(db);
+}
+
 #define THREADS 4
 #define ROWS 40
 
@@ -198,6 +223,7 @@ int main(int argc, char **argv) {
     child_is_refused(uri, "wal");
     child_is_refused(in_volume, "delete");
     child_is_refused(in_volume, "wal");
+    busy_database_without_write_permission_opens(uri, path);
     threads(uri, "delete");
     threads(uri, "wal");
     threads(in_volume, "wal");
