@@ -23,10 +23,12 @@ static struct {
     fby_cache *cache;
     int is_callers;
     int files;
+    /* Whether a file of the host was ever closed with dirty data that could not be written. */
+    int has_failed_close;
     pid_t process;
     Store *stores;
     Node *nodes;
-} all = {PTHREAD_MUTEX_INITIALIZER, NULL, 0, 0, 0, NULL, NULL};
+} all = {PTHREAD_MUTEX_INITIALIZER, NULL, 0, 0, 0, 0, NULL, NULL};
 
 int failed(File *file, int64_t result, int code, const char *name) {
     int error = (int)-result;
@@ -373,12 +375,28 @@ int store_close(File *file) {
     end_node(file->node);
     if (file->store)
         ended = end_store(file->store);
+    else if (closed < 0)
+        all.has_failed_close = 1;
     all.files--;
     unlock_all();
     file->node = NULL;
     if (closed < 0 || ended < 0)
         return failed(file, closed < 0 ? closed : ended, SQLITE_IOERR_CLOSE, file->name);
     return SQLITE_OK;
+}
+
+/*
+ * The cache retains what a closed file could not write, and tries again, also when the name is gone:
+ * a journal that found no space would keep its space, and its failures would refuse later writes.
+ */
+static void drop_failed_content(const char *name) {
+    fby_file *file;
+    lock_all();
+    if (all.has_failed_close && fby_open(all.cache, name, O_RDWR, NULL, 0, &file) == 0) {
+        fby_ftruncate(file, 0);
+        fby_close(file);
+    }
+    unlock_all();
 }
 
 int store_delete(const char *name) {
@@ -394,6 +412,7 @@ int store_delete(const char *name) {
         }
         unlock_all();
     } else {
+        drop_failed_content(name);
         result = unlink(name) == 0 ? 0 : -errno;
     }
     if (result == -ENOENT)

@@ -3,8 +3,9 @@
 //! No locks.
 
 use crate::build::{Dir, STRICT, compiled_with_sqlite, linked, ran, sqlite_sources};
-use crate::programs::{SANITIZED, run_sanitized};
+use crate::programs::{SANITIZED, run_sanitized, run_sanitized_in};
 use forebay::{Cache, CacheConfig, Volume, VolumeOptions};
+use std::path::PathBuf;
 use std::process::Command;
 
 fn sanitized(name: &str) {
@@ -26,6 +27,31 @@ fn sqlite_with_other_processes_is_busy_and_never_stale() {
 #[test]
 fn sqlite_journals_are_found_opened_and_synced() {
     sanitized("sqlite_journals");
+}
+
+/// A small file system, unmounted when dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(folder: PathBuf) -> Self {
+        let arguments = ["-t", "tmpfs", "-o", "size=2m", "forebay-test"];
+        ran(Command::new("mount").args(arguments).arg(&folder));
+        Self(folder)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _gone = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn sqlite_on_full_file_system_retains_no_deleted_journal() {
+    let dir = Dir::new("sqlite-full").with_library();
+    let program = compiled_with_sqlite(&dir, "sqlite_full", &SANITIZED);
+    let small = Small::mount(dir.made("small"));
+    run_sanitized_in(&small.0, &program);
 }
 
 /// Its journal would have another name than that of the database which the link leads to.
