@@ -22,6 +22,11 @@ fn sqlite_with_other_processes_is_busy_and_never_stale() {
     sanitized("sqlite_others");
 }
 
+#[test]
+fn sqlite_new_journal_has_a_durable_name_before_the_database_changes() {
+    sanitized("sqlite_folder");
+}
+
 /// As `make install` builds it, in strict C99.
 fn extension(dir: &Dir) {
     let mut cc = Command::new("cc");
