@@ -79,6 +79,11 @@ fn sqlite_link_in_volume_is_refused() {
     assert!(!text.contains("forebay"), "a link to a database was opened: {text}");
 }
 
+#[test]
+fn sqlite_new_journal_has_a_durable_name_before_the_database_changes() {
+    sanitized("sqlite_folder");
+}
+
 /// As `make install` builds it, in strict C99.
 fn extension(dir: &Dir) {
     let mut cc = Command::new("cc");
