@@ -39,7 +39,7 @@ pub fn make_database(path: &Path, rows: u64) -> Result<()> {
         db.run("PRAGMA locking_mode=EXCLUSIVE; PRAGMA cache_size=-16384;")?;
         db.run("CREATE TABLE t(id INTEGER PRIMARY KEY, data BLOB NOT NULL); BEGIN")?;
         let insert = Statement::new(&db, "INSERT INTO t VALUES(?1, ?2)")?;
-        let mut data: Vec<u8> = (0..ROW).map(|n| (n * 131 >> 3) as u8).collect();
+        let mut data: Vec<u8> = (0..ROW).map(|n| ((n * 131) >> 3) as u8).collect();
         for row in 1..=rows {
             data[..8].copy_from_slice(&row.to_le_bytes());
             insert.with(row as i64, &data, |_| ())?;
@@ -135,7 +135,7 @@ pub fn load_hot_set(path: &Path) -> Result<Vec<Hot>> {
 pub fn make_files(at: &Path, bytes: u64) -> Result<()> {
     let fail = |e| Error::from_io("write files", e).with_path(at);
     std::fs::create_dir(at).map_err(fail)?;
-    let mut chunk: Vec<u8> = (0..1_u32 << 20).map(|n| (n * 131 >> 3) as u8).collect();
+    let mut chunk: Vec<u8> = (0..1_u32 << 20).map(|n| ((n * 131) >> 3) as u8).collect();
     for n in 0..bytes.div_ceil(FILE) {
         let mut file = File::create(at.join(format!("part-{n:04}"))).map_err(fail)?;
         for at in 0..FILE.min(bytes - n * FILE) >> 20 {
