@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn run_is_no_comparison_where_the_kernel_kept_its_hot_set() {
-        assert_eq!(Gate::of(&found(20.0, 200.0)), Gate::Holds(20.0));
+        assert_eq!(Gate::of(&found(25.0, 200.0)), Gate::Holds(25.0));
         let kept = report(&found(19.0, 200.0), 20.0, Form::Files);
         assert_eq!((kept.missed(), kept.unjudged()), (0, 5), "{}", kept.table());
         assert!(kept.table().contains("the kernel kept its hot set: plain tar cost it 19 %"));
