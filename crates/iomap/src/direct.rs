@@ -276,7 +276,7 @@ async fn write_piece(
     flags: BioFlags,
 ) -> Completion {
     if device.is_crowded() {
-        device.room().await;
+        device.wait_for_capacity().await;
     }
     let ((tx, rx), flight, place) = (oneshot(), flight.clone(), piece.clone());
     let end = Box::new(move |done: Completion| {
@@ -302,7 +302,7 @@ async fn write_parts(
     flags: BioFlags,
 ) -> Result<()> {
     if device.is_crowded() {
-        device.room().await;
+        device.wait_for_capacity().await;
     }
     let (mut bios, mut waiting) = (Vec::new(), Vec::new());
     for piece in pieces {

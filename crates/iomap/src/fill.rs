@@ -201,7 +201,7 @@ impl MappedFile {
         let (mut at, mut before) = (offset, None);
         while at < end {
             if self.device().is_crowded() {
-                self.device().room().await;
+                self.device().wait_for_capacity().await;
             }
             let part = at..end.min(at + step);
             at = part.end;

@@ -7,7 +7,7 @@ use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::BoxFuture;
 use forebay_base::units::round_up;
 use forebay_base::{ErrorKind, Result};
-use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, flush_here, io, io_owned};
+use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, flush_blocking, io, io_owned};
 use std::ops::Range;
 
 /// Longest run of zeros written at once where the device cannot zero, bytes.
@@ -103,7 +103,7 @@ impl MapOps for Identity {
         Box::pin(async move {
             let device = &*self.device;
             let done = match here {
-                true => flush_here(device).await,
+                true => flush_blocking(device).await,
                 false => io(device, BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await,
             };
             done.result
