@@ -248,7 +248,7 @@ impl Subject {
             Op::Truncate(to) => drop(file.set_len(to as u64).await),
             Op::Grow(to) => drop(file.grow_to(to as u64).await),
             Op::Sync => drop(file.sync(handle).await),
-            Op::Close => drop(file.sync_untold().await),
+            Op::Close => drop(file.sync_deferring_errors().await),
             Op::Shrink => drop(self.cache().resize(self.cache().budget_range().0).await),
         }
     }

@@ -17,8 +17,8 @@ use forebay_cache::readahead::Plan;
 use forebay_cache::stats::Counters;
 use std::ops::Range;
 
-/// A long uncached request goes in steps of this many bytes, so that the next one is on its way while
-/// this one is copied.
+/// A long uncached request is split into steps of this many bytes, so that the next one is read
+/// while this one is copied.
 const UNCACHED_STEP: u64 = 1 << 20;
 
 impl MappedFile {
@@ -134,7 +134,7 @@ impl MappedFile {
         let reader = std::ptr::from_ref(&handle.streams) as u64 + at as u64;
         let (file, now) = (self.mapping.id, self.cache.world.now());
         let position = range.end;
-        self.cache.streams.tell(Stream {
+        self.cache.streams.record(Stream {
             file,
             reader,
             position,
@@ -216,8 +216,8 @@ impl MappedFile {
         self.read_around(&piece, base, dst, Past::Straight).await
     }
 
-    /// The part of a run that lies within the file as it is now; what a truncate has cut off meanwhile
-    /// becomes zeros in `dst`.
+    /// The part of a run that lies within the file now; bytes that a truncate has removed meanwhile
+    /// become zeros in `dst`.
     fn clip_to_size(&self, run: &Range<u64>, base: u64, dst: &mut Target<'_>) -> Range<u64> {
         let end = run.end.min(self.size()).max(run.start);
         dst.bytes()[(end - base) as usize..(run.end - base) as usize].fill(0);
@@ -231,7 +231,7 @@ impl MappedFile {
         range: &Range<u64>,
         dst: &mut Target<'_>,
     ) -> Result<()> {
-        // A request that continues no stream is none by itself: nothing is read ahead behind its end.
+        // A single request that continues no stream causes no readahead behind its end.
         let stream = handle.streams.continues(range.start);
         let limit = if stream { self.size() } else { range.end.min(self.size()) };
         let mut at = range.start;
@@ -260,9 +260,9 @@ impl MappedFile {
         }
     }
 
-    /// Past the cache, but coherent: what is cached is served from there and keeps its age (U1), what
-    /// an uncached window brought is dropped when consumed (U2), the rest is read from the device
-    /// and leaves nothing. Hits and misses are told apart block by block (U3).
+    /// Past the cache, but coherent: cached blocks are served from there and keep their age (U1),
+    /// blocks of an uncached window are dropped when consumed (U2). The rest is read from the
+    /// device and not cached. Hits and misses are decided block by block (U3).
     pub(crate) async fn read_around(
         &self,
         range: &Range<u64>,
@@ -372,7 +372,7 @@ impl MappedFile {
             let end = round_up(run.end, unit).min(start + longest);
             let mut extent = self.ops.map(start..end);
             if matches!(extent, MapFuture::Later(_)) {
-                // It may need memory for the answer, which may be what is left beside this.
+                // The map may need private memory to answer, perhaps all that remains.
                 drop(permit.take());
             }
             let extent = (&mut extent).await?;
@@ -422,8 +422,8 @@ impl MappedFile {
         }
     }
 
-    /// Whether the read of `into`, from `skip` bytes into a unit on, needs memory that the caller has no
-    /// permit for: it is not lent the caller's own.
+    /// Whether the read of `into`, from `skip` bytes into a unit on, needs private memory without a
+    /// permit: the device cannot borrow the caller's memory for it.
     fn needs_permit(
         &self,
         skip: u64,
@@ -441,9 +441,10 @@ impl MappedFile {
         past == Past::Private || !aligned || !lent
     }
 
-    /// Reads `into.len()` bytes that begin `skip` bytes after `device_at` into `dst[into]`. What came
-    /// straight into the caller's memory and does not match is read again into memory of our own,
-    /// which nobody else can have changed, before it is called corrupt.
+    /// Reads `into.len()` bytes that begin `skip` bytes after `device_at` into `dst[into]`. If
+    /// bytes read straight into the caller's memory do not match their checksum, they are read
+    /// again into private memory, which no other thread can change, before they are reported
+    /// corrupt.
     pub(crate) async fn read_device(
         &self,
         device_at: u64,
@@ -483,7 +484,7 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Reads aligned bytes into the caller's memory; false if that cannot be lent.
+    /// Reads aligned bytes into the caller's memory; false if the device cannot borrow it.
     async fn read_straight(
         &self,
         device_at: u64,

@@ -9,7 +9,7 @@
 
 use forebay_base::{Error, ErrorKind};
 use forebay_block::{BlockDevice, DeviceRef, FileIdentity};
-use forebay_cache::{ErrorShare, PageCache, Untold};
+use forebay_cache::{ErrorGrant, PageCache, Unreported};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -48,8 +48,8 @@ impl Key {
 
 struct Record {
     key: Key,
-    untold: Untold,
-    _share: ErrorShare,
+    unreported: Unreported,
+    _share: ErrorGrant,
 }
 
 #[derive(Default)]
@@ -69,39 +69,41 @@ impl UntoldErrors {
     }
 
     /// A file goes with something left to tell.
-    pub fn keep(&self, pages: &PageCache, key: Key, untold: Untold) {
+    pub fn keep(&self, pages: &PageCache, key: Key, unreported: Unreported) {
         if key.is_gone() {
             return;
         }
         let mut state = self.lock();
-        let share = pages.error_share().or_else(|| {
+        let share = pages.error_grant().or_else(|| {
             state.records.retain(|_, record| !record.key.is_gone());
-            pages.error_share()
+            pages.error_grant()
         });
         match share {
             Some(_share) => {
-                let mut record = Record { untold, _share, key };
+                let mut record = Record { unreported, _share, key };
                 let old = state.records.remove(&record.key.name());
                 // Bytes that may be lost stay so.
-                let sticky = &mut record.untold.sticky;
-                *sticky = sticky.take().or(old.and_then(|old| old.untold.sticky));
+                let sticky = &mut record.unreported.sticky;
+                *sticky = sticky.take().or(old.and_then(|old| old.unreported.sticky));
                 state.records.insert(record.key.name(), record);
             }
             None => {
-                log::error!("no room for the error of a closed file: {}", untold.error);
+                log::error!("no room for the error of a closed file: {}", unreported.error);
                 state.lost = true;
             }
         }
     }
 
     /// What is to be told to who opens the file for writing.
-    pub fn take(&self, key: &Key) -> Option<Untold> {
+    pub fn take(&self, key: &Key) -> Option<Unreported> {
         let mut state = self.lock();
         if let Some(record) = state.records.remove(&key.name()) {
-            return Some(record.untold);
+            return Some(record.unreported);
         }
         let text = "an error of a closed file was lost for want of room; it may be this one's";
-        state.lost.then(|| Untold { error: Error::new(ErrorKind::Io, "sync", text), sticky: None })
+        state
+            .lost
+            .then(|| Unreported { error: Error::new(ErrorKind::Io, "sync", text), sticky: None })
     }
 }
 
@@ -112,8 +114,8 @@ mod tests {
     use forebay_block::RamDevice;
     use forebay_cache::Config;
 
-    fn untold(i: u64) -> Untold {
-        Untold { error: Error::new(ErrorKind::Io, "sync", format!("{i}")), sticky: None }
+    fn unreported(i: u64) -> Unreported {
+        Unreported { error: Error::new(ErrorKind::Io, "sync", format!("{i}")), sticky: None }
     }
 
     /// T2.
@@ -127,15 +129,15 @@ mod tests {
         let objects: Vec<DeviceRef> =
             (0..64).map(|_| Arc::new(RamDevice::new(4096)) as DeviceRef).collect();
         for (i, object) in (0u64..).zip(&objects) {
-            errors.keep(&pages, Key::object(object), untold(i));
+            errors.keep(&pages, Key::object(object), unreported(i));
         }
         assert!(errors.take(&Key::object(&objects[3])).is_some());
         assert!(errors.take(&Key::object(&objects[3])).is_none(), "told once");
         drop(objects);
-        (0..128).for_each(|i| errors.keep(&pages, file(i), untold(i)));
+        (0..128).for_each(|i| errors.keep(&pages, file(i), unreported(i)));
         assert_eq!(pages.file_bytes(), 128 << 10);
         assert!(errors.take(&file(1000)).is_none(), "none is lost yet");
-        errors.keep(&pages, file(128), untold(128));
+        errors.keep(&pages, file(128), unreported(128));
         assert_eq!(pages.file_bytes(), 128 << 10, "bounded");
         for i in 0..200 {
             let told =
@@ -153,8 +155,8 @@ mod tests {
         let errors = UntoldErrors::default();
         let key = || Key::File(FileIdentity::Inode(1, 7));
         let lost = Error::new(ErrorKind::Io, "sync", "lost for good");
-        errors.keep(&pages, key(), Untold { sticky: Some(lost), ..untold(1) });
-        errors.keep(&pages, key(), untold(2));
+        errors.keep(&pages, key(), Unreported { sticky: Some(lost), ..unreported(1) });
+        errors.keep(&pages, key(), unreported(2));
         assert_eq!(pages.file_bytes(), 1024, "one file, one record (T2)");
         let told = errors.take(&key()).unwrap();
         assert!(told.error.to_string().contains('2'), "the latest: {}", told.error);
