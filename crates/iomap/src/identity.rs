@@ -13,7 +13,7 @@ use std::ops::Range;
 /// Longest run of zeros written at once where the device cannot zero, bytes.
 const ZERO_CHUNK: u64 = 256 << 10;
 
-/// See the module.
+/// The map of an object whose bytes have fixed places on the device.
 pub struct Identity {
     device: DeviceRef,
 }
@@ -93,7 +93,7 @@ impl MapOps for Identity {
     }
 
     fn sequence(&self) -> u64 {
-        // In place the later write of two is the one that is later on the device: nobody compares.
+        // In place the device orders two writes, so no code compares their sequences.
         0
     }
 

@@ -1,11 +1,12 @@
-//! An out-of-place map in memory: every write goes to fresh blocks of the device, and the map changes
-//! when it is published. It keeps nothing across a restart; it exists to prove the contract of
-//! [`crate::ops`] under the same tests as the identity: with sums, and with waits wherever a volume may
-//! wait. Who wants to see what a crash leaves takes an [`Image`] at each commit.
+//! An out-of-place map in memory: every write goes to fresh blocks of the device, and the map
+//! changes when it is published. It keeps nothing across a restart. It exists to test the contract
+//! of [`crate::ops`] with the same tests as the identity map: with checksums, and with waits
+//! wherever a volume may wait. A test that needs the state after a crash takes an [`Image`] at each
+//! commit.
 //!
 //! Invariants: R1 a device block is free, reserved, mapped, or in limbo. R2 a block in limbo is
-//! free once every pin handed out before it got there is gone (O4). R3 the published size never goes
-//! beyond what was published, written or not (O5).
+//! free once every pin handed out before it got there is dropped (ops.O4). R3 the published size
+//! never exceeds the end of the published bytes, written or not (ops.O5).
 //!
 //! Lock: one, a leaf.
 
@@ -87,7 +88,7 @@ pub struct RemapOptions {
     pub waits: Option<WorldRef>,
 }
 
-/// See the module.
+/// The out-of-place map, its free blocks and its published state.
 pub struct Remap {
     device: DeviceRef,
     options: RemapOptions,
@@ -238,7 +239,7 @@ impl GiveBack for Shared {
 }
 
 impl State {
-    /// Retires blocks that may still be read by somebody who looked before.
+    /// Retires blocks that readers which mapped earlier may still read.
     fn retire(&mut self, blocks: Vec<u64>) {
         if blocks.is_empty() {
             return;
@@ -297,7 +298,7 @@ impl MapOps for Remap {
         let room = (state.free.len() + limbo) as u64 * self.shared.unit;
         let held = dirty + state.arriving;
         if new + held > room {
-            let text = format!("{new} bytes beside {held} dirty ones, room for {room}");
+            let text = format!("{new} bytes in addition to {held} dirty ones, space for {room}");
             return Err(Error::new(ErrorKind::NoSpace, "write", text));
         }
         state.arriving += new;

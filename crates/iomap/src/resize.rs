@@ -1,5 +1,5 @@
-//! The end of file moves: growth ahead of a write, and [`MappedFile::set_len`]. The state machine and its
-//! invariants (E1..E6) are in [`forebay_cache::bounds`].
+//! Changes of the end of file: growth before a write, and [`MappedFile::set_len`]. The state
+//! machine and its invariants (E1..E6) are in [`forebay_cache::bounds`].
 
 use crate::admitted::Ahead;
 use crate::file::MappedFile;
@@ -214,7 +214,7 @@ impl MappedFile {
         Ok(())
     }
 
-    /// The block of the old end is held, and nobody reads it, when the size moves (E2, E5).
+    /// When the size moves, the block of the old end is held, and no fill reads it (E2, E5).
     async fn grow(&self, resize: &Resize<'_>, to: u64) -> Result<()> {
         let size = self.end();
         if self.opened_end.load(Ordering::Relaxed) == size {
@@ -230,10 +230,10 @@ impl MappedFile {
         Ok(())
     }
 
-    /// A map that keeps a size of its own may have found the file after a crash, with the size made
-    /// recoverable before what it cut off was zeroed, or not yet for blocks behind it that are mapped. Both
-    /// would show as soon as the file grows: before it does so for the first time storage is made to hold
-    /// zeros there (E1).
+    /// A map with a size of its own may have found the file after a crash. Then its size may have
+    /// been made recoverable before the truncated bytes were zeroed, or before that of mapped
+    /// blocks behind it. Both would show as soon as the file grows. So before its first growth
+    /// storage is made to hold zeros there (E1).
     async fn clean_end(&self, resize: &Resize<'_>, size: u64) -> Result<()> {
         if self.ops.published_size().is_none() {
             return Ok(());
@@ -367,8 +367,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Holds everything from the block of the new end on. If the end lies within it, that block is in
-    /// the cache, dirty and kept back: its tail is zeroed there and written (E1).
+    /// Holds all blocks from that of the new end on. If the end lies within it, that block is
+    /// cached, dirty and kept from write-out: its tail is zeroed there and written (E1).
     async fn hold_cut(&self, to: u64, first: u64) -> Result<InFlight> {
         let mapping = &*self.mapping;
         let all = first..u64::MAX >> 1;
@@ -389,13 +389,13 @@ impl MappedFile {
         Ok(flight)
     }
 
-    /// Bytes of the last block that are behind the end become zeros (E1). The block's dirt is in our
-    /// hands, so it is neither in flight nor evicted.
+    /// Zeroes the bytes of the last block behind the end (E1). The caller has taken the dirty
+    /// block, so it is neither in flight nor evicted.
     fn zero_tail(&self, to: u64) {
         let mapping = &*self.mapping;
         let index = mapping.folio_index(to);
         let folio =
-            self.cache.lock_folio(mapping, index).expect("dirt in hand is not evicted (F4)");
+            self.cache.lock_folio(mapping, index).expect("a taken dirty block is not evicted (F4)");
         let base = mapping.folio_start(index);
         let end = round_up(to, mapping.block_size());
         folio.zero_bytes((to - base) as usize..(end - base) as usize);
