@@ -37,7 +37,7 @@ pub struct MemCounters {
     pub trims: AtomicU64,
 }
 
-/// See the module.
+/// An export in memory, for tests.
 pub struct MemExport {
     info: ExportInfo,
     data: RwLock<Image>,
@@ -74,7 +74,7 @@ impl MemExport {
         }
     }
 
-    /// The same with another description of itself; the size stays.
+    /// The export with another description; the size stays.
     #[must_use]
     pub fn with_info(mut self, change: impl FnOnce(&mut ExportInfo)) -> Self {
         let size = self.info.size;

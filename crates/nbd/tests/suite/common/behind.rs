@@ -35,13 +35,13 @@ pub trait Before: Send + Sync + 'static {
     {
         None
     }
-    /// See [`Export::attach_thread`].
+    /// Attaches a queue for the calling thread, if the export below needs one.
     fn attach_thread(&self, below: &dyn Export) -> Option<Box<dyn LocalQueue>> {
         below.attach_thread()
     }
 }
 
-/// See the module.
+/// An export with a test's hook before each call.
 pub struct Behind<B> {
     export: Arc<dyn Export>,
     before: B,
