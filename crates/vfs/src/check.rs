@@ -1,9 +1,9 @@
-//! Two file systems side by side: the same operations, the same answers, the same trees.
+//! Compares two file systems: the same operations must give the same answers and the same trees.
 //!
 //! [`op::Op`] is an operation in terms that hold on any file system (paths of few names, slots for
-//! open files); [`generate::OpGen`] makes them from a seed, [`run::Runner`] carries them out and
-//! says what came of it; [`tree`] is a whole file system, sorted, to compare; [`mod@compare`] puts them
-//! together and makes a sequence that fails short.
+//! open files). [`generate::OpGen`] makes operations from a seed, [`run::Runner`] carries them out
+//! and reports results. [`tree`] is a complete file system, sorted, to compare. [`mod@compare`]
+//! puts them together and shortens a sequence that fails.
 //!
 //! No locks.
 

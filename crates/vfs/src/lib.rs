@@ -1,13 +1,13 @@
-//! forebay-vfs: what a front end may ask for.
+//! forebay-vfs: the interfaces that front ends use.
 //!
 //! Two contracts: [`Export`], a range of bytes (NBD), and [`FileSystem`] with [`OpenFile`], the
-//! POSIX tree (mount, library, command line). In addition, what their users and implementors share:
-//! [`rules`] say what is refused and what changes, [`path`] finds an inode by path, [`copy`] copies a
-//! range, [`mem`] is a file system in memory and the oracle of the others, [`check`] runs two file
-//! systems side by side.
+//! POSIX tree (mount, library, command line). In addition, the parts that users and implementors
+//! share: [`rules`] decide errors and changes, [`path`] finds an inode by path, [`copy`] copies a
+//! range, [`mem`] is a file system in memory and the oracle of the others, [`check`] compares two
+//! file systems.
 //!
 //! Reading order: [`types`], [`name`], [`fs`] (the contract, rule by rule), [`rules`], [`path`],
-//! [`copy`], [`mem`], [`beside`] (who is told of changes), [`check`].
+//! [`copy`], [`mem`], [`beside`] (notifying a mount of changes), [`check`].
 //!
 //! No locks of its own, apart from the one in [`mem`].
 #![forbid(unsafe_code)]

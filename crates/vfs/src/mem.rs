@@ -72,7 +72,7 @@ struct Shared {
     state: Mutex<State>,
 }
 
-/// See the module.
+/// A file system in memory.
 pub struct MemFs {
     shared: Arc<Shared>,
 }
@@ -94,8 +94,8 @@ impl MemFs {
         Self { shared: Arc::new(Shared { state: Mutex::new(state) }) }
     }
 
-    /// A copy of its own as it is now. Nobody has anything open there, so inodes without a name are
-    /// gone. Costs a table of inodes; content is shared until one of the two writes it.
+    /// An independent copy of the current state. It has no open files, so inodes without a name are
+    /// dropped. Costs a table of inodes; content is shared until one of the two writes it.
     pub fn snapshot(&self) -> Self {
         let mut state = self.shared.state.lock().clone();
         state.forget_opens();

@@ -1,8 +1,8 @@
-//! A file system for reading only: whatever would change it is refused with `ReadOnly`, by name, and nothing
-//! is asked of the one below that would have to be written.
+//! A read-only wrapper: refuses each call that changes the file system with `ReadOnly`, and passes
+//! no such call on.
 //!
-//! Invariants: O1 a call that could change anything never reaches the file system below, a sync neither:
-//! there is nothing that it could make durable.
+//! Invariants: O1 a call that could change anything never reaches the file system below. Neither
+//! does a sync: there is nothing that it could make durable.
 //!
 //! No locks.
 
@@ -17,7 +17,7 @@ use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use std::sync::Arc;
 
-/// See the module.
+/// A file system that refuses all changes.
 pub struct ReadOnly(Arc<dyn FileSystem>);
 
 impl ReadOnly {
@@ -221,9 +221,10 @@ mod tests {
     use crate::mem::MemFs;
     use forebay_base::task::block_on;
 
-    /// O1: reading works, everything else is refused by its kind, and what is below stays as it was.
+    /// O1: reading works, everything else is refused by its kind, and what is below stays as it
+    /// was.
     #[test]
-    fn o1_what_would_change_anything_is_refused() {
+    fn o1_changing_calls_are_refused() {
         let below: Arc<dyn FileSystem> = Arc::new(MemFs::default());
         let (root, new) = (Ino::ROOT, NewInode::of(FileKind::File, 0o644));
         let name = Name::new(b"a").unwrap();

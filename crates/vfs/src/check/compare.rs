@@ -131,8 +131,8 @@ impl<'a> Pair<'a> {
         if (self.config.equal)(op, a, b) {
             return true;
         }
-        // Where data begins and ends is an implementation's own as long as no content is called a hole,
-        // which the trees would show.
+        // Where data begins and ends is an implementation's own as long as no content is called a
+        // hole, which the trees would show.
         let seek = matches!(op, Op::Seek { .. }) && !self.config.exact_holes && a.moved == b.moved;
         match (op, &a.answer, &b.answer) {
             (Op::Seek { offset, .. }, Ok(Answer::Offset(x)), Ok(Answer::Offset(y))) => {

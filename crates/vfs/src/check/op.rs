@@ -16,7 +16,7 @@ pub const NAMES: u8 = 12;
 pub const XATTR_NAMES: u8 = 5;
 
 /// A name by its number: short ones, then bytes that are no text, two of 255 bytes that differ in
-/// the last, one of 256, which nobody may accept.
+/// the last, and one of 256, which each file system must refuse.
 pub fn name(number: u8) -> &'static [u8] {
     static TABLE: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     let table = TABLE.get_or_init(|| {

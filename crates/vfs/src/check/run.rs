@@ -1,4 +1,5 @@
-//! Carries operations out on one file system, and says what came of each in terms that can be compared.
+//! Carries operations out on one file system, and says what came of each in terms that can be
+//! compared.
 //!
 //! No locks.
 
@@ -21,7 +22,8 @@ use std::sync::Arc;
 pub enum Times {
     /// Not at all.
     Ignore,
-    /// Whether an operation moved `mtime` and `ctime` of what it names, and of the directories of that.
+    /// Whether an operation moved `mtime` and `ctime` of what it names, and of the directories of
+    /// that.
     Moved,
     /// All four, as they are: both sides have the same clock.
     Exact,
@@ -30,15 +32,15 @@ pub enum Times {
 /// Attributes without what is an implementation's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
-    /// See [`Attr`].
+    /// Type of the inode.
     pub kind: FileKind,
-    /// See [`Attr`].
+    /// Permission bits.
     pub perm: u16,
-    /// See [`Attr`].
+    /// Number of links.
     pub nlink: u32,
-    /// See [`Attr`].
+    /// User and group.
     pub owner: (u32, u32),
-    /// See [`Attr`].
+    /// Device number of a device node.
     pub rdev: u32,
     /// Bytes; 0 for a directory.
     pub size: u64,
@@ -234,8 +236,8 @@ impl Runner {
             | Op::RemoveXattr { .. } => self.attributes(fs, op).await,
             Op::Open { path, slot, flags } => {
                 let attr = find(fs, path).await?;
-                // What is neither is opened by nobody but to keep it: elsewhere a pipe waits for
-                // its other end.
+                // Other kinds are opened only to be kept: opening a pipe could wait for its other
+                // end.
                 let plain = matches!(attr.kind, FileKind::File | FileKind::Directory);
                 let flags = if plain { *flags } else { OpenFlags::empty() };
                 let file = fs.open(attr.ino, flags).await?;

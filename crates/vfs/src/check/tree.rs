@@ -25,7 +25,8 @@ const BATCH: usize = 5;
 pub struct Node {
     /// Attributes.
     pub shape: Shape,
-    /// The first path of the same inode in the order of paths; a path of its own for what has one name.
+    /// The first path of the same inode in the order of paths; a path of its own for what has one
+    /// name.
     pub first_path: Vec<u8>,
     /// Target of a symbolic link.
     pub target: Option<Vec<u8>>,

@@ -1,4 +1,5 @@
-//! Attributes, plain and extended, of the file system in memory. What [`rules`] answer is carried out here.
+//! Attributes, plain and extended, of the file system in memory. What [`rules`] answer is carried
+//! out here.
 //!
 //! Locks: as in [`super::state`].
 

@@ -1,7 +1,7 @@
-//! Content of a file: 4 KiB blocks in a map, holes left out. The size is kept elsewhere.
+//! Content of a file: 4 KiB blocks in a map, holes left out. The caller keeps the size.
 //!
-//! Invariants: D1 bytes beyond the size that the caller keeps are zero in a block that exists:
-//! whoever cuts a file off zeroes from there on.
+//! Invariants: D1 bytes beyond the caller's size are zero in an existing block: a truncate zeroes
+//! from there on.
 //!
 //! No locks.
 

@@ -1,5 +1,5 @@
-//! Names of the file system in memory: making, linking, removing, renaming, listing. What [`rules`] answer
-//! is carried out here.
+//! Names of the file system in memory: making, linking, removing, renaming, listing. What [`rules`]
+//! answer is carried out here.
 //!
 //! Locks: as in [`super::state`].
 

@@ -258,7 +258,10 @@ impl State {
         for (ino, inode) in &self.inodes {
             let counted = links.get(ino).copied().unwrap_or_default();
             assert_eq!(counted, inode.attr.nlink, "F2: links of {ino:?}");
-            assert!(counted > 0 || self.opens.contains_key(ino), "M1: {ino:?} is nobody's");
+            assert!(
+                counted > 0 || self.opens.contains_key(ino),
+                "M1: {ino:?} has no name and no opener"
+            );
         }
         assert_eq!(blocks, self.used_blocks, "M2: blocks in use");
     }

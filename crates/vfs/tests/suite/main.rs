@@ -1,4 +1,5 @@
-//! Tests of the file system interface: its rules, the one in memory, the host's, and the comparison of two.
+//! Tests of the file system interface: its rules, the one in memory, the host's, and the comparison
+//! of two.
 //!
 //! No locks.
 

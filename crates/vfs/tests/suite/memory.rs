@@ -27,7 +27,8 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, kind: ErrorKind) {
     assert_eq!(result.unwrap_err().kind(), kind);
 }
 
-/// M1, M2, C2, D1, M3: after every operation the books agree, with all that is open and without a name.
+/// M1, M2, C2, D1, M3: after every operation the books agree, with all that is open and without a
+/// name.
 #[test]
 fn m1_m2_m3_books_agree_after_anything() {
     for seed in 1..6 {

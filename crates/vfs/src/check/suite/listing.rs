@@ -78,7 +78,7 @@ fn disturb(
     Ok(())
 }
 
-/// Whoever renames everything that a listing returns must come to its end all the same.
+/// A program that renames each entry that a listing returns must still reach its end.
 fn ends(s: &Subject) -> Result<()> {
     s.mkdir("d")?;
     let dir = s.ino("d")?;

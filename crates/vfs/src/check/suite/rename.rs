@@ -1,4 +1,5 @@
-//! Renames: every kind onto every kind, with each flag, within a directory and between two; loops; links.
+//! Renames: every kind onto every kind, with each flag, within a directory and between two; loops;
+//! links.
 //!
 //! No locks.
 

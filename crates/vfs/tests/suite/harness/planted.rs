@@ -57,7 +57,7 @@ pub const BUGS: [Bug; 12] = [
     Bug::UnlinkedGone,
 ];
 
-/// See the module.
+/// A file system with an injected fault.
 pub struct Planted {
     pub inner: Arc<MemFs>,
     pub bug: Bug,

@@ -56,8 +56,8 @@ impl HostFile {
             return Ok(Wrote { offset, len });
         }
         let append = rustix::io::ReadWriteFlags::APPEND;
-        // At the descriptor's place, which is where it ended then: the size may be others' by now, and of
-        // half a record.
+        // At the descriptor's place, which is where it ended then: the size may be others' by now,
+        // and of half a record.
         let len = rustix::io::pwritev2(&self.fd, &[IoSlice::new(src)], u64::MAX, append)
             .map_err(|e| fail("append", e))?;
         let end = rustix::fs::tell(&self.fd).map_err(|e| fail("append", e))?;
