@@ -94,7 +94,8 @@ unsafe impl Sync for Segment {}
 
 /// Memory that a device may borrow.
 ///
-/// # Safety An implementor promises, until the value is dropped:
+/// # Safety
+/// An implementor promises, until the value is dropped:
 /// 1. `segments` always yields the same addresses, valid for reads and writes of their length;
 /// 2. no other Rust reference into them exists. Other threads may access them only by raw copies.
 ///    The implementor has excluded that these interleave with the device, or accepts a torn result
@@ -155,8 +156,8 @@ impl PartedBuf {
 /// Memory that a device borrows from an object which its owner keeps and reuses, so that a bio
 /// allocates nothing.
 ///
-/// # Safety The rules of [`IoMem`] hold from the moment a bio gets the memory until that bio
-/// completes.
+/// # Safety
+/// The rules of [`IoMem`] hold from the moment a bio gets the memory until that bio completes.
 pub unsafe trait SharedMem: Send + Sync {
     /// Appends the pieces, in order.
     fn segments(&self, out: &mut Vec<Segment>);

@@ -32,7 +32,8 @@ fn explain(errno: i32) -> String {
 /// Whether this process may mark threads, or why not. Tries it on a thread that ends at once, so
 /// that the caller's own thread is unchanged.
 ///
-/// # Errors The reason in words.
+/// # Errors
+/// The reason in words.
 pub fn probe() -> Result<(), String> {
     let tried = std::thread::Builder::new().spawn(|| {
         rustix::process::configure_io_flusher_behavior(true).map_err(|e| explain(e.raw_os_error()))

@@ -158,8 +158,9 @@ impl SimWorld {
     /// Polls `root`, and the tasks it spawns, until `root` is done. Remaining tasks continue in the
     /// next `run`; [`SimWorld::stop`] ends them.
     ///
-    /// # Panics With the seed in the message: when a task panics; when every task waits and no
-    /// event is scheduled; at the step limit; and when another thread wakes a task.
+    /// # Panics
+    /// With the seed in the message: when a task panics; when every task waits and no event is
+    /// scheduled; at the step limit; and when another thread wakes a task.
     pub fn run<T>(&self, root: impl Future<Output = T>) -> T {
         let _inside = Simulating::enter();
         let mut root = pin!(root);

@@ -30,8 +30,9 @@ unsafe impl Send for IoVecs {}
 impl IoVecs {
     /// Lists the pieces, splitting those longer than [`MAX_TRANSFER`].
     ///
-    /// # Safety The memory must stay valid and borrowed by this list until the list is dropped
-    /// (Y1), for writing if a read uses it.
+    /// # Safety
+    /// The memory must stay valid and borrowed by this list until the list is dropped (Y1), for
+    /// writing if a read uses it.
     pub(crate) unsafe fn new(segments: &[Segment]) -> Self {
         // SAFETY: the caller's promise.
         unsafe { Self::default().refill(segments) }

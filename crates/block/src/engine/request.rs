@@ -58,8 +58,9 @@ pub(crate) enum Next {
 
 /// One request to an engine: the system call to make, and the callback at its end.
 ///
-/// # Safety The descriptor, list and memory that `call` names stay valid until `answer` has
-/// received the kernel's answer, even if the request is leaked.
+/// # Safety
+/// The descriptor, list and memory that `call` names stay valid until `answer` has received the
+/// kernel's answer, even if the request is leaked.
 pub(crate) unsafe trait Request: Send {
     fn class(&self) -> Class;
     /// Prepares `call`. An engine that only calls `run` does not call this.

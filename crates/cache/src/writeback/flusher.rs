@@ -152,7 +152,7 @@ impl<'a> Round<'a, '_> {
         until: Nanos,
         flush: &mut Flush<'a>,
     ) -> u64 {
-        let seen = look.dirty_folios.changes();
+        let seen = look.dirty.changes();
         look.out.clone().write_out(pass, &mut self.slots.pass);
         let issued = flush.beside(&mut self.slots.pass).await;
         let outcome = Outcome { until, seen, wrote: issued > 0 };
@@ -183,17 +183,17 @@ impl<'a> Round<'a, '_> {
 
     /// Writes uncached dirty blocks whose window is full or whose time has come.
     async fn write_uncached(&mut self, look: &Look, now: Nanos, flush: &mut Flush<'a>) {
-        let bytes = look.dirty_folios.uncached.load(Ordering::Relaxed);
+        let bytes = look.dirty.uncached.load(Ordering::Relaxed);
         if bytes == 0 {
             return;
         }
         let window = self.cache.dirty.uncached_window.load(Ordering::Relaxed) / 4;
-        let due = look.dirty_folios.oldest_uncached().map_or(now, |since| since + UNCACHED_AGE);
+        let due = look.dirty.oldest_uncached().map_or(now, |since| since + UNCACHED_AGE);
         if bytes < window && due > now {
             self.domain.queue().look_by(look.id, due);
             return;
         }
-        look.dirty_folios.uncached.store(0, Ordering::Relaxed);
+        look.dirty.uncached.store(0, Ordering::Relaxed);
         look.out.clone().write_out(pass(Which::Uncached, u64::MAX), &mut self.slots.pass);
         flush.beside(&mut self.slots.pass).await;
     }

@@ -26,24 +26,24 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::world::Nanos;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-/// A file with data that could not be written waits this long before it is tried again.
+/// Shortest pause of a file with failed blocks before the next try.
 const RETRY_FIRST: Nanos = 5_000_000;
-/// And this long in the end.
+/// Longest pause of a file with failed blocks.
 const RETRY_LAST: Nanos = 1_000_000_000;
 /// Shortest pause after a visit that wrote nothing.
 const STALL_FIRST: Nanos = 1_000_000;
-/// Nor, in the end, than this, unless there is a reason to think that it will.
+/// Longest pause of a stalled file that does not change.
 const STALL_LAST: Nanos = 1_000_000_000;
 
 struct Retry {
     at: Nanos,
     pause: Nanos,
-    /// It was tried since the last failure that counts.
+    /// It was tried since the last counted failure.
     tried: bool,
 }
 
 struct Member {
-    dirty_folios: Arc<DirtyFolios>,
+    dirty: Arc<DirtyFolios>,
     out: std::sync::Weak<dyn WriteOut>,
     /// Set from the last close of the file until all of it is durable.
     keep: Option<std::sync::Arc<dyn WriteOut>>,
@@ -58,7 +58,7 @@ struct Member {
     stall_pause: Nanos,
     /// How often the flusher has checked it out, and not released it.
     held: u32,
-    /// Of all that ever joined.
+    /// Number of this membership, among all so far.
     serial: u64,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Look {
     pub id: u32,
     pub checked_out: CheckedOut,
     pub why: Why,
-    pub dirty_folios: Arc<DirtyFolios>,
+    pub dirty: Arc<DirtyFolios>,
     pub out: std::sync::Arc<dyn WriteOut>,
     pub kept: bool,
     /// It waits for its next try.
@@ -118,14 +118,9 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub fn join(
-        &mut self,
-        id: u32,
-        dirty_folios: Arc<DirtyFolios>,
-        out: std::sync::Weak<dyn WriteOut>,
-    ) {
+    pub fn join(&mut self, id: u32, dirty: Arc<DirtyFolios>, out: std::sync::Weak<dyn WriteOut>) {
         let member = Member {
-            dirty_folios,
+            dirty,
             out,
             keep: None,
             keep_pause: RETRY_FIRST,
@@ -180,7 +175,7 @@ impl Queue {
     pub fn dirtied(&mut self, id: u32, since: Nanos) {
         self.end_stall(id);
         let Some(member) = self.members.get_mut(&id) else { return };
-        member.dirty_folios.enter_queue();
+        member.dirty.enter_queue();
         if member.retry.is_none() && member.aged.is_none() {
             self.set_aged(id, Some(since));
         }
@@ -189,7 +184,7 @@ impl Queue {
     /// There may be something to write of a stalled file.
     pub fn end_stall(&mut self, id: u32) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        member.dirty_folios.set_stalled(false);
+        member.dirty.set_stalled(false);
         if member.stalled.take().is_some() {
             self.requeue(id);
         }
@@ -213,7 +208,7 @@ impl Queue {
             (retry.at, retry.tried) = (now + retry.pause, false);
         }
         let at = retry.at;
-        member.dirty_folios.set_stalled(false);
+        member.dirty.set_stalled(false);
         member.stalled = None;
         self.set_aged(id, None);
         self.set_alarm(id, Some(at));
@@ -230,8 +225,8 @@ impl Queue {
     /// Queues a visited file again, by its oldest dirty block.
     pub fn requeue(&mut self, id: u32) {
         let Some(member) = self.members.get(&id) else { return };
-        let oldest = match member.dirty_folios.oldest() {
-            None => member.dirty_folios.leave_queue(),
+        let oldest = match member.dirty.oldest() {
+            None => member.dirty.leave_queue(),
             some => some,
         };
         let waits = member.retry.is_some() || member.stalled.is_some();
@@ -247,26 +242,25 @@ impl Queue {
         let Some(member) = self.members.get(&id) else { return true };
         let waits = member.retry.is_some() || member.stalled.is_some();
         let queued = member.aged.is_some_and(|at| self.aged.contains(&(at, id)));
-        queued || waits || !member.dirty_folios.is_queued()
+        queued || waits || !member.dirty.is_queued()
     }
 
-    /// Queues a file after a visit with a known outcome: the remaining blocks are in write-out and
-    /// dirty again, or in use (Q-e).
+    /// Queues a file after a visit. Remaining blocks are dirty again, or in use (Q-e).
     pub fn looked_at(&mut self, id: u32, now: Nanos, outcome: Outcome) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        let dirty_folios = &member.dirty_folios;
-        let left = dirty_folios.oldest().is_some_and(|since| since <= outcome.until);
+        let dirty = &member.dirty;
+        let left = dirty.oldest().is_some_and(|since| since <= outcome.until);
         if outcome.wrote || !left {
             member.stall_pause = 0;
         } else if member.retry.is_none() {
-            dirty_folios.set_stalled(true);
+            dirty.set_stalled(true);
             // A task that changes the file from here on sees that it is stalled.
-            if dirty_folios.changes() == outcome.seen {
+            if dirty.changes() == outcome.seen {
                 let pause = (member.stall_pause * 2).clamp(STALL_FIRST, STALL_LAST);
                 (member.stall_pause, member.stalled) = (pause, Some(now + pause));
                 self.look_by(id, now + pause);
             } else {
-                dirty_folios.set_stalled(false);
+                dirty.set_stalled(false);
             }
         }
         self.requeue(id);
@@ -327,15 +321,7 @@ impl Queue {
         member.held += 1;
         let (kept, waits) = (member.keep.is_some(), member.retry.is_some());
         let checked_out = CheckedOut { id, serial: member.serial };
-        Some(Look {
-            id,
-            checked_out,
-            why,
-            dirty_folios: member.dirty_folios.clone(),
-            out,
-            kept,
-            waits,
-        })
+        Some(Look { id, checked_out, why, dirty: member.dirty.clone(), out, kept, waits })
     }
 
     /// The file with the oldest dirty block after `after`, and its position.
@@ -367,8 +353,8 @@ impl Queue {
             let id = self.flush.pop_front()?;
             let Some(member) = self.members.get_mut(&id) else { continue };
             // In this order: what is kept from now on lists the file anew.
-            member.dirty_folios.flush_listed.store(false, Ordering::SeqCst);
-            let bytes = member.dirty_folios.unflushed.load(Ordering::SeqCst).max(0) as u64;
+            member.dirty.flush_listed.store(false, Ordering::SeqCst);
+            let bytes = member.dirty.unflushed.load(Ordering::SeqCst).max(0) as u64;
             if let Some(out) = member.out.upgrade().filter(|_| bytes > 0) {
                 member.held += 1;
                 return Some((CheckedOut { id, serial: member.serial }, out, bytes));
@@ -401,8 +387,7 @@ impl Queue {
         }
     }
 
-    /// The file has an opener again, or is durable, or is given up. The caller drops the result
-    /// without the queue's lock.
+    /// Stops keeping the file. The caller drops the result without the queue's lock.
     pub fn let_go(&mut self, id: u32) -> Option<std::sync::Arc<dyn WriteOut>> {
         self.members.get_mut(&id).and_then(|m| m.keep.take())
     }
@@ -445,12 +430,11 @@ mod tests {
     #[test]
     fn failing_file_waits_and_oldest_is_first() {
         let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
-        let dirty_sets: Vec<Arc<DirtyFolios>> =
-            (0..3).map(|_| Arc::new(DirtyFolios::default())).collect();
-        for (i, dirty_folios) in (0u32..).zip(&dirty_sets) {
+        let sets: Vec<Arc<DirtyFolios>> = (0..3).map(|_| Arc::default()).collect();
+        for (i, dirty) in (0u32..).zip(&sets) {
             let weak = std::sync::Arc::downgrade(&out);
-            queue.join(i, dirty_folios.clone(), weak);
-            dirty_folios.list(0, 100 - u64::from(i), false);
+            queue.join(i, dirty.clone(), weak);
+            dirty.list(0, 100 - u64::from(i), false);
             queue.dirtied(i, 100 - u64::from(i));
         }
         let order = |queue: &mut Queue| {
@@ -482,22 +466,20 @@ mod tests {
         assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 200, 200, 200, 200, 200]);
         queue.healed(2);
         assert_eq!(order(&mut queue)[0], 2, "Q-a");
-        assert!(dirty_sets[2].unlist(0));
+        assert!(sets[2].unlist(0));
         queue.requeue(2);
-        assert!(!dirty_sets[2].is_queued() && order(&mut queue) == [1, 0]);
+        assert!(!sets[2].is_queued() && order(&mut queue) == [1, 0]);
     }
 
     /// The story: a file whose old dirty blocks could not be written was due again a millisecond
-    /// later, for as long as that lasted. While the flusher worked above the limits it was due at
-    /// once.
+    /// later each time, and at once while the flusher worked above the limits.
     #[test]
     fn stalled_file_is_visited_with_doubling_pause() {
         let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
-        let dirty_sets: Vec<Arc<DirtyFolios>> =
-            (0..2).map(|_| Arc::new(DirtyFolios::default())).collect();
-        for (i, dirty_folios) in (0u32..).zip(&dirty_sets) {
-            queue.join(i, dirty_folios.clone(), std::sync::Arc::downgrade(&out) as _);
-            dirty_folios.list(0, 100 + u64::from(i), false);
+        let sets: Vec<Arc<DirtyFolios>> = (0..2).map(|_| Arc::default()).collect();
+        for (i, dirty) in (0u32..).zip(&sets) {
+            queue.join(i, dirty.clone(), std::sync::Arc::downgrade(&out) as _);
+            dirty.list(0, 100 + u64::from(i), false);
             queue.dirtied(i, 100 + u64::from(i));
         }
         let (mut now, expire, mut pauses) = (1000, 50, Vec::new());
@@ -520,18 +502,18 @@ mod tests {
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1000, 1000, 1000], "Q-e");
         // A write-out of it has ended, or a folio became dirty: it is retried at once.
-        assert!(dirty_sets[0].is_stalled());
+        assert!(sets[0].is_stalled());
         queue.end_stall(0);
         assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0), "Q-a");
         queue.looked_at(0, now, outcome(now, false));
-        assert!(dirty_sets[0].is_stalled() && dirty_sets[0].list(9, now, false).fresh);
+        assert!(sets[0].is_stalled() && sets[0].list(9, now, false).fresh);
         queue.dirtied(0, now);
         assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0), "the oldest first");
         // Something has changed during the look.
         queue.looked_at(0, now, outcome(now, false));
         assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0));
         queue.looked_at(0, now, outcome(now, true));
-        assert!(!dirty_sets[0].is_stalled() && queue.members[&0].stall_pause == 0);
+        assert!(!sets[0].is_stalled() && queue.members[&0].stall_pause == 0);
     }
 
     /// The story: the flusher released a file that had left, when another file had its number. It
@@ -540,9 +522,9 @@ mod tests {
     fn checked_out_file_that_left_differs_from_successor() {
         let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
         let join = |queue: &mut Queue| {
-            let dirty_folios: Arc<DirtyFolios> = Arc::default();
-            queue.join(7, dirty_folios.clone(), std::sync::Arc::downgrade(&out) as _);
-            dirty_folios.list(0, 100, false);
+            let dirty: Arc<DirtyFolios> = Arc::default();
+            queue.join(7, dirty.clone(), std::sync::Arc::downgrade(&out) as _);
+            dirty.list(0, 100, false);
             queue.dirtied(7, 100);
         };
         join(&mut queue);
@@ -557,7 +539,7 @@ mod tests {
         assert!(!queue.is_held(7));
     }
 
-    /// Files that had left stayed in the line of those who wait for a flush, if none was pressing.
+    /// The story: files that had left stayed in the queue of flushes while none was urgent.
     #[test]
     fn file_that_left_does_not_wait_for_flush() {
         let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
@@ -577,16 +559,15 @@ mod tests {
         use crate::writeback::control::DirtyControl;
         let control = DirtyControl::new(&Config::with_budget(1 << 20), 1 << 20);
         let (domain, out) = (control.domain(None), std::sync::Arc::new(Idle));
-        let dirty_sets: Vec<Arc<DirtyFolios>> =
-            (0..3).map(|_| Arc::new(DirtyFolios::default())).collect();
-        for (id, dirty_folios) in (0u32..).zip(&dirty_sets) {
+        let sets: Vec<Arc<DirtyFolios>> = (0..3).map(|_| Arc::default()).collect();
+        for (id, dirty) in (0u32..).zip(&sets) {
             let weak: std::sync::Weak<Idle> = std::sync::Arc::downgrade(&out);
-            domain.queue().join(id, dirty_folios.clone(), weak);
-            domain.keep_unflushed(id, dirty_folios, 4096, 16384);
+            domain.queue().join(id, dirty.clone(), weak);
+            domain.keep_unflushed(id, dirty, 4096, 16384);
         }
         // In two steps, of which neither is much.
-        domain.keep_unflushed(2, &dirty_sets[2], 8192, 16384);
-        domain.keep_unflushed(2, &dirty_sets[2], 8192, 16384);
+        domain.keep_unflushed(2, &sets[2], 8192, 16384);
+        domain.keep_unflushed(2, &sets[2], 8192, 16384);
         let next = || domain.queue().next_flush().map(|(checked_out, ..)| checked_out.id);
         let (first, _, bytes) = domain.queue().next_flush().expect("three wait");
         assert_eq!((first.id, bytes), (2, 20480));
@@ -602,10 +583,9 @@ mod tests {
     fn q_b_removed_file_is_not_due() {
         let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
         for id in 0..3 {
-            let (dirty_folios, weak) =
-                (Arc::new(DirtyFolios::default()), std::sync::Arc::downgrade(&out));
-            dirty_folios.list(0, 10, false);
-            queue.join(id, dirty_folios, weak);
+            let (dirty, weak) = (Arc::new(DirtyFolios::default()), std::sync::Arc::downgrade(&out));
+            dirty.list(0, 10, false);
+            queue.join(id, dirty, weak);
             queue.dirtied(id, 10);
         }
         queue.look_by(1, 5);
