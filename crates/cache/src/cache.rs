@@ -297,7 +297,7 @@ impl PageCache {
             line("pinned frames", of_frames(pinned), of_frames(pinned)),
             line("folio descriptors", folios * slot_bytes, slots * slot_bytes),
             line("index", self.index.bytes(), Index::bytes_for(slots as usize)),
-            // Taken as a whole, for the most that there may be.
+            // Counted in full, for their largest number.
             line("age queues and ghosts", slots * SLOT_BOOKS, slots * SLOT_BOOKS),
             line("dirty sets", dirty_folios * DIRTY_FOLIO_BYTES, slots * DIRTY_FOLIO_BYTES),
             line("frame maps", touched * FRAME_BOOKS, frames * FRAME_BOOKS),

@@ -373,7 +373,7 @@ impl Mapping {
         let mut failed = self.failed.lock();
         let fresh = failed.insert(numbers) << self.block_shift;
         self.failing.store(true, Ordering::Release);
-        // Under the lock, so that the domain hears of failure and healing in their order.
+        // Under the lock, so that the domain learns of failure and repair in their order.
         self.domain.add_failed(self.id, fresh, now);
     }
 

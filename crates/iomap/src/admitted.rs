@@ -21,7 +21,7 @@ use std::ops::Range;
 /// How often the map makes room for one write, if others take it each time.
 const ROOM_ROUNDS: u32 = 16;
 
-/// Room that a write has for what it adds to the file.
+/// Space that a write has for the bytes it adds to the file.
 pub(crate) struct Ahead<'a> {
     ops: &'a dyn MapOps,
     /// From this byte of the file on.
@@ -90,12 +90,12 @@ impl MappedFile {
         self.arriving(0)
     }
 
-    /// What was admitted otherwise, until it is dirty.
+    /// Space admitted elsewhere, until the blocks are dirty.
     pub(crate) fn arriving(&self, bytes: u64) -> Ahead<'_> {
         Ahead { ops: &*self.ops, from: u64::MAX, left: AtomicU64::new(bytes) }
     }
 
-    /// Room for what a write adds to the file, which is `added`.
+    /// Space for the bytes that a write adds to the file: `added`.
     pub(crate) async fn admit_ahead(&self, added: &Range<u64>) -> Result<Ahead<'_>> {
         let block = self.mapping.block_size();
         let from = round_down(added.start, block);
@@ -151,7 +151,7 @@ impl MappedFile {
         self.write_out_dirty().await;
         let mut rounds = 0;
         while self.ops.admit_within(new, self.held(), &range).is_err() {
-            // Others may take what was made each time.
+            // Other writers may take the space each time.
             rounds += 1;
             if rounds > ROOM_ROUNDS || !self.ops.make_room(range.clone()).await {
                 return Err(error);

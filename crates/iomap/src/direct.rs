@@ -101,7 +101,7 @@ impl MappedFile {
         self.evict_for_direct(&held.range()).await?;
         Counters::add(&self.cache.counters.direct_write_bytes, range.end - range.start);
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
-        // In place, FUA is all there is to it; what has moved is found after a commit.
+        // In place FUA makes the write durable; a block that moved is found only after a commit.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
         let run = self.reserve_run(range, held).await?;
         let flight = self.write_reserved(run, range, src, bio_flags).await?;
@@ -133,7 +133,7 @@ impl MappedFile {
         Ok(Run { flight, unit, sums: limits.sums })
     }
 
-    /// Writes a run to its places, and publishes it. Returns what is still held of it.
+    /// Writes a run to its places, and publishes it. Returns the resources still held for it.
     pub(crate) async fn write_reserved(
         &self,
         run: Run,

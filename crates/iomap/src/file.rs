@@ -106,7 +106,8 @@ pub struct MappedFile {
     error_sink: Mutex<Option<ErrorSink>>,
     /// The size at the open, until the content of storage behind it is known to be zero.
     pub(crate) opened_end: AtomicU64,
-    /// The last cut of what a failed write had left behind the visible size has failed, too.
+    /// The last truncation of bytes that a failed write left behind the visible size has failed,
+    /// too.
     pub(crate) uncut: AtomicBool,
 }
 

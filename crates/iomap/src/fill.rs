@@ -109,7 +109,7 @@ impl EndRead {
         self.pins.clear();
     }
 
-    /// Whether the blocks are what was stored: looked at before they become up to date.
+    /// Whether the blocks match their checksums: tested before they become up to date.
     fn verify(&self, piece: &Piece) -> bool {
         let mapping = &*self.mapping;
         let mine = |(index, first, sums): &&(u64, u32, Sums)| {
@@ -135,7 +135,7 @@ impl EndRead {
     }
 }
 
-/// What was read is not what was stored.
+/// The bytes read do not match their checksum.
 pub(crate) fn corrupt(range: &Range<u64>) -> Error {
     let error = Error::new(ErrorKind::Corrupt, "read", "the checksum does not match");
     error.with_range(range.start, range.end - range.start)
@@ -160,8 +160,8 @@ impl Drop for Planned<'_> {
 }
 
 impl MappedFile {
-    /// Fills what is missing of `range` (bytes; rounded outwards to blocks, clipped to the end of
-    /// file) and returns when the reads are issued.
+    /// Fills the missing blocks of `range` (bytes; rounded outwards to blocks, clipped to the end
+    /// of file) and returns when the reads are issued.
     pub(crate) async fn start_fill(&self, range: Range<u64>, mode: FillMode) -> Filling {
         self.start_fill_with(range, mode, &mut FramePool::empty(&self.cache)).await
     }
@@ -394,7 +394,7 @@ impl MappedFile {
         folio.expect("a folio with blocks being read is not evicted (F4)")
     }
 
-    /// Wakes those who wait for a folio whose blocks were filled without I/O.
+    /// Wakes the waiters of a folio whose blocks were filled without I/O.
     fn end_waiters(&self, index: u64) {
         end_fill(&self.cache, &self.mapping, index, Blocks { start: 0, end: 0 }, u64::MAX, true);
     }

@@ -38,7 +38,7 @@ pub(crate) struct InFlight {
     pub replaced: Taken,
     /// Dirty blocks that it keeps back meanwhile: dirty again whatever becomes of it.
     pub kept_back: Taken,
-    /// Places for what it writes.
+    /// The places that the operation writes to.
     pub reservation: Option<Reservation>,
     /// Private memory that its bios use.
     pub permit: Option<OwnedPermit>,
@@ -89,12 +89,12 @@ impl InFlight {
         self.clone()
     }
 
-    /// The operation has succeeded: what it replaces is dropped.
+    /// The operation has succeeded: the blocks it replaces are dropped.
     pub fn done(&self) {
         self.is_done.store(true, Ordering::Release);
     }
 
-    /// What it has written is durable, or the caller flushes it: no later flush answers for it.
+    /// Its bytes are durable, or the caller flushes them: no later flush has to cover them.
     pub fn durable(&self) {
         self.is_durable.store(true, Ordering::Release);
     }

@@ -38,7 +38,7 @@ pub struct Extent {
     pub len: u64,
     /// First byte on the device; `None` is a hole: it reads as zeros.
     pub device_offset: Option<u64>,
-    /// What the stored units must add up to.
+    /// The expected checksums of the stored units.
     pub sums: Option<Sums>,
     /// Keeps the place from being reused while it is held (O4).
     pub pin: Option<Arc<dyn Any + Send + Sync>>,
@@ -98,7 +98,7 @@ pub trait GiveBack: Send + Sync {
     fn give_back(&self, places: &[Place]);
 }
 
-/// Places for runs of a file. What is not published goes back on drop (O3).
+/// Places for runs of a file. Unpublished ones are returned on drop (O3).
 pub struct Reservation {
     places: Vec<Place>,
     owner: Option<Arc<dyn GiveBack>>,
@@ -136,7 +136,8 @@ impl Reservation {
 }
 
 impl Reservation {
-    /// What was not published goes back now; the memory of the places, empty.
+    /// Returns the unpublished places to the map now, and the list's memory, emptied, to the
+    /// caller.
     pub fn end(mut self) -> Vec<Place> {
         self.give_back();
         let mut places = std::mem::take(&mut self.places);
@@ -179,13 +180,13 @@ impl Drop for Reservation {
 /// What a commit makes durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Commit {
-    /// The bytes, and what is needed to find them.
+    /// The bytes, and the metadata to find them.
     Data,
     /// All metadata, too.
     All,
 }
 
-/// What a map wants.
+/// The requirements of a map.
 #[derive(Debug, Clone, Copy)]
 pub struct MapLimits {
     /// Unit of places, bytes: a power of two. Direct requests are multiples of it.
@@ -200,7 +201,7 @@ pub struct MapLimits {
 pub enum MapFuture<'a, T> {
     /// There it is. `None` after it was taken.
     Now(Option<T>),
-    /// It has to be looked up.
+    /// The answer has to be loaded.
     Later(BoxFuture<'a, T>),
 }
 
@@ -225,7 +226,7 @@ pub trait MapOps: Send + Sync {
     /// The device that places refer to.
     fn device(&self) -> &DeviceRef;
 
-    /// What the file is, for people who watch the cache: whose it is, and its number there.
+    /// The identity of the file, for monitoring of the cache: its owner, and its number there.
     fn label(&self) -> forebay_cache::folio::Label {
         (0, 0)
     }
@@ -304,7 +305,7 @@ pub trait MapOps: Send + Sync {
     /// several places that were written together, also from the end of a bio.
     fn write_failed(&self, _place: &Place) {}
 
-    /// The size that [`MapOps::publish`] was last told, where the map keeps one.
+    /// The size last passed to [`MapOps::publish`], if the map keeps one.
     fn published_size(&self) -> Option<u64> {
         None
     }

@@ -63,7 +63,7 @@ impl MappedFile {
         self.ops.published_size().is_none_or(|p| p >= end.min(self.size()))
     }
 
-    /// A write that ends beyond the published size first has written what is dirty below it (O5).
+    /// A write that ends beyond the published size first writes the dirty blocks below it (O5).
     pub(crate) async fn write_below(&self, end: u64, here: bool) {
         let Some(published) = self.ops.published_size().filter(|&p| p < end) else { return };
         let pass = WriteOutPass::for_sync(published..end);

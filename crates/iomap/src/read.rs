@@ -89,7 +89,7 @@ impl MappedFile {
         })
     }
 
-    /// Through the cache, with readahead, save for what is dropped behind.
+    /// A read through the cache, with readahead, without blocks to be dropped afterwards.
     pub(crate) async fn read_through(
         &self,
         handle: &Handle,
@@ -118,19 +118,19 @@ impl MappedFile {
         Ok(())
     }
 
-    /// What a request of `range` that goes through the cache has read ahead of it.
+    /// The readahead for a request of `range` that goes through the cache.
     pub(crate) fn plan_ahead(&self, handle: &Handle, range: &Range<u64>) -> Range<u64> {
         let max = self.readahead_limit();
         let plan = handle.streams.plan(range.start, range.end, max, self.size(), false);
-        self.tell_stream(handle, range, &plan, false);
+        self.record_stream(handle, range, &plan, false);
         self.drop_uncached(plan.abandoned);
         plan.ahead
     }
 
-    /// For people who watch the cache. Not on the way of a hit.
-    fn tell_stream(&self, handle: &Handle, range: &Range<u64>, plan: &Plan, uncached: bool) {
+    /// Records the stream for monitoring. Not on the hit path.
+    fn record_stream(&self, handle: &Handle, range: &Range<u64>, plan: &Plan, uncached: bool) {
         let Some((at, window)) = plan.stream else { return };
-        // Where the reader's streams lie tells him apart from others.
+        // The address of the reader's streams identifies the reader.
         let reader = std::ptr::from_ref(&handle.streams) as u64 + at as u64;
         let (file, now) = (self.mapping.id, self.cache.world.now());
         let position = range.end;
@@ -224,7 +224,7 @@ impl MappedFile {
         run.start..end
     }
 
-    /// An uncached read straight past the cache, with what a stream has read ahead of it.
+    /// An uncached read past the cache, with the readahead of its stream.
     pub(crate) async fn read_ahead_and_around(
         &self,
         handle: &Handle,
@@ -248,7 +248,7 @@ impl MappedFile {
     async fn uncached_readahead(&self, handle: &Handle, range: &Range<u64>, limit: u64) {
         let max = self.readahead_limit();
         let plan = handle.streams.plan(range.start, range.end, max, limit, true);
-        self.tell_stream(handle, range, &plan, true);
+        self.record_stream(handle, range, &plan, true);
         self.drop_uncached(plan.abandoned);
         if !plan.ahead.is_empty() {
             let mode = FillMode { background: true, ..Passing::Marked.fill() };
@@ -385,7 +385,7 @@ impl MappedFile {
             {
                 permit = self.cache.try_private(end - start);
                 if permit.is_none() {
-                    // Nothing is pinned by who waits for memory.
+                    // A task that waits for memory must hold no pin.
                     drop(extent);
                     permit = Some(self.cache.private(end - start).await);
                     continue;
@@ -398,7 +398,8 @@ impl MappedFile {
                         self.read_device(device_at, at - start, into, dst, past, &extent).await;
                     let now = self.mapping.bounds.cuts();
                     if now != cuts {
-                        // Storage was cut under the read: once more, of what is left.
+                        // A truncate removed bytes during the read: repeats it for the remaining
+                        // range.
                         cuts = now;
                         run = self.clip_to_size(&(at..run.end), base, dst);
                         continue;

@@ -32,13 +32,13 @@ use forebay_cache::writeback::{WritePiece, end_write};
 use forebay_cache::{Attached, FRAME_SIZE, FrameList, Mapping, PageCache};
 use std::ops::{Deref, DerefMut, Range};
 
-/// What a pass plans with.
+/// The lists that a pass plans with.
 #[derive(Default)]
 pub(crate) struct Plan {
     pub cursor: DirtyCursor,
-    /// Dirty folios that it looks at together.
+    /// Dirty folios visited together.
     pub batch: Vec<u64>,
-    /// What it wants of them, ascending.
+    /// The runs to write from them, ascending.
     pub runs: Vec<Range<u64>>,
     /// Folio, bytes of the file, number of the place.
     pub parts: Vec<(u64, Range<u64>, usize)>,
@@ -131,7 +131,7 @@ impl MappedFile {
         PlanInUse { plan, file: self }
     }
 
-    /// Makes bios of what was captured, which are the pieces of `reservation`; returns the bytes.
+    /// Makes bios of the captured blocks, which are the pieces of `reservation`; returns the bytes.
     pub(crate) fn fill_record(
         &self,
         plan: &mut Plan,
@@ -209,7 +209,7 @@ struct Work {
     counted: u64,
 }
 
-/// What is on its way for one reservation.
+/// The write-outs in progress for one reservation.
 #[derive(Default)]
 pub(crate) struct Record {
     work: RwLock<Work>,
@@ -340,7 +340,7 @@ impl Part {
     }
 }
 
-/// One bio is over, also if what is done about it panics.
+/// Ends one bio, also if its completion panics.
 struct Over<'a>(&'a std::sync::Arc<Record>);
 
 impl Drop for Over<'_> {

@@ -16,11 +16,11 @@ use std::ops::Range;
 /// Where a write goes.
 pub(crate) struct Placed<'a> {
     pub range: Range<u64>,
-    /// What it adds to the file, until its bytes are there.
+    /// The bytes it adds to the file, until they are written.
     pub growth: Option<Growth<'a>>,
     /// The end of file when it was placed.
     pub size: u64,
-    /// Space for what it adds to the file.
+    /// Space for the bytes it adds to the file.
     pub ahead: Option<Ahead<'a>>,
 }
 
@@ -49,7 +49,7 @@ impl Growth<'_> {
     }
 }
 
-/// What a write that a truncate has overtaken holds until its bytes are there.
+/// The resources that a write holds after a truncate overtook it, until its bytes are there.
 pub(crate) struct Again<'a> {
     pub growth: Growth<'a>,
     /// None: it has its space from before.
@@ -74,8 +74,8 @@ impl Drop for Moved<'_, '_> {
 }
 
 impl MappedFile {
-    /// The right to move the size. What a write that failed or was dropped has left behind the
-    /// visible size is cut off.
+    /// Takes the right to move the size, and truncates bytes that a failed or dropped write left
+    /// behind the visible size.
     async fn resize(&self) -> Result<Resize<'_>> {
         let resize = self.mapping.bounds.resize().await;
         self.cut_hidden(&resize).await?;
@@ -93,10 +93,11 @@ impl MappedFile {
         done
     }
 
-    /// Cuts off what a write that failed or was dropped has left behind the visible size. Not while
-    /// another write makes the file longer: that one cuts first. For a sync, which reports a
-    /// failure if the object below is longer than the file then, and fails while an earlier cut has
-    /// failed and none has succeeded. A map with a size of its own publishes the visible one.
+    /// Truncates bytes that a failed or dropped write left behind the visible size. Does nothing
+    /// while another write makes the file longer: that one truncates first. For a sync. It reports
+    /// a failure if the object below is longer than the file then, and fails while an earlier
+    /// truncation has failed and none has succeeded since. A map with a size of its own publishes
+    /// the visible one.
     pub(crate) async fn cut_hidden_now(&self) {
         if self.mapping.bounds.has_hidden_bytes()
             && let Some(resize) = self.mapping.bounds.try_resize()
@@ -144,9 +145,9 @@ impl MappedFile {
         Ok(Placed { size: range.end, range, growth, ahead })
     }
 
-    /// The file holds `range` again: a truncate came between the placing of a write and its bytes,
-    /// so the write counts as later. `ahead`: the space that the write has. What is returned is
-    /// kept until the bytes are there. Not for a caller that holds frames or a [`Growth`].
+    /// Grows the file to hold `range` again: a truncate ran between the placing of a write and its
+    /// bytes, so the write counts as later. `ahead`: the space that the write has. The result is
+    /// kept until the bytes are there. The caller must hold no frames and no [`Growth`].
     pub(crate) async fn grow_again(
         &self,
         range: &Range<u64>,

@@ -143,7 +143,7 @@ impl Drop for Region {
     }
 }
 
-/// Where the mapping begins that a line of `smaps` is the head of.
+/// The first address of a mapping, if a line of `smaps` is its head.
 fn first_address(line: &str) -> Option<usize> {
     let (start, rest) = line.split_once('-')?;
     let end = rest.split(' ').next()?;

@@ -98,7 +98,7 @@ impl DirtyControl {
         self.dirty_folios.load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// Asks every flusher to look.
+    /// Wakes every flusher.
     pub fn wake_all_flushers(&self) {
         self.domains().iter().for_each(|domain| domain.wake_flusher());
     }
@@ -108,8 +108,7 @@ impl DirtyControl {
         self.domains().iter().for_each(|domain| domain.wake_writers(true));
     }
 
-    /// The same as [`Self::wake_all_flushers`], unless they were asked a moment ago and are at
-    /// work.
+    /// Wakes every flusher, unless they were woken a moment ago and are at work.
     pub(super) fn wake_all_flushers_at(&self, now: Nanos) {
         let last = self.last_kick.load(Ordering::Relaxed);
         if self.writeback_bytes() > 0 && now < last.saturating_add(WAKE_EVERY) {
@@ -119,7 +118,7 @@ impl DirtyControl {
         self.wake_all_flushers();
     }
 
-    /// Bytes of a request that pass for one place in the line.
+    /// Bytes of a request for which a writer waits once.
     pub fn portion(&self) -> u64 {
         (self.dirty_limit() / 8).min(PORTION)
     }

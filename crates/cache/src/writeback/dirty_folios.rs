@@ -117,7 +117,7 @@ impl DirtyFolios {
         set.aged.iter().filter_map(|list| list.first()).map(|&(since, _)| since).min()
     }
 
-    /// The same of folios with blocks of uncached writes.
+    /// The time the oldest folio with blocks of uncached writes became dirty.
     pub(super) fn oldest_uncached(&self) -> Option<Nanos> {
         self.set.lock().aged[1].first().map(|&(since, _)| since)
     }

@@ -65,11 +65,11 @@ pub struct Domain {
     /// The flusher waits here for room for more write-out.
     progress: WaitQueue,
     pub(super) flusher_wakes: WaitQueue,
-    /// Who waits for the flusher to let a file go.
+    /// Tasks that wait for the flusher to release a file.
     released: WaitQueue,
     woken: AtomicBool,
     last_kick: AtomicU64,
-    /// When the flusher looks without being asked; none: `u64::MAX`.
+    /// When the flusher next wakes by its timer; never: `u64::MAX`.
     next_look: AtomicU64,
 }
 
@@ -159,7 +159,7 @@ impl Domain {
         self.limits.total.write_more(bytes as i64);
     }
 
-    /// Their write-out is over. Wake who waits after that.
+    /// A write-out of the bytes has ended. The caller wakes waiters afterwards.
     pub(crate) fn end_write(&self, bytes: u64) {
         self.gauge.write_more(-(bytes as i64));
         self.limits.total.write_more(-(bytes as i64));
@@ -301,7 +301,7 @@ impl Domain {
         Place { domain: self, number }
     }
 
-    /// Wakes the first writer in line, if there may be room; or all of them.
+    /// Wakes the first waiting writer, if there may be space; or all of them.
     pub(crate) fn wake_writers(&self, all: bool) {
         fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) == 0 || (!all && !self.worth_a_look()) {
@@ -311,7 +311,7 @@ impl Domain {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Room for a writer in line, or nothing in flight that would make some.
+    /// Whether there is space for a waiting writer, or no write-out in flight that would free some.
     fn worth_a_look(&self) -> bool {
         self.has_room() || self.writeback_bytes() == 0
     }
@@ -332,21 +332,21 @@ impl Domain {
         }
     }
 
-    /// Asks the flusher to look now. Cheap when it has been asked already.
+    /// Wakes the flusher. Cheap if it was woken already.
     pub fn wake_flusher(&self) {
         if !self.woken.swap(true, Ordering::AcqRel) {
             self.flusher_wakes.wake_all();
         }
     }
 
-    /// The same, if it is needed.
+    /// Wakes the flusher if `is_needed`.
     pub(crate) fn wake_flusher_if(&self, is_needed: bool) {
         if is_needed {
             self.wake_flusher();
         }
     }
 
-    /// The same, but not if it was asked less than `every` ago.
+    /// Wakes the flusher, unless it was woken less than `every` ago.
     pub(super) fn wake_flusher_at(&self, now: Nanos, every: Nanos) {
         if now >= self.last_kick.load(Ordering::Relaxed).saturating_add(every) {
             self.last_kick.store(now, Ordering::Relaxed);
@@ -395,7 +395,7 @@ impl Domain {
         }
     }
 
-    /// File `id` is to be looked at by then. True as in [`Domain::dirtied`].
+    /// Schedules a visit of file `id` by then. True as in [`Domain::dirtied`].
     #[must_use]
     pub(crate) fn look_by(&self, id: u32, at: Nanos) -> bool {
         let mut queue = self.queue.lock();
@@ -497,7 +497,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// A place in the line; given up on drop.
+/// A ticket of a waiting writer; given up on drop.
 pub(super) struct Place<'a> {
     domain: &'a Domain,
     number: u64,
@@ -507,7 +507,8 @@ impl Place<'_> {
     /// Registers the waker; true if this writer is first.
     pub fn first(&self, waker: &Waker) -> bool {
         let first = self.domain.writer_queue.lock().wait(self.number, waker);
-        // Who makes room looks for waiters after that, and this one looks for room after this.
+        // A task that frees space checks for waiters after that; this one checks for space after
+        // this.
         fence(Ordering::SeqCst);
         first
     }

@@ -102,7 +102,8 @@ fn s2_bytes_in_flight_do_not_change() {
             _ => {
                 assert!(waits == 0 && copies > 10, "{waits} {copies}");
                 assert!(stats.stable_hits <= copies && stats.stable_copied_bytes > 0);
-                // What is overwritten is not copied, so less is copied than was given new frames.
+                // Overwritten blocks are not copied, so fewer bytes are copied than frames were
+                // allocated.
                 assert!(stats.stable_copied_bytes < copies * u64::from(block_size));
             }
         }
