@@ -68,6 +68,8 @@ struct File {
     const char *name;
     /* Flags of open(2); NULL in `file` means that another process has the file. */
     int how;
+    /* Permissions of a new file; 0 for the usual ones. */
+    uint32_t mode;
     fby_file *file;
     Store *store;
     Node *node;
@@ -88,6 +90,12 @@ int store_enter(const char *budget);
 /* Opens the file and finds its node: SQLITE_BUSY if another process has it. */
 int store_open(File *file);
 int store_close(File *file);
+/*
+ * A new journal gets the permissions of its database, on the host its owner, too. The first is
+ * called before the journal is opened, the second after that: no other user can read it in between.
+ */
+void store_take_mode(File *file, const char *database);
+int store_take_owner(const File *file, const char *database);
 int store_is_in_volume(const char *name);
 int store_delete(const char *name);
 int store_access(const char *name, int flags, int *result);

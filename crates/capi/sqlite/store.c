@@ -269,11 +269,14 @@ static void end_node(Node *node) {
     free(node);
 }
 
-static int open_by_name(File *file, int how) {
+static int open_by_name(File *file, int flags) {
     const char *inner = inner_of(file->name);
+    fby_open_how how;
+    memset(&how, 0, sizeof how);
+    how.mode = file->mode;
     if (inner)
-        return fby_open_in(file->store->volume, inner, how, NULL, 0, &file->file);
-    return fby_open(all.cache, file->name, how, NULL, 0, &file->file);
+        return fby_open_in(file->store->volume, inner, flags, &how, sizeof how, &file->file);
+    return fby_open(all.cache, file->name, flags, &how, sizeof how, &file->file);
 }
 
 static int open_held(File *file) {
@@ -353,17 +356,46 @@ static int64_t cached_size(const char *name) {
     return size;
 }
 
-static int access_in(const char *name, int flags, int *result) {
-    fby_attr attr;
+static int64_t attributes_in(const char *name, fby_attr *attr) {
     Store *store;
     int64_t got;
     lock_all();
     got = hold_store(name, 0, &store);
     if (got == 0) {
-        got = fby_stat(store->volume, inner_of(name), 0, &attr, sizeof attr);
+        got = fby_stat(store->volume, inner_of(name), 0, attr, sizeof *attr);
         end_store(store);
     }
     unlock_all();
+    return got;
+}
+
+void store_take_mode(File *file, const char *database) {
+    struct stat found;
+    fby_attr attr;
+    if (inner_of(database)) {
+        if (attributes_in(database, &attr) >= 0)
+            file->mode = attr.mode & 0777;
+    } else if (stat(database, &found) == 0) {
+        file->mode = found.st_mode & 0777;
+    }
+}
+
+/* The umask has no part in it: users who share a database recover each other's journals. */
+int store_take_owner(const File *file, const char *database) {
+    struct stat found, own;
+    if (inner_of(database) || stat(database, &found) != 0 || stat(file->name, &own) != 0)
+        return SQLITE_OK;
+    if (geteuid() == 0 && (own.st_uid != found.st_uid || own.st_gid != found.st_gid) &&
+        chown(file->name, found.st_uid, found.st_gid) != 0)
+        return failed(NULL, -errno, SQLITE_CANTOPEN, file->name);
+    if ((own.st_mode ^ found.st_mode) & 0777 && chmod(file->name, found.st_mode & 0777) != 0)
+        return failed(NULL, -errno, SQLITE_CANTOPEN, file->name);
+    return SQLITE_OK;
+}
+
+static int access_in(const char *name, int flags, int *result) {
+    fby_attr attr;
+    int64_t got = attributes_in(name, &attr);
     *result = got >= 0 && (flags != SQLITE_ACCESS_EXISTS || !S_ISREG(attr.mode) || attr.size > 0);
     if (got >= 0 || got == -ENOENT || got == -ENOTDIR)
         return SQLITE_OK;

@@ -33,6 +33,8 @@ static int open_new(File *file, const char *name, int flags) {
     int creates = flags & SQLITE_OPEN_CREATE;
     /* What store_access does not find out is taken as a new file: its name is synced once more. */
     int exists = !creates, result;
+    const int journal = SQLITE_OPEN_MAIN_JOURNAL | SQLITE_OPEN_WAL;
+    const char *database = creates && flags & journal ? sqlite3_filename_database(name) : NULL;
     sqlite3_int64 volume_bytes;
     file->is_database = (flags & SQLITE_OPEN_MAIN_DB) != 0;
     file->name = name;
@@ -45,9 +47,16 @@ static int open_new(File *file, const char *name, int flags) {
         result = store_make_volume(name, volume_bytes);
     if (result == SQLITE_OK && creates)
         result = store_access(name, SQLITE_ACCESS_READ, &exists);
+    if (database && !exists)
+        store_take_mode(file, database);
     if (result == SQLITE_OK)
         result = store_open(file);
     file->sync_directory = !exists;
+    if (result == SQLITE_OK && database && !exists) {
+        result = store_take_owner(file, database);
+        if (result != SQLITE_OK)
+            store_close(file);
+    }
     return result;
 }
 

@@ -1,10 +1,11 @@
-//! Errors of closed files that nobody has been told of yet: the next opener's sync tells them
+//! Errors of closed files that no opener has seen yet: the next opener's sync reports them
 //! (docs/failure-protocol.md).
 //!
-//! Invariants: T1 what a file leaves is here before its lock is let go, so whoever opens it next finds it.
-//! T2 the records stay within their part of the budget; where there are too many, each file that is opened
-//! from then on and has none of its own is told that one was lost, which may be its own: nobody hears OK
-//! for want of room.
+//! Invariants: T1 a file's error is here before its lock is released, so the next opener finds it.
+//! T2 the records stay within their part of the budget. If there are too many, each file opened
+//! from then on without a record of its own reports that one was lost, which may be its own. So no
+//! sync succeeds for lack of space.
+//!
 //! Lock: one, a leaf.
 
 use forebay_base::{Error, ErrorKind};
@@ -40,7 +41,7 @@ impl Key {
         }
     }
 
-    /// Nobody can open it any more.
+    /// Whether the object is dropped, so that no caller can open it again.
     fn is_gone(&self) -> bool {
         matches!(self, Self::Object(device) if device.strong_count() == 0)
     }
@@ -59,7 +60,7 @@ struct State {
     lost: bool,
 }
 
-/// See the module.
+/// The recorded errors, by file.
 #[derive(Default)]
 pub(crate) struct UntoldErrors(Mutex<State>);
 

@@ -2,8 +2,8 @@
 //! order errors are checked, and what a successful call changes. They are functions of a [`View`];
 //! the caller carries out their answer.
 //!
-//! Each rule has a case in [`crate::check::suite`], which is written against the contract and also
-//! runs on the host's file systems: an oracle with the same mistake would not find it.
+//! Each of them has its case in `suite` of forebay-testkit, which is written against the contract
+//! and run on the host's file systems, too: an oracle that shares a mistake does not find it.
 //!
 //! Invariants: Y1 a rule only reads: a refused call has changed nothing (F7). Y2 a rule depends
 //! only on what it reads: one that stops because an object is not loaded ([`View::Stop`]) is called

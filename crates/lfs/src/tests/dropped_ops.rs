@@ -11,8 +11,8 @@ use forebay_base::world::WorldRef;
 use forebay_block::DeviceRef;
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, PageCache};
-use forebay_iomap::check::{Checked, Drops, Op, Outcome, Subject, ended_after};
 use forebay_sim::SimDisk;
+use forebay_testkit::dropped_ops::{Checked, Drops, Op, Outcome, Subject, ended_after};
 use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
 use std::sync::Arc;
 

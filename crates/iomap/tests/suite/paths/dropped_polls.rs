@@ -10,11 +10,11 @@ use forebay_base::world::{RealWorld, WorldRef};
 use forebay_block::{Aio, DeviceRef, DirectIo, Engine, FileDevice, FileOptions};
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, PageCache};
-use forebay_iomap::check::{Checked, Drops, Op, Outcome, SIZE, Subject};
 use forebay_iomap::identity::Identity;
-use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{MapOps, MappedFile};
 use forebay_sim::SimDisk;
+use forebay_testkit::dropped_ops::{Checked, Drops, Op, Outcome, SIZE, Subject};
+use forebay_testkit::remap::{Remap, RemapOptions};
 use std::sync::Arc;
 
 const BLOCK: u32 = 4096;
