@@ -80,6 +80,7 @@ const BELOW_BENCH: &[&str] = &[
     "forebay-nbd",
     "forebay-fuse",
     "forebay-live",
+    "forebay-capi",
 ];
 /// Test apparatus on the volume and the simulated disk; only the command stands on it. It uses
 /// iomap as well, because its clients also read and write a raw image that is mapped in place.

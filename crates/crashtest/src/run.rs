@@ -333,6 +333,8 @@ impl Life<'_> {
         let begun = self.oracle.as_ref().map_or(0, |oracle| oracle.script.moments.len());
         shared.learn(|known| known.now.begun = begun);
         let outcome = self.bounded(volume, runner, n, op).await?;
+        let refusal = outcome.answer.as_ref().err().copied();
+        let refusal = refusal.filter(|errno| self.may_refuse(*errno));
         let Some(oracle) = &mut self.oracle else { return Ok(false) };
         if matches!(op, Op::SyncFs | Op::Sync { .. }) {
             let of = oracle.synced(op);
@@ -347,35 +349,8 @@ impl Life<'_> {
             }
             return Ok(true);
         }
-        // A write that fills a part of a block reads the block, and that may have decayed.
-        let is_bad = |errno: i32| self.setup.rot && errno == BAD_SUM;
-        if outcome
-            .answer
-            .as_ref()
-            .is_err_and(|errno| is_refusal(self.setup, *errno) || is_bad(*errno))
-        {
-            let is_explained = match outcome.answer {
-                Err(NO_SPACE) => shared.has_met_fault() || explains_no_space(volume, op).await,
-                _ => shared.has_met_fault(),
-            };
-            if !is_explained {
-                return Err(format!("{outcome:?}, and the disk refused nothing"));
-            }
-            let ino = oracle.written(op);
-            oracle.refuse(op);
-            if let Some(ino) = ino {
-                self.settle(volume, runner, op, ino).await?;
-            }
-            let now = self.oracle.as_ref().map_or(0, |oracle| oracle.script.moments.len() - 1);
-            let refused = &mut 0;
-            shared.learn(|known| {
-                known.now.begun = now;
-                known.ran.refused += 1;
-                *refused = known.ran.refused;
-            });
-            let goes_on = *refused < REFUSALS_MAX;
-            shared.learn(|known| known.ran.ended_early |= !goes_on);
-            return Ok(goes_on);
+        if let Some(errno) = refusal {
+            return self.refused(volume, runner, op, errno).await;
         }
         let done = shortened(op, &outcome);
         let is_unknown = oracle.written(&done).is_some_and(|ino| oracle.is_unknown(ino));
@@ -399,6 +374,42 @@ impl Life<'_> {
         }
         shared.stable(oracle.script.stable.last().and_then(Option::as_ref), begun);
         Ok(true)
+    }
+
+    /// Whether the disk may make a step answer this. A write that fills a part of a block reads
+    /// the block, and that may have decayed.
+    fn may_refuse(&self, errno: i32) -> bool {
+        is_refusal(self.setup, errno) || self.setup.rot && errno == BAD_SUM
+    }
+
+    /// A step was refused: the oracle leaves it out. False: too many were refused.
+    async fn refused(
+        &mut self,
+        volume: &Volume,
+        runner: &Runner,
+        op: &Op,
+        errno: i32,
+    ) -> Result<bool, String> {
+        let shared = self.shared;
+        let is_full = errno == NO_SPACE && explains_no_space(volume, op).await;
+        if !shared.has_met_fault() && !is_full {
+            return Err(format!("errno {errno}, and the disk refused nothing"));
+        }
+        let Some(oracle) = &mut self.oracle else { return Ok(false) };
+        let ino = oracle.written(op);
+        oracle.refuse(op);
+        if let Some(ino) = ino {
+            self.settle(volume, runner, op, ino).await?;
+        }
+        let now = self.oracle.as_ref().map_or(0, |oracle| oracle.script.moments.len() - 1);
+        let mut goes_on = false;
+        shared.learn(|known| {
+            known.now.begun = now;
+            known.ran.refused += 1;
+            goes_on = known.ran.refused < REFUSALS_MAX;
+            known.ran.ended_early |= !goes_on;
+        });
+        Ok(goes_on)
     }
 
     /// Takes over what the volume reads of a file after a refused step on it.

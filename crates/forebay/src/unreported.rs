@@ -56,7 +56,7 @@ struct Record {
 #[derive(Default)]
 struct State {
     records: HashMap<Name, Record>,
-    /// There were more than there is room for (T2).
+    /// There were more records than the limit (T2).
     lost: bool,
 }
 
@@ -69,7 +69,7 @@ impl UntoldErrors {
         self.0.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    /// A file goes with something left to tell.
+    /// Keeps the unreported errors of a file that closes.
     pub fn keep(&self, pages: &PageCache, key: Key, unreported: Unreported) {
         if key.is_gone() {
             return;
@@ -95,7 +95,7 @@ impl UntoldErrors {
         }
     }
 
-    /// What is to be told to who opens the file for writing.
+    /// Takes the errors for a caller that opens the file for writing.
     pub fn take(&self, key: &Key) -> Option<Unreported> {
         let mut state = self.lock();
         if let Some(record) = state.records.remove(&key.name()) {
@@ -119,7 +119,7 @@ mod tests {
         Unreported { error: Error::new(ErrorKind::Io, "sync", format!("{i}")), sticky: None }
     }
 
-    /// T2.
+    /// T2: at the limit the loss of a record is reported instead.
     #[test]
     fn records_are_bounded_and_none_is_lost_in_silence() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
@@ -147,8 +147,8 @@ mod tests {
         }
         assert_eq!(pages.file_bytes(), 0);
     }
-    /// A file that was closed twice before anybody heard: the second time's error took the place of the first
-    /// one, which had said that bytes may be lost for good.
+    /// The story: a file was closed twice before an opener saw its error. The second error replaced
+    /// the first, which had said that bytes may be lost for good.
     #[test]
     fn bytes_that_may_be_lost_stay_so_whatever_comes_after() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };

@@ -266,11 +266,16 @@ impl Subject {
     /// Drops the operation after so many polls, continues with the file at once, and checks the
     /// result. True if the operation ended before.
     pub async fn drop_one(&self, op: Op, polls: u32) -> Checked<Outcome> {
+        self.drop_running(op, polls, self.run(op)).await
+    }
+
+    /// As `drop_one`, where `running` carries the operation out, through an interface above.
+    pub async fn drop_running(&self, op: Op, polls: u32, running: impl Future) -> Checked<Outcome> {
         let old = pattern();
         self.prepare(&old).await?;
         let sizes = || (self.cache().stats().budget_bytes, self.cache().stats().frames_total);
         let sizes_before = sizes();
-        let ended = ended_after(polls, self.run(op)).await;
+        let ended = ended_after(polls, running).await;
         // After the drop only a request of the device holds anything of the file.
         let is_on_device = !ended && self.moving().is_some();
         ensure(ended || sizes() == sizes_before, || "the budget has changed in part".into())?;

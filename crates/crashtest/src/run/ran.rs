@@ -55,9 +55,9 @@ pub struct Ran {
     pub stable: Vec<Stable>,
     /// Syncs that were told that they failed.
     pub syncs_failed: u64,
-    /// Requests that were made to fail.
+    /// Writes that failed.
     pub writes_failed: u64,
-    /// The same of flushes.
+    /// Flushes that failed.
     pub flushes_failed: u64,
     /// At the last moment, if everything was synced then: what a recovery has to find.
     pub live: Option<u64>,

@@ -21,7 +21,7 @@ impl Bed {
     /// XFS on a file of so many bytes.
     pub fn xfs(dir: &Path, size: u64) -> Result<Self> {
         let how = Making::best(Backing::Sparse);
-        Ok(Self::Xfs(LoopFs::with(dir, "database", size.max(320 << 20), FsKind::Xfs, &how)?))
+        Ok(Self::Xfs(LoopFs::with(dir, "pgbench", size.max(320 << 20), FsKind::Xfs, &how)?))
     }
 
     /// Where it is mounted.
