@@ -1,7 +1,7 @@
-//! Owned aligned memory, and the contract under which memory is lent to a device.
+//! Owned aligned memory, and the contract under which a device borrows memory.
 //!
-//! In-flight I/O owns its buffers: a bio holds a [`DataRef`] until it completes, so dropping the
-//! operation that asked for it can never leave the device writing into freed memory.
+//! In-flight I/O owns its buffers: a bio holds a [`DataRef`] until it completes. So a caller that
+//! drops its operation cannot leave the device writing into freed memory.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
@@ -51,8 +51,8 @@ impl AlignedBuf {
         // SAFETY: the layout has a size of at least one byte.
         let raw = unsafe { alloc(layout) };
         let Some(ptr) = NonNull::new(raw) else { handle_alloc_error(layout) };
-        // SAFETY: both are valid for `len` bytes, the new memory is nobody else's, and all of it is
-        // initialised by this, as the slices that are made of it need.
+        // SAFETY: both are valid for `len` bytes, and only this value has the new memory. The copy
+        // initialises all of it, as the slices made of it later require.
         unsafe { ptr.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), len) };
         Self { ptr, len }
     }
@@ -95,19 +95,19 @@ pub struct Segment {
     pub len: usize,
 }
 
-// SAFETY: a Segment is only an address; the IoMem it came from says who may touch it.
+// SAFETY: a Segment is only an address; the IoMem it came from decides which threads may touch it.
 unsafe impl Send for Segment {}
-// SAFETY: the same.
+// SAFETY: a shared reference gives no access to the memory, only its address and length.
 unsafe impl Sync for Segment {}
 
-/// Memory that may be lent to a device.
+/// Memory that a device may borrow.
 ///
 /// # Safety
 /// An implementor promises, until the value is dropped:
 /// 1. `segments` always yields the same addresses, valid for reads and writes of their length;
-/// 2. nobody else holds a Rust reference into them. Other threads may access them only by raw
-///    copies whose interleaving with the device the implementor has excluded or accepts as a
-///    torn result (that is what stable writes are about);
+/// 2. no other Rust reference into them exists. Other threads may access them only by raw copies.
+///    The implementor has excluded that these interleave with the device, or accepts a torn result
+///    (stable writes prevent it);
 /// 3. the memory is not returned to an allocator.
 pub unsafe trait IoMem: Send {
     /// Appends the pieces, in order.
@@ -121,8 +121,8 @@ unsafe impl IoMem for AlignedBuf {
     }
 }
 
-/// A buffer that several bios write parts of to a device at once. Nobody reads or changes the bytes
-/// meanwhile; when all parts are gone it is an ordinary buffer again.
+/// A buffer of which several bios write parts to a device concurrently. Until all parts are dropped
+/// no code reads or changes the bytes; then it is an ordinary buffer again.
 pub struct PartedBuf(Arc<AlignedBuf>);
 
 struct BufPart {
@@ -131,10 +131,11 @@ struct BufPart {
     len: usize,
 }
 
-// SAFETY: 1 the memory neither moves nor goes while `whole` is held, and is valid for writes, being owned by
-// an allocation of our own; 2 the Arc is private to this module, which makes no reference into the memory
-// while a part exists: `PartedBuf::into_buf` gives the buffer out only when it is the last holder; parts that
-// overlap are torn at worst, which whoever makes them has to accept; 3 it is freed with the last Arc.
+// SAFETY: IoMem rule 1: the memory neither moves nor is freed while `whole` holds the Arc, and an
+// allocation of our own is valid for writes. Rule 2: the Arc is private to this module, which makes
+// no reference into the memory while a part exists: `PartedBuf::into_buf` returns the buffer only
+// as the last holder. Parts that overlap are torn at worst, which their maker accepts. Rule 3: the
+// memory is freed with the last Arc.
 unsafe impl IoMem for BufPart {
     fn segments(&mut self, out: &mut Vec<Segment>) {
         out.push(Segment { ptr: self.whole.ptr.as_ptr().wrapping_add(self.at), len: self.len });
@@ -153,17 +154,18 @@ impl PartedBuf {
         DataRef::Mem(Box::new(BufPart { whole: self.0.clone(), at, len }))
     }
 
-    /// The buffer again; none while a bio still has a part of it, which keeps the memory.
+    /// Returns the buffer; `None` while a bio still holds a part of it. The memory then lives as
+    /// long as that bio.
     pub fn into_buf(self) -> Option<AlignedBuf> {
         Arc::try_unwrap(self.0).ok()
     }
 }
 
-/// Memory that may be lent to a device by an object that its owner keeps and uses again, so that
-/// lending allocates nothing.
+/// Memory that a device borrows from an object which its owner keeps and reuses, so that a bio
+/// allocates nothing.
 ///
 /// # Safety
-/// As for [`IoMem`], from when it is given to a bio until the bio completes.
+/// The rules of [`IoMem`] hold from the moment a bio gets the memory until that bio completes.
 pub unsafe trait SharedMem: Send + Sync {
     /// Appends the pieces, in order.
     fn segments(&self, out: &mut Vec<Segment>);
@@ -177,7 +179,7 @@ pub enum DataRef {
     Buf(AlignedBuf),
     /// Anything else that keeps the [`IoMem`] contract, such as frames of the cache.
     Mem(Box<dyn IoMem>),
-    /// The same, kept by its owner as well.
+    /// Memory that the bio shares with its owner, which reuses it.
     Shared(Arc<dyn SharedMem>),
 }
 
@@ -207,12 +209,13 @@ impl DataRef {
         }
     }
 
-    /// Copies bytes out of the memory, from `skip` on, while the caller owns the bio. Returns
-    /// how many were copied. For devices that live in memory, and decorators that look at data.
+    /// Copies bytes out of the memory, from `skip` on, while the caller owns the bio. Returns how
+    /// many were copied. For devices in memory, and for decorators that inspect data.
     pub fn copy_out(&mut self, skip: usize, dst: &mut [u8]) -> usize {
         let mut done = 0;
         self.each(skip, dst.len(), |seg| {
-            // SAFETY: IoMem rule 1: seg is valid for seg.len bytes; dst has room, by `each`.
+            // SAFETY: IoMem rule 1: seg is valid for seg.len bytes; `each` clips to the length of
+            // dst.
             unsafe { std::ptr::copy_nonoverlapping(seg.ptr, dst[done..].as_mut_ptr(), seg.len) };
             done += seg.len;
         });
@@ -223,7 +226,8 @@ impl DataRef {
     pub fn copy_in(&mut self, skip: usize, src: &[u8]) -> usize {
         let mut done = 0;
         self.each(skip, src.len(), |seg| {
-            // SAFETY: IoMem rule 1: seg is valid for seg.len bytes; src has them, by `each`.
+            // SAFETY: IoMem rule 1: seg is valid for seg.len bytes; `each` clips to the length of
+            // src.
             unsafe { std::ptr::copy_nonoverlapping(src[done..].as_ptr(), seg.ptr, seg.len) };
             done += seg.len;
         });
@@ -264,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_keep_the_buffer_until_the_last_is_gone() {
+    fn parted_buf_last_part_dropped_returns_buffer() {
         let mut buf = AlignedBuf::new(8192);
         buf[4096..].fill(7);
         let parted = PartedBuf::new(buf);
@@ -290,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn aligned_zeroed_and_copyable() {
+    fn aligned_buf_new_is_aligned_zeroed_copyable() {
         let mut data = DataRef::Buf(AlignedBuf::new(8192));
         assert_eq!(data.segments()[0].ptr as usize % BUF_ALIGN, 0);
         assert_eq!(data.copy_in(4000, &[7; 200]), 200);

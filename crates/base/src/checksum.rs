@@ -21,8 +21,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// The CRC-32C of what `crc` was made of, followed by `bytes`:
-/// `crc32c_append(crc32c(a), b)` is the CRC of `a` and `b` joined.
+/// Continues a CRC-32C: `crc32c_append(crc32c(a), b)` is the CRC of `a` and `b` joined.
 #[inline]
 pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
     // The register holds the inverse of the published value.
@@ -48,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_the_oracle_at_any_length_and_alignment() {
+    fn crc32c_any_length_and_alignment_matches_oracle() {
         let mut seed = 3;
         let data: Vec<u8> = (0..160 << 10).map(|_| split_mix(&mut seed) as u8).collect();
         for round in 0..3000u64 {

@@ -1,9 +1,9 @@
-//! Little-endian fields in byte slices, with every bound checked: what stored formats and wire
-//! protocols are read and written with.
+//! Little-endian fields in byte slices, with every bound checked. Stored formats and wire protocols
+//! are read and written with these.
 //!
-//! Invariants: C1 no input makes these panic or allocate more than the input is long.
-//! C2 a failed call moves nothing: position and buffer are as before. C3 the error is `Corrupt`
-//! (reading) or `NoSpace` (writing) and names the structure, the field and its offset in it.
+//! Invariants: C1 no input makes these functions panic, or allocate more bytes than the input has.
+//! C2 a failed call changes neither position nor buffer. C3 the error is `Corrupt` (reading) or
+//! `NoSpace` (writing), and names the structure, the field and its offset.
 //!
 //! No locks.
 
@@ -28,7 +28,7 @@ impl<'a> Reader<'a> {
         self.at
     }
 
-    /// Bytes that are left.
+    /// Bytes not read yet.
     pub fn remaining(&self) -> usize {
         self.bytes.len() - self.at
     }
@@ -114,7 +114,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Fails if anything is left.
+    /// Fails if unread bytes remain.
     pub fn finish(&self) -> Result<()> {
         match self.remaining() {
             0 => Ok(()),
@@ -145,7 +145,7 @@ impl<'a> Writer<'a> {
         self.at
     }
 
-    /// Room that is left, bytes.
+    /// Space not written yet, bytes.
     pub fn remaining(&self) -> usize {
         self.bytes.len() - self.at
     }
@@ -213,7 +213,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Puts a u32 over bytes that were written before, such as a checksum over the rest.
+    /// Overwrites a u32 written before, such as a checksum over the fields after it.
     pub fn patch_u32(&mut self, field: &str, at: usize, value: u32) -> Result<()> {
         match self.bytes[..self.at].get_mut(at..at.saturating_add(4)) {
             Some(place) => {

@@ -1,8 +1,8 @@
-//! One error type for the whole stack: a small matchable kind, the context (operation, path,
+//! One error type for the whole stack: a small kind to match on, the context (operation, path,
 //! offset, length) and the source.
 //!
-//! An `Error` is cheap to clone, because one failed device read may have to be handed to every
-//! reader that waits for the same folio.
+//! An `Error` is cheap to clone: one failed device read may fail every reader that waits for the
+//! same folio.
 
 use std::fmt;
 use std::io;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Result with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong, coarse enough to match on.
+/// The kind of an error, coarse enough to match on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -20,7 +20,7 @@ pub enum ErrorKind {
     InvalidInput,
     /// Offset, length or memory is not aligned as direct I/O needs it (EINVAL).
     Unaligned,
-    /// The range leaves the object (EINVAL; ENOSPC for a write past a fixed end).
+    /// The range exceeds the object (EINVAL; ENOSPC for a write past a fixed end).
     OutOfRange,
     /// The operation would have to wait and `NOWAIT` forbids it (EAGAIN).
     WouldBlock,
@@ -34,9 +34,9 @@ pub enum ErrorKind {
     NotFound,
     /// Permission denied by the system (EACCES).
     Permission,
-    /// Somebody else holds the file (EBUSY).
+    /// Another process or opener holds the file (EBUSY).
     Busy,
-    /// The file below was changed or truncated behind our back (EIO).
+    /// Another program changed or truncated the file under the device (EIO).
     ChangedBelow,
     /// The device failed (EIO).
     Io,
@@ -62,7 +62,7 @@ pub enum ErrorKind {
     NameTooLong,
     /// Beyond the largest offset of a file (EFBIG).
     FileTooLarge,
-    /// The inode is gone (ESTALE).
+    /// The inode was deleted (ESTALE).
     Stale,
     /// No such extended attribute (ENODATA).
     NoAttribute,
@@ -70,15 +70,15 @@ pub enum ErrorKind {
     SymlinkLoop,
     /// A value is longer than it may be (E2BIG).
     TooBig,
-    /// A name or a value does not fit into its place (ERANGE).
+    /// A name or a value does not fit into the caller's buffer or its field (ERANGE).
     DoesNotFit,
-    /// Not opened for this (EBADF).
+    /// The handle was not opened for this operation (EBADF).
     BadHandle,
-    /// Nobody may do this to such an object (EPERM).
+    /// The operation is not permitted on such an object (EPERM).
     NotPermitted,
-    /// Nothing there to seek to (ENXIO).
+    /// No data or hole at or after this offset to seek to (ENXIO).
     PastEnd,
-    /// The two lie on different file systems (EXDEV).
+    /// The two paths lie on different file systems (EXDEV).
     CrossDevice,
     /// The file ends before all bytes were read (ENODATA).
     UnexpectedEof,
@@ -187,8 +187,8 @@ impl Error {
         }))
     }
 
-    /// Wraps a system error; the kind follows from the errno. One that was made of an [`Error`]
-    /// gives that back.
+    /// Wraps a system error; the kind follows from the errno. An [`io::Error`] that was made of an
+    /// [`Error`] gives that one back.
     pub fn from_io(op: &'static str, source: io::Error) -> Self {
         if let Some(inner) = Self::within(&source) {
             return inner.clone();
@@ -307,7 +307,7 @@ impl std::error::Error for Error {
 }
 
 impl From<Error> for io::Error {
-    /// Keeps everything: the kind is the one that the standard library gives to the errno, and
+    /// Loses nothing: the kind is the one that the standard library gives to the errno, and
     /// [`Error::errno_of`] and [`Error::within`] find the rest.
     fn from(e: Error) -> Self {
         let kind = match e.kind() {

@@ -1,5 +1,4 @@
-//! Per-I/O flags, as the design's section 4 has them. They travel from the front end to the
-//! mapping layer unchanged.
+//! Flags of one I/O. They travel unchanged from the front end to the mapping layer.
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -7,11 +6,11 @@ bitflags::bitflags! {
     /// How one read or write is to be done. No flag: buffered, cached, written back later.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct IoFlags: u32 {
-        /// Serve what is cached, leave nothing behind of what is not. `DONTCACHE` is the same.
+        /// Serve cached data, but cache nothing new. `DONTCACHE` is the same flag.
         const UNCACHED = 1 << 0;
         /// Bypass the cache, coherently. Unaligned requests are an error.
         const DIRECT = 1 << 1;
-        /// Fail with `WouldBlock` rather than wait; leaves no half-made state.
+        /// Fail with `WouldBlock` rather than wait; a failed call changes nothing.
         const NOWAIT = 1 << 2;
         /// Write: start write-out now, keep the pages.
         const START_WRITEBACK = 1 << 3;
@@ -62,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_and_misplaced_flags_are_unsupported() {
+    fn flags_unknown_or_misplaced_are_unsupported() {
         let unknown = IoFlags::from_bits_retain(1 << 30);
         assert_eq!(unknown.check(true).unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(IoFlags::DSYNC.check(false).unwrap_err().kind(), ErrorKind::Unsupported);

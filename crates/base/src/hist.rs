@@ -1,14 +1,14 @@
 //! Latency histogram: fixed memory, lock-free recording, bounded relative error.
 //!
-//! Buckets are log-linear: values below 64 have a bucket each, every larger power of two is cut
-//! into 64 equal buckets. A bucket answers with its middle, so a percentile is off by at most
-//! half a bucket, 1/128 (0.8 %) of the true value, over the whole range of u64.
+//! Buckets are log-linear: values below 64 have a bucket each, every larger power of two is divided
+//! into 64 equal buckets. A bucket stands for its middle, so a percentile is off by at most half a
+//! bucket: 1/128 (0.8 %) of the true value, over the whole range of u64.
 //!
-//! Invariants: H1 every value of u64 has exactly one bucket, and buckets are ordered as values.
-//! H2 memory never grows (about 30 KiB). H3 `record` takes no lock and never waits.
+//! Invariants: H1 every value of u64 has exactly one bucket, and buckets are ordered as values. H2
+//! memory never grows (about 30 KiB). H3 `record` takes no lock and never waits.
 //!
-//! Locks: none. Readers that run beside writers see some of the concurrent records; the figures
-//! of one call may then differ from those of the next, but are never out of range.
+//! Locks: none. A reader that runs concurrently with writers sees some of their records. Two of its
+//! calls may then disagree, but each figure lies within the recorded range.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -76,7 +76,8 @@ impl Hist {
         }
         self.buckets[index_of(value)].fetch_add(n, Ordering::Relaxed);
         self.sum.fetch_add(value.wrapping_mul(n), Ordering::Relaxed);
-        // Extremes settle early; a load that finds nothing to do keeps the cache line shared.
+        // Minimum and maximum settle early; the load keeps the cache line shared when neither
+        // changes.
         if value < self.min.load(Ordering::Relaxed) {
             self.min.fetch_min(value, Ordering::Relaxed);
         }
@@ -147,8 +148,8 @@ impl Hist {
         high
     }
 
-    /// The buckets in use, in order: a value that falls into the bucket, and how many did.
-    /// `record_n` of all of them elsewhere gives the same percentiles; the exact minimum and
+    /// The buckets in use, in order: a value that falls into the bucket, and its count. `record_n`
+    /// of each pair into another histogram gives the same percentiles; the exact minimum and
     /// maximum are lost.
     pub fn occupied(&self) -> Vec<(u64, u64)> {
         let counts = self.buckets.iter().map(|b| b.load(Ordering::Relaxed)).enumerate();
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn merge_is_the_same_as_recording_in_one() {
+    fn hist_merged_equals_recorded_in_one() {
         let (a, b, both) = (Hist::new(), Hist::new(), Hist::new());
         let mut seed = 5;
         for i in 0..10_000 {
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn occupied_buckets_rebuild_the_percentiles() {
+    fn hist_rebuilt_from_occupied_keeps_percentiles() {
         let (hist, copy) = (Hist::new(), Hist::new());
         (0..5000u64).for_each(|n| hist.record(n * n));
         hist.occupied().into_iter().for_each(|(value, n)| copy.record_n(value, n));

@@ -1,14 +1,14 @@
 //! PR_SET_IO_FLUSHER: a thread that writes data out must not wait, for memory, for its own
-//! write-out. The kernel then neither starts I/O on its behalf when it needs memory nor throttles
-//! it as it throttles those who make pages dirty. Allowed with CAP_SYS_RESOURCE.
+//! write-out. When a marked thread needs memory the kernel starts no I/O for it, and does not
+//! throttle it as it throttles writers of dirty pages. Needs CAP_SYS_RESOURCE.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
 const UNTRIED: i32 = -1;
-/// What came of the first try: [`UNTRIED`], 0, or an errno.
+/// Result of the first attempt: [`UNTRIED`], 0, or an errno.
 static OUTCOME: AtomicI32 = AtomicI32::new(UNTRIED);
 
-/// Marks the calling thread, if that is allowed. Where it is not, the log says so once.
+/// Marks the calling thread, if the process may. If it may not, the log says so once.
 pub fn mark_thread() {
     let outcome = match rustix::process::configure_io_flusher_behavior(true) {
         Ok(()) => 0,
@@ -29,8 +29,8 @@ fn explain(errno: i32) -> String {
     }
 }
 
-/// Whether threads that write out can be marked here, and why not. Tries it on a thread that ends
-/// at once, so that the caller's own stays as it is.
+/// Whether this process may mark threads, or why not. Tries it on a thread that ends at once, so
+/// that the caller's own thread is unchanged.
 ///
 /// # Errors
 /// The reason in words.
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_marked_thread_is_one_where_the_probe_says_so() {
+    fn mark_thread_marks_where_probe_succeeds() {
         let marked = std::thread::spawn(|| {
             let before = rustix::process::is_io_flusher();
             mark_thread();
@@ -56,7 +56,7 @@ mod tests {
         let (before, after) = marked.join().unwrap();
         match probe() {
             Ok(()) => assert_eq!((before, after), (Ok(false), Ok(true))),
-            // Who may not set it may not ask either.
+            // A process that may not set the flag may not query it either.
             Err(why) => assert!(after != Ok(true) && why.contains("PR_SET_IO_FLUSHER"), "{why}"),
         }
     }

@@ -1,12 +1,12 @@
-//! Who is at the other end of a local socket.
+//! The process at the other end of a local socket.
 //!
-//! Asked of the system here, and not by rustix: a peer in another world of processes, a container's say, has
-//! the number 0 in ours, which rustix's type of a process cannot hold.
+//! Calls getsockopt directly, not through rustix: a peer in another PID namespace (a container) has
+//! the PID 0 here, which rustix's `Pid` cannot hold.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The process at the other end, as it was when it connected or began to listen.
+/// The peer's credentials when it connected, or began to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Its number here; 0 if it has none here.
@@ -23,8 +23,8 @@ pub fn peer(socket: impl AsFd) -> std::io::Result<Peer> {
     let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let fd = socket.as_fd().as_raw_fd();
-    // SAFETY: `found` and `len` live across the call, which writes at most `len` bytes into `found`: three
-    // integers, of which each value is one. `fd` is borrowed, so it is open.
+    // SAFETY: `found` and `len` live across the call, which writes at most `len` bytes into
+    // `found`. Its three integers accept each bit pattern. `fd` is borrowed, so it is open.
     let done = unsafe {
         let into = (&raw mut found).cast();
         libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, into, &raw mut len)
@@ -41,7 +41,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn the_other_end_of_a_pair_is_this_process() {
+    fn peer_of_socket_pair_is_this_process() {
         let (one, other) = UnixStream::pair().unwrap();
         let uid = rustix::process::getuid().as_raw();
         assert_eq!(peer(&one).unwrap(), Peer { pid: std::process::id(), uid });

@@ -23,7 +23,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-/// Most threads of one pool; as many as there are processors, within 2 and this.
+/// Most threads of one pool. A pool has as many as there are processors, at least 2.
 pub const THREADS_MAX: usize = 4;
 /// A thread that finds nothing to do for this long ends.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);
@@ -53,7 +53,7 @@ struct Shared {
 struct Task {
     name: String,
     state: AtomicU8,
-    /// Gone when it has ended. Only the thread that runs the task locks it (K3).
+    /// `None` once the task has ended. Only the thread that runs the task locks it (pool.K3).
     future: Mutex<Option<BoxFuture<'static, ()>>>,
     pool: Arc<Shared>,
 }
@@ -82,7 +82,7 @@ impl TaskPool {
 
 impl Drop for TaskPool {
     fn drop(&mut self) {
-        // Tasks that are left go on; threads with nothing to do end at once.
+        // Remaining tasks still run; idle threads end at once.
         self.0.lock().closing = true;
         self.0.work.notify_all();
     }
@@ -162,8 +162,8 @@ impl Shared {
         start(this, number);
     }
 
-    /// The next task, waiting for one; none when the thread has to end. `again` goes to the end
-    /// of the queue.
+    /// Returns the next task, waiting for one; `None` when the thread has to end. `again` goes to
+    /// the end of the queue.
     fn next(&self, again: Option<Arc<Task>>, number: usize) -> Option<Arc<Task>> {
         let mut state = self.lock();
         state.queue.extend(again);
@@ -203,8 +203,8 @@ impl State {
     }
 }
 
-/// Starts a thread. If the system gives none, the threads there are will do; if there are none,
-/// it is tried until one starts (K4).
+/// Starts a thread. If the system refuses, the existing threads serve the queue. Without any thread
+/// it retries until one starts (pool.K4).
 fn start(shared: &Arc<Shared>, number: usize) {
     let mut pause = Duration::from_millis(1);
     loop {
@@ -241,7 +241,7 @@ mod tests {
     use crate::task::{block_on, oneshot, yield_now};
 
     #[test]
-    fn a_task_that_panics_takes_nobody_along() {
+    fn task_panic_leaves_other_tasks_running() {
         let pool = TaskPool::new();
         for _ in 0..2 * THREADS_MAX {
             pool.spawn("bad", Box::pin(async { panic!("on purpose") }));
@@ -257,9 +257,10 @@ mod tests {
         assert_eq!(block_on(rx), Some(7), "K4, K5: a thread is there, and goes on");
     }
 
-    /// K2: woken from within its own poll, and by another thread while it is being polled.
+    /// The task wakes itself within its own poll, and another thread wakes it during a poll
+    /// (pool.K2).
     #[test]
-    fn a_task_that_is_woken_while_it_runs_runs_again() {
+    fn task_woken_while_running_runs_again() {
         let pool = TaskPool::new();
         let (tx, rx) = oneshot();
         let (mut polls, mut tx) = (0, Some(tx));

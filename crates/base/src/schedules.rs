@@ -1,7 +1,7 @@
-//! Random schedules for tests of concurrency, in the build with `--cfg shuttle` alone.
+//! Random schedules for tests of concurrency; only in the build with `--cfg shuttle`.
 //!
-//! Each such test of the workspace runs under this one configuration. `FOREBAY_SHUTTLE_RUNS`
-//! sets the number of schedules of each test.
+//! All such tests of the workspace run under this configuration. `FOREBAY_SHUTTLE_RUNS` sets the
+//! number of schedules of each test.
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, MaxSteps, Runner};
@@ -9,10 +9,10 @@ use shuttle::{Config, MaxSteps, Runner};
 /// Bytes of the stack of each simulated thread. The default of shuttle, 60 KiB, is too small with
 /// assertions: one frame of a function that builds the page cache has 46 KiB.
 const STACK: usize = 512 << 10;
-/// A schedule with more steps than this does not end: two threads yield to each other for ever.
+/// A schedule with more steps is a livelock: two threads yield to each other for ever.
 const STEPS: usize = 1_000_000;
-/// Schedules of each test, unless the environment says otherwise. Some races show in one of
-/// several thousand.
+/// Schedules of each test, unless the environment sets another number. Some races show in one
+/// schedule of several thousand.
 const RUNS: usize = 20_000;
 
 /// How many schedules a test explores in all.

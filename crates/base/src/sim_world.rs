@@ -69,7 +69,8 @@ struct Inner {
     now: Nanos,
     /// Decides the schedule.
     choice: u64,
-    /// Feeds `World::random`: apart, so that a program that draws more keeps its schedule's seed.
+    /// State of `World::random`. Separate from the schedule's generator: a program that draws more
+    /// numbers keeps its schedule.
     random: u64,
     tasks: BTreeMap<u64, Task>,
     next_task: u64,
@@ -91,7 +92,7 @@ enum Step {
     Stuck,
 }
 
-/// See the module. Made by [`SimWorld::new`].
+/// A simulated world: one thread, a virtual clock, and a seed that determines each step.
 pub struct SimWorld {
     seed: u64,
     me: Weak<SimWorld>,
@@ -154,12 +155,12 @@ impl SimWorld {
         inner.later.insert((at, serial), event);
     }
 
-    /// Polls `root`, and the tasks it spawns, until `root` is done. Tasks that are left go on in
-    /// the next `run`; [`SimWorld::stop`] ends them.
+    /// Polls `root`, and the tasks it spawns, until `root` is done. Remaining tasks continue in the
+    /// next `run`; [`SimWorld::stop`] ends them.
     ///
     /// # Panics
-    /// With the seed in the message: when a task panics, when every task waits and nothing is
-    /// to come, at the step limit, and when another thread woke a task.
+    /// With the seed in the message: when a task panics; when every task waits and no event is
+    /// scheduled; at the step limit; and when another thread wakes a task.
     pub fn run<T>(&self, root: impl Future<Output = T>) -> T {
         let _inside = Simulating::enter();
         let mut root = pin!(root);
@@ -185,8 +186,8 @@ impl SimWorld {
         }
     }
 
-    /// Drops every task and every event that is to come, as when the process dies: bios that a
-    /// device still holds in its events end with `Shutdown`.
+    /// Drops every task and every scheduled event, as when the process dies. Bios that a device
+    /// still holds in its events end with `Shutdown`.
     pub fn stop(&self) {
         loop {
             let (tasks, due, later) = {
@@ -196,7 +197,8 @@ impl SimWorld {
                 let due = std::mem::take(&mut inner.due);
                 (tasks, due, std::mem::take(&mut inner.later))
             };
-            // Dropping runs code that may wake, spawn or schedule again (S3).
+            // Destructors may wake, spawn or schedule again, so no lock is held here
+            // (sim_world.S3).
             if tasks.is_empty() && due.is_empty() && later.is_empty() {
                 return;
             }
@@ -266,7 +268,7 @@ impl SimWorld {
             let future = task.future.take()?;
             Some((std::mem::take(&mut task.name), future))
         });
-        // A wake may come after the end.
+        // A task may be woken after it has ended.
         let Some((name, mut future)) = taken else { return };
         let waker = Waker::from(me);
         let polled = self.guarded(&name, || future.as_mut().poll(&mut Context::from_waker(&waker)));
@@ -310,7 +312,7 @@ fn text_of(cause: &(dyn Any + Send)) -> &str {
     }
 }
 
-/// Marks the world as running; also undone by a panic.
+/// Marks the world as running until it is dropped, also by a panic.
 struct Running<'a>(&'a SimWorld);
 
 impl Drop for Running<'_> {
@@ -404,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn time_is_virtual_and_sleeps_end_in_order() {
+    fn sim_world_sleeps_end_in_order() {
         let world = SimWorld::new(1);
         let log = Log::default();
         for hours in [3u64, 1, 2] {
@@ -486,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn stop_drops_everything_and_frees_the_world() {
+    fn sim_world_stop_drops_tasks_and_events() {
         let world = SimWorld::new(4);
         let weak = Arc::downgrade(&world);
         let w = world.clone();

@@ -1,9 +1,9 @@
-//! Locks and atomics, chosen at compile time: std normally, shuttle under `--cfg shuttle`
-//! (with a target directory of its own, see docs/testing.md). The core takes its primitives
-//! from here and nowhere else.
+//! Locks and atomics, chosen at compile time: std normally, shuttle under `--cfg shuttle` (with a
+//! target directory of its own, see docs/testing.md). All concurrent code takes its primitives from
+//! this module.
 //!
-//! Locks here are never poisoned: a panic while one is held is a bug that ends the process in
-//! the daemon and the test in a test, so the guard is handed out either way.
+//! These locks are never poisoned. A panic under a lock is a bug that ends the daemon or fails the
+//! test, so `lock` returns the guard either way.
 
 #[cfg(not(shuttle))]
 mod imp {
@@ -11,7 +11,7 @@ mod imp {
     pub use std::sync::{Arc, Weak};
     pub use std::thread;
 
-    /// What a spinner does between tries.
+    /// One step of a spin loop between two attempts.
     #[inline]
     pub fn relax(spins: &mut u32) {
         *spins += 1;
@@ -29,7 +29,7 @@ mod imp {
     pub use shuttle::sync::{Arc, Weak};
     pub use shuttle::thread;
 
-    /// What a spinner does between tries: lets the scheduler pick somebody else.
+    /// One step of a spin loop between two attempts: lets the scheduler run another thread.
     pub fn relax(_spins: &mut u32) {
         shuttle::thread::yield_now();
     }
@@ -55,12 +55,12 @@ impl<T> Mutex<T> {
         Self(raw::Mutex::new(value))
     }
 
-    /// Locks; see the module on poisoning.
+    /// Waits for the lock. A panic under the lock does not poison it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    /// Locks if nobody holds it.
+    /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),

@@ -1,12 +1,12 @@
-//! Waiting without threads: futures, and the few ways in which the stack waits.
+//! Waiting without threads: futures, and how the stack drives them.
 //!
-//! Every operation is plan, issue, complete; an `async fn` strings the three together and the
-//! waits lie between them. A blocking caller drives its operation with [`block_on`] on its own
-//! thread; an event loop polls many of them; the simulated world polls one task at a time.
+//! Every operation is plan, issue, complete; an `async fn` strings the three together and waits
+//! between them. A blocking caller drives its operation with [`block_on`] on its own thread. An
+//! event loop polls many operations; the simulated world polls one task at a time.
 //!
-//! A future that has lent memory of its *caller* to a device must not be dropped half way; so
-//! caller's memory is lent only by blocking calls (see `forebay-block`), and everything else is
-//! owned by the bio.
+//! While a device borrows memory of the *caller*, the caller must not drop the future. So only
+//! blocking calls let a device borrow a caller's memory (see `forebay-block`); in all other
+//! requests the bio owns the memory.
 
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Mutex, thread};
@@ -22,8 +22,8 @@ pub use crate::wait::{Pick, WaitQueue, WaitUntil};
 /// A boxed future that may be sent to another thread.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Room for one future after another: one of the same kind as the last goes into its box, so that whoever
-/// starts the same work again and again allocates nothing.
+/// Space for one future after another. A future of the same type as the previous one reuses its
+/// box, so an operation that is started repeatedly allocates nothing.
 pub struct FutureSlot<T>(Option<Box<dyn Holds<T>>>);
 
 /// A box for futures of one kind.
@@ -50,7 +50,7 @@ impl<F: Future + Send + 'static> Holds<F::Output> for Holder<F> {
 }
 
 impl<T> FutureSlot<T> {
-    /// Puts a future in; one that has not ended goes.
+    /// Stores a future, and drops the previous one even if it has not ended.
     pub fn put<F: Future<Output = T> + Send + 'static>(&mut self, future: F) {
         let held = self.0.as_mut().and_then(|held| held.as_any().downcast_mut::<Holder<F>>());
         match held {
@@ -66,7 +66,7 @@ impl<T> Default for FutureSlot<T> {
     }
 }
 
-/// What was put in last. Not polled again once it has ended.
+/// Polls the future that was stored last; once that has ended, it is not polled again.
 impl<T> Future for FutureSlot<T> {
     type Output = T;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
@@ -94,7 +94,8 @@ std::thread_local! {
     static SIMULATING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While it lives, this thread runs a simulated world: parking it would hang the simulation.
+/// While this guard lives its thread runs a simulated world: parking the thread would hang the
+/// simulation.
 pub(crate) struct Simulating(());
 
 impl Simulating {
@@ -118,8 +119,8 @@ std::thread_local! {
     static ON_POOL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While it lives, this thread runs background tasks: one that parks it for another task may
-/// wait for ever.
+/// While this guard lives its thread runs background tasks: if it parked to wait for another task,
+/// it could wait for ever.
 pub(crate) struct OnPool(());
 
 impl OnPool {
@@ -142,8 +143,7 @@ impl Drop for OnPool {
 /// Runs `future` to its end on the calling thread, parking while it waits.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
-    // An operation that needs no waiting must not pay for a waker: poll once with a waker that
-    // only remembers, made lazily per call.
+    // The flag keeps a wake that arrives before this thread parks.
     let inner = std::sync::Arc::new(ThreadWaker {
         thread: thread::current(),
         ready: AtomicBool::new(false),
@@ -162,15 +162,15 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// The I/O queue of one event-loop thread. While it is alive, devices of its engine submit I/O of
-/// this thread to it, and its completions run on this thread, inside [`LocalQueue::reap`]; what a device
-/// holds back for a while may be carried out by another thread.
+/// The I/O queue of one event-loop thread. While it lives, devices of its engine submit this
+/// thread's I/O to it, and the completions run on this thread, inside [`LocalQueue::reap`]. Another
+/// thread may carry out requests that a device has held back.
 pub trait LocalQueue {
     /// Becomes readable when there is something to reap; for epoll.
     fn as_fd(&self) -> BorrowedFd<'_>;
-    /// Hands what was submitted since the last call to the kernel, in one system call.
+    /// Passes the requests submitted since the last call to the kernel, in one system call.
     fn flush(&mut self);
-    /// Runs the completions that are there, without waiting; returns how many.
+    /// Runs the completions that have arrived, without waiting; returns how many.
     fn reap(&mut self) -> usize;
 }
 
@@ -233,7 +233,7 @@ impl<T> Future for OneReceiver<T> {
     }
 }
 
-/// Gives way once: pending on the first poll, ready on the second.
+/// Yields once: pending on the first poll, ready on the second.
 pub async fn yield_now() {
     let mut yielded = false;
     std::future::poll_fn(|cx| {
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_runs_one_future_after_another() {
+    fn future_slot_runs_futures_in_turn() {
         let mut slot = FutureSlot::default();
         for n in 0..3 {
             slot.put(async move {

@@ -1,8 +1,8 @@
 //! Threads of the library: they take no signal that another thread of the program can take.
 //!
-//! Invariant: T1 a thread that is started here blocks every signal but the faults from its first
-//! instruction on, and the caller's own mask is as before. A fault is raised by the thread's own
-//! instruction: the kernel kills a program that blocks it, and skips the program's handler.
+//! Invariant: T1 a thread started here blocks every signal but the faults from its first
+//! instruction on, and the caller's mask is unchanged. A thread's own instruction raises a fault:
+//! if the thread blocks it, the kernel kills the program without running its handler.
 //!
 //! No locks.
 
@@ -10,7 +10,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::thread::{Builder, JoinHandle};
 
-/// Signals that the kernel raises for what the thread itself does.
+/// Signals that the kernel raises for an instruction of the thread itself.
 const FAULTS: [libc::c_int; 7] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -30,7 +30,8 @@ impl Masked {
         let mut all = MaybeUninit::uninit();
         let mut before = MaybeUninit::uninit();
         // SAFETY: `sigfillset` initialises `all`, which `sigdelset` changes and `pthread_sigmask`
-        // reads; that initialises `before`: it fails only for an unknown first argument.
+        // reads. `pthread_sigmask` initialises `before`: it fails only for an unknown first
+        // argument.
         let before = unsafe {
             libc::sigfillset(all.as_mut_ptr());
             for fault in FAULTS {
@@ -50,8 +51,8 @@ impl Drop for Masked {
     }
 }
 
-/// Starts a thread that blocks all signals but the faults (T1): a program that is interrupted by
-/// one runs its handler on a thread of its own. Errors: the system gives no thread.
+/// Starts a thread that blocks all signals but the faults (thread.T1), so the program's signal
+/// handlers run on its own threads. Fails if the system refuses a thread.
 pub fn spawn<T: Send + 'static>(
     name: impl Into<String>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -80,7 +81,7 @@ mod tests {
         for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGALRM, libc::SIGCHLD, 40] {
             assert!(is_blocked(signal), "T1: signal {signal} of {theirs:#x}");
         }
-        // Their numbers are those of signal(7): SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV,
+        // The numbers are those of signal(7): SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV,
         // SIGSYS.
         for fault in [4, 5, 6, 7, 8, 11, 31] {
             assert!(!is_blocked(fault), "T1: fault {fault} of {theirs:#x}");

@@ -2,11 +2,11 @@
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Bytes in a KiB, MiB, GiB.
+/// Bytes in a KiB.
 pub const KIB: u64 = 1 << 10;
-/// See [`KIB`].
+/// Bytes in a MiB.
 pub const MIB: u64 = 1 << 20;
-/// See [`KIB`].
+/// Bytes in a GiB.
 pub const GIB: u64 = 1 << 30;
 
 /// Rounds `value` down to a multiple of `align`, a power of two.
@@ -16,8 +16,8 @@ pub const fn round_down(value: u64, align: u64) -> u64 {
     value & !(align - 1)
 }
 
-/// Rounds `value` up to a multiple of `align`, a power of two.
-/// `value` must leave room: file offsets stay below 2^63, so it does.
+/// Rounds `value` up to a multiple of `align`, a power of two. The result must fit into 64 bits; it
+/// does for file offsets, which are below 2^63.
 #[inline]
 pub const fn round_up(value: u64, align: u64) -> u64 {
     debug_assert!(align.is_power_of_two());

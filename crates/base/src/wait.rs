@@ -30,18 +30,18 @@ use std::task::{Context, Poll, Waker};
 
 /// Wakers taken out under one hold of the lock.
 const BATCH: usize = 32;
-/// Slots kept for later when nobody waits.
+/// Slots that an empty queue retains for later waiters.
 const KEEP: usize = 64;
 const NONE: u32 = u32::MAX;
 
 /// What to do with one waiter; see [`WaitQueue::wake_matching`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pick {
-    /// It waits on.
+    /// Does not wake the waiter.
     Skip,
-    /// It is woken, and the next is looked at.
+    /// Wakes the waiter and examines the next.
     Wake,
-    /// It is woken, and nobody after it is looked at.
+    /// Wakes the waiter and examines no further one.
     WakeAndStop,
 }
 
@@ -56,15 +56,15 @@ pub struct WaitQueue<K = ()> {
 enum Place {
     Free,
     Listed,
-    /// Woken by `wake_matching`, and has not looked yet.
+    /// Woken by `wake_matching`; has not checked its condition since.
     Chosen,
-    /// Woken with everybody, or has looked since.
+    /// Woken by `wake_all`, or has checked its condition since.
     Out,
 }
 
 struct Slot<K> {
     place: Place,
-    /// In Listed only.
+    /// Set in state `Listed` only.
     waker: Option<Waker>,
     key: Option<K>,
     /// Number of the registration; increases along the list.
@@ -178,8 +178,8 @@ impl<K> WaitQueue<K> {
         Self::default()
     }
 
-    /// Waits until `check` gives a value. `check` runs at least once, and after each wake; what
-    /// can make it succeed wakes everybody, or those whose `key` says so.
+    /// Waits until `check` gives a value. `check` runs at least once, and after each wake. A thread
+    /// that makes the condition true wakes all waiters, or those that its choice by `key` selects.
     pub fn wait_for<T, F: FnMut() -> Option<T>>(&self, key: K, check: F) -> WaitUntil<'_, K, F> {
         WaitUntil { queue: self, check, slot: NONE, key: Some(key) }
     }
@@ -194,13 +194,13 @@ impl<K> WaitQueue<K> {
         }
     }
 
-    /// Wakes the waiters that `pick` chooses by their keys, which it sees in the order in which
-    /// they came. Call as [`WaitQueue::wake_all`]. `pick` runs under the queue's lock: it only
-    /// compares.
+    /// Wakes the waiters that `pick` chooses by their keys, in the order of their registration.
+    /// Call it as [`WaitQueue::wake_all`]. `pick` runs under the queue's lock, so it must only
+    /// compare.
     ///
-    /// To stop is safe where whoever was woken will wake in turn those whom it kept from being
-    /// woken: of those who wait for ranges, the first that covers all that has become free takes
-    /// it, and gives it back later.
+    /// Stopping early is safe only if the woken waiter later wakes the waiters that were passed
+    /// over. Example: waiters for ranges. The first whose range covers all that became free takes
+    /// it, and wakes the others when it releases it.
     #[inline]
     pub fn wake_matching(&self, pick: impl FnMut(&K) -> Pick) {
         fence(Ordering::SeqCst);
@@ -221,7 +221,7 @@ impl<K> WaitQueue<K> {
             let mut batch: [Option<Waker>; BATCH] = [const { None }; BATCH];
             let mut count = 0;
             let mut waiters = self.lock();
-            // Who registers from here on looks at the condition as it is now.
+            // A waiter that registers from here on checks the condition after this change.
             end = end.min(waiters.serial);
             let mut at = waiters.head;
             let mut more = false;
@@ -274,7 +274,7 @@ impl<K> WaitQueue<K> {
         self.linked.store(waiters.len, Ordering::Relaxed);
     }
 
-    /// Puts the future into the list, or its new waker into its place there.
+    /// Adds the future to the list, or replaces its waker there.
     fn register(&self, slot: &mut u32, key: &mut Option<K>, waker: &Waker) {
         let mut waiters = self.lock();
         if *slot == NONE {
@@ -294,7 +294,8 @@ impl<K> WaitQueue<K> {
         drop(old);
     }
 
-    /// Takes the future out for good.
+    /// Removes the future. `looked` says whether it has checked its condition since it was chosen;
+    /// if not, its wake passes on to all others.
     fn leave(&self, slot: u32, looked: bool) {
         let mut waiters = self.lock();
         let place = waiters.slot(slot).place;
@@ -312,17 +313,18 @@ impl<K> WaitQueue<K> {
     }
 }
 
-/// See [`WaitQueue::wait_until`].
+/// A future that waits in a [`WaitQueue`] until its check gives a value; see
+/// [`WaitQueue::wait_until`].
 pub struct WaitUntil<'a, K, F> {
     queue: &'a WaitQueue<K>,
     check: F,
     slot: u32,
-    /// Until it is in the slot.
+    /// The key, until the future's first registration moves it into the slot.
     key: Option<K>,
 }
 
 impl<K, F> WaitUntil<'_, K, F> {
-    /// The condition holds: nothing is owed to others any more.
+    /// Ends the wait with the condition true: this waiter has no wake to pass on.
     fn done(&mut self) {
         let slot = std::mem::replace(&mut self.slot, NONE);
         if slot != NONE {
@@ -391,10 +393,10 @@ mod tests {
         future.poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    /// The story: a waiter that had gone (its request was cancelled) stayed in the list until the
-    /// next wake, so a queue that nobody woke grew without bound.
+    /// The story: a waiter whose request was cancelled stayed in the list until the next wake. So a
+    /// queue without wakes grew without bound.
     #[test]
-    fn who_goes_leaves_nothing_behind() {
+    fn cancelled_waiters_leave_no_slots() {
         let queue = WaitQueue::new();
         for _ in 0..3 {
             let mut waiting: Vec<_> =
@@ -402,7 +404,7 @@ mod tests {
             waiting.iter_mut().for_each(|w| assert!(poll(w.as_mut()).is_pending()));
             waiting.iter_mut().for_each(|w| assert!(poll(w.as_mut()).is_pending()));
             assert_eq!(queue.waiters(), 1000);
-            // From the middle, from both ends, and those that were woken.
+            // Waiters in the middle and at both ends, and woken ones.
             waiting.drain(300..600);
             assert_eq!(queue.waiters(), 700);
             queue.wake_all();
@@ -416,7 +418,7 @@ mod tests {
         }
     }
 
-    /// Ranges held by one at a time, as mappings have them.
+    /// Ranges with one holder at a time, as mappings have them.
     #[derive(Default)]
     struct Ranges {
         held: Mutex<Vec<Range<u64>>>,
@@ -446,10 +448,10 @@ mod tests {
         }
     }
 
-    /// The story: 1,024 trims of one range from 128 clients stopped the loop, because each
-    /// release woke all who waited, and each of them looked and registered again.
+    /// The story: 1,024 trims of one range from 128 clients stopped the event loop. Each release
+    /// woke all waiters, and each of them checked its condition and registered again.
     #[test]
-    fn a_thousand_waiters_for_one_range_are_woken_one_by_one_in_order() {
+    fn many_waiters_for_one_range_wake_in_order() {
         let ranges = Ranges::default();
         let ranges = &ranges;
         let wait = |range: Range<u64>| {
@@ -458,7 +460,7 @@ mod tests {
         };
         ranges.take(&(0..8)).unwrap();
         let mut elsewhere = wait(100..108);
-        assert!(poll(elsewhere.as_mut()).is_ready(), "nobody holds it");
+        assert!(poll(elsewhere.as_mut()).is_ready(), "the range is free");
         let mut waiting: Vec<_> = (0..1024).map(|_| wait(0..8)).collect();
         waiting.iter_mut().for_each(|w| assert!(poll(w.as_mut()).is_pending()));
         let before = ranges.looks.load(Ordering::Relaxed);
@@ -480,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chosen_waiter_that_goes_hands_its_wake_on() {
+    fn chosen_waiter_cancelled_passes_wake_on() {
         let ranges = Ranges::default();
         ranges.take(&(0..8)).unwrap();
         let mut first = Box::pin(ranges.queue.wait_for(0..8, || ranges.take(&(0..8))));
@@ -494,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn more_waiters_than_a_batch_are_all_woken_once() {
+    fn wake_beyond_batch_wakes_each_waiter_once() {
         let queue = WaitQueue::with_keys();
         let mut waiting: Vec<_> =
             (0..5 * BATCH as u64).map(|i| Box::pin(queue.wait_for(i, || None::<()>))).collect();

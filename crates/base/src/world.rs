@@ -1,5 +1,5 @@
-//! What the stack asks of its surroundings: the clock, random numbers, tasks and timed waits.
-//! Injected at run time, so that one seed replays everything.
+//! The services that the stack needs from its environment: clock, random numbers, tasks and timed
+//! waits. They are injected at run time, so that a simulation replays from one seed.
 
 use crate::pool::TaskPool;
 use crate::sync::{Arc, Mutex};
@@ -13,20 +13,20 @@ pub use crate::sim_world as sim;
 /// Nanoseconds since the world began. Monotonic.
 pub type Nanos = u64;
 
-/// The surroundings. Cheap to share.
+/// An environment, real or simulated. Cheap to share.
 pub trait World: Send + Sync {
     /// Monotonic time.
     fn now(&self) -> Nanos;
     /// A random number; in a simulated world a function of the seed.
     fn random(&self) -> u64;
-    /// Runs a background task until it ends. In the real world the tasks share a few threads
-    /// (see [`crate::pool`]); in a simulated world it becomes one of its tasks. `name` is for
-    /// messages.
+    /// Runs a background task until it ends. In the real world the tasks share a few threads (see
+    /// [`crate::pool`]); in a simulated world the task runs on the simulation's thread. `name` is
+    /// for messages.
     ///
-    /// A task may compute, and may make a system call that is over in milliseconds. It must not
-    /// wait by blocking: not for another task, which may never get a thread then, and not for a
-    /// device that may take long. For such waits there is `.await`; a flush, for one, goes
-    /// through `submit`.
+    /// A task may compute, and may make system calls that return within milliseconds. It must not
+    /// block for longer. A task that blocks for another task may keep that one from getting a
+    /// thread, and a device may take long. Such waits use `.await`; a flush, for one, goes through
+    /// `submit`.
     fn spawn(&self, name: &str, task: BoxFuture<'static, ()>);
     /// Waits until `at`.
     fn sleep_until(&self, at: Nanos) -> BoxFuture<'static, ()>;
@@ -129,8 +129,8 @@ impl World for RealWorld {
     }
 }
 
-/// A timer that is taken back when its sleeper goes: one that lost a race would otherwise stay
-/// until it is due.
+/// A timer that its sleeper's drop removes. The timer of a sleeper that lost a race would otherwise
+/// stay until it is due.
 struct Armed {
     timer: Arc<TimerShared>,
     key: (Nanos, u64),
@@ -138,7 +138,7 @@ struct Armed {
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        // The sender goes after the lock: its drop wakes.
+        // Dropped after the lock is released: the drop wakes a task.
         let sender = lock(&self.timer).timers.remove(&self.key);
         drop(sender);
     }
@@ -148,7 +148,7 @@ fn lock(shared: &TimerShared) -> std::sync::MutexGuard<'_, TimerState> {
     shared.state.lock().unwrap_or_else(|p| p.into_inner())
 }
 
-/// Starts the timer thread; tries until the system gives one.
+/// Starts the timer thread; retries until the system gives one.
 fn start_timers(shared: &Arc<TimerShared>, start: Instant) {
     let mut pause = Duration::from_millis(1);
     loop {
@@ -163,7 +163,7 @@ fn start_timers(shared: &Arc<TimerShared>, start: Instant) {
     }
 }
 
-/// The timer thread: ends when no timer is left for a second, and is started again on demand.
+/// The timer thread. It ends when there was no timer for a second; the next sleep starts it again.
 fn run_timers(shared: &TimerShared, start: Instant) {
     let mut state = lock(shared);
     loop {

@@ -1,12 +1,12 @@
-//! Background tasks run on threads that are marked as writing data out (PR_SET_IO_FLUSHER): the flusher is
-//! one of them.
+//! Background tasks, the flusher among them, run on threads marked as writing data out
+//! (PR_SET_IO_FLUSHER).
 
 use forebay_base::io_flusher;
 use forebay_base::task::{block_on, oneshot};
 use forebay_base::world::RealWorld;
 
 #[test]
-fn background_tasks_are_in_marked_threads() {
+fn background_tasks_run_on_marked_threads() {
     let world = RealWorld::with_seed(1);
     let (said, asked) = oneshot();
     let task = async move { said.send(rustix::process::is_io_flusher() == Ok(true)) };

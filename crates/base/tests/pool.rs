@@ -1,8 +1,8 @@
-//! Ten thousand background tasks on a few threads. Alone in its file: it counts the threads of
-//! its process.
+//! Ten thousand background tasks on a few threads. In a file of its own, because it counts the
+//! threads of its process.
 //!
-//! The story: each background task had a thread of its own, so 8,000 open files were 8,004
-//! threads, and the limit of threads was a panic.
+//! The story: each background task had a thread of its own. So 8,000 open files were 8,004 threads,
+//! and at the limit of threads the process panicked.
 
 use forebay_base::pool::THREADS_MAX;
 use forebay_base::task::{block_on, oneshot};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const TASKS: usize = 10_000;
 
-/// Threads of this process, and how many of them have names of the pool.
+/// Threads of this process, and how many of them belong to the pool by their names.
 fn threads() -> (usize, usize) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("Threads:")).unwrap();
@@ -24,14 +24,14 @@ fn threads() -> (usize, usize) {
 }
 
 #[test]
-fn ten_thousand_tasks_sleep_and_wake_each_other_on_a_few_threads() {
+fn pool_ten_thousand_tasks_need_few_threads() {
     let world = RealWorld::with_seed(1);
     let before = threads().0;
     let most = Arc::new(AtomicUsize::new(0));
     let done = Arc::new(AtomicUsize::new(0));
     let (last, all) = oneshot();
     let mut last = Some(last);
-    // Each task sleeps, waits for the one before it, and wakes the next.
+    // Each task sleeps, waits for its predecessor, and wakes its successor.
     let (first, mut wait) = oneshot::<()>();
     for index in 0..TASKS {
         let (next, woken) = oneshot::<()>();

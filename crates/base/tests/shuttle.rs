@@ -1,9 +1,8 @@
-//! Random interleavings of waiting and waking, in a build of its own:
-//! `RUSTFLAGS="--cfg shuttle" cargo test --profile fsx --test shuttle`, with a target directory of
-//! its own.
+//! Random interleavings of waiting and waking, in a build of its own: `RUSTFLAGS="--cfg shuttle"
+//! cargo test --profile fsx --test shuttle`, with a target directory of its own.
 //!
-//! Held in every schedule: nobody sleeps while its condition holds and nobody is left to wake it.
-//! Shuttle reports such a schedule as a deadlock.
+//! In every schedule each waiter whose condition holds is woken. Shuttle reports a schedule without
+//! that wake as a deadlock.
 #![cfg(shuttle)]
 
 use forebay_base::schedules::check;
@@ -45,7 +44,7 @@ fn nobody_sleeps_through_a_wake_of_all() {
     });
 }
 
-/// Ranges held by one at a time, as mappings have them.
+/// Ranges with one holder at a time, as mappings have them.
 #[derive(Default)]
 struct Ranges {
     held: Mutex<Vec<Range<u64>>>,
@@ -72,7 +71,7 @@ impl Ranges {
         });
     }
 
-    /// Takes a range and gives it back. One that is `hasty` goes away when it is woken.
+    /// Takes a range and releases it. A `hasty` waiter is cancelled when it is woken.
     async fn hold(&self, range: Range<u64>, hasty: bool) {
         let mut wait = pin!(self.queue.wait_for(range.clone(), || self.take(&range)));
         let mut polls = 0;
@@ -96,7 +95,7 @@ fn ranges(plan: &'static [(Range<u64>, bool)]) {
             let ranges = ranges.clone();
             Box::new(move || {
                 block_on(ranges.hold(range.clone(), hasty));
-                // One that went away is not seen again, to make good what it left undone.
+                // A cancelled waiter does not run again, so it cannot complete work it left undone.
                 if !hasty {
                     block_on(ranges.hold(range, false));
                 }
@@ -108,16 +107,16 @@ fn ranges(plan: &'static [(Range<u64>, bool)]) {
 }
 
 #[test]
-fn a_range_is_handed_on_from_one_to_the_next() {
+fn range_released_wakes_next_waiter() {
     ranges(&[(0..4, false), (0..4, false), (0..4, false)]);
 }
 
 #[test]
-fn ranges_that_overlap_in_parts_reach_everybody() {
+fn ranges_overlapping_wake_all_waiters() {
     ranges(&[(0..4, false), (2..6, false), (4..8, false), (0..8, false)]);
 }
 
 #[test]
-fn who_goes_away_when_chosen_hands_the_wake_on() {
+fn chosen_waiter_dropped_passes_wake_on() {
     ranges(&[(0..4, true), (0..4, false), (2..4, true)]);
 }

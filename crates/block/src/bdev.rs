@@ -1,4 +1,4 @@
-//! What a block device is.
+//! The block device: the interface that files, memory devices and decorators implement.
 
 use crate::bio::{Bio, BioFlags, BioOp, Completion};
 use forebay_base::buf::{AlignedBuf, DataRef};
@@ -18,7 +18,7 @@ pub struct StableWrites {
     pub reason: &'static str,
 }
 
-/// What a device can do and wants. Read anew for each decision: it may change while open.
+/// Limits and features of a device. Read anew for each decision: they may change while it is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Smallest addressable unit, bytes: offsets and lengths must be multiples of it.
@@ -44,11 +44,11 @@ pub struct Limits {
 /// A shared device.
 pub type DeviceRef = Arc<dyn BlockDevice>;
 
-/// Submit a bio, complete it later.
+/// A device that accepts bios and completes them later.
 ///
-/// Rules for implementors: each bio is completed exactly once, by [`Bio::complete`]; a transfer
-/// that is short is an error; a flush covers every write *completed* before it was submitted
-/// (L5); `Discard` is advisory; requests outside `size` fail with `OutOfRange`.
+/// Rules for implementors: [`Bio::complete`] completes each bio exactly once. A short transfer is
+/// an error. A flush covers every write *completed* before its submission (checklist L5). `Discard`
+/// is advisory. Requests outside `size` fail with `OutOfRange`.
 pub trait BlockDevice: Send + Sync {
     /// For messages: a path or a kind.
     fn name(&self) -> String;
@@ -64,24 +64,24 @@ pub trait BlockDevice: Send + Sync {
         false
     }
 
-    /// Makes the device longer; new bytes read as zeros. Never makes it shorter. `Unsupported` where
-    /// the size is fixed.
+    /// Grows the device; new bytes read as zeros. Never shrinks it. `Unsupported` if the size is
+    /// fixed.
     fn grow(&self, size: u64) -> Result<()> {
         let text = format!("{} has a fixed size of {}, not {size}", self.name(), self.size());
         Err(Error::new(ErrorKind::Unsupported, "grow", text))
     }
 
-    /// Makes the device shorter; what lies behind `size` is gone, and reads as zeros if it grows again.
-    /// No write behind `size` is in flight; a read that is may fail, or find anything. `Unsupported` where
-    /// the size is fixed.
+    /// Shrinks the device. Bytes behind `size` are lost, and read as zeros if the device grows
+    /// again. The caller has no write behind `size` in flight; a read there may fail or return any
+    /// bytes. `Unsupported` if the size is fixed.
     fn truncate(&self, size: u64) -> Result<()> {
         let text = format!("{} has a fixed size of {}, not {size}", self.name(), self.size());
         Err(Error::new(ErrorKind::Unsupported, "truncate", text))
     }
 
-    /// Starts the request and returns; it completes on whatever thread the engine uses, or
-    /// inside [`LocalQueue::reap`] if this thread has a queue attached; but write-back that was held
-    /// while the disk was read, on the thread that made room for it.
+    /// Starts the request and returns. It completes on a thread of the engine, or inside
+    /// [`LocalQueue::reap`] if this thread has a queue attached. Exception: write-back held back
+    /// while the disk was read completes on the thread that admitted it.
     fn submit(&self, bio: Bio);
 
     /// Starts several requests in order of the vector; drains it.
@@ -91,19 +91,20 @@ pub trait BlockDevice: Send + Sync {
         }
     }
 
-    /// Whether so much waits that whoever can should wait for [`BlockDevice::room`] before it
-    /// submits more. What is submitted anyway waits its turn.
+    /// Whether so many requests wait that a caller should wait for
+    /// [`BlockDevice::wait_for_capacity`] before it submits more. Requests submitted anyway wait in
+    /// the queue.
     fn is_crowded(&self) -> bool {
         false
     }
 
     /// Waits until the device is not crowded.
-    fn room(&self) -> BoxFuture<'_, ()> {
+    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
 
-    /// Like `submit`, but may carry the request out on this thread: for a caller that would wait
-    /// for it anyway.
+    /// Like `submit`, but may carry the request out on the calling thread. For callers that block
+    /// for the result.
     fn execute(&self, bio: Bio) {
         self.submit(bio);
     }
@@ -123,20 +124,20 @@ pub trait BlockDevice: Send + Sync {
         block_on(io(self, BioOp::Write, offset, src.len() as u64, data, flags)).result
     }
 
-    /// Which ranges of `[offset, offset + len)` hold data, as far as the device knows: runs in order
-    /// from `offset` on, at most `max` (1 or more) of them and perhaps fewer, so that no call is long.
-    /// The system calls that it takes are made on another thread: event loops may ask.
+    /// Reports which ranges of `[offset, offset + len)` hold data, as far as the device knows.
+    /// Returns at most `max` (1 or more) runs in order from `offset` on, perhaps fewer, so that no
+    /// call takes long. Another thread makes the system calls, so event loops may call this.
     fn extents(&self, offset: u64, len: u64, _max: usize) -> BoxFuture<'static, Result<MapRuns>> {
         Box::pin(std::future::ready(Ok(vec![(offset, len, true)])))
     }
 
-    /// An I/O queue for the calling event-loop thread, if the engine has such a thing.
+    /// An I/O queue for the calling event-loop thread, if the engine supports one.
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
         None
     }
 }
 
-/// Submits one request and waits for it; before that for room, if the device is crowded.
+/// Submits one request and waits for it. Waits first while the device is crowded.
 pub async fn io<D: BlockDevice + ?Sized>(
     device: &D,
     op: BioOp,
@@ -148,8 +149,8 @@ pub async fn io<D: BlockDevice + ?Sized>(
     io_owned(device, op, offset, len, data, flags, ()).await
 }
 
-/// [`io`] for a caller that may be dropped while the request is in flight: the bio keeps `owned`, and lets
-/// go of it before the caller learns that the request is over.
+/// [`io`] for a caller that may be dropped while the request is in flight. The bio keeps `owned`,
+/// and drops it before the caller learns that the request is over.
 pub async fn io_owned<D: BlockDevice + ?Sized>(
     device: &D,
     op: BioOp,
@@ -160,7 +161,7 @@ pub async fn io_owned<D: BlockDevice + ?Sized>(
     owned: impl Send + 'static,
 ) -> Completion {
     if device.is_crowded() {
-        device.room().await;
+        device.wait_for_capacity().await;
     }
     let (tx, rx) = oneshot();
     let end = Box::new(move |done| {
@@ -171,8 +172,8 @@ pub async fn io_owned<D: BlockDevice + ?Sized>(
     rx.await.unwrap_or_else(gone)
 }
 
-/// Flushes, on this thread if the device lets it: for a caller that blocks.
-pub async fn flush_here<D: BlockDevice + ?Sized>(device: &D) -> Completion {
+/// Flushes, on the calling thread if the device can: for callers that block.
+pub async fn flush_blocking<D: BlockDevice + ?Sized>(device: &D) -> Completion {
     let (tx, rx) = oneshot();
     let end = Box::new(move |done| tx.send(done));
     let bio = Bio::new(BioOp::Flush, 0, 0, DataRef::None, end);

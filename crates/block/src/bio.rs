@@ -13,7 +13,7 @@ use forebay_base::{Error, ErrorKind, Result};
 use std::fmt;
 use std::sync::Arc;
 
-/// What to do.
+/// Operation of a bio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BioOp {
     /// Device to memory.
@@ -22,8 +22,8 @@ pub enum BioOp {
     Write,
     /// Makes all completed writes durable.
     Flush,
-    /// The range's content is not needed any more; it may read back as anything until the
-    /// device says otherwise. Advisory.
+    /// The caller does not need the range's content any more; until it is written again it may read
+    /// back as anything. Advisory.
     Discard,
     /// The range reads back as zeros afterwards.
     WriteZeroes,
@@ -35,11 +35,11 @@ bitflags::bitflags! {
     pub struct BioFlags: u32 {
         /// Write: durable when it completes (force unit access).
         const FUA = 1 << 0;
-        /// Somebody waits for this one.
+        /// A caller waits for this request.
         const SYNC = 1 << 1;
-        /// Write-back or readahead: goes after everything that is not background, write-back
-        /// also after readahead; and little write-back is on its way while the disk is read.
-        /// With `SYNC` only the last holds: write-back that a sync waits for.
+        /// Write-back or readahead: yields to all other requests, write-back also to readahead, and
+        /// the device limits write-back while the disk is read. With `SYNC` only that limit
+        /// applies: it is write-back that a sync waits for.
         const BACKGROUND = 1 << 2;
         /// WriteZeroes: keep the blocks allocated.
         const NO_UNMAP = 1 << 3;
@@ -48,22 +48,22 @@ bitflags::bitflags! {
     }
 }
 
-/// What comes back: the data, and how it went.
+/// The result of a bio, with its data.
 #[derive(Debug)]
 pub struct Completion {
     /// The bio's data.
     pub data: DataRef,
-    /// All of it, or an error. A short transfer is an error here (checklist L3).
+    /// Complete, or an error. A short transfer is an error here (checklist L3).
     pub result: Result<()>,
 }
 
 /// Runs once when the bio is over, on any thread; must not block.
 pub type EndIo = Box<dyn FnOnce(Completion) + Send>;
 
-/// Completes bios without a closure of each: an object made beforehand, for paths that must not
-/// allocate. Wrapped by a decorator it becomes a closure.
+/// Completes bios through an object made beforehand, without a closure for each: for paths that
+/// must not allocate. A decorator that wraps it makes a closure.
 pub trait EndBio: Send + Sync {
-    /// The bio that was made with `token` is over; once for each. As for [`EndIo`].
+    /// Called once when the bio made with `token` is over. The rules of [`EndIo`] hold.
     fn end_bio(self: Arc<Self>, token: u64, done: Completion);
 }
 
@@ -83,7 +83,7 @@ impl End {
 
 /// One request.
 pub struct Bio {
-    /// What to do.
+    /// Operation.
     pub op: BioOp,
     /// How.
     pub flags: BioFlags,

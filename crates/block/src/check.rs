@@ -72,7 +72,7 @@ mod tests {
     use crate::bdev::StableWrites;
 
     #[test]
-    fn nothing_is_started_that_the_device_does_not_take() {
+    fn check_bio_invalid_request_is_refused() {
         let limits = |read_only| Limits {
             logical_block: 4096,
             physical_block: 4096,

@@ -1,9 +1,9 @@
-//! Engines: how requests get to the kernel. One per cache, shared by its devices. An engine knows
-//! descriptors, memory and whom to call back (`request`), but no files.
+//! Engines: how requests reach the kernel. One engine per cache, shared by its devices. An engine
+//! knows descriptors, memory and completion callbacks (`request`), but no files.
 //!
-//! Invariants: E1 what an engine accepted is completed exactly once, also if the engine is
-//! dropped meanwhile. E2 the completion runs without any lock of the engine held, so it may
-//! submit again. E3 an engine makes no blocking call on the thread that submits.
+//! Invariants: E1 an engine completes each accepted request exactly once, also if the engine is
+//! dropped meanwhile. E2 completions run without any lock of the engine held, so they may submit
+//! again. E3 an engine makes no blocking call on the submitting thread.
 
 mod calls;
 mod queue;
@@ -79,9 +79,9 @@ struct Inner {
 }
 
 impl Engine {
-    /// Starts an engine. `Auto` never fails for lack of io_uring; [`Engine::kind`] tells what it
-    /// became and why. `IoUring` fails with `Unsupported` and the reason; any, if no thread can be
-    /// started.
+    /// Starts an engine. `Auto` falls back to threads without io_uring; [`Engine::kind`] reports
+    /// which engine it is and why. `IoUring` fails with `Unsupported` and the reason. Each kind
+    /// fails if no thread can be started.
     pub fn new(aio: Aio) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let room = Arc::new(Room::default());
@@ -111,24 +111,26 @@ impl Engine {
         (name, self.0.reason.clone())
     }
 
-    /// A queue of the calling thread, if the engine has such a thing and the thread has none
-    /// yet. While it lives, what this thread submits to devices of the engine completes in its
-    /// `reap` (save held write-back, see [`BlockDevice::submit`](crate::BlockDevice::submit)); so the
-    /// thread must not block on such a request, only on `execute`, `read_into` and `write_from` of a
-    /// device. Call `flush` before each wait. Dropping it waits for what is in flight. The kernel may
-    /// interrupt system calls of such a thread (EINTR): repeat them.
+    /// Attaches a queue to the calling thread, if the engine supports that and the thread has none
+    /// yet. While it lives, this thread's requests to devices of the engine complete in its `reap`.
+    /// Exception: write-back that was held back, see
+    /// [`BlockDevice::submit`](crate::BlockDevice::submit). So the thread must not block for such a
+    /// request, only on `execute`, `read_into` and `write_from` of a device. Call `flush` before
+    /// each wait. Dropping the queue waits for the requests in flight. The kernel may interrupt
+    /// system calls of such a thread (EINTR): repeat them.
     pub fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
         self.0.ring.as_ref()?.attach()
     }
 
-    /// Whether so much waits that whoever can should wait with more: see [`Engine::room`].
+    /// Whether so many requests wait that a caller should wait in [`Engine::wait_for_capacity`]
+    /// before it submits more.
     pub fn is_crowded(&self) -> bool {
         self.0.room.is_crowded()
     }
 
     /// Waits until the engine is not crowded. A request that is submitted anyway waits in its
     /// queue; none is refused.
-    pub async fn room(&self) {
+    pub async fn wait_for_capacity(&self) {
         self.0.room.free().await;
     }
 
@@ -137,7 +139,7 @@ impl Engine {
         self.0.calls.call(call);
     }
 
-    /// Starts requests, in order within their class. `aio` is the device's wish.
+    /// Starts requests, in order within their class. `aio` is the engine that the device asks for.
     pub(crate) fn submit(&self, requests: impl IntoIterator<Item = Boxed>, aio: Aio) {
         let accepted = requests.into_iter().inspect(|_| self.0.room.enter());
         match &self.0.ring {

@@ -1,24 +1,24 @@
 //! A device over a regular file or a block special file.
 //!
-//! Reading order: `open` (size, direct I/O), `lock`, `need` (stable writes), `gate` (switching modes
-//! live), `xfer` (short transfers and the file's end), `exec` (the system calls), `op` (a
-//! request in an engine's hands), `pace` (reads before write-back).
+//! Reading order: `open` (size, direct I/O), `lock`, `need` (stable writes), `gate` (switching
+//! modes live), `xfer` (short transfers and the file's end), `exec` (the system calls), `op` (a
+//! request in progress in an engine), `pace` (reads before write-back).
 //!
-//! Invariants: F1 the file is locked (OFD locks) for as long as the device or any of its
-//! requests lives, those of a killed process included: each open file description that requests
-//! use holds a part of the lock. F2 while direct I/O is on, nothing of the range is dirty in the
-//! system's page cache (L2). F3 the file's size changes only by
-//! [`BlockDevice::grow`], never by a write. F4 a request that direct I/O cannot
-//! take fails with `Unaligned`; the layer above aligns by [`Limits`]. F5 the system reports a
-//! lost write only once per open file, to whichever sync comes first; so a failed sync also fails
-//! the flushes that were under way, and a failed synchronous write the next flush.
-//! F6 where direct I/O is possible the alignments in [`Limits`] are those that it needs, on or
-//! off, so that a request that waits at the gate while it is switched fits afterwards too.
-//! F7 in the last page of a file whose end is unaligned, direct writes, what goes through the
-//! page cache (the tail of a write, growing) and zeroing take turns under `edge`: where they meet,
-//! the kernel reports EIO to the next sync. So such requests are for threads that may block.
-//! In other pages nothing but zeroing goes through the page cache while direct I/O is on, and
-//! `fallocate` waits for direct writes under way and keeps new ones out by itself.
+//! Invariants: F1 the file is locked (OFD locks) for as long as the device or any of its requests
+//! lives, those of a killed process included: each open file description that requests use holds a
+//! part of the lock. F2 while direct I/O is on, no block of the range is dirty in the system's page
+//! cache (checklist L2). F3 the file's size changes only by [`BlockDevice::grow`], never by a
+//! write. F4 a request that direct I/O cannot take fails with `Unaligned`; the layer above aligns
+//! by [`Limits`]. F5 the system reports a lost write only once per open file, to the first sync; so
+//! a failed sync also fails the flushes in progress, and a failed synchronous write the next flush.
+//! F6 where direct I/O is possible, [`Limits`] has its alignments, on or off, so that a request
+//! that waits at the gate during a switch fits afterwards too. F7 in the last page of a file whose
+//! end is unaligned, three kinds of requests take turns under `edge`: direct writes, writes through
+//! the page cache (the tail of a write, growing), and zeroing. Where they meet, the kernel reports
+//! EIO to the next sync. So such requests run on threads that may block. In other pages only
+//! zeroing uses the page cache while direct I/O is on, and `fallocate` itself excludes direct
+//! writes.
+//!
 //! Lock rule: `switching` before `edge` before the gate's mutex; none is held while a bio
 //! completes.
 
@@ -41,7 +41,7 @@ use crate::sys::{IoVecs, MAX_SEGMENTS, MAX_TRANSFER};
 use forebay_base::buf::Segment;
 use forebay_base::task::{BoxFuture, LocalQueue, oneshot};
 use forebay_base::{Error, ErrorKind, Result};
-use op::{Lane, Op, Spares};
+use op::{DiskQueue, Op, Spares};
 use rustix::fs::Advice;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -112,8 +112,8 @@ pub struct FileOptions {
     pub create_size: Option<u64>,
     /// Logical block to show, 512..=4096; 0 takes what the file needs.
     pub logical_block: u32,
-    /// How long to wait for a lock that no living process is seen to hold, as after a kill -9;
-    /// zero: not at all. Who finds one that does is refused at once.
+    /// How long to wait for a lock that no visible living process holds, as after a kill -9; zero
+    /// means no wait. If a living process holds it, opening fails at once.
     pub lock_wait: Duration,
 }
 
@@ -138,7 +138,7 @@ pub(crate) enum Kind {
     Block,
 }
 
-/// What direct I/O on this file needs.
+/// Alignments that direct I/O on this file needs.
 pub(crate) struct Dio {
     /// Opened when it is needed first.
     fd: OnceLock<OwnedFd>,
@@ -158,7 +158,7 @@ pub(crate) struct Inner {
     buffered: OwnedFd,
     dio: std::result::Result<Dio, String>,
     direct_on: AtomicBool,
-    /// Direct I/O is about to be turned on: what it needs of writers holds already.
+    /// Direct I/O will be turned on: writers already meet its needs.
     announced: AtomicBool,
     direct_reason: Mutex<String>,
     switching: Mutex<()>,
@@ -180,11 +180,11 @@ pub(crate) struct Inner {
     resized: AtomicBool,
     /// Syncs that failed (F5).
     sync_failures: AtomicU64,
-    /// A synchronous write got an error that the next flush has to report as well.
-    owed: AtomicBool,
+    /// A synchronous write failed with an error that the next flush has to report as well.
+    unreported_error: AtomicBool,
     /// Of its disk.
     spares: Arc<Spares>,
-    /// Goes last: see [`FileDevice::until_closed`].
+    /// Dropped last: see [`FileDevice::until_closed`].
     until_closed: OnceLock<Arc<dyn Send + Sync>>,
 }
 
@@ -219,7 +219,8 @@ impl Inner {
         }
         let (whole, old) = (self.offset + size, self.size());
         let _edge = self.edge();
-        // What is shown first, then what is there: a reader never finds less than is shown.
+        // The shown size is stored first, then the real one: a reader never finds less than is
+        // shown.
         self.size.store(size, Ordering::Release);
         let done = self.set_length("truncate", whole);
         if done.is_err() {
@@ -256,7 +257,7 @@ impl Inner {
         self.limits_with(self.need.get(direct, self.buffered.as_fd()))
     }
 
-    /// The limits with a given need for stable writes: to ask for it may read files.
+    /// The limits with a given need for stable writes; finding that need may read files.
     pub(crate) fn limits_with(&self, stable_writes: StableWrites) -> Limits {
         let (offset_align, memory_align) = match &self.dio {
             Ok(dio) => (dio.offset_align, dio.memory_align),
@@ -280,7 +281,7 @@ impl Inner {
         }
     }
 
-    /// Whether the file still has the size that we opened or made it with.
+    /// Whether the file still has the size that this device gave it or found.
     pub(crate) fn check_unchanged(&self) -> Result<()> {
         let look = || open::size_of(self.buffered.as_fd(), self.kind);
         let found = self.length.compare(look).map_err(|e| e.with_path(&self.path))?;
@@ -299,7 +300,8 @@ impl Inner {
                     .map_err(|e| Error::from_io("turn direct I/O on", e))?;
             }
             exec::retry(|| rustix::fs::fsync(&self.buffered)).map_err(|e| {
-                // The system tells it once: whoever flushes next has to hear of it (F5).
+                // The system reports a lost write once, so the next flush must report it again
+                // (F5).
                 self.note_sync_failure();
                 fail(e)
             })?;
@@ -342,14 +344,14 @@ impl Drop for Pass {
     }
 }
 
-/// See the module.
+/// A block device over a file, with its engine.
 pub struct FileDevice {
     file: Arc<Inner>,
-    lane: Lane,
+    disk_queue: DiskQueue,
 }
 
 impl FileDevice {
-    /// Opens and locks `path`. `Busy` if somebody else holds it; `Unsupported` if `direct_io` is
+    /// Opens and locks `path`. `Busy` if another opener holds it; `Unsupported` if `direct_io` is
     /// `On` and the file is not eligible, with the reason.
     pub fn open(
         path: impl AsRef<Path>,
@@ -362,9 +364,9 @@ impl FileDevice {
             return Err(Error::new(ErrorKind::Unsupported, "open", text).with_path(path));
         }
         let mut file = Inner::open(path, options).map_err(|e| e.with_path(path))?;
-        let lane = Lane::new(file.disk, engine, options.aio);
-        file.spares = lane.spares();
-        Ok(Arc::new(Self { file: Arc::new(file), lane }))
+        let disk_queue = DiskQueue::new(file.disk, engine, options.aio);
+        file.spares = disk_queue.spares();
+        Ok(Arc::new(Self { file: Arc::new(file), disk_queue }))
     }
 
     /// Whether direct I/O is on, and why or why not.
@@ -372,17 +374,18 @@ impl FileDevice {
         (self.file.is_direct(), self.file.reason().clone())
     }
 
-    /// Says that direct I/O is about to be turned on, so that the need for stable writes shows in
-    /// the limits. Whoever holds data above calls it, writes out, and then switches: no write
-    /// that began under the old rule is under way then. [`Self::set_direct_io`] ends it.
+    /// Announces that direct I/O will be turned on, so that the limits show its need for stable
+    /// writes. The layer that caches data calls this, writes out, and then switches: by then no
+    /// write that began under the old rule is in progress. [`Self::set_direct_io`] ends the
+    /// announcement.
     pub fn announce_direct_io(&self, mode: DirectIo) {
         let on = mode.decide(&self.file.dio).is_ok_and(|(on, _)| on);
         self.file.announced.store(on, Ordering::Release);
     }
 
-    /// Switches direct I/O while the device is in use: holds new requests back, waits for those
-    /// in flight (`Busy` after 30 s, nothing changed), and when turning on, writes the page
-    /// cache back and drops it. Blocks; not for a thread with an I/O queue attached.
+    /// Switches direct I/O while the device is in use. Holds new requests back and waits for those
+    /// in flight (`Busy` after 30 s, nothing changed). When turning on, writes the page cache back
+    /// and drops it. Blocks; not for a thread with an I/O queue attached.
     pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
         let file = &self.file;
         let guard = file.switching.lock().unwrap_or_else(|p| p.into_inner());
@@ -416,8 +419,8 @@ impl FileDevice {
         }
     }
 
-    /// Holds `token` until the file is closed and its lock let go, which is after the last of its requests
-    /// (F1). Once.
+    /// Keeps `token` until the file is closed and its lock released, which is after the last of its
+    /// requests (F1). Call it once.
     pub fn until_closed(&self, token: Arc<dyn Send + Sync>) {
         let fresh = self.file.until_closed.set(token).is_ok();
         debug_assert!(fresh, "a device holds one token");
@@ -436,7 +439,7 @@ impl FileDevice {
 
     /// A transfer of the caller's memory on this thread. `segment` is valid during the call.
     fn transfer(&self, op: BioOp, offset: u64, segment: Segment, flags: BioFlags) -> Result<()> {
-        let _reading = self.lane.note(op);
+        let _reading = self.disk_queue.note(op);
         self.file.gate.enter_wait();
         let pass = Pass::new(&self.file);
         // SAFETY: the segment is the caller's slice, borrowed until this call returns; for a
@@ -476,20 +479,20 @@ impl BlockDevice for FileDevice {
     }
 
     fn submit(&self, bio: Bio) {
-        if let Some(op) = self.enter(bio).and_then(|op| self.lane.admit(op)) {
-            self.lane.engine().submit([op as Boxed], self.lane.aio());
+        if let Some(op) = self.enter(bio).and_then(|op| self.disk_queue.admit(op)) {
+            self.disk_queue.engine().submit([op as Boxed], self.disk_queue.aio());
         }
     }
 
     fn submit_batch(&self, bios: &mut Vec<Bio>) {
-        let admit = |bio| self.enter(bio).and_then(|op| self.lane.admit(op));
+        let admit = |bio| self.enter(bio).and_then(|op| self.disk_queue.admit(op));
         let ops = bios.drain(..).filter_map(admit).map(|op| op as Boxed);
-        self.lane.engine().submit(ops, self.lane.aio());
+        self.disk_queue.engine().submit(ops, self.disk_queue.aio());
     }
 
     fn execute(&self, bio: Bio) {
         if let Some(mut op) = self.enter(bio) {
-            self.lane.note_op(&mut op);
+            self.disk_queue.note_op(&mut op);
             let mut request: Boxed = op;
             request::guarded(&mut request, (), |request| request.run());
             request::end(request);
@@ -497,11 +500,11 @@ impl BlockDevice for FileDevice {
     }
 
     fn is_crowded(&self) -> bool {
-        self.lane.engine().is_crowded()
+        self.disk_queue.engine().is_crowded()
     }
 
-    fn room(&self) -> BoxFuture<'_, ()> {
-        Box::pin(self.lane.engine().room())
+    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.disk_queue.engine().wait_for_capacity())
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -516,7 +519,7 @@ impl BlockDevice for FileDevice {
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
         let (file, (tx, rx)) = (self.file.clone(), oneshot());
-        self.lane.engine().call(Box::new(move || tx.send(file.extents(offset, len, max))));
+        self.disk_queue.engine().call(Box::new(move || tx.send(file.extents(offset, len, max))));
         Box::pin(async move {
             let gone = || Err(Error::new(ErrorKind::Io, "map", "the I/O threads are gone"));
             rx.await.unwrap_or_else(gone)
@@ -524,9 +527,9 @@ impl BlockDevice for FileDevice {
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        match self.lane.aio() {
+        match self.disk_queue.aio() {
             Aio::Threads => None,
-            _ => self.lane.engine().attach_thread(),
+            _ => self.disk_queue.engine().attach_thread(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The ioctls of Forebay's own mounts, whose argument is a number of 32 bits.
 //!
-//! Invariant: Y1 no request but one of ours is passed on: its type is [`TYPE`], its argument a `u32`.
+//! Invariant: Y1 only our requests are passed on: of type [`TYPE`], with a `u32` as argument.
 //!
 //! No locks.
 
@@ -20,8 +20,8 @@ fn call(fd: impl AsFd, request: u32, value: &mut u32) -> Result<()> {
         return Err(Error::from_raw_os_error(libc::ENOTTY));
     }
     let value: *mut u32 = value;
-    // SAFETY: the request says by its number (Y1) that its argument is a `u32`, and no other driver has this
-    // type; the value outlives the call.
+    // SAFETY: the request number (Y1) says that its argument is a `u32`, and no other driver has
+    // this type. The value outlives the call.
     let done = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), request as _, value) };
     if done < 0 { Err(Error::last_os_error()) } else { Ok(()) }
 }
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn y1_requests_of_others_are_not_passed_on() {
+    fn y1_foreign_ioctls_are_refused() {
         const TIOCGWINSZ: u32 = 0x5413;
         const BLKGETSIZE64: u32 = 0x8008_1272;
         let null = std::fs::File::open("/dev/null").unwrap();

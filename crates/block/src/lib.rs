@@ -1,7 +1,7 @@
 //! forebay-block: the block layer, the only crate that talks to the kernel's storage.
 //!
-//! Reading order: [`bio`] (a request), [`bdev`] (what a device is), [`check`] (what every device
-//! checks), [`engine`], then the devices: [`ram`], [`mod@file`], and the decorators:
+//! Reading order: [`bio`] (a request), [`bdev`] (the device interface), [`check`] (the checks of
+//! every device), [`engine`], then the devices: [`ram`], [`mod@file`], and the decorators:
 //! [`target`].
 
 pub mod bdev;
@@ -15,7 +15,9 @@ pub mod ram;
 mod sys;
 pub mod target;
 
-pub use bdev::{BlockDevice, DeviceRef, Limits, MapRuns, StableWrites, flush_here, io, io_owned};
+pub use bdev::{
+    BlockDevice, DeviceRef, Limits, MapRuns, StableWrites, flush_blocking, io, io_owned,
+};
 pub use bio::{Bio, BioFlags, BioOp, Completion, EndBio};
 pub use engine::{Aio, Engine};
 pub use file::{DirectIo, FileDevice, FileIdentity, FileOptions, FileStamp};

@@ -1,8 +1,8 @@
-//! Loop devices of the kernel's: over memory, for who needs a block device and nothing in it, and over a
+//! Loop devices of the kernel: over memory, for callers that need an empty block device, and over a
 //! file.
 //!
-//! Invariants: X1 the device goes with its last user: we are one as long as a [`MemoryLoop`] or [`FileLoop`]
-//! lives, a mount is another. A process that dies leaves none behind.
+//! Invariants: X1 the device is removed with its last user. A [`MemoryLoop`] or [`FileLoop`] is one
+//! while it lives, a mount is another. A process that dies leaves none.
 //!
 //! No locks.
 
@@ -19,7 +19,7 @@ const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_PARTSCAN: u32 = 8;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
-/// Somebody else may take the free device first; so often it is tried again.
+/// Attempts to get a free device; another process may take each one first.
 const TRIES: u32 = 64;
 
 /// `struct loop_config`: descriptor, block size, `struct loop_info64`, reserved.
@@ -45,7 +45,7 @@ struct LoopInfo {
     init: [u64; 2],
 }
 
-/// See the module.
+/// A loop device over memory.
 #[derive(Debug)]
 pub struct MemoryLoop {
     path: PathBuf,
@@ -53,13 +53,14 @@ pub struct MemoryLoop {
 }
 
 fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: *const LoopConfig) -> std::io::Result<i32> {
-    // SAFETY: `argument` is null or a whole structure that outlives the call, as both requests want it.
+    // SAFETY: `argument` is null or a complete structure that outlives the call; both requests need
+    // one.
     let done = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, argument) };
     if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(done) }
 }
 
 impl MemoryLoop {
-    /// A device of so many bytes, all zero. `name` shows in lists of loop devices.
+    /// Makes a device of `bytes` zero bytes. `name` appears in lists of loop devices.
     pub fn attach(name: &str, bytes: u64) -> Result<Self> {
         // The system takes 249 bytes.
         let shown = String::from_utf8_lossy(&name.as_bytes()[..name.len().min(200)]);
@@ -76,7 +77,7 @@ impl MemoryLoop {
     }
 }
 
-/// A loop device over an open file, past the kernel's cache of that (X1).
+/// A loop device over an open file, bypassing the kernel's cache of that file (X1).
 #[derive(Debug)]
 pub struct FileLoop {
     path: PathBuf,
@@ -84,9 +85,9 @@ pub struct FileLoop {
 }
 
 impl FileLoop {
-    /// Makes one over `file`, which has to be open for what is asked; `block_bytes`: of its logical blocks;
-    /// `partitions`: the kernel looks for them. `Unsupported` if the file's own file system has no direct
-    /// I/O.
+    /// Makes a loop device over `file`, whose access mode must permit the requested one.
+    /// `block_bytes` is the size of its logical blocks. With `partitions` the kernel scans for
+    /// them. `Unsupported` if the file's own file system has no direct I/O.
     pub fn attach(
         file: &File,
         name: &str,
@@ -119,7 +120,7 @@ impl FileLoop {
         std::fs::read_to_string(&path).map_err(|e| Error::from_io("read", e).with_path(path))
     }
 
-    /// `Busy` if it is mounted, or somebody else has it to himself in another way.
+    /// `Busy` if it is mounted, or another opener holds it exclusively.
     pub fn check_free(&self) -> Result<()> {
         let mut options = File::options();
         options.read(true).custom_flags(libc::O_EXCL);
@@ -127,13 +128,13 @@ impl FileLoop {
         opened.map_err(|e| Error::from_io("look whether it is in use", e).with_path(&self.path))
     }
 
-    /// What was written to the device and lies in the kernel's cache goes to the file, and is durable.
+    /// Writes data cached by the kernel for the device to the file, durably.
     pub fn sync(&self) -> Result<()> {
         self.device.sync_all().map_err(|e| Error::from_io("sync", e).with_path(&self.path))
     }
 }
 
-/// Makes a loop device over an open file: where, and the device, which is its first user.
+/// Makes a loop device over an open file: its path, and the device, which is its first user.
 fn attach(
     file: BorrowedFd<'_>,
     name: &str,
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!(size_of::<LoopConfig>(), 304);
     }
 
-    /// X1, where loop devices can be had.
+    /// X1, where the system permits loop devices.
     #[test]
     fn x1_a_device_goes_with_its_last_user() {
         let size = |path: &Path| {
@@ -219,7 +220,7 @@ mod tests {
         let path = made.path().to_path_buf();
         assert_eq!(size(&path), (128, true));
         drop(made);
-        // The kernel clears it on the last close, at the latest when that is worked off.
+        // The kernel clears it on the last close, perhaps a little later from its work queue.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
         while size(&path).1 && std::time::Instant::now() < deadline {
             std::thread::yield_now();

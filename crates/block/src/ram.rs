@@ -15,7 +15,7 @@ use forebay_base::units::round_up;
 /// Bytes per chunk.
 const CHUNK: u64 = 64 << 10;
 
-/// See the module.
+/// A block device in memory, of a fixed size.
 pub struct RamDevice {
     chunks: Vec<RwLock<Option<Box<[u8]>>>>,
     size: u64,
@@ -73,7 +73,7 @@ impl RamDevice {
         f(&mut bytes[at..at + len]);
     }
 
-    /// Bytes beyond the device's end, in the last block, are not kept: they read as zeros.
+    /// Bytes beyond the device's end, in the last block, are not stored: they read as zeros.
     fn clip(&self, offset: u64, len: u64) -> u64 {
         len.min(self.size.saturating_sub(offset))
     }
@@ -198,9 +198,9 @@ mod tests {
         );
     }
 
-    /// R1, R2.
+    /// R1, R2: a request completes in `submit`; bytes never written read as zeros.
     #[test]
-    fn a_request_is_over_when_it_is_submitted_and_what_was_never_written_is_zero() {
+    fn ram_request_completes_in_submit_and_holes_are_zero() {
         let ram = RamDevice::new(3 * CHUNK);
         ram.write_from(CHUNK, &[9; 512], BioFlags::empty()).unwrap();
         let over = std::sync::Arc::new(std::sync::Mutex::new(None));
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(ram.allocated(), CHUNK, "reading makes no chunk");
     }
 
-    /// R3: two writers of a whole chunk beside a reader, which sees the one or the other.
+    /// R3: two writers of a full chunk and a concurrent reader, which sees one write or the other.
     #[test]
     fn a_chunk_changes_at_once() {
         let ram = RamDevice::new(CHUNK);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_block_is_zero_beyond_the_end() {
+    fn ram_last_block_beyond_end_is_zero() {
         let ram = RamDevice::new(1000);
         ram.write_from(512, &[7; 512], BioFlags::empty()).unwrap();
         let mut back = [1; 512];

@@ -1,7 +1,8 @@
 //! The system calls that take raw memory or have no safe wrapper, and lists of memory for them.
 //!
-//! Unsafe of this crate: here, where lists are made (`file`), `engine/uring` and `loopdev`. Invariant Y1: an
-//! [`IoVecs`] never outlives the memory it names; whoever builds one keeps that memory.
+//! Unsafe of this crate: here, where lists are made (`file`), `engine/uring` and `loopdev`.
+//! Invariant Y1: an [`IoVecs`] never outlives the memory it names; the code that builds one keeps
+//! that memory.
 
 use forebay_base::buf::{DataRef, Segment};
 use libc::{c_int, c_ulong, iovec};
@@ -27,11 +28,11 @@ pub(crate) struct IoVecs {
 unsafe impl Send for IoVecs {}
 
 impl IoVecs {
-    /// The pieces, those longer than [`MAX_TRANSFER`] cut.
+    /// Lists the pieces, splitting those longer than [`MAX_TRANSFER`].
     ///
     /// # Safety
-    /// The memory must stay valid and lent to this list until the list is gone (Y1), for
-    /// writing if it is going to be read into.
+    /// The memory must stay valid and borrowed by this list until the list is dropped (Y1), for
+    /// writing if a read uses it.
     pub(crate) unsafe fn new(segments: &[Segment]) -> Self {
         // SAFETY: the caller's promise.
         unsafe { Self::default().refill(segments) }
@@ -53,7 +54,7 @@ impl IoVecs {
         })
     }
 
-    /// The memory of this list, naming nothing any more (Y1).
+    /// Clears the list and keeps its memory for reuse (Y1).
     pub(crate) fn emptied(mut self) -> Self {
         self.iovs.clear();
         Self { iovs: self.iovs, at: 0, skip: 0 }
@@ -65,7 +66,7 @@ impl IoVecs {
         let mut iovs = self.iovs;
         iovs.clear();
         if segments.len() > iovs.capacity() {
-            // In few steps: each list that is used again has to grow for itself.
+            // Capacity grows in few steps: each reused list has to grow for itself.
             let least = if segments.len() > 4 { 64 } else { 4 };
             iovs.reserve(segments.len().next_power_of_two().max(least));
         }
@@ -85,7 +86,7 @@ impl IoVecs {
         self.iovs.iter().map(|iov| iov.iov_len as u64).sum::<u64>() + self.skip as u64
     }
 
-    /// What the next system call takes: whole pieces up to the limits of one call, and bytes.
+    /// The pieces for the next system call, within the limits of one call, and their bytes.
     pub(crate) fn window(&self) -> (&[iovec], usize) {
         let rest = &self.iovs[self.at..];
         let (mut count, mut bytes) = (0, 0);
@@ -105,7 +106,7 @@ impl IoVecs {
             let iov = &mut self.iovs[self.at];
             if n >= iov.iov_len {
                 n -= iov.iov_len;
-                // A piece that is used up gets its start back, for `zero_last`.
+                // A used-up piece gets its start back, for `zero_last`.
                 iov.iov_base = iov.iov_base.cast::<u8>().wrapping_sub(self.skip).cast();
                 iov.iov_len += self.skip;
                 (self.at, self.skip) = (self.at + 1, 0);
@@ -167,11 +168,11 @@ fn check(n: isize) -> io::Result<usize> {
 pub(crate) fn read_at(fd: BorrowedFd<'_>, iovs: &mut IoVecs, pos: u64) -> io::Result<usize> {
     let (window, _) = iovs.window();
     let count = window.len() as c_int;
-    // SAFETY: Y1: the pieces are valid for writes and lent to us.
+    // SAFETY: Y1: the pieces are valid for writes, and this list borrows them.
     check(unsafe { libc::preadv2(fd.as_raw_fd(), window.as_ptr(), count, pos as i64, 0) })
 }
 
-/// `pwritev2` of the window of `iovs` with RWF flags; does not use it up.
+/// `pwritev2` of the window of `iovs` with RWF flags; does not advance the list.
 pub(crate) fn write_at(
     fd: BorrowedFd<'_>,
     iovs: &IoVecs,
@@ -184,8 +185,8 @@ pub(crate) fn write_at(
     check(unsafe { libc::pwritev2(fd.as_raw_fd(), window.as_ptr(), count, pos as i64, flags) })
 }
 
-/// First byte of the part of a file's lock that moves to its second open file description. No
-/// file is so long.
+/// First byte of the part of a file's lock that moves to its second open file description. No file
+/// is that long.
 const LOCK_TAIL: i64 = 1 << 62;
 
 fn lock_kind(write: bool) -> c_int {
@@ -198,15 +199,15 @@ pub(crate) fn lock_file(fd: BorrowedFd<'_>, write: bool) -> io::Result<()> {
     set_lock(fd, lock_kind(write), 0)
 }
 
-/// Splits the lock of `first`, which has locked the whole file, with another open file description
-/// of it: an opener that locks the whole file is refused until both are closed. Fails as
-/// [`lock_file`]; `first` alone refuses other openers then.
+/// Splits the lock of `first`, which covers the full file, with another open file description of
+/// it. An opener that locks the full file fails until both are closed. Fails as [`lock_file`];
+/// `first` alone then refuses other openers.
 pub(crate) fn share_lock(
     first: BorrowedFd<'_>,
     second: BorrowedFd<'_>,
     write: bool,
 ) -> io::Result<()> {
-    // What `first` keeps refuses other openers in between.
+    // Meanwhile the part that `first` keeps refuses other openers.
     set_lock(first, libc::F_UNLCK, LOCK_TAIL)?;
     set_lock(second, lock_kind(write), LOCK_TAIL)
 }
@@ -247,7 +248,7 @@ pub(crate) fn block_discard(fd: BorrowedFd<'_>, pos: u64, len: u64) -> io::Resul
     block_range(fd, BLKDISCARD, pos, len)
 }
 
-/// Zeroes a range of a block device, by whatever means the kernel has.
+/// Zeroes a range of a block device, by whatever method the kernel has.
 pub(crate) fn block_zero(fd: BorrowedFd<'_>, pos: u64, len: u64) -> io::Result<()> {
     block_range(fd, BLKZEROOUT, pos, len)
 }
@@ -257,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_cut_used_up_and_zeroed_at_the_end() {
+    fn iovecs_split_advance_and_zero_last() {
         let mut memory = vec![9u8; 4000];
         let base = memory.as_mut_ptr();
         let segments: Vec<Segment> =

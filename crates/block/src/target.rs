@@ -1,10 +1,10 @@
-//! Decorators: devices that stand on another device and change one thing about it. For tests
-//! and for the command line.
+//! Decorators: devices on top of another device that change one property of it. For tests and for
+//! the command line.
 //!
 //! Invariants, for all of them: D1 a bio is passed on or completed, exactly once. D2 limits are
-//! those of the device below, read anew each time, with the decorator's own on top; the need
-//! for stable writes is the OR of both (checklist S5). D3 `read_into` and `write_from` never
-//! wait for a queue of the calling thread: they use the calls of the device below that block.
+//! those of the device below, read anew each time, with the decorator's own on top; the need for
+//! stable writes is the OR of both (checklist S5). D3 `read_into` and `write_from` never wait for a
+//! queue of the calling thread: they use the blocking calls of the device below.
 
 pub mod checksum;
 pub mod delay;

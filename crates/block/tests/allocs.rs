@@ -1,5 +1,6 @@
-//! From submission to completion a write allocates nothing, once it is warm: whoever writes out to
-//! make memory free must not need memory for it. Alone in its file: it counts for its process.
+//! From submission to completion a write allocates nothing once it is warm: write-out that makes
+//! memory free must not need memory for it. In a file of its own, because it counts for its
+//! process.
 
 #[path = "suite/common/mod.rs"]
 #[expect(dead_code, reason = "shared with the suite")]
@@ -42,15 +43,15 @@ static COUNTING: Counting = Counting;
 const BIOS: u64 = 8;
 const PIECES: usize = 16;
 
-/// A write-out made beforehand: its memory in pieces, and who waits for it.
+/// A write-out made beforehand: its memory in pieces, and its waiter.
 struct WriteOut {
     pieces: Mutex<Vec<AlignedBuf>>,
     left: Mutex<u64>,
     over: Condvar,
 }
 
-// SAFETY: the buffers own their memory and do not move it; between submission and completion
-// nobody else touches it.
+// SAFETY: the buffers own their memory and do not move it. Between submission and completion no
+// other code touches it.
 unsafe impl SharedMem for WriteOut {
     fn segments(&self, out: &mut Vec<Segment>) {
         self.pieces.lock().unwrap().iter_mut().for_each(|buf| buf.segments(out));
@@ -92,8 +93,8 @@ fn a_warm_write_out_allocates_nothing() {
             WriteOut { pieces: Mutex::new(pieces), left: Mutex::new(0), over: Condvar::new() };
         let (work, mut bios) = (Arc::new(work), Vec::with_capacity(BIOS as usize));
         for flags in [BioFlags::SYNC, BioFlags::BACKGROUND] {
-            // A worker that is started, at most 16 of them, allocates: so not each stretch of
-            // rounds is warm, but if each write allocated, none would be.
+            // Starting a worker (there are at most 16) allocates, so some stretches of rounds are
+            // not warm. But if each write allocated, no stretch would be free of allocations.
             let mut counts = Vec::new();
             while counts.last() != Some(&0) {
                 assert!(counts.len() < 40, "{aio} {flags:?} allocations per stretch: {counts:?}");

@@ -1,8 +1,8 @@
-//! A lock that outlives its process. Alone in its file: it listens to the log.
+//! A lock that outlives its process. In a file of its own, because it captures the log.
 //!
-//! The story: after a kill -9 of an export, 8 of 75 restarts at once were refused with "somebody
-//! else holds this file", because the system had not yet taken the dead process's io_uring
-//! down, which still held the file.
+//! The story: after a kill -9 of an export, 8 of 75 immediate restarts failed with "another process
+//! holds this file". The system had not yet taken the dead process's io_uring down, which still
+//! held the file.
 
 #[path = "suite/common/mod.rs"]
 #[expect(dead_code, reason = "shared with the suite")]
@@ -46,8 +46,8 @@ fn listen() -> Receiver<()> {
     rx
 }
 
-/// A locked file that no process has open: it is on its way through a socket, for as long as
-/// the sockets live.
+/// A locked file that no process has open: its descriptor is in transit through a socket, for as
+/// long as the sockets live.
 fn lock_without_process(path: &std::path::Path) -> (OwnedFd, OwnedFd) {
     let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
     // SAFETY: flock is plain old data; zero is a valid value for each field.
@@ -69,7 +69,7 @@ fn lock_without_process(path: &std::path::Path) -> (OwnedFd, OwnedFd) {
 }
 
 #[test]
-fn a_lock_whose_process_is_gone_is_waited_for() {
+fn lock_of_dead_process_is_waited_for() {
     let waiting = listen();
     let path = path("lingers");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
@@ -80,7 +80,7 @@ fn a_lock_whose_process_is_gone_is_waited_for() {
     let refused = FileDevice::open(&path, &none, &engine).err().unwrap();
     assert_eq!((refused.kind(), refused.path()), (ErrorKind::Busy, Some(&*path)));
     assert!(refused.to_string().contains("lingers"), "{refused}");
-    // For a while: it says so, and opens as soon as the lock is free.
+    // With a wait, opening logs that it waits, and succeeds as soon as the lock is free.
     let options = FileOptions { lock_wait: Duration::from_secs(600), ..FileOptions::default() };
     let device = std::thread::scope(|s| {
         let opener = s.spawn(|| FileDevice::open(&path, &options, &engine).unwrap());
@@ -90,7 +90,7 @@ fn a_lock_whose_process_is_gone_is_waited_for() {
         opener.join().unwrap()
     });
     assert_eq!(device.size(), 1 << 20);
-    // A living process holds it now, this one: refused without the wait of ten minutes.
+    // This living process holds it now: opening fails without the wait of ten minutes.
     let refused = FileDevice::open(&path, &options, &engine).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Busy);
     let pid = format!("process {}", std::process::id());

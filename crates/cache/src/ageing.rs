@@ -1,5 +1,5 @@
-//! What goes and what comes: [`queues`] (what to evict first), [`reclaim`] (evicting it), `frames`
-//! (taking frames, waiting for them), [`readahead`] (the windows of streams).
+//! Caching and eviction: [`queues`] (the eviction order), [`reclaim`] (eviction), `frames` (taking
+//! frames, waiting for them), [`readahead`] (the windows of streams).
 
 mod frames;
 pub mod queues;

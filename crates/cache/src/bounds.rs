@@ -1,44 +1,43 @@
 //! The end of a file, and the ranges of it that are held exclusively.
 //!
 //! ```text
-//!              grow(to > size)                               shrink(to < size)
-//!   standing ─────────────────▶ growing                  standing ─────────────────▶ shrinking
-//!      ▲      the block of the old end is held, and idle    ▲     blocks from `to` on are held, and idle
-//!      │                          │                         │       their dirt is taken, the size is moved
-//!      ├── refused: no room ◀─────┤                         ├── failed: size and dirt come back ◀──┤
-//!      └── room made, size moved ◀┘                         └── storage cut, dirt dropped ◀────────┘
+//!               grow(to > size)                            shrink(to < size)
+//!   standing ─────────────▶ growing                standing ────────────▶ shrinking
+//!      ▲         block of the old end held, idle      ▲    blocks from `to` on held, idle and
+//!      │                       │                      │    clean; the size is moved
+//!      ├── refused: no space ◀─┤                      ├── failed: size, dirty set restored ◀──┤
+//!      └── space, size moved ◀─┘                      └── storage cut off, blocks dropped ◀───┘
 //! ```
-//! One [`Resize`] at a time, by arrival: it is the only way to move the size. There are two ends.
-//! The *size* is where the cache and storage end: fills, writers and write-out go by it. The
-//! *visible size* is what readers see, and what is made recoverable. A write that makes the file
+//!
+//! One [`Resize`] at a time, in order of arrival; only it moves the size. There are two ends. The
+//! *size* is where the cache and storage end: fills, writers and write-out use it. The *visible
+//! size* is the one that readers see, and that is made recoverable. A write that makes the file
 //! longer keeps its `Resize` until its bytes are there: it moves the size before its bytes and the
-//! visible size after them. If it fails, or is dropped, the bytes between the two are cut off, by
-//! itself or by the next `Resize`. An operation takes one snapshot of the size for each look at a
-//! folio, under that folio's lock.
+//! visible size after them. If it fails or is dropped, it truncates the bytes between the two
+//! sizes, or the next `Resize` does. An operation reads the size once for each folio, under that
+//! folio's lock.
 //!
-//! Invariants:
-//! E1 bytes behind the size in an up-to-date block are zero, in the cache and on storage.
-//! E2 the size moves only in the hands of a [`Resize`] that holds the block of the old end, and of
-//!    the new one if that is lower, unless they are borders of blocks.
-//! E3 exclusive ranges are whole blocks and disjoint: work at the end of file is done in whole blocks.
-//! E4 nobody but the holder changes or fills a block that is held: writers and fills ask under the folio
-//!    lock, the holder looks at each folio after it registered.
-//! E5 so whoever holds the last block while the size is within it sees a size that stands.
-//! E6 a fill zeroes what of its blocks lies behind the size at its plan; no later size counts.
-//! E7 the visible size is at most the size, and covers no byte that is still to be written by the write that
-//!    adds it. Without a write that adds bytes the two are equal, or what lies between them is cut off next.
-//! E9 between the look at a size that is to be published and its publication the file does not become
-//!    shorter: a truncate waits for who publishes, and then cuts what is published.
+//! Invariants: E1 bytes behind the size in an up-to-date block are zero, in the cache and on
+//! storage. E2 only a [`Resize`] moves the size. It holds the block of the old end, and of the new
+//! one if that is lower, unless these ends are block boundaries. E3 exclusive ranges are whole
+//! blocks and disjoint: work at the end of file is done in whole blocks. E4 only the holder changes
+//! or fills a block that is held. Writers and fills check under the folio lock; the holder locks
+//! each folio after it registered. E5 so if the size lies within a held block, the size does not
+//! move. E6 a fill zeroes the part of its blocks behind the size at its plan; no later size counts.
+//! E7 the visible size is at most the size, and covers no byte that the write adding it has yet to
+//! write. Without such a write the two are equal, or the bytes between them are truncated next. E9
+//! between reading a size to publish and its publication the file does not become shorter: a
+//! truncate waits for the publisher, and then truncates the published size.
 //!
-//! Exclusive ranges are granted by arrival: a request waits behind an older one that wants a part
-//! of its range, held or not (`ranges.rs`). A buffered write or a fill waits for ranges that are
-//! held only. No deadlock: the holder of a range takes no second one of the file and does not wait
-//! for [`Resize`], nor for an operation that waits for either, nor for frames, which others may
-//! need the range to free. A [`Resize`] is taken before a range, and none while one is held. The
-//! holder itself reads a block that it needs in the cache: if it gave the range back for that, a
-//! direct write could drop the block again, each time.
+//! Exclusive ranges are granted in order of arrival: a request waits behind an older one that wants
+//! a part of its range, held or not (`ranges.rs`). A buffered write or a fill waits only for held
+//! ranges. There is no deadlock: the holder of a range takes no second one of the file. It does not
+//! wait for [`Resize`], nor for an operation that waits for either. It does not wait for frames,
+//! because other tasks may need the range to free some. A [`Resize`] is taken before a range, and
+//! none while one is held. The holder itself reads a block that it needs in the cache. If it
+//! released the range for that, a direct write could drop the block again, each time.
 //!
-//! Locks: those of the ranges are leaves. `publishing` is taken above the map's own, and never
+//! Locks: those of the ranges are leaves. `publishing` is taken before the map's own, and never
 //! while a folio is locked.
 
 use crate::mapping::Mapping;
@@ -51,7 +50,7 @@ use std::ops::Range;
 /// The range of [`Bounds::resizing`] that stands for the size.
 const SIZE: Range<u64> = 0..1;
 
-/// See the module.
+/// The sizes of a file, and its exclusively held ranges.
 pub struct Bounds {
     block: u64,
     size: AtomicU64,
@@ -62,7 +61,7 @@ pub struct Bounds {
     resizing: Ranges,
     /// Whole blocks (E3).
     held: Ranges,
-    /// Shared by those who publish the size, taken alone by who makes the file shorter (E9).
+    /// Shared by tasks that publish the size; exclusive for a task that shortens the file (E9).
     publishing: RwLock<()>,
 }
 
@@ -97,8 +96,8 @@ impl Bounds {
         self.visible() < self.size()
     }
 
-    /// How often the file became shorter. Who reads storage without holding anything samples it, then the
-    /// size, and looks again afterwards: what was read counts if it is the same.
+    /// How often the file became shorter. A task that reads storage without holding a range samples
+    /// this, then the size, and compares afterwards: its bytes are valid if the count is the same.
     pub fn cuts(&self) -> u64 {
         self.cuts.load(Ordering::Acquire)
     }
@@ -134,8 +133,8 @@ impl Bounds {
         self.held.wait_not_held(&self.rounded(&range)).await;
     }
 
-    /// As long as it is kept the file does not become shorter: from before the look at a size until that is
-    /// published (E9). Not across a wait.
+    /// While the guard lives the file does not become shorter. Take it before reading the size, and
+    /// keep it until that size is published (E9). Not across a wait.
     pub fn uncut(&self) -> RwLockReadGuard<'_, ()> {
         self.publishing.read()
     }
@@ -146,7 +145,7 @@ impl Bounds {
         Resize { bounds: self }
     }
 
-    /// The same if it can be had at once.
+    /// Takes the [`Resize`] if it is free.
     pub fn try_resize(&self) -> Option<Resize<'_>> {
         self.resizing.try_take(&SIZE).then(|| Resize { bounds: self })
     }
@@ -177,7 +176,8 @@ impl HoldsBlocks for Held {
 }
 
 impl<'a> Exclusive<'a> {
-    /// The same for who may outlive its holder: a bio, if the task that waits for it is dropped.
+    /// Makes the hold independent of its task: for a bio that may outlive the task that waits for
+    /// it.
     pub fn keep(self, mapping: &'a Arc<Mapping>) -> Held {
         assert!(std::ptr::eq(self.bounds, &mapping.bounds), "a range of the same file");
         let range = std::mem::ManuallyDrop::new(self).range();
@@ -215,8 +215,8 @@ impl Resize<'_> {
         self.bounds.visible.store(size, Ordering::Release);
     }
 
-    /// Moves the size, and the visible one with it if that becomes lower. `held` is what the caller
-    /// holds of the file: the block of the old end, and the one of the new end if that is lower.
+    /// Moves the size, and the visible size with it if that becomes lower. `held` is the range that
+    /// the caller holds: the block of the old end, and that of the new end if it is lower.
     pub fn move_to(&self, size: u64, held: Option<&dyn HoldsBlocks>) {
         let (old, block) = (self.bounds.size(), self.bounds.block);
         let aligned = is_aligned(old, block) && (size >= old || is_aligned(size, block));
@@ -273,10 +273,10 @@ mod tests {
         }
     }
 
-    /// The story: 1,024 trims of one range from 128 clients stopped the loop, because each release woke all
-    /// who waited, and each of them looked and registered again.
+    /// The story: 1,024 trims of one range from 128 clients stopped the event loop. Each release
+    /// woke all waiters, and each of them checked its condition and registered again.
     #[test]
-    fn who_waits_for_one_range_is_woken_one_by_one() {
+    fn range_released_wakes_one_waiter_at_a_time() {
         let bounds = Bounds::new(4096, 1 << 20);
         let woken = std::sync::Arc::new(Count::default());
         let waker = std::task::Waker::from(woken.clone());
@@ -299,7 +299,8 @@ mod tests {
             };
             held = Some(next);
         }
-        // The wide one's range is not free yet, and nobody takes what the writers wait for.
+        // The range of the wide request is not free yet, and no task takes what the writers wait
+        // for.
         let before = woken.0.load(Ordering::Relaxed);
         drop(held);
         assert_eq!(woken.0.load(Ordering::Relaxed) - before, 2, "the writers");
@@ -312,7 +313,7 @@ mod tests {
     /// The story: a truncate waited for ever behind direct writes. Each of them overlapped the one
     /// before, so some block was always held, and writes that came later took what became free.
     #[test]
-    fn range_behind_a_waiting_wider_one_waits_its_turn() {
+    fn range_behind_wider_waiter_waits_its_turn() {
         let bounds = Bounds::new(4096, 1 << 20);
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
         let first = bounds.try_exclusive(0..4096).unwrap();
@@ -360,8 +361,8 @@ mod tests {
         }
     }
 
-    /// The right to move the size goes by arrival, too: an append that came later took it each time
-    /// when a truncate had been woken and not polled yet.
+    /// A `Resize` is granted in order of arrival. A later append took it each time when a truncate
+    /// had been woken and not polled yet.
     #[test]
     fn resize_goes_to_the_request_that_waits_longest() {
         let bounds = Bounds::new(4096, 0);
@@ -390,9 +391,9 @@ mod tests {
         assert_eq!((bounds.size(), bounds.visible()), (100, 100));
     }
 
-    /// E9: whoever had looked at a size published it after the file had been cut, as long as before.
+    /// E9: a task that had read the size published it after a truncate, at the old length.
     #[test]
-    fn e9_the_file_is_not_cut_while_its_size_is_published() {
+    fn e9_truncate_waits_for_publication_of_size() {
         let (bounds, published) = (Bounds::new(4096, 0), AtomicU64::new(0));
         let (over, mut undone) = (AtomicBool::new(false), 0);
         std::thread::scope(|scope| {
@@ -431,7 +432,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "E2")]
-    fn the_size_does_not_move_past_a_block_that_is_not_held() {
+    fn size_does_not_move_past_unheld_block() {
         let bounds = Bounds::new(4096, 5000);
         block_on(bounds.resize()).move_to(9000, None);
     }

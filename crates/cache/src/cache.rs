@@ -1,5 +1,5 @@
-//! The page cache: folios looked up, locked, filled, written, evicted. See [`crate::folio::table`] for the
-//! states and invariants, the crate for the lock order.
+//! The page cache: folios looked up, locked, filled, written, evicted. States and invariants are in
+//! [`crate::folio::table`], the lock order in the crate's documentation.
 
 use crate::ageing::queues::Age;
 use crate::config::{Config, DIRTY_FOLIO_BYTES, FRAME_BOOKS, SLOT_BOOKS};
@@ -29,7 +29,7 @@ use forebay_base::{ErrorKind, Result};
 
 const WAIT_QUEUES: usize = 256;
 
-/// What the layer above keeps for all files of a cache, within the cache's budget.
+/// Data that the layer above keeps for all files of a cache, within the cache's budget.
 pub trait Attached: std::any::Any + Send + Sync {
     /// Gives up the memory that it keeps for later.
     fn trim(&self, cache: &PageCache);
@@ -75,11 +75,11 @@ pub struct PageCache {
     pub(crate) records: AtomicU64,
     /// Sets of blocks that are used again.
     pub(crate) sets: SpareSets,
-    /// See [`PageCache::attached`].
+    /// The data of the layer above, made on first use ([`PageCache::attached`]).
     attachment: std::sync::OnceLock<Attachment>,
-    /// Parts of the budget that others use.
+    /// Parts of the budget used outside the cache.
     pub(crate) more_rows: Mutex<MoreRows>,
-    /// Who uses parts of the budget beside the cache, and how much they claim, bytes.
+    /// Users of the budget other than the cache, and how much they claim, bytes.
     pub(crate) claims: Mutex<Vec<std::sync::Weak<Claim>>>,
     pub(crate) claimed: AtomicU64,
     /// Dirty limits as they were asked for.
@@ -87,7 +87,7 @@ pub struct PageCache {
     /// The budget is being changed.
     pub(crate) resizing: AtomicBool,
     pub(crate) resize_wait: WaitQueue,
-    /// The frames are being made to fit beside the files.
+    /// A task adjusts the number of frames to the memory of files.
     pub(crate) fitting: AtomicBool,
     next_mapping: AtomicU32,
     /// Counters.
@@ -184,7 +184,8 @@ impl PageCache {
         &self.config
     }
 
-    /// What the layer above keeps for all files of this cache, made the first time: always of one type.
+    /// The data that the layer above keeps for all files of this cache, made on first use: always
+    /// of one type.
     pub fn attached<T: Attached + Default>(&self) -> std::sync::Arc<T> {
         let made: Attachment =
             self.attachment.get_or_init(|| std::sync::Arc::new(T::default())).clone();
@@ -205,12 +206,13 @@ impl PageCache {
         &self.arena
     }
 
-    /// A new file in the cache, in a domain of its own. `block_size`: a power of two, 512..4096 bytes.
+    /// A new file in the cache, in a domain of its own. `block_size`: a power of two, 512..4096
+    /// bytes.
     pub fn new_mapping(&self, block_size: u32, size: u64) -> Mapping {
         self.new_mapping_in(self.dirty.domain(None), block_size, size)
     }
 
-    /// The same, in a domain that there is.
+    /// A new file in the cache, in an existing domain.
     pub fn new_mapping_in(&self, domain: Arc<Domain>, block_size: u32, size: u64) -> Mapping {
         let id = self.next_mapping.fetch_add(1, Ordering::Relaxed);
         assert!(id != 0, "mapping ids are used up");
@@ -220,8 +222,8 @@ impl PageCache {
         Mapping::new(id, owner, block_size, self.config.folio_size, size, share)
     }
 
-    /// A file whose mapping is gone and whose folios are not: mapping `id` again, with the same block size.
-    /// `None` if it was forgotten, or has a mapping still.
+    /// Opens the file of mapping `id` again: the mapping was dropped, its folios remain cached. The
+    /// block size is the same. `None` if it was forgotten, or still has a mapping.
     pub fn revive_mapping(
         &self,
         id: u32,
@@ -237,8 +239,8 @@ impl PageCache {
         Some(Mapping::new(id, owner, block_size, self.config.folio_size, size, share))
     }
 
-    /// What mapping `id`, which is gone, has left is nobody's content any more: it goes. False: there was
-    /// nothing.
+    /// Drops the folios that remain of mapping `id`, which is closed and whose content is obsolete.
+    /// False if there were none.
     pub fn drop_left(&self, id: u32, domain: Arc<Domain>, block_size: u32) -> bool {
         let all = 0..u64::MAX >> 1;
         let old = self.revive_mapping(id, domain, block_size, all.end);
@@ -275,8 +277,8 @@ impl PageCache {
         s
     }
 
-    /// What the budget is spent on: (what, bytes now, bound in bytes). *Now* is what is in use, and
-    /// may be resident; the bound is what it may come to under the budget as it is now.
+    /// The rows of the budget: (part, bytes now, bound in bytes). *Now* is in use, and may be
+    /// resident; the bound is its maximum under the current budget.
     pub fn budget(&self) -> Vec<Row> {
         let (frames, slots) = (self.sizes.frames() as u64, self.sizes.slots() as u64);
         let (used, touched) = {
@@ -291,11 +293,11 @@ impl PageCache {
         let of_frames = |count: u64| count * FRAME_SIZE as u64;
         let mut rows = vec![
             line("frames", of_frames(used - pinned), of_frames(frames - pinned)),
-            // What pins hold is taken off the bound of the others.
+            // The bound of the other frames excludes pinned ones.
             line("pinned frames", of_frames(pinned), of_frames(pinned)),
             line("folio descriptors", folios * slot_bytes, slots * slot_bytes),
             line("index", self.index.bytes(), Index::bytes_for(slots as usize)),
-            // Taken as a whole, for the most that there may be.
+            // Counted in full, for their largest number.
             line("age queues and ghosts", slots * SLOT_BOOKS, slots * SLOT_BOOKS),
             line("dirty sets", dirty_folios * DIRTY_FOLIO_BYTES, slots * DIRTY_FOLIO_BYTES),
             line("frame maps", touched * FRAME_BOOKS, frames * FRAME_BOOKS),

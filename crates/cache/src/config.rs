@@ -1,4 +1,4 @@
-//! What a cache is made of, and how its budget is divided.
+//! The configuration of a cache, and the division of its budget.
 
 use crate::folio::table::Layout;
 pub use crate::folio::table::MIN_BLOCK;
@@ -7,11 +7,11 @@ use crate::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
 use forebay_base::units::{KIB, MIB};
 use forebay_base::{Error, ErrorKind, Result};
 
-/// Bytes that a dirty folio costs beside its slot: its entries by index and by age.
+/// Bytes that a dirty folio costs in addition to its slot: its entries by index and by age.
 pub(crate) const DIRTY_FOLIO_BYTES: u64 = 72;
 /// Ghosts and queues, bytes for each folio descriptor.
 pub(crate) const SLOT_BOOKS: u64 = 16 + 8;
-/// What is kept for each frame, bytes.
+/// Bookkeeping for each frame, bytes.
 pub(crate) const FRAME_BOOKS: u64 = 6;
 /// Frames and slots are numbered in 32 bits, zero and the topmost bit apart.
 const NUMBERS: u64 = u32::MAX as u64 / 2;
@@ -34,11 +34,11 @@ pub struct Config {
     pub dirty_background_bytes: Option<u64>,
     /// Writers wait above this many dirty bytes. Default: a fifth of the arena.
     pub dirty_bytes: Option<u64>,
-    /// Dirt older than this is written out, 1/100 s.
+    /// Dirty blocks older than this are written out, 1/100 s.
     pub dirty_expire_centisecs: u32,
     /// Longest readahead window of a stream, bytes.
     pub readahead_max: u32,
-    /// Uncached dirt of a file that starts write-out, bytes.
+    /// Dirty bytes of uncached writes to a file that start write-out.
     pub uncached_window_bytes: u32,
     /// Dirty tracking.
     pub dirty_tracking: DirtyTracking,
@@ -46,8 +46,8 @@ pub struct Config {
     pub stable: StableStrategy,
     /// What uncached requests do.
     pub uncached_strategy: UncachedStrategy,
-    /// Fills each frame that is given back with a pattern that names its last owner: bytes of 0x80 and
-    /// more, of the mapping's number. For tests, which write none of these.
+    /// Fills each freed frame with a pattern that names its last owner: bytes of 0x80 and more,
+    /// derived from the mapping's number. For tests, which write no such bytes.
     pub poison_frames: bool,
 }
 
@@ -77,7 +77,7 @@ impl Config {
         self.divide_of(self.budget)
     }
 
-    /// The same for another budget than the one at start.
+    /// Divides another budget than the one at start.
     pub(crate) fn divide_of(&self, budget: u64) -> Result<Division> {
         let bad = |text: String| Err(Error::new(ErrorKind::InvalidInput, "configure cache", text));
         let size = self.folio_size;

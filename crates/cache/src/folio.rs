@@ -1,6 +1,6 @@
 //! Folios: [`table`] (states, invariants and the folio lock), [`index`] (finding one), [`guard`]
 //! (reading and changing one), `fills` (bringing blocks in), `pins` (reading without a copy),
-//! [`owners`] (the folios of a file), `lookup` (the operations of the cache that hand guards out).
+//! [`owners`] (the folios of a file), `lookup` (the operations of the cache that return guards).
 
 mod fills;
 pub mod guard;

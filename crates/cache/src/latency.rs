@@ -1,17 +1,16 @@
-//! How long operations take: histograms of powers of two, relaxed atomics on the inside. A hit adds nothing
-//! here and reads no clock: only what waits for a device does.
-//! Locks: none.
+//! Latencies of operations: histograms of powers of two, made of relaxed atomics. A hit records
+//! nothing and reads no clock; only operations that wait for a device do. Locks: none.
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
-/// Buckets of a histogram. Bucket `n` counts what took less than [`bound_nanos`] of it and was in none
-/// before; the last one has no bound.
+/// Buckets of a histogram. Bucket `n` counts the operations that took less than [`bound_nanos`] of
+/// it and are in no earlier one; the last bucket has no bound.
 pub const BUCKETS: usize = 24;
 /// Bound of the first bucket, ns.
 const FIRST_NANOS: u64 = 1 << 12;
 
-/// What a bucket is below, ns: 4,096 for the first, twice that for each one after it; 17 s for the last but
-/// one.
+/// Upper bound of a bucket, ns: 4,096 for the first, twice that for each next one; 17 s for the
+/// last but one.
 pub fn bound_nanos(bucket: usize) -> u64 {
     if bucket + 1 >= BUCKETS { u64::MAX } else { FIRST_NANOS << bucket }
 }
@@ -36,7 +35,7 @@ impl Histogram {
         self.nanos.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn snapshot(&self) -> Taken {
         Taken {
             counts: self.counts.each_ref().map(|count| count.load(Ordering::Relaxed)),
@@ -69,7 +68,8 @@ impl Taken {
         Self { counts, nanos: self.nanos.saturating_sub(before.nanos) }
     }
 
-    /// Below what this share (0.0 to 1.0) of them was, ns, as exactly as the buckets are; `None` without any.
+    /// The time within which this share (0.0 to 1.0) of the operations ended, ns, to the precision
+    /// of the buckets; `None` without any.
     pub fn quantile(&self, share: f64) -> Option<u64> {
         let all = self.count();
         let wanted = ((all as f64 * share).ceil() as u64).clamp(1, all.max(1));
@@ -78,15 +78,15 @@ impl Taken {
             seen += count;
             seen >= wanted
         });
-        // What has no bound took as long as the last bound, at least.
+        // An operation in the unbounded bucket took at least as long as the last bound.
         at.map(|bucket| bound_nanos(bucket.min(BUCKETS - 2)))
     }
 }
 
-/// What is timed in a cache.
+/// The timed operations of a cache.
 #[derive(Default)]
 pub struct Latencies {
-    /// Reads that were not answered from what was there, from the call to the answer.
+    /// Reads that the cache could not answer alone, from the call to the answer.
     pub read: Histogram,
     /// Write-outs, from capture to completion.
     pub writeback: Histogram,
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_time_is_in_the_first_bucket_that_it_is_below() {
+    fn histogram_time_falls_in_first_larger_bucket() {
         for nanos in [0, 1, 4095, 4096, 8191, 8192, 1 << 20, 1 << 33, 1 << 34, u64::MAX] {
             let histogram = Histogram::default();
             histogram.add(nanos);

@@ -1,41 +1,48 @@
 //! forebay-cache: the page cache. Frames of memory, folios of files, ageing, reclaim, readahead
 //! windows, and the control of write-back. It knows files only as numbered [`mapping::Mapping`]s
-//! and devices not at all: reading and writing out are done by the mapping layer above, which
-//! this crate calls through [`writeback::WriteOut`].
+//! and devices not at all. The mapping layer above reads and writes out; this crate calls it
+//! through [`writeback::WriteOut`].
 //!
-//! Reading order: [`memory`] (arena, frames, and how much there may be of each), [`folio`] (states,
-//! the folio lock, finding one), [`mapping`] (per file), [`mod@cache`] (all of it together), [`ageing`]
+//! Reading order: [`memory`] (arena, frames, and how many of each), [`folio`] (states, the folio
+//! lock, finding one), [`mapping`] (per file), [`mod@cache`] (the cache as a whole), [`ageing`]
 //! (queues, reclaim, readahead), [`writeback`] (limits, writers above them, pieces in write-out,
 //! flushers, errors).
 //!
 //! # Lock order
+//!
 //! An arrow means: may be taken while the one on the left is held.
+//!
 //! ```text
 //! reclaim turn ─┬▶ age (queues) ──▶ (nothing)
 //!               └▶ folio lock (try only, by reclaim) ─┬▶ index bucket
-//!                                                     ├▶ a file's dirt ──▶ (nothing)
-//!                                                     ├▶ a file's list of folios ──▶ index bucket (a move)
-//!                                                     ├▶ mapping.failed ──▶ domain's queue ──▶ a file's dirt
+//!                                                     ├▶ a file's dirty set ──▶ (nothing)
+//!                                                     ├▶ a file's list of folios
+//!                                                     │    └▶ index bucket (a move)
+//!                                                     ├▶ mapping.failed
+//!                                                     │    └▶ domain's queue
+//!                                                     │         └▶ a file's dirty set
 //!                                                     ├▶ mapping.unflushed ──▶ spare sets
 //!                                                     ├▶ bounds (exclusive ranges)
 //!                                                     └▶ frames (allocator)
-//! domain's line, pace ──▶ (nothing)   index bucket ──▶ (nothing)
-//! streams (told of a window topped up, try only) ──▶ (nothing)
+//! domain's wait queue, pace ──▶ (nothing)         index bucket ──▶ (nothing)
+//! streams (a window topped up, try only) ──▶ (nothing)
 //! free slots ──▶ (nothing)       wait queues ──▶ (nothing)
 //! all index buckets (a rehash) ──▶ (nothing)      arena's `ahead` ──▶ (nothing)
 //! ```
-//! No lock of this crate is held across a wait or an I/O. A holder of a folio lock takes no
-//! second folio lock, and never the age lock: new folios are queued after their lock is released.
-//! Moving a folio to a lower slot ([`PageCache::resize`]) is the one exception: it takes the lock of
-//! the free slot too, which others hold only to see that it is not theirs. So does giving the
-//! memory of free slots back, for all of them.
 //!
-//! Write-out, from capture to completion, takes folio locks and what may be taken under them, a file's
-//! tickets, a domain's queue, line and pace, wait queues, and the records of the layer above: never the
-//! reclaim turn or the age lock. Reclaim tries folio locks, and waits for tasks with none of these held.
+//! No lock of this crate is held across a wait or an I/O. A holder of a folio lock takes no second
+//! folio lock, and never the age lock: new folios are queued after their lock is released. There
+//! are two exceptions. Moving a folio to a lower slot ([`PageCache::resize`]) also takes the lock
+//! of the free slot, which other tasks hold only to check its key. Releasing the memory of free
+//! slots takes the locks of all of them.
 //!
-//! Whoever waits for a permit for private memory ([`memory::private`]) holds no lock and no other
-//! permit.
+//! Write-out, from capture to completion, takes folio locks and the locks below them, a file's
+//! tickets, a domain's queue, wait queue and pace, wait queues, and the records of the layer above.
+//! It never takes the reclaim turn or the age lock. Reclaim tries folio locks, and waits for tasks
+//! with none of these held.
+//!
+//! A caller that waits for a permit for private memory ([`memory::private`]) holds no lock and no
+//! other permit.
 
 pub mod ageing;
 pub mod bounds;
@@ -58,10 +65,10 @@ pub use cache::{Attached, PageCache};
 pub use config::Config;
 pub use folio::State;
 pub use folio::guard::{FolioRead, FolioWrite, FramePool};
-pub use mapping::{Mapping, Untold};
+pub use mapping::{Mapping, Unreported};
 pub use memory::arena::{Arena, FRAME_SIZE, FrameList};
 pub use memory::claim::Claim;
-pub use memory::private::{ErrorShare, OwnedPermit, Permit, Row, RowSource};
+pub use memory::private::{ErrorGrant, OwnedPermit, Permit, Row, RowSource};
 pub use pinned::Pinned;
 pub use stats::Stats;
 pub use writeback::{WriteOut, WriteOutPass, errseq, flusher, stable};

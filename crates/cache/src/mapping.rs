@@ -1,5 +1,5 @@
-//! What the cache keeps per file: geometry, dirty folios, write-outs in flight, errors. The end of file and
-//! the ranges held exclusively are in [`crate::bounds`], what is not flushed yet in
+//! The cache's data per file: geometry, dirty folios, write-outs in flight, errors. The end of file
+//! and the ranges held exclusively are in [`crate::bounds`], unflushed blocks in
 //! [`crate::writeback::unflushed`].
 
 use crate::bounds::Bounds;
@@ -9,7 +9,7 @@ use crate::folio::table::Blocks;
 use crate::memory::arena::FRAME_SIZE;
 use crate::memory::private::FileShare;
 use crate::rangeset::RangeSet;
-use crate::writeback::dirt::Dirt;
+use crate::writeback::dirty_folios::DirtyFolios;
 use crate::writeback::domain::Domain;
 use crate::writeback::errseq::ErrSeq;
 use crate::writeback::unflushed::Unflushed;
@@ -21,9 +21,9 @@ use forebay_base::{Error, ErrorKind};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// What nobody has been told of a file that is closed: the next opener's to hear.
+/// Errors of a closed file that no opener has seen: the next opener gets them.
 #[derive(Debug, Clone)]
-pub struct Untold {
+pub struct Unreported {
     /// The latest error.
     pub error: Error,
     /// Accepted bytes may be lost for good: that is why.
@@ -34,8 +34,8 @@ pub struct Untold {
 #[derive(Debug, Default)]
 struct Tickets {
     next: u64,
-    /// With the bytes that each may write, ascending; none: it is over. The first one is not. It keeps its
-    /// memory.
+    /// Write-outs with the bytes that each may write, in ascending order; `None`: it has ended. The
+    /// first has not ended. The queue keeps its memory.
     in_flight: VecDeque<(u64, Option<Range<u64>>)>,
     /// How many of them are over.
     over: usize,
@@ -67,10 +67,10 @@ pub struct Mapping {
     folio_shift: u32,
     /// End of file, and ranges held exclusively.
     pub bounds: Bounds,
-    /// Who takes its dirt.
+    /// The domain whose flusher writes its dirty blocks.
     pub domain: Arc<Domain>,
     /// Folios that have dirty blocks.
-    pub dirty: Arc<Dirt>,
+    pub dirty: Arc<DirtyFolios>,
     owners: Arc<Owners>,
     /// Bytes of dirty blocks.
     pub dirty_bytes: AtomicU64,
@@ -78,7 +78,7 @@ pub struct Mapping {
     pub(crate) write_nanos: AtomicU64,
     /// Errors for fsync.
     pub errseq: ErrSeq,
-    /// See [`Unflushed`].
+    /// Blocks that were written and not flushed yet.
     pub unflushed: Unflushed,
     /// File blocks whose last write-out failed; dirty still.
     failed: Mutex<RangeSet>,
@@ -89,15 +89,15 @@ pub struct Mapping {
     /// Slot minus index of the folio that was made last: where a file was read in order, its folios
     /// lie in order, and a lookup can have the slot fetched while it still reads the index.
     slot_guess: AtomicU32,
-    /// Pauses that writers of the file owe, ns.
+    /// Pauses that writers of the file have yet to make, ns.
     pub(crate) pause_debt: AtomicU64,
     tickets: Mutex<Tickets>,
-    /// See [`Mapping::leftovers`].
+    /// How often dirty blocks were left over ([`Mapping::leftovers`]).
     leftovers: AtomicU64,
     ticket_wait: WaitQueue,
-    /// Nobody is left to write its dirt: what is in write-out is dropped when that ends.
+    /// The file is closed for good: blocks in write-out are dropped when that ends.
     dead: AtomicBool,
-    /// What it takes of the budget; given back on drop.
+    /// Its part of the budget, given back on drop.
     _share: Option<FileShare>,
 }
 
@@ -231,8 +231,8 @@ impl Mapping {
         self.write_nanos.store(new, Ordering::Relaxed);
     }
 
-    /// Whether `range` is held exclusively. Ask under the folio lock, before bytes or states of
-    /// the folio change: whoever takes a range looks at each folio *after* registering.
+    /// Whether `range` is held exclusively. Check under the folio lock, before bytes or states of
+    /// the folio change: a task that takes a range locks each folio *after* registering.
     #[inline]
     pub fn is_exclusive(&self, range: &Range<u64>) -> bool {
         self.bounds.is_exclusive(range)
@@ -240,8 +240,8 @@ impl Mapping {
 
     // ---- write-outs in flight ----
 
-    /// Numbers a write-out that is about to take blocks of `range`: from then on they are not dirty, and a
-    /// sync that does not find them must see the number.
+    /// Numbers a write-out that will take blocks of `range`. From then on they are not dirty; a
+    /// sync that misses them must see the number.
     pub fn issue_ticket(&self, range: Range<u64>) -> u64 {
         let mut tickets = self.tickets.lock();
         let ticket = tickets.next;
@@ -268,26 +268,29 @@ impl Mapping {
         self.ticket_wait.wait_until(done).await;
     }
 
-    /// Times that dirt was left over: it was in somebody's hands and came back unwritten, or a sync found it
-    /// and could not take it after all. A sync that has waited for the tickets looks again if this has moved.
+    /// How often dirty blocks were left over: a write-out returned them unwritten, or a sync found
+    /// them and could not take them. A sync that has waited for the tickets looks again if this
+    /// count has moved.
     pub fn leftovers(&self) -> u64 {
         self.leftovers.load(Ordering::SeqCst)
     }
 
-    /// Dirt is left over. Under its folio's lock, before the ticket ends.
+    /// Counts dirty blocks left over. Call under their folio's lock, before the ticket ends.
     pub fn note_leftover(&self) {
         self.leftovers.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The lowest byte from `from` on that may not be written yet: in a dirty block, or on its way. For who
-    /// holds no folio lock.
+    /// The lowest byte from `from` on that may be unwritten: in a dirty block, or in write-out. For
+    /// callers without a folio lock.
     pub fn lowest_unwritten(&self, cache: &PageCache, from: u64) -> u64 {
-        // Dirt before and after the tickets: what leaves it for a write-out has its ticket by then, and what
-        // comes back from one is listed before the ticket ends.
+        // The dirty set is read before and after the tickets. A block that leaves it for a
+        // write-out has its ticket by then; one that returns from a write-out is listed before the
+        // ticket ends.
         let dirty = || {
             let mut index = self.folio_index(from);
             while let Some(first) = self.dirty.first_from(index) {
-                // Of the first of them only what is dirty, which may lie far behind its start.
+                // In the first folio only the dirty blocks count, which may lie far behind its
+                // start.
                 let start = from.max(self.folio_start(first));
                 if let Some(dirty) = cache.lowest_dirty(self, start) {
                     return dirty;
@@ -314,19 +317,20 @@ impl Mapping {
 
     // ---- the end of its life ----
 
-    /// Nobody is left who could write what is dirty, or try again what fails.
+    /// The file has no owner any more that could write dirty blocks or retry failed ones.
     pub fn die(&self) {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// See [`Mapping::die`]. Under the folio lock.
+    /// Whether [`Mapping::die`] was called. Call under the folio lock.
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
     /// Whether all that was accepted is durable, or given up.
     pub fn is_settled(&self) -> bool {
-        // Dirt becomes a write-out in flight, that becomes unflushed or fails: looked at in this order.
+        // Dirty blocks enter write-out, and then become unflushed or fail; the checks follow this
+        // order.
         self.dirty_bytes.load(Ordering::SeqCst) == 0
             && self.write_outs() == 0
             && self.unflushed.is_empty()
@@ -369,7 +373,7 @@ impl Mapping {
         let mut failed = self.failed.lock();
         let fresh = failed.insert(numbers) << self.block_shift;
         self.failing.store(true, Ordering::Release);
-        // Under the lock, so that the domain hears of failure and healing in their order.
+        // Under the lock, so that the domain learns of failure and repair in their order.
         self.domain.add_failed(self.id, fresh, now);
     }
 
@@ -391,16 +395,17 @@ impl Mapping {
         self.sticky.lock().get_or_insert(error);
     }
 
-    /// What is left to tell, for whoever opens the file after this mapping.
-    pub fn untold(&self) -> Option<Untold> {
-        let error = self.errseq.untold()?;
-        Some(Untold { error, sticky: self.sticky.lock().clone() })
+    /// Errors that no opener has seen, for the next opener of the file.
+    pub fn unreported(&self) -> Option<Unreported> {
+        let error = self.errseq.unreported()?;
+        Some(Unreported { error, sticky: self.sticky.lock().clone() })
     }
 
-    /// What was left to tell when the file was closed: it happened to this one. Before it has openers.
-    pub fn tell(&self, untold: Untold) {
-        self.errseq.set(untold.error);
-        *self.sticky.lock() = untold.sticky;
+    /// Restores errors that no opener had seen when the file was closed. Call it before the file
+    /// has openers.
+    pub fn restore_unreported(&self, unreported: Unreported) {
+        self.errseq.set(unreported.error);
+        *self.sticky.lock() = unreported.sticky;
     }
 }
 

@@ -1,10 +1,9 @@
-//! The memory that cached bytes live in, and what else the one number is spent on: [`arena`] (the
-//! frames), [`frames`] (who owns which frame), [`batch`] (a few), `slots` (which folio descriptors
-//! are free), `region` and `zeroed` (memory that costs nothing until it is touched), `sizes` (how
-//! much there may be of each now), `words` (which write-outs and pins hold a frame), `resize`
-//! (making that more or less), `fit` (frames make room for files), `migrate` (moving what is in
-//! the way), [`private`] (buffers of requests in flight), [`claim`] (what others take of the
-//! budget).
+//! The memory of cached bytes, and the other parts of the budget: [`arena`] (the frames),
+//! [`frames`] (the owner of each frame), [`batch`] (a few frames), `slots` (the free folio
+//! descriptors), `region` and `zeroed` (memory that is resident only once touched), `sizes` (the
+//! current number of each), `words` (write-outs and pins that hold a frame), `resize` (changing the
+//! budget), `fit` (files take memory from frames), `migrate` (moving folios and frames to a smaller
+//! budget), [`private`] (buffers of requests in flight), [`claim`] (other users of the budget).
 
 pub mod arena;
 pub mod batch;

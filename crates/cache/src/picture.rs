@@ -1,11 +1,12 @@
-//! A picture of what is in the cache, by file and by place, for people who watch it.
+//! A snapshot of the cache's content, by file and position, for monitoring.
 //!
-//! Slots of the folio table are looked at one after the other, at most [`Picture::LOOKS`] of them: of a
-//! larger cache every n-th, each time others, and what was seen stands for n. The words of a slot are read
-//! as they stand, without a lock that a hit, a fill or a write-out takes: a folio that is just changing hands
-//! may be seen half.
+//! It reads the slots of the folio table in order, at most [`Picture::LOOKS`] of them. Of a larger
+//! cache it reads every n-th slot, other ones each time, and each counts n times. It takes no lock
+//! that a hit, a fill or a write-out takes, so a folio that is being changed may appear
+//! inconsistent.
 //!
-//! Invariant: G1 the work and the memory of a picture are bounded, whatever the size of the cache.
+//! Invariant: G1 the work and the memory of a snapshot are bounded, whatever the size of the cache.
+//!
 //! Locks: the free slots', for a number.
 
 use crate::PageCache;
@@ -13,7 +14,7 @@ use crate::folio::table::{STATES, Slot};
 use forebay_base::sync::Mutex;
 use forebay_base::world::Nanos;
 
-/// Bytes by what is to be said of them. Of a block that is several things, each counts.
+/// Bytes by state. A block in several states counts in each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Bytes {
     /// In the cache and valid.
@@ -50,7 +51,7 @@ impl Bytes {
     }
 }
 
-/// A folio that was looked at.
+/// A folio in the snapshot.
 #[derive(Debug, Clone, Copy)]
 pub struct Seen {
     /// Number of the file's mapping.
@@ -61,7 +62,7 @@ pub struct Seen {
     pub bytes: Bytes,
 }
 
-/// See the module.
+/// A snapshot of the cache's content.
 #[derive(Debug, Clone, Default)]
 pub struct Picture {
     /// Folios, in the order of the table.
@@ -73,12 +74,12 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Most slots looked at for one picture.
+    /// Most slots read for one snapshot.
     pub const LOOKS: usize = 16 << 10;
 }
 
 impl PageCache {
-    /// Takes a picture. `turn` says which slots are looked at where there are too many: one more each time.
+    /// Takes a snapshot. In a large cache `turn` selects the slots: increase it by one each time.
     pub fn picture(&self, turn: usize) -> Picture {
         self.picture_of(turn, Picture::LOOKS)
     }
@@ -131,13 +132,13 @@ impl PageCache {
 pub struct Stream {
     /// Number of the file's mapping.
     pub file: u32,
-    /// Which of the file's readers, and which of his streams: a number to tell them apart.
+    /// The reader and its stream: a number that tells them apart.
     pub reader: u64,
     /// Where it is, bytes.
     pub position: u64,
     /// How far it reads ahead, bytes.
     pub window: u64,
-    /// It leaves nothing behind.
+    /// Its reads leave nothing in the cache.
     pub uncached: bool,
     /// Bytes that it has gone on since it was first seen.
     pub bytes: u64,
@@ -153,9 +154,9 @@ const STREAMS: usize = 64;
 pub struct StreamBoard(Mutex<Vec<Stream>>);
 
 impl StreamBoard {
-    /// A stream goes on; `bytes` of `stream` are not looked at. Nobody waits here: where another is just
-    /// being told, this is left out.
-    pub fn tell(&self, stream: Stream) {
+    /// Records a stream's progress; the bytes of `stream` are ignored. Never waits: if another task
+    /// is recording, this record is skipped.
+    pub fn record(&self, stream: Stream) {
         let Some(mut all) = self.0.try_lock() else { return };
         let same = |s: &Stream| (s.file, s.reader) == (stream.file, stream.reader);
         if let Some(known) = all.iter_mut().find(|s| same(s)) {
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_cache_is_in_the_picture() {
+    fn picture_shows_cached_blocks() {
         let cache = cache(8 << 20);
         assert!(cache.picture(0).seen.is_empty());
         let mapping = cache.new_mapping(4096, 1 << 30);
@@ -219,9 +220,9 @@ mod tests {
         assert_eq!((sum.reading, sum.hot), (8192, 0));
     }
 
-    /// Where there are more folios than looks each is looked at in its turn, and stands for the others.
+    /// With more folios than the limit each is read in its turn, and stands for the others.
     #[test]
-    fn g1_of_a_large_cache_a_part_is_looked_at() {
+    fn g1_picture_of_large_cache_samples_slots() {
         let cache = cache(8 << 20);
         let mapping = cache.new_mapping(4096, 1 << 30);
         for index in 0..10 {
@@ -240,7 +241,7 @@ mod tests {
         assert_eq!(offsets.len(), 10);
     }
 
-    /// A stream that nobody knew; the same one further on; and more than there is room for.
+    /// A stream that is new, the same one later, and more streams than the table holds.
     #[test]
     fn streams_are_told_apart_and_bounded() {
         let board = StreamBoard::default();
@@ -253,11 +254,11 @@ mod tests {
             bytes: 7,
             at,
         };
-        board.tell(stream(1, 4096, 1));
-        board.tell(stream(1, 8192, 2));
+        board.record(stream(1, 4096, 1));
+        board.record(stream(1, 8192, 2));
         let known = board.since(0);
         assert_eq!((known.len(), known[0].bytes, known[0].position), (1, 4096, 8192));
-        (2..200).for_each(|n| board.tell(stream(n, 0, u64::from(n))));
+        (2..200).for_each(|n| board.record(stream(n, 0, u64::from(n))));
         assert_eq!(board.since(0).len(), STREAMS);
         assert!(board.since(0).iter().all(|s| s.at >= 136), "the oldest go first");
         assert_eq!(board.since(199).len(), 1);

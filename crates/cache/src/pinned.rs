@@ -133,8 +133,8 @@ impl Pinned {
         self.raw().is_empty()
     }
 
-    /// Whether the bytes are a copy in memory of their own, outside the budget of the cache:
-    /// nothing more may be pinned, or the flags asked to leave nothing in the cache.
+    /// Whether the bytes are a copy in memory of their own, outside the budget of the cache: the
+    /// limit of pins was reached, or the flags asked to cache nothing.
     pub fn is_copy(&self) -> bool {
         matches!(self.source, Source::Copy(_))
     }
@@ -181,7 +181,7 @@ fn end_pins(cache: &PageCache, id: u32, runs: &[*const [u8]]) {
         }
     }
     drop(freed);
-    // What was pinned can be evicted now.
+    // The frames that were pinned can be evicted now.
     if !runs.is_empty() && cache.is_starved() {
         cache.wake_frame_waiters();
     }
@@ -233,7 +233,7 @@ mod tests {
     /// A task that waits for frames was not woken when a pin ended that had kept them from being
     /// evicted: it slept until something else happened.
     #[test]
-    fn end_of_a_pin_wakes_a_task_that_waits_for_frames() {
+    fn pin_end_wakes_waiter_for_frames() {
         let cache = cache();
         let mapping = cache.new_mapping(4096, 1 << 20);
         let pin = pinned(&cache, &mapping, 0..8192);
@@ -251,7 +251,7 @@ mod tests {
 
     /// Neighbouring frames are one run, others are not; runs begin and end within frames.
     #[test]
-    fn extents_are_runs_of_neighbouring_frames() {
+    fn pinned_extents_are_runs_of_adjacent_frames() {
         let cache = cache();
         let mapping = cache.new_mapping(4096, 1 << 20);
         let pin = pinned(&cache, &mapping, 100..12_388);

@@ -63,7 +63,7 @@ impl State {
     }
 }
 
-/// See the module.
+/// The held ranges of a file, and the requests that wait for one.
 #[derive(Default)]
 pub(crate) struct Ranges {
     state: Mutex<State>,

@@ -1,8 +1,8 @@
 //! A set of numbers kept as disjoint, non-touching ranges, in sorted parts of bounded length.
 //!
-//! Invariants: G1 the ranges are ascending and do not touch. G2 no part is empty, none has more than `PART`
-//! ranges. G3 the memory of parts is used again: a set that was cleared, or has shrunk, grows to the
-//! size that it had without allocating.
+//! Invariants: G1 the ranges are ascending and do not touch. G2 no part is empty, none has more
+//! than `PART` ranges. G3 the memory of parts is reused: a set that was cleared, or has shrunk,
+//! grows to its former size without allocating.
 //!
 //! No locks.
 
@@ -14,7 +14,7 @@ const PART: usize = 64;
 /// Start and end (exclusive).
 type Run = (u64, u64);
 
-/// See the module.
+/// A sorted set of disjoint ranges of numbers.
 #[derive(Debug, Default, Clone)]
 pub struct RangeSet {
     parts: Vec<Vec<Run>>,
@@ -197,7 +197,8 @@ mod tests {
     use super::*;
     use forebay_base::world::split_mix;
 
-    /// Against one bit for each number, with more ranges than fit a part, and again in the same memory.
+    /// Compares the set with one bit for each number, with more ranges than fit a part, and again
+    /// in reused memory.
     #[test]
     fn g1_g2_agrees_with_a_bit_vector() {
         let (mut seed, mut set) = (3, RangeSet::default());

@@ -51,7 +51,7 @@ macro_rules! strategy {
 }
 
 strategy! {
-    /// How dirt is tracked in a folio.
+    /// How dirty blocks are tracked in a folio.
     DirtyTracking, "dirty_tracking", Block:
     /// A dirty folio is written out with all its up-to-date blocks up to end of file, as Linux
     /// v5.8 did: the baseline.
@@ -113,12 +113,12 @@ impl Strategies {
         Self { dirty_tracking, stable, uncached: AtomicU8::new(u as u8) }
     }
 
-    /// How dirt is tracked.
+    /// How dirty blocks are tracked.
     pub fn dirty_tracking(&self) -> DirtyTracking {
         DirtyTracking::from_index(self.dirty_tracking.load(Ordering::Relaxed))
     }
 
-    /// Changes how dirt is tracked: the next write-out goes by it.
+    /// Changes how dirty blocks are tracked, from the next write-out on.
     pub fn set_dirty_tracking(&self, to: DirtyTracking) {
         self.dirty_tracking.store(to as u8, Ordering::Relaxed);
     }
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_go_both_ways_and_wrong_ones_are_named() {
+    fn strategy_names_round_trip_and_unknown_are_reported() {
         for (strategy, word) in StableStrategy::ALL.iter().zip(StableStrategy::WORDS) {
             assert_eq!(&strategy.to_string(), word);
             assert_eq!(word.parse::<StableStrategy>().unwrap(), *strategy);

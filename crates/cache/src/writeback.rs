@@ -1,18 +1,18 @@
-//! The way of dirt to the device: [`limits`] (how much may be dirty), [`domain`] (the files of one device,
-//! their share of that, and who waits), [`dirt`] (the dirty folios of a file), [`flusher`] (the task that
-//! writes), `window` (its flushes), `throttle` (writers above the limits), [`pieces`] (blocks in write-out),
-//! [`stable`] (bytes in flight), [`unflushed`] (what a failed flush may lose), [`flushes`] (of a domain),
-//! [`errseq`] (who is told of errors), [`control`] (all domains together). The write-out itself is the
-//! mapping layer's ([`WriteOut`]).
+//! The path of dirty blocks to the device: [`limits`] (how much may be dirty), [`domain`] (the
+//! files of one device, their share of the limits, and the writers that wait), [`dirty_folios`]
+//! (the dirty folios of a file), [`flusher`] (the task that writes), `window` (its flushes),
+//! `throttle` (writers above the limits), [`pieces`] (blocks in write-out), [`stable`] (bytes in
+//! flight), [`unflushed`] (blocks that a failed flush may lose), [`flushes`] (of a domain),
+//! [`errseq`] (reporting errors to openers), [`control`] (all domains together). The write-out
+//! itself is the mapping layer's ([`WriteOut`]).
 
 pub mod control;
-pub mod dirt;
+pub mod dirty_folios;
 pub mod domain;
 pub mod errseq;
 pub mod flusher;
 pub mod flushes;
 pub mod limits;
-mod line;
 pub mod pass;
 pub mod pieces;
 mod queue;
@@ -21,6 +21,7 @@ pub mod stable;
 mod throttle;
 pub mod unflushed;
 mod window;
+mod writer_queue;
 
 pub use domain::{Domain, DomainKey};
 pub use pass::{Which, WriteOut, WriteOutPass};

@@ -1,10 +1,9 @@
-//! Random interleavings of the folio state machine, in a build of its own:
-//! `RUSTFLAGS="--cfg shuttle" cargo test --profile fsx --test shuttle`, with a target directory of
-//! its own.
+//! Random interleavings of the folio state machine, in a build of its own: `RUSTFLAGS="--cfg
+//! shuttle" cargo test --profile fsx --test shuttle`, with a target directory of its own.
 //!
-//! Held in every schedule: F1..F3 (see `forebay_cache::folio`), no torn and no stale bytes for a
-//! reader, no lost dirt, nothing counted twice, and every frame free at the end (A1). Two variants
-//! with a planted bug show that the harness would see one.
+//! In every schedule: F1..F3 hold (see `forebay_cache::folio`), readers see no torn and no stale
+//! bytes, no dirty block is lost, nothing is counted twice, and every frame is free at the end
+//! (A1). Two variants with an injected fault show that the harness would detect one.
 #![cfg(shuttle)]
 
 #[path = "shuttle/pins.rs"]
@@ -136,8 +135,8 @@ impl Lab {
         }
     }
 
-    /// A flush that works: what was written before it need not be kept any longer, save what was written
-    /// again meanwhile.
+    /// A flush that succeeds: blocks written before it need not be kept any longer, except those
+    /// written again meanwhile.
     fn flush(&self) {
         let unflushed = &self.mapping.unflushed;
         let covered = unflushed.begin_flush();
@@ -253,15 +252,15 @@ fn two_writers_write_out_reclaim_and_a_reader() {
             ],
         );
         lab.write_out(true, true);
-        assert_eq!(lab.device.lock()[..2], [3, 3], "dirt was lost");
+        assert_eq!(lab.device.lock()[..2], [3, 3], "a dirty block was lost");
         lab.end();
     });
 }
 
-/// A size may be made recoverable up to the lowest byte that is not written. Dirt that was on its way when
-/// the dirty was looked at, and dirty again when what is on its way was looked at, was in neither.
+/// The story: a size may be made recoverable up to the lowest unwritten byte. A block in write-out
+/// when the dirty set was read, and dirty again when the write-outs were read, was seen in neither.
 #[test]
-fn what_a_write_out_gives_back_counts_as_unwritten_all_the_time() {
+fn block_returned_by_write_out_counts_as_unwritten() {
     check(|| {
         let lab = Lab::new();
         lab.write(3, 1, false);
@@ -299,18 +298,18 @@ fn detaching(cow: bool) {
         ],
     );
     lab.write_out(true, true);
-    assert_eq!(lab.device.lock()[..2], [3, 3], "dirt was lost");
+    assert_eq!(lab.device.lock()[..2], [3, 3], "a dirty block was lost");
     lab.end();
 }
 
 #[test]
-fn a_writer_detaches_while_the_write_out_ends() {
+fn writer_detaching_at_write_out_end_keeps_bytes() {
     check(|| detaching(true));
 }
 
 #[test]
 #[should_panic(expected = "bytes changed in flight")]
-fn planted_a_writer_that_does_not_detach_is_found() {
+fn injected_missing_detach_is_detected() {
     check(|| detaching(false));
 }
 
@@ -354,12 +353,12 @@ fn fills_give_way_to_exclusive_ranges() {
 
 #[test]
 #[should_panic(expected = "stale")]
-fn planted_a_fill_that_ignores_exclusive_ranges_is_found() {
+fn injected_fill_ignoring_ranges_is_detected() {
     check(|| filling(false));
 }
 
 #[test]
-fn a_lookup_never_finds_another_folio_in_a_slot_used_again() {
+fn lookup_in_reused_slot_finds_no_other_folio() {
     check(|| {
         let lab = Lab::new();
         for index in 0..4usize {
@@ -396,7 +395,7 @@ fn a_lookup_never_finds_another_folio_in_a_slot_used_again() {
 }
 
 #[test]
-fn whoever_waits_for_a_fill_or_a_write_out_is_woken() {
+fn waiters_for_fill_and_write_out_are_woken() {
     check(|| {
         let lab = Lab::new();
         lab.write(4, 7, false);
@@ -421,7 +420,7 @@ fn whoever_waits_for_a_fill_or_a_write_out_is_woken() {
 /// held alone, every waiter is woken, and what arrives behind the waiting whole is granted after
 /// it.
 #[test]
-fn exclusive_ranges_are_granted_by_arrival_also_behind_a_dropped_wait() {
+fn exclusive_ranges_behind_dropped_wait_are_granted_by_arrival() {
     const HALF: u64 = 4096;
     check(|| {
         let lab = Lab::new();
@@ -490,7 +489,7 @@ fn exclusive_ranges_are_granted_by_arrival_also_behind_a_dropped_wait() {
 /// uses the slot after that. The story: the lock word became zero under a holder, whose unlocking
 /// then locked the slot for ever.
 #[test]
-fn lock_of_a_slot_given_back_under_a_late_locker_is_free_and_exclusive() {
+fn lock_of_released_slot_under_late_locker_is_exclusive() {
     check(|| {
         let table = Arc::new(Table::new(Layout::new(FOLIO), 3).unwrap());
         let holders = Arc::new(AtomicU8::new(0));

@@ -3,7 +3,7 @@
 use crate::file::{Access, Closing, File, Kind, Raw, RawOpener};
 use crate::memory::{default_budget, total_ram};
 use crate::registry::{Claim, Found, Locked, Registry, Resident, View};
-use crate::untold::{Key, UntoldErrors};
+use crate::unreported::{Key, UntoldErrors};
 use crate::volume::Volumes;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
@@ -125,7 +125,7 @@ pub(crate) struct Shared {
     pub engine: Engine,
     pub registry: Registry,
     pub volumes: std::sync::Arc<Volumes>,
-    pub untold: std::sync::Arc<UntoldErrors>,
+    pub unreported: std::sync::Arc<UntoldErrors>,
     /// Files that are open or owe something, by the number of their mapping.
     files: Mutex<HashMap<u32, Weak<MappedFile>>>,
 }
@@ -196,9 +196,9 @@ impl Cache {
             world,
         )?;
         let engine = Engine::new(config.aio)?;
-        let (registry, untold) = (Registry::default(), std::sync::Arc::default());
+        let (registry, unreported) = (Registry::default(), std::sync::Arc::default());
         let (volumes, files) = (std::sync::Arc::default(), Mutex::default());
-        let shared = Shared { pages, engine, registry, volumes, untold, files };
+        let shared = Shared { pages, engine, registry, volumes, unreported, files };
         Ok(Self { shared: std::sync::Arc::new(shared) })
     }
 
@@ -273,7 +273,7 @@ impl Cache {
         };
         let ops = std::sync::Arc::new(Identity::new(device.clone()));
         let file = MappedFile::open_in(pages, domain, ops, geometry, resident)?;
-        self.hear_untold(Key::File(key), &file);
+        self.report_unreported(Key::File(key), &file);
         let raw = Raw { device, key, view, locked };
         let closing = Closing::new(&self.shared, file, Some(raw));
         self.list(closing.file());
@@ -307,15 +307,15 @@ impl Cache {
     }
 
     /// What nobody was told of the file when it was closed is its openers' to hear; and so on, when it goes.
-    fn hear_untold(&self, key: Key, file: &std::sync::Arc<MappedFile>) {
+    fn report_unreported(&self, key: Key, file: &std::sync::Arc<MappedFile>) {
         if file.read_only() {
             return;
         }
-        if let Some(untold) = self.shared.untold.take(&key) {
-            file.mapping.tell(untold);
+        if let Some(unreported) = self.shared.unreported.take(&key) {
+            file.mapping.restore_unreported(unreported);
         }
-        let (errors, pages) = (self.shared.untold.clone(), self.shared.pages.clone());
-        file.leave_untold(Box::new(move |untold| errors.keep(&pages, key, untold)));
+        let (errors, pages) = (self.shared.unreported.clone(), self.shared.pages.clone());
+        file.set_error_sink(Box::new(move |unreported| errors.keep(&pages, key, unreported)));
     }
 
     /// A new opener of an open file.
@@ -351,7 +351,7 @@ impl Cache {
         };
         let ops = std::sync::Arc::new(Identity::new(device.clone()));
         let file = MappedFile::open_in(pages, pages.dirty.domain(Some(key)), ops, geometry, None)?;
-        self.hear_untold(Key::object(&device), &file);
+        self.report_unreported(Key::object(&device), &file);
         let closing = Closing::new(&self.shared, file, None);
         self.list(closing.file());
         Ok(self.opener(closing, access))
@@ -485,7 +485,7 @@ impl Cache {
                 return bad(format!("no knob `{name}`; there are {}", names.join(", ")));
             }
         }
-        dirty.kick_all();
+        dirty.wake_all_flushers();
         Ok(())
     }
 
@@ -507,7 +507,7 @@ impl Cache {
             outcome = match outcome {
                 Ok(()) => block_on(file.sync(&file.open_handle())),
                 told => {
-                    let _untold = block_on(file.sync_untold());
+                    let _unreported = block_on(file.sync_deferring_errors());
                     told
                 }
             };

@@ -90,7 +90,7 @@ mod file;
 mod memory;
 mod picture;
 mod registry;
-mod untold;
+mod unreported;
 mod volume;
 
 pub use cache::{Cache, CacheConfig};

@@ -1,9 +1,9 @@
-//! Room for what is about to become dirty: asked for folio by folio, and for what a write adds to the file
-//! before the file grows.
+//! Space for blocks about to become dirty: requested folio by folio, and, for bytes that a write
+//! adds, before the file grows.
 //!
-//! A write that is refused for want of room for what it adds has not made the file longer; one that begins
-//! in a hole below the end may have. What the map admits counts there until it is dirty, so that no two
-//! writers are promised the same room.
+//! A write that fails for lack of space for the bytes it adds has not made the file longer; one
+//! that begins in a hole below the end may have. Space that the map admits counts there until the
+//! blocks are dirty, so no two writers are granted the same space.
 //!
 //! No locks.
 
@@ -21,7 +21,7 @@ use std::ops::Range;
 /// How often the map makes room for one write, if others take it each time.
 const ROOM_ROUNDS: u32 = 16;
 
-/// Room that a write has for what it adds to the file.
+/// Space that a write has for the bytes it adds to the file.
 pub(crate) struct Ahead<'a> {
     ops: &'a dyn MapOps,
     /// From this byte of the file on.
@@ -90,12 +90,12 @@ impl MappedFile {
         self.arriving(0)
     }
 
-    /// What was admitted otherwise, until it is dirty.
+    /// Space admitted elsewhere, until the blocks are dirty.
     pub(crate) fn arriving(&self, bytes: u64) -> Ahead<'_> {
         Ahead { ops: &*self.ops, from: u64::MAX, left: AtomicU64::new(bytes) }
     }
 
-    /// Room for what a write adds to the file, which is `added`.
+    /// Space for the bytes that a write adds to the file: `added`.
     pub(crate) async fn admit_ahead(&self, added: &Range<u64>) -> Result<Ahead<'_>> {
         let block = self.mapping.block_size();
         let from = round_down(added.start, block);
@@ -132,11 +132,11 @@ impl MappedFile {
         Ok(Admitted { ops: &*self.ops, bytes, ahead, from_ahead })
     }
 
-    /// What is dirty gets its places, as far as there are any; an error is for syncs to report. For callers
-    /// that want space, of any file. No size is published here. It waits for write-outs under way, and for
-    /// the tickets of truncates and of writes past the cache: these have what they hold already, and wait for
-    /// the device, for the map, and for private memory, never for a writer, a range or frames. Not for a
-    /// caller that holds a ticket, a range or a permit itself.
+    /// Writes out dirty blocks as far as there is space for them; a sync reports an error. For
+    /// callers that need space, of any file. Publishes no size. Waits for write-outs in progress,
+    /// and for the tickets of truncates and of writes past the cache. These hold their space
+    /// already; they wait for the device, for the map, and for private memory, never for a writer,
+    /// a range or frames. The caller must hold no ticket, range or permit.
     pub async fn write_out_dirty(&self) {
         if self.held() > 0 || self.mapping.write_outs() > 0 {
             let pass = WriteOutPass::for_sync(0..u64::MAX >> 1);
@@ -144,14 +144,14 @@ impl MappedFile {
         }
     }
 
-    /// Room for the blocks of `range` that were refused: what is dirty of the file is written out, and
-    /// then the map makes room, as long as it can.
+    /// Makes space for the blocks of `range` that were refused: writes out the file's dirty blocks,
+    /// then lets the map make space, as long as it can.
     pub(crate) async fn make_room_within(&self, error: Error, range: Range<u64>) -> Result<()> {
         let new = range.end - range.start;
         self.write_out_dirty().await;
         let mut rounds = 0;
         while self.ops.admit_within(new, self.held(), &range).is_err() {
-            // Others may take what was made each time.
+            // Other writers may take the space each time.
             rounds += 1;
             if rounds > ROOM_ROUNDS || !self.ops.make_room(range.clone()).await {
                 return Err(error);
@@ -161,8 +161,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// What is dirty may be counted twice while it is written out, and places that it leaves come free
-    /// then: an error only if there is no room for `new` bytes after that either.
+    /// Dirty blocks may be counted twice while they are written out, and their old places become
+    /// free then. So this fails only if there is no space for `new` bytes after that either.
     pub(crate) async fn make_room(&self, error: Error, new: u64) -> Result<()> {
         self.write_out_dirty().await;
         self.ops.admit(new, self.held()).map_err(|_| error)?;

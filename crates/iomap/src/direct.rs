@@ -1,7 +1,7 @@
 //! Direct writes: past the cache, coherent with it, out of the caller's memory.
 //!
-//! The range is held exclusively while the write is in flight: dirt under it is written out first,
-//! what is cached is dropped, and nothing can be filled from the device's old content meanwhile.
+//! The range is held exclusively while the write is in flight. Dirty blocks in it are written out
+//! first and cached ones dropped, and no fill can read the device's old content meanwhile.
 
 use crate::file::{MappedFile, Source, Target};
 use crate::inflight::InFlight;
@@ -80,8 +80,8 @@ impl MappedFile {
         self.check_direct("write directly", range, memory, size, flags)
     }
 
-    /// False, and nothing was written: the end of file has moved, and the request ends within a block
-    /// that is not the last any more. The caller takes `UNCACHED` instead.
+    /// False, and nothing was written: the end of file has moved, and the request ends within a
+    /// block that is not the last any more. The caller uses `UNCACHED` instead.
     pub(crate) async fn write_direct(
         &self,
         range: &Range<u64>,
@@ -101,7 +101,7 @@ impl MappedFile {
         self.evict_for_direct(&held.range()).await?;
         Counters::add(&self.cache.counters.direct_write_bytes, range.end - range.start);
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
-        // In place, FUA is all there is to it; what has moved is found after a commit.
+        // In place FUA makes the write durable; a block that moved is found only after a commit.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
         let run = self.reserve_run(range, held).await?;
         let flight = self.write_reserved(run, range, src, bio_flags).await?;
@@ -121,8 +121,8 @@ impl MappedFile {
         Ok(true)
     }
 
-    /// Places for a range that is held exclusively. May wait for others to make some, who may need private
-    /// memory for that: not for a caller that has a permit.
+    /// Reserves space for a range that is held exclusively. May wait for other tasks to make space,
+    /// which may need private memory for that: the caller must hold no permit.
     pub(crate) async fn reserve_run(&self, range: &Range<u64>, held: Exclusive<'_>) -> Result<Run> {
         let mut flight = InFlight::new(self, held, range.clone());
         let limits = self.ops.limits();
@@ -133,7 +133,7 @@ impl MappedFile {
         Ok(Run { flight, unit, sums: limits.sums })
     }
 
-    /// Writes a run to its places, and publishes it. Returns what is still held of it.
+    /// Writes a run to its places, and publishes it. Returns the resources still held for it.
     pub(crate) async fn write_reserved(
         &self,
         run: Run,
@@ -189,7 +189,8 @@ impl MappedFile {
         flight.places().iter().flat_map(cut).collect()
     }
 
-    /// Writes dirt out and drops what is cached of the range, which is held exclusively.
+    /// Writes dirty blocks of the range out and drops cached ones; the caller holds the range
+    /// exclusively.
     pub(crate) async fn evict_for_direct(&self, range: &Range<u64>) -> Result<()> {
         let mapping = &*self.mapping;
         for index in self.cache.folios_present(mapping, range) {
@@ -213,8 +214,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Writes all pieces at once, each as one bio. `tail`: the last one is padded with zeros to a multiple of
-    /// this, where the file ends within it. The first byte of `src` belongs at `base`.
+    /// Writes all pieces at once, each as one bio. `tail`: the last one is padded with zeros to a
+    /// multiple of this, if the file ends within it. The first byte of `src` belongs at `base`.
     async fn write_places(
         &self,
         flight: &Arc<InFlight>,
@@ -276,7 +277,7 @@ async fn write_piece(
     flags: BioFlags,
 ) -> Completion {
     if device.is_crowded() {
-        device.room().await;
+        device.wait_for_capacity().await;
     }
     let ((tx, rx), flight, place) = (oneshot(), flight.clone(), piece.clone());
     let end = Box::new(move |done: Completion| {
@@ -302,7 +303,7 @@ async fn write_parts(
     flags: BioFlags,
 ) -> Result<()> {
     if device.is_crowded() {
-        device.room().await;
+        device.wait_for_capacity().await;
     }
     let (mut bios, mut waiting) = (Vec::new(), Vec::new());
     for piece in pieces {

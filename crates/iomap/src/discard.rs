@@ -6,8 +6,9 @@ use forebay_cache::State;
 use std::ops::Range;
 
 impl MappedFile {
-    /// Drops the blocks whose write-out has failed: the device's bytes are the file's again there. Returns
-    /// the bytes dropped. Blocks that are being tried again are waited for, and stay if that works.
+    /// Drops the blocks whose write-out has failed, so that the file shows the device's bytes
+    /// there. Returns the bytes dropped. Waits for blocks that are being retried, and keeps them if
+    /// that succeeds.
     pub async fn discard_failed(&self) -> u64 {
         let block = self.mapping.block_size();
         let mut dropped = 0;

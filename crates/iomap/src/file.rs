@@ -1,8 +1,8 @@
 //! One object: a mapping in the cache, the map of its bytes, and the operations on both.
 //!
 //! The operations are `async` and wait by returning pending. A blocking caller drives them on its
-//! own thread and says so with [`Target::Slice`] or [`Source::Slice`]: only then may the caller's
-//! memory be lent to the device, by a blocking system call. Event loops bring owned buffers.
+//! own thread and passes [`Target::Slice`] or [`Source::Slice`]. Only then may a device borrow the
+//! caller's memory, in a blocking system call. Event loops pass owned buffers.
 
 use crate::ops::MapOps;
 use crate::records::Records;
@@ -17,7 +17,7 @@ use forebay_cache::folio::Table;
 use forebay_cache::readahead::Streams;
 use forebay_cache::strategy::StablePages;
 use forebay_cache::writeback::Domain;
-use forebay_cache::{Mapping, PageCache, State, Untold};
+use forebay_cache::{Mapping, PageCache, State, Unreported};
 use std::ops::Range;
 use std::sync::Weak;
 
@@ -25,7 +25,7 @@ use std::sync::Weak;
 pub enum Target<'a> {
     /// The memory of a caller that blocks.
     Slice(&'a mut [u8]),
-    /// A buffer that may be lent to a bio and comes back.
+    /// A buffer that a bio may borrow and gives back.
     Owned(&'a mut AlignedBuf),
 }
 
@@ -48,7 +48,7 @@ impl Target<'_> {
 pub enum Source<'a> {
     /// The memory of a caller that blocks.
     Slice(&'a [u8]),
-    /// A buffer that may be lent to a bio and comes back.
+    /// A buffer that a bio may borrow and gives back.
     Owned(&'a mut AlignedBuf),
 }
 
@@ -100,18 +100,19 @@ pub struct MappedFile {
     read_only: bool,
     /// A [`forebay_cache::strategy::StablePages`].
     pub(crate) stable_pages: AtomicU8,
-    /// See [`MappedFile::leave_folios`].
-    leaves_folios: AtomicBool,
-    /// See [`MappedFile::leave_untold`].
-    heir: Mutex<Option<Heir>>,
-    /// The size that it was opened with, as long as nobody knows what storage has behind it.
+    /// Clean blocks stay cached after the close ([`MappedFile::retain_folios`]).
+    retains_folios: AtomicBool,
+    /// Receives unreported errors at the close ([`MappedFile::set_error_sink`]).
+    error_sink: Mutex<Option<ErrorSink>>,
+    /// The size at the open, until the content of storage behind it is known to be zero.
     pub(crate) opened_end: AtomicU64,
-    /// The last cut of what a failed write had left behind the visible size has failed, too.
+    /// The last truncation of bytes that a failed write left behind the visible size has failed,
+    /// too.
     pub(crate) uncut: AtomicBool,
 }
 
-/// Takes what nobody has been told of a file that goes.
-pub type Heir = Box<dyn FnOnce(Untold) + Send>;
+/// Receives errors of a closing file that no opener has seen.
+pub type ErrorSink = Box<dyn FnOnce(Unreported) + Send>;
 
 /// What an object is opened as.
 #[derive(Debug, Clone, Copy)]
@@ -125,8 +126,8 @@ pub struct Geometry {
 }
 
 impl MappedFile {
-    /// Opens an object of `size` bytes in a flush domain of its own. `block_size`: the unit of state in
-    /// the cache, a power of two, 512..4096, a multiple of the map's unit.
+    /// Opens an object of `size` bytes in a flush domain of its own. `block_size`: the unit of
+    /// state in the cache, a power of two, 512..4096, a multiple of the map's unit.
     pub fn new(
         cache: &Arc<PageCache>,
         ops: std::sync::Arc<dyn MapOps>,
@@ -139,8 +140,8 @@ impl MappedFile {
         Ok(Self::with_mapping(cache, ops, Arc::new(mapping), read_only))
     }
 
-    /// Opens an object in `domain`. `resident`: the number of its mapping when it was last open; what is
-    /// left of it in the cache is its content still. The block size is the same as then.
+    /// Opens an object in `domain`. `resident`: the number of its mapping when it was last open;
+    /// folios cached under it are still its content. The block size must be the same.
     pub fn open_in(
         cache: &Arc<PageCache>,
         domain: Arc<Domain>,
@@ -189,8 +190,8 @@ impl MappedFile {
             records: cache.attached(),
             read_only,
             stable_pages: AtomicU8::new(StablePages::Auto as u8),
-            leaves_folios: AtomicBool::new(false),
-            heir: Mutex::new(None),
+            retains_folios: AtomicBool::new(false),
+            error_sink: Mutex::new(None),
             opened_end,
             uncut: AtomicBool::new(false),
         });
@@ -203,10 +204,10 @@ impl MappedFile {
         file
     }
 
-    /// Its clean blocks stay in the cache when it goes: whoever opens it again gives the number of its
+    /// Retains clean blocks in the cache after the close: the next opener passes the number of this
     /// mapping.
-    pub fn leave_folios(&self) {
-        self.leaves_folios.store(true, Ordering::Release);
+    pub fn retain_folios(&self) {
+        self.retains_folios.store(true, Ordering::Release);
     }
 
     /// Nothing on its way in or out holds its mapping, which goes with the file.
@@ -214,12 +215,13 @@ impl MappedFile {
         std::sync::Arc::strong_count(self) == 1 && Arc::strong_count(&self.mapping) == 1
     }
 
-    /// Who takes what nobody has been told of when the file goes, before its device is let go.
-    pub fn leave_untold(&self, heir: Heir) {
-        *self.heir.lock() = Some(heir);
+    /// Sets the receiver of errors that no opener has seen when the file closes; it runs before the
+    /// device is released.
+    pub fn set_error_sink(&self, error_sink: ErrorSink) {
+        *self.error_sink.lock() = Some(error_sink);
     }
 
-    /// Keeps the file, which has no openers any more, alive for as long as it owes something.
+    /// Keeps a file without openers alive until all of it is durable.
     pub fn keep_until_settled(self: &std::sync::Arc<Self>) {
         let now = self.cache.world.now();
         self.mapping.domain.keep(self.mapping.id, self.clone(), now);
@@ -318,8 +320,8 @@ impl MappedFile {
         self.split(range, self.mapping.folio_size())
     }
 
-    /// Splits a byte range at multiples of `step`, a power of two, at most a folio: the folio of each part,
-    /// and the part.
+    /// Splits a byte range at multiples of `step`, a power of two, at most a folio: the folio of
+    /// each part, and the part.
     #[inline]
     pub(crate) fn split(
         &self,
@@ -358,20 +360,20 @@ impl Drop for MappedFile {
         if !self.read_only {
             mapping.domain.leave(mapping.id);
         }
-        // Nobody is left to write what is dirty, and it must not fill the cache: what is in write-out goes
-        // when that ends.
+        // The file has no owner that would write dirty blocks, and they must not fill the cache:
+        // blocks in write-out are dropped at its end.
         mapping.die();
         let lost = mapping.dirty_bytes.load(Ordering::Relaxed);
         if lost > 0 {
             let name = self.device().name();
             log::error!("{name}: closed with {lost} bytes that could not be written");
         }
-        if let Some(heir) = self.heir.lock().take()
-            && let Some(untold) = mapping.untold()
+        if let Some(error_sink) = self.error_sink.lock().take()
+            && let Some(unreported) = mapping.unreported()
         {
-            heir(untold);
+            error_sink(unreported);
         }
-        let leaves = self.leaves_folios.load(Ordering::Acquire)
+        let leaves = self.retains_folios.load(Ordering::Acquire)
             && mapping.is_settled()
             && !mapping.bounds.has_hidden_bytes();
         if leaves {

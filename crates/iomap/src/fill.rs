@@ -1,5 +1,5 @@
-//! Fills: plan which blocks are missing, issue their reads, complete them. A fill is inserted in the
-//! cache before its I/O: whoever looks for the block finds it on its way.
+//! Fills: plan which blocks are missing, issue their reads, complete them. A fill is entered in the
+//! cache before its I/O, so that other readers of the block wait for it.
 
 use crate::file::MappedFile;
 use crate::ops::Sums;
@@ -31,7 +31,7 @@ pub(crate) struct FillMode {
     pub uncached: bool,
     /// For an uncached request, whether the blocks stay or not: no ghost is woken.
     pub passing: bool,
-    /// Nobody waits: after all else in the device's queue; gives way to exclusive ranges.
+    /// No reader waits: queued last at the device; yields to exclusive ranges.
     pub background: bool,
     /// The last read may be carried out on this thread.
     pub inline: bool,
@@ -45,7 +45,7 @@ pub(crate) enum Filling {
     Started(FillError),
     /// No frames to be had without waiting.
     NoFrames,
-    /// Somebody holds this range exclusively.
+    /// Another task holds this range exclusively.
     Exclusive(Range<u64>),
 }
 
@@ -109,7 +109,7 @@ impl EndRead {
         self.pins.clear();
     }
 
-    /// Whether the blocks are what was stored: looked at before they become up to date.
+    /// Whether the blocks match their checksums: tested before they become up to date.
     fn verify(&self, piece: &Piece) -> bool {
         let mapping = &*self.mapping;
         let mine = |(index, first, sums): &&(u64, u32, Sums)| {
@@ -135,14 +135,14 @@ impl EndRead {
     }
 }
 
-/// What was read is not what was stored.
+/// The bytes read do not match their checksum.
 pub(crate) fn corrupt(range: &Range<u64>) -> Error {
     let error = Error::new(ErrorKind::Corrupt, "read", "the checksum does not match");
     error.with_range(range.start, range.end - range.start)
 }
 
-/// Pieces that are *reading* and in no bio yet. If the task that fills is dropped they end here: nobody else
-/// knows of them.
+/// Pieces that are *reading* and in no bio yet. If the task that fills is dropped they end here: no
+/// bio will end them.
 struct Planned<'a> {
     file: &'a MappedFile,
     error: &'a FillError,
@@ -160,8 +160,8 @@ impl Drop for Planned<'_> {
 }
 
 impl MappedFile {
-    /// Fills what is missing of `range` (bytes; rounded outwards to blocks, clipped to the end of
-    /// file) and returns when the reads are issued.
+    /// Fills the missing blocks of `range` (bytes; rounded outwards to blocks, clipped to the end
+    /// of file) and returns when the reads are issued.
     pub(crate) async fn start_fill(&self, range: Range<u64>, mode: FillMode) -> Filling {
         self.start_fill_with(range, mode, &mut FramePool::empty(&self.cache)).await
     }
@@ -201,7 +201,7 @@ impl MappedFile {
         let (mut at, mut before) = (offset, None);
         while at < end {
             if self.device().is_crowded() {
-                self.device().room().await;
+                self.device().wait_for_capacity().await;
             }
             let part = at..end.min(at + step);
             at = part.end;
@@ -284,7 +284,7 @@ impl MappedFile {
                 }
                 break;
             }
-            // The size as it is under the lock: whoever wrote to this folio had moved it before.
+            // The size is read under the folio lock: a writer of this folio had moved it before.
             let read_to = self.end();
             let end = part.end.min(round_up(read_to, mapping.block_size()));
             let blocks = mapping.blocks_touched(index, &(part.start..end.max(part.start)));
@@ -329,8 +329,8 @@ impl MappedFile {
         folio.is_some_and(|f| f.fillable(blocks).is_empty())
     }
 
-    /// Turns planned pieces into bios: as few as the map, the device and the frames allow. What of them is in
-    /// a bio is not planned any more.
+    /// Turns planned pieces into bios: as few as the map, the device and the frames allow. Removes
+    /// from the plan what is in a bio.
     async fn build_reads(
         &self,
         planned: &mut VecDeque<Piece>,
@@ -394,7 +394,7 @@ impl MappedFile {
         folio.expect("a folio with blocks being read is not evicted (F4)")
     }
 
-    /// Wakes those who wait for a folio whose blocks were filled without I/O.
+    /// Wakes the waiters of a folio whose blocks were filled without I/O.
     fn end_waiters(&self, index: u64) {
         end_fill(&self.cache, &self.mapping, index, Blocks { start: 0, end: 0 }, u64::MAX, true);
     }
@@ -449,8 +449,8 @@ impl OpenRead {
         bytes.min(segments as u64) as u32
     }
 
-    /// Adds `len` bytes: the blocks of `run`, a part of `piece`, the last of which may be cut off by
-    /// the end of file.
+    /// Adds `len` bytes: the blocks of `run`, a part of `piece`, the last of which may be cut off
+    /// by the end of file.
     fn push(&mut self, folio: &FolioWrite<'_>, piece: &Piece, run: Blocks, len: u64) {
         let block = self.end.mapping.block_size();
         let mut left = len.min(u64::from(run.len()) * block);

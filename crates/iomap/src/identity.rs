@@ -7,13 +7,13 @@ use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::BoxFuture;
 use forebay_base::units::round_up;
 use forebay_base::{ErrorKind, Result};
-use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, flush_here, io, io_owned};
+use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, flush_blocking, io, io_owned};
 use std::ops::Range;
 
 /// Longest run of zeros written at once where the device cannot zero, bytes.
 const ZERO_CHUNK: u64 = 256 << 10;
 
-/// See the module.
+/// The map of an object whose bytes have fixed places on the device.
 pub struct Identity {
     device: DeviceRef,
 }
@@ -93,7 +93,7 @@ impl MapOps for Identity {
     }
 
     fn sequence(&self) -> u64 {
-        // In place the later write of two is the one that is later on the device: nobody compares.
+        // In place the device orders two writes, so no code compares their sequences.
         0
     }
 
@@ -103,7 +103,7 @@ impl MapOps for Identity {
         Box::pin(async move {
             let device = &*self.device;
             let done = match here {
-                true => flush_here(device).await,
+                true => flush_blocking(device).await,
                 false => io(device, BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await,
             };
             done.result

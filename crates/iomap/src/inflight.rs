@@ -1,5 +1,5 @@
-//! What an operation has taken of a file while the device may carry out its requests: one value, owned by
-//! the operation and by each of its bios.
+//! The resources that an operation holds of a file while the device may carry out its requests: one
+//! value, owned by the operation and by each of its bios.
 //!
 //! ```text
 //!   take: range, ticket, dirty blocks, places, memory
@@ -7,14 +7,16 @@
 //!                   │ ends, or is dropped                │ completes, or is destroyed
 //!                   └───────────────┬────────────────────┘
 //!                                   ▼ after the last of them
-//!         remember what no flush covers; give back: dirty blocks, places, memory, ticket, range
+//!         record unflushed bytes; give back: dirty blocks, places, memory, ticket, range
 //! ```
-//! A caller may drop its future at any time; the device still runs the request in its queue. So
-//! nothing is released before the last bio has ended.
 //!
-//! Invariants: T1 while a request that changes the device may run, its range is held and its ticket counts.
-//! T2 blocks that were taken are dropped only if the operation says that it is done; otherwise they are
-//! dirty again. T3 they are given back before the ticket ends, and the ticket ends before the range is free.
+//! A caller may drop its future at any time; the device still runs the request in its queue. So no
+//! resource is released before the last bio has ended.
+//!
+//! Invariants: T1 while a request that changes the device may run, its range is held and its ticket
+//! counts. T2 taken blocks are dropped only if the operation declares itself done; otherwise they
+//! are dirty again. T3 they are given back before the ticket ends, and the ticket ends before the
+//! range is free.
 //!
 //! No locks of its own.
 
@@ -36,7 +38,7 @@ pub(crate) struct InFlight {
     pub replaced: Taken,
     /// Dirty blocks that it keeps back meanwhile: dirty again whatever becomes of it.
     pub kept_back: Taken,
-    /// Places for what it writes.
+    /// The places that the operation writes to.
     pub reservation: Option<Reservation>,
     /// Private memory that its bios use.
     pub permit: Option<OwnedPermit>,
@@ -52,8 +54,8 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// An operation of `file` that changes bytes of `range`, whose blocks it holds. From here on a sync
-    /// waits for it.
+    /// An operation of `file` that changes bytes of `range`, whose blocks it holds. From here on a
+    /// sync waits for it.
     pub fn new(file: &MappedFile, held: Exclusive<'_>, range: Range<u64>) -> Self {
         Self {
             replaced: Taken::default(),
@@ -87,12 +89,12 @@ impl InFlight {
         self.clone()
     }
 
-    /// The operation has succeeded: what it replaces is dropped.
+    /// The operation has succeeded: the blocks it replaces are dropped.
     pub fn done(&self) {
         self.is_done.store(true, Ordering::Release);
     }
 
-    /// What it has written is durable, or the caller flushes it: no later flush answers for it.
+    /// Its bytes are durable, or the caller flushes them: no later flush has to cover them.
     pub fn durable(&self) {
         self.is_durable.store(true, Ordering::Release);
     }
@@ -117,9 +119,10 @@ impl Drop for InFlight {
             "T3: the range is held to the end"
         );
         let is_done = self.is_done.load(Ordering::Acquire);
-        // Bytes that no frame holds have changed: a flush that fails from now on, or has failed since
-        // `epoch`, cannot be made good. In place also after a failure, for part of it may have
-        // happened; a map that writes elsewhere publishes no place of a failed operation.
+        // The device has new bytes that no frame holds: if a flush fails from now on, or has failed
+        // since `epoch`, they cannot be written again. In place this holds after a failure, too,
+        // because the write may be partly done. A map that writes elsewhere publishes no place of a
+        // failed operation.
         let may_have_changed = is_done || self.ops.fua_suffices();
         if let Some(epoch) = self.epoch
             && may_have_changed

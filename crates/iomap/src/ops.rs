@@ -1,23 +1,22 @@
-//! The contract between the mapping layer and whoever knows where bytes are.
+//! The contract between the mapping layer and the map, which knows where bytes are stored.
 //!
 //! ```text
-//!  accept      admit ── no room: ENOSPC now, never first at fsync
-//!                │ the block is dirty: its dirt is its share
-//!  write out   reserve ──▶ capture, sequence drawn ──▶ issue ──▶ publish ──▶ commit   found, then durable
+//!  accept      admit ── no space: ENOSPC now, never first at fsync
+//!                │ the block is dirty, which counts as its grant
+//!  write out   reserve ──▶ capture, sequence drawn ──▶ issue ──▶ publish ──▶ commit: durable
 //!                │ places   (folio lock, or range held)    │ failed
-//!                └──────────── dropped ◀───────────────────┘  the places go back, the block is dirty again
+//!                └──────────── dropped ◀───────────────────┘  places returned, block dirty again
 //! ```
-//! Rules:
-//! O1 the sequence of a piece is drawn when its content is fixed: under the folio lock with the capture, or
-//!    once a direct range is held; so where pieces overlap, the higher one is newer.
-//! O2 publish and replay resolve overlaps by sequence, never by order of completion.
-//! O3 what of a reservation was not published goes back when the last holder lets it go, and not before: a
-//!    bio in flight is a holder.
-//! O4 a place that is no longer referred to is reused only after every read planned before that has
-//!    ended: whoever maps holds the extent's `pin` for as long.
-//! O5 a size is published when the bytes below it are: never beyond a block that is dirty or on its way.
-//! O6 reserving waits before anything is captured: a wait for room holds no block in write-out.
-//! O7 to map waits for no reservation to end: who holds one may ask where something is.
+//!
+//! Rules: O1 the sequence of a piece is drawn when its content is fixed: under the folio lock with
+//! the capture, or once a direct range is held; so where pieces overlap, the higher one is newer.
+//! O2 publish and replay resolve overlaps by sequence, never by order of completion. O3 unpublished
+//! places of a reservation are returned when its last holder drops it, and not before: a bio in
+//! flight is a holder. O4 a place that is no longer referred to is reused only after every read
+//! planned before that has ended: a reader that maps holds the extent's `pin` for as long. O5 a
+//! size is published when the bytes below it are: never beyond a block that is dirty or in
+//! write-out. O6 reserving waits before any block is captured: a wait for space holds no block in
+//! write-out. O7 mapping waits for no reservation to end: a holder of one may map.
 
 use forebay_base::sync::Mutex;
 use forebay_base::task::BoxFuture;
@@ -39,7 +38,7 @@ pub struct Extent {
     pub len: u64,
     /// First byte on the device; `None` is a hole: it reads as zeros.
     pub device_offset: Option<u64>,
-    /// What the stored units must add up to.
+    /// The expected checksums of the stored units.
     pub sums: Option<Sums>,
     /// Keeps the place from being reused while it is held (O4).
     pub pin: Option<Arc<dyn Any + Send + Sync>>,
@@ -80,17 +79,17 @@ pub struct Written {
 /// Why room is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// Write-back that nobody waits for.
+    /// Write-back that no caller waits for.
     Background,
-    /// Somebody syncs.
+    /// A caller syncs.
     Sync,
     /// A write past the cache.
     Direct,
 }
 
-/// What an operation has taken of its file: each bio that changes the device keeps a clone until it ends,
-/// because the task that waits for the operation may be dropped while the device has the request in its
-/// queue.
+/// The resources that an operation holds of its file. Each bio that changes the device keeps a
+/// clone until it ends, because the task that waits for the operation may be dropped while the
+/// device has the request in its queue.
 pub type BioOwned = Arc<dyn Any + Send + Sync>;
 
 /// Takes back places that were not published.
@@ -99,11 +98,11 @@ pub trait GiveBack: Send + Sync {
     fn give_back(&self, places: &[Place]);
 }
 
-/// Places for runs of a file. What is not published goes back on drop (O3).
+/// Places for runs of a file. Unpublished ones are returned on drop (O3).
 pub struct Reservation {
     places: Vec<Place>,
     owner: Option<Arc<dyn GiveBack>>,
-    /// Parts that were published, by place on the device. Empty where nobody wants anything back.
+    /// The published parts, by device address. Empty if the map needs no part back.
     published: Mutex<Vec<Range<u64>>>,
 }
 
@@ -137,7 +136,8 @@ impl Reservation {
 }
 
 impl Reservation {
-    /// What was not published goes back now; the memory of the places, empty.
+    /// Returns the unpublished places to the map now, and the list's memory, emptied, to the
+    /// caller.
     pub fn end(mut self) -> Vec<Place> {
         self.give_back();
         let mut places = std::mem::take(&mut self.places);
@@ -180,20 +180,20 @@ impl Drop for Reservation {
 /// What a commit makes durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Commit {
-    /// The bytes, and what is needed to find them.
+    /// The bytes, and the metadata to find them.
     Data,
     /// All metadata, too.
     All,
 }
 
-/// What a map wants.
+/// The requirements of a map.
 #[derive(Debug, Clone, Copy)]
 pub struct MapLimits {
     /// Unit of places, bytes: a power of two. Direct requests are multiples of it.
     pub unit: u32,
     /// Sums are kept, one for each unit.
     pub sums: bool,
-    /// Whether bytes must not change between capture and completion, and why: the map answers for it.
+    /// Whether and why bytes must not change between capture and completion, as the map requires.
     pub stable: StableWrites,
 }
 
@@ -201,7 +201,7 @@ pub struct MapLimits {
 pub enum MapFuture<'a, T> {
     /// There it is. `None` after it was taken.
     Now(Option<T>),
-    /// It has to be looked up.
+    /// The answer has to be loaded.
     Later(BoxFuture<'a, T>),
 }
 
@@ -215,8 +215,8 @@ impl<T: Unpin> Future for MapFuture<'_, T> {
     }
 }
 
-/// Whether a write says that its place is bad. A host that has no room for it says nothing of the place:
-/// another one, where nothing was written yet, is worse.
+/// Whether a failed write shows that its place is bad. A host without space says nothing about the
+/// place; an unwritten other one would need more space.
 pub fn is_bad(done: &Result<()>) -> bool {
     done.as_ref().is_err_and(|error| error.kind() != ErrorKind::NoSpace)
 }
@@ -226,7 +226,7 @@ pub trait MapOps: Send + Sync {
     /// The device that places refer to.
     fn device(&self) -> &DeviceRef;
 
-    /// What the file is, for people who watch the cache: whose it is, and its number there.
+    /// The identity of the file, for monitoring of the cache: its owner, and its number there.
     fn label(&self) -> forebay_cache::folio::Label {
         (0, 0)
     }
@@ -239,31 +239,32 @@ pub trait MapOps: Send + Sync {
         self.limits().unit
     }
 
-    /// The extent that begins at `range.start`, clipped to `range`; it ends on a border of units, or
-    /// where `range` does.
+    /// The extent that begins at `range.start`, clipped to `range`; it ends at a multiple of the
+    /// unit, or at the end of `range`.
     fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>>;
 
-    /// `new` bytes are about to become dirty beside `dirty` that are: `NoSpace` if not all of them could
-    /// be written. The dirt is the share (see the module), so there is nothing to give back. What is
-    /// admitted arrives: [`MapOps::arrived`].
+    /// `new` bytes are about to become dirty in addition to `dirty` bytes: `NoSpace` if they could
+    /// not all be written. The dirty bytes themselves are the grant (see the module), so there is
+    /// nothing to give back. The caller reports admitted bytes that became dirty by
+    /// [`MapOps::arrived`].
     fn admit(&self, _new: u64, _dirty: u64) -> Result<()> {
         Ok(())
     }
 
-    /// The same for blocks of `range`: where the file has them already, what they overwrite comes free by
-    /// that.
+    /// [`MapOps::admit`] for blocks of `range`: where the file has them already, overwriting makes
+    /// their old places free.
     fn admit_within(&self, new: u64, dirty: u64, _range: &Range<u64>) -> Result<()> {
         self.admit(new, dirty)
     }
 
-    /// Blocks of `range` were refused, and what was dirty of the file is written out: makes room for them.
-    /// False: there is none, and none can be made.
+    /// Blocks of `range` were refused, and the file's dirty blocks are written out: makes space for
+    /// them. False if that is not possible.
     fn make_room(&self, _range: Range<u64>) -> BoxFuture<'_, bool> {
         Box::pin(std::future::ready(false))
     }
 
-    /// The same as [`MapOps::admit`] for a block that a truncate makes dirty, because the new end lies
-    /// within it: what makes room may have the last of it.
+    /// [`MapOps::admit`] for a block that a truncate makes dirty, because the new end lies within
+    /// it. It may use the last space, because the truncate makes space.
     fn admit_edge(&self, _new: u64) -> Result<()> {
         Ok(())
     }
@@ -271,17 +272,17 @@ pub trait MapOps: Send + Sync {
     /// So many bytes that were admitted are counted as dirty now, or do not come after all.
     fn arrived(&self, _bytes: u64) {}
 
-    /// Room for runs of the file, whole units. Waits for it before anything is captured (O6). Of what is
-    /// written out it may be room for the first runs only, where there is little at a time.
-    /// Errors: `NoSpace`.
+    /// Reserves space for runs of the file, whole units. Waits for it before any block is captured
+    /// (O6). Where little space becomes free at a time, the reservation may cover only the first
+    /// runs. Errors: `NoSpace`.
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>>;
 
-    /// An uncached stream is about to dirty this range: a map that finds places ahead does it now, and
-    /// has them when the range is written out. A hint, never waits.
+    /// An uncached stream is about to dirty this range: a map that allocates ahead does it now, so
+    /// that places are ready at write-out. A hint, never waits.
     fn announce(&self, _range: &Range<u64>) {}
 
-    /// [`MapOps::reserve`] for a map that neither waits nor looks anything up: at once, in `places`, which
-    /// is empty and taken. `None` if this map, or this request, has to wait.
+    /// [`MapOps::reserve`] for a map that neither waits nor loads anything: at once, in `places`,
+    /// an empty list that it takes. `None` if this map, or this request, has to wait.
     fn try_reserve(
         &self,
         _runs: &[Range<u64>],
@@ -294,29 +295,29 @@ pub trait MapOps: Send + Sync {
     /// The next sequence (O1), volume-wide.
     fn sequence(&self) -> u64;
 
-    /// The pieces are written: from now on they are found there, unless a later sequence has been
-    /// published for part of them (O2). `size`: what may be made recoverable (O5). In memory, cannot
-    /// fail, may run in a device's completion.
+    /// The pieces are written: readers find them there from now on, unless a later sequence was
+    /// published for part of them (O2). `size`: the size that may be made recoverable (O5). In
+    /// memory, cannot fail, may run in a device's completion.
     fn publish(&self, reservation: &Reservation, written: &[Written], size: u64);
 
-    /// A write to a place of a reservation, or to a part of it, failed, and not for want of room below; it
-    /// goes back later: another one may be given out in its stead. Of places that were written together each
-    /// is told. May be called where a bio ends.
+    /// A write to a place of a reservation, or to a part of it, failed, and not for lack of space
+    /// below. The place is returned later; the map may allocate another one. Called for each of
+    /// several places that were written together, also from the end of a bio.
     fn write_failed(&self, _place: &Place) {}
 
-    /// The size that [`MapOps::publish`] was last told, where the map keeps one.
+    /// The size last passed to [`MapOps::publish`], if the map keeps one.
     fn published_size(&self) -> Option<u64> {
         None
     }
 
-    /// Makes what was published findable and durable. `here`: the caller blocks, and I/O may be carried
-    /// out on its thread.
+    /// Makes published pieces durable and findable. `here`: the caller blocks, and I/O may be
+    /// carried out on its thread.
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>>;
 
-    /// How many commits have failed by now, for a map that flushes one at a time and counts each failure
-    /// before the next flush begins: who commits with success need not wait for those that commit beside it.
-    /// None: a flush that failed first may be heard of last.
-    fn failures_heard(&self) -> Option<u64> {
+    /// How many commits have failed by now, for a map that flushes one at a time and counts each
+    /// failure before the next flush begins. A successful commit then need not wait for concurrent
+    /// ones. `None`: the result of a flush that failed first may arrive last.
+    fn failures_reported(&self) -> Option<u64> {
         None
     }
 
@@ -325,10 +326,10 @@ pub trait MapOps: Send + Sync {
         false
     }
 
-    /// Makes a run read as zeros and gives its space back unless `keep_allocated`. The run is a
-    /// multiple of the unit save at the end of file; the caller holds it exclusively. Takes a sequence.
-    /// Each bio that changes the device keeps `owned`; a map that changes in memory alone does so in one
-    /// step, before or after which the task may be dropped.
+    /// Makes a run read as zeros and frees its space unless `keep_allocated`. The run is a multiple
+    /// of the unit except at the end of file; the caller holds it exclusively. Takes a sequence.
+    /// Each bio that changes the device keeps `owned`. A map that changes only memory does so in
+    /// one step; the task may be dropped before or after it.
     fn zero(
         &self,
         range: Range<u64>,
@@ -347,15 +348,15 @@ pub trait MapOps: Send + Sync {
         self.device().grow(size)
     }
 
-    /// Cuts the file off at `size`, which is lower than the size it has: what lies behind is gone. The caller
-    /// holds all of it exclusively, from the block of `size` on, and writes that block again if `size`
-    /// lies within it. Takes a sequence. `owned` as for [`MapOps::zero`].
+    /// Truncates the file to `size`, below its current size. The caller holds all of it
+    /// exclusively, from the block of `size` on, and writes that block again if `size` lies within
+    /// it. Takes a sequence. `owned` as for [`MapOps::zero`].
     fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>>;
 
     /// Whether `zero` is faster than writing zeros, and whether it gives space back.
     fn can_zero(&self) -> (bool, bool);
 
-    /// Map of a range: runs in order from its start on, at most `max` (1 or more) of them and perhaps
-    /// fewer, so that no call is long. What would block is done on another thread.
+    /// The map of a range: runs in order from its start on, at most `max` (1 or more) and perhaps
+    /// fewer, so that no call takes long. Another thread makes blocking calls.
     fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>>;
 }

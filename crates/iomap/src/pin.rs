@@ -19,7 +19,7 @@ use std::ops::Range;
 /// How often a block is read again that is evicted before it is pinned.
 const TRIES: usize = 8;
 
-/// What a pin asks for.
+/// The parameters of a pin.
 #[derive(Debug, Clone, Copy)]
 pub struct PinRequest {
     /// First byte.
@@ -48,7 +48,7 @@ enum Obstacle {
 
 /// What became of a piece of a pin.
 enum Outcome {
-    /// All of it is pinned.
+    /// The complete range is pinned.
     Whole,
     /// The file ends within it or before: what there is of it is pinned, and the pin ends there.
     Cut,
@@ -66,8 +66,8 @@ impl MappedFile {
         self.check_read(request.offset, request.len, request.flags)
     }
 
-    /// Pins a range if all of it is cached and nothing has to be waited for; `None` says that
-    /// something has, and that nothing has changed.
+    /// Pins a range if it is fully cached and needs no wait; else returns `None` and changes
+    /// nothing.
     #[inline]
     pub fn try_pin(&self, handle: &Handle, request: &PinRequest) -> Option<Result<Pinned>> {
         let range = match self.check_pin(request) {

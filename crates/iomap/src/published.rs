@@ -1,6 +1,6 @@
-//! How much of a file's size may be made recoverable (O5): a size is published with, or after, the bytes
-//! below it, and never beyond what readers see (E7). Only maps that keep a size of
-//! their own ask.
+//! How much of a file's size may be made recoverable (O5): a size is published with, or after, the
+//! bytes below it, and never beyond the size that readers see (bounds.E7). For maps that store a
+//! size of their own.
 
 use crate::file::MappedFile;
 use crate::ops::{MapOps, Reservation};
@@ -8,15 +8,17 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::writeback::WriteOutPass;
 use forebay_cache::{Mapping, PageCache};
 
-/// A sync beside a writer who always dirties the same unpublished block gives up after so many rounds.
+/// A sync gives up after so many rounds, if a concurrent writer dirties the same unpublished block
+/// each time.
 const PUBLISH_TRIES: usize = 64;
 
-/// The size that may be published now: up to the lowest block that is dirty, or that a write-out has
-/// on its way, beyond what is published already. While a write-out runs that is where it began: a sync
-/// publishes the rest. Held until it is published: [`Bounds::uncut`](forebay_cache::bounds::Bounds::uncut).
+/// The size that may be published now: up to the lowest block that is dirty or in write-out, beyond
+/// the published size. During a write-out that is where it began: a sync publishes the rest. The
+/// guard is held until the size is published:
+/// [`Bounds::uncut`](forebay_cache::bounds::Bounds::uncut).
 pub(crate) fn publishable_size(cache: &PageCache, mapping: &Mapping, ops: &dyn MapOps) -> u64 {
-    // The size first: what it covers was dirty before, or is in write-out; and what was published of a longer
-    // file has been cut by the time that it grows again.
+    // The size is read first: the blocks below it were dirty before, or are in write-out. A longer
+    // size published earlier has been truncated by the time the file grows again.
     let size = mapping.bounds.visible();
     let Some(published) = ops.published_size() else { return 0 };
     size.min(mapping.lowest_unwritten(cache, published.min(size)))
@@ -32,10 +34,10 @@ impl MappedFile {
         }
     }
 
-    /// Publishes the size up to `end`, which the caller found to be below it. A writer that dirties blocks
-    /// that are not published yet holds the size back: then these are written, too. Not for a caller that
-    /// holds a range.
-    /// An error: the size is not published so far, and what lies behind it would not be found.
+    /// Publishes the size up to `end`, which the caller found to be below it. Unpublished blocks
+    /// that a writer dirties hold the size back: then these are written, too. The caller must hold
+    /// no range. An error: the size is not published that far, and bytes behind it would be lost in
+    /// a crash.
     pub(crate) async fn publish_upto(&self, end: u64, here: bool) -> Result<()> {
         for _ in 0..PUBLISH_TRIES {
             if self.is_published(end) {
@@ -61,7 +63,7 @@ impl MappedFile {
         self.ops.published_size().is_none_or(|p| p >= end.min(self.size()))
     }
 
-    /// A write that ends beyond the published size first has written what is dirty below it (O5).
+    /// A write that ends beyond the published size first writes the dirty blocks below it (O5).
     pub(crate) async fn write_below(&self, end: u64, here: bool) {
         let Some(published) = self.ops.published_size().filter(|&p| p < end) else { return };
         let pass = WriteOutPass::for_sync(published..end);

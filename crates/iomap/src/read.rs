@@ -17,8 +17,8 @@ use forebay_cache::readahead::Plan;
 use forebay_cache::stats::Counters;
 use std::ops::Range;
 
-/// A long uncached request goes in steps of this many bytes, so that the next one is on its way while
-/// this one is copied.
+/// A long uncached request is split into steps of this many bytes, so that the next one is read
+/// while this one is copied.
 const UNCACHED_STEP: u64 = 1 << 20;
 
 impl MappedFile {
@@ -89,7 +89,7 @@ impl MappedFile {
         })
     }
 
-    /// Through the cache, with readahead, save for what is dropped behind.
+    /// A read through the cache, with readahead, without blocks to be dropped afterwards.
     pub(crate) async fn read_through(
         &self,
         handle: &Handle,
@@ -118,23 +118,23 @@ impl MappedFile {
         Ok(())
     }
 
-    /// What a request of `range` that goes through the cache has read ahead of it.
+    /// The readahead for a request of `range` that goes through the cache.
     pub(crate) fn plan_ahead(&self, handle: &Handle, range: &Range<u64>) -> Range<u64> {
         let max = self.readahead_limit();
         let plan = handle.streams.plan(range.start, range.end, max, self.size(), false);
-        self.tell_stream(handle, range, &plan, false);
+        self.record_stream(handle, range, &plan, false);
         self.drop_uncached(plan.abandoned);
         plan.ahead
     }
 
-    /// For people who watch the cache. Not on the way of a hit.
-    fn tell_stream(&self, handle: &Handle, range: &Range<u64>, plan: &Plan, uncached: bool) {
+    /// Records the stream for monitoring. Not on the hit path.
+    fn record_stream(&self, handle: &Handle, range: &Range<u64>, plan: &Plan, uncached: bool) {
         let Some((at, window)) = plan.stream else { return };
-        // Where the reader's streams lie tells him apart from others.
+        // The address of the reader's streams identifies the reader.
         let reader = std::ptr::from_ref(&handle.streams) as u64 + at as u64;
         let (file, now) = (self.mapping.id, self.cache.world.now());
         let position = range.end;
-        self.cache.streams.tell(Stream {
+        self.cache.streams.record(Stream {
             file,
             reader,
             position,
@@ -216,22 +216,22 @@ impl MappedFile {
         self.read_around(&piece, base, dst, Past::Straight).await
     }
 
-    /// The part of a run that lies within the file as it is now; what a truncate has cut off meanwhile
-    /// becomes zeros in `dst`.
+    /// The part of a run that lies within the file now; bytes that a truncate has removed meanwhile
+    /// become zeros in `dst`.
     fn clip_to_size(&self, run: &Range<u64>, base: u64, dst: &mut Target<'_>) -> Range<u64> {
         let end = run.end.min(self.size()).max(run.start);
         dst.bytes()[(end - base) as usize..(run.end - base) as usize].fill(0);
         run.start..end
     }
 
-    /// An uncached read straight past the cache, with what a stream has read ahead of it.
+    /// An uncached read past the cache, with the readahead of its stream.
     pub(crate) async fn read_ahead_and_around(
         &self,
         handle: &Handle,
         range: &Range<u64>,
         dst: &mut Target<'_>,
     ) -> Result<()> {
-        // A request that continues no stream is none by itself: nothing is read ahead behind its end.
+        // A single request that continues no stream causes no readahead behind its end.
         let stream = handle.streams.continues(range.start);
         let limit = if stream { self.size() } else { range.end.min(self.size()) };
         let mut at = range.start;
@@ -248,7 +248,7 @@ impl MappedFile {
     async fn uncached_readahead(&self, handle: &Handle, range: &Range<u64>, limit: u64) {
         let max = self.readahead_limit();
         let plan = handle.streams.plan(range.start, range.end, max, limit, true);
-        self.tell_stream(handle, range, &plan, true);
+        self.record_stream(handle, range, &plan, true);
         self.drop_uncached(plan.abandoned);
         if !plan.ahead.is_empty() {
             let mode = FillMode { background: true, ..Passing::Marked.fill() };
@@ -260,9 +260,9 @@ impl MappedFile {
         }
     }
 
-    /// Past the cache, but coherent: what is cached is served from there and keeps its age (U1), what
-    /// an uncached window brought is dropped when consumed (U2), the rest is read from the device
-    /// and leaves nothing. Hits and misses are told apart block by block (U3).
+    /// Past the cache, but coherent: cached blocks are served from there and keep their age (U1),
+    /// blocks of an uncached window are dropped when consumed (U2). The rest is read from the
+    /// device and not cached. Hits and misses are decided block by block (U3).
     pub(crate) async fn read_around(
         &self,
         range: &Range<u64>,
@@ -372,7 +372,7 @@ impl MappedFile {
             let end = round_up(run.end, unit).min(start + longest);
             let mut extent = self.ops.map(start..end);
             if matches!(extent, MapFuture::Later(_)) {
-                // It may need memory for the answer, which may be what is left beside this.
+                // The map may need private memory to answer, perhaps all that remains.
                 drop(permit.take());
             }
             let extent = (&mut extent).await?;
@@ -385,7 +385,7 @@ impl MappedFile {
             {
                 permit = self.cache.try_private(end - start);
                 if permit.is_none() {
-                    // Nothing is pinned by who waits for memory.
+                    // A task that waits for memory must hold no pin.
                     drop(extent);
                     permit = Some(self.cache.private(end - start).await);
                     continue;
@@ -398,7 +398,8 @@ impl MappedFile {
                         self.read_device(device_at, at - start, into, dst, past, &extent).await;
                     let now = self.mapping.bounds.cuts();
                     if now != cuts {
-                        // Storage was cut under the read: once more, of what is left.
+                        // A truncate removed bytes during the read: repeats it for the remaining
+                        // range.
                         cuts = now;
                         run = self.clip_to_size(&(at..run.end), base, dst);
                         continue;
@@ -422,8 +423,8 @@ impl MappedFile {
         }
     }
 
-    /// Whether the read of `into`, from `skip` bytes into a unit on, needs memory that the caller has no
-    /// permit for: it is not lent the caller's own.
+    /// Whether the read of `into`, from `skip` bytes into a unit on, needs private memory without a
+    /// permit: the device cannot borrow the caller's memory for it.
     fn needs_permit(
         &self,
         skip: u64,
@@ -441,9 +442,10 @@ impl MappedFile {
         past == Past::Private || !aligned || !lent
     }
 
-    /// Reads `into.len()` bytes that begin `skip` bytes after `device_at` into `dst[into]`. What came
-    /// straight into the caller's memory and does not match is read again into memory of our own,
-    /// which nobody else can have changed, before it is called corrupt.
+    /// Reads `into.len()` bytes that begin `skip` bytes after `device_at` into `dst[into]`. If
+    /// bytes read straight into the caller's memory do not match their checksum, they are read
+    /// again into private memory, which no other thread can change, before they are reported
+    /// corrupt.
     pub(crate) async fn read_device(
         &self,
         device_at: u64,
@@ -483,7 +485,7 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Reads aligned bytes into the caller's memory; false if that cannot be lent.
+    /// Reads aligned bytes into the caller's memory; false if the device cannot borrow it.
     async fn read_straight(
         &self,
         device_at: u64,

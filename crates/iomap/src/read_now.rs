@@ -1,4 +1,4 @@
-//! Reads of what is in the cache, which wait for nothing.
+//! Reads of cached blocks, which never wait.
 
 use crate::file::{Handle, MappedFile};
 use forebay_base::units::is_aligned;
@@ -54,7 +54,7 @@ impl MappedFile {
             blocks_hit += u64::from(blocks.len());
         }
         if mapping.bounds.cuts() != cuts {
-            // What a truncate has made zeros of may lie below a newer end.
+            // Bytes that a truncate has zeroed may lie below a newer end.
             return None;
         }
         self.cache.hits.add(blocks_hit);

@@ -1,17 +1,21 @@
-//! The memory of write-out: records of what is on its way, and the lists that a pass plans with. Both are
-//! used again, for all files of a cache, so that a warm write-out allocates nothing from its plan to its
-//! last completion: whoever writes out to make memory free must not need memory for it.
+//! The memory of write-out: records of write-outs in progress, and the lists that a pass plans
+//! with. Both are reused, for all files of a cache, so that a warm write-out allocates nothing from
+//! its plan to its last completion. Write-out that makes memory free must not need memory for it.
 //!
 //! ```text
-//!   kept ──plan, reserve, capture──▶ filled ──bios out, a token each──▶ left = 0 ──▶ emptied ──▶ kept
-//!                                                                                      │ no room
-//!                                                                                      ▼ gone
+//!   kept ──plan, reserve, capture──▶ filled ──bios out, a token each──▶ left = 0 ──▶ emptied
+//!    ▲                                                                                 │  │
+//!    └─────────────────────────────────────────────────────────────────────────────────┘  ▼
+//!                                                                     no space: freed ◀────┘
 //! ```
-//! Invariants: P1 a record is emptied once all its bios are over, and before its ticket ends: who waited
-//! for the ticket finds it among the kept ones. P2 what is kept is no more than the cache allows; what is
-//! out is not refused. P3 the lists of frames of a record change only while no bio has them.
-//! Locks: a record's is taken shared by completions, exclusively by who fills or empties it: never
-//! both at a time, so nobody waits there. The one of the kept ones is a leaf.
+//!
+//! Invariants: P1 a record is emptied once all its bios are over, and before its ticket ends: a
+//! task that waited for the ticket finds it among the kept ones. P2 the kept records stay within
+//! the cache's limit; a record in use is never refused. P3 the lists of frames of a record change
+//! only while no bio has them.
+//!
+//! Locks: completions take a record's shared, the task that fills or empties it exclusively: never
+//! both at a time, so neither waits. The lock of the kept ones is a leaf.
 
 use crate::file::MappedFile;
 use crate::ops::{MapOps, Place, Reservation, Written, is_bad};
@@ -23,18 +27,18 @@ use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Mutex, RwLock};
 use forebay_block::{Bio, BioFlags, BioOp, Completion, EndBio};
 use forebay_cache::folio::Blocks;
-use forebay_cache::writeback::dirt::DirtyCursor;
+use forebay_cache::writeback::dirty_folios::DirtyCursor;
 use forebay_cache::writeback::{WritePiece, end_write};
 use forebay_cache::{Attached, FRAME_SIZE, FrameList, Mapping, PageCache};
 use std::ops::{Deref, DerefMut, Range};
 
-/// What a pass plans with.
+/// The lists that a pass plans with.
 #[derive(Default)]
 pub(crate) struct Plan {
     pub cursor: DirtyCursor,
-    /// Dirty folios that it looks at together.
+    /// Dirty folios visited together.
     pub batch: Vec<u64>,
-    /// What it wants of them, ascending.
+    /// The runs to write from them, ascending.
     pub runs: Vec<Range<u64>>,
     /// Folio, bytes of the file, number of the place.
     pub parts: Vec<(u64, Range<u64>, usize)>,
@@ -127,7 +131,7 @@ impl MappedFile {
         PlanInUse { plan, file: self }
     }
 
-    /// Makes bios of what was captured, which are the pieces of `reservation`; returns the bytes.
+    /// Makes bios of the captured blocks, which are the pieces of `reservation`; returns the bytes.
     pub(crate) fn fill_record(
         &self,
         plan: &mut Plan,
@@ -169,8 +173,8 @@ impl MappedFile {
     }
 }
 
-/// Whose blocks are written, and where to. Let go in this order: places go back before anybody who waits
-/// for the ticket goes on.
+/// The owner of the written blocks, and their places. Dropped in this order: places are returned
+/// before a task that waits for the ticket continues.
 struct Owner {
     reservation: Reservation,
     ticket: Ticket,
@@ -205,7 +209,7 @@ struct Work {
     counted: u64,
 }
 
-/// What is on its way for one reservation.
+/// The write-outs in progress for one reservation.
 #[derive(Default)]
 pub(crate) struct Record {
     work: RwLock<Work>,
@@ -253,7 +257,7 @@ impl Work {
         (bio.pieces, bio.start, bio.end) = (pieces, start, start);
         match std::sync::Arc::get_mut(&mut bio.frames) {
             Some(frames) => frames.clear(),
-            // Somebody below has kept the list of an ended bio (P3).
+            // A lower layer has kept the list of an ended bio (P3).
             None => bio.frames = std::sync::Arc::new(FrameList::new(file.cache.arena())),
         }
         self.used += 1;
@@ -302,8 +306,9 @@ impl Work {
             }
             Err(error) => {
                 log::warn!("write-out failed: {error}");
-                // The error first: a writer that is refused for it says why. Dirty again before the places
-                // go back: dirt is what room is counted by.
+                // The error first: a writer that is refused because of it reports it. Blocks are
+                // dirty again before the places are returned, because space is counted by dirty
+                // blocks.
                 mapping.errseq.set(error);
                 for written in self.written[range].iter().filter(|_| is_bad) {
                     ops.write_failed(&written.place);
@@ -335,7 +340,7 @@ impl Part {
     }
 }
 
-/// One bio is over, also if what is done about it panics.
+/// Ends one bio, also if its completion panics.
 struct Over<'a>(&'a std::sync::Arc<Record>);
 
 impl Drop for Over<'_> {
@@ -357,8 +362,8 @@ impl EndBio for Record {
 }
 
 impl Record {
-    /// All bios are over: the places that were not published go back, the record is kept for the next
-    /// reservation if there is room, the ticket ends (P1).
+    /// All bios are over: unpublished places are returned, the record is kept for reuse if the
+    /// limit allows, the ticket ends (P1).
     fn over(self: &std::sync::Arc<Self>) {
         let Some(owner) = self.work.write().empty() else { return };
         let Owner { reservation, ticket, ops, mapping, cache, records } = owner;

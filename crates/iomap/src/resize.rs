@@ -1,5 +1,5 @@
-//! The end of file moves: growth ahead of a write, and [`MappedFile::set_len`]. The state machine and its
-//! invariants (E1..E6) are in [`forebay_cache::bounds`].
+//! Changes of the end of file: growth before a write, and [`MappedFile::set_len`]. The state
+//! machine and its invariants (E1..E6) are in [`forebay_cache::bounds`].
 
 use crate::admitted::Ahead;
 use crate::file::MappedFile;
@@ -16,11 +16,11 @@ use std::ops::Range;
 /// Where a write goes.
 pub(crate) struct Placed<'a> {
     pub range: Range<u64>,
-    /// What it adds to the file, until its bytes are there.
+    /// The bytes it adds to the file, until they are written.
     pub growth: Option<Growth<'a>>,
     /// The end of file when it was placed.
     pub size: u64,
-    /// Space for what it adds to the file.
+    /// Space for the bytes it adds to the file.
     pub ahead: Option<Ahead<'a>>,
 }
 
@@ -49,7 +49,7 @@ impl Growth<'_> {
     }
 }
 
-/// What a write that a truncate has overtaken holds until its bytes are there.
+/// The resources that a write holds after a truncate overtook it, until its bytes are there.
 pub(crate) struct Again<'a> {
     pub growth: Growth<'a>,
     /// None: it has its space from before.
@@ -74,8 +74,8 @@ impl Drop for Moved<'_, '_> {
 }
 
 impl MappedFile {
-    /// The right to move the size. What a write that failed or was dropped has left behind the
-    /// visible size is cut off.
+    /// Takes the right to move the size, and truncates bytes that a failed or dropped write left
+    /// behind the visible size.
     async fn resize(&self) -> Result<Resize<'_>> {
         let resize = self.mapping.bounds.resize().await;
         self.cut_hidden(&resize).await?;
@@ -93,10 +93,11 @@ impl MappedFile {
         done
     }
 
-    /// Cuts off what a write that failed or was dropped has left behind the visible size. Not while
-    /// another write makes the file longer: that one cuts first. For a sync, which reports a
-    /// failure if the object below is longer than the file then, and fails while an earlier cut has
-    /// failed and none has succeeded. A map with a size of its own publishes the visible one.
+    /// Truncates bytes that a failed or dropped write left behind the visible size. Does nothing
+    /// while another write makes the file longer: that one truncates first. For a sync. It reports
+    /// a failure if the object below is longer than the file then, and fails while an earlier
+    /// truncation has failed and none has succeeded since. A map with a size of its own publishes
+    /// the visible one.
     pub(crate) async fn cut_hidden_now(&self) {
         if self.mapping.bounds.has_hidden_bytes()
             && let Some(resize) = self.mapping.bounds.try_resize()
@@ -144,9 +145,9 @@ impl MappedFile {
         Ok(Placed { size: range.end, range, growth, ahead })
     }
 
-    /// The file holds `range` again: a truncate came between the placing of a write and its bytes,
-    /// so the write counts as later. `ahead`: the space that the write has. What is returned is
-    /// kept until the bytes are there. Not for a caller that holds frames or a [`Growth`].
+    /// Grows the file to hold `range` again: a truncate ran between the placing of a write and its
+    /// bytes, so the write counts as later. `ahead`: the space that the write has. The result is
+    /// kept until the bytes are there. The caller must hold no frames and no [`Growth`].
     pub(crate) async fn grow_again(
         &self,
         range: &Range<u64>,
@@ -214,7 +215,7 @@ impl MappedFile {
         Ok(())
     }
 
-    /// The block of the old end is held, and nobody reads it, when the size moves (E2, E5).
+    /// When the size moves, the block of the old end is held, and no fill reads it (E2, E5).
     async fn grow(&self, resize: &Resize<'_>, to: u64) -> Result<()> {
         let size = self.end();
         if self.opened_end.load(Ordering::Relaxed) == size {
@@ -230,10 +231,10 @@ impl MappedFile {
         Ok(())
     }
 
-    /// A map that keeps a size of its own may have found the file after a crash, with the size made
-    /// recoverable before what it cut off was zeroed, or not yet for blocks behind it that are mapped. Both
-    /// would show as soon as the file grows: before it does so for the first time storage is made to hold
-    /// zeros there (E1).
+    /// A map with a size of its own may have found the file after a crash. Then its size may have
+    /// been made recoverable before the truncated bytes were zeroed, or before that of mapped
+    /// blocks behind it. Both would show as soon as the file grows. So before its first growth
+    /// storage is made to hold zeros there (E1).
     async fn clean_end(&self, resize: &Resize<'_>, size: u64) -> Result<()> {
         if self.ops.published_size().is_none() {
             return Ok(());
@@ -367,8 +368,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Holds everything from the block of the new end on. If the end lies within it, that block is in
-    /// the cache, dirty and kept back: its tail is zeroed there and written (E1).
+    /// Holds all blocks from that of the new end on. If the end lies within it, that block is
+    /// cached, dirty and kept from write-out: its tail is zeroed there and written (E1).
     async fn hold_cut(&self, to: u64, first: u64) -> Result<InFlight> {
         let mapping = &*self.mapping;
         let all = first..u64::MAX >> 1;
@@ -389,13 +390,13 @@ impl MappedFile {
         Ok(flight)
     }
 
-    /// Bytes of the last block that are behind the end become zeros (E1). The block's dirt is in our
-    /// hands, so it is neither in flight nor evicted.
+    /// Zeroes the bytes of the last block behind the end (E1). The caller has taken the dirty
+    /// block, so it is neither in flight nor evicted.
     fn zero_tail(&self, to: u64) {
         let mapping = &*self.mapping;
         let index = mapping.folio_index(to);
         let folio =
-            self.cache.lock_folio(mapping, index).expect("dirt in hand is not evicted (F4)");
+            self.cache.lock_folio(mapping, index).expect("a taken dirty block is not evicted (F4)");
         let base = mapping.folio_start(index);
         let end = round_up(to, mapping.block_size());
         folio.zero_bytes((to - base) as usize..(end - base) as usize);

@@ -1,7 +1,8 @@
-//! Where data and holes begin: what the map knows, and what is dirty in the cache and not there yet.
+//! Where data and holes begin: the map's extents, and dirty blocks in the cache that are not in it
+//! yet.
 //!
-//! Nothing is written out for it. The cache is looked at before the map: what goes from the one to the other
-//! meanwhile is seen twice, not never.
+//! Nothing is written out for it. The cache is read before the map: a block that moves from one to
+//! the other meanwhile is seen twice, not never.
 //!
 //! No locks of its own; each folio's in turn.
 

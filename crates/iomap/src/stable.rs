@@ -1,9 +1,10 @@
-//! Stable writes of one file: whether they are needed, and what a writer does about blocks in flight.
+//! Stable writes of one file: whether they are needed, and how a writer treats blocks in flight.
 //! The mechanism is [`forebay_cache::stable`].
 //!
-//! Invariant: every way to change cached bytes (write, zeroing of part of a block, the zeros behind an
-//! end of file that moves) goes through [`MappedFile::resolve_hits`] under the folio lock, before the
-//! first byte changes (S3). Direct writes and zeroing of whole blocks wait for the range to be idle.
+//! Invariant: every change of cached bytes (write, zeroing of part of a block, the zeros behind an
+//! end of file that moves) goes through [`MappedFile::resolve_hits`] under the folio lock, before
+//! the first byte changes (S3). Direct writes and zeroing of whole blocks wait for the range to be
+//! idle.
 
 use crate::file::MappedFile;
 use crate::write::Obstacle;
@@ -47,13 +48,13 @@ impl MappedFile {
         }
     }
 
-    /// As it was set last.
+    /// The mode last set by [`MappedFile::set_stable_pages`].
     pub fn stable_pages(&self) -> StablePages {
         StablePages::from_index(self.stable_pages.load(Ordering::Relaxed))
     }
 
-    /// Overrides what the map asks for; counts from the next write on. `Off` is `Unsupported` while the
-    /// map keeps sums: they would be of other bytes than are written.
+    /// Overrides the map's need from the next write on. `Off` is `Unsupported` while the map keeps
+    /// checksums: they would not match the bytes written.
     pub fn set_stable_pages(&self, to: StablePages) -> Result<()> {
         if to == StablePages::Off && self.ops.limits().sums {
             let text = "stable_pages=off: the map keeps checksums of what is written";
@@ -128,8 +129,8 @@ impl MappedFile {
         self.wait_stable(index, blocks).await;
     }
 
-    /// A piece just taken for write-out, its folio still locked: a copy of itself if that is the strategy
-    /// and the device needs it.
+    /// Replaces a piece just taken for write-out, its folio still locked, by a copy, if that is the
+    /// strategy and the device needs it.
     pub(crate) fn snapshot(&self, folio: &FolioWrite<'_>, piece: &mut WritePiece) {
         let wanted = self.cache.strategies.stable() == StableStrategy::Snapshot;
         if wanted && self.stable_need().required {

@@ -1,12 +1,12 @@
-//! fsync: write out, wait, flush, and tell the truth.
+//! fsync: write out, wait, flush, and report the result.
 //!
-//! Write-completed is not durable: blocks written since the last flush are kept in the cache (within
-//! a window) until a flush that began after them has worked. If it fails they become dirty again
-//! and are written anew; what was not kept cannot be made good, and fsync fails from then on
+//! A completed write is not durable. Blocks written since the last flush are kept in the cache
+//! (within a window) until a flush that began after them has succeeded. If it fails they become
+//! dirty again and are rewritten. Blocks that were not kept are lost, and fsync fails from then on
 //! (docs/failure-protocol.md).
 //!
-//! Flushes of one file are taken in turn and shared: everybody who asks while one is running waits
-//! for the next, together.
+//! Flushes of one file are taken in turn and shared: all callers that arrive during one flush share
+//! the next.
 
 use crate::file::{Handle, MappedFile};
 use crate::ops::Commit;
@@ -102,27 +102,27 @@ impl Running {
         let file = self.file.clone();
         file.publish_size();
         // Dropped before `self`: the failure is counted first.
-        let heard = file.ops.failures_heard();
+        let heard = file.ops.failures_reported();
         let flight = file.mapping.domain.flushes.begin(file.device_address(), heard);
         let began = file.cache.world.now();
         let done = file.ops.commit(Commit::Data, here).await;
         file.cache.latencies.flush.add(file.cache.world.now().saturating_sub(began));
         match done {
-            Ok(()) => flight.worked(file.ops.failures_heard()).await,
+            Ok(()) => flight.worked(file.ops.failures_reported()).await,
             Err(_) => drop(flight),
         }
         self.end(done)
     }
 
-    /// `done`: what the device says of it. Returns what is to be said of it: it may have worked, and one that
-    /// failed for another file have dropped what this one covers.
+    /// `done`: the device's result. Returns the result to report: after a successful flush it is an
+    /// error if the failed flush of another file may have lost blocks that this one covers.
     fn end(&mut self, done: Result<()>) -> Result<()> {
         self.over = true;
         let (file, unflushed) = (&*self.file, &self.file.mapping.unflushed);
         let covered = std::mem::take(&mut self.covered);
         let certified = done.is_ok() && (covered.is_empty() || unflushed.is_certified(&covered));
-        // Of other files' failed flushes; if it is this one that failed, what was written out after it had
-        // begun may be gone too.
+        // Blocks lost by other files' failed flushes. If this flush failed, blocks written after it
+        // began may be lost, too.
         let lost = unflushed.take_lost();
         let done = match done {
             Ok(()) if !certified || !lost.is_empty() => {
@@ -195,8 +195,8 @@ impl Drop for Carried<'_> {
 }
 
 impl MappedFile {
-    /// Makes all that was written before this call durable. Every opener of the time sees a write-back
-    /// error once; while an accepted byte is not durable no call returns `Ok`.
+    /// Makes all that was written before this call durable. Every opener of the time sees a
+    /// write-back error once; while an accepted byte is not durable no call returns `Ok`.
     pub async fn sync(&self, handle: &Handle) -> Result<()> {
         self.sync_range(handle, 0..u64::MAX >> 1, false).await
     }
@@ -206,8 +206,8 @@ impl MappedFile {
         self.sync_range(handle, 0..u64::MAX >> 1, true).await
     }
 
-    /// Writes out what is dirty, and publishes it with the size: whatever is committed after this call, to
-    /// any file of the map, comes behind it. Nothing is durable yet.
+    /// Writes out dirty blocks, and publishes them with the size: each later commit, to any file of
+    /// the map, includes them. Nothing is durable yet.
     pub async fn write_out(&self) -> Result<()> {
         if self.read_only() {
             return Ok(());
@@ -219,9 +219,9 @@ impl MappedFile {
         self.mapping.errseq.error_since(entered).map_or(published, Err)
     }
 
-    /// [`MappedFile::sync`] for nobody who could be told of an error, as when the last opener has gone:
-    /// whoever opens the file next sees it.
-    pub async fn sync_untold(&self) -> Result<()> {
+    /// [`MappedFile::sync`] without a caller that could receive the error, as after the last close:
+    /// the next opener gets it.
+    pub async fn sync_deferring_errors(&self) -> Result<()> {
         self.sync_for(None, 0..u64::MAX >> 1, true).await
     }
 
@@ -252,9 +252,10 @@ impl MappedFile {
         published
     }
 
-    /// Issues a pass of a sync, and waits until what it was to write is written or has failed. Dirt in the
-    /// hands of a truncate or a trim may come back when these are over, and a folio that is written whole
-    /// be in another pass's hands when its turn has come: then it is looked for again.
+    /// Issues a pass of a sync, and waits until its blocks are written or have failed. Blocks that
+    /// a truncate or a trim has taken may be dirty again when it ends. With folios written as a
+    /// whole, another pass may have taken a folio when its turn comes. In both cases the sync looks
+    /// again.
     pub(crate) async fn write_out_all(&self, pass: &WriteOutPass, here: bool) {
         loop {
             let leftovers = self.mapping.leftovers();
@@ -312,9 +313,9 @@ impl MappedFile {
         std::sync::Arc::as_ptr(self.device()).cast::<()>() as usize
     }
 
-    /// What failed flushes of other files of the device may have dropped is dirty again, as it is at the
-    /// end of a flush of its own; whoever syncs the file next is told. For who wants it written before
-    /// that. An error: some of it is not held any more.
+    /// Blocks that failed flushes of other files of the device may have lost become dirty again, as
+    /// at the end of the file's own flush; the next sync of the file reports it. For callers that
+    /// need them written before that. An error: some blocks are not kept any more.
     pub fn take_back_lost(&self) -> Result<()> {
         let lost = self.mapping.unflushed.take_lost();
         if !lost.is_empty() {
@@ -325,18 +326,19 @@ impl MappedFile {
         self.mapping.sticky.lock().clone().map_or(Ok(()), Err)
     }
 
-    /// All that no flush of the file has made durable is dirty again, for who knows that some of it is gone.
-    /// False: a flush of the file is under way, which takes it back if it fails.
+    /// All blocks that no flush of the file has made durable become dirty again, for a caller that
+    /// knows that some are lost. False: a flush of the file is in progress, which takes them back
+    /// if it fails.
     pub fn take_back_unflushed(&self) -> bool {
         let Some(covered) = self.mapping.unflushed.take_back() else { return false };
         self.flush_failed(&covered);
         true
     }
 
-    /// Copies what the cache holds of whole blocks, for who has to write it once more: nobody has used it by
-    /// that. `pinned`: only what was never read back from the map, which may have lost it: what is dirty, in
-    /// write-out, or kept for the next flush. False: not all of it is there. Definite: who has the folio
-    /// locked is waited for.
+    /// Copies cached whole blocks, for a caller that has to write them again; it does not count as
+    /// a use. `pinned`: only blocks that were never read back from the map, which may have lost
+    /// them: dirty, in write-out, or kept for the next flush. False: not all of them are cached.
+    /// The answer is definite: it waits for a locked folio.
     pub fn copy_held(&self, offset: u64, dst: &mut [u8], pinned: bool) -> bool {
         let mapping = &*self.mapping;
         let end = offset + dst.len() as u64;

@@ -1,6 +1,7 @@
-//! Dirty blocks taken away from write-out while an operation changes their place: afterwards they are dirty
-//! again, or gone. The caller holds the range exclusively, so that no new dirty block appears. What no flush
-//! has made durable is taken with them: until its place is free the cache can still supply it.
+//! Dirty blocks taken away from write-out while an operation changes their place: afterwards they
+//! are dirty again, or dropped. The caller holds the range exclusively, so that no new dirty block
+//! appears. Unflushed blocks are taken with them: until their place is free the cache can still
+//! supply them.
 
 use crate::file::MappedFile;
 use forebay_cache::folio::Blocks;
@@ -19,7 +20,8 @@ impl Taken {
         self.0.is_empty()
     }
 
-    /// Takes what is dirty of the blocks, none of which is in write-out, and what is kept for the next flush.
+    /// Takes the dirty ones of the blocks, none of which is in write-out, and those kept for the
+    /// next flush.
     pub fn take(&mut self, folio: &FolioWrite<'_>, blocks: Blocks) {
         folio.begin_write(blocks, DirtyTracking::Block, &mut self.0);
         let kept = folio.runs(blocks, |table, slot, group| {
@@ -60,7 +62,8 @@ impl MappedFile {
         }
     }
 
-    /// Locks a folio when none of the blocks is being read or written out; `None` if it is not cached.
+    /// Locks a folio when none of the blocks is being read or written out; `None` if it is not
+    /// cached.
     pub(crate) async fn lock_idle(&self, index: u64, blocks: Blocks) -> Option<FolioWrite<'_>> {
         loop {
             let folio = self.cache.lock_folio(&self.mapping, index)?;

@@ -1,22 +1,22 @@
-//! Uncached requests, in the four ways that can be chosen
+//! Uncached requests, with the four strategies that can be chosen
 //! ([`UncachedStrategy`](forebay_cache::strategy::UncachedStrategy)).
 //!
-//! What happens to blocks that are not cached, when they are read and when they are written:
+//! How each treats blocks that are not cached, when they are read; when they are written:
 //! - `noaccess`: cached, with readahead, and not touched; cached and not touched.
 //! - `dropbehind`: cached for the request, dropped after the copy; cached, the writer starts
-//!   write-out and waits for it, then they go.
+//!   write-out, waits for it, and then drops them.
 //! - `private`: through private memory; through private memory straight to the device, waited for.
 //! - `ours`: straight into the caller's memory, with a window ahead for streams; cached for a
 //!   window behind, which the flusher writes.
 //!
-//! Invariants, whatever the strategy: P1 what is cached is served and updated in place, keeps its
-//! age, and stays (U1). P2 a request ends by the strategy that it began with; requests of different
-//! strategies meet in the same folios and range locks, so they are coherent. P3 nothing is dropped
-//! that is dirty, on its way, or held until a flush (U5).
+//! Invariants, whatever the strategy: P1 cached blocks are served and updated in place, keep their
+//! age, and stay cached (U1). P2 a request ends by the strategy with which it began; requests of
+//! different strategies use the same folios and range locks, so they are coherent. P3 no block is
+//! dropped that is dirty, in write-out, or held until a flush (U5).
 //!
-//! Locks: a private write holds its blocks exclusively while it is at the device; it has its room from the
-//! map before it asks for memory, and waits for the device only once it has that. A private read
-//! holds nothing: it publishes nothing that another could find.
+//! Locks: a private write holds its blocks exclusively while it is at the device. It gets its space
+//! from the map before it asks for memory, and then waits for the device only. A private read holds
+//! nothing: it publishes nothing that another task could find.
 
 use crate::admitted::Ahead;
 use crate::file::{Handle, MappedFile, Source, Target};
@@ -52,7 +52,7 @@ enum Once {
 /// How a request passes through the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Passing {
-    /// As an ordinary one.
+    /// Cached like an ordinary request.
     Cached,
     /// Its blocks stay, and it counts as no touch.
     Untouched,
@@ -307,8 +307,8 @@ impl MappedFile {
         Ok(Once::Written)
     }
 
-    /// Where the content is of the blocks at both ends of `whole` that `run` covers in part only: what of it
-    /// is not a hole. The caller holds them exclusively.
+    /// Where the content of the blocks at both ends of `whole` is stored that `run` covers in part
+    /// only; holes are left out. The caller holds the blocks exclusively.
     async fn edges(&self, run: &Range<u64>, whole: &Range<u64>) -> Result<Vec<Extent>> {
         let block = self.mapping.block_size();
         let (first, last) = (whole.start, round_down(whole.end - 1, block));
@@ -334,8 +334,8 @@ impl MappedFile {
         Ok(edges)
     }
 
-    /// Reads what is at a place into `data`, whose first byte is the file's at `base`. Waits for the device
-    /// only.
+    /// Reads the bytes at a place into `data`, whose first byte is the file's at `base`. Waits for
+    /// the device only.
     async fn read_edge(&self, edge: &Extent, base: u64, data: &mut AlignedBuf) -> Result<()> {
         let Some(device_at) = edge.device_offset else { return Ok(()) };
         let from = (edge.offset - base) as usize;

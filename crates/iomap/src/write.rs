@@ -24,7 +24,7 @@ pub(crate) enum Obstacle {
     Fresh(usize),
     /// No folio descriptor is to be had.
     Slots,
-    /// Somebody holds the range exclusively.
+    /// Another task holds the range exclusively.
     Exclusive,
     /// A fill of these blocks of the folio is on its way.
     Reading(Blocks),
@@ -92,8 +92,8 @@ impl MappedFile {
         }
     }
 
-    /// Splits a byte range where folios end, and so that no piece is more than a portion: a writer dirties
-    /// no more between two looks at the limits.
+    /// Splits a byte range at folio ends, into pieces of at most a portion: a writer dirties no
+    /// more between two checks of the limits.
     #[inline]
     fn portions(&self, range: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> {
         self.split(range, PORTION.min(self.mapping.folio_size()))
@@ -107,7 +107,7 @@ impl MappedFile {
             if piece.end > passed {
                 // What it wrote itself may have filled the limit.
                 if !self.mapping.domain.free_run() {
-                    self.cache.kick_above(&self.mapping);
+                    self.cache.wake_flusher_above(&self.mapping);
                     return Some(piece.start);
                 }
                 passed = piece.start + PORTION;
@@ -126,7 +126,7 @@ impl MappedFile {
                 }
             }
         }
-        self.cache.kick_above(&self.mapping);
+        self.cache.wake_flusher_above(&self.mapping);
         None
     }
 
@@ -153,8 +153,9 @@ impl MappedFile {
         self.write_to_place(handle, offset, src, flags, &mut None).await
     }
 
-    /// The same. `place`: where the bytes went, once they are part of the file, also if the write fails then,
-    /// as when they cannot be made durable: a caller that tries an append again does so there.
+    /// A write that also returns in `place` where the bytes went, once they are part of the file.
+    /// It does so if the write fails later, for example because the bytes cannot be made durable: a
+    /// caller that retries an append writes there.
     pub async fn write_to_place(
         &self,
         handle: &Handle,
@@ -252,8 +253,8 @@ impl MappedFile {
         Ok(done)
     }
 
-    /// Writes `range` into the cache; the first byte of `src` belongs at `base`. False: stopped, by a
-    /// truncate.
+    /// Writes `range` into the cache; the first byte of `src` belongs at `base`. False: a truncate
+    /// stopped it.
     pub(crate) async fn write_buffered(
         &self,
         range: &Range<u64>,
@@ -282,11 +283,11 @@ impl MappedFile {
                 return Ok(false);
             }
         }
-        self.cache.kick_above(&self.mapping);
+        self.cache.wake_flusher_above(&self.mapping);
         Ok(true)
     }
 
-    /// Writes a piece of one folio, waiting for what stands in the way. False: stopped, by a truncate.
+    /// Writes a piece of one folio, waiting for obstacles. False: a truncate stopped it.
     async fn write_portion<'a>(
         &'a self,
         index: u64,
@@ -383,7 +384,7 @@ impl MappedFile {
         if let Some(admitted) = admitted {
             admitted.arrived();
         }
-        // Whoever moves an end that lies within a block has waited for the lock of its folio.
+        // A task that moves an end within a block has waited for the lock of its folio.
         let stands = is_aligned(eof, mapping.block_size())
             || piece.end <= round_down(eof, mapping.block_size())
             || self.end() == eof;

@@ -1,5 +1,5 @@
-//! Write-out: dirty runs are looked at, room for them is reserved, then they are captured, issued, and
-//! published as each bio ends. The steps and their rules (O1..O6) are in [`crate::ops`].
+//! Write-out: finds dirty runs, reserves space for them, captures and issues them, and publishes
+//! each as its bio ends. The steps and their rules (O1..O6) are in [`crate::ops`].
 
 use crate::file::MappedFile;
 use crate::ops::{Class, Place, Reservation};
@@ -15,13 +15,13 @@ use forebay_cache::writeback::{WriteOut, WriteOutPass, WritePiece, fail_unwritte
 use forebay_cache::{FRAME_SIZE, FolioWrite, Mapping, State};
 use std::ops::Range;
 
-/// Longest write of one bio, bytes. Each costs the way to the device and back, a record of the map, and where
-/// the device is a file with holes a change of that one's map: shorter ones made big streams slower.
+/// Longest write of one bio, bytes. Each bio costs a round trip to the device, a record of the map,
+/// and, on a file with holes, a change of the host's map: shorter ones made big streams slower.
 const MAX_BIO: u64 = 1 << 20;
 /// No folio is added to a reservation of so many bytes, or of as many as a domain keeps in flight.
 const MAX_RESERVATION: u64 = 4 << 20;
-/// Folios looked at together: as many as fill a reservation with a block each. Out of place such blocks lie
-/// side by side, and go out in few bios.
+/// Folios visited together: as many as fill a reservation with a block each. Out of place such
+/// blocks are adjacent, and need few bios.
 const BATCH: usize = 256;
 
 impl WriteOut for MappedFile {
@@ -30,7 +30,7 @@ impl WriteOut for MappedFile {
     }
 
     fn flush(self: std::sync::Arc<Self>, slot: &mut FutureSlot<()>) {
-        // Whoever syncs next is told of a failure, by way of the error sequence.
+        // The next sync reports a failure, through the error sequence.
         slot.put(async move { drop(self.flush_shared().await) });
     }
 
@@ -73,8 +73,8 @@ impl MappedFile {
         self.write_out_pass_on(pass, false).await
     }
 
-    /// The same. `here`: the caller blocks, and would wait for the I/O anyway: the last request of each
-    /// batch may be carried out on its thread, which spares the way to the engine and back.
+    /// A pass of write-out. `here`: the caller blocks, and would wait for the I/O anyway, so the
+    /// last request of each batch may run on its thread. That saves a round trip to the engine.
     pub(crate) async fn write_out_pass_on(&self, pass: &WriteOutPass, here: bool) -> u64 {
         let mapping = &*self.mapping;
         let folios = mapping.folios(&pass.range);
@@ -93,8 +93,8 @@ impl MappedFile {
         issued
     }
 
-    /// Writes what the pass wants of the folios of its batch, a reservation at a time, until `most` bytes are
-    /// issued.
+    /// Writes the blocks that the pass selects from the folios of its batch, a reservation at a
+    /// time, until `most` bytes are issued.
     async fn write_out_folios(
         &self,
         plan: &mut Plan,
@@ -120,7 +120,8 @@ impl MappedFile {
                 wanted = self.add_dirty_runs(index, pass, &mut plan.runs);
             }
             bytes += wanted.unwrap_or(0);
-            // All of a folio in one reservation: where folios are written whole, its first part takes all.
+            // A complete folio in one reservation: where folios are written as a whole, its first
+            // part takes all.
             if bytes >= reservation {
                 issued += self.write_runs(plan, pass, false).await;
                 bytes = 0;
@@ -129,9 +130,9 @@ impl MappedFile {
         issued + self.write_runs(plan, pass, here).await
     }
 
-    /// Adds what the pass wants of a folio to `runs`, as bytes of the file, whole blocks: where the file
-    /// ends is seen when they are captured. Returns the bytes. `Err`: a sync has to write blocks that were
-    /// dirtied while they were in write-out, and these have to be waited for.
+    /// Adds the blocks that the pass selects from a folio to `runs`, as bytes of the file, whole
+    /// blocks; the capture applies the end of file. Returns the bytes. `Err`: a sync has to write
+    /// blocks that were dirtied while they were in write-out, and must wait for these.
     fn add_dirty_runs(
         &self,
         index: u64,
@@ -158,15 +159,15 @@ impl MappedFile {
         Ok(bytes)
     }
 
-    /// Behind the end of file there is nothing to write, save to fill a unit of the map: what a place
-    /// held before must not show when the file grows (E1).
+    /// Bytes behind the end of file are written only to fill a unit of the map: old bytes of a
+    /// place must not show when the file grows (E1).
     fn end_of_units(&self) -> u64 {
         let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
         round_up(self.end(), unit)
     }
 
-    /// Reserves room for the runs of the plan, captures what is still dirty of them, and issues it; returns
-    /// the bytes.
+    /// Reserves space for the runs of the plan, captures their blocks that are still dirty, and
+    /// issues them; returns the bytes.
     async fn write_runs(&self, plan: &mut Plan, pass: &WriteOutPass, here: bool) -> u64 {
         if plan.runs.is_empty() {
             return 0;
@@ -202,7 +203,7 @@ impl MappedFile {
         let wanted: u64 = plan.runs.iter().map(|run| run.end - run.start).sum();
         let reserved: u64 = reservation.places().iter().map(|place| place.len).sum();
         if reserved < wanted && pass.sync {
-            // The rest when there is room again: whoever syncs looks once more.
+            // The rest is written when there is space again: a sync looks once more.
             self.mapping.note_leftover();
         }
         let end = plan.runs.last().map_or(0, |run| run.end);
@@ -229,9 +230,10 @@ impl MappedFile {
         }
     }
 
-    /// Takes what is dirty of the places: its content is fixed now, and so is its sequence (O1). Nothing else
-    /// is taken, not even for a moment: up-to-date blocks that joined a folio written whole after room was
-    /// reserved for it, and what a truncate is about to drop, stay as they are.
+    /// Takes the dirty blocks of the places: their content is fixed now, and so is their sequence
+    /// (O1). Other blocks are not taken, not even for a moment: up-to-date blocks that joined a
+    /// folio written as a whole after space was reserved, and blocks that a truncate is about to
+    /// drop.
     fn capture(&self, plan: &mut Plan, reservation: &Reservation, sync: bool) {
         let mapping = &*self.mapping;
         let tracking = self.cache.strategies.dirty_tracking();

@@ -67,7 +67,7 @@ impl MappedFile {
         Ok(true)
     }
 
-    /// False, and nothing was zeroed: the file no longer ends where the range does, and the range ends
+    /// False, and nothing was zeroed: the file no longer ends with the range, and the range ends
     /// within a block.
     async fn zero_whole(&self, range: Range<u64>, flags: ZeroFlags) -> Result<bool> {
         let mapping = &*self.mapping;
@@ -78,8 +78,8 @@ impl MappedFile {
             return Ok(false);
         }
         let mut flight = InFlight::new(self, held, range.clone());
-        // Dirty blocks are taken so that no pass writes them out meanwhile; they come back if the device
-        // fails.
+        // Dirty blocks are taken so that no pass writes them out meanwhile; they are dirty again if
+        // the device fails.
         self.each_idle(&range, |folio, blocks| {
             flight.replaced.take(folio, blocks);
             // What is clean goes now: a write-out of its whole folio would bring it back.

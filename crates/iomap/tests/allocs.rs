@@ -1,9 +1,11 @@
-//! Warm write-out allocates nothing from plan to completion: it is what makes memory free, so it must not
-//! need any. By passes made here, and by the flusher of the file's domain, from the kick on: with the threads
-//! that run it. Alone in its file: it counts for its process, all threads.
+//! Warm write-out allocates nothing from plan to completion: it makes memory free, so it must not
+//! need any. Tested with passes made here, and with the flusher of the file's domain from its wake
+//! on, with the threads that run it. In a file of its own, because it counts for its process, all
+//! threads.
 //!
-//! The writer's own allocations are left out, here and nowhere else: it lists what it dirties, and may be
-//! made to wait, or be refused; a write-out may not. A flush may allocate; the write-outs after it may not.
+//! The writer's own allocations are left out, here and nowhere else: it lists the blocks it
+//! dirties, and may be made to wait, or be refused; a write-out may not. A flush may allocate; the
+//! write-outs after it may not.
 
 #[path = "suite/common/engines.rs"]
 mod engines;
@@ -75,7 +77,7 @@ enum By {
     Passes,
     /// The same, each after a flush.
     PassesAfterFlushes,
-    /// The flusher, because there is dirt at all, after a flush.
+    /// The flusher, because a block is dirty, after a flush.
     Flusher,
 }
 
@@ -148,12 +150,12 @@ impl Lab {
         self.flush();
         let (before, issued) = (allocations(), self.written());
         uncounted(|| self.write(true));
-        // Below the limit nobody was paused; now all of it is too much.
+        // Below the limit no writer was paused; now every dirty byte exceeds it.
         let usual = self.cache.dirty.background.load(Ordering::Relaxed);
         uncounted(|| self.cache.set_dirty_background_bytes(0).unwrap());
         let mapping = &self.file.mapping;
         while mapping.dirty_bytes.load(Ordering::SeqCst) > 0 || mapping.write_outs() > 0 {
-            mapping.domain.kick();
+            mapping.domain.wake_flusher();
             std::thread::yield_now();
         }
         let allocated = allocations() - before;
@@ -180,7 +182,7 @@ impl Lab {
         self.file.clone().write_out(pass, &mut self.slot);
         let issued = drive(&self.driver, &self.waker, Pin::new(&mut self.slot));
         assert!(issued >= BLOCK as u64, "a pass of nothing counts nothing");
-        // What is hit in flight gets fresh frames, and the end of the write-out brings the old ones back.
+        // Blocks hit in flight get fresh frames, and the end of the write-out frees the old ones.
         uncounted(|| self.write(true));
         let mut over = pin!(self.file.mapping.wait_write_outs());
         drive(&self.driver, &self.waker, over.as_mut());
@@ -192,8 +194,8 @@ impl Lab {
     }
 }
 
-/// Lists grow, and threads start, now and then: in the end there is a long stretch without. If each pass, or
-/// each tenth, allocated, there would be none.
+/// Lists grow, and threads start, now and then: in the end there is a long stretch without. If each
+/// pass, or each tenth, allocated, there would be none.
 fn comes_to_rest(lab: &mut Lab, what: &str) {
     let (mut quiet, mut counts) = (0, Vec::new());
     while quiet < PASSES {
@@ -212,7 +214,7 @@ fn both(test: impl Fn(Aio, &Engine)) {
 }
 
 #[test]
-fn a_warm_write_out_allocates_nothing_from_plan_to_completion() {
+fn write_out_warm_allocates_nothing() {
     both(|aio, engine| {
         for tracking in [DirtyTracking::Block, DirtyTracking::Folio] {
             for stable in [false, true] {

@@ -2,11 +2,11 @@
 //! in a build of its own: `RUSTFLAGS="--cfg shuttle" cargo test --profile fsx --test shuttle`, with
 //! a target directory of its own.
 //!
-//! Held in every schedule: no sync returns success while an accepted byte is not durable, whichever flush
-//! fails (W1, W2); no foreign and no lost byte at an end of file that several move at once (E1..E6).
-//! Story: a write that the device had completed before a flush failed, but whose bookkeeping ran after it,
-//! was certified by the next flush; so was a trim that was noted before it had happened. Two appenders
-//! looked at the size twice each.
+//! In every schedule no sync succeeds while an accepted byte is not durable, whichever flush fails
+//! (W1, W2). No foreign and no lost byte appears at an end of file that several tasks move at once
+//! (E1..E6). Story: the device had completed a write before a flush failed, but its bookkeeping ran
+//! after it, and the next flush certified it. The same happened to a trim that was noted before it
+//! had run. Two appenders read the size twice each.
 #![cfg(shuttle)]
 
 #[path = "suite/eof/driver.rs"]
@@ -37,7 +37,7 @@ use std::sync::{Arc, Mutex};
 
 const BLOCK: u64 = 512;
 
-/// A world without background tasks: nobody flushes but who is told to.
+/// A world without background tasks: only a test's own calls flush.
 struct Quiet(AtomicU64);
 
 impl World for Quiet {
@@ -65,9 +65,9 @@ struct Content {
     changes: u32,
 }
 
-/// A device that does each request on a thread of its own. The flush with the number `fails` fails, or the
-/// write or flush with the number `nth`; what was completed before a flush that failed is never made
-/// durable by a later one.
+/// A device that does each request on a thread of its own. The flush with the number `fails` fails,
+/// or the write or flush with the number `nth`. Writes completed before a failed flush are never
+/// made durable by a later one.
 #[derive(Clone)]
 struct Racing {
     content: Arc<Mutex<Content>>,
@@ -189,7 +189,8 @@ fn cache() -> forebay_base::sync::Arc<PageCache> {
     PageCache::new(config, Arc::new(Quiet(AtomicU64::new(1)))).unwrap()
 }
 
-/// Blocks 0: buffered, 1: direct, 2: trimmed. Accepted and durable values only grow; a trim counts as 1.
+/// Blocks 0: buffered, 1: direct, 2: trimmed. Accepted and durable values only grow; a trim counts
+/// as 1.
 fn lying_syncs(fails: u32) {
     let mut bytes = vec![0; 8 * BLOCK as usize];
     bytes[2 * BLOCK as usize..3 * BLOCK as usize].fill(9);
@@ -249,8 +250,8 @@ fn no_sync_lies_whichever_flush_fails() {
     }
 }
 
-/// Two files of one domain on one device, each with a writer that syncs: a flush that fails for one may
-/// have dropped what the other wrote, whichever of the two is heard of first.
+/// Two files of one domain on one device, each with a writer that syncs: a flush that fails for one
+/// may have lost writes of the other, in whichever order their results arrive.
 fn lying_neighbours(fails: u32) {
     let device = Racing::new(vec![0; 8 * BLOCK as usize], fails);
     let cache = cache();
@@ -288,10 +289,10 @@ fn no_sync_lies_whichever_files_flush_fails() {
     }
 }
 
-/// Where folios are written whole, a pass took blocks that it had no room for, and gave them back: a sync
-/// that came in between found them neither dirty nor on their way.
+/// The story: where folios are written as a whole, a pass took blocks for which it had no space,
+/// and gave them back. A sync in between found them neither dirty nor in write-out.
 #[test]
-fn no_sync_misses_what_another_pass_takes() {
+fn sync_sees_blocks_taken_by_another_pass() {
     let run = || {
         let device = Racing::new(vec![0; 8 * BLOCK as usize], u32::MAX);
         let cache = cache();
@@ -311,7 +312,7 @@ fn no_sync_misses_what_another_pass_takes() {
 
 /// Two who append and one who reads, trims and truncates, at an end within a block.
 #[test]
-fn the_end_of_file_is_moved_by_several_at_once() {
+fn end_of_file_moved_concurrently_keeps_bytes() {
     let seed = Arc::new(AtomicU64::new(1));
     let run = move || {
         let seed = seed.fetch_add(1, Ordering::Relaxed);

@@ -5,20 +5,21 @@ use crate::tls::{SESSION_BYTES, TlsIdentity, TlsMode};
 use forebay_base::IoFlags;
 use std::time::Duration;
 
-/// Least that is received at once, bytes, however much is stashed.
+/// Least that is received at once, bytes, however much is buffered.
 pub(crate) const RECEIVE_MIN: usize = 4096;
 
 /// Least memory over all clients, bytes.
 const TOTAL_MIN: usize = 2 << 20;
 
-/// Buffers kept for reuse by all threads, bytes at most, beside the `total` of requests.
+/// Most memory of buffers that all threads keep for reuse, bytes, in addition to the `total` of
+/// requests.
 pub(crate) fn pool_memory(total: usize) -> usize {
     total / 16
 }
 
-/// Received bytes that wait to be parsed, bytes at most, save [`RECEIVE_MIN`] per client; beside the
-/// `total` of requests.
-pub(crate) fn stash_memory(total: usize) -> usize {
+/// Most memory of received bytes not parsed yet, in bytes, not counting [`RECEIVE_MIN`] per client;
+/// in addition to the `total` of requests.
+pub(crate) fn receive_memory(total: usize) -> usize {
     total / 16
 }
 
@@ -27,8 +28,8 @@ pub(crate) fn stash_memory(total: usize) -> usize {
 pub struct ServerConfig {
     /// Event-loop threads, 1 or more. Connections are distributed over them.
     pub threads: usize,
-    /// Most connections at a time. Beyond it the oldest one that has not finished its
-    /// handshake makes room; if there is none the new one is refused.
+    /// Most connections at a time. Beyond it the server drops the oldest one that has not finished
+    /// its handshake; if there is none it refuses the new one.
     pub clients_max: usize,
     /// Time for a handshake, from accept to transmission.
     pub handshake_timeout: Duration,
@@ -43,18 +44,19 @@ pub struct ServerConfig {
     /// Memory of one client in requests in flight and replies not yet sent, bytes. At the limit
     /// its socket is not read. A client with nothing in use may always start one request.
     pub client_memory: usize,
-    /// The same over all clients, bytes, at start;
-    /// [`Server::set_total_memory`](crate::Server::set_total_memory) changes it live. The upper half
-    /// is kept for clients below their fair share (half of it divided by `clients_max`), so that
-    /// hoarders cannot starve others.
+    /// Memory of requests and replies over all clients, bytes, at start;
+    /// [`Server::set_total_memory`](crate::Server::set_total_memory) changes it live. The upper
+    /// half is kept for clients below their fair share (half of it divided by `clients_max`), so
+    /// that clients with many requests cannot starve others.
     pub total_memory: usize,
-    /// While others wait for memory, a client that owes us something (takes no replies, or does not
-    /// send the rest of a write) is cut off if it moved less than `rate_min` over this time.
+    /// While other clients wait for memory, a client with outstanding work (it takes no replies, or
+    /// does not send the rest of a write) is disconnected if it moved less than `rate_min` over
+    /// this time.
     pub stall_timeout: Duration,
-    /// Least progress of a client that owes us something, bytes per second.
+    /// Least progress of a client with outstanding work, bytes per second.
     pub rate_min: u64,
-    /// When the table of clients is full, the one that said nothing for longest makes room for a
-    /// newcomer if that is at least this long. Who has a request under way is not idle.
+    /// When the table of clients is full, the server drops the client that was silent for longest,
+    /// if that is at least this long. A client with a request in progress is not idle.
     pub idle_timeout: Duration,
     /// A TCP peer that says nothing for this long is probed, and cut off if it does not answer six
     /// probes ten seconds apart. Zero: never.
@@ -63,7 +65,7 @@ pub struct ServerConfig {
     pub drain_timeout: Duration,
     /// Certificate and key for TLS, and whether clients may or must use it.
     pub tls: Option<(TlsIdentity, TlsMode)>,
-    /// Longest time that a thread looks around for work before it sleeps, as long as that pays off.
+    /// Longest time that a thread polls for work before it sleeps, as long as polling finds some.
     /// Zero: never. [`Server::set_poll`](crate::Server::set_poll) changes it live.
     pub poll: Duration,
     /// Flags of every read and write, such as `UNCACHED`.
@@ -98,9 +100,9 @@ impl ServerConfig {
     /// Most that `poll` may be.
     pub const POLL_MAX: Duration = Duration::from_millis(1);
 
-    /// The same, with values that contradict each other brought into line: at least one thread
-    /// and one client, and a request that fits a client's memory and, together with a
-    /// hoarder's, the half of all memory that is for everybody.
+    /// The configuration with contradictory values corrected: at least one thread and one client,
+    /// and a request that fits a client's memory and, in addition to that of a client at its limit,
+    /// half of all memory.
     #[must_use]
     pub fn normalized(mut self) -> Self {
         self.threads = self.threads.max(1);
@@ -132,7 +134,7 @@ impl ServerConfig {
         (self.total_memory / 64).clamp(256 << 10, 512 << 10)
     }
 
-    /// What the threads receive into, bytes; stays as it is at start.
+    /// Receive buffers of all threads, bytes; fixed at start.
     pub(crate) fn scratch_memory(&self) -> usize {
         let cipher = if self.tls_mode() == TlsMode::Off { 0 } else { CIPHER_LEN };
         self.threads * (self.scratch_len() + cipher)
@@ -143,10 +145,10 @@ impl ServerConfig {
         self.memory_bound_at(self.total_memory)
     }
 
-    /// The same, with another total set while it runs.
+    /// The bound of all memory with another total, set while the server runs.
     pub(crate) fn memory_bound_at(&self, total: usize) -> usize {
-        let stash = stash_memory(total) + self.clients_max * RECEIVE_MIN;
-        total + pool_memory(total) + stash + self.scratch_memory()
+        let receive_buffer = receive_memory(total) + self.clients_max * RECEIVE_MIN;
+        total + pool_memory(total) + receive_buffer + self.scratch_memory()
     }
 
     /// Whether clients may or must use TLS.
@@ -155,7 +157,7 @@ impl ServerConfig {
     }
 }
 
-/// Why a client was cut off. A client that leaves by itself is not in here.
+/// Why the server dropped a client. A client that leaves by itself has no reason here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DropReason {
     /// The bytes are not NBD.
@@ -172,7 +174,7 @@ pub enum DropReason {
     HandshakeTimeout,
     /// No TLS where it is required, or something that is not TLS where it was agreed on.
     Tls,
-    /// Made room for a newer client before its handshake was done.
+    /// Dropped for a newer client before its handshake was done.
     Evicted,
     /// Refused because there are too many clients.
     TooManyClients,
@@ -180,7 +182,7 @@ pub enum DropReason {
     WriteTooLong,
     /// Took no replies, or did not send the rest of a write, while others waited for memory.
     Stalled,
-    /// Said nothing for long and made room for a newer client.
+    /// Silent for long, and dropped for a newer client.
     Idle,
     /// The socket failed, or the client went away in the middle of something.
     ConnectionLost,

@@ -3,17 +3,17 @@
 //! Invariants:
 //! 1. `Book::charged` is what this connection adds to the server's memory: chunks of replies,
 //!    data waiting to be sent, payloads being received, and `in_tasks` for requests under way.
-//! 2. `stash` holds received bytes that were not consumed: a partial message, or whole requests
-//!    while the connection is blocked. While it is blocked the socket is not read. Its memory is
-//!    in books of its own (`Memory::stashed`), so that it never stands in the way of its requests.
+//! 2. `receive_buffer` holds received bytes that were not consumed: a partial message, or complete
+//!    requests while the connection is blocked. Then the socket is not read. Its memory is counted
+//!    apart (`Memory::buffered`), so that it never takes memory from its requests.
 //! 3. A connection with nothing charged is never blocked on its own account.
 
 use crate::config::DropReason;
 use crate::exec::Key;
 use crate::handshake::Handshake;
-use crate::lane::Lanes;
 use crate::out::OutQueue;
-use crate::stash::Stash;
+use crate::receive_buffer::ReceiveBuffer;
+use crate::request_class::RequestClasses;
 use crate::stats::Verdict;
 use crate::stream::Stream;
 use crate::transmission::Transmission;
@@ -29,7 +29,7 @@ pub(crate) enum Phase {
     Live(Box<Transmission>),
 }
 
-/// What a connection uses and owes.
+/// The memory that a connection uses, and its outstanding requests.
 pub(crate) struct Book {
     pub key: Key,
     pub out: OutQueue,
@@ -40,12 +40,12 @@ pub(crate) struct Book {
     /// Requests under way.
     pub inflight: u32,
     /// Requests that make much work.
-    pub lanes: Lanes,
-    /// Why the next request in the stash may not start.
+    pub classes: RequestClasses,
+    /// Why the next received request may not start.
     pub blocked: Option<Verdict>,
     /// In the loop's list of connections to be settled.
     pub dirty: bool,
-    /// What it is served, from the end of its handshake on.
+    /// The export it uses, from the end of its handshake on.
     pub export: Option<Arc<dyn Export>>,
 }
 
@@ -57,7 +57,7 @@ impl Book {
             charged: 0,
             in_tasks: 0,
             inflight: 0,
-            lanes: Lanes::default(),
+            classes: RequestClasses::default(),
             blocked: None,
             dirty: false,
             export: None,
@@ -77,7 +77,7 @@ pub(crate) struct Life {
     /// Milliseconds from the server's start to when bytes moved last; [`Life::BUSY`] while it is
     /// not idle.
     pub idle_since: AtomicU64,
-    /// It is not counted any more: it is gone, or was told to go.
+    /// It is not counted any more: it is closed, or will be.
     pub gone: AtomicBool,
 }
 
@@ -91,7 +91,7 @@ impl Life {
         Arc::new(Self { at, idle_since, gone: AtomicBool::new(false) })
     }
 
-    /// Takes it out of the count. False: somebody did.
+    /// Removes it from the count. False: it was removed before.
     pub fn leave(&self) -> bool {
         !self.gone.swap(true, Ordering::SeqCst)
     }
@@ -112,7 +112,7 @@ impl Pace {
         self.moved += bytes as u64;
     }
 
-    /// Judges. `owes`: there is something that only the peer can do.
+    /// Checks the progress of a period. `owes`: only the peer can end the outstanding work.
     pub fn look(&mut self, owes: bool, now: Instant, period: Duration, rate_min: u64) {
         if !owes {
             *self = Self::default();
@@ -130,17 +130,17 @@ impl Pace {
     }
 }
 
-/// See the module.
+/// One client: its socket, its received bytes, its requests and replies.
 pub(crate) struct Conn {
     pub stream: Stream,
-    /// TLS begins when everything before it has been sent; what is stashed belongs to it.
+    /// TLS begins when everything before it has been sent; buffered bytes belong to it.
     pub starting_tls: bool,
     /// For the log.
     pub label: String,
     pub phase: Phase,
-    pub stash: Stash,
+    pub receive_buffer: ReceiveBuffer,
     /// What of it is in the server's books, bytes.
-    pub stash_counted: usize,
+    pub buffered_counted: usize,
     pub book: Book,
     /// When it was accepted.
     pub since: Instant,
@@ -156,7 +156,7 @@ pub(crate) struct Conn {
     /// How it sends the rest of a write, and how it takes replies.
     pub sending: Pace,
     pub taking: Pace,
-    /// What epoll was told.
+    /// The events registered with epoll.
     pub interest: EventFlags,
 }
 
@@ -180,7 +180,7 @@ impl Conn {
         self.life.idle_since.store(if idle { at } else { Life::BUSY }, Ordering::Relaxed);
     }
 
-    /// Nothing more will come and nothing more is to be sent.
+    /// Whether nothing more will arrive and all replies are sent.
     pub fn is_finished(&self) -> bool {
         !self.reading
             && self.book.inflight == 0
@@ -208,8 +208,8 @@ mod tests {
         pace.look(true, at(20), period, 100);
         assert!(!pace.slow);
         pace.look(true, at(3600), period, 100);
-        assert!(pace.slow, "nobody looked for long");
+        assert!(pace.slow, "not checked for long");
         pace.look(false, at(3601), period, 100);
-        assert!(!pace.slow, "it owes nothing");
+        assert!(!pace.slow, "it has no outstanding work");
     }
 }

@@ -16,14 +16,14 @@ mod clients;
 mod poll;
 mod wire;
 
-use crate::config::{DropReason, pool_memory, stash_memory};
+use crate::config::{DropReason, pool_memory, receive_memory};
 use crate::conn::Conn;
 use crate::exec::{Executor, Key, Outcome, Ticket};
 use crate::listen::Listener;
 use crate::pool::Pool;
+use crate::receive_buffer::ReceiveBuffer;
 use crate::serve::Core;
 use crate::server::{LoopHandle, Shared};
-use crate::stash::Stash;
 use crate::stats::{Verdict, bump};
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::LocalQueue;
@@ -39,7 +39,7 @@ const EVENTS_MAX: usize = 256;
 const ACCEPTS_MAX: usize = 64;
 const TICK: Duration = Duration::from_millis(50);
 
-/// Tokens of what is not a connection have this in their upper half.
+/// Tokens in epoll that stand for no connection have this in their upper half.
 const SPECIAL: u32 = u32::MAX;
 const WAKE: u32 = 0;
 const QUEUE: u32 = 1;
@@ -52,7 +52,7 @@ struct Slot {
     conn: Option<Conn>,
 }
 
-/// See the module.
+/// One thread's loop over its connections.
 pub(crate) struct EventLoop {
     core: Core,
     me: usize,
@@ -65,7 +65,7 @@ pub(crate) struct EventLoop {
     /// The server's memory in use when they were last asked, bytes, and when.
     waiting_since: (usize, Instant),
     scratch: Box<[u8]>,
-    /// Received through TLS and not decrypted; empty as long as nobody uses TLS.
+    /// Received through TLS and not decrypted; empty while no client uses TLS.
     cipher: Vec<u8>,
     queues: Vec<Box<dyn LocalQueue>>,
     listeners: Vec<Listener>,
@@ -157,7 +157,7 @@ impl EventLoop {
         self.handle().inbox.lock().is_empty()
             && !self.handle().evict.load(Ordering::SeqCst)
             && (self.stop_at.is_some() || !self.core.shared.stop.load(Ordering::SeqCst))
-            // Else what was told before it slept is acted upon by whoever comes next, if anybody.
+            // Else a limit set before the loop slept would take effect only at its next wake.
             && self.core.pool.bytes_max() == self.pool_bytes_max()
     }
 
@@ -178,7 +178,8 @@ impl EventLoop {
         if quiet && self.look_around(events)? {
             return Ok(());
         }
-        // Whoever wants us from here on sees that we sleep, so we have to look once more.
+        // A thread with work for this loop sees from here on that it sleeps, so the loop checks
+        // once more.
         let sleep = quiet && self.core.exec.may_sleep() && self.is_quiet();
         let timed = self.handshakes > 0
             || !self.waiting.is_empty()
@@ -205,7 +206,7 @@ impl EventLoop {
             let limit = self.core.shared.poll_nanos.load(Ordering::Relaxed);
             self.poller.slept((self.now - before).as_nanos() as u64, limit);
         }
-        // Also where it turned out that we may not sleep: nobody need write the eventfd.
+        // Also if the loop may not sleep: no thread need write the eventfd.
         if quiet || woken {
             self.core.exec.awake(woken);
         }
@@ -239,13 +240,13 @@ impl EventLoop {
         self.core.pool.limit(most);
         let memory = &self.core.shared.memory;
         self.core.stats.pool_bytes.store(self.core.pool.bytes() as u64, Ordering::Relaxed);
-        let stashed = memory.stashed.load(Ordering::Relaxed);
-        if stashed > stash_memory(memory.total()) && self.handshakes > 0 {
-            self.evict_largest_stash();
+        let buffered = memory.buffered.load(Ordering::Relaxed);
+        if buffered > receive_memory(memory.total()) && self.handshakes > 0 {
+            self.evict_largest_receive_buffer();
         }
-        // What the last steps submitted; nothing may wait here while we sleep.
+        // Submits the requests of the last steps before the loop sleeps.
         self.queues.iter_mut().for_each(|queue| queue.flush());
-        // Those that wait for memory are asked again when somebody else's was given back.
+        // Clients that wait for memory are checked again when another client's was freed.
         busy && !self.waiting.is_empty()
     }
 
@@ -261,7 +262,7 @@ impl EventLoop {
             self.slots.len() as u32 - 1
         });
         let slot = &mut self.slots[at as usize];
-        // SPECIAL marks what is not a connection.
+        // SPECIAL marks tokens that stand for no connection.
         slot.generation = (slot.generation + 1) % SPECIAL;
         let key = (at, slot.generation);
         conn.book.key = key;
@@ -274,7 +275,7 @@ impl EventLoop {
         }
         if self.stop_at.is_some() {
             conn.reading = false;
-            conn.stash = Stash::default();
+            conn.receive_buffer = ReceiveBuffer::default();
             self.core.count_stash(&mut conn);
         }
         self.core.mark(&mut conn.book);
@@ -316,7 +317,7 @@ impl EventLoop {
         }
         self.core.shared.lives.lock().retain(|life| !Arc::ptr_eq(life, &conn.life));
         self.core.close_book(&mut conn, reason);
-        // Closing the socket takes it out of epoll: nobody else has a copy of it.
+        // Closing the socket removes it from epoll: no other descriptor refers to it.
     }
 
     /// A socket has something for us.
@@ -327,7 +328,7 @@ impl EventLoop {
         }
         let wants = conn.wants_input();
         if flags.intersects(EventFlags::HUP | EventFlags::ERR) && !wants {
-            // Nobody is there to take an answer, and we would be told again and again.
+            // The client cannot take an answer, and epoll would report it again and again.
             let clean = !conn.reading && conn.book.inflight == 0;
             conn.doom = Some((!clean).then_some(DropReason::ConnectionLost));
         } else if wants && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
@@ -422,8 +423,8 @@ impl EventLoop {
         resumed
     }
 
-    /// Sends what can be sent, then closes, unblocks, or tells epoll what we wait for. True if
-    /// a blocked connection went on.
+    /// Sends pending replies, then closes or unblocks the connection, or updates its events in
+    /// epoll. True if a blocked connection continued.
     fn settle(&mut self, at: u32) -> bool {
         let Self { core, slots, .. } = self;
         let slot = &mut slots[at as usize];
@@ -449,8 +450,8 @@ impl EventLoop {
                 self.begin_tls(key);
             }
         } else if conn.book.blocked.is_some() && conn.reading {
-            // Whatever made it dirty may have made room. If it is still blocked nothing was
-            // used, it is not marked again, and this ends.
+            // The event may have freed memory. If the connection is still blocked it used none and
+            // is not marked again, so this loop ends.
             if self.resume(key) {
                 return true;
             }

@@ -1,8 +1,8 @@
 //! A small executor: the requests of one event-loop thread that could not be served at once.
 //!
 //! Invariants:
-//! 1. A wake is never lost: the waker queues its task first, then looks whether the loop sleeps;
-//!    the loop says that it sleeps first, then looks at the queue (both in one total order).
+//! 1. A wake is never lost: the waker queues its task, then checks whether the loop sleeps. The
+//!    loop marks itself asleep, then checks the queue (both in one total order).
 //! 2. A wake on the loop's own thread costs no system call and takes no lock; one from another
 //!    thread writes the eventfd only if the loop sleeps.
 //! 3. A slot's waker outlives its tasks: a late wake only polls the next task once too often.
@@ -47,12 +47,12 @@ impl Home {
         Ok(Self { id, remote: Mutex::new(Vec::new()), has_remote, sleeping, event })
     }
 
-    /// Readable when somebody wants the loop to look around.
+    /// Readable when another thread wants the loop to run.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Makes the loop look around if it sleeps. Call after what it shall see is visible.
+    /// Wakes the loop if it sleeps. Call after the change for it is visible.
     pub fn nudge(&self) {
         if self.sleeping.swap(false, Ordering::SeqCst) {
             // Any number but zero makes it readable, whatever its byte order. Full (EAGAIN) means
@@ -121,7 +121,7 @@ impl Work {
 /// Which connection: its slot, and the use of that slot.
 pub(crate) type Key = (u32, u32);
 
-/// Whose request it is, and what it was charged, bytes.
+/// The connection of a request, and its charge, bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Ticket {
     pub key: Key,
@@ -136,7 +136,7 @@ struct Slot {
     shared: Arc<SlotWaker>,
 }
 
-/// See the module.
+/// Runs the futures of one event loop.
 pub(crate) struct Executor {
     home: Arc<Home>,
     slots: Vec<Slot>,
@@ -184,7 +184,7 @@ impl Executor {
     pub fn run(&mut self, done: &mut Vec<(Ticket, Outcome)>) -> bool {
         let mut batch = std::mem::take(&mut self.batch);
         HERE.with_borrow_mut(|(_, ready)| std::mem::swap(ready, &mut batch));
-        // Cleared first: what is put in later says so again.
+        // Cleared first: a task queued later sets it again.
         if self.home.has_remote.swap(false, Ordering::AcqRel) {
             batch.append(&mut self.home.remote.lock());
         }
@@ -225,7 +225,7 @@ impl Executor {
     pub fn awake(&self, by_event: bool) {
         self.home.sleeping.store(false, Ordering::SeqCst);
         if by_event {
-            // EAGAIN: somebody else's wake was read already.
+            // EAGAIN: an earlier read consumed this wake, too.
             let _ = rustix::io::read(&self.home.event, &mut [0u8; 8]);
         }
     }

@@ -32,7 +32,7 @@ pub trait Directory {
     fn count(&self) -> usize;
     /// Name of one.
     fn name(&self, index: usize) -> &str;
-    /// What to tell of one.
+    /// The description of one export.
     fn info(&self, index: usize) -> ExportInfo;
 }
 
@@ -49,12 +49,12 @@ pub struct HandshakeLimits {
     pub tls: TlsMode,
 }
 
-/// What was agreed on.
+/// The negotiated parameters of a session.
 #[derive(Debug, Clone)]
 pub struct Session {
     /// Which export.
     pub export: usize,
-    /// What it was when the session began.
+    /// The export's description when the session began.
     pub info: ExportInfo,
     /// Longest read or write, bytes.
     pub request_max: u32,
@@ -66,16 +66,16 @@ pub struct Session {
     pub block_status: bool,
 }
 
-/// What a call of [`Handshake::feed`] led to.
+/// The next step after a call of [`Handshake::feed`].
 #[derive(Debug)]
 pub enum Step {
     /// More bytes are needed.
     More,
     /// Transmission begins.
     Enter(Session),
-    /// Send what is to be sent; everything after that is TLS, in both directions.
+    /// Send the pending bytes; everything after them is TLS, in both directions.
     StartTls,
-    /// Send what is to be sent, then close. `None`: the client asked for it.
+    /// Send the pending bytes, then close. `None`: the client asked for it.
     Close(Option<DropReason>),
 }
 
@@ -174,7 +174,7 @@ impl Handshake {
             refuse(out, code, rep::ERR_INVALID, "once, and without data");
         } else {
             proto::put_option_reply(out, code, rep::ACK, &[]);
-            // What was agreed on before could have been anybody's wish.
+            // Options agreed on before TLS could have come from an attacker.
             (self.secure, self.structured, self.context_for) = (true, false, None);
             return Step::StartTls;
         }
@@ -241,7 +241,7 @@ impl Handshake {
         if query.wanted.contains(&info::DESCRIPTION) && !session.info.description.is_empty() {
             put(info::DESCRIPTION, &[clip(&session.info.description)]);
         }
-        // Sent unasked too: it does no harm, and whoever looks at it is better off.
+        // Sent without a request, too: it does no harm, and helps clients that read it.
         let (min, preferred) = (block_min(&session.info), block_preferred(&session.info));
         let (min, preferred) = (min.to_be_bytes(), preferred.to_be_bytes());
         put(info::BLOCK_SIZE, &[&min, &preferred, &session.request_max.to_be_bytes()]);
@@ -252,7 +252,7 @@ impl Handshake {
     fn meta(&mut self, code: u32, data: &[u8], out: &mut Vec<u8>, dir: &dyn Directory) {
         let set = code == opt::SET_META_CONTEXT;
         if set {
-            // Each attempt replaces what was chosen before, a failed one too.
+            // Each attempt replaces the earlier choice, a failed one too.
             self.context_for = None;
         }
         let Some(query) = proto::parse_meta_query(data) else {
@@ -329,7 +329,7 @@ fn block_preferred(info: &ExportInfo) -> u32 {
     info.preferred_block.clamp(512, 32 << 20).next_power_of_two().max(block_min(info))
 }
 
-/// What a session may use. Nothing is offered that the export does not claim.
+/// The transmission flags of a session; only what the export supports.
 pub fn transmission_flags(session: &Session) -> TransmissionFlags {
     use TransmissionFlags as F;
     let info = &session.info;

@@ -1,10 +1,10 @@
 //! Listening sockets: a Unix socket file that belongs to one server, or a TCP port.
 //!
 //! Invariants:
-//! 1. A socket file is replaced only if nobody listens on it. Two servers that find the same
-//!    stale file at once take turns (a lock on the directory), so that one of them loses.
-//! 2. Nobody can connect before the file has mode 0600: that is set before `listen`.
-//! 3. At the end the file is removed if it is still the one that we made.
+//! 1. A socket file is replaced only if no server listens on it. Two servers that find the same
+//!    stale file at once take turns (a lock on the directory), so that one of them fails.
+//! 2. No client can connect before the file has mode 0600: that is set before `listen`.
+//! 3. At the end the file is removed if it is still the one that this server made.
 
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +33,7 @@ fn failed(op: &'static str, e: Errno) -> Error {
 }
 
 impl Listener {
-    /// Listens on a socket file. `Busy`: somebody else does, or the file is not a socket.
+    /// Listens on a socket file. `Busy`: another server does, or the file is not a socket.
     pub fn unix(path: &Path) -> Result<Self> {
         Self::unix_at(path).map_err(|e| e.with_path(path))
     }
@@ -143,9 +143,10 @@ mod tests {
     use super::*;
     use std::net::TcpStream;
 
-    /// A client whose machine was switched off held its place, and what it had been given, for ever.
+    /// The story: a client whose machine was switched off kept its connection and its memory for
+    /// ever.
     #[test]
-    fn who_is_silent_on_tcp_is_probed() {
+    fn tcp_silent_client_is_probed() {
         let (listener, address) = Listener::tcp(([127, 0, 0, 1], 0).into()).unwrap();
         for (keepalive, probed) in [(30, Some(30)), (0, None)] {
             let _client = TcpStream::connect(address).unwrap();

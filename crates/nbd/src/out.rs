@@ -1,10 +1,10 @@
 //! The replies of one connection that wait to be sent, in order.
 //!
 //! Invariants:
-//! 1. Small replies are gathered in chunks; a large read's data stay in their own buffer, with
-//!    the header beside it, and are sent from there.
+//! 1. Small replies are gathered in chunks. A large read's data stay in their own buffer, with the
+//!    header in a piece of its own, and are sent from there.
 //! 2. Only the last piece grows. `start <= end <= len` in a chunk.
-//! 3. What is freed by sending goes back to the caller, which does the accounting.
+//! 3. Memory freed by sending goes back to the caller, which does the accounting.
 
 use crate::pool::CHUNK_LEN;
 use crate::proto::READ_HEADER_MAX;
@@ -35,7 +35,7 @@ pub(crate) enum Freed {
     Data(AlignedBuf),
 }
 
-/// See the module.
+/// The queue of replies of one connection.
 #[derive(Default)]
 pub(crate) struct OutQueue {
     pieces: VecDeque<Piece>,
@@ -54,7 +54,7 @@ impl OutQueue {
         }
     }
 
-    /// The free bytes at the end of the last chunk; what was used is then committed.
+    /// The free bytes at the end of the last chunk; the caller then commits those it used.
     pub fn tail(&mut self) -> &mut [u8] {
         match self.pieces.back_mut() {
             Some(Piece::Chunk { buf, end, .. }) => &mut buf[*end..],

@@ -13,7 +13,7 @@ pub(crate) const CHUNK_LEN: usize = 160 << 10;
 const CHUNKS_MAX: usize = 16;
 const BUFS_MAX: usize = 64;
 
-/// See the module.
+/// Buffers kept for reuse by all threads.
 pub(crate) struct Pool {
     chunks: Vec<Box<[u8]>>,
     bufs: Vec<AlignedBuf>,
@@ -41,7 +41,7 @@ impl Pool {
         self.bytes_max
     }
 
-    /// What is kept now, bytes.
+    /// Memory of the kept buffers, bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

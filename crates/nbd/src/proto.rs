@@ -85,7 +85,7 @@ bitflags::bitflags! {
         const REQ_ONE = 1 << 3;
         /// WRITE_ZEROES: fail rather than be slow.
         const FAST_ZERO = 1 << 4;
-        /// Bits that nobody knows, kept to be refused.
+        /// Unknown bits, kept so that they can be refused.
         const _ = !0;
     }
 }
@@ -192,7 +192,7 @@ pub mod state {
     pub const ZERO: u32 = 2;
 }
 
-/// What a request asks for.
+/// The command of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Command {
     /// Send data.
@@ -209,7 +209,7 @@ pub enum Command {
     Cache,
     /// Zero a range.
     WriteZeroes,
-    /// Tell what is allocated.
+    /// Reports which blocks are allocated.
     BlockStatus,
     /// Anything else, with its code.
     Unknown(u16),
@@ -251,7 +251,7 @@ impl Command {
 pub struct Request {
     /// Flags, unknown bits included.
     pub flags: CommandFlags,
-    /// What is asked.
+    /// The command.
     pub command: Command,
     /// The client's name for this request.
     pub cookie: u64,
@@ -462,7 +462,7 @@ pub fn chunk_header(cookie: u64, flags: u16, kind: u16, len: u32) -> [u8; CHUNK_
     out
 }
 
-/// What comes before the data of a successful read, and how long it is, bytes.
+/// The header of a successful read's reply, and its length in bytes.
 #[inline]
 pub fn read_header(request: &Request, structured: bool) -> ([u8; READ_HEADER_MAX], usize) {
     let mut out = [0; READ_HEADER_MAX];

@@ -8,16 +8,16 @@
 //! 3. What a task was charged is released when it ends, or passes to the reply that holds its
 //!    buffer, whether its connection is still there or not.
 
-use crate::config::{DropReason, RECEIVE_MIN, stash_memory};
+use crate::config::{DropReason, RECEIVE_MIN, receive_memory};
 use crate::conn::{Book, Conn, Phase};
 use crate::exec::{Executor, Outcome, Ticket, Work};
 use crate::handshake::{Session, Step};
-use crate::lane::lane_of;
 use crate::out::Freed;
 use crate::pool::{CHUNK_LEN, Pool};
 use crate::proto::{self, Command, CommandFlags, READ_HEADER_MAX, Request, errno};
+use crate::receive_buffer::ReceiveBuffer;
+use crate::request_class::class_of;
 use crate::server::Shared;
-use crate::stash::Stash;
 use crate::stats::{LoopStats, Verdict, bump, kind};
 use crate::tls::SESSION_BYTES;
 use crate::transmission::{Gate, Incoming};
@@ -31,8 +31,8 @@ use std::sync::Arc;
 const SMALL_READ: usize = 64 << 10;
 /// A late read up to this many bytes is copied into a chunk: cheaper than a slice of its own.
 const COPY_MAX: usize = 16 << 10;
-/// What a late request costs in addition to its data, bytes: the futures of export, cache and map, a bio
-/// and its lists, and what rounding its buffer to whole pages adds. Measured:
+/// What a late request costs in addition to its data, bytes: the futures of export, cache and map,
+/// a bio and its lists, and what rounding its buffer to whole pages adds. Measured:
 /// `cli/tests/suite/memory_limit.rs` holds the memory of the process against it.
 const OVERHEAD: usize = 8 << 10;
 /// Memory of zeros that an export may write instead of zeroing, bytes.
@@ -45,7 +45,7 @@ const HANDSHAKE_OUT_MAX: usize = 2 * CHUNK_LEN;
 const _: () = assert!(SMALL_READ + READ_HEADER_MAX <= CHUNK_LEN);
 const _: () = assert!(EXTENTS_MAX * 8 + 64 <= CHUNK_LEN);
 
-/// What a loop's connections share.
+/// The state that a loop's connections share.
 pub(crate) struct Core {
     pub shared: Arc<Shared>,
     pub stats: Arc<LoopStats>,
@@ -96,22 +96,22 @@ impl Core {
         verdict == Verdict::Yes
     }
 
-    /// Puts a change of what is stashed into the books.
+    /// Accounts for a change of the buffered bytes.
     pub fn count_stash(&self, conn: &mut Conn) {
-        let now = conn.stash.memory();
-        if now != conn.stash_counted {
-            let stashed = &self.shared.memory.stashed;
-            stashed.fetch_add(now, Ordering::Relaxed);
-            stashed.fetch_sub(conn.stash_counted, Ordering::Relaxed);
-            conn.stash_counted = now;
+        let now = conn.receive_buffer.memory();
+        if now != conn.buffered_counted {
+            let buffered = &self.shared.memory.buffered;
+            buffered.fetch_add(now, Ordering::Relaxed);
+            buffered.fetch_sub(conn.buffered_counted, Ordering::Relaxed);
+            conn.buffered_counted = now;
         }
     }
 
-    /// How much may be received at once, given that all of it may have to be stashed.
+    /// How much may be received at once, if none of it can be consumed.
     pub fn receive_max(&self) -> usize {
         let Shared { config, memory, .. } = &*self.shared;
-        let stashed = memory.stashed.load(Ordering::Relaxed);
-        let room = stash_memory(memory.total()).saturating_sub(stashed);
+        let buffered = memory.buffered.load(Ordering::Relaxed);
+        let room = receive_memory(memory.total()).saturating_sub(buffered);
         (room / config.threads).max(RECEIVE_MIN)
     }
 
@@ -350,8 +350,8 @@ impl Core {
     }
 
     fn other(&mut self, book: &mut Book, ticket: Ticket) {
-        if let Some(lane) = lane_of(ticket.request.command) {
-            return self.line_up(book, lane, ticket);
+        if let Some(class) = class_of(ticket.request.command) {
+            return self.line_up(book, class, ticket);
         }
         let work = match ticket.request.command {
             Command::Flush => Work::Unit(book.export().flush()),
@@ -361,23 +361,23 @@ impl Core {
         self.start(book, ticket, work);
     }
 
-    /// Queues a request that makes much work behind the others of its lane.
-    fn line_up(&mut self, book: &mut Book, lane: usize, ticket: Ticket) {
+    /// Queues a request with much work behind the others of its class.
+    fn line_up(&mut self, book: &mut Book, class: usize, ticket: Ticket) {
         self.charge(book, ticket.cost);
         book.inflight += 1;
         book.in_tasks += ticket.cost;
-        book.lanes.push(lane, ticket);
-        self.run_lane(book, lane);
+        book.classes.push(class, ticket);
+        self.run_class(book, class);
     }
 
-    /// Starts the next requests of a lane as far as they may begin: one client's cannot take all turns, nor
-    /// fill the queue of the device, nor hold all ranges.
-    fn run_lane(&mut self, book: &mut Book, lane: usize) {
-        while let Some(ticket) = book.lanes.next(lane) {
+    /// Starts the next requests of a class as far as they may begin. One client's requests must not
+    /// take all turns, nor fill the device's queue, nor hold all ranges.
+    fn run_class(&mut self, book: &mut Book, class: usize) {
+        while let Some(ticket) = book.classes.next(class) {
             match self.exec.start(ticket, lane_work(&ticket.request, book.export())) {
                 Some(outcome) => self.finish(book, &ticket, outcome),
                 None => {
-                    book.lanes.begun(lane);
+                    book.classes.begun(class);
                     bump(&self.stats.late, 1);
                 }
             }
@@ -397,9 +397,9 @@ impl Core {
     /// A task of a connection that is still there has ended.
     pub fn complete(&mut self, book: &mut Book, ticket: &Ticket, outcome: Outcome) {
         self.finish(book, ticket, outcome);
-        if let Some(lane) = lane_of(ticket.request.command) {
-            book.lanes.over(lane);
-            self.run_lane(book, lane);
+        if let Some(class) = class_of(ticket.request.command) {
+            book.classes.over(class);
+            self.run_class(book, class);
         }
     }
 
@@ -455,7 +455,7 @@ impl Core {
         self.release(book, ticket.cost);
     }
 
-    /// A task has ended whose connection is gone: its charge was left to it.
+    /// A task has ended whose connection is closed: the charge stayed with the task.
     pub fn orphan_done(&mut self, ticket: &Ticket, outcome: Outcome) {
         if let Outcome::Buf(buf, _) = outcome {
             self.pool.put_buf(buf);
@@ -481,16 +481,16 @@ impl Core {
         }
     }
 
-    /// A connection is gone: gives back what it was charged, except for its tasks.
+    /// A connection is closed: releases its charges, except those of its tasks.
     pub fn close_book(&mut self, conn: &mut Conn, reason: Option<DropReason>) {
         self.set_blocked(&mut conn.book, None);
-        conn.stash = Stash::default();
+        conn.receive_buffer = ReceiveBuffer::default();
         self.count_stash(conn);
         if conn.stream.is_tls() {
             self.shared.memory.release(SESSION_BYTES);
         }
         // Those that have not begun hold nothing.
-        conn.book.in_tasks -= conn.book.lanes.drain();
+        conn.book.in_tasks -= conn.book.classes.drain();
         self.shared.memory.release(conn.book.charged - conn.book.in_tasks);
         conn.book.charged = conn.book.in_tasks;
         if let Some(reason) = reason {
@@ -500,7 +500,7 @@ impl Core {
     }
 }
 
-/// What a request of a lane asks of the export.
+/// The calls to the export for a request with a class.
 fn lane_work(request: &Request, export: Arc<dyn Export>) -> Work {
     let Request { flags, command, offset, len, .. } = *request;
     let (len, fua) = (u64::from(len), flags.contains(CommandFlags::FUA));
@@ -519,7 +519,7 @@ fn lane_work(request: &Request, export: Arc<dyn Export>) -> Work {
     }
 }
 
-/// What a request may use, bytes.
+/// The memory of a request, bytes.
 fn cost(request: &Request) -> usize {
     let len = request.len as usize;
     OVERHEAD

@@ -6,7 +6,7 @@
 //!
 //! Locks: `LoopHandle::inbox`, `Shared::lives` and `Server::listeners` are leaves.
 
-use crate::config::{DropReason, RECEIVE_MIN, ServerConfig, pool_memory, stash_memory};
+use crate::config::{DropReason, RECEIVE_MIN, ServerConfig, pool_memory, receive_memory};
 use crate::conn::{Conn, Life};
 use crate::event_loop::EventLoop;
 use crate::exec::Home;
@@ -30,7 +30,7 @@ pub(crate) struct LoopHandle {
     pub inbox: Mutex<Vec<Conn>>,
     /// Connections that are here or on their way.
     pub conns: AtomicUsize,
-    /// Some of its connections were told to go ([`Life::gone`]).
+    /// Some of its connections are to be closed ([`Life::gone`]).
     pub evict: AtomicBool,
 }
 
@@ -41,9 +41,9 @@ pub(crate) struct Shared {
     pub memory: Memory,
     pub stop: AtomicBool,
     pub loops: Vec<LoopHandle>,
-    /// Longest look around before a sleep, nanoseconds; 0 is off.
+    /// Longest polling time before a sleep, nanoseconds; 0 is off.
     pub poll_nanos: AtomicU64,
-    /// Loops that look around now, and how many may.
+    /// Loops that poll now, and how many may.
     pub pollers: AtomicUsize,
     pub pollers_max: usize,
     /// Every connection.
@@ -147,7 +147,7 @@ impl Server {
     }
 
     /// Listens on a Unix socket at `path`, mode 0600. A stale file is replaced; `Busy` if another
-    /// server listens there or the file is something else. The file goes when the server stops.
+    /// server listens there or the file is no socket. The server removes the file when it stops.
     pub fn listen_unix(&self, path: impl AsRef<Path>) -> Result<()> {
         let listener = Listener::unix(path.as_ref())?;
         self.listeners.lock().push(listener);
@@ -172,7 +172,7 @@ impl Server {
         let go = |index: usize, listeners: Vec<Listener>| {
             let result =
                 EventLoop::new(self.shared.clone(), index, listeners).and_then(|mut l| l.run());
-            // One loop without the others serves nobody well.
+            // A server with some of its loops missing would serve clients badly.
             self.stop();
             result
         };
@@ -204,20 +204,20 @@ impl Server {
         })
     }
 
-    /// Ends [`Server::run`]: no new clients, no new requests; what is in flight is finished and
-    /// answered within `drain_timeout`. May be called from any thread, more than once.
+    /// Ends [`Server::run`]: no new clients, no new requests; requests in flight are finished and
+    /// answered within `drain_timeout`. Any thread may call it, more than once.
     pub fn stop(&self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.loops.iter().for_each(|l| l.home.nudge());
     }
 
-    /// How long a thread looks around for work at most before it sleeps; as `config.poll`, which is
-    /// where it begins. At most [`ServerConfig::POLL_MAX`].
+    /// Sets how long a thread polls for work at most before it sleeps; at first `config.poll`. At
+    /// most [`ServerConfig::POLL_MAX`].
     pub fn set_poll(&self, poll: Duration) {
         self.shared.poll_nanos.store(nanos(poll), Ordering::Relaxed);
     }
 
-    /// As it was set last.
+    /// The polling time last set by [`Server::set_poll`].
     pub fn poll(&self) -> Duration {
         Duration::from_nanos(self.shared.poll_nanos.load(Ordering::Relaxed))
     }
@@ -232,31 +232,31 @@ impl Server {
         }
     }
 
-    /// What the memory is used for: purpose, bytes now, bytes at most. The bounds sum to
+    /// The uses of memory: purpose, bytes now, bytes at most. The bounds add up to
     /// [`Server::memory_bound`].
     pub fn memory_rows(&self) -> Vec<(&'static str, u64, u64)> {
         let Shared { config, memory, loops, .. } = &*self.shared;
         let kept = loops.iter().map(|l| l.stats.pool_bytes.load(Ordering::Relaxed)).sum();
-        let stashed = memory.stashed.load(Ordering::Relaxed) as u64;
+        let buffered = memory.buffered.load(Ordering::Relaxed) as u64;
         let total = memory.total();
-        let stash_max = stash_memory(total) + config.clients_max * RECEIVE_MIN;
+        let buffered_max = receive_memory(total) + config.clients_max * RECEIVE_MIN;
         let scratch = config.scratch_memory() as u64;
         vec![
             ("client requests and replies", memory.used() as u64, total as u64),
             ("client buffers kept for reuse", kept, pool_memory(total) as u64),
-            ("received from clients and not parsed", stashed, stash_max as u64),
+            ("received from clients and not parsed", buffered, buffered_max as u64),
             ("buffers to receive into", scratch, scratch),
         ]
     }
 
-    /// Bytes for requests and replies over all clients from now on, in place of
-    /// [`ServerConfig::total_memory`]; at least 2 MiB, and with TLS four times what the sessions of
-    /// `clients_max` need. What is kept beside it follows. Requests in flight stay; one that is longer
-    /// than half of it, which clients were told they may send, is served when the others use less than
-    /// half, one at a time.
+    /// Sets the memory of requests and replies over all clients, in place of
+    /// [`ServerConfig::total_memory`]: at least 2 MiB, and with TLS four times what the sessions of
+    /// `clients_max` need. The memory of other buffers follows. Requests in flight stay. A request
+    /// longer than half of it, of a size that the server had announced, is served when the others
+    /// use less than half, one at a time.
     pub fn set_total_memory(&self, bytes: usize) {
         self.shared.memory.set_total(bytes.max(self.shared.config.total_least()));
-        // They give back what is kept beyond it.
+        // The loops free kept buffers beyond the new limit.
         self.shared.loops.iter().for_each(|l| l.home.nudge());
     }
 

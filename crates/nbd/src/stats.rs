@@ -64,7 +64,7 @@ pub struct Stats {
     pub sleeps: u64,
     /// Looks around before a sleep that found work, and those that did not.
     pub poll_hits: u64,
-    /// See `poll_hits`.
+    /// Polls before a sleep that found no work.
     pub poll_misses: u64,
     /// Time that they took, nanoseconds of CPU.
     pub poll_nanos: u64,
@@ -134,7 +134,7 @@ pub(crate) struct Memory {
     used: AtomicUsize,
     peak: AtomicUsize,
     /// Memory of received bytes that wait to be parsed.
-    pub stashed: AtomicUsize,
+    pub buffered: AtomicUsize,
     /// How many connections wait for memory of the server.
     pub waiting: AtomicUsize,
     client_max: usize,
@@ -147,7 +147,7 @@ impl Memory {
         Self {
             used: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
-            stashed: AtomicUsize::new(0),
+            buffered: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             client_max: config.client_memory,
             total_max: AtomicUsize::new(config.total_memory),
@@ -179,13 +179,14 @@ impl Memory {
         let (others, total_max) = (self.used.load(Ordering::Relaxed), self.total());
         let (total, half) = (others + cost, total_max / 2);
         let fair = used + cost <= self.fair_share();
-        // The lower half is for everybody, unless somebody waits: then first come those who
-        // wait. The upper half is for clients below their fair share.
+        // The lower half is for all clients; if some wait for memory they come first. The upper
+        // half is for clients below their fair share.
         let others_wait = !waited && self.waiting.load(Ordering::Relaxed) > 0;
         if total <= half && (fair || !others_wait) {
             return Verdict::Yes;
         }
-        // Only where the total was lowered after this client had been told how long a request may be.
+        // Only if the total was lowered after the server had announced a request size to this
+        // client.
         if cost > half && others <= half {
             return Verdict::Yes;
         }
@@ -240,10 +241,10 @@ mod tests {
         assert_eq!(memory.peak(), (8 << 20) + 1);
     }
 
-    /// A client that was told of requests of 4 MiB waited for ever once the total was 4 MiB and others
-    /// went on.
+    /// The story: a client that had been offered requests of 4 MiB waited for ever once the total
+    /// was 4 MiB and other clients were active.
     #[test]
-    fn a_request_from_before_the_total_was_lowered_is_served_one_at_a_time() {
+    fn request_larger_than_lowered_total_is_served_alone() {
         let config = ServerConfig { total_memory: 16 << 20, ..Default::default() };
         let memory = Memory::new(&config.normalized());
         memory.set_total(4 << 20);

@@ -1,9 +1,9 @@
-//! What lies between a socket and the protocol: nothing, or TLS.
+//! The layer between a socket and the protocol: none, or TLS.
 //!
 //! Invariants:
 //! 1. No call waits: the socket does not block.
-//! 2. After a receive no plain bytes are left behind in a TLS session, so epoll on the socket alone
-//!    tells when there is more.
+//! 2. After a receive no decrypted bytes remain in a TLS session, so epoll on the socket alone
+//!    reports further bytes.
 
 use crate::tls::{RECORD_MAX, Session};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,13 +14,13 @@ use std::io::{IoSlice, IoSliceMut, Write};
 /// Encrypted bytes received at once.
 pub(crate) const CIPHER_LEN: usize = 128 << 10;
 
-/// See the module.
+/// A client's socket, in the clear or through TLS.
 pub(crate) struct Stream {
     fd: OwnedFd,
     tls: Option<Box<Session>>,
 }
 
-/// What was received.
+/// The result of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Received {
     /// So many bytes of the first buffer, then of the second.
@@ -71,8 +71,8 @@ impl Stream {
         decrypted(session, early, plain)
     }
 
-    /// One receive of at most `most` bytes beside `room`, which is filled first, then `rest`; under
-    /// TLS only `rest`, through `cipher`.
+    /// One receive of at most `most` bytes in addition to `room`, which is filled first, then
+    /// `rest`; under TLS only `rest`, through `cipher`.
     pub fn receive(
         &mut self,
         room: Option<&mut [u8]>,
@@ -98,7 +98,7 @@ impl Stream {
         received(got, |n| decrypted(session, &cipher[..n], rest))
     }
 
-    /// The peer said, by TLS, that nothing more comes.
+    /// Whether the peer has ended its TLS stream.
     pub fn has_ended(&self) -> bool {
         self.tls.as_ref().is_some_and(|session| session.has_ended())
     }
@@ -108,7 +108,7 @@ impl Stream {
         self.tls.as_ref().is_some_and(|session| session.wants_send())
     }
 
-    /// Sends, and what the session has to say of its own accord.
+    /// Sends the slices, and pending TLS messages of the session.
     pub fn send(&mut self, slices: &[IoSlice<'_>]) -> Sent {
         let Some(session) = &mut self.tls else {
             let wanted: usize = slices.iter().map(|s| s.len()).sum();
@@ -133,11 +133,11 @@ impl Stream {
         }
     }
 
-    /// The end: a TLS peer is told, if the socket takes it.
+    /// Ends the stream: notifies a TLS peer, if the socket takes it.
     pub fn close(&mut self) {
         if let Some(session) = &mut self.tls {
             session.close();
-            // Whoever is not there to take it does not need it.
+            // A client that has gone does not need the message.
             let _ = session.send(&mut Wire(&self.fd));
         }
     }

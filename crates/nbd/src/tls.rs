@@ -1,9 +1,9 @@
-//! TLS: what the operator gives, and the session of one connection, without I/O.
+//! TLS: the operator's configuration, and the session of one connection, without I/O.
 //!
 //! Invariants:
-//! 1. What a session holds is bounded by `SESSION_BYTES`: received bytes are decrypted and taken
+//! 1. The memory of a session is bounded by `SESSION_BYTES`: received bytes are decrypted and taken
 //!    out at once, and at most `OUT_BYTES` of encrypted bytes wait to be sent.
-//! 2. Nothing that came before the session began is taken for part of it, or the other way round.
+//! 2. No byte before the session began is taken for part of it, or the other way round.
 
 use forebay_base::{Error, ErrorKind, Result};
 use rustls::pki_types::pem::PemObject;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Encrypted bytes that may wait to be sent, per session.
 const OUT_BYTES: usize = 32 << 10;
-/// What a session may hold, bytes: what waits to be sent, records that are not complete, keys.
+/// Most memory of a session, bytes: bytes to send, incomplete records, keys.
 pub(crate) const SESSION_BYTES: usize = 128 << 10;
 
 /// What an unfinished record from earlier receives may add to a receive, bytes.
@@ -34,7 +34,7 @@ pub enum TlsMode {
     Require,
 }
 
-/// The server's certificate and key, and who may be a client.
+/// The server's certificate and key, and the clients it accepts.
 #[derive(Debug, Clone)]
 pub struct TlsIdentity(Arc<rustls::ServerConfig>);
 
@@ -50,8 +50,8 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
 }
 
 impl TlsIdentity {
-    /// Reads `server-cert.pem` and `server-key.pem` of a folder, the layout of QEMU and nbdkit. With
-    /// `verify_peer` clients need a certificate that one of `ca-cert.pem` has signed.
+    /// Reads `server-cert.pem` and `server-key.pem` of a folder, the layout of QEMU and nbdkit.
+    /// With `verify_peer` clients need a certificate that one of `ca-cert.pem` has signed.
     /// `InvalidInput`: a file is missing, or does not hold what it should.
     pub fn load(folder: &Path, verify_peer: bool) -> Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -88,16 +88,16 @@ impl TlsIdentity {
     }
 }
 
-/// See the module.
+/// The TLS session of one client.
 pub(crate) struct Session {
     inner: ServerConnection,
-    /// The peer said that nothing more comes.
+    /// The peer has ended its stream.
     ended: bool,
 }
 
 impl Session {
-    /// Decrypts what was received; the bytes that are in it go to the front of `plain`, which is
-    /// longer by [`RECORD_MAX`] at least. `Err`: this is no TLS, or a client that we do not want.
+    /// Decrypts received bytes into the front of `plain`, which is longer by [`RECORD_MAX`] at
+    /// least. `Err`: this is no TLS, or a client that is not accepted.
     pub fn decrypt(
         &mut self,
         mut cipher: &[u8],
@@ -129,7 +129,7 @@ impl Session {
         self.ended
     }
 
-    /// Takes bytes to be sent, as many as there is room for.
+    /// Takes bytes to send, as many as there is space for.
     pub fn encrypt(&mut self, slices: &[IoSlice<'_>]) -> usize {
         // Into memory: it does not fail, and takes less when it is full.
         self.inner.writer().write_vectored(slices).unwrap_or(0)
@@ -153,7 +153,7 @@ impl Session {
         Ok(true)
     }
 
-    /// The peer is told that nothing more comes.
+    /// Notifies the peer that the stream ends.
     pub fn close(&mut self) {
         self.inner.send_close_notify();
     }

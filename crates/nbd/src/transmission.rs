@@ -22,7 +22,7 @@ use crate::handshake::{Session, block_min};
 use crate::proto::{self, Command, CommandFlags, Request, errno};
 use forebay_base::buf::AlignedBuf;
 
-/// Decides whether there is room for a request, and gives it its buffer.
+/// Decides whether there is memory for a request, and gives it its buffer.
 pub trait Gate {
     /// Whether `request` may start now. `whole`: its payload, if any, lies in the input.
     fn admit(&mut self, request: &Request, whole: bool) -> bool;
@@ -41,9 +41,9 @@ pub enum Incoming<'a> {
     WriteBuf(Request, AlignedBuf),
     /// A request to be answered with this error number.
     Reject(Request, u32),
-    /// The session ends after what is in flight.
+    /// The session ends after the requests in flight.
     Disconnect,
-    /// The gate said no. Ask again when there is room.
+    /// The gate refused. Try again when memory is free.
     Blocked,
     /// More bytes are needed.
     More,
@@ -60,7 +60,7 @@ enum Rx {
 /// The state of one connection's transmission phase.
 #[derive(Debug)]
 pub struct Transmission {
-    /// What was agreed on.
+    /// The negotiated parameters.
     pub session: Session,
     rx: Rx,
 }
@@ -84,7 +84,7 @@ impl Transmission {
         matches!(self.rx, Rx::Fill { .. } | Rx::Skip { .. })
     }
 
-    /// `n` bytes were put into [`Self::payload_room`]; more than there is room for is ignored.
+    /// `n` bytes were put into [`Self::payload_room`]; a surplus is ignored.
     pub fn filled(&mut self, n: usize) {
         if let Rx::Fill { buf, filled, .. } = &mut self.rx {
             *filled = (*filled + n).min(buf.len());

@@ -23,7 +23,7 @@ use std::time::Duration;
 const BLOCK: usize = 4096;
 /// Bytes of the file before the operation.
 pub const SIZE: usize = 16 * BLOCK;
-/// What is written after the drop.
+/// The range written after the drop.
 const LATER: Range<usize> = 5 * BLOCK + 100..9 * BLOCK;
 /// Looks until nothing is on its way, a pause apart.
 const LOOKS: u32 = 10_000;
@@ -45,7 +45,7 @@ pub enum Outcome {
     },
 }
 
-/// What is dropped.
+/// The operation to drop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// Of the whole file.
@@ -117,7 +117,7 @@ impl Op {
         }
     }
 
-    /// What it may have made of a byte, those of the file and those that it adds.
+    /// The value that the operation may have left in a byte, of the file or behind its old end.
     fn may_have_made(self, at: usize) -> Option<u8> {
         match self {
             Self::Write(_, from, len) if (from..from + len).contains(&at) => Some(2),
@@ -222,7 +222,7 @@ impl Subject {
         done.map_err(|error| format!("sync: {error}"))
     }
 
-    /// Carries the operation out. What it answers does not matter.
+    /// Carries the operation out and ignores its result.
     pub async fn run(&self, op: Op) {
         let (file, handle) = (&self.file, &self.handle);
         let bytes = |len| AlignedBuf::copy_of(&vec![2; len]);
@@ -248,7 +248,7 @@ impl Subject {
             Op::Truncate(to) => drop(file.set_len(to as u64).await),
             Op::Grow(to) => drop(file.grow_to(to as u64).await),
             Op::Sync => drop(file.sync(handle).await),
-            Op::Close => drop(file.sync_untold().await),
+            Op::Close => drop(file.sync_deferring_errors().await),
             Op::Shrink => drop(self.cache().resize(self.cache().budget_range().0).await),
         }
     }
@@ -263,8 +263,8 @@ impl Subject {
         self.write(12 * BLOCK, &old[12 * BLOCK..13 * BLOCK]).await
     }
 
-    /// Drops the operation after so many polls, goes on with the file at once, and checks what is
-    /// left of it. True if the operation ended before.
+    /// Drops the operation after so many polls, continues with the file at once, and checks the
+    /// result. True if the operation ended before.
     pub async fn drop_one(&self, op: Op, polls: u32) -> Checked<Outcome> {
         self.drop_running(op, polls, self.run(op)).await
     }
@@ -283,7 +283,7 @@ impl Subject {
             self.write(LATER.start, &vec![9; LATER.len()]).await?;
             self.sync().await
         };
-        // Reads what it finds: the checks below say whether that is right.
+        // Reads without comparing: the checks below compare.
         let other = async { self.read(0, SIZE).await.map(drop) };
         for done in both(later, other).await.into_iter().flatten() {
             done?;
@@ -382,8 +382,8 @@ pub struct Drops {
 
 impl Drops {
     /// Drops every operation after each of its polls. `run` makes a [`Subject`] for each drop, with
-    /// the strategy of uncached requests, and returns what [`Subject::drop_one`] said.
-    /// Panics with what is wrong.
+    /// the strategy of uncached requests, and returns the result of [`Subject::drop_one`]. Panics
+    /// with the error.
     pub fn add_all(
         &mut self,
         can_grow: bool,

@@ -1,4 +1,4 @@
-//! Two file systems side by side: the same operations, the same answers, the same trees.
+//! Compares two file systems: the same operations must give the same answers and the same trees.
 //!
 //! [`op::Op`] is an operation in terms that hold on any file system (paths of few names, slots for
 //! open files); [`generate::OpGen`] makes them from a seed, [`run::Runner`] carries them out and

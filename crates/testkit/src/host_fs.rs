@@ -1,5 +1,6 @@
-//! The host's own file system behind the contract: a directory of it as the root. By system calls
-//! on `O_PATH` descriptors, so that inodes have numbers and stay while they are needed.
+//! The host's own file system behind the contract, with one of its directories as the root. Uses
+//! system calls on `O_PATH` descriptors, so that inodes have numbers and stay while they are
+//! needed.
 //!
 //! Not passed on: syncs (no test cuts the power here) and cookies (they are places in one listing).
 //!

@@ -74,7 +74,7 @@ impl MemExport {
         }
     }
 
-    /// The same with another description of itself; the size stays.
+    /// The export with another description; the size stays.
     #[must_use]
     pub fn with_info(mut self, change: impl FnOnce(&mut ExportInfo)) -> Self {
         let size = self.info.size;

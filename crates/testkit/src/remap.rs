@@ -14,7 +14,7 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::BoxFuture;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, StableWrites, flush_here, io};
+use forebay_block::{BioFlags, BioOp, DeviceRef, MapRuns, StableWrites, flush_blocking, io};
 use forebay_iomap::ops::{
     BioOwned, Class, Commit, Extent, GiveBack, MapFuture, MapLimits, MapOps, Place, Reservation,
     Sums, Written,
@@ -360,7 +360,7 @@ impl MapOps for Remap {
         Box::pin(async move {
             let device = &*self.device;
             let done = match here {
-                true => flush_here(device).await,
+                true => flush_blocking(device).await,
                 false => io(device, BioOp::Flush, 0, 0, DataRef::None, BioFlags::SYNC).await,
             };
             done.result

@@ -1,21 +1,23 @@
-//! A file system that a mount serves, for everybody else in the process: the library, exports, sessions on
-//! the control socket. What they change the mount's kernel is told of, which keeps copies of what it was
-//! answered.
+//! A wrapper around the file system that a mount serves, for other users in the process: the
+//! library, exports, sessions on the control socket. It notifies the mount's kernel, which caches
+//! answers, of their changes.
 //!
 //! ```text
 //!   kernel ─▶ mount ──────────────▶ file system ◀── NotifyingFs ◀── library, exports, sessions
 //!                ▲                                     │
-//!                └──────────── Observer ◀──────────────┘   "this changed": before the change is acknowledged
+//!                └──────────── Observer ◀──────────────┘   "this changed": before the call returns
 //! ```
-//! Invariants: Z1 a change that was acknowledged here is seen through the mount by whoever asks afterwards,
-//! and the other way round. Z2 while the mount is told, nothing is held that a request of the mount could
-//! wait for: it is told after the change is done, not within it. Z3 what the mount holds back, stores into
-//! maps, is handed over before it is read or written here. Z4 an inode that loses its last name here lives as
-//! long as the mount's kernel knows it. Z5 without a mount a call costs one look more.
 //!
-//! Not done: of a store into a map and a write here into the same page at a time, one is lost.
+//! Invariants: Z1 a change acknowledged here is visible through the mount to each later request,
+//! and the other way round. Z2 while the mount is notified, no lock or range is held for which a
+//! request of the mount could wait: the notification follows the change, outside of it. Z3 data
+//! that the mount holds back (stores into mappings) is written before it is read or overwritten
+//! here. Z4 an inode that loses its last name here lives as long as the mount's kernel knows it. Z5
+//! without a mount a call costs one more check.
 //!
-//! Lock: the observer's slot, for the length of a look.
+//! Limit: of a store into a mapping and a concurrent write here to the same page, one is lost.
+//!
+//! Lock: the observer's slot, for the length of a check.
 
 mod file;
 
@@ -31,7 +33,7 @@ use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use std::future::Future;
 use std::sync::{Arc, Weak};
 
-/// What was changed.
+/// A change of the file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// Bytes of a file, and its attributes.
@@ -58,13 +60,13 @@ pub enum Change {
     },
 }
 
-/// A number that says when something was told; 0: nothing had to be.
+/// Identifies a notification; 0: none was needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ticket(pub u64);
 
 /// A mount, as others see it. None of these waits, but for the four that say so.
 pub trait Observer: Send + Sync {
-    /// Whether an inode is known: then its changes have to be told.
+    /// Whether the mount knows an inode: then its changes must be reported.
     fn knows(&self, ino: Ino) -> bool;
 
     /// Keeps an inode that has lost its last name for as long as it is known.
@@ -73,11 +75,11 @@ pub trait Observer: Send + Sync {
     /// Whether stores into maps of a file may be held back.
     fn holds_back(&self, ino: Ino) -> bool;
 
-    /// Asks for what is held back of a range.
+    /// Requests data that the mount holds back of a range.
     fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket;
 
-    /// The content of a file is about to be changed, whatever comes of it: its end may be another from now
-    /// on. Waits for appends of programs that go to the end as the kernel knows it.
+    /// The content of a file will change, and so may its end, whatever the result. Waits for
+    /// appends of programs at the end that the kernel knows.
     fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()>;
 
     /// For each of these, once: it was made, or not, and [`Observer::changed`] has said so.
@@ -90,13 +92,13 @@ pub trait Observer: Send + Sync {
     /// For each of these, once, after [`Observer::changed`].
     fn name_change_over(&self, dir: Ino, name: &[u8]);
 
-    /// Something was changed. Also for what is not known yet, which may be about to be.
+    /// Reports a change. Also for an inode that is not known yet: a lookup may be in progress.
     fn changed(&self, change: &Change) -> Ticket;
 
-    /// Waits until there is room for more tickets.
+    /// Waits until there is capacity for more tickets.
     fn room(&self) -> BoxFuture<'_, ()>;
 
-    /// Waits until that was told, or there is nobody to tell any more.
+    /// Waits until the notification was delivered, or the mount is gone.
     fn told(&self, ticket: Ticket) -> BoxFuture<'_, ()>;
 }
 
@@ -107,7 +109,7 @@ impl Change {
     }
 }
 
-/// The file system, and who is to be told.
+/// The file system, and the observer to notify.
 pub(crate) struct Shared {
     fs: Arc<dyn FileSystem>,
     some: AtomicBool,
@@ -140,17 +142,17 @@ enum Begun {
     Name(Ino, Box<[u8]>),
 }
 
-/// Changes that are told at the latest when this goes (Z1: a future may be dropped halfway).
+/// Changes to report at the latest when this is dropped (Z1: a future may be dropped halfway).
 pub(crate) struct Outstanding<'a> {
     shared: &'a Shared,
     observer: &'a dyn Observer,
     changes: Vec<Change>,
-    /// What the observer expects to change.
+    /// The announced changes.
     begun: Vec<Begun>,
 }
 
 impl<'a> Outstanding<'a> {
-    /// Before a change: waits for what is held back where it will be.
+    /// Before a change: waits for data that the mount holds back in its range.
     pub async fn begin(
         shared: &'a Shared,
         observer: &'a dyn Observer,
@@ -211,7 +213,7 @@ impl Drop for Outstanding<'_> {
     }
 }
 
-/// Carries a change out and tells of it; also if it failed, because a part may be done.
+/// Carries a change out and reports it, also if it failed, because a part may be done.
 pub(crate) async fn telling<T>(
     shared: &Shared,
     observer: &dyn Observer,
@@ -243,13 +245,13 @@ impl NotifyingFs {
         Self(Arc::new(Shared { fs, some, observer }))
     }
 
-    /// What the mount serves.
+    /// The file system that the mount serves.
     pub fn inner(&self) -> &Arc<dyn FileSystem> {
         &self.0.fs
     }
 
-    /// From now on this mount is told. `Busy` if there is one: locks are the kernel's, so that two mounts
-    /// would not see each other's.
+    /// Registers the mount to notify. `Busy` if there is one: the kernel keeps file locks, so two
+    /// mounts would not see each other's.
     pub fn observe(&self, observer: Weak<dyn Observer>) -> Result<()> {
         let mut slot = self.0.observer.write();
         if slot.as_ref().is_some_and(|old| old.strong_count() > 0) {
@@ -284,8 +286,8 @@ impl NotifyingFs {
         telling(&self.0, &*observer, changes, op).await
     }
 
-    /// What `name` denotes; and that inode, held, if the mount knows it (Z4): another interface may remove
-    /// its other names before this one goes.
+    /// The inode that `name` denotes, held if the mount knows it (Z4): another interface may remove
+    /// its other names before this one is removed.
     async fn hold(
         &self,
         observer: &dyn Observer,
@@ -372,9 +374,9 @@ impl NotifyingFs {
         }
     }
 
-    /// Creates a file, or opens and truncates the one that is there. The mount has to be told of a
-    /// truncation by the inode before it is made, and a program may make or remove that file at any time. So
-    /// this creates only what is new, and truncates only by number.
+    /// Creates a file, or opens and truncates an existing one. The mount must be notified by inode
+    /// before a truncation, and a program may create or remove that file at any time. So this
+    /// function creates only new files, and truncates only by inode.
     async fn making_empty(
         &self,
         dir: Ino,

@@ -1,7 +1,7 @@
-//! `copy_file_range`, decided: the bytes are copied here, by reading and writing, so that they do not
-//! travel through the front end and holes stay holes. No storage is shared between the two.
+//! `copy_file_range`: copies the bytes here, by reading and writing, so that they do not travel
+//! through the front end and holes stay holes. The files share no storage.
 //!
-//! No locks. Not one step: who writes to either file meanwhile is seen in part.
+//! No locks. The copy is not atomic: a concurrent write to either file may appear in part.
 
 use crate::fs::{FileSystem, OpenFile};
 use crate::types::{Fallocate, FileKind, OpenFlags, Privileges, Seek, check_range};
@@ -14,9 +14,9 @@ const PIECE_BYTES: u64 = 1 << 20;
 pub const MEMORY_BYTES: u64 = 2 * PIECE_BYTES;
 
 /// Copies up to `len` bytes between two open files of `fs` and returns how many: fewer at the end
-/// that `from` has now, or when an error comes after the first piece. `IsDirectory` and `InvalidInput` for
-/// what has no content, `BadHandle` if `from` is not open to read or `to` not to write,
-/// `InvalidInput` if the two ranges overlap in one file.
+/// that `from` has now, or when an error comes after the first piece. `IsDirectory` and
+/// `InvalidInput` for what has no content, `BadHandle` if `from` is not open to read or `to` not to
+/// write, `InvalidInput` if the two ranges overlap in one file.
 pub async fn copy_range(
     fs: &dyn FileSystem,
     (from, from_offset): (&dyn OpenFile, u64),

@@ -1,7 +1,8 @@
 //! An export as a file system with one file: what a loop device wants below it.
 //!
-//! Invariants: O1 the file has the export's size, from the first byte to the last; nothing changes it. O2
-//! `DIRECT` of an opener is about the kernel's cache, not about ours: the export's own mode decides there.
+//! Invariants: O1 the file has the export's size, from the first byte to the last; nothing changes
+//! it. O2 `DIRECT` of an opener is about the kernel's cache, not about ours: the export's own mode
+//! decides there.
 //!
 //! No locks.
 
@@ -21,7 +22,7 @@ use std::sync::Arc;
 pub const NAME: &str = "disk";
 const FILE: Ino = Ino(2);
 
-/// See the module.
+/// A file system with one file, the export.
 pub struct Disk {
     export: Arc<dyn Export>,
     made: Timestamp,

@@ -106,8 +106,8 @@ pub trait Export: Send + Sync {
     /// Brings the range into the cache.
     fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>>;
 
-    /// The map of the range, in order from its start on, at most `max` (1 or more) extents, so it may
-    /// end early. No poll of it is long, however many extents there are.
+    /// The map of the range, in order from its start on, at most `max` (1 or more) extents, so it
+    /// may end early. No poll of it is long, however many extents there are.
     fn extents(
         self: Arc<Self>,
         offset: u64,

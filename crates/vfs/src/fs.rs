@@ -80,8 +80,8 @@ pub trait FileSystem: Send + Sync {
     /// Attributes.
     fn getattr(&self, ino: Ino) -> BoxFuture<'_, Result<Attr>>;
 
-    /// Those of each of some inodes, as they stand together in a listing: many of its others are asked for
-    /// next.
+    /// Those of each of some inodes, as they stand together in a listing: many of its others are
+    /// asked for next.
     fn getattr_listed<'a>(&'a self, inos: &'a [Ino]) -> BoxFuture<'a, Vec<Result<Attr>>> {
         Box::pin(async move {
             let mut all = Vec::with_capacity(inos.len());
@@ -97,8 +97,8 @@ pub trait FileSystem: Send + Sync {
     /// `Unsupported` for a symbolic link.
     fn setattr<'a>(&'a self, ino: Ino, set: &'a SetAttr) -> BoxFuture<'a, Result<Attr>>;
 
-    /// Makes a regular file, pipe, socket or device. `InvalidInput` for the other kinds, `Exists` if the
-    /// name is taken.
+    /// Makes a regular file, pipe, socket or device. `InvalidInput` for the other kinds, `Exists`
+    /// if the name is taken.
     fn mknod<'a>(
         &'a self,
         dir: Ino,
@@ -135,8 +135,9 @@ pub trait FileSystem: Send + Sync {
         flags: OpenFlags,
     ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>>;
 
-    /// Makes a regular file without a name, for which [`FileSystem::link`] may find one later unless
-    /// `OpenFlags::EXCLUSIVE` is given (`O_TMPFILE`). An implementation may lack it: `Unsupported`.
+    /// Makes a regular file without a name, for which [`FileSystem::link`] may find one later
+    /// unless `OpenFlags::EXCLUSIVE` is given (`O_TMPFILE`). An implementation may lack it:
+    /// `Unsupported`.
     fn tmpfile<'a>(
         &'a self,
         dir: Ino,
@@ -176,9 +177,9 @@ pub trait FileSystem: Send + Sync {
     /// Target of a symbolic link; `InvalidInput` for anything else.
     fn readlink(&self, ino: Ino) -> BoxFuture<'_, Result<Vec<u8>>>;
 
-    /// Up to `max` (1 or more) entries of `dir` after `after`; none: that was the last (F4).
-    /// Without `.` and `..`. Cookies are in the order of the listing and hold as long as their
-    /// entry does, whoever asks; any number may be given as `after`.
+    /// Up to `max` (1 or more) entries of `dir` after `after`; an empty list: that was the last
+    /// (F4). Without `.` and `..`. Cookies are in the order of the listing and valid as long as
+    /// their entry exists, for each caller; any number may be given as `after`.
     fn readdir(&self, dir: Ino, after: Cookie, max: usize) -> BoxFuture<'_, Result<Vec<DirEntry>>>;
 
     /// Value of an extended attribute, or `NoAttribute`.
@@ -200,8 +201,9 @@ pub trait FileSystem: Send + Sync {
     /// Removes one, or `NoAttribute`.
     fn removexattr<'a>(&'a self, ino: Ino, name: XattrName<'a>) -> BoxFuture<'a, Result<()>>;
 
-    /// Opens an inode of any kind (F3). `IsDirectory` for a directory with `WRITE`; `InvalidInput` for
-    /// `TRUNCATE` without `WRITE`. With `TRUNCATE` a regular file becomes empty, as by `setattr`.
+    /// Opens an inode of any kind (F3). `IsDirectory` for a directory with `WRITE`; `InvalidInput`
+    /// for `TRUNCATE` without `WRITE`. With `TRUNCATE` a regular file becomes empty, as by
+    /// `setattr`.
     fn open(&self, ino: Ino, flags: OpenFlags) -> BoxFuture<'_, Result<OpenFileRef>>;
 
     /// Everything that was done before this call is durable after it.
@@ -241,9 +243,9 @@ pub trait OpenFile: Send + Sync {
         None
     }
 
-    /// Writes `buf`; with `IoFlags::APPEND` at the end, whatever `offset` says, in one step with
-    /// whoever else appends. Ends at [`crate::types::FILE_SIZE_MAX`] at the latest; `FileTooLarge`
-    /// for one that begins there.
+    /// Writes `buf`; with `IoFlags::APPEND` at the end, whatever `offset` says, atomically with
+    /// other appends. Ends at [`crate::types::FILE_SIZE_MAX`] at the latest; `FileTooLarge` for one
+    /// that begins there.
     fn write(
         &self,
         offset: u64,
@@ -252,7 +254,7 @@ pub trait OpenFile: Send + Sync {
         privileges: Privileges,
     ) -> BoxFuture<'_, WriteResult>;
 
-    /// As `read`, for a caller that blocks: its memory may be lent to the device.
+    /// `read` for a caller that blocks: the device may borrow its memory.
     fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
         if let Some(done) = self.try_read(offset, dst, flags) {
             return done;
@@ -269,7 +271,7 @@ pub trait OpenFile: Send + Sync {
         let _ = (offset, len);
     }
 
-    /// As `write`, for a caller that blocks: its memory may be lent to the device.
+    /// `write` for a caller that blocks: the device may borrow its memory.
     fn write_slice(
         &self,
         offset: u64,
@@ -294,8 +296,8 @@ pub trait OpenFile: Send + Sync {
     ) -> BoxFuture<'_, Result<()>>;
 
     /// The first offset from `offset` on that may be data, or that is in a hole. `PastEnd` from the
-    /// end of the file on, and where no data follows. What is called data may be zeros, what is called a
-    /// hole is. Sees data that is not written out yet.
+    /// end of the file on, and where no data follows. What is called data may be zeros, what is
+    /// called a hole is. Sees data that is not written out yet.
     fn seek(&self, what: Seek, offset: u64) -> BoxFuture<'_, Result<u64>>;
 
     /// Makes everything durable that was done to this inode before: its content, and the metadata

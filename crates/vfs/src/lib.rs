@@ -1,9 +1,9 @@
-//! forebay-vfs: what a front end may ask for.
+//! forebay-vfs: the interfaces that front ends use.
 //!
 //! Two contracts: [`Export`], a range of bytes (NBD), and [`FileSystem`] with [`OpenFile`], the
 //! POSIX tree (mount, library, command line). In addition, what their users and implementors share:
-//! [`rules`] say what is refused and what changes, [`path`] finds an inode by path, [`copy`] copies a
-//! range. forebay-testkit has a file system in memory, and checks any two against each other.
+//! [`rules`] say what is refused and what changes, [`path`] finds an inode by path, [`copy`] copies
+//! a range. forebay-testkit has a file system in memory, and checks any two against each other.
 //!
 //! Reading order: [`types`], [`name`], [`fs`] (the contract, rule by rule), [`rules`], [`path`],
 //! [`copy`], [`beside`] (who is told of changes), [`delegate`] (for wrappers).

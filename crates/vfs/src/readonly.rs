@@ -1,8 +1,8 @@
-//! A file system for reading only: whatever would change it is refused with `ReadOnly`, by name, and nothing
-//! is asked of the one below that would have to be written.
+//! A read-only wrapper: refuses each call that changes the file system with `ReadOnly`, and passes
+//! no such call on.
 //!
-//! Invariants: R1 a call that could change anything never reaches the file system below, a sync neither:
-//! there is nothing that it could make durable.
+//! Invariants: R1 a call that could change anything never reaches the file system below, a sync
+//! neither: there is nothing that it could make durable.
 //!
 //! No locks.
 
@@ -16,7 +16,7 @@ use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use std::sync::Arc;
 
-/// See the module.
+/// A file system that refuses all changes.
 pub struct ReadOnly(Arc<dyn FileSystem>);
 
 impl ReadOnly {

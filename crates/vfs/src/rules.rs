@@ -1,15 +1,15 @@
-//! The rules of names and attributes, once for every implementation: what is refused and in which order,
-//! and what a call that is not refused changes. Functions of what they look at, which is a [`View`]; whoever
-//! calls them carries out what they answer.
+//! The rules of names and attributes, once for every implementation: which calls fail, in which
+//! order errors are checked, and what a successful call changes. They are functions of a [`View`];
+//! the caller carries out their answer.
 //!
-//! Each of them has its case in `suite` of forebay-testkit, which is written against the contract and run on
-//! the host's file systems, too: an oracle that shares a mistake does not find it.
+//! Each of them has its case in `suite` of forebay-testkit, which is written against the contract
+//! and run on the host's file systems, too: an oracle that shares a mistake does not find it.
 //!
-//! Invariants: Y1 a rule only looks: what is refused has changed nothing (F7). Y2 what a rule does not look
-//! at it does not depend on: one that ends because something is not at hand ([`View::Stop`]) is asked again
-//! when it is.
+//! Invariants: Y1 a rule only reads: a refused call has changed nothing (F7). Y2 a rule depends
+//! only on what it reads: one that stops because an object is not loaded ([`View::Stop`]) is called
+//! again when it is.
 //!
-//! No locks: the caller holds what keeps the view as it is until the answer is carried out.
+//! No locks: the caller holds locks that keep the view unchanged until the answer is carried out.
 
 pub mod attrs;
 pub mod names;
@@ -63,7 +63,7 @@ pub struct Seen {
     pub gid: u32,
     /// Of a directory: where its entry is.
     pub parent: Ino,
-    /// Somebody has it open.
+    /// A program has it open.
     pub is_open: bool,
     /// It never had a name, and may get one.
     pub is_linkable: bool,

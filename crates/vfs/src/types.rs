@@ -176,8 +176,8 @@ impl NewInode {
         Self { kind, perm, uid: 0, gid: 0, rdev: 0 }
     }
 
-    /// Group and permission bits in a directory of this group and these bits: one with [`S_ISGID`] gives
-    /// its group to what is made in it, and the bit itself to directories.
+    /// Group and permission bits in a directory of this group and these bits: one with [`S_ISGID`]
+    /// gives its group to what is made in it, and the bit itself to directories.
     pub fn inherit(&self, (dir_gid, dir_perm): (u32, u16)) -> (u32, u16) {
         let perm = self.perm & 0o7777;
         match (dir_perm & S_ISGID != 0, self.kind) {
@@ -237,7 +237,8 @@ impl SetAttr {
     }
 }
 
-/// Whether a write or truncate leaves the set-id bits, as only a caller with `CAP_FSETID` may have it.
+/// Whether a write or truncate leaves the set-id bits, as only a caller with `CAP_FSETID` may have
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Privileges {
     /// They go; see [`without_set_id`].
@@ -257,8 +258,8 @@ impl Privileges {
     }
 }
 
-/// Permission bits of a regular file after a write, truncate or change of owner that drops privileges:
-/// set-user-id goes, set-group-id goes where it is a privilege.
+/// Permission bits of a regular file after a write, truncate or change of owner that drops
+/// privileges: set-user-id goes, set-group-id goes where it is a privilege.
 pub fn without_set_id(perm: u16) -> u16 {
     match perm & S_IXGRP != 0 {
         true => perm & !(S_ISUID | S_ISGID),

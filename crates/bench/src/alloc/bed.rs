@@ -67,8 +67,8 @@ impl BlockDevice for Counted {
         self.lower.is_crowded()
     }
 
-    fn room(&self) -> BoxFuture<'_, ()> {
-        self.lower.room()
+    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
+        self.lower.wait_for_capacity()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

@@ -69,8 +69,8 @@ impl BlockDevice for Counted {
         self.lower.is_crowded()
     }
 
-    fn room(&self) -> BoxFuture<'_, ()> {
-        self.lower.room()
+    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
+        self.lower.wait_for_capacity()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -120,7 +120,7 @@ mod tests {
             true
         }
 
-        fn room(&self) -> BoxFuture<'_, ()> {
+        fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
             self.1.fetch_add(1, Ordering::Relaxed);
             Box::pin(std::future::ready(()))
         }
@@ -132,7 +132,7 @@ mod tests {
         let lower = Arc::new(Crowded(RamDevice::new(4096), AtomicU64::new(0)));
         let counted = Counted::new(lower.clone());
         assert!(counted.is_crowded());
-        block_on(counted.room());
+        block_on(counted.wait_for_capacity());
         assert_eq!(lower.1.load(Ordering::Relaxed), 1);
     }
 }

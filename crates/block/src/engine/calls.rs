@@ -1,9 +1,9 @@
-//! System calls that are no I/O, such as asking for a map: one after the other on a thread of their
-//! own, which ends when there is nothing to do.
+//! System calls that are no I/O, such as a query of a file's extents. They run in order on a thread
+//! of their own, which ends when there is nothing to do.
 //!
-//! Invariants: K1 a call that was accepted runs, also if another one panics. K2 while something is
-//! queued there is a thread that takes it; if none can be started the caller runs it.
-//! Lock rule: the mutex is not held while a call runs.
+//! Invariants: K1 an accepted call runs, also if another one panics. K2 while a call is queued
+//! there is a thread that takes it; if none can be started, the caller runs it. Lock rule: the
+//! mutex is not held while a call runs.
 
 use forebay_base::thread;
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// A thread that finds nothing to do for this long ends.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// What is to be done.
+/// A system call, as a closure.
 pub(crate) type Call = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ struct Shared {
     work: Condvar,
 }
 
-/// See the module.
+/// The queue of calls, and the thread that runs them.
 #[derive(Default)]
 pub(crate) struct Calls(Arc<Shared>);
 

@@ -1,9 +1,9 @@
-//! Which of the requests that wait goes next.
+//! The order in which waiting requests are issued.
 //!
-//! Invariants: J1 SYNC goes before readahead, readahead before write-back, and within a class the
-//! order is that of arrival. J2 but each [`TURN`]th pick is for the background if it waits, and
-//! of those each [`TURN_BACK`]th for write-back: nobody starves. J3 at most `background_max`
-//! background requests are out at a time. J4 what is picked is given back by `done`, once.
+//! Invariants: J1 SYNC goes before readahead, readahead before write-back; within a class the order
+//! is that of arrival. J2 each [`TURN`]th pick is a background request if one waits, and each
+//! [`TURN_BACK`]th of those is write-back, so no class starves. J3 at most `background_max`
+//! background requests are issued at a time. J4 `done` is called once for each request picked.
 
 use super::request::{Boxed, Class};
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ const TURN: u32 = 16;
 const TURN_BACK: u32 = 4;
 
 pub(crate) struct Queue {
-    /// Requests that were under way already, and those that are SYNC.
+    /// Requests that were started before, and SYNC requests.
     front: VecDeque<Boxed>,
     readahead: VecDeque<Boxed>,
     write_back: VecDeque<Boxed>,
@@ -85,7 +85,7 @@ impl Queue {
         self.background_out
     }
 
-    /// What was picked is over.
+    /// A picked request is over.
     pub(crate) fn done(&mut self, class: Class) {
         assert!(!class.is_background() || self.background_out > 0, "J4: given back what was out");
         self.background_out -= usize::from(class.is_background());

@@ -1,4 +1,4 @@
-//! A request as an engine sees it: plain data for the kernel, and somebody to call back.
+//! A request as an engine sees it: plain data for the kernel, and a callback for its end.
 //!
 //! ```text
 //!   plan ──▶ Ring ──▶ call ──▶ (kernel) ──▶ answer ──▶ Again ──▶ call ...
@@ -15,14 +15,14 @@ use std::io;
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// How urgent a request is. Of two that wait, the one that is named first here goes first.
+/// How urgent a request is. Variants are listed from the most urgent on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
-    /// Somebody waits for it.
+    /// A caller waits for it.
     Sync,
-    /// A read that nobody waits for yet.
+    /// A read that no caller waits for yet.
     Readahead,
-    /// A write that nobody waits for.
+    /// A write that no caller waits for.
     WriteBack,
 }
 
@@ -45,7 +45,7 @@ pub(crate) enum Call {
     Fallocate { fd: RawFd, mode: i32, pos: u64, len: u64 },
 }
 
-/// What follows from a plan, or from an answer of the kernel.
+/// The next step after a plan, or after an answer of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     /// `call`.
@@ -56,22 +56,22 @@ pub(crate) enum Next {
     Over,
 }
 
-/// Somebody who wants something done.
+/// One request to an engine: the system call to make, and the callback at its end.
 ///
 /// # Safety
-/// What `call` names (descriptor, list, memory) stays valid until the kernel's answer has been
-/// given to `answer`, even if the request is forgotten.
+/// The descriptor, list and memory that `call` names stay valid until `answer` has received the
+/// kernel's answer, even if the request is leaked.
 pub(crate) unsafe trait Request: Send {
     fn class(&self) -> Class;
-    /// Gets ready for `call`. Not called by an engine that only has `run`.
+    /// Prepares `call`. An engine that only calls `run` does not call this.
     fn plan(&mut self) -> Next;
     fn call(&self) -> Call;
     fn answer(&mut self, outcome: io::Result<usize>) -> Next;
-    /// Carries all of it out by blocking calls, from the start.
+    /// Carries out the complete request by blocking calls, from the start.
     fn run(&mut self);
     /// It ends with this error.
     fn fail(&mut self, error: Error);
-    /// Hands the result to whoever waits for it. May submit again.
+    /// Passes the result to the waiting caller. May submit again.
     fn end(self: Box<Self>);
 }
 

@@ -1,16 +1,15 @@
-//! One io_uring, driven by one thread, with the table of what the kernel has in hand.
+//! One io_uring, driven by one thread, with the table of the requests in the kernel.
 //!
-//! Invariants: N1 a request is in exactly one place: waiting, or in the table from before its
-//! entry is pushed until its answer is taken. N2 a request that the kernel may still work on when
-//! the ring goes away neither ends nor is freed before the kernel has let go of the ring
-//! ([`Remains`]). Background requests hold at most [`BACKGROUND_MAX`] slots: the queue sees to
-//! that (its J3).
+//! Invariants: N1 a request is in exactly one place: waiting, or in the table from before its entry
+//! is pushed until its answer is taken. N2 a request that the kernel may still work on when the
+//! ring is dropped neither ends nor is freed before the kernel has released the ring ([`Remains`]).
+//! Background requests hold at most [`BACKGROUND_MAX`] slots: the queue ensures that (queue.J3).
 //!
-//! When a call on the ring fails for good the ring is taken apart ([`Ring::dismantle`]). Requests
-//! that the kernel has not consumed are carried out by threads. Those under way end with an error:
-//! their answers are lost, and a flush that is repeated may hide an error. They end after the
-//! kernel has dropped its last reference to the ring. Closing the descriptor does not wait for
-//! that, so the ring registers the writing end of a pipe, which the kernel closes as the last step.
+//! When a call on the ring fails for good, [`Ring::dismantle`] closes the ring. Threads carry out
+//! the requests that the kernel has not consumed. Requests in progress end with an error: their
+//! answers are lost, and repeating a flush could hide an error. They end after the kernel has
+//! dropped its last reference to the ring. Closing the descriptor does not wait for that, so the
+//! ring registers the writing end of a pipe, which the kernel closes as its last step.
 
 use super::queue::Queue;
 use super::request::{Boxed, Call, Class, Next, Request, end, guarded};
@@ -25,10 +24,10 @@ use std::sync::Arc;
 
 /// Entries of the submission queue.
 const ENTRIES: u32 = 256;
-/// Most requests in the kernel's hands; the completion queue has room for all of them.
+/// Most requests in the kernel at a time; the completion queue has space for all of them.
 const IN_FLIGHT: usize = 1024;
-/// Calls that bring nothing, one after the other, until there is no deferred work: each does that of twenty
-/// requests and more.
+/// Consecutive calls without a completion after which deferred work counts as done. Each call does
+/// the work of at least twenty requests.
 const IN_VAIN_MAX: usize = IN_FLIGHT / 16;
 /// Most background requests among them.
 const BACKGROUND_MAX: usize = 64;
@@ -37,7 +36,7 @@ pub(crate) const NOT_A_REQUEST: u64 = u64::MAX;
 /// Best effort, lowest level (see ioprio_set(2)): for background requests.
 const BACKGROUND_PRIO: u16 = (2 << 13) | 7;
 
-/// What came out of a ring; to be dealt with while the ring is not borrowed.
+/// Results taken from a ring, processed when the ring is not borrowed any more.
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) over: Vec<Boxed>,
@@ -47,7 +46,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Sorts a request by what follows; gives it back if that is a call.
+    /// Sorts a request by its next step; returns it if that is a system call.
     pub(crate) fn sort(&mut self, request: Boxed, next: Next) -> Option<Boxed> {
         match next {
             Next::Call => return Some(request),
@@ -63,11 +62,11 @@ pub(crate) struct Ring {
     table: Vec<Option<Boxed>>,
     free: Vec<u32>,
     in_flight: usize,
-    /// Entries pushed so far, and the `user_data` of the last ones: what the kernel has not
-    /// consumed is among these.
+    /// Entries pushed so far, and the `user_data` of the last ones. The entries that the kernel has
+    /// not consumed are among these.
     pushed: usize,
     recent: Box<[u64; ENTRIES as usize]>,
-    /// At its end when the kernel has let go of the ring (N2).
+    /// Reads end of file when the kernel has released the ring (ring.N2).
     gone: Option<OwnedFd>,
     queue: Queue,
     /// Over before they came to the kernel.
@@ -75,7 +74,7 @@ pub(crate) struct Ring {
     answers: Vec<(u64, i32)>,
 }
 
-/// The call as the kernel wants it.
+/// Converts the call to a submission queue entry.
 fn entry(call: Call, background: bool) -> squeue::Entry {
     let prio = if background { BACKGROUND_PRIO } else { 0 };
     match call {
@@ -125,7 +124,7 @@ impl Ring {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
         let (gone, kernels) = pipe_with(PipeFlags::CLOEXEC)?;
-        // The kernel keeps the writing end as long as it keeps the ring.
+        // The kernel keeps the writing end open as long as it keeps the ring.
         ring.submitter().register_files(&[kernels.as_raw_fd()])?;
         Ok(Self {
             ring,
@@ -141,7 +140,7 @@ impl Ring {
         })
     }
 
-    /// The ring's descriptor stops being one of a ring: every call on it fails.
+    /// Replaces the ring's descriptor by that of another file, so that every call on it fails.
     #[cfg(test)]
     pub(crate) fn break_descriptor(fd: std::os::fd::RawFd) {
         let null = std::fs::File::open("/dev/null").expect("it can be opened");
@@ -171,7 +170,7 @@ impl Ring {
         self.in_flight == 0 && self.queue.len() == 0 && self.failed.is_empty()
     }
 
-    /// Puts waiting requests into the submission queue, as far as there is room.
+    /// Moves waiting requests to the submission queue, as far as it has space.
     pub(crate) fn fill(&mut self) {
         while self.in_flight < IN_FLIGHT && !self.ring.submission().is_full() {
             let Some(mut request) = self.queue.pick() else { return };
@@ -193,7 +192,7 @@ impl Ring {
         }
     }
 
-    /// Pushes an entry; there is room.
+    /// Pushes an entry; the caller has checked that the queue has space.
     fn push(&mut self, entry: &squeue::Entry, user_data: u64) {
         self.recent[self.pushed % ENTRIES as usize] = user_data;
         self.pushed += 1;
@@ -203,7 +202,7 @@ impl Ring {
         pushed.expect("there is room in the submission queue");
     }
 
-    /// Pushes an entry that is not a request and points to no memory; false if there is no room.
+    /// Pushes an entry that is not a request and points to no memory; false if the queue is full.
     pub(crate) fn push_other(&mut self, entry: squeue::Entry) -> bool {
         if self.ring.submission().is_full() {
             return false;
@@ -212,8 +211,8 @@ impl Ring {
         true
     }
 
-    /// One system call: hands over what was pushed, waits for `want` answers. What is temporary
-    /// (a signal, no memory, a full completion queue) is not an error, but gives false.
+    /// One system call: submits the pushed entries and waits for `want` answers. A temporary
+    /// failure (a signal, no memory, a full completion queue) returns false.
     pub(crate) fn enter(&mut self, want: usize) -> io::Result<bool> {
         match self.ring.submit_and_wait(want) {
             Ok(_) => Ok(true),
@@ -228,11 +227,12 @@ impl Ring {
         }
     }
 
-    /// Hands over all that there is room for, and runs the kernel's deferred work, of which one
-    /// call does only a part. False if something is left that could not be handed over now.
+    /// Submits as many waiting requests as fit, and runs the kernel's deferred work, of which one
+    /// call does only a part. False if a request remains that could not be submitted.
     ///
-    /// The flag that says that there is such work may outlive it: a completion on another CPU raises it after
-    /// the work that it is about was done, and no call takes it back. So it is not believed for ever.
+    /// The flag for deferred work may outlive that work: a completion on another CPU may raise it
+    /// after the work was done, and no call clears it. So the flag is trusted for a bounded number
+    /// of calls.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         let (mut before, mut in_vain) = (None, 0);
         loop {
@@ -284,9 +284,8 @@ impl Ring {
         count
     }
 
-    /// Takes a ring apart that does not work any more, and closes it. Returns the requests that the
-    /// kernel has not consumed, in order, and what ends the others (N2). What has been answered
-    /// goes to `out`.
+    /// Closes a ring that has failed. Returns the requests that the kernel has not consumed, in
+    /// order, and a request that ends the others (ring.N2). Completed requests go to `out`.
     pub(crate) fn dismantle(
         mut self,
         room: &Arc<Room>,
@@ -319,8 +318,8 @@ impl Drop for Ring {
     }
 }
 
-/// Requests that were under way in a ring that broke. A request itself, for a thread that may
-/// block: it waits for the kernel to let go of the ring, and ends them with an error.
+/// The requests in progress in a ring that failed. Itself a request for a thread that may block: it
+/// waits until the kernel has released the ring, and then ends them with an error.
 pub(crate) struct Remains {
     requests: Vec<Boxed>,
     gone: OwnedFd,
@@ -338,7 +337,7 @@ impl Remains {
     }
 }
 
-// SAFETY: it is not planned as a call, so the kernel is given nothing.
+// SAFETY: its plan is never a call, so the kernel receives no memory from it.
 unsafe impl Request for Remains {
     fn class(&self) -> Class {
         Class::Sync
@@ -353,7 +352,7 @@ unsafe impl Request for Remains {
         Next::Over
     }
     fn run(&mut self) {
-        // Nothing is ever written: the pipe is at its end when the other end is closed.
+        // The pipe carries no data: it reads end of file when the kernel closes the other end.
         while let Err(e) = poll(&mut [PollFd::new(&self.gone, PollFlags::IN)], None) {
             assert_eq!(e, rustix::io::Errno::INTR, "waiting for the kernel to let go of a ring");
         }

@@ -1,14 +1,15 @@
-//! How much an engine has accepted and not ended, so that whoever plans many requests can wait.
+//! Counts the requests that an engine has accepted and not ended, so that a caller with many
+//! requests can wait.
 //!
-//! Invariant: M1 `held` is the number of requests accepted and not ended. An engine never refuses
-//! one and never carries it out on the submitter's thread; above [`CROWD`] it says that it is
-//! crowded, and who can wait waits until it is not. What waits inside takes the memory of its
-//! bios, which their makers account for, and a pointer each.
+//! Invariant: M1 `held` is the number of requests accepted and not ended. An engine never refuses a
+//! request and never carries it out on the submitting thread. Above [`CROWD`] requests the engine
+//! is crowded, and callers that can wait do so. A waiting request takes the memory of its bio,
+//! which its maker accounts for, and a pointer.
 
 use forebay_base::task::WaitQueue;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// So many are enough to keep any device busy.
+/// Enough requests to keep any device busy.
 pub(crate) const CROWD: usize = 8192;
 
 #[derive(Default)]

@@ -1,4 +1,4 @@
-//! Engines with requests made for the test: order on a device that stands still, and panics.
+//! Engines with requests made for the test: order on a stalled device, and panics.
 
 use super::queue::Queue;
 use super::request::{Boxed, Call, Class, Next, Request};
@@ -29,7 +29,7 @@ struct Fake {
     class: Class,
     panics: Panics,
     file: Arc<std::fs::File>,
-    /// `run` waits for it, as a call to a device that stands still.
+    /// `run` waits for it, as a call on a stalled device would.
     stalled: Option<Receiver<()>>,
     log: Arc<Mutex<Vec<usize>>>,
     result: Result<()>,
@@ -99,10 +99,10 @@ fn spawn(work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
     std::thread::Builder::new().spawn(work).map(drop)
 }
 
-/// The story: where the first worker could not be started, the thread that submitted, an event
-/// loop's, slept and tried again until it could.
+/// The story: where the first worker could not be started, the submitting thread, an event loop's,
+/// slept and retried until it could.
 #[test]
-fn submit_without_further_threads_neither_waits_nor_loses_a_request() {
+fn submit_without_new_worker_neither_waits_nor_loses() {
     thread_local! {
         static TRIES: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
     }
@@ -130,7 +130,7 @@ fn submit_without_further_threads_neither_waits_nor_loses_a_request() {
 /// The story: a pool began without a worker, and the first submitter slept until one could be
 /// started. A pool whose first worker cannot be started is refused instead.
 #[test]
-fn pool_without_its_first_thread_is_refused() {
+fn pool_without_first_worker_is_refused() {
     let refuse = |_: Box<dyn FnOnce() + Send>| Err(io::Error::from_raw_os_error(libc::EAGAIN));
     let refused = Pool::with_workers(Arc::default(), 4, IDLE, refuse);
     let error = refused.err().expect("a pool without a thread is none");
@@ -140,7 +140,7 @@ fn pool_without_its_first_thread_is_refused() {
 /// T3: a worker that is idle ends, but not the first: where no other can be started then, a request
 /// would wait for ever.
 #[test]
-fn first_worker_idle_for_long_still_takes_a_request() {
+fn first_worker_after_idle_takes_request() {
     use std::sync::atomic::{AtomicU32, Ordering};
     static LEFT: AtomicU32 = AtomicU32::new(1);
     let only_one = |work: Box<dyn FnOnce() + Send>| match LEFT.swap(0, Ordering::SeqCst) {
@@ -158,8 +158,8 @@ fn first_worker_idle_for_long_still_takes_a_request() {
     assert_eq!(ended, Ok((0, true)), "T3: no worker takes it");
 }
 
-/// Both engines, by name. Where the system has no io_uring, that is a failure, or with
-/// `FOREBAY_ALLOW_SKIP=1` a skip that is said.
+/// Both engines, by name. Without io_uring the test fails, or with `FOREBAY_ALLOW_SKIP=1` prints
+/// that it skips.
 fn engines() -> impl Iterator<Item = (Aio, Engine)> {
     [Aio::Threads, Aio::IoUring].into_iter().filter_map(|aio| match Engine::new(aio) {
         Ok(engine) => Some((aio, engine)),
@@ -172,10 +172,10 @@ fn engines() -> impl Iterator<Item = (Aio, Engine)> {
     })
 }
 
-/// The story: a request that panicked ended the ring's thread, with all that was in flight, or
-/// took a worker along that was counted for ever, so that the pool ran dry.
+/// The story: a request that panicked ended the ring's thread, with all requests in flight. On the
+/// pool it ended a worker that stayed counted for ever, so that the pool ran out of workers.
 #[test]
-fn requests_that_panic_end_and_the_engine_goes_on() {
+fn request_panic_ends_request_and_engine_continues() {
     let places = [Panics::Plan, Panics::Call, Panics::Answer, Panics::Run, Panics::End];
     for (aio, engine) in engines() {
         let lab = Lab::new();
@@ -197,9 +197,9 @@ fn requests_that_panic_end_and_the_engine_goes_on() {
     }
 }
 
-/// T1: an engine that goes while much is queued leaves nothing of it behind.
+/// T1: an engine that is dropped while many requests are queued completes all of them.
 #[test]
-fn what_was_accepted_ends_after_the_engine_has_gone() {
+fn engine_dropped_completes_accepted_requests() {
     for (aio, engine) in engines() {
         let lab = Lab::new();
         let classes = [Class::Sync, Class::Readahead, Class::WriteBack];
@@ -220,7 +220,7 @@ struct Chain {
     aio: Aio,
 }
 
-// SAFETY: as for Fake, which it passes everything on to.
+// SAFETY: as for Fake, to which it forwards every call.
 unsafe impl Request for Chain {
     fn class(&self) -> Class {
         self.first.class()
@@ -252,9 +252,9 @@ unsafe impl Request for Chain {
     }
 }
 
-/// E2, U3: the end of a request found the ring borrowed, or a lock held, by the thread that it ran on.
+/// E2, U3: the end of a request found the ring borrowed, or a lock held, by its own thread.
 #[test]
-fn a_request_may_submit_another_when_it_ends() {
+fn request_end_may_submit_again() {
     for (aio, engine) in engines() {
         let lab = Lab::new();
         let chain = |name| {
@@ -276,7 +276,7 @@ fn a_request_may_submit_another_when_it_ends() {
 }
 
 #[test]
-fn waiting_reads_go_before_write_back_on_a_device_that_stands_still() {
+fn reads_waiting_on_stalled_device_precede_write_back() {
     let lab = Lab::new();
     let room = Arc::new(Room::default());
     let pool = Pool::with_workers(room.clone(), 1, IDLE, spawn).unwrap();
@@ -299,7 +299,7 @@ fn waiting_reads_go_before_write_back_on_a_device_that_stands_still() {
     go.send(()).unwrap();
     (0..=30).for_each(|_| assert!(lab.ended.recv().unwrap().1));
     let order = lab.log.lock().unwrap().clone();
-    // Write-back gets a turn after four of readahead, and what is left at the end.
+    // Write-back is picked after four readahead requests, and its rest at the end.
     let want = [0, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30];
     assert_eq!(order[..11], want, "J1");
     assert_eq!(order[11..17], [11, 12, 13, 14, 1, 15]);
@@ -325,8 +325,8 @@ fn nobody_starves_in_the_queue() {
     assert_eq!(queue.pick().unwrap().class(), Class::WriteBack);
 }
 
-/// The story: with 8,192 requests waiting, the next was carried out by blocking calls on the
-/// thread that submitted it, which may be an event loop's.
+/// The story: with 8,192 requests waiting, the submitting thread carried out the next one by
+/// blocking calls. That thread may be an event loop's.
 #[test]
 fn a_crowded_engine_queues_and_says_so() {
     let lab = Lab::new();
@@ -341,7 +341,7 @@ fn a_crowded_engine_queues_and_says_so() {
             engine.submit([request as Boxed], Aio::Threads);
         }
         assert!(!engine.is_crowded());
-        block_on(engine.room());
+        block_on(engine.wait_for_capacity());
         let count = CROWD + 500;
         let many = (0..count).map(|n| lab.make(n, Class::Sync, Panics::Never) as Boxed);
         engine.submit(many, Aio::Threads);
@@ -349,7 +349,7 @@ fn a_crowded_engine_queues_and_says_so() {
         let (tx, rx) = oneshot();
         let waits = engine.clone();
         let waiter = std::thread::spawn(move || {
-            block_on(waits.room());
+            block_on(waits.wait_for_capacity());
             tx.send(());
         });
         go.iter().for_each(|go| go.send(()).unwrap());

@@ -1,5 +1,5 @@
-//! Rings that break while requests are under way. The break is real: the descriptor of the ring is
-//! replaced by one of another file, so that the kernel refuses each further call.
+//! Rings that fail while requests are in progress. The failure is real: the ring's descriptor is
+//! replaced by that of another file, so that the kernel refuses each further call.
 
 use super::request::{Boxed, Call, Class, Next, Request};
 use super::ring::Remains;
@@ -15,11 +15,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// What a request does.
+/// Operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// Reads from a pipe into which nothing is written: in the kernel's hands until it is
-    /// cancelled.
+    /// Reads from a pipe that is never written: in progress in the kernel until it is cancelled.
     Stuck,
     /// A flush, which is over at once.
     Quick,
@@ -36,7 +35,7 @@ struct One {
     done: Sender<(usize, Result<()>)>,
 }
 
-// SAFETY: the list points to memory of the request's own; the channel is the only way out.
+// SAFETY: the list points to memory that the request owns; results leave only through the channel.
 unsafe impl Send for One {}
 
 // SAFETY: descriptors, list and memory live as long as the request.
@@ -84,7 +83,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// None: the system has no io_uring, and the tests may be skipped.
+    /// `None` if the system has no io_uring and the tests may be skipped.
     fn new() -> Option<Self> {
         let engine = match Engine::new(Aio::IoUring) {
             Ok(engine) => engine,
@@ -118,7 +117,7 @@ impl Bench {
     /// The results of all requests, in order of their names. `turn` does the work of an event loop.
     fn results(&self, count: usize, mut turn: impl FnMut()) -> Vec<Result<()>> {
         let mut all: Vec<Option<Result<()>>> = (0..count).map(|_| None).collect();
-        // A guard against waiting for ever: what does not end in this time never does.
+        // Requests that have not ended by then never will: without a bound the test would hang.
         let mut patience = 3000;
         while all.iter().any(Option::is_none) {
             turn();
@@ -138,7 +137,7 @@ impl Bench {
     }
 }
 
-/// What is expected of requests 0..4 stuck in the kernel and 4..16 quick.
+/// The expected results of requests 0..4, stuck in the kernel, and of 4..16, which are quick.
 fn check(results: &[Result<()>]) {
     for (name, result) in results.iter().enumerate() {
         assert_eq!(result.is_err(), name < 4, "request {name}: {result:?}");
@@ -148,7 +147,7 @@ fn check(results: &[Result<()>]) {
 /// The story: the kernel refused a call on a ring. Requests that had been pushed or were under way
 /// stayed in its table; their bios never ended, so fsync and close waited for ever.
 #[test]
-fn shared_ring_broken_ends_each_request_and_goes_on_with_threads() {
+fn shared_ring_broken_ends_requests_and_uses_threads() {
     let Some(bench) = Bench::new() else { return };
     bench.submit(Kind::Stuck, 0..4);
     // The kernel has the first four when the fifth is over.
@@ -164,9 +163,9 @@ fn shared_ring_broken_ends_each_request_and_goes_on_with_threads() {
     assert!(!bench.engine.is_crowded());
 }
 
-/// The same of the ring of an event loop, which must not wait for it.
+/// The same failure on the ring of an event loop, which must not wait for the kernel.
 #[test]
-fn local_ring_broken_ends_each_request_and_goes_on_without_it() {
+fn local_ring_broken_ends_requests_and_uses_fallback() {
     let Some(bench) = Bench::new() else { return };
     let mut queue = bench.engine.attach_thread().expect("a ring of this thread");
     bench.submit(Kind::Stuck, 0..4);
@@ -186,8 +185,7 @@ fn local_ring_broken_ends_each_request_and_goes_on_without_it() {
         queue.reap();
     });
     check(&results);
-    // No call of the loop is needed any more: another ring, or threads, take what this thread
-    // submits.
+    // The loop need not make further calls: another ring, or threads, take this thread's requests.
     bench.submit(Kind::Quick, 0..16);
     assert!(bench.results(16, || {}).iter().all(Result::is_ok));
     drop(queue);
@@ -195,7 +193,7 @@ fn local_ring_broken_ends_each_request_and_goes_on_without_it() {
 
 /// A ring that is dropped with its thread's queue while it is broken.
 #[test]
-fn local_ring_broken_and_dropped_ends_each_request() {
+fn local_ring_broken_and_dropped_ends_requests() {
     let Some(bench) = Bench::new() else { return };
     let mut queue = bench.engine.attach_thread().expect("a ring of this thread");
     bench.submit(Kind::Stuck, 0..4);
@@ -206,11 +204,11 @@ fn local_ring_broken_and_dropped_ends_each_request() {
     check(&bench.results(8, || {}));
 }
 
-/// The story: the ring of an event loop broke when the loop handed requests over, and the loop
-/// ended before it reaped. What the kernel had answered by then was dropped with the queue, so the
-/// request ended with an error, or, as here, not at all.
+/// The story: the ring of an event loop failed when the loop submitted requests, and the loop ended
+/// before it reaped. The answers that the kernel had given by then were dropped with the queue. So
+/// requests ended with an error, or, as here, not at all.
 #[test]
-fn local_ring_broken_and_not_reaped_ends_answered_requests_with_their_results() {
+fn local_ring_broken_unreaped_keeps_answered_results() {
     let Some(bench) = Bench::new() else { return };
     let mut queue = bench.engine.attach_thread().expect("a ring of this thread");
     bench.submit(Kind::Quick, 0..1);
@@ -233,10 +231,10 @@ fn local_ring_broken_and_not_reaped_ends_answered_requests_with_their_results() 
     assert!(!bench.engine.is_crowded());
 }
 
-/// The kernel may write to memory of a request until it has let go of the ring: until then the
-/// request does not end, and its memory is kept.
+/// The kernel may write to a request's memory until it has released the ring. Until then the
+/// request does not end and its memory is kept.
 #[test]
-fn remains_of_a_ring_end_when_the_kernel_has_let_go() {
+fn ring_remains_end_after_kernel_release() {
     let Some(bench) = Bench::new() else { return };
     let request = bench.make(Kind::Stuck, 0);
     let (gone, kernels) = rustix::pipe::pipe().unwrap();
@@ -249,7 +247,7 @@ fn remains_of_a_ring_end_when_the_kernel_has_let_go() {
     pool.submit(Box::new(Remains::new(vec![request], gone, room)));
     // Behind it on the only worker, so it ends after it.
     pool.submit(bench.make(Kind::Quick, 1));
-    // Long enough for a worker that does not wait; one that waits never ends anything.
+    // A worker that does not wait would end the request within this time.
     let early = bench.ended.recv_timeout(Duration::from_millis(200));
     assert!(early.is_err(), "N2: the kernel still has the request: {early:?}");
     assert_eq!(Arc::strong_count(&bench.pipe), 3, "N2: both requests are kept");
@@ -259,9 +257,9 @@ fn remains_of_a_ring_end_when_the_kernel_has_let_go() {
     assert!(second.0 == 1 && second.1.is_ok(), "{second:?}");
 }
 
-/// Requests of which it is never known whether the kernel has let go: neither ended nor freed.
+/// If the kernel's release cannot be observed, requests neither end nor are freed.
 #[test]
-fn remains_that_did_not_wait_for_the_kernel_keep_the_memory() {
+fn ring_remains_without_release_keep_memory() {
     let Some(bench) = Bench::new() else { return };
     let (gone, _kernels) = rustix::pipe::pipe().unwrap();
     let remains = Remains::new(vec![bench.make(Kind::Stuck, 0)], gone, Arc::new(Room::default()));

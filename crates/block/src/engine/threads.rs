@@ -1,11 +1,11 @@
-//! The engine that works everywhere: a bounded pool of threads that make blocking system calls.
+//! The engine that works on every system: a bounded pool of threads that make blocking system
+//! calls.
 //!
-//! Invariants: T1 a request that was accepted runs and ends, also after the engine is dropped, and
-//! also if it panics. T2 background requests never hold more than half of the workers. T3 while
-//! something is queued there is a worker that will take it: the first one starts with the pool and
-//! stays until the pool is gone. A submitter neither makes the blocking call itself nor waits: if
-//! no further worker can be started, there is one fewer.
-//! Lock rule: the mutex is not held while a request runs or ends.
+//! Invariants: T1 an accepted request runs and ends, also after the engine is dropped, and also if
+//! it panics. T2 background requests never hold more than half of the workers. T3 while a request
+//! is queued there is a worker that will take it: the first one starts with the pool and lives as
+//! long. A submitter neither makes the blocking call nor waits: if no further worker can be
+//! started, there is one fewer. Lock rule: the mutex is not held while a request runs or ends.
 
 use super::queue::Queue;
 use super::request::{Boxed, end, guarded};
@@ -49,7 +49,7 @@ impl Shared {
     }
 }
 
-/// See the module.
+/// The pool: its queue, its workers and their limits.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
 }
@@ -125,7 +125,7 @@ fn work(shared: &Shared, is_first: bool) {
         if let Some(mut request) = state.queue.pick() {
             debug_assert!(
                 state.queue.background_out() <= (shared.workers_max / 2).max(1),
-                "T2: the rest is for requests that somebody waits for"
+                "T2: the rest is for requests that a caller waits for"
             );
             drop(state);
             let class = request.class();
@@ -139,7 +139,7 @@ fn work(shared: &Shared, is_first: bool) {
             }
             continue;
         }
-        // Background requests above their share are left to the workers that run the others.
+        // Background requests beyond their half wait for the workers that run background requests.
         if state.closing {
             break;
         }

@@ -1,14 +1,14 @@
-//! The io_uring engine: a ring with a thread of its own for requests from anywhere, and rings
-//! of event-loop threads.
+//! The io_uring engine: a ring with a thread of its own for requests from any thread, and rings of
+//! event-loop threads.
 //!
-//! The thread both submits and reaps. It would save a hop to submit from the caller's thread,
-//! but the kernel then interrupts that thread for each completion, and cancels what it has in
-//! flight when it ends.
+//! The ring's thread both submits and reaps. Submitting from the caller's thread would save a
+//! thread switch. But the kernel then interrupts that thread for each completion, and cancels its
+//! requests when the thread ends.
 //!
-//! Invariants: U1 the thread sleeps only with the inbox empty and `sleeping` set; who then puts
-//! something in, wakes it. U2 it ends when the engine is closed and nothing is left, or when its
-//! ring broke: threads take all requests then. U3 no completion runs while a ring is borrowed or
-//! a lock is held (E2).
+//! Invariants: U1 the thread sleeps only with the inbox empty and `sleeping` set; a submitter that
+//! then adds a request wakes it. U2 it ends when the engine is closed and no request remains, or
+//! when its ring failed: then threads take all requests. U3 no completion runs while a ring is
+//! borrowed or a lock is held (engine.E2).
 
 use super::request::{Boxed, Next, guarded};
 use super::ring::{Outcome, Ring};
@@ -60,17 +60,17 @@ fn event_fd() -> io::Result<OwnedFd> {
 
 /// Makes it readable.
 fn signal(fd: &OwnedFd) {
-    // Cannot fail but for a counter at its maximum, which is readable as well.
+    // Fails only if the counter is at its maximum, and then the descriptor is readable as well.
     let _ = rustix::io::write(fd, &[1; 8]);
 }
 
 /// Makes it unreadable.
 fn clear(fd: &OwnedFd) {
-    // Nothing to read is as good.
+    // An empty counter is cleared already.
     let _ = rustix::io::read(fd, &mut [0u8; 8]);
 }
 
-/// Ends what is over and passes on what is for the pool.
+/// Ends completed requests and passes blocking ones to the pool.
 fn settle(out: &mut Outcome, pool: &Pool) {
     out.blocking.drain(..).for_each(|request| pool.submit(request));
     out.over.drain(..).for_each(|request| pool.end(request));
@@ -120,7 +120,7 @@ impl Uring {
                 out.sort(request, next)
             });
             if let Some(local) = local_ring(self.id) {
-                // Planning does not submit: the ring may be borrowed meanwhile.
+                // Planning does not submit, so the ring may be borrowed meanwhile.
                 let mut ring = local.borrow_mut();
                 planned.for_each(|request| ring.add(request));
             } else if let Some(first) = planned.next() {
@@ -131,7 +131,7 @@ impl Uring {
     }
 
     fn put(&self, requests: impl Iterator<Item = Boxed>) {
-        // Planned before the lock is taken, in memory that is used again.
+        // Planned before the lock is taken, into memory that is reused.
         let mut batch = BATCH.take();
         batch.extend(requests);
         let mut inbox = self.shared.inbox.lock();
@@ -220,9 +220,8 @@ fn run(shared: &Shared, mut ring: Ring, pool: &Pool) {
     }
 }
 
-/// The ring does not work any more. Requests that the kernel has not consumed go to threads, the
-/// others end with an error when the kernel has let go of them. Returns what had been answered, to
-/// be settled.
+/// The ring has failed. Requests that the kernel has not consumed go to threads; the others end
+/// with an error when the kernel has released them. Returns the answered requests, for `settle`.
 fn give_up(ring: Ring, pool: &Pool, e: &io::Error) -> Outcome {
     log::error!("io_uring failed, its requests go to threads from now on: {e}");
     let mut out = Outcome::default();
@@ -246,7 +245,8 @@ fn local_ring(id: u64) -> Option<Rc<RefCell<Ring>>> {
 /// The ring of one event-loop thread.
 struct Local {
     id: u64,
-    /// None: it broke. What the thread submits goes to the shared ring or to threads then.
+    /// `None` once the ring has failed: the thread's requests then go to the shared ring or to
+    /// threads.
     ring: Option<Rc<RefCell<Ring>>>,
     /// Readable when there is something to reap.
     ready: OwnedFd,
@@ -255,7 +255,7 @@ struct Local {
 }
 
 impl Local {
-    /// Hands over what waits; comes back soon if that did not work.
+    /// Submits the waiting requests; schedules a retry if that fails.
     fn hand_over(&mut self) {
         let Some(ring) = &self.ring else { return };
         let flushed = ring.borrow_mut().flush();
@@ -295,7 +295,7 @@ impl LocalQueue for Local {
     fn reap(&mut self) -> usize {
         let mut count = 0;
         loop {
-            // First: what comes later signals again.
+            // Cleared first: completions that arrive later signal again.
             clear(&self.ready);
             self.hand_over();
             let mut out = std::mem::take(&mut self.spare);
@@ -315,9 +315,9 @@ impl LocalQueue for Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        // What completions submit from here on goes to the shared ring.
+        // Requests that completions submit from here on go to the shared ring.
         let Some(ring) = self.detach() else {
-            // The ring broke, and this thread has not reaped what it had answered.
+            // The ring failed, and this thread has not reaped the requests answered before.
             return settle(&mut self.spare, &self.pool);
         };
         loop {

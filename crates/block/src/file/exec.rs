@@ -1,7 +1,7 @@
 //! Requests carried out by blocking system calls, on the caller's thread or a worker's.
 //!
-//! Invariants: V1 whoever calls `run` is inside the gate. V2 an operation that the file system
-//! does not know is tried once, remembered, not advertised any more, and replaced (L7).
+//! Invariants: V1 the caller of `run` is inside the gate. V2 an operation that the file system does
+//! not support is tried once, then not advertised any more, and emulated (checklist L7).
 
 use super::xfer::{Next, View, Xfer};
 use super::{Edge, Inner, Kind};
@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const EXTENTS_MAX: usize = 256;
 
 impl Inner {
-    /// The file as a request sees it that this thread is about to carry out, with the right to
-    /// the last page if it needs that: then the file does not grow meanwhile (F7).
+    /// The file as seen by a request that this thread will carry out. It includes the right to the
+    /// last page if the request needs that: then the file does not grow meanwhile (file.F7).
     pub(crate) fn view_to(&self, op: BioOp, offset: u64, len: u64) -> (View, Option<Edge<'_>>) {
         let view = View::of(self);
         if matches!(op, BioOp::Read | BioOp::Flush) || !view.at_edge(self, offset, len) {
@@ -31,8 +31,8 @@ impl Inner {
         (View::of(self), Some(edge))
     }
 
-    /// Carries out one request, which came when `seen` syncs had failed. `spare` is memory for a
-    /// list, used again.
+    /// Carries out one request that arrived after `seen` syncs had failed. `spare` is a list's
+    /// memory, reused.
     pub(crate) fn run(&self, bio: &mut Bio, seen: u64, spare: &mut IoVecs) -> Result<()> {
         debug_assert!(self.gate.is_entered(), "V1: {:?} at {} past the gate", bio.op, bio.offset);
         let (offset, len, flags) = (bio.offset, bio.len, bio.flags);
@@ -87,7 +87,7 @@ impl Inner {
         self.note_flush(seen, resized, done.map_err(io::Error::from))
     }
 
-    /// Whether a flush has to bring the file's size to disk as well; the caller does it.
+    /// Whether a flush must also make the file's size durable; the caller does it.
     pub(crate) fn take_resized(&self) -> bool {
         self.resized.swap(false, Ordering::AcqRel)
     }
@@ -97,24 +97,24 @@ impl Inner {
         self.resized.fetch_or(resized, Ordering::AcqRel);
     }
 
-    /// Takes note of the outcome of a flush (F5).
+    /// Records the outcome of a flush (file.F5).
     pub(crate) fn note_flush(&self, seen: u64, resized: bool, done: io::Result<()>) -> Result<()> {
         if let Err(e) = done {
             self.set_resized(resized);
             self.sync_failures.fetch_add(1, Ordering::AcqRel);
             return Err(Error::from_io("flush", e).with_path(&self.path));
         }
-        let owed = self.owed.swap(false, Ordering::AcqRel);
-        if !owed && self.sync_failures.load(Ordering::Acquire) == seen {
+        let unreported_error = self.unreported_error.swap(false, Ordering::AcqRel);
+        if !unreported_error && self.sync_failures.load(Ordering::Acquire) == seen {
             return Ok(());
         }
         let text = "another sync failed meanwhile, and what this one covers may be lost";
         Err(Error::new(ErrorKind::Io, "flush", text).with_path(&self.path))
     }
 
-    /// Takes note of a synchronous write that failed (F5).
+    /// Records that a synchronous write failed (file.F5).
     pub(crate) fn note_sync_failure(&self) {
-        self.owed.store(true, Ordering::Release);
+        self.unreported_error.store(true, Ordering::Release);
         self.sync_failures.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -181,8 +181,8 @@ impl Inner {
         Ok(false)
     }
 
-    /// The call that a discard, or a zeroing that may `keep` its blocks, of a regular file
-    /// starts with; none if there is none.
+    /// The call that starts a discard of a regular file, or a zeroing that may `keep` its blocks;
+    /// `None` if none remains.
     pub(crate) fn fallocate_mode(&self, discard: bool, keep: bool) -> Option<FallocateFlags> {
         let zero = !discard && keep;
         let ok = if zero { &self.zero_ok } else { &self.punch_ok };
@@ -210,7 +210,7 @@ impl Inner {
     /// Zeroes `[offset, offset + len)` of the device, which ends at a block or at its end.
     fn zero_by_writing(&self, view: &View, offset: u64, len: u64) -> Result<()> {
         const PIECE: usize = 64 << 10;
-        // The last, partial block is planned whole, as every write of it.
+        // The last, partial block is planned in full, as in every write of it.
         let len = len.next_multiple_of(u64::from(view.limits.logical_block));
         let mut zeros = AlignedBuf::new(PIECE.min(len as usize).next_multiple_of(4096));
         let mut done = 0;
@@ -232,7 +232,8 @@ impl Inner {
         Ok(())
     }
 
-    /// See [`crate::BlockDevice::extents`].
+    /// The runs of data in a range, by SEEK_DATA and SEEK_HOLE; see
+    /// [`crate::BlockDevice::extents`].
     pub(crate) fn extents(&self, offset: u64, len: u64, max: usize) -> Result<MapRuns> {
         let start = self.offset + offset;
         let mut rest = len.min(self.size().saturating_sub(offset));
@@ -258,7 +259,7 @@ impl Inner {
             runs.push((pos - self.offset, until - pos, is_data));
             rest = end - until;
         }
-        // What the last block has beyond the end of the file reads as zeros.
+        // In the last block, the bytes behind the end of the file read as zeros.
         let covered = end - start;
         if rest == 0 && covered < len && runs.len() < most {
             runs.push((offset + covered, len - covered, false));
@@ -294,7 +295,7 @@ mod tests {
     use crate::file::FileOptions;
 
     #[test]
-    fn a_failed_sync_is_not_hidden_from_others() {
+    fn sync_failed_fails_concurrent_flushes() {
         let name = format!("forebay-sync-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let options = FileOptions { create_size: Some(4096), ..Default::default() };
@@ -311,10 +312,10 @@ mod tests {
         assert_eq!(file.flush(2).unwrap_err().kind(), ErrorKind::Io);
         file.flush(2).unwrap();
     }
-    /// The sync that turning direct I/O on makes took the system's only word of a lost write with it: nobody
-    /// who flushed afterwards heard of it.
+    /// The sync that turning direct I/O on makes consumed the system's only report of a lost write:
+    /// no later flush reported it.
     #[test]
-    fn f5_a_sync_that_fails_while_direct_io_is_turned_on_is_told_to_the_next_flush() {
+    fn f5_direct_io_switch_sync_failure_fails_next_flush() {
         use crate::file::DirectIo;
         use rustix::event::{EventfdFlags, eventfd};
         let path = std::env::temp_dir().join(format!("forebay-sync-on-{}", std::process::id()));

@@ -1,7 +1,7 @@
 //! The gate in front of a file: lets requests in, and can be closed to wait for those inside.
 //!
-//! Invariants: G1 while the gate is closed and drained, no request is inside. G2 a bio that
-//! comes to a closed gate is parked, never lost: whoever opens the gate gets all parked ones.
+//! Invariants: G1 while the gate is closed and drained, no request is inside. G2 a bio that arrives
+//! at a closed gate is parked, never lost: the thread that opens the gate gets all parked ones.
 //! Lock rule: the mutex is only held for a few instructions, never across a system call.
 
 use crate::bio::Bio;
@@ -73,7 +73,7 @@ impl Gate {
         }
     }
 
-    /// Closes the gate and waits until nobody is inside; false if that took longer than `limit`
+    /// Closes the gate and waits until no request is inside; false if that took longer than `limit`
     /// (the gate stays closed: open it). One closer at a time.
     pub(crate) fn close(&self, limit: Duration) -> bool {
         let start = Instant::now();

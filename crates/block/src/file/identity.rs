@@ -1,4 +1,4 @@
-//! Which file it is, whatever its path, and how it looked when we last saw it.
+//! The identity of a file, whatever its path, and its size and times when last checked.
 
 use super::{FileDevice, Kind};
 use forebay_base::{Error, Result};
@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// Clocks of older file systems tick this slowly: a change within a tick of the last leaves no trace.
+/// Clocks of older file systems tick this slowly: a second change within a tick leaves no trace.
 const TICK: Duration = Duration::from_millis(20);
 
 /// Which file.
@@ -45,7 +45,7 @@ pub struct FileStamp {
 }
 
 impl FileStamp {
-    /// Whether a change that comes now could look like this stamp: its last change is that fresh.
+    /// Whether a change made now could leave this stamp as it is: its last change is that recent.
     fn is_fresh(&self) -> bool {
         let Ok(now) = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) else { return true };
         let last = self.modified.max(self.changed);
@@ -65,7 +65,7 @@ impl FileDevice {
         stat.map_err(|e| Error::from_io("stat", e.into()).with_path(&self.file.path))
     }
 
-    /// How the file looks now. `None` for a block device, whose content changes without a trace.
+    /// The file's current stamp. `None` for a block device, whose content changes without a trace.
     pub fn stamp(&self) -> Option<FileStamp> {
         if self.file.kind == Kind::Block {
             return None;

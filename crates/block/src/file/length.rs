@@ -1,10 +1,11 @@
-//! How long the file is, as we opened or made it, so that a change from outside is told from one of our own.
+//! The file's length as this device opened or made it, to tell a change by another program from one
+//! of our own.
 //!
-//! Invariants: N1 one change at a time: whoever changes it has the right to (`switching`). N2 while a change
-//! is under way the file has the length before it or the one after it; a look that began before a change and
-//! ended after it says nothing.
+//! Invariants: N1 one change at a time: only the holder of `switching` changes it. N2 while a
+//! change is in progress, the file has the length before or after it; a check that overlaps a
+//! change says nothing.
 //!
-//! No lock: a look may be made by a thread that completes requests.
+//! No lock: threads that complete requests check it too.
 
 use forebay_base::Result;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,8 +38,8 @@ impl Length {
         done
     }
 
-    /// Whether the file has the length that we know, as `look` finds it. If not: what we know, and
-    /// what it is (N2).
+    /// Whether the file, measured by `look`, has the known length. If not: the known length and the
+    /// measured one (length.N2).
     pub fn compare(&self, look: impl Fn() -> Result<u64>) -> Result<Option<(u64, u64)>> {
         loop {
             let changes = self.changes.load(Ordering::SeqCst);
@@ -60,20 +61,24 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// N2. A request met the end of the file while it grew, asked whether it was still as long as we knew,
-    /// and reported that it had been changed from outside: the file was longer already than we had noted, or
-    /// was looked at before and compared after.
+    /// N2. A request met the end of the file while it grew, and compared the length with the known
+    /// one. It reported a change by another program: the file was already longer than noted, or was
+    /// measured before the change and compared after it.
     #[test]
-    fn a_change_of_our_own_is_not_taken_for_one_from_outside() {
+    fn length_own_change_is_not_reported() {
         let (length, file) = (Length::new(100), Cell::new(100));
         let look = || Ok(file.get());
         let grow = |to: u64| {
             let set = || {
                 assert_eq!(length.compare(look)?, None, "before the call");
                 file.set(to);
-                assert_eq!(length.compare(look)?, None, "after it, and nobody has noted it");
+                assert_eq!(length.compare(look)?, None, "grown, and not noted yet");
                 file.set(to + 7);
-                assert_eq!(length.compare(look)?, Some((to - 100, to + 7)), "somebody else's");
+                assert_eq!(
+                    length.compare(look)?,
+                    Some((to - 100, to + 7)),
+                    "a change by another program"
+                );
                 file.set(to);
                 Ok(())
             };
@@ -93,7 +98,7 @@ mod tests {
         };
         assert_eq!(length.compare(late).unwrap(), None);
         assert_eq!(looks.get(), 1, "what was known before the look is what it found");
-        // Looked at after it has grown and been cut again, compared with what it was between.
+        // Measured after it has grown and shrunk again, compared with the length between.
         file.set(301);
         assert_eq!(length.compare(look).unwrap(), Some((300, 301)));
         file.set(300);

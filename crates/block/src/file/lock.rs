@@ -1,20 +1,19 @@
-//! The lock on a file, which keeps a second process out, and waiting for it.
+//! The lock on a file, which excludes a second process, and waiting for it.
 //!
-//! The lock belongs to the open file description (OFD lock), so it goes when the last reference
-//! does. Each request in flight holds such a reference. After a kill -9 the lock may therefore
-//! outlive the process: the system still has to end its requests and to take its io_uring down.
-//! A restart at once must wait for that, and not fail. So an opener that finds the file locked
-//! looks for a living process that holds the lock: if there is one the opener is refused, else it
+//! The lock belongs to the open file description (OFD lock), so it lasts as long as the last
+//! reference. Each request in flight holds such a reference. After a kill -9 the lock may therefore
+//! outlive the process: the system still has to end its requests and to take its io_uring down. A
+//! restart at once must wait for that, and not fail. So an opener that finds the file locked
+//! searches for a living process that holds the lock. If there is one the opener fails; else it
 //! waits for a while.
 //!
-//! Direct I/O has an open file description of its own, so that one has a part of the lock
+//! Direct I/O has an open file description of its own, so that one holds a part of the lock
 //! (`sys::share_lock`).
 //!
-//! Invariants: K1 a file is refused before the wait is over only if a living process was seen to
-//! hold a lock on it twice. Where that cannot be told (another user's process, another container)
-//! it is refused after the wait. K9 each open file description by which the device writes holds a
-//! lock that refuses other openers: no write of a killed process lands after the next opener
-//! has the file.
+//! Invariants: K1 an opener fails before the end of its wait only if it saw a living process hold a
+//! lock on the file twice. Where it cannot see that (another user's process, another container) it
+//! fails after the wait. K9 each open file description by which the device writes holds a lock that
+//! refuses other openers: no write of a killed process lands after the next opener has the file.
 
 use super::FileOptions;
 use crate::sys;
@@ -27,13 +26,13 @@ use std::time::{Duration, Instant};
 /// Pauses between tries: from this to that.
 const PAUSE_FIRST: Duration = Duration::from_millis(10);
 const PAUSE_LAST: Duration = Duration::from_millis(200);
-/// The process is on its way out (PF_EXITING, see proc_pid_stat(5), field `flags`).
+/// The process is exiting (PF_EXITING, see proc_pid_stat(5), field `flags`).
 const EXITING: u64 = 0x4;
 /// SIGKILL in a mask of pending signals.
 const KILLED: u64 = 1 << 8;
 
-/// Locks the file for as long as it is open, waiting up to `options.lock_wait` for a holder that
-/// is gone.
+/// Locks the file for as long as it is open. Waits up to `options.lock_wait` for the lock of a
+/// process that has ended.
 pub(super) fn lock(path: &Path, fd: &OwnedFd, options: &FileOptions) -> Result<()> {
     let (start, mut pause, mut seen) = (Instant::now(), PAUSE_FIRST, None);
     loop {
@@ -58,8 +57,8 @@ pub(super) fn lock(path: &Path, fd: &OwnedFd, options: &FileOptions) -> Result<(
         if left.is_zero() {
             let text = match (options.lock_wait, holder) {
                 (_, Some((pid, name))) => format!("process {pid} ({name}) holds this file"),
-                (Duration::ZERO, None) => "somebody else holds this file".to_string(),
-                (wait, None) => format!("somebody else holds this file, also after {wait:?}"),
+                (Duration::ZERO, None) => "another process holds this file".to_string(),
+                (wait, None) => format!("another process holds this file, also after {wait:?}"),
             };
             return Err(Error::new(ErrorKind::Busy, "lock", text));
         }
@@ -77,8 +76,8 @@ pub(super) fn lock(path: &Path, fd: &OwnedFd, options: &FileOptions) -> Result<(
     }
 }
 
-/// A living process that has the file open with a lock that keeps us out, and its name; as far
-/// as /proc shows us.
+/// A living process that has the file open with a conflicting lock, and its name, as far as /proc
+/// shows it.
 fn holder(fd: &OwnedFd, exclusive: bool) -> Option<(u32, String)> {
     let ours = rustix::fs::fstat(fd).ok()?;
     let pids = fs::read_dir("/proc").ok()?.flatten();
@@ -135,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fdinfo_is_read_as_the_kernel_writes_it() {
+    fn fdinfo_of_kernel_format_is_parsed() {
         let text = "pos:\t0\nflags:\t0100002\nmnt_id:\t30\nino:\t77\n\
                     lock:\t1: OFDLCK ADVISORY  WRITE -1 08:01:77 0 EOF\n";
         assert!(keeps_out(text, 77, true) && keeps_out(text, 77, false));
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_lives_and_none_does_not() {
+    fn is_living_true_for_self_only() {
         assert!(is_living(std::process::id()));
         assert!(!is_living(u32::MAX));
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();

@@ -1,12 +1,12 @@
-//! Whether the device under a file needs stable writes, asked of the system and asked again.
+//! Whether the device under a file needs stable writes, as the system reports it, and refreshed.
 //!
-//! A block device says so in `queue/stable_writes`. The kernel carries the need upward when devices are
-//! stacked, but a knob turned below later does not reach the top, so the devices below (`slaves`) are
-//! asked too, and any of them decides (S5). A file has the need of the device under its file system;
-//! btrfs checksums what it writes, unless the file is marked `C` (no copy on write, no checksum).
+//! A block device reports it in `queue/stable_writes`. The kernel carries the need upward when
+//! devices are stacked, but a setting changed below later does not reach the top. So the devices
+//! below (`slaves`) are queried too, and any of them decides (checklist S5). A file has the need of
+//! the device under its file system. Btrfs checksums its writes, unless the file is marked `C` (no
+//! copy on write, no checksum).
 //!
-//! Invariant: N1 an answer is at most [`FRESH`] old: a knob that is turned is noticed on files that are
-//! open already.
+//! Invariant: N1 an answer is at most [`FRESH`] old: a changed setting takes effect on open files.
 
 use super::Kind;
 use crate::bdev::StableWrites;
@@ -43,7 +43,7 @@ pub(crate) struct Need {
     devices: Vec<PathBuf>,
     btrfs: bool,
     start: Instant,
-    /// Milliseconds since `start` when it was asked last, times 4, plus the place in [`WHYS`].
+    /// Milliseconds since `start` of the last query, times 4, plus the index in [`WHYS`].
     last: AtomicU64,
 }
 
@@ -71,7 +71,7 @@ impl Need {
         self.last.store(millis << 2 | why as u64, Ordering::Relaxed);
     }
 
-    /// None if it cannot be told now, as for want of descriptors.
+    /// Queries the system. `None` if it cannot answer now, for example without free descriptors.
     fn ask(&self, fd: BorrowedFd<'_>) -> Option<Why> {
         if self.btrfs && checksummed(fd) {
             return Some(Why::Btrfs);
@@ -97,7 +97,7 @@ impl Need {
         let (last, now) = (self.last.load(Ordering::Relaxed), now.as_millis() as u64);
         let mut why = WHYS[(last & 3) as usize];
         if now >= (last >> 2) + FRESH.as_millis() as u64 {
-            // What cannot be told now is as it was.
+            // An unknown need stays as it was.
             why = self.ask(fd).unwrap_or(why);
             self.store(now, why);
         }
@@ -111,8 +111,8 @@ impl Need {
     }
 }
 
-/// What a block device says, or one that it stands on. Write-out asks: this takes no memory but the stack.
-/// None if it cannot be told.
+/// The need of a block device, or of one below it. Write-out calls this, so it allocates nothing.
+/// `None` if it is unknown.
 fn ask_device(at: BorrowedFd<'_>, name: impl Arg, depth: u32) -> Option<Why> {
     let Some(dir) = open(at, name, OFlags::DIRECTORY)? else { return Some(Why::NotAsked) };
     // A partition has its queue one directory up.
@@ -141,7 +141,7 @@ fn ask_device(at: BorrowedFd<'_>, name: impl Arg, depth: u32) -> Option<Why> {
     Some(Why::NotAsked)
 }
 
-/// What is there, if it is; `None` if that cannot be told.
+/// Opens a file that may be absent; `None` if its presence is unknown.
 fn open(at: BorrowedFd<'_>, name: impl Arg, how: OFlags) -> Option<Option<OwnedFd>> {
     match openat(at, name, how | OFlags::CLOEXEC, Mode::empty()) {
         Ok(file) => Some(Some(file)),
@@ -150,13 +150,13 @@ fn open(at: BorrowedFd<'_>, name: impl Arg, how: OFlags) -> Option<Option<OwnedF
     }
 }
 
-/// Whether btrfs keeps checksums of the file's data. Assumed where it does not tell.
+/// Whether btrfs keeps checksums of the file's data. Assumed if it does not report it.
 fn checksummed(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::ioctl_getflags(fd).map_or(true, |flags| !flags.contains(IFlags::NOCOW))
 }
 
-/// The block devices of the btrfs that holds the file: its file-system id names them. All
-/// mounted ones where that cannot be told.
+/// The block devices of the btrfs that holds the file, which its file-system id names. All mounted
+/// btrfs devices if the id is unknown.
 fn btrfs_devices(fd: BorrowedFd<'_>, root: &Path) -> Vec<PathBuf> {
     let mounted = mount_id(fd).and_then(|id| mount_source(id, "/proc/self/mountinfo"));
     let mut devices = Vec::new();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn s5_the_need_is_the_or_of_all_devices_below() {
+    fn s5_stable_need_is_or_of_devices_below() {
         let tree = Tree::new("need-or");
         let top = tree.device("dm-0", false);
         tree.device("sda", false);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn s5_a_change_is_noticed_on_an_open_file() {
+    fn s5_stable_need_change_reaches_open_file() {
         let tree = Tree::new("need-live");
         let dir = tree.device("sda", false);
         let file = fs::File::open(&tree.0).unwrap();
@@ -262,7 +262,7 @@ mod tests {
         assert!(!at(Duration::ZERO).required);
         tree.turn("sda", true);
         assert!(!at(FRESH - moment).required, "asked just now");
-        // N1: what was asked is not fresh any more.
+        // N1: the last answer is too old.
         let now = at(FRESH);
         assert_eq!((now.required, now.reason), (true, "the device below asks for it"));
         assert!(!need.get(false, file.as_fd()).required, "the page cache copies");
@@ -271,11 +271,12 @@ mod tests {
         assert!(!at(2 * FRESH).required);
     }
 
-    /// With no descriptor left the knob could not be read, which was taken for "not asked": bytes changed
-    /// under a device that sums them. A link to itself cannot be opened either.
+    /// Without a free descriptor the setting could not be read, which was taken for "not needed".
+    /// So bytes changed under a device that checksums them. Here a link to itself stands for a file
+    /// that cannot be opened.
     #[test]
     fn n1_what_cannot_be_told_is_as_it_was() {
-        let tree = Tree::new("need-untold");
+        let tree = Tree::new("need-unknown");
         let dir = tree.device("sda", true);
         let file = fs::File::open(&tree.0).unwrap();
         let need = Need::new(vec![dir.clone()], false, file.as_fd());
@@ -286,11 +287,11 @@ mod tests {
         std::os::unix::fs::symlink(&knob, &knob).unwrap();
         assert!(at(2 * FRESH) && at(4 * FRESH), "as it was");
         fs::remove_file(&knob).unwrap();
-        assert!(!at(6 * FRESH), "it is not there: nobody asks");
+        assert!(!at(6 * FRESH), "no such setting: no need");
     }
 
     #[test]
-    fn the_source_of_a_mount_is_found_by_its_number() {
+    fn mount_source_is_found_by_device_number() {
         let tree = Tree::new("need-mount");
         let info = tree.0.join("mountinfo");
         let line = "36 35 0:30 / /mnt rw shared:1 - btrfs /dev/nosuchdisk7 rw\n";

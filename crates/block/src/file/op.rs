@@ -1,9 +1,9 @@
-//! A request as io_uring sees it: what it asks of the kernel, and what the answer means.
+//! A request as io_uring sees it: the calls it makes, and the meaning of the answers.
 //!
-//! Invariants: O1 what io_uring cannot do at once, or answers oddly, is carried out again from
-//! the start by blocking calls on the pool; reads and writes may be repeated. O2 the list of
-//! memory that the kernel got lives in the op, which lives until the kernel has answered. O3 an op
-//! is about one bio at a time, and about none between two.
+//! Invariants: O1 a request that io_uring cannot do at once, or answers unexpectedly, is carried
+//! out again from the start by blocking calls on the pool; reads and writes may be repeated. O2 the
+//! list of memory that the kernel got lives in the op, which lives until the kernel has answered.
+//! O3 an op holds one bio at a time, and none between two.
 
 use super::Pass;
 use super::pace::{self, Pace};
@@ -38,7 +38,7 @@ enum Work {
 
 /// A request inside the gate of its file, with its plan.
 pub(crate) struct Op {
-    // Before `inside`: the memory goes after the list of it (O2).
+    // Declared before `inside`: the list must be dropped before the memory it names (O2).
     work: Work,
     calls: u32,
     result: Result<()>,
@@ -48,13 +48,13 @@ pub(crate) struct Op {
     inside: Option<Inside>,
 }
 
-/// What an op is about.
+/// The bio of an op, and what the op holds while it runs.
 struct Inside {
     bio: Bio,
     pass: Pass,
     /// It is one.
     reading: Option<Reading>,
-    /// Of the pace of its disk. Last: its drop submits others.
+    /// The op's part of the write-back on its disk. Declared last: its drop submits other ops.
     share: Option<Share>,
 }
 
@@ -63,7 +63,7 @@ struct Inside {
 pub(crate) struct Spares(Mutex<VecDeque<Box<Op>>>);
 
 impl Spares {
-    /// So many are kept.
+    /// Ops kept for reuse.
     const KEEP: usize = 256;
 
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Box<Op>>> {
@@ -106,7 +106,8 @@ impl Op {
         self.inside().pass.file()
     }
 
-    /// Sets the work aside, and keeps the memory of its list. The kernel has no hold on it.
+    /// Resets the work, and keeps the memory of its list. The kernel does not use that list any
+    /// more.
     fn take_work(&mut self) -> Work {
         match std::mem::replace(&mut self.work, Work::Whole) {
             Work::Move(xfer) => {
@@ -148,8 +149,8 @@ impl Op {
         })
     }
 
-    /// From the start, by blocking calls (O1). The kernel has no hold on it any more.
-    fn whole(&mut self) -> Next {
+    /// Starts over by blocking calls (O1). The kernel does not use the list any more.
+    fn restart_blocking(&mut self) -> Next {
         if let Work::Flush { resized } = self.take_work() {
             self.file().set_resized(resized);
         }
@@ -163,7 +164,7 @@ impl Op {
     }
 }
 
-/// What the files of one disk share.
+/// State that the files of one disk share.
 struct Disk {
     pace: Pace<Box<Op>>,
     spares: Arc<Spares>,
@@ -171,13 +172,13 @@ struct Disk {
 
 /// The disk of one file, and how to submit to it.
 #[derive(Clone)]
-pub(crate) struct Lane {
+pub(crate) struct DiskQueue {
     disk: Arc<Disk>,
     engine: Engine,
     aio: Aio,
 }
 
-impl Lane {
+impl DiskQueue {
     /// For a file on the disk with this number (`st_dev`, or `st_rdev` of a disk itself).
     pub(crate) fn new(disk: u64, engine: &Engine, aio: Aio) -> Self {
         static DISKS: Mutex<BTreeMap<u64, Weak<Disk>>> = Mutex::new(BTreeMap::new());
@@ -196,7 +197,7 @@ impl Lane {
         self.disk.spares.clone()
     }
 
-    /// A request is on its way to the disk until what it gives is dropped.
+    /// Counts a read as in progress on the disk until the result is dropped.
     pub(crate) fn note(&self, op: BioOp) -> Option<Reading> {
         (op == BioOp::Read).then(|| {
             self.disk.pace.begin_read();
@@ -204,24 +205,24 @@ impl Lane {
         })
     }
 
-    /// The same for one that is carried out on this thread.
+    /// Counts a request that this thread carries out itself.
     pub(crate) fn note_op(&self, op: &mut Op) {
         op.inside_mut().reading = self.note(op.bio().op);
     }
 
-    /// Whether a bio is subject to the pace, and with how many bytes.
+    /// The bytes of a bio that is paced; `None` for any other bio.
     fn paced(bio: &Bio) -> Option<u64> {
         let back = bio.op == BioOp::Write && bio.flags.contains(BioFlags::BACKGROUND);
         (back && bio.len > 0).then_some(bio.len)
     }
 
-    /// Lets a request go to the engine, or holds it.
+    /// Admits a request to the engine, or holds it back.
     pub(crate) fn admit(&self, mut op: Box<Op>) -> Option<Box<Op>> {
         self.note_op(&mut op);
         let Some(bytes) = Self::paced(op.bio()) else { return Some(op) };
         let waited_for = op.bio().flags.contains(BioFlags::SYNC);
-        op.inside_mut().share = Some(Share { lane: self.clone(), bytes });
-        // A share in a request that is held is not counted yet; it stays in there until `next`.
+        op.inside_mut().share = Some(Share { disk_queue: self.clone(), bytes });
+        // The share of a held request is not counted yet; it stays in the request until `next`.
         self.disk.pace.admit(bytes, waited_for, op, pace::now())
     }
 
@@ -243,22 +244,26 @@ impl Drop for Reading {
     }
 }
 
-/// The part of a request in what is on its way.
+/// A request's part of the write-back in progress.
 pub(crate) struct Share {
-    lane: Lane,
+    disk_queue: DiskQueue,
     bytes: u64,
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let lane = &self.lane;
-        if lane.disk.pace.over(self.bytes) {
-            // One request's end must not end the next within itself, and so on: whoever is
-            // draining submits all.
-            while let Some((_, op)) = lane.disk.pace.next(pace::now()) {
-                // Of a file of the same disk, maybe with another engine.
-                let Lane { engine, aio, .. } =
-                    op.inside().share.as_ref().map_or(lane, |share| &share.lane).clone();
+        let disk_queue = &self.disk_queue;
+        if disk_queue.disk.pace.over(self.bytes) {
+            // The end of one request must not end the next within itself, and so on: the draining
+            // thread submits all.
+            while let Some((_, op)) = disk_queue.disk.pace.next(pace::now()) {
+                // An op of another file on the same disk, perhaps with another engine.
+                let DiskQueue { engine, aio, .. } = op
+                    .inside()
+                    .share
+                    .as_ref()
+                    .map_or(disk_queue, |share| &share.disk_queue)
+                    .clone();
                 engine.submit([op as Boxed], aio);
             }
         }
@@ -275,8 +280,8 @@ fn class_of(bio: &Bio) -> Class {
     }
 }
 
-// SAFETY: the list of memory lives in `work`, the memory in `bio`, the descriptors in the file
-// that `pass` holds; `work` is replaced by `plan`, and otherwise only once an answer has come (O2).
+// SAFETY: the list of memory lives in `work`, the memory in `bio`, the descriptors in the file that
+// `pass` holds. Only `plan`, or an answer of the kernel, replaces `work` (O2).
 unsafe impl Request for Op {
     fn class(&self) -> Class {
         class_of(self.bio())
@@ -323,38 +328,38 @@ unsafe impl Request for Op {
             unreachable!("O3: an op in use is about something")
         };
         match &mut self.work {
-            Work::Move(_) if again || self.calls >= CALLS => self.whole(),
+            Work::Move(_) if again || self.calls >= CALLS => self.restart_blocking(),
             Work::Move(xfer) => match xfer.note(pass.file(), outcome) {
                 Ok(Step::More) => Next::Call,
                 Ok(Step::Done) => self.over(Ok(())),
                 Err(e) => self.over(Err(e)),
             },
-            Work::Flush { .. } if again => self.whole(),
+            Work::Flush { .. } if again => self.restart_blocking(),
             Work::Flush { resized } => {
                 let (file, seen) = (pass.file(), pass.seen());
                 let result = file.note_flush(seen, *resized, outcome.map(drop));
                 self.over(result)
             }
-            // The blocking way knows what to do instead.
-            Work::Fallocate { .. } if errno.is_some() => self.whole(),
+            // The blocking path knows the alternatives.
+            Work::Fallocate { .. } if errno.is_some() => self.restart_blocking(),
             Work::Fallocate { .. } => self.over(Ok(())),
             Work::Whole => unreachable!("O1: only what was planned is answered"),
         }
     }
 
     fn run(&mut self) {
-        self.whole();
+        self.restart_blocking();
         let Inside { bio, pass, .. } =
             self.inside.as_mut().expect("O3: an op in use is about something");
         self.result = pass.file().run(bio, pass.seen(), &mut self.spare);
     }
 
     fn fail(&mut self, error: Error) {
-        self.whole();
+        self.restart_blocking();
         self.result = Err(error);
     }
 
-    /// The request is out of the gate, and the file let go, when `end_io` runs.
+    /// When `end_io` runs, the request has left the gate and released the file.
     fn end(mut self: Box<Self>) {
         self.take_work();
         self.calls = 0;
@@ -376,22 +381,24 @@ mod tests {
     use forebay_base::buf::DataRef;
 
     #[test]
-    fn a_disk_is_read_until_the_read_is_over() {
+    fn disk_counts_as_read_until_read_ends() {
         let engine = Engine::new(Aio::Threads).unwrap();
-        let lane = Lane::new(u64::MAX, &engine, Aio::Threads);
+        let disk_queue = DiskQueue::new(u64::MAX, &engine, Aio::Threads);
         let later = || pace::now() + (1 << 40);
-        assert!(lane.note(BioOp::Write).is_none());
-        let reading = lane.note(BioOp::Read);
-        assert!(lane.disk.pace.is_read(later()));
+        assert!(disk_queue.note(BioOp::Write).is_none());
+        let reading = disk_queue.note(BioOp::Read);
+        assert!(disk_queue.disk.pace.is_read(later()));
         drop(reading);
-        assert!(lane.disk.pace.is_read(pace::now()) && !lane.disk.pace.is_read(later()));
+        assert!(
+            disk_queue.disk.pace.is_read(pace::now()) && !disk_queue.disk.pace.is_read(later())
+        );
     }
 
     #[test]
-    fn write_back_is_paced_whoever_waits_for_it() {
+    fn write_back_is_paced_with_and_without_sync() {
         let paced = |op, flags, len| {
             let bio = Bio::new(op, 0, len, DataRef::None, Box::new(drop)).with_flags(flags);
-            (Lane::paced(&bio), class_of(&bio))
+            (DiskQueue::paced(&bio), class_of(&bio))
         };
         let (sync, back) = (BioFlags::SYNC, BioFlags::BACKGROUND);
         assert_eq!(paced(BioOp::Write, back, 4096), (Some(4096), Class::WriteBack));

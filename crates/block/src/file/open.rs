@@ -66,7 +66,7 @@ impl Inner {
             fast_zero_ok: AtomicBool::new(true),
             resized: AtomicBool::new(resized),
             sync_failures: AtomicU64::new(0),
-            owed: AtomicBool::new(false),
+            unreported_error: AtomicBool::new(false),
             spares: std::sync::Arc::default(),
             until_closed: OnceLock::new(),
         };
@@ -82,7 +82,7 @@ fn open_fd(path: &Path, options: &FileOptions) -> Result<(OwnedFd, bool)> {
     });
     let mut flags = OFlags::CLOEXEC;
     flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    // A block device that is mounted, or part of another one, refuses exclusive openers.
+    // O_EXCL on a block device that is mounted, or part of another one, fails.
     flags.set(OFlags::EXCL, is_block && !options.read_only);
     let mode = Mode::from_raw_mode(0o644);
     let fail = |e: rustix::io::Errno| Error::from_io("open", e.into());
@@ -117,7 +117,7 @@ pub(crate) fn size_of(fd: BorrowedFd<'_>, kind: Kind) -> Result<u64> {
     }
 }
 
-/// What the block device under the file says.
+/// Properties of the block device under the file.
 struct Below {
     logical: u32,
     physical: u32,
@@ -147,7 +147,8 @@ impl Below {
     }
 }
 
-/// Checklist L1: what direct I/O needs of this file, or why there is none.
+/// Finds the alignments that direct I/O on this file needs, or why it is not possible (checklist
+/// L1).
 fn direct(
     path: &Path,
     fd: BorrowedFd<'_>,
@@ -181,8 +182,8 @@ fn direct(
 }
 
 impl Dio {
-    /// Opens the file for direct I/O, once: a file that does without takes one descriptor, not two.
-    /// The caller has locked `fd`, and shares its lock with the new descriptor (F1). One call at a
+    /// Opens the file for direct I/O, once: a file without it takes one descriptor, not two. The
+    /// caller has locked `fd`, and shares its lock with the new descriptor (file.F1). One call at a
     /// time.
     pub(super) fn open(
         &self,
@@ -219,7 +220,8 @@ fn alignments(fd: BorrowedFd<'_>, below: &Below) -> std::result::Result<(u32, u3
     }
 }
 
-/// The same file again, with O_DIRECT. Not the path again: it may lead elsewhere by now.
+/// Opens the same file again, with O_DIRECT. Not by its path, which may lead to another file by
+/// now.
 fn reopen(path: &Path, fd: BorrowedFd<'_>, read_only: bool) -> std::io::Result<OwnedFd> {
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let flags = access | OFlags::CLOEXEC | OFlags::DIRECT;
@@ -236,7 +238,7 @@ fn reopen(path: &Path, fd: BorrowedFd<'_>, read_only: bool) -> std::io::Result<O
 }
 
 impl DirectIo {
-    /// What the mode makes of a file: on or off, and why.
+    /// Decides, for a mode, whether direct I/O is on, and why.
     pub(crate) fn decide(self, dio: &std::result::Result<Dio, String>) -> Result<(bool, String)> {
         match (self, dio) {
             (Self::Off, _) => Ok((false, "switched off".into())),

@@ -1,36 +1,36 @@
-//! Reads go before write-back: while a disk is being read, only little write-back is on its way.
+//! Reads before write-back: while a disk is being read, only little write-back is in progress.
 //!
-//! A disk has a queue of its own, and what is in there is beyond our order: a read that comes after
-//! 64 MiB of write-back waits for them. So while a read is on its way, or was within the last [`RECENT`],
-//! write-back above [`DEPTH_BYTES`] is held here, and leaves as what is on its way completes. That goes for
-//! write-back that a sync waits for, too: it loses little by it, for the disk stays busy. There is one
-//! pace per disk, whichever files are on it.
+//! A disk has a queue of its own, whose order we cannot change: a read that arrives after 64 MiB of
+//! write-back waits for them. So while a read is in progress, or was within the last [`RECENT`],
+//! write-back above [`DEPTH_BYTES`] is held back here. It is admitted as earlier write-back
+//! completes. This includes write-back that a sync waits for: the sync loses little, because the
+//! disk stays busy. There is one pace per disk, for all files on it.
 //!
-//! Invariants: H1 something is held only while something is on its way, so a completion is to
-//! come that looks again. H2 what is held leaves in the order in which it came, but what a sync waits
-//! for first; and each [`TURN`]th time the other, so that it is not held for ever. H3 what leaves
-//! counts as on its way until `over`, which is called once, however it ends.
-//! Lock rule: the lock is innermost; nothing is submitted or ended while it is held.
+//! Invariants: H1 write-back is held only while some is in progress, so that a later completion
+//! admits it. H2 held write-back is admitted in order of arrival, but what a sync waits for first;
+//! each [`TURN`]th time the other, so that it is not held for ever. H3 admitted write-back counts
+//! as in progress until `over`, which is called once, however it ends. Lock rule: the lock is
+//! innermost; no request is submitted or ended while it is held.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Write-back on its way to a disk that is being read, bytes. One request may be larger.
+/// Write-back in progress on a disk that is being read, bytes. A single request may be larger.
 const DEPTH_BYTES: u64 = 1 << 20;
 /// A disk is being read so long after a read was over.
 const RECENT: Duration = Duration::from_millis(10);
-/// Write-back that nobody waits for leaves after so many others at most.
+/// Write-back that no sync waits for is admitted after at most so many others.
 const TURN: u32 = 4;
 
 struct State<T> {
     on_its_way_bytes: u64,
-    /// What a sync waits for, and what nobody does.
+    /// Held write-back: first that which a sync waits for, then the rest.
     held: [VecDeque<(u64, T)>; 2],
-    /// How many of the first have left since one of the second did.
+    /// How many of the first kind were admitted since one of the second.
     turns: u32,
-    /// Somebody submits what may leave.
+    /// A thread is submitting the writes that may be admitted.
     draining: bool,
 }
 
@@ -39,7 +39,7 @@ impl<T> State<T> {
         self.held.iter().any(|held| !held.is_empty())
     }
 
-    /// Whose turn it is (H2).
+    /// The kind to admit next (H2).
     fn turn(&self) -> usize {
         let [waited_for, others] = &self.held;
         usize::from(waited_for.is_empty() || self.turns >= TURN && !others.is_empty())
@@ -93,7 +93,7 @@ impl<T> Pace<T> {
         state.on_its_way_bytes == 0 || little || !self.is_read(now)
     }
 
-    /// Lets a write of `bytes` (above 0) leave, or holds it. `waited_for`: a sync waits for it.
+    /// Admits a write of `bytes` (above 0), or holds it back. `waited_for`: a sync waits for it.
     pub(crate) fn admit(&self, bytes: u64, waited_for: bool, item: T, now: u64) -> Option<T> {
         let mut state = self.lock();
         if !state.holds() && self.fits(&state, bytes, now) {
@@ -104,7 +104,7 @@ impl<T> Pace<T> {
         None
     }
 
-    /// A write of `bytes` is over. True if the caller has to call `next` until it gives none.
+    /// A write of `bytes` is over. True if the caller has to call `next` until it returns `None`.
     pub(crate) fn over(&self, bytes: u64) -> bool {
         let mut state = self.state.lock().unwrap_or_else(|p| p.into_inner());
         let left = state.on_its_way_bytes.checked_sub(bytes);
@@ -112,7 +112,7 @@ impl<T> Pace<T> {
         !std::mem::replace(&mut state.draining, true)
     }
 
-    /// What may leave next.
+    /// Takes the next held write that may be admitted.
     pub(crate) fn next(&self, now: u64) -> Option<(u64, T)> {
         let mut state = self.lock();
         let turn = state.turn();
@@ -143,10 +143,10 @@ mod tests {
         pace.end_read(now);
     }
 
-    /// The story: a read of a slow disk was forgotten while it was on its way, and all that was held went out
-    /// before it was over.
+    /// The story: a long read of a slow disk stopped counting while it was in progress, and all
+    /// held write-back was admitted before it ended.
     #[test]
-    fn a_read_that_takes_long_is_a_read_all_the_time() {
+    fn pace_long_read_counts_until_end() {
         let (pace, start) = (Pace::new(), 100 * MS);
         pace.begin_read();
         assert_eq!(pace.admit(1 << 20, false, 0, start), Some(0));
@@ -160,10 +160,10 @@ mod tests {
 
     /// A stalled disk: nothing completes by itself.
     #[test]
-    fn write_back_is_held_while_the_disk_is_read() {
+    fn write_back_during_reads_is_held() {
         let pace = Pace::new();
         let start = 100 * MS;
-        // Nobody reads: all of it may leave.
+        // Without reads all write-back is admitted.
         for n in 0..64 {
             assert_eq!(pace.admit(1 << 20, false, n, start), Some(n));
         }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn held_write_back_leaves_when_reading_has_ended() {
+    fn write_back_held_is_admitted_after_reads() {
         let pace = Pace::new();
         read(&pace, 100 * MS);
         assert_eq!(pace.admit(1 << 20, false, 0, 100 * MS), Some(0));
@@ -204,9 +204,10 @@ mod tests {
         assert_eq!(all, (2..9).collect::<Vec<_>>(), "H2: in the order in which it came");
     }
 
-    /// The story: a sync handed 48 MiB to the disk at once, and whoever read meanwhile waited for all of it.
+    /// The story: a sync submitted 48 MiB to the disk at once, and concurrent readers waited for
+    /// all of it.
     #[test]
-    fn what_a_sync_waits_for_is_held_too_and_goes_first() {
+    fn write_back_of_sync_is_held_and_admitted_first() {
         let (pace, start) = (Pace::new(), 100 * MS);
         read(&pace, start);
         assert_eq!(pace.admit(1 << 20, true, 0, start), Some(0));

@@ -1,11 +1,10 @@
-//! One read or write on its way: which bytes are moved, and what a short transfer means.
+//! One read or write in progress: which bytes it moves, and the meaning of a short transfer.
 //!
-//! Invariants: X1 a transfer is over when `pos` has reached `end`; a call that moves nothing
-//! before that is an error (checklist L3). X2 a read leaves zeros in the memory beyond `end`.
-//! X3 no call writes at or beyond `end`, so a write never makes the file longer. X4 a request
-//! looks at the file's size once: the file may grow at any time, and what is behind the size
-//! that the request saw does not exist for it. X5 main part, tail and padding of a transfer
-//! are together as long as it.
+//! Invariants: X1 a transfer is over when `pos` has reached `end`; a call that moves no byte before
+//! that is an error (checklist L3). X2 a read leaves zeros in the memory beyond `end`. X3 no call
+//! writes at or beyond `end`, so a write never makes the file longer. X4 a request reads the file's
+//! size once: the file may grow at any time, and bytes behind the size that the request saw do not
+//! exist for it. X5 main part, tail and padding of a transfer add up to its length.
 
 use super::Inner;
 use crate::bdev::{Limits, StableWrites};
@@ -17,7 +16,7 @@ use forebay_base::{Error, ErrorKind, Result};
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// What comes after one system call.
+/// The next step after a system call.
 pub(crate) enum Next {
     /// Another call, for the rest.
     More,
@@ -37,17 +36,17 @@ pub(crate) struct Xfer {
     /// RWF flags.
     pub(crate) rwf: i32,
     pub(crate) direct: bool,
-    /// What has to be written through the page cache, once the rest is done: the part of a
-    /// write that lies in the file's last, partial block.
+    /// The part of a write in the file's last, partial block; written through the page cache after
+    /// the rest.
     pub(crate) tail: Option<Box<Xfer>>,
-    /// It has to keep out of the way of others in the file's last page (F7).
+    /// Must exclude other requests in the file's last page (file.F7).
     pub(crate) edge: bool,
 }
 
 /// Bytes of a page of the system's page cache.
 const PAGE: u64 = 4096;
 
-/// What one request sees of its file, taken once (X4).
+/// The file's size and mode as one request sees them, read once (X4).
 #[derive(Clone, Copy)]
 pub(crate) struct View {
     pub(crate) limits: Limits,
@@ -57,9 +56,9 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// As it is now. The caller is inside the gate, so `direct` stays as it is.
+    /// Reads the current values. The caller is inside the gate, so `direct` does not change.
     pub(crate) fn of(file: &Inner) -> Self {
-        // For the request its writer has taken care of stable bytes already.
+        // The writer of this request has ensured stable bytes already.
         let stable = StableWrites { required: false, reason: "not asked" };
         let limits = file.limits_with(stable);
         Self { limits, size: file.size(), direct: file.is_direct() }
@@ -70,27 +69,27 @@ impl View {
         len.min(self.size.saturating_sub(offset))
     }
 
-    /// Whether a change of this device range may meet in a page with what growing and tails do
-    /// there through the page cache (F7): direct, and in the page of an unaligned end.
+    /// Whether a change of this device range may share a page with growing and tails, which go
+    /// through the page cache (file.F7): it is direct, and in the page of an unaligned end.
     pub(crate) fn at_edge(&self, file: &Inner, offset: u64, len: u64) -> bool {
         let (pos, end) = (file.offset + offset, file.offset + self.size);
         self.direct && !end.is_multiple_of(PAGE) && pos + len > round_down(end, PAGE)
     }
 }
 
-/// How many bytes of a transfer go which way, in order; the sum is its length (X5).
+/// How a transfer is split, in order; the parts add up to its length (X5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Spans {
     /// By the calls of the transfer itself.
     main: u64,
-    /// Through the page cache afterwards: the file's last, partial block of a direct write.
+    /// Written afterwards through the page cache: the file's last, partial block of a direct write.
     tail: u64,
     /// Beyond the end: zeros for a read, nothing for a write.
     pad: u64,
 }
 
 impl Spans {
-    /// Of a device range that [`check_range`] has accepted for this view.
+    /// Splits a device range that [`check_range`] has accepted for this view.
     fn of(view: &View, write: bool, offset: u64, len: u64) -> Self {
         let there = view.clip(offset, len);
         let pad = len - there;
@@ -136,7 +135,7 @@ impl Xfer {
         if write && spans.pad > 0 {
             let mut rest = iovs.split_off(spans.main as usize);
             rest.split_off(spans.tail as usize);
-            // L2: nothing dirty stays in the page cache while direct I/O is on.
+            // L2: no dirty byte stays in the page cache while direct I/O is on.
             let (start, rwf) = (end, libc::RWF_DSYNC);
             tail = (spans.tail > 0).then(|| {
                 let end = start + spans.tail;
@@ -181,7 +180,7 @@ impl Xfer {
             self.iovs.zero_last(self.excess);
             return Ok(Next::Done);
         }
-        // The kernel cuts a direct read at an odd place only where the file ends.
+        // The kernel ends a direct read at an unaligned offset only where the file ends.
         let block = u64::from(View::of(file).limits.logical_block);
         let odd = self.direct && !self.write && !self.pos.is_multiple_of(block);
         if moved > 0 && !odd {
@@ -205,7 +204,7 @@ mod tests {
     use crate::file::FileOptions;
     use forebay_base::buf::{AlignedBuf, Segment};
 
-    /// What comes of a transfer of 8 KiB when the system calls move these many bytes.
+    /// The result of a transfer of 8 KiB when the system calls move these numbers of bytes.
     fn moved(file: &Inner, op: BioOp, offset: u64, calls: &[usize]) -> (Result<()>, AlignedBuf) {
         let mut buf = AlignedBuf::new(8192);
         buf.fill(7);
@@ -252,11 +251,11 @@ mod tests {
         }
     }
 
-    /// L3: a short transfer is tried again for the rest; one that moves nothing is an error, and
-    /// neither a short read nor a short write passes for a whole one. Beyond the file's end, in
-    /// its last block, a read is zeros.
+    /// L3: a short transfer continues with the rest; a call without progress is an error. Neither a
+    /// short read nor a short write counts as complete. Beyond the file's end, in its last block, a
+    /// read returns zeros.
     #[test]
-    fn l3_short_transfers_go_on_and_no_progress_is_an_error() {
+    fn l3_transfer_short_continues_without_progress_fails() {
         let path = std::env::temp_dir().join(format!("forebay-l3-{}", std::process::id()));
         let direct_io = DirectIo::Off;
         let options =

@@ -1,14 +1,13 @@
-//! The verifying device: knows the CRC-32C of every block that was written through it.
+//! The verifying device: records the CRC-32C of every block written through it.
 //!
-//! A write is checksummed when it is submitted and again when it completes: if the bytes were
-//! changed in between, that is a mismatch, which is counted and logged, and the block's content
-//! counts as unknown. A read of a block that is known must bring the same bytes back, else it
-//! fails with `Corrupt`. So this device needs stable writes, and says so.
+//! It checksums a write at submission and again at completion. If the bytes changed in between, it
+//! counts and logs a mismatch, and the block's content becomes unknown. A read of a known block
+//! must return the same bytes, else it fails with `Corrupt`. So this device requires stable writes.
 //!
 //! Invariants: K1 a block's checksum is known only if exactly one write to it was in flight,
 //! succeeded, and did not change meanwhile. K2 a read is verified only for blocks that no write
-//! touched between its submission and its completion.
-//! Lock rule: one shard at a time; none while a bio is passed on or completed.
+//! touched between its submission and its completion. Lock rule: one shard at a time; none while a
+//! bio is passed on or completed.
 
 use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns, StableWrites};
 use crate::bio::{Bio, BioFlags, BioOp, Completion};
@@ -34,14 +33,14 @@ struct Entry {
     raced: bool,
 }
 
-/// What the device has seen.
+/// Counters of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChecksumStats {
     /// Blocks of writes that were compared at completion.
     pub checked_writes: u64,
     /// Of these, those whose bytes had changed since submission.
     pub mismatches: u64,
-    /// Blocks of reads that were compared with what was written.
+    /// Blocks whose read was compared with the last write.
     pub checked_reads: u64,
     /// Of these, those that differed.
     pub corrupt_reads: u64,
@@ -61,7 +60,7 @@ struct Table {
     counters: Counters,
 }
 
-/// See the module.
+/// A decorator that verifies reads against the checksums of earlier writes.
 pub struct ChecksumDevice {
     lower: DeviceRef,
     table: Arc<Table>,
@@ -100,7 +99,7 @@ impl Table {
         }
     }
 
-    /// `sums` of what is on the device now, if that is known.
+    /// A write has ended: `sums` are the checksums on the device now, if known.
     fn end_write(&self, offset: u64, count: usize, sums: Option<&[Option<u32>]>) {
         for (i, block) in self.blocks(offset, count).enumerate() {
             self.with(block, |e| {
@@ -118,12 +117,12 @@ impl Table {
         }
     }
 
-    /// What is known before a read: checksum and version per block.
+    /// Checksum and version of each block before a read.
     fn begin_read(&self, offset: u64, count: usize) -> Vec<(Option<u32>, u32)> {
         self.blocks(offset, count).map(|b| self.with(b, |e| (e.crc, e.version))).collect()
     }
 
-    /// Compares what was read with what was known.
+    /// Compares the blocks read with the known checksums.
     fn end_read(&self, offset: u64, before: &[(Option<u32>, u32)], sums: &[u32]) -> Result<()> {
         let mut bad = None;
         for (i, block) in self.blocks(offset, before.len()).enumerate() {
@@ -165,7 +164,8 @@ impl Table {
 }
 
 impl ChecksumDevice {
-    /// Stands on `lower`; its checksums cover blocks of the size that `lower` addresses now.
+    /// A device on top of `lower`; its checksums cover blocks of the size that `lower` addresses
+    /// now.
     pub fn new(lower: DeviceRef) -> Arc<Self> {
         let table = Table {
             block: u64::from(lower.limits().logical_block),
@@ -175,12 +175,13 @@ impl ChecksumDevice {
         Arc::new(Self { lower, table: Arc::new(table), required: AtomicBool::new(true) })
     }
 
-    /// Whether to ask for stable writes, at once. Off shows what they are good for.
+    /// Whether to require stable writes, effective at once. Turning it off shows the mismatches
+    /// that they prevent.
     pub fn set_required(&self, required: bool) {
         self.required.store(required, Ordering::Release);
     }
 
-    /// What was seen so far.
+    /// The counters so far.
     pub fn stats(&self) -> ChecksumStats {
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
         let c = &self.table.counters;
@@ -192,7 +193,7 @@ impl ChecksumDevice {
         }
     }
 
-    /// Makes the bio verify itself. Its range and data are as they have to be.
+    /// Makes the bio verify itself. The caller has checked its range and data.
     fn wrap(&self, bio: &mut Bio) {
         let table = self.table.clone();
         let (offset, len, op) = (bio.offset, bio.len, bio.op);
@@ -284,8 +285,8 @@ impl BlockDevice for ChecksumDevice {
         self.lower.is_crowded()
     }
 
-    fn room(&self) -> BoxFuture<'_, ()> {
-        self.lower.room()
+    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
+        self.lower.wait_for_capacity()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

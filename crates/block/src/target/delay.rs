@@ -1,8 +1,8 @@
-//! A slow device: service time per request, per byte and per discontiguity, one request at a
-//! time, as a disk with one arm has it.
+//! A slow device: service time per request, per byte and per discontiguity, one request at a time,
+//! like a disk with one arm.
 //!
-//! Invariant: requests are served in the order in which they came, and the next begins when the
-//! one before is over (or when it comes, if that is later); nobody comes in between those of a batch.
+//! Invariant: requests are served in order of arrival, and each begins when the previous one is
+//! over (or when it arrives, if that is later). No request is served between those of a batch.
 
 use super::pace::Pacer;
 use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns};
@@ -21,7 +21,7 @@ pub struct DelayOptions {
     pub per_io: Duration,
     /// Bytes per second; none is without limit.
     pub bandwidth: Option<u64>,
-    /// For a request that does not begin where the one before ended.
+    /// Added for a request that does not begin at the end of the previous one.
     pub seek: Duration,
     /// Per flush, instead of `per_io`.
     pub flush: Duration,
@@ -34,7 +34,7 @@ struct State {
     seeks: u64,
 }
 
-/// See the module.
+/// A decorator that delays requests.
 pub struct DelayDevice {
     lower: DeviceRef,
     world: WorldRef,
@@ -55,12 +55,12 @@ impl DelayDevice {
         self.state.lock().options = options;
     }
 
-    /// Reads and writes so far that did not begin where the one before ended.
+    /// Reads and writes so far that did not begin at the end of the previous one.
     pub fn seeks(&self) -> u64 {
         self.state.lock().seeks
     }
 
-    /// When a request that comes now is over.
+    /// The time at which a request that arrives now is over.
     fn book(&self, state: &mut State, op: BioOp, offset: u64, len: u64) -> Nanos {
         let options = state.options;
         let mut service = if op == BioOp::Flush { options.flush } else { options.per_io };
@@ -99,7 +99,7 @@ impl BlockDevice for DelayDevice {
     }
 
     fn submit(&self, bio: Bio) {
-        // Under the lock, so that bios are put in the order of their times (P1).
+        // Under the lock, so that bios are queued in the order of their times (pace.P1).
         let mut state = self.state.lock();
         let at = self.book(&mut state, bio.op, bio.offset, bio.len);
         self.pacer.put(at, bio);
@@ -117,8 +117,8 @@ impl BlockDevice for DelayDevice {
         self.lower.is_crowded()
     }
 
-    fn room(&self) -> BoxFuture<'_, ()> {
-        self.lower.room()
+    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
+        self.lower.wait_for_capacity()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -136,7 +136,7 @@ impl BlockDevice for DelayDevice {
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        // Requests leave from the pacer's thread.
+        // The pacer's thread submits the requests.
         None
     }
 }

@@ -1,7 +1,7 @@
-//! A device that fails when it is told to.
+//! A device that fails requests on demand.
 //!
-//! Invariant: a request that fails by injection does not reach the device below.
-//! Lock rule: the faults' lock is not held while a bio is passed on or completed.
+//! Invariant: a request that fails by injection does not reach the device below. Lock rule: the
+//! faults' lock is not held while a bio is passed on or completed.
 
 use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns};
 use crate::bio::{Bio, BioFlags, BioOp};
@@ -23,12 +23,12 @@ pub enum When {
     Every(u64),
 }
 
-/// What fails, and how.
+/// An injected fault: which requests fail, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// Operations; empty means all.
     pub ops: Vec<BioOp>,
-    /// Only requests that touch these bytes, `(offset, length)`. Flushes touch none.
+    /// Only requests that touch these bytes, `(offset, length)`. A flush touches none.
     pub range: Option<(u64, u64)>,
     /// Which of them.
     pub when: When,
@@ -69,7 +69,7 @@ struct State {
     injected: u64,
 }
 
-/// See the module.
+/// A decorator that injects faults.
 pub struct ErrorDevice {
     lower: DeviceRef,
     state: Mutex<State>,
@@ -170,8 +170,8 @@ impl BlockDevice for ErrorDevice {
         self.lower.is_crowded()
     }
 
-    fn room(&self) -> BoxFuture<'_, ()> {
-        self.lower.room()
+    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
+        self.lower.wait_for_capacity()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

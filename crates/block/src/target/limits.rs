@@ -1,7 +1,7 @@
-//! A device that shows other limits than the one below, and holds callers to them.
+//! A device that shows other limits than the one below, and enforces them.
 //!
-//! Invariant: units and alignments only get stricter than below; abilities only fewer. The need
-//! for stable writes may be forced either way, which is meant for measuring what it costs.
+//! Invariant: units and alignments only become stricter than below, features only fewer. The need
+//! for stable writes may be forced either way, to measure its cost.
 
 use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns, StableWrites};
 use crate::bio::{Bio, BioFlags, BioOp};
@@ -11,7 +11,7 @@ use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
-/// What to show instead; none leaves it as below. Sizes in bytes, powers of two.
+/// Limits to show instead; `None` shows the limit below. Sizes in bytes, powers of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LimitsOverride {
     /// Larger logical block.
@@ -34,7 +34,7 @@ pub struct LimitsOverride {
     pub read_only: bool,
 }
 
-/// See the module.
+/// A decorator that overrides limits.
 pub struct LimitsDevice {
     lower: DeviceRef,
     over: Mutex<LimitsOverride>,
@@ -46,7 +46,7 @@ impl LimitsDevice {
         Arc::new(Self { lower, over: Mutex::new(over) })
     }
 
-    /// Changes what is shown, at once.
+    /// Changes the shown limits, at once.
     pub fn set(&self, over: LimitsOverride) {
         *self.over.lock() = over;
     }
@@ -146,8 +146,8 @@ impl BlockDevice for LimitsDevice {
         self.lower.is_crowded()
     }
 
-    fn room(&self) -> BoxFuture<'_, ()> {
-        self.lower.room()
+    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
+        self.lower.wait_for_capacity()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

@@ -1,7 +1,7 @@
-//! A device that remembers what was asked of it.
+//! A device that records its requests.
 //!
-//! Invariants: records stand in the order of submission; the oldest go when there is no room.
-//! Lock rule: the records' lock is not held while a bio is passed on or completed.
+//! Invariants: records are in the order of submission; at capacity the oldest are dropped. Lock
+//! rule: the records' lock is not held while a bio is passed on or completed.
 
 use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns};
 use crate::bio::{Bio, BioFlags, BioOp};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// One request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// What.
+    /// Operation.
     pub op: BioOp,
     /// How.
     pub flags: BioFlags,
@@ -33,7 +33,7 @@ struct Records {
     first: u64,
 }
 
-/// See the module.
+/// A decorator that records requests.
 pub struct LogDevice {
     lower: DeviceRef,
     room: usize,
@@ -41,7 +41,7 @@ pub struct LogDevice {
 }
 
 impl LogDevice {
-    /// Stands on `lower`; keeps the last `room` records.
+    /// A device on top of `lower` that keeps the last `room` records.
     pub fn new(lower: DeviceRef, room: usize) -> Arc<Self> {
         Arc::new(Self { lower, room: room.max(1), records: Arc::default() })
     }
@@ -51,7 +51,7 @@ impl LogDevice {
         self.records.lock().kept.iter().copied().collect()
     }
 
-    /// Takes the records away; how requests in flight end is not recorded any more.
+    /// Takes the records away; the results of requests still in flight are not recorded any more.
     pub fn take(&self) -> Vec<Record> {
         let mut records = self.records.lock();
         records.first += records.kept.len() as u64;
@@ -120,8 +120,8 @@ impl BlockDevice for LogDevice {
         self.lower.is_crowded()
     }
 
-    fn room(&self) -> BoxFuture<'_, ()> {
-        self.lower.room()
+    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
+        self.lower.wait_for_capacity()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

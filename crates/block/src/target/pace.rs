@@ -1,8 +1,8 @@
-//! Holds bios back until their time: what delay and throttle have in common.
+//! Holds bios back until their time: the common part of delay and throttle.
 //!
-//! Invariants: P1 bios leave in the order in which they came; their times never decrease. P2
-//! when the device goes away, what is held back still leaves at its time.
-//! Lock rule: the queue's lock is not held while a bio is passed on.
+//! Invariants: P1 bios are submitted in order of arrival; their times never decrease. P2 when the
+//! device is dropped, held bios are still submitted at their time. Lock rule: the queue's lock is
+//! not held while a bio is passed on.
 
 use crate::bdev::DeviceRef;
 use crate::bio::Bio;

@@ -30,7 +30,7 @@ struct State {
     paid_bytes: Nanos,
 }
 
-/// See the module.
+/// A decorator that limits requests and bytes per second.
 pub struct ThrottleDevice {
     lower: DeviceRef,
     world: WorldRef,
@@ -51,7 +51,7 @@ impl ThrottleDevice {
         self.state.lock().options = options;
     }
 
-    /// When a request that comes now may start.
+    /// The time at which a request that arrives now may start.
     fn book(&self, state: &mut State, op: BioOp, len: u64) -> Nanos {
         let (now, options) = (self.world.now(), state.options);
         let floor = now.saturating_sub(options.burst.as_nanos() as u64);
@@ -91,7 +91,7 @@ impl BlockDevice for ThrottleDevice {
     }
 
     fn submit(&self, bio: Bio) {
-        // Under the lock, so that bios are put in the order of their times (P1 of `pace`).
+        // Under the lock, so that bios are queued in the order of their times (pace.P1).
         let mut state = self.state.lock();
         let at = self.book(&mut state, bio.op, bio.len);
         self.pacer.put(at, bio);
@@ -101,8 +101,8 @@ impl BlockDevice for ThrottleDevice {
         self.lower.is_crowded()
     }
 
-    fn room(&self) -> BoxFuture<'_, ()> {
-        self.lower.room()
+    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
+        self.lower.wait_for_capacity()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {

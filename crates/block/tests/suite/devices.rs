@@ -1,4 +1,4 @@
-//! One suite for every device and engine: what the contract of a block device promises.
+//! One suite for every device and engine: the contract of a block device.
 
 use crate::common::{Loop, Pieces, Rng, engine, is_root, path, pattern, plain, requires, submit};
 use forebay_base::buf::{AlignedBuf, DataRef};
@@ -165,8 +165,8 @@ fn long_lists(device: &DeviceRef) {
     }
 }
 
-/// A thread that waits for its own queue with epoll, as an event loop does. Somebody reads the disk
-/// meanwhile: write-back is held then, and whoever makes room for it carries it out.
+/// A thread that waits for its own queue with epoll, as an event loop does. A second thread reads
+/// the disk meanwhile: write-back is then held back, and the thread that admits it carries it out.
 fn event_loop(device: &DeviceRef) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|s| {
@@ -230,7 +230,7 @@ fn event_loop_beside_reads(device: &DeviceRef) {
     assert_eq!(waited_for, 0, "completions run in reap, but for held write-back");
     assert!(reaped >= counts.len() - held as usize, "{reaped} reaped, {held} elsewhere");
     assert_eq!(failed.load(Ordering::Relaxed), 0);
-    // What is left in flight is waited for by the drop, save what is held.
+    // Dropping the queue waits for the requests in flight, except for held ones.
     let counts = Arc::new((0..100).map(|_| AtomicU32::new(0)).collect::<Vec<_>>());
     let mut bios = writes(&mut Rng(6), &counts, &failed);
     device.submit_batch(&mut bios);
@@ -338,7 +338,7 @@ fn loop_uring_direct() {
 }
 
 #[test]
-fn one_engine_serves_many_threads_and_devices() {
+fn engine_shared_by_threads_and_devices_completes_all() {
     let Some(engine) = engine(Aio::Auto) else { return };
     let devices: Vec<DeviceRef> = (0..2)
         .map(|i| {

@@ -1,4 +1,4 @@
-//! What is particular to devices over files: modes, the file's end, locks, changes from outside.
+//! Properties of devices over files only: modes, the file's end, locks, changes by other programs.
 
 use crate::common::{engines, path, pattern};
 use forebay_base::ErrorKind;
@@ -25,7 +25,7 @@ fn create(name: &str, size: u64, direct_io: DirectIo) -> Arc<FileDevice> {
 
 /// F3: neither writes nor zeroing of the last block, which go past the end, move it.
 #[test]
-fn a_partial_last_block_is_clipped_and_zero_filled() {
+fn partial_last_block_is_clipped_and_zero_filled() {
     for direct_io in [DirectIo::Auto, DirectIo::Off] {
         let device = create(&format!("tail-{direct_io}"), 10_000, direct_io);
         let block = u64::from(device.limits().logical_block);
@@ -58,7 +58,7 @@ fn a_partial_last_block_is_clipped_and_zero_filled() {
 }
 
 #[test]
-fn a_window_of_a_file_leaves_the_rest_alone() {
+fn file_window_leaves_rest_unchanged() {
     let path = path("window");
     std::fs::write(&path, vec![0xaa; 64 << 10]).unwrap();
     let options = FileOptions { offset: 4096, size_limit: Some(9_000), ..Default::default() };
@@ -77,7 +77,7 @@ fn a_window_of_a_file_leaves_the_rest_alone() {
 }
 
 #[test]
-fn a_lock_keeps_others_out_and_names_the_path() {
+fn lock_held_refuses_second_opener_with_path() {
     let device = create("lock", 1 << 20, DirectIo::Auto);
     let path = device.path().to_path_buf();
     let again = FileDevice::open(&path, &FileOptions::default(), &engine()).err().unwrap();
@@ -241,7 +241,7 @@ fn l7_l8_a_full_file_system_below_is_a_clean_error() {
         let e = done.unwrap_err();
         assert_eq!((e.kind(), e.range()), (ErrorKind::NoSpace, Some((0, 1 << 20))), "{e}");
         assert_eq!(e.path(), Some(&*path));
-        // tmpfs punches holes but has no call that keeps the blocks: both ways end in zeros.
+        // tmpfs punches holes but has no call that keeps the blocks: both requests return zeros.
         crate::common::plain(&*device, BioOp::WriteZeroes, 0, 65536).unwrap();
         let none = DataRef::None;
         let keep = BioFlags::NO_UNMAP;
@@ -259,15 +259,15 @@ fn l7_l8_a_full_file_system_below_is_a_clean_error() {
 }
 
 /// A second reference to the open file description by which this process has the file open for
-/// direct I/O, or for buffered I/O. A request in flight holds one like it.
+/// direct I/O, or for buffered I/O. A request in flight holds such a reference.
 fn reference(path: &Path, direct: bool) -> OwnedFd {
     let wanted = rustix::fs::stat(path).unwrap();
     let all = std::fs::read_dir("/proc/self/fd").unwrap();
     let numbers = all.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
     let found: Vec<OwnedFd> = numbers
         .filter_map(|number: i32| {
-            // SAFETY: the descriptor is only borrowed to look at it. Another test may have closed
-            // it, or opened another file as this number: then it is not the file of this test.
+            // SAFETY: the descriptor is only borrowed for a stat call. Another test may have closed
+            // it, or opened another file with this number: then it is not the file of this test.
             let fd = unsafe { BorrowedFd::borrow_raw(number) };
             let stat = rustix::fs::fstat(fd).ok()?;
             let is_direct = fcntl_getfl(fd).ok()?.contains(OFlags::DIRECT);
@@ -283,7 +283,7 @@ fn reference(path: &Path, direct: bool) -> OwnedFd {
 /// description. So a process that opened the image right after a kill -9 could have the lock while
 /// direct writes of the killed process were in flight, and these damaged what it wrote.
 #[test]
-fn lock_lives_until_each_descriptor_that_writes_is_closed() {
+fn lock_lasts_until_each_writing_descriptor_is_closed() {
     let none = FileOptions { lock_wait: Duration::ZERO, ..FileOptions::default() };
     for (mode, kept_direct) in [
         (DirectIo::Auto, true),

@@ -1,13 +1,13 @@
 //! A file that grows while requests touch its unaligned end.
 //!
-//! The story: two appenders of 1 to 900 bytes and a reader, with direct I/O on, ended in a panic in the
-//! list of memory of a transfer, because the plan read the file's size three times and the file grew across a
-//! block in between. On io_uring the panic ended the submitting thread, on threads a worker
-//! was never given back.
+//! The story: two appenders of 1 to 900 bytes and a reader, with direct I/O on, ended in a panic in
+//! the memory list of a transfer. The plan read the file's size three times, and the file grew
+//! across a block in between. On io_uring the panic ended the submitting thread; on threads the
+//! pool lost a worker.
 //!
-//! And: growing zeroes the rest of the last page in the page cache. A direct write to that page
-//! meanwhile made the kernel report EIO to the next sync, although nothing was lost.
-//! Zeroing does no such thing.
+//! Second: growing zeroes the rest of the last page in the page cache. A concurrent direct write to
+//! that page made the kernel report EIO to the next sync, although no data was lost. Zeroing does
+//! not have this effect.
 
 use crate::common::{Rng, engines, path, pattern};
 use forebay_base::buf::{AlignedBuf, DataRef};
@@ -17,7 +17,7 @@ use forebay_block::{Aio, BioFlags, BioOp, BlockDevice, DirectIo, Engine, FileDev
 use forebay_block::{bdev, io};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Grows in small steps so long as the others work; ends with the size it reached.
+/// Grows in small steps while the others work; ends with the size it reached.
 fn grower(device: &FileDevice, seed: u64, stop: &AtomicBool) -> u64 {
     let (mut rng, mut size) = (Rng(seed), device.size());
     while !stop.load(Ordering::Acquire) {
@@ -27,13 +27,13 @@ fn grower(device: &FileDevice, seed: u64, stop: &AtomicBool) -> u64 {
     size
 }
 
-/// One request at the end of the file, by one of the entry points. Each must succeed: the range
+/// One request at the end of the file, by each of the entry points. All must succeed: the range
 /// ends in the last block of the file as it was, and a file that grows still holds it.
 fn at_the_end(device: &FileDevice, rng: &mut Rng) {
     let block = u64::from(device.limits().logical_block);
     let size = device.size();
     let end = round_up(size, block);
-    // Within one page: of writers in different blocks of a page only the last page is taken care.
+    // Within one page: only the last page excludes writers in different blocks of a page.
     let page = round_down(size - 1, 4096);
     let start = round_down(size - 1, block).saturating_sub(rng.below(3) * block).max(page);
     let len = (end - start) as usize;
@@ -85,14 +85,14 @@ fn grows_under_load(aio: Aio, engine: &Engine, logical_block: u32) {
         assert!(done.iter().all(Result::is_ok), "a request at the end panicked or failed");
         grower.join().unwrap()
     });
-    block_on(bdev::flush_here(&*device)).result.unwrap();
+    block_on(bdev::flush_blocking(&*device)).result.unwrap();
     assert_eq!(device.size(), size);
     assert_eq!(std::fs::metadata(device.path()).unwrap().len(), size, "X3: no write grows a file");
 }
 
-/// X4: a request that looked at the size twice found two of them, and failed or wrote behind its part.
+/// X4: a request that read the size twice found two sizes, and failed or wrote outside its part.
 #[test]
-fn a_file_grows_while_requests_touch_its_end() {
+fn file_growing_under_requests_completes_all() {
     for (aio, engine) in engines() {
         for logical_block in [512, 4096] {
             grows_under_load(aio, &engine, logical_block);
@@ -100,8 +100,8 @@ fn a_file_grows_while_requests_touch_its_end() {
     }
 }
 
-/// One request within page 3 of the file, in the worker's own block of it; even ones zero theirs,
-/// in one of the ways there are, odd ones write.
+/// One request within page 3 of the file, in the worker's own block. Even workers zero theirs by
+/// each method in turn, odd ones write.
 fn within_a_page(device: &FileDevice, worker: u64, round: u64) {
     let at = 3 * 4096 + worker * 512;
     let done = match (worker % 2, round % 3) {
@@ -118,12 +118,11 @@ fn within_a_page(device: &FileDevice, worker: u64, round: u64) {
     block_on(done).result.unwrap();
 }
 
-/// Zeroing less than a page dirties it in the system's page cache. What is written through the cache beside
-/// direct writes that are under way in the same page makes the kernel report EIO to the next sync, so it was
-/// feared for zeroing too, in every page. But `fallocate` waits for direct I/O, which a write does not (F7):
-/// with one in its place this test fails.
+/// Zeroing less than a page dirties it in the system's page cache. A buffered write concurrent with
+/// direct writes in the same page makes the kernel report EIO to the next sync. But `fallocate`
+/// waits for direct I/O, which a write does not (F7): with a write in its place this test fails.
 #[test]
-fn zeroing_a_part_of_a_page_beside_direct_writes_fails_no_sync() {
+fn zeroing_part_of_page_under_direct_writes_keeps_sync_ok() {
     for (aio, engine) in engines() {
         let options = FileOptions { create_size: Some(1 << 16), ..FileOptions::default() };
         let device = FileDevice::open(path(&format!("in-page-{aio}")), &options, &engine).unwrap();
@@ -138,10 +137,10 @@ fn zeroing_a_part_of_a_page_beside_direct_writes_fails_no_sync() {
                 s.spawn(move || (0..1500).for_each(|round| within_a_page(device, worker, round)));
             }
             for _ in 0..100 {
-                block_on(bdev::flush_here(&*device)).result.unwrap();
+                block_on(bdev::flush_blocking(&*device)).result.unwrap();
             }
         });
-        block_on(bdev::flush_here(&*device)).result.unwrap();
+        block_on(bdev::flush_blocking(&*device)).result.unwrap();
         let mut page = AlignedBuf::new(4096);
         device.read_into(3 * 4096, &mut page).unwrap();
         for worker in 0..6u64 {

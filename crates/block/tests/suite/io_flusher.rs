@@ -1,5 +1,5 @@
-//! Whose threads are marked as writing data out (PR_SET_IO_FLUSHER): those that completions run on, with
-//! either engine, and those that have a ring of their own.
+//! Threads marked as writing data out (PR_SET_IO_FLUSHER): those that run completions, with either
+//! engine, and those with a ring of their own.
 
 use crate::common::{engines, path, pattern};
 use forebay_base::buf::DataRef;
@@ -7,10 +7,10 @@ use forebay_base::io_flusher;
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, FileDevice, FileOptions};
 use std::sync::mpsc;
 
-/// The kernel waited for write-out on behalf of the threads that carry write-out out: nothing marked
-/// them, and nobody would have noticed.
+/// The story: no code marked the threads that carry write-out out, so the kernel could make them
+/// wait for write-out.
 #[test]
-fn completions_and_rings_are_in_marked_threads() {
+fn completions_and_rings_run_on_marked_threads() {
     let may = io_flusher::probe();
     let check = |marked: bool, what: &str| match &may {
         Ok(()) => assert!(marked, "{what}"),

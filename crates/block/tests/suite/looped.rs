@@ -1,5 +1,5 @@
-//! What a loop device promises, of a device over a file: eligibility for direct I/O, requests that
-//! complete once, limits that come from below, sparse files. Ids are those of the checklist.
+//! Properties that need a loop device under a file: eligibility for direct I/O, requests that
+//! complete once, limits from the device below, sparse files. Ids are those of the checklist.
 
 use crate::common::{Rng, engines, is_root, path, pattern, requires};
 use forebay_base::ErrorKind;
@@ -53,10 +53,10 @@ fn with_sectors(name: &str, sector: u32) -> Option<Sectors> {
     requires("a free loop device", made.is_some()).then(|| made.unwrap())
 }
 
-/// A block that is smaller than what direct I/O needs: buffered and saying so, and an error where
-/// direct I/O was demanded.
+/// A block smaller than direct I/O needs: buffered with a message, and an error if direct I/O was
+/// demanded.
 #[test]
-fn l1_a_block_too_small_for_direct_io_is_named() {
+fn l1_block_below_direct_io_size_is_reported() {
     let Some(below) = with_sectors("l1-sectors", 4096) else { return };
     let small = FileOptions { logical_block: 512, ..Default::default() };
     let (on, why) = open(&below.0, &small).unwrap().direct_io();
@@ -72,8 +72,8 @@ fn l1_a_block_too_small_for_direct_io_is_named() {
     assert!(open(&below.0, &FileOptions::default()).unwrap().direct_io().0);
 }
 
-/// Good and bad requests of all kinds, some of them while the gate is closed for a switch, the
-/// device dropped while they are on their way: each is completed once.
+/// Valid and invalid requests of all kinds, some while the gate is closed for a switch, with the
+/// device dropped while they are in flight: each completes once.
 #[test]
 fn l4_every_request_completes_exactly_once() {
     for (aio, engine) in engines() {
@@ -125,8 +125,8 @@ fn l4_every_request_completes_exactly_once() {
     }
 }
 
-/// Logical and physical block come from the device below, and are not 512 by decree: a device
-/// with sectors of 4 KiB shows them, and one with 512 shows those.
+/// Logical and physical block come from the device below and are not fixed at 512: a device with 4
+/// KiB sectors shows 4 KiB, one with 512 shows 512.
 #[test]
 fn l13_block_sizes_come_from_below() {
     for sector in [512, 4096] {
@@ -144,8 +144,9 @@ fn l13_block_sizes_come_from_below() {
     }
 }
 
-/// The need for stable writes of what lies below is the device's own while it is direct, also when
-/// that is switched, and already while it is about to be; a page cache between them copies.
+/// While the device is direct its need for stable writes is that of the device below: also after a
+/// switch, and already when the switch is announced. A page cache between them copies, so there is
+/// no need.
 #[test]
 fn x1_the_need_for_stable_writes_is_inherited() {
     let Some(below) = with_sectors("x1", 512) else { return };
@@ -167,9 +168,9 @@ fn x1_the_need_for_stable_writes_is_inherited() {
     }
 }
 
-/// A sparse file takes random writes at depth 16, each into a hole, with the system calls made
-/// from the submitting thread (io_uring) and from workers: what was written is there, the rest is
-/// zeros, and the file is as long as before.
+/// A sparse file takes random writes at depth 16, each into a hole. The submitting thread
+/// (io_uring) or workers make the system calls. The written bytes are there, the rest is zeros, and
+/// the length is unchanged.
 #[test]
 fn l14_a_sparse_file_takes_random_writes_at_depth() {
     for (aio, engine) in engines() {

@@ -1,4 +1,4 @@
-//! The decorators: what each changes, and that they pass on the rest.
+//! The decorators: the property that each changes, and that they pass the rest on.
 
 use crate::common::{Pieces, path, pattern, plain, submit};
 use forebay_base::ErrorKind;
@@ -38,7 +38,7 @@ fn read(device: &dyn BlockDevice, offset: u64, len: usize) -> forebay_base::Resu
     Ok(back.into_buf().unwrap())
 }
 
-/// Holds writes back until they are let go.
+/// Holds writes back until the test releases them.
 struct Hold {
     lower: DeviceRef,
     held: Mutex<Vec<Bio>>,
@@ -70,10 +70,10 @@ impl BlockDevice for Hold {
     }
 }
 
-/// Memory that somebody else also writes to, as the cache's frames are without stable writes.
+/// Memory that another thread also writes to, as the cache's frames are without stable writes.
 struct Shared(Arc<Mutex<AlignedBuf>>);
 
-// SAFETY: the buffer is owned by the Arc and does not move; others write to it only under the
+// SAFETY: the Arc owns the buffer, which does not move. Other threads write to it only under the
 // lock and between the calls of this test, which accepts torn results.
 unsafe impl IoMem for Shared {
     fn segments(&mut self, out: &mut Vec<Segment>) {
@@ -82,7 +82,7 @@ unsafe impl IoMem for Shared {
 }
 
 #[test]
-fn checksum_finds_what_changed_in_flight() {
+fn checksum_change_in_flight_is_detected() {
     let hold = Arc::new(Hold { lower: ram(), held: Mutex::default() });
     let device = ChecksumDevice::new(hold.clone());
     let memory = Arc::new(Mutex::new(pattern(8192, 1)));
@@ -128,7 +128,7 @@ fn checksum_finds_what_changed_at_rest() {
 
 /// D2: the need is read anew each time, through the whole stack.
 #[test]
-fn s5_x1_the_need_for_stable_writes_reaches_the_top_at_once() {
+fn s5_x1_stable_need_reaches_top_at_once() {
     let checksum = ChecksumDevice::new(ram());
     let forced = LimitsDevice::new(checksum.clone(), LimitsOverride::default());
     let top = LogDevice::new(ErrorDevice::new(forced.clone()), 10);
@@ -145,7 +145,7 @@ fn s5_x1_the_need_for_stable_writes_reaches_the_top_at_once() {
 }
 
 #[test]
-fn errors_come_when_and_where_they_are_told_to() {
+fn error_device_fails_configured_requests_only() {
     let lower = ram();
     let device = ErrorDevice::new(lower.clone());
     let fault = Fault { ops: vec![BioOp::Write], when: When::Nth(2), ..Default::default() };
@@ -225,8 +225,8 @@ fn limits_hold_callers_to_them() {
     assert_eq!(kind(write(&*device, 0, pattern(512, 0))), ErrorKind::ReadOnly);
 }
 
-/// Submits writes of 4 KiB at the given offsets at once, in a simulated world; the virtual
-/// time in milliseconds when each is over.
+/// Submits writes of 4 KiB at the given offsets at once, in a simulated world; returns the virtual
+/// time in milliseconds at which each is over.
 fn virtual_times(device: &dyn BlockDevice, world: &Arc<SimWorld>, offsets: &[u64]) -> Vec<u64> {
     let begin = world.now();
     let times = Arc::new(Mutex::new(Vec::new()));
@@ -255,7 +255,7 @@ fn delay_serves_one_after_the_other() {
     };
     let below = ram();
     let device = DelayDevice::new(below.clone(), &(world.clone() as WorldRef), options);
-    // Two neighbours, a jump, and its neighbour; 10 ms per request, 10 ms per 4 KiB.
+    // Two adjacent requests, a seek, and its successor; 10 ms per request, 10 ms per 4 KiB.
     let times = virtual_times(&*device, &world, &[0, 4096, 65536, 69632]);
     assert_eq!(times, [20, 40, 90, 110]);
     device.set(DelayOptions::default());
@@ -264,7 +264,7 @@ fn delay_serves_one_after_the_other() {
 }
 
 #[test]
-fn throttle_keeps_the_rate_and_gives_credit() {
+fn throttle_keeps_rate_with_burst_credit() {
     let world = SimWorld::new(1);
     let none = ThrottleOptions::default();
     let device = ThrottleDevice::new(ram(), &(world.clone() as WorldRef), none);
@@ -274,13 +274,13 @@ fn throttle_keeps_the_rate_and_gives_credit() {
     assert_eq!(virtual_times(&*device, &world, &offsets), [0, 10, 20, 30]);
     device.set(ThrottleOptions { bandwidth: Some(204_800), ..none });
     assert_eq!(virtual_times(&*device, &world, &offsets), [0, 20, 40, 60]);
-    // The second of quiet gives credit for 20 ms, which is two requests.
+    // The idle second gives credit for 20 ms, which is two requests.
     device.set(ThrottleOptions { iops: Some(100), burst: Duration::from_millis(20), ..none });
     assert_eq!(virtual_times(&*device, &world, &offsets), [0, 0, 0, 10]);
 }
 
 #[test]
-fn what_is_held_back_still_completes_when_the_device_goes() {
+fn delay_device_dropped_completes_held_bios() {
     let slow = DelayOptions { per_io: Duration::from_millis(2), ..Default::default() };
     let device = DelayDevice::new(ram(), &world(), slow);
     let (tx, rx) = mpsc::channel();
@@ -297,7 +297,7 @@ fn what_is_held_back_still_completes_when_the_device_goes() {
 }
 
 #[test]
-fn a_stack_on_a_file_serves_an_event_loop_thread() {
+fn decorators_on_file_serve_event_loop() {
     let engine = Engine::new(Aio::Auto).unwrap();
     let options = FileOptions { create_size: Some(SIZE), ..Default::default() };
     let file = FileDevice::open(path("stack"), &options, &engine).unwrap();

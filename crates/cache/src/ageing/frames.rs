@@ -1,4 +1,4 @@
-//! Frames for whoever needs some: taken, reclaimed, waited for; and given back.
+//! Frames for callers that need some: taken, reclaimed, waited for; and given back.
 
 use crate::cache::PageCache;
 use crate::folio::guard::FramePool;
@@ -39,11 +39,11 @@ impl PageCache {
         None
     }
 
-    /// Has all flushers write and flush, whatever their limits, while the result lives: somebody lacks
-    /// frames that dirt or unflushed blocks hold.
+    /// While the result lives all flushers write and flush, whatever their limits: a caller lacks
+    /// frames that dirty or unflushed blocks hold.
     pub fn press_for_frames(&self) -> Starved<'_> {
         let starved = Starved::new(self);
-        self.dirty.kick_all();
+        self.dirty.wake_all_flushers();
         starved
     }
 
@@ -53,8 +53,8 @@ impl PageCache {
         let attempt = || {
             let got = self.take_frames(count);
             if got.is_none() {
-                mapping.domain.kick();
-                self.dirty.kick_all();
+                mapping.domain.wake_flusher();
+                self.dirty.wake_all_flushers();
             }
             got
         };
@@ -66,8 +66,8 @@ impl PageCache {
         let _starved = Starved::new(self);
         let attempt = || {
             let Some(slot) = self.take_slot() else {
-                mapping.domain.kick();
-                self.dirty.kick_all();
+                mapping.domain.wake_flusher();
+                self.dirty.wake_all_flushers();
                 return None;
             };
             self.free_slots.lock().push(slot);
@@ -76,8 +76,8 @@ impl PageCache {
         self.frame_wait.wait_for(0, attempt).await;
     }
 
-    /// Whether somebody waits for frames: flushers then write and flush below their limits too,
-    /// because what is dirty or not flushed cannot be reclaimed.
+    /// Whether a caller waits for frames. Flushers then write and flush below their limits too,
+    /// because dirty and unflushed blocks cannot be reclaimed.
     pub(crate) fn is_starved(&self) -> bool {
         self.starved.load(Ordering::SeqCst) > 0
     }
@@ -91,8 +91,8 @@ impl PageCache {
             freed.iter().for_each(|&f| alloc.give(f));
             alloc.free()
         };
-        // The oldest in any case: it reclaims what else it needs. The others if there is enough for
-        // them.
+        // The oldest waiter is always woken: it reclaims any further frames itself. The others are
+        // woken if there are enough frames for them.
         let mut is_oldest = true;
         self.frame_wait.wake_matching(|&wanted| {
             let served = wanted <= free;
@@ -151,11 +151,11 @@ mod tests {
         }
     }
 
-    /// Frames come back not only from a write-out or an eviction, which wake by themselves: a request that
-    /// did not need all it took gives the rest back. Nobody may sleep beside free frames until something
-    /// else happens, which on an idle cache is never.
+    /// The story: a request returned frames that it had taken and not needed, and no waiter was
+    /// woken. Only write-out and eviction woke waiters. So a waiter slept while frames were free,
+    /// on an idle cache for ever.
     #[test]
-    fn whoever_waits_for_frames_is_woken_when_some_are_given_back_unused() {
+    fn frames_returned_unused_wake_waiter() {
         let config = Config { huge_pages: false, ..Config::with_budget(1 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let mapping = cache.new_mapping(4096, 1 << 20);
@@ -167,7 +167,7 @@ mod tests {
         assert!(waiter.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         assert!(cache.is_starved());
         drop(held);
-        assert!(woken.0.load(Ordering::Relaxed) > 0, "it sleeps beside free frames");
+        assert!(woken.0.load(Ordering::Relaxed) > 0, "it sleeps while frames are free");
         let Poll::Ready(pool) = waiter.as_mut().poll(&mut Context::from_waker(&waker)) else {
             panic!("{} frames are free", cache.stats().frames_free);
         };
@@ -176,10 +176,10 @@ mod tests {
         assert_eq!(cache.stats().frames_free as usize, all);
     }
 
-    /// The story: each frame that was given back woke all who waited. Of a hundred, each took the
-    /// lock of the allocator and a round of reclaim, and 99 waited again.
+    /// The story: each frame given back woke all waiters. Of a hundred, each took the allocator's
+    /// lock and a round of reclaim, and 99 waited again.
     #[test]
-    fn frame_given_back_wakes_the_waiters_that_it_serves() {
+    fn frame_freed_wakes_only_waiters_it_serves() {
         let config = Config { huge_pages: false, ..Config::with_budget(1 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let mapping = cache.new_mapping(4096, 1 << 20);
@@ -187,7 +187,7 @@ mod tests {
         let woken = Arc::new(Woken::default());
         let waker = woken.clone().into();
         let mut cx = Context::from_waker(&waker);
-        // The oldest wants more than there is, the others one each.
+        // The oldest wants more frames than there are, the others one each.
         let wanted = |i| if i == 0 { 50 } else { 1 };
         let mut waiting: Vec<_> =
             (0..100).map(|i| Box::pin(cache.wait_frames(&mapping, wanted(i)))).collect();
@@ -198,15 +198,15 @@ mod tests {
         assert!(waiting[0].as_mut().poll(&mut cx).is_pending());
         let mut second = waiting.remove(1);
         let Poll::Ready(first) = second.as_mut().poll(&mut cx) else { panic!("it is served") };
-        // The third is dropped without a look, and passes its turn on.
+        // The third is dropped without checking, and passes its wake on.
         drop(waiting.remove(1));
         let ready = waiting.iter_mut().position(|w| w.as_mut().poll(&mut cx).is_ready());
         assert_eq!(ready, Some(1));
         drop((first, held));
     }
 
-    /// Waiting for a folio descriptor tells that there is one; taking it is the caller's next step. Were
-    /// it not put back, each wait would cost the cache a folio for ever.
+    /// Waiting for a folio descriptor only reports that one is free; the caller then takes it. If
+    /// the wait kept it, each wait would cost the cache a folio for ever.
     #[test]
     fn waiting_for_a_descriptor_takes_none() {
         let config = Config { huge_pages: false, ..Config::with_budget(1 << 20) };

@@ -30,7 +30,8 @@ impl Age {
         Self { small, main, ghosts: Ghosts::new(slots, frames) }
     }
 
-    /// The cache is going to hold as much. What left it is forgotten, if it has another number of folios.
+    /// The cache will hold this many slots and frames. If the number of slots changes, ghosts are
+    /// dropped.
     pub fn resize(&mut self, slots: usize, frames: usize) {
         if self.ghosts.table.len() == Ghosts::entries(slots) {
             self.ghosts.lifetime = Ghosts::lifetime(frames);
@@ -58,7 +59,7 @@ impl Age {
         if queue == MAIN { &mut self.main } else { &mut self.small }
     }
 
-    /// Remembers a folio that left the small queue, with the frames it held.
+    /// Records a folio that left the small queue as a ghost, with the frames it held.
     pub fn remember(&mut self, id: u32, index: u64, frames: u32) {
         self.ghosts.insert(id, index, frames);
     }
@@ -74,8 +75,9 @@ impl Age {
     }
 }
 
-/// Ghosts: a table of fingerprints in sets of two, one set per folio, with the time of entry measured in
-/// frames that left the small queue. A ghost is as old as the main queue is long, at most.
+/// Ghosts: a table of fingerprints in sets of two, one set per folio, with the time of entry
+/// measured in frames that left the small queue. A ghost is valid for as many frames as the main
+/// queue holds.
 struct Ghosts {
     /// Fingerprint (high 32 bits) and time (low 32 bits, wraps); 0 is empty.
     table: Box<[u64]>,
@@ -102,7 +104,7 @@ impl Ghosts {
     fn place(&self, id: u32, index: u64) -> (usize, u32) {
         let hash = (index ^ u64::from(id) << 44).wrapping_mul(0xd6e8_feb8_6659_fd93);
         let hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
-        // The low half says which set, the high half is what is remembered.
+        // The low half selects the set, the high half is the fingerprint.
         let set = ((hash & 0xffff_ffff) * (self.table.len() as u64 / 2)) >> 32;
         (set as usize * 2, (hash >> 32) as u32 | 1)
     }
@@ -162,10 +164,10 @@ mod tests {
         assert_eq!((age.len(SMALL), age.len(MAIN)), (1, 0));
     }
 
-    /// Whatever the table holds can be found: a folio that comes back goes to the main queue at once, also
-    /// where two share a set.
+    /// Each ghost in the table can be found: a folio that is loaded again enters the main queue at
+    /// once, also where two ghosts share a set.
     #[test]
-    fn every_ghost_that_is_held_is_found_again() {
+    fn ghosts_in_table_are_all_found() {
         let mut age = Age::new(64, 100_000);
         (0..64).for_each(|i| age.remember(1, i, 1));
         let held = age.ghosts();

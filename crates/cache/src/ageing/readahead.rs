@@ -16,9 +16,10 @@ const FIRST_WINDOW: u64 = 128 * KIB;
 struct Stream {
     /// Where the next read of the stream begins.
     next: u64,
-    /// Uncached: up to here everything was read. Behind it, up to `next`, may be what was skipped.
+    /// Uncached: the reader has read all bytes up to here. Between here and `next` it may have
+    /// skipped some.
     low: u64,
-    /// End of what was asked for ahead.
+    /// End of the requested readahead.
     ahead: u64,
     window: u64,
     used: u64,
@@ -33,8 +34,8 @@ struct Inner {
 }
 
 impl Inner {
-    /// A place for one more stream, and what was there: nothing, as long as there is room, else the one
-    /// that was used longest ago.
+    /// A place for another stream, and the stream that it replaces: none while there is free space,
+    /// else the least recently used one.
     fn place(&mut self) -> (usize, Stream) {
         if self.streams.len() < STREAMS {
             self.streams.reserve_exact(1);
@@ -60,7 +61,7 @@ pub struct Plan {
 /// The streams of one open file.
 pub struct Streams {
     inner: Mutex<Inner>,
-    /// Where the latest stream goes on; read without the lock on the hit path.
+    /// Next offset of the latest stream; the hit path reads it without the lock.
     next: AtomicU64,
     /// From this position on the latest stream wants topping up.
     trigger: AtomicU64,
@@ -115,8 +116,8 @@ impl Streams {
             }
         };
         let stream = &mut inner.streams[at];
-        // A reader that begins at the beginning is taken for sequential at once, except where what is
-        // read ahead in vain would have to be dropped again.
+        // A reader that starts at offset 0 counts as sequential at once, except for uncached
+        // streams, which would have to drop unused readahead again.
         let sequential = stream.next != u64::MAX || (offset == 0 && !uncached);
         stream.used = clock;
         let reach = if stream.next == u64::MAX { end } else { end.max(stream.next) };
@@ -152,7 +153,8 @@ impl Streams {
         plan
     }
 
-    /// Whether an uncached stream still waits for this: if not, whoever has read it ahead drops it.
+    /// Whether an uncached stream still waits for this range; if not, the task that read it ahead
+    /// drops it.
     pub fn wants(&self, ahead: &Range<u64>) -> bool {
         let inner = self.inner.lock();
         let covers = |s: &Stream| s.uncached && s.low <= ahead.start && ahead.end <= s.ahead;
@@ -186,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_covered_without_gaps_and_grows() {
+    fn stream_windows_grow_without_gaps() {
         let streams = Streams::default();
         let (mut covered, mut longest) = (0, 0);
         for i in 0..2000u64 {
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn two_interleaved_streams_both_get_windows() {
+    fn interleaved_streams_both_get_windows() {
         let streams = Streams::default();
         let mut ahead = [0u64; 2];
         for i in 0..64u64 {
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn u2_an_abandoned_uncached_window_is_named() {
+    fn u2_abandoned_uncached_window_is_reported() {
         let streams = Streams::default();
         assert!(streams.plan(0, 131072, MAX, EOF, true).ahead.is_empty());
         let first = streams.plan(131072, 262144, MAX, EOF, true).ahead;

@@ -1,5 +1,5 @@
-//! Reclaim: frees frames and folio descriptors in batches of a thousand frames or more, clean blocks
-//! only, on the thread that needs them.
+//! Reclaim: frees frames and folio descriptors in batches of a thousand frames or more, clean
+//! blocks only, on the thread that needs them.
 //!
 //! ```text
 //!   new ──▶ small ──(touched again)──▶ main ──(touched again: once more round, cold blocks go)─┐
@@ -30,7 +30,7 @@ enum Verdict {
     Evicted,
     /// It stays, on this queue.
     Stays(u32),
-    /// It stays in main, and may go the next time it comes up.
+    /// It stays in main, and may be evicted on its next visit.
     Again,
 }
 
@@ -59,14 +59,14 @@ struct Gone {
     ghost: Option<(u32, u64, u32)>,
 }
 
-/// How far reclaim has come round the queues.
+/// How far reclaim has visited the queues.
 struct Sweep {
     /// Folios on the queues when it began.
     all: usize,
-    /// Looks that are left: each folio may come up a few times (frequency is at most 3), then all
-    /// is busy.
+    /// Visits that remain. Each folio may be visited a few times (frequency is at most 3); after
+    /// that all are busy.
     left: usize,
-    /// Folios looked at since the last time round.
+    /// Folios visited in this round.
     looked: usize,
     /// Something changed since then.
     changed: bool,
@@ -77,8 +77,8 @@ impl Sweep {
         Self { all, left: 4 * all, looked: 0, changed: false }
     }
 
-    /// `count` folios were looked at. False once it has been all round without a change: another
-    /// round would find the same, as where all is dirty.
+    /// Counts `count` visited folios. False after a full round without a change: another round
+    /// would find the same, for example only dirty folios.
     fn looked_at(&mut self, count: usize, changed: bool) -> bool {
         self.left -= count;
         self.looked += count;
@@ -92,7 +92,7 @@ impl Sweep {
 }
 
 impl PageCache {
-    /// The queue that a new folio enters: main if it left the small queue lately.
+    /// The queue for a new folio: main if it is a ghost of the small queue.
     pub(crate) fn queue_for_new(&self, id: u32, index: u64) -> u32 {
         let back = self.age.lock().recall(id, index);
         if back {
@@ -118,7 +118,8 @@ impl PageCache {
     }
 
     /// Frees at least `want` frames if it can; returns how many frames and folio descriptors. One
-    /// thread does it at a time; who had to wait for it looks first whether that was enough.
+    /// thread reclaims at a time. A thread that waited for its turn first checks whether enough
+    /// frames are free now.
     pub fn reclaim(&self, want: usize) -> usize {
         let turn = self.reclaim_turn.try_lock();
         let _turn = match turn {
@@ -149,8 +150,8 @@ impl PageCache {
         evicted.total()
     }
 
-    /// Called with the number of frames left: reclaims ahead of need, on one thread, while the others
-    /// go on with what is left.
+    /// Called with the number of free frames: one thread reclaims ahead of need, while the others
+    /// use the free frames.
     pub(crate) fn reclaim_ahead(&self, free: usize) {
         if free >= (BATCH / 2).min(self.sizes.frames() / 32) {
             return;
@@ -197,8 +198,8 @@ impl PageCache {
         }
     }
 
-    /// Looks at each candidate and puts it where it belongs; returns what was freed, and whether
-    /// another look may free more.
+    /// Visits each candidate and queues or evicts it; returns what was freed, and whether another
+    /// visit may free more.
     fn reclaim_round(&self, round: &mut Vec<Slot>) -> (Evicted, bool) {
         let mut again = false;
         let mut freed: Vec<Frame> = Vec::with_capacity(ROUND * 2);
@@ -211,7 +212,7 @@ impl PageCache {
                 continue;
             }
             let ((id, index), had) = (self.table.key(slot), freed.len());
-            // No ghost of what nobody but uncached requests and readahead touched.
+            // No ghost for a folio that only uncached requests and readahead touched.
             let touched = self.table.any_at_all(slot, State::Referenced);
             let remembered = self.table.queue(slot) == SMALL && touched;
             let verdict = self.age_one(slot, &mut freed);
@@ -240,7 +241,7 @@ impl PageCache {
         (Evicted { frames: freed.len(), slots: gone.len() }, again)
     }
 
-    /// Folio descriptors that nothing leads to any more are free again.
+    /// Frees folio descriptors that are in no index and no list any more.
     pub(crate) fn give_slots(&self, slots: impl Iterator<Item = Slot>) {
         let mut free = self.free_slots.lock();
         slots.for_each(|slot| free.push(slot));
@@ -303,7 +304,7 @@ impl PageCache {
         }
     }
 
-    /// Gives up the descriptors of folios that have lost their blocks some other way than by reclaim.
+    /// Frees the descriptors of folios that lost their blocks otherwise than by reclaim.
     pub(crate) fn drop_empty(&self) {
         let states = [State::Uptodate, State::Reading, State::Writing, State::Dirty];
         let mut gone = Vec::new();
@@ -386,12 +387,12 @@ impl PageCache {
         }
     }
 
-    /// Evicts every clean block that nobody holds; returns the bytes freed.
+    /// Evicts every clean block that is not in use; returns the bytes freed.
     pub fn drop_clean(&self) -> u64 {
         let mut total = 0;
         let _turn = self.reclaim_turn.lock();
         loop {
-            // Frequencies run down as the folios come round.
+            // Each visit lowers a folio's frequency.
             let evicted = self.reclaim_batch(self.sizes.frames());
             total += evicted.frames as u64;
             if evicted.total() == 0 {
@@ -441,10 +442,10 @@ mod tests {
     use crate::config::Config;
     use forebay_base::world::RealWorld;
 
-    /// Making the cache smaller and giving up empty folios go over all folios. One that is passed over keeps
-    /// its descriptor for ever, and a change of order would have the wrong folio evicted next.
+    /// Shrinking the cache and freeing empty folios visit all folios. A folio passed over would
+    /// keep its descriptor for ever; a changed order would evict the wrong folio next.
     #[test]
-    fn q1_a_pass_over_the_queues_sees_each_folio_once_and_keeps_their_order() {
+    fn q1_queue_pass_visits_each_folio_once_in_order() {
         let config = Config { huge_pages: false, ..Config::with_budget(8 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let mapping = cache.new_mapping(4096, 16 << 20);
@@ -465,11 +466,11 @@ mod tests {
         assert_eq!(pass(), [0; 0], "nothing was ever in them");
     }
 
-    /// In the main queue each touch is good for one look of reclaim: what is used again and again outlives
-    /// what was used once more. On its way there from the small queue a folio loses what it had: it has to
-    /// be used again.
+    /// In the main queue each touch lasts for one visit of reclaim, so a folio touched repeatedly
+    /// outlives one touched once more. A folio that moves there from the small queue loses its
+    /// touches: it must be touched again.
     #[test]
-    fn a_look_costs_a_folio_of_the_main_queue_one_touch() {
+    fn main_queue_visit_costs_one_touch() {
         let config = Config { huge_pages: false, ..Config::with_budget(8 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let mapping = cache.new_mapping(4096, 16 << 20);

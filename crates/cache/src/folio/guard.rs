@@ -14,7 +14,7 @@ use forebay_base::sync::atomic::Ordering;
 use std::cell::Cell;
 use std::ops::Range;
 
-/// A folio looked at without its lock. What is read of it counts only if [`FolioRead::intact`] says so
+/// A folio read without its lock. The bytes read are valid only if [`FolioRead::intact`] says so
 /// afterwards (see [`crate::folio::table`]).
 pub struct FolioRead<'a> {
     pub(crate) cache: &'a PageCache,
@@ -29,15 +29,15 @@ impl FolioRead<'_> {
         self.cache.table.all(self.slot, State::Uptodate, blocks)
     }
 
-    /// Copies bytes out, from `offset` within the folio. False if the folio changed meanwhile: `dst`
-    /// holds nothing of worth then. The blocks must have been up to date.
+    /// Copies bytes out, from `offset` within the folio. False if the folio changed meanwhile:
+    /// `dst` is then invalid. The blocks must have been up to date.
     #[inline]
     #[must_use]
     pub fn copy_out(&self, offset: usize, dst: &mut [u8]) -> bool {
         copy_out(self.cache, self.slot, offset, dst) && self.intact()
     }
 
-    /// Whether nobody changed the folio since it was looked up.
+    /// Whether the folio is unchanged since it was looked up.
     #[inline]
     pub fn intact(&self) -> bool {
         self.cache.table.unchanged_since(self.slot, self.version)
@@ -89,7 +89,7 @@ fn copy_out(cache: &PageCache, slot: Slot, mut offset: usize, mut dst: &mut [u8]
     true
 }
 
-/// What a writer has to know of a run of blocks.
+/// The states of a run of blocks that a writer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Look {
     /// All are up to date.
@@ -127,7 +127,7 @@ impl Drop for FolioWrite<'_> {
     fn drop(&mut self) {
         self.cache.table.unlock(self.slot);
         let Wakes { flusher, writers } = self.wakes.get();
-        self.mapping.domain.kick_if(flusher);
+        self.mapping.domain.wake_flusher_if(flusher);
         if writers {
             self.mapping.domain.wake_writers(false);
         }
@@ -148,7 +148,7 @@ impl<'a> FolioWrite<'a> {
 }
 
 impl FolioWrite<'_> {
-    fn kick_flusher_later(&self, is_late: bool) {
+    fn defer_flusher_wake(&self, is_late: bool) {
         let wakes = self.wakes.get();
         self.wakes.set(Wakes { flusher: wakes.flusher | is_late, ..wakes });
     }
@@ -163,7 +163,7 @@ impl FolioWrite<'_> {
         self.cache.table.any(self.slot, state, blocks)
     }
 
-    /// One look at what a writer has to know of its blocks.
+    /// Reads the states of its blocks that a writer needs, at once.
     #[inline]
     pub fn look(&self, blocks: Blocks) -> Look {
         let mut look = Look { uptodate: true, dirty: true, ..Look::default() };
@@ -178,8 +178,8 @@ impl FolioWrite<'_> {
         look
     }
 
-    /// The maximal runs within `blocks` of blocks for which `f` of the group's words is set. Words are
-    /// looked at as the runs are asked for: states of a run that was given may change meanwhile.
+    /// The maximal runs within `blocks` for which `f` of the group's words is set. The words are
+    /// read as the iterator advances, so the caller may change the states of runs it has received.
     pub fn runs(
         &self,
         blocks: Blocks,
@@ -287,8 +287,8 @@ impl FolioWrite<'_> {
 
     // ---- writes ----
 
-    /// Copies bytes in at `offset` within the folio. Partly touched blocks must be up to date, none may
-    /// be *reading*, all must have frames; whoever holds them makes them dirty then.
+    /// Copies bytes in at `offset` within the folio. Partly written blocks must be up to date, none
+    /// may be *reading*, all must have frames. The holder of the lock then marks them dirty.
     #[inline]
     pub fn copy_in(&self, offset: usize, src: &[u8]) {
         debug_assert!(self.cache.table.is_locked(self.slot), "F6: bytes come in under the lock");
@@ -320,8 +320,8 @@ impl FolioWrite<'_> {
         bytes
     }
 
-    /// Makes blocks up to date and dirty (D6: every way to dirty a block comes through here).
-    /// Returns the bytes of blocks that were clean.
+    /// Makes blocks up to date and dirty; every path that dirties a block ends here (D6). Returns
+    /// the bytes of blocks that were clean.
     pub(crate) fn set_dirty(&self, blocks: Blocks, uncached: bool) -> u64 {
         let table = &self.cache.table;
         let was_clean = !table.any_at_all(self.slot, State::Dirty);
@@ -350,31 +350,31 @@ impl FolioWrite<'_> {
         bytes
     }
 
-    /// Puts the folio on the list of dirty ones, and the file on its flusher's queue; wakes the flusher
-    /// when its alarm would come too late.
+    /// Adds the folio to the dirty set, and the file to its flusher's queue; wakes the flusher if
+    /// its timer would expire too late.
     fn list_dirty(&self, bytes: u64, uncached: bool) {
         let now = self.cache.world.now();
-        let (mapping, dirt) = (self.mapping, &self.mapping.dirty);
-        let listed = dirt.list(self.index, now, uncached);
+        let (mapping, dirty_folios) = (self.mapping, &self.mapping.dirty);
+        let listed = dirty_folios.list(self.index, now, uncached);
         if listed.fresh {
             mapping.domain.count_dirty_folio(1);
         }
         // Between two syncs the file stays queued, and the flusher is not woken for each write.
-        if !dirt.is_queued() || (listed.fresh && dirt.is_stalled()) {
-            self.kick_flusher_later(mapping.domain.dirtied(mapping.id, now));
+        if !dirty_folios.is_queued() || (listed.fresh && dirty_folios.is_stalled()) {
+            self.defer_flusher_wake(mapping.domain.dirtied(mapping.id, now));
         }
         if !uncached {
             return;
         }
         // At least a block, so that the flusher sees that there is something.
         let bytes = if listed.uncached { bytes } else { bytes.max(mapping.block_size()) };
-        let before = dirt.more_uncached(bytes);
+        let before = dirty_folios.more_uncached(bytes);
         let window = self.cache.dirty.uncached_window.load(Ordering::Relaxed) / 4;
         if before < window && before + bytes >= window {
-            self.kick_flusher_later(mapping.domain.look_by(mapping.id, now));
+            self.defer_flusher_wake(mapping.domain.look_by(mapping.id, now));
         } else if before == 0 {
             let at = now + UNCACHED_AGE;
-            self.kick_flusher_later(mapping.domain.look_by(mapping.id, at));
+            self.defer_flusher_wake(mapping.domain.look_by(mapping.id, at));
         }
     }
 
@@ -391,8 +391,8 @@ impl FolioWrite<'_> {
         self.wakes.set(Wakes { writers: true, ..self.wakes.get() });
     }
 
-    /// Drops blocks whatever they hold, dirt included: they are being overwritten, punched or cut
-    /// off. None may be *reading* or *writing*.
+    /// Drops blocks whatever their state, dirty ones included: they are being overwritten, punched
+    /// or truncated. None may be *reading* or *writing*.
     pub fn discard(&self, blocks: Blocks) {
         assert!(!self.any(State::Reading, blocks) && !self.any(State::Writing, blocks));
         let (mut cleared, forgotten) = (0, self.clear_unflushed(blocks));
@@ -431,8 +431,9 @@ impl FolioWrite<'_> {
         }
     }
 
-    /// Uncached blocks that are still being read are not wanted any more: their fill drops them when
-    /// it ends. *Referenced* says so, which has no other meaning while a block is being read.
+    /// Uncached blocks that are still being read are not needed any more: their fill drops them at
+    /// its end. The bit *referenced* marks them; it has no other meaning while a block is being
+    /// read.
     fn abandon_fills(&self, blocks: Blocks) {
         for (g, mask) in blocks.masks() {
             let table = &self.cache.table;
@@ -442,7 +443,7 @@ impl FolioWrite<'_> {
         }
     }
 
-    /// The blocks of an ended fill that nobody wants any more.
+    /// Drops the blocks of an ended fill that no reader needs any more.
     pub(super) fn drop_abandoned(&self, blocks: Blocks) {
         let gone = self.runs(blocks, |t, s, g| {
             t.bits(s, State::Uncached, g) & t.bits(s, State::Referenced, g)
@@ -455,14 +456,14 @@ impl FolioWrite<'_> {
 mod tests {
     use crate::config::Config;
     use crate::folio::table::{Blocks, State};
-    use crate::writeback::dirt::DirtyCursor;
+    use crate::writeback::dirty_folios::DirtyCursor;
     use crate::writeback::{Which, WriteOutPass};
     use crate::{FramePool, PageCache};
     use forebay_base::world::RealWorld;
     use std::cell::Cell;
 
     #[test]
-    fn d18_a_scan_costs_a_step_for_64_blocks_and_one_for_each_run() {
+    fn d18_scan_costs_a_step_per_64_blocks_and_run() {
         let folio_size = 2 << 20;
         let config = Config { folio_size, huge_pages: false, ..Config::with_budget(16 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
@@ -485,7 +486,7 @@ mod tests {
         let found: Vec<_> = found.collect();
         assert_eq!((found, steps.get()), (dirty.to_vec(), 64));
         drop(folio);
-        // And a pass over a file looks at its dirty folios, not at the others.
+        // A pass over a file visits its dirty folios only.
         let pass = WriteOutPass {
             range: 0..u64::MAX >> 1,
             which: Which::All,

@@ -63,7 +63,7 @@ impl Index {
         let mask = self.mask.load(Ordering::Relaxed);
         let stretch = index >> (!mask).trailing_zeros();
         let place = (stretch ^ u64::from(id) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // What the number of a file does is in the high half only.
+        // The number of a file affects only the high half.
         (index.wrapping_add(place ^ place >> 32)) as usize & mask
     }
 
@@ -78,8 +78,9 @@ impl Index {
         }
     }
 
-    /// Makes it heads for `slots` slots, and chains all folios anew: those of the slots below
-    /// `used`. Lookups without a lock find nothing meanwhile, which is but a hint; all others wait.
+    /// Resizes the heads for `slots` slots, and chains all folios again: those of the slots below
+    /// `used`. Meanwhile lookups without a lock find nothing, which is only a hint; all others
+    /// wait.
     pub(crate) fn rehash(&self, table: &Table, used: usize, slots: usize) {
         let (old, new) = (self.mask.load(Ordering::Relaxed) + 1, Self::heads_for(slots));
         if old == new {
@@ -176,10 +177,11 @@ mod tests {
     use super::*;
     use crate::folio::table::Layout;
 
-    /// Of the place of a file twelve bits were always zero: the first folios of all files shared sixteen
-    /// chains, of thousands each, and a cache of small files was busy walking them.
+    /// The story: twelve bits of a file's address were always zero. So the first folios of all
+    /// files shared sixteen chains, of thousands each, and a cache of small files spent its time
+    /// walking them.
     #[test]
-    fn files_and_stretches_lie_all_over_the_heads() {
+    fn index_hash_spreads_files_and_runs() {
         let (slots, mut longest) = (1 << 16, 0);
         let index = Index::new(slots, slots).unwrap();
         let mut looks = |keys: &mut dyn Iterator<Item = (u32, u64)>| {
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn folios_are_found_after_the_heads_were_made_more_and_fewer_and_slots_moved() {
+    fn index_rehashed_with_moved_slots_finds_folios() {
         let table = Table::new(Layout::new(65536), 1000).unwrap();
         let index = Index::new(8, 1000).unwrap();
         for slot in 1..=500u32 {

@@ -28,9 +28,9 @@ pub fn fault_in_for_writing(dst: &mut [u8]) {
 }
 
 impl PageCache {
-    /// The folio, for reading without its lock, if it is there. `None` is a hint (see
-    /// [`crate::folio::index`]). The caller says where in the folio it is going to read: the bytes are on
-    /// their way from memory while the states are looked at.
+    /// The folio, for reading without its lock, if it is cached. `None` is a hint (see
+    /// [`crate::folio::index`]). The caller says where in the folio it will read: the bytes are
+    /// prefetched while the states are checked.
     #[inline]
     pub fn lookup(&self, mapping: &Mapping, index: u64, offset: usize) -> Option<FolioRead<'_>> {
         self.table.prefetch(mapping.guess_slot(index));
@@ -51,10 +51,10 @@ impl PageCache {
         }
     }
 
-    /// The folio for a write of `src` at `offset` of it: [`PageCache::lock_or_make`], with what the
-    /// write is going to touch on its way from memory meanwhile. Pages of `src` that are not in
-    /// memory are faulted in before the lock is taken: a fault may wait for a device, or for a
-    /// request that wants this folio.
+    /// The folio for a write of `src` at `offset` of it: [`PageCache::lock_or_make`], with a
+    /// prefetch of the memory that the write will touch. Pages of `src` that are not in memory are
+    /// faulted in before the lock is taken: a fault may wait for a device, or for a request that
+    /// needs this folio.
     #[inline]
     pub fn lock_for_write<'a>(
         &'a self,
@@ -112,8 +112,8 @@ impl PageCache {
         self.lock_or_make(mapping, index, false)
     }
 
-    /// The same; a folio made for an uncached request (`passing`) is new whatever ghost there is,
-    /// and leaves the ghost to an ordinary request (U1).
+    /// Locks the folio, or makes it. One made for an uncached request (`passing`) counts as new
+    /// even if it is a ghost, and leaves the ghost to an ordinary request (U1).
     pub fn lock_or_make<'a>(
         &'a self,
         mapping: &'a Mapping,
@@ -175,10 +175,10 @@ mod tests {
         PageCache::new(config, RealWorld::with_seed(1)).unwrap()
     }
 
-    /// Two who make the same folio both take a slot; the one that comes second gives its slot back. Left
-    /// locked, it would hold up whoever took it next, for ever.
+    /// Two tasks that make the same folio both take a slot; the second returns its slot. If that
+    /// slot stayed locked, its next owner would wait for ever.
     #[test]
-    fn a_slot_that_was_not_needed_is_given_back_unlocked() {
+    fn slot_unneeded_is_returned_unlocked() {
         const FOLIOS: u64 = 200;
         let (cache, start) = (cache(), Barrier::new(2));
         let mapping = cache.new_mapping(4096, 1 << 40);
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    /// A page of memory that is not there: a reader of it waits until the test lets it come.
+    /// A page of memory that is absent: its reader waits until the test provides it.
     struct SlowPage {
         fault: std::fs::File,
         base: *mut u8,
@@ -250,7 +250,7 @@ mod tests {
             assert_eq!(message[0], 0x12, "a page fault");
         }
 
-        /// The page comes: UFFDIO_ZEROPAGE.
+        /// Provides the page: UFFDIO_ZEROPAGE.
         fn let_come(&self) {
             self.call(0xc020_aa04, &mut [self.base as u64, PAGE as u64, 0, 0]);
         }
@@ -258,7 +258,7 @@ mod tests {
 
     impl Drop for SlowPage {
         fn drop(&mut self) {
-            // SAFETY: the mapping is of `new`, and nothing refers to it any more.
+            // SAFETY: the mapping is that of `new`, and no reference to it remains.
             unsafe { libc::munmap(self.base.cast(), PAGE) };
         }
     }
@@ -266,11 +266,10 @@ mod tests {
     // SAFETY: the page is read only, and the descriptor is for any thread.
     unsafe impl Sync for SlowPage {}
 
-    /// The story: a write copied out of memory that was not there, under the lock of the folio.
-    /// Other users of the folio spun until the page had come; if it came from a file of the same
-    /// process, for ever.
+    /// The story: a write copied from absent memory under the folio lock. Other users of the folio
+    /// spun until the page was present; if it came from a file of the same process, for ever.
     #[test]
-    fn write_from_memory_that_is_not_there_leaves_the_folio_to_others() {
+    fn write_from_absent_memory_does_not_hold_folio_lock() {
         let (cache, page) = (cache(), SlowPage::new());
         let mapping = cache.new_mapping(4096, 1 << 20);
         let block = Blocks { start: 0, end: 1 };
@@ -302,9 +301,9 @@ mod tests {
         folio.discard(block);
     }
 
-    /// A reader without the lock who was overtaken by a writer must not believe what it has copied.
+    /// A reader without the lock that a writer overtook must discard its copy.
     #[test]
-    fn what_changed_under_a_reader_is_not_read() {
+    fn read_overtaken_by_writer_is_discarded() {
         let cache = cache();
         let mapping = cache.new_mapping(4096, 1 << 20);
         let block = Blocks { start: 0, end: 1 };
@@ -317,6 +316,6 @@ mod tests {
         let (reader, mut bytes) = (cache.lookup(&mapping, 0, 0).unwrap(), [0; 16]);
         assert!(reader.copy_out(0, &mut bytes) && bytes == [1; 16]);
         drop(cache.lock_folio(&mapping, 0).unwrap());
-        assert!(!reader.copy_out(0, &mut bytes), "somebody had the lock meanwhile");
+        assert!(!reader.copy_out(0, &mut bytes), "a writer had the lock meanwhile");
     }
 }

@@ -1,12 +1,13 @@
-//! The files that own folios: the hot part of each, a few words that stay while it is open or owns a folio.
-//! A file's folios are on a list that runs through their slots, so that closing it walks its own folios
-//! and not the table.
+//! The files that own folios: the hot part of each, a few words that exist while it is open or owns
+//! a folio. A list through the slots links a file's folios, so that closing it visits its own
+//! folios and not the table.
 //!
-//! Invariants: H1 a slot whose key names a file is on that file's list, save under its folio lock while it
-//! is made or evicted. H2 the count of a file is the length of its list. H3 a file that is neither open
-//! nor owns a folio is forgotten. H4 a file has one mapping at a time.
-//! Locks: one per shard of files, taken inside the folio lock when a folio is made, evicted or moved; an
-//! index bucket is taken inside it when a folio moves.
+//! Invariants: H1 a slot whose key names a file is on that file's list, except under its folio lock
+//! while it is made or evicted. H2 the count of a file is the length of its list. H3 a file that is
+//! neither open nor owns a folio is forgotten. H4 a file has one mapping at a time.
+//!
+//! Locks: one per shard of files, taken inside the folio lock when a folio is made, evicted or
+//! moved; an index bucket is taken inside it when a folio moves.
 
 use crate::folio::table::{Slot, Table};
 use forebay_base::sync::Mutex;
@@ -24,10 +25,11 @@ struct Hot {
     label: Label,
 }
 
-/// What a file is to whoever maps it: whose it is, and its number there. All 0: nobody has said.
+/// The identity of a file in the layer that maps it: its owner, and its number there. All 0:
+/// unknown.
 pub type Label = (u64, u64);
 
-/// See the module.
+/// The files that own folios, in shards.
 pub struct Owners {
     shards: Box<[Mutex<HashMap<u32, Hot>>]>,
     /// Files in all shards.
@@ -85,14 +87,14 @@ impl Owners {
         self.shard(id).lock().contains_key(&id)
     }
 
-    /// Says what the file is; it is remembered for as long as it is known.
+    /// Sets the label of a file; it is kept while the file is known.
     pub fn set_label(&self, id: u32, label: Label) {
         if let Some(hot) = self.shard(id).lock().get_mut(&id) {
             hot.label = label;
         }
     }
 
-    /// What was said.
+    /// The label that was set.
     pub fn label(&self, id: u32) -> Label {
         self.shard(id).lock().get(&id).map_or((0, 0), |hot| hot.label)
     }
@@ -143,8 +145,8 @@ impl Owners {
         }
     }
 
-    /// The folio in slot `from` moves to `to`, which `relocate` carries out: no walk along the list sees
-    /// it in neither or in both. The folio locks of both are held.
+    /// Moves the folio in slot `from` to `to`, by `relocate`. A walk along the list sees it in
+    /// exactly one of them. The folio locks of both are held.
     pub(crate) fn relocate(
         &self,
         table: &Table,
@@ -200,7 +202,7 @@ mod tests {
     use forebay_base::world::split_mix;
 
     #[test]
-    fn lists_hold_what_was_linked_in_every_layout() {
+    fn owner_lists_hold_linked_slots_in_every_layout() {
         for shift in 12..=21 {
             let (table, owners) = (Table::new(Layout::new(1 << shift), 40).unwrap(), Owners::new());
             [7, 8].into_iter().for_each(|id| owners.open(id));
@@ -238,10 +240,10 @@ mod tests {
         }
     }
 
-    /// Each close looked at the whole table of slots for the file's folios: with ten thousand files open, all
-    /// of theirs.
+    /// The story: each close scanned the complete table of slots for the file's folios: with ten
+    /// thousand files open, all of theirs.
     #[test]
-    fn closing_a_file_looks_at_its_own_folios_however_many_others_there_are() {
+    fn close_visits_only_folios_of_its_file() {
         use crate::folio::table::KEYS_LOOKED_AT;
         use crate::{Config, PageCache};
         let all = 0..u64::MAX >> 1;

@@ -1,9 +1,9 @@
-//! The folio table: plain data, one slot per folio, all of it atomics, never freed while the cache
-//! lives (so a slot number read without a lock always leads to a slot, if perhaps another
-//! folio's by now).
+//! The folio table: plain data, one slot per folio, all of it atomics. It is never freed while the
+//! cache lives, so a slot number read without a lock always leads to a slot, though perhaps by now
+//! another folio's.
 //!
-//! A folio covers an aligned run of a file's blocks and holds frames only for what is cached.
-//! State is per block:
+//! A folio covers an aligned run of a file's blocks and holds frames only for cached blocks. State
+//! is per block:
 //!
 //! ```text
 //!             begin_fill               end_fill ok
@@ -17,17 +17,18 @@
 //!                  (uptodate+dirty+writing)             │ end_write error
 //!                                                       └──────▶ uptodate+dirty
 //! ```
-//! Invariants, checked by `check_block`:
-//! F1 reading excludes uptodate, dirty and writing. F2 dirty or writing implies uptodate.
-//! F3 reading, uptodate or writing implies a frame. F4 a slot with dirty, writing, reading or
-//! unflushed blocks is not evicted. F5 states other than *referenced* change only under the folio
-//! lock. F6 bytes are copied in under the lock, and out under it or between two equal versions.
+//!
+//! Invariants, checked by `check_block`: F1 reading excludes uptodate, dirty and writing. F2 dirty
+//! or writing implies uptodate. F3 reading, uptodate or writing implies a frame. F4 a slot with
+//! dirty, writing, reading or unflushed blocks is not evicted. F5 states other than *referenced*
+//! change only under the folio lock. F6 bytes are copied in under the lock, and out under it or
+//! between two equal versions.
 //!
 //! The folio lock is a word: a bit, and a version that moves on with each unlock. It is held for
 //! copies and state changes, never across a wait.
 //!
 //! The hit path does not take it: it remembers the version, copies, and looks again (a sequence
-//! lock). If somebody held the lock meanwhile, the copy is thrown away. That spares two locked
+//! lock). If another task held the lock meanwhile, the copy is thrown away. That saves two locked
 //! operations, each of which would keep the processor from overlapping one copy with the next.
 
 use crate::memory::arena::{FRAME_SIZE, Frame, prefetch_line};
@@ -209,11 +210,11 @@ impl Table {
         self.words.advise(Self::words(&self.layout, slots));
     }
 
-    /// Gives the memory of the slots above `slots` back, of which those below `ever` were used at
-    /// some time. None holds a folio, but a task that found one by a stale hint may lock it for a
-    /// look at its key. So the lock words become zero only while all those locks are held here:
-    /// zeroed under another holder, its unlocking would lock the slot for ever, or unlock it for a
-    /// later owner.
+    /// Releases the memory of the slots above `slots`; of these, those below `ever` have been used.
+    /// None holds a folio, but a task with a stale hint may lock one to check its key. So the lock
+    /// words become zero only while this function holds all those locks. If a word were zeroed
+    /// under another holder, its unlock would lock the slot for ever, or unlock it for a later
+    /// owner.
     pub fn forget_above(&self, slots: usize, ever: usize) {
         let retired = slots as Slot + 1..ever as Slot;
         for slot in retired.clone() {
@@ -225,8 +226,8 @@ impl Table {
             if slot as usize * self.layout.stride >= given_back {
                 break;
             }
-            // What was given back is unlocked by that. The rest of a page, and memory that the
-            // system keeps, is as it was.
+            // Released memory reads as unlocked. The rest of a page, and memory that the system
+            // keeps, is unchanged.
             let word = self.word(slot, LOCK);
             let old = word.load(Ordering::Relaxed);
             if old & RETIRED != 0 {
@@ -240,7 +241,7 @@ impl Table {
         self.words.prefault(Self::words(&self.layout, slots));
     }
 
-    /// Copies everything that a slot says of its folio, save its place in the index, to another,
+    /// Copies the complete state of a slot's folio, except its place in the index, to another slot,
     /// and empties it. The locks of both are held; the key of the other is stored last.
     pub(crate) fn move_slot(&self, from: Slot, to: Slot) {
         for word in (BITS..self.layout.stride).chain([INDEX, OWNER]) {
@@ -294,7 +295,7 @@ impl Table {
         self.word(slot, NEXT).load(Ordering::Acquire) as Slot
     }
 
-    /// See [`Table::next`].
+    /// Links the slot to its successor in the index chain.
     pub fn set_next(&self, slot: Slot, next: Slot) {
         self.word(slot, NEXT).store(u64::from(next), Ordering::Release);
     }
@@ -305,13 +306,13 @@ impl Table {
         (word as Slot, (word >> 32) as Slot)
     }
 
-    /// See [`Table::links`].
+    /// Sets the neighbours of the slot in its file's list.
     pub(crate) fn set_links(&self, slot: Slot, (before, after): (Slot, Slot)) {
         let word = u64::from(before) | u64::from(after) << 32;
         self.word(slot, self.layout.stride - 1).store(word, Ordering::Relaxed);
     }
 
-    /// Takes the lock if nobody holds it.
+    /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self, slot: Slot) -> bool {
         let word = self.word(slot, LOCK);
@@ -320,7 +321,7 @@ impl Table {
             return false;
         }
         let taken = word.compare_exchange(old, old | HELD, Ordering::Acquire, Ordering::Relaxed);
-        // What the holder is going to change stays behind the bit that tells the hit path of it.
+        // The holder's changes stay behind the bit that announces them to the hit path.
         fence(Ordering::Release);
         taken.is_ok()
     }
@@ -343,21 +344,21 @@ impl Table {
         word.store(old.wrapping_add(HELD), Ordering::Release);
     }
 
-    /// Whether somebody holds the lock.
+    /// Whether a task holds the lock.
     #[inline]
     pub(crate) fn is_locked(&self, slot: Slot) -> bool {
         self.word(slot, LOCK).load(Ordering::Relaxed) & HELD != 0
     }
 
-    /// The version of a slot that nobody is changing, for [`Table::unchanged_since`].
+    /// The version of an unlocked slot, for [`Table::unchanged_since`].
     #[inline]
     pub fn version(&self, slot: Slot) -> Option<u64> {
         let word = self.word(slot, LOCK).load(Ordering::Acquire);
         (word & HELD == 0).then_some(word)
     }
 
-    /// Whether nobody has held the lock since [`Table::version`]: what was read in between, bytes
-    /// included, was as it stood.
+    /// Whether no task has held the lock since [`Table::version`]: then the words and bytes read in
+    /// between are consistent.
     #[inline]
     pub fn unchanged_since(&self, slot: Slot, version: u64) -> bool {
         fence(Ordering::Acquire);
@@ -390,8 +391,8 @@ impl Table {
         );
     }
 
-    /// Sets *referenced* bits without the lock. One may be lost to a holder who changes the word at
-    /// the same time, which does not matter.
+    /// Sets *referenced* bits without the lock. A holder that changes the word concurrently may
+    /// overwrite one, which is harmless.
     #[inline]
     pub fn set_referenced(&self, slot: Slot, group: usize, mask: u64) {
         let word = self.word(slot, self.layout.state_word(State::Referenced, group));
@@ -567,9 +568,9 @@ mod tests {
         assert!(table.version(1).is_some() && !table.unchanged_since(1, version));
     }
 
-    /// A cache that was made smaller gives the memory of its table back, not only that of its frames.
+    /// A cache that is made smaller releases the memory of its table, not only that of its frames.
     #[test]
-    fn what_lies_above_the_slots_in_use_goes_back_to_the_system() {
+    fn table_memory_above_slots_in_use_is_released() {
         let table = Table::new(Layout::new(65536), 100_000).unwrap();
         table.set_key(40, 7, 9);
         table.set_key(90_000, 7, 9);

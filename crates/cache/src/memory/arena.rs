@@ -1,18 +1,18 @@
-//! The memory that cached bytes live in: one mapping, cut into frames of 4 KiB, sized for the
-//! largest budget and resident as far as it is used.
+//! The memory of cached bytes: one mapping, divided into frames of 4 KiB, sized for the largest
+//! budget and resident as far as it is used.
 //!
-//! Memory comes as it is used, in huge pages, and a step ahead of use: whoever takes frames that
-//! were never used before has the next ones populated in the background. Where that is late, the
-//! first touch does it. It goes back when the budget is made smaller.
+//! Memory becomes resident as it is used, in huge pages, and a step ahead of use. A task that takes
+//! frames which were never used has the next ones populated in the background. If that is late, the
+//! first access does it. A smaller budget releases memory.
 //!
 //! Invariants: M1 the mapping lives as long as any [`Arena`] handle, so an address handed to a
 //! device stays valid even if its frame has been given to another owner. M2 the only Rust
 //! references into the arena are shared ones to bytes of pinned frames, which do not change
-//! ([`crate::pinned`]); all other bytes move by raw copies. M3 who may copy is decided by the
-//! folio lock and the block states (see [`crate::folio::table`]); a device reading a frame that a writer
-//! is changing gets a torn block, which is what the stable-write strategies are for. M4 nothing
-//! above the current limit is populated, and nothing of it is released while a frame there is in
-//! use.
+//! ([`crate::pinned`]); all other bytes move by raw copies. M3 the folio lock and the block states
+//! decide which task may copy (see [`crate::folio::table`]). A device that reads a frame while a
+//! writer changes it gets a torn block; the stable-write strategies prevent that. M4 no memory
+//! above the current limit is populated, and none is released while a frame there is in use.
+//!
 //! Lock: `ahead`, a leaf, held while a huge page is populated.
 
 use crate::memory::region::{HUGE, Region, huge_on_touch};
@@ -38,7 +38,7 @@ struct Ahead {
     limit: usize,
 }
 
-/// The mapping. Shared; unmapped when the last handle goes.
+/// The mapping. Shared; unmapped with the last handle.
 pub struct Arena {
     region: Region,
     bytes: usize,
@@ -52,7 +52,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Maps room for `max` frames, of which the first `frames` may be used. With `huge`, on huge
+    /// Maps memory for `max` frames, of which the first `frames` may be used. With `huge`, on huge
     /// pages.
     pub fn new(frames: usize, max: usize, huge: bool) -> Result<Arc<Self>> {
         let bytes = max * FRAME_SIZE;
@@ -92,8 +92,8 @@ impl Arena {
         self.done.store(ahead.done, Ordering::Relaxed);
     }
 
-    /// The first `touched` frames are used, or about to be: has what comes next populated by a
-    /// task of the world, unless that is done.
+    /// The first `touched` frames are used, or will be: a task of the world populates the next
+    /// ones, unless they are populated.
     pub fn stay_ahead(self: &Arc<Self>, touched: usize, world: &dyn World) {
         let used = touched * FRAME_SIZE;
         if !self.huge || used + STEP <= self.done.load(Ordering::Relaxed) {
@@ -131,7 +131,7 @@ impl Arena {
         }
         let range = ahead.done..(ahead.done + HUGE).min(ahead.limit);
         if !self.populate(range.clone()) {
-            // Who touches it finds out what the system says to that.
+            // The task that touches the memory meets the system's error.
             let why = std::io::Error::last_os_error();
             log::info!("arena: nothing populated ahead of use from {} on: {why}", range.start);
             ahead.done = ahead.wanted;
@@ -146,7 +146,7 @@ impl Arena {
         if !self.huge || self.on_touch || range.len() < HUGE {
             return self.region.populate(range);
         }
-        // Where huge pages are switched off, one is still made on demand, of a range that has a page.
+        // Where huge pages are off, one can still be made on demand, of a range that has a page.
         self.region.populate(range.start..range.start + FRAME_SIZE)
             && (self.region.collapse(range.clone()) || self.region.populate(range))
     }
@@ -159,13 +159,13 @@ impl Arena {
         while self.populate_next() {}
     }
 
-    /// Number of frames that there is room for.
+    /// Number of frames in the mapping.
     pub fn frames(&self) -> usize {
         self.bytes / FRAME_SIZE
     }
 
-    /// Size of the pages that back most of what is used of it, and the bytes on huge ones. Asks
-    /// the kernel, which takes a while on small pages.
+    /// Size of the pages behind most of the used memory, and the bytes on huge pages. Queries the
+    /// kernel, which takes a while on small pages.
     pub fn pages(&self) -> (usize, usize) {
         if !self.huge {
             return (rustix::param::page_size(), 0);
@@ -238,7 +238,7 @@ impl Arena {
         unsafe { std::ptr::write_bytes(dst, value, FRAME_SIZE) }
     }
 
-    /// Copies part of a frame to the same place of another.
+    /// Copies part of a frame to the same offset of another.
     pub fn copy_between(&self, from: Frame, to: Frame, offset: usize, len: usize) {
         assert!(from != to && offset + len <= FRAME_SIZE);
         let (src, dst) = (self.at(from, offset, len), self.at(to, offset, len));
@@ -260,7 +260,7 @@ pub(crate) fn prefetch_line<T>(value: &T) {
     let _ = value;
 }
 
-/// Bytes of frames lent to a device, in order. Adjacent frames become one segment.
+/// Bytes of frames borrowed by a device, in order. Adjacent frames become one segment.
 pub struct FrameList {
     arena: Arc<Arena>,
     segments: Vec<Segment>,
@@ -317,7 +317,7 @@ unsafe impl IoMem for FrameList {
     }
 }
 
-// SAFETY: as for IoMem; and while it is shared nobody can change the list.
+// SAFETY: as for IoMem; and no reference that could change the list exists while it is shared.
 unsafe impl SharedMem for FrameList {
     fn segments(&self, out: &mut Vec<Segment>) {
         out.extend_from_slice(&self.segments);
@@ -348,7 +348,7 @@ mod tests {
 
     /// M1: a device still writes to a frame when the cache has gone.
     #[test]
-    fn memory_that_is_lent_outlives_the_arena() {
+    fn borrowed_memory_outlives_arena() {
         let arena = Arena::new(8, 8, false).unwrap();
         let mut list = FrameList::new(&arena);
         list.push(5, 100, 50);
@@ -361,7 +361,7 @@ mod tests {
 
     /// The arena was populated whole before the first request: 12 s and 5.6 GiB by default.
     #[test]
-    fn memory_comes_with_use_a_step_ahead_and_goes_with_the_limit() {
+    fn arena_populates_ahead_of_use_and_releases_at_limit() {
         const MIB: usize = 1 << 20;
         let frames = |mib: usize| mib * MIB / FRAME_SIZE;
         let arena = Arena::new(frames(1024), frames(64 << 10), true).unwrap();
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_it_at_once_where_that_is_asked_for() {
+    fn arena_prefault_populates_all() {
         let arena = Arena::new(1024 + 100, 4096, true).unwrap();
         arena.prefault();
         assert!(arena.region.resident().0 >= 1124 * FRAME_SIZE);

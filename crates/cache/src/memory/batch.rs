@@ -1,8 +1,9 @@
-//! A few frames without memory of their own: what write-out holds of one folio, and what goes back to the
-//! allocator. Whoever writes out to make memory free must not need memory for it.
+//! A few frames without memory of their own: the frames of one folio in write-out, and frames on
+//! their way to the allocator. Write-out that makes memory free must not need memory for it.
 //!
 //! Invariant: B1 a batch never holds more than [`FrameBatch::MOST`] frames.
-//! Locks: none of its own; giving back takes the allocator's.
+//!
+//! Locks: none of its own; giving frames back takes the allocator's.
 
 use crate::cache::PageCache;
 use crate::memory::arena::Frame;
@@ -27,7 +28,7 @@ impl FrameBatch {
         self.len += 1;
     }
 
-    /// No room for another.
+    /// Whether the batch has no space for another frame.
     pub fn is_full(&self) -> bool {
         usize::from(self.len) == Self::MOST
     }
@@ -51,7 +52,7 @@ impl Extend<Frame> for FrameBatch {
     }
 }
 
-/// Frames that nobody has any more, given back by the batch.
+/// Frames without an owner, given back by the batch.
 pub(crate) struct Freed<'a> {
     cache: &'a PageCache,
     batch: FrameBatch,
@@ -62,7 +63,7 @@ impl<'a> Freed<'a> {
         Self { cache, batch: FrameBatch::default() }
     }
 
-    /// A frame has left a folio of mapping `id`, whose lock is held: it is given back unless a
+    /// A frame has left a folio of mapping `id`, whose lock is held. It is given back unless a
     /// write-out or a pin holds it.
     pub fn leave(&mut self, frame: Frame, id: u32) {
         if self.cache.words.leave(frame) {

@@ -1,8 +1,10 @@
-//! Memory beside the cache that is part of its budget: what a volume keeps of its tree, its names and its
-//! changes. It comes off the frames, as what files take does (`fit`), and is shown part by part.
+//! Memory outside the cache that is part of its budget: a volume's memory for its tree, names and
+//! changes. It reduces the frames, as the memory of files does (`fit`), and is reported part by
+//! part.
 //!
-//! Invariants: J1 what is claimed of all parts together is the sum of what is claimed of each, and comes
-//! off the frames, up to three quarters of the budget. J2 a claim that is dropped claims nothing.
+//! Invariants: J1 the claimed total is the sum of the claims of all parts; it reduces the frames,
+//! by at most three quarters of the budget. J2 a dropped claim claims nothing.
+//!
 //! Lock: none.
 
 use crate::cache::PageCache;
@@ -10,17 +12,17 @@ use crate::memory::private::Row;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
-/// What is claimed for, and what of it is in use, bytes.
+/// The purpose of a claim, and the bytes of it in use.
 struct Part {
     what: &'static str,
     now: AtomicU64,
 }
 
-/// Parts of the budget that somebody beside the cache uses.
+/// Parts of the budget that a user other than the cache claims.
 pub struct Claim {
     cache: Arc<PageCache>,
     parts: Box<[Part]>,
-    /// All of it when the frames were last looked at.
+    /// The total when the frames were last adjusted.
     told: AtomicU64,
 }
 
@@ -37,8 +39,8 @@ impl Claim {
         claim
     }
 
-    /// So many bytes of each part are in use now. Call it without a lock: frames are made to fit, in the
-    /// background.
+    /// Sets the bytes of each part in use. Call it without a lock: a background task adjusts the
+    /// frames.
     pub fn set(&self, parts: &[u64]) {
         debug_assert_eq!(parts.len(), self.parts.len(), "J1: all parts");
         let mut all = 0;
@@ -54,7 +56,8 @@ impl Claim {
         }
     }
 
-    /// As with files, what may be used under the budget as it is now is what is: for more, frames make room.
+    /// As with files, the bound under the current budget is the use: a larger use takes frames
+    /// first.
     fn rows(&self) -> impl Iterator<Item = Row> {
         self.parts.iter().map(|part| {
             let now = part.now.load(Ordering::Relaxed);
@@ -75,7 +78,7 @@ impl Drop for Claim {
 }
 
 impl PageCache {
-    /// What is claimed, and comes off the frames, bytes: three quarters of the budget at most (J1).
+    /// Claimed bytes that reduce the frames: at most three quarters of the budget (J1).
     pub(crate) fn claimed_beyond(&self) -> u64 {
         self.claimed.load(Ordering::Relaxed).min(self.budget_bytes() / 4 * 3)
     }
@@ -100,9 +103,9 @@ mod tests {
     use forebay_base::units::MIB;
     use forebay_base::world::RealWorld;
 
-    /// What a volume kept in memory beside its cache came on top of the budget: 72 MiB beside 256 MiB.
+    /// The story: a volume's own memory was in addition to the budget: 72 MiB on top of 256 MiB.
     #[test]
-    fn j1_j2_what_is_claimed_comes_off_the_frames_and_goes_back() {
+    fn j1_j2_claim_reduces_frames_until_dropped() {
         let config = Config { huge_pages: false, ..Config::with_budget(64 * MIB) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let frames = || cache.stats().frames_total * 4096;

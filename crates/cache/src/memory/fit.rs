@@ -1,13 +1,15 @@
-//! Files, and who claims a part of the budget ([`crate::memory::claim`]), take their memory from the
+//! Files, and other users of the budget ([`crate::memory::claim`]), take their memory from the
 //! frames' part of it.
 //!
-//! A budget is divided as if there were few files. What files take beyond three quarters of the share of
-//! requests in flight is taken off the frames, in steps and a little ahead of need, and given back when they
-//! are closed: in the background, as a change of the budget is made. What is claimed is taken off as it is.
+//! A budget is divided as if there were few files. What files take beyond three quarters of the
+//! share of requests in flight comes from the frames, in steps and a little ahead of need. It is
+//! given back when files are closed. Both happen in the background, like a change of the budget.
+//! Claims are taken from the frames in full.
 //!
-//! Invariants: T1 frames and files together are within their parts of the budget once nobody opens files
-//! any more, as long as a quarter of the frames is left; what files take beyond that comes on top of it.
-//! T2 one at a time fits, in the turn of those who resize.
+//! Invariants: T1 once no more files are opened, frames and files together are within their parts
+//! of the budget, as long as a quarter of the frames remains; what files take beyond that exceeds
+//! the budget. T2 one task at a time adjusts the frames; it excludes resizes.
+//!
 //! Locks: those of a resize.
 
 use crate::cache::PageCache;
@@ -36,7 +38,7 @@ impl PageCache {
         Division { frames: whole.frames.saturating_sub(taken as usize).max(least), ..whole }
     }
 
-    /// Bytes that have come off the frames for files.
+    /// Bytes taken from the frames for files.
     pub(super) fn taken_off_frames(&self) -> u64 {
         let frames = self.sizes.frames();
         let Ok(whole) = self.config.divide_of(self.sizes.budget()) else { return 0 };
@@ -49,7 +51,7 @@ impl PageCache {
         step(self.sizes.budget())
     }
 
-    /// The frames that there should be beside the files, if that is another number than there is.
+    /// The number of frames that files leave, if it differs from the current one.
     fn misfit(&self) -> Option<Division> {
         let whole = self.config.divide_of(self.sizes.budget()).ok()?;
         let (to, now) = (self.less_files(whole), self.sizes.frames());
@@ -58,7 +60,8 @@ impl PageCache {
         (to.frames < now || to.frames > now + few || back).then_some(to)
     }
 
-    /// A file was opened, or is about to go: has the frames made to fit, in the background, if they do not.
+    /// A file was opened, or will be closed: adjusts the frames in the background if their number
+    /// is wrong.
     pub fn fit_files(self: &Arc<Self>) {
         if self.misfit().is_some() && !self.fitting.swap(true, Ordering::SeqCst) {
             let cache = self.clone();
@@ -67,7 +70,7 @@ impl PageCache {
     }
 
     async fn fit(&self) {
-        // Who came between the last look and the flag has not been looked at.
+        // A file that was opened between the last check and the flag has not been counted.
         while self.fit_in_turn().await {
             self.fitting.store(false, Ordering::SeqCst);
             if self.misfit().is_none() || self.fitting.swap(true, Ordering::SeqCst) {
@@ -95,7 +98,10 @@ impl PageCache {
                 return false;
             }
             debug_assert_eq!(self.sizes.frames(), to.frames, "T2: others resize in this turn");
-            debug_assert!(self.frames.lock().used() <= to.frames, "T1: frames beside the files");
+            debug_assert!(
+                self.frames.lock().used() <= to.frames,
+                "T1: frames and files within their parts"
+            );
         }
         true
     }

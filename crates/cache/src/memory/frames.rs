@@ -83,7 +83,7 @@ impl FrameAlloc {
         self.take_below(count, out)
     }
 
-    /// The same for frames that take the place of as many above the limit.
+    /// Takes frames that replace as many above the limit.
     pub fn take_below(&mut self, count: usize, out: &mut impl Extend<Frame>) -> bool {
         if count > self.limit - (self.used - self.above) {
             return false;
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_touched_as_far_as_it_is_used() {
+    fn frames_touch_memory_only_as_used() {
         let mut alloc = FrameAlloc::new(1 << 20, 1 << 24);
         assert_eq!(alloc.touched(), 0);
         let mut held = Vec::new();
@@ -270,7 +270,7 @@ mod tests {
 
     /// A1..A4 while the limit goes up and down under a load.
     #[test]
-    fn frames_above_the_limit_are_given_back_and_never_handed_out() {
+    fn frames_above_limit_are_not_handed_out() {
         for seed in 0..30u64 {
             let mut state = seed;
             let (mut alloc, mut held): (_, Vec<Frame>) = (FrameAlloc::new(100, 700), Vec::new());

@@ -1,13 +1,14 @@
-//! Moving what is in the way of a smaller budget: folios to lower slots, bytes to lower frames.
-//! Nothing that is cached is lost by it.
+//! Moves folios to lower slots and bytes to lower frames, out of the way of a smaller budget. No
+//! cached block is lost.
 //!
-//! Invariants: G1 a frame is moved only under the lock of the folio that holds it, when no write-out
-//! has captured it, no reader has pinned it and no block of it is being read: neither a device nor
-//! a reader knows its address. G2 a folio is
-//! moved only by who holds the reclaim turn and has taken it off its queue, and goes back to the
-//! same queue, so that its age stays (Q1).
-//! Locks: the folio lock, then the lock of the free slot that it moves to, which nobody holds for
-//! longer than a look at its key; then the index bucket.
+//! Invariants: G1 a frame is moved only under the lock of the folio that holds it, when no
+//! write-out has captured it, no reader has pinned it and no block of it is being read: neither a
+//! device nor a reader knows its address. G2 a folio is moved only by the holder of the reclaim
+//! turn, which has taken it off its queue; it returns to the same queue, so that its age is
+//! unchanged (queues.Q1).
+//!
+//! Locks: the folio lock, then the lock of the free slot that it moves to, which other tasks hold
+//! only to check its key; then the index bucket.
 
 use crate::ageing::queues::{MAIN, SMALL};
 use crate::cache::PageCache;
@@ -19,8 +20,8 @@ use std::collections::HashSet;
 const ROUND: usize = 64;
 
 impl PageCache {
-    /// Moves folios that are in slots above `limit` to free ones below, once round the queues; those
-    /// that somebody holds stay.
+    /// Moves folios in slots above `limit` to free ones below, in one round of the queues; folios
+    /// in use stay.
     pub(crate) fn migrate_slots(&self, limit: usize) {
         self.rotate(|slot| match slot as usize > limit {
             true => Some(self.move_folio(slot).unwrap_or(slot)),
@@ -50,9 +51,10 @@ impl PageCache {
         to
     }
 
-    /// Asserts that the books agree, while nobody is at work: each frame in use is in one folio, or
-    /// held by write-outs or pins alone (A1), each folio is on the queue that it names (Q1), in a
-    /// slot below the limit (B2), and nothing in use is above the limits (A3).
+    /// Asserts that the books agree, while the cache is idle: each frame in use is in one folio, or
+    /// held by write-outs or pins alone (frames.A1), each folio is on the queue that it names
+    /// (queues.Q1), in a slot below the limit (slots.B2), and no frame or slot in use is above the
+    /// limits (frames.A3).
     pub fn check_books(&self) {
         let (ever, limit) = (self.free_slots.lock().fresh(), self.sizes.frames());
         let (mut owned, mut folios, mut queued) = (HashSet::new(), 0, [0usize; 3]);
@@ -79,8 +81,8 @@ impl PageCache {
         assert_eq!(queued[0], 0, "a folio is on no queue (Q1)");
     }
 
-    /// Moves the bytes of frames at or above `limit` to frames below, of all folios that nobody
-    /// holds.
+    /// Moves the bytes of frames at or above `limit` to frames below, for all folios that are not
+    /// in use.
     pub(crate) fn migrate_frames(&self, limit: usize) {
         let ever = self.free_slots.lock().fresh();
         let mut freed = Vec::new();
@@ -122,7 +124,11 @@ impl PageCache {
         for (&(at, old), &new) in moving.iter().zip(&fresh) {
             self.arena.copy_between(old, new, 0, FRAME_SIZE);
             let was = self.table.replace_frame(slot, at, Some(new));
-            assert_eq!(was, Some(old), "under the folio lock nobody else replaces a frame (G1)");
+            assert_eq!(
+                was,
+                Some(old),
+                "under the folio lock only the holder replaces a frame (G1)"
+            );
             freed.push(old);
         }
     }

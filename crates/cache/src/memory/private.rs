@@ -1,32 +1,34 @@
-//! Memory outside the arena that requests in flight need for a while: counted, and bounded by the
-//! share of the budget that is kept for them.
+//! Memory outside the arena that requests in flight need for a while: counted, and bounded by its
+//! share of the budget.
 //!
-//! Invariant: V1 the bytes of all permits are within the share, except that a permit that is more
-//! than the share is given while there is no other, and that one that must not wait is given at
-//! once. Lock rule: whoever waits for a permit holds no lock and no other permit: one permit covers
-//! all the buffers of a request at a time. It may hold a range of a file exclusively: who has a
-//! permit waits for the device only.
+//! Invariant: V1 the bytes of all permits are within the share, with two exceptions: a permit
+//! larger than the share is given while there is no other, and one that must not wait is given at
+//! once.
+//!
+//! Lock rule: a caller that waits for a permit holds no lock and no other permit: one permit covers
+//! all buffers of a request at a time. It may hold a range of a file exclusively, because a
+//! permit's holder waits for the device only.
 
 use crate::cache::PageCache;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// What a part of the budget is for, bytes of it in use, and its bound in bytes.
+/// A row of the budget: its name, bytes in use, and its bound in bytes.
 pub type Row = (String, u64, u64);
 
-/// Says what parts of the budget somebody outside the cache uses.
+/// Reports the parts of the budget used outside the cache.
 pub type RowSource = Arc<dyn Fn() -> Vec<Row> + Send + Sync>;
 
 pub(crate) type MoreRows = Vec<RowSource>;
 
-/// What a file takes beside its blocks, bytes: its mapping, what the layers below and above keep for it, a
-/// handle, entries of tables, and what the allocator makes of these. What grows with its blocks (dirty
-/// sets) is counted with these. Measured: the test of ten thousand files holds the memory of the process
-/// against it.
+/// Memory of an open file in addition to its blocks, bytes: its mapping, the data of the layers
+/// below and above, a handle, entries of tables, and the allocator's overhead. Memory that grows
+/// with its blocks (dirty sets) is counted with these. Measured: the test of ten thousand files
+/// compares the memory of the process with it.
 const FILE_BYTES: u64 = 2560 + size_of::<crate::Mapping>() as u64;
 
-/// What a file takes that was closed and has blocks in the cache, bytes: the hot part, and what the registry
-/// of the layer above remembers of it. An open file takes it, too.
+/// Memory of a closed file with blocks in the cache, bytes: the hot part, and its entry in the
+/// registry of the layer above. An open file takes it, too.
 const KNOWN_BYTES: u64 = 256;
 
 /// A file's share of the memory of requests and files; given back on drop.
@@ -41,14 +43,14 @@ impl FileShare {
     }
 }
 
-/// What the error of a closed file takes, bytes, until somebody has been told of it: its texts and paths, and
-/// a place in a table.
+/// Memory of the error of a closed file, bytes, until an opener has seen it: its texts and paths,
+/// and an entry of a table.
 const ERROR_BYTES: u64 = 1024;
 
 /// An error's share of the memory of files; given back on drop.
-pub struct ErrorShare(CounterRef, CounterRef);
+pub struct ErrorGrant(CounterRef, CounterRef);
 
-impl Drop for ErrorShare {
+impl Drop for ErrorGrant {
     fn drop(&mut self) {
         self.0.fetch_sub(ERROR_BYTES, Ordering::Relaxed);
         self.1.fetch_sub(ERROR_BYTES, Ordering::Relaxed);
@@ -86,7 +88,7 @@ impl Drop for Permit<'_> {
 }
 
 impl<'a> Permit<'a> {
-    /// The same for a request that may outlive the task that waits for it.
+    /// A permit for a request that may outlive the task that waits for it.
     pub fn keep(self, cache: &'a forebay_base::sync::Arc<PageCache>) -> OwnedPermit {
         assert!(std::ptr::eq(self.cache, &**cache), "a permit of the same cache");
         OwnedPermit { bytes: std::mem::ManuallyDrop::new(self).bytes, cache: cache.clone() }
@@ -106,48 +108,47 @@ impl Drop for OwnedPermit {
 }
 
 impl PageCache {
-    /// Bytes that open files take beside their blocks.
+    /// Bytes that open files take in addition to their blocks.
     pub fn file_bytes(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// Bytes that take what is known of files, open or with blocks in the cache.
+    /// Bytes for known files, open or with blocks in the cache.
     pub fn known_bytes(&self) -> u64 {
         self.owners.files() as u64 * KNOWN_BYTES
     }
 
-    /// Bytes that files take beyond three quarters of a share of `io_reserve` bytes; records may have their
-    /// most. They come off the frames ([`PageCache::fit_files`]).
+    /// Bytes that files take beyond three quarters of a share of `io_reserve` bytes, with records
+    /// at their maximum. They are taken from the frames ([`PageCache::fit_files`]).
     pub(crate) fn files_beyond(&self, io_reserve: u64) -> u64 {
         let taken = self.file_bytes() + self.known_bytes() + io_reserve / 8;
         taken.saturating_sub(io_reserve / 4 * 3)
     }
 
-    /// Room for the error of a closed file, counted with the open files. `None` if such errors take an eighth
-    /// of the share of requests and files already.
-    pub fn error_share(&self) -> Option<ErrorShare> {
+    /// Space for the error of a closed file, counted with the open files. `None` if such errors
+    /// already take an eighth of the share of requests and files.
+    pub fn error_grant(&self) -> Option<ErrorGrant> {
         let most = self.sizes.io_reserve() / 8;
         let more = |held: u64| (held + ERROR_BYTES <= most).then_some(held + ERROR_BYTES);
         self.errors.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         self.files.fetch_add(ERROR_BYTES, Ordering::Relaxed);
-        Some(ErrorShare(self.errors.clone(), self.files.clone()))
+        Some(ErrorGrant(self.errors.clone(), self.files.clone()))
     }
 
-    /// Bytes that private memory may come to: what files, and the most that records of write-out
-    /// may have, leave of the share of all three; at least a quarter of it.
+    /// Maximum of private memory: the share, less the memory of files and the maximum of write-out
+    /// records, but at least a quarter of the share.
     pub fn private_limit(&self) -> u64 {
         private_limit_with_files(self.sizes.io_reserve(), self.file_bytes() + self.known_bytes())
     }
 
-    /// One look at each counter of the share of requests and files, so that value and bound belong
-    /// together.
+    /// Loads each counter of the share of requests and files once, so that value and bound agree.
     pub(crate) fn share_rows(&self) -> [Row; 4] {
         let share = self.sizes.io_reserve();
         let (files, known) = (self.file_bytes(), self.known_bytes());
         let records = self.record_bytes();
         let private = self.counters.private_bytes.load(Ordering::Relaxed);
-        // What is open takes precedence: what is known besides has the rest of their part. They
-        // show what they use of it, since requests may have what they leave.
+        // Open files take precedence; other known files have the rest of their part. Their row
+        // shows their use, since requests may use the remainder.
         let part = share / 4 * 3 - records_limit(share) + self.taken_off_frames();
         let files_bound = files.min(part);
         let known_bound = known.min(part - files_bound);
@@ -164,14 +165,14 @@ impl PageCache {
         ]
     }
 
-    /// Bytes of the records that write-outs have left for the next ones.
+    /// Bytes of write-out records kept for reuse.
     pub fn record_bytes(&self) -> u64 {
         self.records.load(Ordering::Relaxed)
     }
 
-    /// A record of write-out that was counted with `counted` bytes is kept and has `bytes`, or is in use or
-    /// gone: 0. Whether it may be kept: all that are take no more than an eighth of the share. One
-    /// that may not is not counted.
+    /// A record of write-out, counted with `counted` bytes, is now kept with `bytes`; 0 if it is in
+    /// use or freed. Returns whether it may be kept: all kept records take at most an eighth of the
+    /// share. A record that may not be kept is not counted.
     pub fn count_record(&self, counted: &mut u64, bytes: u64) -> bool {
         let (before, most) = (*counted, records_limit(self.sizes.io_reserve()));
         let change = |all: u64| {
@@ -186,12 +187,12 @@ impl PageCache {
         kept
     }
 
-    /// Leave to use `bytes` bytes; waits for others to give theirs back while there is no room.
+    /// Permits the use of `bytes` bytes; waits for other permits to end while the share is used up.
     pub async fn private(&self, bytes: u64) -> Permit<'_> {
         self.private_wait.wait_until(|| self.try_private(bytes)).await
     }
 
-    /// The same, if it can be had without waiting.
+    /// A permit, if it can be had without waiting.
     pub fn try_private(&self, bytes: u64) -> Option<Permit<'_>> {
         let counter = &self.counters.private_bytes;
         let mut held = counter.load(Ordering::SeqCst);
@@ -224,10 +225,10 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Private memory was counted, but nobody was ever held back: a thousand private writes took a
-    /// gigabyte beside a budget of sixteen megabytes.
+    /// The story: private memory was counted but not limited, so a thousand private writes took a
+    /// gigabyte at a budget of sixteen megabytes.
     #[test]
-    fn v1_permits_are_within_the_share_and_everybody_gets_one() {
+    fn v1_permits_stay_within_share_and_all_are_served() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let (limit, most) = (cache.private_limit(), AtomicU64::new(0));
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn open_files_are_counted_and_leave_the_rest_to_requests() {
+    fn open_files_counted_leave_rest_to_requests() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let all: Vec<_> = (0..100).map(|_| cache.new_mapping(4096, 0)).collect();
@@ -270,10 +271,10 @@ mod tests {
         assert_eq!((cache.file_bytes(), cache.private_limit()), (0, requests_and_files));
     }
 
-    /// The story: the report loaded a counter twice, for the value and for the bound: "spare
-    /// records uses 30456 of 23640". A bound that is the value itself says nothing either.
+    /// The story: the report loaded a counter twice, for the value and for the bound, and printed
+    /// "spare records uses 30456 of 23640". A bound equal to the value would be useless, too.
     #[test]
-    fn budget_rows_read_while_records_come_and_go_stay_within_their_bounds() {
+    fn budget_rows_read_during_changes_stay_within_bounds() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let over = std::sync::atomic::AtomicBool::new(false);
@@ -305,10 +306,10 @@ mod tests {
         assert_eq!((records.1, records.2), (0, eighth), "the bound is not the value");
     }
 
-    /// Files beyond their part of the budget come off the frames. Until that has happened the
-    /// report says that they take more than they may.
+    /// Files beyond their part of the budget take from the frames. Until that has happened the
+    /// report shows them above their bound.
     #[test]
-    fn budget_row_of_files_shows_those_beyond_their_part() {
+    fn budget_row_of_files_shows_excess() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let over = |cache: &PageCache| {
@@ -328,16 +329,16 @@ mod tests {
     fn errors_of_closed_files_are_counted_with_files_and_bounded() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
-        let held: Vec<_> = std::iter::from_fn(|| cache.error_share()).collect();
+        let held: Vec<_> = std::iter::from_fn(|| cache.error_grant()).collect();
         assert_eq!((held.len(), cache.file_bytes()), (128, 128 << 10), "an eighth of 1 MiB");
         assert_eq!(cache.private_limit() + cache.file_bytes(), (1 << 20) / 8 * 7);
         drop(held);
         assert_eq!(cache.file_bytes(), 0);
-        assert!(cache.error_share().is_some());
+        assert!(cache.error_grant().is_some());
     }
 
     #[test]
-    fn the_parts_of_others_are_shown_with_ours() {
+    fn budget_shows_parts_of_other_users() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         cache.add_rows(Arc::new(|| vec![("clients".into(), 3, 5)]));

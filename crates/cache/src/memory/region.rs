@@ -1,14 +1,13 @@
-//! Address space that costs nothing until it is touched: anonymous private memory, zero at first,
-//! on huge pages where the kernel has them, given back in part when it is not needed.
+//! Address space whose memory is resident only once touched: anonymous private memory, zero at
+//! first, on huge pages where the kernel has them, released in part on request.
 //!
 //! Invariants: R1 the memory starts on a huge page boundary and has inaccessible pages on both
-//! sides; before those at its end lies one page of zeros that can only be read, for readers of
-//! pinned bytes that look a little too far (SQLite does, up to 256 bytes, in a damaged database).
-//! R2 no Rust reference into it is made here: what it holds is the owner's affair. R3 huge pages
-//! lie whole below the mark given to [`Region::advise`], so that what is resident never goes past
-//! it by more than a small page.
+//! sides. Before those at its end lies one read-only page of zeros, for readers of pinned bytes
+//! that read a little too far (SQLite does, up to 256 bytes, in a damaged database). R2 this module
+//! makes no Rust reference into it: its owner decides on access. R3 huge pages lie fully below the
+//! mark given to [`Region::advise`], so that resident memory exceeds it by at most a small page.
 //!
-//! Locks: none. The calls are the kernel's own, and may come from any thread.
+//! Locks: none. The calls are the kernel's own, and may be made by any thread.
 
 use forebay_base::{Error, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -28,8 +27,7 @@ pub(crate) struct Region {
     map_bytes: usize,
 }
 
-// SAFETY: the region is plain memory without a thread of its own; who may touch it is its owner's
-// affair (R2).
+// SAFETY: the region is plain memory, not bound to a thread; its owner decides on access (R2).
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -49,7 +47,7 @@ impl Region {
         let base = map_base.cast::<u8>().wrapping_add(skip);
         let region = Self { base, bytes, map_base, map_bytes };
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: [base, base + bytes) lies inside the mapping just made, which nobody uses yet.
+        // SAFETY: [base, base + bytes) lies inside the mapping just made, which is not in use yet.
         unsafe { mmap_anonymous(base.cast(), bytes, rights, flags | MapFlags::FIXED) }
             .map_err(fail)?;
         let (end, page) = (base.wrapping_add(bytes).cast(), rustix::param::page_size());
@@ -85,7 +83,7 @@ impl Region {
         }
     }
 
-    /// Puts memory under a range. False where the kernel cannot (before 5.14, or none is left).
+    /// Populates a range. False where the kernel cannot (before 5.14, or out of memory).
     pub fn populate(&self, range: Range<usize>) -> bool {
         let at = self.base.wrapping_add(range.start).cast();
         assert!(range.end <= self.bytes, "the range lies inside the region (R2)");
@@ -93,7 +91,7 @@ impl Region {
         unsafe { libc::madvise(at, range.len(), libc::MADV_POPULATE_WRITE) == 0 }
     }
 
-    /// Makes huge pages of what is populated of a range.
+    /// Makes huge pages of the populated part of a range.
     pub fn collapse(&self, range: Range<usize>) -> bool {
         let at = self.base.wrapping_add(range.start).cast();
         assert!(range.end <= self.bytes, "the range lies inside the region (R2)");
@@ -109,8 +107,8 @@ impl Region {
         let from = from.next_multiple_of(rustix::param::page_size());
         if from < self.bytes {
             let at = self.base.wrapping_add(from).cast();
-            // SAFETY: the range lies inside the region; whoever reads it without a lock makes
-            // nothing of what it reads (the owner's promise), and zeros are valid (R2).
+            // SAFETY: the range lies inside the region. A task that reads it without a lock
+            // discards what it reads (the owner's promise), and zeros are valid (R2).
             let done = unsafe { libc::madvise(at, self.bytes - from, libc::MADV_DONTNEED) };
             return if done == 0 { from } else { self.bytes };
         }
@@ -140,12 +138,12 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`; the owner goes, so nobody uses an address of it any more.
+        // SAFETY: mapped in `new`; the owner is dropped, so no address of it is used any more.
         let _ = unsafe { munmap(self.map_base, self.map_bytes) };
     }
 }
 
-/// Where the mapping begins that a line of `smaps` is the head of.
+/// The first address of a mapping, if a line of `smaps` is its head.
 fn first_address(line: &str) -> Option<usize> {
     let (start, rest) = line.split_once('-')?;
     let end = rest.split(' ').next()?;
@@ -153,7 +151,7 @@ fn first_address(line: &str) -> Option<usize> {
     usize::from_str_radix(start, 16).ok()
 }
 
-/// Whether a huge page may come with the first touch, where it was asked for.
+/// Whether the first access may map a huge page, where it was asked for.
 pub(crate) fn huge_on_touch() -> bool {
     let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     text.is_ok_and(|text| !text.contains("[never]"))
@@ -164,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn untouched_memory_is_not_resident_and_released_memory_is_zero_again() {
+    fn region_untouched_is_not_resident_and_released_is_zero() {
         let region = Region::new(64 << 30).unwrap();
         assert_eq!(region.resident().0, 0);
         assert!((region.base() as usize).is_multiple_of(HUGE), "R1");
@@ -181,14 +179,14 @@ mod tests {
 
     /// R1: SQLite may read a few bytes past the last frame.
     #[test]
-    fn page_behind_the_memory_reads_as_zeros() {
+    fn region_page_behind_end_reads_zeros() {
         let region = Region::new(2 * HUGE).unwrap();
         let behind = region.base().wrapping_add(2 * HUGE);
         // SAFETY: a readable page lies there (R1), and it cannot be written.
         assert_eq!(unsafe { behind.wrapping_add(255).read_volatile() }, 0);
     }
 
-    /// R3: a huge page under the mark would bring up to 2 MiB that nobody counts.
+    /// R3: a huge page under the mark would add up to 2 MiB that are not counted.
     #[test]
     fn no_huge_page_lies_across_the_mark() {
         let region = Region::new(16 * HUGE).unwrap();
@@ -199,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_of_mappings_are_told_from_their_lines() {
+    fn smaps_mapping_heads_are_recognised() {
         assert_eq!(first_address("7f00-7f10 rw-p 00000000 00:00 0"), Some(0x7f00));
         assert_eq!(first_address("AnonHugePages:      2048 kB"), None);
         assert_eq!(first_address("VmFlags: rd wr mr"), None);

@@ -1,14 +1,15 @@
-//! The budget changed while it is in use.
+//! Changes the budget while the cache is in use.
 //!
-//! Smaller: first nobody gets more than the new share; then the coldest go, as reclaim has it, until
-//! what is left fits; then what lies above the new limits is moved below; then the memory above goes
-//! back to the system. Larger: the tables are told, and the limits raised.
+//! To shrink: first the limits stop new use above the new share; then reclaim evicts the coldest
+//! folios until the rest fits; then folios and frames above the new limits move below; then the
+//! memory above is released. To grow: the tables are extended, and the limits raised.
 //!
-//! Invariants: Y1 one resize at a time. Y2 memory is given back only when no frame and no slot in
-//! it is in use (A1, B1). Y3 the budget shown is never less than what the parts may hold. Y4 a
-//! resize that fails, because something dirty cannot be written out, or is dropped, leaves the
-//! budget as it was. Locks: the allocators' and the index', one after the other, none across a
-//! wait.
+//! Invariants: Y1 one resize at a time. Y2 memory is released only when no frame and no slot in it
+//! is in use (frames.A1, slots.B1). Y3 the budget shown is never less than the sum of the parts'
+//! maxima. Y4 a resize that is dropped, or fails because a dirty block cannot be written out,
+//! leaves the budget unchanged.
+//!
+//! Locks: the allocators' and the index', one after the other, none across a wait.
 
 use crate::cache::PageCache;
 use crate::config::Division;
@@ -19,16 +20,16 @@ use forebay_base::units::format_size;
 use forebay_base::{Error, ErrorKind, Result};
 use std::time::Duration;
 
-/// Frames evicted at a time: others get a turn in between.
+/// Frames evicted at a time: other tasks reclaim in between.
 const PORTION: usize = 16384;
 /// A resize gives up when it has not come closer to its end for this long.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The same where pins hold all that is left: only their owners can end them.
+/// The patience when only pinned frames remain: only their owners can end the pins.
 const PINS_PATIENCE: Duration = Duration::from_secs(1);
-/// Between two looks at what is in somebody's hands.
+/// Pause between two checks of folios that are in use.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The turn of the one who resizes (Y1).
+/// The right to resize (Y1).
 pub(super) struct Turn<'a>(&'a PageCache);
 
 impl Drop for Turn<'_> {
@@ -58,11 +59,11 @@ impl PageCache {
         (self.sizes.floor.budget, self.sizes.max.budget)
     }
 
-    /// Makes the budget `bytes`, up or down, while the cache is in use. What does not fit any more is
-    /// evicted, the coldest first; dirt among it is written out. Returns when the memory has gone
-    /// back to the system. Errors: a size out of [`PageCache::budget_range`] (`InvalidInput`); dirty
-    /// blocks that cannot be written out, pins of what would go (`Busy`, with the number of pinned
-    /// frames): the budget is as before then.
+    /// Sets the budget to `bytes` while the cache is in use. When shrinking, evicts the coldest
+    /// blocks and writes out dirty ones among them. Returns when the memory is released. Errors: a
+    /// size outside [`PageCache::budget_range`] (`InvalidInput`); dirty blocks that cannot be
+    /// written out; pinned frames above the limit (`Busy`, with their number). After an error the
+    /// budget is unchanged.
     pub async fn resize(&self, bytes: u64) -> Result<()> {
         let (least, most) = self.budget_range();
         if !(least..=most).contains(&bytes) {
@@ -85,7 +86,7 @@ impl PageCache {
         Ok(())
     }
 
-    /// The parts as they are. `like`: any division, for what is the same in all.
+    /// The current parts. `like`: any division, for the values that all have in common.
     pub(super) fn division_now(&self, like: Division) -> Division {
         Division {
             budget: self.sizes.budget(),
@@ -96,7 +97,7 @@ impl PageCache {
         }
     }
 
-    /// Makes everything fit into smaller parts, or leaves them as they were (Y4).
+    /// Shrinks all parts, or leaves them as they were (Y4).
     pub(super) async fn shrink(&self, from: &Division, to: &Division) -> Result<()> {
         let lowered = Lowered { cache: self, from: *from };
         self.set_limits(to);
@@ -112,7 +113,7 @@ impl PageCache {
         Turn(self)
     }
 
-    /// From now on nobody gets more than this; who has more keeps it for now.
+    /// From now on no caller gets more than this; callers that have more keep it for now.
     pub(super) fn set_limits(&self, to: &Division) {
         debug_assert!(self.resizing.load(Ordering::SeqCst), "Y1: in a turn of its own");
         let parts = to.frames as u64 * FRAME_SIZE as u64 + to.io_reserve;
@@ -151,7 +152,7 @@ impl PageCache {
                 (best, since) = (left, now);
                 yield_now().await;
             } else {
-                // The rest is dirty, or in somebody's hands for a moment.
+                // The remaining folios are dirty, or in use for a moment.
                 pressing.get_or_insert_with(|| self.press_for_frames());
                 self.world.sleep(PAUSE).await;
             }
@@ -209,7 +210,7 @@ impl PageCache {
 
     /// Gives the memory above the limits back (Y2: the allocators assert it).
     fn give_back(&self, to: &Division) {
-        assert_eq!(self.frames.lock().above(), 0, "Y2: nobody uses what is given back");
+        assert_eq!(self.frames.lock().above(), 0, "Y2: released memory is not in use");
         self.frames.lock().forget_above();
         let ever = self.free_slots.lock().fresh();
         self.free_slots.lock().forget_above();
@@ -239,8 +240,8 @@ impl PageCache {
         }
     }
 
-    /// Writers wait above so many dirty bytes, whatever the size of the cache; a background limit
-    /// above that comes down with it. Errors: none at all, more than the cache holds.
+    /// Writers wait above so many dirty bytes, whatever the size of the cache; a higher background
+    /// limit is lowered to it. Errors: zero, or more than the cache holds.
     pub fn set_dirty_bytes(&self, bytes: u64) -> Result<()> {
         if bytes == 0 {
             let text = "dirty_bytes=0: nothing could be written";
@@ -252,8 +253,8 @@ impl PageCache {
         Ok(())
     }
 
-    /// Write-out starts above so many dirty bytes, whatever the size of the cache. Errors: more than
-    /// the dirty limit.
+    /// Write-out starts above so many dirty bytes, whatever the size of the cache. Errors: more
+    /// than the dirty limit.
     pub fn set_dirty_background_bytes(&self, bytes: u64) -> Result<()> {
         self.check_dirty("dirty_background_bytes", bytes)?;
         let limit = self.dirty.limit.load(Ordering::Relaxed);
@@ -275,8 +276,8 @@ impl PageCache {
         Ok(())
     }
 
-    /// The dirty limits for the cache as large as it is: a share of it, or what was asked for as far
-    /// as that fits.
+    /// Applies the dirty limits to the current size of the cache: a share of it, or the requested
+    /// bytes as far as they fit.
     fn apply_dirty_wishes(&self) {
         let (arena, wishes) = (self.sizes.frame_bytes(), *self.dirty_wishes.lock());
         if let Some(wish) = wishes.limit.filter(|&wish| wish > arena) {
@@ -287,7 +288,7 @@ impl PageCache {
         self.dirty.set_arena(arena);
         self.dirty.limit.store(limit, Ordering::Relaxed);
         self.dirty.background.store(background, Ordering::Relaxed);
-        self.dirty.kick_all();
+        self.dirty.wake_all_flushers();
         self.dirty.wake_all_writers();
     }
 }

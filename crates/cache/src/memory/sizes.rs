@@ -1,8 +1,10 @@
-//! How much there may be of everything now: the division of the budget, as it is and at most.
+//! The current sizes of all parts: the division of the budget, now and at most.
 //!
-//! Invariant: Z2 no part is ever more than its share of the largest budget, for which address space
-//! and numbers are laid out. Locks: none; only [`PageCache::resize`](crate::PageCache::resize)
-//! stores, one at a time. Who reads two of them meanwhile may see one old and one new.
+//! Invariant: Z2 no part ever exceeds its share of the largest budget, for which address space and
+//! numbers are laid out.
+//!
+//! Locks: none; only [`PageCache::resize`](crate::PageCache::resize) stores, one at a time. A
+//! reader of two sizes may meanwhile see one old and one new.
 
 use crate::config::{Config, Division};
 use crate::folio::table::Layout;

@@ -79,7 +79,7 @@ impl SlotAlloc {
         self.pop_below()
     }
 
-    /// The same for a folio that is moved down from above the limit: it gives up its slot.
+    /// Takes a slot for a folio that moves down from above the limit, whose old slot becomes free.
     pub fn pop_below(&mut self) -> Option<Slot> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -146,7 +146,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn queues_are_first_in_first_out_over_blocks() {
+    fn slot_queue_across_blocks_is_fifo() {
         let mut queue = SlotQueue::default();
         let (mut next, mut oldest, mut seed) = (0, 0, 3);
         for _ in 0..20_000 {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn b1_each_slot_has_one_owner_whatever_the_limit_does() {
+    fn b1_slot_has_one_owner_under_limit_changes() {
         for seed in 0..20u64 {
             let mut state = seed;
             let (mut alloc, mut held) = (SlotAlloc::new(64), BTreeSet::new());

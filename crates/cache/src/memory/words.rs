@@ -92,7 +92,7 @@ impl FrameWords {
         self.is_last(frame, was | ORPHAN)
     }
 
-    /// Whether nothing holds an orphan any more: its word is free then (pin.P3).
+    /// Whether nothing holds an orphan any more: then its word is free (pin.P3).
     fn is_last(&self, frame: Frame, now: u32) -> bool {
         let last = now == ORPHAN;
         if last {
@@ -140,7 +140,7 @@ impl FrameWords {
                 self.orphans.fetch_sub(1, Ordering::Relaxed);
             }
             let last = self.is_last(frame, was - PIN);
-            // Behind the word: while the count is zero no word has a pin (pin.P4).
+            // After the word has changed: while the count is zero no word has a pin (pin.P4).
             self.unreserve(1);
             return last;
         }
@@ -222,7 +222,7 @@ mod tests {
 
     /// pin.P3 in each order of the three holders.
     #[test]
-    fn frame_is_given_back_once_by_its_last_holder() {
+    fn frame_is_freed_once_by_last_holder() {
         type Step = fn(&FrameWords) -> bool;
         let steps: [Step; 3] = [|w| w.leave(7), |w| w.release(7), |w| w.unpin(7)];
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
@@ -238,7 +238,7 @@ mod tests {
 
     /// pin.P4 and pin.P5: a frame counts once, however often it is pinned.
     #[test]
-    fn pins_above_the_limit_are_refused_and_change_nothing() {
+    fn pins_above_limit_are_refused_without_effect() {
         let words = words();
         assert!(pin(&words, &[1, 2], 3) && pin(&words, &[2], 3));
         assert_eq!(words.pinned(), 2);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_of_a_write_out_is_given_back_when_that_ends() {
+    fn write_out_copy_is_freed_at_its_end() {
         let words = words();
         words.capture_copy(5);
         assert!(words.is_captured(5) && words.is_orphan(5));

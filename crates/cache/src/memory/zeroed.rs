@@ -114,7 +114,7 @@ mod imp {
             from
         }
 
-        /// All of it is there.
+        /// All entries are resident already.
         pub fn prefault(&self, _used: usize) {}
     }
 
@@ -132,7 +132,7 @@ mod tests {
     use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
     #[test]
-    fn entries_are_zero_until_stored_and_after_they_are_forgotten() {
+    fn zero_table_entries_are_zero_before_store_and_after_forget() {
         let table: ZeroTable<AtomicU64> = ZeroTable::new(1 << 30).unwrap();
         table.advise(1000);
         assert_eq!((table.len(), table[(1 << 30) - 1].load(Ordering::Relaxed)), (1 << 30, 0));

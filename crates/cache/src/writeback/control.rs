@@ -1,7 +1,7 @@
 //! Control of write-back over all domains: the limits, the totals, the domains there are.
 //!
 //! Invariant C-a: a key names one domain for as long as anybody holds it.
-//! Lock: the list's, a leaf, not held while a domain is kicked.
+//! Lock: the list's, a leaf, not held while a domain is woken.
 
 use super::domain::{Domain, DomainKey};
 use super::limits::Limits;
@@ -11,13 +11,14 @@ use forebay_base::sync::{Arc, Mutex, Weak};
 use forebay_base::world::Nanos;
 use std::ops::Deref;
 
-/// Writers at the limit wake all flushers, but not more often than this while something is in flight.
-const KICK_EVERY: Nanos = 5_000_000;
-/// Bytes of a request that pass for one place in the line, at most, and that a writer dirties between two
-/// looks at the limits: by so much, each, they may be overrun. A multiple of the block.
+/// Writers at the limit wake all flushers, but at most once in this time while a write-out is in
+/// flight.
+const WAKE_EVERY: Nanos = 5_000_000;
+/// Bytes of a request for which a writer waits once, at most, and that it dirties between two
+/// checks of the limits. Each writer may exceed the limits by so much. A multiple of the block.
 pub const PORTION: u64 = 256 << 10;
 
-/// Dirty limits in bytes as the owner asked for them; none: a share of the cache, whatever its size.
+/// Dirty limits in bytes as requested; `None`: a share of the cache, whatever its size.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct DirtyWishes {
     pub limit: Option<u64>,
@@ -97,27 +98,27 @@ impl DirtyControl {
         self.dirty_folios.load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// Asks every flusher to look.
-    pub fn kick_all(&self) {
-        self.domains().iter().for_each(|domain| domain.kick());
+    /// Wakes every flusher.
+    pub fn wake_all_flushers(&self) {
+        self.domains().iter().for_each(|domain| domain.wake_flusher());
     }
 
-    /// The limits have changed: whoever waits at them looks again.
+    /// Wakes all waiting writers: the limits have changed.
     pub(crate) fn wake_all_writers(&self) {
         self.domains().iter().for_each(|domain| domain.wake_writers(true));
     }
 
-    /// The same as [`Self::kick_all`], unless they were asked a moment ago and are at work.
-    pub(super) fn kick_all_at(&self, now: Nanos) {
+    /// Wakes every flusher, unless they were woken a moment ago and are at work.
+    pub(super) fn wake_all_flushers_at(&self, now: Nanos) {
         let last = self.last_kick.load(Ordering::Relaxed);
-        if self.writeback_bytes() > 0 && now < last.saturating_add(KICK_EVERY) {
+        if self.writeback_bytes() > 0 && now < last.saturating_add(WAKE_EVERY) {
             return;
         }
         self.last_kick.store(now, Ordering::Relaxed);
-        self.kick_all();
+        self.wake_all_flushers();
     }
 
-    /// Bytes of a request that pass for one place in the line.
+    /// Bytes of a request for which a writer waits once.
     pub fn portion(&self) -> u64 {
         (self.dirty_limit() / 8).min(PORTION)
     }

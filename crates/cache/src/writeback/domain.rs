@@ -1,32 +1,35 @@
-//! A flush domain: the files that one device (or volume, or host file system) takes the dirt of. It has its
-//! share of the dirty limits, its own line of waiting writers and pace, its failed bytes apart from the
-//! healthy ones, and one flusher, which takes its files by oldest dirt. So a device that is slow, dead or
-//! full stops its own files only.
+//! A flush domain: the files whose dirty blocks go to one device (or volume, or host file system).
+//! It has its share of the dirty limits, its own wait queue of writers and pace, its failed bytes
+//! apart from the healthy ones, and one flusher, which takes files by their oldest dirty block. So
+//! a slow, dead or full device stops its own files only.
 //!
 //! A mapping's life, as its domain sees it:
+//!
 //! ```text
-//!          first opener                last opener goes, nothing owed
+//!          first opener              last opener closes, all durable
 //!   gone ───────────────▶ open ──────────────────────────────────────▶ resident ──▶ gone
-//!                          ▲ │                                            ▲  (its last folio goes)
-//!                          │ │ last opener goes: closing (one last sync)  │
+//!                          ▲ │                                            ▲  (last folio evicted)
+//!                          │ │ last opener closes (one last sync)         │
 //!            opened again  │ ▼                                            │
 //!                        retrying ────────────────────────────────────────┘
 //!                  (kept while dirty, writing,        all of it is durable, or was discarded
 //!                   unflushed or failed)              on request, or the cache was dropped
 //! ```
-//! Invariants: M1 what counts for a domain counts for all together too. M2 a domain with anything
-//! healthy in use is counted active once. M3 a file is kept by its domain only while it owes something,
-//! and one that owes something is open or kept. M4 the flusher works while anybody is in line: room is
-//! made for whoever waits.
-//! Locks: queue, line and pace, none inside another; the queue's before a file's dirt. Wakers are called
-//! after they are released.
+//!
+//! Invariants: M1 bytes that count for a domain count for all together too. M2 a domain with
+//! healthy bytes in use is counted active once. M3 a domain keeps a closed file only while it has
+//! bytes that are not durable, and a file with such bytes is open or kept. M4 the flusher works
+//! while a writer waits, to make space for it.
+//!
+//! Locks: queue, wait queue and pace, none inside another; the queue's before a file's dirty set.
+//! Wakers are called after they are released.
 
-use super::dirt::Dirt;
+use super::dirty_folios::DirtyFolios;
 use super::flushes::Flushes;
 use super::limits::{Gauge, Limits, Share};
-use super::line::{Line, Pace};
 use super::pass::WriteOut;
-use super::queue::{Hand, Queue};
+use super::queue::{CheckedOut, Queue};
+use super::writer_queue::{Pace, WriterQueue};
 use forebay_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 use forebay_base::sync::{Arc, Mutex, MutexGuard};
 use forebay_base::task::WaitQueue;
@@ -47,7 +50,7 @@ pub enum DomainKey {
     Object(usize),
 }
 
-/// See the module.
+/// A flush domain: its limits, waiting writers, files and flusher.
 pub struct Domain {
     key: Option<DomainKey>,
     pub(super) limits: Arc<Limits>,
@@ -55,18 +58,18 @@ pub struct Domain {
     /// The flushes of its files: a failed one counts for all of them.
     pub flushes: Arc<Flushes>,
     queue: Mutex<Queue>,
-    line: Mutex<Line>,
+    writer_queue: Mutex<WriterQueue>,
     /// Writers in line.
     waiting: AtomicU32,
     pace: Mutex<Pace>,
     /// The flusher waits here for room for more write-out.
     progress: WaitQueue,
-    pub(super) kick: WaitQueue,
-    /// Who waits for the flusher to let a file go.
+    pub(super) flusher_wakes: WaitQueue,
+    /// Tasks that wait for the flusher to release a file.
     released: WaitQueue,
-    kicked: AtomicBool,
+    woken: AtomicBool,
     last_kick: AtomicU64,
-    /// When the flusher looks without being asked; none: `u64::MAX`.
+    /// When the flusher next wakes by its timer; never: `u64::MAX`.
     next_look: AtomicU64,
 }
 
@@ -78,13 +81,13 @@ impl Domain {
             gauge: Gauge::default(),
             flushes: Arc::default(),
             queue: Mutex::default(),
-            line: Mutex::default(),
+            writer_queue: Mutex::default(),
             waiting: AtomicU32::new(0),
             pace: Mutex::default(),
             progress: WaitQueue::new(),
-            kick: WaitQueue::new(),
+            flusher_wakes: WaitQueue::new(),
             released: WaitQueue::new(),
-            kicked: AtomicBool::new(false),
+            woken: AtomicBool::new(false),
             last_kick: AtomicU64::new(0),
             next_look: AtomicU64::new(u64::MAX),
         })
@@ -129,7 +132,8 @@ impl Domain {
         self.limits.total.fail_more(bytes);
     }
 
-    /// Bytes of a kind went from `was` by `change`: the domain is among those that have some, or not.
+    /// The count of a domain changes from `was` by `change`: updates the number of domains above
+    /// zero.
     fn count(domains: &AtomicI64, was: i64, change: i64) {
         let now = was + change;
         if was <= 0 && now > 0 {
@@ -155,7 +159,7 @@ impl Domain {
         self.limits.total.write_more(bytes as i64);
     }
 
-    /// Their write-out is over. Wake who waits after that.
+    /// A write-out of the bytes has ended. The caller wakes waiters afterwards.
     pub(crate) fn end_write(&self, bytes: u64) {
         self.gauge.write_more(-(bytes as i64));
         self.limits.total.write_more(-(bytes as i64));
@@ -163,19 +167,25 @@ impl Domain {
     }
 
     /// Bytes of file `id` are kept until the next flush. `much`: its share of the window is large.
-    pub(crate) fn keep_unflushed(&self, id: u32, dirt: &Dirt, bytes: u64, much: u64) {
-        let was = dirt.unflushed.fetch_add(bytes as i64, Ordering::SeqCst).max(0) as u64;
+    pub(crate) fn keep_unflushed(
+        &self,
+        id: u32,
+        dirty_folios: &DirtyFolios,
+        bytes: u64,
+        much: u64,
+    ) {
+        let was = dirty_folios.unflushed.fetch_add(bytes as i64, Ordering::SeqCst).max(0) as u64;
         self.gauge.keep_more(bytes as i64);
         self.limits.total.keep_more(bytes as i64);
-        let first = !dirt.flush_listed.swap(true, Ordering::SeqCst);
+        let first = !dirty_folios.flush_listed.swap(true, Ordering::SeqCst);
         let much = was < much && was + bytes >= much;
         if first || much {
             self.queue.lock().wants_flush(id, much);
         }
     }
 
-    pub(crate) fn sub_unflushed(&self, dirt: &Dirt, bytes: u64) {
-        dirt.unflushed.fetch_sub(bytes as i64, Ordering::SeqCst);
+    pub(crate) fn sub_unflushed(&self, dirty_folios: &DirtyFolios, bytes: u64) {
+        dirty_folios.unflushed.fetch_sub(bytes as i64, Ordering::SeqCst);
         self.gauge.keep_more(-(bytes as i64));
         self.limits.total.keep_more(-(bytes as i64));
     }
@@ -189,7 +199,7 @@ impl Domain {
             self.looks_too_late(&queue)
         };
         if sooner {
-            self.kick();
+            self.wake_flusher();
         }
     }
 
@@ -228,8 +238,8 @@ impl Domain {
     }
 
     fn fits(&self, share: &Share, own: u64, all: u64) -> bool {
-        // Its own failed bytes count for it, the others' do not; but nobody waits for room that only failed
-        // bytes could make: below the floor it is refused instead.
+        // A domain's own failed bytes count for it, those of others do not. No writer waits for
+        // space that only failed bytes could free: below the floor the write fails instead.
         let (healthy, used) = (self.gauge.healthy(), self.gauge.used());
         healthy <= share.floor || (used <= own && self.limits.total.healthy() <= all)
     }
@@ -237,7 +247,8 @@ impl Domain {
     /// Room for a writer in line.
     pub(super) fn has_room(&self) -> bool {
         let share = self.share();
-        // Below the background limit the flusher stops: nobody may wait for more room than that.
+        // Below the background limit the flusher stops, so no writer may wait for more space than
+        // that.
         let mark = |limit: u64, background: u64| {
             (limit - (limit / 8).min(ROOM)).max(background.min(limit))
         };
@@ -245,7 +256,7 @@ impl Domain {
         self.fits(&share, mark(share.limit, share.background), mark(share.all, background))
     }
 
-    /// Whether the flusher should be writing, whatever the age of the dirt (M4).
+    /// Whether the flusher should write, whatever the age of the dirty blocks (M4).
     pub fn above_background(&self) -> bool {
         if self.waiting.load(Ordering::SeqCst) > 0 {
             return true;
@@ -254,16 +265,17 @@ impl Domain {
         all && self.gauge.healthy() > self.share().background
     }
 
-    /// Whether no more is accepted for a file, because what failed before fills the part of the limit that is
-    /// for that. `doomed`: bytes dirty of the file if data of it has failed itself: they count as failed too.
+    /// Whether writes to a file are refused, because earlier failures fill the part of the limit
+    /// for failed bytes. `doomed`: dirty bytes of the file if a write-out of it has failed; they
+    /// count as failed too.
     pub(super) fn refuses(&self, doomed: Option<u64>) -> bool {
         let failed = self.gauge.failed();
         failed > 0 && self.limits.refuses(failed, doomed)
     }
 
-    /// How long a writer of `bytes` pauses: nothing below the background limit, in the middle as long as
-    /// write-out takes for as much, at the limit twice that. So writers on the whole go as fast as
-    /// write-out, evenly, also where a device reports its completions in bursts.
+    /// How long a writer of `bytes` pauses: not below the background limit, in the middle as long
+    /// as write-out takes for as much, at the limit twice that. So writers run at the speed of
+    /// write-out on average, evenly, also if a device completes in bursts.
     pub(super) fn pause(&self, bytes: u64) -> Nanos {
         let share = self.share();
         let over = self.gauge.healthy().saturating_sub(share.background);
@@ -283,23 +295,23 @@ impl Domain {
 
     // ---- the line ----
 
-    pub(super) fn line_up(&self) -> Place<'_> {
-        let number = self.line.lock().line_up();
+    pub(super) fn take_ticket(&self) -> Place<'_> {
+        let number = self.writer_queue.lock().take_ticket();
         self.waiting.fetch_add(1, Ordering::SeqCst);
         Place { domain: self, number }
     }
 
-    /// Wakes the first writer in line, if there may be room; or all of them.
+    /// Wakes the first waiting writer, if there may be space; or all of them.
     pub(crate) fn wake_writers(&self, all: bool) {
         fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) == 0 || (!all && !self.worth_a_look()) {
             return;
         }
-        let wakers = self.line.lock().first(if all { usize::MAX } else { 1 });
+        let wakers = self.writer_queue.lock().first(if all { usize::MAX } else { 1 });
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Room for a writer in line, or nothing in flight that would make some.
+    /// Whether there is space for a waiting writer, or no write-out in flight that would free some.
     fn worth_a_look(&self) -> bool {
         self.has_room() || self.writeback_bytes() == 0
     }
@@ -312,42 +324,42 @@ impl Domain {
         self.progress.wait_until(room).await;
     }
 
-    /// A write-out has ended. Who waits for room hears of it when there is a fair part of it: woken for
-    /// each bio it would do nothing but wake up.
+    /// A write-out has ended. Waiting writers are woken only when a fair part of the limit is free:
+    /// woken for each bio they would use the CPU for waking up.
     pub(crate) fn made_room(&self, depth: u64) {
         if self.writeback_bytes() <= depth - depth / 4 {
             self.progress.wake_all();
         }
     }
 
-    /// Asks the flusher to look now. Cheap when it has been asked already.
-    pub fn kick(&self) {
-        if !self.kicked.swap(true, Ordering::AcqRel) {
-            self.kick.wake_all();
+    /// Wakes the flusher. Cheap if it was woken already.
+    pub fn wake_flusher(&self) {
+        if !self.woken.swap(true, Ordering::AcqRel) {
+            self.flusher_wakes.wake_all();
         }
     }
 
-    /// The same, if it is needed.
-    pub(crate) fn kick_if(&self, is_needed: bool) {
+    /// Wakes the flusher if `is_needed`.
+    pub(crate) fn wake_flusher_if(&self, is_needed: bool) {
         if is_needed {
-            self.kick();
+            self.wake_flusher();
         }
     }
 
-    /// The same, but not if it was asked less than `every` ago.
-    pub(super) fn kick_at(&self, now: Nanos, every: Nanos) {
+    /// Wakes the flusher, unless it was woken less than `every` ago.
+    pub(super) fn wake_flusher_at(&self, now: Nanos, every: Nanos) {
         if now >= self.last_kick.load(Ordering::Relaxed).saturating_add(every) {
             self.last_kick.store(now, Ordering::Relaxed);
-            self.kick();
+            self.wake_flusher();
         }
     }
 
     /// Whether the flusher was asked; forgets it.
-    pub(super) fn take_kick(&self) -> bool {
-        self.kicked.swap(false, Ordering::AcqRel)
+    pub(super) fn take_wake(&self) -> bool {
+        self.woken.swap(false, Ordering::AcqRel)
     }
 
-    /// The flusher is awake: it looks at its queue before it sleeps, so nobody has to wake it.
+    /// The flusher is awake: it checks its queue before it sleeps, so no task has to wake it.
     pub(super) fn awake(&self) {
         self.next_look.store(0, Ordering::SeqCst);
     }
@@ -365,8 +377,8 @@ impl Domain {
         queue.next_look(self.limits.expire_nanos()) < self.next_look.load(Ordering::SeqCst)
     }
 
-    /// File `id` has dirty blocks and is not queued (see [`Dirt::is_queued`]). True: the alarm of
-    /// the flusher would come too late, and the caller kicks it when it holds no lock any more.
+    /// File `id` has dirty blocks and is not queued (see [`DirtyFolios::is_queued`]). True: the
+    /// alarm of the flusher would come too late, and the caller wakes it without a lock.
     #[must_use]
     pub(crate) fn dirtied(&self, id: u32, since: Nanos) -> bool {
         let mut queue = self.queue.lock();
@@ -375,15 +387,15 @@ impl Domain {
     }
 
     /// A write-out of a file has ended, so that more of it may be written.
-    pub(crate) fn stir(&self, id: u32, dirt: &Dirt) {
-        dirt.written();
-        if dirt.is_stalled() {
-            self.queue.lock().stir(id);
-            self.kick();
+    pub(crate) fn end_stall(&self, id: u32, dirty_folios: &DirtyFolios) {
+        dirty_folios.written();
+        if dirty_folios.is_stalled() {
+            self.queue.lock().end_stall(id);
+            self.wake_flusher();
         }
     }
 
-    /// File `id` is to be looked at by then. True as in [`Domain::dirtied`].
+    /// Schedules a visit of file `id` by then. True as in [`Domain::dirtied`].
     #[must_use]
     pub(crate) fn look_by(&self, id: u32, at: Nanos) -> bool {
         let mut queue = self.queue.lock();
@@ -395,11 +407,11 @@ impl Domain {
     pub(super) fn join(
         &self,
         id: u32,
-        dirt: Arc<Dirt>,
+        dirty_folios: Arc<DirtyFolios>,
         out: std::sync::Weak<dyn WriteOut>,
     ) -> bool {
         let mut queue = self.queue.lock();
-        queue.join(id, dirt, out);
+        queue.join(id, dirty_folios, out);
         !std::mem::replace(&mut queue.running, true)
     }
 
@@ -412,21 +424,21 @@ impl Domain {
         debug_assert!(kept.is_none(), "M3: file {id} is gone and kept");
         if empty {
             // The flusher ends.
-            self.kick();
+            self.wake_flusher();
         }
     }
 
-    /// Once it runs the flusher stays until this goes, also while there are no files: for who opens and
-    /// closes one after the other, and would start it for each.
+    /// While the result lives a running flusher does not end, even without files: for a caller that
+    /// opens and closes files in turn, and would start a flusher for each.
     pub fn stay(self: &Arc<Self>) -> Stay {
         self.queue.lock().stays += 1;
         Stay(self.clone())
     }
 
-    /// Keeps a file without openers alive until it owes nothing (M3).
+    /// Keeps a file without openers alive until all of it is durable (M3).
     pub fn keep(&self, id: u32, out: std::sync::Arc<dyn WriteOut>, now: Nanos) {
         self.queue.lock().keep(id, out, now);
-        self.kick();
+        self.wake_flusher();
     }
 
     /// The file has an opener again, or is given up.
@@ -436,25 +448,26 @@ impl Domain {
         drop(kept);
     }
 
-    /// A file out of the queue is in the flusher's hands until the result goes, which is to outlive what was
-    /// handed out.
-    pub(super) fn hold(&self, hand: Hand) -> Held<'_> {
-        Held { domain: self, hand }
+    /// Marks a file taken from the queue as checked out by the flusher, until the result is
+    /// dropped. The result must outlive the future that works on the file.
+    pub(super) fn hold(&self, checked_out: CheckedOut) -> Held<'_> {
+        Held { domain: self, checked_out }
     }
 
-    /// Waits until the flusher has nothing to do with the file: whoever lets it go then is the last.
+    /// Waits until the flusher has released the file, so that the caller can drop the last
+    /// reference.
     pub async fn wait_released(&self, id: u32) {
         let free = || (!self.queue.lock().is_held(id)).then_some(());
         self.released.wait_until(free).await;
     }
 
-    /// Files without openers that owe something.
+    /// Files without openers with bytes that are not durable.
     pub fn kept(&self) -> Vec<(u32, std::sync::Arc<dyn WriteOut>)> {
         self.queue.lock().kept()
     }
 }
 
-/// See [`Domain::stay`].
+/// Keeps the flusher running while it lives.
 pub struct Stay(Arc<Domain>);
 
 impl Drop for Stay {
@@ -466,35 +479,36 @@ impl Drop for Stay {
         };
         if empty {
             // The flusher ends.
-            self.0.kick();
+            self.0.wake_flusher();
         }
     }
 }
 
-/// See [`Domain::hold`].
+/// A file that the flusher has checked out.
 pub(super) struct Held<'a> {
     domain: &'a Domain,
-    hand: Hand,
+    checked_out: CheckedOut,
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.domain.queue.lock().release(self.hand);
+        self.domain.queue.lock().release(self.checked_out);
         self.domain.released.wake_all();
     }
 }
 
-/// A place in the line; given up on drop.
+/// A ticket of a waiting writer; given up on drop.
 pub(super) struct Place<'a> {
     domain: &'a Domain,
     number: u64,
 }
 
 impl Place<'_> {
-    /// Leaves word; true if nobody is before it.
+    /// Registers the waker; true if this writer is first.
     pub fn first(&self, waker: &Waker) -> bool {
-        let first = self.domain.line.lock().wait(self.number, waker);
-        // Who makes room looks for waiters after that, and this one looks for room after this.
+        let first = self.domain.writer_queue.lock().wait(self.number, waker);
+        // A task that frees space checks for waiters after that; this one checks for space after
+        // this.
         fence(Ordering::SeqCst);
         first
     }
@@ -502,7 +516,7 @@ impl Place<'_> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.domain.line.lock().leave(self.number);
+        self.domain.writer_queue.lock().leave(self.number);
         self.domain.waiting.fetch_sub(1, Ordering::SeqCst);
         self.domain.wake_writers(false);
     }
@@ -532,18 +546,19 @@ mod tests {
         assert_eq!((active(), control.dirty_bytes()), (0, 0), "M1, M2");
     }
 
-    /// Writers above the background limit are slowed to the speed of write-out, smoothly: at a device of
-    /// 100 MB/s, 64 KiB in the middle between the limits cost what writing 64 KiB takes, at the limit twice
-    /// that, and nothing at the background limit, where a copy is all that a buffered write should cost.
+    /// Writers above the background limit are slowed smoothly to the speed of write-out. At a
+    /// device of 100 MB/s, 64 KiB in the middle between the limits take as long as writing 64 KiB,
+    /// at the limit twice that. At the background limit they take no pause: a buffered write costs
+    /// a copy.
     #[test]
-    fn a_pause_grows_from_nothing_to_twice_what_write_out_takes() {
+    fn pause_grows_from_zero_to_twice_write_out_time() {
         let (dirty_bytes, dirty_background_bytes) = (Some(1 << 20), Some(1 << 19));
         let config =
             Config { dirty_bytes, dirty_background_bytes, ..Config::with_budget(64 << 20) };
         let control = DirtyControl::new(&config, 64 << 20);
         let one = control.domain(None);
         one.add_dirty(1 << 20);
-        assert_eq!(one.pause(1 << 16), 0, "nobody knows yet how fast write-out is");
+        assert_eq!(one.pause(1 << 16), 0, "the speed of write-out is unknown");
         one.sub_dirty(1 << 19);
         for sample in 1..=20 {
             one.note_written(sample * 10_000_000, 1_000_000);
@@ -558,10 +573,10 @@ mod tests {
         assert_eq!(control.portion(), 1 << 17, "eight in line fill a small limit, not one");
     }
 
-    /// Two devices at work have half of the limits each. The flusher of one begins above its half of the
-    /// background limit, no sooner, so that data written over and over reaches the device once; and its
-    /// writers wait above its half of the limit, also while all together are below it, so that a slow
-    /// device leaves the other's part alone.
+    /// Two active devices have half of the limits each. The flusher of one starts above its half of
+    /// the background limit, so that data written repeatedly reaches the device once. Its writers
+    /// wait above its half of the limit, also while the total is below it, so that a slow device
+    /// does not use the other's half.
     #[test]
     fn m4_each_domain_keeps_to_its_share() {
         let (dirty_bytes, dirty_background_bytes) = (Some(1 << 20), Some(1 << 19));

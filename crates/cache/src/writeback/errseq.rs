@@ -14,7 +14,7 @@ pub struct ErrSeq {
 struct State {
     number: u64,
     latest: Option<Error>,
-    /// Somebody has been told of the latest.
+    /// An opener has seen the latest error.
     told: bool,
 }
 
@@ -29,30 +29,30 @@ impl ErrSeq {
         *state = State { number: state.number + 1, latest: Some(error), told: false };
     }
 
-    /// What happened last, whoever has been told of it.
+    /// The latest error, seen or not.
     pub fn latest(&self) -> Option<Error> {
         self.state.lock().latest.clone()
     }
 
-    /// The latest error, if nobody has been told of it.
-    pub fn untold(&self) -> Option<Error> {
+    /// The latest error, if no opener has seen it.
+    pub fn unreported(&self) -> Option<Error> {
         let state = self.state.lock();
         state.latest.clone().filter(|_| !state.told)
     }
 
-    /// A cursor for a new opener: it sees errors from now on, and the latest one if nobody has been
-    /// told of it yet.
+    /// A cursor for a new opener: it sees errors from now on, and the latest one if no opener has
+    /// seen it yet.
     pub fn sample(&self) -> Cursor {
         let state = self.state.lock();
         Cursor(if state.told { state.number } else { state.number.saturating_sub(1) })
     }
 
-    /// Where the sequence stands, whoever has been told of what.
+    /// The current position, whatever openers have seen.
     pub fn now(&self) -> Cursor {
         Cursor(self.state.lock().number)
     }
 
-    /// The latest error if one came after `since`; nobody's cursor moves.
+    /// The latest error if it occurred after `since`; moves no cursor.
     pub fn error_since(&self, since: Cursor) -> Option<Error> {
         let state = self.state.lock();
         (state.number != since.0).then(|| state.latest.clone()).flatten()
@@ -80,11 +80,11 @@ mod tests {
         let seq = ErrSeq::default();
         let (mut a, mut b) = (seq.sample(), seq.sample());
         seq.set(Error::new(ErrorKind::Io, "write out", "x"));
-        let mut untold = seq.sample();
+        let mut unreported = seq.sample();
         assert!(seq.check_and_advance(&mut a).is_some());
         assert!(seq.check_and_advance(&mut a).is_none());
         assert!(seq.check_and_advance(&mut b).is_some());
-        assert!(seq.check_and_advance(&mut untold).is_some());
+        assert!(seq.check_and_advance(&mut unreported).is_some());
         assert!(seq.check_and_advance(&mut seq.sample()).is_none());
     }
 }

@@ -1,10 +1,11 @@
-//! The flusher of a domain: one task that writes out what has come of age, what is above the limits, and
-//! what stands in the way of somebody who waits for frames; tries again what failed; flushes before the
-//! window of unflushed blocks is full; and lets go of closed files when they owe nothing any more.
+//! The flusher of a domain: one task. It writes out blocks that are old, above the limits, or
+//! needed by a caller that waits for frames; retries failed blocks; flushes before the window of
+//! unflushed blocks is full; and releases closed files once they are durable.
 //!
-//! Invariants: Z1 it runs while the domain has files, and then for as long as somebody wants it to. Z2 what
-//! it waits for beside its own I/O is room for write-out in its own domain, never another one's. Z3 a file
-//! that was looked at is queued anew by its oldest dirt, or waits, or is clean.
+//! Invariants: Z1 it runs while the domain has files, and then for as long as a
+//! [`Stay`](super::domain::Stay) exists. Z2 apart from its own I/O it waits only for write-out in
+//! its own domain, never another one's. Z3 after each visit a file is queued again by its oldest
+//! dirty block, or waits, or is clean.
 
 use crate::cache::PageCache;
 use crate::mapping::Mapping;
@@ -21,14 +22,14 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
 
-/// Uncached dirt waits no longer than this before its write-out starts.
+/// Write-out of uncached writes starts after this time at the latest.
 pub(crate) const UNCACHED_AGE: Nanos = 100_000_000;
 /// Bytes of one file at a time, while there are others.
 const CHUNK: u64 = 16 * MIB;
 
 impl PageCache {
-    /// From now on the mapping's dirt is written out through `out`, by the flusher of its domain, which is
-    /// started if it is the first. [`Domain::leave`] ends it.
+    /// From now on the domain's flusher writes the mapping's dirty blocks through `out`. The first
+    /// mapping starts it. [`Domain::leave`] ends this.
     pub fn join(self: &Arc<Self>, mapping: &Mapping, out: std::sync::Weak<dyn WriteOut>) {
         let domain = &mapping.domain;
         if domain.join(mapping.id, mapping.dirty.clone(), out) {
@@ -53,7 +54,8 @@ async fn run_flusher(cache: Arc<PageCache>, domain: Arc<Domain>) {
     }
 }
 
-/// Whether the last file has gone, and nobody waits for the next one (Z1), which starts a flusher anew.
+/// Whether the last file has left, and no [`Stay`](super::domain::Stay) exists (Z1). The next file
+/// then starts a new flusher.
 fn ended(domain: &Domain) -> bool {
     let mut queue = domain.queue();
     let empty = queue.is_empty();
@@ -64,8 +66,8 @@ fn ended(domain: &Domain) -> bool {
 /// Goes off at that time, or was to.
 type Timer = (Nanos, BoxFuture<'static, ()>);
 
-/// Sleeps until there may be something to do. A timer that goes off too early is kept, and wakes the flusher
-/// once for nothing: dirt comes of age later and later, and most sleeps end by a kick.
+/// Sleeps until there may be work. A timer that expires too early is kept, and wakes the flusher
+/// once in vain. Dirty blocks become due later and later, and most sleeps end by a wake.
 async fn wait_for_work(cache: &PageCache, domain: &Domain, timer: &mut Option<Timer>) {
     let alarm = {
         let queue = domain.queue();
@@ -73,15 +75,15 @@ async fn wait_for_work(cache: &PageCache, domain: &Domain, timer: &mut Option<Ti
         domain.set_next_look(&queue, alarm);
         alarm
     };
-    let mut kick = pin!(domain.kick.wait_until(|| domain.take_kick().then_some(())));
+    let mut wake = pin!(domain.flusher_wakes.wait_until(|| domain.take_wake().then_some(())));
     if alarm == u64::MAX {
-        return kick.await;
+        return wake.await;
     }
     let armed = timer.take().filter(|&(at, _)| at <= alarm);
     let (_, sleep) = timer.insert(armed.unwrap_or_else(|| (alarm, cache.world.sleep_until(alarm))));
     let over = std::future::poll_fn(|cx| match sleep.as_mut().poll(cx) {
         Poll::Ready(()) => Poll::Ready(true),
-        Poll::Pending => kick.as_mut().poll(cx).map(|()| false),
+        Poll::Pending => wake.as_mut().poll(cx).map(|()| false),
     })
     .await;
     if over {
@@ -93,7 +95,7 @@ fn pass(which: Which, max_bytes: u64) -> WriteOutPass {
     WriteOutPass { range: 0..u64::MAX >> 1, which, max_bytes, sync: false }
 }
 
-/// Room for what it runs, beside the flush that passes go on beside.
+/// Futures of the flusher, reused. Write-out continues while a flush is in progress.
 #[derive(Default)]
 struct Slots {
     pass: FutureSlot<u64>,
@@ -117,7 +119,7 @@ impl<'a> Round<'a, '_> {
         let expire = self.cache.dirty.expire_nanos();
         let due = self.domain.queue().due(self.cache.world.now(), expire);
         if let Some(look) = due {
-            let _held = self.domain.hold(look.hand);
+            let _held = self.domain.hold(look.checked_out);
             self.look(look, flush).await;
             return true;
         }
@@ -131,7 +133,7 @@ impl<'a> Round<'a, '_> {
             (self.at, self.issued) = ((0, 0), 0);
             return again;
         };
-        let _held = self.domain.hold(look.hand);
+        let _held = self.domain.hold(look.checked_out);
         // Goes before `_held`.
         let look = look;
         self.at = place;
@@ -141,7 +143,8 @@ impl<'a> Round<'a, '_> {
         true
     }
 
-    /// Writes dirt since `until` or before, and queues the file anew (Z3); returns the bytes issued.
+    /// Writes blocks dirty since `until` or before, and queues the file again (Z3); returns the
+    /// bytes issued.
     async fn write(
         &mut self,
         look: &Look,
@@ -149,7 +152,7 @@ impl<'a> Round<'a, '_> {
         until: Nanos,
         flush: &mut Flush<'a>,
     ) -> u64 {
-        let seen = look.dirt.changes();
+        let seen = look.dirty.changes();
         look.out.clone().write_out(pass, &mut self.slots.pass);
         let issued = flush.beside(&mut self.slots.pass).await;
         let outcome = Outcome { until, seen, wrote: issued > 0 };
@@ -178,24 +181,24 @@ impl<'a> Round<'a, '_> {
         }
     }
 
-    /// Writes uncached dirt whose window is full or whose time has come.
+    /// Writes uncached dirty blocks whose window is full or whose time has come.
     async fn write_uncached(&mut self, look: &Look, now: Nanos, flush: &mut Flush<'a>) {
-        let bytes = look.dirt.uncached.load(Ordering::Relaxed);
+        let bytes = look.dirty.uncached.load(Ordering::Relaxed);
         if bytes == 0 {
             return;
         }
         let window = self.cache.dirty.uncached_window.load(Ordering::Relaxed) / 4;
-        let due = look.dirt.oldest_uncached().map_or(now, |since| since + UNCACHED_AGE);
+        let due = look.dirty.oldest_uncached().map_or(now, |since| since + UNCACHED_AGE);
         if bytes < window && due > now {
             self.domain.queue().look_by(look.id, due);
             return;
         }
-        look.dirt.uncached.store(0, Ordering::Relaxed);
+        look.dirty.uncached.store(0, Ordering::Relaxed);
         look.out.clone().write_out(pass(Which::Uncached, u64::MAX), &mut self.slots.pass);
         flush.beside(&mut self.slots.pass).await;
     }
 
-    /// Lets go of a file without openers if it owes nothing; else sees to it that it will.
+    /// Releases a file without openers if all of it is durable; else schedules the rest.
     async fn settle(&mut self, look: Look, flush: &mut Flush<'a>) {
         if !look.out.is_settled() {
             look.out.clone().flush(&mut self.slots.settle);
@@ -217,7 +220,7 @@ mod tests {
     use forebay_base::world::World;
     use std::time::Duration;
 
-    /// A simulated world whose clock goes on while somebody computes: a microsecond for each look at it.
+    /// A simulated world whose clock advances during computation: a microsecond for each reading.
     struct Ticking {
         world: std::sync::Arc<SimWorld>,
         ticks: AtomicU64,
@@ -260,10 +263,10 @@ mod tests {
         }
     }
 
-    /// Whoever opened one small file after the other, as programs do on a mount, started a flusher with each
-    /// and ended it with each: with two switches of threads it took longer than all else of the opening.
+    /// The story: a program that opened small files in turn, as on a mount, started a flusher for
+    /// each and ended it. The two thread switches took longer than the rest of the opening.
     #[test]
-    fn z1_one_flusher_stays_for_one_file_after_the_other() {
+    fn z1_flusher_held_serves_files_in_turn() {
         let world = SimWorld::new(1);
         let counting = Counting { world: world.clone(), started: AtomicUsize::new(0) };
         let counting = std::sync::Arc::new(counting);
@@ -286,7 +289,7 @@ mod tests {
         assert!(started() == 1 && domain.queue().running, "Z1: it stays");
         drop(stays);
         world.run(world.sleep(Duration::from_millis(1)));
-        assert!(!domain.queue().running, "Z1: nobody wants it to");
+        assert!(!domain.queue().running, "Z1: no file, no hold");
         (0..5).for_each(|_| open_and_close());
         assert!(started() == 5 && !domain.queue().running, "Z1: as long as there are files");
     }
@@ -304,14 +307,14 @@ mod tests {
     /// The story: the first dirty block of a file woke the flusher under the lock of the folio. A
     /// waker may run anything: whatever wanted the folio then spun until it was over, or for ever.
     #[test]
-    fn first_dirty_block_wakes_the_flusher_after_the_folio_lock() {
+    fn first_dirty_block_wakes_flusher_after_folio_lock() {
         let config = crate::Config { huge_pages: false, ..crate::Config::with_budget(4 << 20) };
         let cache = PageCache::new(config, forebay_base::world::RealWorld::with_seed(1)).unwrap();
         let mapping = cache.new_mapping(4096, 1 << 20);
         let watch = std::sync::Arc::new(Watch(cache.clone(), Default::default()));
         let waker = watch.clone().into();
-        let mut kicked = Box::pin(mapping.domain.kick.wait_until(|| None::<()>));
-        assert!(kicked.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+        let mut woken = Box::pin(mapping.domain.flusher_wakes.wait_until(|| None::<()>));
+        assert!(woken.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
         let none = std::sync::Weak::<Fake>::new();
         let _first = mapping.domain.join(mapping.id, mapping.dirty.clone(), none);
         let block = crate::folio::Blocks { start: 0, end: 1 };
@@ -338,7 +341,9 @@ mod tests {
             self.mapping.dirty.list(0, now, false);
             self.mapping.domain.add_dirty(65536);
             if !self.mapping.dirty.is_queued() {
-                self.mapping.domain.kick_if(self.mapping.domain.dirtied(self.mapping.id, now));
+                self.mapping
+                    .domain
+                    .wake_flusher_if(self.mapping.domain.dirtied(self.mapping.id, now));
             }
         }
 
@@ -366,10 +371,11 @@ mod tests {
         }
     }
 
-    /// One file with dirt that was of age and could not be written kept the flusher of its domain busy,
-    /// without a pause while there was too much dirt: on a busy machine nothing else of its thread went on.
+    /// The story: one file with old dirty blocks that could not be written kept its domain's
+    /// flusher busy, without a pause above the limits. On a busy machine no other task of its
+    /// thread ran.
     #[test]
-    fn a_file_that_cannot_be_written_does_not_keep_the_flusher_busy() {
+    fn unwritable_file_does_not_keep_flusher_busy() {
         let world = SimWorld::new(1);
         let ticking = Ticking { world: world.clone(), ticks: AtomicU64::new(0) };
         let config = Config {
@@ -396,21 +402,21 @@ mod tests {
             stuck.dirty(cache.world.now());
             for round in 1..250 {
                 other.dirty(cache.world.now());
-                domain.kick();
+                domain.wake_flusher();
                 world.sleep(Duration::from_millis(20)).await;
                 assert_eq!(other.mapping.dirty.oldest(), None, "round {round}: not written");
             }
             assert!((8..32).contains(&stuck.looks()), "{} looks in five seconds", stuck.looks());
-            // Fresh dirt, and the end of a write-out: it is looked at once.
+            // A new dirty folio, and the end of a write-out: the file is visited at once.
             for change in 0..2 {
                 let before = stuck.looks();
                 match change {
                     0 => {
                         assert!(stuck.mapping.dirty.list(9, cache.world.now(), false).fresh);
                         assert!(stuck.mapping.dirty.is_stalled());
-                        domain.kick_if(domain.dirtied(stuck.mapping.id, cache.world.now()));
+                        domain.wake_flusher_if(domain.dirtied(stuck.mapping.id, cache.world.now()));
                     }
-                    _ => domain.stir(stuck.mapping.id, &stuck.mapping.dirty),
+                    _ => domain.end_stall(stuck.mapping.id, &stuck.mapping.dirty),
                 }
                 world.sleep(Duration::from_millis(1)).await;
                 assert_eq!(stuck.looks(), before + 1);
@@ -456,10 +462,10 @@ mod beside {
         }
     }
 
-    /// A pass of uncached dirt waited for room that only the end of a flush makes, and the flush stood still
-    /// meanwhile: nobody drove it.
+    /// The story: a pass of uncached blocks waited for space that only the end of a flush frees.
+    /// Meanwhile no task polled the flush, so it never ended.
     #[test]
-    fn a_flush_goes_on_beside_every_kind_of_write_out() {
+    fn flush_in_progress_is_polled_during_write_out() {
         let world = SimWorld::new(1);
         let config = Config { huge_pages: false, ..Config::with_budget(4 << 20) };
         let cache = PageCache::new(config, world.clone()).unwrap();
@@ -467,15 +473,15 @@ mod beside {
         let file = std::sync::Arc::new(Fake::default());
         let weak = std::sync::Arc::downgrade(&file);
         let out: std::sync::Weak<dyn WriteOut> = weak;
-        let dirt: Arc<crate::writeback::dirt::Dirt> = Arc::default();
-        domain.join(1, dirt.clone(), out);
+        let dirty_folios: Arc<crate::writeback::dirty_folios::DirtyFolios> = Arc::default();
+        domain.join(1, dirty_folios.clone(), out);
         for uncached in [true, false] {
             file.flushed.store(false, Ordering::SeqCst);
-            dirt.uncached.store(if uncached { 1 << 40 } else { 0 }, Ordering::SeqCst);
+            dirty_folios.uncached.store(if uncached { 1 << 40 } else { 0 }, Ordering::SeqCst);
             domain.queue().look_by(1, 0);
             let look = domain.queue().due(1, 1 << 40).expect("it asked");
             let (mut slots, mut flush) = (Slots::default(), Flush::default());
-            flush.add(domain.hold(look.hand), |slot| file.clone().flush(slot));
+            flush.add(domain.hold(look.checked_out), |slot| file.clone().flush(slot));
             let mut round =
                 Round { cache: &cache, domain: &domain, at: (0, 0), issued: 0, slots: &mut slots };
             world.run(async {

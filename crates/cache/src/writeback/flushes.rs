@@ -1,14 +1,14 @@
-//! The flushes of one flush domain: how many failed, and which are under way.
+//! The flushes of one flush domain: how many failed, and which are in progress.
 //!
-//! A flush that fails may have dropped what any file of the domain had written by then, whoever asked for
-//! it: below them is one device. So failures are counted here, and each file compares
+//! A failed flush may have lost any completed write of the domain, whichever file it was for: they
+//! share one device. So failures are counted here, and each file compares
 //! ([`crate::writeback::unflushed`]).
 //!
-//! Invariants: X1 a flush that failed is counted before it is over. X2 a flush that worked is believed once
-//! every flush of the same object that was under way beside it is over: one of these may have failed in the
-//! device before it, and be heard of after it. Where an object's flushes are taken in turn, and each failure
-//! is heard of before the next begins, only those are waited for that began before the last one failed. X3 a
-//! flush that is dropped before it is over counts as failed: its outcome is not known.
+//! Invariants: X1 a failed flush is counted before it is over. X2 a successful flush counts once
+//! every concurrent flush of the same object is over: one of these may have failed in the device
+//! before it, and be reported after it. Where an object takes its flushes in turn, and reports each
+//! failure before the next begins, it waits only for flushes that began before the last failure. X3
+//! a flush that is dropped before it is over counts as failed: its outcome is unknown.
 //!
 //! Lock: one, a leaf; wakers are called after it.
 
@@ -32,7 +32,7 @@ struct Sent {
     heard: u64,
 }
 
-/// See the module.
+/// The flushes in progress, and the number of failed ones.
 #[derive(Default)]
 pub struct Flushes {
     failures: AtomicU64,
@@ -46,9 +46,9 @@ impl Flushes {
         self.failures.load(Ordering::SeqCst)
     }
 
-    /// A flush is about to be sent to `object` (the address of a device object). It has failed unless
-    /// [`Flight::worked`] is called. `heard`: how many of the object's flushes have failed by now, where they
-    /// are taken in turn; none: where they are not.
+    /// A flush is about to be sent to `object` (the address of a device object). It has failed
+    /// unless [`Flight::worked`] is called. `heard`: how many of the object's flushes have failed
+    /// by now, if it takes them in turn; else `None`.
     pub fn begin(self: &Arc<Self>, object: usize, heard: Option<u64>) -> Flight {
         let mut under_way = self.under_way.lock();
         let number = under_way.next;
@@ -57,8 +57,8 @@ impl Flushes {
         Flight { flushes: self.clone(), number, object, worked: false }
     }
 
-    /// Waits for the flushes of `object` that are under way and may have failed before one that worked when
-    /// `heard` failures were known.
+    /// Waits for the flushes of `object` in progress that may have failed before one that succeeded
+    /// when `heard` failures were known.
     async fn wait_for_others(&self, object: usize, heard: Option<u64>) {
         let heard = heard.unwrap_or(u64::MAX);
         let upto = self.under_way.lock().next;
@@ -81,7 +81,7 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// The device says that it worked. Waits until that can be believed (X2). `heard`: as at the begin, now.
+    /// The device reports success. Waits until that counts (X2). `heard`: as at the begin, now.
     pub async fn worked(mut self, heard: Option<u64>) {
         self.worked = true;
         let (flushes, object) = (self.flushes.clone(), self.object);
@@ -109,7 +109,7 @@ mod tests {
     use std::task::{Context, Waker};
 
     #[test]
-    fn a_flush_is_believed_when_those_beside_it_on_its_object_are_over() {
+    fn flush_success_counts_after_concurrent_flushes() {
         let flushes = Arc::new(Flushes::default());
         let (slow, elsewhere) = (flushes.begin(1, None), flushes.begin(2, None));
         let mut good = pin!(flushes.begin(1, None).worked(None));
@@ -123,10 +123,10 @@ mod tests {
         assert_eq!(flushes.failures(), 2);
     }
 
-    /// The story: sixteen files of a volume, each synced, waited for one another: whoever had its answer
-    /// waited for all that had begun since, although the log takes its flushes in turn.
+    /// The story: sixteen files of a volume, each synced, waited for one another. A flush with its
+    /// answer waited for all that had begun since, although the log takes its flushes in turn.
     #[test]
-    fn x2_where_flushes_are_taken_in_turn_only_those_from_before_a_failure_are_waited_for() {
+    fn x2_flushes_in_turn_wait_only_for_those_before_failure() {
         let flushes = Arc::new(Flushes::default());
         let poll = |future: std::pin::Pin<&mut dyn Future<Output = ()>>| {
             future.poll(&mut Context::from_waker(Waker::noop()))

@@ -1,13 +1,14 @@
-//! The dirty limits of a cache, and what counts against them: plain numbers, one set for the whole cache
-//! and one for each flush domain.
+//! The dirty limits of a cache, and the bytes that count against them: plain numbers, one set for
+//! the whole cache and one for each flush domain.
 //!
-//! Limits count bytes of dirty *blocks* (D17). Below `background` nothing happens but the age
-//! limit; above it flushers write and writers pause at their pace; at `limit` writers wait in line.
+//! Limits count bytes of dirty *blocks* (D17). Below `background` only the age limit causes
+//! write-out; above it flushers write and writers pause; at `limit` writers wait in a queue.
 //!
-//! Invariants: W1 used = healthy + failed = dirty + in write-out. W2 a block is counted failed from the
-//! failure of its write-out until it is written or dropped, never twice. W3 healthy bytes stay below
-//! `limit` and a quarter of it, failed ones below `limit` and what was healthy when its device broke, and
-//! both together leave a quarter of the memory to everything else.
+//! Invariants: W1 used = healthy + failed = dirty + in write-out. W2 a block is counted failed from
+//! the failure of its write-out until it is written or dropped, never twice. W3 healthy bytes stay
+//! below `limit` and a quarter of it, failed ones below `limit` and the healthy bytes at the
+//! failure of their device, and both together leave a quarter of the memory free for other uses.
+//!
 //! No locks.
 
 use crate::config::Config;
@@ -38,7 +39,8 @@ impl Gauge {
         self.unflushed.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// More, or less, of what is in use failed; returns what of it was healthy, and what had failed.
+    /// Moves bytes in use to failed, or back; returns the healthy bytes and the failed bytes
+    /// before.
     pub(super) fn fail_more(&self, bytes: i64) -> (i64, i64) {
         let was = self.failed.fetch_add(bytes, Ordering::Relaxed);
         debug_assert!(was + bytes >= 0, "W2: {was} bytes failed, {bytes} more");
@@ -81,11 +83,11 @@ pub struct Limits {
     pub background: AtomicU64,
     /// Writers wait above this, bytes.
     pub limit: AtomicU64,
-    /// Age limit of dirt, 1/100 s.
+    /// Age limit of dirty blocks, 1/100 s.
     pub expire_centisecs: AtomicU32,
-    /// Uncached dirt of one file that starts its write-out, bytes.
+    /// Dirty bytes of uncached writes to one file that start its write-out.
     pub uncached_window: AtomicU64,
-    /// Bytes of memory that dirt may fill at all, failed or not.
+    /// Memory that dirty blocks may fill at all, failed or not, bytes.
     room: AtomicU64,
     /// Of all domains together.
     pub(crate) total: Gauge,
@@ -127,7 +129,7 @@ impl Limits {
         }
     }
 
-    /// The age limit of dirt.
+    /// The age limit of dirty blocks.
     pub(crate) fn expire_nanos(&self) -> Nanos {
         u64::from(self.expire_centisecs.load(Ordering::Relaxed)) * 10_000_000
     }
@@ -137,8 +139,8 @@ impl Limits {
         self.room.store(bytes / 4 * 3, Ordering::Relaxed);
     }
 
-    /// Background limit and limit, for what has not failed: as they are, or less where what failed would
-    /// else leave too little memory (W3).
+    /// Background limit and limit for healthy bytes: reduced where failed bytes would else leave
+    /// too little memory (W3).
     pub(super) fn for_healthy(&self) -> (u64, u64) {
         let limit = self.limit.load(Ordering::Relaxed);
         let background = self.background.load(Ordering::Relaxed);
@@ -152,11 +154,11 @@ impl Limits {
         (scaled as u64, less)
     }
 
-    /// Whether no more is accepted in a domain that has `own` failed bytes, because all domains together fill
-    /// the part of the limit that is for these: half of it for files that fail themselves, three quarters for
-    /// the others of their domains. `doomed`: bytes of a file that fails that are about to. Who comes when
-    /// that is full has a sixteenth, or an eighth, which such domains share, until what failed is the whole
-    /// limit (W3).
+    /// Whether a domain with `own` failed bytes refuses writes, because all domains together fill
+    /// the part of the limit for failed bytes. That part is half of the limit for files that fail
+    /// themselves, three quarters for other files of their domains. `doomed`: bytes of a failing
+    /// file that will fail too. A domain that fails when the part is full has a sixteenth, or an
+    /// eighth, which such domains share, until failed bytes reach the limit (W3).
     pub(super) fn refuses(&self, own: u64, doomed: Option<u64>) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let others = self.total.failed().saturating_sub(own);
@@ -184,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_failed_takes_of_the_limits_only_where_memory_is_short() {
+    fn failed_bytes_reduce_limits_only_when_memory_is_short() {
         let config = Config { dirty_bytes: Some(1000), ..Config::with_budget(1 << 20) };
         let config = Config { dirty_background_bytes: Some(600), ..config };
         let limits = Limits::new(&config, 4000);
@@ -203,10 +205,11 @@ mod tests {
         assert_eq!(limits.share(true).limit, 200, "a newcomer counts itself");
     }
 
-    /// The late ones' part was divided by the domains with *healthy* dirt, and each failing domain had a
-    /// quarter of its own for its healthy files: five dead devices held one and a half times the limit.
+    /// The story: the part of late domains was divided by the domains with *healthy* dirty bytes,
+    /// and each failing domain had a quarter of its own for healthy files. So five dead devices
+    /// held one and a half times the limit.
     #[test]
-    fn what_is_refused_counts_for_all_failing_domains_together() {
+    fn failing_domains_share_refusal_limit() {
         let config = Config { dirty_bytes: Some(1600), ..Config::with_budget(1 << 20) };
         let limits = Limits::new(&config, 16_000);
         let (fails, healthy) = (Some(0), None);

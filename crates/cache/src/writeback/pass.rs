@@ -1,5 +1,5 @@
-//! What write-back asks of the layer above, which knows files and devices: passes of write-out, flushes,
-//! and whether a file owes anything still. Plain data and one trait; no locks.
+//! The interface of write-back to the layer above, which knows files and devices: passes of
+//! write-out, flushes, and whether all of a file is durable. Plain data and one trait; no locks.
 
 use forebay_base::task::FutureSlot;
 use forebay_base::world::Nanos;
@@ -10,7 +10,7 @@ use std::ops::Range;
 pub enum Which {
     /// All.
     All,
-    /// Those with dirt of uncached writes.
+    /// Folios with dirty blocks of uncached writes.
     Uncached,
     /// Those dirty since before this time.
     Before(Nanos),
@@ -31,7 +31,7 @@ pub struct WriteOutPass {
 }
 
 impl WriteOutPass {
-    /// All dirt of a range, for a sync.
+    /// All dirty blocks of a range, for a sync.
     pub fn for_sync(range: Range<u64>) -> Self {
         Self { range, which: Which::All, max_bytes: u64::MAX, sync: true }
     }
@@ -39,10 +39,12 @@ impl WriteOutPass {
 
 /// Writes dirty folios out. Implemented by the layer above.
 pub trait WriteOut: Send + Sync {
-    /// Puts into `slot` what issues the pass and gives the bytes issued. It does not wait for completion.
+    /// Stores in `slot` the future that issues the pass and returns the bytes issued. It does not
+    /// wait for completion.
     fn write_out(self: std::sync::Arc<Self>, pass: WriteOutPass, slot: &mut FutureSlot<u64>);
 
-    /// Puts into `slot` what flushes the device, so that what was written out need not be kept any longer.
+    /// Stores in `slot` the future that flushes the device, so that written blocks need not be kept
+    /// any longer.
     fn flush(self: std::sync::Arc<Self>, slot: &mut FutureSlot<()>);
 
     /// Whether all that was accepted is durable, or given up: nothing is dirty, in write-out,

@@ -1,4 +1,4 @@
-//! Blocks in write-out: taken off a folio, ended or given back; and the room that there is for them.
+//! Blocks in write-out: taken from a folio, ended or returned; and the space for unflushed blocks.
 
 use crate::cache::PageCache;
 use crate::folio::guard::FolioWrite;
@@ -26,8 +26,9 @@ impl PageCache {
         (self.sizes.frame_bytes() / 10).clamp(MIB, 32 * MIB)
     }
 
-    /// Bytes of written but unflushed blocks that are kept, of all files, in case a flush fails. They
-    /// cannot be reclaimed: with what is dirty they must leave room for everything else.
+    /// Limit of written but unflushed blocks, in bytes over all files. They are kept in case a
+    /// flush fails and cannot be reclaimed: with dirty blocks they must leave memory for other
+    /// uses.
     pub(crate) fn unflushed_window(&self) -> u64 {
         self.dirty.dirty_limit().min(self.sizes.frame_bytes() / 4)
     }
@@ -63,8 +64,8 @@ impl WritePiece {
 }
 
 impl FolioWrite<'_> {
-    /// The first blocks that keep dirt of the run from being taken, because they are in write-out: the
-    /// very blocks, or, where a folio is written whole, the folio.
+    /// The first blocks in write-out that keep dirty blocks of the run from being taken: the same
+    /// blocks, or, if folios are written as a whole, the folio.
     pub fn write_conflict(&self, blocks: Blocks, tracking: DirtyTracking) -> Option<Blocks> {
         match tracking {
             DirtyTracking::Block => {
@@ -80,13 +81,13 @@ impl FolioWrite<'_> {
         }
     }
 
-    /// What may be taken of the run for write-out. Under the same lock parts of it may be taken one by one
-    /// ([`FolioWrite::take`]); the rest stays as it is, dirty or clean. Blocks already *writing* are left
-    /// out: an in-place mapping has one write of a block in flight.
+    /// The blocks of the run that may be taken for write-out. Under the same lock they may be taken
+    /// in parts ([`FolioWrite::take`]); the rest stays as it is, dirty or clean. Blocks already
+    /// *writing* are left out: an in-place mapping has one write of a block in flight.
     ///
-    /// With [`DirtyTracking::Folio`], as Linux v5.8 had it: dirt anywhere in the folio has all its
-    /// up-to-date blocks written, up to the end of file, wherever the run is; and nothing while
-    /// any block of the folio is in write-out.
+    /// With [`DirtyTracking::Folio`], as Linux v5.8 had it, a dirty block anywhere in the folio has
+    /// all its up-to-date blocks written, up to the end of file, wherever the run is. No block is
+    /// taken while any block of the folio is in write-out.
     pub fn writable(
         &self,
         blocks: Blocks,
@@ -130,9 +131,9 @@ impl FolioWrite<'_> {
         }
     }
 
-    /// Takes the first part of a run for write-out, all of it in what [`FolioWrite::writable`] said: as much
-    /// as the frames of a batch hold. The blocks become clean and *writing*, in this order relative to the
-    /// capture of their bytes (D8).
+    /// Takes the first part of a run for write-out, which [`FolioWrite::writable`] returned: as
+    /// much as the frames of a batch hold. The blocks become clean and *writing* before their bytes
+    /// are captured (D8).
     pub fn take(&self, run: Blocks) -> WritePiece {
         let (table, mut cleared) = (&self.cache.table, 0);
         let most = FrameBatch::MOST as u32 * self.mapping.blocks_per_frame();
@@ -182,9 +183,10 @@ impl FolioWrite<'_> {
         let kept = ok && self.keep_until_flush(piece, numbers.clone());
         if !dead && !kept {
             if ok {
-                // A sync that waits for this write-out is told, also if the blocks are written again before
-                // it looks: its own flush may have begun before that (W1).
-                let text = "a flush of the same device failed beside this write-out";
+                // A sync that waits for this write-out gets the error, also if the blocks are
+                // written again before it checks: its own flush may have begun before that
+                // (unflushed.W1).
+                let text = "a flush of the same device failed during this write-out";
                 self.mapping.errseq.set(Error::new(ErrorKind::Io, "flush", text));
             }
             // Blocks redirtied meanwhile are dirty anyway.
@@ -195,7 +197,7 @@ impl FolioWrite<'_> {
         }
         self.mapping.unfail(numbers);
         if dead {
-            // Nobody would write them again, or flush.
+            // Without an owner no task would write them again, or flush.
             self.discard(piece.blocks);
         }
         self.mapping.domain.end_write(bytes);
@@ -232,8 +234,8 @@ impl FolioWrite<'_> {
             added += self.cache.table.set_bits(self.slot, State::Unflushed, g, mask).count_ones();
         }
         let added = u64::from(added) * self.mapping.block_size();
-        let (id, dirt) = (self.mapping.id, &self.mapping.dirty);
-        self.mapping.domain.keep_unflushed(id, dirt, added, window / 8);
+        let (id, dirty_folios) = (self.mapping.id, &self.mapping.dirty);
+        self.mapping.domain.keep_unflushed(id, dirty_folios, added, window / 8);
         true
     }
 
@@ -267,7 +269,8 @@ impl FolioWrite<'_> {
 
     /// Dirty blocks of the run cannot be written: there is no room for them.
     fn fail_unwritten(&self, blocks: Blocks) {
-        // Not taken for that: a sync that looked meanwhile would find them neither dirty nor failed.
+        // Reported as left over: a sync that looked meanwhile would find them neither dirty nor
+        // failed.
         for run in self.writable(blocks, DirtyTracking::Block) {
             self.mapping.fail(self.mapping.block_numbers(self.index, run), self.cache.world.now());
         }
@@ -326,7 +329,7 @@ pub fn end_write(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], ok
     }
     if again && cache.strategies.dirty_tracking() == DirtyTracking::Folio {
         // A pass that came meanwhile has left the folio alone.
-        mapping.domain.kick();
+        mapping.domain.wake_flusher();
     }
     if ok {
         mapping.domain.note_written(now, bytes);
@@ -335,13 +338,14 @@ pub fn end_write(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], ok
     } else {
         Counters::add(&cache.counters.io_errors, 1);
     }
-    mapping.domain.stir(mapping.id, &mapping.dirty);
+    mapping.domain.end_stall(mapping.id, &mapping.dirty);
     mapping.domain.wake_writers(!ok);
     mapping.domain.made_room(cache.write_depth());
     cache.wake_frame_waiters();
 }
 
-/// Dirty blocks of a folio cannot be written, for want of room: they count as failed, and stay as they are.
+/// Dirty blocks of a folio cannot be written, for lack of space: they count as failed, and stay
+/// dirty.
 pub fn fail_unwritten(cache: &PageCache, mapping: &Mapping, index: u64, blocks: Blocks) {
     let Some(folio) = cache.lock_folio(mapping, index) else { return };
     folio.fail_unwritten(blocks);
@@ -368,8 +372,8 @@ pub fn untake(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], dirty
     cache.wake_frame_waiters();
 }
 
-/// Ends a fill of blocks of one folio; wakes who waits. `read_to`: the file's bytes from there on did not
-/// come from storage, and read as zeros: the size at the fill's plan, or less (E6, D14).
+/// Ends a fill of blocks of one folio and wakes its waiters. `read_to`: the file's bytes from there
+/// on did not come from storage, and read as zeros: the size at the fill's plan, or less (E6, D14).
 pub fn end_fill(
     cache: &PageCache,
     mapping: &Mapping,
@@ -426,10 +430,10 @@ mod tests {
         pieces
     }
 
-    /// Nobody is left who would write or flush it: what a failed write-out makes dirty again would fill the
-    /// cache. Its frames show whose they were.
+    /// The file has no owner that would write or flush: blocks made dirty again by a failed
+    /// write-out would fill the cache. Poisoned frames show their last owner.
     #[test]
-    fn what_is_in_write_out_when_its_file_dies_is_dropped_when_that_ends() {
+    fn write_out_of_dead_file_drops_blocks_at_end() {
         for (ok, dies) in [(true, true), (false, true), (true, false)] {
             let (cache, mapping) = dirty();
             let pieces = take(&cache, &mapping);
@@ -447,10 +451,10 @@ mod tests {
         }
     }
 
-    /// What the crate says of its locks: write-out needs none that reclaim holds while it looks around.
-    /// Whoever reclaims and waits for a write-out would wait for ever.
+    /// The crate's lock rule: write-out needs no lock that reclaim holds while it visits folios.
+    /// Else a task that reclaims and waits for a write-out would wait for ever.
     #[test]
-    fn write_out_goes_on_while_somebody_reclaims() {
+    fn write_out_proceeds_during_reclaim() {
         let (cache, mapping) = dirty();
         let (turn, age) = (cache.reclaim_turn.lock(), cache.age.lock());
         let (over, ended) = channel();

@@ -1,78 +1,81 @@
-//! The files of a flush domain, as plain data: which has the oldest dirt, which asked to be looked at and
-//! when, which is waiting for its next try, which has blocks that wait for a flush.
+//! The files of a flush domain, as plain data: the one with the oldest dirty block, those with a
+//! timer, those that wait for a retry, and those with blocks that wait for a flush.
 //!
 //! ```text
 //!             dirtied                        a write-out failed
 //!   clean ────────────────▶ queued by age ───────────────────────▶ waiting for a retry
 //!     ▲                       │  ▲  ▲  │                             │  │ again: twice the pause
-//!     └──── nothing dirty ────┘  │  └──┼── nothing failed any more ──┘◀─┘
-//!                                │     │ a look wrote nothing: twice the pause of last time
+//!     └──── nothing dirty ────┘  │  └──┼──── no failed block ────────┘◀─┘
+//!                                │     │ a visit wrote nothing: twice the last pause
 //!     a write-out ended, a folio │     ▼
-//!     became dirty, time's up  stalled
+//!     became dirty, timer ended  stalled
 //! ```
-//! Invariants: Q-a a file with dirt is queued by age, waits for a retry, or is stalled. Q-b an entry of
-//! `aged` or `alarms` is the one that its member names. Q-c a file that waits for a retry or is stalled is
-//! not queued by age: it delays nobody. Q-d a file that was handed out is released once. Q-e a look writes
-//! something, or the file is looked at less and less often until one does: the flusher does not spin.
+//!
+//! Invariants: Q-a a file with dirty blocks is queued by age, waits for a retry, or is stalled. Q-b
+//! an entry of `aged` or `alarms` is the one that its member names. Q-c a file that waits for a
+//! retry or is stalled is not queued by age: it delays no other file. Q-d a file that was checked
+//! out is released once. Q-e if a visit writes nothing, the pause before the next one doubles: the
+//! flusher does not spin.
+//!
 //! No locks: the domain's lock is around all of it.
 
-use crate::writeback::dirt::Dirt;
+use crate::writeback::dirty_folios::DirtyFolios;
 use crate::writeback::pass::WriteOut;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::world::Nanos;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-/// A file with data that could not be written waits this long before it is tried again.
+/// Shortest pause of a file with failed blocks before the next try.
 const RETRY_FIRST: Nanos = 5_000_000;
-/// And this long in the end.
+/// Longest pause of a file with failed blocks.
 const RETRY_LAST: Nanos = 1_000_000_000;
-/// A look at a file that wrote nothing of what it should is not followed by the next one sooner than this.
+/// Shortest pause after a visit that wrote nothing.
 const STALL_FIRST: Nanos = 1_000_000;
-/// Nor, in the end, than this, unless there is a reason to think that it will.
+/// Longest pause of a stalled file that does not change.
 const STALL_LAST: Nanos = 1_000_000_000;
 
 struct Retry {
     at: Nanos,
     pause: Nanos,
-    /// It was tried since the last failure that counts.
+    /// It was tried since the last counted failure.
     tried: bool,
 }
 
 struct Member {
-    dirt: Arc<Dirt>,
+    dirty: Arc<DirtyFolios>,
     out: std::sync::Weak<dyn WriteOut>,
-    /// Held from when its last opener has gone until nothing is owed any more.
+    /// Set from the last close of the file until all of it is durable.
     keep: Option<std::sync::Arc<dyn WriteOut>>,
     /// Pause until the next look at a kept file.
     keep_pause: Nanos,
     aged: Option<Nanos>,
     alarm: Option<Nanos>,
     retry: Option<Retry>,
-    /// Its dirt could not be written, and is not tried before this.
+    /// Its dirty blocks could not be written, and are not retried before this time.
     stalled: Option<Nanos>,
     /// How long it was stalled last; 0 once something was written.
     stall_pause: Nanos,
-    /// Times that the flusher has it in hand.
+    /// How often the flusher has checked it out, and not released it.
     held: u32,
-    /// Of all that ever joined.
+    /// Number of this membership, among all so far.
     serial: u64,
 }
 
 /// Why a file is looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Why {
-    /// Its dirt has come of age.
+    /// Its oldest dirty block is due.
     Age,
-    /// It asked: uncached dirt, or it is kept and owes something.
+    /// Its timer expired: uncached dirty blocks, or a kept file that is not durable yet.
     Alarm,
     /// What failed is tried again.
     Retry,
 }
 
-/// A file in hand: the member, not whoever has its number later.
+/// A file checked out by the flusher: identifies the member, not a later one with its number.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Hand {
+pub(super) struct CheckedOut {
     pub id: u32,
     serial: u64,
 }
@@ -80,9 +83,9 @@ pub(super) struct Hand {
 /// A file that is to be looked at.
 pub(super) struct Look {
     pub id: u32,
-    pub hand: Hand,
+    pub checked_out: CheckedOut,
     pub why: Why,
-    pub dirt: Arc<Dirt>,
+    pub dirty: Arc<DirtyFolios>,
     pub out: std::sync::Arc<dyn WriteOut>,
     pub kept: bool,
     /// It waits for its next try.
@@ -92,15 +95,15 @@ pub(super) struct Look {
 /// What came of a look at a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Outcome {
-    /// Dirt since then or before was to be written.
+    /// Blocks dirty since then or before were to be written.
     pub until: Nanos,
-    /// [`Dirt::changes`] before.
+    /// [`DirtyFolios::changes`] before.
     pub seen: u64,
     /// Something was.
     pub wrote: bool,
 }
 
-/// See the module.
+/// The queue of a flush domain.
 #[derive(Default)]
 pub(super) struct Queue {
     members: HashMap<u32, Member>,
@@ -115,9 +118,9 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub fn join(&mut self, id: u32, dirt: Arc<Dirt>, out: std::sync::Weak<dyn WriteOut>) {
+    pub fn join(&mut self, id: u32, dirty: Arc<DirtyFolios>, out: std::sync::Weak<dyn WriteOut>) {
         let member = Member {
-            dirt,
+            dirty,
             out,
             keep: None,
             keep_pause: RETRY_FIRST,
@@ -170,18 +173,18 @@ impl Queue {
 
     /// A file has become dirty.
     pub fn dirtied(&mut self, id: u32, since: Nanos) {
-        self.stir(id);
+        self.end_stall(id);
         let Some(member) = self.members.get_mut(&id) else { return };
-        member.dirt.enter_queue();
+        member.dirty.enter_queue();
         if member.retry.is_none() && member.aged.is_none() {
             self.set_aged(id, Some(since));
         }
     }
 
     /// There may be something to write of a stalled file.
-    pub fn stir(&mut self, id: u32) {
+    pub fn end_stall(&mut self, id: u32) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        member.dirt.set_stalled(false);
+        member.dirty.set_stalled(false);
         if member.stalled.take().is_some() {
             self.requeue(id);
         }
@@ -205,7 +208,7 @@ impl Queue {
             (retry.at, retry.tried) = (now + retry.pause, false);
         }
         let at = retry.at;
-        member.dirt.set_stalled(false);
+        member.dirty.set_stalled(false);
         member.stalled = None;
         self.set_aged(id, None);
         self.set_alarm(id, Some(at));
@@ -219,11 +222,11 @@ impl Queue {
         }
     }
 
-    /// Queues a file anew that was looked at, by its oldest dirt.
+    /// Queues a visited file again, by its oldest dirty block.
     pub fn requeue(&mut self, id: u32) {
         let Some(member) = self.members.get(&id) else { return };
-        let oldest = match member.dirt.oldest() {
-            None => member.dirt.leave_queue(),
+        let oldest = match member.dirty.oldest() {
+            None => member.dirty.leave_queue(),
             some => some,
         };
         let waits = member.retry.is_some() || member.stalled.is_some();
@@ -239,26 +242,25 @@ impl Queue {
         let Some(member) = self.members.get(&id) else { return true };
         let waits = member.retry.is_some() || member.stalled.is_some();
         let queued = member.aged.is_some_and(|at| self.aged.contains(&(at, id)));
-        queued || waits || !member.dirt.is_queued()
+        queued || waits || !member.dirty.is_queued()
     }
 
-    /// The same, of a look whose outcome is known: what it left is in write-out and dirty again, or somebody
-    /// holds it (Q-e).
+    /// Queues a file after a visit. Remaining blocks are dirty again, or in use (Q-e).
     pub fn looked_at(&mut self, id: u32, now: Nanos, outcome: Outcome) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        let dirt = &member.dirt;
-        let left = dirt.oldest().is_some_and(|since| since <= outcome.until);
+        let dirty = &member.dirty;
+        let left = dirty.oldest().is_some_and(|since| since <= outcome.until);
         if outcome.wrote || !left {
             member.stall_pause = 0;
         } else if member.retry.is_none() {
-            dirt.set_stalled(true);
-            // Whoever changes it from here on sees that it is stalled.
-            if dirt.changes() == outcome.seen {
+            dirty.set_stalled(true);
+            // A task that changes the file from here on sees that it is stalled.
+            if dirty.changes() == outcome.seen {
                 let pause = (member.stall_pause * 2).clamp(STALL_FIRST, STALL_LAST);
                 (member.stall_pause, member.stalled) = (pause, Some(now + pause));
                 self.look_by(id, now + pause);
             } else {
-                dirt.set_stalled(false);
+                dirty.set_stalled(false);
             }
         }
         self.requeue(id);
@@ -301,7 +303,7 @@ impl Queue {
             self.set_alarm(id, Some(at));
         } else if let Some(at) = member.stalled {
             match at <= now {
-                true => self.stir(id),
+                true => self.end_stall(id),
                 false => self.set_alarm(id, Some(at)),
             }
         }
@@ -318,11 +320,11 @@ impl Queue {
         };
         member.held += 1;
         let (kept, waits) = (member.keep.is_some(), member.retry.is_some());
-        let hand = Hand { id, serial: member.serial };
-        Some(Look { id, hand, why, dirt: member.dirt.clone(), out, kept, waits })
+        let checked_out = CheckedOut { id, serial: member.serial };
+        Some(Look { id, checked_out, why, dirty: member.dirty.clone(), out, kept, waits })
     }
 
-    /// The file with the oldest dirt after `after`, and its place.
+    /// The file with the oldest dirty block after `after`, and its position.
     pub fn next_aged(&mut self, mut after: (Nanos, u32)) -> Option<((Nanos, u32), Look)> {
         loop {
             let from = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
@@ -346,27 +348,27 @@ impl Queue {
     }
 
     /// The next file to flush, and its bytes.
-    pub fn next_flush(&mut self) -> Option<(Hand, std::sync::Arc<dyn WriteOut>, u64)> {
+    pub fn next_flush(&mut self) -> Option<(CheckedOut, std::sync::Arc<dyn WriteOut>, u64)> {
         loop {
             let id = self.flush.pop_front()?;
             let Some(member) = self.members.get_mut(&id) else { continue };
             // In this order: what is kept from now on lists the file anew.
-            member.dirt.flush_listed.store(false, Ordering::SeqCst);
-            let bytes = member.dirt.unflushed.load(Ordering::SeqCst).max(0) as u64;
+            member.dirty.flush_listed.store(false, Ordering::SeqCst);
+            let bytes = member.dirty.unflushed.load(Ordering::SeqCst).max(0) as u64;
             if let Some(out) = member.out.upgrade().filter(|_| bytes > 0) {
                 member.held += 1;
-                return Some((Hand { id, serial: member.serial }, out, bytes));
+                return Some((CheckedOut { id, serial: member.serial }, out, bytes));
             }
         }
     }
 
-    // ---- files in hand: from `due`, `next_aged` and `next_flush` until they are released ----
+    // ---- files checked out: from `due`, `next_aged` and `next_flush` until they are released ----
 
     /// Nothing, if the file has left: its number may be another's by now.
-    pub fn release(&mut self, hand: Hand) {
-        let member = self.members.get_mut(&hand.id);
-        if let Some(member) = member.filter(|member| member.serial == hand.serial) {
-            assert!(member.held > 0, "Q-d: file {} is not in hand", hand.id);
+    pub fn release(&mut self, checked_out: CheckedOut) {
+        let member = self.members.get_mut(&checked_out.id);
+        if let Some(member) = member.filter(|member| member.serial == checked_out.serial) {
+            assert!(member.held > 0, "Q-d: file {} is not checked out", checked_out.id);
             member.held -= 1;
         }
     }
@@ -377,7 +379,7 @@ impl Queue {
 
     // ---- files without openers ----
 
-    /// Keeps the file alive until nothing is owed.
+    /// Keeps the file alive until all of it is durable.
     pub fn keep(&mut self, id: u32, out: std::sync::Arc<dyn WriteOut>, now: Nanos) {
         if let Some(member) = self.members.get_mut(&id) {
             (member.keep, member.keep_pause) = (Some(out), RETRY_FIRST);
@@ -385,13 +387,12 @@ impl Queue {
         }
     }
 
-    /// It has an opener again, or owes nothing, or is given up: the caller drops what it gets, not under
-    /// the queue's lock.
+    /// Stops keeping the file. The caller drops the result without the queue's lock.
     pub fn let_go(&mut self, id: u32) -> Option<std::sync::Arc<dyn WriteOut>> {
         self.members.get_mut(&id).and_then(|m| m.keep.take())
     }
 
-    /// A kept file was looked at and owes something still.
+    /// A kept file was visited and is not durable yet.
     pub fn look_at_kept_again(&mut self, id: u32, now: Nanos) {
         let Some(member) = self.members.get_mut(&id) else { return };
         let at = now + member.keep_pause;
@@ -427,13 +428,13 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_file_waits_apart_and_the_oldest_comes_first() {
+    fn failing_file_waits_and_oldest_is_first() {
         let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
-        let dirts: Vec<Arc<Dirt>> = (0..3).map(|_| Arc::new(Dirt::default())).collect();
-        for (i, dirt) in (0u32..).zip(&dirts) {
+        let sets: Vec<Arc<DirtyFolios>> = (0..3).map(|_| Arc::default()).collect();
+        for (i, dirty) in (0u32..).zip(&sets) {
             let weak = std::sync::Arc::downgrade(&out);
-            queue.join(i, dirt.clone(), weak);
-            dirt.list(0, 100 - u64::from(i), false);
+            queue.join(i, dirty.clone(), weak);
+            dirty.list(0, 100 - u64::from(i), false);
             queue.dirtied(i, 100 - u64::from(i));
         }
         let order = |queue: &mut Queue| {
@@ -465,20 +466,20 @@ mod tests {
         assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 200, 200, 200, 200, 200]);
         queue.healed(2);
         assert_eq!(order(&mut queue)[0], 2, "Q-a");
-        assert!(dirts[2].unlist(0));
+        assert!(sets[2].unlist(0));
         queue.requeue(2);
-        assert!(!dirts[2].is_queued() && order(&mut queue) == [1, 0]);
+        assert!(!sets[2].is_queued() && order(&mut queue) == [1, 0]);
     }
 
-    /// A file whose dirt had come of age and could not be written was due again a millisecond later, for as
-    /// long as that took, and while the flusher was at work for the limits' sake at once.
+    /// The story: a file whose old dirty blocks could not be written was due again a millisecond
+    /// later each time, and at once while the flusher worked above the limits.
     #[test]
-    fn a_file_of_which_nothing_is_written_is_looked_at_less_and_less() {
+    fn stalled_file_is_visited_with_doubling_pause() {
         let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
-        let dirts: Vec<Arc<Dirt>> = (0..2).map(|_| Arc::new(Dirt::default())).collect();
-        for (i, dirt) in (0u32..).zip(&dirts) {
-            queue.join(i, dirt.clone(), std::sync::Arc::downgrade(&out) as _);
-            dirt.list(0, 100 + u64::from(i), false);
+        let sets: Vec<Arc<DirtyFolios>> = (0..2).map(|_| Arc::default()).collect();
+        for (i, dirty) in (0u32..).zip(&sets) {
+            queue.join(i, dirty.clone(), std::sync::Arc::downgrade(&out) as _);
+            dirty.list(0, 100 + u64::from(i), false);
             queue.dirtied(i, 100 + u64::from(i));
         }
         let (mut now, expire, mut pauses) = (1000, 50, Vec::new());
@@ -500,47 +501,47 @@ mod tests {
             assert_eq!(next, Some(1), "Q-c");
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1000, 1000, 1000], "Q-e");
-        // A write-out of it has ended, or it has fresh dirt: it is tried at once.
-        assert!(dirts[0].is_stalled());
-        queue.stir(0);
+        // A write-out of it has ended, or a folio became dirty: it is retried at once.
+        assert!(sets[0].is_stalled());
+        queue.end_stall(0);
         assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0), "Q-a");
         queue.looked_at(0, now, outcome(now, false));
-        assert!(dirts[0].is_stalled() && dirts[0].list(9, now, false).fresh);
+        assert!(sets[0].is_stalled() && sets[0].list(9, now, false).fresh);
         queue.dirtied(0, now);
         assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0), "the oldest first");
         // Something has changed during the look.
         queue.looked_at(0, now, outcome(now, false));
         assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0));
         queue.looked_at(0, now, outcome(now, true));
-        assert!(!dirts[0].is_stalled() && queue.members[&0].stall_pause == 0);
+        assert!(!sets[0].is_stalled() && queue.members[&0].stall_pause == 0);
     }
 
-    /// The flusher let go of a file that had left, and whose number another one had by then: it took that
-    /// one for the one in its hand, and ended.
+    /// The story: the flusher released a file that had left, when another file had its number. It
+    /// took that file for the one it had checked out, and ended its work.
     #[test]
-    fn a_file_in_hand_that_leaves_is_not_the_next_one_of_its_number() {
+    fn checked_out_file_that_left_differs_from_successor() {
         let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
         let join = |queue: &mut Queue| {
-            let dirt: Arc<Dirt> = Arc::default();
-            queue.join(7, dirt.clone(), std::sync::Arc::downgrade(&out) as _);
-            dirt.list(0, 100, false);
+            let dirty: Arc<DirtyFolios> = Arc::default();
+            queue.join(7, dirty.clone(), std::sync::Arc::downgrade(&out) as _);
+            dirty.list(0, 100, false);
             queue.dirtied(7, 100);
         };
         join(&mut queue);
-        let old = queue.due(1000, 50).expect("its dirt is of age");
+        let old = queue.due(1000, 50).expect("its oldest block is due");
         queue.leave(7);
         join(&mut queue);
-        queue.release(old.hand);
-        let new = queue.due(1000, 50).expect("its dirt is of age");
-        queue.release(old.hand);
+        queue.release(old.checked_out);
+        let new = queue.due(1000, 50).expect("its oldest block is due");
+        queue.release(old.checked_out);
         assert!(queue.is_held(7), "Q-d");
-        queue.release(new.hand);
+        queue.release(new.checked_out);
         assert!(!queue.is_held(7));
     }
 
-    /// Files that had left stayed in the line of those who wait for a flush, if none was pressing.
+    /// The story: files that had left stayed in the queue of flushes while none was urgent.
     #[test]
-    fn who_has_left_does_not_wait_for_a_flush() {
+    fn file_that_left_does_not_wait_for_flush() {
         let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
         for id in 0..1000 {
             queue.join(id, Arc::default(), std::sync::Arc::downgrade(&out) as _);
@@ -550,24 +551,24 @@ mod tests {
         assert!(queue.flush.len() <= 17, "{}", queue.flush.len());
     }
 
-    /// The window of what waits for a flush is shared: whoever holds much of it is flushed first, however
-    /// late it came, or its blocks would keep the others' frames.
+    /// The window of unflushed blocks is shared: a file that holds much of it is flushed first,
+    /// however late it arrived. Else its blocks would keep the others' frames.
     #[test]
-    fn whoever_holds_much_of_the_window_is_flushed_first() {
+    fn file_holding_much_of_window_is_flushed_first() {
         use crate::config::Config;
         use crate::writeback::control::DirtyControl;
         let control = DirtyControl::new(&Config::with_budget(1 << 20), 1 << 20);
         let (domain, out) = (control.domain(None), std::sync::Arc::new(Idle));
-        let dirts: Vec<Arc<Dirt>> = (0..3).map(|_| Arc::new(Dirt::default())).collect();
-        for (id, dirt) in (0u32..).zip(&dirts) {
+        let sets: Vec<Arc<DirtyFolios>> = (0..3).map(|_| Arc::default()).collect();
+        for (id, dirty) in (0u32..).zip(&sets) {
             let weak: std::sync::Weak<Idle> = std::sync::Arc::downgrade(&out);
-            domain.queue().join(id, dirt.clone(), weak);
-            domain.keep_unflushed(id, dirt, 4096, 16384);
+            domain.queue().join(id, dirty.clone(), weak);
+            domain.keep_unflushed(id, dirty, 4096, 16384);
         }
         // In two steps, of which neither is much.
-        domain.keep_unflushed(2, &dirts[2], 8192, 16384);
-        domain.keep_unflushed(2, &dirts[2], 8192, 16384);
-        let next = || domain.queue().next_flush().map(|(hand, ..)| hand.id);
+        domain.keep_unflushed(2, &sets[2], 8192, 16384);
+        domain.keep_unflushed(2, &sets[2], 8192, 16384);
+        let next = || domain.queue().next_flush().map(|(checked_out, ..)| checked_out.id);
         let (first, _, bytes) = domain.queue().next_flush().expect("three wait");
         assert_eq!((first.id, bytes), (2, 20480));
         assert!(domain.queue().is_held(2) && !domain.queue().is_held(0));
@@ -576,15 +577,15 @@ mod tests {
         assert_eq!((next(), next()), (Some(0), Some(1)));
     }
 
-    /// A file that is closed with dirt, because its device is given up, takes its places along: a flusher
-    /// that found one without its file would look for it for ever, and write nothing for the others.
+    /// A file that is closed with dirty blocks, because its device is given up, is removed from all
+    /// lists. Else the flusher would search for it for ever, and write no other file.
     #[test]
-    fn q_b_a_file_that_is_gone_is_due_no_more() {
+    fn q_b_removed_file_is_not_due() {
         let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
         for id in 0..3 {
-            let (dirt, weak) = (Arc::new(Dirt::default()), std::sync::Arc::downgrade(&out));
-            dirt.list(0, 10, false);
-            queue.join(id, dirt, weak);
+            let (dirty, weak) = (Arc::new(DirtyFolios::default()), std::sync::Arc::downgrade(&out));
+            dirty.list(0, 10, false);
+            queue.join(id, dirty, weak);
             queue.dirtied(id, 10);
         }
         queue.look_by(1, 5);

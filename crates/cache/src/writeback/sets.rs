@@ -1,8 +1,8 @@
-//! Memory of sets of blocks, used again for all files of a cache: what write-out lists when it has completed
-//! must not need memory for it.
+//! Memory of sets of blocks, reused for all files of a cache: write-out that lists its completed
+//! blocks must not need memory for it.
 //!
-//! Invariant: S1 what is kept is counted with the records of write-out ([`PageCache::record_bytes`]), and no
-//! more than these may have.
+//! Invariant: S1 the kept memory is counted with the records of write-out
+//! ([`PageCache::record_bytes`]), and stays within their limit.
 //!
 //! Lock: one, a leaf.
 
@@ -60,7 +60,7 @@ mod tests {
     use crate::{Config, PageCache};
     use forebay_base::world::RealWorld;
 
-    /// S1.
+    /// S1: kept sets are counted, and stay within the limit.
     #[test]
     fn what_is_kept_is_counted_and_bounded() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };

@@ -1,13 +1,14 @@
-//! Stable writes: how bytes in flight are kept from changing where the device needs that.
+//! Stable writes: how bytes in flight are kept unchanged where the device needs that.
 //!
-//! A block is *hit* when a writer is about to change it while a write-out of it is in flight out of the
-//! very frame that the folio holds. The writer then waits, or the frame is detached: the write-out
-//! keeps it, the folio gets a fresh one. A write-out of a copy (*snapshot*) is never hit.
+//! A block is *hit* when a writer is about to change it while a write-out uses the same frame that
+//! the folio holds. The writer then waits, or the frame is detached: the write-out keeps it, the
+//! folio gets a fresh one. A write-out of a copy (*snapshot*) is never hit.
 //!
-//! Invariants: S-a the frames of a piece do not change from capture to end, if every writer resolved
-//! its hits first. S-b a frame is detached only when a block of it is hit, and no block of it is being
-//! read: a fill goes to the frame of its plan. S-c snapshots hold a sixteenth of the frames at most and
-//! leave as many free; they never reclaim, so write-out never waits for frames.
+//! Invariants: S-a the frames of a piece do not change from capture to end, if every writer
+//! resolved its hits first. S-b a frame is detached only when a block of it is hit, and no block of
+//! it is being read: a fill uses the frame of its plan. S-c snapshots hold a sixteenth of the
+//! frames at most and leave as many free; they never reclaim, so write-out never waits for frames.
+//!
 //! Lock rule: all of it under the folio lock; the frame allocator may be taken inside.
 
 use crate::cache::PageCache;
@@ -156,12 +157,13 @@ impl PageCache {
         (self.sizes.frames() / 64).clamp(8, 512)
     }
 
-    /// What a writer does about a hit of `frames` frames, by the strategy as it is now.
+    /// Decides how a writer resolves a hit of `frames` frames, by the current strategy.
     ///
     /// `auto` weighs the rest of the write-out against the price of the frames. While frames are
-    /// plentiful a copy costs a microsecond and a wait at least a switch: it takes fresh frames. When
-    /// they are scarce a frame is taken from some cached block, and the price rises as they run
-    /// out: it waits if half of what write-outs of this file lately took is less.
+    /// plentiful a copy costs a microsecond and a wait at least a thread switch: it takes fresh
+    /// frames. When frames are scarce each is taken from a cached block, and the price rises as
+    /// they run out. It waits if half of the recent write-out time of this file is less than that
+    /// price.
     pub fn answer_hit(&self, mapping: &Mapping, frames: usize) -> Answer {
         match self.strategies.stable() {
             StableStrategy::Wait | StableStrategy::Snapshot => Answer::Wait,
@@ -210,10 +212,11 @@ mod tests {
     use crate::config::Config;
     use forebay_base::world::RealWorld;
 
-    /// Where frames are scarce, `auto` weighs the wait for a slow device against the frames: it may take
-    /// some of the last ones, never the last, and the fewer there are the longer it waits instead.
+    /// Where frames are scarce, `auto` weighs the wait for a slow device against the frames. It may
+    /// take some of the last ones, never the last, and the fewer there are the longer it waits
+    /// instead.
     #[test]
-    fn s8_auto_weighs_the_wait_against_the_frames_that_are_left() {
+    fn s8_auto_weighs_wait_against_free_frames() {
         let config = Config { huge_pages: false, ..Config::with_budget(8 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         cache.strategies.set_stable(StableStrategy::Auto);

@@ -1,6 +1,7 @@
-//! Writers above the background limit. They pause at the pace of their domain's write-out; at its part of
-//! the dirty limit they wait in line, each woken alone, and go on when there is room, a portion of a
-//! request at a time: none overtakes another, whatever the size of its requests (U18).
+//! Writers above the background limit. They pause at the pace of their domain's write-out. At the
+//! domain's part of the dirty limit they wait in a queue, each woken alone, and continue when there
+//! is space, a portion of a request at a time. None overtakes another, whatever the size of its
+//! requests (U18).
 
 use crate::cache::PageCache;
 use crate::mapping::Mapping;
@@ -10,22 +11,23 @@ use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind, Result};
 use std::task::Poll;
 
-/// Writers above the background limit wake their flusher not more often than this, unless their file
-/// has [`MUCH`] to write: a wake-up for each small write costs more than the write.
-const KICK_OWN_EVERY: Nanos = 2_000_000;
-/// Bytes, see [`KICK_OWN_EVERY`].
+/// Writers above the background limit wake their flusher at most once in this time, unless their
+/// file has [`MUCH`] to write: a wake-up for each small write would cost more than the write.
+const WAKE_OWN_EVERY: Nanos = 2_000_000;
+/// Bytes, see [`WAKE_OWN_EVERY`].
 const MUCH: u64 = 1 << 20;
-/// Pauses of the writers of a file are saved up to this length: shorter ones cost more than they are.
+/// Pauses of a file's writers accumulate to this length: shorter sleeps would cost more than they
+/// last.
 const MIN_PAUSE: Nanos = 100_000;
 /// No pause is longer.
 const MAX_PAUSE: Nanos = 20_000_000;
 
 impl PageCache {
-    /// Holds a writer back that is about to dirty `bytes` of `mapping`. Fails when failed write-outs fill
-    /// the part of its domain: the device does not take the data, so no more is accepted.
+    /// Holds back a writer that will dirty `bytes` of `mapping`. Fails when failed write-outs fill
+    /// the domain's part of the limit: the device does not take the data, so no more is accepted.
     pub async fn throttle(&self, mapping: &Mapping, bytes: u64) -> Result<()> {
         let domain = &*mapping.domain;
-        self.kick_above(mapping);
+        self.wake_flusher_above(mapping);
         let doomed = || {
             let dirty = mapping.dirty_bytes.load(Ordering::Relaxed);
             mapping.is_failing().then(|| dirty.saturating_sub(mapping.failed_bytes()))
@@ -43,7 +45,7 @@ impl PageCache {
             Counters::add(&self.counters.throttled_nanos, self.world.now() - start);
             return Ok(());
         }
-        let place = domain.line_up();
+        let place = domain.take_ticket();
         let outcome = std::future::poll_fn(|cx| {
             let first = place.first(cx.waker());
             if refused() {
@@ -53,9 +55,9 @@ impl PageCache {
                 return Poll::Ready(Ok(()));
             }
             if domain.writeback_bytes() == 0 {
-                domain.kick();
+                domain.wake_flusher();
             }
-            self.dirty.kick_all_at(self.world.now());
+            self.dirty.wake_all_flushers_at(self.world.now());
             Poll::Pending
         })
         .await;
@@ -73,10 +75,10 @@ impl PageCache {
     }
 
     /// Wakes the flusher of a file that was written to, above the background limit.
-    pub fn kick_above(&self, mapping: &Mapping) {
+    pub fn wake_flusher_above(&self, mapping: &Mapping) {
         if mapping.domain.above_background() {
             let much = mapping.dirty_bytes.load(Ordering::Relaxed) >= MUCH;
-            mapping.domain.kick_at(self.world.now(), if much { 0 } else { KICK_OWN_EVERY });
+            mapping.domain.wake_flusher_at(self.world.now(), if much { 0 } else { WAKE_OWN_EVERY });
         }
     }
 }

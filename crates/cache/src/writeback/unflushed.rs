@@ -1,21 +1,22 @@
-//! What of a file was written and not flushed: a failed flush may have lost it.
+//! The blocks of a file that were written and not flushed: a failed flush may have lost them.
 //!
 //! ```text
-//!               submitted: epoch sampled        completed                  a flush that began later
-//!   dirty ────────────────────────────▶ writing ─────────▶ pinned ──────────────────────────────▶ durable
-//!     ▲                                    │         └───▶ unpinned (direct, trim, window full) ──▶ durable
-//!     │                                    │ completed, and a flush failed since it was submitted
-//!     └── pinned: written again ◀──────────┘                 flush failed: pinned ──▶ dirty, else poison
+//!         submitted: epoch sampled   completed      a flush that began later
+//!   dirty ──────────────────▶ writing ─────────▶ pinned ───────────────────────────────▶ durable
+//!     ▲                          │         └───▶ unpinned (direct, trim, window full) ──▶ durable
+//!     │                          │ completed, and a flush failed since it was submitted
+//!     └── pinned: written again ◀┘           flush failed: pinned ──▶ dirty, else poison
 //! ```
-//! Invariants:
-//! W1 a write whose bookkeeping runs after a flush failed counts as failed, if it was submitted before:
-//!    the device may have completed it ahead of the flush, whatever order we hear of it in.
-//! W2 what completed is kept with the epoch of then. When the epoch has moved since, it is lost, whoever
-//!    asked for the flush that failed: no later flush certifies it.
-//! W3 the epoch is the domain's ([`crate::writeback::flushes`]): a flush of any of its files moves it.
-//! W4 what is dropped while a flush that answers for it is under way counts as held by nobody if that fails.
 //!
-//! Lock: one; below it that of the sets that are used again.
+//! Invariants: W1 a write whose bookkeeping runs after a flush failed counts as failed, if it was
+//! submitted before: the device may have completed it ahead of the flush, in whatever order the
+//! results arrive. W2 a completed block is kept with the epoch of that moment. If the epoch has
+//! moved since, the block is lost, whichever file's flush failed: no later flush certifies it. W3
+//! the epoch is the domain's ([`crate::writeback::flushes`]): a flush of any of its files moves it.
+//! W4 a block that is dropped while a flush that covers it is in progress counts as unpinned if
+//! that flush fails.
+//!
+//! Lock: one; below it that of the reused sets.
 
 use crate::rangeset::RangeSet;
 use crate::writeback::flushes::Flushes;
@@ -31,7 +32,7 @@ pub struct Epoch(u64);
 pub struct Covered {
     /// Blocks kept in the cache: they can be written again.
     pub pinned: RangeSet,
-    /// Bytes were written that nobody holds any more.
+    /// Bytes were written whose blocks are not kept any more.
     pub unpinned: bool,
     /// All of it completed in this epoch.
     epoch: Epoch,
@@ -48,7 +49,7 @@ impl Covered {
 struct State {
     /// For the next flush.
     covered: Covered,
-    /// What a failed flush may have dropped, and nobody has dealt with yet.
+    /// Blocks that a failed flush may have lost, not yet taken by a caller.
     lost: Covered,
     /// Flushes that began and whose outcome has not been dealt with.
     flushing: u32,
@@ -71,7 +72,7 @@ impl State {
     }
 }
 
-/// See the module.
+/// The written but unflushed blocks of a file.
 #[derive(Default)]
 pub struct Unflushed {
     flushes: Arc<Flushes>,
@@ -89,9 +90,9 @@ impl Unflushed {
         Epoch(self.flushes.failures())
     }
 
-    /// Blocks of a completed write are pinned; `None`: the write is remembered as one that nobody holds.
-    /// False if a flush failed since `epoch` (W1): nothing was remembered. `memory`: an empty set, for the
-    /// first ones after a flush.
+    /// Blocks of a completed write are pinned; `None`: the write is recorded as one whose blocks
+    /// are not kept. False if a flush failed since `epoch` (W1): then nothing was recorded.
+    /// `memory`: an empty set, for the first blocks after a flush.
     #[must_use]
     pub fn completed(
         &self,
@@ -147,8 +148,8 @@ impl Unflushed {
         covered.epoch == self.epoch()
     }
 
-    /// What it covered is durable, or dirty again. Returns the pinned blocks that were dropped since it
-    /// began: if it failed nobody holds what it covered of them (W4).
+    /// Ends a flush: its blocks are durable, or dirty again. Returns the pinned blocks that were
+    /// dropped since it began: if it failed, these are not kept anywhere (W4).
     pub fn end_flush(&self) -> RangeSet {
         let mut state = self.state.lock();
         assert!(state.flushing > 0, "a flush ends once");
@@ -156,15 +157,15 @@ impl Unflushed {
         std::mem::take(&mut state.given_up)
     }
 
-    /// What failed flushes may have dropped of what had completed by now (W2): for the caller to deal with.
+    /// Takes the completed blocks that failed flushes may have lost (W2), for the caller to handle.
     pub fn take_lost(&self) -> Covered {
         let mut state = self.state.lock();
         state.look(self.epoch());
         std::mem::take(&mut state.lost)
     }
 
-    /// All that no flush has made durable, for who knows that it is gone. None: a flush is under way, which
-    /// answers for some of it.
+    /// Takes all blocks that no flush has made durable, for a caller that knows that they are lost.
+    /// `None` while a flush that covers some of them is in progress.
     pub fn take_back(&self) -> Option<Covered> {
         let mut state = self.state.lock();
         state.look(self.epoch());
@@ -175,8 +176,8 @@ impl Unflushed {
         Some(std::mem::replace(&mut state.covered, Covered { epoch, ..Covered::default() }))
     }
 
-    /// What of the blocks was written again since the flush that covers them began: pinned for the next one,
-    /// or lost meanwhile and to be written anew.
+    /// The blocks that were written again since the flush that covers them began: pinned for the
+    /// next flush, or lost meanwhile and to be written again.
     pub fn pinned_within(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
         let state = self.state.lock();
         let lost = state.lost.pinned.within(blocks.clone());
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_completion_does_not_escape_a_failed_flush() {
+    fn late_completion_after_failed_flush_counts_as_failed() {
         let unflushed = Unflushed::default();
         let (early, late) = (unflushed.epoch(), unflushed.epoch());
         assert!(done(&unflushed, early, Some(0..4)));
@@ -221,24 +222,24 @@ mod tests {
         assert!(unflushed.begin_flush().unpinned);
     }
 
-    /// A block that a flush covered was written again, then a flush of another file failed: the newer bytes
-    /// were not looked for among what is lost, and the block counted as flushed.
+    /// The story: a block that a flush covered was written again, then a flush of another file
+    /// failed. The newer bytes were not counted as lost, and the block counted as flushed.
     #[test]
-    fn what_is_lost_while_a_flush_is_dealt_with_was_written_again() {
+    fn block_lost_during_flush_end_is_written_again() {
         let unflushed = Unflushed::default();
         assert!(done(&unflushed, unflushed.epoch(), Some(0..4)));
         let covered = unflushed.begin_flush();
         assert!(done(&unflushed, unflushed.epoch(), Some(1..2)), "while the flush runs");
         assert!(unflushed.is_certified(&covered));
         fail_one(&unflushed.flushes);
-        assert!(done(&unflushed, unflushed.epoch(), Some(8..9)), "somebody sees the epoch move");
+        assert!(done(&unflushed, unflushed.epoch(), Some(8..9)), "the epoch moved");
         assert!(unflushed.pinned_within(0..4).iter().eq(std::iter::once(&(1..2))));
     }
 
-    /// A direct write took the place of a block that a flush under way covered; the flush failed, and of the
-    /// rest of the block, which nobody held any more, nothing was said.
+    /// The story: a direct write replaced a block that a flush in progress covered, and the flush
+    /// failed. The loss of the rest of the block, which was not kept any more, was not reported.
     #[test]
-    fn what_is_dropped_while_a_flush_is_under_way_is_told_to_it() {
+    fn block_dropped_in_flush_is_reported_at_its_end() {
         let unflushed = Unflushed::default();
         assert!(done(&unflushed, unflushed.epoch(), Some(0..4)));
         unflushed.drop_blocks(7..8, false);
@@ -250,10 +251,10 @@ mod tests {
         assert!(unflushed.end_flush().is_empty(), "nothing was under way");
     }
 
-    /// What had completed in one file was certified by its next flush, though a flush that had failed
-    /// for another file of the device may have dropped it.
+    /// The story: the next flush of a file certified its completed blocks, though a failed flush of
+    /// another file of the device may have lost them.
     #[test]
-    fn a_flush_that_fails_for_one_file_is_every_files() {
+    fn flush_failure_of_one_file_affects_all_of_domain() {
         let flushes: Arc<Flushes> = Arc::default();
         let (one, other) = (Unflushed::new(flushes.clone()), Unflushed::new(flushes.clone()));
         assert!(done(&other, other.epoch(), Some(0..4)));

@@ -1,10 +1,11 @@
-//! The flushes by which a flusher keeps the window of written but unflushed blocks open: of some files at a
-//! time, beside which write-out goes on.
+//! The flushes by which a flusher keeps space in the window of written but unflushed blocks. Each
+//! covers some files, and write-out continues meanwhile.
 //!
-//! Invariants: W5 files with little to flush are flushed together, one with much alone. W6 a flush that is
-//! under way is polled when it was woken, and once when it begins: write-out beside it is polled much more
-//! often, and would poll all of them each time.
-//! Locks: the queue's, to take files off it; that of who is told of a wake, a leaf.
+//! Invariants: W5 files with little to flush are flushed together, one with much alone. W6 a flush
+//! in progress is polled when it was woken, and once when it begins: the concurrent write-out is
+//! polled much more often, and would poll all flushes each time.
+//!
+//! Locks: the queue's, to take files off it; that of the waiter, a leaf.
 
 use crate::cache::PageCache;
 use crate::writeback::domain::{Domain, Held};
@@ -15,99 +16,101 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// Files that are flushed together, at most: where they share a device, or the log of a volume, the first
-/// one's flush is all of theirs.
+/// Most files that are flushed together. Where they share a device, or the log of a volume, the
+/// flush of the first covers all.
 const TOGETHER: usize = 64;
 
-/// Who waits for any of the flushes.
+/// The task that waits for any of the flushes.
 #[derive(Default)]
-struct Home {
-    rung: AtomicBool,
+struct FlushWaiter {
+    woken: AtomicBool,
     waiter: Mutex<Option<Waker>>,
 }
 
-impl Home {
-    /// Whoever polls now is told of later wakes. Whether there was one since the last time; forgets it.
-    fn hears(&self, waker: &Waker) -> bool {
+impl FlushWaiter {
+    /// Registers `waker` for later wakes. Returns whether there was a wake since the last call, and
+    /// resets that.
+    fn take_wake(&self, waker: &Waker) -> bool {
         let mut waiter = self.waiter.lock();
         let known = waiter.as_ref().is_some_and(|known| known.will_wake(waker));
         let old = if known { None } else { waiter.replace(waker.clone()) };
         // A waker may be the last that holds its task.
         drop(waiter);
         drop(old);
-        self.rung.swap(false, Ordering::AcqRel)
+        self.woken.swap(false, Ordering::AcqRel)
     }
 
-    /// Nobody waits any more.
+    /// Drops the waker: the flushes have ended.
     fn leave(&self) {
         let waiter = self.waiter.lock().take();
         drop(waiter);
     }
 }
 
-/// Says that a flush may go on (W6).
-struct Bell {
-    rung: AtomicBool,
-    home: std::sync::Arc<Home>,
+/// Wakes a flush, which is polled next (W6).
+struct FlushWaker {
+    woken: AtomicBool,
+    flush_waiter: std::sync::Arc<FlushWaiter>,
 }
 
-impl Wake for Bell {
+impl Wake for FlushWaker {
     fn wake(self: std::sync::Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &std::sync::Arc<Self>) {
-        // In this order: who finds the second looks for the first. The second is an exchange, so that who
-        // finds another bell's finds this one's, too.
-        self.rung.store(true, Ordering::Release);
-        self.home.rung.swap(true, Ordering::AcqRel);
-        let waiter = self.home.waiter.lock().take();
+        // In this order: a task that sees the second flag then checks the first. The second is an
+        // exchange, so that a task that sees another waker's flag sees this one's, too.
+        self.woken.store(true, Ordering::Release);
+        self.flush_waiter.woken.swap(true, Ordering::AcqRel);
+        let waiter = self.flush_waiter.waiter.lock().take();
         if let Some(waiter) = waiter {
             waiter.wake();
         }
     }
 }
 
-/// Room for a flush, and its bell.
+/// Memory for a flush, and its waker.
 struct Slot {
     flush: FutureSlot<()>,
-    bell: std::sync::Arc<Bell>,
-    /// Of the bell.
+    flush_waker: std::sync::Arc<FlushWaker>,
+    /// The waker made of `flush_waker`.
     waker: Waker,
 }
 
 impl Slot {
-    fn new(home: &std::sync::Arc<Home>) -> Self {
-        let bell = Bell { rung: AtomicBool::new(false), home: home.clone() };
-        let bell = std::sync::Arc::new(bell);
-        let waker = Waker::from(bell.clone());
-        Self { flush: FutureSlot::default(), bell, waker }
+    fn new(flush_waiter: &std::sync::Arc<FlushWaiter>) -> Self {
+        let flush_waker =
+            FlushWaker { woken: AtomicBool::new(false), flush_waiter: flush_waiter.clone() };
+        let flush_waker = std::sync::Arc::new(flush_waker);
+        let waker = Waker::from(flush_waker.clone());
+        Self { flush: FutureSlot::default(), flush_waker, waker }
     }
 
     /// Whether the flush has ended. It is polled only if it was woken.
     fn ended(&mut self) -> bool {
-        let woken = self.bell.rung.swap(false, Ordering::AcqRel);
+        let woken = self.flush_waker.woken.swap(false, Ordering::AcqRel);
         woken && Pin::new(&mut self.flush).poll(&mut Context::from_waker(&self.waker)).is_ready()
     }
 }
 
-/// Flushes of some files that write-out goes on beside.
+/// The flushes in progress, concurrent with write-out.
 #[derive(Default)]
 pub(super) struct Flush<'a> {
-    /// Those that run: the flush, which goes, with its hold on the file, when it ends; and what says that the
-    /// file is in hand.
+    /// The flushes that run. The future is dropped when it ends, and with it the mark that the file
+    /// is checked out.
     under_way: Vec<(Slot, Held<'a>)>,
-    /// To be used again.
+    /// Kept for reuse.
     spare: Vec<Slot>,
-    home: std::sync::Arc<Home>,
-    /// Most of the window is other domains', which may have nothing more to write.
+    flush_waiter: std::sync::Arc<FlushWaiter>,
+    /// Other domains use most of the window, and may have no more to write.
     others: bool,
 }
 
 impl<'a> Flush<'a> {
-    /// Goes on with what runs and was woken (W6).
+    /// Continues the flushes that were woken (W6).
     fn poll(&mut self, cx: &mut Context<'_>) {
-        if self.under_way.is_empty() || !self.home.hears(cx.waker()) {
+        if self.under_way.is_empty() || !self.flush_waiter.take_wake(cx.waker()) {
             return;
         }
         let ended = |(slot, _): &mut (Slot, Held<'a>)| slot.ended();
@@ -116,17 +119,17 @@ impl<'a> Flush<'a> {
             self.spare.push(slot);
         }
         if self.under_way.is_empty() {
-            self.home.leave();
+            self.flush_waiter.leave();
         }
     }
 
-    /// A file in hand is flushed from now on.
+    /// Starts the flush of a file that is checked out.
     pub fn add(&mut self, held: Held<'a>, begin: impl FnOnce(&mut FutureSlot<()>)) {
-        let mut slot = self.spare.pop().unwrap_or_else(|| Slot::new(&self.home));
+        let mut slot = self.spare.pop().unwrap_or_else(|| Slot::new(&self.flush_waiter));
         begin(&mut slot.flush);
         // The first poll (W6).
-        slot.bell.rung.store(true, Ordering::Release);
-        self.home.rung.swap(true, Ordering::AcqRel);
+        slot.flush_waker.woken.store(true, Ordering::Release);
+        self.flush_waiter.woken.swap(true, Ordering::AcqRel);
         self.under_way.push((slot, held));
     }
 
@@ -146,9 +149,9 @@ impl<'a> Flush<'a> {
         .await
     }
 
-    /// Starts to flush when the window of written but unflushed blocks is half full, some files at a time,
-    /// and waits for it before the window is full: what does not fit could not be written again if a flush
-    /// failed (W5).
+    /// Starts to flush when the window of written but unflushed blocks is half full, some files at
+    /// a time, and waits for it before the window is full. Blocks beyond the window could not be
+    /// written again if a flush failed (W5).
     pub async fn keep_window_open(&mut self, cache: &PageCache, domain: &'a Domain) {
         let window = cache.unflushed_window();
         loop {
@@ -176,8 +179,8 @@ impl<'a> Flush<'a> {
         let mut bytes = 0;
         while bytes < wanted && self.under_way.len() < TOGETHER {
             let next = domain.queue().next_flush();
-            let Some((hand, out, more)) = next else { break };
-            self.add(domain.hold(hand), |slot| out.flush(slot));
+            let Some((checked_out, out, more)) = next else { break };
+            self.add(domain.hold(checked_out), |slot| out.flush(slot));
             bytes += more;
         }
         !self.under_way.is_empty()
@@ -191,7 +194,7 @@ impl<'a> Flush<'a> {
         })
         .await;
         if std::mem::take(&mut self.others) {
-            cache.dirty.kick_all();
+            cache.dirty.wake_all_flushers();
         }
     }
 }
@@ -200,7 +203,7 @@ impl<'a> Flush<'a> {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::writeback::dirt::Dirt;
+    use crate::writeback::dirty_folios::DirtyFolios;
     use crate::writeback::pass::{WriteOut, WriteOutPass};
     use forebay_base::sim_world::SimWorld;
     use forebay_base::sync::Arc;
@@ -210,7 +213,7 @@ mod tests {
     /// A file that has so much to flush, and who counts flushes: under way, and the most at a time.
     struct Owes {
         domain: Arc<Domain>,
-        dirt: Arc<Dirt>,
+        dirty_folios: Arc<DirtyFolios>,
         bytes: u64,
         flushes: std::sync::Arc<[AtomicUsize; 2]>,
     }
@@ -225,7 +228,7 @@ mod tests {
                 let now = self.flushes[0].fetch_add(1, Ordering::SeqCst) + 1;
                 self.flushes[1].fetch_max(now, Ordering::SeqCst);
                 yield_now().await;
-                self.domain.sub_unflushed(&self.dirt, self.bytes);
+                self.domain.sub_unflushed(&self.dirty_folios, self.bytes);
                 self.flushes[0].fetch_sub(1, Ordering::SeqCst);
             });
         }
@@ -235,10 +238,11 @@ mod tests {
         }
     }
 
-    /// The window was half full of small files, and each had a flush of its own, one behind the other: of a
-    /// volume each was a commit of all that other files had written meanwhile. A file with much goes alone.
+    /// The story: small files filled half of the window, and each had a flush of its own, one after
+    /// the other. On a volume each committed all that other files had written meanwhile. A file
+    /// with much is flushed alone.
     #[test]
-    fn w5_flushes_of_many_small_files_go_together() {
+    fn w5_small_files_are_flushed_together() {
         let world = SimWorld::new(1);
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
         let cache = PageCache::new(config, world.clone()).unwrap();
@@ -248,13 +252,13 @@ mod tests {
             let flushes = std::sync::Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
             let files: Vec<_> = (1..=(window / 8 * 5 / bytes) as u32)
                 .map(|id| {
-                    let dirt: Arc<Dirt> = Arc::default();
+                    let dirty_folios: Arc<DirtyFolios> = Arc::default();
                     let (domain, flushes) = (domain.clone(), flushes.clone());
-                    let file = Owes { domain, dirt: dirt.clone(), bytes, flushes };
+                    let file = Owes { domain, dirty_folios: dirty_folios.clone(), bytes, flushes };
                     let file = std::sync::Arc::new(file);
                     let weak = std::sync::Arc::downgrade(&file);
-                    file.domain.join(id, dirt, weak);
-                    file.domain.keep_unflushed(id, &file.dirt, bytes, window);
+                    file.domain.join(id, dirty_folios, weak);
+                    file.domain.keep_unflushed(id, &file.dirty_folios, bytes, window);
                     file
                 })
                 .collect();
@@ -267,16 +271,16 @@ mod tests {
             });
             assert_eq!(flushes[1].load(Ordering::SeqCst), together, "{bytes} bytes each");
             files.iter().for_each(|file| {
-                let left = file.dirt.unflushed.load(Ordering::SeqCst);
-                domain.sub_unflushed(&file.dirt, left.max(0) as u64);
+                let left = file.dirty_folios.unflushed.load(Ordering::SeqCst);
+                domain.sub_unflushed(&file.dirty_folios, left.max(0) as u64);
             });
         }
     }
 
-    /// The story: while the flushes of 64 small files waited for the device, each step of the write-out
-    /// beside them polled all of them: half of what the flusher did was that.
+    /// The story: while the flushes of 64 small files waited for the device, each step of the
+    /// concurrent write-out polled all of them, which was half of the flusher's work.
     #[test]
-    fn w6_a_flush_is_polled_when_it_was_woken() {
+    fn w6_flush_is_polled_only_when_woken() {
         let world = SimWorld::new(1);
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
         let cache = PageCache::new(config, world.clone()).unwrap();
@@ -286,12 +290,13 @@ mod tests {
         let mut flush = Flush::default();
         for id in 1..=4 {
             let bytes = 4096;
-            let (flushes, dirt) = Default::default();
-            let file = std::sync::Arc::new(Owes { domain: domain.clone(), dirt, bytes, flushes });
+            let (flushes, dirty_folios) = Default::default();
+            let file =
+                std::sync::Arc::new(Owes { domain: domain.clone(), dirty_folios, bytes, flushes });
             let weak = std::sync::Arc::downgrade(&file);
-            domain.join(id, file.dirt.clone(), weak);
+            domain.join(id, file.dirty_folios.clone(), weak);
             domain.queue().look_by(id, 0);
-            let hand = domain.queue().due(1, 1 << 40).expect("it asked").hand;
+            let checked_out = domain.queue().due(1, 1 << 40).expect("it asked").checked_out;
             let (wait, over, polls) = (wait.clone(), over.clone(), polls.clone());
             let waits = async move {
                 let is_over = || {
@@ -300,7 +305,7 @@ mod tests {
                 };
                 wait.wait_until(is_over).await;
             };
-            flush.add(domain.hold(hand), |slot| slot.put(waits));
+            flush.add(domain.hold(checked_out), |slot| slot.put(waits));
         }
         let steps = async || {
             for _ in 0..100 {

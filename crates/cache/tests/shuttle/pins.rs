@@ -113,19 +113,19 @@ fn pinning(ignore_pins: bool) {
 }
 
 #[test]
-fn pins_keep_their_version_against_write_evict_truncate_and_resize() {
+fn pins_keep_bytes_under_write_evict_truncate_resize() {
     check(|| pinning(false));
 }
 
 #[test]
 #[should_panic(expected = "pin.P1")]
-fn planted_a_writer_that_ignores_pins_is_found() {
+fn injected_writer_ignoring_pins_is_detected() {
     check(|| pinning(true));
 }
 
 /// Two readers that pin, an eighth of the frames at most: pin.P5 in each order.
 #[test]
-fn pins_of_several_readers_stay_within_the_limit() {
+fn pins_of_several_readers_stay_within_limit() {
     check(|| {
         let lab = Lab::new();
         let limit = lab.cache.pin_limit();

@@ -153,7 +153,7 @@ fn tiny_requests_by_the_ten_thousand() {
 }
 
 /// Each private write took a megabyte, as many at a time as there were. (Here the share of clients
-/// bounds them as well; `v1_private_requests_share_what_is_kept_for_them` is about private memory
+/// bounds them as well; `v1_private_requests_share_their_part_of_budget` is about private memory
 /// alone.)
 #[test]
 fn many_private_writers_at_once() {

@@ -254,7 +254,7 @@ impl Drop for Closing {
         let id = file.mapping.id;
         if !file.read_only() {
             // A caller that wants to know the outcome has called `close` or a sync before.
-            if let Err(error) = block_on(file.sync_untold()) {
+            if let Err(error) = block_on(file.sync_deferring_errors()) {
                 let (name, bytes) = (file.device().name(), file.mapping.failed_bytes());
                 log::warn!("closing {name}: {error}; {bytes} bytes are kept and tried again");
             }
@@ -274,7 +274,7 @@ impl Drop for Closing {
         let stamp = if settled { raw.final_stamp() } else { None };
         let resident = stamp.map(|stamp| Resident { id, view, stamp });
         if resident.is_some() {
-            file.leave_folios();
+            file.retain_folios();
         }
         let weak_raw = Arc::downgrade(&raw);
         drop((raw, file));

@@ -324,7 +324,7 @@ fn what_went_wrong_while_a_file_was_closed_is_told_to_the_next_opener() {
 /// The same of a raw file, which is let go in the background when its file system has room again.
 #[test]
 fn what_a_raw_file_had_to_tell_is_told_to_who_opens_it_next() {
-    let dir = Dir::new("untold");
+    let dir = Dir::new("unreported");
     let small = Small::mount(&dir);
     let ballast = small.0.join("ballast");
     std::fs::write(&ballast, vec![1; 1 << 20]).unwrap();

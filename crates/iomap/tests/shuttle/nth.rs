@@ -1,7 +1,7 @@
-//! One write or flush fails, each in turn, while completions run on threads of their own: two files of one
-//! domain, in halves of one device or on a device each, one writer through the cache and one past it, one
-//! who syncs both, on both maps. No sync lies, and everybody who had the file open is told, or the caller
-//! whose direct write it was.
+//! One write or flush fails, each in turn, while completions run on threads of their own. Two files
+//! of one domain are in halves of one device or on a device each; one writer goes through the cache
+//! and one past it, one task syncs both, on both maps. No sync lies, and every opener gets the
+//! error, or the caller of the direct write that failed.
 
 use super::{BLOCK, Racing, cache};
 use forebay_base::IoFlags;
@@ -124,7 +124,8 @@ impl Subject {
 fn subjects(nth: u32, remap: bool, together: bool) -> Arc<Vec<Subject>> {
     let cache = cache();
     let domain = cache.dirty.domain(None);
-    // A flush of a device that both are on may lose writes of both, and the other's opener hears nothing.
+    // A flush of a device with both files may lose writes of both, and the other's opener would get
+    // no error.
     let device = || Racing {
         nth,
         writes_only: together,
@@ -192,21 +193,21 @@ fn sweep(remap: bool, together: bool) {
 }
 
 #[test]
-fn no_sync_lies_whichever_operation_fails_in_place() {
+fn sync_reports_each_failed_operation_in_place() {
     sweep(false, false);
 }
 
 #[test]
-fn no_sync_lies_whichever_operation_fails_out_of_place() {
+fn sync_reports_each_failed_operation_out_of_place() {
     sweep(true, false);
 }
 
 #[test]
-fn no_sync_lies_whichever_operation_of_one_device_fails_in_place() {
+fn sync_reports_each_failed_operation_on_one_device_in_place() {
     sweep(false, true);
 }
 
 #[test]
-fn no_sync_lies_whichever_operation_of_one_device_fails_out_of_place() {
+fn sync_reports_each_failed_operation_on_one_device_out_of_place() {
     sweep(true, true);
 }

@@ -1,4 +1,4 @@
-//! What is published of a size beside a truncate.
+//! The published part of a size, concurrent with a truncate.
 
 use crate::{BLOCK, Racing, cache};
 use forebay_base::IoFlags;
@@ -16,11 +16,11 @@ fn write(file: &MappedFile, offset: u64, bytes: usize) {
     block_on(file.write(&handle, offset, source, IoFlags::empty())).unwrap();
 }
 
-/// The story: an fsync had looked how much of the size it could publish, and was about to; the file was cut
-/// meanwhile, and then published with the size that it had before: as long as ever, with zeros at its end,
-/// and the log said so, too. The end of a write-out below the cut did the same.
+/// The story: an fsync had read how much of the size it could publish. Then a truncate ran, and the
+/// fsync published the old size: the file was as long as before, with zeros at its end, and so the
+/// log recorded it. The end of a write-out below the new end did the same.
 #[test]
-fn e9_a_size_is_not_published_across_a_truncate() {
+fn e9_size_is_not_published_across_truncate() {
     for to in [0, BLOCK] {
         let run = move || {
             let device = Racing::new(vec![0; 32 * BLOCK as usize], u32::MAX);

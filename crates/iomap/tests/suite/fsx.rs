@@ -1,9 +1,9 @@
 //! Seeded runs of mixed-flag reads, writes, trims and syncs against a byte model, in the simulated
-//! world: both maps, small and large caches, every stable strategy, folios of 4 KiB to 2 MiB, faults.
-//! U8, D1, D8, D9.
+//! world: both maps, small and large caches, every stable strategy, folios of 4 KiB to 2 MiB,
+//! faults. U8, D1, D8, D9.
 //!
-//! `FOREBAY_FSX_RUNS` sets the number of seeds (default 60 for each map), `FOREBAY_FSX_SEED` the first.
-//! The step `fsx` of `make test` runs a thousand, in a build that is optimised.
+//! `FOREBAY_FSX_RUNS` sets the number of seeds (default 60 for each map), `FOREBAY_FSX_SEED` the
+//! first. The step `fsx` of `make test` runs a thousand, in a build that is optimised.
 
 use crate::common::{File, Map, Setup};
 use crate::seeds::{each, seeds};
@@ -23,7 +23,7 @@ fn run(setup: &Setup, ops: u64) -> (u64, u64) {
     let mut runner = Runner::new(setup.seed, setup.workload(), vec![0; setup.size() as usize]);
     let outcome = world.run(async {
         runner.run(&file, ops).await?;
-        file.cache.dirty.kick_all();
+        file.cache.dirty.wake_all_flushers();
         Ok::<(), Box<forebay_testkit::workload::Mismatch>>(())
     });
     if let Err(mismatch) = outcome {
@@ -70,20 +70,20 @@ fn same_seed_same_digest() {
 }
 
 #[test]
-fn faults_below_lose_nothing_that_was_promised() {
+fn faults_in_place_lose_no_accepted_bytes() {
     faults_below(Map::Identity);
 }
 
 #[test]
-fn faults_below_a_map_that_moves_lose_nothing_that_was_promised() {
+fn faults_out_of_place_lose_no_accepted_bytes() {
     faults_below(Map::Remap);
 }
 
 fn faults_below(map: Map) {
     let fired = AtomicU64::new(0);
     each(seeds(3), |seed| {
-        // A write that a failed flush loses leaves in its new place what was there before, of whatever file:
-        // only sums can tell. In place that is the old content.
+        // A write that a failed flush loses leaves in its new place what was there before, of
+        // whatever file: only sums can tell. In place that is the old content.
         let setup = Setup { sums: true, ..Setup::from_seed(seed, map) };
         let world = SimWorld::new(seed);
         let disk = Arc::new(SimDisk::new(world.clone(), setup.sim_config()));

@@ -1,6 +1,6 @@
-//! Seeded runs on a file that grows, by writes past its end, appends and `set_len`, and is cut, against a
-//! byte model: every flag mixed in, both maps, ends anywhere, small caches, every stable strategy,
-//! folios of 4 KiB to 2 MiB. D4, D14, S3.
+//! Seeded runs on a file that grows, by writes past its end, appends and `set_len`, and is cut,
+//! against a byte model: every flag mixed in, both maps, ends anywhere, small caches, every stable
+//! strategy, folios of 4 KiB to 2 MiB. D4, D14, S3.
 //!
 //! Half as many seeds as in `fsx.rs`, set by the same variables.
 
@@ -49,7 +49,7 @@ fn run(setup: &Setup, ops: u64) -> (Report, u64) {
     let mut runner = Runner::new(setup.seed, workload(setup, unit), vec![0; first as usize]);
     let outcome = world.run(async {
         runner.run(&file, ops).await?;
-        file.cache.dirty.kick_all();
+        file.cache.dirty.wake_all_flushers();
         Ok::<(), Box<Mismatch>>(())
     });
     if let Err(mismatch) = outcome {

@@ -1,6 +1,6 @@
-//! Several seeded workloads at once on one file, each with a span of its own: borders are multiples
-//! of a sector and of nothing else, so that neighbours meet in one block, one frame, one folio.
-//! Beside them somebody drops clean data, syncs and turns the dirty limits. U8, D8, D17.
+//! Several seeded workloads at once on one file, each with a span of its own. Borders are multiples
+//! of a sector only, so that neighbours share a block, a frame, a folio. Concurrently a task drops
+//! clean data, syncs and changes the dirty limits. U8, D8, D17.
 //!
 //! Half as many seeds as in `fsx.rs`, set by the same variables.
 
@@ -58,7 +58,7 @@ async fn disturb(shared: Arc<Shared>, world: Arc<SimWorld>, arena: u64) {
                 let background = limit / (1 + world.random() % 4);
                 file.cache.dirty.background.store(background, Ordering::Relaxed);
             }
-            4 => file.cache.dirty.kick_all(),
+            4 => file.cache.dirty.wake_all_flushers(),
             _ => {
                 let from = world.random() % file.size();
                 file.file.prefetch(from, 100_000).await;

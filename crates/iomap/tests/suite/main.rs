@@ -1,5 +1,5 @@
-//! Tests of the mapping layer: single requests, seeded runs against a model, ends of files, failures,
-//! power loss.
+//! Tests of the mapping layer: single requests, seeded runs against a model, ends of files,
+//! failures, power loss.
 //!
 //! No locks.
 

@@ -248,7 +248,7 @@ fn y4_resize_dropped_at_any_poll_leaves_the_budget_as_it_was() {
 
 /// What files take came on top of the budget: the frames stayed as many.
 #[test]
-fn t1_frames_make_room_for_files_and_get_it_back() {
+fn t1_frames_shrink_for_files_and_grow_back() {
     use forebay_block::RamDevice;
     use forebay_iomap::MappedFile;
     use forebay_iomap::identity::Identity;
@@ -293,7 +293,7 @@ fn t1_frames_make_room_for_files_and_get_it_back() {
             frames()
         );
         cache.check_books();
-        // The owner's wish holds beside them, and they beside the wish.
+        // The owner's limits hold together with the parts of files.
         cache.resize(BUDGET / 4 * 3).await.unwrap();
         assert!(sum() <= BUDGET / 4 * 3, "{}", sum());
         cache.resize(BUDGET).await.unwrap();

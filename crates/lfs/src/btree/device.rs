@@ -133,7 +133,7 @@ impl DeviceStore {
             }
             rest = &rest[count..];
             if self.device.is_crowded() {
-                self.device.room().await;
+                self.device.wait_for_capacity().await;
             }
             let len = data.len() as u64;
             let (tx, rx) = oneshot();

@@ -190,7 +190,7 @@ impl Inner {
     /// Asks for what these parts are made of, as it lies on the device.
     async fn read(&self, parts: &[Part]) -> Reading {
         if self.device.is_crowded() {
-            self.device.room().await;
+            self.device.wait_for_capacity().await;
         }
         let (mut bios, mut reading) = (Vec::new(), Reading::default());
         for span in spans(parts, self.layout.block_bytes(), self.longest()) {

@@ -46,13 +46,13 @@ impl Content {
     /// error is to be told first.
     fn leave(&self, data_id: u64) -> Option<LeftFile> {
         let (file, mapping) = (&self.file, &self.file.mapping);
-        let fails = mapping.untold().is_some() || mapping.sticky.lock().is_some();
+        let fails = mapping.unreported().is_some() || mapping.sticky.lock().is_some();
         // Of a write that was dropped: not content of the file.
         let hidden = mapping.bounds.has_hidden_bytes();
         if fails || hidden || file.cache.owners.folios(mapping.id) == 0 {
             return None;
         }
-        file.leave_folios();
+        file.retain_folios();
         Some(LeftFile { mapping: mapping.id, data_id, size: file.size() })
     }
 }

@@ -521,7 +521,7 @@ impl MapOps for FileOps {
         })
     }
 
-    fn failures_heard(&self) -> Option<u64> {
+    fn failures_reported(&self) -> Option<u64> {
         // L7.
         self.inner.upgrade().map(|inner| inner.log.failures())
     }

@@ -311,7 +311,7 @@ impl Inner {
 
     async fn flush_device(&self, turn: &FlushTurn, here: bool) -> Result<()> {
         if !here && self.device.is_crowded() {
-            self.device.room().await;
+            self.device.wait_for_capacity().await;
         }
         let ((tx, rx), mut flight) = (oneshot::<Completion>(), turn.flight());
         let end = Box::new(move |done: Completion| {

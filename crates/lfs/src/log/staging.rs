@@ -240,8 +240,8 @@ impl BlockDevice for Staging {
         self.device.is_crowded()
     }
 
-    fn room(&self) -> BoxFuture<'_, ()> {
-        self.device.room()
+    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
+        self.device.wait_for_capacity()
     }
 
     fn execute(&self, mut bio: Bio) {

@@ -1,16 +1,16 @@
-//! Clients that come, and clients that are cut off: accept, eviction, deadlines, stop.
+//! New clients and dropped ones: accept, eviction, deadlines, stop.
 //!
 //! Invariants:
-//! 1. There are never more connections than `clients_max`; a handshake makes room before anybody
-//!    is refused, so idle handshakes cannot keep a new client out.
-//! 2. A client is cut off with one reason, logged and counted.
+//! 1. There are never more connections than `clients_max`. An unfinished handshake is dropped
+//!    before a new client is refused, so idle handshakes cannot keep a new client out.
+//! 2. A client is dropped for one reason, which is logged and counted.
 
 use super::{ACCEPTS_MAX, EventLoop, LISTENER, SPECIAL, TICK, token};
 use crate::config::{DropReason, RECEIVE_MIN};
 use crate::conn::{Book, Conn, Life, Pace, Phase};
 use crate::exec::Key;
 use crate::handshake::{Handshake, HandshakeLimits};
-use crate::stash::Stash;
+use crate::receive_buffer::ReceiveBuffer;
 use crate::stats::bump;
 use crate::stream::Stream;
 use forebay_base::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ impl EventLoop {
                 Ok(fd) => self.welcome(fd, kind),
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                    // Too many files: an idle handshake makes room, or we look again later.
+                    // Too many open files: drops an idle handshake, or retries later.
                     if !self.evict_oldest() {
                         log::warn!("nbd: cannot accept for want of file descriptors or memory");
                         self.pause_accept(true);
@@ -74,8 +74,8 @@ impl EventLoop {
             starting_tls: false,
             label: format!("{kind} client {}", self.serial),
             phase: Phase::Handshake(handshake),
-            stash: Stash::default(),
-            stash_counted: 0,
+            receive_buffer: ReceiveBuffer::default(),
+            buffered_counted: 0,
             book: Book::new(),
             since: Instant::now(),
             reading: true,
@@ -110,7 +110,7 @@ impl EventLoop {
         }
     }
 
-    /// Closes the connections that were told to go.
+    /// Closes the connections marked for eviction.
     fn close_evicted(&mut self) {
         if self.handle().evict.swap(false, Ordering::SeqCst) {
             self.remove_where(DropReason::Idle, |c| c.life.gone.load(Ordering::SeqCst));
@@ -126,13 +126,14 @@ impl EventLoop {
         true
     }
 
-    /// Too much waits to be parsed: cuts off the handshake that holds most of it. Requests that wait for
-    /// memory receive nothing more; and who ends its options holds next to nothing, so it is not cut
-    /// off for what others hold.
-    pub(super) fn evict_largest_stash(&mut self) {
+    /// Too many received bytes wait to be parsed: disconnects the handshake that holds most of
+    /// them. Clients whose requests wait for memory receive no more bytes. A client that ends its
+    /// options holds almost none, so it is not disconnected for the bytes of others.
+    pub(super) fn evict_largest_receive_buffer(&mut self) {
         let handshaking = self.slots.iter().filter_map(|s| s.conn.as_ref());
-        let largest = handshaking.filter(|c| c.is_handshaking()).max_by_key(|c| c.stash.memory());
-        if let Some(conn) = largest.filter(|c| c.stash.memory() > RECEIVE_MIN) {
+        let largest =
+            handshaking.filter(|c| c.is_handshaking()).max_by_key(|c| c.receive_buffer.memory());
+        if let Some(conn) = largest.filter(|c| c.receive_buffer.memory() > RECEIVE_MIN) {
             self.remove(conn.book.key, Some(DropReason::Evicted));
         }
     }
@@ -181,8 +182,8 @@ impl EventLoop {
         false
     }
 
-    /// Memory is short: whoever owes us something and makes no progress goes. First those above their
-    /// fair share; if there are none, the one that holds most.
+    /// Memory is short: disconnects clients with outstanding work that make no progress. First
+    /// those above their fair share; if there are none, the one that holds most.
     fn cut_off_slow(&mut self) {
         let Self { core, slots, now, .. } = self;
         let config = &core.shared.config;
@@ -212,7 +213,7 @@ impl EventLoop {
         let Self { core, slots, .. } = self;
         for conn in slots.iter_mut().filter_map(|s| s.conn.as_mut()) {
             conn.reading = false;
-            conn.stash = Stash::default();
+            conn.receive_buffer = ReceiveBuffer::default();
             core.count_stash(conn);
             core.set_blocked(&mut conn.book, None);
             if conn.is_handshaking() {

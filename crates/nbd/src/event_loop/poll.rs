@@ -1,12 +1,12 @@
-//! Looking around for a moment before sleeping: waking a sleeping thread takes longer than a client
+//! Polling for a short time before sleeping: waking a sleeping thread takes longer than a client
 //! that sends one request at a time needs for its next one.
 //!
 //! Invariants:
-//! 1. A loop looks around for at most the limit before each sleep, and not at all while the last
-//!    sleeps were longer than the limit: an idle server uses no CPU.
-//! 2. Whether looking around or sleeping at once serves more requests is measured, again and again:
-//!    where client and server share a CPU, who looks around takes it from the other.
-//! 3. At most half of the CPUs look around at a time: clients need the others.
+//! 1. A loop polls for at most the limit before each sleep, and not at all while the last sleeps
+//!    were longer than the limit: an idle server uses no CPU.
+//! 2. The loop measures repeatedly whether polling or sleeping serves more requests: where client
+//!    and server share a CPU, polling takes it from the client.
+//! 3. At most half of the CPUs poll at a time: clients need the others.
 
 use super::{EventLoop, failed};
 use crate::stats::bump;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// Shortest time that is worth it, nanoseconds.
 const LEAST: u64 = 2_000;
-/// Longer than this between two looks: somebody else wanted the CPU.
+/// A longer gap between two polls means that another thread wanted the CPU.
 const PREEMPTED: Duration = Duration::from_micros(50);
 
 /// Longer than this between two turns: nothing is to be learned from that.
@@ -28,7 +28,7 @@ const IDLE: Duration = Duration::from_millis(1);
 const STEADY: u32 = 4096;
 const TRIAL: u32 = 128;
 
-/// For how long to look around, as the last times went.
+/// The polling time, adapted to the recent results.
 #[derive(Debug)]
 pub(super) struct Poller {
     window_nanos: u64,
@@ -39,7 +39,7 @@ pub(super) struct Poller {
     time: Duration,
     last: Instant,
     served: u64,
-    /// Nanoseconds per request when it sleeps at once, and when it looks around.
+    /// Nanoseconds per request when sleeping at once, and when polling.
     cost: [u64; 2],
 }
 
@@ -59,7 +59,7 @@ impl Default for Poller {
 }
 
 impl Poller {
-    /// Time to look around, nanoseconds; 0: sleep at once.
+    /// Time to poll, nanoseconds; 0: sleep at once.
     fn window(&self, limit_nanos: u64) -> u64 {
         if self.on { self.window_nanos.min(limit_nanos) } else { 0 }
     }
@@ -85,7 +85,7 @@ impl Poller {
         self.turns = 0;
     }
 
-    /// Something came while we looked.
+    /// Polling found work.
     fn hit(&mut self, limit_nanos: u64) {
         self.window_nanos = limit_nanos;
     }
@@ -98,18 +98,17 @@ impl Poller {
         }
     }
 
-    /// A sleep is over. Short ones would have been worth a look.
+    /// A sleep is over. After a short one polling would have paid off.
     pub fn slept(&mut self, nanos: u64, limit_nanos: u64) {
         if nanos <= limit_nanos {
-            // All of it: a shorter look that finds nothing costs and brings nothing.
+            // The full limit: a shorter poll that finds nothing only costs.
             self.window_nanos = limit_nanos;
         }
     }
 }
 
 impl EventLoop {
-    /// Looks around for a moment. True: there is something to do; `events` has what the sockets and
-    /// queues had to say.
+    /// Polls for a short time. True: there is work; `events` has the events of sockets and queues.
     pub(super) fn look_around(&mut self, events: &mut Vec<Event>) -> Result<bool> {
         let shared = self.core.shared.clone();
         let limit = shared.poll_nanos.load(Ordering::Relaxed);

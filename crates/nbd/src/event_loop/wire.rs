@@ -1,8 +1,8 @@
-//! Between the sockets and the protocol: receive, stash, parse, begin TLS, send.
+//! Between the sockets and the protocol: receive, buffer, parse, begin TLS, send.
 //!
 //! Invariants:
-//! 1. A receive takes no more than may be stashed if nothing of it can be consumed.
-//! 2. What comes before TLS is sent and consumed in the clear, what comes after only through it.
+//! 1. A receive takes no more than may be buffered if none of it can be consumed.
+//! 2. Bytes before TLS are sent and consumed in the clear, bytes after it only through TLS.
 
 use super::EventLoop;
 use crate::config::DropReason;
@@ -22,10 +22,10 @@ impl EventLoop {
         let Self { core, slots, scratch, cipher, .. } = self;
         let Some(conn) = &mut slots[key.0 as usize].conn else { return };
         let was_handshaking = conn.is_handshaking();
-        // Not blocked, so the stash holds less than one header or one option.
-        let stash = std::mem::take(&mut conn.stash);
-        let held = stash.bytes().len();
-        scratch[..held].copy_from_slice(stash.bytes());
+        // Not blocked, so the receive buffer holds less than one header or one option.
+        let receive_buffer = std::mem::take(&mut conn.receive_buffer);
+        let held = receive_buffer.bytes().len();
+        scratch[..held].copy_from_slice(receive_buffer.bytes());
         let most = core.receive_max();
         bump(&core.stats.receives, 1);
         let payload = match &mut conn.phase {
@@ -36,7 +36,8 @@ impl EventLoop {
         self.received(key, got, held, was_handshaking);
     }
 
-    /// Parses what was received: `held` bytes of the scratch, and what came behind them.
+    /// Parses received bytes: `held` buffered bytes at the front of the scratch, and those received
+    /// behind them.
     fn received(&mut self, key: Key, got: Received, held: usize, was_handshaking: bool) {
         let Self { core, slots, scratch, .. } = self;
         let Some(conn) = &mut slots[key.0 as usize].conn else { return };
@@ -54,12 +55,12 @@ impl EventLoop {
                 self.after_parse(key, was_handshaking);
             }
             Received::End => {
-                conn.stash.push(&scratch[..held]);
+                conn.receive_buffer.push(&scratch[..held]);
                 core.count_stash(conn);
                 end_of_input(conn);
             }
             Received::Nothing => {
-                conn.stash.push(&scratch[..held]);
+                conn.receive_buffer.push(&scratch[..held]);
                 core.count_stash(conn);
             }
             Received::Lost => conn.doom = Some(Some(DropReason::ConnectionLost)),
@@ -67,20 +68,21 @@ impl EventLoop {
         }
     }
 
-    /// Everything before TLS has been sent: what is stashed is the first of it.
+    /// Everything before TLS has been sent: the buffered bytes are the first of it.
     pub(super) fn begin_tls(&mut self, key: Key) {
         let Self { core, slots, scratch, .. } = self;
         let Some(conn) = &mut slots[key.0 as usize].conn else { return };
         let config = &core.shared.config;
         let session = config.tls.as_ref().and_then(|(identity, _)| identity.session());
-        // Who sends that much without waiting for our answer has no handshake in mind.
-        let Some(session) = session.filter(|_| conn.stash.bytes().len() <= CIPHER_LEN) else {
+        // A client that sends so much without waiting for an answer is not doing a handshake.
+        let Some(session) = session.filter(|_| conn.receive_buffer.bytes().len() <= CIPHER_LEN)
+        else {
             conn.doom = Some(Some(DropReason::Tls));
             return self.core.mark(&mut conn.book);
         };
         core.shared.memory.charge(SESSION_BYTES);
         conn.starting_tls = false;
-        let early = std::mem::take(&mut conn.stash);
+        let early = std::mem::take(&mut conn.receive_buffer);
         core.count_stash(conn);
         let got = conn.stream.begin_tls(session, early.bytes(), scratch);
         self.received(key, got, 0, true);
@@ -94,21 +96,21 @@ impl EventLoop {
         let pause = core.shared.loops.len() > 1;
         let used = core.parse(conn, input, pause);
         if used < input.len() {
-            conn.stash.push(&input[used..]);
+            conn.receive_buffer.push(&input[used..]);
         }
         core.count_stash(conn);
         used
     }
 
-    /// Parses what is stashed. True if that led anywhere.
+    /// Parses the received bytes. True if it made progress.
     pub(super) fn resume(&mut self, key: Key) -> bool {
         let Self { core, slots, .. } = self;
         let Some(conn) = &mut slots[key.0 as usize].conn else { return false };
         let was_handshaking = conn.is_handshaking();
-        let mut stash = std::mem::take(&mut conn.stash);
-        let used = core.parse(conn, stash.bytes(), core.shared.loops.len() > 1);
-        stash.consume(used);
-        conn.stash = stash;
+        let mut receive_buffer = std::mem::take(&mut conn.receive_buffer);
+        let used = core.parse(conn, receive_buffer.bytes(), core.shared.loops.len() > 1);
+        receive_buffer.consume(used);
+        conn.receive_buffer = receive_buffer;
         core.count_stash(conn);
         if used > 0 || conn.doom.is_some() {
             core.mark(&mut conn.book);
@@ -122,8 +124,8 @@ impl EventLoop {
 fn end_of_input(conn: &mut Conn) {
     conn.reading = false;
     let partial = match &conn.phase {
-        Phase::Handshake(_) => !conn.stash.is_empty(),
-        Phase::Live(live) => live.is_mid_request() || !conn.stash.is_empty(),
+        Phase::Handshake(_) => !conn.receive_buffer.is_empty(),
+        Phase::Live(live) => live.is_mid_request() || !conn.receive_buffer.is_empty(),
     };
     if partial {
         conn.doom = Some(Some(DropReason::ConnectionLost));

@@ -1,4 +1,4 @@
-//! Every option and its answer, in pieces of any size; those who break the rules.
+//! Every option and its answer, in pieces of any size, and clients that break the rules.
 
 use super::*;
 use crate::proto::{opt, put_option};
@@ -90,7 +90,7 @@ fn go(name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn go_tells_everything_and_enters_at_every_cut() {
+fn go_split_anywhere_replies_and_enters_transmission() {
     let mut input = start();
     put_option(&mut input, opt::STRUCTURED_REPLY, &[]);
     put_option(&mut input, opt::SET_META_CONTEXT, &meta("disk", &["base:allocation", "x:y"]));
@@ -189,7 +189,7 @@ fn export_name_answers_in_the_old_way() {
 }
 
 #[test]
-fn whoever_breaks_the_rules_is_cut_off() {
+fn client_breaking_protocol_is_disconnected() {
     let reason = |input: &[u8]| match talk(input, 5).1 {
         Step::Close(reason) => reason,
         other => panic!("{other:?}"),

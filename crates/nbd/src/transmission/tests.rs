@@ -96,7 +96,7 @@ fn any_cut_gives_the_same_requests() {
 }
 
 #[test]
-fn a_closed_gate_consumes_nothing() {
+fn gate_closed_consumes_nothing() {
     let mut input = Vec::new();
     put_request(&mut input, &request(Command::Write, 0, 3));
     input.extend_from_slice(&[1, 2, 3]);
@@ -163,7 +163,7 @@ fn what_is_checked() {
 }
 
 #[test]
-fn a_write_beyond_all_limits_ends_the_session() {
+fn write_beyond_limits_ends_session() {
     let mut input = Vec::new();
     put_request(&mut input, &request(Command::Write, 0, 65537));
     input.extend_from_slice(&vec![0; 65537]);

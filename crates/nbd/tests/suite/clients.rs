@@ -1,5 +1,5 @@
-//! Real clients, as installed. A missing one fails the test, or with `FOREBAY_ALLOW_SKIP=1` the test says
-//! that it is skipped.
+//! Real clients, as installed. A missing one fails the test, or with `FOREBAY_ALLOW_SKIP=1` the
+//! test says that it is skipped.
 
 use crate::common::Running;
 use forebay_nbd::ServerConfig;

@@ -1,5 +1,5 @@
-//! Clients that mean harm. Each case is followed by a new clean client that is served rightly while
-//! 500 idle connections and 50 readers that take no replies are held; another one is served throughout.
+//! Hostile clients. After each case a new clean client must be served correctly while 500 idle
+//! connections and 50 readers that take no replies are held; another one is served throughout.
 
 use crate::common::clean::{Clean, Waits};
 use crate::common::{Client, Running, eventually, string};
@@ -271,7 +271,7 @@ fn hostile_crowds() {
 /// One client reads nothing of what it asked for, another one asks on the same loop: the second is
 /// served, and what the first holds is counted against the bound that is part of the budget.
 #[test]
-fn l11_a_client_that_reads_nothing_holds_nobody_up() {
+fn l11_client_not_reading_delays_no_other() {
     let config = ServerConfig { threads: 1, total_memory: 16 << 20, ..Default::default() };
     let running = Running::with(config, vec![("disk", Arc::new(MemExport::new(SIZE)))]);
     let mut slow = running.client();

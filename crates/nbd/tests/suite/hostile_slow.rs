@@ -1,5 +1,5 @@
-//! Clients that mean harm by being slow, or by asking for a lot of work with few bytes: five kinds
-//! (25 to 29 of docs/nbd.md), each beside a clean client that is served throughout.
+//! Clients that do harm by being slow, or by asking for much work with few bytes: five kinds (25 to
+//! 29 of docs/nbd.md), each concurrent with a clean client that is served throughout.
 
 use crate::common::clean::Clean;
 use crate::common::{Client, Running, eventually};
@@ -46,9 +46,9 @@ fn header(command: Command, len: u32) -> Vec<u8> {
     bytes
 }
 
-/// 25: memory was charged at the header of a write and given back only when all its data had come. So
-/// clients that sent a few large headers and stopped shut everybody else's large requests out,
-/// for ever: nobody looked at clients that do not send.
+/// 25: memory was charged at the header of a write and given back only when all its data had
+/// arrived. So clients that sent a few large headers and stopped blocked all other clients' large
+/// requests for ever: the server never checked clients that do not send.
 #[test]
 fn half_sent_writes_give_way() {
     let running = serve(tight());
@@ -68,10 +68,10 @@ fn half_sent_writes_give_way() {
     check(&mut clean);
 }
 
-/// The same clients also send what follows; it waits to be parsed. When that came to its limit, the
-/// oldest handshake was cut off for it: that was whoever came next.
+/// The same clients also send more bytes, which wait to be parsed. At the limit of these the oldest
+/// handshake was disconnected: that of the next new client.
 #[test]
-fn what_they_sent_keeps_no_newcomer_out() {
+fn unparsed_bytes_do_not_block_new_clients() {
     let running = serve(ServerConfig { total_memory: 8 << 20, ..Default::default() });
     let mut hoarders: Vec<Client> = (0..12).map(|_| running.client()).collect();
     for client in &mut hoarders {
@@ -93,11 +93,12 @@ fn what_they_sent_keeps_no_newcomer_out() {
     assert_eq!(running.server.dropped(DropReason::Evicted), 0);
 }
 
-/// 29: a reader that takes a byte now and then was never cut off, because each byte began its time anew.
+/// 29: a reader that takes a byte now and then was never disconnected, because each byte restarted
+/// its time.
 #[test]
 fn a_trickle_is_no_progress() {
-    // A Unix socket is writable again when three quarters of it are taken, 160 KB or so: at the pace
-    // below that is well within the time to move something, and well below the least rate.
+    // A Unix socket is writable again when three quarters of it are taken, 160 KB or so. At the
+    // rate below that is well within the time to move a byte, and well below the least rate.
     let running = serve(ServerConfig { stall_timeout: Duration::from_secs(4), ..tight() });
     let _clean = Clean::beside(&running, "readers of a byte now and then (29)");
     let mut clean = running.client();
@@ -150,7 +151,7 @@ fn dead_sessions_make_room() {
         let mut clean = running.client();
         check(&mut clean);
         assert!(running.stats().connections <= 9);
-        // Whoever is told to go is closed, and only they are.
+        // Only the clients that the server drops are closed.
         let gone = running.server.dropped(DropReason::Idle);
         let served = dead.iter_mut().filter_map(|c| c.try_read()).count();
         assert_eq!(served as u64 + gone, 8);
@@ -173,8 +174,7 @@ fn a_busy_client_keeps_its_place() {
     assert!(running.server.dropped(DropReason::TooManyClients) >= 20);
 }
 
-/// Map and prefetch take as many polls as they are told to, and say how many of them are under way at a
-/// time.
+/// Map and prefetch take as many polls as the test sets, and record how many of them run at a time.
 struct Laborious {
     steps: usize,
     under_way: Arc<AtomicUsize>,
@@ -194,9 +194,9 @@ impl Before for Laborious {
     }
 }
 
-/// 26 and 27: a thousand requests for the map, or for bringing everything into the cache, of 28 bytes
-/// each. All of them were started at once. One of a client is under way at a time now, in steps, and
-/// the turns between the steps belong to the others.
+/// 26 and 27: a thousand requests for the map, or for prefetching everything, of 28 bytes each. All
+/// of them were started at once. Now one of each client is in progress at a time, in steps, and
+/// other clients' requests run between the steps.
 #[test]
 fn much_work_for_few_bytes() {
     for command in [Command::BlockStatus, Command::Cache] {

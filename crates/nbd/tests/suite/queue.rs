@@ -81,7 +81,7 @@ impl Before for Queued {
 }
 
 #[test]
-fn a_batch_is_submitted_with_one_flush() {
+fn batch_is_submitted_with_one_flush() {
     let state = Arc::new(State::default());
     let running =
         Running::one(Behind::new(Arc::new(MemExport::new(1 << 20)), Queued(state.clone())));
@@ -108,7 +108,7 @@ fn a_batch_is_submitted_with_one_flush() {
 }
 
 #[test]
-fn a_server_without_listeners_does_not_run() {
+fn server_without_listeners_does_not_run() {
     let server =
         Server::new(ServerConfig::default(), vec![("x".into(), Arc::new(MemExport::new(1)))]);
     assert!(server.unwrap().run().is_err());
@@ -126,7 +126,7 @@ fn one_request_at_a_time_finds_the_loop_awake() {
         (0..100).for_each(|_| assert_eq!(client.read(0, 512).error, 0));
         running.stats().poll_hits > 0 || alone
     });
-    // Off: nobody looks, whatever paid off before.
+    // Off: no loop polls, however useful it was before.
     running.server.set_poll(std::time::Duration::ZERO);
     assert_eq!(client.read(0, 512).error, 0);
     let before = running.stats();

@@ -22,7 +22,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 }
 
 #[test]
-fn every_command_does_what_it_says() {
+fn commands_match_model() {
     let export = memory();
     let running = Running::one(export.clone());
     let mut client = running.client();
@@ -72,7 +72,7 @@ fn refusals_keep_the_session_and_change_nothing() {
 }
 
 #[test]
-fn a_read_only_export_refuses_writes() {
+fn read_only_export_refuses_writes() {
     let running = Running::one(Arc::new(MemExport::new(4096).with_info(|i| i.read_only = true)));
     let mut client = running.client();
     assert_eq!(client.flags & 2, 2);
@@ -170,7 +170,7 @@ fn exercise(client: &mut Client, base: u64) {
 }
 
 #[test]
-fn what_one_connection_wrote_and_flushed_the_others_see() {
+fn flushed_write_is_visible_on_other_connections() {
     let running =
         Running::with(ServerConfig { threads: 2, ..Default::default() }, vec![("disk", memory())]);
     let (mut a, mut b) = (running.client(), running.client());
@@ -182,7 +182,7 @@ fn what_one_connection_wrote_and_flushed_the_others_see() {
 }
 
 #[test]
-fn l12_stop_answers_what_is_in_flight_and_removes_the_socket() {
+fn l12_stop_answers_requests_in_flight_and_removes_socket() {
     let late = MemExport::new(1 << 20).with_late(1, Duration::from_millis(50));
     let mut running = Running::one(Arc::new(late));
     let mut client = running.client();
@@ -196,7 +196,7 @@ fn l12_stop_answers_what_is_in_flight_and_removes_the_socket() {
 }
 
 #[test]
-fn the_socket_file_is_private_and_replaced_only_when_stale() {
+fn socket_file_is_private_and_replaced_only_if_stale() {
     let running = Running::one(memory());
     let mode = std::fs::metadata(&running.path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -278,10 +278,10 @@ fn requests_that_come_together_are_served_together() {
     assert!(after.sleeps - before.sleeps <= 800, "{after:?}");
 }
 
-/// The memory of all clients follows the size of the whole while it is served. What was kept for reuse
-/// stayed; and a client that had been told of longer requests waited for ever.
+/// The memory of all clients follows the total while it is served. The story: buffers kept for
+/// reuse stayed, and a client that had been offered longer requests waited for ever.
 #[test]
-fn the_memory_of_clients_goes_down_and_up() {
+fn client_memory_total_changes_live() {
     let config = ServerConfig { total_memory: 16 << 20, ..Default::default() };
     let running = Running::with(config, vec![("disk", memory())]);
     let server = &running.server;

@@ -1,4 +1,4 @@
-//! Content of a file: 4 KiB blocks in a map, holes left out. The size is kept elsewhere.
+//! Content of a file: 4 KiB blocks in a map, holes left out. The caller keeps the size.
 //!
 //! Invariants: D1 bytes beyond the size that the caller keeps are zero in a block that exists:
 //! a truncation zeroes the bytes from the new end on.

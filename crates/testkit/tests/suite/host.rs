@@ -1,7 +1,7 @@
 //! The oracle's own oracle: the file system in memory compared with the host's, operation by
 //! operation.
 //!
-//! Where we differ, and why, is in [`equal`]; what the host cannot be asked for, in [`limits`].
+//! Differences, with reasons, are in [`equal`]; operations that the host lacks, in [`limits`].
 //!
 //! No locks.
 

@@ -1,4 +1,4 @@
-//! An open file beside a mount. See [`super`] for the invariants.
+//! An open file whose changes are reported to a mount. The invariants are in [`super`].
 //!
 //! No locks of its own.
 
@@ -10,7 +10,7 @@ use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::{IoFlags, Result};
 use std::sync::Arc;
 
-/// Waits for what is held back of a range (Z3).
+/// Waits for data that the mount holds back of a range (Z3).
 pub(super) async fn handed_over(observer: &dyn Observer, ino: Ino, offset: u64, len: u64) {
     if observer.holds_back(ino) {
         let ticket = observer.hand_over(ino, offset, len);
@@ -18,7 +18,7 @@ pub(super) async fn handed_over(observer: &dyn Observer, ino: Ino, offset: u64, 
     }
 }
 
-/// See the module.
+/// An open file that notifies the mount of its changes.
 pub(super) struct NotifyingFile {
     file: OpenFileRef,
     shared: Arc<Shared>,
@@ -34,7 +34,7 @@ impl NotifyingFile {
         self.shared.observer().filter(|observer| observer.holds_back(self.file.ino()))
     }
 
-    /// What a write changes; where an append goes is known afterwards.
+    /// The change that a write makes; the place of an append is known afterwards.
     fn written(&self, offset: u64, len: usize, flags: IoFlags) -> Change {
         let ino = self.file.ino();
         match flags.contains(IoFlags::APPEND) {
@@ -79,8 +79,8 @@ impl OpenFile for NotifyingFile {
         if observer.knows(ino) {
             return None;
         }
-        // Announced before the second look: a program that opens the file from now on appends at
-        // the end that the daemon finds. A program that does not know the file has no append in
+        // Announced before the second check: a program that opens the file from now on appends at
+        // the end that the daemon reports. A program that does not know the file has no append in
         // flight.
         drop(observer.will_change(ino));
         let done = match observer.knows(ino) {

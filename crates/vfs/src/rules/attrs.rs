@@ -69,8 +69,8 @@ pub fn content_changed(seen: &Seen, privileges: Privileges, now: Timestamp) -> P
     }
 }
 
-/// How many of `len` bytes are written from `offset` on: to the end of the largest file. `FileTooLarge`
-/// for none of them, if there are any.
+/// How many of `len` bytes are written from `offset` on: to the end of the largest file.
+/// `FileTooLarge` for none of them, if there are any.
 pub fn write_len(offset: u64, len: usize) -> Result<usize> {
     check_range("write", offset, u64::from(len > 0))?;
     Ok((len as u64).min(FILE_SIZE_MAX - offset) as usize)
@@ -92,8 +92,8 @@ pub fn check_fallocate<V: View + ?Sized>(
     Ok(seen)
 }
 
-/// Whether an extended attribute may be set to `value`. `is_there`: it has a value. `names`: all that the
-/// inode has.
+/// Whether an extended attribute may be set to `value`. `is_there`: it has a value. `names`: all
+/// that the inode has.
 pub fn check_set_xattr<'a>(
     name: XattrName<'_>,
     value: &[u8],

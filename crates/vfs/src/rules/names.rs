@@ -43,7 +43,7 @@ pub enum Fate {
     Goes,
 }
 
-/// What a name is that somebody creates.
+/// The result of resolving a name that is to be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Created {
     /// Of a new file.
@@ -187,7 +187,8 @@ pub fn tmpfile<V: View + ?Sized>(
     Ok(Made { nlink: 0, is_linkable, directory: Patch::default(), ..made })
 }
 
-/// [`crate::FileSystem::open`]: what it is. A regular file that is opened to truncate is cut after that.
+/// [`crate::FileSystem::open`]: what it is. A regular file that is opened to truncate is cut after
+/// that.
 pub fn open<V: View + ?Sized>(view: &V, ino: Ino, flags: OpenFlags) -> Look<FileKind, V> {
     let kind = inode(view, "open", ino)?.kind;
     check_open_flags(flags)?;

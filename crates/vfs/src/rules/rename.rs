@@ -124,7 +124,7 @@ fn check<V: View + ?Sized>(view: &V, sides: Sides<'_>) -> Look<(), V> {
     if from.0 == to.0 {
         return Ok(());
     }
-    // A directory that leaves another one's place to it, or comes beside it.
+    // Whether a directory enters the target's parent, and whether one leaves it.
     let (comes, goes) = (is_dir(source), target.is_some_and(is_dir));
     if exchange && goes && !comes {
         check_links(view, "rename", from.0, inode(view, "rename", from.0)?.nlink)?;

@@ -109,8 +109,8 @@ const ASKED: [Asked; 10] = [
     },
 ];
 
-/// Y1, Y2: asked again each time that something was not at hand, a rule comes to the answer that it has when
-/// all is; and it asks for few things.
+/// Y1, Y2: asked again each time that something was not at hand, a rule comes to the answer that it
+/// has when all is; and it asks for few things.
 #[test]
 fn y1_y2_the_same_answer_in_the_end() {
     for (n, asked) in ASKED.into_iter().enumerate() {

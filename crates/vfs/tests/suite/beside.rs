@@ -23,7 +23,7 @@ struct Mount {
     about_to: Mutex<Vec<Ino>>,
     /// Names that are being changed.
     changing: Mutex<Vec<(Ino, Box<[u8]>)>>,
-    /// Of these, what is over.
+    /// Announced inodes whose change is over.
     over: Mutex<Vec<Ino>>,
     /// An append of a program is on its way for ever.
     appending: AtomicBool,
@@ -34,13 +34,13 @@ struct Mount {
     holds: AtomicBool,
     /// Telling takes for ever.
     stuck: AtomicBool,
-    /// What a program on the mount does when the next change is about to be made.
+    /// Runs when the next change is announced, as a program on the mount.
     meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-    /// No program has looked the file up.
+    /// Whether no program has looked the file up.
     is_unknown: AtomicBool,
     /// A program does so when the next change is announced.
     looks_up: AtomicBool,
-    /// What it does when the next inode was looked up.
+    /// Runs after the next lookup, as a program on the mount.
     after_lookup: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -132,9 +132,9 @@ fn entry(text: &str, gone: Option<Ino>) -> Change {
 
 const ROOT: Change = Change::Attributes(Ino::ROOT);
 
-/// Z1: each change is told, and waited for, before its caller is told that it is done.
+/// Z1: each change is reported and acknowledged by the mount before its caller returns.
 #[test]
-fn z1_what_was_changed_is_told_before_it_is_acknowledged() {
+fn z1_change_is_notified_before_acknowledgement() {
     let (fs, mount) = lab();
     let root = Ino::ROOT;
     let both = OpenFlags::READ | OpenFlags::WRITE;
@@ -178,9 +178,9 @@ fn z1_what_was_changed_is_told_before_it_is_acknowledged() {
     expect(&[entry("f", Some(attr.ino)), ROOT, Change::Attributes(attr.ino)]);
 }
 
-/// Z1: a caller that goes halfway.
+/// Z1: a caller that is dropped halfway.
 #[test]
-fn z1_a_change_that_nobody_waits_for_is_told() {
+fn z1_change_without_waiter_is_notified() {
     let below = Arc::new(Hooked::default());
     below.is_stuck.store(true, Ordering::Relaxed);
     let (fs, mount) = lab_on(below.clone());
@@ -188,7 +188,8 @@ fn z1_a_change_that_nobody_waits_for_is_told() {
     let mut never = fs.setattr(Ino::ROOT, &mode);
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(never.as_mut().poll(&mut cx).is_pending() && mount.told.lock().is_empty());
-    // An append by a program between the change and its telling went where the file had ended before.
+    // An append by a program between the change and its telling went where the file had ended
+    // before.
     let size = SetAttr::size(0);
     let mut write = fs.setattr(Ino(9), &size);
     assert!(write.as_mut().poll(&mut cx).is_pending());
@@ -209,9 +210,9 @@ fn z1_a_change_that_nobody_waits_for_is_told() {
     assert_eq!(*mount.told.lock(), [ROOT]);
 }
 
-/// Z3: what is held back comes before what is read or written here.
+/// Z3: data held back is written before the range is read or written here.
 #[test]
-fn z3_what_is_held_back_is_asked_for_first() {
+fn z3_data_held_by_mount_is_requested_first() {
     let (fs, mount) = lab();
     let both = OpenFlags::READ | OpenFlags::WRITE;
     let new = NewInode::of(FileKind::File, 0o644);
@@ -246,8 +247,8 @@ fn z4_an_inode_without_a_name_is_kept() {
     fs.observe(other).unwrap();
 }
 
-/// The library looked whether there was a file that its `create` would truncate, and found none. A program
-/// on the mount made one before the truncation, and the kernel kept its content.
+/// The story: the library checked whether its `create` would truncate a file, and found none. A
+/// program on the mount created one before the truncation, and the kernel kept its cached content.
 #[test]
 fn create_that_truncates_a_file_made_meanwhile_reports_its_content() {
     let (fs, mount) = lab();
@@ -297,8 +298,9 @@ fn create_that_finds_a_pipe_removed_meanwhile_makes_no_unreported_name() {
     assert_eq!(*mount.told.lock(), [entry("f", None), ROOT, entry("f", None), ROOT]);
 }
 
-/// Two names of one inode went at the same time, one by the mount and one here. Both found another name, so
-/// neither kept the inode, and a program that had it as `O_PATH` descriptor got ESTALE.
+/// The story: two names of one inode were removed concurrently, one by the mount and one here. Each
+/// found the other name, so neither kept the inode, and a program with an `O_PATH` descriptor got
+/// ESTALE.
 #[test]
 fn unlink_of_the_last_but_one_name_keeps_the_inode_if_the_other_went_meanwhile() {
     let (fs, mount) = lab();
@@ -321,7 +323,7 @@ fn unlink_of_the_last_but_one_name_keeps_the_inode_if_the_other_went_meanwhile()
     assert_eq!(block_on(fs.getattr(replaced)).map(|attr| attr.nlink).ok(), Some(0), "rename");
     let kept: Vec<Ino> = mount.kept.lock().iter().map(|file| file.ino()).collect();
     assert_eq!(kept, [removed, replaced]);
-    // What has a name left is not kept.
+    // An inode with a name left is not kept.
     let ino = block_on(fs.mknod(root, name("x"), &new)).unwrap().ino;
     block_on(fs.link(ino, root, name("y"))).unwrap();
     block_on(fs.unlink(root, name("x"))).unwrap();
@@ -329,7 +331,7 @@ fn unlink_of_the_last_but_one_name_keeps_the_inode_if_the_other_went_meanwhile()
 }
 
 /// Z1: a file that the mount does not know is written without a wait. A program that looked it up
-/// between the look and the write had the size of before, and its append lay over the bytes.
+/// between the check and the write had the old size, and its append overwrote the bytes.
 #[test]
 fn write_of_a_file_that_becomes_known_meanwhile_is_announced_first() {
     let (fs, mount) = lab();
@@ -355,7 +357,7 @@ fn write_of_a_file_that_becomes_known_meanwhile_is_announced_first() {
 /// Z1, Z4: the library looked an inode up, waited for a rename by a program, and removed the inode
 /// that this had put at the name. It reported and kept the first one.
 #[test]
-fn unlink_that_waits_for_a_rename_of_the_mount_reports_the_inode_that_it_removes() {
+fn unlink_during_mount_rename_reports_removed_inode() {
     let (fs, mount) = lab();
     let (root, none) = (Ino::ROOT, RenameFlags::empty());
     let new = NewInode::of(FileKind::File, 0o644);
@@ -387,7 +389,7 @@ fn unlink_that_waits_for_a_rename_of_the_mount_reports_the_inode_that_it_removes
 
 /// Z2: the mount, which is being told, may be answering a request for the same names and files.
 #[test]
-fn z2_while_the_mount_is_told_nothing_is_held() {
+fn z2_notification_holds_no_lock() {
     let (fs, mount) = lab();
     let below = fs.inner().clone();
     let new = NewInode::of(FileKind::File, 0o644);
@@ -400,7 +402,7 @@ fn z2_while_the_mount_is_told_nothing_is_held() {
         (write, fs.rename(Ino::ROOT, name("f"), Ino::ROOT, name("g"), RenameFlags::empty()));
     assert!(waiting.0.as_mut().poll(&mut cx).is_pending());
     assert!(waiting.1.as_mut().poll(&mut cx).is_pending());
-    // Both are done, and whoever asks below is answered.
+    // Both are done, and a request to the file system below is answered.
     let same = block_on(below.open(attr.ino, both)).unwrap();
     assert_eq!(same.read_slice(0, &mut [0; 9], IoFlags::empty()).unwrap(), 3);
     same.write_slice(1, b"x", IoFlags::empty(), Privileges::Drop).unwrap();
@@ -408,7 +410,7 @@ fn z2_while_the_mount_is_told_nothing_is_held() {
         .unwrap();
 }
 
-/// Z5
+/// Z5: without a mount a call costs one more check.
 #[test]
 fn z5_without_a_mount_calls_go_through() {
     let (fs, mount) = lab();

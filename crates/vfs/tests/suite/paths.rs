@@ -77,7 +77,7 @@ fn p2_paths_stay_in_the_volume() {
 }
 
 #[test]
-fn what_leads_nowhere_is_refused_by_name() {
+fn path_errors_name_the_path() {
     let (fs, _, e, _) = volume();
     link(&fs, e, "dangling", "nowhere");
     link(&fs, e, "slash", "../f/");

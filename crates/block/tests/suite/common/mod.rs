@@ -1,4 +1,4 @@
-//! What the tests share: what they need of the system, patterns, and memory in pieces.
+//! Common parts of the tests: requirements on the system, patterns, and memory in pieces.
 use forebay_base::Result;
 use forebay_base::buf::{AlignedBuf, DataRef, IoMem, Segment};
 use forebay_base::task::block_on;
@@ -14,8 +14,8 @@ pub fn path(name: &str) -> PathBuf {
     path
 }
 
-/// Whether the test may go on. What is missing is a failure, or with `FOREBAY_ALLOW_SKIP=1` a skip
-/// that is said.
+/// Whether the test may go on. A missing requirement fails the test, or with `FOREBAY_ALLOW_SKIP=1`
+/// prints that it skips.
 pub fn requires(what: &str, there: bool) -> bool {
     if !there {
         let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
@@ -31,7 +31,7 @@ pub fn engine(aio: Aio) -> Option<Engine> {
     requires(&format!("{aio}: {engine:?}"), engine.is_ok()).then(|| engine.unwrap())
 }
 
-/// Both engines, each asked for by its name: `Auto` would take the threads twice without a word.
+/// Both engines, each requested by name: `Auto` could silently use threads twice.
 pub fn engines() -> impl Iterator<Item = (Aio, Engine)> {
     [Aio::Threads, Aio::IoUring].into_iter().filter_map(|aio| Some((aio, engine(aio)?)))
 }
@@ -125,7 +125,7 @@ pub fn plain(device: &dyn BlockDevice, op: BioOp, offset: u64, len: u64) -> Resu
 /// Memory in many pieces.
 pub struct Pieces(pub Vec<AlignedBuf>);
 
-// SAFETY: the buffers own their memory, do not move it, and are borrowed by nobody else.
+// SAFETY: the buffers own their memory, do not move it, and no other reference to them exists.
 unsafe impl IoMem for Pieces {
     fn segments(&mut self, out: &mut Vec<Segment>) {
         self.0.iter_mut().for_each(|buf| buf.segments(out));

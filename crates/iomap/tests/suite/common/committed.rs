@@ -1,6 +1,6 @@
-//! An out-of-place map that knows what a crash leaves of it: the map at the start of the newest commit
-//! that worked, as a volume's log would find it. The places that it names are kept from reuse, as a
-//! checkpoint's are.
+//! An out-of-place map that records the state after a crash: the map at the start of the newest
+//! successful commit, as a volume's log would find it. The places that it names are kept from
+//! reuse, as a checkpoint's are.
 
 use forebay_base::Result;
 use forebay_base::task::BoxFuture;

@@ -1,9 +1,10 @@
-//! The engines of the system, each asked for by its name: `Auto` would take the threads without a word.
+//! The engines of the system, each requested by name: `Auto` could silently use threads.
 
 use forebay_base::ErrorKind;
 use forebay_block::{Aio, Engine};
 
-/// The engine. Containers forbid io_uring: a failure, or with `FOREBAY_ALLOW_SKIP=1` a skip that is said.
+/// The engine. Containers forbid io_uring: a failure, or with `FOREBAY_ALLOW_SKIP=1` a printed
+/// skip.
 pub fn engine(aio: Aio) -> Option<Engine> {
     match Engine::new(aio) {
         Ok(engine) => Some(engine),

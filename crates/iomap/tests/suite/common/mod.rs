@@ -51,8 +51,8 @@ impl Setup {
         let mut pick = |n: u64| forebay_base::world::split_mix(&mut state) % n;
         let block_size = 512u32 << pick(4);
         let folio_size = [4096, 16384, 65536, 2 << 20][seed as usize / 4 % 4];
-        // From a cache that holds a fraction of the file to one that holds all of it. Folios of 2 MiB
-        // need one that can hold one of them.
+        // From a cache that holds a fraction of the file to one that holds all of it. Folios of 2
+        // MiB need one that can hold one of them.
         let budgets = match folio_size {
             0x20_0000 => [3 << 20, 7 << 19, 4 << 20, 8 << 20],
             _ => [1 << 20, 3 << 19, 2 << 20, 8 << 20],
@@ -75,8 +75,8 @@ impl Setup {
 
     pub fn sim_config(&self) -> SimConfig {
         let sector = 512;
-        // Out of place: what is mapped, what is on its way (with large folios all of it again), and what
-        // readers still pin.
+        // Out of place: what is mapped, what is on its way (with large folios all of it again), and
+        // what readers still pin.
         let factor = match (self.map, self.folio_tracking) {
             (Map::Identity, _) => 1,
             (Map::Remap, false) => 4,

@@ -7,8 +7,8 @@ fn env(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |v| v.parse().expect("a number"))
 }
 
-/// The seeds of a test: `FOREBAY_FSX_RUNS` of them, or 60, divided by `part`, from `FOREBAY_FSX_SEED`, or 1,
-/// on.
+/// The seeds of a test: `FOREBAY_FSX_RUNS` of them, or 60, divided by `part`, from
+/// `FOREBAY_FSX_SEED`, or 1, on.
 pub fn seeds(part: u64) -> Range<u64> {
     let first = env("FOREBAY_FSX_SEED", 1);
     first..first + env("FOREBAY_FSX_RUNS", 60).div_ceil(part)

@@ -1,6 +1,6 @@
-//! A growing device in a simulated world: it shows an end that need not lie on a sector's border, and
-//! garbage behind it within the last sector. Requests take their time and complete in any order; a
-//! read looks at the content when it begins or when it ends.
+//! A growing device in a simulated world: it shows an end that need not lie on a sector's border,
+//! and garbage behind it within the last sector. Requests take their time and complete in any
+//! order; a read looks at the content when it begins or when it ends.
 
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::World;

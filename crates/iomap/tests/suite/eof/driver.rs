@@ -1,5 +1,6 @@
-//! One of several who work on the end of a file at once: appends, writes past the end, trims, truncates,
-//! reads, by every flag. The same steps run as tasks of a simulated world and on real threads.
+//! One of several tasks that work on the end of a file: appends, writes past the end, trims,
+//! truncates, reads, with every flag. The same steps run as tasks of a simulated world and on real
+//! threads.
 
 use super::history::History;
 use forebay_base::buf::AlignedBuf;
@@ -27,8 +28,8 @@ pub struct Driver {
     pub unit: u64,
     /// Calls are made by threads that block.
     pub blocks: bool,
-    /// Of each file an opener that goes on for some steps, and the end of file as it was when that came: its
-    /// streams live, and what it thinks of the end is old.
+    /// Of each file an opener that goes on for some steps, and the end of file as it was when that
+    /// came: its streams live, and what it thinks of the end is old.
     openers: Vec<Option<(Handle, u64)>>,
 }
 
@@ -94,7 +95,7 @@ impl Driver {
                 Ok(())
             }
             30 => {
-                self.cache.dirty.kick_all();
+                self.cache.dirty.wake_all_flushers();
                 Ok(())
             }
             31 => {
@@ -220,7 +221,8 @@ impl Driver {
         self.read_at(subject, handle, (at, len, flags)).await.map(drop)
     }
 
-    /// Reads on and on towards the end of file, and past it: read ahead, or an uncached window, goes before.
+    /// Reads on and on towards the end of file, and past it: read ahead, or an uncached window,
+    /// goes before.
     async fn stream(
         &mut self,
         subject: &Subject,
@@ -234,8 +236,8 @@ impl Driver {
         Ok(())
     }
 
-    /// As a page of a mapping goes out: from its beginning to its end, or to the end of file as its owner saw
-    /// it last.
+    /// As a page of a mapping goes out: from its beginning to its end, or to the end of file as its
+    /// owner saw it last.
     async fn page(&mut self, subject: &Subject, handle: &Handle, seen: u64) -> Result<()> {
         let at = self.near_end(subject).min(seen.saturating_sub(1)) / 4096 * 4096;
         let len = seen.saturating_sub(at).min(4096);

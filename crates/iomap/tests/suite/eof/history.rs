@@ -1,12 +1,13 @@
 //! What was done to a file, and when, by several at once: says which bytes a read may show.
 //!
 //! Each operation writes one byte value over its range, or zeros. A byte read may be that of any
-//! operation that had begun before the read ended, unless another one that began after it had ended was
-//! over before the read began. Anything else is a byte that was lost, or that never belonged here.
+//! operation that had begun before the read ended, unless another one that began after it had ended
+//! was over before the read began. Anything else is a byte that was lost, or that never belonged
+//! here.
 //!
-//! The size changes the same way: a truncate sets it, a write makes it at least its end, each at one moment
-//! between its begin and its end. So there is a least and a largest size that the file may have had while a
-//! read went on: what lies below the least is read in full.
+//! The size changes the same way: a truncate sets it, a write makes it at least its end, each at
+//! one moment between its begin and its end. So there is a least and a largest size that the file
+//! may have had while a read went on: what lies below the least is read in full.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -72,7 +73,8 @@ impl History {
         }
     }
 
-    /// Checks what a read of `asked` bytes that began at `begin` and is over now has found at `offset`.
+    /// Checks what a read of `asked` bytes that began at `begin` and is over now has found at
+    /// `offset`.
     pub fn check(&self, begin: u64, offset: u64, asked: u64, bytes: &[u8]) -> Result<(), String> {
         let ops = self.ops.lock().unwrap();
         let now = self.now();
@@ -209,10 +211,10 @@ mod tests {
         history.end(&begun, range, true);
     }
 
-    /// Where files were truncated any end that a file had ever had was right, and a read was never too short:
-    /// a lost tail passed.
+    /// Where files were truncated any end that a file had ever had was right, and a read was never
+    /// too short: a lost tail passed.
     #[test]
-    fn a_lost_tail_is_seen_where_files_are_truncated() {
+    fn history_with_truncates_detects_lost_tail() {
         let history = History::new(0, 1000);
         truncate(&history, 500);
         write(&history, 500..900);
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_may_have_moved_the_size_or_not() {
+    fn history_operation_in_progress_may_have_moved_size() {
         let history = History::new(0, 1000);
         let begun = history.begin(0..u64::MAX, 2, "an append".into());
         truncate(&history, 300);

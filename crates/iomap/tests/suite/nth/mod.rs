@@ -1,11 +1,11 @@
-//! One write or flush of the device fails, and it is each one in turn: several write to two files of one
-//! flush domain while others sync, on both maps. Held whichever it is: a sync that says OK has made durable
-//! what had been accepted before it, as the medium shows if the power goes right then; a write or flush
-//! that failed is told to the caller whose it was, or to everybody who had the file open; and what was not
-//! lost for good is written and durable in the end (docs/failure-protocol.md).
+//! One write or flush of the device fails, each one in turn, while several tasks write to two files
+//! of one flush domain and others sync, on both maps. Whichever fails: a sync that succeeds has
+//! made durable all bytes accepted before it, as the medium shows after a power loss at that point.
+//! The caller of a failed direct write gets its error, or all openers of the file get it. All bytes
+//! that were not lost for good are written and durable in the end (docs/failure-protocol.md).
 //!
-//! `FOREBAY_NTH_RUNS` sets the number of seeds of each kind (default 1), each swept over all operations of
-//! its workload; `FOREBAY_NTH_SEED` the first.
+//! `FOREBAY_NTH_RUNS` sets the number of seeds of each kind (default 1), each swept over all
+//! operations of its workload; `FOREBAY_NTH_SEED` the first.
 
 mod part;
 mod work;
@@ -43,7 +43,8 @@ enum Map {
 enum Lie {
     /// On a disk each: a flush that fails says nothing of the other.
     Apart,
-    /// On one disk: a flush that fails may lose writes of the other file, too, and is told to its openers.
+    /// On one disk: a failed flush may lose writes of the other file, too, and its openers get the
+    /// error.
     Together,
 }
 
@@ -121,7 +122,7 @@ fn run(seed: u64, map: Map, lie: Lie, nth: u64) -> u64 {
     }
     let mut wrong: Vec<String> = shared.files.iter().flat_map(Subject::lies).collect();
     if let Some(fired) = fault.fired() {
-        wrong.extend(shared.files[fired.number].untold(&fired));
+        wrong.extend(shared.files[fired.number].unreported(&fired));
     }
     assert!(wrong.is_empty(), "seed {seed}, {map:?}, {lie:?}, operation {nth}: {wrong:#?}");
     world.stop();

@@ -1,5 +1,5 @@
-//! A part of a simulated disk as a device of its own, which counts what changes the medium, and has one
-//! of these operations fail.
+//! A part of a simulated disk as a device of its own, which counts what changes the medium, and has
+//! one of these operations fail.
 
 use forebay_base::{ErrorKind, Result};
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Limits};
@@ -47,8 +47,8 @@ pub struct Part {
 }
 
 impl Part {
-    /// The operation is about to be submitted: the world runs one task at a time, so what is injected now
-    /// meets this one.
+    /// The operation is about to be submitted: the world runs one task at a time, so what is
+    /// injected now meets this one.
     fn count(&self, op: BioOp, offset: u64) {
         if op == BioOp::Read {
             return;

@@ -17,7 +17,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 pub const BLOCK: u64 = 512;
-/// Blocks of a file that are written, each by one writer, with growing values; slot `s` is block `s`.
+/// Blocks of a file that are written, each by one writer, with growing values; slot `s` is block
+/// `s`.
 pub const SLOTS: usize = 12;
 const WRITES: u8 = 14;
 const SYNCS: usize = 8;
@@ -123,16 +124,16 @@ impl Subject {
     }
 
     /// Who was not told of an operation that failed.
-    pub fn untold(&self, fired: &Fired) -> Vec<String> {
+    pub fn unreported(&self, fired: &Fired) -> Vec<String> {
         if self.refused.load(Ordering::Relaxed) > 0 {
             return Vec::new();
         }
         let (openers, Fired { op, offset, number }) = (self.openers.lock().unwrap(), *fired);
-        let untold = |(i, (_, told)): (usize, &(_, Arc<AtomicU64>))| {
+        let unreported = |(i, (_, told)): (usize, &(_, Arc<AtomicU64>))| {
             let text = format!("file {number}, opener {i}: no word of the {op:?} at {offset}");
             (told.load(Ordering::Relaxed) == 0).then_some(text)
         };
-        openers.iter().enumerate().filter_map(untold).collect()
+        openers.iter().enumerate().filter_map(unreported).collect()
     }
 }
 
@@ -173,7 +174,7 @@ pub async fn write_on(shared: Arc<Shared>, file: usize, way: usize, mut rng: u64
         let at = slot as u64 * BLOCK;
         match subject.file.write(&handle, at, Source::Owned(&mut data), flags).await {
             Ok(_) => subject.accepted[slot].store(value, Ordering::Relaxed),
-            // A cached write owes nothing to the device.
+            // A cached write has no request at the device that could fail.
             Err(error) if way == 0 => subject.lie(format!("a cached write failed: {error}")),
             Err(_) => _ = subject.refused.fetch_add(1, Ordering::Relaxed),
         }
@@ -192,8 +193,8 @@ pub async fn sync_on(shared: Arc<Shared>, file: usize, opener: usize, mut rng: u
     shared.over();
 }
 
-/// All is written: each opener syncs until it is told that all is well, which is so unless bytes that
-/// nobody held were lost.
+/// All is written: each opener syncs until a sync succeeds. That must happen unless bytes that were
+/// not kept were lost.
 pub async fn settle(world: &SimWorld, subject: &Subject) {
     let mut good = [0; super::SYNCERS];
     for _ in 0..5 {

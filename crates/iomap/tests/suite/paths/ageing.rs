@@ -18,9 +18,9 @@ fn promoted_by_dropping(lab: &Lab) -> u64 {
     lab.cache.stats().promoted - before
 }
 
-/// A pass over a file in pieces that are smaller than a folio touches each of its folios once: a frequency
-/// rises only when a block is touched that was touched before. Were it raised by each piece, every `dd`
-/// would promote what it passes.
+/// A pass over a file in pieces that are smaller than a folio touches each of its folios once: a
+/// frequency rises only when a block is touched that was touched before. Were it raised by each
+/// piece, every `dd` would promote what it passes.
 #[test]
 fn a_pass_in_small_pieces_is_one_touch() {
     let folios = 8;
@@ -70,11 +70,11 @@ fn folios_there(lab: &Lab, folios: Range<u64>) -> usize {
     folios.filter(|i| blocks.contains(&(i * FOLIO / 4096))).count()
 }
 
-/// The small queue keeps a tenth of the frames: up to that, what is new stays and what lies untouched
-/// in the main queue goes; above it, what is new goes and the main queue is left alone.
+/// The small queue keeps a tenth of the frames: up to that, what is new stays and what lies
+/// untouched in the main queue goes; above it, what is new goes and the main queue is left alone.
 #[test]
-fn the_small_queue_gives_above_a_tenth_and_the_main_queue_below() {
-    // What readahead brings beside it would make the small queue longer than the test thinks.
+fn small_queue_evicts_above_a_tenth_else_main_queue() {
+    // Readahead would add folios to the small queue that the test does not count.
     let config = Config { readahead_max: 0, ..Config::with_budget(16 << 20) };
     let lab = Lab::new(config, 4096, Lab::sim(64 << 20));
     lab.run(async {
@@ -102,8 +102,8 @@ fn the_small_queue_gives_above_a_tenth_and_the_main_queue_below() {
     });
 }
 
-/// What happens to a cache under pressure after uncached requests have passed over what it holds, or
-/// after none has.
+/// What happens to a cache under pressure after uncached requests have passed over what it holds,
+/// or after none has.
 async fn fate(lab: &Lab, passes: usize) -> (BTreeSet<u64>, [u64; 4]) {
     // Some of it touched once, some twice, some often.
     for (folios, times) in [(0..4, 1), (4..8, 2), (8..12, 4)] {
@@ -134,11 +134,11 @@ async fn fate(lab: &Lab, passes: usize) -> (BTreeSet<u64>, [u64; 4]) {
     (stayed, changes)
 }
 
-/// The age of a folio is more than its referenced bits: a frequency, and a place in a queue. They cannot
-/// be seen; what becomes of the folios under pressure can, and it is the same with and without uncached
-/// requests before it.
+/// The age of a folio is more than its referenced bits: a frequency, and a place in a queue. They
+/// cannot be seen; what becomes of the folios under pressure can, and it is the same with and
+/// without uncached requests before it.
 #[test]
-fn u1_uncached_requests_change_nothing_of_what_is_evicted_later() {
+fn u1_uncached_requests_do_not_change_later_eviction() {
     let lab = || Lab::new(Config::with_budget(2 << 20), 4096, Lab::sim(20 << 20));
     for &strategy in UncachedStrategy::ALL {
         let [alone, beside] = [0, 5].map(|passes| {

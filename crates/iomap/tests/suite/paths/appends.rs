@@ -111,7 +111,7 @@ fn reader_during_an_append_sees_only_bytes_that_were_written() {
 /// An append that failed, for want of space or because the block of the end could not be read, or
 /// that was dropped, left zeros behind for good.
 #[test]
-fn failed_append_leaves_the_size_and_what_follows_lies_at_the_old_end() {
+fn failed_append_keeps_size_and_next_starts_at_old_end() {
     // Of the appends that fail, and of those dropped after so many polls: how many were judged.
     let mut judged = [0; 3];
     for (flags, strategy, old, gap) in ways() {
@@ -182,7 +182,7 @@ async fn drop_after<T>(polls: Option<u32>, future: impl Future<Output = T>) -> O
 /// Several append at once, by all flags, and some of them are dropped: what the others wrote lies
 /// side by side.
 #[test]
-fn appends_at_once_of_which_some_are_dropped_leave_no_gap() {
+fn concurrent_appends_partly_dropped_leave_no_gap() {
     for seed in 0..8 {
         let (lab, _) = lab_of(0, UncachedStrategy::Ours);
         let flags = [NONE, IoFlags::UNCACHED, IoFlags::DIRECT | IoFlags::FALLBACK, IoFlags::DSYNC];
@@ -239,7 +239,7 @@ fn raw_lab() -> (Lab, Arc<Refuses>) {
 /// the image longer by. A later sync tried that again and only logged the failure, so the caller
 /// was told that all is well, and the image stayed longer.
 #[test]
-fn failed_append_that_cannot_be_cut_off_fails_each_sync_until_it_is() {
+fn failed_append_not_truncated_fails_syncs_until_it_is() {
     let (lab, device) = raw_lab();
     let old = 2 * BLOCK as u64;
     lab.run(async {
@@ -259,8 +259,8 @@ fn failed_append_that_cannot_be_cut_off_fails_each_sync_until_it_is() {
         assert!(lab.sync().await.is_err(), "the image is longer while another write grows it");
         drop(growing);
         // The last opener closes the file, and is told nothing: the next one is.
-        assert!(lab.file.sync_untold().await.is_err());
-        assert!(lab.file.mapping.untold().is_some(), "an error is left to tell");
+        assert!(lab.file.sync_deferring_errors().await.is_err());
+        assert!(lab.file.mapping.unreported().is_some(), "an error is left to tell");
         device.truncates.store(false, Ordering::SeqCst);
         lab.file.sync(&later).await.expect_err("an opener of then hears of it once");
         assert_eq!(device.size(), old, "cut off by the sync");
@@ -272,7 +272,7 @@ fn failed_append_that_cannot_be_cut_off_fails_each_sync_until_it_is() {
 /// A truncate to less takes the bytes away that no earlier cut took: the image is as long as the
 /// file.
 #[test]
-fn failed_append_that_a_truncate_cuts_off_fails_no_later_sync() {
+fn failed_append_truncated_fails_no_later_sync() {
     let (lab, device) = raw_lab();
     let (old, less) = (2 * BLOCK as u64, BLOCK as u64);
     lab.run(async {
@@ -292,7 +292,7 @@ fn failed_append_that_a_truncate_cuts_off_fails_no_later_sync() {
 
 /// Cutting off is tried again by the next sync: if that works nothing is wrong.
 #[test]
-fn dropped_append_to_a_raw_image_is_cut_off_by_the_next_sync() {
+fn dropped_append_to_raw_image_is_truncated_by_next_sync() {
     let (lab, device) = raw_lab();
     let old = 2 * BLOCK as u64;
     lab.run(async {

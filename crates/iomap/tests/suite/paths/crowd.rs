@@ -1,5 +1,5 @@
-//! Many at once: writers above the limits, uncached writers among buffered ones, readers beside them.
-//! All times are the simulated world's.
+//! Many concurrent tasks: writers above the limits, uncached writers among buffered ones, and
+//! readers. All times are the simulated world's.
 
 use super::gates::Gated;
 use super::lab::{Lab, NONE, at_once};
@@ -55,7 +55,8 @@ async fn all<T: Unpin>(mut futures: Vec<BoxFuture<'_, T>>) -> Vec<T> {
     .await
 }
 
-/// Another file on the same disk, and of the same domain. They share no bytes in what the tests write.
+/// Another file on the same disk, and of the same domain. They share no bytes in what the tests
+/// write.
 fn neighbour(lab: &Lab) -> Arc<MappedFile> {
     let ops = Arc::new(Identity::new(lab.disk.clone()));
     let geometry = Geometry { block_size: 4096, size: lab.file.size(), read_only: false };
@@ -112,10 +113,10 @@ fn bytes(times: &[Vec<Nanos>], piece: u64) -> u64 {
     times.iter().map(|times| times.len() as u64 * piece).sum()
 }
 
-/// Above the background limit writers pause at the pace of write-out. Without the pauses they run to
-/// the limit at the speed of memory and stop there, each for as long as a write takes.
+/// Above the background limit writers pause at the pace of write-out. Without the pauses they run
+/// to the limit at the speed of memory and stop there, each for as long as a write takes.
 #[test]
-fn writers_above_the_background_limit_go_on_evenly() {
+fn writers_above_background_limit_progress_evenly() {
     let lab = Lab::new(limits(MIB / 2, 2 * MIB), 4096, slow(32 * MIB));
     let part = 0..32 * MIB;
     let times = race(&lab, 300, vec![Writer::new(&lab.file, part, 16384, NONE)]).remove(0);
@@ -126,10 +127,10 @@ fn writers_above_the_background_limit_go_on_evenly() {
     assert!(lab.cache.stats().throttled_nanos > 0);
 }
 
-/// A request is held back once for each of its bytes, however it is cut on its way, and write-out is not
-/// held back again: writers of small and of large requests both go at the speed of the disk.
+/// A request is held back once for each of its bytes, however it is cut on its way, and write-out
+/// is not held back again: writers of small and of large requests both go at the speed of the disk.
 #[test]
-fn l10_requests_of_any_size_are_held_back_once() {
+fn l10_request_of_any_size_is_throttled_once() {
     let rates = [16384, 65536, MIB, 4 * MIB].map(|piece| {
         let lab = Lab::new(limits(MIB, 2 * MIB), 4096, slow(32 * MIB));
         let times = race(&lab, 500, vec![Writer::new(&lab.file, 0..32 * MIB, piece, NONE)]);
@@ -141,10 +142,11 @@ fn l10_requests_of_any_size_are_held_back_once() {
     assert!(*least > 500 / 6 * MIB / 2, "{rates:?}");
 }
 
-/// Many uncached writers, on one file or on a file each: as fast together as buffered ones, none behind
-/// the others, no longer delays, and what leaves are long writes: not each writer's own requests.
+/// Many uncached writers, on one file or on a file each: as fast together as buffered ones, none
+/// behind the others, no longer delays. The device gets long writes, not each writer's own
+/// requests.
 #[test]
-fn u10_many_uncached_writers_are_as_fast_as_buffered_ones() {
+fn u10_uncached_writers_are_as_fast_as_buffered() {
     for (count, one_file) in [(2, true), (8, true), (8, false)] {
         let [buffered, uncached] = [NONE, UNCACHED].map(|flags| {
             let lab = Lab::new(limits(2 * MIB, 4 * MIB), 4096, slow(64 * MIB));
@@ -170,10 +172,10 @@ fn u10_many_uncached_writers_are_as_fast_as_buffered_ones() {
     }
 }
 
-/// An uncached writer beside a buffered one, on one disk and under one dirty limit: each gets half,
-/// whatever the size of its requests.
+/// An uncached writer concurrent with a buffered one, on one disk and under one dirty limit: each
+/// gets half, whatever the size of its requests.
 #[test]
-fn u18_an_uncached_writer_and_a_buffered_one_get_half_each() {
+fn u18_uncached_and_buffered_writer_get_half_each() {
     for (a, b) in [(65536, 65536), (16384, 65536), (65536, 16384), (65536, MIB), (MIB, 65536)] {
         let lab = Lab::new(limits(MIB, 2 * MIB), 4096, slow(64 * MIB));
         let uncached = Writer::new(&lab.file, 0..32 * MIB, a, UNCACHED);
@@ -187,9 +189,9 @@ fn u18_an_uncached_writer_and_a_buffered_one_get_half_each() {
 
 /// Readers of what is not cached wait for the disk and not for writers, uncached or buffered.
 #[test]
-fn u18_readers_beside_writers_are_as_fast_as_alone() {
+fn u18_readers_with_writers_are_as_fast_as_alone() {
     for flags in [NONE, UNCACHED] {
-        let [alone, beside] = [false, true].map(|crowded| {
+        let [alone, concurrent] = [false, true].map(|crowded| {
             let lab = Lab::new(limits(MIB, 2 * MIB), 4096, slow(64 * MIB));
             lab.run(async {
                 let end = lab.world.now() + 800_000_000;
@@ -205,8 +207,11 @@ fn u18_readers_beside_writers_are_as_fast_as_alone() {
                 [50.0, 90.0].map(|p| percentile(&times, p))
             })
         });
-        for (alone, beside) in alone.into_iter().zip(beside) {
-            assert!(beside * 100 <= alone * 115, "{flags:?}: {beside} ns, {alone} ns alone");
+        for (alone, concurrent) in alone.into_iter().zip(concurrent) {
+            assert!(
+                concurrent * 100 <= alone * 115,
+                "{flags:?}: {concurrent} ns, {alone} ns alone"
+            );
         }
     }
 }
@@ -225,8 +230,8 @@ async fn read_misses(lab: &Lab, file: Arc<MappedFile>, flags: IoFlags, end: Nano
     times
 }
 
-/// Twelve clients write one image, each on from its own place, a block at a time and in turn: each is a
-/// stream of its own, and leaves in long writes.
+/// Twelve clients write one image, each from its own offset on, a block at a time and in turn: each
+/// is a stream of its own, and is written out in long writes.
 #[test]
 fn x7_each_writer_of_an_image_is_a_stream_of_its_own() {
     const CLIENTS: u64 = 12;
@@ -256,9 +261,10 @@ fn x7_each_writer_of_an_image_is_a_stream_of_its_own() {
     }
 }
 
-/// What `stat` says of writers that were held back: all of the time, whether they paused or stood in line.
+/// `stat` counts all the time that writers were held back, whether they paused or waited in the
+/// queue.
 #[test]
-fn the_time_that_writers_are_held_back_is_counted() {
+fn writer_throttle_time_is_counted() {
     for (background, limit) in [(256 << 10, 4 * MIB), (2 * MIB, 2 * MIB)] {
         let lab = Lab::new(limits(background, limit), 4096, slow(32 * MIB));
         lab.run(async {
@@ -269,7 +275,7 @@ fn the_time_that_writers_are_held_back_is_counted() {
                 spent += lab.world.now() - start;
             }
             let counted = lab.cache.stats().throttled_nanos;
-            assert!(spent > 1_000_000, "nobody was held back: nothing tested");
+            assert!(spent > 1_000_000, "no writer was held back: nothing tested");
             assert!(
                 counted <= spent && counted * 10 >= spent * 9,
                 "{counted} of {spent} ns, limits {background} {limit}"
@@ -279,9 +285,10 @@ fn the_time_that_writers_are_held_back_is_counted() {
     }
 }
 
-/// Who read past the cache held memory of the share of requests while the map was asked where something is.
-/// A map that reads a tree for that takes such memory itself: what was left beside that was not enough, for
-/// ever. Nor does it wait for the reservation that a private write has by then (O7).
+/// The story: a reader past the cache held private memory while it asked the map where bytes are
+/// stored. A map that reads a tree for that takes such memory itself, and the remainder was not
+/// enough, for ever. Nor does the map wait for the reservation that a private write has by then
+/// (O7).
 #[test]
 fn v1_the_map_is_asked_without_a_permit() {
     use forebay_cache::strategy::UncachedStrategy;
@@ -294,7 +301,7 @@ fn v1_the_map_is_asked_without_a_permit() {
     lab.cache.strategies.set_uncached(UncachedStrategy::Private);
     let old = |at: u64| (at..at + 5000).map(Lab::old).collect::<Vec<u8>>();
     lab.run(async {
-        // It waits for memory that somebody else has, and asks the map again when it has it.
+        // It waits for memory that another task has, and asks the map again when it has it.
         let held = lab.cache.try_private(lab.cache.private_limit()).unwrap();
         let mut read = Box::pin(lab.read(5, 5000, UNCACHED));
         assert!(at_once(read.as_mut()).is_none());

@@ -36,7 +36,7 @@ fn d2_a_write_of_no_bytes_changes_nothing() {
 }
 
 #[test]
-fn d4_zeroing_drops_the_dirt_of_whole_blocks_only() {
+fn d4_zeroing_drops_dirty_state_of_whole_blocks_only() {
     let lab = Lab::plain(4096);
     lab.run(async {
         lab.write(0, &[7; 5 * 4096], NONE).await;
@@ -130,8 +130,9 @@ fn d14_bytes_behind_the_end_are_zeros_in_memory_and_on_the_device() {
     });
 }
 
-/// A last block that is written from its start up to the end of file is not read first, so what lies
-/// behind comes out of a frame that was another file's: zeros in the device's last block and in memory.
+/// A last block that is written from its start up to the end of file is not read first, so what
+/// lies behind comes out of a frame that was another file's: zeros in the device's last block and
+/// in memory.
 #[test]
 fn d14_a_last_block_that_is_not_read_first_shows_nothing_of_its_frame() {
     for block_size in [1024, 4096] {
@@ -159,10 +160,10 @@ fn d14_a_last_block_that_is_not_read_first_shows_nothing_of_its_frame() {
     }
 }
 
-/// Somebody else left bytes behind the end, in the device's last block: a fill does not take them for
-/// the file's, so the next write-out does not keep them.
+/// Another program left bytes behind the end, in the device's last block: a fill does not take them
+/// for the file's, so the next write-out does not keep them.
 #[test]
-fn d14_what_the_device_holds_behind_the_end_is_not_brought_in() {
+fn d14_device_bytes_behind_end_are_not_read_in() {
     let size = 3 * 65536 + 1000;
     let config = Config::with_budget(8 << 20);
     let lab = Lab::with_map(config, 4096, Lab::sim(1 << 20), size, |d| Remap::new(d, 4096));
@@ -213,10 +214,10 @@ fn d12_blocks_that_failed_stay_dirty_the_others_are_clean() {
     });
 }
 
-/// The write-out of three blocks fails in one of them: each opener of that time is told once, whoever
-/// comes later is not, and the block is written again, as is what is written to it since.
+/// The write-out of three blocks fails in one of them: each current opener gets the error once,
+/// later openers do not. The block is written again, with bytes written to it since.
 #[test]
-fn d12_an_error_is_told_once_to_each_opener_and_the_folio_is_dirtied_again() {
+fn d12_error_reaches_each_opener_once_and_folio_is_dirty_again() {
     for expire in [1, 500] {
         let config = Config { dirty_expire_centisecs: expire, ..Config::with_budget(8 << 20) };
         let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
@@ -259,8 +260,8 @@ fn d16_neighbours_are_one_write_others_are_not() {
     });
 }
 
-/// Neighbours in the file whose places on the device are no neighbours are no single write, and each
-/// goes to its own place.
+/// Neighbours in the file whose places on the device are no neighbours are no single write, and
+/// each goes to its own place.
 #[test]
 fn d16_neighbours_at_places_apart_are_written_apart() {
     let mut map = None;
@@ -304,7 +305,7 @@ fn d16_neighbours_at_places_apart_are_written_apart() {
 }
 
 #[test]
-fn d17_dirt_is_counted_in_blocks_also_in_large_folios() {
+fn d17_dirty_bytes_count_blocks_in_large_folios() {
     let config = Config {
         folio_size: 2 << 20,
         dirty_bytes: Some(128 << 10),
@@ -313,7 +314,7 @@ fn d17_dirt_is_counted_in_blocks_also_in_large_folios() {
     };
     let lab = Lab::new(config, 4096, Lab::sim(16 << 20));
     lab.run(async {
-        // One block in each of eight large folios is far from the limit: nobody waits.
+        // One block in each of eight large folios is far below the limit: no writer waits.
         for i in 0..8u64 {
             let done = at_once(lab.try_write(i << 21, &[1; 4096], NONE));
             assert!(matches!(done, Some(Ok(4096))), "{i}");

@@ -143,7 +143,7 @@ fn d1_any_write_to_a_cached_file_writes_exactly_its_blocks() {
 /// The baseline is as bad as the original, and no worse: nothing that is not up to date, nothing
 /// behind the end of file, no clean folio.
 #[test]
-fn d1_folio_mode_writes_what_linux_5_8_wrote() {
+fn d1_folio_mode_matches_linux_5_8() {
     for folio in FOLIOS {
         for block in BLOCKS {
             for part in 0..3u64 {
@@ -218,8 +218,8 @@ fn d1_a_write_that_syncs_itself_takes_its_own_blocks_only() {
     }
 }
 
-/// The option changes while folios are dirty and in write-out: from the next write-out on, it is the
-/// other mode, and nothing is lost or written twice at once.
+/// The option changes while folios are dirty and in write-out: from the next write-out on, it is
+/// the other mode, and nothing is lost or written twice at once.
 #[test]
 fn d1_the_mode_changes_while_folios_are_dirty_and_in_flight() {
     let lab = Lab::plain(4096);

@@ -51,10 +51,10 @@ fn d4_a_punched_hole_is_not_allocated_again() {
     });
 }
 
-/// What a truncate cuts off is neither written nor allocated later, also when the file grows again: the
-/// dirt of blocks that go wholly is gone, the block of the new end is written.
+/// Truncated bytes are neither written nor allocated later, also when the file grows again: dirty
+/// blocks behind the new end are dropped, the block of the new end is written.
 #[test]
-fn d4_what_a_truncate_cuts_off_is_not_written_and_not_allocated_again() {
+fn d4_truncated_blocks_are_not_written_or_allocated() {
     for to in [2 * 4096, 2 * 4096 + 100] {
         let keep = OnceLock::new();
         let lab =
@@ -88,9 +88,9 @@ fn d4_what_a_truncate_cuts_off_is_not_written_and_not_allocated_again() {
     }
 }
 
-/// Upstream a page could lose its state object while dirty, and a new one forgot the dirt. Ours is
-/// part of the folio's descriptor, and a descriptor with dirt is not given away: not under memory
-/// pressure, not by dropping what is clean, not by a change of the mode.
+/// In Linux a page could lose its state object while dirty, and a new one forgot the dirty bits.
+/// Here the state is part of the folio's descriptor, and a descriptor with dirty blocks is never
+/// freed: not under memory pressure, not by dropping clean blocks, not by a change of the mode.
 #[test]
 fn d5_the_state_of_a_dirty_folio_is_never_lost_or_made_up() {
     let lab = Lab::new(Config::with_budget(4 << 20), 512, Lab::sim(24 << 20));
@@ -117,7 +117,7 @@ fn d5_the_state_of_a_dirty_folio_is_never_lost_or_made_up() {
 /// the end of file dirties its last block and nothing behind it, and of a write that fails half
 /// way, what was taken before stays dirty and is written.
 #[test]
-fn d7_dirt_ends_with_the_file_and_survives_an_error_in_the_middle() {
+fn d7_dirty_blocks_end_with_file_and_survive_error() {
     let size = (1 << 20) + 1000;
     let (lab, _) = remapped(4096, size);
     lab.run(async {
@@ -143,7 +143,7 @@ fn d7_dirt_ends_with_the_file_and_survives_an_error_in_the_middle() {
 /// have to wait, or because a block that it changes in part cannot be read. What it did not copy is
 /// neither up to date nor dirty.
 #[test]
-fn d10_a_short_write_dirties_what_it_copied_and_nothing_else() {
+fn d10_short_write_dirties_only_copied_blocks() {
     let lab = Lab::plain(4096);
     lab.run(async {
         let start = 65536 - 2 * 4096;
@@ -191,9 +191,9 @@ fn d11_a_block_is_uptodate_when_its_own_read_is_in() {
     });
 }
 
-/// The two halves of a folio are read by two requests, one much slower: each half is there when its own
-/// request is over, the folio as a whole not before the last, and a request that fails takes nothing
-/// with it but its own blocks.
+/// The two halves of a folio are read by two requests, one much slower: each half is there when its
+/// own request is over, the folio as a whole not before the last, and a request that fails takes
+/// nothing with it but its own blocks.
 #[test]
 fn d11_the_last_request_makes_the_folio_uptodate() {
     for (fails, slow_first) in [(false, true), (false, false), (true, true), (true, false)] {
@@ -230,9 +230,9 @@ fn d11_the_last_request_makes_the_folio_uptodate() {
     }
 }
 
-/// A reader that looked at the map when there was a hole, or another place, does not put that over what
-/// was written since: whole blocks, parts, uncached and direct writes, all while the map's answer is on
-/// its way.
+/// A reader that looked at the map when there was a hole, or another place, does not put that over
+/// what was written since: whole blocks, parts, uncached and direct writes, all while the map's
+/// answer is on its way.
 #[test]
 fn d13_a_stale_answer_of_the_map_is_never_used_over_new_data() {
     let writes = [NONE, IoFlags::DSYNC, IoFlags::UNCACHED, IoFlags::DIRECT | IoFlags::FALLBACK];
@@ -301,8 +301,8 @@ fn d19_a_failed_write_out_gives_back_reservations_only() {
     });
 }
 
-/// A failed write-out is told to every opener, once, also when the dirt is gone since: trimmed away, its
-/// folio given back.
+/// A failed write-out is reported to every opener, once, also when its blocks are gone since:
+/// trimmed, their folio evicted.
 #[test]
 fn x8_a_report_is_not_lost_with_the_folio() {
     let lab = Lab::plain(4096);
@@ -322,8 +322,8 @@ fn x8_a_report_is_not_lost_with_the_folio() {
     });
 }
 
-/// The flusher is not woken for each write between syncs. It still finds dirt of age, whenever between
-/// two of its alarms it was made.
+/// The flusher is not woken for each write between syncs. It still finds due blocks, whenever
+/// between two of its timers they became dirty.
 #[test]
 fn dirt_comes_of_age_whenever_it_was_made() {
     let expire = 5_000;
@@ -344,10 +344,11 @@ fn dirt_comes_of_age_whenever_it_was_made() {
     }
 }
 
-/// A long request was let past the limit by one look at it, and dirtied all of it at once: 8 MiB where 1
-/// MiB was allowed. And what it has dirtied itself it cannot wait for unless it wakes the flusher.
+/// A long request was let past the limit by one look at it, and dirtied all of it at once: 8 MiB
+/// where 1 MiB was allowed. And what it has dirtied itself it cannot wait for unless it wakes the
+/// flusher.
 #[test]
-fn a_long_request_overruns_the_limit_by_a_portion_only() {
+fn long_request_exceeds_limit_by_one_portion() {
     let (limit, portion, len) = (1u64 << 20, 256u64 << 10, 8u64 << 20);
     for folio_size in [65536, 2 << 20] {
         let config = Config {
@@ -388,10 +389,11 @@ fn a_long_request_overruns_the_limit_by_a_portion_only() {
     }
 }
 
-/// A block that is dirtied while it is in write-out cannot be written before that ends, however long that
-/// takes. The flusher looks less and less often meanwhile; when it ends, it and a sync go on at once.
+/// A block that is dirtied while it is in write-out cannot be written before that ends, however
+/// long that takes. The flusher looks less and less often meanwhile; when it ends, it and a sync go
+/// on at once.
 #[test]
-fn what_waits_for_a_slow_write_out_goes_on_when_that_ends() {
+fn waiters_for_slow_write_out_continue_at_its_end() {
     for syncs in [false, true] {
         let config = Config { dirty_expire_centisecs: 1, ..Config::with_budget(8 << 20) };
         let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
@@ -417,11 +419,12 @@ fn what_waits_for_a_slow_write_out_goes_on_when_that_ends() {
     }
 }
 
-/// A write that has to read the blocks at both of its ends is an ordinary one. Only if one of them is gone
-/// when the other is there memory is short, and all that is dirty is written to make room: done for each
-/// such write, it would send to the device at once what is overwritten a moment later.
+/// A write that has to read the blocks at both of its ends is an ordinary one. Only if one of them
+/// is gone when the other is there memory is short, and all that is dirty is written to make room:
+/// done for each such write, it would send to the device at once what is overwritten a moment
+/// later.
 #[test]
-fn a_write_with_two_edges_to_read_has_no_other_dirt_written() {
+fn write_with_two_edges_flushes_no_other_dirty_blocks() {
     let lab = Lab::plain(4096);
     lab.run(async {
         lab.write(1 << 20, &[1; 4096], NONE).await;

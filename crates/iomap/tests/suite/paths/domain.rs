@@ -66,10 +66,10 @@ async fn write_for(lab: &Lab, file: &Arc<MappedFile>, ms: u64) -> (u64, u64) {
     (written, refused)
 }
 
-/// What one device did not take counted against everybody: when it had filled the dirty limit its own
-/// writers got EIO, and those of a healthy device waited for ever.
+/// The story: bytes that one device did not take counted against all. When they had filled the
+/// dirty limit the device's own writers got EIO, and those of a healthy device waited for ever.
 #[test]
-fn a_dead_device_stops_only_its_own_files() {
+fn dead_device_stops_only_its_own_files() {
     let alone = {
         let lab = Lab::new(config(), 4096, Lab::sim(SIZE));
         lab.run(write_on(&lab, &lab.file)).0
@@ -80,7 +80,7 @@ fn a_dead_device_stops_only_its_own_files() {
         disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::Io)).sticky());
         let ((healthy, errors), (accepted, refused)) =
             both(write_on(&lab, &lab.file), write_on(&lab, &dead)).await;
-        assert!(healthy * 10 >= alone * 9, "{healthy} beside a dead device, {alone} alone");
+        assert!(healthy * 10 >= alone * 9, "{healthy} with a dead device, {alone} alone");
         assert_eq!(errors, 0);
         let held = dead.mapping.domain.failed_bytes();
         assert!(refused > 0 && accepted > 0, "the dead device's writers are told");
@@ -98,15 +98,16 @@ fn a_dead_device_stops_only_its_own_files() {
     });
 }
 
-/// Three of five devices are dead, each with a file that fails and with new ones all the time. Each failing
-/// domain had a quarter of the limit for itself on top of what was for all, the late ones' part shrank with
-/// the number of the *healthy*, and writers stood in line for room that failed bytes held.
+/// Three of five devices are dead, each with a file that fails and with new ones all the time. The
+/// story: each failing domain had a quarter of the limit for itself on top of the common part, and
+/// late domains' part shrank with the number of *healthy* ones. Writers waited for space that
+/// failed bytes held.
 #[test]
-fn three_dead_devices_of_five_leave_the_healthy_ones_their_share() {
+fn dead_devices_leave_healthy_ones_their_share() {
     let (alone, _) = five(0);
-    let (beside, refused) = five(3);
-    assert!(beside.0 * 10 >= alone.0 * 9, "{beside:?} beside dead devices, {alone:?} alone");
-    assert!(beside.1 * 10 >= alone.1 * 9, "{beside:?} beside dead devices, {alone:?} alone");
+    let (concurrent, refused) = five(3);
+    assert!(concurrent.0 * 10 >= alone.0 * 9, "{concurrent:?} with dead devices, {alone:?} alone");
+    assert!(concurrent.1 * 10 >= alone.1 * 9, "{concurrent:?} with dead devices, {alone:?} alone");
     assert!(
         refused.iter().all(|&times| times > 20),
         "the dead ones' writers are told: {refused:?}"
@@ -148,10 +149,10 @@ fn five(dead: usize) -> ((u64, u64), Vec<u64>) {
     (rates, refused)
 }
 
-/// A device that answers nothing holds what it has; the others have their share all the same: room is made
-/// for their writers in line (M4), by a flusher that does not wait for it (Z2).
+/// A device that never answers keeps its part of the limit; the others keep theirs. Their flushers
+/// free space for waiting writers (M4) and do not wait for that device (Z2).
 #[test]
-fn a_device_that_hangs_leaves_the_others_their_share() {
+fn hung_device_leaves_others_their_share() {
     let lab = Lab::new(config(), 4096, Lab::sim(SIZE));
     let (disk, hung) = another(&lab, None);
     lab.run(async {
@@ -176,10 +177,10 @@ fn a_device_that_hangs_leaves_the_others_their_share() {
     });
 }
 
-/// A file whose data could not be written held the flusher up for its pause, and with it every file that
-/// the flusher had.
+/// A file whose data could not be written held the flusher up for its pause, and with it every file
+/// that the flusher had.
 #[test]
-fn a_failing_file_does_not_delay_its_neighbours() {
+fn failing_file_does_not_delay_other_files() {
     let lab = Lab::new(config(), 4096, Lab::sim(SIZE));
     let (disk, failing) = another(&lab, Some(lab.file.mapping.domain.clone()));
     lab.cache.dirty.expire_centisecs.store(1, forebay_base::sync::atomic::Ordering::Relaxed);
@@ -202,10 +203,10 @@ fn a_failing_file_does_not_delay_its_neighbours() {
     });
 }
 
-/// Every file had a flusher of its own, and whoever kicked one kicked all. Now one task serves the domain:
-/// it takes the file with the oldest dirt first, and ends with the last file.
+/// The story: every file had a flusher of its own, and a wake of one woke all. Now one task serves
+/// the domain: it takes the file with the oldest dirty block first, and ends with the last file.
 #[test]
-fn one_flusher_takes_the_files_by_their_oldest_dirt() {
+fn flusher_takes_files_by_oldest_dirty_block() {
     let lab = Lab::new(config(), 4096, Lab::sim(SIZE));
     let domain = lab.file.mapping.domain.clone();
     let files: Vec<_> = (0..20).map(|_| another(&lab, Some(domain.clone()))).collect();
@@ -215,7 +216,7 @@ fn one_flusher_takes_the_files_by_their_oldest_dirt() {
             lab.sleep_ms(1).await;
         }
         assert!(files.iter().all(|(disk, _)| disk.log().is_empty()), "below the limits");
-        // Above the background limit: the others' dirt goes first.
+        // Above the background limit: older dirty blocks of other files are written first.
         put(&files[1].1, 0, 128 << 10).await.unwrap();
         lab.sleep_ms(50).await;
         let first = |i: usize| files[i].0.log().first().map_or(u64::MAX, |e| e.at);

@@ -83,9 +83,9 @@ fn queueing_lab(sim: SimConfig) -> (Lab, Arc<Queueing>) {
     (lab, keep.into_inner().expect("set above"))
 }
 
-/// A server that stops drops what its clients have asked for. The range of a trim was held by its future,
-/// so it was free again while the device had the request in its queue: what was written and synced then was
-/// zeroed as soon as the request ran.
+/// A server that stops drops what its clients have asked for. The range of a trim was held by its
+/// future, so it was free again while the device had the request in its queue: what was written and
+/// synced then was zeroed as soon as the request ran.
 #[test]
 fn trim_dropped_in_flight_keeps_later_synced_write() {
     // The device zeroes by itself, or zeros are written to it.

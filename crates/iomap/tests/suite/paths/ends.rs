@@ -36,10 +36,10 @@ async fn read(file: &MappedFile, len: u64) -> Vec<u8> {
     buf[..len].to_vec()
 }
 
-/// The story: of a truncate the size was durable and the block of the new end was not, and blocks behind a
-/// size were mapped before the size was recoverable. After the power cut the file grew, by a truncate or a
-/// write further on, and showed what had been cut off where zeros belong; also where the block had been read
-/// in between, and its zeroed tail was clean.
+/// The story: of a truncate the size was durable and the block of the new end was not, and blocks
+/// behind a size were mapped before the size was recoverable. After a power loss the file grew, by
+/// a truncate or a later write, and showed truncated bytes in place of zeros. It did so also where
+/// the block had been read in between, and its zeroed tail was clean.
 #[test]
 fn e1_a_file_found_after_a_crash_grows_by_zeros() {
     let ways = ["truncate", "write", "read before", "cached write"];
@@ -90,8 +90,8 @@ fn e1_a_hole_at_the_end_stays_a_hole() {
     });
 }
 
-/// E7. A truncate overtakes a write, which then makes the file longer again. Syncs meanwhile neither
-/// wait for it nor make the size recoverable before its bytes are there.
+/// E7. A truncate overtakes a write, which then makes the file longer again. Syncs meanwhile
+/// neither wait for it nor make the size recoverable before its bytes are there.
 #[test]
 fn e7_sync_during_a_growing_write_keeps_the_old_size() {
     let (lab, map, gated) = growing(64);
@@ -101,7 +101,7 @@ fn e7_sync_during_a_growing_write_keeps_the_old_size() {
         lab.sleep_ms(20).await;
         lab.cache.drop_clean();
         assert!(gated.tree.set(lab.cache.clone()).is_ok());
-        let all = || lab.cache.try_private(lab.cache.private_limit()).expect("nobody has any");
+        let all = || lab.cache.try_private(lab.cache.private_limit()).expect("no permit is out");
         let permit = all();
         // It has its place, and has to read its first block.
         let mut write = pin!(lab.write(100, &[2; 5000], NONE));
@@ -151,7 +151,7 @@ fn e7_a_write_that_was_overtaken_and_finds_no_room_adds_nothing() {
         assert!(at_once(write.as_mut()).is_none());
         lab.sleep_ms(20).await;
         at_once(cut).expect("nothing is in its way").unwrap();
-        // Somebody else takes what there is.
+        // Another file takes the remaining space.
         map.admit(8 * BLOCK, 0).unwrap();
         assert!(write.await.is_err());
         assert_eq!(lab.file.size(), 0);
@@ -159,10 +159,10 @@ fn e7_a_write_that_was_overtaken_and_finds_no_room_adds_nothing() {
     });
 }
 
-/// A dropped read had made blocks *reading*, and nobody ended them: whoever came for them, and every
-/// truncate, waited for ever.
+/// The story: a dropped read had made blocks *reading* that no task ended. Readers of these blocks,
+/// and every truncate, waited for ever.
 #[test]
-fn f4_a_read_that_is_dropped_while_the_map_is_asked_leaves_nothing_reading() {
+fn f4_read_dropped_in_map_leaves_no_block_reading() {
     let (lab, _, gated) = growing(64);
     lab.run(async {
         lab.write(0, &[1; 8 * BLOCK as usize], NONE).await;
@@ -184,10 +184,10 @@ fn f4_a_read_that_is_dropped_while_the_map_is_asked_leaves_nothing_reading() {
     });
 }
 
-/// A dropped write past the cache let go of its range while its bio was out: in place, the older bytes could
-/// land on a later write that had been acknowledged.
+/// The story: a dropped write past the cache released its range while its bio was in flight. In
+/// place, the older bytes could overwrite a later write that had been acknowledged.
 #[test]
-fn e4_a_write_past_the_cache_that_is_dropped_keeps_its_range_until_its_bio_is_over() {
+fn e4_direct_write_dropped_keeps_range_until_bio_ends() {
     for flags in [IoFlags::DIRECT, IoFlags::UNCACHED] {
         let lab = Lab::plain(4096);
         lab.cache.strategies.set_uncached(UncachedStrategy::Private);
@@ -210,10 +210,10 @@ fn e4_a_write_past_the_cache_that_is_dropped_keeps_its_range_until_its_bio_is_ov
     }
 }
 
-/// A dropped truncate had moved the size and not cut the storage: dirt behind the size came back that nobody
-/// wrote.
+/// The story: a dropped truncate had moved the size and not truncated the storage. Dirty blocks
+/// behind the size reappeared, which no task wrote.
 #[test]
-fn e2_a_truncate_that_is_dropped_leaves_the_file_as_it_was() {
+fn e2_truncate_dropped_leaves_file_unchanged() {
     let (lab, map, gated) = growing(64);
     lab.run(async {
         lab.write(0, &[1; 4 * BLOCK as usize], NONE).await;

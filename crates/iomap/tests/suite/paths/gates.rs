@@ -37,7 +37,7 @@ impl Gate {
         self.changed.wake_all();
     }
 
-    /// Whoever passes from now on fails with it.
+    /// Requests that pass from now on fail with this error.
     pub fn fail(&self, kind: Option<ErrorKind>) {
         self.state.lock().fails = kind;
     }
@@ -67,8 +67,8 @@ pub struct Gated {
     pub reserve: Gate,
     pub zero: Gate,
     pub truncate: Gate,
-    /// From when it is set, to say where something is takes all of the private memory for a moment, as
-    /// reading a tree does.
+    /// From when it is set, to say where something is takes all of the private memory for a moment,
+    /// as reading a tree does.
     pub tree: OnceLock<CacheArc<PageCache>>,
 }
 

@@ -1,4 +1,5 @@
-//! What the cache holds until a flush has worked can be had from it, whoever uses it meanwhile.
+//! Blocks that the cache holds until a successful flush can be copied from it, even while they are
+//! in use.
 
 use super::gates::Gated;
 use super::lab::{Lab, NONE, both};
@@ -10,10 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const BLOCK: usize = 4096;
 
-/// The repair of a volume's log took a block that the cache held for lost, because somebody had its folio
-/// locked for another block of it: what is held was asked for as a hit is, which gives up then.
+/// The story: the repair of a volume's log took a cached block for lost, because another task had
+/// its folio locked for another block. The lookup was that of a hit, which gives up on a locked
+/// folio.
 #[test]
-fn what_is_held_is_had_while_others_lock_its_folio() {
+fn held_blocks_are_copied_while_folio_is_locked() {
     let lab = Lab::plain(BLOCK as u32);
     lab.run(lab.write(0, &[7; 2 * BLOCK], NONE));
     let (is_there, stop) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -38,11 +40,12 @@ fn what_is_held_is_had_while_others_lock_its_folio() {
     assert!(!lab.file.copy_held(1 << 20, &mut [0; BLOCK], false), "that was never there");
 }
 
-/// A truncate, or a trim, dropped what was written and not flushed before its place was told to be free: a
-/// repair of the volume's log between the two, which the truncate itself may wait for, found it nowhere, and
-/// what the file had below the cut was left out with it. If the map refuses, it is all still there.
+/// The story: a truncate, or a trim, dropped unflushed blocks before their places were free. A
+/// repair of the volume's log between the two, for which the truncate itself may wait, found them
+/// nowhere. It then left out the file's bytes below the new end, too. If the map refuses, all
+/// blocks are still cached.
 #[test]
-fn what_a_truncate_cuts_off_is_held_until_the_map_has_cut_it() {
+fn truncated_blocks_are_held_until_map_truncates() {
     for (is_trim, fails) in [(false, None), (true, None), (false, Some(ErrorKind::NoSpace))] {
         let keep = OnceLock::new();
         let config = Config::with_budget(8 << 20);

@@ -48,7 +48,8 @@ impl Lab {
         Self::in_world(SimWorld::new(7), config, block_size, sim, size, |disk, _| map(disk))
     }
 
-    /// A map that writes elsewhere each time, with blocks of 4 KiB, and whose answers wait at times.
+    /// A map that writes elsewhere each time, with blocks of 4 KiB, and whose answers wait at
+    /// times.
     pub fn with_late_map(seed: u64, config: Config, size: u64) -> Self {
         let late = |disk, world: &Arc<SimWorld>| -> Arc<dyn MapOps> {
             let waits = Some(world.clone() as WorldRef);
@@ -92,8 +93,8 @@ impl Lab {
         (at % 251) as u8 | 1
     }
 
-    /// Leaves bytes of another file in every frame of the cache: whoever shows a byte that it has not
-    /// written shows 0xee.
+    /// Leaves bytes of another file in every frame of the cache: a read that shows bytes that were
+    /// never written shows 0xee.
     pub async fn foul_frames(&self) {
         let size = self.cache.stats().frames_total * 8192;
         let disk = SimDisk::new(self.world.clone(), Self::sim(size));

@@ -1,5 +1,5 @@
-//! Syncs that lied, and dirt that was lost on the way: docs/failure-protocol.md where several files, several
-//! syncs, or a truncate beside them are concerned.
+//! Syncs that lied, and dirty blocks that were lost: docs/failure-protocol.md with several files,
+//! several syncs, or a concurrent truncate.
 
 use super::gates::{Flushes, Gated};
 use super::lab::{Lab, NONE, both};
@@ -95,10 +95,10 @@ async fn dropped_after<A>(a: impl Future<Output = A>, b: impl Future<Output = ()
     .await;
 }
 
-/// A flush failed that was made for one file. Another file on the same device had written, too: its next
-/// sync flushed, that worked, and it said that all was durable.
+/// The story: a flush for one file failed. Another file on the same device had written, too: its
+/// next sync flushed with success, and returned success.
 #[test]
-fn a_flush_that_fails_for_one_file_fails_the_syncs_of_the_others() {
+fn flush_failure_of_one_file_fails_syncs_of_others() {
     for flags in [IoFlags::START_WRITEBACK, IoFlags::DIRECT] {
         let lab = Lab::new(Config::with_budget(8 << 20), 4096, Lab::sim(MIB));
         lab.run(async {
@@ -123,7 +123,7 @@ fn a_flush_that_fails_for_one_file_fails_the_syncs_of_the_others() {
 
 /// A file that has written nothing since its last good sync is not concerned.
 #[test]
-fn a_flush_that_fails_elsewhere_takes_nothing_from_who_has_written_nothing() {
+fn flush_failure_spares_file_without_writes() {
     let lab = Lab::new(Config::with_budget(8 << 20), 4096, Lab::sim(MIB));
     lab.run(async {
         let other = Other::new(&lab);
@@ -139,10 +139,10 @@ fn a_flush_that_fails_elsewhere_takes_nothing_from_who_has_written_nothing() {
     });
 }
 
-/// The same while the file's own flush is under way, and with the news of the failure before and after that
-/// of its own success: the device has carried them out in whichever order.
+/// Now the file's own flush is in progress, and its success arrives before or after the other's
+/// failure: the device may have carried them out in either order.
 #[test]
-fn a_flush_that_worked_beside_one_that_failed_certifies_nothing() {
+fn flush_success_during_failed_one_certifies_nothing() {
     for failure_first in [true, false] {
         let (lab, device) = with_held_flushes();
         lab.run(async {
@@ -176,11 +176,11 @@ fn a_flush_that_worked_beside_one_that_failed_certifies_nothing() {
     }
 }
 
-/// A write-out was on its way when a flush of another file failed, so it counted as failed, and nobody was
-/// told: the flusher wrote the block once more while the flush of the sync that had waited for it was under
-/// way, and the sync said OK though that flush had begun before.
+/// The story: a flush of another file failed during a write-out, which so counted as failed, and no
+/// sync reported it. The flusher wrote the block once more during the flush of the sync that had
+/// waited for it. The sync succeeded though its flush had begun before that.
 #[test]
-fn a_sync_hears_that_a_write_out_it_waited_for_counts_as_failed() {
+fn sync_reports_awaited_write_out_counted_as_failed() {
     let (lab, device) = with_held_flushes();
     lab.run(async {
         let other = Other::new(&lab);
@@ -208,10 +208,10 @@ fn a_sync_hears_that_a_write_out_it_waited_for_counts_as_failed() {
     });
 }
 
-/// On a map without FUA a durable direct write commits. That commit failed: the writer was told, and the
-/// next sync certified what the failed flush had dropped of all that was written before.
+/// On a map without FUA a durable direct write commits. That commit failed: the writer was told,
+/// and the next sync certified what the failed flush had dropped of all that was written before.
 #[test]
-fn a_failed_commit_of_a_durable_direct_write_is_a_failed_flush() {
+fn commit_failure_of_durable_direct_write_counts_as_failed_flush() {
     let (lab, map) = gated(Config::with_budget(8 << 20));
     lab.run(async {
         lab.write(0, &[1; 4096], IoFlags::START_WRITEBACK).await;
@@ -227,10 +227,11 @@ fn a_failed_commit_of_a_durable_direct_write_is_a_failed_flush() {
     });
 }
 
-/// Dirt in the hands of a truncate was seen by no sync: it was not dirty, and no write-out was on its way.
-/// And when a sync waited for it, the dirt of the block of the new end, which comes back, was not written.
+/// The story: no sync saw dirty blocks that a truncate had taken: they were not dirty, and not in
+/// write-out. And when a sync waited for the truncate, it did not write the block of the new end,
+/// which is dirty again.
 #[test]
-fn a_sync_waits_for_a_truncate_and_writes_what_it_leaves() {
+fn sync_waits_for_truncate_and_writes_remaining_blocks() {
     for fails in [None, Some(ErrorKind::Io)] {
         let (lab, map) = gated(Config::with_budget(8 << 20));
         lab.run(async {
@@ -249,7 +250,7 @@ fn a_sync_waits_for_a_truncate_and_writes_what_it_leaves() {
             let open = async {
                 map.truncate.arrived(1).await;
                 lab.sleep_ms(50).await;
-                assert!(!synced.get(), "a truncate has dirt in its hands");
+                assert!(!synced.get(), "a truncate has taken dirty blocks");
                 map.truncate.open();
             };
             let (cut, (done, ())) = both(lab.file.set_len(100), both(sync, open)).await;
@@ -263,9 +264,10 @@ fn a_sync_waits_for_a_truncate_and_writes_what_it_leaves() {
     }
 }
 
-/// A trim that fails gives its dirt back: a sync that had waited for the trim did not write it.
+/// The story: a failed trim gives its blocks back as dirty; a sync that had waited for the trim did
+/// not write them.
 #[test]
-fn a_sync_writes_what_a_failed_trim_gives_back() {
+fn sync_writes_blocks_returned_by_failed_trim() {
     let (lab, map) = gated(Config::with_budget(8 << 20));
     lab.run(async {
         lab.sync().await.unwrap();
@@ -290,10 +292,10 @@ fn a_sync_writes_what_a_failed_trim_gives_back() {
     });
 }
 
-/// Where folios are written whole, a pass took all of a folio, and gave back what it had no room for: as
-/// dirt, also what was clean.
+/// The story: where folios are written as a whole, a pass took all of a folio, and gave the blocks
+/// without space back as dirty, also clean ones.
 #[test]
-fn a_pass_over_whole_folios_leaves_alone_what_it_has_no_room_for() {
+fn folio_pass_without_space_leaves_clean_blocks_clean() {
     let tracking = DirtyTracking::Folio;
     let config = Config { dirty_tracking: tracking, ..Config::with_budget(8 << 20) };
     let (lab, map) = gated(config);
@@ -319,10 +321,10 @@ fn a_pass_over_whole_folios_leaves_alone_what_it_has_no_room_for() {
     });
 }
 
-/// A write-out for which there is no room leaves what is clean of its folio clean, and says of the rest that
-/// it failed.
+/// A write-out for which there is no room leaves what is clean of its folio clean, and says of the
+/// rest that it failed.
 #[test]
-fn without_room_what_is_dirty_has_failed_and_the_rest_stays_clean() {
+fn write_out_without_space_fails_dirty_blocks_only() {
     for tracking in [DirtyTracking::Block, DirtyTracking::Folio] {
         let config = Config { dirty_tracking: tracking, ..Config::with_budget(8 << 20) };
         let (lab, map) = gated(config);
@@ -341,11 +343,11 @@ fn without_room_what_is_dirty_has_failed_and_the_rest_stays_clean() {
     }
 }
 
-/// Two syncs on one handle at once: the flush of the first failed, and told it. What it covered was written
-/// again, but not flushed, while the second one's flush, begun before that, was under way: and the second
-/// had nothing left to tell.
+/// Two syncs on one handle at once: the flush of the first failed, and told it. What it covered was
+/// written again, but not flushed, while the second one's flush, begun before that, was under way:
+/// and the second had nothing left to tell.
 #[test]
-fn two_syncs_on_one_handle_at_once_both_see_the_error() {
+fn concurrent_syncs_on_one_handle_both_see_error() {
     let lab = Lab::new(Config::with_budget(8 << 20), 4096, Lab::sim(MIB));
     lab.run(async {
         lab.write(0, &[1; 4096], NONE).await;
@@ -360,8 +362,8 @@ fn two_syncs_on_one_handle_at_once_both_see_the_error() {
     });
 }
 
-/// A file whose flush was under way looked as if it owed nothing, and was let go of: the failure was
-/// nobody's.
+/// The story: a file whose flush was in progress seemed durable, and was closed: no opener got the
+/// failure.
 #[test]
 fn a_flush_under_way_is_owed() {
     let (lab, device) = with_held_flushes();
@@ -424,7 +426,7 @@ fn flush_whose_task_is_dropped_works_if_the_device_carries_it_out() {
 
 /// A direct write that was refused for its alignment had made the file longer already.
 #[test]
-fn a_refused_direct_write_does_not_grow_the_file() {
+fn direct_write_refused_does_not_grow_file() {
     let (lab, _map) = gated(Config::with_budget(8 << 20));
     lab.run(async {
         let size = lab.file.size();
@@ -441,11 +443,11 @@ fn a_refused_direct_write_does_not_grow_the_file() {
     });
 }
 
-/// A private write held its share of the private memory while it waited for room on the device. With enough
-/// of them nobody else came as far as to ask for room: a map that makes room with memory of that kind, or
-/// waits for several to ask, waited for ever.
+/// The story: a private write held private memory while it waited for space on the device. With
+/// enough of them no other task got as far as asking for space. A map that needs such memory to
+/// make space, or waits for several requests, waited for ever.
 #[test]
-fn v1_no_private_write_waits_for_room_with_memory_in_its_hands() {
+fn v1_private_write_waiting_for_space_holds_no_memory() {
     let (lab, map) = gated(Config::with_budget(4 << 20));
     lab.cache.strategies.set_uncached(UncachedStrategy::Private);
     let (writers, len) = (8u64, 32768);
@@ -462,7 +464,7 @@ fn v1_no_private_write_waits_for_room_with_memory_in_its_hands() {
         });
         let room = async {
             map.reserve.arrived(writers).await;
-            // Whoever makes room can have all of the memory.
+            // The task that makes space can have all of the memory.
             drop(lab.cache.private(lab.cache.private_limit()).await);
             map.reserve.open();
         };

@@ -1,5 +1,5 @@
-//! Maps that keep a size of their own: what a durable write or a sync leaves to be found after a crash (O5),
-//! what such a file shows when it grows after one (E1), and fills that are given up.
+//! Maps with a size of their own: what a crash leaves of a durable write or a sync (O5), what such
+//! a file shows when it grows after one (E1), and dropped fills.
 
 use super::gates::Gated;
 use super::lab::{Lab, NONE, at_once, both};
@@ -30,11 +30,11 @@ fn growing() -> (Lab, forebay_base::sync::Arc<Remap>) {
     (lab, map.expect("it was made"))
 }
 
-/// A durable write said Ok and its bytes were not found after a crash: a block that was dirty below the
-/// recoverable size, in the same folio, held the size back, nobody wrote it, and the sync gave up
-/// without a word.
+/// The story: a durable write succeeded and its bytes were lost in a crash. A dirty block below the
+/// recoverable size, in the same folio, held the size back; no task wrote it, and the sync gave up
+/// silently.
 #[test]
-fn o5_a_durable_write_is_found_whatever_is_dirty_below() {
+fn o5_durable_write_above_dirty_blocks_is_found() {
     for flags in DURABLE {
         let (lab, map) = growing();
         lab.run(async {
@@ -53,10 +53,10 @@ fn o5_a_durable_write_is_found_whatever_is_dirty_below() {
     }
 }
 
-/// Nor did a write below what is dirty: the dirt that held the size back was behind it, in the same folio
-/// or in the next one.
+/// The story continues: a write below the dirty blocks was lost, too, which held the size back from
+/// behind it, in the same folio or in the next one.
 #[test]
-fn o5_a_durable_write_is_found_whatever_is_dirty_behind() {
+fn o5_durable_write_before_dirty_blocks_is_found() {
     for flags in DURABLE {
         for (at, behind) in [(0, 8), (0, 20), (16, 20), (17, 18)] {
             let (lab, map) = growing();
@@ -71,10 +71,10 @@ fn o5_a_durable_write_is_found_whatever_is_dirty_behind() {
     }
 }
 
-/// The same beside an append that was on its way to a place below: a direct durable write did not wait
-/// for it, and a buffered one not where some other block of the file could not be written at the time.
+/// With a concurrent append below: a direct durable write did not wait for it. A buffered one did
+/// not if some other block of the file could not be written at the time.
 #[test]
-fn o5_a_durable_write_waits_for_what_is_on_its_way_below() {
+fn o5_durable_write_waits_for_append_below() {
     for flags in DURABLE {
         for failing in [false, true] {
             let (lab, map) = growing();
@@ -87,7 +87,7 @@ fn o5_a_durable_write_waits_for_what_is_on_its_way_below() {
                     lab.write(0, &[2; 4096], IoFlags::START_WRITEBACK).await;
                     lab.file.mapping.wait_write_outs().await;
                     assert!(lab.file.mapping.is_failing());
-                    // Somebody else has been told: the openers below have nothing to hear.
+                    // An opener has seen the error, so the openers below get none.
                     let told = lab.file.mapping.errseq.check_and_advance(&mut Default::default());
                     assert!(told.is_some());
                 }
@@ -115,8 +115,8 @@ fn o5_a_durable_write_waits_for_what_is_on_its_way_below() {
     }
 }
 
-/// After a crash a file was cut in the middle of a block whose tail nobody had zeroed yet, or was
-/// shorter than what of it was mapped: as soon as it grew, old bytes showed where zeros belong.
+/// The story: a crash left a file truncated in the middle of a block whose tail was not zeroed yet,
+/// or shorter than its mapped blocks. As soon as it grew, old bytes showed in place of zeros.
 #[test]
 fn e1_a_file_that_grows_after_a_crash_shows_zeros_behind_its_end() {
     for end in [0, 100, BLOCK, BLOCK + 100] {
@@ -151,10 +151,10 @@ fn e1_a_file_that_grows_after_a_crash_shows_zeros_behind_its_end() {
     }
 }
 
-/// A read that was dropped while the map was asked left its blocks *reading* for ever: whoever came next
-/// waited for a fill that nobody carried out.
+/// The story: a read that was dropped while it asked the map left its blocks *reading* for ever.
+/// The next reader waited for a fill that no task carried out.
 #[test]
-fn a_fill_whose_task_is_dropped_holds_no_block() {
+fn fill_dropped_holds_no_block() {
     let keep: OnceLock<Arc<Gated>> = OnceLock::new();
     let (config, size) = (Config::with_budget(8 << 20), 1 << 20);
     let lab = Lab::with_map(config, BLOCK as u32, Lab::sim(size), size, |disk| {

@@ -12,10 +12,10 @@ use std::sync::{Arc, OnceLock};
 
 const BLOCK: u64 = 4096;
 
-/// A fill that left the last block out was never noticed: the next look found the block missing, and read it
-/// on its own.
+/// A fill that omitted the last block went unnoticed: the next lookup found the block missing, and
+/// read it alone.
 #[test]
-fn missing_blocks_of_a_read_are_asked_for_at_once() {
+fn missing_blocks_of_read_are_requested_together() {
     for (first, count) in [(40, 3), (15, 2), (1023, 1)] {
         let lab = Lab::plain(BLOCK as u32);
         lab.run(async {
@@ -27,10 +27,10 @@ fn missing_blocks_of_a_read_are_asked_for_at_once() {
     }
 }
 
-/// A caller that changes its memory while it is lent to a read makes good bytes look corrupt: they are read
-/// again, into memory of our own, before the file is called that. Nothing tried it.
+/// A caller that changes its memory while a read borrows it makes good bytes look corrupt. They are
+/// read again, into private memory, before the file is reported corrupt. No test covered it.
 #[test]
-fn what_does_not_add_up_in_lent_memory_is_read_again_before_it_is_called_corrupt() {
+fn checksum_mismatch_in_borrowed_memory_is_read_again() {
     let keep: OnceLock<Arc<Spoils>> = OnceLock::new();
     let (size, len) = (1 << 20, 16 * BLOCK);
     let config = Config::with_budget(8 << 20);
@@ -105,7 +105,7 @@ async fn overtaken_read(
 /// A read that a truncate had cut off returned zeros up to the end that a later write made: bytes
 /// that nothing had ever left there.
 #[test]
-fn read_overtaken_by_truncate_and_growing_write_shows_only_what_was_there() {
+fn read_overtaken_by_truncate_and_growth_shows_valid_bytes() {
     let direct = IoFlags::DIRECT | IoFlags::FALLBACK;
     let uncached = UncachedStrategy::ALL.iter().map(|&strategy| (IoFlags::UNCACHED, strategy));
     let ours = UncachedStrategy::Ours;

@@ -1,4 +1,4 @@
-//! A map that is full, and what of a write's promise it keeps: room is asked for when a write is accepted,
+//! A full map, and the guarantee of an accepted write: space is requested when a write is accepted,
 //! never first at fsync (O1..O6 of `forebay_iomap::ops`).
 
 use super::lab::{Lab, NONE, at_once, both};
@@ -50,7 +50,7 @@ async fn fill(lab: &Lab) {
 
 /// Room first looked for at write-out made fsync fail for data that had been accepted.
 #[test]
-fn no_space_is_said_when_a_write_is_accepted_and_never_first_at_fsync() {
+fn no_space_is_reported_at_write_not_first_at_fsync() {
     let (lab, _map) = full_soon(RemapOptions::default());
     lab.run(async {
         let mut accepted = 0;
@@ -63,14 +63,14 @@ fn no_space_is_said_when_a_write_is_accepted_and_never_first_at_fsync() {
         assert_eq!(lab.read(0, (PLACES * BLOCK) as usize, NONE).await, vec![1; 16 * 4096]);
         let direct = lab.try_write(20 * BLOCK, &[1; 4096], IoFlags::DIRECT).await;
         assert_eq!(direct.unwrap_err().kind(), ErrorKind::NoSpace);
-        lab.sync().await.expect("what was refused is nobody's debt");
+        lab.sync().await.expect("a refused write fails no sync");
     });
 }
 
-/// What is written again goes elsewhere: a full map has no room for that, and a block that is dirty already
-/// needs none.
+/// What is written again goes elsewhere: a full map has no room for that, and a block that is dirty
+/// already needs none.
 #[test]
-fn a_redirty_takes_a_share_of_its_own_and_dirt_written_again_none() {
+fn overwrite_needs_space_and_dirty_overwrite_none() {
     let (lab, map) = full_soon(RemapOptions::default());
     lab.run(async {
         for block in 0..PLACES - 1 {
@@ -81,7 +81,8 @@ fn a_redirty_takes_a_share_of_its_own_and_dirt_written_again_none() {
         for value in 3..9 {
             put(&lab, 3, value).await.expect("its share is taken already");
         }
-        // The one place is 3's: another block gets it when 3 has been written and its old place is free.
+        // The one place is 3's: another block gets it when 3 has been written and its old place is
+        // free.
         put(&lab, 4, 2).await.expect("3 is written out for it");
         lab.sync().await.unwrap();
         assert_eq!(map.accounted(), PLACES, "R1");
@@ -93,10 +94,10 @@ fn a_redirty_takes_a_share_of_its_own_and_dirt_written_again_none() {
     });
 }
 
-/// Of a write over several blocks only those that are not dirty yet need room: where the others were counted
-/// too, a map with just room enough was written out for it.
+/// Only blocks of a write that are not dirty yet need space. The story: all were counted, and a map
+/// with just enough space was written out for it.
 #[test]
-fn a_write_asks_for_room_for_what_is_not_dirty_yet() {
+fn write_requests_space_for_clean_blocks_only() {
     let (lab, _map) = full_soon_in(65536, RemapOptions::default());
     lab.run(async {
         for block in 0..PLACES - 2 {
@@ -113,10 +114,10 @@ fn a_write_asks_for_room_for_what_is_not_dirty_yet() {
     });
 }
 
-/// A share that is not used comes back: places of a write-out that failed, dirt that is trimmed, dirt
-/// that is cut off.
+/// Unused grants are returned: places of a failed write-out, and those of dirty blocks that are
+/// trimmed or truncated.
 #[test]
-fn the_share_comes_back_on_abort_trim_and_truncate() {
+fn grant_is_returned_on_abort_trim_and_truncate() {
     for way in ["abort", "trim", "truncate"] {
         let (lab, map) = full_soon(RemapOptions { grows: true, ..RemapOptions::default() });
         lab.run(async {
@@ -134,7 +135,7 @@ fn the_share_comes_back_on_abort_trim_and_truncate() {
                     assert_eq!(map.accounted(), PLACES, "the places of what failed are free again");
                     lab.disk.heal();
                     let _told = lab.sync().await;
-                    lab.sync().await.expect("the dirt has its room still");
+                    lab.sync().await.expect("the dirty blocks still have their space");
                     lab.zero(0, 4 * BLOCK, false).await.unwrap();
                 }
                 "trim" => lab.zero(0, 4 * BLOCK, false).await.unwrap(),
@@ -150,10 +151,10 @@ fn the_share_comes_back_on_abort_trim_and_truncate() {
     }
 }
 
-/// A direct write that was told to be durable was lost with the map: its data went out behind FUA, and nobody
+/// The story: a durable direct write was lost with the map. Its data went out with FUA, and no task
 /// committed the map that says where it is.
 #[test]
-fn a_durable_direct_write_commits_the_map() {
+fn durable_direct_write_commits_map() {
     let (lab, map) = full_soon(RemapOptions::default());
     lab.run(async {
         for flags in [IoFlags::DSYNC, IoFlags::SYNC] {
@@ -163,12 +164,12 @@ fn a_durable_direct_write_commits_the_map() {
         }
         let before = map.commits();
         lab.write(0, &[8; 4096], IoFlags::DIRECT).await;
-        assert_eq!(map.commits(), before, "nobody asked");
+        assert_eq!(map.commits(), before, "no commit was requested");
     });
 }
 
-/// O2: the later content stays, in whatever order two writes end; a block that was emptied in between
-/// stays empty.
+/// O2: the later content stays, in whatever order two writes end; a block that was emptied in
+/// between stays empty.
 #[test]
 fn o1_o2_the_later_content_stays_whatever_ends_last() {
     let (lab, map) = full_soon(RemapOptions::default());
@@ -195,10 +196,10 @@ fn o1_o2_the_later_content_stays_whatever_ends_last() {
     });
 }
 
-/// O4, and R2 of the map in memory: a read that was planned finds what was there; its place is not given to
-/// another write meanwhile.
+/// O4, and R2 of the map in memory: a read that was planned finds what was there; its place is not
+/// given to another write meanwhile.
 #[test]
-fn o4_a_place_is_not_reused_while_somebody_may_read_it() {
+fn o4_place_is_not_reused_while_readable() {
     let (lab, map) = full_soon(RemapOptions::default());
     lab.run(async {
         fill(&lab).await;
@@ -211,8 +212,8 @@ fn o4_a_place_is_not_reused_while_somebody_may_read_it() {
     });
 }
 
-/// O5, and R3 of the map in memory: a size that is recovered never covers a block whose bytes are still on
-/// their way.
+/// O5, and R3 of the map in memory: a size that is recovered never covers a block whose bytes are
+/// still on their way.
 #[test]
 fn o5_a_size_is_published_after_the_bytes_below_it() {
     let (lab, map) = full_soon(RemapOptions { grows: true, ..RemapOptions::default() });
@@ -220,12 +221,12 @@ fn o5_a_size_is_published_after_the_bytes_below_it() {
         lab.file.set_len(0).await.unwrap();
         let published = || map.published_size().unwrap();
         lab.write(0, &[1; 3 * 4096], NONE).await;
-        // Written out behind dirt: the size stops at the dirt.
+        // Written out behind a dirty block: the size stops at that block.
         lab.write(3 * BLOCK, &[2; 4096], IoFlags::DIRECT).await;
         assert_eq!(published(), 0, "nothing below 12288 is written");
         lab.sync().await.unwrap();
         assert_eq!(published(), 4 * BLOCK);
-        // A durable write beyond the published size takes the dirt below it along.
+        // A durable write beyond the published size also writes the dirty blocks below it.
         lab.write(4 * BLOCK, &[3; 100], NONE).await;
         lab.write(5 * BLOCK, &[4; 4096], IoFlags::DIRECT | IoFlags::DSYNC).await;
         assert_eq!(published(), 6 * BLOCK);
@@ -235,9 +236,10 @@ fn o5_a_size_is_published_after_the_bytes_below_it() {
     });
 }
 
-/// O6: who waits for room holds no block in write-out: a writer that hits the block is not held up by it.
+/// O6: a task that waits for space holds no block in write-out, so it does not hold up a writer
+/// that hits the block.
 #[test]
-fn o6_nothing_is_in_write_out_while_room_is_waited_for() {
+fn o6_no_block_is_in_write_out_while_waiting_for_space() {
     let mut waited = 0;
     for seed in 1..40 {
         let lab = Lab::with_late_map(seed, Config::with_budget(8 << 20), 1 << 20);
@@ -256,9 +258,9 @@ fn o6_nothing_is_in_write_out_while_room_is_waited_for() {
     assert!(waited > 4, "the map hardly ever waited: {waited}");
 }
 
-/// The same on a map that waits: nobody is told of room that is not there.
+/// On a map that waits: no task is woken for space that is not there.
 #[test]
-fn a_full_map_that_waits_refuses_as_well() {
+fn full_map_that_waits_refuses_writes() {
     for seed in 1..20 {
         let world = SimWorld::new(seed);
         let disk = SimDisk::new(world.clone(), Lab::sim(PLACES * BLOCK));
@@ -288,10 +290,10 @@ fn a_full_map_that_waits_refuses_as_well() {
     }
 }
 
-/// E8: a write that was refused in the middle had made the file longer; and two that grow one file were
-/// promised the same room, so that the sync after them failed.
+/// E8: a write that was refused in the middle had made the file longer; and two that grow one file
+/// were promised the same room, so that the sync after them failed.
 #[test]
-fn e8_two_growing_writers_are_promised_what_there_is_and_what_is_refused_adds_nothing() {
+fn e8_growing_writers_get_available_space_and_refused_add_nothing() {
     let mut refused = 0;
     for seed in 1..20 {
         let world = SimWorld::new(seed);

@@ -1,5 +1,5 @@
-//! Stable writes: bytes in flight do not change where the device needs it, and nobody pays where it
-//! does not.
+//! Stable writes: bytes in flight do not change where the device needs it, and writers do not pay
+//! where it does not.
 
 use super::lab::{Lab, NONE, at_once, both};
 use forebay_base::buf::AlignedBuf;
@@ -28,7 +28,7 @@ const FREE: [StableStrategy; 3] =
     [StableStrategy::Auto, StableStrategy::Snapshot, StableStrategy::Cow];
 
 #[test]
-fn s1_nobody_waits_or_copies_where_the_device_does_not_need_it() {
+fn s1_no_wait_or_copy_without_device_need() {
     for strategy in ALL {
         let lab = lab(8 << 20, 4096, strategy, false);
         lab.run(async {
@@ -50,7 +50,7 @@ fn paid(lab: &Lab) -> [u64; 4] {
 }
 
 #[test]
-fn s1_a_writer_that_lacks_frames_beside_blocks_in_flight_waits_for_frames_only() {
+fn s1_writer_without_frames_waits_for_frames_only() {
     // Half of the folio is in flight, the other half is not cached: frames are what is missing.
     let lab = lab(8 << 20, 4096, StableStrategy::Wait, false);
     lab.run(async {
@@ -102,7 +102,8 @@ fn s2_bytes_in_flight_do_not_change() {
             _ => {
                 assert!(waits == 0 && copies > 10, "{waits} {copies}");
                 assert!(stats.stable_hits <= copies && stats.stable_copied_bytes > 0);
-                // What is overwritten is not copied, so less is copied than was given new frames.
+                // Overwritten blocks are not copied, so fewer bytes are copied than frames were
+                // allocated.
                 assert!(stats.stable_copied_bytes < copies * u64::from(block_size));
             }
         }
@@ -129,10 +130,10 @@ fn s3_every_way_to_change_a_block_waits_before_it_changes() {
     }
 }
 
-/// A truncate changes the tail of the last block, and gives the frames of those behind it away: both wait
-/// for what is in flight.
+/// A truncate changes the tail of the last block, and gives the frames of those behind it away:
+/// both wait for what is in flight.
 #[test]
-fn s3_a_truncate_waits_before_it_changes_what_is_in_flight() {
+fn s3_truncate_waits_before_changing_blocks_in_flight() {
     for (strategy, to) in ALL.into_iter().flat_map(|s| [0, 100, 4096].map(|to| (s, to))) {
         let sim =
             SimConfig { stable_writes: true, latency: (500_000, 900_000), ..Lab::sim(4 << 20) };
@@ -159,9 +160,9 @@ fn s3_a_truncate_waits_before_it_changes_what_is_in_flight() {
     }
 }
 
-/// In the kernel pages that are mapped are write-protected before their checksum is taken. There are no
-/// mapped pages here; in their place stands whoever found a block idle before its write-out began: it
-/// is caught, because blocks are taken for write-out under the lock that writers change them under.
+/// The kernel write-protects mapped pages before their checksum is taken. There are no mapped pages
+/// here. The equivalent is a writer that found a block idle before its write-out began. It is
+/// excluded, because blocks are taken for write-out under the lock under which writers change them.
 #[test]
 fn s4_a_writer_that_began_before_the_write_out_is_caught_by_it() {
     for strategy in ALL {
@@ -195,7 +196,7 @@ fn s5_a_change_of_the_need_reaches_a_file_that_is_open() {
         assert_eq!(hit(1).await, 1);
         lab.file.set_stable_pages(StablePages::Off).unwrap();
         assert_eq!(lab.file.stable_need().reason, "switched off");
-        assert_eq!(hit(3).await, 1, "nobody waits");
+        assert_eq!(hit(3).await, 1, "no writer waits");
         lab.file.set_stable_pages(StablePages::On).unwrap();
         assert_eq!(hit(5).await, 2);
         lab.file.set_stable_pages(StablePages::Auto).unwrap();
@@ -343,7 +344,7 @@ fn s8_auto_waits_where_frames_are_scarce() {
         let lab = lab(8 << 20, 4096, StableStrategy::Auto, true);
         lab.run(async {
             lab.write(0, &[1; 4096], START).await;
-            // Frames that nobody can reclaim.
+            // Frames that reclaim cannot free.
             let free = lab.cache.stats().frames_free as usize;
             let held = lab.cache.take_frames(free - spare).unwrap();
             lab.write(5, &[2; 10], NONE).await;
@@ -356,7 +357,8 @@ fn s8_auto_waits_where_frames_are_scarce() {
     }
 }
 
-/// Memory that nobody else can write goes to the device as it is, needed or not.
+/// Private memory goes to the device as it is, whether stable writes are needed or not: no other
+/// task can write it.
 #[test]
 fn s9_a_direct_write_out_of_memory_of_its_own_is_not_bounced() {
     for needed in [false, true] {

@@ -47,7 +47,7 @@ async fn warm(lab: &Lab) {
 }
 
 #[test]
-fn u1_what_is_cached_stays_and_keeps_its_age() {
+fn u1_cached_blocks_stay_and_keep_age() {
     for &strategy in ALL {
         let lab = lab(strategy, 4096);
         lab.run(async {
@@ -107,21 +107,22 @@ fn u2_noaccess_caches_and_never_activates() {
         assert_eq!(lab.blocks(State::Referenced), BTreeSet::new());
         assert!(lab.blocks(State::Uptodate).len() >= 32);
         assert_eq!(lab.cache.stats().promoted, 0);
-        // Its dirt is of the ordinary kind: the age limit says when it goes.
+        // Its dirty blocks are ordinary ones: the age limit decides when they are written.
         lab.sleep_ms(1000).await;
         assert_eq!(lab.writes().0, 0);
         assert_eq!(lab.cache.dirty.dirty_bytes(), 65536);
         lab.sync().await.unwrap();
         lab.cache.drop_clean();
-        assert_eq!(lab.cache.stats().ghosts, 0, "nobody asked for it");
+        assert_eq!(lab.cache.stats().ghosts, 0, "no ordinary request touched it");
     });
 }
 
-/// While an uncached request has a block in the cache, an ordinary one finds it there: it stays when the
-/// uncached one is over, and its neighbours, which nobody else asked for, go. For `dropbehind` both ways;
-/// the write-out, or the read of the last block, is held up meanwhile.
+/// While an uncached request has a block in the cache, an ordinary one finds it there. The block
+/// stays when the uncached one is over; its neighbours, which only the uncached one used, are
+/// dropped. For `dropbehind` in both directions; the write-out, or the read of the last block, is
+/// held up meanwhile.
 #[test]
-fn u4_an_ordinary_touch_keeps_what_dropbehind_brought() {
+fn u4_ordinary_touch_keeps_dropbehind_blocks() {
     for writes in [false, true] {
         for touch_writes in [false, true] {
             let lab = lab(DropBehind, 4096);
@@ -161,7 +162,7 @@ fn u4_an_ordinary_touch_keeps_what_dropbehind_brought() {
 }
 
 #[test]
-fn u6_a_block_is_dropped_once_whoever_ends_its_io() {
+fn u6_block_is_dropped_once_at_io_end() {
     for strategy in [DropBehind, Ours] {
         let lab = lab(strategy, 512);
         lab.run(async {
@@ -206,7 +207,7 @@ fn u7_small_reads_of_a_big_folio_read_nothing_twice() {
 }
 
 #[test]
-fn u9_each_strategy_waits_for_what_it_says() {
+fn u9_each_strategy_waits_as_defined() {
     for &strategy in ALL {
         let lab = lab(strategy, 4096);
         lab.run(async {
@@ -224,8 +225,8 @@ fn u9_each_strategy_waits_for_what_it_says() {
     }
 }
 
-/// Blocks that were cached or dirty before: the write-out of what is written onto them starts within
-/// the window too, and they stay.
+/// Blocks that were cached or dirty before: the write-out of what is written onto them starts
+/// within the window too, and they stay.
 #[test]
 fn u9_write_out_onto_cached_blocks_starts_within_the_window() {
     for dirty_before in [false, true] {
@@ -247,7 +248,7 @@ fn u9_write_out_onto_cached_blocks_starts_within_the_window() {
 }
 
 #[test]
-fn u10_a_writer_submits_nothing_and_its_dirt_is_bounded() {
+fn u10_writer_submits_nothing_and_dirty_bytes_are_bounded() {
     let window = 256u32 << 10;
     let config = Config {
         uncached_window_bytes: window,
@@ -261,7 +262,7 @@ fn u10_a_writer_submits_nothing_and_its_dirt_is_bounded() {
         for i in 0..64u64 {
             let issued = lab.writes().1;
             let done = at_once(lab.try_write(i * 65536, &[3; 65536], UNCACHED));
-            assert!(matches!(done, Some(Ok(65536))), "below the limit nobody waits");
+            assert!(matches!(done, Some(Ok(65536))), "below the limit no writer waits");
             assert_eq!(lab.writes().1, issued, "the writer submits");
             most = most.max(lab.cache.dirty.dirty_bytes());
             lab.sleep_ms(1).await;
@@ -276,10 +277,10 @@ fn u10_a_writer_submits_nothing_and_its_dirt_is_bounded() {
     });
 }
 
-/// Each flag that there is not, each that has no meaning for the request, each request that the file
-/// cannot take: an error of its own kind, no I/O, nothing in the cache.
+/// Each flag that there is not, each that has no meaning for the request, each request that the
+/// file cannot take: an error of its own kind, no I/O, nothing in the cache.
 #[test]
-fn u11_what_is_not_supported_is_refused() {
+fn u11_unsupported_flags_are_refused() {
     for &strategy in ALL {
         let lab = lab(strategy, 4096);
         let ops = Arc::new(forebay_iomap::identity::Identity::new(lab.disk.clone()));
@@ -371,7 +372,7 @@ fn u13_shared_places_are_not_written_over() {
 }
 
 #[test]
-fn u14_a_failed_write_is_told_by_the_call_or_by_the_next_sync() {
+fn u14_write_failure_is_reported_by_call_or_next_sync() {
     for &strategy in ALL {
         let lab = lab(strategy, 4096);
         lab.run(async {
@@ -393,8 +394,8 @@ fn u14_a_failed_write_is_told_by_the_call_or_by_the_next_sync() {
     }
 }
 
-/// Somebody holds all frames: requests that need none go on, the others wait and then go on, and none
-/// fails.
+/// Another task holds all frames: requests that need none continue, the others wait and then
+/// continue, and none fails.
 #[test]
 fn u15_without_frames_it_does_without_or_waits() {
     for &strategy in ALL {
@@ -425,8 +426,8 @@ fn u15_without_frames_it_does_without_or_waits() {
     }
 }
 
-/// Requests longer than the cache, with dirt and pinned blocks in the way; dirt is looked at all the
-/// while.
+/// Requests longer than the cache, with dirty and pinned blocks in the way; the dirty limit is
+/// checked throughout.
 #[test]
 fn u15_pressure_is_fallen_back_from() {
     for &strategy in ALL {
@@ -475,9 +476,9 @@ fn u15_pressure_is_fallen_back_from() {
     }
 }
 
-/// A scan of ten times the cache beside a hot set of half of it, counted: no hot block is evicted, and
-/// all hot reads hit. Where the scan is cached (`noaccess`) it is ageing that protects the hot set, and
-/// a hundredth may miss.
+/// A scan of ten times the cache, concurrent with a hot set of half of it, counted: no hot block is
+/// evicted, and all hot reads hit. Where the scan is cached (`noaccess`) ageing protects the hot
+/// set, and a hundredth may miss.
 #[test]
 fn u16_a_scan_leaves_the_hot_set_alone() {
     for &strategy in ALL {
@@ -520,10 +521,10 @@ fn u16_a_scan_leaves_the_hot_set_alone() {
     }
 }
 
-/// In spirit: what a flush has yet to make durable is not dropped, so that a flush that fails can be
-/// made good. (Upstream: drop only after the server's commit.)
+/// In spirit: what a flush has yet to make durable is not dropped, so that a flush that fails can
+/// be made good. (Upstream: drop only after the server's commit.)
 #[test]
-fn u17_what_is_held_until_a_flush_is_not_dropped() {
+fn u17_unflushed_blocks_are_not_dropped() {
     for &strategy in ALL {
         let lab = lab(strategy, 4096);
         lab.run(async {

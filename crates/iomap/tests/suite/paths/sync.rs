@@ -17,14 +17,14 @@ fn fail(op: BioOp) -> FaultRule {
 }
 
 #[test]
-fn an_error_is_told_once_to_each_opener() {
+fn error_is_reported_once_to_each_opener() {
     let lab = Lab::plain(4096);
     lab.run(async {
         let other = lab.file.open_handle();
         lab.disk.inject(fail(BioOp::Write));
         lab.write(0, &[1; 4096], IoFlags::START_WRITEBACK).await;
         lab.sleep_ms(10).await;
-        // Nobody has been told: an opener that comes now is told too.
+        // No opener has seen the error: a new opener gets it, too.
         let late = lab.file.open_handle();
         assert!(lab.sync().await.is_err());
         let later = lab.file.open_handle();
@@ -67,7 +67,7 @@ fn no_space_below_is_its_own_error_and_loses_nothing() {
 }
 
 #[test]
-fn after_a_failed_flush_what_was_kept_is_written_again() {
+fn flush_failure_rewrites_kept_blocks() {
     let lab = Lab::plain(4096);
     lab.run(async {
         for round in 1..30u8 {
@@ -84,7 +84,7 @@ fn after_a_failed_flush_what_was_kept_is_written_again() {
 }
 
 #[test]
-fn what_was_not_kept_makes_every_later_sync_fail() {
+fn blocks_not_kept_make_later_syncs_fail() {
     for flags in [IoFlags::UNCACHED, IoFlags::DIRECT] {
         let lab = Lab::plain(4096);
         lab.run(async {
@@ -131,11 +131,11 @@ fn failed_data_at_half_the_dirty_limit_refuses_more() {
     });
 }
 
-/// Write-out that a sync waits for was submitted as background work, so it took its turn behind everybody
-/// else's. Each says what it is: a sync's writes are waited for, those of the flusher and those that
-/// a caller only started are not.
+/// The story: write-out that a sync waits for was submitted as background work, and so queued
+/// behind all other requests. Now a sync's writes are marked as waited for; those of the flusher,
+/// and those that a caller only started, are not.
 #[test]
-fn a_syncs_writes_are_waited_for_and_a_flushers_are_background() {
+fn writes_of_sync_are_sync_class_of_flusher_background() {
     let lab = Lab::plain(4096);
     lab.run(async {
         let seen = || -> Vec<BioFlags> {
@@ -144,7 +144,7 @@ fn a_syncs_writes_are_waited_for_and_a_flushers_are_background() {
             log.iter().filter(|e| e.op == BioOp::Write).map(|e| e.flags).collect()
         };
         lab.write(0, &[1; 8192], NONE).await;
-        assert_eq!(seen(), [], "nobody has asked yet");
+        assert_eq!(seen(), [], "no write-out has begun");
         lab.sync().await.unwrap();
         let waited_for = BioFlags::SYNC | BioFlags::BACKGROUND;
         assert_eq!(seen(), [waited_for]);
@@ -159,11 +159,11 @@ fn a_syncs_writes_are_waited_for_and_a_flushers_are_background() {
     });
 }
 
-/// A trim was noted as written before it had happened. A flush of the flusher's in between took the note
-/// away, the trim was lost by the next flush, which failed, and the sync after that said OK. Syncs
-/// wait for the trim; the flusher does not.
+/// The story: a trim was noted as written before it had run. A flush of the flusher in between
+/// removed the note, the next flush lost the trim and failed, and the sync after that succeeded.
+/// Syncs wait for the trim; the flusher does not.
 #[test]
-fn a_flush_beside_a_trim_does_not_answer_for_it() {
+fn flush_during_trim_does_not_certify_it() {
     for keep_allocated in [false, true] {
         let lab = Lab::plain(4096);
         lab.run(async {
@@ -183,17 +183,17 @@ fn a_flush_beside_a_trim_does_not_answer_for_it() {
             assert!(!lab.file.mapping.unflushed.is_empty(), "the trim is not durable");
             lab.disk.inject(fail(BioOp::Flush));
             for _ in 0..3 {
-                assert!(lab.sync().await.is_err(), "a trim that nobody can make good is lost");
+                assert!(lab.sync().await.is_err(), "a lost trim cannot be repeated");
             }
         });
     }
 }
 
-/// A sync that had taken blocks for write-out, and then waited for others before it issued them, was
-/// not seen by a second sync: that one flushed and returned while the first one's writes were
-/// still to come.
+/// The story: a sync had taken blocks for write-out, and then waited for others before it issued
+/// them. A second sync did not see that: it flushed and returned before the first one's writes were
+/// issued.
 #[test]
-fn a_sync_waits_for_what_another_one_has_taken() {
+fn sync_waits_for_blocks_taken_by_another() {
     let lab = Lab::plain(4096);
     lab.run(async {
         let second = 65536;
@@ -215,7 +215,7 @@ fn a_sync_waits_for_what_another_one_has_taken() {
 /// A direct write drops the cached block around it. What that block had written out before, and
 /// not flushed yet, was forgotten: a flush that failed afterwards was followed by one that worked.
 #[test]
-fn a_direct_write_does_not_forget_its_neighbours() {
+fn direct_write_keeps_unflushed_neighbours() {
     let mut lost = 0;
     for blocks in 1..40u64 {
         let lab = Lab::plain(4096);
@@ -242,7 +242,7 @@ fn a_direct_write_does_not_forget_its_neighbours() {
 /// Zeroing dropped dirty blocks first and asked the device then: when the device refused, data
 /// that had been accepted was gone.
 #[test]
-fn a_zero_that_fails_keeps_what_was_dirty() {
+fn zero_failure_keeps_dirty_blocks() {
     for kind in [ErrorKind::Io, ErrorKind::Unsupported] {
         let lab = Lab::plain(4096);
         lab.run(async {
@@ -253,7 +253,7 @@ fn a_zero_that_fails_keeps_what_was_dirty() {
             assert_eq!(lab.read(0, 16384, NONE).await, [7; 16384]);
             lab.sync().await.unwrap();
             assert_eq!(lab.disk.peek_durable(0, 16384), [7; 16384]);
-            // And one that works drops the dirt without writing it.
+            // A trim that succeeds drops the dirty blocks without writing them.
             lab.write(0, &[8; 16384], NONE).await;
             lab.disk.clear_log();
             lab.zero(0, 16384, false).await.unwrap();
@@ -266,8 +266,8 @@ fn a_zero_that_fails_keeps_what_was_dirty() {
     }
 }
 
-/// A device that cannot zero gets zeros written, in steps; one that must be fast is refused, and nothing
-/// changes.
+/// A device that cannot zero gets zeros written, in steps; one that must be fast is refused, and
+/// nothing changes.
 #[test]
 fn zeros_are_written_where_the_device_cannot_zero() {
     const STEP: usize = 256 << 10;
@@ -292,10 +292,10 @@ fn zeros_are_written_where_the_device_cannot_zero() {
     });
 }
 
-/// What failed became dirty, dirt woke the flusher, and it tried again at once: as often as the device
-/// could fail.
+/// The story: failed blocks became dirty, which woke the flusher, and it retried at once: as often
+/// as the device could fail.
 #[test]
-fn retries_come_slower_and_slower_and_work_in_the_end() {
+fn retries_back_off_and_succeed() {
     let config = Config { dirty_background_bytes: Some(64 << 10), ..Config::with_budget(8 << 20) };
     let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
     lab.run(async {
@@ -306,7 +306,7 @@ fn retries_come_slower_and_slower_and_work_in_the_end() {
         assert!((5..100).contains(&tries), "{tries} tries in 20 s");
         lab.disk.heal();
         lab.sleep_ms(10_000).await;
-        assert!(lab.disk.peek(0, 128 << 10) == [1; 128 << 10], "nobody tried again");
+        assert!(lab.disk.peek(0, 128 << 10) == [1; 128 << 10], "the blocks were not retried");
     });
 }
 
@@ -350,7 +350,7 @@ impl BlockDevice for LateFailure {
 /// A flush that failed was answered by writing again what had been written out before it began; a
 /// write that ended while it was running was thought to be covered by the next flush.
 #[test]
-fn a_failed_flush_may_have_lost_what_was_written_while_it_ran() {
+fn flush_failure_may_lose_writes_during_it() {
     let late = |lower| {
         let device = Arc::new(LateFailure { lower, flush: Mutex::default() });
         Arc::new(Identity::new(device)) as Arc<dyn forebay_iomap::MapOps>

@@ -122,7 +122,7 @@ fn u3_a_mixed_range_is_served_block_by_block() {
 }
 
 #[test]
-fn u4_what_a_normal_access_touches_becomes_normal() {
+fn u4_blocks_touched_by_ordinary_access_become_ordinary() {
     let lab = Lab::plain(4096);
     lab.run(async {
         lab.write(8192, &[7; 8192], UNCACHED).await;
@@ -141,7 +141,8 @@ fn u5_dirt_and_write_out_are_never_dropped() {
     let lab = Lab::plain(4096);
     lab.run(async {
         for round in 1..40u8 {
-            // A second write while the first is on its way out, readers and reclaim beside it.
+            // A second write during the write-out of the first, with concurrent readers and
+            // reclaim.
             lab.write(8192, &[round; 4096], UNCACHED | IoFlags::START_WRITEBACK).await;
             lab.sleep_ms(u64::from(round % 2)).await;
             lab.write(8192, &[round + 100; 4096], UNCACHED).await;
@@ -284,9 +285,9 @@ fn x3_only_clean_idle_blocks_of_a_folio_go() {
     });
 }
 
-/// Each private request took as much memory as it liked beside the budget, however many there were.
+/// The story: each private request took memory in addition to the budget, however many there were.
 #[test]
-fn v1_private_requests_share_what_is_kept_for_them() {
+fn v1_private_requests_share_their_part_of_budget() {
     use forebay_cache::strategy::UncachedStrategy;
     let config = forebay_cache::Config::with_budget(4 << 20);
     let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
@@ -313,10 +314,11 @@ fn v1_private_requests_share_what_is_kept_for_them() {
     assert!(stats.private_bytes_max <= limit, "{} of {limit}", stats.private_bytes_max);
 }
 
-/// Who waited for private memory had the two blocks at the ends of its write in memory already, which nobody
-/// had counted: with a thousand waiting, 8 MiB beside the budget.
+/// The story: a write that waited for private memory already had the two blocks at its ends in
+/// memory, which were not counted. With a thousand waiting, that was 8 MiB in addition to the
+/// budget.
 #[test]
-fn v1_a_private_write_that_waits_for_memory_has_none() {
+fn v1_private_write_waiting_for_memory_holds_none() {
     use forebay_cache::strategy::UncachedStrategy;
     let lab = Lab::plain(4096);
     lab.cache.strategies.set_uncached(UncachedStrategy::Private);
@@ -343,10 +345,10 @@ fn v1_a_private_write_that_waits_for_memory_has_none() {
     });
 }
 
-/// The bytes of uncached writes were counted only where a write had to wait for something: those that went
-/// through at once, most of them, did not show in `stat`.
+/// The bytes of uncached writes were counted only where a write had to wait for something: those
+/// that went through at once, most of them, did not show in `stat`.
 #[test]
-fn uncached_writes_are_counted_whichever_way_they_take() {
+fn uncached_writes_are_counted_on_every_path() {
     for &strategy in UncachedStrategy::ALL {
         let lab = Lab::plain(4096);
         lab.cache.strategies.set_uncached(strategy);

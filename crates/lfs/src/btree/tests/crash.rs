@@ -12,7 +12,7 @@ use crate::format::superblock::TreeRoot;
 use crate::fuzz::make::{Make, seal};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::{ErrorKind, Result};
-use forebay_block::bdev::flush_here;
+use forebay_block::bdev::flush_blocking;
 use forebay_block::bio::BioOp;
 use forebay_sim::{Fault, FaultRule, SimConfig, SimDisk};
 use std::sync::Arc;
@@ -75,7 +75,7 @@ fn setup(seed: u64, max_transfer: u32) -> Setup {
     let all = store.pairs_left();
     let roots = world.run(async {
         let roots = change(&tree, &empty, &first, 1).await.unwrap();
-        flush_here(&disk).await.result.unwrap();
+        flush_blocking(&disk).await.result.unwrap();
         roots
     });
     let used = (all - store.pairs_left()) as u32;
@@ -134,7 +134,7 @@ fn the_old_roots_read_whatever_a_power_cut_leaves() {
 fn flushed(setup: &Setup, disk: &SimDisk, roots: &[TreeRoot]) {
     disk.heal();
     let again = disk.in_world(SimWorld::new(1));
-    again.world().run(async { flush_here(&again).await.result.unwrap() });
+    again.world().run(async { flush_blocking(&again).await.result.unwrap() });
     for state in again.crash_states() {
         let after = state.mount(SimWorld::new(2));
         for (root, model) in roots.iter().zip(&setup.after) {

@@ -1,5 +1,5 @@
-//! A clean client beside hostile ones: it writes and reads back a block of its own all the time, and says in
-//! the end how long it had to wait at most. A figure to look at: no test asserts wall time.
+//! A clean client concurrent with hostile ones: it writes and reads back a block of its own all the
+//! time, and reports its longest wait. A figure to read: no test asserts wall time.
 //!
 //! `cargo test --release -p forebay-nbd --test suite hostile -- --nocapture` prints it.
 
@@ -38,7 +38,7 @@ pub struct Clean {
 }
 
 impl Clean {
-    /// Starts it on the last block of the export. `what`: who it is beside.
+    /// Starts it on the last block of the export. `what`: the hostile clients, for the report.
     pub fn beside(running: &Running, what: &'static str) -> Self {
         let (stop, stopped) = channel();
         let mut client = running.client();
@@ -61,7 +61,7 @@ impl Clean {
         let waits = self.thread.take()?.join().expect("the clean client is served throughout");
         let Waits { requests, longest } = waits;
         println!(
-            "clean client beside {}: {requests} requests, longest wait {longest:?}",
+            "clean client next to {}: {requests} requests, longest wait {longest:?}",
             self.what
         );
         Some(waits)

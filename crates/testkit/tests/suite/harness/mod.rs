@@ -55,7 +55,7 @@ fn k1_a_run_is_a_function_of_its_seed() {
 
 /// G1 and K2: what is planted is found within a few runs, in few operations that fail again.
 #[test]
-fn k2_g1_what_is_planted_is_found_and_made_short() {
+fn k2_g1_injected_fault_is_found_and_shortened() {
     for bug in BUGS {
         let found = (1..160).find_map(|seed| {
             let (a, b, config) = pair(Some(bug));
@@ -74,7 +74,7 @@ fn k2_g1_what_is_planted_is_found_and_made_short() {
 
 /// The rules, case by case, find the same mistakes without luck.
 #[test]
-fn the_rules_find_what_is_planted() {
+fn rules_detect_injected_faults() {
     for bug in BUGS {
         let broken = cases().into_iter().filter(|case| !case.is_large).find(|case| {
             let (clock, _) = config();

@@ -1,9 +1,10 @@
-//! The dirty folios of one file: by index, so that write-out makes long runs, and by age, so that the
-//! oldest is found without a walk.
+//! The dirty folios of one file: by index, so that write-out makes long runs, and by age, so that
+//! the oldest is found without a walk.
 //!
-//! Invariants: K1 each listed folio is on one of the two lists of ages, under the time it became dirty.
-//! K2 whoever lists the first folio of a file sees to it that the file is queued with its flusher, which
-//! takes a file off its queue only by `Dirt::leave_queue`.
+//! Invariants: K1 each listed folio is on one of the two lists of ages, under the time it became
+//! dirty. K2 the task that lists the first folio of a file queues the file with its flusher, which
+//! takes a file off its queue only by `DirtyFolios::leave_queue`.
+//!
 //! Lock: one, a leaf, held for a few steps of a tree.
 
 use crate::writeback::pass::{Which, WriteOutPass};
@@ -32,9 +33,9 @@ struct Set {
     aged: [BTreeSet<(Nanos, u64)>; 2],
 }
 
-/// See the module.
+/// The dirty folios of a file, by index and by age.
 #[derive(Default)]
-pub struct Dirt {
+pub struct DirtyFolios {
     set: Mutex<Set>,
     /// Bytes of dirty blocks made by uncached writes and not yet picked for write-out.
     pub(super) uncached: AtomicU64,
@@ -58,7 +59,7 @@ pub(crate) struct Listed {
     pub uncached: bool,
 }
 
-impl Dirt {
+impl DirtyFolios {
     /// Lists a folio that has become dirty, or was.
     pub(crate) fn list(&self, index: u64, now: Nanos, uncached: bool) -> Listed {
         let mut set = self.set.lock();
@@ -110,13 +111,13 @@ impl Dirt {
         aged.truncate(PICK);
     }
 
-    /// The time the oldest dirt was made, if there is any.
+    /// The time the oldest dirty folio became dirty, if there is one.
     pub fn oldest(&self) -> Option<Nanos> {
         let set = self.set.lock();
         set.aged.iter().filter_map(|list| list.first()).map(|&(since, _)| since).min()
     }
 
-    /// The same of folios with blocks of uncached writes.
+    /// The time the oldest folio with blocks of uncached writes became dirty.
     pub(super) fn oldest_uncached(&self) -> Option<Nanos> {
         self.set.lock().aged[1].first().map(|&(since, _)| since)
     }
@@ -147,8 +148,8 @@ impl Dirt {
         self.changes.load(Ordering::SeqCst)
     }
 
-    /// Whether the flusher waits with the file until [`Dirt::changes`] moves: whoever moves it looks here
-    /// after that, and tells it.
+    /// Whether the flusher waits with the file until [`DirtyFolios::changes`] moves. The task that
+    /// moves it checks this afterwards, and notifies the flusher.
     #[inline]
     pub(crate) fn is_stalled(&self) -> bool {
         self.stalled.load(Ordering::SeqCst)
@@ -159,8 +160,8 @@ impl Dirt {
         self.stalled.store(stalled, Ordering::SeqCst);
     }
 
-    /// The file goes off the queue, unless it has become dirty meanwhile: then that is since when (K2).
-    /// Under the queue's lock.
+    /// Takes the file off the queue, unless it has become dirty meanwhile: then returns since when
+    /// (K2). Call under the queue's lock.
     pub(super) fn leave_queue(&self) -> Option<Nanos> {
         self.queued.store(false, Ordering::SeqCst);
         let oldest = self.oldest();
@@ -183,7 +184,7 @@ pub struct DirtyCursor {
 }
 
 impl DirtyCursor {
-    /// Bytes of memory that it keeps beside itself.
+    /// Bytes of memory that it allocates.
     pub fn bytes(&self) -> u64 {
         let aged = self.aged.capacity() * size_of::<(Nanos, u64)>();
         (self.picked.capacity() * size_of::<u64>() + aged) as u64
@@ -201,9 +202,9 @@ impl DirtyCursor {
     }
 }
 
-impl Dirt {
-    /// The next folios that a pass takes, at most `limit`, ascending: by index if it takes all, else by
-    /// age in portions. `batch` is empty at its end.
+impl DirtyFolios {
+    /// The next folios of a pass, at most `limit`, ascending: by index if the pass takes all, else
+    /// by age in portions. `batch` is empty at its end.
     pub fn next_of_pass(
         &self,
         pass: &WriteOutPass,
@@ -240,13 +241,13 @@ mod tests {
         WriteOutPass { range: 0..u64::MAX >> 1, which, max_bytes: 0, sync: false }
     }
 
-    fn all_of(dirt: &Dirt, which: Which, now: Nanos) -> Vec<u64> {
+    fn all_of(dirty_folios: &DirtyFolios, which: Which, now: Nanos) -> Vec<u64> {
         let (pass, folios) = (pass(which), 0..u64::MAX);
         let mut cursor = DirtyCursor::default();
         cursor.begin(&pass, &folios, now);
         let (mut out, mut batch) = (Vec::new(), Vec::new());
         loop {
-            dirt.next_of_pass(&pass, &folios, &mut cursor, (16, &mut batch));
+            dirty_folios.next_of_pass(&pass, &folios, &mut cursor, (16, &mut batch));
             if batch.is_empty() {
                 return out;
             }
@@ -254,43 +255,49 @@ mod tests {
         }
     }
 
-    /// K2: who makes the first folio dirty while the flusher takes the file off its queue would rely on it
-    /// being there; the flusher looks once more, and it stays.
+    /// K2: a task that makes the first folio dirty while the flusher takes the file off its queue
+    /// relies on its being queued. The flusher checks once more, and the file stays.
     #[test]
-    fn a_file_with_dirt_does_not_leave_the_queue() {
-        let dirt = Dirt::default();
-        dirt.enter_queue();
-        dirt.list(3, 70, false);
-        assert_eq!((dirt.leave_queue(), dirt.is_queued()), (Some(70), true));
-        assert!(dirt.unlist(3));
-        assert_eq!((dirt.leave_queue(), dirt.is_queued()), (None, false));
-        assert!(dirt.list(4, 80, true).fresh && !dirt.is_queued(), "now it is the writer's turn");
+    fn k2_file_with_dirty_folios_stays_queued() {
+        let dirty_folios = DirtyFolios::default();
+        dirty_folios.enter_queue();
+        dirty_folios.list(3, 70, false);
+        assert_eq!((dirty_folios.leave_queue(), dirty_folios.is_queued()), (Some(70), true));
+        assert!(dirty_folios.unlist(3));
+        assert_eq!((dirty_folios.leave_queue(), dirty_folios.is_queued()), (None, false));
+        assert!(
+            dirty_folios.list(4, 80, true).fresh && !dirty_folios.is_queued(),
+            "now it is the writer's turn"
+        );
     }
 
     #[test]
-    fn passes_by_age_take_what_is_old_and_the_oldest_is_at_hand() {
-        let dirt = Dirt::default();
+    fn pass_by_age_takes_old_folios_oldest_first() {
+        let dirty_folios = DirtyFolios::default();
         // The higher the index, the older; every third uncached.
         for i in 0..1000u64 {
-            assert!(dirt.list(i, 2000 - i, i % 3 == 0).fresh);
+            assert!(dirty_folios.list(i, 2000 - i, i % 3 == 0).fresh);
         }
-        assert!(!dirt.list(5, 9, false).fresh);
-        assert_eq!((dirt.oldest(), dirt.oldest_uncached()), (Some(1001), Some(1001)));
+        assert!(!dirty_folios.list(5, 9, false).fresh);
+        assert_eq!(
+            (dirty_folios.oldest(), dirty_folios.oldest_uncached()),
+            (Some(1001), Some(1001))
+        );
         let sorted = |mut v: Vec<u64>| {
             v.sort_unstable();
             v
         };
         assert_eq!(
-            sorted(all_of(&dirt, Which::Before(1500), 3000)),
+            sorted(all_of(&dirty_folios, Which::Before(1500), 3000)),
             (501..1000).collect::<Vec<_>>()
         );
         let thirds: Vec<u64> = (0..1000).step_by(3).collect();
-        assert_eq!(sorted(all_of(&dirt, Which::Uncached, 3000)), thirds);
-        assert_eq!(all_of(&dirt, Which::All, 3000), (0..1000).collect::<Vec<_>>());
+        assert_eq!(sorted(all_of(&dirty_folios, Which::Uncached, 3000)), thirds);
+        assert_eq!(all_of(&dirty_folios, Which::All, 3000), (0..1000).collect::<Vec<_>>());
         // An ordinary one that gets uncached blocks is both.
-        assert!(!dirt.list(998, 5000, true).uncached);
-        assert!(all_of(&dirt, Which::Uncached, 3000).contains(&998));
-        (0..1000).for_each(|i| assert!(dirt.unlist(i)));
-        assert!(!dirt.unlist(1) && dirt.oldest().is_none());
+        assert!(!dirty_folios.list(998, 5000, true).uncached);
+        assert!(all_of(&dirty_folios, Which::Uncached, 3000).contains(&998));
+        (0..1000).for_each(|i| assert!(dirty_folios.unlist(i)));
+        assert!(!dirty_folios.unlist(1) && dirty_folios.oldest().is_none());
     }
 }

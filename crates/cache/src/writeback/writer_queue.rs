@@ -1,7 +1,9 @@
-//! The line of writers at the dirty limit, and the pace of write-out: plain data. Who waits, and for
-//! what, is decided in `domain`.
+//! The queue of writers at the dirty limit, and the pace of write-out: plain data. `domain` decides
+//! which writers wait, and for what.
 //!
-//! Invariant L-a: places are served in order of arrival; a place is in the line until it is given up.
+//! Invariant L-a: tickets are served in order of arrival; a ticket is in the queue until it is
+//! given up.
+//!
 //! No locks: the domain's are around both.
 
 use forebay_base::world::Nanos;
@@ -15,21 +17,21 @@ const PACE_IDLE: Nanos = 100_000_000;
 
 /// Writers that wait at the limit, in order of arrival.
 #[derive(Default)]
-pub(super) struct Line {
+pub(super) struct WriterQueue {
     next: u64,
     waiting: BTreeMap<u64, Option<Waker>>,
 }
 
-impl Line {
+impl WriterQueue {
     /// A place at the end.
-    pub fn line_up(&mut self) -> u64 {
+    pub fn take_ticket(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
         self.waiting.insert(number, None);
         number
     }
 
-    /// Leaves word at a place; true if nobody is before it.
+    /// Registers the waker of a ticket; true if it is the first.
     pub fn wait(&mut self, number: u64, waker: &Waker) -> bool {
         let known = self.waiting.insert(number, Some(waker.clone()));
         debug_assert!(known.is_some(), "L-a: place {number} was given up");
@@ -60,7 +62,7 @@ impl Pace {
     pub fn count(&mut self, now: Nanos, bytes: u64) {
         let elapsed = now.saturating_sub(self.since);
         if elapsed > PACE_IDLE {
-            // Nothing was written for a while, or by nobody in a hurry: that says nothing.
+            // The measurement restarts: little was written in that time, or without pressure.
             (self.since, self.bytes) = (now, 0);
             return;
         }

@@ -1,18 +1,18 @@
 //! Received bytes that were not consumed yet.
 //!
 //! Invariants:
-//! 1. `start <= buf.len()`; bytes before `start` are consumed. They are moved away only when they are
-//!    more than those that are left, so that consuming n bytes in any steps copies at most n.
-//! 2. An empty stash holds no memory.
+//! 1. `start <= buf.len()`; bytes before `start` are consumed. They are moved away only when they
+//!    are more than the remaining ones, so that consuming n bytes in any steps copies at most n.
+//! 2. An empty buffer holds no memory.
 
-/// See the module.
+/// A buffer of received bytes.
 #[derive(Debug, Default)]
-pub(crate) struct Stash {
+pub(crate) struct ReceiveBuffer {
     buf: Vec<u8>,
     start: usize,
 }
 
-impl Stash {
+impl ReceiveBuffer {
     pub fn bytes(&self) -> &[u8] {
         &self.buf[self.start..]
     }
@@ -21,7 +21,7 @@ impl Stash {
         self.start == self.buf.len()
     }
 
-    /// What it holds, bytes of memory.
+    /// Its memory, bytes.
     pub fn memory(&self) -> usize {
         self.buf.capacity()
     }
@@ -48,20 +48,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_in_comes_out_and_memory_is_given_back() {
-        let (mut stash, all) = (Stash::default(), (0..=255u8).cycle().take(10_000));
+    fn receive_buffer_returns_bytes_and_frees_memory() {
+        let (mut receive_buffer, all) =
+            (ReceiveBuffer::default(), (0..=255u8).cycle().take(10_000));
         let all: Vec<u8> = all.collect();
-        stash.push(&all[..9000]);
+        receive_buffer.push(&all[..9000]);
         let mut seen = Vec::new();
         for step in [1, 28, 4000, 971, 3000] {
-            seen.extend_from_slice(&stash.bytes()[..step]);
-            stash.consume(step);
+            seen.extend_from_slice(&receive_buffer.bytes()[..step]);
+            receive_buffer.consume(step);
         }
-        assert!(stash.memory() < 3000, "{}", stash.memory());
-        stash.push(&all[9000..]);
-        seen.extend_from_slice(stash.bytes());
-        let left = stash.bytes().len();
-        stash.consume(left);
-        assert_eq!((seen, stash.memory()), (all, 0));
+        assert!(receive_buffer.memory() < 3000, "{}", receive_buffer.memory());
+        receive_buffer.push(&all[9000..]);
+        seen.extend_from_slice(receive_buffer.bytes());
+        let left = receive_buffer.bytes().len();
+        receive_buffer.consume(left);
+        assert_eq!((seen, receive_buffer.memory()), (all, 0));
     }
 }

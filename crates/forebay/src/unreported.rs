@@ -1,15 +1,16 @@
-//! Errors of closed files that nobody has been told of yet: the next opener's sync tells them
+//! Errors of closed files that no opener has seen yet: the next opener's sync reports them
 //! (docs/failure-protocol.md).
 //!
-//! Invariants: T1 what a file leaves is here before its lock is let go, so whoever opens it next finds it.
-//! T2 the records stay within their part of the budget; where there are too many, each file that is opened
-//! from then on and has none of its own is told that one was lost, which may be its own: nobody hears OK
-//! for want of room.
+//! Invariants: T1 a file's error is here before its lock is released, so the next opener finds it.
+//! T2 the records stay within their part of the budget. If there are too many, each file opened
+//! from then on without a record of its own reports that one was lost, which may be its own. So no
+//! sync succeeds for lack of space.
+//!
 //! Lock: one, a leaf.
 
 use forebay_base::{Error, ErrorKind};
 use forebay_block::{BlockDevice, DeviceRef, FileIdentity};
-use forebay_cache::{ErrorShare, PageCache, Untold};
+use forebay_cache::{ErrorGrant, PageCache, Unreported};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -40,7 +41,7 @@ impl Key {
         }
     }
 
-    /// Nobody can open it any more.
+    /// Whether the object is dropped, so that no caller can open it again.
     fn is_gone(&self) -> bool {
         matches!(self, Self::Object(device) if device.strong_count() == 0)
     }
@@ -48,18 +49,18 @@ impl Key {
 
 struct Record {
     key: Key,
-    untold: Untold,
-    _share: ErrorShare,
+    unreported: Unreported,
+    _share: ErrorGrant,
 }
 
 #[derive(Default)]
 struct State {
     records: HashMap<Name, Record>,
-    /// There were more than there is room for (T2).
+    /// There were more records than the limit (T2).
     lost: bool,
 }
 
-/// See the module.
+/// The recorded errors, by file.
 #[derive(Default)]
 pub(crate) struct UntoldErrors(Mutex<State>);
 
@@ -68,40 +69,42 @@ impl UntoldErrors {
         self.0.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    /// A file goes with something left to tell.
-    pub fn keep(&self, pages: &PageCache, key: Key, untold: Untold) {
+    /// Keeps the unreported errors of a file that closes.
+    pub fn keep(&self, pages: &PageCache, key: Key, unreported: Unreported) {
         if key.is_gone() {
             return;
         }
         let mut state = self.lock();
-        let share = pages.error_share().or_else(|| {
+        let share = pages.error_grant().or_else(|| {
             state.records.retain(|_, record| !record.key.is_gone());
-            pages.error_share()
+            pages.error_grant()
         });
         match share {
             Some(_share) => {
-                let mut record = Record { untold, _share, key };
+                let mut record = Record { unreported, _share, key };
                 let old = state.records.remove(&record.key.name());
                 // Bytes that may be lost stay so.
-                let sticky = &mut record.untold.sticky;
-                *sticky = sticky.take().or(old.and_then(|old| old.untold.sticky));
+                let sticky = &mut record.unreported.sticky;
+                *sticky = sticky.take().or(old.and_then(|old| old.unreported.sticky));
                 state.records.insert(record.key.name(), record);
             }
             None => {
-                log::error!("no room for the error of a closed file: {}", untold.error);
+                log::error!("no room for the error of a closed file: {}", unreported.error);
                 state.lost = true;
             }
         }
     }
 
-    /// What is to be told to who opens the file for writing.
-    pub fn take(&self, key: &Key) -> Option<Untold> {
+    /// Takes the errors for a caller that opens the file for writing.
+    pub fn take(&self, key: &Key) -> Option<Unreported> {
         let mut state = self.lock();
         if let Some(record) = state.records.remove(&key.name()) {
-            return Some(record.untold);
+            return Some(record.unreported);
         }
         let text = "an error of a closed file was lost for want of room; it may be this one's";
-        state.lost.then(|| Untold { error: Error::new(ErrorKind::Io, "sync", text), sticky: None })
+        state
+            .lost
+            .then(|| Unreported { error: Error::new(ErrorKind::Io, "sync", text), sticky: None })
     }
 }
 
@@ -112,11 +115,11 @@ mod tests {
     use forebay_block::RamDevice;
     use forebay_cache::Config;
 
-    fn untold(i: u64) -> Untold {
-        Untold { error: Error::new(ErrorKind::Io, "sync", format!("{i}")), sticky: None }
+    fn unreported(i: u64) -> Unreported {
+        Unreported { error: Error::new(ErrorKind::Io, "sync", format!("{i}")), sticky: None }
     }
 
-    /// T2.
+    /// T2: at the limit the loss of a record is reported instead.
     #[test]
     fn records_are_bounded_and_none_is_lost_in_silence() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
@@ -127,15 +130,15 @@ mod tests {
         let objects: Vec<DeviceRef> =
             (0..64).map(|_| Arc::new(RamDevice::new(4096)) as DeviceRef).collect();
         for (i, object) in (0u64..).zip(&objects) {
-            errors.keep(&pages, Key::object(object), untold(i));
+            errors.keep(&pages, Key::object(object), unreported(i));
         }
         assert!(errors.take(&Key::object(&objects[3])).is_some());
         assert!(errors.take(&Key::object(&objects[3])).is_none(), "told once");
         drop(objects);
-        (0..128).for_each(|i| errors.keep(&pages, file(i), untold(i)));
+        (0..128).for_each(|i| errors.keep(&pages, file(i), unreported(i)));
         assert_eq!(pages.file_bytes(), 128 << 10);
         assert!(errors.take(&file(1000)).is_none(), "none is lost yet");
-        errors.keep(&pages, file(128), untold(128));
+        errors.keep(&pages, file(128), unreported(128));
         assert_eq!(pages.file_bytes(), 128 << 10, "bounded");
         for i in 0..200 {
             let told =
@@ -144,8 +147,8 @@ mod tests {
         }
         assert_eq!(pages.file_bytes(), 0);
     }
-    /// A file that was closed twice before anybody heard: the second time's error took the place of the first
-    /// one, which had said that bytes may be lost for good.
+    /// The story: a file was closed twice before an opener saw its error. The second error replaced
+    /// the first, which had said that bytes may be lost for good.
     #[test]
     fn bytes_that_may_be_lost_stay_so_whatever_comes_after() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
@@ -153,8 +156,8 @@ mod tests {
         let errors = UntoldErrors::default();
         let key = || Key::File(FileIdentity::Inode(1, 7));
         let lost = Error::new(ErrorKind::Io, "sync", "lost for good");
-        errors.keep(&pages, key(), Untold { sticky: Some(lost), ..untold(1) });
-        errors.keep(&pages, key(), untold(2));
+        errors.keep(&pages, key(), Unreported { sticky: Some(lost), ..unreported(1) });
+        errors.keep(&pages, key(), unreported(2));
         assert_eq!(pages.file_bytes(), 1024, "one file, one record (T2)");
         let told = errors.take(&key()).unwrap();
         assert!(told.error.to_string().contains('2'), "the latest: {}", told.error);
