@@ -24,8 +24,9 @@
 
 mod ahead;
 pub mod cache;
+pub mod change;
 pub mod check;
-pub mod checkpoint;
+mod checkpoint;
 pub mod device;
 pub mod map;
 #[cfg(test)]
@@ -40,8 +41,9 @@ pub mod walk;
 pub mod write;
 
 pub use cache::NodeCache;
+pub use change::{Change, Changes};
 pub use check::{Problem, Report, Seen};
-pub use checkpoint::{Change, Changes, TreeChanges, checkpoint};
+pub use checkpoint::{TreeChanges, checkpoint};
 pub use device::DeviceStore;
 pub use map::{GivenUp, MapChanges, Piece, Stored};
 pub use merge::Merged;

@@ -77,17 +77,18 @@ mod space;
 mod transaction;
 mod volume;
 
-pub use clean::{CleanStats, DEFAULT_PERCENT as CLEAN_PERCENT};
+pub use clean::CleanStats;
 #[cfg(shuttle)]
 #[doc(hidden)]
 pub use log::model as log_model;
 pub use space::alloc;
 pub use space::alloc::{AllocMode, AllocStats};
+pub use transaction::options::{CLEAN_PERCENT, OpenOptions};
 pub use volume::extents::{FileExtent, FreeSpace};
 pub use volume::fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};
 pub use volume::grow::grow;
 pub use volume::info::{VolumeInfo, probe};
-pub use volume::{CreateOptions, OpenOptions, Volume};
+pub use volume::{CreateOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 #[cfg(test)]

@@ -3,6 +3,23 @@
 //!
 //! No locks: the volume's state lock covers it.
 
+mod admission;
+mod allocated;
 pub(crate) mod append;
+mod attributes;
+mod block_lookup;
+mod capacity;
+mod evict;
 pub(crate) mod frozen;
+mod inode;
+pub(crate) mod items;
+mod load;
+mod lookup;
+pub(crate) mod memory;
+mod namei;
+mod openers;
+pub(crate) mod options;
+mod places;
+pub(crate) mod resources;
 pub(crate) mod state;
+mod windows;
