@@ -21,6 +21,7 @@
 
 pub(crate) mod changes;
 mod close;
+mod read_only;
 mod repeat;
 
 use crate::btree::map::MapChanges;

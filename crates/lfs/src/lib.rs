@@ -10,11 +10,11 @@
 //! - `log`: records and groups of records, and how they become durable
 //! - `map`: where a file's blocks are
 //! - `names`: inodes, directories and attributes, and their cache
-//! - `transaction`: one change, applied to space, log, map and names
+//! - `transaction`: the state that space, log, map and names make up, and one change applied to it
 //! - `files`: the mapping that iomap sees, open and recently closed files
 //! - `checkpoint` and `clean`: changes get into the tree, and space becomes free
 //! - `recover`: opening, roll-forward, repair after a failed write
-//! - `volume`: the public interface, maintenance, fsck, grow, info
+//! - `volume`: the public interface, open files, commits, maintenance, fsck, grow, info
 //!
 //! `fault` (injected faults), `fuzz` and `tests` are test apparatus.
 //!

@@ -1,5 +1,6 @@
 //! One change: recorded, queued for the log and applied to names, map and space in one hold of the
-//! state lock.
+//! state lock. And what looks at several of these parts at once: admission of content, lookups that
+//! say what is missing in memory, eviction.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -20,6 +21,7 @@ mod namei;
 mod openers;
 pub(crate) mod options;
 mod places;
+mod queue;
 pub(crate) mod resources;
 pub(crate) mod state;
 mod windows;

@@ -4,6 +4,7 @@
 //!
 //! Locks: see the crate.
 
+mod commit;
 pub(crate) mod digest;
 pub(crate) mod extents;
 pub(crate) mod fsck;

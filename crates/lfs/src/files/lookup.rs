@@ -17,7 +17,8 @@ use forebay_base::Result;
 use std::ops::Range;
 
 impl Resources {
-    /// The same, by who can wait for the tree; what it says is told.
+    /// Whether these bytes of a file are stored, for a caller that can wait for the tree; `told`
+    /// remembers what the tree said.
     pub(crate) async fn ask_stored(
         &self,
         ino: u64,
@@ -53,7 +54,8 @@ impl Resources {
 }
 
 impl Resources {
-    /// The piece that begins at `block`: a hole where there is nothing. It may end before what follows does.
+    /// The piece that begins at `block`; a hole where nothing is stored. It may be shorter than the
+    /// extent.
     pub(crate) async fn piece_at(&self, data_id: u64, block: u64) -> Result<(Piece, Option<Pin>)> {
         self.piece_of(data_id, block).await.map(|(piece, pin, _)| (piece, pin))
     }
@@ -74,7 +76,7 @@ impl Resources {
             self.note_nodes();
             let state = self.state.lock();
             if state.root != root {
-                // Whatever was read may be of the past, or of places that were used again.
+                // What was read may be outdated, or of addresses that were used again.
                 continue;
             }
             let piece = found?;

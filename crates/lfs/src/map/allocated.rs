@@ -1,20 +1,21 @@
-//! Whether a file has some blocks already: who overwrites them needs no room for good (P25).
+//! What the tree said of blocks that a file overwrites: they are stored, so overwriting them takes no
+//! space for good (P25).
 //!
 //! ```text
 //!   overlay ──knows──▶ yes, no
 //!      │ does not
 //!      ▼
-//!   all of the file is stored ──▶ yes      else ──▶ the tree, by who can wait, and what it said
+//!   the file has no hole ──▶ yes     else ──▶ the tree, for a caller that can wait, and what it said
 //! ```
-//! A hint: that a block was cut off meanwhile, and is new after all, only means that the room for it is not
-//! what new content leaves to overwrites.
+//! The answer is a hint. A block that was truncated meanwhile, and is new after all, may take space
+//! that new content leaves to overwrites.
 //!
-//! Locks: the state lock, and what the tree said after it; none across a wait.
+//! Lock: that of the remembered ranges, below the state lock; none across a wait.
 
 use forebay_base::sync::Mutex;
 use std::ops::Range;
 
-/// Ranges that are remembered of what the tree said: several may overwrite one file beside each other.
+/// Ranges that are remembered: several clients may overwrite one file concurrently.
 const TOLD_MAX: usize = 64;
 
 /// Blocks of one data that the tree was asked for: what of them is stored, the newest last.
