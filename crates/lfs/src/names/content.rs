@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// See the module.
 pub(crate) struct Content {
     pub file: Arc<MappedFile>,
-    /// Of the volume itself: what a sync of everything has seen of errors.
+    /// The volume's own handle: which errors a sync of the whole volume has reported.
     pub handle: Handle,
     /// The map below `file`.
     pub ops: Arc<dyn MapOps>,
@@ -21,17 +21,17 @@ pub(crate) struct Content {
 }
 
 impl Content {
-    /// It owes nothing, and nobody else is at work on it: its mapping is gone when this goes.
+    /// Whether it can be dropped with its mapping: nothing is left to write, and no task uses it.
     pub fn may_go(self: &Arc<Self>) -> bool {
         self.file.mapping.is_settled() && Arc::strong_count(self) == 1 && self.file.is_alone()
     }
 
-    /// Leaves what is in the cache there, as the content of `data_id` (Y11). None: there is nothing, or an
-    /// error is to be told first.
+    /// Retains the cached folios as the content of `data_id` (closed.Y11). None: there are none, or an
+    /// error has to be reported first.
     pub fn leave(&self, data_id: u64) -> Option<RetainedMapping> {
         let (file, mapping) = (&self.file, &self.file.mapping);
         let fails = mapping.untold().is_some() || mapping.sticky.lock().is_some();
-        // Of a write that was dropped: not content of the file.
+        // Bytes of a dropped write are not content of the file.
         let hidden = mapping.bounds.has_hidden_bytes();
         if fails || hidden || file.cache.owners.folios(mapping.id) == 0 {
             return None;
@@ -41,8 +41,8 @@ impl Content {
     }
 }
 
-/// Inodes that are closed and may owe something, and where the hand is that goes round among them: with a
-/// million of them nobody who closes one looks at all.
+/// Closed files with pending write-back, kept in a clock. Closing a file inspects a few of them, so
+/// the cost does not grow with their number.
 #[derive(Default)]
 pub(crate) struct PendingWriteBack {
     inos: BTreeSet<u64>,
@@ -50,17 +50,17 @@ pub(crate) struct PendingWriteBack {
 }
 
 impl PendingWriteBack {
-    /// Lingering from now on.
+    /// Adds a closed file.
     pub fn insert(&mut self, ino: u64) {
         self.inos.insert(ino);
     }
 
-    /// Whether it lingers.
+    /// Whether the file is closed with pending write-back.
     pub fn contains(&self, ino: u64) -> bool {
         self.inos.contains(&ino)
     }
 
-    /// Closed files with pending write-back, none any more.
+    /// Removes a file that has none any more.
     pub fn remove(&mut self, ino: u64) {
         self.inos.remove(&ino);
     }
@@ -101,7 +101,7 @@ impl PendingWriteBack {
     }
 }
 
-/// PendingWriteBack inodes that whoever closes one looks at beside it.
+/// Closed files that the close of another file inspects.
 pub(crate) const AT_ONCE: usize = 4;
 
 #[cfg(test)]

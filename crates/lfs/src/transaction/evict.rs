@@ -8,13 +8,13 @@ use crate::names::node::Node;
 use crate::space::Need;
 use crate::transaction::state::State;
 
-/// Inodes looked at, at most, for one operation.
+/// Inodes inspected at most for one operation.
 const STEPS: usize = 64;
 
-/// Entries of a directory that go at a time.
+/// Entries of a directory that are evicted at a time.
 const ENTRIES_AT_ONCE: usize = 256;
 
-/// What an inode takes beside what hangs on it, bytes, about.
+/// Bytes of an inode without target, attributes and entries, about.
 const NODE_BYTES: usize = 640;
 
 impl Node {
@@ -24,14 +24,14 @@ impl Node {
         NODE_BYTES + self.target.len() + xattrs.sum::<usize>() + self.entries.bytes()
     }
 
-    /// Whether it has to stay, but for times.
+    /// Whether it is retained for a reason other than its times.
     fn is_pinned(&self) -> bool {
         self.opens > 0 || self.linkable || self.regrow || self.content.is_some()
     }
 }
 
 impl State {
-    /// Takes an inode into memory.
+    /// Adds an inode to memory.
     pub fn keep(&mut self, ino: u64, mut node: Node) {
         (node.counted_bytes, node.loaded) = (0, self.cache.now());
         if self.nodes.insert(ino, Box::new(node)).is_none() {
@@ -40,7 +40,7 @@ impl State {
         self.recount(ino);
     }
 
-    /// An inode has become larger or smaller.
+    /// Counts the bytes of an inode anew.
     pub fn recount(&mut self, ino: u64) {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
         let bytes = node.bytes();
@@ -48,17 +48,17 @@ impl State {
         node.counted_bytes = bytes;
     }
 
-    /// Takes an inode out of memory.
+    /// Removes an inode from memory.
     pub fn forget(&mut self, ino: u64) -> Option<Box<Node>> {
         let node = self.nodes.remove(&ino)?;
         self.cache.count(node.counted_bytes, 0);
         Some(node)
     }
 
-    /// Lets go of what is too much. Ends after some steps; more goes with the next operation.
+    /// Evicts what exceeds the bound. Ends after some steps; the next operation goes on.
     pub fn evict(&mut self) {
         let all = self.cache.bytes_max == 0;
-        // Once round, with a second chance and a large directory's parts.
+        // One round of the clock, with a second chance, and the parts of a large directory.
         let steps = if all { 3 * self.cache.ring().len() + 64 } else { STEPS };
         let kept_from = self.cache.kept_from();
         if self.names_bytes() > self.cache.bytes_max {
@@ -76,7 +76,7 @@ impl State {
         self.cache.forget_unused(all, kept_from);
     }
 
-    /// The hand is at an inode: lets it go, or some of it. Whether it stays in the ring.
+    /// Evicts the inode at the hand, or a part of it. Returns whether it stays in the ring.
     fn stays(&mut self, ino: u64, kept_from: u64) -> bool {
         let all = self.cache.bytes_max == 0;
         let Some(node) = self.nodes.get_mut(&ino) else { return false };
@@ -104,7 +104,7 @@ impl State {
         false
     }
 
-    /// Writes times that are ahead of the log (Q31). False: there is no room for them.
+    /// Writes times that are ahead of the log (Q31). False: there is no space for them.
     fn written(&mut self, ino: u64) -> bool {
         let Some(set) = self.moved_times(ino) else { return true };
         match self.append(&[Change::SetAttributes(ino, set)], Need::Urgent) {

@@ -13,13 +13,13 @@ use forebay_base::Result;
 use std::ops::Range;
 
 impl State {
-    /// A part of the tree, with what changed laid over it. None: it is of an old tree (Q21).
+    /// A part of the tree, with changes laid over it. None: the part is of an old tree (Q21).
     pub fn over(&self, part: Part) -> Option<Laid> {
         if *part.root() != self.root {
             return None;
         }
         let mut changed = Changed::new();
-        // What is merged is in the tree, and more of it than was frozen.
+        // Merged changes are in the tree, with more than was frozen.
         let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
         for items in frozen.map(|frozen| &*frozen.items).into_iter().chain([&self.items]) {
             let items = items.range(part.keys());
@@ -28,7 +28,7 @@ impl State {
         Some(Laid::new(part, changed))
     }
 
-    /// What changed of an item and is not in the tree: there is a value, or none. None: nothing is known.
+    /// The change of an item that is not in the tree: a value, or a removal. None: no change.
     pub fn changed(&self, key: Key) -> Option<Option<&[u8]>> {
         let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
         self.items.get(key).or_else(|| frozen.and_then(|frozen| frozen.items.get(key)))
@@ -36,7 +36,7 @@ impl State {
 }
 
 impl State {
-    /// Brings what was missing into memory. False: the tree is another one by now.
+    /// Inserts what was missing. False: the tree was replaced meanwhile.
     pub fn insert_part(&mut self, want: Want, part: Part) -> Result<bool> {
         let end = part.end();
         let Some(laid) = self.over(part) else { return Ok(false) };
@@ -67,7 +67,7 @@ impl State {
                     (last, is_there) = (ino, is_there || ino == wanted);
                     found = Some(Assembly::new(ino, key, value, &geometry)?);
                 }
-                // What changed may be entries.
+                // The changes may include entries.
                 Key::Entry(..) => {}
                 _ => match &mut found {
                     Some(found) => found.add(key, value, &geometry)?,
@@ -86,7 +86,7 @@ impl State {
     /// Inserts an inode that is not in memory (Q22).
     fn insert_inode(&mut self, found: Option<Assembly>) {
         let Some((ino, node)) = found.map(Assembly::finish) else { return };
-        // What was never given out is nobody's, whatever an image says.
+        // No inode has a number that was never given out, even if an image says so.
         if self.nodes.contains_key(&ino) || ino >= self.next_ino {
             return;
         }

@@ -8,12 +8,12 @@ use crate::transaction::state::State;
 use forebay_vfs::Ino;
 
 impl State {
-    /// One opener less; what has no name goes with the last. `closes`: it was a file that is closed.
+    /// One opener fewer. The last one removes an inode without a name. `closes`: a file was closed.
     pub fn released(&mut self, ino: Ino, closes: bool) {
         let Some(node) = self.nodes.get_mut(&ino.0) else { return };
         node.opens -= 1;
         let (open, named) = (node.opens > 0, node.inode.nlink > 0);
-        // Whoever has it open still may write what takes the place of what was cut.
+        // Another opener may still write what replaces the truncated content.
         let cut = match open || !closes {
             true => self.cut.contains(&ino.0),
             false => self.cut.remove(&ino.0),
@@ -33,7 +33,7 @@ impl State {
         self.remove_unnamed(ino.0);
     }
 
-    /// An inode that nobody has open goes if it has no name.
+    /// Removes an inode without a name and without openers.
     fn remove_unnamed(&mut self, ino: u64) {
         let Some(node) = self.nodes.get(&ino) else { return };
         if node.inode.nlink > 0 || node.opens > 0 {
@@ -43,13 +43,13 @@ impl State {
         let sequence = self.draw();
         let change = Change::RemoveInode(ino, data_id, sequence);
         if let Err(error) = self.append(&[change], Need::Urgent) {
-            // Once more when there is room; else when the volume is opened again: it is an orphan.
+            // Tried again after the next checkpoint; else by the next opening: it is an orphan.
             log::warn!("#{ino} without a name stays for now: {error}");
             self.unremoved.insert(ino);
         }
     }
 
-    /// Tries again to remove what there was no room for.
+    /// Tries again to remove inodes that there was no space to remove.
     pub fn remove_left(&mut self) {
         for ino in std::mem::take(&mut self.unremoved) {
             self.remove_unnamed(ino);

@@ -64,7 +64,7 @@ pub struct OpenOptions {
     /// How blocks of data are given out.
     pub alloc: AllocMode,
     /// `serialized`: from how many pages of 4 KiB on a direct write takes its turn. 0: always, the largest
-    /// number: never. Live: [`Volume::set_serialized_dio_pages`].
+    /// number: never. Live: [`Volume::set_serialized_dio_pages`](crate::Volume::set_serialized_dio_pages).
     pub serialized_dio_pages: u32,
     /// Tasks give way at each lock of giving out blocks: for the simulated world, where nobody meets
     /// anybody at a lock otherwise.

@@ -31,8 +31,8 @@ impl Inner {
         }
     }
 
-    /// Up to `max` entries of a directory behind a cookie: out of memory if all that follow are there, else
-    /// from the tree and what changed. They are not kept.
+    /// Up to `max` entries of a directory behind a cookie: from memory if it has all that follow, else
+    /// from the tree and the changes. They are not cached.
     pub(crate) async fn list(
         &self,
         dir: Ino,
@@ -84,7 +84,7 @@ impl Inner {
                 }
             }
             match Key::decode(upto.as_slice()) {
-                // The last one that was read is not behind the next one.
+                // The next read begins with the entry at `upto`.
                 Ok(Key::Entry(there, cookie)) if there == dir.0 => after = cookie.to_u64() - 1,
                 _ => return Ok(listed),
             }

@@ -26,7 +26,7 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, Ino, Timestamp};
 
-/// Somebody who waits for what he misses (Q12).
+/// A task that waits for what it misses (Q12).
 struct Waiter<'a> {
     inner: &'a Inner,
     since: u64,
@@ -38,24 +38,24 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// Records that wait to be written, at most, before somebody who makes more writes them.
+/// Queued records above which an operation that adds more writes them.
 const QUEUE_MAX: usize = 4096;
 
-/// The same, bytes of content in them.
+/// Bytes of content in queued records above which they are written.
 const QUEUE_BYTES_MAX: u64 = 4 << 20;
 
-/// What an operation leaves to do.
+/// What an operation does at its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Relief {
     None,
     /// The queue is long.
     Commit,
-    /// So much has changed that it is to be merged into the tree.
+    /// Changes in memory exceed their bound: they are merged into the tree.
     Checkpoint,
 }
 
 impl Inner {
-    /// Carries an operation out, and loads what it misses. It is given now.
+    /// Carries an operation out, and loads what it misses. It is given the time.
     pub(crate) async fn tried<T>(
         &self,
         mut op: impl FnMut(&mut State, Timestamp) -> Tried<T>,
@@ -102,7 +102,7 @@ impl Inner {
                 Err(Stop::Missing(want)) => self.load(want).await?,
                 Err(Stop::Failed(error)) if error.kind() == ErrorKind::NoSpace && !made_room => {
                     made_room = true;
-                    // Only where dirt may be what lacks: other things are refused for other reasons.
+                    // Dirty data is written out only if it may take the space that is lacking.
                     let block = self.layout.block_bytes();
                     if !self.state.lock().has_room(block, Need::New) {
                         self.write_out_dirt().await;
@@ -120,13 +120,13 @@ impl Inner {
         }
     }
 
-    /// What is to be done about what waits (Q13): nothing by who may not write (O13).
+    /// What the bounds ask for (Q13): nothing on a volume that may not be written (O13).
     fn relief(&self, state: &State) -> Relief {
         if state.is_read_only {
             return Relief::None;
         }
         let waits = state.changes_bytes();
-        // What is frozen takes as much.
+        // Frozen changes take as much memory.
         let most = match &state.frozen {
             Some(_) => self.options.overlay_bytes / 2,
             None => self.options.overlay_bytes / 4 * 3,
@@ -146,19 +146,19 @@ impl Inner {
         }
     }
 
-    /// Too much waits in memory (Q13).
+    /// Whether changes in memory exceed a bound (Q13).
     pub(crate) fn is_crowded(&self) -> bool {
         self.relief(&self.state.lock()) != Relief::None
     }
 
-    /// Writes what waits, if it is too much.
+    /// Writes or merges changes if they exceed a bound.
     pub(crate) async fn relieve_now(&self) -> Result<()> {
         let relief = self.relief(&self.state.lock());
         self.relieve(relief).await
     }
 
-    /// Attributes of inodes as they stand together in a listing: what lies beside one that is missing comes
-    /// with it, for it is listed, too, in another order.
+    /// Attributes of the inodes of a listing. The neighbours of a missing inode are loaded with it,
+    /// because the listing names them, too, in another order.
     pub(crate) async fn attrs_listed(&self, inos: &[Ino]) -> Vec<Result<Attr>> {
         let (mut all, mut ahead) = (Vec::with_capacity(inos.len()), None);
         while let Some(rest) = inos.get(all.len()..).filter(|rest| !rest.is_empty()) {
@@ -166,7 +166,7 @@ impl Inner {
             all.extend(there.unwrap_or_default());
             let Some(ino) = inos.get(all.len()).copied() else { break };
             let ahead = *ahead.get_or_insert_with(|| self.state.lock().listed_ahead(rest));
-            // What cannot be read whoever needs it finds out.
+            // A reader of an inode that cannot be loaded gets the error.
             if let Err(error) = self.load_with(Want::Inode(ino.0), Some(ahead)).await {
                 log::debug!("neighbours of {ino:?}: {error}");
             }
@@ -175,12 +175,12 @@ impl Inner {
         all
     }
 
-    /// Brings something into memory.
+    /// Loads what is missing.
     async fn load(&self, want: Want) -> Result<()> {
         self.load_with(want, None).await
     }
 
-    /// The same, with so much beside it.
+    /// Loads what is missing, and as much in addition as `beside` says.
     async fn load_with(&self, want: Want, beside: Option<Ahead>) -> Result<()> {
         loop {
             let (root, ahead) = {
@@ -193,7 +193,7 @@ impl Inner {
             let part = load::read(&self.tree, root, want, ahead).await;
             let mut state = self.state.lock();
             if state.root != root {
-                // What was read may be of places that were used again.
+                // The read addresses may have been used again.
                 continue;
             }
             let part = part?;
@@ -214,10 +214,9 @@ impl Inner {
 }
 
 impl Inner {
-    /// Somebody goes through inodes in order, or through a directory: the leaves that he comes to next are
-    /// read meanwhile.
+    /// Reads leaves ahead for a client that scans inodes in order, or a directory.
     fn read_on(&self, root: TreeRoot, from: Key, leaves: usize) {
-        // They are looked at before they are let go for others.
+        // The leaves must stay cached until the scan reaches them.
         let fits = 4 * leaves * LEAF_BYTES <= self.tree.cache().budget_bytes();
         if leaves == 0 || !fits || self.is_reading_on.swap(true, Ordering::AcqRel) {
             return;
@@ -226,7 +225,7 @@ impl Inner {
         let task = async move {
             let Some(inner) = me.upgrade() else { return };
             if let Err(error) = inner.tree.read_ahead(&root, from, leaves).await {
-                // Whoever needs it finds out.
+                // A reader of these leaves gets the error.
                 log::debug!("reading on in the tree: {error}");
             }
             inner.is_reading_on.store(false, Ordering::Release);

@@ -1,4 +1,4 @@
-//! Places for a request, in the three ways of [`AllocMode`].
+//! Places for a request, in the three ways of [`AllocMode`](crate::space::alloc::AllocMode).
 //!
 //! Invariant: T23 neighbours in file and segment are one place, whoever took them when.
 //!
