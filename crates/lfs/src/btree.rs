@@ -24,9 +24,9 @@
 
 mod ahead;
 pub mod cache;
-pub mod change;
+mod change;
 pub mod check;
-mod checkpoint;
+pub mod checkpoint;
 pub mod device;
 pub mod map;
 #[cfg(test)]
