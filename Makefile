@@ -8,7 +8,7 @@ export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 .PHONY: install package run quick test test-long check unit fuzz fsx fsx-long crash shuttle mount mount-long clients bench-quick build setup setup-long requires bench clean help
 
 help:
-	@echo "make run        the main job: an image served to real clients, a volume, a mount, a database beside a backup; quick benches and their page"
+	@echo "make run        the main job: an image served to real clients, a volume, a mount; SQLite during a backup; quick benches and their page"
 	@echo "make quick      the inner loop: format, clippy, house checks, unit tests, short model tests, 2,000 crash states"
 	@echo "make test       every class of check, in the size of a run for each change: goal: 20 minutes"
 	@echo "make test-long  the same at length, with a new seed, and fuzzing, mutants, foreign crates, static packages: many hours"

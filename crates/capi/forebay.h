@@ -789,9 +789,9 @@ int fby_closedir(fby_dir *dir);
  * may write what it has pinned.
  *
  * All pins of a cache hold at most an eighth of it. What would exceed that is a copy in memory
- * outside the budget; with FBY_PIN_NO_COPY it is -ENOBUFS. `flags`: FBY_PIN_NO_COPY,
- * FBY_RWF_DONTCACHE (cached bytes keep their age; if a byte is missing they are a copy),
- * FBY_RWF_NOWAIT, FBY_RWF_HIPRI; others are -EOPNOTSUPP.
+ * outside the budget; with FBY_PIN_NO_COPY it is -ENOBUFS. A copy larger than the budget is
+ * -ENOMEM. `flags`: FBY_PIN_NO_COPY, FBY_RWF_DONTCACHE (cached bytes keep their age; if a byte is
+ * missing they are a copy), FBY_RWF_NOWAIT, FBY_RWF_HIPRI; others are -EOPNOTSUPP.
  *
  * # Safety
  * `file` is an open file, `pinned` is a place for a pointer.

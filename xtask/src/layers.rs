@@ -5,9 +5,12 @@
 //!   base <- vfs <- nbd <- cli          vfs <- forebay
 //!   forebay <- live <- bench, cli
 //!   iomap, vfs <- lfs <- forebay       block, vfs <- fuse <- bench, cli
-//!   lfs, sim <- crashtest <- cli      forebay <- capi
+//!   lfs, sim <- crashtest <- cli      forebay <- capi, redb
+//!   iomap, vfs <- testkit <- crashtest, memfs      fuse <- memfs
 //! ```
-//! sim, bench and crashtest are never a normal dependency of a layer. A crate missing from the table is a
+//! sim, testkit, bench and crashtest are never a normal dependency of a layer. Tests of a layer
+//! below testkit use it only in programs of their own: a unit test would see two copies of the
+//! layer's types. A crate missing from the table is a
 //! finding, so that a new crate has to be placed deliberately.
 //!
 //! Inside a crate the folders of its source are layers, too, if it has a list: [`folders`].
@@ -38,11 +41,16 @@ const fn rule(
     Rule { name, may_use, tests_may_use, forbids_unsafe }
 }
 
+/// The simulated disk, and what the tests of several crates share.
+const APPARATUS: &[&str] = &["forebay-sim", "forebay-testkit"];
+const TESTKIT: &[&str] = &["forebay-testkit"];
 const SIM: &[&str] = &["forebay-sim"];
 const BASE: &[&str] = &["forebay-base"];
 const BELOW_CACHE: &[&str] = &["forebay-base", "forebay-block"];
 const BELOW_IOMAP: &[&str] = &["forebay-base", "forebay-block", "forebay-cache"];
 const BELOW_LFS: &[&str] =
+    &["forebay-base", "forebay-block", "forebay-cache", "forebay-iomap", "forebay-vfs"];
+const BELOW_TESTKIT: &[&str] =
     &["forebay-base", "forebay-block", "forebay-cache", "forebay-iomap", "forebay-vfs"];
 const BELOW_FACADE: &[&str] = &[
     "forebay-base",
@@ -72,6 +80,7 @@ const BELOW_BENCH: &[&str] = &[
     "forebay-nbd",
     "forebay-fuse",
     "forebay-live",
+    "forebay-capi",
 ];
 /// Test apparatus on the volume and the simulated disk; only the command stands on it. It uses
 /// iomap as well, because its clients also read and write a raw image that is mapped in place.
@@ -83,7 +92,9 @@ const BELOW_CRASHTEST: &[&str] = &[
     "forebay-vfs",
     "forebay-lfs",
     "forebay-sim",
+    "forebay-testkit",
 ];
+const BELOW_MEMFS: &[&str] = &["forebay-base", "forebay-vfs", "forebay-fuse", "forebay-testkit"];
 const BELOW_CLI: &[&str] = &[
     "forebay-base",
     "forebay-block",
@@ -104,18 +115,21 @@ const RULES: &[Rule] = &[
     rule("forebay-base", &[], &[], false),
     rule("forebay-block", BASE, SIM, false),
     rule("forebay-cache", BELOW_CACHE, SIM, false),
-    rule("forebay-iomap", BELOW_IOMAP, SIM, true),
-    rule("forebay-vfs", BASE, &[], true),
-    rule("forebay-lfs", BELOW_LFS, SIM, true),
-    rule("forebay-nbd", &["forebay-base", "forebay-vfs"], SIM, true),
-    rule("forebay-fuse", &["forebay-base", "forebay-block", "forebay-vfs"], &[], true),
-    rule("forebay", BELOW_FACADE, SIM, true),
+    rule("forebay-iomap", BELOW_IOMAP, APPARATUS, true),
+    rule("forebay-vfs", BASE, TESTKIT, true),
+    rule("forebay-testkit", BELOW_TESTKIT, SIM, true),
+    rule("forebay-lfs", BELOW_LFS, APPARATUS, true),
+    rule("forebay-nbd", &["forebay-base", "forebay-vfs"], TESTKIT, true),
+    rule("forebay-fuse", &["forebay-base", "forebay-block", "forebay-vfs"], TESTKIT, true),
+    rule("forebay", BELOW_FACADE, APPARATUS, true),
     rule("forebay-capi", &["forebay"], &["forebay-block"], false),
+    rule("forebay-redb", &["forebay"], &[], true),
     rule("forebay-live", &["forebay-base", "forebay"], SIM, true),
     rule("forebay-sim", BELOW_SIM, &[], false),
     rule("forebay-bench", BELOW_BENCH, SIM, false),
     rule("forebay-crashtest", BELOW_CRASHTEST, &[], true),
-    rule("forebay-cli", BELOW_CLI, SIM, true),
+    rule("forebay-memfs", BELOW_MEMFS, &[], true),
+    rule("forebay-cli", BELOW_CLI, APPARATUS, true),
     rule("xtask", &[], &[], false),
 ];
 

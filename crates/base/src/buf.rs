@@ -37,6 +37,14 @@ impl AlignedBuf {
         Self { ptr, len }
     }
 
+    /// `len` zero bytes, for a length that a caller chose; `None` if there is not that much memory.
+    pub fn try_new(len: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(len.max(1), BUF_ALIGN).ok()?;
+        // SAFETY: the layout has a size of at least one byte.
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self { ptr, len })
+    }
+
     /// A copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> Self {
         let (len, layout) = (bytes.len(), Self::layout(bytes.len()));
@@ -52,7 +60,7 @@ impl AlignedBuf {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` or `copy_of` with the same layout.
+        // SAFETY: allocated in `new`, `try_new` or `copy_of` with the same layout.
         unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) }
     }
 }
@@ -272,6 +280,13 @@ mod tests {
         let parted = PartedBuf::new(AlignedBuf::new(512));
         drop(parted.part(0, 512));
         assert_eq!(parted.into_buf().map(|buf| buf.len()), Some(512));
+    }
+
+    #[test]
+    fn try_new_without_memory_returns_none() {
+        assert!(AlignedBuf::try_new(usize::MAX).is_none());
+        assert!(AlignedBuf::try_new(1 << 62).is_none());
+        assert_eq!(AlignedBuf::try_new(512).unwrap()[..], [0; 512]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Reading order: [`harness`] (how is measured), [`rivals`] (who is measured), [`report`] (what was
 //! found), then one module per bench. `docs/benchmarking.md` says what each row is.
 //!
-//! Unsafe: only in [`harness::sys`].
+//! Unsafe: only in [`harness::sys`] and in the module `database::engine`.
 
 #![deny(unsafe_code)]
 
@@ -59,7 +59,7 @@ const BENCHES: &[(&str, &str, BenchFn)] = &[
     ("live", "what it costs when somebody watches", live::run),
     (
         "database",
-        "pgbench on a mount beside a backup, and on XFS in a memory cgroup",
+        "SQLite in process during a backup, and on the kernel's cache of the same size",
         database::run,
     ),
     ("memcg", "the server under mixed load inside a memory cgroup", memcg::run),

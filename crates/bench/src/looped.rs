@@ -366,6 +366,7 @@ impl Bench<'_> {
             unit: "ratio".into(),
             series: cells.iter().map(|(name, ratio)| (name.clone(), vec![*ratio])).collect(),
             x: String::new(),
+            ..Plot::default()
         });
         report.plots.push(Plot {
             behaviour: "loop",
@@ -373,6 +374,7 @@ impl Bench<'_> {
             unit: "MiB".into(),
             series: vec![("on".into(), vec![on.1]), ("off".into(), vec![off.1])],
             x: String::new(),
+            ..Plot::default()
         });
     }
 }

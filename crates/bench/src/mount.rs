@@ -3,7 +3,7 @@
 //!
 //! Reading order: [`ground`] (who takes part), then the parts: `read`, `sync`, `content` (`random` and
 //! `seq`), `names`; the behaviours through the mount: `uncached`, `dirty`, `stable`, `alloc`; `attach` and
-//! `keep` (what the kernel's cache keeps).
+//! `keep` (what the kernel's cache keeps); `pgbench`, a database during a backup.
 //!
 //! All of a part do the same calls, by the same threads, on files of the same names and sizes.
 //! Cold means: mounted anew, by a process that has cached nothing.
@@ -15,6 +15,7 @@ mod dirty;
 pub mod ground;
 pub mod keep;
 mod names;
+mod pgbench;
 mod read;
 mod stable;
 mod sync;
@@ -29,7 +30,7 @@ use std::path::Path;
 /// A part.
 type Part = (&'static str, fn(&Options, &mut Report) -> Result<()>);
 
-const PARTS: [Part; 11] = [
+const PARTS: [Part; 12] = [
     ("read", read::run),
     ("sync", sync::run),
     ("random", content::random),
@@ -41,6 +42,7 @@ const PARTS: [Part; 11] = [
     ("alloc", alloc::run),
     ("attach", attach::run),
     ("kernel", keep::run),
+    ("pgbench", pgbench::run),
 ];
 
 /// The first kernel that speaks what a mount asks for.

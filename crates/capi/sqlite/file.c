@@ -7,6 +7,9 @@
 static int close_file(sqlite3_file *base) {
     File *file = (File *)base;
     int result = SQLITE_OK;
+    /* All of it is a copy of what the parent still uses: pins, locks, the index, a journal's name. */
+    if (store_is_parents(file))
+        return SQLITE_IOERR_CLOSE;
     fetch_end_all(file);
     shm_unmap(base, 0);
     lock_release(base, SQLITE_LOCK_NONE);
@@ -77,6 +80,7 @@ static int sync_file(sqlite3_file *base, int flags) {
         if (result != SQLITE_OK)
             return result;
         file->sync_directory = 0;
+        store_note_journal(file->name, 1);
     }
     return SQLITE_OK;
 }

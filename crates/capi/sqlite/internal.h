@@ -24,6 +24,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sqlite3ext.h>
+#include <sys/types.h>
 #ifndef FOREBAY_SQLITE_MAIN
 SQLITE_EXTENSION_INIT3
 #endif
@@ -43,6 +44,8 @@ struct Store {
 struct Node {
     Node *next;
     Store *store;
+    /* By which its first connection opened it. */
+    const char *name;
     uint64_t dev, ino;
     int users;
     pthread_mutex_t mutex;
@@ -50,6 +53,8 @@ struct Node {
     int shared;
     File *writer;
     int writer_level;
+    /* Whether the name of its rollback journal was synced; `all.mutex` guards it. */
+    int is_journal_durable;
     /* The index of the log: regions, their users, and locks by slot. */
     void **regions;
     int region_count, region_bytes, shm_users;
@@ -68,9 +73,13 @@ struct File {
     const char *name;
     /* Flags of open(2); NULL in `file` means that another process has the file. */
     int how;
+    /* Permissions of a new file; 0 for the usual ones. */
+    uint32_t mode;
     fby_file *file;
     Store *store;
     Node *node;
+    /* That opened `file`. */
+    pid_t process;
     int level;
     int last_errno;
     unsigned shm_shared, shm_exclusive;
@@ -88,10 +97,24 @@ int store_enter(const char *budget);
 /* Opens the file and finds its node: SQLITE_BUSY if another process has it. */
 int store_open(File *file);
 int store_close(File *file);
+/*
+ * A new journal gets the permissions of its database, on the host its owner, too. The first is
+ * called before the journal is opened, the second after that: no other user can read it in between.
+ */
+void store_take_mode(File *file, const char *database);
+int store_take_owner(const File *file, const char *database);
+/*
+ * Whether a parent process opened the file. Its node is not locked then: another thread may have
+ * held the lock at fork(2), and that thread is not in this process.
+ */
+int store_is_parents(const File *file);
 int store_is_in_volume(const char *name);
 int store_delete(const char *name);
 int store_access(const char *name, int flags, int *result);
 int store_sync_directory(const char *name);
+/* Whether the name of a journal was synced since this process has its database open. */
+int store_is_journal_durable(const char *journal);
+void store_note_journal(const char *journal, int is_durable);
 int store_make_volume(const char *name, sqlite3_int64 bytes);
 int store_has_moved(const File *file);
 

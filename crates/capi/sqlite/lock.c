@@ -29,6 +29,8 @@ static int take(Node *node, File *file, int level) {
 int lock_take(sqlite3_file *base, int level) {
     File *file = (File *)base;
     int result;
+    if (store_is_parents(file))
+        return SQLITE_IOERR_LOCK;
     if (file->level >= level)
         return SQLITE_OK;
     if (!file->file) {
@@ -47,6 +49,8 @@ int lock_release(sqlite3_file *base, int level) {
     Node *node = file->node;
     if (!node || file->level <= level)
         return SQLITE_OK;
+    if (store_is_parents(file))
+        return SQLITE_IOERR_UNLOCK;
     pthread_mutex_lock(&node->mutex);
     if (node->writer == file) {
         node->writer = NULL;
@@ -64,6 +68,8 @@ int lock_is_reserved(sqlite3_file *base, int *result) {
     *result = 0;
     if (!file->node)
         return SQLITE_OK;
+    if (store_is_parents(file))
+        return SQLITE_IOERR_CHECKRESERVEDLOCK;
     pthread_mutex_lock(&file->node->mutex);
     *result = file->node->writer != NULL;
     pthread_mutex_unlock(&file->node->mutex);

@@ -31,6 +31,8 @@ int shm_map(sqlite3_file *base, int region, int bytes, int extend, void volatile
      */
     if (!node || (file->how & O_ACCMODE) == O_RDONLY)
         return SQLITE_CANTOPEN;
+    if (store_is_parents(file))
+        return SQLITE_IOERR_SHMMAP;
     pthread_mutex_lock(&node->mutex);
     if (!file->has_shm) {
         file->has_shm = 1;
@@ -91,6 +93,8 @@ int shm_lock(sqlite3_file *base, int offset, int count, int flags) {
     int result = SQLITE_OK;
     if (!node || offset < 0 || count < 1 || offset + count > SQLITE_SHM_NLOCK)
         return SQLITE_IOERR_SHMLOCK;
+    if (store_is_parents(file))
+        return SQLITE_IOERR_SHMLOCK;
     pthread_mutex_lock(&node->mutex);
     if (flags & SQLITE_SHM_UNLOCK)
         unlock_slots(node, file, ((1u << count) - 1) << offset);
@@ -112,7 +116,7 @@ int shm_unmap(sqlite3_file *base, int delete_it) {
     File *file = (File *)base;
     Node *node = file->node;
     (void)delete_it;
-    if (!node || !file->has_shm)
+    if (!node || !file->has_shm || store_is_parents(file))
         return SQLITE_OK;
     pthread_mutex_lock(&node->mutex);
     unlock_slots(node, file, ~0u);

@@ -23,10 +23,12 @@ static struct {
     fby_cache *cache;
     int is_callers;
     int files;
+    /* Whether a file of the host was ever closed with dirty data that could not be written. */
+    int has_failed_close;
     pid_t process;
     Store *stores;
     Node *nodes;
-} all = {PTHREAD_MUTEX_INITIALIZER, NULL, 0, 0, 0, NULL, NULL};
+} all = {PTHREAD_MUTEX_INITIALIZER, NULL, 0, 0, 0, 0, NULL, NULL};
 
 int failed(File *file, int64_t result, int code, const char *name) {
     int error = (int)-result;
@@ -243,9 +245,11 @@ static int hold_node(File *file) {
         if (node->store == file->store && node->dev == dev && node->ino == ino)
             break;
     if (!node) {
-        node = calloc(1, sizeof *node);
+        size_t space = strlen(file->name) + 1;
+        node = calloc(1, sizeof *node + space);
         if (!node)
             return -ENOMEM;
+        node->name = memcpy(node + 1, file->name, space);
         pthread_mutex_init(&node->mutex, NULL);
         node->store = file->store;
         node->dev = dev;
@@ -269,11 +273,46 @@ static void end_node(Node *node) {
     free(node);
 }
 
-static int open_by_name(File *file, int how) {
+/* The node of the database of a rollback journal, NULL for another name. Needs the lock. */
+static Node *database_of(const char *journal) {
+    static const char suffix[] = "-journal";
+    size_t length = strlen(journal);
+    Node *node = all.nodes;
+    if (length < sizeof suffix || strcmp(journal + length - (sizeof suffix - 1), suffix) != 0)
+        return NULL;
+    length -= sizeof suffix - 1;
+    while (node && (strncmp(node->name, journal, length) != 0 || node->name[length]))
+        node = node->next;
+    return node;
+}
+
+int store_is_journal_durable(const char *journal) {
+    Node *node;
+    int is_durable;
+    lock_all();
+    node = database_of(journal);
+    is_durable = node && node->is_journal_durable;
+    unlock_all();
+    return is_durable;
+}
+
+void store_note_journal(const char *journal, int is_durable) {
+    Node *node;
+    lock_all();
+    node = database_of(journal);
+    if (node)
+        node->is_journal_durable = is_durable;
+    unlock_all();
+}
+
+static int open_by_name(File *file, int flags) {
     const char *inner = inner_of(file->name);
+    fby_open_how how;
+    memset(&how, 0, sizeof how);
+    how.mode = file->mode;
     if (inner)
-        return fby_open_in(file->store->volume, inner, how, NULL, 0, &file->file);
-    return fby_open(all.cache, file->name, how, NULL, 0, &file->file);
+        return fby_open_in(file->store->volume, inner, flags, &how, sizeof how, &file->file);
+    return fby_open(all.cache, file->name, flags, &how, sizeof how, &file->file);
 }
 
 static int open_held(File *file) {
@@ -281,10 +320,12 @@ static int open_held(File *file) {
     int refused = result == -EACCES || result == -EPERM || result == -EROFS;
     if (refused && (file->how & O_ACCMODE) == O_RDWR) {
         int how = (file->how & ~(O_ACCMODE | O_CREAT | O_EXCL)) | O_RDONLY;
-        if (open_by_name(file, how) < 0)
+        int again = open_by_name(file, how);
+        if (again < 0 && again != -EBUSY)
             return result;
+        /* Also while it is busy: the opener learns now that it may not write. */
         file->how = how;
-        result = 0;
+        result = again;
     }
     if (result == 0 && (result = hold_node(file)) < 0) {
         fby_close(file->file);
@@ -293,18 +334,41 @@ static int open_held(File *file) {
     return result;
 }
 
+/*
+ * In a volume a symbolic link leads to a file whose other openers look for a journal of another
+ * name. On the host xFullPathname has followed it.
+ */
+static int is_link(const File *file) {
+    fby_attr attr;
+    int64_t got = fby_stat(file->store->volume, inner_of(file->name), AT_SYMLINK_NOFOLLOW, &attr, sizeof attr);
+    return got >= 0 && S_ISLNK(attr.mode);
+}
+
 int store_open(File *file) {
-    int result = 0;
+    int result = 0, refused = 0;
     lock_all();
     if (inner_of(file->name))
         result = hold_store(file->name, !sqlite3_uri_boolean(file->name, "direct_io", 1), &file->store);
-    if (result == 0 && (result = open_held(file)) < 0 && file->store) {
+    if (file->store && is_link(file))
+        result = refused = -ELOOP;
+    if (result == 0)
+        result = open_held(file);
+    if (result < 0 && file->store) {
         end_store(file->store);
         file->store = NULL;
     }
     all.files += result == 0;
+    file->process = all.process;
     unlock_all();
+    if (refused) {
+        sqlite3_log(SQLITE_CANTOPEN_SYMLINK, "forebay: %s is a symbolic link", file->name);
+        return SQLITE_CANTOPEN_SYMLINK;
+    }
     return result < 0 ? failed(file, result, SQLITE_CANTOPEN, file->name) : SQLITE_OK;
+}
+
+int store_is_parents(const File *file) {
+    return file->file && file->process != getpid();
 }
 
 int store_close(File *file) {
@@ -314,12 +378,28 @@ int store_close(File *file) {
     end_node(file->node);
     if (file->store)
         ended = end_store(file->store);
+    else if (closed < 0)
+        all.has_failed_close = 1;
     all.files--;
     unlock_all();
     file->node = NULL;
     if (closed < 0 || ended < 0)
         return failed(file, closed < 0 ? closed : ended, SQLITE_IOERR_CLOSE, file->name);
     return SQLITE_OK;
+}
+
+/*
+ * The cache retains what a closed file could not write, and tries again, also when the name is gone:
+ * a journal that found no space would keep its space, and its failures would refuse later writes.
+ */
+static void drop_failed_content(const char *name) {
+    fby_file *file;
+    lock_all();
+    if (all.has_failed_close && fby_open(all.cache, name, O_RDWR, NULL, 0, &file) == 0) {
+        fby_ftruncate(file, 0);
+        fby_close(file);
+    }
+    unlock_all();
 }
 
 int store_delete(const char *name) {
@@ -335,6 +415,7 @@ int store_delete(const char *name) {
         }
         unlock_all();
     } else {
+        drop_failed_content(name);
         result = unlink(name) == 0 ? 0 : -errno;
     }
     if (result == -ENOENT)
@@ -342,28 +423,62 @@ int store_delete(const char *name) {
     return result < 0 ? failed(NULL, result, SQLITE_IOERR_DELETE, name) : SQLITE_OK;
 }
 
-/* What the cache knows of a file whose size on the host is 0: its first bytes may be dirty. */
+/*
+ * What the cache knows of a file whose size on the host is 0: its first bytes may be dirty. The
+ * lock is held throughout: a writer of this process would find the file busy, open for reading only.
+ */
 static int64_t cached_size(const char *name) {
     fby_file *file;
     int64_t size = 0;
-    if (fby_open(forebay_sqlite_cache(), name, O_RDONLY, NULL, 0, &file) < 0)
-        return 0;
-    size = fby_lseek(file, 0, SEEK_END);
-    fby_close(file);
+    lock_all();
+    if (all.cache && (size = fby_open(all.cache, name, O_RDONLY, NULL, 0, &file)) == 0) {
+        size = fby_lseek(file, 0, SEEK_END);
+        fby_close(file);
+    }
+    unlock_all();
     return size;
 }
 
-static int access_in(const char *name, int flags, int *result) {
-    fby_attr attr;
+static int64_t attributes_in(const char *name, fby_attr *attr) {
     Store *store;
     int64_t got;
     lock_all();
     got = hold_store(name, 0, &store);
     if (got == 0) {
-        got = fby_stat(store->volume, inner_of(name), 0, &attr, sizeof attr);
+        got = fby_stat(store->volume, inner_of(name), 0, attr, sizeof *attr);
         end_store(store);
     }
     unlock_all();
+    return got;
+}
+
+void store_take_mode(File *file, const char *database) {
+    struct stat found;
+    fby_attr attr;
+    if (inner_of(database)) {
+        if (attributes_in(database, &attr) >= 0)
+            file->mode = attr.mode & 0777;
+    } else if (stat(database, &found) == 0) {
+        file->mode = found.st_mode & 0777;
+    }
+}
+
+/* The umask has no part in it: users who share a database recover each other's journals. */
+int store_take_owner(const File *file, const char *database) {
+    struct stat found, own;
+    if (inner_of(database) || stat(database, &found) != 0 || stat(file->name, &own) != 0)
+        return SQLITE_OK;
+    if (geteuid() == 0 && (own.st_uid != found.st_uid || own.st_gid != found.st_gid) &&
+        chown(file->name, found.st_uid, found.st_gid) != 0)
+        return failed(NULL, -errno, SQLITE_CANTOPEN, file->name);
+    if ((own.st_mode ^ found.st_mode) & 0777 && chmod(file->name, found.st_mode & 0777) != 0)
+        return failed(NULL, -errno, SQLITE_CANTOPEN, file->name);
+    return SQLITE_OK;
+}
+
+static int access_in(const char *name, int flags, int *result) {
+    fby_attr attr;
+    int64_t got = attributes_in(name, &attr);
     *result = got >= 0 && (flags != SQLITE_ACCESS_EXISTS || !S_ISREG(attr.mode) || attr.size > 0);
     if (got >= 0 || got == -ENOENT || got == -ENOTDIR)
         return SQLITE_OK;
@@ -373,6 +488,7 @@ static int access_in(const char *name, int flags, int *result) {
 /* An empty file counts as none: it is a journal whose transaction is over. */
 int store_access(const char *name, int flags, int *result) {
     struct stat found;
+    int64_t size = 0;
     *result = 0;
     if (inner_of(name))
         return access_in(name, flags, result);
@@ -382,7 +498,12 @@ int store_access(const char *name, int flags, int *result) {
     }
     if (stat(name, &found) != 0)
         return SQLITE_OK;
-    *result = !S_ISREG(found.st_mode) || found.st_size > 0 || cached_size(name) > 0;
+    if (S_ISREG(found.st_mode) && found.st_size == 0)
+        size = cached_size(name);
+    /* Gone since, or a file that this process may not read: then it has written none of it. */
+    if (size < 0 && size != -ENOENT && size != -EACCES)
+        return failed(NULL, size, SQLITE_IOERR_ACCESS, name);
+    *result = !S_ISREG(found.st_mode) || found.st_size > 0 || size > 0;
     return SQLITE_OK;
 }
 

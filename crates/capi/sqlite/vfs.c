@@ -7,8 +7,6 @@ SQLITE_EXTENSION_INIT1
 /* As many bytes as SQLite maps at most: the true limit is an eighth of the cache. */
 #define FETCH_ALL "PRAGMA main.mmap_size=2147418112"
 
-#define NAME_MAX_BYTES 1024
-
 static sqlite3_vfs vfs;
 
 /* SQLite's own, for temporary files and everything that is no file. */
@@ -26,6 +24,18 @@ static int flags_of_open(int flags) {
 }
 
 /*
+ * A journal that exists may have been made with synchronous=OFF, or before a power loss: its name
+ * is durable only if a connection of this process has synced it. A log is opened once.
+ */
+static int is_name_durable(const File *file, int flags, int exists) {
+    if (file->is_database || !(flags & SQLITE_OPEN_CREATE))
+        return exists;
+    if (!exists)
+        store_note_journal(file->name, 0);
+    return store_is_journal_durable(file->name);
+}
+
+/*
  * A connection that only reads opens the file for writing, too, if it may: only then no other
  * process writes it.
  */
@@ -33,21 +43,31 @@ static int open_new(File *file, const char *name, int flags) {
     int creates = flags & SQLITE_OPEN_CREATE;
     /* What store_access does not find out is taken as a new file: its name is synced once more. */
     int exists = !creates, result;
+    const int journal = SQLITE_OPEN_MAIN_JOURNAL | SQLITE_OPEN_WAL;
+    const char *database = creates && flags & journal ? sqlite3_filename_database(name) : NULL;
     sqlite3_int64 volume_bytes;
     file->is_database = (flags & SQLITE_OPEN_MAIN_DB) != 0;
     file->name = name;
     file->how = flags_of_open(flags);
     file->powersafe = sqlite3_uri_boolean(name, "psow", 1) & 1;
     file->delete_on_close = (flags & SQLITE_OPEN_DELETEONCLOSE) != 0;
-    result = store_enter(sqlite3_uri_parameter(name, "budget"));
+    /* Names of journals have the parameters of their database, and are opened at any time. */
+    result = store_enter(file->is_database ? sqlite3_uri_parameter(name, "budget") : NULL);
     volume_bytes = sqlite3_uri_int64(name, "volume_size", 0);
     if (result == SQLITE_OK && file->is_database && volume_bytes > 0 && creates && strstr(name, "//"))
         result = store_make_volume(name, volume_bytes);
     if (result == SQLITE_OK && creates)
         result = store_access(name, SQLITE_ACCESS_READ, &exists);
+    if (database && !exists)
+        store_take_mode(file, database);
     if (result == SQLITE_OK)
         result = store_open(file);
-    file->sync_directory = !exists;
+    if (result == SQLITE_OK && database && !exists) {
+        result = store_take_owner(file, database);
+        if (result != SQLITE_OK)
+            store_close(file);
+    }
+    file->sync_directory = !is_name_durable(file, flags, exists);
     return result;
 }
 
@@ -170,7 +190,8 @@ int forebay_sqlite_register(int make_default) {
     if (!vfs.zName) {
         vfs.iVersion = base->iVersion >= 2 ? 2 : 1;
         vfs.szOsFile = base->szOsFile > (int)sizeof(File) ? base->szOsFile : (int)sizeof(File);
-        vfs.mxPathname = base->mxPathname > NAME_MAX_BYTES ? base->mxPathname : NAME_MAX_BYTES;
+        /* SQLite reads a name of this length from a journal into memory for one page. */
+        vfs.mxPathname = base->mxPathname;
         vfs.pAppData = base;
         vfs.xOpen = open_file;
         vfs.xDelete = delete_file;

@@ -117,7 +117,8 @@ fn in_words(summary: &Summary) -> String {
 fn of_faults(counts: &Counts) -> String {
     format!(
         "later lives {}, older checkpoints {}, late writes {}, failed reads {}, without space {}, \
-         decayed {}, refused steps {}, grown {}; given up: {} files after refused steps, \
+         decayed {}, refused steps {}, grown {}; writes past the cache {}, uncached {}, durable {}; \
+         operations dropped {}; given up: {} files after refused steps, \
          {} runs, {} reads at the end; largest step: {} polls, {} requests, {} bytes",
         counts.third_lives,
         counts.older,
@@ -127,6 +128,10 @@ fn of_faults(counts: &Counts) -> String {
         counts.rotten,
         counts.refused,
         counts.grown,
+        counts.direct,
+        counts.uncached,
+        counts.dsync,
+        counts.dropped,
         counts.unknown,
         counts.ended_early,
         counts.unchecked,

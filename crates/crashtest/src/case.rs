@@ -18,7 +18,7 @@ use forebay_block::BioOp;
 use forebay_lfs::AllocMode;
 use forebay_lfs::fault::Planted;
 use forebay_sim::{Fault, FaultRule};
-use forebay_vfs::check::Op;
+use forebay_testkit::fs_check::Op;
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -188,7 +188,7 @@ pub(crate) fn draw_flags(seed: u64) -> (Kind, Setup) {
         1 => draw_crowded(seed),
         _ => draw_content(seed),
     };
-    (kind, Setup { flags: true, ..setup })
+    (kind, some_without_sums(Setup { flags: true, ..setup }))
 }
 
 /// Reads, writes and flushes fail, some of them for as long as the fault lasts, and data decays.
@@ -221,12 +221,12 @@ pub(crate) fn draw_host_full(seed: u64) -> (Kind, Setup) {
     let (kind, setup) = if pick(3) == 0 { draw_names(seed) } else { draw_content(seed) };
     let host_bytes = Some(pick(192) << 10);
     let healed_at = (pick(3) > 0).then(|| 15 + pick(30) as usize);
-    (kind, Setup { host_bytes, healed_at, ..setup })
+    (kind, some_without_sums(Setup { host_bytes, healed_at, ..setup }))
 }
 
 pub(crate) fn draw_late_writes(seed: u64) -> (Kind, Setup) {
     let (kind, setup) = if seed.is_multiple_of(3) { draw_names(seed) } else { draw_content(seed) };
-    (kind, Setup { late: true, fua: seed % 5 < 2, ..setup })
+    (kind, some_without_sums(Setup { late: true, fua: seed % 5 < 2, ..setup }))
 }
 
 pub(crate) fn draw_third_lives(seed: u64) -> (Kind, Setup) {
@@ -235,13 +235,13 @@ pub(crate) fn draw_third_lives(seed: u64) -> (Kind, Setup) {
         1 => draw_replacing(seed),
         _ => draw_content(seed),
     };
-    (kind, Setup { lives: 4, ..setup })
+    (kind, some_without_sums(Setup { lives: 4, ..setup }))
 }
 
 pub(crate) fn draw_growing(seed: u64) -> (Kind, Setup) {
     let (kind, setup) = if seed.is_multiple_of(3) { draw_names(seed) } else { draw_content(seed) };
     let grown_bytes = Some(setup.volume_bytes + (128 << 10) * (1 + seed / 3 % 16));
-    (kind, Setup { grown_bytes, ..setup })
+    (kind, some_without_sums(Setup { grown_bytes, ..setup }))
 }
 
 pub(crate) fn draw_older(seed: u64) -> (Kind, Setup) {
@@ -252,7 +252,7 @@ pub(crate) fn draw_older(seed: u64) -> (Kind, Setup) {
     };
     // Checkpoints are made all the time.
     let checkpoint_bytes = if seed % 8 < 6 { 8 << 10 } else { setup.checkpoint_bytes };
-    (kind, Setup { older: true, checkpoint_bytes, ..setup })
+    (kind, some_without_sums(Setup { older: true, checkpoint_bytes, ..setup }))
 }
 
 pub(crate) fn draw_large(seed: u64) -> (Kind, Setup) {
@@ -270,7 +270,13 @@ pub(crate) fn draw_large(seed: u64) -> (Kind, Setup) {
         near_end: false,
         ..Setup::with_content(seed)
     };
-    (Kind::Content, setup)
+    (Kind::Content, some_without_sums(setup))
+}
+
+/// One volume in four has no checksums.
+pub(crate) fn some_without_sums(setup: Setup) -> Setup {
+    let mut rng = setup.seed ^ 0x5a35;
+    Setup { sums: !split_mix(&mut rng).is_multiple_of(4), ..setup }
 }
 
 fn large_sectors(setup: Setup) -> Setup {

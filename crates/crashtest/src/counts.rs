@@ -83,6 +83,16 @@ pub struct Counts {
     pub ended_early: u64,
     /// Reads of files that were given up while several clients were checked: the disk had failed.
     pub unchecked: u64,
+    /// Writes past the cache.
+    pub direct: u64,
+    /// Writes that leave nothing in the cache.
+    pub uncached: u64,
+    /// Writes that are durable when they are acknowledged.
+    pub dsync: u64,
+    /// Operations that were dropped while they waited.
+    pub dropped: u64,
+    /// Largest end of a write, bytes.
+    pub largest_end: u64,
     /// Most polls of one step.
     pub most_polls: u64,
     /// Most requests of one step.
@@ -95,7 +105,7 @@ pub struct Counts {
 
 impl Counts {
     /// All, by their names.
-    pub fn named(&self) -> [(&'static str, u64); 30] {
+    pub fn named(&self) -> [(&'static str, u64); 35] {
         [
             ("workloads", self.workloads),
             ("cuts", self.cuts),
@@ -124,6 +134,11 @@ impl Counts {
             ("unknown", self.unknown),
             ("ended_early", self.ended_early),
             ("unchecked", self.unchecked),
+            ("direct", self.direct),
+            ("uncached", self.uncached),
+            ("dsync", self.dsync),
+            ("dropped", self.dropped),
+            ("largest_end", self.largest_end),
             ("most_polls", self.most_polls),
             ("most_requests", self.most_requests),
             ("most_memory", self.most_memory),
@@ -167,6 +182,11 @@ impl AddAssign for Counts {
         self.unknown += other.unknown;
         self.ended_early += other.ended_early;
         self.unchecked += other.unchecked;
+        self.direct += other.direct;
+        self.uncached += other.uncached;
+        self.dsync += other.dsync;
+        self.dropped += other.dropped;
+        self.largest_end = self.largest_end.max(other.largest_end);
         self.most_polls = self.most_polls.max(other.most_polls);
         self.most_requests = self.most_requests.max(other.most_requests);
         self.most_memory = self.most_memory.max(other.most_memory);
@@ -234,6 +254,11 @@ impl Seen {
         counts.refused += ran.refused;
         counts.unknown += ran.unknown;
         counts.ended_early += u64::from(ran.ended_early);
+        let [direct, uncached, dsync] = ran.flagged;
+        counts.direct += direct;
+        counts.uncached += uncached;
+        counts.dsync += dsync;
+        counts.largest_end = counts.largest_end.max(ran.largest_end);
         counts.most_polls = counts.most_polls.max(ran.usage.polls);
         counts.most_requests = counts.most_requests.max(ran.usage.requests);
         counts.most_memory = counts.most_memory.max(ran.usage.memory);

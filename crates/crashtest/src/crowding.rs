@@ -5,7 +5,7 @@
 
 use crate::setup::MAKE;
 use forebay_base::world::split_mix;
-use forebay_vfs::check::{Op, Path};
+use forebay_testkit::fs_check::{Op, Path};
 use forebay_vfs::{OpenFlags, Privileges};
 
 /// Files, and bytes of each.

@@ -4,7 +4,7 @@
 
 use crate::setup::MAKE;
 use forebay_base::world::split_mix;
-use forebay_vfs::check::{Op, Path};
+use forebay_testkit::fs_check::{Op, Path};
 use forebay_vfs::{OpenFlags, Privileges, RenameFlags};
 
 /// Files that take the place of others, by a rename and by being cut to nothing and written again, beside

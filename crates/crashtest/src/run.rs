@@ -10,9 +10,11 @@
 //! No locks across a wait.
 
 mod concurrent;
+mod ran;
 
 use self::concurrent::Concurrent;
-use crate::bounds::{Bounds, Usage};
+pub use self::ran::{Decayed, Progress, Ran, Stable, Synced};
+use crate::bounds::Bounds;
 use crate::script::{Oracle, Script, read_file};
 use crate::setup::Setup;
 use forebay_base::ErrorKind;
@@ -21,8 +23,8 @@ use forebay_base::task::{WaitQueue, yield_now};
 use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_lfs::{Volume, grow};
-use forebay_sim::{FaultCounts, PowerCut, SimDisk};
-use forebay_vfs::check::{Answer, Op, Outcome, Runner, Shape, Target, Times, find};
+use forebay_sim::{FaultCounts, SimDisk};
+use forebay_testkit::fs_check::{Answer, Op, Outcome, Runner, Shape, Target, Times, find};
 use forebay_vfs::{FileSystem, Ino, OpenFlags};
 use std::ops::Range;
 
@@ -30,95 +32,6 @@ use std::ops::Range;
 const NO_SPACE: i32 = 28;
 /// EUCLEAN.
 const BAD_SUM: i32 = 117;
-
-/// How far a run was at a moment.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Progress {
-    /// The volume was open: what was recovered before is durable.
-    pub opened: bool,
-    /// Steps that were begun.
-    pub begun: usize,
-    /// Steps that a sync has acknowledged.
-    pub acked: usize,
-    /// Syncs that were acknowledged.
-    pub syncs: usize,
-    /// Writes with `DSYNC` that were acknowledged.
-    pub stable: usize,
-    /// Blocks that have decayed.
-    pub rotten: usize,
-}
-
-/// A block of a file that has decayed: the inode on the volume, and the number of the block.
-pub type Decayed = (u64, usize);
-
-/// A sync that was acknowledged: of which file (`None`: of all), and after how many steps.
-pub type Synced = (Option<u64>, usize);
-
-/// A write with `DSYNC` or `SYNC` that was acknowledged.
-#[derive(Debug, Clone)]
-pub struct Stable {
-    /// The file, in the file system in memory.
-    pub ino: u64,
-    /// Bytes that are durable from then on.
-    pub range: Range<u64>,
-    /// After how many steps.
-    pub steps: usize,
-}
-
-/// What came of a run.
-#[derive(Default)]
-pub struct Ran {
-    /// The moments, in order; the last one is behind everything.
-    pub cuts: Vec<PowerCut>,
-    /// By the tag of a moment.
-    history: Vec<Progress>,
-    /// All of them, in order.
-    pub syncs: Vec<Synced>,
-    /// Writes with `DSYNC` or `SYNC` that were acknowledged, in order.
-    pub stable: Vec<Stable>,
-    /// Syncs that were told that they failed.
-    pub syncs_failed: u64,
-    /// Requests that were made to fail.
-    pub writes_failed: u64,
-    /// The same of flushes.
-    pub flushes_failed: u64,
-    /// At the last moment, if everything was synced then: what a recovery has to find.
-    pub live: Option<u64>,
-    /// Reads that failed.
-    pub reads_failed: u64,
-    /// Requests that the host refused for want of space.
-    pub no_space: u64,
-    /// Steps that were refused, and the run went on.
-    pub refused: u64,
-    /// The volume was made larger.
-    pub grown: bool,
-    /// Blocks that have decayed, in order.
-    pub decayed: Vec<Decayed>,
-    /// Sectors that decayed.
-    pub rotten: u64,
-    /// Most of what a step used.
-    pub usage: Usage,
-    /// The script that was carried out, if that is another one than was given.
-    pub script: Option<Script>,
-    /// It ended before its last step: the volume did not open, too many steps were refused, or
-    /// what a step on an unknown file answered could not be judged.
-    pub ended_early: bool,
-    /// Files of which nothing is known since a refused step.
-    pub unknown: u64,
-    /// It ended early, because the volume was full.
-    pub full: bool,
-    /// Segments that were cleaned.
-    pub cleaned: u64,
-    /// What was wrong while it ran.
-    pub wrong: Option<String>,
-}
-
-impl Ran {
-    /// How far it was at a moment.
-    pub fn progress(&self, cut: &PowerCut) -> Progress {
-        self.history.get(cut.tag() as usize).copied().unwrap_or_default()
-    }
-}
 
 #[derive(Default)]
 struct Known {
@@ -225,6 +138,19 @@ fn is_refusal(setup: &Setup, errno: i32) -> bool {
     let may_stop = setup.rot || !setup.failing.is_empty();
     matches!(errno, 5 | NO_SPACE) || errno == 30 && may_stop
 }
+
+/// Whether ENOSPC is right: less than a quarter of the volume can be filled, by what it says of
+/// itself, or an attribute may be too long for a record of the log.
+async fn explains_no_space(volume: &Volume, op: &Op) -> bool {
+    if matches!(op, Op::SetXattr { len, .. } if *len > LONG_VALUE) {
+        return true;
+    }
+    let stat = volume.statfs().await;
+    stat.is_ok_and(|stat| stat.blocks_available < stat.blocks / 4)
+}
+
+/// A value of an attribute that every volume takes has at most so many bytes.
+const LONG_VALUE: u32 = 4096;
 
 /// Steps that may be refused before a run on a failing disk ends.
 const REFUSALS_MAX: u64 = 24;
@@ -369,8 +295,11 @@ impl Life<'_> {
         let start = self.bounds.start(self.disk());
         let outcome = runner.apply(volume, op).await;
         let usage = self.bounds.check(start, self.disk(), volume)?;
-        let most = &mut self.shared.known.lock().ran.usage;
-        *most = most.most(usage);
+        let ran = &mut self.shared.known.lock().ran;
+        ran.usage = ran.usage.most(usage);
+        if let Op::Write { offset, len, .. } = op {
+            ran.count_write(self.script.flags[n], offset + u64::from(*len));
+        }
         Ok(outcome)
     }
 
@@ -385,7 +314,7 @@ impl Life<'_> {
         }
         if outcome != *wanted {
             // What the others would do on a full volume is another story.
-            let full = outcome.answer == Err(NO_SPACE);
+            let full = outcome.answer == Err(NO_SPACE) && explains_no_space(volume, op).await;
             shared.learn(|known| known.ran.full |= full);
             return if full { Ok(false) } else { Err(format!("{outcome:?}, not {wanted:?}")) };
         }
@@ -404,6 +333,8 @@ impl Life<'_> {
         let begun = self.oracle.as_ref().map_or(0, |oracle| oracle.script.moments.len());
         shared.learn(|known| known.now.begun = begun);
         let outcome = self.bounded(volume, runner, n, op).await?;
+        let refusal = outcome.answer.as_ref().err().copied();
+        let refusal = refusal.filter(|errno| self.may_refuse(*errno));
         let Some(oracle) = &mut self.oracle else { return Ok(false) };
         if matches!(op, Op::SyncFs | Op::Sync { .. }) {
             let of = oracle.synced(op);
@@ -418,28 +349,8 @@ impl Life<'_> {
             }
             return Ok(true);
         }
-        // A write that fills a part of a block reads the block, and that may have decayed.
-        let is_bad = |errno: i32| self.setup.rot && errno == BAD_SUM;
-        if outcome
-            .answer
-            .as_ref()
-            .is_err_and(|errno| is_refusal(self.setup, *errno) || is_bad(*errno))
-        {
-            let ino = oracle.written(op);
-            oracle.refuse(op);
-            if let Some(ino) = ino {
-                self.settle(volume, runner, op, ino).await?;
-            }
-            let now = self.oracle.as_ref().map_or(0, |oracle| oracle.script.moments.len() - 1);
-            let refused = &mut 0;
-            shared.learn(|known| {
-                known.now.begun = now;
-                known.ran.refused += 1;
-                *refused = known.ran.refused;
-            });
-            let goes_on = *refused < REFUSALS_MAX;
-            shared.learn(|known| known.ran.ended_early |= !goes_on);
-            return Ok(goes_on);
+        if let Some(errno) = refusal {
+            return self.refused(volume, runner, op, errno).await;
         }
         let done = shortened(op, &outcome);
         let is_unknown = oracle.written(&done).is_some_and(|ino| oracle.is_unknown(ino));
@@ -463,6 +374,42 @@ impl Life<'_> {
         }
         shared.stable(oracle.script.stable.last().and_then(Option::as_ref), begun);
         Ok(true)
+    }
+
+    /// Whether the disk may make a step answer this. A write that fills a part of a block reads
+    /// the block, and that may have decayed.
+    fn may_refuse(&self, errno: i32) -> bool {
+        is_refusal(self.setup, errno) || self.setup.rot && errno == BAD_SUM
+    }
+
+    /// A step was refused: the oracle leaves it out. False: too many were refused.
+    async fn refused(
+        &mut self,
+        volume: &Volume,
+        runner: &Runner,
+        op: &Op,
+        errno: i32,
+    ) -> Result<bool, String> {
+        let shared = self.shared;
+        let is_full = errno == NO_SPACE && explains_no_space(volume, op).await;
+        if !shared.has_met_fault() && !is_full {
+            return Err(format!("errno {errno}, and the disk refused nothing"));
+        }
+        let Some(oracle) = &mut self.oracle else { return Ok(false) };
+        let ino = oracle.written(op);
+        oracle.refuse(op);
+        if let Some(ino) = ino {
+            self.settle(volume, runner, op, ino).await?;
+        }
+        let now = self.oracle.as_ref().map_or(0, |oracle| oracle.script.moments.len() - 1);
+        let mut goes_on = false;
+        shared.learn(|known| {
+            known.now.begun = now;
+            known.ran.refused += 1;
+            goes_on = known.ran.refused < REFUSALS_MAX;
+            known.ran.ended_early |= !goes_on;
+        });
+        Ok(goes_on)
     }
 
     /// Takes over what the volume reads of a file after a refused step on it.

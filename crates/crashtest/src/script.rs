@@ -6,11 +6,11 @@ use crate::setup::Setup;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_vfs::check::op::SLOTS;
-use forebay_vfs::check::{
+use forebay_testkit::fs_check::op::SLOTS;
+use forebay_testkit::fs_check::{
     Answer, Limits, Op, OpGen, Outcome, Path, Runner, Target, Times, Tree, find,
 };
-use forebay_vfs::mem::MemFs;
+use forebay_testkit::mem_fs::MemFs;
 use forebay_vfs::types::FileKind;
 use forebay_vfs::{Cookie, FileSystem, Ino, OpenFlags, Privileges, SetAttr, SetXattr};
 
@@ -488,7 +488,7 @@ impl Script {
             let mut bytes = Vec::new();
             for part in &path.0 {
                 bytes.push(b'/');
-                bytes.extend_from_slice(forebay_vfs::check::op::name(*part));
+                bytes.extend_from_slice(forebay_testkit::fs_check::op::name(*part));
             }
             bytes
         };

@@ -6,7 +6,7 @@
 //! No locks.
 
 use crate::setup::MAKE;
-use forebay_vfs::check::{Op, Path, Target};
+use forebay_testkit::fs_check::{Op, Path, Target};
 use forebay_vfs::{Fallocate, FileKind, OpenFlags, Privileges, RenameFlags, SetAttr, SetXattr};
 
 /// What may be done: things to do, each with one of three ways to sync behind it.

@@ -11,7 +11,7 @@ use forebay_base::world::{WorldRef, split_mix};
 use forebay_block::DeviceRef;
 use forebay_lfs::{FindingKind, FsckReport, Volume, fsck};
 use forebay_sim::{CrashState, Reads, SimDisk};
-use forebay_vfs::check::{Times, Tree};
+use forebay_testkit::fs_check::{Times, Tree};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;

@@ -97,7 +97,7 @@ pub use cache::{Cache, CacheConfig};
 pub use export::{ExportMode, LiveMode};
 pub use file::{File, OpenOptions, Residency, Stream};
 pub use forebay_base::buf::AlignedBuf;
-pub use forebay_base::task::block_on;
+pub use forebay_base::task::{BoxFuture, LocalQueue, block_on};
 pub use forebay_base::world::WorldRef;
 pub use forebay_base::{Error, ErrorKind, IoFlags, Result};
 pub use forebay_block::{Aio, BlockDevice, DeviceRef, DirectIo, FileIdentity};

@@ -111,8 +111,8 @@ impl Handles {
 mod tests {
     use super::*;
     use forebay_base::task::block_on;
+    use forebay_testkit::mem_fs::MemFs;
     use forebay_vfs::FileSystem;
-    use forebay_vfs::mem::MemFs;
 
     /// H1: a number is given again only after its release.
     #[test]

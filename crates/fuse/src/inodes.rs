@@ -157,7 +157,7 @@ impl Inodes {
 mod tests {
     use super::*;
     use forebay_base::task::block_on;
-    use forebay_vfs::mem::MemFs;
+    use forebay_testkit::mem_fs::MemFs;
     use forebay_vfs::{FileKind, FileSystem, Name, NewInode, OpenFlags};
 
     /// N1: a `FORGET` that comes after the lookup that revived its inode leaves one.

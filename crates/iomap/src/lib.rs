@@ -4,12 +4,11 @@
 //!
 //! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open
 //! object), `fill`, `read` and `pin` (in), `write`, `writeout` and `records` (out), `inflight`,
-//! `direct`, `uncached`, `sync`, `zero`, `resize`, `discard`, `seek`, then the two mappings:
-//! [`identity`] and [`remap`]. [`check`] is for tests of maps.
+//! `direct`, `uncached`, `sync`, `zero`, `resize`, `discard`, `seek`, then
+//! [`identity`], the map of raw images. Tests of maps are in forebay-testkit.
 #![forbid(unsafe_code)]
 
 mod admitted;
-pub mod check;
 mod direct;
 mod discard;
 pub mod file;
@@ -22,7 +21,6 @@ mod published;
 mod read;
 mod read_now;
 mod records;
-pub mod remap;
 mod resize;
 mod seek;
 mod stable;

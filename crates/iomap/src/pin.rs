@@ -144,7 +144,7 @@ impl MappedFile {
     /// the end of file. Where pins hold as many frames or folios as they may, or the flags ask to
     /// leave nothing in the cache and the range is not cached, the bytes are a copy; `None` if the
     /// caller wants none. Errors: those of a read; `Unsupported` with `DIRECT`, `WouldBlock` with
-    /// `NOWAIT`.
+    /// `NOWAIT`, `NoMemory` for a copy that is larger than the budget of the cache.
     pub async fn pin(&self, handle: &Handle, request: PinRequest) -> Result<Option<Pinned>> {
         let range = self.check_pin(&request)?;
         let PinRequest { flags, may_copy, .. } = request;
@@ -172,7 +172,7 @@ impl MappedFile {
             Counters::add(&self.cache.counters.pin_refusals, 1);
             return Ok(None);
         }
-        let mut buf = AlignedBuf::new((range.end - range.start) as usize);
+        let mut buf = self.memory_for_copy(&range)?;
         let target = match request.blocking {
             true => Target::Slice(&mut buf),
             false => Target::Owned(&mut buf),
@@ -180,6 +180,17 @@ impl MappedFile {
         let len = self.read(handle, range.start, target, flags).await?;
         Counters::add(&self.cache.counters.pin_copies, 1);
         Ok(Some(Pinned::copied(buf, len)))
+    }
+
+    /// Memory for a copy of a range, at most as large as the budget of the cache. The caller chose
+    /// the length, and a sparse file may have that many bytes.
+    fn memory_for_copy(&self, range: &Range<u64>) -> Result<AlignedBuf> {
+        let (len, budget) = (range.end - range.start, self.cache.budget_bytes());
+        let buf = usize::try_from(len).ok().filter(|_| len <= budget).and_then(AlignedBuf::try_new);
+        buf.ok_or_else(|| {
+            let text = format!("a copy of {len} bytes, with a budget of {budget}");
+            Error::new(ErrorKind::NoMemory, "pin", text)
+        })
     }
 
     /// Through the cache, with readahead. `None`: the limit of pins, no frames, or blocks that are

@@ -4,7 +4,8 @@
 //! counters every second if `NBD_MEM_STATS` is set.
 
 use forebay_base::units::parse_size;
-use forebay_nbd::{MemExport, Server, ServerConfig};
+use forebay_nbd::{Server, ServerConfig};
+use forebay_testkit::mem_export::MemExport;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -18,7 +18,6 @@ mod exec;
 pub mod handshake;
 mod lane;
 mod listen;
-pub mod mem;
 mod out;
 mod pool;
 pub mod proto;
@@ -31,7 +30,6 @@ pub mod tls;
 pub mod transmission;
 
 pub use config::{DropReason, ServerConfig};
-pub use mem::MemExport;
 pub use server::Server;
 pub use stats::{KINDS, Stats};
 pub use tls::{TlsIdentity, TlsMode};

@@ -105,6 +105,11 @@ impl FaultRule {
         Self { op: Some(op), ..Self::any(fault) }
     }
 
+    /// Whether it leaves writes and flushes alone.
+    pub fn is_of_reads(&self) -> bool {
+        self.op == Some(BioOp::Read)
+    }
+
     /// For calls of every kind to which the fault applies.
     pub fn any(fault: Fault) -> Self {
         Self { fault, op: None, within: None, nth: 1, times: 1, one_in: 1, seen: 0 }

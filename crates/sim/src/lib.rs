@@ -3,7 +3,6 @@
 //! - [`disk`]: the one simulated disk of the project, over a [`forebay_base::sim_world::SimWorld`];
 //!   [`image`] holds its sectors, [`fault`] what can go wrong, [`crash`] what a power cut leaves,
 //!   [`reads`] what somebody has read of that.
-//! - [`workload`]: seeded operations against any subject, checked by a byte model.
 //! - [`counted`]: an allocator for tests that say that something allocates nothing.
 
 pub mod config;
@@ -14,7 +13,6 @@ pub mod fault;
 pub mod image;
 mod media;
 pub mod reads;
-pub mod workload;
 
 pub use config::SimConfig;
 pub use crash::{CrashState, CrashStates, Fate, PowerCut, Tear};

@@ -21,10 +21,7 @@ mod file;
 
 use crate::fs::{FileSystem, OpenFileRef};
 use crate::name::{Name, XattrName};
-use crate::types::{
-    Attr, Cookie, DirEntry, FileKind, Ino, NewInode, OpenFlags, RenameFlags, SetAttr, SetXattr,
-    StatFs,
-};
+use crate::types::{Attr, FileKind, Ino, NewInode, OpenFlags, RenameFlags, SetAttr, SetXattr};
 use file::{NotifyingFile, handed_over};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::RwLock;
@@ -436,25 +433,11 @@ impl NotifyingFs {
 }
 
 impl FileSystem for NotifyingFs {
-    fn statfs(&self) -> BoxFuture<'_, Result<StatFs>> {
-        self.0.fs.statfs()
-    }
-
-    fn lookup<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
-        self.0.fs.lookup(dir, name)
-    }
-
-    fn parent(&self, dir: Ino) -> BoxFuture<'_, Result<Ino>> {
-        self.0.fs.parent(dir)
-    }
-
-    fn getattr(&self, ino: Ino) -> BoxFuture<'_, Result<Attr>> {
-        self.0.fs.getattr(ino)
-    }
-
-    fn getattr_listed<'a>(&'a self, inos: &'a [Ino]) -> BoxFuture<'a, Vec<Result<Attr>>> {
-        self.0.fs.getattr_listed(inos)
-    }
+    crate::delegate_file_system!(
+        [inner()]
+        statfs lookup parent getattr getattr_listed readlink readdir getxattr listxattr
+        syncfs
+    );
 
     fn setattr<'a>(&'a self, ino: Ino, set: &'a SetAttr) -> BoxFuture<'a, Result<Attr>> {
         let op = self.0.fs.setattr(ino, set);
@@ -550,18 +533,6 @@ impl FileSystem for NotifyingFs {
         Box::pin(self.moving((dir, name), (new_dir, new_name), flags))
     }
 
-    fn readlink(&self, ino: Ino) -> BoxFuture<'_, Result<Vec<u8>>> {
-        self.0.fs.readlink(ino)
-    }
-
-    fn readdir(&self, dir: Ino, after: Cookie, max: usize) -> BoxFuture<'_, Result<Vec<DirEntry>>> {
-        self.0.fs.readdir(dir, after, max)
-    }
-
-    fn getxattr<'a>(&'a self, ino: Ino, name: XattrName<'a>) -> BoxFuture<'a, Result<Vec<u8>>> {
-        self.0.fs.getxattr(ino, name)
-    }
-
     fn setxattr<'a>(
         &'a self,
         ino: Ino,
@@ -571,10 +542,6 @@ impl FileSystem for NotifyingFs {
     ) -> BoxFuture<'a, Result<()>> {
         let op = self.0.fs.setxattr(ino, name, value, how);
         Box::pin(async move { self.names(&[], &[ino], op).await })
-    }
-
-    fn listxattr(&self, ino: Ino) -> BoxFuture<'_, Result<Vec<Box<[u8]>>>> {
-        self.0.fs.listxattr(ino)
     }
 
     fn removexattr<'a>(&'a self, ino: Ino, name: XattrName<'a>) -> BoxFuture<'a, Result<()>> {
@@ -588,11 +555,4 @@ impl FileSystem for NotifyingFs {
             Ok(self.file(file))
         })
     }
-
-    fn syncfs(&self) -> BoxFuture<'_, Result<()>> {
-        self.0.fs.syncfs()
-    }
 }
-
-#[cfg(test)]
-mod tests;

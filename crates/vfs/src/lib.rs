@@ -3,23 +3,21 @@
 //! Two contracts: [`Export`], a range of bytes (NBD), and [`FileSystem`] with [`OpenFile`], the
 //! POSIX tree (mount, library, command line). In addition, what their users and implementors share:
 //! [`rules`] say what is refused and what changes, [`path`] finds an inode by path, [`copy`] copies a
-//! range, [`mem`] is a file system in memory and the oracle of the others, [`check`] runs two file
-//! systems side by side.
+//! range. forebay-testkit has a file system in memory, and checks any two against each other.
 //!
 //! Reading order: [`types`], [`name`], [`fs`] (the contract, rule by rule), [`rules`], [`path`],
-//! [`copy`], [`mem`], [`beside`] (who is told of changes), [`check`].
+//! [`copy`], [`beside`] (who is told of changes), [`delegate`] (for wrappers).
 //!
-//! No locks of its own, apart from the one in [`mem`].
+//! No locks of its own, apart from those in [`beside`].
 #![forbid(unsafe_code)]
 
 pub mod beside;
-pub mod check;
 pub mod clock;
 pub mod copy;
+pub mod delegate;
 pub mod disk;
 pub mod export;
 pub mod fs;
-pub mod mem;
 pub mod name;
 pub mod path;
 pub mod readonly;

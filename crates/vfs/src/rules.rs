@@ -2,7 +2,7 @@
 //! and what a call that is not refused changes. Functions of what they look at, which is a [`View`]; whoever
 //! calls them carries out what they answer.
 //!
-//! Each of them has its case in [`crate::check::suite`], which is written against the contract and run on
+//! Each of them has its case in `suite` of forebay-testkit, which is written against the contract and run on
 //! the host's file systems, too: an oracle that shares a mistake does not find it.
 //!
 //! Invariants: Y1 a rule only looks: what is refused has changed nothing (F7). Y2 what a rule does not look

@@ -222,5 +222,6 @@ fn plot(all: &All) -> Plot {
         unit: "extents".into(),
         series: series.collect(),
         x: String::new(),
+        ..Plot::default()
     }
 }

@@ -1,275 +1,328 @@
-//! The backup: `tar` of ten times the cache (five times in `brief`) into a pipe, over and over, no faster
-//! than it is allowed to be: what reads the pipe keeps the pace, so that no backup is faster than another. It
-//! is ended on drop.
+//! The backup: one thread that reads files from begin to end, each way as its users do, no faster
+//! than its pace.
 //!
-//! Invariant: B1 a backup that fails, or that reads nothing, is an error: a database beside it would be as
-//! fast as alone.
+//! All ways read the same bytes, in pieces of the same size, at the same pace.
+//!
+//! Invariant: B1 a backup that fails, or that has nothing to read, says so.
 
-use crate::harness::meter::cpu_seconds_with_ended;
-use crate::rivals::server::forebay_binary;
+use super::engine::{CachedFile, UNCACHED};
+use crate::harness::image::open_with;
+use crate::harness::load::Target;
+use crate::harness::sys::mincore_pages;
+use crate::rivals::kernel::KernelFile;
+use forebay_base::buf::AlignedBuf;
 use forebay_base::{Error, ErrorKind, Result};
-use std::fs;
-use std::io::{Read, Seek, Write};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use rustix::fs::{Advice, OFlags, fadvise};
+use std::fs::File;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes of a file of what is backed up.
-const FILE: u64 = 64 << 20;
-
-/// Writes so many bytes below `at`, in files, not zeros.
-pub fn fill(at: &Path, bytes: u64) -> Result<()> {
-    let fail = |e| Error::from_io("fill", e).with_path(at);
-    fs::create_dir(at).map_err(fail)?;
-    let mut chunk = vec![0_u8; 1 << 20];
-    for (n, byte) in chunk.iter_mut().enumerate() {
-        *byte = (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0];
-    }
-    for n in 0..bytes.div_ceil(FILE) {
-        let mut file = fs::File::create(at.join(format!("part-{n:04}"))).map_err(fail)?;
-        for at in 0..FILE.min(bytes - n * FILE) >> 20 {
-            chunk[..8].copy_from_slice(&(n << 32 | at).to_le_bytes());
-            file.write_all(&chunk).map_err(fail)?;
-        }
-        file.sync_all().map_err(fail)?;
-    }
-    Ok(())
-}
+/// Bytes of one read.
+pub const PIECE: usize = 256 << 10;
 
 /// How it reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
-    /// `tar`.
-    Tar,
-    /// `dd iflag=direct` of each file.
+pub enum Way {
+    /// Through Forebay, ordinary reads.
+    Forebay,
+    /// Through Forebay, uncached reads.
+    ForebayUncached,
+    /// Through the kernel, ordinary reads: as `tar`.
+    Plain,
+    /// As `nocache`: after each file it gives up the pages that were not cached before.
+    Nocache,
+    /// Gives up what it has read, piece by piece.
+    Behind,
+    /// O_DIRECT.
     Direct,
-    /// `forebay run --uncached -- tar`.
-    Uncached,
+    /// RWF_DONTCACHE.
+    Dontcache,
 }
 
-impl How {
-    fn command(self, what: &Path, procs: Option<&Path>, said: fs::File) -> Result<Command> {
-        let mut command = Command::new("sh");
-        let join = "[ -z \"$0\" ] || echo $$ >\"$0\"; ";
-        let tar = "exec tar -C \"$1\" -cf - .";
-        let direct =
-            "for f in \"$1\"/*; do dd if=\"$f\" iflag=direct bs=1M status=none || exit; done";
-        let line = match self {
-            Self::Tar => format!("{join}{tar}"),
-            Self::Direct => format!("{join}{direct}"),
-            Self::Uncached => {
-                format!("{join}exec \"$2\" run --uncached --on \"$1\" -- tar -C \"$1\" -cf - .")
-            }
-        };
-        command.arg("-c").arg(line).arg(procs.unwrap_or(Path::new(""))).arg(what);
-        if self == Self::Uncached {
-            command.arg(forebay_binary()?);
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(said);
-        // A group of its own, so that all of it can be ended.
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        Ok(command)
+/// All, with their names in a job.
+const WAYS: [(Way, &str); 7] = [
+    (Way::Forebay, "forebay"),
+    (Way::ForebayUncached, "forebay-uncached"),
+    (Way::Plain, "plain"),
+    (Way::Nocache, "nocache"),
+    (Way::Behind, "behind"),
+    (Way::Direct, "direct"),
+    (Way::Dontcache, "dontcache"),
+];
+
+impl Way {
+    /// Its name in a job.
+    pub fn name(self) -> &'static str {
+        WAYS.iter().find(|(way, _)| *way == self).map_or("", |(_, name)| name)
     }
+
+    /// The way of this name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        WAYS.iter().find(|(_, own)| *own == name).map(|(way, _)| *way)
+    }
+}
+
+/// One open file of the backup.
+enum Open {
+    Forebay(CachedFile, i32),
+    Kernel(KernelFile, Way, Vec<bool>),
+}
+
+impl Open {
+    fn new(way: Way, path: &Path) -> Result<Self> {
+        match way {
+            Way::Forebay => return Ok(Self::Forebay(CachedFile::open(path)?, 0)),
+            Way::ForebayUncached => return Ok(Self::Forebay(CachedFile::open(path)?, UNCACHED)),
+            _ => {}
+        }
+        let flags = if way == Way::Direct { OFlags::DIRECT } else { OFlags::empty() };
+        let file = open_with(path, flags)?;
+        let before = if way == Way::Nocache { pages(&file)? } else { Vec::new() };
+        let file = match way {
+            Way::Dontcache => KernelFile::dontcache(file)?,
+            _ => KernelFile::new(file),
+        };
+        Ok(Self::Kernel(file, way, before))
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        match self {
+            Self::Forebay(file, flags) => match file.read_at(buf, offset, *flags)? {
+                got if got == buf.len() => Ok(()),
+                got => {
+                    let text = format!("{got} of {} bytes", buf.len());
+                    Err(Error::new(ErrorKind::UnexpectedEof, "read", text))
+                }
+            },
+            Self::Kernel(file, way, _) => {
+                file.read(buf, offset)?;
+                if *way == Way::Behind {
+                    give_up(&file.file, offset, buf.len() as u64)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn close(self) -> Result<()> {
+        let Self::Kernel(file, Way::Nocache, before) = self else { return Ok(()) };
+        runs_of_false(&before).try_for_each(|(start, count)| {
+            give_up(&file.file, start as u64 * 4096, count as u64 * 4096)
+        })
+    }
+}
+
+fn pages(file: &File) -> Result<Vec<bool>> {
+    mincore_pages(file).map_err(|e| Error::from_io("mincore", e))
+}
+
+fn give_up(file: &File, offset: u64, len: u64) -> Result<()> {
+    let done = fadvise(file, offset, NonZeroU64::new(len), Advice::DontNeed);
+    done.map_err(|e| Error::from_io("fadvise", e.into()))
+}
+
+/// Start and length of each run of `false`.
+fn runs_of_false(flags: &[bool]) -> impl Iterator<Item = (usize, usize)> + '_ {
+    let mut at = 0;
+    flags.chunk_by(|a, b| a == b).filter_map(move |run| {
+        let start = at;
+        at += run.len();
+        (!run[0]).then_some((start, run.len()))
+    })
 }
 
 /// A backup that runs.
 pub struct Backup {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<Result<()>>>,
-    start: Instant,
 }
 
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
+    ended: AtomicBool,
     bytes: AtomicU64,
-    /// CPU of those that have ended, us.
-    cpu_micros: AtomicU64,
+    micros: AtomicU64,
 }
 
-/// What a backup has done.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Done {
-    /// MB/s.
+/// What a backup is to read.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// How.
+    pub way: Way,
+    /// A file, or a folder of files.
+    pub what: PathBuf,
+    /// Bytes in all; the files are read again from the first one on if they have fewer.
+    pub bytes: u64,
+    /// Bytes a second.
+    pub pace: u64,
+}
+
+impl Plan {
+    fn files(&self) -> Result<Vec<(PathBuf, u64)>> {
+        let fail = |e| Error::from_io("list", e).with_path(&self.what);
+        let mut files = vec![self.what.clone()];
+        if self.what.is_dir() {
+            let entries = std::fs::read_dir(&self.what).map_err(fail)?;
+            files = entries.map(|e| e.map(|e| e.path()).map_err(fail)).collect::<Result<_>>()?;
+            files.sort();
+        }
+        let sized = files.into_iter().map(|file| {
+            let size = file.metadata().map_err(fail)?.len();
+            Ok((file, size / PIECE as u64 * PIECE as u64))
+        });
+        sized.collect()
+    }
+
+    fn run(&self, shared: &Shared) -> Result<()> {
+        let files = self.files()?;
+        if files.iter().map(|(_, size)| size).sum::<u64>() == 0 {
+            return Err(Error::new(ErrorKind::InvalidInput, "backup", "there is nothing to read"));
+        }
+        let (start, mut done) = (Instant::now(), 0);
+        let mut buf = AlignedBuf::new(PIECE);
+        for (path, size) in files.iter().cycle() {
+            let file = Open::new(self.way, path)?;
+            for offset in (0..*size).step_by(PIECE) {
+                if done >= self.bytes || shared.stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                file.read(&mut buf, offset).map_err(|e| e.with_path(path))?;
+                done += PIECE as u64;
+                shared.bytes.store(done, Ordering::Relaxed);
+                let due = Duration::from_secs_f64(done as f64 / self.pace as f64);
+                let ahead = due.saturating_sub(start.elapsed());
+                if ahead > Duration::from_millis(2) {
+                    std::thread::sleep(ahead);
+                }
+                shared.micros.store(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+            }
+            file.close()?;
+            if done >= self.bytes || shared.stop.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How far a backup is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// Whether it has ended.
+    pub ended: bool,
+    /// MB/s so far.
     pub rate: f64,
-    /// CPU seconds of the processes that read.
-    pub cpu_seconds: f64,
-    /// How long it ran.
-    pub seconds: f64,
 }
 
 impl Backup {
-    /// Starts one of what lies at `what`, at most `pace` bytes a second.
-    pub fn start(how: How, what: &Path, pace: u64, procs: Option<&Path>) -> Result<Self> {
+    /// Starts it.
+    pub fn start(plan: Plan) -> Result<Self> {
         let shared = Arc::new(Shared::default());
-        let (own, what, procs) = (shared.clone(), what.to_path_buf(), procs.map(Path::to_path_buf));
-        let start = Instant::now();
-        let work = move || -> Result<()> {
-            while !own.stop.load(Ordering::Relaxed) {
-                // In memory: what nobody reads must not fill a pipe.
-                let said = rustix::fs::memfd_create("said", rustix::fs::MemfdFlags::CLOEXEC);
-                let said = fs::File::from(said.map_err(|e| Error::from_io("memfd", e.into()))?);
-                let for_it = said.try_clone().map_err(|e| Error::from_io("memfd", e))?;
-                let mut command = how.command(&what, procs.as_deref(), for_it)?;
-                let mut child = command.spawn().map_err(|e| Error::from_io("start tar", e))?;
-                let read = drain(&mut child, &own, pace, start);
-                own.count_cpu(&child);
-                if let Ok(Drained { bytes, at_end: true }) = read {
-                    judge(&mut child, said, bytes)?;
-                }
-                end(&mut child);
-                read?;
-            }
-            Ok(())
+        let own = shared.clone();
+        let work = move || {
+            let done = plan.run(&own);
+            own.ended.store(true, Ordering::Release);
+            done
         };
         let thread = std::thread::Builder::new().name("backup".into()).spawn(work);
         let thread = thread.map_err(|e| Error::from_io("start a thread", e))?;
-        Ok(Self { shared, thread: Some(thread), start })
+        Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Ends it and says what it has done.
-    pub fn stop(mut self) -> Result<Done> {
-        let done = self.end();
-        let seconds = self.start.elapsed().as_secs_f64();
-        done?;
-        let shared = &self.shared;
-        let bytes = shared.bytes.load(Ordering::Relaxed);
-        if bytes == 0 {
-            let text = format!("it read nothing in {seconds:.1} s");
-            return Err(Error::new(ErrorKind::Io, "backup", text));
+    /// How far it is; its error, if it failed (B1).
+    pub fn progress(&mut self) -> Result<Progress> {
+        let ended = self.shared.ended.load(Ordering::Acquire);
+        if ended && let Some(thread) = self.thread.take() {
+            thread.join().expect("the backup returns")?;
         }
-        Ok(Done {
-            rate: bytes as f64 / seconds / 1e6,
-            cpu_seconds: shared.cpu_micros.load(Ordering::Relaxed) as f64 / 1e6,
-            seconds,
-        })
-    }
-
-    fn end(&mut self) -> Result<()> {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        let thread = self.thread.take();
-        thread.map_or(Ok(()), |thread| thread.join().expect("the backup returns"))
+        let bytes = self.shared.bytes.load(Ordering::Relaxed) as f64;
+        let micros = self.shared.micros.load(Ordering::Relaxed).max(1) as f64;
+        Ok(Progress { ended, rate: bytes / micros })
     }
 }
 
 impl Drop for Backup {
     fn drop(&mut self) {
-        // Who wants to know how it went has stopped it.
-        let _ended = self.end();
+        self.shared.stop.store(true, Ordering::Relaxed);
+        // Its error is of no interest to a caller that gave it up.
+        let _ended = self.thread.take().map(JoinHandle::join);
     }
-}
-
-impl Shared {
-    /// Before it is waited for: then its numbers are gone.
-    fn count_cpu(&self, child: &Child) {
-        let micros = group_cpu_seconds(child.id()) * 1e6;
-        self.cpu_micros.fetch_add(micros as u64, Ordering::Relaxed);
-    }
-}
-
-/// How far one run of it was read.
-struct Drained {
-    bytes: u64,
-    /// To its end; else it was told to stop.
-    at_end: bool,
-}
-
-/// Reads what it writes, as fast as it may.
-fn drain(child: &mut Child, shared: &Shared, pace: u64, start: Instant) -> Result<Drained> {
-    let mut out = child.stdout.take().expect("its output is a pipe");
-    let (mut part, mut own) = (vec![0_u8; 256 << 10], 0);
-    while !shared.stop.load(Ordering::Relaxed) {
-        let count = out.read(&mut part).map_err(|e| Error::from_io("read the backup", e))?;
-        if count == 0 {
-            return Ok(Drained { bytes: own, at_end: true });
-        }
-        own += count as u64;
-        let bytes = shared.bytes.fetch_add(count as u64, Ordering::Relaxed) + count as u64;
-        let due = Duration::from_secs_f64(bytes as f64 / pace as f64);
-        let ahead = due.saturating_sub(start.elapsed());
-        if ahead > Duration::from_millis(2) {
-            std::thread::sleep(ahead);
-        }
-    }
-    Ok(Drained { bytes: own, at_end: false })
-}
-
-/// B1: one that nobody has stopped.
-fn judge(child: &mut Child, mut said: fs::File, bytes: u64) -> Result<()> {
-    let status = child.wait().map_err(|e| Error::from_io("wait", e))?;
-    if status.success() && bytes > 0 {
-        return Ok(());
-    }
-    let mut text = Vec::new();
-    let _read = said.rewind().and_then(|()| said.read_to_end(&mut text));
-    let text = String::from_utf8_lossy(&text);
-    let said = text.lines().take(3).collect::<Vec<_>>().join(" / ");
-    Err(Error::new(ErrorKind::Io, "backup", format!("{status} after {bytes} bytes: {said}")))
-}
-
-/// Of all processes of a group, and of those of theirs that have ended.
-fn group_cpu_seconds(group: u32) -> f64 {
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let of = |pid: &u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // After the name in parentheses: state, parent, group.
-        let rest = stat.rsplit(')').next().unwrap_or_default();
-        rest.split_whitespace().nth(2).and_then(|g| g.parse().ok()) == Some(group)
-    };
-    pids.filter(of).filter_map(cpu_seconds_with_ended).sum()
-}
-
-fn end(child: &mut Child) {
-    // A reader whose pipe nobody reads any more ends by itself; what it started, too.
-    let group = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
-    if child.try_wait().is_ok_and(|ended| ended.is_none())
-        && let Some(group) = group
-    {
-        let _gone = rustix::process::kill_process_group(group, rustix::process::Signal::TERM);
-    }
-    let _ended = child.wait();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::sys::page_cache_bytes;
 
-    const PACE: u64 = 1 << 30;
-
-    fn until(what: impl Fn() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !what() && Instant::now() < deadline {
+    fn wait(mut backup: Backup) -> Result<Progress> {
+        loop {
+            let progress = backup.progress()?;
+            if progress.ended {
+                return Ok(progress);
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(what(), "after a minute");
     }
 
-    /// B1. What a backup said went nowhere, and one that failed was started anew: the database beside it was
-    /// as fast as alone, and the bar was met.
-    #[test]
-    fn b1_one_that_fails_is_an_error() {
-        for how in [How::Tar, How::Direct] {
-            let backup = Backup::start(how, Path::new("/nowhere/at-all"), PACE, None).unwrap();
-            until(|| backup.thread.as_ref().unwrap().is_finished());
-            let text = backup.stop().unwrap_err().to_string();
-            assert!(text.contains("after 0 bytes") && text.contains("No such file"), "{text}");
-        }
-    }
-
-    #[test]
-    fn one_that_goes_on_is_read_over_and_over() {
-        let dir = std::env::temp_dir().join(format!("forebay-backup-{}", std::process::id()));
+    fn folder(name: &str) -> PathBuf {
+        let dir = format!("/var/tmp/forebay-backup-{name}-{}", std::process::id());
         std::fs::create_dir(&dir).unwrap();
-        std::fs::write(dir.join("part"), vec![7; 100_000]).unwrap();
-        let backup = Backup::start(How::Tar, &dir, PACE, None).unwrap();
-        until(|| backup.shared.bytes.load(Ordering::Relaxed) > 300_000);
-        let done = backup.stop();
+        dir.into()
+    }
+
+    #[test]
+    fn nocache_keeps_pages_that_were_cached_before() {
+        let dir = folder("ways");
+        let path = dir.join("a");
+        std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+        let file = File::open(&path).unwrap();
+        let cached = |what: &Path, way| {
+            crate::database::data::drop_cached(&path).unwrap();
+            KernelFile::new(open_with(&path, OFlags::empty()).unwrap());
+            fadvise(&file, 0, None, Advice::Random).unwrap();
+            let mut page = [0; 4096];
+            std::os::unix::fs::FileExt::read_exact_at(&file, &mut page, 512 << 10).unwrap();
+            let plan = Plan { way, what: what.into(), bytes: 1 << 20, pace: 1 << 30 };
+            wait(Backup::start(plan).unwrap()).unwrap();
+            page_cache_bytes(&file, 0, 1 << 20).unwrap()
+        };
+        assert_eq!(cached(&dir, Way::Nocache), 4096, "the page from before");
+        assert_eq!(cached(&path, Way::Behind), 0);
+        assert_eq!(cached(&path, Way::Plain), 1 << 20);
         std::fs::remove_dir_all(&dir).unwrap();
-        let done = done.unwrap();
-        assert!(done.rate > 0.0 && done.seconds > 0.0, "{done:?}");
+    }
+
+    #[test]
+    fn backup_that_fails_or_has_nothing_to_read_is_an_error() {
+        let dir = folder("none");
+        for what in [dir.clone(), dir.join("nowhere")] {
+            let plan = Plan { way: Way::Plain, what, bytes: 1 << 20, pace: 1 << 30 };
+            assert!(wait(Backup::start(plan).unwrap()).is_err(), "B1");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn backup_keeps_its_pace_and_reads_files_again() {
+        let dir = folder("pace");
+        std::fs::write(dir.join("a"), vec![1; 1 << 20]).unwrap();
+        let plan = Plan { way: Way::Plain, what: dir.clone(), bytes: 8 << 20, pace: 80 << 20 };
+        let progress = wait(Backup::start(plan).unwrap()).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(progress.rate <= 80.0 * 1.048_576 * 1.03, "{progress:?}");
+    }
+
+    #[test]
+    fn ways_have_names_and_runs_are_found() {
+        assert!(WAYS.iter().all(|(way, name)| Way::of_name(name) == Some(*way)));
+        assert!(WAYS.iter().all(|(way, name)| way.name() == *name));
+        let runs: Vec<_> = runs_of_false(&[false, false, true, false, true]).collect();
+        assert_eq!(runs, [(0, 2), (3, 1)]);
+        assert_eq!(runs_of_false(&[]).count(), 0);
     }
 }

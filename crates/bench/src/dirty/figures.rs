@@ -71,6 +71,7 @@ impl Found {
                 unit: unit.into(),
                 series: self.fio.iter().map(|f| (f.0.to_string(), vec![value(f)])).collect(),
                 x: String::new(),
+                ..Plot::default()
             };
             let rates = plot("4 KiB random writes, each synced", "operations/s", |f| f.1);
             let bytes = plot("the same: bytes written per byte changed", "x", |f| f.2);
@@ -83,6 +84,7 @@ impl Found {
                 unit: "x".into(),
                 series: self.dd.into_iter().map(|(name, v)| (name, vec![v])).collect(),
                 x: String::new(),
+                ..Plot::default()
             });
         }
     }

@@ -99,8 +99,7 @@ pub fn unsynced(options: &Options, report: &mut Report) -> Result<()> {
             .into(),
         unit: "x".into(),
         series,
-        x: String::new(),
-    });
+        x: String::new(), ..Plot::default() });
     Ok(())
 }
 

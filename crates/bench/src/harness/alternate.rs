@@ -277,6 +277,7 @@ impl Outcome {
             unit: "operations/s".into(),
             series,
             x: String::new(),
+            ..Plot::default()
         }
     }
 

@@ -88,6 +88,16 @@ impl Memcg {
         fs::read_to_string(self.dir.join(file)).ok()?.trim().parse().ok()
     }
 
+    /// Bytes charged to it now that are no file pages: memory of its processes, and what the kernel
+    /// keeps for them.
+    pub fn heap_bytes(&self) -> Option<u64> {
+        let (usage, files) =
+            if self.v1 { ("memory.usage_in_bytes", "cache ") } else { ("memory.current", "file ") };
+        let read = |name: &str| fs::read_to_string(self.dir.join(name)).ok();
+        let usage: u64 = read(usage)?.trim().parse().ok()?;
+        Some(usage.saturating_sub(crate::harness::meter::field(&read("memory.stat")?, files)))
+    }
+
     /// How often the limit was run into.
     pub fn limit_hits(&self) -> u64 {
         let file = if self.v1 { "memory.failcnt" } else { "memory.events" };
@@ -139,6 +149,7 @@ mod tests {
         child.wait().unwrap();
         joined.unwrap();
         assert!(inside.contains(&child.id().to_string()));
+        assert!(group.heap_bytes().is_some_and(|bytes| bytes < 64 << 20));
         let peak = group.peak_bytes();
         assert!(peak.is_none_or(|peak| (8 << 20..=64 << 20).contains(&peak)), "{peak:?}");
         assert_eq!(group.oom_kills(), 0);

@@ -31,6 +31,8 @@ pub struct Options {
     pub rounds: Option<usize>,
     /// Bytes of the image.
     pub size: Option<u64>,
+    /// `database`: bytes of memory, one set of columns each.
+    pub budgets: Vec<u64>,
     /// Leave the images behind.
     pub keep: bool,
     /// Print a line per cycle.
@@ -59,7 +61,8 @@ usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S
   --quick        small and short: shows that it works, gives no figures to quote
   --seconds S    length of the timed part
   --rounds N     rounds to keep
-  --size S       bytes of the image (4k, 1M, 2G)
+  --size S       bytes of the image (4k, 1M, 2G); of database and pgbench the memory
+  --budgets S,.. of database: the memory, one set of columns for each size
   --aio ENGINE   I/O engine of ours
   --part PART    one part alone: dd, fio, volume, jobs, delay, nbd of dirty; delay, scarce, disk,
                  kernel, volume, verify of stable; files, writes, random, hotset, sequential,
@@ -68,7 +71,7 @@ usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S
                  sync, random, seq, sustained, names, open, full of volume;
                  delay, disk, small, sim, kernel of alloc;
                  read, sync, random, seq, names, uncached, dirty, stable, alloc, attach,
-                 kernel of mount; brief of database: pgbench -S alone for two of its columns
+                 kernel, pgbench of mount; files, itself of database
   --without NAME of all: not this bench
   --lines        prints a line per cycle
   --keep         leaves the images behind";
@@ -89,6 +92,7 @@ impl Options {
             seconds: None,
             rounds: None,
             size: None,
+            budgets: vec![],
             keep: false,
             lines: false,
             aio: "auto".into(),
@@ -121,9 +125,8 @@ impl Options {
                 "--without" if options.name == "all" => options.without.push(value()?),
                 "--seconds" => options.seconds = Some(positive(flag, &value()?)?),
                 "--rounds" => options.rounds = Some(positive::<u32>(flag, &value()?)? as usize),
-                "--size" => {
-                    options.size = Some(parse_size(&value()?).map_err(|e| e.to_string())?);
-                }
+                "--size" => options.size = Some(size(&value()?)?),
+                "--budgets" if options.name == "database" => options.budgets = sizes(&value()?)?,
                 name if !name.starts_with('-') && options.name.is_empty() => {
                     options.name = name.to_string();
                 }
@@ -167,6 +170,19 @@ impl Options {
     }
 }
 
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|e| e.to_string())
+}
+
+/// Sizes with commas between them, whole MiB.
+fn sizes(list: &str) -> Result<Vec<u64>, String> {
+    let one = |text: &str| match size(text)? >> 20 {
+        16.. => Ok(size(text)? >> 20 << 20),
+        _ => Err(format!("{text}: 16 MiB at least")),
+    };
+    list.split(',').map(one).collect()
+}
+
 fn positive<T>(flag: &str, text: &str) -> Result<T, String>
 where
     T: std::str::FromStr + PartialOrd + Default,
@@ -188,6 +204,8 @@ mod tests {
         let options = parse("hit --dir /x --size=64M --quick --rounds 3 --seconds 0.5").unwrap();
         assert_eq!((options.name.as_str(), options.size_or(1, 2)), ("hit", 64 << 20));
         assert_eq!((options.rounds_or(9, 9), options.seconds), (3, Some(0.5)));
+        let options = parse("database --budgets 256M,768M,2G").unwrap();
+        assert_eq!(options.budgets, [256 << 20, 768 << 20, 2 << 30]);
         let options = parse("report --json a b --json c --html p").unwrap();
         assert_eq!((options.inputs.len(), options.json), (3, None));
         let options = parse("all --without memcg --without start").unwrap();
@@ -204,6 +222,9 @@ mod tests {
             "report --compare a b c",
             "report --compare --readme a b",
             "hit --compare",
+            "hit --budgets 256M",
+            "database --budgets 256M,",
+            "database --budgets 1M",
             "report --html p",
             "report --json a",
             "report a",

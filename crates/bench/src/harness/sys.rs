@@ -155,7 +155,19 @@ pub fn page_cache_bytes(file: &File, offset: u64, len: u64) -> io::Result<u64> {
 
 /// The same by mincore alone.
 pub fn mincore_bytes(file: &File, offset: u64, len: u64) -> io::Result<u64> {
-    let len = len as usize;
+    let pages = mincore(file, offset, len as usize)?;
+    Ok(pages.into_iter().filter(|cached| *cached).count() as u64 * PAGE as u64)
+}
+
+/// Of each page of the file, whether it is in the kernel's page cache.
+pub fn mincore_pages(file: &File) -> io::Result<Vec<bool>> {
+    match file.metadata()?.len() {
+        0 => Ok(Vec::new()),
+        len => mincore(file, 0, len as usize),
+    }
+}
+
+fn mincore(file: &File, offset: u64, len: usize) -> io::Result<Vec<bool>> {
     let mut pages = vec![0u8; len.div_ceil(PAGE)];
     // SAFETY: a new read-only mapping at an address the kernel chooses; S2.
     let map = unsafe {
@@ -167,7 +179,7 @@ pub fn mincore_bytes(file: &File, offset: u64, len: u64) -> io::Result<u64> {
     let result = if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
     // SAFETY: mapped above with this length, and not referenced (S2).
     let _ = unsafe { munmap(map, len) };
-    result.map(|()| pages.iter().filter(|p| **p & 1 == 1).count() as u64 * PAGE as u64)
+    result.map(|()| pages.iter().map(|page| page & 1 == 1).collect())
 }
 
 /// Voluntary and involuntary context switches of all threads of this process so far, ended

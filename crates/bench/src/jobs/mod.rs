@@ -2,6 +2,7 @@
 //!
 //! Invariant: W2 a job that fails is answered by an error, and the next one is done all the same.
 
+use crate::database::lookups;
 use crate::harness::load::{Load, Pattern, Slice, run};
 use crate::hotset::measure::{HotSpec, measure};
 use crate::hotset::targets::KernelHot;
@@ -52,10 +53,15 @@ fn set_here(job: &Value) -> Result<Slice> {
 /// The child's side: answers until its input ends. Returns the exit code.
 pub fn serve() -> i32 {
     let mut open: Option<(PathBuf, KernelFile)> = None;
+    let mut database = lookups::State::default();
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { return 1 };
         let job: Value = serde_json::from_str(&line).unwrap_or(Value::Null);
-        let answer = do_job(&job, &mut open).unwrap_or_else(|e| json!({ "error": e.to_string() }));
+        let done = match job["job"] == "database" {
+            true => database.work(&job),
+            false => do_job(&job, &mut open),
+        };
+        let answer = done.unwrap_or_else(|e| json!({ "error": e.to_string() }));
         println!("{answer}");
     }
     0

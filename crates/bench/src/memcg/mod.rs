@@ -72,6 +72,7 @@ pub fn run(options: &Options) -> Result<Report> {
         unit: "MiB".into(),
         series,
         x: format!("time in steps of {:.1} s", seconds / points.max(1) as f64),
+        ..Plot::default()
     });
     Ok(report)
 }

@@ -246,7 +246,11 @@ fn pictures(out: &mut String, bench: &str, own: &Value) {
         });
         let series: Vec<(String, Vec<f64>)> = series.collect();
         let (title, unit, x) = (text(plot, "title"), text(plot, "unit"), text(plot, "x"));
-        let svg = draw(&Picture { title, unit, x, series: &series });
+        let marks = list(plot, "marks")
+            .iter()
+            .map(|mark| (text(mark, "word").to_string(), mark["at"].as_f64().unwrap_or(f64::NAN)));
+        let marks: Vec<(String, f64)> = marks.collect();
+        let svg = draw(&Picture { title, unit, x, series: &series, marks: &marks });
         if !svg.is_empty() {
             let title = escape(title);
             let _ = writeln!(out, "<figure><figcaption>{title}</figcaption>\n{svg}</figure>");
@@ -324,7 +328,14 @@ mod tests {
         report.not_run("<script>alert(1)</script>", "it's not here");
         let series = vec![("ours".to_string(), vec![1.0]), ("x".to_string(), vec![f64::NAN])];
         let (title, unit) = ("rate <1>".into(), "1/s".into());
-        report.plots.push(Plot { behaviour: "dirty", title, unit, series, x: String::new() });
+        report.plots.push(Plot {
+            behaviour: "dirty",
+            title,
+            unit,
+            series,
+            x: String::new(),
+            ..Plot::default()
+        });
         let flag = if quick { "--quick" } else { "--lines" };
         let args = ["dirty", "--dir", "a<b", flag].map(str::to_string);
         describe("dirty", "what <it> is", &args, &report, json!({ "cpu": "Xeon <3>", "cpus": 2 }))

@@ -102,6 +102,8 @@ pub struct Plot {
     pub series: Vec<(String, Vec<f64>)>,
     /// What the x axis of lines counts.
     pub x: String,
+    /// Moments of lines that are marked: a word, and where, as the x axis counts.
+    pub marks: Vec<(String, f64)>,
 }
 
 /// The findings of one bench, or of several under the name `all`.
@@ -329,8 +331,9 @@ impl Plot {
     fn to_json(&self) -> Value {
         let series = self.series.iter();
         let series = series.map(|(label, values)| json!({ "label": label, "values": values }));
+        let marks = self.marks.iter().map(|(word, at)| json!({ "word": word, "at": at }));
         json!({ "behaviour": self.behaviour, "title": self.title, "unit": self.unit, "x": self.x,
-            "series": series.collect::<Vec<_>>() })
+            "series": series.collect::<Vec<_>>(), "marks": marks.collect::<Vec<_>>() })
     }
 }
 

@@ -24,6 +24,8 @@ pub struct Picture<'a> {
     pub x: &'a str,
     /// Label and values of each series.
     pub series: &'a [(String, Vec<f64>)],
+    /// Moments of lines to mark: a word, and where, as the x axis counts.
+    pub marks: &'a [(String, f64)],
 }
 
 /// Text for HTML and SVG, inside and outside of quotes.
@@ -208,6 +210,13 @@ fn lines(picture: &Picture<'_>, points: usize) -> String {
         text(&mut out, x(n - 1), bottom + 18.0, class, &n.to_string());
     }
     text(&mut out, (left + right) / 2.0, bottom + 40.0, "unit middle", picture.x);
+    for (word, at) in picture.marks.iter().filter(|(_, at)| at.is_finite()) {
+        let share = ((at - 1.0) / (points - 1) as f64).clamp(0.0, 1.0);
+        let at = left + share * (right - left);
+        rule(&mut out, "axis", (at, top - 6.0), (at, bottom));
+        let class = if share > 0.5 { "tick end" } else { "tick" };
+        text(&mut out, at, top - 10.0, class, word);
+    }
     for (n, (label, values)) in picture.series.iter().enumerate() {
         let class = if label.starts_with("ours") { "line ours" } else { "line" };
         line(&mut out, (class, n % COLOURS), values, &x, &y);
@@ -267,7 +276,7 @@ mod tests {
     use super::*;
 
     fn picture(series: &[(String, Vec<f64>)]) -> String {
-        draw(&Picture { title: "a < b", unit: "\"1\"/s", x: "seconds", series })
+        draw(&Picture { title: "a < b", unit: "\"1\"/s", x: "seconds", series, marks: &[] })
     }
 
     fn series(list: &[(&str, &[f64])]) -> Vec<(String, Vec<f64>)> {
@@ -297,6 +306,18 @@ mod tests {
         assert_eq!(svg.matches("<circle").count(), 2, "a number between gaps, and one alone");
         assert_eq!(svg.matches("<rect").count(), 3, "the legend names all series");
         assert!(svg.contains("&quot;1&quot;/s") && svg.contains(">seconds<"), "{svg}");
+    }
+
+    /// V1, V2: a mark is a line with its word; one that is no number is passed over.
+    #[test]
+    fn moments_of_lines_are_marked() {
+        let series = series(&[("a", &[1.0, 2.0, 3.0])]);
+        let marks = [("backup < 1".to_string(), 1.5), ("never".to_string(), f64::NAN)];
+        let picture = Picture { title: "t", unit: "1/s", x: "s", series: &series, marks: &marks };
+        let svg = draw(&picture);
+        // A quarter of the field, from 58 to 510.
+        assert!(svg.contains("x1=\"171.0\"") && svg.contains("backup &lt; 1"), "{svg}");
+        assert!(!svg.contains("never"), "{svg}");
     }
 
     /// V2.

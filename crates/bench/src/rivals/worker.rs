@@ -71,6 +71,11 @@ impl Worker {
         Ok(worker)
     }
 
+    /// Its memory cgroup, if it has one.
+    pub fn group(&self) -> Option<&Memcg> {
+        self.group.as_ref()
+    }
+
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()

@@ -210,5 +210,6 @@ fn over_time(outcome: &Outcome, title: &str) -> Plot {
         unit: "reads/s".into(),
         series: names.iter().map(line).filter(|(_, values)| !values.is_empty()).collect(),
         x: "cycle, about a second each".into(),
+        ..Plot::default()
     }
 }

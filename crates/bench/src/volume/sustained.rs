@@ -82,6 +82,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
             unit: "MiB/s".into(),
             series,
             x: format!("free space written, in {WINDOWS} steps for each time"),
+            ..Plot::default()
         });
     }
     report.note(format!("sustained: images of {}, written", format_size(bytes)));

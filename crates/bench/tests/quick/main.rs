@@ -2,10 +2,11 @@
 //! the figures of a quick run on a busy machine mean nothing.
 
 mod check;
+mod database;
 mod loop_memory;
 
-use check::{check_page, check_ratios, check_rows, names, no_program, ran, row};
-use forebay_bench::report::screen;
+use check::{check_page, check_ratios, check_rows, names, no_program, ran};
+use database::check_pgbench;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -14,17 +15,12 @@ fn run(name: &str) -> Value {
 }
 
 fn run_in(name: &str, dir: &Path) -> Value {
-    run_part(name, &[], dir)
-}
-
-fn run_part(name: &str, more: &[&str], dir: &Path) -> Value {
     std::fs::create_dir_all(dir).unwrap();
     let (json, html) = (dir.join("result.json"), dir.join("page.html"));
     let path = |path: &Path| path.to_str().unwrap().to_string();
     let (folder, json_path, html_path) = (path(dir), path(&json), path(&html));
     let mut args = vec![name, "--quick", "--dir", &folder, "--json", &json_path];
     args.extend(["--html", &html_path]);
-    args.extend(more);
     bench(&args);
     let text = std::fs::read_to_string(&json).unwrap();
     check_page(name, &html, &serde_json::from_str(&text).unwrap());
@@ -376,82 +372,6 @@ fn live_reports_what_watching_costs() {
 }
 
 #[test]
-fn database_reports_every_column() {
-    // The database's user has to reach it; a target folder may be in somebody's home.
-    let dir = PathBuf::from(format!("/var/tmp/forebay-quick-database-{}", std::process::id()));
-    let json = run_in("database", &dir);
-    std::fs::remove_dir(&dir).unwrap();
-    if no_program(&json) {
-        return;
-    }
-    let columns = ["forebay", "forebay-uncached", "xfs", "xfs-tar-apart", "xfs-direct-reader"];
-    for column in columns {
-        for load in ["select", "tpcb"] {
-            for metric in ["tps_alone", "tps_beside", "p99_beside", "cpu_database"] {
-                check_rows(&json, &[(column, &format!("{load}_{metric}"))]);
-            }
-            // A database beside a backup that reads nothing is beside none.
-            for metric in ["tps_beside", "backup_rate"] {
-                let value = row(&json, column, &format!("{load}_{metric}"));
-                assert!(value > 0.0, "{column} {load} {metric}: {value}");
-            }
-        }
-    }
-    // The page cache, the shared buffers in full, and something for each process of the database.
-    let limit = row(&json, "xfs", "select_memory_limit");
-    assert!(limit > 64.0 + 4.0 + 8.0, "{limit} MiB");
-    for load in ["select", "tpcb"] {
-        for what in ["", "_p99"] {
-            check_ratios(&json, &[&format!("{load}_forebay_uncached{what}_beside_vs_alone")]);
-        }
-    }
-    check_rows(
-        &json,
-        &[
-            ("forebay", "select_tables_cached_after"),
-            ("forebay", "select_hit_ratio"),
-            ("xfs", "select_hit_ratio"),
-            ("forebay", "tpcb_cpu_forebay"),
-        ],
-    );
-    assert_eq!(json["plots"].as_array().unwrap().len(), 2, "a picture of each load");
-    let notes = json["notes"].as_array().unwrap();
-    assert!(notes.iter().any(|note| note.as_str().unwrap().contains("fsck")), "{notes:?}");
-}
-
-/// The minute of `make run`, and what it shows of it.
-#[test]
-fn the_brief_database_is_shown_on_the_screen() {
-    let dir = PathBuf::from(format!("/var/tmp/forebay-quick-brief-{}", std::process::id()));
-    let json = run_part("database", &["--part", "brief"], &dir);
-    std::fs::remove_dir(&dir).unwrap();
-    if no_program(&json) {
-        return;
-    }
-    let lines = screen::lines(std::slice::from_ref(&json));
-    let heads: Vec<usize> = (0..lines.len()).filter(|at| lines[*at].contains("CPU %")).collect();
-    let [select, tpcb] = heads[..] else { panic!("two tables: {lines:?}") };
-    for (head, load) in [(select, "select"), (tpcb, "tpcb")] {
-        for (below, column) in
-            ["xfs", "xfs-tar-apart", "xfs-direct-reader", "forebay", "forebay-uncached"]
-                .into_iter()
-                .enumerate()
-        {
-            let line = &lines[head + 1 + below];
-            assert!(line.starts_with(column), "{column}: {lines:?}");
-            // For sceptics there are lookups alone.
-            let left_out =
-                load == "tpcb" && ["xfs-tar-apart", "xfs-direct-reader"].contains(&column);
-            assert_eq!(line.ends_with("not run"), left_out, "{lines:?}");
-            if !left_out {
-                let beside = row(&json, column, &format!("{load}_tps_beside"));
-                assert!(line.contains(&format!(" {beside:.0} ")), "{beside}: {line}");
-            }
-        }
-    }
-}
-
-#[test]
 fn start_reports_every_row_and_ratio() {
     let json = run("start");
     if no_program(&json) {
@@ -525,10 +445,14 @@ fn alloc_reports_every_row_and_ratio() {
 
 #[test]
 fn mount_reports_every_row_and_ratio() {
-    let json = run("mount");
+    // PostgreSQL's user has to reach it; a target folder may be in a home directory.
+    let dir = PathBuf::from(format!("/var/tmp/forebay-quick-mount-{}", std::process::id()));
+    let json = run_in("mount", &dir);
+    std::fs::remove_dir(&dir).unwrap();
     if no_program(&json) {
         return;
     }
+    check_pgbench(&json);
     let cells = ["read_j1", "sync", "sync16", "random", "seqwrite", "seqread"];
     for variant in ["mount", "empty-fuse", "xfs-on-loop", "host"] {
         for cell in cells {

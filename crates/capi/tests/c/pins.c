@@ -95,6 +95,20 @@ static void pins_beyond_the_limit_are_copies(fby_cache *cache, const char *name)
     IS(fby_close(file), 0);
 }
 
+/* A sparse file may be longer than all memory. */
+static void copy_larger_than_the_budget_is_refused(fby_file *file, int64_t size) {
+    fby_pinned *pinned;
+    IS(fby_ftruncate(file, size), 0);
+    FAILS(fby_pin(file, 0, (size_t)size, 0, &pinned), ENOMEM, "a copy of");
+    CHECK(pinned == NULL);
+    IS(fby_pin(file, 0, (size_t)size, FBY_PIN_NO_COPY, &pinned), -ENOBUFS);
+    IS(fby_pin(file, 0, BUDGET, 0, &pinned), BUDGET);
+    IS(fby_pinned_is_copy(pinned), 1);
+    IS(fby_unpin(pinned), 0);
+    FAILS(fby_pin(file, 0, BUDGET + 1, 0, &pinned), ENOMEM, "with a budget of");
+    IS(fby_ftruncate(file, 0), 0);
+}
+
 static void pin_wrong_calls_are_refused(fby_cache *cache, const char *folder, fby_file *file) {
     fby_pinned *pinned = (fby_pinned *)&pinned;
     fby_file *write_only;
@@ -145,6 +159,7 @@ static void pin_in_volume(fby_cache *cache, const char *image) {
     IS(fby_volume_create(image, &config, sizeof config), 0);
     IS(fby_volume_open(cache, image, NULL, 0, &volume), 0);
     IS(fby_open_in(volume, "/f", O_RDWR | O_CREAT, NULL, 0, &file), 0);
+    copy_larger_than_the_budget_is_refused(file, 1ll << 50);
     pin_shows_old_version(file);
     IS(fby_pin(file, 3 * BLOCK, BLOCK, FBY_PIN_NO_COPY, &pinned), BLOCK);
     IS(fby_close(file), 0);
@@ -158,6 +173,7 @@ int main(int argc, char **argv) {
     fby_file *file;
     CHECK(argc == 2);
     IS(fby_open(cache, in_folder(argv[1], "f"), O_RDWR | O_CREAT, NULL, 0, &file), 0);
+    copy_larger_than_the_budget_is_refused(file, 1ll << 40);
     pin_shows_old_version(file);
     pin_at_end_is_short(file);
     pins_beyond_the_limit_are_copies(cache, in_folder(argv[1], "large"));

@@ -173,6 +173,34 @@ static void each(const char *uri, const char *other) {
     controls(uri);
 }
 
+/* A journal holds pages of its database, so only those who may read the one may read the other. */
+static void permissions(const char *folder) {
+    static const unsigned modes[] = {0600, 0666, 0640};
+    static const char *const journals[] = {"delete", "wal"};
+    char uri[600], path[600], name[620];
+    struct stat found;
+    mode_t before = umask(022);
+    snprintf(uri, sizeof uri, "file:%s/p.db?vfs=forebay", folder);
+    snprintf(path, sizeof path, "%s/p.db", folder);
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        for (size_t j = 0; j < sizeof journals / sizeof *journals; j++) {
+            sqlite3 *db = opened(uri);
+            snprintf(name, sizeof name, "PRAGMA journal_mode=%s", journals[j]);
+            CHECK(strcmp(text(db, name), journals[j]) == 0);
+            closed(db);
+            IS(chmod(path, modes[i]), 0);
+            db = opened(uri);
+            ran(db, "BEGIN; CREATE TABLE IF NOT EXISTS p(a); INSERT INTO p VALUES(1)");
+            snprintf(name, sizeof name, "%s-%s", path, j ? "wal" : "journal");
+            IS(stat(name, &found), 0);
+            IS(found.st_mode & 0777, modes[i]);
+            ran(db, "COMMIT");
+            closed(db);
+        }
+    }
+    umask(before);
+}
+
 /* A volume that is full: the transaction fails and rolls back, and the next one works. */
 static void full_volume(const char *folder) {
     char uri[600];
@@ -206,6 +234,7 @@ int main(int argc, char **argv) {
     snprintf(uri, sizeof uri, "file:/a.db?vfs=forebay&volume=%s/v&volume_size=134217728", argv[1]);
     snprintf(other, sizeof other, "file:/b.db?vfs=forebay&volume=%s/v", argv[1]);
     each(uri, other);
+    permissions(argv[1]);
     full_volume(argv[1]);
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
     IS(fby_cache_close(cache), 0);

@@ -8,6 +8,7 @@
 #include "sqlite/internal.h"
 #include "sqlite_check.h"
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 static const char *self;
@@ -112,21 +113,58 @@ static void busy_at_open_works_later(const char *uri, const char *path, const ch
     IS(by_program(path, "SELECT abs(iif(a = 62, 0, -9223372036854775807 - 1)) FROM n"), SQLITE_OK);
 }
 
-/* A child has neither the parent's connection nor its files. */
-static void child_is_refused(const char *uri) {
+/* A child has neither the parent's connection nor its files, and can end the connection. */
+static void child_is_refused(const char *uri, const char *mode) {
+    sqlite3 *db = opened(uri), *own;
+    char sql[200];
+    File *file;
+    int status;
+    pid_t child;
+    snprintf(sql, sizeof sql, "PRAGMA journal_mode=%s; CREATE TABLE IF NOT EXISTS c(a); DELETE FROM c", mode);
+    ran(db, sql);
+    ran(db, "INSERT INTO c VALUES(62)");
+    IS(number(db, "SELECT a FROM c"), 62);
+    IS(sqlite3_file_control(db, "main", SQLITE_FCNTL_FILE_POINTER, &file), SQLITE_OK);
+    /* As another thread may at the fork. */
+    CHECK(pthread_mutex_lock(&file->node->mutex) == 0);
+    child = fork();
+    if (child == 0) {
+        CHECK(sqlite3_exec(db, "SELECT a FROM c", NULL, NULL, NULL) == SQLITE_IOERR);
+        own = opened(uri);
+        IS(sqlite3_exec(own, "SELECT a FROM c", NULL, NULL, NULL), SQLITE_BUSY);
+        closed(db);
+        IS(sqlite3_exec(own, "SELECT a FROM c", NULL, NULL, NULL), SQLITE_BUSY);
+        closed(own);
+        _exit(0);
+    }
+    CHECK(pthread_mutex_unlock(&file->node->mutex) == 0);
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    ran(db, "UPDATE c SET a = 63");
+    IS(number(db, "SELECT a FROM c"), 63);
+    closed(db);
+}
+
+/*
+ * A busy database that this process may only read opens as one for reading. A superuser may write
+ * all files, so it becomes nobody for that.
+ */
+static void busy_database_without_write_permission_opens(const char *uri, const char *path) {
     sqlite3 *db = opened(uri), *own;
     int status;
     pid_t child;
-    IS(number(db, "SELECT a FROM n"), 62);
+    ran(db, "CREATE TABLE IF NOT EXISTS w(a)");
+    CHECK(chmod(path, 0444) == 0);
     child = fork();
     if (child == 0) {
-        CHECK(sqlite3_exec(db, "SELECT a FROM n", NULL, NULL, NULL) == SQLITE_IOERR);
+        CHECK(geteuid() != 0 || setuid(65534) == 0);
         own = opened(uri);
-        IS(sqlite3_exec(own, "SELECT a FROM n", NULL, NULL, NULL), SQLITE_BUSY);
+        IS(sqlite3_db_readonly(own, "main"), 1);
+        IS(sqlite3_exec(own, "SELECT a FROM w", NULL, NULL, NULL), SQLITE_BUSY);
+        closed(own);
         _exit(0);
     }
     CHECK(waitpid(child, &status, 0) == child && status == 0);
-    ran(db, "UPDATE n SET a = 62");
+    CHECK(chmod(path, 0644) == 0);
     closed(db);
 }
 
@@ -181,7 +219,11 @@ int main(int argc, char **argv) {
     second_process_is_busy(in_volume, NULL, "wal");
     turns_show_no_old_bytes(uri, path);
     busy_at_open_works_later(uri, path, in_folder(argv[1], "mark"));
-    child_is_refused(uri);
+    child_is_refused(uri, "delete");
+    child_is_refused(uri, "wal");
+    child_is_refused(in_volume, "delete");
+    child_is_refused(in_volume, "wal");
+    busy_database_without_write_permission_opens(uri, path);
     threads(uri, "delete");
     threads(uri, "wal");
     threads(in_volume, "wal");

@@ -19,10 +19,15 @@ fn sanitized(name: &str) {
 
 /// Runs a program with a folder for its files.
 pub fn run_sanitized(dir: &Dir, program: &Path) {
+    run_sanitized_in(&dir.made("data"), program);
+}
+
+/// Runs a program in a folder that exists.
+pub fn run_sanitized_in(folder: &Path, program: &Path) {
     let mut command = Command::new(program);
     command.env("ASAN_OPTIONS", "detect_leaks=1:abort_on_error=0:exitcode=99");
     command.env("UBSAN_OPTIONS", "print_stacktrace=1");
-    ran(command.arg(dir.made("data")));
+    ran(command.arg(folder));
 }
 
 fn under_valgrind(name: &str, options: &[&str]) {

@@ -3,7 +3,9 @@
 //! No locks.
 
 use crate::build::{Dir, STRICT, compiled_with_sqlite, linked, ran, sqlite_sources};
-use crate::programs::{SANITIZED, run_sanitized};
+use crate::programs::{SANITIZED, run_sanitized, run_sanitized_in};
+use forebay::{Cache, CacheConfig, Volume, VolumeOptions};
+use std::path::PathBuf;
 use std::process::Command;
 
 fn sanitized(name: &str) {
@@ -20,6 +22,66 @@ fn sqlite_sanitizers_report_nothing() {
 #[test]
 fn sqlite_with_other_processes_is_busy_and_never_stale() {
     sanitized("sqlite_others");
+}
+
+#[test]
+fn sqlite_journals_are_found_opened_and_synced() {
+    sanitized("sqlite_journals");
+}
+
+/// A small file system, unmounted when dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(folder: PathBuf) -> Self {
+        let arguments = ["-t", "tmpfs", "-o", "size=2m", "forebay-test"];
+        ran(Command::new("mount").args(arguments).arg(&folder));
+        Self(folder)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _gone = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn sqlite_on_full_file_system_retains_no_deleted_journal() {
+    let dir = Dir::new("sqlite-full").with_library();
+    let program = compiled_with_sqlite(&dir, "sqlite_full", &SANITIZED);
+    let small = Small::mount(dir.made("small"));
+    run_sanitized_in(&small.0, &program);
+}
+
+/// Its journal would have another name than that of the database which the link leads to.
+#[test]
+fn sqlite_link_in_volume_is_refused() {
+    let dir = Dir::new("sqlite-link").with_library();
+    extension(&dir);
+    let open = ".open file:/a.db?vfs=forebay&volume=v.img&volume_size=67108864";
+    let make = "CREATE TABLE t(a); INSERT INTO t VALUES(5);";
+    assert_eq!(shell(&dir, &[open, make]), "");
+    let cache = Cache::new(CacheConfig::with_budget(16 << 20)).unwrap();
+    let volume = Volume::open(&cache, dir.path("v.img"), &VolumeOptions::default()).unwrap();
+    volume.symlink("/a.db", "/l").unwrap();
+    volume.create_dir("/d").unwrap();
+    volume.symlink("/d", "/e").unwrap();
+    volume.close().unwrap();
+    drop(cache);
+    let opened = |name: &str| {
+        let open = format!(".open file:{name}?vfs=forebay&volume=v.img");
+        shell(&dir, &[&open, ".vfsname"])
+    };
+    assert_eq!(opened("/a.db"), "forebay\n");
+    assert_eq!(opened("/e/b.db"), "forebay\n", "a link to a folder leads to one journal");
+    let text = opened("/l");
+    assert!(!text.contains("forebay"), "a link to a database was opened: {text}");
+}
+
+#[test]
+fn sqlite_new_journal_has_a_durable_name_before_the_database_changes() {
+    sanitized("sqlite_folder");
 }
 
 /// As `make install` builds it, in strict C99.

@@ -33,10 +33,13 @@ struct Recorded {
 }
 
 /// The writer waits after each commit until the length of the record is noted.
-fn recorded(program: &Path, image: &[u8], mode: &str) -> Recorded {
+fn recorded(program: &Path, image: &[u8], mode: &str, sync: &str) -> Recorded {
     let recorder = Recorder::start(image).unwrap();
     let mut command = Command::new(program);
-    command.args(["write", &uri(&recorder.path()), mode, COMMITS]).env("ASK", "1");
+    command
+        .args(["write", &uri(&recorder.path()), mode, COMMITS])
+        .env("ASK", "1")
+        .env("SYNC", sync);
     let mut writer = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut go_on = writer.stdin.take().unwrap();
     let mut acked = Vec::new();
@@ -77,20 +80,40 @@ fn lost(base: &[u8], entries: &[Entry], draw: &mut Draw) -> Vec<u8> {
     image
 }
 
-/// Judges `states` states of one recording.
-fn judged(dir: &Dir, program: &Path, mode: &str, states: u64, draw: &mut Draw) {
+/// One recording of a new database, and the image before it.
+fn recorded_anew(dir: &Dir, program: &Path, mode: &str, sync: &str) -> (Vec<u8>, Recorded) {
     let image = dir.path("image");
     let _old = std::fs::remove_file(&image);
     ran(Command::new(program).args(["make", &uri(&image)]));
     let base = std::fs::read(&image).unwrap();
-    let recorded = recorded(program, &base, mode);
+    let recorded = recorded(program, &base, mode, sync);
+    (base, recorded)
+}
+
+/// Makes a state that a power loss may leave; the command that judges it.
+fn judge_of(
+    dir: &Dir,
+    program: &Path,
+    base: &[u8],
+    recorded: &Recorded,
+    draw: &mut Draw,
+) -> Command {
+    let image = dir.path("image");
+    let len = draw.below(recorded.entries.len() as u64 + 1) as usize;
+    let acked = recorded.acked.iter().filter(|at| **at <= len).count();
+    println!("{len} entries, {acked} commits acknowledged");
+    std::fs::write(&image, lost(base, &recorded.entries[..len], draw)).unwrap();
+    let mut judge = Command::new(program);
+    judge.args(["judge", &uri(&image), &acked.to_string(), &(acked + 1).to_string()]);
+    judge
+}
+
+/// Judges `states` states of one recording.
+fn judged(dir: &Dir, program: &Path, mode: &str, states: u64, draw: &mut Draw) {
+    let (base, recorded) = recorded_anew(dir, program, mode, "FULL");
     for state in 0..states {
-        let len = draw.below(recorded.entries.len() as u64 + 1) as usize;
-        let acked = recorded.acked.iter().filter(|at| **at <= len).count();
-        println!("{mode}, state {state}: {len} entries, {acked} commits acknowledged");
-        std::fs::write(&image, lost(&base, &recorded.entries[..len], draw)).unwrap();
-        let (least, most) = (acked.to_string(), (acked + 1).to_string());
-        ran(Command::new(program).args(["judge", &uri(&image), &least, &most]));
+        print!("{mode}, state {state}: ");
+        ran(&mut judge_of(dir, program, &base, &recorded, draw));
     }
     let flushes = recorded.entries.iter().filter(|entry| **entry == Entry::Flush).count();
     println!("{mode}: {} entries, {flushes} flushes", recorded.entries.len());
@@ -107,10 +130,31 @@ fn sqlite_in_volume_power_loss_keeps_acknowledged_transactions() {
     let (seed, states) = (setting("FOREBAY_SQLITE_SEED", 1), setting("FOREBAY_SQLITE_LOSSES", 150));
     let mut draw = Draw(seed);
     println!("seed {seed}");
-    let modes = ["delete", "wal", "truncate"];
+    let modes = ["delete", "wal", "truncate", "persist"];
     let recordings = states.div_ceil(STATES).max(modes.len() as u64);
     for recording in 0..recordings {
         let mode = modes[recording as usize % modes.len()];
         judged(&dir, &program, mode, states.div_ceil(recordings), &mut draw);
     }
+}
+
+/// The same states find a loss: a writer without syncs acknowledges what is not durable.
+#[test]
+fn sqlite_in_volume_power_loss_without_syncs_is_seen_to_lose() {
+    if !requires() {
+        return;
+    }
+    let dir = Dir::new("sqlite-loses-power").with_library();
+    let program = compiled_with_sqlite(&dir, "sqlite_writer", &[]);
+    let (base, recorded) = recorded_anew(&dir, &program, "wal", "OFF");
+    let mut draw = Draw(1);
+    for _state in 0..20 {
+        let judge = judge_of(&dir, &program, &base, &recorded, &mut draw).output().unwrap();
+        let text = String::from_utf8_lossy(&judge.stderr);
+        if !judge.status.success() {
+            assert!(text.contains(" commits, not "), "{text}");
+            return;
+        }
+    }
+    panic!("no loss in 20 states");
 }

@@ -4,13 +4,13 @@
 //! The story: each trim that ended woke all who waited for the range, and each of these looked and registered
 //! again: half a million polls on the thread of the loop, which served nobody else meanwhile.
 
-use crate::behind::{Before, Behind};
 use crate::common::nbd::{Client, TRIM};
 use crate::common::{Folder, PATIENCE};
 use forebay::{Cache, CacheConfig, ExportMode, OpenOptions};
 use forebay_base::Result;
 use forebay_base::task::BoxFuture;
 use forebay_nbd::{Server, ServerConfig};
+use forebay_testkit::behind::{Before, Behind};
 use forebay_vfs::Export;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -2,12 +2,8 @@
 //!
 //! No locks.
 
-#[path = "../../../vfs/tests/suite/host/adapter.rs"]
-mod adapter;
 mod alloc;
 mod attach;
-#[path = "../../../nbd/tests/suite/common/behind.rs"]
-mod behind;
 mod cache_size;
 #[path = "../../../nbd/tests/suite/common/certificates.rs"]
 mod certificates;
@@ -23,8 +19,6 @@ mod help_matches_docs;
 mod hostile_trims;
 mod kill_9;
 mod killed_client;
-#[path = "../../../fuse/tests/mount/known.rs"]
-mod known;
 mod live_page;
 mod memory_limit;
 mod mount;

@@ -1,12 +1,13 @@
-//! The rules of the contract on a mounted volume: each case of `vfs::check::suite`, and random operations
+//! The rules of the contract on a mounted volume: each case of `fs_check::suite`, and random operations
 //! beside a file system in memory, through the kernel.
 
-use crate::adapter::HostFs;
 use crate::common::place::{Place, may_run};
+use forebay_testkit::fs_check::compare;
+use forebay_testkit::fs_check::suite::{Subject, cases};
+use forebay_testkit::host_fs::HostFs;
+use forebay_testkit::mem_fs::{MemFs, MemOptions};
+use forebay_testkit::mounted;
 use forebay_vfs::ManualClock;
-use forebay_vfs::check::compare;
-use forebay_vfs::check::suite::{Subject, cases};
-use forebay_vfs::mem::{MemFs, MemOptions};
 use std::sync::Arc;
 
 #[test]
@@ -18,7 +19,7 @@ fn the_rules_hold_on_a_mounted_volume() {
     place.mount("");
     let mut broken = Vec::new();
     for case in cases().iter().filter(|case| !case.needs_clock) {
-        if let Some(why) = crate::known::left_out(case.name) {
+        if let Some(why) = mounted::left_out(case.name) {
             eprintln!("not asked for {}: {why}", case.name);
             continue;
         }
@@ -46,7 +47,7 @@ fn a_mounted_volume_agrees() {
         let clock = Arc::new(ManualClock::default());
         let ours = MemFs::new(MemOptions { clock: clock.clone(), ..MemOptions::default() });
         let theirs = HostFs::new(&place.mnt(""), &seed.to_string());
-        let report = compare(&ours, &theirs, &crate::known::config(clock), seed, 1000);
+        let report = compare(&ours, &theirs, &mounted::config(clock), seed, 1000);
         let report = report.unwrap_or_else(|mismatch| panic!("seed {seed}: {mismatch}"));
         assert!(report.done * 4 > report.ops, "most operations do nothing: {report:?}");
     }

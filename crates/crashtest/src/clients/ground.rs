@@ -14,7 +14,7 @@ use forebay_base::{Error, IoFlags};
 use forebay_block::DeviceRef;
 use forebay_lfs::Volume;
 use forebay_sim::{SimConfig, SimDisk};
-use forebay_vfs::mem::MemFs;
+use forebay_testkit::mem_fs::MemFs;
 use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode, OpenFlags, Privileges};
 use std::collections::BTreeMap;
 use std::sync::Arc;

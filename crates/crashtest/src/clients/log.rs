@@ -55,6 +55,8 @@ pub struct Past {
     pub full: u64,
     /// The disk has failed a request of this run: operations may be refused.
     pub has_failed: bool,
+    /// It fails reads alone: nothing can be lost, so no volume turns read-only.
+    pub is_lossless: bool,
     /// When the volume was open: until then nothing was served.
     pub opened: Option<u64>,
     /// Most memory of the volume after an operation, its frames apart, bytes.
@@ -180,7 +182,8 @@ impl Past {
     pub fn note_failed(&mut self, kind: ErrorKind, what: impl FnOnce() -> String) {
         match kind {
             ErrorKind::NoSpace => self.full += 1,
-            ErrorKind::Io | ErrorKind::ReadOnly | ErrorKind::Shutdown if self.has_failed => {
+            ErrorKind::Io if self.has_failed => self.failed += 1,
+            ErrorKind::ReadOnly | ErrorKind::Shutdown if self.has_failed && !self.is_lossless => {
                 self.failed += 1;
             }
             _ => self.note_wrong(what()),

@@ -28,7 +28,7 @@ use forebay_iomap::identity::Identity;
 use forebay_iomap::{MapOps, MappedFile};
 use forebay_lfs::Volume;
 use forebay_lfs::fault::Planted;
-use forebay_sim::{FaultCounts, PowerCut, SimDisk};
+use forebay_sim::{FaultCounts, FaultRule, PowerCut, SimDisk};
 use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
 use std::cell::Cell;
 use std::future::Future;
@@ -76,6 +76,8 @@ pub fn run(
     disk.clear_log();
     disk.record_cuts();
     setup.failing.iter().for_each(|rule| disk.inject(rule.clone()));
+    let is_lossless = setup.failing.iter().all(FaultRule::is_of_reads);
+    log.look(|past| past.is_lossless = is_lossless);
     let (before, unchecked) = (disk.fault_counts(), Cell::new(0));
     let life = Life { setup, steps, disk, log: &log, before, unchecked: &unchecked };
     let done = bounded(&world, &log, async {
@@ -125,10 +127,12 @@ struct Life<'a> {
 }
 
 impl Life<'_> {
-    /// Something could not be read at the end. Only a request that the disk failed explains that:
-    /// the volume lost what it wrote then. It is counted.
-    fn give_up(&self, what: impl FnOnce() -> String) -> Result<(), String> {
-        if self.disk.fault_counts() == self.before {
+    /// Something could not be read. Only a request that the disk failed explains that. At the end
+    /// the disk is healed: then only what the volume has lost cannot be read, and a failed read
+    /// loses nothing. It is counted.
+    fn give_up(&self, at_end: bool, what: impl FnOnce() -> String) -> Result<(), String> {
+        let is_explained = !at_end || !self.log.look(|past| past.is_lossless);
+        if self.disk.fault_counts() == self.before || !is_explained {
             return Err(what());
         }
         self.unchecked.set(self.unchecked.get() + 1);
@@ -142,13 +146,13 @@ impl Life<'_> {
         let options = self.setup.options(&asked).map_err(text)?;
         let volume = match Volume::open(&device, &asked, &options).await {
             Ok(volume) => volume,
-            Err(error) => return self.give_up(|| format!("it does not open: {error}")),
+            Err(error) => return self.give_up(false, || format!("it does not open: {error}")),
         };
         self.log.note_opened();
         let directory = volume.lookup(Ino::ROOT, Name::new(DIRECTORY).map_err(text)?).await;
         let dirs = match directory {
             Ok(directory) => [Ino::ROOT, directory.ino],
-            Err(error) => return self.give_up(|| text(error)),
+            Err(error) => return self.give_up(false, || text(error)),
         };
         let block = u64::from(self.setup.block_bytes);
         let (log, shared) = (self.log.clone(), volume.clone());
@@ -191,6 +195,7 @@ impl Life<'_> {
         if self.log.is_wrong() {
             return Ok(());
         }
+        self.disk.heal();
         self.check_budget(Some(&cache))?;
         self.check_content(&opened, block).await?;
         let begin = self.log.begin(usize::MAX, "the last sync".into(), |_| Changed::Nothing).0;
@@ -245,14 +250,14 @@ impl Life<'_> {
                 Ok(attr) => attr,
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => {
-                    self.give_up(|| text(error))?;
+                    self.give_up(true, || text(error))?;
                     continue;
                 }
             };
             let file = match volume.open(attr.ino, OpenFlags::READ).await {
                 Ok(file) => file,
                 Err(error) => {
-                    self.give_up(|| text(error))?;
+                    self.give_up(true, || text(error))?;
                     continue;
                 }
             };
@@ -270,7 +275,7 @@ impl Life<'_> {
             Ok(bytes) => bytes,
             Err(error) => {
                 let ino = opened.ino();
-                return self.give_up(|| format!("reading #{ino} at the end: {error}"));
+                return self.give_up(true, || format!("reading #{ino} at the end: {error}"));
             }
         };
         self.log.look(|past| {

@@ -11,7 +11,7 @@ use super::judge::Remains;
 use super::life::{Life, judge_of};
 use super::plan::{Draw, Step, steps};
 use super::run::{Ran, run};
-use crate::case::{Case, Kind};
+use crate::case::{self, Case, Kind};
 use crate::class::Part;
 use crate::counts::Seen;
 use crate::search::{STATES_MIN, Share, Spot, Violation};
@@ -96,7 +96,7 @@ pub fn draw_several(seed: u64) -> (Kind, Setup) {
     let rule = FaultRule::on(op, Fault::Fail(ErrorKind::Io)).nth(3 + pick(20));
     let rule = rule.times(1 + pick(12)).one_in(1 + pick(2));
     let failing = if pick(4) == 0 { vec![rule] } else { Vec::new() };
-    let plain = Setup::with_content(seed);
+    let plain = case::some_without_sums(Setup::with_content(seed));
     (Kind::Clients, Setup { near_end: false, discard: false, overlay_bytes, failing, ..plain })
 }
 
@@ -173,6 +173,7 @@ pub fn count(ran: &Ran, seen: &mut Seen) {
     counts.syncs_failed += past.failed;
     counts.full += u64::from(past.full > 0);
     counts.unchecked += ran.unchecked;
+    counts.dropped += past.dropped;
     counts.reads_failed += reads;
     counts.writes_failed += writes;
     counts.flushes_failed += flushes;

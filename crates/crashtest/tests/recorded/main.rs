@@ -17,7 +17,7 @@ use forebay_block::{
 use forebay_crashtest::{Base, Known, Past, Script, Setup, Synced, judge, look, sound};
 use forebay_lfs::{Volume, fsck};
 use forebay_sim::SimDisk;
-use forebay_vfs::check::{Op, Runner, Times};
+use forebay_testkit::fs_check::{Op, Runner, Times};
 use recorder::{Entry, Recorder};
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -31,20 +31,23 @@ fn by_class(wanted: u64) -> Counts {
         println!("class {name}: {of:?}, {:.0} states/s", summary.rate());
         assert!(of.drawn > 0 && of.states > 0, "no run of the class {name}");
         check_given_up(name, &summary.counts);
+        // Runs of a few hundred states have their share at the end only.
+        let is_judged = of.states < 2_000 || of.recovered * 5 >= of.states;
+        assert!(is_judged, "{name}: {} of {} states recovered", of.recovered, of.states);
         total += summary.counts;
     }
     total
 }
 
-/// What was not judged is little. Of 31 refused steps of `decay` five left an unknown file, and 9
-/// of 313 runs on failing disks ended early. The bounds leave a margin, and more for small runs.
+/// What was not judged is little. Of 49 refused steps four left an unknown file, and 9 of some 400
+/// runs on failing disks ended early. The bounds leave a margin, and more for small runs.
 fn check_given_up(class: &str, counts: &Counts) {
     let Counts { workloads, refused, unknown, ended_early, unchecked, .. } = *counts;
     println!("class {class}: given up {unknown} of {refused}, {ended_early}, {unchecked}");
-    assert!(unknown <= refused / 2 + 2, "{class}: {unknown} files unknown, {refused} refusals");
-    assert!(ended_early <= workloads / 4 + 3, "{class}: {ended_early} of {workloads} runs ended");
+    assert!(unknown <= refused / 3 + 2, "{class}: {unknown} files unknown, {refused} refusals");
+    assert!(ended_early <= workloads / 8 + 3, "{class}: {ended_early} of {workloads} runs ended");
     assert!(
-        unchecked <= workloads / 4 + 3,
+        unchecked <= workloads / 8 + 3,
         "{class}: {unchecked} files unread in {workloads} runs"
     );
 }
@@ -58,7 +61,7 @@ fn many_states_and_nothing_wrong() {
     let is_long = wanted >= 50_000 && std::env::var_os("FOREBAY_CRASH_CLASS").is_none();
     let counts = by_class(wanted);
     println!("{counts:?}");
-    assert!(counts.states >= wanted && counts.recovered >= wanted / 5);
+    assert!(counts.states >= wanted && counts.recovered * 5 >= counts.states);
     for (name, count) in counts.named() {
         let is_common =
             ["workloads", "cuts", "states", "recovered", "lost", "torn"].contains(&name);

@@ -7,7 +7,7 @@ use forebay_crashtest::{
     Base, Depth, Script, Seen, Setup, Subject, Violation, crowding, replacing, search,
 };
 use forebay_lfs::AllocMode;
-use forebay_vfs::check::{Op, Path};
+use forebay_testkit::fs_check::{Op, Path};
 use forebay_vfs::{OpenFlags, Privileges};
 
 /// Not all of it.

@@ -7,8 +7,8 @@ use forebay_base::ErrorKind;
 use forebay_block::BioOp;
 use forebay_crashtest::{Base, Script, Seen, Setup, Subject, search};
 use forebay_sim::{Fault, FaultRule};
-use forebay_vfs::check::op::Make;
-use forebay_vfs::check::{Op, Path, Target};
+use forebay_testkit::fs_check::op::Make;
+use forebay_testkit::fs_check::{Op, Path, Target};
 use forebay_vfs::{OpenFlags, Privileges};
 
 const MAKE: Make = Make { perm: 0o644, owner: (0, 0) };

@@ -7,8 +7,8 @@ use crate::cuts::QUICK;
 use crate::seeds;
 use forebay_base::world::split_mix;
 use forebay_crashtest::{Base, Depth, Script, Seen, Setup, Subject, Violation, search};
+use forebay_testkit::fs_check::{Op, Path, Target};
 use forebay_vfs::SetXattr;
-use forebay_vfs::check::{Op, Path, Target};
 
 /// Attributes, which are written over and over.
 const NAMES: u64 = 2;

@@ -1,6 +1,7 @@
 //! A volume whose process is killed: starts itself again as a writer that appends and syncs
 //! records, kills it in the middle with SIGKILL, opens the volume, and checks that every record is
 //! there whose sync was acknowledged. Several times, on the same volume. Prints one line.
+//! `make run` shows it; to learn the library begin with `quick_start`.
 //!
 //! `cargo run --example volume_survives`
 

@@ -44,7 +44,8 @@ impl File {
     /// copy if one of them is missing; with `NOWAIT` nothing is waited for. On a volume a pin
     /// leaves the time of access as it is.
     ///
-    /// Errors: those of [`File::read_at_with`], and `Unsupported` with `DIRECT`.
+    /// Errors: those of [`File::read_at_with`], `Unsupported` with `DIRECT`, and `NoMemory` for a
+    /// copy that is larger than the budget of the cache.
     ///
     /// ```
     /// use forebay::{Cache, CacheConfig, IoFlags, OpenOptions};

@@ -11,7 +11,7 @@ use forebay::{
 };
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
-use forebay_sim::workload::{self, Blocking, BlockingSubject, Runner, TrimReads};
+use forebay_testkit::workload::{self, Blocking, BlockingSubject, Runner, TrimReads};
 use std::ops::Range;
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -192,7 +192,7 @@ mod tests {
     use crate::proto::consts::opcode;
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;
-    use forebay_vfs::mem::MemFs;
+    use forebay_testkit::mem_fs::MemFs;
 
     fn core() -> (Arc<Core>, Ino) {
         let (fs, options) = (Arc::new(MemFs::default()), Options::default());

@@ -268,8 +268,8 @@ mod tests {
     use forebay_base::sync::Mutex;
     use forebay_base::task::{BoxFuture, yield_now};
     use forebay_base::world::RealWorld;
+    use forebay_testkit::mem_fs::MemFs;
     use forebay_vfs::beside::Observer;
-    use forebay_vfs::mem::MemFs;
     use forebay_vfs::{Ino, Name, NewInode, OpenFlags};
     use forebay_vfs::{OpenFile, ReadResult, WriteResult};
     use std::sync::Arc;

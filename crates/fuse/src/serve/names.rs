@@ -277,8 +277,8 @@ mod tests {
     use forebay_base::buf::AlignedBuf;
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;
+    use forebay_testkit::mem_fs::MemFs;
     use forebay_vfs::Privileges;
-    use forebay_vfs::mem::MemFs;
     use std::sync::Arc;
 
     const EEXIST: i32 = 17;

@@ -12,7 +12,7 @@ use crate::serve::Outcome;
 use forebay_base::task::{FutureSlot, block_on};
 use forebay_base::world::RealWorld;
 use forebay_base::{ErrorKind, Result};
-use forebay_vfs::mem::MemFs;
+use forebay_testkit::mem_fs::MemFs;
 use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};

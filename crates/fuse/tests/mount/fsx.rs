@@ -6,7 +6,7 @@
 
 use crate::lab::{Lab, may_run};
 use forebay_fuse::{KernelCache, Options};
-use forebay_vfs::mem::MemFs;
+use forebay_testkit::mem_fs::MemFs;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 

@@ -2,11 +2,7 @@
 //!
 //! No locks.
 
-#[path = "../../../vfs/tests/suite/host/adapter.rs"]
-mod adapter;
 mod fsx;
-mod killed;
-mod known;
 mod lab;
 mod manners;
 mod mapped;

@@ -7,7 +7,7 @@ use forebay_base::task::block_on;
 use forebay_fuse::notify::Notice;
 use forebay_fuse::options::Via;
 use forebay_fuse::{KernelCache, MountKind, Options};
-use forebay_vfs::mem::MemFs;
+use forebay_testkit::mem_fs::MemFs;
 use forebay_vfs::{FileSystem, Ino, Name};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, XattrFlags};
 use rustix::mount::MountFlags;
@@ -118,36 +118,6 @@ fn mounts_by_the_helper() {
     let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let line = table.lines().find(|l| l.contains(lab.path().to_str().unwrap())).unwrap();
     assert!(line.starts_with("a,b\\134c ") && line.contains(" fuse.forebay "), "{line}");
-}
-
-/// The process needs few descriptors, whatever programs have open.
-#[test]
-fn sixty_four_descriptors_are_enough() {
-    if !may_run() {
-        return;
-    }
-    let folder = Folder::new();
-    let mut command = Command::new("prlimit");
-    command.args(["--nofile=64:64", env!("CARGO_BIN_EXE_forebay-memfs")]).arg(&folder.0);
-    command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
-    let mut child = command.spawn().expect("prlimit, of util-linux");
-    let mut line = String::new();
-    let out = child.stdout.take().unwrap();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
-    assert_eq!(line, "ready\n");
-    let open = |n: usize| {
-        let mut options = std::fs::File::options();
-        options.create(true).truncate(true).write(true).read(true);
-        options.open(folder.0.join(format!("file-{n}"))).unwrap()
-    };
-    let files: Vec<_> = (0..500).map(open).collect();
-    for (n, file) in files.iter().enumerate() {
-        file.write_all_at(&n.to_string().into_bytes(), 0).unwrap();
-    }
-    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 500);
-    drop(files);
-    drop(folder);
-    assert!(child.wait().unwrap().success());
 }
 
 /// The kernel knows no more inodes than it should, whatever it has seen.

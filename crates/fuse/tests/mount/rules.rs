@@ -1,16 +1,16 @@
-//! The rules of the contract through the kernel: each case of `vfs::check::suite`, and random operations
-//! beside a file system in memory in process. The host adapter of vfs speaks system calls; the host is ours.
+//! The rules of the contract through the kernel: each case of `fs_check::suite`, and random operations
+//! beside a file system in memory in process. `HostFs` makes system calls; the host is ours.
 //!
 //! No locks.
 
-use crate::adapter::HostFs;
-use crate::known::{config, left_out};
 use crate::lab::{Lab, may_run};
 use forebay_fuse::options::Via;
 use forebay_fuse::{KernelCache, MountKind, Options};
-use forebay_vfs::check::suite::{Subject, cases};
-use forebay_vfs::check::{Config, compare, shrink};
-use forebay_vfs::mem::{MemFs, MemOptions};
+use forebay_testkit::fs_check::suite::{Subject, cases};
+use forebay_testkit::fs_check::{Config, compare, shrink};
+use forebay_testkit::host_fs::HostFs;
+use forebay_testkit::mem_fs::{MemFs, MemOptions};
+use forebay_testkit::mounted::{config, left_out};
 use forebay_vfs::{FileSystem, ManualClock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -12,8 +12,8 @@ use forebay_base::task::block_on;
 use forebay_block::{Bio, BioOp, BlockDevice, Limits};
 use forebay_iomap::file::Geometry;
 use forebay_iomap::identity::Identity;
-use forebay_iomap::remap::Remap;
 use forebay_iomap::{Handle, MapOps, MappedFile, Source};
+use forebay_testkit::remap::Remap;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 

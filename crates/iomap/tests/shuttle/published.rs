@@ -6,8 +6,8 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::schedules::{random, runs};
 use forebay_base::sync::thread;
 use forebay_base::task::block_on;
-use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{MapOps, MappedFile, Source};
+use forebay_testkit::remap::{Remap, RemapOptions};
 use std::sync::Arc;
 
 fn write(file: &MappedFile, offset: u64, bytes: usize) {

@@ -10,8 +10,8 @@ use crate::seeds::{each, seeds};
 use forebay_base::ErrorKind;
 use forebay_base::sim_world::SimWorld;
 use forebay_block::BioOp;
-use forebay_sim::workload::Runner;
 use forebay_sim::{Fault, FaultRule, SimDisk};
+use forebay_testkit::workload::Runner;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,7 +24,7 @@ fn run(setup: &Setup, ops: u64) -> (u64, u64) {
     let outcome = world.run(async {
         runner.run(&file, ops).await?;
         file.cache.dirty.kick_all();
-        Ok::<(), Box<forebay_sim::workload::Mismatch>>(())
+        Ok::<(), Box<forebay_testkit::workload::Mismatch>>(())
     });
     if let Err(mismatch) = outcome {
         panic!("{setup:?}\n{mismatch}");

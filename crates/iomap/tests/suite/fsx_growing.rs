@@ -11,9 +11,9 @@ use crate::seeds::{each, seeds};
 use forebay_base::sim_world::SimWorld;
 use forebay_iomap::MapOps;
 use forebay_iomap::identity::Identity;
-use forebay_iomap::remap::Remap;
 use forebay_sim::SimDisk;
-use forebay_sim::workload::{self, Mismatch, Report, Runner};
+use forebay_testkit::remap::Remap;
+use forebay_testkit::workload::{self, Mismatch, Report, Runner};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -10,7 +10,7 @@ use forebay_base::sim_world::SimWorld;
 use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, split_mix};
 use forebay_sim::SimDisk;
-use forebay_sim::workload::{self, Runner, Subject};
+use forebay_testkit::workload::{self, Runner, Subject};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

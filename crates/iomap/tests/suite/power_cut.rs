@@ -11,9 +11,9 @@ use crate::common::{File, Map, Setup};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, split_mix};
-use forebay_iomap::remap::{Image, Remap};
 use forebay_sim::SimDisk;
-use forebay_sim::workload::{self, Generator, Runner};
+use forebay_testkit::remap::{Image, Remap};
+use forebay_testkit::workload::{self, Generator, Runner};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 

@@ -9,9 +9,9 @@ use forebay_base::task::block_on;
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_block::{DeviceRef, RamDevice};
 use forebay_cache::{Config as CacheConfig, PageCache};
-use forebay_vfs::check::suite::{Subject, cases};
-use forebay_vfs::check::{Config, Limits, Times, Tree, compare};
-use forebay_vfs::mem::{MemFs, MemOptions};
+use forebay_testkit::fs_check::suite::{Subject, cases};
+use forebay_testkit::fs_check::{Config, Limits, Times, Tree, compare};
+use forebay_testkit::mem_fs::{MemFs, MemOptions};
 use forebay_vfs::{ManualClock, Timestamp};
 use std::sync::Arc;
 

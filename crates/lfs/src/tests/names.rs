@@ -11,7 +11,7 @@ use forebay_base::world::{RealWorld, WorldRef};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::{DeviceRef, RamDevice};
 use forebay_sim::SimDisk;
-use forebay_vfs::check::{Times, Tree};
+use forebay_testkit::fs_check::{Times, Tree};
 use forebay_vfs::{
     FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, Privileges, RenameFlags,
     Seek, Timestamp,

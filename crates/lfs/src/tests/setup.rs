@@ -43,7 +43,12 @@ impl Setup {
 
     /// A disk with an empty volume, everything durable.
     pub fn blank(&self) -> SimDisk {
-        let world = SimWorld::new(1);
+        self.blank_of(1)
+    }
+
+    /// As `blank`, in a world of that seed.
+    pub fn blank_of(&self, seed: u64) -> SimDisk {
+        let world = SimWorld::new(seed);
         let config = SimConfig { size: self.volume_bytes, ..SimConfig::default() };
         let disk = SimDisk::new(world.clone(), config);
         let device: DeviceRef = Arc::new(disk.clone());

@@ -2,7 +2,8 @@
 //! that it is skipped.
 
 use crate::common::Running;
-use forebay_nbd::{MemExport, ServerConfig};
+use forebay_nbd::ServerConfig;
+use forebay_testkit::mem_export::MemExport;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;

@@ -4,7 +4,8 @@
 use crate::common::clean::{Clean, Waits};
 use crate::common::{Client, Running, eventually, string};
 use forebay_nbd::proto::{self, Command, CommandFlags, errno, opt, rep};
-use forebay_nbd::{DropReason, MemExport, ServerConfig};
+use forebay_nbd::{DropReason, ServerConfig};
+use forebay_testkit::mem_export::MemExport;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

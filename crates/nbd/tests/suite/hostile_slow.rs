@@ -1,12 +1,13 @@
 //! Clients that mean harm by being slow, or by asking for a lot of work with few bytes: five kinds
 //! (25 to 29 of docs/nbd.md), each beside a clean client that is served throughout.
 
-use crate::common::behind::{Before, Behind};
 use crate::common::clean::Clean;
 use crate::common::{Client, Running, eventually};
 use forebay_base::task::{BoxFuture, yield_now};
 use forebay_nbd::proto::{self, Command, CommandFlags};
-use forebay_nbd::{DropReason, MemExport, ServerConfig};
+use forebay_nbd::{DropReason, ServerConfig};
+use forebay_testkit::behind::{Before, Behind};
+use forebay_testkit::mem_export::MemExport;
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

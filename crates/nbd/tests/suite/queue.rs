@@ -2,10 +2,11 @@
 //! once per turn, and completions run on that thread.
 
 use crate::common::Running;
-use crate::common::behind::{Before, Behind};
 use forebay_base::task::{BoxFuture, LocalQueue, OneSender, oneshot};
 use forebay_nbd::proto::{Command, CommandFlags};
-use forebay_nbd::{MemExport, Server, ServerConfig};
+use forebay_nbd::{Server, ServerConfig};
+use forebay_testkit::behind::{Before, Behind};
+use forebay_testkit::mem_export::MemExport;
 use forebay_vfs::Export;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -3,7 +3,8 @@
 use crate::common::{Client, Running, eventually, socket_path};
 use forebay_base::ErrorKind;
 use forebay_nbd::proto::{Command, CommandFlags, errno, opt, rep};
-use forebay_nbd::{DropReason, MemExport, Server, ServerConfig};
+use forebay_nbd::{DropReason, Server, ServerConfig};
+use forebay_testkit::mem_export::MemExport;
 use std::collections::HashMap;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;

@@ -3,7 +3,8 @@
 use crate::common::certificates::Certificates;
 use crate::common::{Client, Running, eventually, string};
 use forebay_nbd::proto::{self, opt, rep};
-use forebay_nbd::{DropReason, MemExport, ServerConfig, TlsIdentity, TlsMode};
+use forebay_nbd::{DropReason, ServerConfig, TlsIdentity, TlsMode};
+use forebay_testkit::mem_export::MemExport;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;

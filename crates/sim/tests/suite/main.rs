@@ -4,4 +4,3 @@
 
 mod crash;
 mod disk;
-mod workload;

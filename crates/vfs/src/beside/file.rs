@@ -4,7 +4,7 @@
 
 use super::{Change, Observer, Outstanding, Shared, telling};
 use crate::fs::{OpenFile, OpenFileRef, ReadResult, WriteResult, Wrote};
-use crate::types::{Fallocate, Ino, OpenFlags, Privileges, Seek};
+use crate::types::{Fallocate, Ino, Privileges, Seek};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::{IoFlags, Result};
@@ -45,13 +45,10 @@ impl NotifyingFile {
 }
 
 impl OpenFile for NotifyingFile {
-    fn ino(&self) -> Ino {
-        self.file.ino()
-    }
-
-    fn flags(&self) -> OpenFlags {
-        self.file.flags()
-    }
+    crate::delegate_open_file!(
+        [file]
+        ino flags sync sync_waiting
+    );
 
     fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<usize>> {
         match self.held_back() {
@@ -166,13 +163,5 @@ impl OpenFile for NotifyingFile {
             handed_over(&*observer, self.file.ino(), 0, u64::MAX).await;
             self.file.seek(what, offset).await
         })
-    }
-
-    fn sync(&self, data_only: bool) -> BoxFuture<'_, Result<()>> {
-        self.file.sync(data_only)
-    }
-
-    fn sync_waiting(&self, data_only: bool) -> BoxFuture<'_, Result<()>> {
-        self.file.sync_waiting(data_only)
     }
 }

@@ -1,9 +1,8 @@
-//! Tests of the file system interface: its rules, the one in memory, the host's, and the comparison of two.
+//! Tests of the file system interface: its rules, paths, and the file systems over others.
 //!
 //! No locks.
 
-mod harness;
-mod host;
-mod memory;
+mod beside;
 mod paths;
+mod readonly;
 mod rules;

@@ -4,7 +4,7 @@
 
 use forebay_base::task::block_on;
 use forebay_base::{ErrorKind, Result};
-use forebay_vfs::mem::MemFs;
+use forebay_testkit::mem_fs::MemFs;
 use forebay_vfs::path::{Last, VolumePath, resolve, resolve_parent};
 use forebay_vfs::{Attr, FileKind, FileSystem, Ino, Name, NewInode};
 

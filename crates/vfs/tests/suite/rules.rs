@@ -2,8 +2,8 @@
 //!
 //! No locks.
 
-use forebay_vfs::check::suite::{Subject, cases};
-use forebay_vfs::mem::{MemFs, MemOptions};
+use forebay_testkit::fs_check::suite::{Subject, cases};
+use forebay_testkit::mem_fs::{MemFs, MemOptions};
 use forebay_vfs::{FileSystem, ManualClock};
 use std::sync::Arc;
 

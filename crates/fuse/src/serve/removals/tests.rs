@@ -6,7 +6,7 @@ use crate::proto::consts::opcode;
 use crate::serve::{Answer, Work};
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::world::RealWorld;
-use forebay_vfs::mem::MemFs;
+use forebay_testkit::mem_fs::MemFs;
 use forebay_vfs::{FileSystem, NewInode, NotifyingFs, RenameFlags, SetAttr};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};

@@ -11,7 +11,7 @@ use crate::session::Session;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, WaitQueue, yield_now};
 use forebay_base::{IoFlags, Result};
-use forebay_vfs::mem::MemFs;
+use forebay_testkit::mem_fs::MemFs;
 use forebay_vfs::{
     Fallocate, Ino, OpenFile, OpenFileRef, OpenFlags, Privileges, ReadResult, Seek, WriteResult,
     Wrote,

@@ -5,10 +5,10 @@
 use forebay_base::Result;
 use forebay_base::task::BoxFuture;
 use forebay_block::{DeviceRef, MapRuns};
-use forebay_iomap::remap::{Image, Remap};
 use forebay_iomap::{
     BioOwned, Class, Commit, Extent, MapFuture, MapLimits, MapOps, Reservation, Written,
 };
+use forebay_testkit::remap::{Image, Remap};
 use std::ops::Range;
 use std::sync::Mutex;
 

@@ -10,10 +10,10 @@ use forebay_cache::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
 use forebay_cache::{Config, PageCache};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::identity::Identity;
-use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{Handle, MapOps, MappedFile, Source, Target};
-use forebay_sim::workload::{self, Subject};
 use forebay_sim::{SimConfig, SimDisk};
+use forebay_testkit::remap::{Remap, RemapOptions};
+use forebay_testkit::workload::{self, Subject};
 
 const SIZE: u64 = (2 << 20) + 1536;
 

@@ -10,9 +10,9 @@ use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_cache::{Config, PageCache};
 use forebay_iomap::identity::Identity;
-use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{MapOps, MappedFile};
 use forebay_sim::{SimConfig, SimDisk};
+use forebay_testkit::remap::{Remap, RemapOptions};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 

@@ -6,8 +6,8 @@ use forebay_block::BioOp;
 use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::{Config, State};
 use forebay_iomap::MapOps;
-use forebay_iomap::remap::Remap;
 use forebay_sim::{Fault, FaultRule};
+use forebay_testkit::remap::Remap;
 use std::collections::BTreeSet;
 
 #[test]

@@ -8,8 +8,8 @@ use forebay_base::world::World;
 use forebay_block::DeviceRef;
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, PageCache, State};
-use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{MapOps, MappedFile, Source, Target};
+use forebay_testkit::remap::{Remap, RemapOptions};
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 

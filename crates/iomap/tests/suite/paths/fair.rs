@@ -5,7 +5,7 @@ use super::lab::{Lab, NONE, both};
 use forebay_base::IoFlags;
 use forebay_base::world::World;
 use forebay_cache::Config;
-use forebay_iomap::remap::{Remap, RemapOptions};
+use forebay_testkit::remap::{Remap, RemapOptions};
 use std::cell::Cell;
 
 const BLOCK: u64 = 4096;

@@ -4,7 +4,7 @@ use super::gates::Gated;
 use super::lab::{Lab, NONE, both};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_cache::{Config, State};
-use forebay_iomap::remap::{Remap, RemapOptions};
+use forebay_testkit::remap::{Remap, RemapOptions};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 

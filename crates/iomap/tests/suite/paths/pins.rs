@@ -33,7 +33,7 @@ fn growing(block: u32) -> Lab {
 /// The same, of any size: what was not written takes no place on the disk.
 fn growing_to(config: Config, block: u32, size: u64) -> Lab {
     Lab::with_map(config, block, Lab::sim(4 << 20), size, |disk| {
-        use forebay_iomap::remap::{Remap, RemapOptions};
+        use forebay_testkit::remap::{Remap, RemapOptions};
         Remap::with_options(disk, block, RemapOptions { grows: true, sums: false, waits: None })
     })
 }

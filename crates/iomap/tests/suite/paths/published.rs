@@ -7,9 +7,9 @@ use forebay_base::IoFlags;
 use forebay_block::BioOp;
 use forebay_cache::{Config, State};
 use forebay_iomap::identity::Identity;
-use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{MapOps, MappedFile, Target};
 use forebay_sim::{Fault, FaultRule};
+use forebay_testkit::remap::{Remap, RemapOptions};
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 

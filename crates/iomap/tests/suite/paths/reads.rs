@@ -5,7 +5,7 @@ use super::lab::{Lab, NONE, at_once};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_cache::Config;
 use forebay_cache::strategy::UncachedStrategy;
-use forebay_iomap::remap::{Remap, RemapOptions};
+use forebay_testkit::remap::{Remap, RemapOptions};
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};

@@ -8,9 +8,9 @@ use forebay_base::world::WorldRef;
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_cache::{Config, PageCache, State};
-use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{Class, MapOps, MappedFile, Reservation, Source, Written};
 use forebay_sim::{Fault, FaultRule, SimDisk};
+use forebay_testkit::remap::{Remap, RemapOptions};
 use std::sync::Arc;
 
 const BLOCK: u64 = 4096;

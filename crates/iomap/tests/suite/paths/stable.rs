@@ -9,9 +9,9 @@ use forebay_block::{Bio, BioOp, BlockDevice, DeviceRef, Limits};
 use forebay_cache::strategy::{StablePages, StableStrategy};
 use forebay_cache::{Config, State};
 use forebay_iomap::identity::Identity;
-use forebay_iomap::remap::{Remap, RemapOptions};
 use forebay_iomap::{MappedFile, Source};
 use forebay_sim::{Fault, FaultRule, SimConfig, SimDisk};
+use forebay_testkit::remap::{Remap, RemapOptions};
 use std::sync::{Arc, Mutex};
 
 const START: IoFlags = IoFlags::START_WRITEBACK;

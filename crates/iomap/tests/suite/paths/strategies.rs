@@ -7,9 +7,9 @@ use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_cache::strategy::UncachedStrategy::{self, DropBehind, NoAccess, Ours, Private};
 use forebay_cache::{Config, State};
-use forebay_iomap::remap::Remap;
 use forebay_iomap::{MapOps, MappedFile, Source};
 use forebay_sim::{Fault, FaultRule};
+use forebay_testkit::remap::Remap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
 //! What the tests share: a server on a socket of its own, and a client that speaks the protocol
 //! byte by byte, so that it can also speak it wrongly.
-pub mod behind;
 pub mod certificates;
 pub mod clean;
 

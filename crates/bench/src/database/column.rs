@@ -1,0 +1,305 @@
+//! The columns of `database`, and one measurement of one: alone, during the backup, and after it.
+//!
+//! A column of the kernel has a memory cgroup of the budget, what its processes hold when the
+//! database is open, and [`slack`]. Processes of a cgroup end before it does. The lookups go on
+//! without a gap while the backup is watched.
+
+use super::backup::Way;
+use super::{Form, Setting};
+use crate::harness::cgroup::Memcg;
+use crate::harness::meter::{MachineTime, resident_bytes};
+use crate::rivals::worker::Worker;
+use forebay_base::Result;
+use forebay_base::hist::Hist;
+use forebay_base::units::MIB;
+use serde_json::{Value, json};
+
+/// What memory SQLite has above the cache below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Own {
+    /// A small cache of its own.
+    Small,
+    /// A small cache, and the file mapped.
+    Mapped,
+    /// All of the budget in a cache of its own.
+    Budget,
+}
+
+/// A way to keep database and backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Column {
+    /// Its name in reports.
+    pub name: &'static str,
+    /// How the backup reads.
+    pub way: Way,
+    /// What SQLite keeps.
+    pub own: Own,
+    /// Whether the backup has a cgroup of its own.
+    pub apart: bool,
+}
+
+const fn column(name: &'static str, way: Way, own: Own, apart: bool) -> Column {
+    Column { name, way, own, apart }
+}
+
+/// Ours, ordinary reads of the backup.
+pub const OURS: &str = "ours";
+/// Ours, uncached reads.
+pub const OURS_UNCACHED: &str = "ours-uncached";
+/// The kernel, plain `tar`.
+pub const TAR: &str = "xfs-tar";
+/// SQLite's own cache.
+pub const SQLITE: &str = "sqlite-cache";
+/// The kernel at its best: what an administrator can do about a backup.
+pub const BEST: [&str; 5] =
+    ["xfs-nocache", "xfs-drop-behind", "xfs-direct", "xfs-dontcache", "xfs-tar-apart"];
+
+/// All columns.
+pub const COLUMNS: [Column; 10] = [
+    column(OURS, Way::Forebay, Own::Small, false),
+    column(TAR, Way::Plain, Own::Small, false),
+    column(OURS_UNCACHED, Way::ForebayUncached, Own::Small, false),
+    column(BEST[0], Way::Nocache, Own::Small, false),
+    column(BEST[1], Way::Behind, Own::Small, false),
+    column(BEST[2], Way::Direct, Own::Small, false),
+    column(BEST[3], Way::Dontcache, Own::Small, false),
+    column(BEST[4], Way::Plain, Own::Small, true),
+    column("xfs-mmap-tar", Way::Plain, Own::Mapped, false),
+    column(SQLITE, Way::Plain, Own::Budget, false),
+];
+
+impl Column {
+    /// Whether it goes through Forebay.
+    pub fn is_ours(&self) -> bool {
+        matches!(self.way, Way::Forebay | Way::ForebayUncached)
+    }
+}
+
+/// Memory of a cgroup for the backup alone, bytes.
+pub const APART: u64 = 64 * MIB;
+/// KiB of SQLite's own cache.
+pub const CACHE_KIB: u64 = 1024;
+
+/// What the kernel counts for its own structures of a full page cache, bytes.
+pub fn slack(budget: u64) -> u64 {
+    budget / 64 + 4 * MIB
+}
+
+/// KiB of SQLite's cache that fill a budget with the headers of its pages.
+fn cache_kib(own: Own, budget: u64) -> u64 {
+    if own == Own::Budget { budget / 1024 * 95 / 100 } else { CACHE_KIB }
+}
+
+/// What one column did in one round.
+#[derive(Debug, Clone, Default)]
+pub struct Run {
+    /// Lookups a second in each step.
+    pub steps: Vec<f64>,
+    /// Steps alone, and steps during the backup; those after it follow.
+    pub phases: (usize, usize),
+    /// Lookups a second: alone, during the backup, after it.
+    pub rates: [f64; 3],
+    /// 99 % of lookups took less, us: alone, during the backup, after it.
+    pub p99: [f64; 3],
+    /// Share of the hot set that was cached before the backup and after it. Of SQLite's own cache
+    /// nothing is known.
+    pub hot: Option<[f64; 2]>,
+    /// MB/s of the backup.
+    pub backup: f64,
+    /// Bytes: the limit of the cgroup, or what the process holds.
+    pub memory: u64,
+    /// Percent of the CPUs that the hypervisor took meanwhile.
+    pub stolen: f64,
+}
+
+impl Run {
+    /// Share of the hot set that the backup cost, percent.
+    pub fn lost_percent(&self) -> Option<f64> {
+        self.hot.map(|[before, after]| (before - after).max(0.0) / before.max(1e-9) * 100.0)
+    }
+}
+
+/// Sums of a phase.
+#[derive(Default)]
+struct Phase {
+    ops: f64,
+    seconds: f64,
+    hist: Hist,
+}
+
+impl Phase {
+    fn add(&mut self, answer: &Value) -> f64 {
+        let (ops, seconds) = (number(answer, "ops"), number(answer, "seconds"));
+        self.ops += ops;
+        self.seconds += seconds;
+        for pair in answer["hist"].as_array().into_iter().flatten() {
+            self.hist.record_n(pair[0].as_u64().unwrap_or(0), pair[1].as_u64().unwrap_or(0));
+        }
+        ops / seconds.max(1e-9)
+    }
+}
+
+fn number(answer: &Value, key: &str) -> f64 {
+    answer[key].as_f64().unwrap_or(0.0)
+}
+
+/// The processes of a column. The reader ends before the cgroup that it is in.
+struct Processes {
+    reader: Option<Worker>,
+    lookups: Worker,
+    apart: Option<Memcg>,
+}
+
+impl Processes {
+    fn start(column: &Column, budget: u64) -> Result<Self> {
+        if column.is_ours() {
+            return Ok(Self { reader: None, lookups: Worker::free()?, apart: None });
+        }
+        let lookups = Worker::start("database", budget * 16)?;
+        let apart = column.apart.then(|| Memcg::create("database-apart", APART)).transpose()?;
+        let reader = Worker::free()?;
+        let group = apart.as_ref().or(lookups.group()).expect("started in one");
+        group.add(reader.pid())?;
+        Ok(Self { reader: Some(reader), lookups, apart })
+    }
+
+    /// Sets the limit, bytes, from what the processes hold now.
+    fn limit(&self, budget: u64) -> Result<u64> {
+        let Some(group) = self.lookups.group() else { return Ok(0) };
+        let limit = budget + slack(budget) + group.heap_bytes().unwrap_or(0);
+        group.set_limit(limit).map(|()| limit)
+    }
+
+    fn ask(&mut self, work: &str, mut job: Value) -> Result<Value> {
+        (job["job"], job["work"]) = (json!("database"), json!(work));
+        let of_backup = matches!(work, "backup" | "progress");
+        match self.reader.as_mut().filter(|_| of_backup) {
+            Some(reader) => reader.ask(&job),
+            None => self.lookups.ask(&job),
+        }
+    }
+
+    fn hot_share(&mut self, column: &Column, setting: &Setting) -> Result<Option<f64>> {
+        if column.own == Own::Budget {
+            return Ok(None);
+        }
+        let found = number(&self.ask("resident", json!({}))?, "pages");
+        Ok(Some(found / setting.hot_pages() as f64))
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        drop(self.reader.take());
+        drop(self.apart.take());
+    }
+}
+
+/// Measures a column once.
+pub fn measure(column: &Column, setting: &Setting, form: Form, seed: u64) -> Result<Run> {
+    setting.drop_cached()?;
+    let mut processes = Processes::start(column, setting.budget)?;
+    let budget = if column.is_ours() { setting.budget } else { 0 };
+    let mmap = if column.own == Own::Mapped { 2_147_418_112_u64 } else { 0 };
+    let cache_kib = cache_kib(column.own, setting.budget);
+    let job = json!({ "path": setting.database(), "hot": setting.hot_file(), "budget": budget,
+        "rows": setting.rows(), "cache_kib": cache_kib, "mmap": mmap, "seed": seed });
+    processes.ask("open", job)?;
+    let limit = processes.limit(setting.budget)?;
+    processes.ask("warm", json!({}))?;
+    // What the cold lookups take is there before anything counts.
+    let step = setting.step();
+    processes.ask("lookups", json!({ "micros": (step * 8).as_micros() as u64 }))?;
+    let before = processes.hot_share(column, setting)?;
+    let machine = MachineTime::now();
+    let mut run = phases(&mut processes, column, setting, form)?;
+    run.stolen = MachineTime::now().others_percent(&machine).1;
+    run.hot = before.zip(run.hot.map(|[_, after]| after)).map(|(before, after)| [before, after]);
+    run.memory = match limit {
+        0 => resident_bytes(processes.lookups.pid()).unwrap_or(0),
+        limit => limit,
+    };
+    Ok(run)
+}
+
+/// The timed part; of the hot set, what is cached after the backup.
+fn phases(
+    processes: &mut Processes,
+    column: &Column,
+    setting: &Setting,
+    form: Form,
+) -> Result<Run> {
+    let (mut run, mut sums) =
+        (Run::default(), [Phase::default(), Phase::default(), Phase::default()]);
+    let micros = setting.step().as_micros() as u64;
+    let (alone, after) = setting.steps();
+    let slice = |processes: &mut Processes| processes.ask("lookups", json!({ "micros": micros }));
+    for _ in 0..alone {
+        run.steps.push(sums[0].add(&slice(processes)?));
+    }
+    let job = json!({ "way": column.way.name(), "what": setting.backed_up(form),
+        "bytes": setting.backup_bytes(form), "pace": setting.pace });
+    processes.ask("backup", job)?;
+    loop {
+        let answer = slice(processes)?;
+        let progress = processes.ask("progress", json!({}))?;
+        let ended = progress["ended"] == true;
+        run.backup = number(&progress, "rate");
+        // The step in which it ended is neither, unless it is the only one.
+        let phase = if ended && run.phases.1 > 0 { 2 } else { 1 };
+        run.steps.push(sums[phase].add(&answer));
+        run.phases.1 += 1;
+        if ended {
+            break;
+        }
+    }
+    run.hot = processes.hot_share(column, setting)?.map(|after| [0.0, after]);
+    for _ in 0..after {
+        run.steps.push(sums[2].add(&slice(processes)?));
+    }
+    run.phases.0 = alone;
+    for (at, sum) in sums.iter().enumerate() {
+        run.rates[at] = sum.ops / sum.seconds.max(1e-9);
+        run.p99[at] = sum.hist.percentile(99.0) as f64 / 1e3;
+    }
+    Ok(run)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_have_names_of_their_own_and_the_best_are_among_them() {
+        let mut names = COLUMNS.map(|column| column.name);
+        assert!(BEST.iter().chain(&[OURS, TAR, SQLITE]).all(|name| names.contains(name)));
+        names.sort_unstable();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+        assert_eq!(COLUMNS.iter().filter(|column| column.is_ours()).count(), 2);
+    }
+
+    #[test]
+    fn share_lost_is_of_what_was_cached_before() {
+        let of =
+            |before, after| Run { hot: Some([before, after]), ..Run::default() }.lost_percent();
+        assert_eq!(of(0.8, 0.6).map(f64::round), Some(25.0));
+        assert_eq!(of(0.8, 0.9), Some(0.0));
+        assert_eq!(Run::default().lost_percent(), None);
+    }
+
+    #[test]
+    fn phase_sums_its_steps() {
+        let mut phase = Phase::default();
+        let rate = phase.add(&json!({ "ops": 10, "seconds": 0.5, "hist": [[1000, 10]] }));
+        phase.add(&json!({ "ops": 2, "seconds": 0.5, "hist": [[9000, 2]] }));
+        assert_eq!((rate, phase.ops, phase.seconds), (20.0, 12.0, 1.0));
+        assert!(phase.hist.percentile(50.0) < 2000 && phase.hist.percentile(99.0) >= 9000);
+    }
+
+    #[test]
+    fn only_the_column_of_sqlites_cache_has_the_budget_in_it() {
+        assert_eq!(cache_kib(Own::Small, 256 * MIB), 1024);
+        assert_eq!(cache_kib(Own::Mapped, 256 * MIB), 1024);
+        assert_eq!(cache_kib(Own::Budget, 256 * MIB), 249_036);
+    }
+}

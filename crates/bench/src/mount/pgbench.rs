@@ -1,0 +1,549 @@
+//! `pgbench`: PostgreSQL on a mount during a backup of ten times the cache, against XFS on a
+//! loop device in a memory cgroup of the same size.
+//!
+//! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's own is
+//! outside both limits, measured while pgbench's clients are connected, with all of what they share; each
+//! column begins with nothing cached, and warms what it reads; the order of columns turns about with each
+//! round.
+//!
+//! Invariants: N5 the first second of pgbench, in which it connects and plans, is in no figure. N6 what is
+//! below `SECONDS_MIN`, `ROUNDS_MIN` or, of the backup, `PACE_SHARE_MIN` is shown and not judged, and
+//! says so.
+
+mod backup;
+mod bed;
+mod figures;
+mod postgres;
+
+use crate::harness::cgroup::Memcg;
+use crate::harness::meter::{MachineTime, process_cpu_seconds};
+use crate::harness::options::Options;
+use crate::report::model::{Good, Plot, Report, median};
+use crate::rivals::mounted::{Mounted, Mounting, call};
+use backup::{Backup, How};
+use bed::Bed;
+use figures::Run;
+use forebay_base::units::{MIB, format_size};
+use forebay_base::{Error, ErrorKind, Result};
+use postgres::{Load, Server};
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A way to keep database and backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Column {
+    /// XFS; database and tar in one memory cgroup.
+    Xfs,
+    /// Forebay; tar as it is.
+    Forebay,
+    /// XFS; tar in a cgroup of its own.
+    XfsApart,
+    /// Forebay; tar by `forebay run --uncached`.
+    ForebayUncached,
+    /// XFS; the backup reads with O_DIRECT.
+    XfsDirect,
+}
+
+const COLUMNS: [Column; 5] =
+    [Column::Xfs, Column::Forebay, Column::XfsApart, Column::ForebayUncached, Column::XfsDirect];
+
+impl Column {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Xfs => "xfs",
+            Self::Forebay => "forebay",
+            Self::XfsApart => "xfs-tar-apart",
+            Self::ForebayUncached => "forebay-uncached",
+            Self::XfsDirect => "xfs-direct-reader",
+        }
+    }
+
+    fn is_ours(self) -> bool {
+        matches!(self, Self::Forebay | Self::ForebayUncached)
+    }
+
+    fn how(self) -> How {
+        match self {
+            Self::ForebayUncached => How::Uncached,
+            Self::XfsDirect => How::Direct,
+            _ => How::Tar,
+        }
+    }
+}
+
+/// Sizes and times.
+struct Setting {
+    /// Bytes: of our cache, and of the page cache in the cgroup.
+    cache: u64,
+    /// Of pgbench's tables.
+    scale: u32,
+    /// Of what is backed up.
+    backup: u64,
+    /// Bytes a second of the backup.
+    pace: u64,
+    /// Seconds alone and beside the backup, both without [`SETTLING`].
+    seconds: (u64, u64),
+    rounds: usize,
+    bin: PathBuf,
+    /// For sockets and logs.
+    folder: PathBuf,
+}
+
+impl Setting {
+    /// Buffers of PostgreSQL's own: few.
+    fn buffers_mib(&self) -> u64 {
+        (self.cache / 16 / MIB).max(2)
+    }
+
+    /// Too short to be judged (N6).
+    fn is_short(&self) -> bool {
+        self.seconds.1 < SECONDS_MIN || self.rounds < ROUNDS_MIN
+    }
+}
+
+/// Memory of a cgroup for tar alone, bytes.
+const TAR_ROOM: u64 = 64 * MIB;
+/// Memory for tar where it is in the cgroup of the database, and for what the kernel counts besides, bytes.
+const SLACK: u64 = 8 * MIB;
+/// Seconds of pgbench before it counts: its clients connect and plan, and what they take is measured (N5).
+const SETTLING: u64 = 1;
+/// A run is judged from so many seconds beside the backup and so many rounds on.
+const SECONDS_MIN: u64 = 20;
+/// The fewest beside the backup that can be asked for.
+const SECONDS_LEAST: u64 = 5;
+const ROUNDS_MIN: usize = 3;
+/// And where the backup reads so much of its pace.
+const PACE_SHARE_MIN: f64 = 0.9;
+
+/// What one column did with one load.
+struct Figures {
+    run: Run,
+    backup: backup::Done,
+    /// CPU seconds beside the backup: of the database, of our process, of the whole machine.
+    cpu: [f64; 3],
+    /// Share of the tables that is cached, on average of looks beside the backup: pgbench draws its rows all
+    /// alike, so that is how often a read of them finds what it looks for.
+    hits: f64,
+    /// And at the end.
+    cached: f64,
+    /// Limit of the memory cgroup, bytes; 0 without one.
+    limit: u64,
+}
+
+type Found = BTreeMap<(Column, &'static str), Vec<Figures>>;
+
+/// Runs it.
+pub fn run(options: &Options, report: &mut Report) -> Result<()> {
+    let setting = prepare(options)?;
+    let result = with_beds(options, &setting, report);
+    let _removed = std::fs::remove_dir_all(&setting.folder);
+    result
+}
+
+/// What is needed; the first thing that is missing is named.
+fn prepare(options: &Options) -> Result<Setting> {
+    let missing = |text: &str| Err(Error::new(ErrorKind::Unsupported, "pgbench", text));
+    let bin = postgres::binaries()?;
+    super::prepare()?;
+    let dir = options.dir.as_os_str();
+    let words = ["-u", "postgres", "--", "test", "-x"].map(std::ffi::OsStr::new);
+    if call("runuser", &[&words[..], &[dir]].concat()).is_err() {
+        let text = format!("a folder that the user postgres can reach; {} is none", dir.display());
+        return missing(&text);
+    }
+    let cache = options.size_or(64 * MIB, 256 * MIB);
+    // 15 MB each, with its index, and 30 MB for the rest: about 65 % of the cache.
+    let scale = u32::try_from((cache * 65 / 100_000_000).saturating_sub(22) / 15).unwrap_or(1);
+    let folder = options.dir.join(format!("forebay-bench-pgbench-{}", std::process::id()));
+    let fail = |e| Error::from_io("make", e).with_path(folder.clone());
+    std::fs::create_dir(&folder).map_err(fail)?;
+    Ok(Setting {
+        cache,
+        scale: scale.max(1),
+        backup: cache * 10,
+        pace: if options.quick { 100_000_000 } else { 200_000_000 },
+        seconds: lengths(options),
+        rounds: options.rounds_or(1, ROUNDS_MIN),
+        bin,
+        folder,
+    })
+}
+
+/// Seconds of pgbench alone, and beside the backup.
+fn lengths(options: &Options) -> (u64, u64) {
+    if options.seconds.is_none() && options.quick {
+        return (1, 2);
+    }
+    let beside = options.seconds.map_or(SECONDS_MIN, |seconds| seconds as u64).max(SECONDS_LEAST);
+    ((beside / 2).max(3), beside)
+}
+
+/// What is to be said where fewer seconds were asked for than are taken.
+fn lengthened(options: &Options) -> Option<String> {
+    let few = options.seconds.filter(|seconds| *seconds < SECONDS_LEAST as f64)?;
+    Some(format!("pgbench: --seconds {few}: {SECONDS_LEAST} were taken, the fewest"))
+}
+
+fn with_beds(options: &Options, setting: &Setting, report: &mut Report) -> Result<()> {
+    lengthened(options).into_iter().for_each(|line| report.note(line));
+    let size = setting.backup + 8 * setting.cache + 1024 * MIB;
+    let how = Mounting::new(size, setting.cache, &options.aio);
+    let ours = Mounted::new(&options.dir, "pgbench", how);
+    let ours = Bed::Forebay(ours?);
+    fill(&ours, setting, None)?;
+    let xfs = Bed::xfs(&options.dir, size).and_then(|xfs| {
+        fill(&xfs, setting, Some(&ours))?;
+        Ok(xfs)
+    });
+    let xfs = match xfs.and_then(|xfs| Memcg::create("pgbench-probe", setting.cache).map(|_| xfs)) {
+        Ok(xfs) => Some(xfs),
+        Err(e) => {
+            report.left_out("pgbench on xfs", e);
+            None
+        }
+    };
+    let mut columns: Vec<Column> = COLUMNS.into();
+    columns.retain(|column| column.is_ours() || xfs.is_some());
+    let mut found = Found::new();
+    for _ in 0..setting.rounds {
+        for column in &columns {
+            let bed = if column.is_ours() { Some(&ours) } else { xfs.as_ref() };
+            for (load, figures) in measure(*column, bed.expect("only columns with beds"), setting)?
+            {
+                found.entry((*column, load.name())).or_default().push(figures);
+            }
+        }
+        columns.reverse();
+    }
+    if let Bed::Forebay(mounted) = &ours {
+        let said = mounted.fsck()?;
+        let last = said.lines().last().unwrap_or_default();
+        report.note(format!("pgbench: fsck of the volume afterwards: {last}"));
+    }
+    tell(report, setting, &found);
+    Ok(())
+}
+
+/// The database and what is backed up; of the other bed, if there is one.
+fn fill(bed: &Bed, setting: &Setting, like: Option<&Bed>) -> Result<()> {
+    let (data, backup) = (bed.path().join("data"), bed.path().join("backup"));
+    match like {
+        None => postgres::make(
+            &setting.bin,
+            &data,
+            &setting.folder.join("sockets"),
+            (setting.scale, setting.buffers_mib()),
+        )?,
+        Some(like) => {
+            let from = like.path().join("data");
+            call("cp", &["-a".as_ref(), from.as_os_str(), data.as_os_str()])?;
+        }
+    }
+    backup::fill(&backup, setting.backup)
+}
+
+/// One column with each load.
+fn measure(column: Column, bed: &Bed, setting: &Setting) -> Result<Vec<(Load, Figures)>> {
+    bed.remount()?;
+    let data = bed.path().join("data");
+    let groups = Groups::new(column, setting)?;
+    let procs = groups.database.as_ref().map(Memcg::procs);
+    let sockets = setting.folder.join("sockets");
+    let server = Server::start(&setting.bin, &data, &sockets, procs.as_deref())?;
+    let files = server.files(&data)?;
+    server.prewarm()?;
+    // Twice, so that what is read again and again is known as such.
+    let (mut all, mut own, warm) = (Vec::new(), 0, setting.folder.join("warm"));
+    let pgbench = server.address().load(Load::Select, SETTLING, &warm)?;
+    settle(&server, setting, &groups, &mut own)?;
+    finish(pgbench)?;
+    figures::latencies(&warm, (0.0, 0.0));
+    for load in [Load::Select, Load::Tpcb] {
+        let figures = beside(column, bed, setting, (&server, &groups, &mut own), (load, &files))?;
+        all.push((load, figures));
+    }
+    Ok(all)
+}
+
+/// Memory cgroups of a column.
+struct Groups {
+    database: Option<Memcg>,
+    tar: Option<Memcg>,
+}
+
+impl Groups {
+    fn new(column: Column, setting: &Setting) -> Result<Self> {
+        let ample = setting.cache * 16;
+        let database = (!column.is_ours()).then(|| Memcg::create("pgbench", ample));
+        let apart = column == Column::XfsApart;
+        let tar = apart.then(|| Memcg::create("pgbench-tar", TAR_ROOM));
+        Ok(Self { database: database.transpose()?, tar: tar.transpose()? })
+    }
+
+    /// Where the backup runs: on its own, or with the database.
+    fn of_backup(&self) -> Option<PathBuf> {
+        self.tar.as_ref().or(self.database.as_ref()).map(Memcg::procs)
+    }
+}
+
+/// Runs pgbench to its end; what it said.
+fn finish(mut pgbench: std::process::Child) -> Result<String> {
+    let mut said = String::new();
+    if let Some(mut err) = pgbench.stderr.take() {
+        err.read_to_string(&mut said).map_err(|e| Error::from_io("read pgbench", e))?;
+    }
+    let status = pgbench.wait().map_err(|e| Error::from_io("wait", e))?;
+    if status.success() {
+        return Ok(said);
+    }
+    let last = said.lines().last().unwrap_or_default();
+    Err(Error::new(ErrorKind::Io, "pgbench", format!("{status}: {last}")))
+}
+
+/// Seconds since the epoch.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// While pgbench settles: the most that the database's processes have taken, its clients' among them, and the
+/// cgroup holds that beside the cache. `own` is what they took before.
+fn settle(server: &Server, setting: &Setting, groups: &Groups, own: &mut u64) -> Result<u64> {
+    const LOOKS: u32 = 4;
+    for _ in 0..LOOKS {
+        std::thread::sleep(Duration::from_secs(SETTLING) / LOOKS);
+        *own = server.own_bytes().max(*own);
+    }
+    let Some(group) = &groups.database else { return Ok(0) };
+    let limit = setting.cache + *own + SLACK;
+    group.set_limit(limit).map(|()| limit)
+}
+
+/// The load alone, and then beside the backup.
+fn beside(
+    column: Column,
+    bed: &Bed,
+    setting: &Setting,
+    (server, groups, own): (&Server, &Groups, &mut u64),
+    (load, files): (Load, &[PathBuf]),
+) -> Result<Figures> {
+    let (alone, beside) = setting.seconds;
+    let logs = setting.folder.join("pgbench");
+    let ours = match bed {
+        Bed::Forebay(mounted) => Some(mounted.pid()?),
+        Bed::Xfs(_) => None,
+    };
+    let (start, clock) = (now(), Instant::now());
+    let until = |seconds: u64| {
+        (clock + Duration::from_secs(SETTLING + seconds)).saturating_duration_since(Instant::now())
+    };
+    let pgbench = server.address().load(load, SETTLING + alone + beside, &logs)?;
+    let limit = settle(server, setting, groups, own)?;
+    std::thread::sleep(until(alone));
+    let began = now();
+    let cpu = || [server.cpu_seconds(), ours.and_then(process_cpu_seconds).unwrap_or(0.0)];
+    let (before, machine) = (cpu(), MachineTime::now());
+    let what = bed.path().join("backup");
+    let tar = Backup::start(column.how(), &what, setting.pace, groups.of_backup().as_deref())?;
+    let time = until(alone + beside).saturating_sub(Duration::from_millis(100));
+    let hits = looks(bed, files, time)?;
+    let (after, busy) = (cpu(), MachineTime::now().busy_seconds_since(&machine));
+    let backup = tar.stop()?;
+    let tps = figures::progress(&finish(pgbench)?).into_iter().skip(SETTLING as usize).collect();
+    let latencies = figures::latencies(&logs, (start + SETTLING as f64, began));
+    let run = Run { tps, alone: alone as usize, latencies };
+    let cached = cached_share(bed, files)?;
+    let cpu = [after[0] - before[0], after[1] - before[1], busy];
+    Ok(Figures { run, backup, cpu, hits, cached, limit })
+}
+
+/// How much of these files is cached.
+fn cached_share(bed: &Bed, files: &[PathBuf]) -> Result<f64> {
+    let mut sizes = (0, 0);
+    for file in files {
+        sizes.0 += bed.cached_bytes(file)?;
+        let meta = std::fs::metadata(file);
+        sizes.1 += meta.map_err(|e| Error::from_io("stat", e).with_path(file))?.len();
+    }
+    Ok(sizes.0 as f64 / sizes.1.max(1) as f64)
+}
+
+/// Waits so long, and looks at that every now and then; the mean.
+fn looks(bed: &Bed, files: &[PathBuf], time: Duration) -> Result<f64> {
+    const LOOKS: u32 = 8;
+    let (end, mut sum) = (Instant::now() + time, 0.0);
+    for left in (0..LOOKS).rev() {
+        // Half of a step before each, so that what is seen stands for all of the time.
+        let due = end - time * (2 * left + 1) / (2 * LOOKS);
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        sum += cached_share(bed, files)?;
+    }
+    std::thread::sleep(end.saturating_duration_since(Instant::now()));
+    Ok(sum / f64::from(LOOKS))
+}
+
+fn tell(report: &mut Report, setting: &Setting, found: &Found) {
+    let (alone, beside) = setting.seconds;
+    report.note(format!(
+        "pgbench: cache {}, pgbench scale {} ({} %), backup of {} at {} MB/s, {alone} s alone and \
+         {beside} s beside it after {SETTLING} s of neither, 4 clients, {} MiB of shared buffers; memory \
+         cgroups hold that much page cache, PostgreSQL's own memory while its clients are connected, and {}; \
+         tar apart has {}",
+        format_size(setting.cache),
+        setting.scale,
+        (u64::from(setting.scale) * 15_000_000 + 30_000_000) * 100 / setting.cache,
+        format_size(setting.backup),
+        setting.pace / 1_000_000,
+        setting.buffers_mib(),
+        format_size(SLACK),
+        format_size(TAR_ROOM),
+    ));
+    if setting.is_short() {
+        report.note(format!(
+            "pgbench: {} round(s) of {beside} s, columns in one order: not judged, not for quoting",
+            setting.rounds
+        ));
+    }
+    for load in [Load::Select, Load::Tpcb] {
+        let name = load.name();
+        let mut runs = Vec::new();
+        for column in COLUMNS {
+            let Some(all) = found.get(&(column, name)) else { continue };
+            rows(report, column, name, all);
+            runs.extend(all.last().map(|figures| (column.name().to_string(), figures.run.clone())));
+        }
+        let title = match load {
+            Load::Select => "pgbench -S",
+            Load::Tpcb => "pgbench, TPC-B",
+        };
+        figures::picture(title, &runs).into_iter().for_each(|line| report.note(line));
+        report.plots.push(Plot {
+            behaviour: "mount",
+            title: format!("{title}, {alone} s alone, then beside a backup"),
+            unit: "transactions/s".into(),
+            series: runs.into_iter().map(|(label, run)| (label, run.tps)).collect(),
+            x: "seconds".into(),
+            ..Plot::default()
+        });
+    }
+    judge(report, setting, found);
+}
+
+fn rows(report: &mut Report, column: Column, load: &str, all: &[Figures]) {
+    let mut row = |metric: &str, unit: &'static str, of: &dyn Fn(&Figures) -> f64| {
+        let values: Vec<f64> = all.iter().map(of).collect();
+        report.row(column.name(), &format!("pgbench_{load}_{metric}"), unit, &values);
+    };
+    row("tps_alone", "1/s", &|f| f.run.median_tps(false));
+    row("tps_beside", "1/s", &|f| f.run.median_tps(true));
+    row("p99_alone", "us", &|f| f.run.p99(false));
+    row("p99_beside", "us", &|f| f.run.p99(true));
+    row("hit_ratio", "%", &|f| f.hits * 100.0);
+    row("tables_cached_after", "%", &|f| f.cached * 100.0);
+    row("backup_rate", "MB/s", &|f| f.backup.rate);
+    row("cpu_database", "%", &|f| f.cpu[0] / f.backup.seconds * 100.0);
+    row("cpu_backup", "%", &|f| f.backup.cpu_seconds / f.backup.seconds * 100.0);
+    if column.is_ours() {
+        row("cpu_forebay", "%", &|f| f.cpu[1] / f.backup.seconds * 100.0);
+    } else {
+        row("memory_limit", "MiB", &|f| f.limit as f64 / MIB as f64);
+    }
+    row("cpu_machine", "%", &|f| f.cpu[2] / f.backup.seconds * 100.0);
+}
+
+/// Beside over alone, by column; of ours, uncached, against its bars (N6).
+fn judge(report: &mut Report, setting: &Setting, found: &Found) {
+    let pace = setting.pace as f64 / 1e6;
+    for ((column, load), all) in found {
+        let each = |of: &dyn Fn(&Run, bool) -> f64| {
+            let pairs: Vec<f64> =
+                all.iter().map(|f| of(&f.run, true) / of(&f.run, false)).collect();
+            median(&pairs)
+        };
+        let (tps, p99) = (each(&Run::median_tps), each(&Run::p99));
+        let name = column.name().replace('-', "_");
+        let (tps_name, p99_name) = (
+            format!("pgbench_{load}_{name}_beside_vs_alone"),
+            format!("pgbench_{load}_{name}_p99_beside_vs_alone"),
+        );
+        let rate = median(&all.iter().map(|f| f.backup.rate).collect::<Vec<_>>());
+        let slow = rate < PACE_SHARE_MIN * pace;
+        if slow {
+            report.note(format!(
+                "pgbench: {load}, {}: the backup made {rate:.0} of {pace:.0} MB/s: not judged, and not \
+                 to be held beside columns whose backup was faster",
+                column.name()
+            ));
+        }
+        if *column != Column::ForebayUncached {
+            report.ratio(&tps_name, tps);
+            report.ratio(&p99_name, p99);
+            continue;
+        }
+        let judged = !slow && !setting.is_short();
+        for (name, value, good, bar) in
+            [(&tps_name, tps, Good::AtLeast, 0.95), (&p99_name, p99, Good::AtMost, 1.2)]
+        {
+            match judged {
+                true => report.ratio_with_bar(name, value, good, bar),
+                false => report.ratio_unjudged(name, value, good, bar),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(rate: f64, seconds: u64, rounds: usize) -> Report {
+        let setting = Setting {
+            cache: 256 * MIB,
+            scale: 1,
+            backup: MIB,
+            pace: 200_000_000,
+            seconds: (10, seconds),
+            rounds,
+            bin: PathBuf::new(),
+            folder: PathBuf::new(),
+        };
+        let run = Run { tps: vec![100.0, 100.0, 50.0, 50.0], alone: 2, ..Run::default() };
+        let backup = backup::Done { rate, cpu_seconds: 1.0, seconds: 2.0 };
+        let figures = Figures { run, backup, cpu: [0.0; 3], hits: 1.0, cached: 1.0, limit: 0 };
+        let mut report = Report::default();
+        let found = Found::from([((Column::ForebayUncached, "select"), vec![figures])]);
+        judge(&mut report, &setting, &found);
+        report
+    }
+
+    /// N6. A backup that read nothing left the database as fast as alone, and met the bar; and the minute of
+    /// `--seconds 2` was five, and nobody said so.
+    #[test]
+    fn fewer_seconds_than_are_taken_are_said() {
+        let of = |quick: bool, seconds: Option<f64>| {
+            let mut options = Options::parse(&["mount".into()]).unwrap();
+            (options.quick, options.seconds) = (quick, seconds);
+            (lengths(&options), lengthened(&options))
+        };
+        assert_eq!(of(true, None), ((1, 2), None));
+        assert_eq!(of(false, None), ((10, 20), None));
+        assert_eq!(of(false, Some(5.0)), ((3, 5), None));
+        let (taken, said) = of(false, Some(2.0));
+        assert_eq!(taken, (3, 5));
+        assert!(said.is_some_and(|line| line.contains("--seconds 2: 5 were taken")));
+    }
+
+    /// `make run` was judged by one round of two seconds.
+    #[test]
+    fn a_slow_backup_and_a_short_run_are_not_judged_and_say_so() {
+        assert_eq!((judged(195.0, 20, 3).missed(), judged(195.0, 20, 3).unjudged()), (1, 1));
+        for (rate, seconds, rounds) in [(179.0, 20, 3), (195.0, 5, 3), (195.0, 20, 1)] {
+            let report = judged(rate, seconds, rounds);
+            assert_eq!((report.missed(), report.unjudged()), (0, 2), "{rate} {seconds} {rounds}");
+            let table = report.table();
+            assert!(table.contains("0.500   bar >= 0.95  not judged"), "{table}");
+            assert_eq!(table.contains("179 of 200 MB/s: not judged"), rate < 180.0, "{table}");
+        }
+    }
+}

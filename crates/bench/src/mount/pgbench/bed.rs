@@ -1,0 +1,58 @@
+//! Where the database and what is backed up lie: XFS on a loop device, or a mount of a volume. Both hold
+//! the same bytes. Each measurement begins with nothing of them cached: what was cached went with an
+//! unmount.
+
+use crate::harness::backing::Backing;
+use crate::rivals::loopdev::{FsKind, LoopFs, Making};
+use crate::rivals::mounted::Mounted;
+use forebay_base::{Error, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// XFS on a loop device, or a mount.
+pub enum Bed {
+    /// At its best: direct, sectors of 4 KiB.
+    Xfs(LoopFs),
+    /// Ours.
+    Forebay(Mounted),
+}
+
+impl Bed {
+    /// XFS on a file of so many bytes.
+    pub fn xfs(dir: &Path, size: u64) -> Result<Self> {
+        let how = Making::best(Backing::Sparse);
+        Ok(Self::Xfs(LoopFs::with(dir, "pgbench", size.max(320 << 20), FsKind::Xfs, &how)?))
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> PathBuf {
+        match self {
+            Self::Xfs(fs) => fs.path(),
+            Self::Forebay(mounted) => mounted.path(),
+        }
+    }
+
+    /// Begins anew with nothing cached.
+    pub fn remount(&self) -> Result<()> {
+        match self {
+            Self::Xfs(fs) => {
+                fs.unmount()?;
+                fs.remount()
+            }
+            Self::Forebay(mounted) => mounted.remount(),
+        }
+    }
+
+    /// Bytes of a file that are cached.
+    pub fn cached_bytes(&self, file: &Path) -> Result<u64> {
+        match self {
+            Self::Forebay(mounted) => mounted.cached_bytes(file),
+            Self::Xfs(_) => {
+                let fail = |e| Error::from_io("page cache", e).with_path(file);
+                let open = fs::File::open(file).map_err(fail)?;
+                let len = open.metadata().map_err(fail)?.len();
+                crate::harness::sys::page_cache_bytes(&open, 0, len).map_err(fail)
+            }
+        }
+    }
+}

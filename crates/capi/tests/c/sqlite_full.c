@@ -1,0 +1,63 @@
+/*
+ * A host file system that is full: a transaction whose journal has no space fails, and once that
+ * journal is deleted nothing of it is retained or tried again. The folder is a file system of 2 MiB.
+ */
+#include "check.h"
+#include "sqlite/internal.h"
+#include "sqlite_check.h"
+
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+static uint64_t failed_bytes(void) {
+    fby_stats stats;
+    CHECK(fby_cache_stats(forebay_sqlite_cache(), &stats, sizeof stats) > 0);
+    return stats.failed_bytes;
+}
+
+static unsigned long free_blocks(const char *folder) {
+    struct statvfs found;
+    CHECK(statvfs(folder, &found) == 0);
+    return found.f_bfree;
+}
+
+/* Writes until there is space for so many bytes. */
+static void fill_but(const char *folder, unsigned long bytes) {
+    static const char block[4096];
+    int file = open(in_folder(folder, "filler"), O_WRONLY | O_CREAT, 0644);
+    CHECK(file >= 0);
+    while (free_blocks(folder) * 4096 > bytes)
+        IS(write(file, block, sizeof block), sizeof block);
+    IS(close(file), 0);
+}
+
+int main(int argc, char **argv) {
+    char uri[600], journal[600];
+    struct stat found;
+    sqlite3 *db;
+    unsigned long before;
+    CHECK(argc == 2);
+    snprintf(uri, sizeof uri, "file:%s/a.db?vfs=forebay", argv[1]);
+    snprintf(journal, sizeof journal, "%s/a.db-journal", argv[1]);
+    IS(forebay_sqlite_register(0), SQLITE_OK);
+    db = opened(uri);
+    ran(db, "PRAGMA journal_mode=delete; PRAGMA synchronous=full; CREATE TABLE t(a, b)");
+    ran(db, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<200) "
+            "INSERT INTO t SELECT 0, randomblob(3000) FROM n");
+    fill_but(argv[1], 256 << 10);
+    before = free_blocks(argv[1]);
+    for (int round = 0; round < 3; round++) {
+        CHECK(sqlite3_exec(db, "UPDATE t SET a = 9, b = randomblob(3000)", NULL, NULL, NULL) != SQLITE_OK);
+        CHECK(sqlite3_get_autocommit(db));
+        CHECK(stat(journal, &found) != 0 && errno == ENOENT);
+        IS(free_blocks(argv[1]), before);
+        IS(failed_bytes(), 0);
+        ran(db, "UPDATE t SET a = a + 1 WHERE rowid = 1");
+    }
+    IS(number(db, "SELECT sum(a) FROM t"), 3);
+    CHECK(strcmp(text(db, "PRAGMA integrity_check"), "ok") == 0);
+    closed(db);
+    IS(forebay_sqlite_shutdown(), SQLITE_OK);
+    IS(sqlite3_shutdown(), SQLITE_OK);
+    return 0;
+}

@@ -1,0 +1,113 @@
+//! What came of a run: moments, what was known at each, and numbers.
+//!
+//! No locks.
+
+use super::Script;
+use crate::bounds::Usage;
+use forebay_base::IoFlags;
+use forebay_sim::PowerCut;
+use std::ops::Range;
+
+/// How far a run was at a moment.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Progress {
+    /// The volume was open: what was recovered before is durable.
+    pub opened: bool,
+    /// Steps that were begun.
+    pub begun: usize,
+    /// Steps that a sync has acknowledged.
+    pub acked: usize,
+    /// Syncs that were acknowledged.
+    pub syncs: usize,
+    /// Writes with `DSYNC` that were acknowledged.
+    pub stable: usize,
+    /// Blocks that have decayed.
+    pub rotten: usize,
+}
+
+/// A block of a file that has decayed: the inode on the volume, and the number of the block.
+pub type Decayed = (u64, usize);
+
+/// A sync that was acknowledged: of which file (`None`: of all), and after how many steps.
+pub type Synced = (Option<u64>, usize);
+
+/// A write with `DSYNC` or `SYNC` that was acknowledged.
+#[derive(Debug, Clone)]
+pub struct Stable {
+    /// The file, in the file system in memory.
+    pub ino: u64,
+    /// Bytes that are durable from then on.
+    pub range: Range<u64>,
+    /// After how many steps.
+    pub steps: usize,
+}
+
+/// What came of a run.
+#[derive(Default)]
+pub struct Ran {
+    /// The moments, in order; the last one is behind everything.
+    pub cuts: Vec<PowerCut>,
+    /// By the tag of a moment.
+    pub(super) history: Vec<Progress>,
+    /// All of them, in order.
+    pub syncs: Vec<Synced>,
+    /// Writes with `DSYNC` or `SYNC` that were acknowledged, in order.
+    pub stable: Vec<Stable>,
+    /// Syncs that were told that they failed.
+    pub syncs_failed: u64,
+    /// Writes that failed.
+    pub writes_failed: u64,
+    /// Flushes that failed.
+    pub flushes_failed: u64,
+    /// At the last moment, if everything was synced then: what a recovery has to find.
+    pub live: Option<u64>,
+    /// Reads that failed.
+    pub reads_failed: u64,
+    /// Requests that the host refused for want of space.
+    pub no_space: u64,
+    /// Steps that were refused, and the run went on.
+    pub refused: u64,
+    /// The volume was made larger.
+    pub grown: bool,
+    /// Blocks that have decayed, in order.
+    pub decayed: Vec<Decayed>,
+    /// Sectors that decayed.
+    pub rotten: u64,
+    /// Writes with `DIRECT`, with `UNCACHED`, and with `DSYNC` or `SYNC`.
+    pub flagged: [u64; 3],
+    /// Largest end of a write, bytes.
+    pub largest_end: u64,
+    /// Most of what a step used.
+    pub usage: Usage,
+    /// The script that was carried out, if that is another one than was given.
+    pub script: Option<Script>,
+    /// It ended before its last step: the volume did not open, too many steps were refused, or
+    /// what a step on an unknown file answered could not be judged.
+    pub ended_early: bool,
+    /// Files of which nothing is known since a refused step.
+    pub unknown: u64,
+    /// It ended early, because the volume was full.
+    pub full: bool,
+    /// Segments that were cleaned.
+    pub cleaned: u64,
+    /// What was wrong while it ran.
+    pub wrong: Option<String>,
+}
+
+impl Ran {
+    /// A write was carried out.
+    pub(super) fn count_write(&mut self, flags: IoFlags, end: u64) {
+        let durable = IoFlags::DSYNC | IoFlags::SYNC;
+        for (count, of) in
+            self.flagged.iter_mut().zip([IoFlags::DIRECT, IoFlags::UNCACHED, durable])
+        {
+            *count += u64::from(flags.intersects(of));
+        }
+        self.largest_end = self.largest_end.max(end);
+    }
+
+    /// How far it was at a moment.
+    pub fn progress(&self, cut: &PowerCut) -> Progress {
+        self.history.get(cut.tag() as usize).copied().unwrap_or_default()
+    }
+}

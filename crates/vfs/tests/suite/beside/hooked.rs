@@ -1,0 +1,51 @@
+//! A file system in memory where a program acts right after a look-up was answered.
+//!
+//! Lock: the slot of the act, not held while it runs.
+
+use super::*;
+
+/// What acts once, after the next look-up.
+type Act = Box<dyn FnOnce() + Send>;
+
+/// A file system with such a program.
+#[derive(Default)]
+pub(super) struct Hooked {
+    pub fs: Arc<MemFs>,
+    pub after_lookup: Mutex<Option<Act>>,
+    /// Attributes are never set.
+    pub is_stuck: AtomicBool,
+}
+
+impl FileSystem for Hooked {
+    forebay_vfs::delegate_file_system!(
+        [fs]
+        statfs parent getattr mknod mkdir symlink link unlink rmdir rename readlink
+        readdir getxattr setxattr listxattr removexattr open syncfs
+    );
+
+    fn lookup<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
+        Box::pin(async move {
+            let found = self.fs.lookup(dir, name).await;
+            let act = self.after_lookup.lock().take();
+            if let Some(act) = act {
+                act();
+            }
+            found
+        })
+    }
+    fn setattr<'a>(&'a self, ino: Ino, set: &'a SetAttr) -> BoxFuture<'a, Result<Attr>> {
+        match self.is_stuck.load(Ordering::Relaxed) {
+            true => Box::pin(std::future::pending()),
+            false => self.fs.setattr(ino, set),
+        }
+    }
+    fn create<'a>(
+        &'a self,
+        dir: Ino,
+        name: Name<'a>,
+        new: &'a NewInode,
+        flags: OpenFlags,
+    ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>> {
+        self.fs.create(dir, name, new, flags)
+    }
+}
