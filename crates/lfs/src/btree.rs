@@ -24,6 +24,7 @@
 
 mod ahead;
 pub mod cache;
+mod change;
 pub mod check;
 pub mod checkpoint;
 pub mod device;
@@ -40,8 +41,9 @@ pub mod walk;
 pub mod write;
 
 pub use cache::NodeCache;
+pub use change::{Change, Changes};
 pub use check::{Problem, Report, Seen};
-pub use checkpoint::{Change, Changes, TreeChanges, checkpoint};
+pub use checkpoint::{TreeChanges, checkpoint};
 pub use device::DeviceStore;
 pub use map::{GivenUp, MapChanges, Piece, Stored};
 pub use merge::Merged;

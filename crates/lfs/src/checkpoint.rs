@@ -21,12 +21,13 @@
 
 pub(crate) mod changes;
 mod close;
+mod read_only;
 mod repeat;
 
 use crate::btree::map::MapChanges;
 use crate::btree::{Change, Ledger};
-use crate::checkpoint::changes::{overlaid, pieces_of};
-use crate::device::hold::TurnLock;
+use crate::checkpoint::changes::{find_owners, overlaid, pieces_of};
+use crate::device::hold::{Hold, TurnLock};
 use crate::device::slots;
 use crate::fault::Planted;
 use crate::format::item::Item;
@@ -37,6 +38,7 @@ use crate::log::{ANY, Head};
 use crate::map::overlay::{Overlay, Where};
 use crate::names::items::Items;
 use crate::space::admission::Growth;
+use crate::space::nodes::NodeOwner;
 use crate::space::segment::{Deltas, Plan};
 use crate::space::usage_table::write_usage;
 use crate::transaction::frozen::Frozen;
@@ -208,6 +210,20 @@ impl Drop for Making<'_> {
         state.thaw();
         // A slot may name them, and some may be on their way still.
         state.space.nodes.hold(self.taken.taken.concat());
+    }
+}
+
+impl NodeOwner for Inner {
+    fn take_node(&self) -> Result<[Place; 2]> {
+        self.state.lock().take_node()
+    }
+
+    fn hold(&self) -> Hold {
+        self.checkpoints.turns.hold()
+    }
+
+    fn writes_failed(&self, offsets: &[u64]) {
+        self.resources.writes_failed(offsets);
     }
 }
 
@@ -475,7 +491,7 @@ impl Inner {
         let mut changes = MapChanges::new(&self.tree, root, pieces, &mut given_up);
         let content = self.tree.merge(&root, &mut changes, number, ledger).await?;
         drop(changes);
-        self.find_owners(&content.root, (data, items), &mut stored).await?;
+        find_owners(&self.tree, &content.root, (data, items), &mut stored).await?;
         let patches = self.inodes(&content.root, items, &stored).await?;
         let mut changes = overlaid(items.changes(), patches);
         let names = self.tree.merge(&content.root, &mut changes, number, ledger).await?;

@@ -27,6 +27,7 @@ mod choose;
 mod copy;
 mod discard;
 mod gather;
+mod live;
 mod relocate;
 
 use crate::checkpoint::How;
@@ -37,8 +38,6 @@ use forebay_base::task::WaitQueue;
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 
-/// Default of `clean_percent`.
-pub const DEFAULT_PERCENT: u32 = 10;
 /// Passes for one who waits for room, each of which brought a part of a segment, before he looks again.
 const PASSES_MAX: u32 = 256;
 /// Passes that fail, one after the other, before he is told that there is no room.

@@ -2,9 +2,9 @@
 //!
 //! Locks: see the modules.
 
-pub(crate) mod closed;
 pub(crate) mod content;
+pub(crate) mod lookup;
 pub(crate) mod map_ops;
-pub(crate) mod open_file;
+pub(crate) mod places;
 pub(crate) mod read_ahead;
 pub(crate) mod reserve;

@@ -10,11 +10,11 @@
 //! - `log`: records and groups of records, and how they become durable
 //! - `map`: where a file's blocks are
 //! - `names`: inodes, directories and attributes, and their cache
-//! - `transaction`: one change, applied to space, log, map and names
+//! - `transaction`: the state that space, log, map and names make up, and one change applied to it
 //! - `files`: the mapping that iomap sees, open and recently closed files
 //! - `checkpoint` and `clean`: changes get into the tree, and space becomes free
 //! - `recover`: opening, roll-forward, repair after a failed write
-//! - `volume`: the public interface, maintenance, fsck, grow, info
+//! - `volume`: the public interface, open files, commits, maintenance, fsck, grow, info
 //!
 //! `fault` (injected faults), `fuzz` and `tests` are test apparatus.
 //!
@@ -77,17 +77,18 @@ mod space;
 mod transaction;
 mod volume;
 
-pub use clean::{CleanStats, DEFAULT_PERCENT as CLEAN_PERCENT};
+pub use clean::CleanStats;
 #[cfg(shuttle)]
 #[doc(hidden)]
 pub use log::model as log_model;
 pub use space::alloc;
 pub use space::alloc::{AllocMode, AllocStats};
+pub use transaction::options::{CLEAN_PERCENT, OpenOptions};
 pub use volume::extents::{FileExtent, FreeSpace};
 pub use volume::fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};
 pub use volume::grow::grow;
 pub use volume::info::{VolumeInfo, probe};
-pub use volume::{CreateOptions, OpenOptions, Volume};
+pub use volume::{CreateOptions, Volume};
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 #[cfg(test)]

@@ -36,17 +36,18 @@
 pub(crate) mod commit;
 pub(crate) mod group_layout;
 pub(crate) mod staging;
+pub(crate) mod turn;
 
 #[cfg(any(test, shuttle))]
 #[doc(hidden)]
 pub mod model;
 
-use crate::device::hold::{Hold, LogWrites};
 use crate::format::place::Place;
 use crate::format::record::RecordKind;
-use forebay_base::sync::{Arc, Mutex};
+use crate::format::superblock::Superblock;
+use forebay_base::sync::Mutex;
 use forebay_base::task::{Pick, WaitQueue};
-use forebay_base::{Error, ErrorKind, Result};
+use forebay_base::{Error, Result};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -116,6 +117,20 @@ pub(crate) struct Head {
     pub generation: u64,
     /// Sum of the last record.
     pub predecessor: u32,
+}
+
+impl Head {
+    /// Where the log of a checkpoint begins.
+    pub fn of(superblock: &Superblock) -> Self {
+        Self {
+            segment: Some(superblock.log_head.segment),
+            previous: None,
+            offset: superblock.log_head.offset,
+            sequence: superblock.log_sequence,
+            generation: superblock.generation,
+            predecessor: superblock.log_predecessor,
+        }
+    }
 }
 
 /// Records that were written together.
@@ -274,7 +289,7 @@ fn pick(wanted: bool) -> Pick {
 }
 
 /// Whom the end of a turn wakes (L8); made under the lock under which the turn ends.
-struct Due {
+pub(crate) struct Due {
     everybody: bool,
     durable: u64,
     written: u64,
@@ -285,7 +300,8 @@ struct Due {
 }
 
 impl Due {
-    fn of(ctl: &Ctl) -> Self {
+    /// What the end of a turn leaves to do.
+    pub fn of(ctl: &Ctl) -> Self {
         let crowded = ctl.groups.len() >= GROUPS_AHEAD;
         Self {
             everybody: ctl.repair,
@@ -309,7 +325,7 @@ impl Due {
     }
 
     /// `mine`: what who held the turn waits for; it looks again by itself.
-    fn wake(mut self, log: &Log, mine: u64) {
+    pub fn wake(mut self, log: &Log, mine: u64) {
         if self.everybody {
             return log.wake_all();
         }
@@ -318,166 +334,12 @@ impl Due {
     }
 }
 
-/// The write turn. If its task is dropped, its records are laid out again by the next waiter (L5),
-/// after the device has ended the last write of the turn (L9).
-pub(crate) struct WriteTurn {
-    log: Arc<Log>,
-    pub group: Option<Group>,
-    /// [`crate::fault::Planted::ForgottenGroup`].
-    pub forgets: bool,
-    mine: u64,
-    over: bool,
-    writes: Arc<LogWrites>,
-}
-
-impl WriteTurn {
-    /// Of a log whose `writing` was set for it, by who waits for `mine`.
-    pub fn new(log: Arc<Log>, mine: u64) -> Self {
-        let writes = LogWrites::new(log.clone());
-        Self { log, group: None, forgets: false, mine, over: false, writes }
-    }
-
-    /// For a write of this turn: the write carries it until the device has ended it (L9).
-    pub fn hold(&self) -> Hold {
-        Hold::log(&self.writes)
-    }
-
-    /// Ends it; `then` takes the group.
-    pub fn end(mut self, then: impl FnOnce(&mut Ctl, Option<Group>)) {
-        self.over = true;
-        let mut ctl = self.log.ctl.lock();
-        ctl.writing = false;
-        then(&mut ctl, self.group.take());
-        let due = Due::of(&ctl);
-        drop(ctl);
-        due.wake(&self.log, self.mine);
-    }
-}
-
-impl Drop for WriteTurn {
-    fn drop(&mut self) {
-        if self.over {
-            return;
-        }
-        // `writing` stays set until the last write has ended: the drop of `writes` clears it.
-        self.writes.abandon();
-        if self.forgets {
-            return;
-        }
-        let mut ctl = self.log.ctl.lock();
-        if let Some(mut group) = self.group.take() {
-            // The segments that it opened stay taken as long as the volume is open.
-            group.opened.clear();
-            ctl.groups.push_back(group);
-        }
-        ctl.repair = true;
-        drop(ctl);
-        self.log.wait.wake_all();
-    }
-}
-
-/// The flush turn. If its task is dropped, the turn ends when the device has ended the flush (L7). A
-/// flush that failed counts as failed then; after one that worked the next waiter flushes again.
-pub(crate) struct FlushTurn {
-    log: Arc<Log>,
-    mine: u64,
-    over: bool,
-    flown: Arc<Mutex<Flown>>,
-}
-
-/// What the device does with the flush of a turn. Locked below `ctl`.
-enum Flown {
-    /// It has none, or has ended it well.
-    Ground,
-    Flying,
-    /// It has one, whose task was dropped.
-    Alone,
-    /// It has ended it with an error that the task has not seen yet.
-    Failed(Error),
-}
-
-impl FlushTurn {
-    /// Of a log whose `flushing` was set for it, by who waits for `mine`.
-    pub fn new(log: Arc<Log>, mine: u64) -> Self {
-        Self { log, mine, over: false, flown: Arc::new(Mutex::new(Flown::Ground)) }
-    }
-
-    /// For a flush that is handed to the device: to be dropped when that is over.
-    pub fn flight(&self) -> Flight {
-        *self.flown.lock() = Flown::Flying;
-        let failed = Some(Error::new(ErrorKind::Shutdown, "flush", "the device went away"));
-        Flight { log: self.log.clone(), flown: self.flown.clone(), failed }
-    }
-
-    /// Ends it.
-    pub fn end<T>(mut self, then: impl FnOnce(&mut Ctl) -> T) -> T {
-        self.over = true;
-        let mut ctl = self.log.ctl.lock();
-        ctl.flushing = false;
-        let result = then(&mut ctl);
-        let due = Due::of(&ctl);
-        drop(ctl);
-        due.wake(&self.log, self.mine);
-        result
-    }
-}
-
-impl Drop for FlushTurn {
-    fn drop(&mut self) {
-        if self.over {
-            return;
-        }
-        let mut ctl = self.log.ctl.lock();
-        let flown = std::mem::replace(&mut *self.flown.lock(), Flown::Alone);
-        ctl.flushing = matches!(flown, Flown::Flying);
-        if let Flown::Failed(error) = flown {
-            Log::fail(&mut ctl, error);
-        }
-        drop(ctl);
-        self.log.wait.wake_all();
-    }
-}
-
-/// A flush that the device has.
-pub(crate) struct Flight {
-    log: Arc<Log>,
-    flown: Arc<Mutex<Flown>>,
-    failed: Option<Error>,
-}
-
-impl Flight {
-    /// The device has ended the flush: what it says of it.
-    pub fn note(&mut self, result: &Result<()>) {
-        self.failed = result.as_ref().err().cloned();
-    }
-}
-
-impl Drop for Flight {
-    fn drop(&mut self) {
-        // The second of the turn and its flush to go ends the turn.
-        let mut ctl = self.log.ctl.lock();
-        let mut flown = self.flown.lock();
-        let is_alone = matches!(*flown, Flown::Alone);
-        *flown = match self.failed.take() {
-            Some(error) if is_alone => {
-                Log::fail(&mut ctl, error);
-                Flown::Ground
-            }
-            Some(error) => Flown::Failed(error),
-            None => Flown::Ground,
-        };
-        drop(flown);
-        if is_alone {
-            ctl.flushing = false;
-            drop(ctl);
-            self.log.wait.wake_all();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::turn::{FlushTurn, WriteTurn};
     use super::*;
+    use forebay_base::ErrorKind;
+    use forebay_base::sync::Arc;
 
     /// L9: the write turn of a dropped task ends with the last write that carries a hold of it.
     #[test]

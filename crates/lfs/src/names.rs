@@ -2,7 +2,8 @@
 //!
 //! Locks: see the modules.
 
-pub(crate) mod attributes;
+pub(crate) mod closed;
+pub(crate) mod content;
 pub(crate) mod directory;
 pub(crate) mod evict;
 pub(crate) mod inode;
@@ -10,6 +11,5 @@ pub(crate) mod items;
 pub(crate) mod load;
 pub(crate) mod lookup;
 pub(crate) mod name_cache;
-pub(crate) mod namei;
 pub(crate) mod node;
 pub(crate) mod scan_cache;

@@ -3,6 +3,5 @@
 //! Locks: see the modules.
 
 pub(crate) mod open;
-pub(crate) mod read_only;
 pub(crate) mod repair;
 pub(crate) mod rollforward;

@@ -21,7 +21,6 @@
 
 pub(crate) mod admission;
 pub mod alloc;
-pub(crate) mod capacity;
 pub(crate) mod nodes;
 pub(crate) mod segment;
 pub(crate) mod usage_table;

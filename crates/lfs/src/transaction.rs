@@ -1,8 +1,27 @@
 //! One change: recorded, queued for the log and applied to names, map and space in one hold of the
-//! state lock.
+//! state lock. And what looks at several of these parts at once: admission of content, lookups that
+//! say what is missing in memory, eviction.
 //!
 //! No locks: the volume's state lock covers it.
 
+mod admission;
+mod allocated;
 pub(crate) mod append;
+mod attributes;
+mod block_lookup;
+mod capacity;
+mod evict;
 pub(crate) mod frozen;
+mod inode;
+pub(crate) mod items;
+mod load;
+mod lookup;
+pub(crate) mod memory;
+mod namei;
+mod openers;
+pub(crate) mod options;
+mod places;
+mod queue;
+pub(crate) mod resources;
 pub(crate) mod state;
+mod windows;

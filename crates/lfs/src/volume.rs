@@ -4,23 +4,24 @@
 //!
 //! Locks: see the crate.
 
+mod commit;
 pub(crate) mod digest;
 pub(crate) mod extents;
 pub(crate) mod fsck;
 pub(crate) mod grow;
 pub(crate) mod info;
+mod listing;
 pub(crate) mod maintenance;
-pub(crate) mod memory;
+pub(crate) mod open_file;
 pub(crate) mod status;
+mod tried;
 pub(crate) mod vfs;
 
-use crate::btree::cache::DEFAULT_BUDGET_BYTES;
 use crate::btree::{NodeCache, Tree};
 use crate::checkpoint::{Checkpoints, How};
 use crate::clean::Cleaner;
 use crate::device::layout::Layout;
 use crate::device::slots;
-use crate::fault::Plant;
 use crate::files::read_ahead::Near;
 use crate::format::change::Change;
 use crate::format::extent::Extent;
@@ -35,15 +36,17 @@ use crate::format::{COUNT_MAX, corrupt};
 use crate::log::staging::Staging;
 use crate::log::{Head, Log};
 use crate::names::name_cache::Remembered;
-use crate::recover::open::{Opened, find, fresh_head, head_of};
+use crate::recover::open::{Opened, find, fresh_head};
 use crate::recover::rollforward::Found;
 use crate::space::Need;
 use crate::space::admission::Dirt;
-use crate::space::alloc::{AllocMode, Allocator, SERIALIZED_DIO_PAGES};
-use crate::space::nodes::VolumeStore;
+use crate::space::alloc::Allocator;
+use crate::space::nodes::{NodeOwner, VolumeStore};
 use crate::space::usage_table::usage_nodes;
+use crate::transaction::memory::Memory;
+use crate::transaction::options::OpenOptions;
+use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
-use crate::volume::memory::Memory;
 use forebay_base::buf::DataRef;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
 use forebay_base::sync::{Arc, Mutex};
@@ -51,11 +54,10 @@ use forebay_base::units::MIB;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, io};
-use forebay_cache::PageCache;
 use forebay_cache::writeback::domain::{Domain, Stay};
-use forebay_vfs::{Clock, SystemClock, Timestamp};
+use forebay_vfs::Timestamp;
+use std::ops::Deref;
 use std::sync::Weak;
-use std::time::Duration;
 
 /// Fewest segments of a volume: three kept, two of the tree, one of each other stream, some to fill.
 const SEGMENTS_MIN: u64 = 10;
@@ -106,109 +108,17 @@ impl CreateOptions {
     }
 }
 
-/// How a volume is opened.
-#[derive(Clone)]
-pub struct OpenOptions {
-    /// What stamps inodes.
-    pub clock: std::sync::Arc<dyn Clock>,
-    /// Content goes through it; without one there are only names and attributes.
-    pub cache: Option<Arc<PageCache>>,
-    /// Records that point at no data of their own go out with FUA, where all before them is flushed, instead
-    /// of a flush behind them.
-    pub fua: bool,
-    /// Reading leaves no trace.
-    pub noatime: bool,
-    /// Longest synced content that goes into a record, bytes; 0: none. At most 64 KiB.
-    pub inline_max: u32,
-    /// Nothing is written, and nothing can be changed: for volumes where only that is safe, too.
-    pub read_only: bool,
-    /// With `read_only`: so many of the newest checkpoints are passed over, for what they refer to is
-    /// damaged. The log behind an older one is kept, and tells what has happened since.
-    pub passed_over: u32,
-    /// Longest log behind a checkpoint, bytes; and what it has beside content is never more than a twelfth of
-    /// the volume.
-    pub checkpoint_bytes: u64,
-    /// What was recorded, synced or not, is in a checkpoint after this time, or four times that where it goes
-    /// on being written; none: only by size.
-    pub checkpoint_age: Duration,
-    /// The device is told of segments that nothing in is wanted any more. A file gives their bytes back to
-    /// its file system then, and has to get them again before they are written; without it they stay written.
-    pub discard: bool,
-    /// What changes may take in memory until a checkpoint has merged them, bytes.
-    pub overlay_bytes: u64,
-    /// Clean nodes of the tree that are kept in memory, bytes.
-    pub node_cache_bytes: usize,
-    /// Inodes and entries of directories that are kept in memory beside those that must be, bytes.
-    pub inode_cache_bytes: usize,
-    /// The three bounds above are shares of the budget of `cache` in the stead of these numbers, and what
-    /// is in use is a part of it.
-    pub of_budget: bool,
-    /// Below so many of 100 segments free, those with little in them are cleaned in the background; 0: only
-    /// when there is no room, at most 50.
-    pub clean_percent: u32,
-    /// How blocks of data are given out.
-    pub alloc: AllocMode,
-    /// `serialized`: from how many pages of 4 KiB on a direct write takes its turn. 0: always, the largest
-    /// number: never. Live: [`Volume::set_serialized_dio_pages`].
-    pub serialized_dio_pages: u32,
-    /// Tasks give way at each lock of giving out blocks: for the simulated world, where nobody meets
-    /// anybody at a lock otherwise.
-    pub lock_points: bool,
-    /// For tests of the tests.
-    #[doc(hidden)]
-    pub plant: Plant,
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        let clock = std::sync::Arc::new(SystemClock);
-        let plant = Plant::default();
-        Self {
-            clock,
-            cache: None,
-            fua: true,
-            noatime: false,
-            inline_max: 64 << 10,
-            read_only: false,
-            passed_over: 0,
-            checkpoint_bytes: 2 << 30,
-            checkpoint_age: Duration::from_secs(30),
-            discard: false,
-            overlay_bytes: 32 << 20,
-            node_cache_bytes: DEFAULT_BUDGET_BYTES,
-            inode_cache_bytes: crate::names::evict::DEFAULT_BYTES,
-            of_budget: false,
-            clean_percent: crate::clean::DEFAULT_PERCENT,
-            alloc: AllocMode::default(),
-            serialized_dio_pages: SERIALIZED_DIO_PAGES,
-            lock_points: false,
-            plant,
-        }
-    }
-}
-
 /// What a volume's users share.
 pub(crate) struct Inner {
-    pub device: DeviceRef,
-    pub world: WorldRef,
-    pub options: OpenOptions,
-    pub layout: Layout,
-    pub state: Mutex<State>,
-    pub log: Arc<Log>,
-    pub alloc: Allocator,
-    pub staging: std::sync::Arc<Staging>,
+    pub resources: Resources,
     pub near: Near,
-    pub memory: Memory,
     /// Held while a mapping is made or let go of: see [`crate::files::content`].
     pub making: Mutex<()>,
     /// Of all content, if there is a cache.
     pub domain: Option<Arc<Domain>>,
     /// Its flusher is there for one small file after the other.
     pub _stays: Option<Stay>,
-    pub plant: Plant,
     pub me: Weak<Inner>,
-    pub tree: Tree,
-    pub store: std::sync::Arc<VolumeStore>,
     pub checkpoints: Checkpoints,
     pub cleaner: Cleaner,
     /// What has changed waits to be old enough for a checkpoint.
@@ -222,6 +132,14 @@ pub(crate) struct Inner {
     /// What is wrong with the log of a volume that is open for reading.
     pub damage: Option<Error>,
     pub names: Remembered,
+}
+
+impl Deref for Inner {
+    type Target = Resources;
+
+    fn deref(&self) -> &Resources {
+        &self.resources
+    }
 }
 
 impl Drop for Inner {
@@ -282,7 +200,7 @@ impl Volume {
         let mut state = State::new(layout);
         let nowhere = |_: &Extent<'_>| Err(corrupt("create", "there is no content"));
         state.apply(&Change::CreateInode(ROOT_INO, root(options.now), &[]), &nowhere)?;
-        let mut head = Head { segment: None, ..head_of(&superblock) };
+        let mut head = Head { segment: None, ..Head::of(&superblock) };
         fresh_head(&mut state, &mut head)?;
         let opened = Opened {
             found: Found { state, head, records: 0, damage: None },
@@ -377,7 +295,7 @@ impl Volume {
         let nodes = usage_nodes(segments, layout.geometry, seal).await?;
         let checkpoints = Checkpoints::new(superblock.clone(), usage, nodes);
         let Parts { tree, store } = parts;
-        let inner = std::sync::Arc::new_cyclic(|me: &Weak<Inner>| Inner {
+        let resources = Resources {
             device: device.clone(),
             world: world.clone(),
             options: options.clone(),
@@ -386,15 +304,18 @@ impl Volume {
             log: Arc::new(Log::new(found.head)),
             alloc: Allocator::new(options.alloc, options.serialized_dio_pages, options.lock_points),
             staging: std::sync::Arc::new(Staging::new(device.clone(), options.plant)),
-            near: Near::default(),
             memory: Memory::new(options),
+            plant: options.plant,
+            tree,
+            store,
+        };
+        let inner = std::sync::Arc::new_cyclic(|me: &Weak<Inner>| Inner {
+            resources,
+            near: Near::default(),
             making: Mutex::default(),
             domain,
             _stays: stays,
-            plant: options.plant,
             me: me.clone(),
-            tree,
-            store,
             checkpoints,
             cleaner: Cleaner::new(),
             is_ageing: AtomicBool::new(false),
@@ -404,7 +325,8 @@ impl Volume {
             damage: found.damage,
             names: Remembered::default(),
         });
-        inner.store.attach(std::sync::Arc::downgrade(&inner));
+        let owner: Weak<dyn NodeOwner> = inner.me.clone();
+        inner.store.attach(owner);
         Ok(Self(inner))
     }
 

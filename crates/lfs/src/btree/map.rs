@@ -12,7 +12,7 @@
 //!
 //! No locks.
 
-use super::checkpoint::{Change, Changes};
+use super::change::{Change, Changes};
 use super::read::{Found, InOrder};
 use super::{Tree, WHAT};
 use crate::format::extent::{ENCRYPTED, Extent, Source, Sums, UNWRITTEN};

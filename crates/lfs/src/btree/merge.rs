@@ -10,7 +10,7 @@
 //!
 //! No locks.
 
-use super::checkpoint::{Change, Changes};
+use super::change::{Change, Changes};
 use super::store::StoredNode;
 use super::write::{FILL_PERCENT, Ledger, Writer};
 use super::{Link, Tree, WHAT};

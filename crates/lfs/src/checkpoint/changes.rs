@@ -4,7 +4,7 @@
 //! No locks.
 
 use crate::btree::map::{Piece, Stored};
-use crate::btree::{Change, Cursor};
+use crate::btree::{Change, Cursor, Tree};
 use crate::format::change::Change as Recorded;
 use crate::format::extent::put_crc32c;
 use crate::format::item::Item;
@@ -13,7 +13,6 @@ use crate::format::superblock::TreeRoot;
 use crate::map::overlay::{self, Overlay, Where};
 use crate::names::items::Items;
 use crate::transaction::state::State;
-use crate::volume::Inner;
 use forebay_base::Result;
 use forebay_base::codec::Reader;
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,54 +79,52 @@ impl State {
     }
 }
 
-impl Inner {
-    /// Whose content it is that a recovery applied without meeting the inode, or that was
-    /// written when the inode was not in memory: then all inodes are looked at.
-    pub(crate) async fn find_owners(
-        &self,
-        root: &TreeRoot,
-        (data, items): (&BTreeMap<u64, Overlay>, &Items),
-        stored: &mut BTreeMap<u64, (u64, i64)>,
-    ) -> Result<()> {
-        // Of data that died with its inode all is a hole.
-        let max_blocks = self.layout.geometry.max_blocks();
-        let is_dead = |overlay: &Overlay| {
-            let mut holes = 0;
-            overlay.pieces().all(|(_, piece)| {
-                holes += piece.blocks;
-                piece.at == Where::Hole
-            }) && holes == max_blocks
-        };
-        let is_unknown = |(data_id, (ino, bytes)): &(&u64, &(u64, i64))| {
-            *ino == 0 && *bytes != 0 && data.get(data_id).is_some_and(|overlay| !is_dead(overlay))
-        };
-        let unknown = stored.iter().filter(is_unknown).map(|(data_id, _)| *data_id);
-        let mut unknown: BTreeSet<u64> = unknown.collect();
-        let ends = [Key::Inode(0), Key::Extent(0, 0)];
-        // Those that are new are in no tree yet.
-        let keys = ends[0].to_bytes()..ends[1].to_bytes();
-        let new = (!unknown.is_empty()).then(|| items.range(&keys));
-        for (key, value) in new.into_iter().flatten() {
-            let (key, Some(value)) = (Key::decode(key.as_slice())?, value) else { continue };
-            if let (Key::Inode(ino), Item::Inode(inode)) =
-                (key, Item::decode(key, value, &self.layout.geometry)?)
-                && unknown.remove(&inode.data_id)
-                && let Some(stored) = stored.get_mut(&inode.data_id)
-            {
-                stored.0 = ino;
-            }
-        }
-        let mut cursor = Cursor::new(ends[0], Some(ends[1]));
-        while !unknown.is_empty()
-            && let Some(found) = cursor.next(&self.tree, root).await?
+/// Whose content it is that a recovery applied without meeting the inode, or that was
+/// written when the inode was not in memory: then all inodes are looked at.
+pub(crate) async fn find_owners(
+    tree: &Tree,
+    root: &TreeRoot,
+    (data, items): (&BTreeMap<u64, Overlay>, &Items),
+    stored: &mut BTreeMap<u64, (u64, i64)>,
+) -> Result<()> {
+    // Of data that died with its inode all is a hole.
+    let max_blocks = tree.geometry().max_blocks();
+    let is_dead = |overlay: &Overlay| {
+        let mut holes = 0;
+        overlay.pieces().all(|(_, piece)| {
+            holes += piece.blocks;
+            piece.at == Where::Hole
+        }) && holes == max_blocks
+    };
+    let is_unknown = |(data_id, (ino, bytes)): &(&u64, &(u64, i64))| {
+        *ino == 0 && *bytes != 0 && data.get(data_id).is_some_and(|overlay| !is_dead(overlay))
+    };
+    let unknown = stored.iter().filter(is_unknown).map(|(data_id, _)| *data_id);
+    let mut unknown: BTreeSet<u64> = unknown.collect();
+    let ends = [Key::Inode(0), Key::Extent(0, 0)];
+    // Those that are new are in no tree yet.
+    let keys = ends[0].to_bytes()..ends[1].to_bytes();
+    let new = (!unknown.is_empty()).then(|| items.range(&keys));
+    for (key, value) in new.into_iter().flatten() {
+        let (key, Some(value)) = (Key::decode(key.as_slice())?, value) else { continue };
+        if let (Key::Inode(ino), Item::Inode(inode)) =
+            (key, Item::decode(key, value, tree.geometry())?)
+            && unknown.remove(&inode.data_id)
+            && let Some(stored) = stored.get_mut(&inode.data_id)
         {
-            if let (Key::Inode(ino), Item::Inode(inode)) = found.decode(&self.layout.geometry)?
-                && unknown.remove(&inode.data_id)
-                && let Some(stored) = stored.get_mut(&inode.data_id)
-            {
-                stored.0 = ino;
-            }
+            stored.0 = ino;
         }
-        Ok(())
     }
+    let mut cursor = Cursor::new(ends[0], Some(ends[1]));
+    while !unknown.is_empty()
+        && let Some(found) = cursor.next(tree, root).await?
+    {
+        if let (Key::Inode(ino), Item::Inode(inode)) = found.decode(tree.geometry())?
+            && unknown.remove(&inode.data_id)
+            && let Some(stored) = stored.get_mut(&inode.data_id)
+        {
+            stored.0 = ino;
+        }
+    }
+    Ok(())
 }

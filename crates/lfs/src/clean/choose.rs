@@ -8,7 +8,7 @@
 //!
 //! Lock: the state lock, then the turn; for a look at all segments, if one has changed since.
 
-use super::gather::FOUND_BYTES;
+use super::live::{FOUND_BYTES, Victims};
 use super::{Hurry, Turn};
 use crate::space::Need;
 use crate::space::segment::{Known, Phase, Segment};
@@ -31,9 +31,6 @@ const LOW_LEAST: u64 = 3;
 
 /// What is found live takes so much of what changes may take in memory: one of so many parts.
 const LISTED_SHARE: u64 = 4;
-
-/// Segments to clean.
-pub(super) type Victims = BTreeSet<u32>;
 
 struct Candidate {
     segment: u32,

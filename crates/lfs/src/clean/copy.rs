@@ -17,7 +17,7 @@
 //!
 //! Locks: the state lock, when a flight ends; none across a wait.
 
-use super::relocate::Live;
+use super::live::{BUFFER_LEAST, Live};
 use crate::device::slots::read_at;
 use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::place::Place;
@@ -43,8 +43,6 @@ const AHEAD_SHARE: u64 = 16;
 pub(super) const COPY_TIMES: u64 = 6;
 /// Bytes that a piece of a round takes in memory, twice, with its sums.
 const PIECE_BYTES: u64 = 256;
-/// Bytes that a buffer takes at least.
-pub(super) const BUFFER_LEAST: u64 = 4 * KIB;
 /// What is dead between two runs that are read in one transfer, bytes at most.
 const GAP_BYTES: u64 = 16 * KIB;
 

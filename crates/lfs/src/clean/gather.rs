@@ -12,9 +12,7 @@
 //!
 //! Lock: the state lock; none across a wait.
 
-use super::choose::Victims;
-use super::copy::BUFFER_LEAST;
-use super::relocate::Live;
+use super::live::{BUFFER_LEAST, FOUND_BYTES, Live, Victims};
 use crate::btree::Cursor;
 use crate::format::corrupt;
 use crate::format::extent::{Extent, Source, UNWRITTEN, stored_segment};
@@ -33,8 +31,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const LOOK_AT_ONCE: usize = 8192;
 /// Leaves of the tree that are read at once, beside the one that is looked at.
 const LEAVES_AHEAD: usize = 31;
-/// Bytes that an extent takes here (M34).
-pub(super) const FOUND_BYTES: u64 = 40;
 
 /// An extent has none.
 const NO_SUMS: u32 = u32::MAX;

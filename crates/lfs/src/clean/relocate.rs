@@ -8,16 +8,16 @@
 //! Locks: the state lock, the log's and the turn in turn; none across a wait.
 
 use super::Hurry;
-use super::choose::Victims;
 use super::copy::{COPY_TIMES, Flight, in_order};
+use super::live::{Live, Victims};
 use crate::btree::InOrder;
 use crate::checkpoint::How;
 use crate::fault::Planted;
 use crate::files::map_ops::CHANGE_BYTES;
 use crate::format::change::Change;
 use crate::format::extent::{Extent, Source, Sums, put_crc32c};
-use crate::format::place::Place;
 use crate::format::superblock::TreeRoot;
+use crate::map::lookup::piece_in_order;
 use crate::map::overlay::Where;
 use crate::space::Need;
 use crate::space::admission::{Growth, MAP_ITEM_BYTES};
@@ -50,47 +50,6 @@ enum Moved {
     Done,
     /// There is no room for copies, or for saying where they are.
     NoRoom,
-}
-
-/// Blocks that are live in a segment that is being cleaned.
-#[derive(Clone)]
-pub(super) struct Live {
-    pub data_id: u64,
-    pub block: u64,
-    pub blocks: u64,
-    pub birth: u64,
-    pub from: Place,
-    pub sums: Vec<u32>,
-    /// Where they are copied to.
-    pub to: Place,
-    /// What has the same number is read together.
-    pub turn: u32,
-}
-
-impl Live {
-    fn end(&self, unit: u64) -> [u64; 2] {
-        [self.from, self.to].map(|at| u64::from(at.offset) + self.blocks * unit)
-    }
-
-    /// Whether it lies right behind another one, where it is and where it goes.
-    pub fn goes_on(&self, last: &Self, unit: u64) -> bool {
-        let segments = self.from.segment == last.from.segment && self.to.segment == last.to.segment;
-        segments && last.end(unit) == [self.from, self.to].map(|at| u64::from(at.offset))
-    }
-
-    pub fn part(&self, skip: u64, blocks: u64, unit: u64) -> Self {
-        let after = |at: Place| Place::new(at.segment, at.offset + (skip * unit) as u32);
-        let sums = self.sums.get(skip as usize..(skip + blocks) as usize).unwrap_or_default();
-        let (from, to) = (after(self.from), after(self.to));
-        Self { block: self.block + skip, blocks, from, to, sums: sums.to_vec(), ..*self }
-    }
-
-    /// The same in pieces of at most so many bytes.
-    pub fn pieces(self, bytes: u64, unit: u64) -> impl Iterator<Item = Self> {
-        let most = (bytes / unit).max(1);
-        let firsts = (0..self.blocks).step_by(most as usize);
-        firsts.map(move |skip| self.part(skip, most.min(self.blocks - skip), unit))
-    }
 }
 
 /// Room in the log, and nodes, that a round has for what it says; what is over goes back.
@@ -364,7 +323,7 @@ impl Inner {
             while at < live.blocks {
                 let rest = live.part(at, live.blocks - at, unit);
                 let Live { data_id, block, .. } = rest;
-                let piece = self.piece_in_order(root, data_id, block, &mut order).await?;
+                let piece = piece_in_order(&self.tree, root, data_id, block, &mut order).await?;
                 let blocks = piece.blocks.min(rest.blocks);
                 if piece.at == Where::Run(rest.from) {
                     still.push((n, rest.part(0, blocks, unit)));

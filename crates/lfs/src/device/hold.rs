@@ -9,7 +9,6 @@
 //! Locks: a hold may be dropped on a completion thread. Dropping it takes the log's `ctl`, or a
 //! leaf here; so no hold and no turn is dropped while either is held.
 
-use crate::log::Log;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::{Arc, Mutex, Weak};
 use forebay_base::task::WaitQueue;
@@ -17,42 +16,14 @@ use forebay_base::task::WaitQueue;
 /// Keeps a turn taken. A write carries one until the device has ended it.
 #[derive(Clone, Default)]
 pub(crate) struct Hold {
-    _log: Option<Arc<LogWrites>>,
+    _log: Option<Arc<dyn Send + Sync>>,
     _checkpoint: Option<Arc<TurnGuard>>,
 }
 
 impl Hold {
     /// Keeps the log's write turn taken.
-    pub fn log(writes: &Arc<LogWrites>) -> Self {
-        Self { _log: Some(writes.clone()), _checkpoint: None }
-    }
-}
-
-/// Shared by a write turn of the log and by its writes. `WriteTurn::end` ends the turn; if its task
-/// is dropped first, the last of these references ends it.
-pub(crate) struct LogWrites {
-    log: Arc<Log>,
-    is_abandoned: AtomicBool,
-}
-
-impl LogWrites {
-    /// For a write turn that the caller has just taken.
-    pub fn new(log: Arc<Log>) -> Arc<Self> {
-        Arc::new(Self { log, is_abandoned: AtomicBool::new(false) })
-    }
-
-    /// The task of the turn was dropped: from now on the last reference ends the turn.
-    pub fn abandon(&self) {
-        self.is_abandoned.store(true, Ordering::Release);
-    }
-}
-
-impl Drop for LogWrites {
-    fn drop(&mut self) {
-        if self.is_abandoned.load(Ordering::Acquire) {
-            self.log.ctl.lock().writing = false;
-            self.log.wake_all();
-        }
+    pub fn log(writes: Arc<dyn Send + Sync>) -> Self {
+        Self { _log: Some(writes), _checkpoint: None }
     }
 }
 

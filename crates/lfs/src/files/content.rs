@@ -1,5 +1,5 @@
 //! Content of regular files: the mapping in the cache that belongs to an inode, and when it comes and goes.
-//! What is in the cache of a file that no client has open stays there; [`crate::files::closed`] says
+//! What is in the cache of a file that no client has open stays there; [`crate::names::closed`] says
 //! how it is found again.
 //!
 //! Invariants: D11 an inode has at most one mapping at a time, and it stays while it is open or owes
@@ -10,9 +10,10 @@
 //! first, so that who opens a file finds all or nothing of what the last one left, and never under the
 //! second.
 
-use crate::files::closed::LeftFile;
 use crate::files::map_ops::FileOps;
 use crate::format::change::{Change, Size};
+use crate::names::closed::RetainedMapping;
+use crate::names::content::{Content, PendingWriteBack};
 use crate::names::lookup::Tried;
 use crate::names::node::Node;
 use crate::space::Need;
@@ -20,100 +21,12 @@ use crate::transaction::state::{Lost, OwedWritten, State};
 use crate::volume::Inner;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_iomap::MappedFile;
 use forebay_iomap::file::Geometry;
-use forebay_iomap::{Handle, MappedFile};
 use forebay_vfs::Ino;
 use forebay_vfs::rules::{self, refuse};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-
-/// See the module.
-pub(crate) struct Content {
-    pub file: Arc<MappedFile>,
-    /// Of the volume itself: what a sync of everything has seen of errors.
-    pub handle: Handle,
-    /// The map below `file`.
-    pub ops: Arc<FileOps>,
-}
-
-impl Content {
-    /// It owes nothing, and nobody else is at work on it: its mapping is gone when this goes.
-    fn may_go(self: &Arc<Self>) -> bool {
-        self.file.mapping.is_settled() && Arc::strong_count(self) == 1 && self.file.is_alone()
-    }
-
-    /// Leaves what is in the cache there, as the content of `data_id` (Y11). None: there is nothing, or an
-    /// error is to be told first.
-    fn leave(&self, data_id: u64) -> Option<LeftFile> {
-        let (file, mapping) = (&self.file, &self.file.mapping);
-        let fails = mapping.unreported().is_some() || mapping.sticky.lock().is_some();
-        // Of a write that was dropped: not content of the file.
-        let hidden = mapping.bounds.has_hidden_bytes();
-        if fails || hidden || file.cache.owners.folios(mapping.id) == 0 {
-            return None;
-        }
-        file.retain_folios();
-        Some(LeftFile { mapping: mapping.id, data_id, size: file.size() })
-    }
-}
-
-/// Inodes that are closed and may owe something, and where the hand is that goes round among them: with a
-/// million of them nobody who closes one looks at all.
-#[derive(Default)]
-pub(crate) struct Lingering {
-    inos: BTreeSet<u64>,
-    hand: u64,
-}
-
-impl Lingering {
-    /// Lingering from now on.
-    pub fn insert(&mut self, ino: u64) {
-        self.inos.insert(ino);
-    }
-
-    /// Whether it lingers.
-    pub fn contains(&self, ino: u64) -> bool {
-        self.inos.contains(&ino)
-    }
-
-    /// The one at the hand, which moves on.
-    fn next(&mut self) -> Option<u64> {
-        let ino = *self.inos.range(self.hand..).next().or_else(|| self.inos.first())?;
-        self.hand = ino + 1;
-        Some(ino)
-    }
-
-    /// Looks at up to `most` of `whole`'s but `besides`, each once; `look` says whether one goes. Where not
-    /// all are asked for, the second that stays is the last. Not the first: one file is closed for each
-    /// round, as a rule the one with the highest number, and the hand would keep step with it and never come
-    /// round.
-    fn look_round<S>(
-        whole: &mut S,
-        of: impl Fn(&mut S) -> &mut Self,
-        besides: Option<u64>,
-        most: usize,
-        mut look: impl FnMut(&mut S, u64) -> bool,
-    ) {
-        let mut stay = 0;
-        for _ in 0..most.min(of(whole).inos.len()) {
-            let Some(ino) = of(whole).next() else { break };
-            if besides == Some(ino) {
-                continue;
-            }
-            if look(whole, ino) {
-                of(whole).inos.remove(&ino);
-            } else {
-                stay += 1;
-                if stay == 2 && most <= AT_ONCE {
-                    break;
-                }
-            }
-        }
-    }
-}
-
-/// Lingering inodes that whoever closes one looks at beside it.
-pub(crate) const AT_ONCE: usize = 4;
 
 /// Files whose records a sync of everything makes durable together, at most, and bytes that they have dirty.
 const TOGETHER: usize = 1024;
@@ -225,7 +138,7 @@ impl Inner {
                 let node = state.get(op, ino)?;
                 (node.inode.data_id, node.live_size().unwrap_or(node.inode.size))
             };
-            let same = |left: &LeftFile| (left.data_id, left.size) == (data_id, size);
+            let same = |left: &RetainedMapping| (left.data_id, left.size) == (data_id, size);
             (size, state.left.take(ino.0).map(|left| (left.mapping, same(&left))))
         };
         let block_size = self.layout.geometry.block_bytes();
@@ -238,7 +151,7 @@ impl Inner {
         let left = left.filter(|(_, same)| *same).map(|(mapping, _)| mapping);
         let file = MappedFile::open_in(cache, domain, ops.clone(), geometry, left)?;
         let handle = file.open_handle();
-        let new = Arc::new(Content { file, handle, ops });
+        let new = Arc::new(Content { file, handle, ops, ino });
         let mut state = self.state.lock();
         let Some(node) = state.nodes.get_mut(&ino.0) else {
             return refuse(ErrorKind::Stale, op, format!("{ino:?}"));
@@ -270,12 +183,18 @@ impl Inner {
                 }
                 goes
             };
-            if let Some(ino) = first.filter(|ino| state.lingering.contains(*ino))
+            if let Some(ino) = first.filter(|ino| state.pending_write_back.contains(*ino))
                 && look(&mut state, ino)
             {
-                state.lingering.inos.remove(&ino);
+                state.pending_write_back.remove(ino);
             }
-            Lingering::look_round(&mut *state, |state| &mut state.lingering, first, most, look);
+            PendingWriteBack::look_round(
+                &mut *state,
+                |state| &mut state.pending_write_back,
+                first,
+                most,
+                look,
+            );
             (removed, settled, state.left.take_removed())
         };
         drop(settled);
@@ -359,7 +278,7 @@ impl Inner {
     pub(crate) fn unless_removed(&self, content: &Arc<Content>, done: Result<()>) -> Result<()> {
         let Err(error) = done else { return Ok(()) };
         let state = self.state.lock();
-        let node = state.nodes.get(&content.ops.ino.0);
+        let node = state.nodes.get(&content.ino.0);
         let own = node.and_then(|node| node.content.as_ref());
         match own.is_some_and(|own| Arc::ptr_eq(own, content)) {
             true => Err(error),
@@ -417,53 +336,4 @@ fn count_together(contents: &[Arc<Content>]) -> usize {
         bytes <= TOGETHER_BYTES
     });
     fits.take(TOGETHER).count().max(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The story: with a hundred thousand files that were written and closed, whoever closed another looked
-    /// at all of them.
-    #[test]
-    fn who_closes_a_file_looks_at_few_others_and_all_come_round() {
-        let mut lingering = Lingering::default();
-        (0..100).for_each(|ino| lingering.insert(2 * ino));
-        // Of these what goes, and who is looked at.
-        let round = |all: &mut Lingering, besides, most, goes: &dyn Fn(u64) -> bool| {
-            let mut seen = Vec::new();
-            let look = |_: &mut Lingering, ino| {
-                seen.push(ino);
-                goes(ino)
-            };
-            Lingering::look_round(all, |all| all, besides, most, look);
-            seen
-        };
-        let all = &mut lingering;
-        assert_eq!(round(all, None, AT_ONCE, &|_| true), [0, 2, 4, 6], "some at the hand");
-        assert_eq!(round(all, Some(10), AT_ONCE, &|ino| ino < 14), [8, 12, 14], "but that one");
-        assert_eq!(round(all, None, AT_ONCE, &|_| false), [16, 18], "two stay");
-        let seen: Vec<u64> = (0..47).flat_map(|_| round(all, None, AT_ONCE, &|_| false)).collect();
-        assert_eq!((seen.len(), seen.last()), (94, Some(&18)), "round, each once");
-        assert_eq!(
-            round(all, None, usize::MAX, &|ino| ino % 4 == 0).len(),
-            94,
-            "all, whoever stays"
-        );
-        assert!(!lingering.contains(12) && lingering.contains(14));
-    }
-
-    /// Whoever writes and closes one file after the other, each number above the last: the hand went along
-    /// with the newest, and nobody else was ever looked at.
-    #[test]
-    fn what_owes_nothing_goes_though_a_higher_one_is_closed_each_time() {
-        let mut lingering = Lingering::default();
-        for newest in 0..1000 {
-            lingering.insert(newest);
-            // The ten that were closed last owe still.
-            let look = |_: &mut Lingering, ino| ino + 10 < newest;
-            Lingering::look_round(&mut lingering, |all| all, Some(newest), AT_ONCE, look);
-            assert!(lingering.inos.len() < 40, "{} linger", lingering.inos.len());
-        }
-    }
 }

@@ -109,7 +109,9 @@ impl FileOps {
 
     /// D12: whether it is below the inode's mapping.
     fn is_of(&self, node: &Node) -> bool {
-        node.content.as_ref().is_some_and(|content| std::ptr::eq(&*content.ops, self))
+        node.content.as_ref().is_some_and(|content| {
+            std::ptr::addr_eq(&raw const *content.ops, std::ptr::from_ref(self))
+        })
     }
 
     pub fn inner(&self) -> Result<Arc<Inner>> {
@@ -164,7 +166,8 @@ impl FileOps {
             && range.start.is_multiple_of(u64::from(self.unit))
             && inner.state.lock().is_small(self.ino.0)
             && let Some((staged, pin)) = inner
-                .look_near(root, at..at + extent.len, &extent.pin, extent.sums.as_deref())
+                .near
+                .look_near(&inner, root, at..at + extent.len, &extent.pin, extent.sums.as_deref())
                 .await
         {
             (extent.device_offset, extent.pin) = (Some(staged), Some(pin));

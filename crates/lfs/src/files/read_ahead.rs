@@ -20,7 +20,7 @@ use crate::device::slots::read_at;
 use crate::format::superblock::TreeRoot;
 use crate::log::staging::Staging;
 use crate::map::lookup::Pin;
-use crate::volume::Inner;
+use crate::transaction::resources::Resources;
 use forebay_base::checksum::crc32c;
 use forebay_base::sync::Mutex;
 use forebay_base::units::KIB;
@@ -130,41 +130,43 @@ impl Near {
     }
 }
 
-impl Inner {
+impl Near {
     /// Where the bytes at `at`, a small file's as the tree below `root` has it, can be read without waiting
     /// for the device, and what keeps them there. `pin`: of their segment. `sums`: of their blocks, if there
     /// are any; what does not match is not kept (N23).
     pub(crate) async fn look_near(
         &self,
+        resources: &Resources,
         root: TreeRoot,
         at: Range<u64>,
         pin: &Option<Pin>,
         sums: Option<&[u32]>,
     ) -> Option<(u64, Pin)> {
-        let staging = &*self.staging;
-        let staged = match self.near.look(&root, &at, staging) {
+        let Resources { layout, device, .. } = resources;
+        let staging = &*resources.staging;
+        let staged = match self.look(&root, &at, staging) {
             Look::Alone => return None,
             Look::Held(staged) => staged,
             Look::Behind(window) => {
                 debug_assert!(pin.is_some(), "N21: its segment stays as it is meanwhile");
-                let place = self.layout.place_at(at.start)?;
-                let left = self.layout.segment_bytes() - u64::from(place.offset);
+                let place = layout.place_at(at.start)?;
+                let left = layout.segment_bytes() - u64::from(place.offset);
                 let end = at.start + window.max(at.end - at.start).min(left);
-                let read = read_at(&self.device, at.start, (end - at.start) as usize).await;
+                let read = read_at(device, at.start, (end - at.start) as usize).await;
                 // Who reads the piece by itself finds out.
                 let bytes = read.ok()?;
-                self.near.keep(root, at.start..end, &bytes, staging)?
+                self.keep(root, at.start..end, &bytes, staging)?
             }
         };
         // Another reader may have taken its place meanwhile.
         let pin = staging.pin_at(staged, at.end - at.start)?;
-        let (block, mut sound) = (self.layout.block_bytes() as usize, true);
+        let (block, mut sound) = (layout.block_bytes() as usize, true);
         let read = staging.read_staged(staged, at.end - at.start, |bytes| {
             let sums = sums.unwrap_or_default();
             sound = bytes.chunks(block).zip(sums).all(|(bytes, sum)| crc32c(bytes) == *sum);
         });
         if read.is_err() || !sound {
-            self.near.drop_kept(staged, staging);
+            self.drop_kept(staged, staging);
             return None;
         }
         Some((staged, pin as Pin))

@@ -9,10 +9,10 @@
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
 use crate::files::map_ops::{CHANGE_BYTES, FileOps, Share};
+use crate::files::places::Taken;
 use crate::names::node::Node;
 use crate::space::Need;
 use crate::space::admission::{Growth, PART_BYTES, extents_of};
-use crate::space::alloc::strategy::Taken;
 use crate::transaction::state::{Promise, State};
 use crate::volume::Inner;
 use forebay_base::units::round_down;

@@ -5,35 +5,77 @@
 //! of room is settled when its record is laid out. K13 on a volume without sums a record is written only when
 //! the runs that it names are flushed: recovery could not tell that they are missing.
 //!
-//! Locks: `ctl` and the state lock in turn, never both; none across a wait.
+//! The log knows the layers above by two traits: [`RecordOwner`] owns the queue and learns what became
+//! durable, [`DataRepair`] learns of failures and writes data again.
+//!
+//! Locks: `ctl` and those of the owner in turn, never both; none across a wait.
 
+use crate::device::hold::Hold;
+use crate::device::layout::Layout;
 use crate::device::write::{write_each, write_here};
-use crate::fault::Planted;
-use crate::format::place::{Place, SumAlgorithm};
+use crate::fault::{Plant, Planted};
+use crate::format::place::SumAlgorithm;
 use crate::format::record::RecordKind;
 use crate::log::group_layout::Batch;
-use crate::log::{ANY, Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
-use crate::space::Need;
-use crate::space::admission::Growth;
-use crate::transaction::state::State;
-use crate::volume::Inner;
+use crate::log::turn::{FlushTurn, WriteTurn};
+use crate::log::{ANY, Ctl, GROUPS_AHEAD, Group, Head, Log, Pending, Step};
 use forebay_base::buf::DataRef;
-use forebay_base::task::{oneshot, yield_now};
+use forebay_base::sync::Arc;
+use forebay_base::task::{BoxFuture, oneshot, yield_now};
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{Bio, BioFlags, BioOp, Completion};
-use std::time::Duration;
+use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
 
-/// Bytes of a group, about.
-const GROUP_BYTES_MAX: u64 = 1 << 20;
-/// How often what a failed flush has taken of a file that was cut and closed is written, for one sync.
-const OWED_ROUNDS: u32 = 3;
-/// The log is idle when nothing came for so long: then its mark is written.
-const IDLE: Duration = Duration::from_millis(10);
+/// The owner of the records: what the log asks of it, and reports to it.
+pub(crate) trait RecordOwner: Send + Sync {
+    /// Takes what is queued, up to the size of a group. `None`: a run of it was written before the
+    /// last of `failures`, and has to be written again first (Q1 of `repair`).
+    fn take_queue(&self, failures: u64) -> Option<Vec<Pending>>;
 
-impl Inner {
+    /// Takes a free segment for the log.
+    fn take_segment(&self) -> Result<u32>;
+
+    /// The group is laid out and takes `bytes` of the log: settles its grants (K12).
+    fn note_layout(&self, group: &mut Group, bytes: u64);
+
+    /// Puts the records of groups that failed back at the front of the queue, with their grants.
+    fn requeue(&self, group: &mut Group) -> Result<()>;
+
+    /// These groups became durable: their content is found on the device from now on.
+    fn on_durable(&self, groups: Vec<Group>);
+
+    /// A group was written, or failed.
+    fn on_written(&self);
+}
+
+/// What a failed write or flush asks of the layer that can write data again.
+pub(crate) trait DataRepair: Send + Sync {
+    /// Writes at these offsets on the device failed.
+    fn on_write_failure(&self, offsets: &[u64]);
+
+    /// Writes the runs of these records, and of those that are queued, again.
+    fn rewrite_runs<'a>(
+        &'a self,
+        records: &'a mut [Pending],
+        hold: &'a Hold,
+    ) -> BoxFuture<'a, Result<()>>;
+}
+
+/// The log with its device, and the layers that it serves.
+pub(crate) struct Committer<'a> {
+    pub log: &'a Arc<Log>,
+    pub device: &'a DeviceRef,
+    pub layout: &'a Layout,
+    pub plant: Plant,
+    /// Groups go out with FUA where K11 allows it.
+    pub uses_fua: bool,
+    pub owner: &'a dyn RecordOwner,
+    pub repair: &'a dyn DataRepair,
+}
+
+impl Committer<'_> {
     /// Makes everything durable that was appended up to `ticket`. `here`: the caller blocks, and I/O may be
     /// carried out on its thread.
-    pub(crate) async fn commit(&self, ticket: u64, here: bool) -> Result<()> {
+    pub async fn commit(&self, ticket: u64, here: bool) -> Result<()> {
         let entered = self.log.failures();
         let early = self.plant.has(Planted::AckBeforeFlush);
         let ticket = match self.plant.has(Planted::JoinedCommit) {
@@ -64,35 +106,6 @@ impl Inner {
         }
     }
 
-    /// Makes everything durable that has happened; but nothing counts as synced before what was owed by then.
-    pub(crate) async fn commit_all(&self, here: bool) -> Result<()> {
-        self.commit_then(here, |_| ()).await
-    }
-
-    /// The same, and looks at the state then.
-    pub(crate) async fn commit_then<T>(
-        &self,
-        here: bool,
-        look: impl FnOnce(&mut State) -> T,
-    ) -> Result<T> {
-        for _ in 0..OWED_ROUNDS {
-            let nothing_owed = self.state.lock().ticket_if_nothing_owed();
-            let ticket = match nothing_owed {
-                Some(ticket) => ticket,
-                None => {
-                    self.write_owed().await?;
-                    self.state.lock().next_ticket - 1
-                }
-            };
-            self.commit(ticket, here).await?;
-            let mut state = self.state.lock();
-            if state.settle_owed(ticket) {
-                return Ok(look(&mut state));
-            }
-        }
-        Err(Error::new(ErrorKind::Io, "commit", "content of a file that was cut was lost again"))
-    }
-
     async fn write_group(&self, mut turn: WriteTurn, here: bool) {
         let records = match self.sound_records(&mut turn).await {
             Ok(records) => records,
@@ -121,10 +134,12 @@ impl Inner {
                 let flags = if fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
                 let mut failed = Vec::new();
                 let written = match here && writes.len() == 1 {
-                    true => write_here(&self.device, writes, flags, &mut failed, hold).await,
-                    false => write_each(&self.device, writes, flags, &mut failed, hold).await,
+                    true => write_here(self.device, writes, flags, &mut failed, hold).await,
+                    false => write_each(self.device, writes, flags, &mut failed, hold).await,
                 };
-                self.writes_failed(&failed);
+                if !failed.is_empty() {
+                    self.repair.on_write_failure(&failed);
+                }
                 written.map(|()| fua)
             }
             Err(error) => Err(error),
@@ -151,11 +166,11 @@ impl Inner {
                 }
             }
         });
-        if durable.is_some() {
-            self.after(durable);
+        if let Some(group) = durable {
+            self.owner.on_durable(vec![group]);
             self.log.wake_any();
         }
-        self.trigger_checkpoint();
+        self.owner.on_written();
     }
 
     /// K13: flushes the runs of the records that are to be written next, and every group before them. False:
@@ -176,7 +191,7 @@ impl Inner {
     fn may_use_fua(&self, has_runs: bool) -> bool {
         let ctl = self.log.ctl.lock();
         let flushed = ctl.groups.is_empty() && !ctl.flushing && !has_runs;
-        self.options.fua && (flushed || self.plant.has(Planted::EarlyFua))
+        self.uses_fua && (flushed || self.plant.has(Planted::EarlyFua))
     }
 
     /// Records for a group, after whatever has to be mended before (L4, Q1).
@@ -187,39 +202,19 @@ impl Inner {
                 (ctl.repair, ctl.failures)
             };
             if repair {
-                self.repair(turn).await?;
-            } else if let Some(records) = self.take_queue(failures) {
+                self.take_back(turn).await?;
+            } else if let Some(records) = self.owner.take_queue(failures) {
                 return Ok(records);
             } else {
-                self.rewrite_runs(&mut [], &turn.hold()).await?;
+                self.repair.rewrite_runs(&mut [], &turn.hold()).await?;
             }
         }
-    }
-
-    /// What is queued, up to the size of a group. `None`: a run of it was written before the last of
-    /// `failures` (Q1).
-    fn take_queue(&self, failures: u64) -> Option<Vec<Pending>> {
-        let mut state = self.state.lock();
-        if state.queue.iter().flat_map(|record| &record.runs).any(|run| run.failures < failures) {
-            return None;
-        }
-        let (mut taken, mut bytes) = (Vec::new(), 0);
-        while let Some(record) = state.queue.front() {
-            let payload = record.payload_bytes();
-            bytes += self.layout.record_bytes(record.body.len() as u64, payload);
-            if bytes > GROUP_BYTES_MAX && !taken.is_empty() {
-                break;
-            }
-            state.queued_bytes -= payload;
-            taken.extend(state.queue.pop_front());
-        }
-        Some(taken)
     }
 
     /// Lays the group out, and settles what it was promised (K12).
     fn lay_out(&self, group: &mut Group, durable_through: u64) -> Result<Vec<(u64, Vec<u8>)>> {
-        let mut take = || self.state.lock().space.take_log();
-        let mut batch = Batch::new(&self.layout, group.head, durable_through, &mut take);
+        let mut take = || self.owner.take_segment();
+        let mut batch = Batch::new(self.layout, group.head, durable_through, &mut take);
         let count = group.records.len();
         let mut failed = None;
         for (n, record) in group.records.iter().enumerate() {
@@ -241,19 +236,7 @@ impl Inner {
         let writes = std::mem::take(&mut batch.writes);
         let bytes: u64 = writes.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         (group.head, group.opened) = (head, opened);
-        let mut state = self.state.lock();
-        let content = group.records.iter().map(Pending::payload_bytes).sum();
-        state.space.log_grows(bytes, content);
-        if content > 0 {
-            state.space.log_takes_content();
-        }
-        for record in &mut group.records {
-            state.space.settle(std::mem::take(&mut record.cost));
-        }
-        if head.segment.is_some() {
-            state.space.log_head(u64::from(head.offset));
-        }
-        drop(state);
+        self.owner.note_layout(group, bytes);
         match failed {
             Some(error) => Err(error),
             None => {
@@ -287,13 +270,13 @@ impl Inner {
                 }
             }
         });
-        self.after(durable);
+        self.owner.on_durable(durable);
         self.log.wake_any();
     }
 
     /// A flush that is not the log's: if it fails, what of the log it would have covered is not durable
     /// (L4, L7).
-    pub(crate) async fn flush_all(&self) -> Result<()> {
+    pub async fn flush_all(&self) -> Result<()> {
         let free = || {
             let mut ctl = self.log.ctl.lock();
             (!std::mem::replace(&mut ctl.flushing, true)).then_some(())
@@ -328,69 +311,8 @@ impl Inner {
         rx.await.ok_or_else(gone).and_then(|done| done.result)
     }
 
-    /// Groups became durable: their content is found on the device from now on.
-    fn after(&self, groups: impl IntoIterator<Item = Group>) {
-        let mut any = false;
-        for group in groups {
-            let mut state = self.state.lock();
-            for (record, at) in group.records.iter().zip(&group.payloads) {
-                let Some(mut at) = *at else { continue };
-                for payload in &record.payloads {
-                    for (data_id, blocks) in &payload.blocks {
-                        state.resolve(*data_id, blocks, &payload.staged, at);
-                    }
-                    self.staging.forget(&payload.staged);
-                    at = Place::new(at.segment, at.offset + payload.bytes.len() as u32);
-                }
-            }
-            any |= group.records.iter().any(|record| record.kind != RecordKind::Mark);
-        }
-        if any {
-            self.arm_mark();
-            self.arm_age();
-        }
-    }
-
-    /// Sees to it that a mark is written when the log falls idle, so that what is durable is known to be.
-    fn arm_mark(&self) {
-        if std::mem::replace(&mut self.log.ctl.lock().mark_armed, true) {
-            return;
-        }
-        let (me, world) = (self.me.clone(), self.world.clone());
-        let task = async move {
-            world.sleep(IDLE).await;
-            if let Some(inner) = me.upgrade() {
-                inner.mark().await;
-            }
-        };
-        self.world.spawn("forebay-lfs mark", Box::pin(task));
-    }
-
-    /// Writes a mark if nobody else has told how far the log is durable.
-    async fn mark(&self) {
-        let wanted = {
-            let mut ctl = self.log.ctl.lock();
-            ctl.mark_armed = false;
-            let idle = !ctl.writing && ctl.groups.is_empty() && !ctl.repair;
-            idle && ctl.declared + 1 < ctl.durable.sequence
-        };
-        if !wanted {
-            return;
-        }
-        let ticket = {
-            let mut state = self.state.lock();
-            if !state.queue.is_empty() || state.is_closed {
-                return;
-            }
-            state.append_mark()
-        };
-        if let Err(error) = self.commit(ticket, false).await {
-            log::warn!("the mark of the log was not written: {error}");
-        }
-    }
-
     /// Takes back everything since the last good flush, to be laid out again in a fresh segment (L4).
-    async fn repair(&self, turn: &mut WriteTurn) -> Result<()> {
+    async fn take_back(&self, turn: &mut WriteTurn) -> Result<()> {
         let (groups, head, failures) = {
             let mut ctl = self.log.ctl.lock();
             let groups: Vec<Group> = ctl.groups.drain(..).collect();
@@ -409,24 +331,8 @@ impl Inner {
         turn.group = Some(held);
         let hold = turn.hold();
         let group = turn.group.as_mut().expect("put there above");
-        self.rewrite_runs(&mut group.records, &hold).await?;
-        let mut state = self.state.lock();
-        for segment in std::mem::take(&mut group.opened) {
-            state.space.give_back_log(segment);
-        }
-        state.space.log_head(self.layout.segment_bytes());
-        for record in &mut group.records {
-            if record.cost == 0 {
-                // It was admitted once: nothing becomes durable any more if it is refused now.
-                record.cost = self.layout.cost(record.body.len() as u64, record.payload_bytes());
-                state.promise(record.cost, Need::Outstanding, Growth::default())?;
-            }
-        }
-        for record in group.records.drain(..).rev() {
-            state.queued_bytes += record.payload_bytes();
-            state.queue.push_front(record);
-        }
-        drop(state);
+        self.repair.rewrite_runs(&mut group.records, &hold).await?;
+        self.owner.requeue(group)?;
         turn.group = None;
         let mut ctl = self.log.ctl.lock();
         (ctl.head, ctl.repair) = (head, ctl.failures != failures);

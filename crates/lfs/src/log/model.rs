@@ -6,7 +6,8 @@
 //!
 //! Locks: the queue's, a leaf.
 
-use super::{Ctl, FlushTurn, GROUPS_AHEAD, Group, Head, Log, Pending, Step, WriteTurn};
+use super::turn::{FlushTurn, WriteTurn};
+use super::{Ctl, GROUPS_AHEAD, Group, Head, Log, Pending, Step};
 use crate::format::record::RecordKind;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::BoxFuture;

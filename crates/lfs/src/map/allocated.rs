@@ -1,62 +1,30 @@
-//! Whether a file has some blocks already: who overwrites them needs no room for good (P25).
+//! What the tree said of blocks that a file overwrites: they are stored, so overwriting them takes no
+//! space for good (P25).
 //!
 //! ```text
 //!   overlay ──knows──▶ yes, no
 //!      │ does not
 //!      ▼
-//!   all of the file is stored ──▶ yes      else ──▶ the tree, by who can wait, and what it said
+//!   the file has no hole ──▶ yes     else ──▶ the tree, for a caller that can wait, and what it said
 //! ```
-//! A hint: that a block was cut off meanwhile, and is new after all, only means that the room for it is not
-//! what new content leaves to overwrites.
+//! The answer is a hint. A block that was truncated meanwhile, and is new after all, may take space
+//! that new content leaves to overwrites.
 //!
-//! Locks: the state lock, and what the tree said after it; none across a wait.
+//! Lock: that of the remembered ranges, below the state lock; none across a wait.
 
-use crate::format::inode::Inode;
-use crate::map::overlay::Where;
-use crate::names::node::Node;
-use crate::transaction::state::State;
-use crate::volume::Inner;
-use forebay_base::Result;
 use forebay_base::sync::Mutex;
 use std::ops::Range;
 
-/// Ranges that are remembered of what the tree said: several may overwrite one file beside each other.
+/// Ranges that are remembered: several clients may overwrite one file concurrently.
 const TOLD_MAX: usize = 64;
 
 /// Blocks of one data that the tree was asked for: what of them is stored, the newest last.
 #[derive(Default)]
 pub(crate) struct Told(Mutex<(u64, Vec<Range<u64>>)>);
 
-impl State {
-    /// Bytes stored for an inode, about: what was overwritten since the last checkpoint counts twice, as far
-    /// as the file is long.
-    pub fn stored_bytes(&self, node: &Node) -> u64 {
-        let size = node.end().unwrap_or(node.inode.size).max(node.inode.size);
-        self.stored_of(&node.recorded, size)
-    }
-
-    /// The same of what is recorded of an inode, if it is so long.
-    pub fn stored_of(&self, recorded: &Inode, size: u64) -> u64 {
-        let data_id = recorded.data_id;
-        let frozen = self.frozen.as_ref().and_then(|frozen| frozen.data.get(&data_id));
-        let overlays = self.data.get(&data_id).into_iter().chain(frozen);
-        let block_bytes = self.layout.block_bytes();
-        let new = overlays.map(|overlay| overlay.stored_blocks() * block_bytes).sum::<u64>();
-        let longest = size.div_ceil(block_bytes).saturating_mul(block_bytes);
-        recorded.stored_bytes.saturating_add(new).min(longest)
-    }
-
-    /// Whether the tree has nothing of this content of an inode, nor will have: what is stored of each inode
-    /// is exactly what its extents have (E15 of fsck).
-    pub fn has_nothing(&self, ino: u64, data_id: u64) -> bool {
-        let node = self.nodes.get(&ino).filter(|node| node.recorded.data_id == data_id);
-        let frozen = self.frozen.as_ref().is_some_and(|f| f.data.contains_key(&data_id));
-        node.is_some_and(|node| node.recorded.stored_bytes == 0) && !frozen
-    }
-}
-
 impl Told {
-    fn add(&self, data_id: u64, runs: Vec<Range<u64>>) {
+    /// The tree said that these blocks are stored.
+    pub fn add(&self, data_id: u64, runs: Vec<Range<u64>>) {
         let mut told = self.0.lock();
         if told.0 != data_id {
             *told = (data_id, Vec::new());
@@ -67,69 +35,11 @@ impl Told {
         told.1.drain(..over);
     }
 
-    fn has(&self, data_id: u64, block: u64) -> Option<u64> {
+    /// For how many blocks from `block` on the tree said so.
+    pub fn has(&self, data_id: u64, block: u64) -> Option<u64> {
         let told = self.0.lock();
         let found = told.1.iter().find(|range| told.0 == data_id && range.contains(&block))?;
         Some(found.end - block)
-    }
-}
-
-impl State {
-    /// Whether these bytes of a file are stored, as far as can be told without the tree.
-    pub fn is_stored(&self, ino: u64, range: &Range<u64>, told: &Told) -> bool {
-        let Some(node) = self.nodes.get(&ino) else { return false };
-        let (unit, stored) = (self.layout.block_bytes(), &node.recorded);
-        let blocks = stored.size.div_ceil(unit);
-        let is_whole = stored.stored_bytes >= blocks.saturating_mul(unit);
-        let (mut block, end) = (range.start / unit, range.end.div_ceil(unit));
-        while block < end {
-            block += match self.known(stored.data_id, block) {
-                Ok(piece) if piece.at == Where::Hole => return false,
-                Ok(piece) => piece.blocks,
-                Err(unknown) if is_whole && block < blocks => unknown.min(blocks - block),
-                Err(unknown) => match told.has(stored.data_id, block) {
-                    Some(told) => unknown.min(told),
-                    None => return false,
-                },
-            };
-        }
-        true
-    }
-}
-
-impl Inner {
-    /// The same, by who can wait for the tree; what it says is told.
-    pub(crate) async fn ask_stored(
-        &self,
-        ino: u64,
-        told: &Told,
-        range: &Range<u64>,
-    ) -> Result<bool> {
-        let data_id = {
-            let state = self.state.lock();
-            if state.is_stored(ino, range, told) {
-                return Ok(true);
-            }
-            let Some(node) = state.nodes.get(&ino) else { return Ok(false) };
-            node.recorded.data_id
-        };
-        let unit = self.layout.block_bytes();
-        let (mut block, end) = (range.start / unit, range.end.div_ceil(unit));
-        let (mut runs, mut all): (Vec<Range<u64>>, bool) = (Vec::new(), true);
-        while block < end {
-            let (piece, _pin) = self.piece_at(data_id, block).await?;
-            let blocks = piece.blocks.min(end - block);
-            all &= piece.at != Where::Hole;
-            if piece.at != Where::Hole {
-                match runs.last_mut() {
-                    Some(last) if last.end == block => last.end += blocks,
-                    _ => runs.push(block..block + blocks),
-                }
-            }
-            block += blocks;
-        }
-        told.add(data_id, runs);
-        Ok(all)
     }
 }
 

@@ -12,22 +12,15 @@
 //!
 //! No locks: the volume's state lock covers it.
 
-use crate::format::change::Change;
 use crate::format::key::Cookie;
-use crate::names::node::Node;
-use crate::names::scan_cache::LEAF_BYTES;
-use crate::space::Need;
-use crate::transaction::state::State;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Default bound, bytes.
 pub(crate) const DEFAULT_BYTES: usize = 8 << 20;
-/// Inodes looked at, at most, for one operation.
-const STEPS: usize = 64;
-/// Entries of a directory that go at a time.
-const ENTRIES_AT_ONCE: usize = 256;
 /// Inodes that a leaf of the tree has, about.
 pub(crate) const INODES_OF_LEAF: usize = 28;
+/// Memory that a leaf of the tree takes, about.
+pub(crate) const LEAF_BYTES: usize = 4096 + crate::btree::cache::ENTRY_BYTES;
 /// Leaves that are read together for a listing, at most.
 const LISTED_LEAVES_MAX: usize = 32;
 /// Inodes of a listing lie close together where so many leaves have one of them.
@@ -147,6 +140,34 @@ impl Cache {
         self.bytes
     }
 
+    /// Counts an inode that took `old` bytes and takes `new` now.
+    pub fn count(&mut self, old: usize, new: usize) {
+        self.bytes = self.bytes + new - old;
+    }
+
+    /// Adds an inode to the ring.
+    pub fn push(&mut self, ino: u64) {
+        self.ring.push_back(ino);
+    }
+
+    /// Takes the inode at the hand out of the ring.
+    pub fn pop(&mut self) -> Option<u64> {
+        self.ring.pop_front()
+    }
+
+    /// The inodes in the ring.
+    pub fn ring(&self) -> &VecDeque<u64> {
+        &self.ring
+    }
+
+    /// Forgets unused numbers, if there are many or `all` are to go; those that a waiter needs are
+    /// kept (Q32).
+    pub fn forget_unused(&mut self, all: bool, kept_from: u64) {
+        if self.nobody.len() > 1024 || all {
+            self.nobody.retain(|_, when| *when >= kept_from);
+        }
+    }
+
     /// When something is loaded.
     pub fn now(&self) -> u64 {
         self.clock
@@ -182,120 +203,5 @@ impl Cache {
     /// Whether there is known to be none.
     pub fn is_nobody(&self, ino: u64) -> bool {
         self.nobody.contains_key(&ino)
-    }
-}
-
-/// What an inode takes beside what hangs on it, bytes, about.
-const NODE_BYTES: usize = 640;
-
-impl Node {
-    /// Bytes that it takes, about.
-    fn bytes(&self) -> usize {
-        let xattrs = self.xattrs.iter().map(|(name, value)| 2 * name.len() + value.len() + 192);
-        NODE_BYTES + self.target.len() + xattrs.sum::<usize>() + self.entries.bytes()
-    }
-
-    /// Whether it has to stay, but for times.
-    fn is_pinned(&self) -> bool {
-        self.opens > 0 || self.linkable || self.regrow || self.content.is_some()
-    }
-}
-
-impl State {
-    /// Takes an inode into memory.
-    pub fn keep(&mut self, ino: u64, mut node: Node) {
-        (node.counted_bytes, node.loaded) = (0, self.cache.now());
-        if self.nodes.insert(ino, Box::new(node)).is_none() {
-            self.cache.ring.push_back(ino);
-        }
-        self.recount(ino);
-    }
-
-    /// An inode has become larger or smaller.
-    pub fn recount(&mut self, ino: u64) {
-        let Some(node) = self.nodes.get_mut(&ino) else { return };
-        let bytes = node.bytes();
-        self.cache.bytes = self.cache.bytes + bytes - node.counted_bytes;
-        node.counted_bytes = bytes;
-    }
-
-    /// Takes an inode out of memory.
-    pub fn forget(&mut self, ino: u64) -> Option<Box<Node>> {
-        let node = self.nodes.remove(&ino)?;
-        self.cache.bytes -= node.counted_bytes;
-        Some(node)
-    }
-
-    /// Lets go of what is too much. Ends after some steps; more goes with the next operation.
-    pub fn evict(&mut self) {
-        let all = self.cache.bytes_max == 0;
-        // Once round, with a second chance and a large directory's parts.
-        let steps = if all { 3 * self.cache.ring.len() + 64 } else { STEPS };
-        let kept_from = self.cache.kept_from();
-        if self.names_bytes() > self.cache.bytes_max {
-            self.tidy_windows();
-        }
-        for _ in 0..steps {
-            if self.names_bytes() <= self.cache.bytes_max {
-                break;
-            }
-            let Some(ino) = self.cache.ring.pop_front() else { break };
-            if self.stays(ino, kept_from) {
-                self.cache.ring.push_back(ino);
-            }
-        }
-        if self.cache.nobody.len() > 1024 || all {
-            self.cache.nobody.retain(|_, when| *when >= kept_from);
-        }
-    }
-
-    /// The hand is at an inode: lets it go, or some of it. Whether it stays in the ring.
-    fn stays(&mut self, ino: u64, kept_from: u64) -> bool {
-        let all = self.cache.bytes_max == 0;
-        let Some(node) = self.nodes.get_mut(&ino) else { return false };
-        if node.looked_at.take() && !all {
-            return true;
-        }
-        if !node.entries.is_vacant() {
-            let most = if all { usize::MAX - 1 } else { ENTRIES_AT_ONCE };
-            node.entries.let_go(most, kept_from);
-            let vacant = node.entries.is_vacant();
-            self.recount(ino);
-            if !vacant {
-                return true;
-            }
-        }
-        let Some(node) = self.nodes.get(&ino) else { return false };
-        let removed = self.unremoved.contains(&ino);
-        let owes = removed || self.owed.contains_key(&ino) || self.lingering.contains(ino);
-        if node.is_pinned() || owes || node.loaded >= kept_from || !self.written(ino) {
-            return true;
-        }
-        if let Some(node) = self.forget(ino) {
-            self.owners.remove(&node.inode.data_id);
-        }
-        false
-    }
-
-    /// Writes times that are ahead of the log (Q31). False: there is no room for them.
-    fn written(&mut self, ino: u64) -> bool {
-        let Some(set) = self.moved_times(ino) else { return true };
-        match self.append(&[Change::SetAttributes(ino, set)], Need::Urgent) {
-            Ok(_) => true,
-            Err(_) => {
-                self.move_times(forebay_vfs::Ino(ino), |_| ());
-                false
-            }
-        }
-    }
-
-    /// Q33, and that bytes are counted. For tests.
-    #[cfg(test)]
-    pub fn check_cache(&self) {
-        let ring: std::collections::BTreeSet<u64> = self.cache.ring.iter().copied().collect();
-        assert_eq!(ring.len(), self.cache.ring.len(), "Q33: once");
-        assert!(self.nodes.keys().all(|ino| ring.contains(ino)), "Q33: each");
-        let bytes: usize = self.nodes.values().map(|node| node.bytes()).sum();
-        assert_eq!(bytes, self.cache.bytes, "Q33: bytes are counted");
     }
 }

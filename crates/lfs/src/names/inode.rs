@@ -3,11 +3,7 @@
 //! Lock: the state lock, held by the caller.
 
 use crate::format::inode::{FileType, Inode, SetAttributes, Time};
-use crate::names::lookup::Tried;
 use crate::names::node::Node;
-use crate::transaction::state::State;
-use forebay_base::ErrorKind;
-use forebay_vfs::rules::refuse;
 use forebay_vfs::{Attr, FileKind, Ino, Timestamp};
 
 /// As it is stored.
@@ -55,7 +51,7 @@ fn perm_of(inode: &Inode) -> u16 {
     (inode.mode & 0o7777) as u16
 }
 
-fn attr_of(ino: Ino, inode: &Inode, allocated_bytes: u64) -> Attr {
+pub(crate) fn attr_of(ino: Ino, inode: &Inode, allocated_bytes: u64) -> Attr {
     Attr {
         ino,
         generation: 1,
@@ -91,49 +87,17 @@ impl Node {
     }
 }
 
-impl State {
-    /// `Stale` for an inode that is gone.
-    pub fn get(&self, op: &'static str, ino: Ino) -> Tried<&Node> {
-        match self.look(ino.0)? {
-            Some(node) => Ok(node),
-            None => refuse(ErrorKind::Stale, op, format!("{ino:?}")),
-        }
-    }
-
-    /// Attributes, with the size that is not written out yet.
-    pub fn attr(&self, op: &'static str, ino: Ino) -> Tried<Attr> {
-        let node = match self.nodes.get(&ino.0) {
-            Some(node) => {
-                node.looked_at.set(true);
-                node
-            }
-            None => match self.in_window(ino.0) {
-                Some(inode) => return Ok(attr_of(ino, &inode, self.stored_of(&inode, inode.size))),
-                None => self.get(op, ino)?,
-            },
-        };
-        let attr = attr_of(ino, &node.inode, self.stored_bytes(node));
-        Ok(Attr { size: node.live_size().unwrap_or(attr.size), ..attr })
-    }
-
-    /// Times of an inode that a later sync has to write (S14).
-    pub fn move_times(&mut self, ino: Ino, set: impl FnOnce(&mut Inode)) {
-        if let Some(node) = self.nodes.get_mut(&ino.0) {
-            set(&mut node.inode);
-            node.times_moved = true;
-            self.moved.insert(ino.0);
-        }
-    }
-
-    /// What is to be written of moved times, of one inode.
-    pub fn moved_times(&mut self, ino: u64) -> Option<SetAttributes> {
-        self.moved.remove(&ino);
-        let node = self.nodes.get_mut(&ino)?;
-        std::mem::take(&mut node.times_moved).then(|| SetAttributes {
-            atime: Some(node.inode.atime),
-            mtime: Some(node.inode.mtime),
-            ctime: Some(node.inode.ctime),
-            ..SetAttributes::default()
-        })
-    }
+/// Sets the attributes that a record names.
+pub(crate) fn assign(inode: &mut Inode, set: &SetAttributes) {
+    inode.mode = set.mode.unwrap_or(inode.mode);
+    inode.uid = set.uid.unwrap_or(inode.uid);
+    inode.gid = set.gid.unwrap_or(inode.gid);
+    inode.nlink = set.nlink.unwrap_or(inode.nlink);
+    inode.flags = set.flags.unwrap_or(inode.flags);
+    inode.parent = set.parent.unwrap_or(inode.parent);
+    inode.version = set.version.unwrap_or(inode.version);
+    inode.atime = set.atime.unwrap_or(inode.atime);
+    inode.mtime = set.mtime.unwrap_or(inode.mtime);
+    inode.ctime = set.ctime.unwrap_or(inode.ctime);
+    inode.btime = set.btime.unwrap_or(inode.btime);
 }

@@ -8,13 +8,10 @@
 //!
 //! No locks: the volume's state lock covers it.
 
-use crate::btree::{Change, Cursor, Tree};
-use crate::format::item::{CHUNK_BYTES, EntryItem, Item, XattrItem};
-use crate::format::key::{Cookie, Key, KeyBytes, NameHash};
+use crate::btree::Change;
+use crate::format::item::{CHUNK_BYTES, Item};
+use crate::format::key::{Key, KeyBytes};
 use crate::format::place::Geometry;
-use crate::format::superblock::TreeRoot;
-use crate::names::node::Node;
-use crate::transaction::state::State;
 use forebay_base::Result;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -85,121 +82,13 @@ impl Items {
         Ok(())
     }
 
-    fn nothing(&mut self, key: Key) {
+    /// There is to be nothing under a key.
+    pub fn nothing(&mut self, key: Key) {
         self.put(key.to_bytes(), None);
     }
 }
 
-fn pieces(len: usize) -> u16 {
+/// Items that so many bytes of a value take.
+pub(crate) fn pieces(len: usize) -> u16 {
     len.div_ceil(CHUNK_BYTES) as u16
-}
-
-impl State {
-    /// The inode has changed.
-    pub fn note_inode(&mut self, ino: u64) -> Result<()> {
-        let geometry = self.layout.geometry;
-        let Some(node) = self.nodes.get(&ino) else { return Ok(()) };
-        self.items.item(Key::Inode(ino), &Item::Inode(node.recorded), &geometry)
-    }
-
-    /// The inode is new.
-    pub fn note_target(&mut self, ino: u64, target: &[u8]) -> Result<()> {
-        let geometry = self.layout.geometry;
-        for (n, piece) in (0..).zip(target.chunks(CHUNK_BYTES)) {
-            self.items.item(Key::Target(ino, n), &Item::Piece(piece), &geometry)?;
-        }
-        Ok(())
-    }
-
-    /// An entry came, or goes somewhere else.
-    pub fn note_entry(&mut self, dir: u64, cookie: Cookie, entry: EntryItem<'_>) -> Result<()> {
-        let geometry = self.layout.geometry;
-        self.items.item(Key::Entry(dir, cookie), &Item::Entry(entry), &geometry)
-    }
-
-    /// An entry went.
-    pub fn note_no_entry(&mut self, dir: u64, cookie: Cookie) {
-        self.items.nothing(Key::Entry(dir, cookie));
-    }
-
-    /// An inode is an orphan, or is none any more.
-    pub fn note_orphan(&mut self, ino: u64, is_orphan: bool) -> Result<()> {
-        let geometry = self.layout.geometry;
-        match is_orphan {
-            true => self.items.item(Key::Orphan(ino), &Item::Orphan(0), &geometry),
-            false => {
-                self.items.nothing(Key::Orphan(ino));
-                Ok(())
-            }
-        }
-    }
-
-    /// An attribute comes, in the stead of `old` bytes of the same name.
-    pub fn note_xattr(
-        &mut self,
-        ino: u64,
-        name: &[u8],
-        value: &[u8],
-        old: Option<usize>,
-        nonce: &[u8; 16],
-    ) -> Result<()> {
-        let geometry = self.layout.geometry;
-        let Some(node) = self.nodes.get_mut(&ino) else { return Ok(()) };
-        let cookie = match node.cookies.get(name) {
-            Some(cookie) => *cookie,
-            None => {
-                // A12: the first number that no other name of this hash has.
-                let hash = NameHash::new(nonce, name);
-                let taken = |nth| node.cookies.values().any(|c| *c == Cookie::new(hash, nth));
-                let nth = (0..=u16::MAX).find(|nth| !taken(*nth)).unwrap_or(u16::MAX);
-                let cookie = Cookie::new(hash, nth);
-                node.cookies.insert(name.into(), cookie);
-                cookie
-            }
-        };
-        let (first, rest) = value.split_at(value.len().min(CHUNK_BYTES));
-        let item = XattrItem { name, value_bytes: value.len() as u32, piece: first };
-        self.items.item(Key::Xattr(ino, cookie, 0), &Item::Xattr(item), &geometry)?;
-        for (n, piece) in (1..).zip(rest.chunks(CHUNK_BYTES)) {
-            self.items.item(Key::Xattr(ino, cookie, n), &Item::Piece(piece), &geometry)?;
-        }
-        for n in pieces(value.len()).max(1)..pieces(old.unwrap_or(0)) {
-            self.items.nothing(Key::Xattr(ino, cookie, n));
-        }
-        Ok(())
-    }
-
-    /// An attribute of so many bytes went.
-    pub fn note_no_xattr(&mut self, ino: u64, name: &[u8], old: usize) {
-        let cookie = self.nodes.get_mut(&ino).and_then(|node| node.cookies.remove(name));
-        let Some(cookie) = cookie else { return };
-        for n in 0..pieces(old).max(1) {
-            self.items.nothing(Key::Xattr(ino, cookie, n));
-        }
-    }
-
-    /// An inode went, with all that hangs on it.
-    pub fn note_no_inode(&mut self, ino: u64, node: &Node) {
-        self.items.nothing(Key::Inode(ino));
-        for n in 0..pieces(node.target.len()) {
-            self.items.nothing(Key::Target(ino, n));
-        }
-        for (name, value) in &node.xattrs {
-            let Some(cookie) = node.cookies.get(name) else { continue };
-            for n in 0..pieces(value.len()).max(1) {
-                self.items.nothing(Key::Xattr(ino, *cookie, n));
-            }
-        }
-    }
-}
-
-/// Reads which inodes below `root` are orphans into the state.
-pub(crate) async fn load_orphans(tree: &Tree, root: &TreeRoot, state: &mut State) -> Result<()> {
-    let mut orphans = Cursor::new(Key::Orphan(0), Some(Key::Usage(0)));
-    while let Some(found) = orphans.next(tree, root).await? {
-        if let (Key::Orphan(ino), _) = found.decode(tree.geometry())? {
-            state.orphans.insert(ino);
-        }
-    }
-    Ok(())
 }

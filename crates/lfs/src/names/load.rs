@@ -14,21 +14,16 @@ use crate::format::item::Item;
 use crate::format::key::{Cookie, Key, KeyBytes};
 use crate::format::place::Geometry;
 use crate::format::superblock::TreeRoot;
-use crate::names::directory::{COOKIES_END, Child};
 use crate::names::evict::{Ahead, INODES_OF_LEAF, continues};
-use crate::names::inode::kind_of;
 use crate::names::lookup::Want;
 use crate::names::node::Node;
-use crate::transaction::state::State;
-use crate::volume::Inner;
 use forebay_base::{Error, Result};
-use forebay_vfs::{DirEntry, Ino, rules};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// What changed in a range of keys; none: there is nothing.
-type Changed = BTreeMap<KeyBytes, Option<Box<[u8]>>>;
+pub(crate) type Changed = BTreeMap<KeyBytes, Option<Box<[u8]>>>;
 
 /// A range of keys, and what the tree below a root has of it.
 pub(crate) struct Part {
@@ -110,6 +105,11 @@ impl Part {
         self.keys.end
     }
 
+    /// The keys of the range.
+    pub fn keys(&self) -> &Range<KeyBytes> {
+        &self.keys
+    }
+
     /// The tree that it is of.
     pub fn root(&self) -> &TreeRoot {
         &self.root
@@ -175,6 +175,11 @@ pub(crate) struct Laid {
 }
 
 impl Laid {
+    /// The items of `part`, with `changed` laid over them.
+    pub fn new(part: Part, changed: Changed) -> Self {
+        Self { leaves: part.leaves, changed }
+    }
+
     /// Key and value of each item, in stored form and in the order of keys.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let mut stored = self.leaves.iter().flat_map(Leaf::iter).map(|item| item.raw()).peekable();
@@ -196,29 +201,6 @@ impl Laid {
                 }
             }
         })
-    }
-}
-
-impl State {
-    /// A part of the tree, with what changed laid over it. None: it is of an old tree (Q21).
-    pub fn over(&self, part: Part) -> Option<Laid> {
-        if part.root != self.root {
-            return None;
-        }
-        let mut changed = Changed::new();
-        // What is merged is in the tree, and more of it than was frozen.
-        let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-        for items in frozen.map(|frozen| &*frozen.items).into_iter().chain([&self.items]) {
-            let items = items.range(&part.keys);
-            changed.extend(items.map(|(key, value)| (*key, value.map(Into::into))));
-        }
-        Some(Laid { leaves: part.leaves, changed })
-    }
-
-    /// What changed of an item and is not in the tree: there is a value, or none. None: nothing is known.
-    pub fn changed(&self, key: Key) -> Option<Option<&[u8]>> {
-        let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-        self.items.get(key).or_else(|| frozen.and_then(|frozen| frozen.items.get(key)))
     }
 }
 
@@ -250,184 +232,13 @@ pub(crate) async fn read(tree: &Tree, root: TreeRoot, want: Want, ahead: Ahead) 
     }
 }
 
-impl State {
-    /// Brings what was missing into memory. False: the tree is another one by now.
-    pub fn insert_part(&mut self, want: Want, part: Part) -> Result<bool> {
-        let end = part.end();
-        let Some(laid) = self.over(part) else { return Ok(false) };
-        match want {
-            Want::Inode(ino) => self.insert_inodes(ino, &laid)?,
-            Want::Entries(dir, cookie) => {
-                let from = Cookie::new(cookie.hash(), 0).to_u64();
-                let upto = match Key::decode(end.as_slice()) {
-                    Ok(Key::Entry(there, end)) if there == dir => end.to_u64(),
-                    _ => COOKIES_END,
-                };
-                self.insert_entries(dir, from..upto, &laid)?;
-            }
-        }
-        Ok(true)
-    }
-
-    /// Inserts the inode that was missing, and those behind it.
-    fn insert_inodes(&mut self, wanted: u64, laid: &Laid) -> Result<()> {
-        let geometry = self.layout.geometry;
-        let (mut last, mut is_there) = (wanted, false);
-        let mut found: Option<Assembly> = None;
-        for (key, value) in laid.iter() {
-            let key = Key::decode(key)?;
-            match key {
-                Key::Inode(ino) => {
-                    self.insert_inode(found.take());
-                    (last, is_there) = (ino, is_there || ino == wanted);
-                    found = Some(Assembly::new(ino, key, value, &geometry)?);
-                }
-                // What changed may be entries.
-                Key::Entry(..) => {}
-                _ => match &mut found {
-                    Some(found) => found.add(key, value, &geometry)?,
-                    None => return Err(lone(key)),
-                },
-            }
-        }
-        self.insert_inode(found);
-        if !is_there && !self.nodes.contains_key(&wanted) {
-            self.cache.nobody(wanted);
-        }
-        self.cache.loaded_to(last.saturating_add(1));
-        Ok(())
-    }
-
-    /// Inserts an inode that is not in memory (Q22).
-    fn insert_inode(&mut self, found: Option<Assembly>) {
-        let Some((ino, node)) = found.map(Assembly::finish) else { return };
-        // What was never given out is nobody's, whatever an image says.
-        if self.nodes.contains_key(&ino) || ino >= self.next_ino {
-            return;
-        }
-        if node.inode.data_id != 0 {
-            self.owners.insert(node.inode.data_id, ino);
-            if let Some(overlay) = self.data.get_mut(&node.inode.data_id) {
-                overlay.owner = ino;
-            }
-        }
-        self.keep(ino, node);
-    }
-
-    fn insert_entries(&mut self, dir: u64, cookies: Range<u64>, laid: &Laid) -> Result<()> {
-        let (now, kept_from) = (self.cache.now(), self.cache.kept_from());
-        let geometry = self.layout.geometry;
-        let Some(node) = self.nodes.get_mut(&dir) else { return Ok(()) };
-        for (key, value) in laid.iter() {
-            let key = Key::decode(key)?;
-            let (Key::Entry(_, cookie), Item::Entry(entry)) =
-                (key, Item::decode(key, value, &geometry)?)
-            else {
-                return Err(corrupt("tree", format!("{key:?} among entries")));
-            };
-            node.entries.load(cookie, entry.name, (entry.child, entry.kind));
-        }
-        node.entries.loaded(cookies, now, kept_from);
-        self.recount(dir);
-        Ok(())
-    }
-}
-
-impl Inner {
-    /// All names and attributes, item by item. For tests and tools.
-    pub(crate) async fn names(&self) -> Result<BTreeMap<KeyBytes, Box<[u8]>>> {
-        let keys = (Key::Inode(0), Key::Inode(0), Key::Extent(0, 0));
-        loop {
-            let root = self.state.lock().root;
-            let part = Part::read(&self.tree, root, keys, (usize::MAX, 0)).await;
-            let state = self.state.lock();
-            if state.root == root
-                && let Some(laid) = state.over(part?)
-            {
-                let items = laid.iter().map(|(key, value)| (KeyBytes::copy_of(key), value.into()));
-                return Ok(items.collect());
-            }
-        }
-    }
-
-    /// Up to `max` entries of a directory behind a cookie: out of memory if all that follow are there, else
-    /// from the tree and what changed. They are not kept.
-    pub(crate) async fn list(
-        &self,
-        dir: Ino,
-        after: forebay_vfs::Cookie,
-        max: usize,
-    ) -> Result<Vec<DirEntry>> {
-        let (mut listed, mut after) = (Vec::new(), after.0);
-        loop {
-            let noatime = self.options.noatime;
-            let first = self.tried(|state, now| {
-                rules::live_directory(state, "readdir", dir)?;
-                let left = max - listed.len();
-                let node = state.get("readdir", dir)?;
-                let (entries, ahead) =
-                    (node.entries.list(after, left), Ahead::of_entries(node.inode.size));
-                let there = entries.map(|entries| entries.map(listed_entry).collect::<Vec<_>>());
-                state.touch_atime(dir, now, noatime);
-                Ok((there, state.root, ahead))
-            });
-            let (root, ahead) = match first.await? {
-                (Some(there), ..) => {
-                    listed.extend(there);
-                    return Ok(listed);
-                }
-                (None, root, ahead) => (root, ahead),
-            };
-            let Some(from) = next_cookie(after) else { return Ok(listed) };
-            let end = Key::Inode(dir.0 + 1);
-            let keys = (Key::Entry(dir.0, from), Key::Entry(dir.0, from), end);
-            let part = Part::read(&self.tree, root, keys, (max - listed.len(), ahead)).await;
-            let state = self.state.lock();
-            if state.root != root {
-                continue;
-            }
-            let part = part?;
-            let upto = part.end();
-            let laid = state.over(part);
-            drop(state);
-            for (key, value) in laid.iter().flat_map(Laid::iter) {
-                let key = Key::decode(key)?;
-                let item = Item::decode(key, value, &self.layout.geometry)?;
-                let (Key::Entry(_, cookie), Item::Entry(entry)) = (key, item) else {
-                    return Err(corrupt("tree", format!("{key:?} among entries")));
-                };
-                after = cookie.to_u64();
-                listed.push(listed_entry((after, entry.name, (entry.child, entry.kind))));
-                if listed.len() == max {
-                    return Ok(listed);
-                }
-            }
-            match Key::decode(upto.as_slice()) {
-                // The last one that was read is not behind the next one.
-                Ok(Key::Entry(there, cookie)) if there == dir.0 => after = cookie.to_u64() - 1,
-                _ => return Ok(listed),
-            }
-        }
-    }
-}
-
-/// The first cookie behind a number; none behind the last.
-fn next_cookie(after: u64) -> Option<Cookie> {
-    let next = after.saturating_add(1).max(Cookie::FIRST.to_u64());
-    Cookie::from_u64(next)
-}
-
-fn listed_entry((cookie, name, (ino, kind)): (u64, &[u8], Child)) -> DirEntry {
-    let cookie = forebay_vfs::Cookie(cookie);
-    DirEntry { cookie, ino: Ino(ino), kind: kind_of(kind), name: name.into() }
-}
-
-fn lone(key: Key) -> Error {
+/// An item that belongs to no inode.
+pub(crate) fn lone(key: Key) -> Error {
     corrupt("tree", format!("{key:?} belongs to nothing"))
 }
 
 /// An inode, with what was found so far of its target and attributes.
-struct Assembly {
+pub(crate) struct Assembly {
     ino: u64,
     node: Node,
     target: Vec<u8>,
@@ -436,12 +247,14 @@ struct Assembly {
 }
 
 impl Assembly {
-    fn new(ino: u64, key: Key, value: &[u8], geometry: &Geometry) -> Result<Self> {
+    /// Begins with the item of the inode.
+    pub fn new(ino: u64, key: Key, value: &[u8], geometry: &Geometry) -> Result<Self> {
         let Item::Inode(inode) = Item::decode(key, value, geometry)? else { return Err(lone(key)) };
         Ok(Self { ino, node: Node::new(inode, &[]), target: Vec::new(), last: None })
     }
 
-    fn add(&mut self, key: Key, value: &[u8], geometry: &Geometry) -> Result<()> {
+    /// Adds an item that hangs on it.
+    pub fn add(&mut self, key: Key, value: &[u8], geometry: &Geometry) -> Result<()> {
         let node = &mut self.node;
         match (key, Item::decode(key, value, geometry)?) {
             (Key::Target(ino, _), Item::Piece(piece)) if ino == self.ino => {
@@ -465,7 +278,8 @@ impl Assembly {
         Ok(())
     }
 
-    fn finish(mut self) -> (u64, Node) {
+    /// The inode, complete.
+    pub fn finish(mut self) -> (u64, Node) {
         self.node.target = self.target.into();
         (self.ino, self.node)
     }

@@ -2,9 +2,9 @@
 //!
 //! No locks: the volume's state lock covers it.
 
-use crate::files::content::Content;
 use crate::format::inode::Inode;
 use crate::format::key::Cookie;
+use crate::names::content::Content;
 use crate::names::directory::Directory;
 use std::cell::Cell;
 use std::collections::BTreeMap;

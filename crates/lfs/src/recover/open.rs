@@ -26,11 +26,11 @@ use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, USAGE_TREE}
 use crate::format::usage::{Segment as Entry, Stream};
 use crate::format::{COUNT_MAX, MAX_DATA_ID, corrupt};
 use crate::log::Head;
-use crate::names::items;
 use crate::recover::rollforward::{Found, roll_forward};
 use crate::space::segment::Phase;
+use crate::transaction::items::load_orphans;
+use crate::transaction::options::OpenOptions;
 use crate::transaction::state::State;
-use crate::volume::OpenOptions;
 use forebay_base::{Error, Result};
 use forebay_block::DeviceRef;
 
@@ -70,7 +70,7 @@ pub(crate) async fn find(
     state.next_sequence = newest.next_sequence;
     state.root = root_of(newest, FILES_TREE)?;
     let root = state.root;
-    items::load_orphans(tree, &root, &mut state).await?;
+    load_orphans(tree, &root, &mut state).await?;
     state.cache.bytes_max = options.inode_cache_bytes;
     state.space.segments.load(&entries, newest.checkpoint)?;
     let usage = find_nodes(tree, newest, older, &mut state).await?;
@@ -78,7 +78,7 @@ pub(crate) async fn find(
     let is_clean = newest.state & STATE_CLEAN != 0
         || is_larger && options.plant.has(Planted::GrownTakenForClosed);
     let mut found = if is_clean {
-        Found { state, head: head_of(newest), records: 0, damage: None }
+        Found { state, head: Head::of(newest), records: 0, damage: None }
     } else {
         roll_forward(device, tree, newest, state, options).await?
     };
@@ -115,18 +115,6 @@ fn check_counters(state: &State) -> Result<()> {
     match next_ino.max(next_sequence) > COUNT_MAX || next_data_id > MAX_DATA_ID {
         true => Err(corrupt("log", "a record has a number that is out of range")),
         false => Ok(()),
-    }
-}
-
-/// Where the log of a checkpoint begins.
-pub(crate) fn head_of(superblock: &Superblock) -> Head {
-    Head {
-        segment: Some(superblock.log_head.segment),
-        previous: None,
-        offset: superblock.log_head.offset,
-        sequence: superblock.log_sequence,
-        generation: superblock.generation,
-        predecessor: superblock.log_predecessor,
     }
 }
 

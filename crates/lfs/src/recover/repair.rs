@@ -26,8 +26,8 @@ use crate::format::place::{Geometry, Place};
 use crate::format::usage::Stream;
 use crate::log::{Pending, Run};
 use crate::map::overlay::{Overlay, Where};
+use crate::transaction::resources::Resources;
 use crate::transaction::state::{Lost, State};
-use crate::volume::Inner;
 use forebay_base::checksum::crc32c;
 use forebay_base::codec::{Reader, Writer};
 use forebay_base::{Error, ErrorKind, Result};
@@ -45,7 +45,7 @@ struct Again {
     is_cut: bool,
 }
 
-impl Inner {
+impl Resources {
     /// Writes the runs of these records, and of those that are queued, again, if something failed since they
     /// were written. What a device that works does not give back is left out; if nothing of it works, that is
     /// an error, and all of it is tried again.
@@ -98,7 +98,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes a run again, each block as [`Inner::blocks_again`] has it. None: nobody has one of them.
+    /// Writes a run again, each block as [`Resources::blocks_again`] has it. None: nobody has one of them.
     async fn rewrite(
         &self,
         run: &Run,
@@ -131,9 +131,9 @@ impl Inner {
         done.is_ok()
     }
 
-    /// What the blocks of a run are now: each as the device gives it back, if that adds up, or else as
-    /// [`Inner::block_elsewhere`] has it. Without sums nobody can tell what the place gives back: then that
-    /// counts for nothing. None: one of them nobody has.
+    /// What the blocks of a run are now: each as the device gives it back, if its sum matches, or
+    /// else as [`Resources::block_elsewhere`] has it. Without sums what the device gives back cannot
+    /// be verified, and counts for nothing. None: one of the blocks is lost.
     async fn blocks_again(
         &self,
         run: &Run,

@@ -17,6 +17,7 @@
 //! No locks: recovery has the volume to itself.
 
 mod evidence;
+mod walk;
 mod window;
 
 use crate::btree::Tree;
@@ -35,16 +36,16 @@ use crate::format::{COUNT_MAX, corrupt};
 use crate::log::Head;
 use crate::map::overlay::Where;
 use crate::names::load;
-use crate::recover::open::head_of;
 use crate::space::segment::Phase;
+use crate::transaction::options::OpenOptions;
 use crate::transaction::state::State;
-use crate::volume::OpenOptions;
 use evidence::Evidence;
 use forebay_base::checksum::crc32c;
 use forebay_base::units::round_up;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::DeviceRef;
 use std::collections::{BTreeMap, VecDeque};
+use walk::{Held, Walk};
 use window::Window;
 
 /// Bytes of records held without a record that calls them durable. The writer has at most three
@@ -62,42 +63,6 @@ pub(crate) struct Found {
     pub damage: Option<Error>,
 }
 
-/// A record that may not count.
-struct Held {
-    /// Header and changes; content that came with it was verified, and is not wanted again.
-    bytes: Vec<u8>,
-    at: Place,
-    sequence: u64,
-    /// Head behind it.
-    head: Head,
-}
-
-struct Walk<'a> {
-    device: &'a DeviceRef,
-    /// Of the checkpoint.
-    tree: &'a Tree,
-    layout: Layout,
-    options: &'a OpenOptions,
-    state: State,
-    /// By the first sequence.
-    headers: BTreeMap<u64, Vec<SegmentHeader>>,
-    /// Segments that may be the log's, and whose header cannot be read in either copy.
-    hidden: Vec<u32>,
-    /// Where the next record is looked for.
-    head: Head,
-    held: VecDeque<Held>,
-    held_bytes: usize,
-    /// Every record up to this one is durable.
-    durable: u64,
-    /// The bytes that recovery needs to judge the record at the head: a place, and how many.
-    asked: (Place, u64),
-    /// The segment that the log names as its next one, if no valid header was found there.
-    named: Option<u32>,
-    last: Head,
-    records: u64,
-    window: Window<'a>,
-}
-
 /// Applies the log of `superblock`'s checkpoint, whose state is `state`.
 pub(crate) async fn roll_forward(
     device: &DeviceRef,
@@ -106,7 +71,7 @@ pub(crate) async fn roll_forward(
     state: State,
     options: &OpenOptions,
 ) -> Result<Found> {
-    let (head, layout) = (head_of(superblock), state.layout);
+    let (head, layout) = (Head::of(superblock), state.layout);
     let mut walk = Walk {
         device,
         tree,

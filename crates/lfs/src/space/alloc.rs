@@ -71,6 +71,9 @@ impl FromStr for AllocMode {
     }
 }
 
+/// A run: logical address (`Sizes::address` of `runs`) and bytes.
+pub(crate) type Run = (u64, u64);
+
 /// What was given out since the volume was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AllocStats {

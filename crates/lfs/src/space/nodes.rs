@@ -11,14 +11,14 @@
 //! free. N14 places of a segment that a write to failed in this life are given out when there are no others
 //! (W18). They count as room all the same: what was promised by them is kept.
 //!
-//! Locks: [`VolumeStore`] takes the state lock to allocate; none across a wait.
+//! Locks: the [`NodeOwner`] takes the state lock to allocate; none across a wait.
 
 use crate::btree::{NodeStore, StoredNode};
+use crate::device::hold::Hold;
 use crate::device::layout::Layout;
 use crate::device::slots::read_at;
 use crate::device::write::write_bufs;
 use crate::format::place::{Geometry, Place};
-use crate::volume::Inner;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::Mutex;
 use forebay_base::task::BoxFuture;
@@ -287,12 +287,24 @@ fn all_free(slots: u32) -> Vec<u64> {
     free
 }
 
+/// The volume, as far as its store of nodes needs it.
+pub(crate) trait NodeOwner: Send + Sync {
+    /// Takes two addresses for the copies of a node.
+    fn take_node(&self) -> Result<[Place; 2]>;
+
+    /// Keeps the turn of the checkpoint that writes nodes taken, for a write.
+    fn hold(&self) -> Hold;
+
+    /// Writes failed at these offsets on the device (N14).
+    fn writes_failed(&self, offsets: &[u64]);
+}
+
 /// Reads and writes nodes; allocates in the volume's space.
 pub(crate) struct VolumeStore {
     device: DeviceRef,
     layout: Layout,
     /// Set when the volume is open.
-    inner: OnceLock<Weak<Inner>>,
+    owner: OnceLock<Weak<dyn NodeOwner>>,
     /// Places that were taken before: they are given out first.
     reserved: Mutex<Vec<[Place; 2]>>,
 }
@@ -309,7 +321,7 @@ impl Drop for Reserved<'_> {
 impl VolumeStore {
     /// Of a volume on `device`.
     pub fn new(device: DeviceRef, layout: Layout) -> Self {
-        Self { device, layout, inner: OnceLock::new(), reserved: Mutex::default() }
+        Self { device, layout, owner: OnceLock::new(), reserved: Mutex::default() }
     }
 
     /// Of the volume.
@@ -318,8 +330,8 @@ impl VolumeStore {
     }
 
     /// From now on there is something to allocate in.
-    pub fn attach(&self, inner: Weak<Inner>) {
-        if self.inner.set(inner).is_err() {
+    pub fn attach(&self, owner: Weak<dyn NodeOwner>) {
+        if self.owner.set(owner).is_err() {
             debug_assert!(false, "attached once");
         }
     }
@@ -337,9 +349,8 @@ impl VolumeStore {
             return Ok(places);
         }
         let closed = || Error::new(ErrorKind::Shutdown, "allocate", "the volume is not open");
-        let inner = self.inner.get().and_then(Weak::upgrade).ok_or_else(closed)?;
-        let places = inner.state.lock().take_node()?;
-        Ok(places)
+        let owner = self.owner.get().and_then(Weak::upgrade).ok_or_else(closed)?;
+        owner.take_node()
     }
 
     async fn read_node(&self, place: Place) -> Result<AlignedBuf> {
@@ -399,12 +410,12 @@ impl VolumeStore {
         let writes = self.in_runs(&copies);
         drop(nodes);
         let mut failed = Vec::new();
-        let inner = self.inner.get().and_then(Weak::upgrade);
-        let hold = inner.map(|inner| inner.checkpoints.turns.hold()).unwrap_or_default();
+        let owner = self.owner.get().and_then(Weak::upgrade);
+        let hold = owner.map(|owner| owner.hold()).unwrap_or_default();
         let flags = BioFlags::BACKGROUND;
         let done = write_bufs(&self.device, writes, flags, &mut failed, hold).await;
-        if let Some(inner) = self.inner.get().and_then(Weak::upgrade) {
-            inner.writes_failed(&failed);
+        if let Some(owner) = self.owner.get().and_then(Weak::upgrade) {
+            owner.writes_failed(&failed);
         }
         done
     }

@@ -5,7 +5,7 @@
 
 use crate::map::overlay::Where;
 use crate::tests::setup::Setup;
-use crate::volume::{CreateOptions, OpenOptions, Volume};
+use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{World, WorldRef};

@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use crate::volume::{CreateOptions, OpenOptions, Volume};
+use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::task::{BoxFuture, LocalQueue, block_on};
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_base::{ErrorKind, IoFlags, Result};

@@ -4,7 +4,7 @@
 //! No locks.
 
 use super::setup::Setup;
-use crate::volume::{OpenOptions, Volume};
+use crate::{OpenOptions, Volume};
 use forebay_base::ErrorKind;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{World, WorldRef};

@@ -8,7 +8,7 @@ use crate::map::overlay::Where;
 use crate::space::segment::Phase;
 use crate::tests::reuse::{check, create, open, read, setup, write};
 use crate::tests::setup::Setup;
-use crate::volume::{OpenOptions, Volume};
+use crate::{OpenOptions, Volume};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_base::{Error, ErrorKind};

@@ -3,7 +3,7 @@
 //! No locks.
 
 use crate::tests::setup::Setup;
-use crate::volume::{OpenOptions, Volume};
+use crate::{OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::world::WorldRef;
 use forebay_base::{ErrorKind, IoFlags};

@@ -4,7 +4,7 @@
 //! No locks.
 
 use crate::tests::seeds;
-use crate::volume::{CreateOptions, OpenOptions, Volume};
+use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::task::block_on;
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_block::{DeviceRef, RamDevice};

@@ -6,7 +6,7 @@ use crate::fault::{Plant, Planted};
 use crate::format::superblock::{SLOT_BYTES, slot_offsets};
 use crate::tests::reuse::{create, open, read, setup, write};
 use crate::tests::setup::Setup;
-use crate::volume::{OpenOptions, Volume};
+use crate::{OpenOptions, Volume};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{World, WorldRef};
 use forebay_block::{BioOp, DeviceRef};

@@ -6,7 +6,7 @@
 use crate::names::lookup::Stop;
 use crate::tests::reuse::{check, create, read, setup, write};
 use crate::tests::setup::Setup;
-use crate::volume::{OpenOptions, Volume};
+use crate::{OpenOptions, Volume};
 use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::world::WorldRef;

@@ -8,7 +8,7 @@ use crate::map::overlay::Where;
 use crate::tests::reuse::{check, create, open, read, setup, write};
 use crate::tests::setup::Setup;
 use crate::volume::fsck::FindingKind;
-use crate::volume::{CreateOptions, OpenOptions, Volume};
+use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{World, WorldRef};

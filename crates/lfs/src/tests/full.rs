@@ -9,7 +9,7 @@ use crate::space::Need;
 use crate::tests::alloc::lab::beside;
 use crate::tests::setup::Setup;
 use crate::volume::fsck::fsck;
-use crate::volume::{CreateOptions, OpenOptions, Volume};
+use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::task::{BoxFuture, block_on};

@@ -7,7 +7,7 @@ use crate::format::usage::Segment;
 use crate::space::usage_table::write_usage;
 use crate::tests::reuse::{create, open, read, setup, write};
 use crate::tests::setup::Setup;
-use crate::volume::{CreateOptions, OpenOptions, Volume};
+use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{World, WorldRef};
 use forebay_block::DeviceRef;

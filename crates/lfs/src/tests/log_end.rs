@@ -11,7 +11,7 @@ use crate::tests::faults::failing;
 use crate::tests::reuse::{check, create, open, setup, write};
 use crate::tests::setup::Setup;
 use crate::volume::fsck::FindingKind;
-use crate::volume::{OpenOptions, Volume};
+use crate::{OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::codec::Writer;
 use forebay_base::sim_world::SimWorld;

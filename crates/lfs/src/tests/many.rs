@@ -3,7 +3,7 @@
 //! No locks.
 
 use crate::log::Pending;
-use crate::volume::{CreateOptions, OpenOptions, Volume};
+use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::IoFlags;
 use forebay_base::task::block_on;
 use forebay_base::units::MIB;

@@ -8,7 +8,7 @@ use crate::tests::alloc::lab::beside;
 use crate::tests::clean::shown;
 use crate::tests::reuse::{check, create, open, write};
 use crate::tests::setup::Setup;
-use crate::volume::{OpenOptions, Volume};
+use crate::{OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::task::BoxFuture;

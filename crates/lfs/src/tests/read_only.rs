@@ -10,7 +10,7 @@ use crate::map::overlay::Where;
 use crate::tests::faults::{failing, found, synced_at_last};
 use crate::tests::reuse::{create, open, read, setup, write};
 use crate::tests::setup::Setup;
-use crate::volume::{OpenOptions, Volume};
+use crate::{OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::WorldRef;

@@ -4,7 +4,7 @@
 
 use crate::alloc::AllocMode;
 use crate::tests::reuse::{create, setup, write};
-use crate::volume::{OpenOptions, Volume};
+use crate::{OpenOptions, Volume};
 use forebay_base::task::BoxFuture;
 use forebay_base::world::WorldRef;
 use forebay_base::{ErrorKind, Result};

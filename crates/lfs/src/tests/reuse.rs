@@ -6,7 +6,7 @@ use crate::format::place::Place;
 use crate::map::overlay::Where;
 use crate::tests::setup::Setup;
 use crate::volume::fsck::{FindingKind, FsckReport, fsck};
-use crate::volume::{OpenOptions, Volume};
+use crate::{OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{World, WorldRef, split_mix};

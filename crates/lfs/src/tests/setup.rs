@@ -3,7 +3,7 @@
 //!
 //! No locks.
 
-use crate::volume::{CreateOptions, OpenOptions, Volume};
+use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::WorldRef;
 use forebay_block::DeviceRef;

@@ -13,8 +13,6 @@
 
 use crate::btree::empty_root;
 use crate::device::layout::Layout;
-use crate::files::closed::Left;
-use crate::files::content::{Content, Lingering};
 use crate::format::change::{Change, Entry, Rename, Size};
 use crate::format::corrupt;
 use crate::format::extent::Extent;
@@ -24,9 +22,11 @@ use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, TreeRoot};
 use crate::log::Pending;
 use crate::map::overlay::{Overlay, Piece, Sums, Where};
-use crate::names::attributes::assign;
+use crate::names::closed::RetainedMappings;
+use crate::names::content::{Content, PendingWriteBack};
 use crate::names::directory::Directory;
 use crate::names::evict::Cache;
+use crate::names::inode::assign;
 use crate::names::items::Items;
 use crate::names::node::Node;
 use crate::names::scan_cache::Windows;
@@ -155,9 +155,9 @@ pub(crate) struct State {
     /// Content of inodes that were removed; its dirt is to be dropped.
     pub removed: Vec<Arc<Content>>,
     /// Inodes that are closed and may owe something.
-    pub lingering: Lingering,
+    pub pending_write_back: PendingWriteBack,
     /// Files that are closed, and whose content may be in the cache.
-    pub left: Left,
+    pub left: RetainedMappings,
     /// Inodes without a name or an opener that there was no room to remove.
     pub unremoved: BTreeSet<u64>,
     /// Inodes that were cut to nothing, and not closed by everybody since; they need not be in memory.
@@ -221,8 +221,8 @@ impl State {
             fresh_bytes: 0,
             dirt: Arc::default(),
             removed: Vec::new(),
-            lingering: Lingering::default(),
-            left: Left::default(),
+            pending_write_back: PendingWriteBack::default(),
+            left: RetainedMappings::default(),
             unremoved: BTreeSet::new(),
             cut: BTreeSet::new(),
             owed: BTreeMap::new(),

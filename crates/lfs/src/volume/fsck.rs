@@ -158,7 +158,7 @@ pub async fn fsck(
         }
     };
     let names = check_names(&tree, &mut report);
-    stored.check((&tree, &names), &mut report);
+    check_stored(&stored, (&tree, &names), &mut report);
     check_content(&volume, (&tree, &names), &mut report, progress).await;
     Ok(report)
 }
@@ -262,6 +262,35 @@ async fn check_usage(
             finding.offset = Some(at);
             finding.figures = Some((u64::from(entry.live_bytes), found));
         }
+    }
+}
+
+/// Tells what does not go together (E14, E15), of the checkpoint and of what recovery makes of it.
+fn check_stored(stored: &Stored, (tree, names): (&Tree, &Names), report: &mut FsckReport) {
+    if !stored.is_complete {
+        return;
+    }
+    let now = tree.inodes.iter().map(|(ino, i)| (*ino, (i.data_id, i.stored_bytes)));
+    let newer = now.filter(|(ino, says)| stored.said.get(ino) != Some(says));
+    let checkpoint = stored.said.iter().map(|(ino, says)| (*ino, *says));
+    for (ino, (data_id, said)) in checkpoint.chain(newer) {
+        let found = match data_id {
+            0 => 0,
+            data_id => stored.found.get(&data_id).copied().unwrap_or(0),
+        };
+        if said != found {
+            let text = format!(
+                "inode {ino} says that {said} bytes of it are stored, its extents have {found}"
+            );
+            let finding = report.add(FindingKind::Usage, text);
+            (finding.ino, finding.path) = (Some(ino), path_of(names, ino));
+            finding.figures = Some((said, found));
+        }
+    }
+    let owned: BTreeSet<u64> = stored.said.values().map(|(data_id, _)| *data_id).collect();
+    for (data_id, bytes) in stored.found.iter().filter(|(data_id, _)| !owned.contains(data_id)) {
+        let text = format!("data {data_id} has extents of {bytes} bytes, and no inode has it");
+        report.add(FindingKind::Tree, text).figures = Some((0, *bytes));
     }
 }
 

@@ -13,7 +13,7 @@
 //! Locks: the state lock in turn; none across a wait.
 
 use crate::checkpoint::How;
-use crate::files::content::Content;
+use crate::names::content::Content;
 use crate::space::{Bytes, Need};
 use crate::transaction::state::State;
 use crate::volume::Inner;

@@ -2,11 +2,11 @@
 //!
 //! Lock: the state lock, for the length of a look or a change; never across a wait.
 
-use crate::files::content::AT_ONCE;
-use crate::files::open_file::VolumeFile;
+use crate::names::content::AT_ONCE;
 use crate::names::lookup::Tried;
 use crate::transaction::state::State;
 use crate::volume::Volume;
+use crate::volume::open_file::VolumeFile;
 use forebay_base::Result;
 use forebay_base::task::BoxFuture;
 use forebay_vfs::name::NAME_MAX;

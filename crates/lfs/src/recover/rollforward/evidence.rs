@@ -16,7 +16,7 @@
 //!
 //! No locks: recovery has the volume to itself.
 
-use super::Walk;
+use super::walk::Walk;
 use crate::btree::store::is_unreadable;
 use crate::device::slots::read_at;
 use crate::format::place::Place;

@@ -17,8 +17,8 @@
 use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::space::Space;
-use crate::space::alloc::AllocStats;
 use crate::space::alloc::window::Windows;
+use crate::space::alloc::{AllocStats, Run};
 use forebay_base::units::MIB;
 use forebay_base::{ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,9 +27,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const WINDOW_BYTES_MAX: u64 = 8 * MIB;
 /// First window of a stream of large requests, bytes.
 const WINDOW_BYTES: u64 = 2 * MIB;
-
-/// A run: logical address ([`Sizes::address`]) and bytes.
-pub(crate) type Run = (u64, u64);
 
 /// What windows are made of, by the size of segments; bytes.
 #[derive(Debug, Clone, Copy)]

@@ -1,56 +1,32 @@
-//! Places for a request, in the three ways of [`AllocMode`].
+//! Places for a request, in the three ways of [`AllocMode`](crate::space::alloc::AllocMode).
 //!
-//! Invariants: T21 what was taken for a request that does not come to its reservation, by an error or because
-//! nobody waits for it any more, goes back. T22 with `reserve` a request is served in one hold of the state
-//! lock. T23 neighbours in file and segment are one place, whoever took them when.
+//! Invariant: T23 neighbours in file and segment are one place, whoever took them when.
 //!
-//! Locks: see [`crate::space::alloc`].
+//! No locks: the volume's state lock covers it.
 
 use crate::device::layout::Layout;
-use crate::space::alloc::AllocMode;
-use crate::space::alloc::runs::{Room, Run};
+use crate::space::Space;
+use crate::space::alloc::Run;
+use crate::space::alloc::runs::Room;
 use crate::space::alloc::window::WINDOWS_MAX;
-use crate::space::{Need, Space};
-use crate::transaction::state::State;
-use crate::volume::Inner;
+use forebay_base::Result;
 use forebay_base::units::{round_down, round_up};
 use forebay_base::world::Nanos;
-use forebay_base::{Error, ErrorKind, Result};
-use forebay_iomap::{Class, Place};
+use forebay_iomap::Place;
 use std::ops::Range;
 use std::time::Duration;
 
 /// A window that was not used for so long is returned when the next one is opened.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Places that are not part of a reservation yet (T21).
-pub(crate) struct Taken<'a> {
-    inner: &'a Inner,
-    places: Vec<Place>,
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        if !self.places.is_empty() {
-            self.inner.state.lock().give_back(&self.inner.layout, &self.places);
-        }
-    }
-}
-
-impl Taken<'_> {
-    /// The places, for a reservation that takes care of them.
-    pub fn keep(mut self) -> Vec<Place> {
-        std::mem::take(&mut self.places)
-    }
-
-    /// What there is so far.
-    pub fn places(&self) -> &[Place] {
-        &self.places
-    }
-}
-
 /// Adds a run (T23).
-fn push(places: &mut Vec<Place>, layout: &Layout, room: &Room, offset: u64, (at, len): Run) {
+pub(crate) fn push(
+    places: &mut Vec<Place>,
+    layout: &Layout,
+    room: &Room,
+    offset: u64,
+    (at, len): Run,
+) {
     let device_offset = layout.device_offset(room.sizes.place(at));
     if let Some(last) = places.last_mut()
         && last.offset + last.len == offset
@@ -65,72 +41,15 @@ fn push(places: &mut Vec<Place>, layout: &Layout, room: &Room, offset: u64, (at,
 
 /// Whose request it is.
 #[derive(Clone, Copy)]
-struct Who {
-    ino: u64,
+pub(crate) struct Who {
+    pub ino: u64,
     /// Somebody has it open, and may go on.
-    open: bool,
+    pub open: bool,
     /// Bytes.
-    size: u64,
+    pub size: u64,
     /// Bytes that are stored.
-    stored: u64,
-    now: Nanos,
-}
-
-impl Inner {
-    /// Writes failed at these offsets on the device: nothing more goes there that can go elsewhere (W18,
-    /// R24).
-    pub(crate) fn writes_failed(&self, offsets: &[u64]) {
-        for at in offsets.iter().filter_map(|at| self.layout.place_at(*at)) {
-            let mut state = self.state.lock();
-            let State { room, space, .. } = &mut *state;
-            if space.fail(at.segment) {
-                log::warn!("a write to segment {} failed: others are taken first", at.segment);
-                room.fail(space, at.segment);
-            }
-        }
-    }
-}
-
-impl State {
-    /// Places that are not used after all.
-    pub fn give_back(&mut self, layout: &Layout, places: &[Place]) {
-        for place in places.iter().rev() {
-            let Some(at) = layout.place_at(place.device_offset) else { continue };
-            let run = (self.room.sizes.address(at), place.len);
-            self.room.give_back(&mut self.space, run);
-        }
-    }
-
-    /// Nobody goes on with this file.
-    pub fn close_windows(&mut self, ino: u64) {
-        self.room.close(&mut self.space, ino);
-    }
-
-    fn who(&self, ino: u64, now: Nanos) -> Result<Who> {
-        let Some(node) = self.nodes.get(&ino) else {
-            return Err(Error::new(ErrorKind::Stale, "reserve", format!("inode {ino}")));
-        };
-        let (open, stored) = (node.opens > 0, node.inode.size);
-        Ok(Who { ino, open, size: node.end().unwrap_or(stored), stored, now })
-    }
-
-    fn note_taken(&mut self, class: Class, places: &[Place]) {
-        let bytes: u64 = places.iter().map(|place| place.len).sum();
-        let stats = &mut self.room.stats;
-        let (requests, sum, extents) = match class {
-            Class::Direct => {
-                (&mut stats.direct_requests, &mut stats.direct_bytes, &mut stats.direct_extents)
-            }
-            _ => (
-                &mut stats.written_back,
-                &mut stats.written_back_bytes,
-                &mut stats.written_back_extents,
-            ),
-        };
-        *requests += 1;
-        *sum += bytes;
-        *extents += places.len() as u64;
-    }
+    pub stored: u64,
+    pub now: Nanos,
 }
 
 /// What was done where no window had a block.
@@ -144,13 +63,13 @@ enum Step {
 }
 
 /// One run of a file that is to have its places, and what gives them out.
-struct Request<'a> {
-    who: Who,
-    run: Range<u64>,
+pub(crate) struct Request<'a> {
+    pub who: Who,
+    pub run: Range<u64>,
     /// The next window of the stream that it goes on with.
-    stream: Option<u64>,
-    room: &'a mut Room,
-    space: &'a mut Space,
+    pub stream: Option<u64>,
+    pub room: &'a mut Room,
+    pub space: &'a mut Space,
 }
 
 impl Request<'_> {
@@ -232,7 +151,7 @@ impl Request<'_> {
     }
 
     /// Takes all of it, window by window.
-    fn take(&mut self, layout: &Layout, places: &mut Vec<Place>) -> Result<()> {
+    pub fn take(&mut self, layout: &Layout, places: &mut Vec<Place>) -> Result<()> {
         let (ino, now) = (self.who.ino, self.who.now);
         let (mut at, mut opened) = (self.run.start, None);
         while at < self.run.end {
@@ -279,7 +198,7 @@ impl Request<'_> {
     }
 
     /// Opens the windows that all of it will need, and takes nothing.
-    fn announce(&mut self) -> Result<()> {
+    pub fn announce(&mut self) -> Result<()> {
         let (mut at, mut opened) = (self.run.start, None);
         while at < self.run.end {
             match self.room.windows.around(self.who.ino, at) {
@@ -294,116 +213,6 @@ impl Request<'_> {
         }
         let next = self.next_window(opened);
         self.room.windows.note(self.who.ino, &self.run, next);
-        Ok(())
-    }
-}
-
-impl Inner {
-    fn request<'a>(&self, state: &'a mut State, ino: u64, run: &Range<u64>) -> Result<Request<'a>> {
-        let who = state.who(ino, self.world.now())?;
-        let stream = state.room.windows.stream(ino, run.start);
-        let State { room, space, .. } = state;
-        Ok(Request { who, run: run.clone(), stream, room, space })
-    }
-
-    /// T22. `over`: it takes the place of stored content.
-    pub(crate) fn take_reserved(
-        &self,
-        ino: u64,
-        runs: &[Range<u64>],
-        (class, over): (Class, bool),
-    ) -> Result<Taken<'_>> {
-        let mut taken = Taken { inner: self, places: Vec::new() };
-        let mut state = self.state.lock();
-        let bytes = runs.iter().map(|run| run.end - run.start).sum();
-        if let Err(error) = state.check_direct(bytes, class, over) {
-            drop(state);
-            return Err(error);
-        }
-        state.room.stats.holds += 1;
-        for run in runs {
-            let done = self
-                .request(&mut state, ino, run)
-                .and_then(|mut request| request.take(&self.layout, &mut taken.places));
-            if let Err(error) = done {
-                // The guard takes the lock.
-                drop(state);
-                return Err(error);
-            }
-        }
-        state.note_taken(class, &taken.places);
-        drop(state);
-        Ok(taken)
-    }
-
-    /// An uncached stream is about to dirty a range: its window is found now.
-    pub(crate) fn announce(&self, ino: u64, range: &Range<u64>) {
-        if self.alloc.mode != AllocMode::Reserve {
-            return;
-        }
-        let block = self.layout.block_bytes();
-        let run = round_down(range.start, block)..round_up(range.end, block);
-        let mut state = self.state.lock();
-        let done = self.request(&mut state, ino, &run).and_then(|mut request| request.announce());
-        if let Err(error) = done {
-            // Write-back asks again.
-            log::debug!("inode {ino}: no window: {error}");
-        }
-    }
-
-    /// Places in whichever way is chosen.
-    pub(crate) async fn take_places(
-        &self,
-        ino: u64,
-        runs: &[Range<u64>],
-        (class, over): (Class, bool),
-    ) -> Result<Taken<'_>> {
-        let bytes: u64 = runs.iter().map(|run| run.end - run.start).sum();
-        if self.alloc.mode == AllocMode::Reserve {
-            self.alloc.point().await;
-            return self.take_reserved(ino, runs, (class, over));
-        }
-        let serializes = self.alloc.serializes(class == Class::Direct, bytes);
-        let turn = if serializes { Some(self.alloc.turn().await) } else { None };
-        let mut taken = Taken { inner: self, places: Vec::new() };
-        for run in runs {
-            for at in run.clone().step_by(self.layout.block_bytes() as usize) {
-                self.alloc.point().await;
-                self.take_block(ino, at, (class, over), &mut taken.places)?;
-            }
-        }
-        let mut state = self.state.lock();
-        state.room.stats.turns += u64::from(turn.is_some());
-        state.note_taken(class, &taken.places);
-        drop((state, turn));
-        Ok(taken)
-    }
-
-    /// The next block of the open segment, with all that belongs to giving out one: where it was, whether
-    /// there is room, who has it.
-    fn take_block(
-        &self,
-        ino: u64,
-        at: u64,
-        (class, over): (Class, bool),
-        places: &mut Vec<Place>,
-    ) -> Result<()> {
-        let block = self.layout.block_bytes();
-        let mut state = self.state.lock();
-        let Some(node) = state.nodes.get(&ino) else {
-            return Err(Error::new(ErrorKind::Stale, "reserve", format!("inode {ino}")));
-        };
-        let data_id = node.inode.data_id;
-        let there = state.data.get(&data_id).map(|overlay| overlay.look_up(at / block, block));
-        std::hint::black_box(there.is_some_and(|found| found.is_ok()));
-        if state.data_room(Need::Urgent) < block {
-            return Err(Error::new(ErrorKind::NoSpace, "reserve", "no block is free"));
-        }
-        state.check_direct(block, class, over)?;
-        let State { room, space, .. } = &mut *state;
-        room.stats.holds += 1;
-        let run = room.anything(space, block)?;
-        push(places, &self.layout, room, at, run);
         Ok(())
     }
 }

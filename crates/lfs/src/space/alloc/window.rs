@@ -8,7 +8,7 @@
 //!
 //! No locks: the volume's state lock covers it.
 
-use crate::space::alloc::runs::Run;
+use crate::space::alloc::Run;
 use std::collections::BTreeMap;
 use std::ops::Range;
 

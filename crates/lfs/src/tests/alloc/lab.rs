@@ -3,7 +3,7 @@
 //! No locks.
 
 use crate::space::alloc::{AllocMode, AllocStats};
-use crate::volume::{CreateOptions, OpenOptions, Volume};
+use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::task::{BoxFuture, oneshot};

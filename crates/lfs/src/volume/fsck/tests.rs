@@ -201,7 +201,7 @@ fn what_is_said_to_be_stored_needs_the_whole_tree() {
     }
     let said = |stored: &Stored, tree: &Tree| {
         let mut report = FsckReport::default();
-        stored.check((tree, &Names::new()), &mut report);
+        check_stored(stored, (tree, &Names::new()), &mut report);
         report.findings.iter().map(|finding| finding.ino).collect::<Vec<_>>()
     };
     stored.extent(30, 4096);

@@ -25,7 +25,7 @@ fn is_loss(error: &Error) -> bool {
 }
 
 impl Inner {
-    /// [`State::check_writable`] for a volume that turned read-only, without the lock: each write
+    /// `State::check_writable` for a volume that turned read-only, without the lock: each write
     /// asks.
     pub(crate) fn check_running(&self, op: &'static str) -> Result<()> {
         match self.is_stopped.load(Ordering::Acquire) {

@@ -3,7 +3,7 @@
 //! Lock: the state lock, held by the caller.
 
 use crate::format::change::Change;
-use crate::format::inode::{Inode, SetAttributes};
+use crate::format::inode::SetAttributes;
 use crate::names::inode::time;
 use crate::names::lookup::Tried;
 use crate::space::Need;
@@ -122,19 +122,4 @@ impl State {
         }
         Ok(())
     }
-}
-
-/// Applies what a record says of attributes.
-pub(crate) fn assign(inode: &mut Inode, set: &SetAttributes) {
-    inode.mode = set.mode.unwrap_or(inode.mode);
-    inode.uid = set.uid.unwrap_or(inode.uid);
-    inode.gid = set.gid.unwrap_or(inode.gid);
-    inode.nlink = set.nlink.unwrap_or(inode.nlink);
-    inode.flags = set.flags.unwrap_or(inode.flags);
-    inode.parent = set.parent.unwrap_or(inode.parent);
-    inode.version = set.version.unwrap_or(inode.version);
-    inode.atime = set.atime.unwrap_or(inode.atime);
-    inode.mtime = set.mtime.unwrap_or(inode.mtime);
-    inode.ctime = set.ctime.unwrap_or(inode.ctime);
-    inode.btime = set.btime.unwrap_or(inode.btime);
 }

@@ -20,7 +20,7 @@ const LOOKS: usize = 3;
 
 /// A file without a mapping whose folios may be in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LeftFile {
+pub(crate) struct RetainedMapping {
     /// Number that its mapping had.
     pub mapping: u32,
     /// Its data then.
@@ -31,17 +31,17 @@ pub(crate) struct LeftFile {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Left {
-    files: BTreeMap<u64, LeftFile>,
+pub(crate) struct RetainedMappings {
+    files: BTreeMap<u64, RetainedMapping>,
     /// Which one is looked at next.
     hand: u64,
     /// Numbers of mappings of files that were removed: their folios are to go (Y12).
     removed: Vec<u32>,
 }
 
-impl Left {
+impl RetainedMappings {
     /// A file is left like this. `known`: whether a mapping has anything in the cache.
-    pub fn put(&mut self, ino: u64, file: LeftFile, known: impl Fn(u32) -> bool) {
+    pub fn put(&mut self, ino: u64, file: RetainedMapping, known: impl Fn(u32) -> bool) {
         self.files.insert(ino, file);
         for _ in 0..LOOKS.min(self.files.len()) {
             let next =
@@ -55,7 +55,7 @@ impl Left {
     }
 
     /// The file is opened.
-    pub fn take(&mut self, ino: u64) -> Option<LeftFile> {
+    pub fn take(&mut self, ino: u64) -> Option<RetainedMapping> {
         self.files.remove(&ino)
     }
 
@@ -91,9 +91,9 @@ mod tests {
     /// A million files were closed, and of a few there was something in the cache.
     #[test]
     fn y13_files_of_which_nothing_is_cached_are_forgotten() {
-        let mut left = Left::default();
+        let mut left = RetainedMappings::default();
         for ino in 1..=50_000u64 {
-            let file = LeftFile { mapping: ino as u32, data_id: ino, size: 1 };
+            let file = RetainedMapping { mapping: ino as u32, data_id: ino, size: 1 };
             // The thousand that were closed last.
             left.put(ino, file, |mapping| u64::from(mapping) + 1000 > ino);
             assert!(left.len() < 1600, "Y13: {} of 1000", left.len());

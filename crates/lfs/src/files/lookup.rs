@@ -1,0 +1,95 @@
+//! Where a block of a file is: the changes in memory answer first, then the tree.
+//!
+//! Invariants: M21 an answer is what all records up to some moment of the call say. M22 an address is
+//! pinned in the same hold of the lock that found it current, so that it is not used again while it
+//! is read.
+//!
+//! Locks: the state lock in turn; none across a wait.
+
+use crate::btree::InOrder;
+use crate::format::superblock::TreeRoot;
+use crate::map::allocated::Told;
+use crate::map::lookup::{Known, Pin, piece_in_order};
+use crate::map::overlay::Piece;
+use crate::map::overlay::Where;
+use crate::transaction::resources::Resources;
+use forebay_base::Result;
+use std::ops::Range;
+
+impl Resources {
+    /// Whether these bytes of a file are stored, for a caller that can wait for the tree; `told`
+    /// remembers what the tree said.
+    pub(crate) async fn ask_stored(
+        &self,
+        ino: u64,
+        told: &Told,
+        range: &Range<u64>,
+    ) -> Result<bool> {
+        let data_id = {
+            let state = self.state.lock();
+            if state.is_stored(ino, range, told) {
+                return Ok(true);
+            }
+            let Some(node) = state.nodes.get(&ino) else { return Ok(false) };
+            node.recorded.data_id
+        };
+        let unit = self.layout.block_bytes();
+        let (mut block, end) = (range.start / unit, range.end.div_ceil(unit));
+        let (mut runs, mut all): (Vec<Range<u64>>, bool) = (Vec::new(), true);
+        while block < end {
+            let (piece, _pin) = self.piece_at(data_id, block).await?;
+            let blocks = piece.blocks.min(end - block);
+            all &= piece.at != Where::Hole;
+            if piece.at != Where::Hole {
+                match runs.last_mut() {
+                    Some(last) if last.end == block => last.end += blocks,
+                    _ => runs.push(block..block + blocks),
+                }
+            }
+            block += blocks;
+        }
+        told.add(data_id, runs);
+        Ok(all)
+    }
+}
+
+impl Resources {
+    /// The piece that begins at `block`; a hole where nothing is stored. It may be shorter than the
+    /// extent.
+    pub(crate) async fn piece_at(&self, data_id: u64, block: u64) -> Result<(Piece, Option<Pin>)> {
+        self.piece_of(data_id, block).await.map(|(piece, pin, _)| (piece, pin))
+    }
+
+    /// The same, and the tree that it was found in.
+    pub(crate) async fn piece_of(
+        &self,
+        data_id: u64,
+        block: u64,
+    ) -> Result<(Piece, Option<Pin>, Option<TreeRoot>)> {
+        loop {
+            let (blocks, root) = match self.state.lock().find_piece(data_id, block, &self.staging) {
+                Known::Piece(piece, pin) => return Ok((piece, pin, None)),
+                Known::Tree(blocks, root) => (blocks, root),
+            };
+            let found =
+                piece_in_order(&self.tree, &root, data_id, block, &mut InOrder::default()).await;
+            self.note_nodes();
+            let state = self.state.lock();
+            if state.root != root {
+                // What was read may be outdated, or of addresses that were used again.
+                continue;
+            }
+            let piece = found?;
+            // Something may have been published meanwhile.
+            match state.known(data_id, block) {
+                Ok(_) => {}
+                Err(unknown) => {
+                    let blocks = piece.blocks.min(blocks).min(unknown);
+                    let piece = piece.part(0, blocks, self.layout.block_bytes());
+                    let pin = state.pin(&piece, &self.staging);
+                    return Ok((piece, pin, Some(root)));
+                }
+            }
+        }
+    }
+}

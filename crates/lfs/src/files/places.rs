@@ -1,0 +1,153 @@
+//! Addresses of data for a request of write-back or of a direct write, by the strategy of the volume.
+//!
+//! Invariants: T21 what was taken for a request that ends before its reservation, by an error or
+//! because its task was dropped, goes back. T22 with `reserve` a request is served in one hold of the
+//! state lock.
+//!
+//! Locks: see [`crate::space::alloc`].
+
+use crate::space::Need;
+use crate::space::alloc::AllocMode;
+use crate::space::alloc::strategy::{Request, push};
+use crate::transaction::resources::Resources;
+use crate::transaction::state::State;
+use forebay_base::units::{round_down, round_up};
+use forebay_base::{Error, ErrorKind, Result};
+use forebay_iomap::{Class, Place};
+use std::ops::Range;
+
+/// Places that are not part of a reservation yet (T21).
+pub(crate) struct Taken<'a> {
+    resources: &'a Resources,
+    places: Vec<Place>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if !self.places.is_empty() {
+            self.resources.state.lock().give_back(&self.resources.layout, &self.places);
+        }
+    }
+}
+
+impl Taken<'_> {
+    /// The places, for a reservation that takes care of them.
+    pub fn keep(mut self) -> Vec<Place> {
+        std::mem::take(&mut self.places)
+    }
+
+    /// What there is so far.
+    pub fn places(&self) -> &[Place] {
+        &self.places
+    }
+}
+
+impl Resources {
+    fn request<'a>(&self, state: &'a mut State, ino: u64, run: &Range<u64>) -> Result<Request<'a>> {
+        let who = state.who(ino, self.world.now())?;
+        let stream = state.room.windows.stream(ino, run.start);
+        let State { room, space, .. } = state;
+        Ok(Request { who, run: run.clone(), stream, room, space })
+    }
+
+    /// T22. `over`: it takes the place of stored content.
+    pub(crate) fn take_reserved(
+        &self,
+        ino: u64,
+        runs: &[Range<u64>],
+        (class, over): (Class, bool),
+    ) -> Result<Taken<'_>> {
+        let mut taken = Taken { resources: self, places: Vec::new() };
+        let mut state = self.state.lock();
+        let bytes = runs.iter().map(|run| run.end - run.start).sum();
+        if let Err(error) = state.check_direct(bytes, class, over) {
+            drop(state);
+            return Err(error);
+        }
+        state.room.stats.holds += 1;
+        for run in runs {
+            let done = self
+                .request(&mut state, ino, run)
+                .and_then(|mut request| request.take(&self.layout, &mut taken.places));
+            if let Err(error) = done {
+                // The guard takes the lock.
+                drop(state);
+                return Err(error);
+            }
+        }
+        state.note_taken(class, &taken.places);
+        drop(state);
+        Ok(taken)
+    }
+
+    /// An uncached stream is about to dirty a range: its window is found now.
+    pub(crate) fn announce(&self, ino: u64, range: &Range<u64>) {
+        if self.alloc.mode != AllocMode::Reserve {
+            return;
+        }
+        let block = self.layout.block_bytes();
+        let run = round_down(range.start, block)..round_up(range.end, block);
+        let mut state = self.state.lock();
+        let done = self.request(&mut state, ino, &run).and_then(|mut request| request.announce());
+        if let Err(error) = done {
+            // Write-back asks again.
+            log::debug!("inode {ino}: no window: {error}");
+        }
+    }
+
+    /// Places in whichever way is chosen.
+    pub(crate) async fn take_places(
+        &self,
+        ino: u64,
+        runs: &[Range<u64>],
+        (class, over): (Class, bool),
+    ) -> Result<Taken<'_>> {
+        let bytes: u64 = runs.iter().map(|run| run.end - run.start).sum();
+        if self.alloc.mode == AllocMode::Reserve {
+            self.alloc.point().await;
+            return self.take_reserved(ino, runs, (class, over));
+        }
+        let serializes = self.alloc.serializes(class == Class::Direct, bytes);
+        let turn = if serializes { Some(self.alloc.turn().await) } else { None };
+        let mut taken = Taken { resources: self, places: Vec::new() };
+        for run in runs {
+            for at in run.clone().step_by(self.layout.block_bytes() as usize) {
+                self.alloc.point().await;
+                self.take_block(ino, at, (class, over), &mut taken.places)?;
+            }
+        }
+        let mut state = self.state.lock();
+        state.room.stats.turns += u64::from(turn.is_some());
+        state.note_taken(class, &taken.places);
+        drop((state, turn));
+        Ok(taken)
+    }
+
+    /// The next block of the open segment, with all that belongs to giving out one: where it was, whether
+    /// there is room, who has it.
+    fn take_block(
+        &self,
+        ino: u64,
+        at: u64,
+        (class, over): (Class, bool),
+        places: &mut Vec<Place>,
+    ) -> Result<()> {
+        let block = self.layout.block_bytes();
+        let mut state = self.state.lock();
+        let Some(node) = state.nodes.get(&ino) else {
+            return Err(Error::new(ErrorKind::Stale, "reserve", format!("inode {ino}")));
+        };
+        let data_id = node.inode.data_id;
+        let there = state.data.get(&data_id).map(|overlay| overlay.look_up(at / block, block));
+        std::hint::black_box(there.is_some_and(|found| found.is_ok()));
+        if state.data_room(Need::Urgent) < block {
+            return Err(Error::new(ErrorKind::NoSpace, "reserve", "no block is free"));
+        }
+        state.check_direct(block, class, over)?;
+        let State { room, space, .. } = &mut *state;
+        room.stats.holds += 1;
+        let run = room.anything(space, block)?;
+        push(places, &self.layout, room, at, run);
+        Ok(())
+    }
+}

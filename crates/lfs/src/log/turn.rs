@@ -1,0 +1,196 @@
+//! The turns of the log: to write a group, and to flush.
+//!
+//! Invariants: those of [`crate::log`]; L5, L7 and L9 hold by these guards.
+//!
+//! Locks: `ctl`; below it that of a flush turn, a leaf.
+
+use crate::device::hold::Hold;
+use crate::log::{Ctl, Due, Group, Log};
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_base::sync::{Arc, Mutex};
+use forebay_base::{Error, ErrorKind, Result};
+
+/// Shared by a write turn of the log and by its writes. `WriteTurn::end` ends the turn; if its task
+/// is dropped first, the last of these references ends it.
+struct LogWrites {
+    log: Arc<Log>,
+    is_abandoned: AtomicBool,
+}
+
+impl LogWrites {
+    /// For a write turn that the caller has just taken.
+    pub fn new(log: Arc<Log>) -> Arc<Self> {
+        Arc::new(Self { log, is_abandoned: AtomicBool::new(false) })
+    }
+
+    /// The task of the turn was dropped: from now on the last reference ends the turn.
+    pub fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for LogWrites {
+    fn drop(&mut self) {
+        if self.is_abandoned.load(Ordering::Acquire) {
+            self.log.ctl.lock().writing = false;
+            self.log.wake_all();
+        }
+    }
+}
+
+/// The write turn. If its task is dropped, its records are laid out again by the next waiter (L5),
+/// after the device has ended the last write of the turn (L9).
+pub(crate) struct WriteTurn {
+    log: Arc<Log>,
+    pub group: Option<Group>,
+    /// [`crate::fault::Planted::ForgottenGroup`].
+    pub forgets: bool,
+    mine: u64,
+    over: bool,
+    writes: Arc<LogWrites>,
+}
+
+impl WriteTurn {
+    /// Of a log whose `writing` was set for it, by who waits for `mine`.
+    pub fn new(log: Arc<Log>, mine: u64) -> Self {
+        let writes = LogWrites::new(log.clone());
+        Self { log, group: None, forgets: false, mine, over: false, writes }
+    }
+
+    /// For a write of this turn: the write carries it until the device has ended it (L9).
+    pub fn hold(&self) -> Hold {
+        Hold::log(self.writes.clone())
+    }
+
+    /// Ends it; `then` takes the group.
+    pub fn end(mut self, then: impl FnOnce(&mut Ctl, Option<Group>)) {
+        self.over = true;
+        let mut ctl = self.log.ctl.lock();
+        ctl.writing = false;
+        then(&mut ctl, self.group.take());
+        let due = Due::of(&ctl);
+        drop(ctl);
+        due.wake(&self.log, self.mine);
+    }
+}
+
+impl Drop for WriteTurn {
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        // `writing` stays set until the last write has ended: the drop of `writes` clears it.
+        self.writes.abandon();
+        if self.forgets {
+            return;
+        }
+        let mut ctl = self.log.ctl.lock();
+        if let Some(mut group) = self.group.take() {
+            // The segments that it opened stay taken as long as the volume is open.
+            group.opened.clear();
+            ctl.groups.push_back(group);
+        }
+        ctl.repair = true;
+        drop(ctl);
+        self.log.wake_all();
+    }
+}
+
+/// The flush turn. If its task is dropped, the turn ends when the device has ended the flush (L7). A
+/// flush that failed counts as failed then; after one that worked the next waiter flushes again.
+pub(crate) struct FlushTurn {
+    log: Arc<Log>,
+    mine: u64,
+    over: bool,
+    flown: Arc<Mutex<Flown>>,
+}
+
+/// What the device does with the flush of a turn. Locked below `ctl`.
+enum Flown {
+    /// It has none, or has ended it well.
+    Ground,
+    Flying,
+    /// It has one, whose task was dropped.
+    Alone,
+    /// It has ended it with an error that the task has not seen yet.
+    Failed(Error),
+}
+
+impl FlushTurn {
+    /// Of a log whose `flushing` was set for it, by who waits for `mine`.
+    pub fn new(log: Arc<Log>, mine: u64) -> Self {
+        Self { log, mine, over: false, flown: Arc::new(Mutex::new(Flown::Ground)) }
+    }
+
+    /// For a flush that is handed to the device: to be dropped when that is over.
+    pub fn flight(&self) -> Flight {
+        *self.flown.lock() = Flown::Flying;
+        let failed = Some(Error::new(ErrorKind::Shutdown, "flush", "the device went away"));
+        Flight { log: self.log.clone(), flown: self.flown.clone(), failed }
+    }
+
+    /// Ends it.
+    pub fn end<T>(mut self, then: impl FnOnce(&mut Ctl) -> T) -> T {
+        self.over = true;
+        let mut ctl = self.log.ctl.lock();
+        ctl.flushing = false;
+        let result = then(&mut ctl);
+        let due = Due::of(&ctl);
+        drop(ctl);
+        due.wake(&self.log, self.mine);
+        result
+    }
+}
+
+impl Drop for FlushTurn {
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        let mut ctl = self.log.ctl.lock();
+        let flown = std::mem::replace(&mut *self.flown.lock(), Flown::Alone);
+        ctl.flushing = matches!(flown, Flown::Flying);
+        if let Flown::Failed(error) = flown {
+            Log::fail(&mut ctl, error);
+        }
+        drop(ctl);
+        self.log.wake_all();
+    }
+}
+
+/// A flush that the device has.
+pub(crate) struct Flight {
+    log: Arc<Log>,
+    flown: Arc<Mutex<Flown>>,
+    failed: Option<Error>,
+}
+
+impl Flight {
+    /// The device has ended the flush: what it says of it.
+    pub fn note(&mut self, result: &Result<()>) {
+        self.failed = result.as_ref().err().cloned();
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        // The second of the turn and its flush to go ends the turn.
+        let mut ctl = self.log.ctl.lock();
+        let mut flown = self.flown.lock();
+        let is_alone = matches!(*flown, Flown::Alone);
+        *flown = match self.failed.take() {
+            Some(error) if is_alone => {
+                Log::fail(&mut ctl, error);
+                Flown::Ground
+            }
+            Some(error) => Flown::Failed(error),
+            None => Flown::Ground,
+        };
+        drop(flown);
+        if is_alone {
+            ctl.flushing = false;
+            drop(ctl);
+            self.log.wake_all();
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The cached content that an inode in memory holds, and which closed files still have write-back to
+//! do.
+//!
+//! No locks: the volume's state lock covers it.
+
+use crate::names::closed::RetainedMapping;
+use forebay_iomap::{Handle, MapOps, MappedFile};
+use forebay_vfs::Ino;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// See the module.
+pub(crate) struct Content {
+    pub file: Arc<MappedFile>,
+    /// The volume's own handle: which errors a sync of the whole volume has reported.
+    pub handle: Handle,
+    /// The map below `file`.
+    pub ops: Arc<dyn MapOps>,
+    /// The inode.
+    pub ino: Ino,
+}
+
+impl Content {
+    /// Whether it can be dropped with its mapping: nothing is left to write, and no task uses it.
+    pub fn may_go(self: &Arc<Self>) -> bool {
+        self.file.mapping.is_settled() && Arc::strong_count(self) == 1 && self.file.is_alone()
+    }
+
+    /// Retains the cached folios as the content of `data_id` (closed.Y11). None: there are none, or an
+    /// error has to be reported first.
+    pub fn leave(&self, data_id: u64) -> Option<RetainedMapping> {
+        let (file, mapping) = (&self.file, &self.file.mapping);
+        let fails = mapping.unreported().is_some() || mapping.sticky.lock().is_some();
+        // Bytes of a dropped write are not content of the file.
+        let hidden = mapping.bounds.has_hidden_bytes();
+        if fails || hidden || file.cache.owners.folios(mapping.id) == 0 {
+            return None;
+        }
+        file.retain_folios();
+        Some(RetainedMapping { mapping: mapping.id, data_id, size: file.size() })
+    }
+}
+
+/// Closed files with pending write-back, kept in a clock. Closing a file inspects a few of them, so
+/// the cost does not grow with their number.
+#[derive(Default)]
+pub(crate) struct PendingWriteBack {
+    inos: BTreeSet<u64>,
+    hand: u64,
+}
+
+impl PendingWriteBack {
+    /// Adds a closed file.
+    pub fn insert(&mut self, ino: u64) {
+        self.inos.insert(ino);
+    }
+
+    /// Whether the file is closed with pending write-back.
+    pub fn contains(&self, ino: u64) -> bool {
+        self.inos.contains(&ino)
+    }
+
+    /// Removes a file that has none any more.
+    pub fn remove(&mut self, ino: u64) {
+        self.inos.remove(&ino);
+    }
+
+    /// The one at the hand, which moves on.
+    fn next(&mut self) -> Option<u64> {
+        let ino = *self.inos.range(self.hand..).next().or_else(|| self.inos.first())?;
+        self.hand = ino + 1;
+        Some(ino)
+    }
+
+    /// Looks at up to `most` of `whole`'s but `besides`, each once; `look` says whether one goes. Where not
+    /// all are asked for, the second that stays is the last. Not the first: one file is closed for each
+    /// round, as a rule the one with the highest number, and the hand would keep step with it and never come
+    /// round.
+    pub fn look_round<S>(
+        whole: &mut S,
+        of: impl Fn(&mut S) -> &mut Self,
+        besides: Option<u64>,
+        most: usize,
+        mut look: impl FnMut(&mut S, u64) -> bool,
+    ) {
+        let mut stay = 0;
+        for _ in 0..most.min(of(whole).inos.len()) {
+            let Some(ino) = of(whole).next() else { break };
+            if besides == Some(ino) {
+                continue;
+            }
+            if look(whole, ino) {
+                of(whole).inos.remove(&ino);
+            } else {
+                stay += 1;
+                if stay == 2 && most <= AT_ONCE {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Closed files that the close of another file inspects.
+pub(crate) const AT_ONCE: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The story: with a hundred thousand files that were written and closed, whoever closed another looked
+    /// at all of them.
+    #[test]
+    fn who_closes_a_file_looks_at_few_others_and_all_come_round() {
+        let mut lingering = PendingWriteBack::default();
+        (0..100).for_each(|ino| lingering.insert(2 * ino));
+        // Of these what goes, and who is looked at.
+        let round = |all: &mut PendingWriteBack, besides, most, goes: &dyn Fn(u64) -> bool| {
+            let mut seen = Vec::new();
+            let look = |_: &mut PendingWriteBack, ino| {
+                seen.push(ino);
+                goes(ino)
+            };
+            PendingWriteBack::look_round(all, |all| all, besides, most, look);
+            seen
+        };
+        let all = &mut lingering;
+        assert_eq!(round(all, None, AT_ONCE, &|_| true), [0, 2, 4, 6], "some at the hand");
+        assert_eq!(round(all, Some(10), AT_ONCE, &|ino| ino < 14), [8, 12, 14], "but that one");
+        assert_eq!(round(all, None, AT_ONCE, &|_| false), [16, 18], "two stay");
+        let seen: Vec<u64> = (0..47).flat_map(|_| round(all, None, AT_ONCE, &|_| false)).collect();
+        assert_eq!((seen.len(), seen.last()), (94, Some(&18)), "round, each once");
+        assert_eq!(
+            round(all, None, usize::MAX, &|ino| ino % 4 == 0).len(),
+            94,
+            "all, whoever stays"
+        );
+        assert!(!lingering.contains(12) && lingering.contains(14));
+    }
+
+    /// Whoever writes and closes one file after the other, each number above the last: the hand went along
+    /// with the newest, and nobody else was ever looked at.
+    #[test]
+    fn what_owes_nothing_goes_though_a_higher_one_is_closed_each_time() {
+        let mut lingering = PendingWriteBack::default();
+        for newest in 0..1000 {
+            lingering.insert(newest);
+            // The ten that were closed last owe still.
+            let look = |_: &mut PendingWriteBack, ino| ino + 10 < newest;
+            PendingWriteBack::look_round(&mut lingering, |all| all, Some(newest), AT_ONCE, look);
+            assert!(lingering.inos.len() < 40, "{} linger", lingering.inos.len());
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Which inodes and entries of directories are evicted from memory: the clock of
+//! [`crate::names::evict`], applied to the state.
+//!
+//! No locks: the volume's state lock covers it.
+
+use crate::format::change::Change;
+use crate::names::node::Node;
+use crate::space::Need;
+use crate::transaction::state::State;
+
+/// Inodes inspected at most for one operation.
+const STEPS: usize = 64;
+
+/// Entries of a directory that are evicted at a time.
+const ENTRIES_AT_ONCE: usize = 256;
+
+/// Bytes of an inode without target, attributes and entries, about.
+const NODE_BYTES: usize = 640;
+
+impl Node {
+    /// Bytes that it takes, about.
+    fn bytes(&self) -> usize {
+        let xattrs = self.xattrs.iter().map(|(name, value)| 2 * name.len() + value.len() + 192);
+        NODE_BYTES + self.target.len() + xattrs.sum::<usize>() + self.entries.bytes()
+    }
+
+    /// Whether it is retained for a reason other than its times.
+    fn is_pinned(&self) -> bool {
+        self.opens > 0 || self.linkable || self.regrow || self.content.is_some()
+    }
+}
+
+impl State {
+    /// Adds an inode to memory.
+    pub fn keep(&mut self, ino: u64, mut node: Node) {
+        (node.counted_bytes, node.loaded) = (0, self.cache.now());
+        if self.nodes.insert(ino, Box::new(node)).is_none() {
+            self.cache.push(ino);
+        }
+        self.recount(ino);
+    }
+
+    /// Counts the bytes of an inode anew.
+    pub fn recount(&mut self, ino: u64) {
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        let bytes = node.bytes();
+        self.cache.count(node.counted_bytes, bytes);
+        node.counted_bytes = bytes;
+    }
+
+    /// Removes an inode from memory.
+    pub fn forget(&mut self, ino: u64) -> Option<Box<Node>> {
+        let node = self.nodes.remove(&ino)?;
+        self.cache.count(node.counted_bytes, 0);
+        Some(node)
+    }
+
+    /// Evicts what exceeds the bound. Ends after some steps; the next operation goes on.
+    pub fn evict(&mut self) {
+        let all = self.cache.bytes_max == 0;
+        // One round of the clock, with a second chance, and the parts of a large directory.
+        let steps = if all { 3 * self.cache.ring().len() + 64 } else { STEPS };
+        let kept_from = self.cache.kept_from();
+        if self.names_bytes() > self.cache.bytes_max {
+            self.tidy_windows();
+        }
+        for _ in 0..steps {
+            if self.names_bytes() <= self.cache.bytes_max {
+                break;
+            }
+            let Some(ino) = self.cache.pop() else { break };
+            if self.stays(ino, kept_from) {
+                self.cache.push(ino);
+            }
+        }
+        self.cache.forget_unused(all, kept_from);
+    }
+
+    /// Evicts the inode at the hand, or a part of it. Returns whether it stays in the ring.
+    fn stays(&mut self, ino: u64, kept_from: u64) -> bool {
+        let all = self.cache.bytes_max == 0;
+        let Some(node) = self.nodes.get_mut(&ino) else { return false };
+        if node.looked_at.take() && !all {
+            return true;
+        }
+        if !node.entries.is_vacant() {
+            let most = if all { usize::MAX - 1 } else { ENTRIES_AT_ONCE };
+            node.entries.let_go(most, kept_from);
+            let vacant = node.entries.is_vacant();
+            self.recount(ino);
+            if !vacant {
+                return true;
+            }
+        }
+        let Some(node) = self.nodes.get(&ino) else { return false };
+        let removed = self.unremoved.contains(&ino);
+        let owes = removed || self.owed.contains_key(&ino) || self.pending_write_back.contains(ino);
+        if node.is_pinned() || owes || node.loaded >= kept_from || !self.written(ino) {
+            return true;
+        }
+        if let Some(node) = self.forget(ino) {
+            self.owners.remove(&node.inode.data_id);
+        }
+        false
+    }
+
+    /// Writes times that are ahead of the log (Q31). False: there is no space for them.
+    fn written(&mut self, ino: u64) -> bool {
+        let Some(set) = self.moved_times(ino) else { return true };
+        match self.append(&[Change::SetAttributes(ino, set)], Need::Urgent) {
+            Ok(_) => true,
+            Err(_) => {
+                self.move_times(forebay_vfs::Ino(ino), |_| ());
+                false
+            }
+        }
+    }
+
+    /// Q33, and that bytes are counted. For tests.
+    #[cfg(test)]
+    pub fn check_cache(&self) {
+        let ring: std::collections::BTreeSet<u64> = self.cache.ring().iter().copied().collect();
+        assert_eq!(ring.len(), self.cache.ring().len(), "Q33: once");
+        assert!(self.nodes.keys().all(|ino| ring.contains(ino)), "Q33: each");
+        let bytes: usize = self.nodes.values().map(|node| node.bytes()).sum();
+        assert_eq!(bytes, self.cache.bytes(), "Q33: bytes are counted");
+    }
+}

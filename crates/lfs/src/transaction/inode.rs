@@ -1,0 +1,59 @@
+//! Attributes of inodes in memory, and times that a later sync writes.
+//!
+//! Lock: the state lock, held by the caller.
+
+use crate::format::inode::{Inode, SetAttributes};
+use crate::names::inode::attr_of;
+use crate::names::lookup::Tried;
+use crate::names::node::Node;
+use crate::transaction::state::State;
+use forebay_base::ErrorKind;
+use forebay_vfs::rules::refuse;
+use forebay_vfs::{Attr, Ino};
+
+impl State {
+    /// `Stale` for an inode that is gone.
+    pub fn get(&self, op: &'static str, ino: Ino) -> Tried<&Node> {
+        match self.look(ino.0)? {
+            Some(node) => Ok(node),
+            None => refuse(ErrorKind::Stale, op, format!("{ino:?}")),
+        }
+    }
+
+    /// Attributes, with the size that is not written out yet.
+    pub fn attr(&self, op: &'static str, ino: Ino) -> Tried<Attr> {
+        let node = match self.nodes.get(&ino.0) {
+            Some(node) => {
+                node.looked_at.set(true);
+                node
+            }
+            None => match self.in_window(ino.0) {
+                Some(inode) => return Ok(attr_of(ino, &inode, self.stored_of(&inode, inode.size))),
+                None => self.get(op, ino)?,
+            },
+        };
+        let attr = attr_of(ino, &node.inode, self.stored_bytes(node));
+        Ok(Attr { size: node.live_size().unwrap_or(attr.size), ..attr })
+    }
+
+    /// Times of an inode that a later sync has to write (S14).
+    pub fn move_times(&mut self, ino: Ino, set: impl FnOnce(&mut Inode)) {
+        if let Some(node) = self.nodes.get_mut(&ino.0) {
+            set(&mut node.inode);
+            node.times_moved = true;
+            self.moved.insert(ino.0);
+        }
+    }
+
+    /// What is to be written of moved times, of one inode.
+    pub fn moved_times(&mut self, ino: u64) -> Option<SetAttributes> {
+        self.moved.remove(&ino);
+        let node = self.nodes.get_mut(&ino)?;
+        std::mem::take(&mut node.times_moved).then(|| SetAttributes {
+            atime: Some(node.inode.atime),
+            mtime: Some(node.inode.mtime),
+            ctime: Some(node.inode.ctime),
+            ..SetAttributes::default()
+        })
+    }
+}

@@ -1,0 +1,119 @@
+//! What was loaded from the tree enters the state, below what changed since.
+//!
+//! No locks: the volume's state lock covers it. Q21 and Q22 of [`crate::names::load`] hold here.
+
+use crate::format::corrupt;
+use crate::format::item::Item;
+use crate::format::key::{Cookie, Key};
+use crate::names::directory::COOKIES_END;
+use crate::names::load::{Assembly, Changed, Laid, Part, lone};
+use crate::names::lookup::Want;
+use crate::transaction::state::State;
+use forebay_base::Result;
+use std::ops::Range;
+
+impl State {
+    /// A part of the tree, with changes laid over it. None: the part is of an old tree (Q21).
+    pub fn over(&self, part: Part) -> Option<Laid> {
+        if *part.root() != self.root {
+            return None;
+        }
+        let mut changed = Changed::new();
+        // Merged changes are in the tree, with more than was frozen.
+        let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
+        for items in frozen.map(|frozen| &*frozen.items).into_iter().chain([&self.items]) {
+            let items = items.range(part.keys());
+            changed.extend(items.map(|(key, value)| (*key, value.map(Into::into))));
+        }
+        Some(Laid::new(part, changed))
+    }
+
+    /// The change of an item that is not in the tree: a value, or a removal. None: no change.
+    pub fn changed(&self, key: Key) -> Option<Option<&[u8]>> {
+        let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
+        self.items.get(key).or_else(|| frozen.and_then(|frozen| frozen.items.get(key)))
+    }
+}
+
+impl State {
+    /// Inserts what was missing. False: the tree was replaced meanwhile.
+    pub fn insert_part(&mut self, want: Want, part: Part) -> Result<bool> {
+        let end = part.end();
+        let Some(laid) = self.over(part) else { return Ok(false) };
+        match want {
+            Want::Inode(ino) => self.insert_inodes(ino, &laid)?,
+            Want::Entries(dir, cookie) => {
+                let from = Cookie::new(cookie.hash(), 0).to_u64();
+                let upto = match Key::decode(end.as_slice()) {
+                    Ok(Key::Entry(there, end)) if there == dir => end.to_u64(),
+                    _ => COOKIES_END,
+                };
+                self.insert_entries(dir, from..upto, &laid)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Inserts the inode that was missing, and those behind it.
+    fn insert_inodes(&mut self, wanted: u64, laid: &Laid) -> Result<()> {
+        let geometry = self.layout.geometry;
+        let (mut last, mut is_there) = (wanted, false);
+        let mut found: Option<Assembly> = None;
+        for (key, value) in laid.iter() {
+            let key = Key::decode(key)?;
+            match key {
+                Key::Inode(ino) => {
+                    self.insert_inode(found.take());
+                    (last, is_there) = (ino, is_there || ino == wanted);
+                    found = Some(Assembly::new(ino, key, value, &geometry)?);
+                }
+                // The changes may include entries.
+                Key::Entry(..) => {}
+                _ => match &mut found {
+                    Some(found) => found.add(key, value, &geometry)?,
+                    None => return Err(lone(key)),
+                },
+            }
+        }
+        self.insert_inode(found);
+        if !is_there && !self.nodes.contains_key(&wanted) {
+            self.cache.nobody(wanted);
+        }
+        self.cache.loaded_to(last.saturating_add(1));
+        Ok(())
+    }
+
+    /// Inserts an inode that is not in memory (Q22).
+    fn insert_inode(&mut self, found: Option<Assembly>) {
+        let Some((ino, node)) = found.map(Assembly::finish) else { return };
+        // No inode has a number that was never given out, even if an image says so.
+        if self.nodes.contains_key(&ino) || ino >= self.next_ino {
+            return;
+        }
+        if node.inode.data_id != 0 {
+            self.owners.insert(node.inode.data_id, ino);
+            if let Some(overlay) = self.data.get_mut(&node.inode.data_id) {
+                overlay.owner = ino;
+            }
+        }
+        self.keep(ino, node);
+    }
+
+    fn insert_entries(&mut self, dir: u64, cookies: Range<u64>, laid: &Laid) -> Result<()> {
+        let (now, kept_from) = (self.cache.now(), self.cache.kept_from());
+        let geometry = self.layout.geometry;
+        let Some(node) = self.nodes.get_mut(&dir) else { return Ok(()) };
+        for (key, value) in laid.iter() {
+            let key = Key::decode(key)?;
+            let (Key::Entry(_, cookie), Item::Entry(entry)) =
+                (key, Item::decode(key, value, &geometry)?)
+            else {
+                return Err(corrupt("tree", format!("{key:?} among entries")));
+            };
+            node.entries.load(cookie, entry.name, (entry.child, entry.kind));
+        }
+        node.entries.loaded(cookies, now, kept_from);
+        self.recount(dir);
+        Ok(())
+    }
+}

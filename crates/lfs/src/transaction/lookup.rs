@@ -1,0 +1,134 @@
+//! Lookups in memory that say what is missing, and the state as the rules of names see it
+//! ([`rules::View`]).
+//!
+//! Lock: the state lock, held by the caller.
+
+use crate::format::change::Change;
+use crate::format::key::{Cookie, Key, NameHash};
+use crate::names::directory::Child as Entered;
+use crate::names::evict::{Ahead, INODES_OF_LEAF};
+use crate::names::inode::kind_of;
+use crate::names::lookup::{Stop, Tried, Want, needed};
+use crate::names::node::Node;
+use crate::transaction::state::State;
+use forebay_base::Result;
+use forebay_vfs::rules::{self, At, Child, Seen};
+use forebay_vfs::{Attr, Ino};
+
+impl rules::View for State {
+    type Stop = Stop;
+
+    fn inode(&self, ino: Ino) -> Tried<Option<Seen>> {
+        let seen = |node: &Node| Seen {
+            kind: node.kind(),
+            perm: node.perm(),
+            nlink: node.inode.nlink,
+            gid: node.inode.gid,
+            parent: Ino(node.inode.parent),
+            is_open: node.opens > 0,
+            is_linkable: node.linkable,
+        };
+        Ok(self.look(ino.0)?.map(seen))
+    }
+
+    fn entry(&self, at: At<'_>) -> Tried<Option<Child>> {
+        let found = self.entry_of(at)?;
+        Ok(found.map(|(_, (ino, kind))| (Ino(ino), kind_of(kind))))
+    }
+
+    fn has_entries(&self, dir: Ino) -> Tried<bool> {
+        // The size of a directory is the number of its entries.
+        Ok(self.look(dir.0)?.is_some_and(|node| node.inode.size > 0))
+    }
+}
+
+impl State {
+    /// Attributes of the first of some inodes, as far as they are in memory.
+    pub fn attrs_there(&self, inos: &[Ino]) -> Vec<Result<Attr>> {
+        let mut all = Vec::with_capacity(inos.len());
+        for ino in inos {
+            match self.attr("getattr", *ino) {
+                Ok(attr) => all.push(Ok(attr)),
+                Err(Stop::Failed(error)) => all.push(Err(error)),
+                Err(Stop::Missing(_)) => break,
+            }
+        }
+        all
+    }
+
+    /// How much is loaded with one of some inodes that are listed: where their numbers lie close together, as
+    /// many leaves as would be read for them one by one.
+    pub fn listed_ahead(&self, inos: &[Ino]) -> Ahead {
+        let missing = || inos.iter().filter(|ino| self.look(ino.0).is_err()).map(|ino| ino.0);
+        let (first, last) = (missing().min().unwrap_or(0), missing().max().unwrap_or(0));
+        Ahead::of_listing(missing().count(), last - first)
+    }
+
+    /// An inode; none: there is none with this number.
+    pub fn look(&self, ino: u64) -> Tried<Option<&Node>> {
+        if let Some(node) = self.nodes.get(&ino) {
+            node.looked_at.set(true);
+            return Ok(Some(node));
+        }
+        match self.changed(Key::Inode(ino)) {
+            _ if ino >= self.next_ino || ino == 0 || self.cache.is_nobody(ino) => Ok(None),
+            Some(None) => Ok(None),
+            None if self.root.places.is_none() => Ok(None),
+            _ => Err(Stop::Missing(Want::Inode(ino))),
+        }
+    }
+
+    /// How much is loaded with what is missing.
+    pub fn ahead(&self, want: Want) -> Ahead {
+        match want {
+            Want::Inode(ino) => {
+                let before = self.windows.before(ino).map(|leaves| leaves * INODES_OF_LEAF);
+                self.cache.inodes_ahead(ino, before)
+            }
+            Want::Entries(dir, cookie) => {
+                let (mut size, mut loads, mut end) = (0, 0, None);
+                if let Some(node) = self.nodes.get(&dir) {
+                    (size, loads) = (node.inode.size, node.entries.load_count());
+                    end = node.entries.known_behind(cookie.hash());
+                }
+                self.cache.entries_ahead(size, loads, end)
+            }
+        }
+    }
+
+    fn hash(&self, name: &[u8]) -> NameHash {
+        NameHash::new(&self.layout.nonce, name)
+    }
+
+    /// Cookie and inode of a name; none: the name is free, or there is no such directory.
+    pub fn entry_of(&self, (dir, name): At<'_>) -> Tried<Option<(Cookie, Entered)>> {
+        let Some(node) = self.look(dir.0)? else { return Ok(None) };
+        let hash = self.hash(name.as_bytes());
+        let missing = || Stop::Missing(Want::Entries(dir.0, Cookie::new(hash, 0)));
+        node.entries.get(name.as_bytes(), hash).ok_or_else(missing)
+    }
+
+    /// The cookie for a name that is free.
+    pub fn cookie_for(&self, (dir, name): At<'_>) -> Tried<Cookie> {
+        let hash = self.hash(name.as_bytes());
+        let missing = || Stop::Missing(Want::Entries(dir.0, Cookie::new(hash, 0)));
+        let cookie = self.get("add entry", dir)?.entries.cookie_for(hash);
+        Ok(cookie.ok_or_else(missing)??)
+    }
+
+    /// What changes need in memory before they are applied, and is not: entries are none of it.
+    pub fn missing(&self, changes: &[Change<'_>]) -> Option<Want> {
+        let mut made = Vec::new();
+        for change in changes {
+            if let Change::CreateInode(ino, ..) = change {
+                made.push(*ino);
+            }
+            for ino in needed(change).into_iter().filter(|ino| !made.contains(ino)) {
+                if let Err(Stop::Missing(want)) = self.look(ino) {
+                    return Some(want);
+                }
+            }
+        }
+        None
+    }
+}

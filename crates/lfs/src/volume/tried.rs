@@ -1,0 +1,235 @@
+//! Operations that may find that something is not in memory: they load it and try again.
+//!
+//! ```text
+//!   lock ─▶ try ─▶ done ─▶ evict what exceeds the bound ─▶ unlock
+//!            ▲ └─ missing ─▶ unlock ─▶ read it from the tree ─▶ lock ─▶ insert ─┐
+//!            └──────────────────────────────────────────────────────────────────┘
+//! ```
+//! Invariants: Q11 a try that ends with `Missing` has changed nothing. Q12 what was loaded for a try
+//! is in memory at the next try: it is not evicted while a task that began earlier waits. Q13 an
+//! operation that changes names or reserves space waits while the changes in memory exceed their
+//! bound.
+//!
+//! Lock: the state lock; never across a wait.
+
+use crate::checkpoint::How;
+use crate::format::key::{Cookie, Key};
+use crate::format::superblock::TreeRoot;
+use crate::names::evict::Ahead;
+use crate::names::evict::LEAF_BYTES;
+use crate::names::load;
+use crate::names::lookup::{Stop, Tried, Want};
+use crate::space::Need;
+use crate::transaction::state::State;
+use crate::volume::Inner;
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::{ErrorKind, Result};
+use forebay_vfs::{Attr, Ino, Timestamp};
+
+/// A task that waits for what it misses (Q12).
+struct Waiter<'a> {
+    inner: &'a Inner,
+    since: u64,
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.inner.state.lock().cache.end_wait(self.since);
+    }
+}
+
+/// Queued records above which an operation that adds more writes them.
+const QUEUE_MAX: usize = 4096;
+
+/// Bytes of content in queued records above which they are written.
+const QUEUE_BYTES_MAX: u64 = 4 << 20;
+
+/// What an operation does at its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Relief {
+    None,
+    /// The queue is long.
+    Commit,
+    /// Changes in memory exceed their bound: they are merged into the tree.
+    Checkpoint,
+}
+
+impl Inner {
+    /// Carries an operation out, and loads what it misses. It is given the time.
+    pub(crate) async fn tried<T>(
+        &self,
+        mut op: impl FnMut(&mut State, Timestamp) -> Tried<T>,
+    ) -> Result<T> {
+        let (mut waiter, mut made_room, mut relieved) = (None, false, false);
+        loop {
+            let now = self.options.clock.now();
+            let (tried, relief, held, waits, is_refused) = {
+                let mut state = self.state.lock();
+                state.cache.bytes_max = self.memory.names_max();
+                state.fate.is_refused = false;
+                let mut tried = op(&mut state, now);
+                while let Err(Stop::Missing(want)) = tried {
+                    match state.insert_from_window(want) {
+                        Ok(true) => tried = op(&mut state, now),
+                        Ok(false) => break,
+                        Err(error) => tried = Err(error.into()),
+                    }
+                }
+                match &tried {
+                    Ok(_) => state.evict(),
+                    Err(Stop::Missing(_)) if waiter.is_none() => {
+                        waiter = Some(Waiter { inner: self, since: state.cache.wait() });
+                    }
+                    Err(_) => {}
+                }
+                let is_refused = state.fate.is_refused;
+                (tried, self.relief(&state), state.held(), !state.queue.is_empty(), is_refused)
+            };
+            self.note_memory(held);
+            if waits {
+                self.arm_age();
+            }
+            match tried {
+                Ok(done) => {
+                    if relief != Relief::None {
+                        self.owed_first().await;
+                    }
+                    if let Err(error) = self.relieve(relief).await {
+                        log::warn!("changes wait to be written: {error}");
+                    }
+                    return Ok(done);
+                }
+                Err(Stop::Missing(want)) => self.load(want).await?,
+                Err(Stop::Failed(error)) if error.kind() == ErrorKind::NoSpace && !made_room => {
+                    made_room = true;
+                    // Dirty data is written out only if it may take the space that is lacking.
+                    let block = self.layout.block_bytes();
+                    if !self.state.lock().has_room(block, Need::New) {
+                        self.write_out_dirt().await;
+                    }
+                    if !self.make_room().await {
+                        return Err(error);
+                    }
+                }
+                Err(Stop::Failed(_)) if is_refused && !relieved => {
+                    relieved = true;
+                    self.checkpoint(How::Log).await?;
+                }
+                Err(Stop::Failed(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// What the bounds ask for (Q13): nothing on a volume that may not be written (O13).
+    fn relief(&self, state: &State) -> Relief {
+        if state.is_read_only {
+            return Relief::None;
+        }
+        let waits = state.changes_bytes();
+        // Frozen changes take as much memory.
+        let most = match &state.frozen {
+            Some(_) => self.options.overlay_bytes / 2,
+            None => self.options.overlay_bytes / 4 * 3,
+        };
+        match state.queue.len() > QUEUE_MAX || state.queued_bytes > QUEUE_BYTES_MAX {
+            _ if waits > most => Relief::Checkpoint,
+            true => Relief::Commit,
+            false => Relief::None,
+        }
+    }
+
+    async fn relieve(&self, relief: Relief) -> Result<()> {
+        match relief {
+            Relief::None => Ok(()),
+            Relief::Commit => self.commit_queue().await,
+            Relief::Checkpoint => self.checkpoint(How::Log).await,
+        }
+    }
+
+    /// Whether changes in memory exceed a bound (Q13).
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.relief(&self.state.lock()) != Relief::None
+    }
+
+    /// Writes or merges changes if they exceed a bound.
+    pub(crate) async fn relieve_now(&self) -> Result<()> {
+        let relief = self.relief(&self.state.lock());
+        self.relieve(relief).await
+    }
+
+    /// Attributes of the inodes of a listing. The neighbours of a missing inode are loaded with it,
+    /// because the listing names them, too, in another order.
+    pub(crate) async fn attrs_listed(&self, inos: &[Ino]) -> Vec<Result<Attr>> {
+        let (mut all, mut ahead) = (Vec::with_capacity(inos.len()), None);
+        while let Some(rest) = inos.get(all.len()..).filter(|rest| !rest.is_empty()) {
+            let there = self.tried(|state, _| Ok(state.attrs_there(rest))).await;
+            all.extend(there.unwrap_or_default());
+            let Some(ino) = inos.get(all.len()).copied() else { break };
+            let ahead = *ahead.get_or_insert_with(|| self.state.lock().listed_ahead(rest));
+            // A reader of an inode that cannot be loaded gets the error.
+            if let Err(error) = self.load_with(Want::Inode(ino.0), Some(ahead)).await {
+                log::debug!("neighbours of {ino:?}: {error}");
+            }
+            all.push(self.tried(|state, _| state.attr("getattr", ino)).await);
+        }
+        all
+    }
+
+    /// Loads what is missing.
+    async fn load(&self, want: Want) -> Result<()> {
+        self.load_with(want, None).await
+    }
+
+    /// Loads what is missing, and as much in addition as `beside` says.
+    async fn load_with(&self, want: Want, beside: Option<Ahead>) -> Result<()> {
+        loop {
+            let (root, ahead) = {
+                let state = self.state.lock();
+                (state.root, beside.unwrap_or_else(|| state.ahead(want)))
+            };
+            if let Want::Entries(dir, _) = want {
+                self.read_on(root, Key::Entry(dir, Cookie::FIRST), ahead.meanwhile);
+            }
+            let part = load::read(&self.tree, root, want, ahead).await;
+            let mut state = self.state.lock();
+            if state.root != root {
+                // The read addresses may have been used again.
+                continue;
+            }
+            let part = part?;
+            let next = part.end();
+            let is_there = match ahead.is_window {
+                true => state.insert_window(want, part)?,
+                false => state.insert_part(want, part)?,
+            };
+            drop(state);
+            if is_there {
+                if let (Want::Inode(_), Ok(next)) = (want, Key::decode(next.as_slice())) {
+                    self.read_on(root, next, ahead.meanwhile);
+                }
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Reads leaves ahead for a client that scans inodes in order, or a directory.
+    fn read_on(&self, root: TreeRoot, from: Key, leaves: usize) {
+        // The leaves must stay cached until the scan reaches them.
+        let fits = 4 * leaves * LEAF_BYTES <= self.tree.cache().budget_bytes();
+        if leaves == 0 || !fits || self.is_reading_on.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let me = self.me.clone();
+        let task = async move {
+            let Some(inner) = me.upgrade() else { return };
+            if let Err(error) = inner.tree.read_ahead(&root, from, leaves).await {
+                // A reader of these leaves gets the error.
+                log::debug!("reading on in the tree: {error}");
+            }
+            inner.is_reading_on.store(false, Ordering::Release);
+        };
+        self.world.spawn("forebay-lfs ahead", Box::pin(task));
+    }
+}
