@@ -309,9 +309,11 @@ fn pin_beyond_the_limit_is_a_copy_or_refused() {
         assert!(rows.iter().map(|row| row.2).sum::<u64>() <= 1 << 20, "{rows:?}");
         pins.pop();
         assert!(lab.try_pin(at, 4096, NONE, false).await.unwrap().is_some());
-        // More than could ever be pinned.
-        let all = lab.try_pin(0, 4 << 20, NONE, true).await.unwrap().unwrap();
-        assert!(all.is_copy() && all.len() == 4 << 20);
+        // More than could ever be pinned; a copy is at most as large as the budget.
+        let half = lab.try_pin(0, 512 << 10, NONE, true).await.unwrap().unwrap();
+        assert!(half.is_copy() && half.len() == 512 << 10);
+        let refused = lab.try_pin(0, 4 << 20, NONE, true).await.map(drop).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::NoMemory, "{refused}");
     });
 }
 
