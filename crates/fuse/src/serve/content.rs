@@ -36,6 +36,16 @@ const EMFILE: i32 = 24;
 /// Not a terminal: no such ioctl here.
 const ENOTTY: i32 = 25;
 
+/// A program sees a failed read of a mapped page as SIGBUS alone, so the log names the cause.
+fn log_failed_read(handle: &Handle, io: &ReadIn, error: &forebay_base::Error) {
+    log::info!(
+        "{:?}: a read of {} bytes at {} failed: {error}",
+        handle.file.ino(),
+        io.size,
+        io.offset
+    );
+}
+
 fn flags_of_read(handle: &Handle, io: &ReadIn) -> IoFlags {
     read_flags(io.flags) | handle.mode_flags()
 }
@@ -85,7 +95,8 @@ impl Core {
     pub fn read_here(&self, io: &ReadIn, dst: &mut [u8]) -> Result<usize> {
         let handle = self.handle(io.fh)?;
         let size = (io.size as usize).min(dst.len());
-        handle.file.read_slice(io.offset, &mut dst[..size], flags_of_read(&handle, io))
+        let done = handle.file.read_slice(io.offset, &mut dst[..size], flags_of_read(&handle, io));
+        done.inspect_err(|error| log_failed_read(&handle, io, error))
     }
 
     /// A write by a thread that may wait.
@@ -138,7 +149,8 @@ impl Core {
         let handle = self.handle(io.fh)?;
         let buf = self.spares.take((io.size as usize).min(PAYLOAD_MAX));
         let (buf, done) = handle.file.read(io.offset, buf, flags_of_read(&handle, &io)).await;
-        Ok(Outcome { answer: Answer::Data(buf, done?), undo: Undo::default() })
+        let len = done.inspect_err(|error| log_failed_read(&handle, &io, error))?;
+        Ok(Outcome { answer: Answer::Data(buf, len), undo: Undo::default() })
     }
 
     pub(super) async fn write(&self, io: WriteIn, data: AlignedBuf) -> Result<Outcome> {
