@@ -26,7 +26,7 @@ pub fn left_out(case: &str) -> Option<&'static str> {
     }
 }
 
-/// For [`crate::fs_check::compare`]; the clock is that of the one in memory.
+/// For [`crate::fs_check::compare()`]; the clock is that of the one in memory.
 pub fn config(clock: Arc<ManualClock>) -> Config {
     let limits = Limits {
         // The kernel refuses a read that would end beyond 2^63 with EINVAL.

@@ -31,8 +31,10 @@ fn by_class(wanted: u64) -> Counts {
         println!("class {name}: {of:?}, {:.0} states/s", summary.rate());
         assert!(of.drawn > 0 && of.states > 0, "no run of the class {name}");
         check_given_up(name, &summary.counts);
-        // Runs of a few hundred states have their share at the end only.
-        let is_judged = of.states < 2_000 || of.recovered * 5 >= of.states;
+        // Few states have their share at the end only. Half of the runs with dropped operations are
+        // on raw images, which need no recovery.
+        let share = if name == "dropped-futures" { 10 } else { 5 };
+        let is_judged = of.states < 2_000 || of.recovered * share >= of.states;
         assert!(is_judged, "{name}: {} of {} states recovered", of.recovered, of.states);
         total += summary.counts;
     }
