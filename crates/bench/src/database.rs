@@ -6,12 +6,12 @@
 //! counts is how many lookups it does during the backup, and how much of the hot set is cached
 //! afterwards.
 //!
-//! Reading order: [`data`] (what is stored), [`engine`] (SQLite and the C library), [`lookups`] (the
-//! child), [`backup`], [`column`] (who takes part, and one measurement), [`verdict`] (what it says).
+//! Reading order: `data` (what is stored), `engine` (SQLite and the C library), `lookups` (the
+//! child), `backup`, `column` (who takes part, and one measurement), `verdict` (what it says).
 //!
 //! All columns read the same bytes of the same files, on XFS on a direct loop device. The order of
 //! columns is reversed with each round. Where plain `tar` costs the kernel less than
-//! [`verdict::GATE`] of its hot set, the run says so and is no comparison.
+//! `verdict::GATE` of its hot set, the run says so and is no comparison.
 
 mod backup;
 mod column;
