@@ -183,7 +183,11 @@ impl Past {
         match kind {
             ErrorKind::NoSpace => self.full += 1,
             ErrorKind::Io if self.has_failed => self.failed += 1,
-            ErrorKind::ReadOnly | ErrorKind::Shutdown if self.has_failed && !self.is_lossless => {
+            // A failed write or flush may have lost what went past the cache. A read of it finds
+            // old content, which does not match its checksum.
+            ErrorKind::Corrupt | ErrorKind::ReadOnly | ErrorKind::Shutdown
+                if self.has_failed && !self.is_lossless =>
+            {
                 self.failed += 1;
             }
             _ => self.note_wrong(what()),
