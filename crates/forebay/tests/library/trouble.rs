@@ -341,5 +341,6 @@ fn what_a_raw_file_had_to_tell_is_told_to_who_opens_it_next() {
     let reader = crate::dir::options(8 << 20).write(false).create(false).clone();
     reader.open(&cache, &path).unwrap().sync_data().unwrap();
     assert_eq!(told_after(&cache, || open(&cache, &path, 8 << 20)), 1);
-    assert_eq!(rows(), 0);
+    // The flusher may hold the file for a moment after its last opener has closed it.
+    until("the file is let go, and no error is kept of it", || rows() == 0);
 }
