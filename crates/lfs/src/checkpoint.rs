@@ -28,7 +28,7 @@ use crate::btree::map::MapChanges;
 use crate::btree::{Change, Ledger};
 use crate::checkpoint::changes::{find_owners, overlaid, pieces_of};
 use crate::device::hold::{Hold, TurnLock};
-use crate::device::slots;
+use crate::device::slots::{self, Copies};
 use crate::fault::Planted;
 use crate::format::item::Item;
 use crate::format::key::Key;
@@ -280,16 +280,17 @@ impl Inner {
         let done = self.write_checkpoint(how, head, number, (&data, &items), failures, taken);
         let done = done.await;
         drop((data, items));
-        let settled = done?;
+        let mut settled = done?;
         if settled.superblock.state == STATE_CLEAN {
             making.is_over = true;
             self.checkpoints.turn.lock().closing = Some(settled);
             return self.write_last_slot().await;
         }
-        self.write_slots(&settled.superblock, failures).await?;
+        let copies = self.write_slots(&mut settled.superblock, failures).await?;
         making.is_over = true;
+        let number = settled.superblock.checkpoint;
         self.settle(settled, number);
-        Ok(())
+        if how == How::Fresh { copies.for_a_life() } else { Ok(()) }
     }
 
     /// Behind which head the checkpoint's log begins.
@@ -394,7 +395,7 @@ impl Inner {
         let segment = head.segment.unwrap_or_default();
         superblock.log_head = Place::new(segment, self.layout.first_record());
         superblock.next_sequence = self.state.lock().next_sequence;
-        self.write_slots(&superblock, failures).await?;
+        let copies = self.write_slots(&mut superblock, failures).await?;
         let number = superblock.checkpoint;
         {
             let mut state = self.state.lock();
@@ -402,15 +403,41 @@ impl Inner {
             state.settle_repeated(number);
         }
         self.discard_freed().await;
-        Ok(())
+        copies.for_a_life()
     }
 
-    /// Writes a state of the superblock, and makes it durable (H12, H13).
-    pub(crate) async fn write_slots(&self, superblock: &Superblock, failures: u64) -> Result<()> {
+    /// Writes a state of the superblock, and makes it durable (H12, H13). If only one of its slots takes it,
+    /// the next two get it once more, under the next number (H17, U14): `superblock` is then that state.
+    /// An error of this leaves the state in one slot.
+    pub(crate) async fn write_slots(
+        &self,
+        superblock: &mut Superblock,
+        failures: u64,
+    ) -> Result<Copies> {
+        let copies = self.write_state(superblock, failures).await?;
+        if copies == Copies::Two {
+            return Ok(copies);
+        }
+        let again = Superblock { checkpoint: superblock.checkpoint + 1, ..superblock.clone() };
+        match self.write_state(&again, failures).await {
+            Ok(_) => {
+                *superblock = again;
+                Ok(Copies::Two)
+            }
+            Err(error) => {
+                let (name, number) = (self.device.name(), superblock.checkpoint);
+                log::warn!("{name}: only one slot has state {number} of the superblock: {error}");
+                Ok(copies)
+            }
+        }
+    }
+
+    async fn write_state(&self, superblock: &Superblock, failures: u64) -> Result<Copies> {
         let hold = self.checkpoints.turns.hold();
-        slots::write_either(&self.device, superblock, hold).await?;
+        let copies = slots::write_either(&self.device, superblock, hold).await?;
         self.flush_all().await?;
-        self.unfailed(failures)
+        self.unfailed(failures)?;
+        Ok(copies)
     }
 
     /// H13.

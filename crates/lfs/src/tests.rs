@@ -34,6 +34,7 @@ mod removed;
 pub(crate) mod reuse;
 mod scan_cache;
 mod setup;
+mod slots;
 mod summary;
 mod sums_off;
 mod superblock;

@@ -30,11 +30,13 @@ impl Inner {
     /// nothing has changed since (H16).
     pub(crate) async fn write_last_slot(&self) -> Result<()> {
         let closing = self.checkpoints.turn.lock().closing.as_ref().map(|c| c.superblock.clone());
-        let Some(superblock) = closing else { return Ok(()) };
-        self.write_slots(&superblock, self.log.failures()).await?;
+        let Some(mut superblock) = closing else { return Ok(()) };
+        self.write_slots(&mut superblock, self.log.failures()).await?;
         let settled = self.checkpoints.turn.lock().closing.take();
-        if let Some(settled) = settled {
-            self.settle(settled, superblock.checkpoint);
+        if let Some(mut settled) = settled {
+            let number = superblock.checkpoint;
+            settled.superblock = superblock;
+            self.settle(settled, number);
         }
         Ok(())
     }

@@ -47,7 +47,7 @@ impl Inner {
             return Ok(());
         }
         superblock.checkpoint += 1;
-        self.write_slots(&superblock, self.log.failures()).await?;
+        self.write_slots(&mut superblock, self.log.failures()).await?;
         let number = superblock.checkpoint;
         self.checkpoints.turn.lock().superblock = superblock;
         self.state.lock().settle_repeated(number);

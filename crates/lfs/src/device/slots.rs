@@ -4,10 +4,12 @@
 //! turn: any single sector may be lost, and what was there before stays until the new one is
 //! durable. U12 of the valid slots the one with the highest number counts. U13 slots of another
 //! volume do not count beside one at the start: a device that was made smaller, got another volume
-//! and was made larger has those of the old one at its end. U14 of a state one slot is enough, if
-//! the other one cannot be written and has no state of the same number. device.slots.R1 nothing is
-//! written to a volume while both slots of a state cannot be read: they may hold the newest one,
-//! come back later, and lead to what was overwritten since.
+//! and was made larger has those of the old one at its end. U14 a state that only one of its slots
+//! takes is written again under the next number, so that two slots have it whichever slot is bad. The
+//! one that does not take it has no state of the same number. device.slots.R1 nothing is written to
+//! a volume while slots cannot be read that may hold the newest state: both slots of a state, or one
+//! of each of the two states that would follow. They may come back later, and lead to what was
+//! overwritten since.
 //!
 //! No locks: opening and checkpoints are alone.
 
@@ -75,8 +77,8 @@ pub(crate) async fn read_newest_to_read(
     Ok((newest, older, hidden))
 }
 
-/// As [`read_newest`], for a volume that is about to be written to. The error of the device if both
-/// slots of a state cannot be read (device.slots.R1).
+/// As [`read_newest`], for a volume that is about to be written to. The error of the device if a
+/// newer state may be hidden (device.slots.R1).
 pub(crate) async fn read_newest_to_write(
     device: &DeviceRef,
 ) -> Result<(Superblock, Option<Superblock>)> {
@@ -140,15 +142,32 @@ impl Valid {
         (newest, older)
     }
 
-    /// Why a state is hidden: the device does not give back one of its slots, and the other one
-    /// is not valid.
-    fn hidden(&self) -> Option<Error> {
-        let half = SLOTS / 2;
+    /// A slot of which the other one is not valid: they may both have had the newest state.
+    fn hidden_in_pair(&self) -> Option<&(u32, u64, Error)> {
         let is_hidden = |(slot, ..): &&(u32, u64, Error)| {
-            let other = (slot + half) % SLOTS;
+            let other = (slot + SLOTS / 2) % SLOTS;
             !self.slots.iter().any(|valid| valid.slot == other)
         };
-        let (slot, offset, error) = self.unreadable.iter().find(is_hidden)?;
+        self.unreadable.iter().find(is_hidden)
+    }
+
+    /// A slot whose turn comes next, if one of the turn after that is unreadable, too: the other
+    /// slots of both may have older states because they did not take the newest one (U14).
+    fn hidden_in_turns(&self) -> Option<&(u32, u64, Error)> {
+        let newest = self.slots.iter().map(|slot| slot.checkpoint).max()?;
+        let lost_in = |number: u64| {
+            let half = SLOTS / 2;
+            let turn = (number % u64::from(half)) as u32;
+            self.unreadable.iter().find(|(slot, ..)| slot % half == turn)
+        };
+        let (next, then) = (newest.wrapping_add(1), newest.wrapping_add(2));
+        lost_in(next).filter(|_| lost_in(then).is_some())
+    }
+
+    /// Why a state may be hidden (device.slots.R1).
+    fn hidden(&self) -> Option<Error> {
+        let found = self.hidden_in_pair().or_else(|| self.hidden_in_turns());
+        let (slot, offset, error) = found?;
         let text = format!(
             "slot {slot} of the superblock cannot be read, which may hold the newest state: {error}; \
              the state before can be opened for reading"
@@ -187,15 +206,34 @@ async fn write_both(device: &DeviceRef, superblock: &Superblock, hold: Hold) -> 
     write_all(device, writes.into(), BioFlags::SYNC, hold).await
 }
 
-/// Writes the state to two slots, or to the one of them that takes it (U14). `hold`: of the turn of
-/// checkpoints (H18). The caller flushes.
+/// How many slots have a state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Copies {
+    One,
+    Two,
+}
+
+impl Copies {
+    /// Refuses to begin a life with a state in one slot: without that slot nothing leads to what is
+    /// written in the life. A later state is one that the log leads to, too.
+    pub fn for_a_life(self) -> Result<()> {
+        let text = "only one slot of the superblock takes the state of this opening";
+        match self {
+            Self::One => Err(Error::new(ErrorKind::Io, "open", text)),
+            Self::Two => Ok(()),
+        }
+    }
+}
+
+/// Writes the state to two slots, or to the one of them that takes it. `hold`: of the turn of
+/// checkpoints (H18). The caller flushes, and writes it again if only one slot has it (U14).
 pub(crate) async fn write_either(
     device: &DeviceRef,
     superblock: &Superblock,
     hold: Hold,
-) -> Result<()> {
+) -> Result<Copies> {
     if write_both(device, superblock, hold.clone()).await.is_ok() {
-        return Ok(());
+        return Ok(Copies::Two);
     }
     let mut failed = Vec::new();
     for (slot, offset, bytes) in slots_of(superblock)? {
@@ -204,7 +242,7 @@ pub(crate) async fn write_either(
             failed.push((slot, offset, error));
         }
     }
-    let Some((slot, offset, error)) = failed.pop() else { return Ok(()) };
+    let Some((slot, offset, error)) = failed.pop() else { return Ok(Copies::Two) };
     let there = read_at(device, offset, SLOT_BYTES).await;
     let there = there.and_then(|bytes| Superblock::decode(&bytes, slot)).ok();
     // Of two that differ, and have the same number, the wrong one could count.
@@ -216,5 +254,5 @@ pub(crate) async fn write_either(
         return Err(error);
     }
     log::warn!("slot {slot} of the superblock cannot be written: {error}");
-    Ok(())
+    Ok(Copies::One)
 }
