@@ -2,6 +2,7 @@
 #define FOREBAY_SQLITE_MAIN
 #include "internal.h"
 #include <string.h>
+#include <unistd.h>
 SQLITE_EXTENSION_INIT1
 
 /* As many bytes as SQLite maps at most: the true limit is an eighth of the cache. */
@@ -71,13 +72,59 @@ static int open_new(File *file, const char *name, int flags) {
     return result;
 }
 
+/* Behind the memory of a file of SQLite's own VFS, for a rollback journal. */
+typedef struct {
+    const char *name;
+    const sqlite3_io_methods *theirs;
+    sqlite3_io_methods methods;
+} Journal;
+
+static Journal *journal_of(sqlite3_file *base) {
+    return (Journal *)(void *)((char *)base + (vfs.szOsFile - (int)sizeof(Journal)));
+}
+
+/* SQLite's own VFS syncs the folder with it, where it opened the journal to create it. */
+static int sync_journal(sqlite3_file *base, int flags) {
+    Journal *journal = journal_of(base);
+    int result = journal->theirs->xSync(base, flags);
+    if (result == SQLITE_OK)
+        store_note_journal(journal->name, 1);
+    return result;
+}
+
+/*
+ * A rollback journal of the host, by SQLite's own VFS: it is written once, read only after a
+ * failure, and in our cache it would displace pages of databases. A journal whose name is durable
+ * is opened without leave to create it, so that its folder is not synced again.
+ */
+static int open_journal(sqlite3_vfs *own, const char *name, sqlite3_file *base, int flags, int *out) {
+    Journal *journal = journal_of(base);
+    int result = SQLITE_CANTOPEN;
+    if (access(name, F_OK) == 0 && store_is_journal_durable(name))
+        result = own->xOpen(own, name, base, flags & ~SQLITE_OPEN_CREATE, out);
+    if (result != SQLITE_OK) {
+        store_note_journal(name, 0);
+        result = own->xOpen(own, name, base, flags, out);
+    }
+    if (result != SQLITE_OK || !base->pMethods)
+        return result;
+    journal->name = name;
+    journal->theirs = base->pMethods;
+    journal->methods = *base->pMethods;
+    journal->methods.xSync = sync_journal;
+    base->pMethods = &journal->methods;
+    return SQLITE_OK;
+}
+
 static int open_file(sqlite3_vfs *self, const char *name, sqlite3_file *base, int flags, int *out) {
     const int temporary = SQLITE_OPEN_TEMP_DB | SQLITE_OPEN_TEMP_JOURNAL | SQLITE_OPEN_TRANSIENT_DB |
                           SQLITE_OPEN_SUBJOURNAL;
     File *file = (File *)base;
     int result;
-    if (!name || flags & temporary)
+    if (!name || flags & temporary || (flags & SQLITE_OPEN_SUPER_JOURNAL && !store_is_in_volume(name)))
         return host(self)->xOpen(host(self), name, base, flags, out);
+    if (flags & SQLITE_OPEN_MAIN_JOURNAL && !store_is_in_volume(name))
+        return open_journal(host(self), name, base, flags, out);
     memset(file, 0, sizeof *file);
     result = open_new(file, name, flags);
     if (result == SQLITE_BUSY && file->is_database && !sqlite3_uri_boolean(name, "immutable", 0) &&
@@ -190,6 +237,7 @@ int forebay_sqlite_register(int make_default) {
     if (!vfs.zName) {
         vfs.iVersion = base->iVersion >= 2 ? 2 : 1;
         vfs.szOsFile = base->szOsFile > (int)sizeof(File) ? base->szOsFile : (int)sizeof(File);
+        vfs.szOsFile = (vfs.szOsFile + 15) / 16 * 16 + (int)sizeof(Journal);
         /* SQLite reads a name of this length from a journal into memory for one page. */
         vfs.mxPathname = base->mxPathname;
         vfs.pAppData = base;

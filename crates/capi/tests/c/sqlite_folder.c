@@ -1,7 +1,7 @@
 /*
  * On the host the name of a new journal is durable before the database changes, and with
- * synchronous=EXTRA the end of that name before the commit returns. This program puts a function of
- * its own in front of fsync(2), which notes what the folder holds when it is synced.
+ * synchronous=EXTRA the end of that name before the commit returns. This program puts functions of
+ * its own in front of fsync(2) and fdatasync(2), which note what the folder holds when it is synced.
  *
  * The database gets a time of change in the past before each transaction, so that one write on the
  * host shows.
@@ -37,7 +37,7 @@ static int is_changed(void) {
     return found.st_mtim.tv_sec != 1;
 }
 
-int fsync(int fd) {
+static void note(int fd) {
     struct stat found;
     if (is_folder(fd)) {
         int there = stat(journal, &found) == 0;
@@ -46,7 +46,17 @@ int fsync(int fd) {
         syncs.late += there && is_changed();
         syncs.without += !there;
     }
+}
+
+int fsync(int fd) {
+    note(fd);
     return (int)syscall(SYS_fsync, fd);
+}
+
+/* By which SQLite's own VFS syncs the folder of a journal. */
+int fdatasync(int fd) {
+    note(fd);
+    return (int)syscall(SYS_fdatasync, fd);
 }
 
 /* One transaction; counts its syncs of the folder. */

@@ -96,10 +96,9 @@ static int file_size(sqlite3_file *file, sqlite3_int64 *size) {
     return is_failing() ? SQLITE_IOERR_FSTAT : below->xFileSize(file, size);
 }
 
-/* Temporary files belong to SQLite's own VFS, which has all this itself. */
+/* Other files belong to SQLite's own VFS, which has all this itself. */
 static int open_file(sqlite3_vfs *self, const char *name, sqlite3_file *file, int flags, int *out) {
-    const int ours = SQLITE_OPEN_MAIN_DB | SQLITE_OPEN_MAIN_JOURNAL | SQLITE_OPEN_SUPER_JOURNAL |
-                     SQLITE_OPEN_WAL;
+    const int ours = SQLITE_OPEN_MAIN_DB | SQLITE_OPEN_WAL;
     int result;
     (void)self;
     if (!name || !(flags & ours))
