@@ -6,7 +6,8 @@
  *   lock.c   locks among the connections of this process
  *   shm.c    the index of a write-ahead log, in memory of this process
  *   fetch.c  pages without a copy
- *   store.c  the cache, volumes, and how a file of either kind is reached
+ *   store.c  the cache, volumes, and how a file of either kind is opened
+ *   names.c  attributes, access, deletion and syncs of folders, by name
  *
  * Invariants:
  *   excl    While a database is open, libforebay holds a lock of its open file description on all
@@ -32,6 +33,14 @@ SQLITE_EXTENSION_INIT3
 typedef struct File File;
 typedef struct Node Node;
 typedef struct Store Store;
+typedef struct Turn Turn;
+
+/* The right to open or close the file or image of a name: one thread at a time has it. */
+struct Turn {
+    Turn *next;
+    const char *name;
+    size_t length;
+};
 
 /* An image with a volume, open while a file of it is. */
 struct Store {
@@ -89,33 +98,47 @@ struct File {
     sqlite3_int64 fetch_limit;
     Fetched *fetched;
     int fetched_count, fetched_space;
+    /* Numbers of pages that were fetched a moment ago; NULL before the first fetch. */
+    uint32_t *recent;
 };
 
 /* store.c */
+/* The path in a volume, which begins with "/"; NULL for a file of the host. */
+const char *inner_of(const char *name);
+/* Waits until no other thread opens or closes a file of this name. The cache, or NULL. */
+fby_cache *turn_take(Turn *turn, const char *name);
+void turn_end(const Turn *turn);
+/* The volume that a name is in, opened unless it is: -errno, or one user more. */
+int store_hold(const char *name, int is_buffered, Store **held);
+int store_end(Store *store);
+/* Whether a file of the host was ever closed with dirty data that could not be written. */
+int store_has_failed_close(void);
 /* Makes the cache if there is none; `budget` as in "256M", or NULL. */
 int store_enter(const char *budget);
 /* Opens the file and finds its node: SQLITE_BUSY if another process has it. */
 int store_open(File *file);
 int store_close(File *file);
 /*
- * A new journal gets the permissions of its database, on the host its owner, too. The first is
- * called before the journal is opened, the second after that: no other user can read it in between.
- */
-void store_take_mode(File *file, const char *database);
-int store_take_owner(const File *file, const char *database);
-/*
  * Whether a parent process opened the file. Its node is not locked then: another thread may have
  * held the lock at fork(2), and that thread is not in this process.
  */
 int store_is_parents(const File *file);
 int store_is_in_volume(const char *name);
-int store_delete(const char *name);
-int store_access(const char *name, int flags, int *result);
-int store_sync_directory(const char *name);
 /* Whether the name of a journal was synced since this process has its database open. */
 int store_is_journal_durable(const char *journal);
 void store_note_journal(const char *journal, int is_durable);
 int store_make_volume(const char *name, sqlite3_int64 bytes);
+
+/* names.c */
+/*
+ * A new journal gets the permissions of its database, on the host its owner, too. The first is
+ * called before the journal is opened, the second after that: no other user can read it in between.
+ */
+void store_take_mode(File *file, const char *database);
+int store_take_owner(const File *file, const char *database);
+int store_delete(const char *name);
+int store_access(const char *name, int flags, int *result);
+int store_sync_directory(const char *name);
 int store_has_moved(const File *file);
 
 /* The result for SQLite of a call of libforebay that failed: `code` unless errno says more. */

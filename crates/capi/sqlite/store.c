@@ -1,11 +1,14 @@
 /*
- * The cache of the process, its volumes and nodes, and how a file of either kind is reached.
+ * The cache of the process, its volumes and nodes, and how a file of either kind is opened.
  *
  * A name with "//" in it is a file of a volume: the image, then the path. xFullPathname makes such
  * names, and a host's full name has no "//", so journals and super-journals find their volume.
  *
- * Lock: `all.mutex` over the cache, the lists of volumes and nodes, and their counts of users. The
- * mutex of a node is inside it.
+ * Locks: `all.mutex` over the cache, the lists of volumes, nodes and turns, and their counts of
+ * users. The mutex of a node is inside it. No thread holds it while it opens or closes a file or a
+ * volume: opening waits up to 5 s for another process. A thread that opens or closes takes the turn
+ * of the name, and only threads that want the same name wait for that. A thread has one turn at
+ * most.
  */
 #include "internal.h"
 #include <errno.h>
@@ -18,8 +21,14 @@
 /* Bytes of the cache unless the first name says otherwise. */
 #define BUDGET_DEFAULT (64ull << 20)
 
+/* What the turn of a resize is called: no full name is this. */
+static const char budget_turn[] = "budget";
+
 static struct {
     pthread_mutex_t mutex;
+    /* A turn is over. */
+    pthread_cond_t changed;
+    Turn *turns;
     fby_cache *cache;
     int is_callers;
     int files;
@@ -28,7 +37,7 @@ static struct {
     pid_t process;
     Store *stores;
     Node *nodes;
-} all = {PTHREAD_MUTEX_INITIALIZER, NULL, 0, 0, 0, 0, NULL, NULL};
+} all = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, 0, NULL, NULL};
 
 int failed(File *file, int64_t result, int code, const char *name) {
     int error = (int)-result;
@@ -52,8 +61,10 @@ int failed(File *file, int64_t result, int code, const char *name) {
 static void lock_all(void) {
     if (all.process && all.process != getpid()) {
         pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+        pthread_cond_t unchanged = PTHREAD_COND_INITIALIZER;
         memset(&all, 0, sizeof all);
         all.mutex = fresh;
+        all.changed = unchanged;
     }
     pthread_mutex_lock(&all.mutex);
     all.process = getpid();
@@ -61,6 +72,52 @@ static void lock_all(void) {
 
 static void unlock_all(void) {
     pthread_mutex_unlock(&all.mutex);
+}
+
+/* Waits until no thread has a turn of this name. Needs the lock, which it releases meanwhile. */
+static void wait_for_turn(const char *name, size_t length) {
+    Turn *turn = all.turns;
+    while (turn) {
+        if (turn->length != length || memcmp(turn->name, name, length) != 0) {
+            turn = turn->next;
+            continue;
+        }
+        pthread_cond_wait(&all.changed, &all.mutex);
+        turn = all.turns;
+    }
+}
+
+/* Needs the lock, and that no thread has a turn of this name. */
+static void begin_turn(Turn *turn, const char *name, size_t length) {
+    turn->name = name;
+    turn->length = length;
+    turn->next = all.turns;
+    all.turns = turn;
+}
+
+/* Needs the lock. */
+static void finish_turn(const Turn *turn) {
+    Turn **at = &all.turns;
+    while (*at != turn)
+        at = &(*at)->next;
+    *at = turn->next;
+    pthread_cond_broadcast(&all.changed);
+}
+
+fby_cache *turn_take(Turn *turn, const char *name) {
+    fby_cache *cache;
+    lock_all();
+    wait_for_turn(name, strlen(name));
+    begin_turn(turn, name, strlen(name));
+    cache = all.cache;
+    unlock_all();
+    return cache;
+}
+
+void turn_end(const Turn *turn) {
+    lock_all();
+    finish_turn(turn);
+    unlock_all();
 }
 
 /* "64M" in bytes; 0 for what makes no sense. */
@@ -89,25 +146,34 @@ static int make_cache(uint64_t bytes) {
     return result < 0 ? failed(NULL, result, SQLITE_CANTOPEN, "cache") : SQLITE_OK;
 }
 
+static int resize_cache(fby_cache *cache, uint64_t bytes) {
+    fby_stats now;
+    int64_t got = fby_cache_stats(cache, &now, sizeof now);
+    if (got >= 0 && now.budget_bytes != bytes)
+        got = fby_cache_resize(cache, bytes);
+    return got < 0 ? failed(NULL, got, SQLITE_CANTOPEN, "cache") : SQLITE_OK;
+}
+
 int store_enter(const char *budget) {
     uint64_t bytes = budget ? bytes_of(budget) : 0;
-    int result = SQLITE_OK;
+    int result = SQLITE_OK, is_ours;
+    fby_cache *cache;
+    Turn turn;
     if (budget && !bytes) {
         sqlite3_log(SQLITE_CANTOPEN, "forebay: budget=%s makes no sense", budget);
         return SQLITE_CANTOPEN;
     }
     lock_all();
-    if (!all.cache) {
+    if (!all.cache)
         result = make_cache(bytes);
-    } else if (bytes && !all.is_callers) {
-        fby_stats now;
-        int64_t got = fby_cache_stats(all.cache, &now, sizeof now);
-        if (got >= 0 && now.budget_bytes != bytes)
-            got = fby_cache_resize(all.cache, bytes);
-        if (got < 0)
-            result = failed(NULL, got, SQLITE_CANTOPEN, "cache");
-    }
+    is_ours = !all.is_callers;
     unlock_all();
+    if (result == SQLITE_OK && bytes && is_ours) {
+        cache = turn_take(&turn, budget_turn);
+        if (cache)
+            result = resize_cache(cache, bytes);
+        turn_end(&turn);
+    }
     return result;
 }
 
@@ -134,7 +200,7 @@ fby_cache *forebay_sqlite_cache(void) {
 int forebay_sqlite_shutdown(void) {
     int result = SQLITE_OK;
     lock_all();
-    if (all.files || all.stores) {
+    if (all.files || all.stores || all.turns) {
         result = SQLITE_BUSY;
     } else if (all.cache) {
         int closed = all.is_callers ? 0 : fby_cache_close(all.cache);
@@ -148,8 +214,7 @@ int forebay_sqlite_shutdown(void) {
     return result;
 }
 
-/* The path in a volume, which begins with "/"; NULL for a file of the host. */
-static const char *inner_of(const char *name) {
+const char *inner_of(const char *name) {
     const char *found = strstr(name, "//");
     return found ? found + 1 : NULL;
 }
@@ -158,46 +223,77 @@ int store_is_in_volume(const char *name) {
     return inner_of(name) != NULL;
 }
 
-/* The volume that a name is in, opened unless it is: -errno, and no user more then. */
-static int hold_store(const char *name, int is_buffered, Store **held) {
-    fby_volume_how how;
-    size_t length = (size_t)(inner_of(name) - 1 - name);
-    Store *store;
-    int result;
-    for (store = all.stores; store; store = store->next) {
-        if (strncmp(store->image, name, length) == 0 && !store->image[length]) {
-            store->users++;
-            *held = store;
-            return 0;
-        }
-    }
-    store = calloc(1, sizeof *store + length + 1);
-    if (!store)
-        return -ENOMEM;
-    store->image = memcpy(store + 1, name, length);
-    memset(&how, 0, sizeof how);
-    how.direct_io = is_buffered ? FBY_DIRECT_IO_OFF : FBY_DIRECT_IO_AUTO;
-    result = fby_volume_open(all.cache, store->image, &how, sizeof how, &store->volume);
-    if (result < 0) {
-        free(store);
-        return result;
-    }
-    store->users = 1;
-    store->next = all.stores;
-    all.stores = store;
-    *held = store;
-    return 0;
+/* The open volume of an image. Needs the lock. */
+static Store *store_of(const char *image, size_t length) {
+    Store *store = all.stores;
+    while (store && (strncmp(store->image, image, length) != 0 || store->image[length]))
+        store = store->next;
+    return store;
 }
 
-static int end_store(Store *store) {
-    Store **at = &all.stores;
+static int open_store(fby_cache *cache, const char *image, size_t length, int is_buffered, Store **opened) {
+    fby_volume_how how;
+    Store *store = calloc(1, sizeof *store + length + 1);
     int result;
-    if (--store->users > 0)
+    if (!store)
+        return -ENOMEM;
+    store->image = memcpy(store + 1, image, length);
+    store->users = 1;
+    memset(&how, 0, sizeof how);
+    how.direct_io = is_buffered ? FBY_DIRECT_IO_OFF : FBY_DIRECT_IO_AUTO;
+    result = fby_volume_open(cache, store->image, &how, sizeof how, &store->volume);
+    if (result < 0)
+        free(store);
+    else
+        *opened = store;
+    return result < 0 ? result : 0;
+}
+
+int store_hold(const char *name, int is_buffered, Store **held) {
+    size_t length = (size_t)(inner_of(name) - 1 - name);
+    fby_cache *cache;
+    Store *store;
+    Turn turn;
+    int result;
+    lock_all();
+    wait_for_turn(name, length);
+    *held = store = store_of(name, length);
+    if (store)
+        store->users++;
+    else
+        begin_turn(&turn, name, length);
+    cache = all.cache;
+    unlock_all();
+    if (store)
         return 0;
+    result = open_store(cache, name, length, is_buffered, &store);
+    lock_all();
+    if (result == 0) {
+        store->next = all.stores;
+        *held = all.stores = store;
+    }
+    finish_turn(&turn);
+    unlock_all();
+    return result;
+}
+
+int store_end(Store *store) {
+    Store **at = &all.stores;
+    Turn turn;
+    int result;
+    lock_all();
+    if (--store->users > 0) {
+        unlock_all();
+        return 0;
+    }
     while (*at != store)
         at = &(*at)->next;
     *at = store->next;
+    /* No thread has this turn: while the volume was open none was needed. */
+    begin_turn(&turn, store->image, strlen(store->image));
+    unlock_all();
     result = fby_volume_close(store->volume);
+    turn_end(&turn);
     free(store);
     return result;
 }
@@ -235,12 +331,9 @@ static int identity(const File *file, uint64_t *dev, uint64_t *ino) {
     return 0;
 }
 
-static int hold_node(File *file) {
-    uint64_t dev, ino;
+/* Needs the lock. */
+static int hold_node(File *file, uint64_t dev, uint64_t ino) {
     Node *node;
-    int result = identity(file, &dev, &ino);
-    if (result < 0)
-        return result;
     for (node = all.nodes; node; node = node->next)
         if (node->store == file->store && node->dev == dev && node->ino == ino)
             break;
@@ -305,31 +398,27 @@ void store_note_journal(const char *journal, int is_durable) {
     unlock_all();
 }
 
-static int open_by_name(File *file, int flags) {
-    const char *inner = inner_of(file->name);
+static int open_by_name(File *file, fby_cache *cache, int flags) {
     fby_open_how how;
     memset(&how, 0, sizeof how);
     how.mode = file->mode;
-    if (inner)
-        return fby_open_in(file->store->volume, inner, flags, &how, sizeof how, &file->file);
-    return fby_open(all.cache, file->name, flags, &how, sizeof how, &file->file);
+    if (file->store)
+        return fby_open_in(file->store->volume, inner_of(file->name), flags, &how, sizeof how, &file->file);
+    return fby_open(cache, file->name, flags, &how, sizeof how, &file->file);
 }
 
-static int open_held(File *file) {
-    int result = open_by_name(file, file->how);
+/* Opens the file for reading if it may not be written. */
+static int open_as_allowed(File *file, fby_cache *cache) {
+    int result = open_by_name(file, cache, file->how);
     int refused = result == -EACCES || result == -EPERM || result == -EROFS;
     if (refused && (file->how & O_ACCMODE) == O_RDWR) {
         int how = (file->how & ~(O_ACCMODE | O_CREAT | O_EXCL)) | O_RDONLY;
-        int again = open_by_name(file, how);
+        int again = open_by_name(file, cache, how);
         if (again < 0 && again != -EBUSY)
             return result;
         /* Also while it is busy: the opener learns now that it may not write. */
         file->how = how;
         result = again;
-    }
-    if (result == 0 && (result = hold_node(file)) < 0) {
-        fby_close(file->file);
-        file->file = NULL;
     }
     return result;
 }
@@ -344,23 +433,53 @@ static int is_link(const File *file) {
     return got >= 0 && S_ISLNK(attr.mode);
 }
 
-int store_open(File *file) {
-    int result = 0, refused = 0;
-    lock_all();
-    if (inner_of(file->name))
-        result = hold_store(file->name, !sqlite3_uri_boolean(file->name, "direct_io", 1), &file->store);
-    if (file->store && is_link(file))
-        result = refused = -ELOOP;
-    if (result == 0)
-        result = open_held(file);
-    if (result < 0 && file->store) {
-        end_store(file->store);
+/* The caller has the turn of the name of a host file, or holds the volume. */
+static int open_held(File *file, fby_cache *cache) {
+    uint64_t dev, ino;
+    int result = open_as_allowed(file, cache);
+    if (result < 0)
+        return result;
+    result = identity(file, &dev, &ino);
+    if (result == 0) {
+        lock_all();
+        result = hold_node(file, dev, ino);
+        all.files += result == 0;
+        file->process = all.process;
+        unlock_all();
+    }
+    if (result < 0) {
+        fby_close(file->file);
+        file->file = NULL;
+    }
+    return result;
+}
+
+static int open_on_host(File *file) {
+    Turn turn;
+    fby_cache *cache = turn_take(&turn, file->name);
+    int result = open_held(file, cache);
+    turn_end(&turn);
+    return result;
+}
+
+static int open_in_volume(File *file, int *is_refused) {
+    int is_buffered = !sqlite3_uri_boolean(file->name, "direct_io", 1);
+    int result = store_hold(file->name, is_buffered, &file->store);
+    if (result < 0)
+        return result;
+    *is_refused = is_link(file);
+    result = *is_refused ? -ELOOP : open_held(file, NULL);
+    if (result < 0) {
+        store_end(file->store);
         file->store = NULL;
     }
-    all.files += result == 0;
-    file->process = all.process;
-    unlock_all();
-    if (refused) {
+    return result;
+}
+
+int store_open(File *file) {
+    int is_refused = 0;
+    int result = inner_of(file->name) ? open_in_volume(file, &is_refused) : open_on_host(file);
+    if (is_refused) {
         sqlite3_log(SQLITE_CANTOPEN_SYMLINK, "forebay: %s is a symbolic link", file->name);
         return SQLITE_CANTOPEN_SYMLINK;
     }
@@ -376,193 +495,23 @@ int store_close(File *file) {
     file->file = NULL;
     lock_all();
     end_node(file->node);
-    if (file->store)
-        ended = end_store(file->store);
-    else if (closed < 0)
+    if (!file->store && closed < 0)
         all.has_failed_close = 1;
     all.files--;
     unlock_all();
     file->node = NULL;
+    if (file->store)
+        ended = store_end(file->store);
+    file->store = NULL;
     if (closed < 0 || ended < 0)
         return failed(file, closed < 0 ? closed : ended, SQLITE_IOERR_CLOSE, file->name);
     return SQLITE_OK;
 }
 
-/*
- * The cache retains what a closed file could not write, and tries again, also when the name is gone:
- * a journal that found no space would keep its space, and its failures would refuse later writes.
- */
-static void drop_failed_content(const char *name) {
-    fby_file *file;
+int store_has_failed_close(void) {
+    int has_failed;
     lock_all();
-    if (all.has_failed_close && fby_open(all.cache, name, O_RDWR, NULL, 0, &file) == 0) {
-        fby_ftruncate(file, 0);
-        fby_close(file);
-    }
+    has_failed = all.has_failed_close;
     unlock_all();
-}
-
-int store_delete(const char *name) {
-    const char *inner = inner_of(name);
-    Store *store;
-    int result;
-    if (inner) {
-        lock_all();
-        result = hold_store(name, 0, &store);
-        if (result == 0) {
-            result = fby_unlink(store->volume, inner);
-            end_store(store);
-        }
-        unlock_all();
-    } else {
-        drop_failed_content(name);
-        result = unlink(name) == 0 ? 0 : -errno;
-    }
-    if (result == -ENOENT)
-        return SQLITE_IOERR_DELETE_NOENT;
-    return result < 0 ? failed(NULL, result, SQLITE_IOERR_DELETE, name) : SQLITE_OK;
-}
-
-/*
- * What the cache knows of a file whose size on the host is 0: its first bytes may be dirty. The
- * lock is held throughout: a writer of this process would find the file busy, open for reading only.
- */
-static int64_t cached_size(const char *name) {
-    fby_file *file;
-    int64_t size = 0;
-    lock_all();
-    if (all.cache && (size = fby_open(all.cache, name, O_RDONLY, NULL, 0, &file)) == 0) {
-        size = fby_lseek(file, 0, SEEK_END);
-        fby_close(file);
-    }
-    unlock_all();
-    return size;
-}
-
-static int64_t attributes_in(const char *name, fby_attr *attr) {
-    Store *store;
-    int64_t got;
-    lock_all();
-    got = hold_store(name, 0, &store);
-    if (got == 0) {
-        got = fby_stat(store->volume, inner_of(name), 0, attr, sizeof *attr);
-        end_store(store);
-    }
-    unlock_all();
-    return got;
-}
-
-void store_take_mode(File *file, const char *database) {
-    struct stat found;
-    fby_attr attr;
-    if (inner_of(database)) {
-        if (attributes_in(database, &attr) >= 0)
-            file->mode = attr.mode & 0777;
-    } else if (stat(database, &found) == 0) {
-        file->mode = found.st_mode & 0777;
-    }
-}
-
-/* The umask has no part in it: users who share a database recover each other's journals. */
-int store_take_owner(const File *file, const char *database) {
-    struct stat found, own;
-    if (inner_of(database) || stat(database, &found) != 0 || stat(file->name, &own) != 0)
-        return SQLITE_OK;
-    if (geteuid() == 0 && (own.st_uid != found.st_uid || own.st_gid != found.st_gid) &&
-        chown(file->name, found.st_uid, found.st_gid) != 0)
-        return failed(NULL, -errno, SQLITE_CANTOPEN, file->name);
-    if ((own.st_mode ^ found.st_mode) & 0777 && chmod(file->name, found.st_mode & 0777) != 0)
-        return failed(NULL, -errno, SQLITE_CANTOPEN, file->name);
-    return SQLITE_OK;
-}
-
-static int access_in(const char *name, int flags, int *result) {
-    fby_attr attr;
-    int64_t got = attributes_in(name, &attr);
-    *result = got >= 0 && (flags != SQLITE_ACCESS_EXISTS || !S_ISREG(attr.mode) || attr.size > 0);
-    if (got >= 0 || got == -ENOENT || got == -ENOTDIR)
-        return SQLITE_OK;
-    return failed(NULL, got, SQLITE_IOERR_ACCESS, name);
-}
-
-/* An empty file counts as none: it is a journal whose transaction is over. */
-int store_access(const char *name, int flags, int *result) {
-    struct stat found;
-    int64_t size = 0;
-    *result = 0;
-    if (inner_of(name))
-        return access_in(name, flags, result);
-    if (flags != SQLITE_ACCESS_EXISTS) {
-        *result = access(name, R_OK | (flags == SQLITE_ACCESS_READWRITE ? W_OK : 0)) == 0;
-        return SQLITE_OK;
-    }
-    if (stat(name, &found) != 0)
-        return SQLITE_OK;
-    if (S_ISREG(found.st_mode) && found.st_size == 0)
-        size = cached_size(name);
-    /* Gone since, or a file that this process may not read: then it has written none of it. */
-    if (size < 0 && size != -ENOENT && size != -EACCES)
-        return failed(NULL, size, SQLITE_IOERR_ACCESS, name);
-    *result = !S_ISREG(found.st_mode) || found.st_size > 0 || size > 0;
-    return SQLITE_OK;
-}
-
-/* Of a volume: syncs a directory as a file that is opened. */
-static int sync_in(const char *name, const char *folder) {
-    Store *store;
-    fby_file *file;
-    int result;
-    lock_all();
-    result = hold_store(name, 0, &store);
-    if (result == 0) {
-        result = fby_open_in(store->volume, folder, O_RDONLY, NULL, 0, &file);
-        if (result == 0) {
-            result = fby_fsync(file);
-            fby_close(file);
-        }
-        end_store(store);
-    }
-    unlock_all();
-    return result;
-}
-
-static int sync_host(const char *folder) {
-    int result = 0, file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (file < 0)
-        return -errno;
-    if (fsync(file) != 0)
-        result = -errno;
-    close(file);
-    return result;
-}
-
-int store_sync_directory(const char *name) {
-    const char *inner = inner_of(name);
-    char *folder = strdup(inner ? inner : name);
-    char *last = folder ? strrchr(folder, '/') : NULL;
-    int result;
-    if (!last) {
-        free(folder);
-        return SQLITE_IOERR_DIR_FSYNC;
-    }
-    last[last == folder] = 0;
-    result = inner ? sync_in(name, folder) : sync_host(folder);
-    free(folder);
-    return result < 0 ? failed(NULL, result, SQLITE_IOERR_DIR_FSYNC, name) : SQLITE_OK;
-}
-
-/* Whether the name is that of another file now, or of none. */
-int store_has_moved(const File *file) {
-    struct stat host;
-    fby_attr attr;
-    if (!file->node)
-        return 0;
-    if (file->store) {
-        const char *inner = inner_of(file->name);
-        int64_t got = fby_stat(file->store->volume, inner, 0, &attr, sizeof attr);
-        return got < 0 || attr.ino != file->node->ino;
-    }
-    if (stat(file->name, &host) != 0)
-        return 1;
-    return host.st_dev != file->node->dev || host.st_ino != file->node->ino;
+    return has_failed;
 }

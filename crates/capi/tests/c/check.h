@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include "forebay.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -39,6 +40,12 @@
         IS(call, -(errno_wanted));                                                        \
         CHECK(strstr(fby_last_error(), text) != NULL);                                    \
     } while (0)
+
+/* `call` is the library's function behind one of the same name in the program. */
+#define REAL(name)                                                                        \
+    __typeof__(&name) call;                                                               \
+    *(void **)&call = dlsym(RTLD_NEXT, #name);                                            \
+    CHECK(call != NULL)
 
 /* Bytes of the caches: small, so that valgrind and sanitizers are quick. */
 #define BUDGET (16u << 20)

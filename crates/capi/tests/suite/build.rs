@@ -99,7 +99,7 @@ pub fn compiled_with_sqlite(dir: &Dir, name: &str, flags: &[&str]) -> PathBuf {
     cc.args(["-std=gnu11", "-g", "-O1", "-DSQLITE_CORE"]).args(STRICT).args(flags);
     let program = dir.path(name);
     cc.arg(root().join(format!("tests/c/{name}.c"))).args(sqlite_sources()).arg("-o").arg(&program);
-    cc.arg("-lsqlite3");
+    cc.args(["-lsqlite3", "-ldl"]);
     linked(dir, cc);
     program
 }

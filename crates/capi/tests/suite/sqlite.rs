@@ -29,6 +29,11 @@ fn sqlite_journals_are_found_opened_and_synced() {
     sanitized("sqlite_journals");
 }
 
+#[test]
+fn sqlite_slow_open_or_close_delays_no_other_database() {
+    sanitized("sqlite_stalls");
+}
+
 /// A small file system, unmounted when dropped.
 struct Small(PathBuf);
 

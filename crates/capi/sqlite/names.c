@@ -1,0 +1,189 @@
+/* What the VFS does with names: attributes, access, deletion, syncs of folders. */
+#include "internal.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/*
+ * The cache retains what a closed file could not write, and tries again, also when the name is gone:
+ * a journal that found no space would keep its space, and its failures would refuse later writes.
+ */
+static void drop_failed_content(const char *name) {
+    fby_cache *cache;
+    fby_file *file;
+    Turn turn;
+    if (!store_has_failed_close())
+        return;
+    cache = turn_take(&turn, name);
+    if (cache && fby_open(cache, name, O_RDWR, NULL, 0, &file) == 0) {
+        fby_ftruncate(file, 0);
+        fby_close(file);
+    }
+    turn_end(&turn);
+}
+
+int store_delete(const char *name) {
+    const char *inner = inner_of(name);
+    Store *store;
+    int result;
+    if (inner) {
+        result = store_hold(name, 0, &store);
+        if (result == 0) {
+            result = fby_unlink(store->volume, inner);
+            store_end(store);
+        }
+    } else {
+        drop_failed_content(name);
+        result = unlink(name) == 0 ? 0 : -errno;
+    }
+    if (result == -ENOENT)
+        return SQLITE_IOERR_DELETE_NOENT;
+    return result < 0 ? failed(NULL, result, SQLITE_IOERR_DELETE, name) : SQLITE_OK;
+}
+
+/*
+ * What the cache knows of a log whose size on the host is 0: its first bytes may be dirty. In its
+ * turn: a writer of this process would find the file busy, open for reading only.
+ */
+static int64_t cached_size(const char *name) {
+    Turn turn;
+    fby_file *file;
+    fby_cache *cache = turn_take(&turn, name);
+    int64_t size = 0;
+    if (cache && (size = fby_open(cache, name, O_RDONLY, NULL, 0, &file)) == 0) {
+        size = fby_lseek(file, 0, SEEK_END);
+        fby_close(file);
+    }
+    turn_end(&turn);
+    return size;
+}
+
+static int64_t attributes_in(const char *name, fby_attr *attr) {
+    Store *store;
+    int64_t got = store_hold(name, 0, &store);
+    if (got == 0) {
+        got = fby_stat(store->volume, inner_of(name), 0, attr, sizeof *attr);
+        store_end(store);
+    }
+    return got;
+}
+
+void store_take_mode(File *file, const char *database) {
+    struct stat found;
+    fby_attr attr;
+    if (inner_of(database)) {
+        if (attributes_in(database, &attr) >= 0)
+            file->mode = attr.mode & 0777;
+    } else if (stat(database, &found) == 0) {
+        file->mode = found.st_mode & 0777;
+    }
+}
+
+/* The umask has no part in it: users who share a database recover each other's journals. */
+int store_take_owner(const File *file, const char *database) {
+    struct stat found, own;
+    if (inner_of(database) || stat(database, &found) != 0 || stat(file->name, &own) != 0)
+        return SQLITE_OK;
+    if (geteuid() == 0 && (own.st_uid != found.st_uid || own.st_gid != found.st_gid) &&
+        chown(file->name, found.st_uid, found.st_gid) != 0)
+        return failed(NULL, -errno, SQLITE_CANTOPEN, file->name);
+    if ((own.st_mode ^ found.st_mode) & 0777 && chmod(file->name, found.st_mode & 0777) != 0)
+        return failed(NULL, -errno, SQLITE_CANTOPEN, file->name);
+    return SQLITE_OK;
+}
+
+static int access_in(const char *name, int flags, int *result) {
+    fby_attr attr;
+    int64_t got = attributes_in(name, &attr);
+    *result = got >= 0 && (flags != SQLITE_ACCESS_EXISTS || !S_ISREG(attr.mode) || attr.size > 0);
+    if (got >= 0 || got == -ENOENT || got == -ENOTDIR)
+        return SQLITE_OK;
+    return failed(NULL, got, SQLITE_IOERR_ACCESS, name);
+}
+
+static int is_log(const char *name) {
+    static const char suffix[] = "-wal";
+    size_t length = strlen(name);
+    return length >= sizeof suffix && strcmp(name + length - (sizeof suffix - 1), suffix) == 0;
+}
+
+/* An empty file counts as none: it is a journal whose transaction is over. */
+int store_access(const char *name, int flags, int *result) {
+    struct stat found;
+    int64_t size = 0;
+    *result = 0;
+    if (inner_of(name))
+        return access_in(name, flags, result);
+    if (flags != SQLITE_ACCESS_EXISTS) {
+        *result = access(name, R_OK | (flags == SQLITE_ACCESS_READWRITE ? W_OK : 0)) == 0;
+        return SQLITE_OK;
+    }
+    if (stat(name, &found) != 0)
+        return SQLITE_OK;
+    if (S_ISREG(found.st_mode) && found.st_size == 0 && is_log(name))
+        size = cached_size(name);
+    /* Gone since, or a file that this process may not read: then it has written none of it. */
+    if (size < 0 && size != -ENOENT && size != -EACCES)
+        return failed(NULL, size, SQLITE_IOERR_ACCESS, name);
+    *result = !S_ISREG(found.st_mode) || found.st_size > 0 || size > 0;
+    return SQLITE_OK;
+}
+
+/* Of a volume: syncs a directory as a file that is opened. */
+static int sync_in(const char *name, const char *folder) {
+    Store *store;
+    fby_file *file;
+    int result = store_hold(name, 0, &store);
+    if (result < 0)
+        return result;
+    result = fby_open_in(store->volume, folder, O_RDONLY, NULL, 0, &file);
+    if (result == 0) {
+        result = fby_fsync(file);
+        fby_close(file);
+    }
+    store_end(store);
+    return result;
+}
+
+static int sync_host(const char *folder) {
+    int result = 0, file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (file < 0)
+        return -errno;
+    if (fsync(file) != 0)
+        result = -errno;
+    close(file);
+    return result;
+}
+
+int store_sync_directory(const char *name) {
+    const char *inner = inner_of(name);
+    char *folder = strdup(inner ? inner : name);
+    char *last = folder ? strrchr(folder, '/') : NULL;
+    int result;
+    if (!last) {
+        free(folder);
+        return SQLITE_IOERR_DIR_FSYNC;
+    }
+    last[last == folder] = 0;
+    result = inner ? sync_in(name, folder) : sync_host(folder);
+    free(folder);
+    return result < 0 ? failed(NULL, result, SQLITE_IOERR_DIR_FSYNC, name) : SQLITE_OK;
+}
+
+/* Whether the name is that of another file now, or of none. */
+int store_has_moved(const File *file) {
+    struct stat host;
+    fby_attr attr;
+    if (!file->node)
+        return 0;
+    if (file->store) {
+        const char *inner = inner_of(file->name);
+        int64_t got = fby_stat(file->store->volume, inner, 0, &attr, sizeof attr);
+        return got < 0 || attr.ino != file->node->ino;
+    }
+    if (stat(file->name, &host) != 0)
+        return 1;
+    return host.st_dev != file->node->dev || host.st_ino != file->node->ino;
+}
