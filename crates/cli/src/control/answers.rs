@@ -104,3 +104,38 @@ pub fn refusal(e: &Error) -> Refusal {
     };
     Refusal::new(kind, e.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay::{CacheConfig, IoFlags, OpenOptions};
+
+    /// No command pins, so the answers of `stat` and `fincore` are made here, for a program that
+    /// does.
+    #[test]
+    fn pin_shows_in_stat_budget_and_residency() {
+        let path = std::env::temp_dir().join(format!("forebay-answers-{}", std::process::id()));
+        let cache = Cache::new(CacheConfig::with_budget(16 << 20)).unwrap();
+        let file = OpenOptions::read_write().create(true).open(&cache, &path).unwrap();
+        file.write_all_at(&[1; 64 << 10], 0).unwrap();
+        let shown = || {
+            let stat = stat(&cache, Instant::now());
+            let rows = budget(&cache);
+            let row = rows.as_array().unwrap().iter().find(|row| row["what"] == "pinned frames");
+            let of_file = residency("f", &file.residency(0, 64 << 10).unwrap());
+            (
+                stat["stats"]["pinned_frames"].as_u64().unwrap(),
+                row.map_or(0, |row| row["now"].as_u64().unwrap()),
+                of_file["pinned_blocks"].as_u64().unwrap(),
+            )
+        };
+        assert_eq!(shown(), (0, 0, 0));
+        let pinned = file.pin(4096, 12_000, IoFlags::empty()).unwrap();
+        assert!(!pinned.is_copy());
+        assert_eq!(shown(), (3, 3 * 4096, 3));
+        drop(pinned);
+        assert_eq!(shown(), (0, 0, 0));
+        file.close().unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+}
