@@ -9,6 +9,7 @@
 //! cache as a whole). On these stand the operations: [`budget`] (who has how much memory),
 //! [`folio`] (reading and changing one), [`reclaim`], [`writeback`] (flushers, throttled writers,
 //! pieces in write-out).
+//!
 //! # Lock order
 //!
 //! An arrow means: may be taken while the one on the left is held.
