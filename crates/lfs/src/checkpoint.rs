@@ -28,7 +28,6 @@ use crate::btree::map::MapChanges;
 use crate::btree::{Change, Ledger};
 use crate::checkpoint::changes::{find_owners, overlaid, pieces_of};
 use crate::device::hold::{Hold, TurnLock};
-use crate::device::slots::{self, Copies};
 use crate::fault::Planted;
 use crate::format::item::Item;
 use crate::format::key::Key;
@@ -404,40 +403,6 @@ impl Inner {
         }
         self.discard_freed().await;
         copies.for_a_life()
-    }
-
-    /// Writes a state of the superblock, and makes it durable (H12, H13). If only one of its slots takes it,
-    /// the next two get it once more, under the next number (H17, U14): `superblock` is then that state.
-    /// An error of this leaves the state in one slot.
-    pub(crate) async fn write_slots(
-        &self,
-        superblock: &mut Superblock,
-        failures: u64,
-    ) -> Result<Copies> {
-        let copies = self.write_state(superblock, failures).await?;
-        if copies == Copies::Two {
-            return Ok(copies);
-        }
-        let again = Superblock { checkpoint: superblock.checkpoint + 1, ..superblock.clone() };
-        match self.write_state(&again, failures).await {
-            Ok(_) => {
-                *superblock = again;
-                Ok(Copies::Two)
-            }
-            Err(error) => {
-                let (name, number) = (self.device.name(), superblock.checkpoint);
-                log::warn!("{name}: only one slot has state {number} of the superblock: {error}");
-                Ok(copies)
-            }
-        }
-    }
-
-    async fn write_state(&self, superblock: &Superblock, failures: u64) -> Result<Copies> {
-        let hold = self.checkpoints.turns.hold();
-        let copies = slots::write_either(&self.device, superblock, hold).await?;
-        self.flush_all().await?;
-        self.unfailed(failures)?;
-        Ok(copies)
     }
 
     /// H13.

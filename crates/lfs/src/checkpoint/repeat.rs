@@ -10,7 +10,8 @@
 //! Locks: the turn of checkpoints is the caller's; the state lock and the turn's in turn; none across a wait.
 
 use super::How;
-use crate::format::superblock::STATE_CLEAN;
+use crate::device::slots::{self, Copies};
+use crate::format::superblock::{STATE_CLEAN, Superblock};
 use crate::space::Space;
 use crate::transaction::state::State;
 use crate::volume::Inner;
@@ -52,6 +53,40 @@ impl Inner {
         self.checkpoints.turn.lock().superblock = superblock;
         self.state.lock().settle_repeated(number);
         Ok(())
+    }
+
+    /// Writes a state of the superblock, and makes it durable (H12, H13). If only one of its slots
+    /// takes it, the next two get it once more, under the next number (H17, U14): `superblock` is
+    /// then that state. An error of this leaves the state in one slot.
+    pub(crate) async fn write_slots(
+        &self,
+        superblock: &mut Superblock,
+        failures: u64,
+    ) -> Result<Copies> {
+        let copies = self.write_state(superblock, failures).await?;
+        if copies == Copies::Two {
+            return Ok(copies);
+        }
+        let again = Superblock { checkpoint: superblock.checkpoint + 1, ..superblock.clone() };
+        match self.write_state(&again, failures).await {
+            Ok(_) => {
+                *superblock = again;
+                Ok(Copies::Two)
+            }
+            Err(error) => {
+                let (name, number) = (self.device.name(), superblock.checkpoint);
+                log::warn!("{name}: only one slot has state {number} of the superblock: {error}");
+                Ok(copies)
+            }
+        }
+    }
+
+    async fn write_state(&self, superblock: &Superblock, failures: u64) -> Result<Copies> {
+        let hold = self.checkpoints.turns.hold();
+        let copies = slots::write_either(&self.device, superblock, hold).await?;
+        self.flush_all().await?;
+        self.unfailed(failures)?;
+        Ok(copies)
     }
 }
 

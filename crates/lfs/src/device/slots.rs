@@ -5,11 +5,11 @@
 //! durable. U12 of the valid slots the one with the highest number counts. U13 slots of another
 //! volume do not count beside one at the start: a device that was made smaller, got another volume
 //! and was made larger has those of the old one at its end. U14 a state that only one of its slots
-//! takes is written again under the next number, so that two slots have it whichever slot is bad. The
-//! one that does not take it has no state of the same number. device.slots.R1 nothing is written to
-//! a volume while slots cannot be read that may hold the newest state: both slots of a state, or one
-//! of each of the two states that would follow. They may come back later, and lead to what was
-//! overwritten since.
+//! takes is written again under the next number, so that two slots have it whichever slot is bad.
+//! The one that does not take it has no state of the same number. device.slots.R1 nothing is
+//! written to a volume while slots cannot be read that may hold the newest state: both slots of a
+//! state, or one of each of the two states that would follow. They may come back later, and lead
+//! to what was overwritten since.
 //!
 //! No locks: opening and checkpoints are alone.
 
