@@ -276,7 +276,7 @@ Linux taught, and its tests.
 
 Written by `cargo xtask lineage` out of `xtask/lineage.txt`; the command fails if a test or a ratio that is
 named here does not exist. A test's name begins with the lines that it holds. What the behaviours do:
-[behaviours.md](behaviours.md).
+[behaviours.md](reference/behaviours.md).
 
 *Held* is a line that tests hold as it is written. *Spirit* is one that has no meaning here to the letter:
 what is kept of it is said and tested, and it is not counted as held. *Not carried over* is not held at all,

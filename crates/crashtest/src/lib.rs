@@ -1,12 +1,14 @@
-//! forebay-crashtest: volumes on the simulated disk under power cuts, for tests and for `forebay crash-test`.
+//! forebay-crashtest: volumes on the simulated disk under power cuts, for tests and for
+//! `forebay crash-test`.
 //!
-//! A *script* is a workload that was carried out once on the file system in memory, with its state after each
-//! step. A *run* carries it out on a volume and keeps every moment at which the power may go. A *search*
-//! takes each of them, and each subset of the writes that were not flushed; recovers what the disk may then
-//! hold; goes on living on some of it, and cuts again. A *verdict* holds what is recovered against the
-//! script: which step it may be, which bytes each block may have (`docs/crash-contract.md`); what a
-//! recovery reads alike it makes the same of, so that is *told* only once. A *campaign* is
-//! many of these on several threads; what fails is made short.
+//! A *script* is a workload that was carried out once on the file system in memory, with its state
+//! after each step. A *run* carries it out on a volume and keeps every moment at which the power
+//! may go. A *search* takes each of them, and each subset of the writes that were not flushed;
+//! recovers what the disk may then hold; goes on living on some of it, and cuts again. A *verdict*
+//! holds what is recovered against the script: which step it may be, which bytes each block may
+//! have (`docs/reference/crash-contract.md`); what a recovery reads alike it makes the same of, so
+//! that is *told* only once. A *campaign* is many of these on several threads; what fails is made
+//! short.
 //!
 //! Several *clients* at once, and dropped operations, have histories instead of a script.
 //!

@@ -1,5 +1,5 @@
 //! Errors of closed files that no opener has seen yet: the next opener's sync reports them
-//! (docs/failure-protocol.md).
+//! (docs/reference/failure-protocol.md).
 //!
 //! Invariants: T1 a file's error is here before its lock is released, so the next opener finds it.
 //! T2 the records stay within their part of the budget. If there are too many, each file opened

@@ -1,12 +1,12 @@
 //! A volume: a file system in one image, in this process.
 //!
-//! Reading order: here it is made, opened and closed; `names` are the calls by path, as std::fs has them,
-//! `opened` knows which volumes are open.
+//! Reading order: here it is made, opened and closed; `names` are the calls by path, as std::fs has
+//! them, `opened` knows which volumes are open.
 //!
-//! Invariants: V1 an image is open once: its file is locked against other processes, and whoever opens it
-//! again on the same cache shares the volume. V2 what is on a volume uses the cache and the budget that it
-//! was opened on. V3 the last one to let a volume go makes everything durable first; who wants to know
-//! whether that worked calls [`Volume::close`].
+//! Invariants: V1 an image is open once: its file is locked against other processes, and whoever
+//! opens it again on the same cache shares the volume. V2 what is on a volume uses the cache and
+//! the budget that it was opened on. V3 the last one to let a volume go makes everything durable
+//! first; who wants to know whether that worked calls [`Volume::close`].
 //!
 //! Locks: those of `opened`.
 
@@ -54,14 +54,15 @@ pub struct CreateVolume {
     pub size: Option<u64>,
     /// Bytes of a block, a power of two: 512 to 4096.
     pub block_size: u32,
-    /// Bytes of a segment, a power of two: 64 KiB to 1 GiB. `None`: 64 MiB, less for a small volume.
+    /// Bytes of a segment, a power of two: 64 KiB to 1 GiB. `None`: 64 MiB, less for a small
+    /// volume.
     pub segment_size: Option<u32>,
     /// Blocks of files have checksums.
     pub checksums: bool,
     /// Make it even if there is something already, which is lost.
     pub force: bool,
-    /// An image keeps the blocks that its host has given it: of one that was written before, each write
-    /// finds its block. Else it is made sparse.
+    /// An image keeps the blocks that its host has given it: of one that was written before, each
+    /// write finds its block. Else it is made sparse.
     pub keep_blocks: bool,
 }
 
@@ -93,16 +94,16 @@ pub struct VolumeOptions {
     pub noatime: bool,
     /// Owner and group of what is made; `None`: those of this process.
     pub owner: Option<(u32, u32)>,
-    /// With `read_only`: so many of the newest checkpoints are passed over, for a volume where they are
-    /// damaged.
+    /// With `read_only`: so many of the newest checkpoints are passed over, for a volume where they
+    /// are damaged.
     pub passed_over: u32,
     /// How blocks of data are given out.
     pub alloc: AllocMode,
-    /// With [`AllocMode::Serialized`]: from how many pages of 4 KiB on a direct write takes its turn. 0 is
-    /// always, the largest number never.
+    /// With [`AllocMode::Serialized`]: from how many pages of 4 KiB on a direct write takes its
+    /// turn. 0 is always, the largest number never.
     pub serialized_dio_pages: u32,
-    /// Below so many of 100 segments free, those with little in them are cleaned in the background; 0: only
-    /// when there is no room. At most 50.
+    /// Below so many of 100 segments free, those with little in them are cleaned in the background;
+    /// 0: only when there is no room. At most 50.
     pub clean_percent: u32,
     /// The device, or the image's file system, is told of what is not wanted any more.
     pub discard: bool,
@@ -153,23 +154,26 @@ impl std::fmt::Debug for Volume {
 
 impl Volume {
     /// Makes an empty volume in a file, which is made if need be and sparse, or on a block device.
-    /// Errors: `Exists` if there is a volume, or anything else, and `options.force` does not say that it may
-    /// go; `Busy` if somebody has it open; `InvalidInput` for sizes that do not go together.
+    /// Errors: `Exists` if there is a volume, or anything else, and `options.force` does not say
+    /// that it may go; `Busy` if somebody has it open; `InvalidInput` for sizes that do not go
+    /// together.
     pub fn create(path: impl AsRef<Path>, options: &CreateVolume) -> Result<()> {
         let path = path.as_ref();
         create(path, options).map_err(|e| e.with_path(path))
     }
 
-    /// Opens a volume on a cache, whose budget it uses, and recovers it first if need be. One that is open on
-    /// this cache already is shared, as it is. Errors: `Busy` if another process or cache has it open, or it
-    /// is open here for reading only and is wanted for writing; `Corrupt`; `Unsupported` features, by name.
+    /// Opens a volume on a cache, whose budget it uses, and recovers it first if need be. One that
+    /// is open on this cache already is shared, as it is. Errors: `Busy` if another process or
+    /// cache has it open, or it is open here for reading only and is wanted for writing; `Corrupt`;
+    /// `Unsupported` features, by name.
     pub fn open(cache: &Cache, path: impl AsRef<Path>, options: &VolumeOptions) -> Result<Self> {
         let path = path.as_ref();
         open(cache, path, options).map_err(|e| e.with_path(path))
     }
 
-    /// Checks everything of a volume that nobody has open for writing, and writes nothing. `progress` is told
-    /// now and then. An error: it is in use, is no volume, or of a kind that cannot be read.
+    /// Checks everything of a volume that nobody has open for writing, and writes nothing.
+    /// `progress` is told now and then. An error: it is in use, is no volume, or of a kind that
+    /// cannot be read.
     pub fn fsck(
         path: impl AsRef<Path>,
         progress: &mut (dyn FnMut(FsckProgress) + Send),
@@ -183,9 +187,9 @@ impl Volume {
         checked.map_err(|e| e.with_path(path))
     }
 
-    /// Makes a volume larger that nobody has open: what it was, and what it is. `size`: bytes of the image, a
-    /// file is made longer; `None`: as large as the file or the block device is. Errors: `Busy`;
-    /// `InvalidInput` for a size that is no larger by a segment at least.
+    /// Makes a volume larger that nobody has open: what it was, and what it is. `size`: bytes of
+    /// the image, a file is made longer; `None`: as large as the file or the block device is.
+    /// Errors: `Busy`; `InvalidInput` for a size that is no larger by a segment at least.
     pub fn grow(path: impl AsRef<Path>, size: Option<u64>) -> Result<(VolumeInfo, VolumeInfo)> {
         let path = path.as_ref();
         let grown = Engine::new(Aio::Threads).and_then(|engine| {
@@ -195,8 +199,9 @@ impl Volume {
         grown.map_err(|e| e.with_path(path))
     }
 
-    /// Makes everything durable and ends the volume: nothing can be changed on it any more, by whoever has it
-    /// or a file on it, and the next opening finds it clean. The image is let go with the last of them.
+    /// Makes everything durable and ends the volume: nothing can be changed on it any more, by
+    /// whoever has it or a file on it, and the next opening finds it clean. The image is let go
+    /// with the last of them.
     pub fn close(self) -> Result<()> {
         self.open.close().map_err(|e| e.with_path(self.path()))
     }
@@ -216,7 +221,8 @@ impl Volume {
         &self.open.path
     }
 
-    /// Device and inode number of the image, or of a block device twice its number: which image it is.
+    /// Device and inode number of the image, or of a block device twice its number: which image it
+    /// is.
     pub fn identity(&self) -> FileIdentity {
         self.open.key
     }
@@ -242,8 +248,9 @@ impl Volume {
         &self.open.cache
     }
 
-    /// The volume as front ends see it: by inode number and name, asynchronous. They hold the volume itself,
-    /// too, for as long as they use it. If it is mounted, too, the mount is told of what they change.
+    /// The volume as front ends see it: by inode number and name, asynchronous. They hold the
+    /// volume itself, too, for as long as they use it. If it is mounted, too, the mount is told of
+    /// what they change.
     pub fn file_system(&self) -> Arc<dyn FileSystem> {
         self.open.fs.clone()
     }
@@ -400,7 +407,8 @@ fn make_on(
     };
     making.check(size)?;
     if !is_block {
-        // What is left of the old content is as good as anything: see docs/format.md on discarded blocks.
+        // What is left of the old content is as good as anything: see docs/reference/format.md on
+        // discarded blocks.
         device.truncate(if options.keep_blocks { size.min(device.size()) } else { 0 })?;
         device.grow(size)?;
     }

@@ -1,4 +1,4 @@
-//! Hostile client 31 of docs/nbd.md: 1,024 TRIMs of one range from 128 clients, on a real file, beside
+//! Hostile client 31 of docs/reference/nbd.md: 1,024 TRIMs of one range from 128 clients, on a real file, beside
 //! a clean client that is served throughout.
 //!
 //! The story: each trim that ended woke all who waited for the range, and each of these looked and registered

@@ -74,8 +74,9 @@ pub struct Log {
 }
 
 /// The error of a checkpoint, as what it counts as. One that needs content which the disk has lost
-/// finds that `Corrupt` and turns the volume read-only (`docs/failure-protocol.md`). So it is the
-/// first refusal of a volume that answers `ReadOnly` from then on. The same faults explain it.
+/// finds that `Corrupt` and turns the volume read-only (`docs/reference/failure-protocol.md`). So
+/// it is the first refusal of a volume that answers `ReadOnly` from then on. The same faults
+/// explain it.
 pub fn of_checkpoint(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Corrupt => Error::new(ErrorKind::ReadOnly, "checkpoint", error.to_string()),
