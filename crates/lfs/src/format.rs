@@ -33,7 +33,8 @@ use forebay_base::{Error, ErrorKind};
 pub const FORMAT_VERSION: u32 = 1;
 /// Bytes of a name in a directory, at most.
 pub const MAX_NAME_BYTES: usize = 255;
-/// Bytes of an extended attribute's value, at most (in segments of 256 KiB and up; see `docs/reference/format.md`).
+/// Bytes of an extended attribute's value, at most (in segments of 256 KiB and up;
+/// see `docs/reference/format.md`).
 pub const MAX_XATTR_BYTES: usize = 65_536;
 /// Bytes of a symbolic link's target, at most.
 pub const MAX_TARGET_BYTES: usize = 4095;
