@@ -1,4 +1,4 @@
-//! What the clients of a run have done so far: the histories, and one clock.
+//! The record of the clients of a run: their histories, and one clock.
 //!
 //! Invariant: log.U1 a moment of the disk carries the time of the last begin or end before it.
 //!
@@ -36,7 +36,7 @@ pub enum Changed {
     Nothing,
 }
 
-/// Everything that is known of a run.
+/// Everything that the clients of a run have done and seen.
 #[derive(Default)]
 pub struct Past {
     /// The time.
@@ -59,13 +59,13 @@ pub struct Past {
     pub is_lossless: bool,
     /// When the volume was open: until then nothing was served.
     pub opened: Option<u64>,
-    /// Most memory of the volume after an operation, its frames apart, bytes.
+    /// Most memory of the volume after an operation, without its frames, bytes.
     pub most_memory: u64,
     running: BTreeMap<usize, (String, u64)>,
     wrong: Option<String>,
 }
 
-/// See the module.
+/// The record that the clients of one run share.
 pub struct Log {
     past: Mutex<Past>,
     disk: SimDisk,
@@ -73,10 +73,10 @@ pub struct Log {
     before: FaultCounts,
 }
 
-/// The error of a checkpoint, as what it counts as. One that needs content which the disk has lost
-/// finds that `Corrupt` and turns the volume read-only (`docs/reference/failure-protocol.md`). So
-/// it is the first refusal of a volume that answers `ReadOnly` from then on. The same faults
-/// explain it.
+/// The error of a checkpoint, with `Corrupt` turned into `ReadOnly`. A checkpoint that needs
+/// content which the disk has lost fails with `Corrupt` and turns the volume read-only
+/// (`docs/reference/failure-protocol.md`). It is the first refusal of a volume that answers
+/// `ReadOnly` from then on, so the same faults explain both.
 pub fn of_checkpoint(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Corrupt => Error::new(ErrorKind::ReadOnly, "checkpoint", error.to_string()),

@@ -230,7 +230,7 @@ impl Life<'_> {
         });
     }
 
-    /// M2.
+    /// Checks that no part of the cache's budget exceeds its bound (run.M2).
     fn check_budget(&self, cache: Option<&SharedArc<PageCache>>) -> Result<(), String> {
         let rows = cache.map(|cache| cache.budget()).unwrap_or_default();
         match rows.iter().find(|(_, now, bound)| now > bound) {

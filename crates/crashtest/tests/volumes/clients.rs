@@ -1,5 +1,5 @@
-//! Several clients at once on one volume, and operations that are dropped while they wait: the
-//! power goes at each write and flush.
+//! Several clients at once on one volume, and operations that are dropped while they wait, with a
+//! power loss at each write and flush.
 //!
 //! `FOREBAY_CLIENT_SEEDS` sets the number of seeds of each test, `FOREBAY_SEED` the first. No
 //! locks.
@@ -39,7 +39,7 @@ pub fn by_several(setup: &Setup, _: Depth, seen: &mut Seen) -> Result<(), Violat
     search(&case, &mut Bases::default(), seen)
 }
 
-/// The same, with dropped operations.
+/// Several clients of one volume with dropped operations, for the injected faults.
 pub fn by_dropping(setup: &Setup, _: Depth, seen: &mut Seen) -> Result<(), Violation> {
     let case = case_of("dropped-futures", (Kind::Dropped, setup.clone()));
     search(&case, &mut Bases::default(), seen)
