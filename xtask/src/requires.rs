@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     /// Z1. The story: tests skipped missing requirements everywhere but under `CI=true`, which no
-        /// script set, and `cargo xtask all` did not check them.
+    /// script set, and `cargo xtask all` did not check them.
     #[test]
     fn what_is_missing_fails_unless_it_may_be_skipped() {
         let packages = "# c\n\nfio fio load\nno-such-program nowhere x\n";

@@ -38,7 +38,7 @@ impl Usage {
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     /// Polls of a complete life of the volume.
-        pub run_polls: u64,
+    pub run_polls: u64,
     polls: u64,
     requests: u64,
     memory: u64,
@@ -58,9 +58,9 @@ impl Bounds {
     }
 
     /// Checks that a closed volume has no content of files in memory.
-        ///
-        /// # Errors
-        /// It has some.
+    ///
+    /// # Errors
+    /// It has some.
     pub fn check_closed(&self, volume: &Volume) -> Result<(), String> {
         match volume.memory_in_use() {
             [.., 0] => Ok(()),
@@ -90,9 +90,9 @@ impl Bounds {
     }
 
     /// What the step used since `start`.
-        ///
-        /// # Errors
-        /// It used more than a bound.
+    ///
+    /// # Errors
+    /// It used more than a bound.
     pub fn check(
         &self,
         start: (u64, u64),

@@ -299,9 +299,9 @@ enum Begin {
 
 impl Bases {
     /// The disk from which this workload starts.
-        ///
-        /// # Errors
-        /// The volume's errors.
+    ///
+    /// # Errors
+    /// The volume's errors.
     pub fn of(&mut self, case: &Case) -> Result<Rc<Base>, Error> {
         // The initial content is made without the injected fault, and with the simplest setup.
         let plain = Setup {

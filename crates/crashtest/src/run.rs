@@ -356,7 +356,7 @@ impl Life<'_> {
         let (wanted, before) = oracle.apply(&done);
         let is_other = outcome != wanted;
         // The size of an unknown file may differ from the oracle's, and so may a step's answer,
-                // unless it is an error.
+        // unless it is an error.
         let is_of_unknown = match (&outcome.answer, &wanted.answer) {
             (Ok(Answer::Attr(here)), Ok(Answer::Attr(there))) => {
                 *here == Shape { size: here.size, ..there.clone() } && oracle.has_unknown()
@@ -424,7 +424,7 @@ impl Life<'_> {
             None => Err("it is not found".into()),
         };
         // Reads may fail if the disk fails reads, or if data decays. With a disk that only refuses
-                // writes and flushes, or a full host, each file stays readable.
+        // writes and flushes, or a full host, each file stays readable.
         if let Err(what) = &found
             && !self.setup.rot
         {
@@ -453,7 +453,7 @@ impl Life<'_> {
         }
         let (_, ino, _) = open[(split_mix(rng) % open.len() as u64) as usize];
         // A concurrent sync may log more than the checkpoint has. Logged content must not decay
-                // here, because recovery takes a bad record at the end of the log for its end.
+        // here, because recovery takes a bad record at the end of the log for its end.
         let held = self.stored(volume, ino).await;
         if volume.checkpoint().await.is_err() {
             return;

@@ -130,11 +130,11 @@ pub struct Violation {
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
     /// Setup of the volume and the disk.
-        pub setup: &'a Setup,
+    pub setup: &'a Setup,
     /// The disk from which it starts.
     pub base: &'a Base,
     /// The steps.
-        pub script: &'a Script,
+    pub script: &'a Script,
 }
 
 /// Recovered disks of one workload (X2).
@@ -271,7 +271,7 @@ impl<'a> Search<'a> {
     }
 
     /// Inspects one state. `then` says whether it gets a second life; `None`: that is drawn.
-        fn state(
+    fn state(
         &mut self,
         n: usize,
         cut: &PowerCut,
@@ -316,7 +316,7 @@ impl<'a> Search<'a> {
         seen.checked(found.key(), is_new);
         let past = Past::new(self.subject.script, &self.ran, self.ran.progress(cut));
         let damaged = |what| format!("with slots at {newest:?} damaged: {what}");
-        judge(setup, past, &found).map(drop).map_err(told)
+        judge(setup, past, &found).map(drop).map_err(damaged)
     }
 
     /// The step whose state a crash state shows.

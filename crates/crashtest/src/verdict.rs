@@ -2,10 +2,10 @@
 //!
 //! No locks.
 
+use crate::read_tree::ReadTree;
 use crate::run::{Decayed, Progress, Ran, Stable, Synced};
 use crate::script::{Paths, Script, Unreadable, read_all, without_content};
 use crate::setup::Setup;
-use crate::read_tree::ReadTree;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{WorldRef, split_mix};
 use forebay_block::DeviceRef;

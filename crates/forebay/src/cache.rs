@@ -511,7 +511,7 @@ impl Cache {
                 Ok(()) => block_on(file.sync(&file.open_handle())),
                 failed => {
                     let _unreported = block_on(file.sync_deferring_errors());
-                                        failed
+                    failed
                 }
             };
         }

@@ -366,7 +366,7 @@ impl File {
     }
 
     /// Which blocks of a range are cached.
-        pub fn residency(&self, offset: u64, len: u64) -> Result<Residency> {
+    pub fn residency(&self, offset: u64, len: u64) -> Result<Residency> {
         Ok(residency(&*self.mapped()?, offset, len))
     }
 
@@ -445,7 +445,7 @@ impl File {
 
     /// Its mapping in the cache. Errors: `IsDirectory` and `InvalidInput` for inodes without
     /// content.
-        pub(crate) fn mapped(&self) -> Result<Arc<MappedFile>> {
+    pub(crate) fn mapped(&self) -> Result<Arc<MappedFile>> {
         match &self.opener.kind {
             Kind::Raw(raw) => Ok(raw.file.clone()),
             Kind::Volume(inside) => inside.mapped(),

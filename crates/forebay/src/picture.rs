@@ -49,7 +49,7 @@ pub struct StreamPicture {
     /// Its read-ahead window, bytes.
     pub window: u64,
     /// Whether it reads uncached, and so leaves nothing in the cache.
-        pub uncached: bool,
+    pub uncached: bool,
     /// Bytes that it has read since it was first seen.
     pub bytes: u64,
 }
@@ -62,7 +62,7 @@ pub struct Picture {
     /// The number of all other files, and their cached bytes.
     pub others: (usize, Bytes),
     /// The cached bytes of all files.
-        pub sum: Bytes,
+    pub sum: Bytes,
     /// Streams that have read lately.
     pub streams: Vec<StreamPicture>,
     /// The snapshot inspected one of this many folios.

@@ -64,7 +64,7 @@ impl Drop for Lock {
     fn drop(&mut self) {
         // By now the file is closed, and each [`Locked`] reads as over. An opener that checked
         // before
-                // that waits by now: it checks and starts to wait under the lock taken here.
+        // that waits by now: it checks and starts to wait under the lock taken here.
         drop(self.0.lock());
         self.0.changed.notify_all();
     }
@@ -259,7 +259,7 @@ impl<'a> Claim<'a> {
     }
 
     /// Records that the file is open.
-        pub fn opened(mut self, closing: &Arc<Closing>) {
+    pub fn opened(mut self, closing: &Arc<Closing>) {
         self.over = true;
         self.registry.set(self.key, Some(Entry::Open(Arc::downgrade(closing))));
     }

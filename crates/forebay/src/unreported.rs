@@ -141,9 +141,9 @@ mod tests {
         errors.keep(&pages, file(128), unreported(128));
         assert_eq!(pages.file_bytes(), 128 << 10, "bounded");
         for i in 0..200 {
-                        let taken = errors.take(&file(i)).expect("T1, T2: its own, or the lost one");
-                        let text = taken.error.to_string();
-                        assert_eq!(text.contains("lost"), i >= 128, "{text}");
+            let taken = errors.take(&file(i)).expect("T1, T2: its own, or the lost one");
+            let text = taken.error.to_string();
+            assert_eq!(text.contains("lost"), i >= 128, "{text}");
         }
         assert_eq!(pages.file_bytes(), 0);
     }

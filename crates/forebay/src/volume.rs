@@ -95,7 +95,7 @@ pub struct VolumeOptions {
     /// With `read_only`: ignore this many of the newest checkpoints, if they are damaged.
     pub passed_over: u32,
     /// How blocks for data are allocated.
-        pub alloc: AllocMode,
+    pub alloc: AllocMode,
     /// With [`AllocMode::Serialized`]: direct writes of at least this many pages of 4 KiB allocate
     /// one at a time. 0 is always, the largest number never.
     pub serialized_dio_pages: u32,
@@ -208,7 +208,7 @@ impl Volume {
     }
 
     /// Space and inodes of the volume, as statfs(2) has them.
-        pub fn statfs(&self) -> Result<StatFs> {
+    pub fn statfs(&self) -> Result<StatFs> {
         block_on(self.open.fs.statfs())
     }
 
@@ -271,7 +271,7 @@ impl Volume {
     }
 
     /// How blocks for data are allocated.
-        pub fn alloc_mode(&self) -> AllocMode {
+    pub fn alloc_mode(&self) -> AllocMode {
         self.open.volume.alloc_mode()
     }
 
@@ -301,7 +301,7 @@ impl Volume {
 
 impl Cache {
     /// Opens a volume on this cache: [`Volume::open`].
-        pub fn open_volume(&self, path: impl AsRef<Path>, options: &VolumeOptions) -> Result<Volume> {
+    pub fn open_volume(&self, path: impl AsRef<Path>, options: &VolumeOptions) -> Result<Volume> {
         Volume::open(self, path, options)
     }
 }
@@ -333,7 +333,7 @@ fn now() -> Timestamp {
 fn is_blank(device: &dyn BlockDevice) -> Result<bool> {
     let look = LOOK_BYTES.min(device.size());
     // Aligned, because the device may be open with O_DIRECT.
-        let mut bytes = AlignedBuf::new(look as usize);
+    let mut bytes = AlignedBuf::new(look as usize);
     for offset in [0, device.size() - look] {
         device.read_into(offset, &mut bytes)?;
         if bytes.iter().any(|byte| *byte != 0) {
@@ -455,12 +455,12 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
     let any: DeviceRef = device.clone();
     let world = cache.shared.pages.world.clone();
     let volume = block_on(forebay_lfs::Volume::open(&any, &world, &opening))?;
-        let writable: Arc<dyn FileSystem> = Arc::new(volume.clone());
-        let fs = if options.read_only { Arc::new(ReadOnly::new(writable)) } else { writable };
-        let notifying = Arc::new(NotifyingFs::new(fs));
-        let open = Arc::new(Open {
-            fs: notifying.clone(),
-            notifying,
+    let writable: Arc<dyn FileSystem> = Arc::new(volume.clone());
+    let fs = if options.read_only { Arc::new(ReadOnly::new(writable)) } else { writable };
+    let notifying = Arc::new(NotifyingFs::new(fs));
+    let open = Arc::new(Open {
+        fs: notifying.clone(),
+        notifying,
         volume,
         device,
         cache: cache.clone(),

@@ -191,7 +191,7 @@ impl SimDisk {
     }
 
     /// The moment now.
-        pub fn cut_now(&self) -> PowerCut {
+    pub fn cut_now(&self) -> PowerCut {
         self.0.state.lock().cut(&self.0.config)
     }
 

@@ -205,8 +205,8 @@ fn what_another_disk_recorded_recovers_everywhere() {
     }
     // Seed 7: a client wrote a file whose inode was new and not in memory. A checkpoint searched
     // the
-        // tree alone for the owner of the content, and the inode still said that nothing was
-        // stored.
+    // tree alone for the owner of the content, and the inode still said that nothing was
+    // stored.
     let wanted = std::env::var("FOREBAY_RECORDED_SEEDS").ok().and_then(|n| n.parse().ok());
     let mut seen = Seen::default();
     for seed in 1..=wanted.unwrap_or(12) {

@@ -78,7 +78,7 @@ fn names_of_a_killed_process() {
 fn content_cut_everywhere() {
     // Seed 34: a file had grown by a hole. A sync, concurrent with a write into that hole,
     // published
-        // the size only up to the write, and was acknowledged.
+    // the size only up to the write, and was acknowledged.
     let seeds = seeds(3).chain([34]);
     let seen = all("content", seeds, Setup::with_content, every_cut, QUICK).counts;
     assert!(seen.states > 20 * seen.workloads && seen.second_lives > 0);
@@ -94,8 +94,8 @@ fn content_of_a_killed_process() {
 fn files_in_place_of_others_cut_everywhere() {
     // Seed 1005: one opener truncated and rewrote a file, and another one closed it. From then on
     // the
-        // content was not due at the first one's close any more, and a sync of another file
-        // committed the truncation without it.
+    // content was not due at the first one's close any more, and a sync of another file
+    // committed the truncation without it.
     let seeds = seeds(2).chain([1005]);
     let seen = all("replacing", seeds, Setup::with_content, replaced, QUICK).counts;
     assert!(seen.states > 20 * seen.workloads);
@@ -132,12 +132,12 @@ fn names_on_a_failing_disk() {
 fn content_on_a_failing_disk() {
     // Seed 1000: the second failed flush lost two blocks for good. Their record omitted them, but
     // not
-        // the size that covers them. Seeds 2016 and 2086: the record omitted what a failed flush
-        // had lost, but the next checkpoint did not. Seeds 2020 and 2046: a log segment that was
-        // opened after a checkpoint's freeze was free in its usage table, with content of frozen
-        // records in it. Seed 2037: a file replaced another one, and was written out for that. A
-        // failed flush lost a block of it, which was punched by then, and the repair reset the
-        // file's size: the rename was durable, and the file empty.
+    // the size that covers them. Seeds 2016 and 2086: the record omitted what a failed flush
+    // had lost, but the next checkpoint did not. Seeds 2020 and 2046: a log segment that was
+    // opened after a checkpoint's freeze was free in its usage table, with content of frozen
+    // records in it. Seed 2037: a file replaced another one, and was written out for that. A
+    // failed flush lost a block of it, which was punched by then, and the repair reset the
+    // file's size: the rename was durable, and the file empty.
     let setup = |seed| Setup::with_content(seed).failing();
     let seeds = seeds(2).chain([1000, 2016, 2020, 2037, 2046, 2086]);
     let seen = all("content, failing", seeds, setup, every_cut, QUICK).counts;

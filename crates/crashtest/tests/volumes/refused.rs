@@ -23,7 +23,8 @@ fn write(slot: u8, len: u32, fill: u64, append: bool) -> Op {
 fn append_past_failing_writes(fill: u64, nth: u64, reads: u64, seen: &mut Seen) {
     let fail = |op| FaultRule::on(op, Fault::Fail(ErrorKind::Io));
     let failing = vec![fail(BioOp::Write).nth(nth).times(3), fail(BioOp::Read).times(reads)];
-    let plain = Setup { flags: true, syncs_concurrently: false, ..Setup::with_content(2 * fill + 1) };
+    let plain =
+        Setup { flags: true, syncs_concurrently: false, ..Setup::with_content(2 * fill + 1) };
     let setup = Setup { failing, rot: reads > 0, inline_max: 0, ..plain };
     let (path, flags) = (Path(vec![5]), OpenFlags::READ | OpenFlags::WRITE);
     let steps = vec![

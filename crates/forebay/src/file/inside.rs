@@ -87,7 +87,7 @@ impl VolumeOpener {
     }
 
     /// Writes and blocks. Returns the offset of the bytes written, and their number.
-        pub fn write_slice(&self, offset: u64, src: &[u8], flags: IoFlags) -> Result<(u64, usize)> {
+    pub fn write_slice(&self, offset: u64, src: &[u8], flags: IoFlags) -> Result<(u64, usize)> {
         let wrote = self.file.write_slice(offset, src, flags, Privileges::Drop)?;
         Ok((wrote.offset, wrote.len))
     }

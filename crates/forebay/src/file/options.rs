@@ -134,7 +134,7 @@ impl OpenOptions {
     /// processes and caches until its last opener is closed. A file that this cache has open
     /// already is shared. A file that was closed finds its cached blocks again, unless another
     /// program
-        /// changed it meanwhile.
+    /// changed it meanwhile.
     ///
     /// Errors: `Busy` if another process or cache has it open, or this cache has it open for
     /// another range, with other blocks or for reading only; `NotFound`, `Exists`; `InvalidInput`

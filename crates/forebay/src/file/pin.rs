@@ -10,8 +10,8 @@ use forebay_iomap::{Handle, MappedFile, PinRequest};
 
 impl File {
     /// The mapping and this opener's handle on it, to pin a range. First waits until a mount of the
-        /// volume has written back its stores into maps of the range (Z3). Errors: `BadHandle` if
-        /// not opened for reading.
+    /// volume has written back its stores into maps of the range (Z3). Errors: `BadHandle` if
+    /// not opened for reading.
     fn reader(&self, offset: u64, len: usize) -> Result<(&MappedFile, &Handle)> {
         match &self.opener.kind {
             Kind::Raw(raw) => {

@@ -103,7 +103,7 @@ impl RawOpener {
     }
 
     /// Returns the offset of the bytes written, and their number.
-        pub async fn write(
+    pub async fn write(
         &self,
         offset: u64,
         buf: &mut AlignedBuf,

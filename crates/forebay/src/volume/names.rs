@@ -123,7 +123,7 @@ impl Volume {
     }
 
     /// Attributes of the inode that a path leads to; symbolic links are followed.
-        pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Attr> {
+    pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Attr> {
         self.at(path.as_ref(), |path| self.find(path, Last::Follow))
     }
 

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Open {
     pub fs: Arc<dyn FileSystem>,
     /// `fs` by its own type, for a mount that is notified of other front ends' changes.
-        pub notifying: Arc<NotifyingFs>,
+    pub notifying: Arc<NotifyingFs>,
     pub volume: forebay_lfs::Volume,
     pub device: Arc<FileDevice>,
     pub cache: Cache,
@@ -146,7 +146,7 @@ impl Claim {
     }
 
     /// Records that the volume is open.
-        pub fn opened(mut self, open: &Arc<Open>, gone: &Arc<Gone>) {
+    pub fn opened(mut self, open: &Arc<Open>, gone: &Arc<Gone>) {
         self.opened = true;
         let entry = Entry::Open(Arc::downgrade(open), Arc::downgrade(gone));
         let mut map = self.volumes.lock();
