@@ -211,7 +211,7 @@ mod tests {
 
     /// The story: all tests passed with a limit of zero.
     #[test]
-    fn b1_a_picture_that_takes_long_is_shown_for_long() {
+    fn b1_slow_snapshot_is_shown_longer() {
         assert_eq!(rest_after(Duration::from_millis(1)), PAUSE);
         for millis in [5, 10, 300] {
             let cost = Duration::from_millis(millis);

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn h1_only_looking() {
+    fn h1_only_get_and_head_are_accepted() {
         for method in ["POST", "PUT", "DELETE", "OPTIONS", "CONNECT", "get", "TRACE"] {
             let text = format!("{method} / HTTP/1.1\r\nHost: localhost:8080\r\n\r\n");
             assert!(matches!(parse(text.as_bytes(), own()), Parsed::Refused(405, _)), "{method}");
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_no_request_is_refused() {
+    fn long_or_invalid_request_is_refused() {
         assert_eq!(parse(b"GET / HT", own()), Parsed::Partial);
         assert_eq!(parse(b"", own()), Parsed::Partial);
         let long = format!("GET /{} HTTP/1.1\r\n", "a".repeat(HEAD_MAX));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn h3_every_answer_is_closed_in() {
+    fn h3_every_answer_forbids_foreign_content() {
         for status in [200, 403, 405, 503] {
             let head = head(status, "text/plain", 3, "abc");
             for line in

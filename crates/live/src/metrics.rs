@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_waited_for_is_in_its_histogram() {
+    fn waits_are_in_their_histogram() {
         let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
         let path = std::env::temp_dir().join(format!("forebay-metrics-{}", std::process::id()));
         let options = OpenOptions::read_write().create(true).create_size(1 << 20).clone();

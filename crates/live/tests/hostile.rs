@@ -87,7 +87,7 @@ fn hostile(n: usize, to: SocketAddr) -> Vec<u8> {
 
 /// T4: hostile requests leave the answers and the memory of the server as they were.
 #[test]
-fn t4_a_thousand_hostile_requests_change_nothing() {
+fn t4_hostile_requests_change_nothing() {
     let (cache, server) = start();
     let to = server.address();
     for path in ["/", "/live.json", "/metrics", "/history.json", "/healthz"] {
@@ -109,7 +109,7 @@ fn t4_a_thousand_hostile_requests_change_nothing() {
 /// T2: silent connections use up the limit, and lose their place at their timeout. The server
 /// closes further ones at once. Stopping it does not wait for the silent ones.
 #[test]
-fn t2_silent_connections_are_few_and_do_not_hold_up_the_end() {
+fn t2_silent_connections_are_bounded_and_do_not_delay_stop() {
     let (_cache, server) = start();
     let to = server.address();
     let silent: Vec<TcpStream> =
@@ -138,7 +138,7 @@ fn t2_silent_connections_are_few_and_do_not_hold_up_the_end() {
 
 /// T5 and B2: when the server has stopped, no thread of it and no client holds the cache.
 #[test]
-fn t5_b2_the_cache_goes_when_the_server_has_stopped() {
+fn t5_b2_stopped_server_releases_cache() {
     let dir = std::env::temp_dir().join(format!("forebay-live-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let image = dir.join("data.fby");
@@ -172,7 +172,7 @@ fn try_get(to: SocketAddr, path: &str) -> Option<String> {
 }
 
 #[test]
-fn t1_beyond_loopback_must_be_meant() {
+fn t1_address_beyond_loopback_needs_option() {
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80"] {
         let refused = Options::parse(address, false).unwrap_err();
         assert!(refused.to_string().contains("can watch"), "{refused}");
@@ -186,7 +186,7 @@ fn t1_beyond_loopback_must_be_meant() {
 /// B1, and HEAD is GET without the content: the board makes one view for all clients that ask at
 /// the same time.
 #[test]
-fn b1_everybody_sees_the_same_view_for_a_while() {
+fn b1_clients_share_one_view() {
     let (_cache, server) = start();
     let to = server.address();
     let head = send(to, format!("HEAD / HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes());
@@ -209,7 +209,7 @@ fn b1_everybody_sees_the_same_view_for_a_while() {
 
 /// T3: a client that never ends its request gets an error at the timeout, and loses its place.
 #[test]
-fn t3_half_a_request_is_not_waited_for_for_ever() {
+fn t3_unfinished_request_times_out() {
     let (_cache, server) = start();
     let mut stream = TcpStream::connect(server.address()).unwrap();
     write!(stream, "GET / HTTP/1.1\r\nHost: {}\r\n", server.address()).unwrap();

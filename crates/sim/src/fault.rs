@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_fire_when_they_say() {
+    fn rule_fires_at_its_call() {
         let rule = || FaultRule::on(BioOp::Write, Fault::Lost);
         assert_eq!(fired(rule(), BioOp::Write, 5), [1]);
         assert_eq!(fired(rule().nth(3), BioOp::Write, 5), [3]);

@@ -166,7 +166,7 @@ mod tests {
 
     /// I3: the sum does not depend on how an image got its content.
     #[test]
-    fn what_reads_the_same_has_the_same_sum() {
+    fn images_that_read_alike_have_equal_sums() {
         let with = |changes: &[(u64, u8)]| {
             let mut image = Image::new(512);
             let set = changes.iter().flat_map(|(n, byte)| split(*n, vec![*byte; 512], 512));

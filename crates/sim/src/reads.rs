@@ -81,7 +81,7 @@ mod tests {
     /// B1, B2: sectors written since, also before another power loss, are not recorded; the others
     /// are, in order.
     #[test]
-    fn what_is_read_of_the_beginning_is_noted() {
+    fn reads_of_first_state_are_recorded() {
         let disk = |seed| SimDisk::new(SimWorld::new(seed), SimConfig::default());
         let first = disk(1);
         first.poke(0, &[7; 4096]);

@@ -199,7 +199,7 @@ fn image_of(setup: &Setup, base: &Base) -> Vec<u8> {
 
 /// Synced data survives each power loss on a disk that another program records.
 #[test]
-fn what_another_disk_recorded_recovers_everywhere() {
+fn recorded_disk_recovers_at_every_prefix() {
     if !recorder::requires() {
         return;
     }
@@ -225,7 +225,7 @@ fn what_another_disk_recorded_recovers_everywhere() {
 
 /// The recorder keeps all requests, and the check finds a flush that did nothing.
 #[test]
-fn a_recorded_loss_is_seen() {
+fn recorded_loss_is_detected() {
     if !recorder::requires() {
         return;
     }

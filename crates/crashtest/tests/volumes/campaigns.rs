@@ -58,7 +58,7 @@ fn check_given_up(class: &str, counts: &Counts) {
 /// number of states. Runs of one class differ a hundredfold in their states, so each class gets its
 /// own share.
 #[test]
-fn many_states_and_nothing_wrong() {
+fn campaign_of_many_states_finds_no_violation() {
     let wanted = from_env("FOREBAY_CRASH_STATES").unwrap_or(3_000);
     let is_long = wanted >= 50_000 && std::env::var_os("FOREBAY_CRASH_CLASS").is_none();
     let counts = by_class(wanted);
@@ -75,7 +75,7 @@ fn many_states_and_nothing_wrong() {
 /// The story: recovery punched a hole into a file without loading its inode, and the file kept the
 /// content that was stored there before.
 #[test]
-fn a_hole_is_taken_off_what_is_stored() {
+fn recovered_hole_reduces_stored_bytes() {
     let summary = quietly(&Options { case: Some(22), seed: 9, ..Options::default() });
     assert!(summary.failure.is_none(), "{:?}", summary.failure);
     assert!(summary.counts.states > 2);
@@ -83,7 +83,7 @@ fn a_hole_is_taken_off_what_is_stored() {
 
 /// A seed gives the same states each time, and each state once: K1, P1, X1, X2, X3.
 #[test]
-fn the_same_seed_sees_the_same() {
+fn same_seed_gives_same_states() {
     let whole = |case| {
         let summary = quietly(&Options { case: Some(case), seed: 3, ..Options::default() });
         assert!(summary.failure.is_none(), "{:?}", summary.failure);
@@ -100,7 +100,7 @@ fn the_same_seed_sees_the_same() {
 
 /// A violation is shrunk and its command repeats it; without the injected fault there is none: H1.
 #[test]
-fn a_failure_is_made_short_and_repeats() {
+fn failure_is_shrunk_and_repeats() {
     let plant = Some(Planted::UnverifiedData);
     let summary = quietly(&Options { plant, states: Some(200_000), jobs: 2, ..Options::default() });
     let failure = summary.failure.expect("the injected fault shows");

@@ -61,21 +61,21 @@ fn all(
 /// Recovery gives a prefix of the steps that contains everything acknowledged, also across ends of
 /// segments (J12), and gives it again: I11, I12, I17, L1, L2, L3, R11, R14, S11.
 #[test]
-fn names_cut_everywhere() {
+fn names_survive_power_loss_at_every_request() {
     let seen = all("names", seeds(5), Setup::from_seed, every_cut, QUICK).counts;
     assert!(seen.states > 20 * seen.workloads && seen.second_lives > 0);
 }
 
 /// What recovery read from a volatile cache and served is there after a power loss: O11, R13.
 #[test]
-fn names_of_a_killed_process() {
+fn names_survive_kill() {
     let seen = all("killed", seeds(8), Setup::from_seed, every_cut, KILLED).counts;
     assert!(seen.kills > seen.workloads && seen.second_states > 5 * seen.workloads);
 }
 
 /// Each block old or new, no size without its bytes, nothing overwritten: I13, I15, I16, M11, M13.
 #[test]
-fn content_cut_everywhere() {
+fn content_survives_power_loss_at_every_request() {
     // Seed 34: a file had grown by a hole. A sync, concurrent with a write into that hole,
     // published
     // the size only up to the write, and was acknowledged.
@@ -85,13 +85,13 @@ fn content_cut_everywhere() {
 }
 
 #[test]
-fn content_of_a_killed_process() {
+fn content_survives_kill() {
     let seen = all("content, killed", seeds(4), Setup::with_content, every_cut, KILLED).counts;
     assert!(seen.kills > seen.workloads);
 }
 
 #[test]
-fn files_in_place_of_others_cut_everywhere() {
+fn replaced_files_survive_power_loss_at_every_request() {
     // Seed 1005: one opener truncated and rewrote a file, and another one closed it. From then on
     // the
     // content was not due at the first one's close any more, and a sync of another file
@@ -104,14 +104,14 @@ fn files_in_place_of_others_cut_everywhere() {
 /// The cleaner empties segments while clients overwrite their content, and the volume reuses them,
 /// with power losses throughout: C41, C43, W11 to W14.
 #[test]
-fn a_crowded_volume_cut_everywhere() {
+fn full_volume_survives_power_loss_at_every_request() {
     let seen = all("crowded", seeds(6), Setup::crowded, crowded, QUICK).counts;
     assert!(seen.states > 20 * seen.workloads && seen.cleaned > 10 * seen.workloads, "{seen:?}");
 }
 
 /// The cleaner on a failing disk: after a failure it does not rely on earlier copies (C43).
 #[test]
-fn a_crowded_volume_on_a_failing_disk() {
+fn full_volume_survives_failing_disk() {
     let setup = |seed| Setup::crowded(seed).failing();
     let seen = all("crowded, failing", seeds(6), setup, crowded, QUICK).counts;
     assert!(seen.syncs_failed > 0 && seen.cleaned > seen.workloads, "{seen:?}");
@@ -120,7 +120,7 @@ fn a_crowded_volume_on_a_failing_disk() {
 /// L4, L5: flushes and writes fail now and then. A sync reports that, and everything acknowledged
 /// before and after is there.
 #[test]
-fn names_on_a_failing_disk() {
+fn names_survive_failing_disk() {
     let setup = |seed| Setup::from_seed(seed).failing();
     let seen = all("names, failing", seeds(6), setup, every_cut, QUICK).counts;
     assert!(seen.syncs_failed > seen.workloads && seen.syncs > seen.workloads);
@@ -129,7 +129,7 @@ fn names_on_a_failing_disk() {
 
 /// Content on a failing disk: failed runs are written again: I18, L7, Q1, Q2.
 #[test]
-fn content_on_a_failing_disk() {
+fn content_survives_failing_disk() {
     // Seed 1000: the second failed flush lost two blocks for good. Their record omitted them, but
     // not
     // the size that covers them. Seeds 2016 and 2086: the record omitted what a failed flush
@@ -148,7 +148,7 @@ fn content_on_a_failing_disk() {
 /// client's sync of everything found nothing dirty meanwhile, and published the new size. After a
 /// crash the file was longer, with zeros that no client had written.
 #[test]
-fn a_size_is_not_published_before_the_bytes_of_a_write_that_waits() {
+fn waiting_write_publishes_size_with_bytes() {
     let both = OpenFlags::READ | OpenFlags::WRITE;
     let ops = vec![
         Op::Open { path: Path(vec![0]), slot: 0, flags: both },

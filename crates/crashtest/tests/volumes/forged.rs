@@ -145,6 +145,6 @@ pub fn forged(setup: &Setup, _depth: Depth, seen: &mut Seen) -> std::result::Res
 
 /// Without the secret no content is a record.
 #[test]
-fn content_of_a_file_is_no_record() {
+fn file_content_is_no_log_record() {
     forged(&Setup::with_content(1), Depth::FULL, &mut Seen::default()).unwrap();
 }

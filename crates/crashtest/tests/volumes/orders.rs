@@ -263,7 +263,7 @@ pub fn ordered(
 
 /// O1, O2, S15, H14: the sequence decides, never the order of publishing, replay or checkpoints.
 #[test]
-fn what_was_fixed_last_counts() {
+fn content_captured_last_counts() {
     let mut seen = Seen::default();
     for seed in seeds(40) {
         let setup = Setup::with_content(seed);

@@ -142,7 +142,7 @@ fn find_in_campaign(fault: Planted, class: &str) -> Result<(), String> {
 
 /// K11, O12 among them; a moment knows what was acknowledged before it: U1.
 #[test]
-fn every_planted_mistake_is_found() {
+fn search_finds_every_injected_fault() {
     let only = std::env::var("FOREBAY_CRASH_FAULT").ok();
     let wanted = |fault: &Planted| only.as_ref().is_none_or(|only| only == fault.name());
     let sought: Vec<Planted> = Planted::ALL.into_iter().filter(wanted).collect();
@@ -152,7 +152,7 @@ fn every_planted_mistake_is_found() {
 }
 
 #[test]
-fn mistakes_have_names() {
+fn injected_faults_have_names() {
     for fault in Planted::ALL {
         assert_eq!(Planted::from_name(fault.name()), Some(fault));
     }

@@ -39,7 +39,7 @@ pub fn storm(setup: &Setup, depth: Depth, seen: &mut Seen) -> Result<(), Violati
 
 /// A log segment that a checkpoint is about to free is kept until the checkpoint is durable: W13.
 #[test]
-fn the_log_goes_on_while_checkpoints_are_made() {
+fn log_continues_during_checkpoints() {
     let mut seen = Seen::default();
     for seed in seeds(2) {
         let plain = Setup::from_seed(seed);

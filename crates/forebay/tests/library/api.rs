@@ -67,7 +67,7 @@ fn counted<T>(future: impl Future<Output = T>) -> (T, usize) {
 }
 
 #[test]
-fn knobs_turn_and_wrong_ones_are_named() {
+fn tunables_change_and_unknown_ones_are_named() {
     let cache = cache(16 << 20);
     for (name, _) in cache.tunables() {
         let (value, shown) = match name {
@@ -266,7 +266,7 @@ fn a_trim_gives_the_space_back() {
 /// The story: the last opener wrote out only if no other thread held the file at that moment. The
 /// flusher holds it while it works, so blocks that were dirty then were lost without an error.
 #[test]
-fn closing_writes_out_also_while_the_flusher_is_at_work() {
+fn close_writes_out_during_flusher_pass() {
     let dir = Dir::new("closing");
     let cache = cache(16 << 20);
     for round in 1..40u8 {

@@ -32,7 +32,7 @@ fn the_bounds_add_up_for_every_budget_and_folio() {
 }
 
 #[test]
-fn the_lines_hold_while_it_works() {
+fn budget_bounds_hold_under_load() {
     let dir = Dir::new("budget");
     for block_size in [512, 4096] {
         let cache = cache(2 << 20);
@@ -107,7 +107,7 @@ fn many_files_on_one_small_cache() {
 /// Files without writers must not keep the window of unflushed blocks full. Otherwise each later
 /// writer would flush after every pass.
 #[test]
-fn idle_files_do_not_hold_the_unflushed_window() {
+fn idle_files_leave_unflushed_window_free() {
     let dir = Dir::new("idle");
     let cache = cache(16 << 20);
     cache.tune("dirty_expire_centisecs", "1").unwrap();

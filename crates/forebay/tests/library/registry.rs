@@ -97,7 +97,7 @@ fn closed_file_changed_outside_is_read_from_device() {
 
 /// A change so soon after the close that the file's times cannot show it.
 #[test]
-fn a_fresh_file_is_not_trusted() {
+fn recently_changed_file_is_read_from_device() {
     let dir = Dir::new("fresh");
     let cache = cache(8 << 20);
     for round in 0..50u8 {

@@ -63,7 +63,7 @@ fn l8_a_full_file_system_is_reported_and_nothing_is_lost() {
 
 /// A closed file with unwritten data keeps the size that its openers gave it.
 #[test]
-fn a_kept_file_keeps_its_size() {
+fn closed_file_with_unwritten_data_keeps_size() {
     let dir = Dir::new("kept-size");
     let small = Small::mount(&dir);
     std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();

@@ -96,7 +96,7 @@ fn create_with_keep_blocks_keeps_allocated_blocks() {
 }
 
 #[test]
-fn names_are_as_those_of_the_host() {
+fn names_behave_as_on_host() {
     let dir = Dir::new("volume-names");
     make(&dir.path("v"), 64 << 20);
     let cache = cache(8 << 20);

@@ -168,7 +168,7 @@ fn a_process_crash_keeps_completed_writes() {
 
 /// The recorded moments are those before each change, and inspecting them changes nothing.
 #[test]
-fn every_moment_is_remembered() {
+fn recording_keeps_the_moment_before_each_change() {
     let run = |record: bool| {
         let d = disk(8);
         if record {
@@ -197,7 +197,7 @@ fn every_moment_is_remembered() {
 
 /// R2; and pages of 4 KiB tear between each other, too.
 #[test]
-fn a_state_is_what_its_letters_say() {
+fn state_is_rebuilt_from_its_letters() {
     let d = disk(9);
     put(&d, 4, 1, 16);
     put(&d, 40, 2, 4);
