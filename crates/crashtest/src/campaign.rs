@@ -22,7 +22,7 @@ const SHRINK_PATIENCE: Duration = Duration::from_secs(60);
 /// The options of a campaign.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Decides which workloads run (P1).
+    /// Decides which workloads run (campaign.P1).
     pub seed: u64,
     /// Ends after this time.
     pub time: Option<Duration>,

@@ -67,7 +67,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Workload `number` of the campaign with this seed (K1).
+    /// Workload `number` of the campaign with this seed (case.K1).
     pub fn new(seed: u64, number: u64, plant: Option<Planted>) -> Self {
         let mut draw = seed ^ number.rotate_left(20);
         let drawn = split_mix(&mut draw);

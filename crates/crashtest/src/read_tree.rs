@@ -57,7 +57,7 @@ impl<T> ReadTree<T> {
     /// Records the result of a state on which the program read `reads`.
     ///
     /// # Errors
-    /// The same reads led to something else before (N1).
+    /// The same reads led to something else before (read_tree.N1).
     pub fn learn(&mut self, reads: &Reads, result: T) -> Checked<()> {
         let Some(list) = reads.list() else { return Ok(()) };
         if self.steps.len() + list.len() > STEPS_MAX {

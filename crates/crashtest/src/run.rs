@@ -50,7 +50,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Changes what is known; later moments record it (U1).
+    /// Changes what is known; later moments record it (run.U1).
     fn learn(&self, change: impl FnOnce(&mut Known)) {
         let tag = {
             let mut known = self.known.lock();

@@ -137,7 +137,7 @@ pub struct Subject<'a> {
     pub script: &'a Script,
 }
 
-/// Recovered disks of one workload (X2).
+/// Recovered disks of one workload (search.X2).
 #[derive(Default)]
 struct Memo {
     /// By the sum of the disk.

@@ -99,7 +99,7 @@ pub(crate) struct Registry(Arc<Inner>);
 pub(crate) struct Inner {
     entries: Mutex<Entries>,
     changed: Condvar,
-    /// Openers that have begun to wait for a file's release (R4).
+    /// Openers that have begun to wait for a file's release (registry.R4).
     #[cfg(test)]
     waiting: std::sync::atomic::AtomicUsize,
 }
@@ -148,7 +148,7 @@ impl Registry {
         Arc::new(Lock(self.0.clone()))
     }
 
-    /// Claims a file, or finds it open (R1).
+    /// Claims a file, or finds it open (registry.R1).
     pub fn claim(&self, key: FileIdentity) -> Found<'_> {
         let mut entries = self.lock();
         loop {
@@ -194,8 +194,8 @@ impl Registry {
         self.set(key, entry);
     }
 
-    /// Forgets files that are gone, if they may be many (R3). `known`: whether a mapping still owns
-    /// folios.
+    /// Forgets files that are gone, if they may be many (registry.R3). `known`: whether a mapping
+    /// still owns folios.
     pub fn sweep(&self, known: impl Fn(u32) -> bool) {
         let mut entries = self.lock();
         if entries.map.len() < FEW.max(2 * entries.left) {
@@ -247,7 +247,7 @@ impl<'a> Claim<'a> {
         Self { registry, key, closed, resident, over: false }
     }
 
-    /// Waits until the closed file is released (R4).
+    /// Waits until the closed file is released (registry.R4).
     pub fn wait_gone(&mut self) {
         let Some(closed) = self.closed.take() else { return };
         let mut entries = self.registry.lock();

@@ -56,7 +56,7 @@ struct Record {
 #[derive(Default)]
 struct State {
     records: HashMap<Name, Record>,
-    /// There were more records than the limit (T2).
+    /// There were more records than the limit (unreported.T2).
     lost: bool,
 }
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub const POINTS: usize = 300;
 /// Time between two samples.
 pub const PAUSE: Duration = Duration::from_millis(900);
-/// Snapshots take at most one part in this many of one CPU's time (B1).
+/// Snapshots take at most one part in this many of one CPU's time (board.B1).
 pub const SHARE: u32 = 200;
 
 /// A sample of the counters, and their changes since the sample before.
@@ -41,7 +41,7 @@ pub struct Point {
 }
 
 /// How long the board shows a snapshot before it takes another one, given the time that it took
-/// (B1).
+/// (board.B1).
 fn rest_after(cost: Duration) -> Duration {
     PAUSE.max(cost * SHARE)
 }
@@ -113,7 +113,7 @@ impl Board {
         self.0.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    /// Drops the source (B2).
+    /// Drops the source (board.B2).
     pub fn close(&self) {
         self.lock().source = None;
     }

@@ -148,7 +148,7 @@ impl Server {
         }
     }
 
-    /// Stops the server (T5).
+    /// Stops the server (server.T5).
     pub fn stop(mut self) {
         self.end();
     }

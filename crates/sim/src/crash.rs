@@ -63,7 +63,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// One character (R2).
+    /// One character (crash.R2).
     pub fn letter(self) -> char {
         match self {
             Self::Gone => '.',

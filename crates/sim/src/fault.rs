@@ -73,7 +73,7 @@ pub struct FaultCounts {
 }
 
 impl FaultCounts {
-    /// Counts one (F1).
+    /// Counts one (fault.F1).
     pub(crate) fn count(&mut self, fault: Fault) {
         let counter = match fault {
             Fault::Fail(ErrorKind::NoSpace) => &mut self.no_space,

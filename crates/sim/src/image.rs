@@ -36,7 +36,7 @@ impl Sector {
         &self.buf[self.at as usize..(self.at + self.len) as usize]
     }
 
-    /// Its summand in the sum of an image, as sector `number` (I3).
+    /// Its summand in the sum of an image, as sector `number` (image.I3).
     pub(crate) fn share(&self, number: u64) -> u64 {
         let mut word = self.sum ^ number.rotate_left(40);
         if self.sum == 0 { 0 } else { split_mix(&mut word) }
@@ -99,13 +99,13 @@ impl Image {
         self.allocated
     }
 
-    /// A digest of its content as reads see it (I3).
+    /// A digest of its content as reads see it (image.I3).
     pub fn sum(&self) -> u64 {
         self.sum
     }
 
     /// The summand of sectors `first..first + count`: a digest of their content as reads see it
-    /// (I3).
+    /// (image.I3).
     pub(crate) fn sum_of(&self, first: u64, count: u64) -> u64 {
         let share = |number| self.get(number).map_or(0, |sector| sector.share(number));
         (first..first + count).fold(0, |sum, number| sum ^ share(number))

@@ -153,8 +153,8 @@ impl Media {
         }
     }
 
-    /// Puts changes into the durable image out of turn (M3). Changes of one call are contiguous
-    /// runs or single sectors, in ascending order.
+    /// Puts changes into the durable image out of turn (media.M3). Changes of one call are
+    /// contiguous runs or single sectors, in ascending order.
     fn make_durable(&mut self, changes: Vec<Change>) {
         let (first, last) = (changes[0].0, changes[changes.len() - 1].0);
         let newer = |n: u64| {
@@ -209,7 +209,7 @@ impl Media {
             }
         }
         self.pending.retain(|p| !p.changes.is_empty());
-        // Later pending writes still read as written (M1).
+        // Later pending writes still read as written (media.M1).
         for change in self.pending.iter().flat_map(|p| &p.changes) {
             self.current.set(change.clone());
         }

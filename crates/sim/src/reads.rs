@@ -54,7 +54,7 @@ impl Reads {
         self.note(now, Read { first, count: end - first });
     }
 
-    /// Records which of these sectors still have the state's content (B1).
+    /// Records which of these sectors still have the state's content (reads.B1).
     pub(crate) fn note(&self, now: &Image, read: Read) {
         let noted = &mut *self.0.lock();
         let (mut at, end) = (read.first, read.first + read.count);

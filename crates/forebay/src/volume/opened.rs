@@ -100,7 +100,7 @@ impl Volumes {
         self.map.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    /// Claims a volume, or finds it open (W1).
+    /// Claims a volume, or finds it open (opened.W1).
     pub fn claim(self: &Arc<Self>, key: FileIdentity) -> Result<Found> {
         let until = Instant::now() + PATIENCE;
         let mut map = self.lock();
