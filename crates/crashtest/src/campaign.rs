@@ -1,4 +1,5 @@
 //! Many workloads on several threads, for a time or a number of states.
+//!
 //! Invariant: P1 the sequence of workloads depends on the seed alone; how many of them run depends
 //! on time and threads.
 //!

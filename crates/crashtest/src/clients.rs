@@ -1,4 +1,5 @@
 //! Several clients at once, and operations that are dropped while they wait.
+//!
 //! The clients work on the same files and names of one volume, or on one raw image. The seed
 //! interleaves them at every wait. Their operations overlap, so no single model has the result.
 //! Instead each file has a *history*: which operation changed which bytes from when to when. The

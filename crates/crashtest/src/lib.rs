@@ -1,5 +1,6 @@
 //! forebay-crashtest: volumes on the simulated disk under power cuts, for tests and for
 //! `forebay crash-test`.
+//!
 //! - A *script* is a workload that ran once on the file system in memory, with the state after each
 //!   step.
 //! - A *run* executes the script on a volume and records a *moment* at each request to the disk.
@@ -11,7 +12,9 @@
 //!   bytes each block may have (`docs/reference/crash-contract.md`). Recovery is a function of
 //!   what it reads, so a *read tree* gives the result of states that read alike.
 //! - A *campaign* runs many searches on several threads, and shrinks the first workload that fails.
+//!
 //! Workloads of several *clients*, and with dropped operations, have histories instead of a script.
+//!
 //! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing`,
 //! `crowding` and `case`, the kinds of workload; `clients`; `class`, the table from which a
 //! campaign draws; `campaign`, `shrink`.

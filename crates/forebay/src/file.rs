@@ -1,4 +1,5 @@
 //! An open file: a raw image, a device object or a file of a volume.
+//!
 //! Reading order: this file has the calls; `options` opens a file; `raw` and `inside` are the two
 //! kinds of opener behind it; `pin` reads without a copy; `vectored` and `stream` are other forms
 //! of the calls; `map` reports which blocks are cached and which runs hold data.

@@ -1,6 +1,8 @@
 //! A volume: a file system in one image, in this process.
+//!
 //! Reading order: this file creates, opens and closes volumes; `names` has the calls by path, in
 //! the manner of [`std::fs`]; `opened` knows which volumes are open.
+//!
 //! Invariants: V1 an image is open once: its file is locked against other processes, and a caller
 //! that opens it again on the same cache shares the volume. V2 all files of a volume use the cache
 //! and the budget that the volume was opened on. V3 dropping the last handle of a volume makes

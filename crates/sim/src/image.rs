@@ -1,6 +1,8 @@
-//! The sectors of a simulated disk: sparse, and cheap to copy. Invariants: I1 an absent sector
-//! reads as zeros. I2 copies share pages until one of them changes a sector, so the cost of a crash
-//! state is that of its changes, not of the disk. I3 images that read the same have the same sum.
+//! The sectors of a simulated disk: sparse, and cheap to copy.
+//!
+//! Invariants: I1 an absent sector reads as zeros. I2 copies share pages until one of them changes
+//! a sector, so the cost of a crash state is that of its changes, not of the disk. I3 images that
+//! read the same have the same sum.
 //!
 //! No locks: the disk's own lock covers it.
 

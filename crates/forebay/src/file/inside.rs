@@ -1,4 +1,5 @@
 //! An opener of a file of a volume.
+//!
 //! Invariant: Z1 all changes of the file go through [`forebay_vfs::OpenFile`], which updates its
 //! times and drops its privileges. Only reads use the mapping in the cache directly.
 //!
