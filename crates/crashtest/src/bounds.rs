@@ -52,7 +52,7 @@ impl Bounds {
             run_polls: times * 1_000_000,
             polls: times * 20_000,
             requests: times * 4_000,
-            // Changes, names and nodes have bounds of their own; what must be there comes on top.
+            // Changes, names and nodes have bounds of their own; the required minimum is added.
             memory: MEMORY_BYTES,
         }
     }

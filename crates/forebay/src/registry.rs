@@ -5,7 +5,7 @@
 //!            claim                 share (any number of times)
 //!   absent ────────▶ busy ──────▶ open ───┐
 //!      ▲               ▲ ▲         │ ▲────┘
-//!      │               │ │         │ the last opener goes: closing
+//!      │               │ │         │ the last opener closes
 //!      │         claim │ │ claim   ▼
 //!      │               │ └───── closed  (pending write-back, or held by background work)
 //!      └─ swept ─── resident ◀─────┘  gone

@@ -19,7 +19,7 @@ pub struct SimConfig {
     /// Size in bytes; a multiple of `sector`.
     pub size: u64,
     /// Sector size in bytes, 512 or 4096: logical and physical block, and the unit that is never
-    /// torn by a power cut.
+    /// torn by a power loss.
     pub sector: u32,
     /// Completed writes stay volatile until a flush or FUA. Without it each one is durable.
     pub volatile_cache: bool,

@@ -161,7 +161,7 @@ impl Log {
         lines.collect::<Vec<_>>().join("; ")
     }
 
-    /// A look at the past.
+    /// Reads the record so far.
     pub fn look<T>(&self, look: impl FnOnce(&mut Past) -> T) -> T {
         look(&mut self.past.lock())
     }
@@ -173,13 +173,13 @@ impl Log {
 }
 
 impl Past {
-    /// Keeps the first thing that was wrong.
+    /// Keeps the first violation.
     pub fn note_wrong(&mut self, what: String) {
         self.wrong.get_or_insert(what);
     }
 
-    /// An operation failed. That is wrong, unless it found no space or the disk has failed a
-    /// request: what another client drops fails none.
+    /// Records a failed operation. That is a violation, unless it found no space or the disk has
+    /// failed a request: operations that another client drops are no excuse.
     pub fn note_failed(&mut self, kind: ErrorKind, what: impl FnOnce() -> String) {
         match kind {
             ErrorKind::NoSpace => self.full += 1,

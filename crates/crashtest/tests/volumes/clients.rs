@@ -51,8 +51,8 @@ pub fn by_dropping_on_image(setup: &Setup, _: Depth, seen: &mut Seen) -> Result<
     search(&case, &mut Bases::default(), seen)
 }
 
-/// Looks at runs of a class. Its counts lie a good deal above what is asked for here: seeds 1 to 30
-/// have 8,703 states, 47 second lives and 21 kills, with dropped operations 4,649, 29 and 20, and a
+/// Searches runs of a class. Its counts are well above the bounds asserted here: seeds 1 to 30 have
+/// 8,703 states, 47 second lives and 21 kills, with dropped operations 4,649, 29 and 20, and a
 /// volume takes 70 KB of memory at most.
 fn look_at(class: &str, seeds: Range<u64>) -> Counts {
     let runs = seeds.end - seeds.start;

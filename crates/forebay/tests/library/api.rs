@@ -113,7 +113,7 @@ fn the_background_limit_is_never_above_the_limit() {
         cache.tune("dirty_background_bytes", "65537").unwrap_err().kind(),
         ErrorKind::InvalidInput
     );
-    // It comes down with the limit, and goes up with it again, to where it was.
+    // It is lowered with the limit, and raised with it again, to its earlier value.
     cache.tune("dirty_bytes", "8M").unwrap();
     assert_eq!(limits(&cache), [before[0], 8 << 20]);
     cache.tune("dirty_background_bytes", "6M").unwrap();
