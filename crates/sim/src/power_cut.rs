@@ -25,7 +25,7 @@ impl PowerCut {
         Self { media, parts, config, tag }
     }
 
-    /// The last tag that [`SimDisk::tag_cuts`] set before this moment.
+    /// The last tag that [`SimDisk::tag_cuts`](crate::SimDisk::tag_cuts) set before this moment.
     pub fn tag(&self) -> u64 {
         self.tag
     }
