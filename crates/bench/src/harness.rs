@@ -5,7 +5,7 @@
 
 pub mod alternate;
 pub mod backing;
-pub mod cgroup;
+pub mod hist;
 pub mod image;
 pub mod load;
 pub mod machine;

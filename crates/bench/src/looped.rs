@@ -12,7 +12,7 @@ mod fio;
 
 use self::fio::{Jobs, Place, nbd_flush};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
-use crate::harness::cgroup::Memcg;
+use forebay_testkit::cgroup::Memcg;
 use crate::harness::image::{Image, drop_file_cache};
 use crate::harness::load::Slice;
 use crate::rivals::fio as client;

@@ -1,10 +1,11 @@
 //! What was found: rows and ratios ([`model`]), saved results ([`results`]), the five lines
-//! ([`five`]), the page ([`html`], [`svg`]) the figures of the README ([`readme`]), two runs beside each
+//! ([`five`]), the page ([`html`], [`chart`]), the figures of the README ([`readme`]), two runs beside each
 //! other ([`compare`]), the few lines for a newcomer ([`screen`]), and what is a lack of the machine
 //! ([`lack`]).
 //!
 //! It knows nothing of how a figure came about.
 
+pub mod chart;
 pub mod compare;
 pub mod figures;
 pub mod five;
@@ -14,4 +15,3 @@ pub mod model;
 pub mod readme;
 pub mod results;
 pub mod screen;
-pub mod svg;

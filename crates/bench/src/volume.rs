@@ -22,7 +22,7 @@ mod sync;
 pub use open::{log_here, touch_here};
 pub use overwrite::overwrite_here;
 
-use crate::harness::options::Options;
+use crate::harness::options::{Options, names_of};
 use crate::report::model::Report;
 use forebay_base::Result;
 
@@ -38,6 +38,9 @@ const PARTS: [Part; 7] = [
     ("open", open::run),
     ("full", full::run),
 ];
+
+/// The names of the parts.
+pub const PART_NAMES: [&str; PARTS.len()] = names_of(&PARTS);
 
 /// Runs all parts, or the one that is asked for.
 pub fn run(options: &Options) -> Result<Report> {

@@ -2,6 +2,7 @@
 //! nothing to gain. In memory, where the processor is what is measured, and on the disk. The patch also with
 //! a threshold of 1: the loss that made its author add one. And how giving out goes with a second writer.
 
+use crate::harness::hist::Hist;
 use super::WAYS;
 use super::bed::Bed;
 use super::load::{create, pattern, write};
@@ -11,7 +12,6 @@ use crate::harness::load::Slice;
 use crate::harness::meter::Usage;
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report};
-use forebay_base::hist::Hist;
 use forebay_base::task::block_on;
 use forebay_base::units::{GIB, KIB, MIB};
 use forebay_base::{IoFlags, Result};
@@ -35,7 +35,7 @@ struct Job {
 
 fn one(file: &OpenFileRef, writes: bool, seed: u64, end: Instant) -> Result<Job> {
     let mut buf = pattern(seed, BLOCK);
-    let (mut rng, mut ops, hist) = (Rng::new(seed), 0, Hist::new());
+    let (mut rng, mut ops, mut hist) = (Rng::new(seed), 0, Hist::default());
     loop {
         let from = Instant::now();
         if from >= end {

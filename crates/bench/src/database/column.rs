@@ -4,13 +4,13 @@
 //! database is open, and [`slack`]. Processes of a cgroup end before it does. The lookups go on
 //! without a gap while the backup is watched.
 
+use crate::harness::hist::Hist;
 use super::backup::Way;
 use super::{Form, Setting};
-use crate::harness::cgroup::Memcg;
+use forebay_testkit::cgroup::Memcg;
 use crate::harness::meter::{MachineTime, resident_bytes};
 use crate::rivals::worker::Worker;
 use forebay_base::Result;
-use forebay_base::hist::Hist;
 use forebay_base::units::MIB;
 use serde_json::{Value, json};
 

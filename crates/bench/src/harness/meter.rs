@@ -1,6 +1,7 @@
 //! What a stretch of work cost: CPU time and context switches of a process, memory, page cache.
 
 use crate::harness::sys;
+use forebay_testkit::cgroup::field;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::fs;
@@ -165,12 +166,6 @@ pub fn looking<R: Send>(
         }
         worker.join().expect("the work returns")
     })
-}
-
-/// The number in the line of `text` that starts with `name`; 0 if there is none.
-pub fn field(text: &str, name: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|rest| rest.split_whitespace().next()).map_or(0, |n| n.parse().unwrap_or(0))
 }
 
 /// One of `user nice system idle iowait irq softirq steal` of all CPUs in /proc/stat, in seconds.

@@ -5,7 +5,7 @@
 //! Invariant: E1 the server joins the cgroup before its first instruction, so that all its
 //! memory counts.
 
-use crate::harness::cgroup::Memcg;
+use forebay_testkit::cgroup::Memcg;
 use crate::harness::image::Image;
 use crate::harness::load::Slice;
 use crate::harness::meter::{Usage, Watch, looking, resident_bytes};

@@ -6,6 +6,7 @@
 //! stays open from its warming to the end of its slices; the small ones are opened by each read, as that is
 //! what is measured.
 
+use crate::harness::hist::Hist;
 use super::read::read_all;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
 use crate::harness::image::{Rng, open_with};
@@ -16,7 +17,6 @@ use crate::report::model::Report;
 use crate::rivals::kernel::KernelFile;
 use crate::rivals::mounted::{Mounted, Mounting};
 use crate::volume::places::{Opened, write_all};
-use forebay_base::hist::Hist;
 use forebay_base::units::{KIB, MIB, format_size};
 use forebay_base::{Error, Result};
 use rustix::fs::OFlags;
@@ -160,7 +160,7 @@ fn small(at: &Path, n: u64) -> Result<()> {
 }
 
 fn small_slice(at: &Path, turn: &Turn) -> Result<Slice> {
-    let (mut rng, hist) = (Rng::new(turn.seed), Hist::new());
+    let (mut rng, mut hist) = (Rng::new(turn.seed), Hist::default());
     let (start, mut ops) = (Instant::now(), 0);
     let mut now = start;
     while now - start < turn.time {

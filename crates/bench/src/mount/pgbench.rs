@@ -15,7 +15,7 @@ mod bed;
 mod figures;
 mod postgres;
 
-use crate::harness::cgroup::Memcg;
+use forebay_testkit::cgroup::Memcg;
 use crate::harness::meter::{MachineTime, process_cpu_seconds};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Plot, Report, median};

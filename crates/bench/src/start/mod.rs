@@ -5,7 +5,7 @@
 //! answer. X2 the server runs in a memory cgroup of half of what is available: one that takes all its
 //! memory at once is killed there, and not somebody else.
 
-use crate::harness::cgroup::Memcg;
+use forebay_testkit::cgroup::Memcg;
 use crate::harness::image::Image;
 use crate::harness::machine::available_bytes;
 use crate::harness::meter::resident_bytes;

@@ -58,7 +58,6 @@ fn both_ways() {
         "run",
         "fincore",
         "doctor",
-        "crash-test",
         "generate",
     ] {
         let help = folder.ok(&[command, "--help"]);

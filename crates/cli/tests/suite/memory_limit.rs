@@ -6,8 +6,7 @@
 
 use crate::common::nbd::{Client, READ, WRITE, WRITE_ZEROES};
 use crate::common::{Folder, Server};
-use forebay_bench::harness::cgroup::Memcg;
-use forebay_bench::harness::meter::field;
+use forebay_testkit::cgroup::{Memcg, field};
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -2,7 +2,8 @@
 //! user of no rights, listens on a Unix socket in a folder of its own, and is ended on drop. It syncs what
 //! it commits, everywhere alike.
 
-use crate::harness::meter::{cpu_seconds_with_ended, field};
+use crate::harness::meter::cpu_seconds_with_ended;
+use forebay_testkit::cgroup::field;
 use crate::rivals::mounted::call;
 use forebay_base::{Error, ErrorKind, Result};
 use std::ffi::OsStr;

@@ -47,7 +47,7 @@ struct Server {
 }
 
 /// The work of the process: `DIR block|plain`. Returns the exit code.
-pub fn serve(args: &[String]) -> i32 {
+pub fn serve(args: &[String]) -> u8 {
     let [dir, via] = args else { return 2 };
     let options =
         Options { via: if via == "plain" { Via::Plain } else { Via::Block }, ..Options::default() };
