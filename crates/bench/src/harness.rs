@@ -1,7 +1,7 @@
 //! What every bench stands on: options, load, slices that alternate, meters and images.
 //!
-//! Reading order: [`options`], [`load`] (one slice), [`alternate`] (slices to rounds to ratios), then
-//! what they use. Nothing here knows who is measured.
+//! Reading order: [`options`], [`load`] (one slice), [`alternate`] (slices to rounds to ratios),
+//! then what they use. Nothing here knows who is measured.
 
 pub mod alternate;
 pub mod backing;

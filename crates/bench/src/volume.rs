@@ -1,12 +1,12 @@
-//! `volume`: the log-structured volume beside XFS, ext4 and btrfs on a direct loop device and beside the
-//! host's own file system.
+//! `volume`: the log-structured volume beside XFS, ext4 and btrfs on a direct loop device and
+//! beside the host's own file system.
 //!
-//! Reading order: [`places`] (who takes part), `overwrite` (a load), then the parts: `sync`, `random`, `seq`
-//! with `flush`, `sustained`, `names`, `open`, `full`.
+//! Reading order: [`places`] (who takes part), `overwrite` (a load), then the parts: `sync`,
+//! `random`, `seq` with `flush`, `sustained`, `names`, `open`, `full`.
 //!
-//! Invariants: W1 what is compared does the same calls on files of the same size in images of the same size.
-//! W2 bytes to the device are counted where they leave: ours at the door of the device, the kernel's by the
-//! loop device.
+//! Invariants: W1 what is compared does the same calls on files of the same size in images of the
+//! same size. W2 bytes to the device are counted where they leave: ours at the door of the device,
+//! the kernel's by the loop device.
 
 mod flush;
 mod full;

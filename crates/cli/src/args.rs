@@ -18,7 +18,8 @@ use clap::{Args, Parser, Subcommand};
 use forebay_base::units::{format_size, parse_size};
 use std::path::{Path, PathBuf};
 
-/// A page cache that its owner sizes and steers, over disk images and volumes, for programs, NBD and mounts.
+/// A page cache that its owner sizes and steers, over disk images and volumes, for programs, NBD
+/// and mounts.
 #[derive(Parser, Debug)]
 #[command(name = "forebay", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(
@@ -198,7 +199,8 @@ pub struct ExportArgs {
     /// Most connections at a time [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub clients: Option<u16>,
-    /// Idle for this long, a connection makes room for a new one when there are too many [default: 60]
+    /// Idle for this long, a connection makes room for a new one when there are too many [default:
+    /// 60]
     #[arg(long, value_name = "SECONDS")]
     pub idle_timeout: Option<u32>,
     /// Longest look around for work before a thread sleeps; 0 is off [default: 50]

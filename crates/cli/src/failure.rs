@@ -70,7 +70,8 @@ impl Failure {
         Self { message: format!("{}: {e}", what.into()), hint: None, status }
     }
 
-    /// Prints it to standard error, or where a process in the background has it, and gives the exit status.
+    /// Prints it to standard error, or where a process in the background has it, and gives the exit
+    /// status.
     pub fn report(&self) -> u8 {
         if logger::in_background() {
             let hint = self.hint.as_deref().unwrap_or("");

@@ -45,7 +45,8 @@ pub fn options(args: &LiveArgs) -> Outcome<Option<Options>> {
     Ok(Some(options))
 }
 
-/// Takes the address, if one is wanted: before anything is served, so that one that is taken stops nothing.
+/// Takes the address, if one is wanted: before anything is served, so that one that is taken stops
+/// nothing.
 pub fn bind(args: &LiveArgs) -> Outcome<Option<Bound>> {
     Ok(options(args)?.map(|options| Bound::new(&options)).transpose()?)
 }

@@ -1,5 +1,5 @@
-//! The logger behind `log`: one line per message on standard error; from a process that stays in the
-//! background, to the system's log.
+//! The logger behind `log`: one line per message on standard error; from a process that stays in
+//! the background, to the system's log.
 //!
 //! B1 What a process in the background has to say is said: it has no standard error.
 

@@ -1,5 +1,5 @@
-//! How far something has come, on standard error, for whatever takes more than a second: a line that
-//! changes on a terminal, a line now and then elsewhere.
+//! How far something has come, on standard error, for whatever takes more than a second: a line
+//! that changes on a terminal, a line now and then elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};

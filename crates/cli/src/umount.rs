@@ -1,8 +1,9 @@
-//! `forebay umount`: ends a mount, and returns when its process has ended: then everything is durable and
-//! the image free, whatever type the mount has.
+//! `forebay umount`: ends a mount, and returns when its process has ended: then everything is
+//! durable and the image free, whatever type the mount has.
 //!
-//! E1 What cannot be made durable is said, and the mount stays: nobody is told of what fails once it is gone.
-//! E2 A process is waited for only if this was its mount's last place here; and who waits long is told
+//! E1 What cannot be made durable is said, and the mount stays: nobody is told of what fails once
+//! it is gone. E2 A process is waited for only if this was its mount's last place here; and who
+//! waits long is told
 //!    for what.
 
 use crate::control::client::Client;
@@ -27,7 +28,8 @@ pub struct UmountArgs {
     /// Where it is mounted
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
-    /// Take it out of the tree at once; it ends when nobody uses it any more, which is not waited for
+    /// Take it out of the tree at once; it ends when nobody uses it any more, which is not waited
+    /// for
     #[arg(short, long)]
     pub lazy: bool,
 }
@@ -78,7 +80,8 @@ fn sync(dir: &Path) -> Outcome {
         Failure::new(format!("{}: {why}", dir.display()))
             .hint("nothing is lost yet, the mount is still there; `--lazy` gives up what cannot be written")
     };
-    // What programs have stored into maps the kernel has; of some types it tells the process to sync as well.
+    // What programs have stored into maps the kernel has; of some types it tells the process to
+    // sync as well.
     let root =
         rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let synced = root.and_then(|root| rustix::fs::syncfs(&root));

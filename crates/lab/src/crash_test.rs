@@ -1,4 +1,5 @@
-//! `forebay-lab crash-test`: volumes on a simulated disk in memory, with a power loss at every write.
+//! `forebay-lab crash-test`: volumes on a simulated disk in memory, with a power loss at every
+//! write.
 
 use crate::args::CrashTestArgs;
 use crate::{FAILED, USAGE};

@@ -1,5 +1,6 @@
-//! The kernel's file systems on a loop device with direct I/O: f2fs, which the patch was made for, where this
-//! host has it; XFS and ext4 beside. The same writers, O_DIRECT, and `filefrag`'s extents.
+//! The kernel's file systems on a loop device with direct I/O: f2fs, which the patch was made for,
+//! where this host has it; XFS and ext4 beside. The same writers, O_DIRECT, and `filefrag`'s
+//! extents.
 
 use super::load::Shape;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};

@@ -1,6 +1,7 @@
-//! Readers and writers of 4 KiB at random, 1, 8 and 16 of each: what giving out blocks costs where there is
-//! nothing to gain. In memory, where the processor is what is measured, and on the disk. The patch also with
-//! a threshold of 1: the loss that made its author add one. And how giving out goes with a second writer.
+//! Readers and writers of 4 KiB at random, 1, 8 and 16 of each: what giving out blocks costs where
+//! there is nothing to gain. In memory, where the processor is what is measured, and on the disk.
+//! The patch also with a threshold of 1: the loss that made its author add one. And how giving out
+//! goes with a second writer.
 
 use crate::harness::hist::Hist;
 use super::WAYS;
@@ -55,7 +56,8 @@ fn one(file: &OpenFileRef, writes: bool, seed: u64, end: Instant) -> Result<Job>
     }
 }
 
-/// `writers` and `readers` on files of their own for a while; what the writers did, and the readers beside.
+/// `writers` and `readers` on files of their own for a while; what the writers did, and the readers
+/// beside.
 fn mix(
     volume: &Volume,
     writers: usize,
@@ -103,8 +105,8 @@ fn mix(
     Ok(slice)
 }
 
-/// All variants with so many writers and readers: `reserve` over `interleaved`, and the patch with a
-/// threshold of 1 over 64.
+/// All variants with so many writers and readers: `reserve` over `interleaved`, and the patch with
+/// a threshold of 1 over 64.
 fn cell(
     options: &Options,
     bed: &Bed,

@@ -1,5 +1,5 @@
-//! One slice: jobs that write at random places, each write synced before the next. And slices of several
-//! subjects in turns.
+//! One slice: jobs that write at random places, each write synced before the next. And slices of
+//! several subjects in turns.
 
 use crate::harness::hist::Hist;
 use super::subject::Subject;
@@ -43,8 +43,8 @@ pub enum Cost {
     Machine,
 }
 
-/// Subjects in turns, each with so many jobs on files of so many bytes; a round counts if the host was
-/// steady.
+/// Subjects in turns, each with so many jobs on files of so many bytes; a round counts if the host
+/// was steady.
 pub fn in_turns<S: Subject>(
     options: &Options,
     subjects: &[(&'static str, S)],

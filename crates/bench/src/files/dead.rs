@@ -1,7 +1,7 @@
 //! A healthy file, alone and beside a file whose device fails all writes, on one cache.
 //!
-//! Invariants: K1 the dead file has dirt that cannot be written before the first slice, and its writer
-//! goes on. K2 its device heals at the end, so that nothing waits for it for ever.
+//! Invariants: K1 the dead file has dirt that cannot be written before the first slice, and its
+//! writer goes on. K2 its device heals at the end, so that nothing waits for it for ever.
 
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
 use crate::harness::image::{Image, Rng};

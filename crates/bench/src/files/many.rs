@@ -1,9 +1,9 @@
 //! Many files of 4 KiB on one cache: opened, written, synced, closed, opened again and compared.
 //!
 //! Invariants: M1 threads and memory are counted with all files of a wave open, and above what the
-//! process had before the cache was made. M2 what one more file costs is measured on files in memory
-//! (/dev/shm), where a sync costs next to nothing: on a disk its time would hide all else. M3 every
-//! file is read back and compared.
+//! process had before the cache was made. M2 what one more file costs is measured on files in
+//! memory (/dev/shm), where a sync costs next to nothing: on a disk its time would hide all else.
+//! M3 every file is read back and compared.
 
 use crate::harness::meter::{resident_bytes, threads_of};
 use crate::harness::options::Options;

@@ -51,10 +51,10 @@ impl Usage {
     }
 }
 
-/// Usage of another process, or of the kernel's workers. CPU of a process is that of all its threads,
-/// ended ones included, by the kernel's own sum. Switches are counted by thread: threads that end
-/// between two looks keep what they had at the last look, so for a server with a thread per
-/// connection, look while it works.
+/// Usage of another process, or of the kernel's workers. CPU of a process is that of all its
+/// threads, ended ones included, by the kernel's own sum. Switches are counted by thread: threads
+/// that end between two looks keep what they had at the last look, so for a server with a thread
+/// per connection, look while it works.
 #[derive(Clone, Debug)]
 pub struct Watch {
     whose: Whose,
@@ -132,7 +132,8 @@ impl Watch {
 /// utime and stime of a process, all its threads, ended ones included; in steps of a clock tick.
 pub fn process_cpu_seconds(pid: u32) -> Option<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name in parentheses: the state is the first field, utime and stime the 12th and 13th.
+    // After the name in parentheses: the state is the first field, utime and stime the 12th and
+    // 13th.
     let rest = stat.rsplit(')').next()?;
     let times = rest.split_whitespace().skip(11).take(2);
     let ticks: u64 = times.map(|n| n.parse::<u64>().unwrap_or(0)).sum();

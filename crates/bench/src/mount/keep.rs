@@ -1,10 +1,10 @@
-//! `kernel`: what the kernel's cache may keep of a mount, `kernel_cache=never|small|always`, by what
-//! programs do: small files opened, read and closed again and again, random and sequential reads and random
-//! writes of a large one; and how much of the large one is then held twice.
+//! `kernel`: what the kernel's cache may keep of a mount, `kernel_cache=never|small|always`, by
+//! what programs do: small files opened, read and closed again and again, random and sequential
+//! reads and random writes of a large one; and how much of the large one is then held twice.
 //!
-//! All modes serve one volume, in turns, each time mounted anew and warmed. The large file
-//! stays open from its warming to the end of its slices; the small ones are opened by each read, as that is
-//! what is measured.
+//! All modes serve one volume, in turns, each time mounted anew and warmed. The large file stays
+//! open from its warming to the end of its slices; the small ones are opened by each read, as that
+//! is what is measured.
 
 use crate::harness::hist::Hist;
 use super::read::read_all;
@@ -174,8 +174,8 @@ fn small_slice(at: &Path, turn: &Turn) -> Result<Slice> {
     Ok(Slice { ops, bytes: ops * EACH as u64, seconds, hist, ..Slice::default() })
 }
 
-/// A mount with `kernel_cache=` this, and [`LARGE`] of so many bytes on it, cached nowhere: for the rows of
-/// `hit`.
+/// A mount with `kernel_cache=` this, and [`LARGE`] of so many bytes on it, cached nowhere: for the
+/// rows of `hit`.
 pub fn filled(options: &Options, label: &str, size: u64, mode: &str) -> Result<Mounted> {
     let how = Mounting::new(4 * size + 128 * MIB, 2 * size + 96 * MIB, &options.aio);
     let mut mounted = Mounted::new(&options.dir, label, how)?;

@@ -1,14 +1,14 @@
 //! `pgbench`: PostgreSQL on a mount during a backup of ten times the cache, against XFS on a
 //! loop device in a memory cgroup of the same size.
 //!
-//! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's own is
-//! outside both limits, measured while pgbench's clients are connected, with all of what they share; each
-//! column begins with nothing cached, and warms what it reads; the order of columns turns about with each
-//! round.
+//! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's
+//! own is outside both limits, measured while pgbench's clients are connected, with all of what
+//! they share; each column begins with nothing cached, and warms what it reads; the order of
+//! columns turns about with each round.
 //!
-//! Invariants: N5 the first second of pgbench, in which it connects and plans, is in no figure. N6 what is
-//! below `SECONDS_MIN`, `ROUNDS_MIN` or, of the backup, `PACE_SHARE_MIN` is shown and not judged, and
-//! says so.
+//! Invariants: N5 the first second of pgbench, in which it connects and plans, is in no figure. N6
+//! what is below `SECONDS_MIN`, `ROUNDS_MIN` or, of the backup, `PACE_SHARE_MIN` is shown and not
+//! judged, and says so.
 
 mod backup;
 mod bed;
@@ -105,9 +105,11 @@ impl Setting {
 
 /// Memory of a cgroup for tar alone, bytes.
 const TAR_ROOM: u64 = 64 * MIB;
-/// Memory for tar where it is in the cgroup of the database, and for what the kernel counts besides, bytes.
+/// Memory for tar where it is in the cgroup of the database, and for what the kernel counts
+/// besides, bytes.
 const SLACK: u64 = 8 * MIB;
-/// Seconds of pgbench before it counts: its clients connect and plan, and what they take is measured (N5).
+/// Seconds of pgbench before it counts: its clients connect and plan, and what they take is
+/// measured (N5).
 const SETTLING: u64 = 1;
 /// A run is judged from so many seconds beside the backup and so many rounds on.
 const SECONDS_MIN: u64 = 20;
@@ -123,8 +125,8 @@ struct Figures {
     backup: backup::Done,
     /// CPU seconds beside the backup: of the database, of our process, of the whole machine.
     cpu: [f64; 3],
-    /// Share of the tables that is cached, on average of looks beside the backup: pgbench draws its rows all
-    /// alike, so that is how often a read of them finds what it looks for.
+    /// Share of the tables that is cached, on average of looks beside the backup: pgbench draws its
+    /// rows all alike, so that is how often a read of them finds what it looks for.
     hits: f64,
     /// And at the end.
     cached: f64,
@@ -307,8 +309,8 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// While pgbench settles: the most that the database's processes have taken, its clients' among them, and the
-/// cgroup holds that beside the cache. `own` is what they took before.
+/// While pgbench settles: the most that the database's processes have taken, its clients' among
+/// them, and the cgroup holds that beside the cache. `own` is what they took before.
 fn settle(server: &Server, setting: &Setting, groups: &Groups, own: &mut u64) -> Result<u64> {
     const LOOKS: u32 = 4;
     for _ in 0..LOOKS {
@@ -517,8 +519,8 @@ mod tests {
         report
     }
 
-    /// N6. A backup that read nothing left the database as fast as alone, and met the bar; and the minute of
-    /// `--seconds 2` was five, and nobody said so.
+    /// N6. A backup that read nothing left the database as fast as alone, and met the bar; and the
+    /// minute of `--seconds 2` was five, and nobody said so.
     #[test]
     fn fewer_seconds_than_are_taken_are_said() {
         let of = |quick: bool, seconds: Option<f64>| {

@@ -1,5 +1,5 @@
-//! What BLOCK_STATUS of four clients costs a fifth one: a checkerboard of 4 KiB, asked for whole again and
-//! again, beside a client that reads 4 KiB at a time.
+//! What BLOCK_STATUS of four clients costs a fifth one: a checkerboard of 4 KiB, asked for whole
+//! again and again, beside a client that reads 4 KiB at a time.
 //!
 //! Invariant: D4 the four ask throughout: whoever has the whole map asks again.
 

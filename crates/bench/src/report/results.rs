@@ -88,8 +88,8 @@ pub fn report(options: &ReportOptions) -> Result<()> {
     }
 }
 
-/// The benches in these files; of two runs of one bench the later in the list counts, but parts of a
-/// bench that were run one by one (`--part`) are brought together.
+/// The benches in these files; of two runs of one bench the later in the list counts, but parts of
+/// a bench that were run one by one (`--part`) are brought together.
 fn load(paths: &[PathBuf]) -> Result<Vec<Value>> {
     let mut found: Vec<Value> = Vec::new();
     for path in paths {

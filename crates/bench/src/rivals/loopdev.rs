@@ -57,8 +57,9 @@ impl Making {
         Self { backing: Backing::Sparse, direct, sector: None, mount: "defaults" }
     }
 
-    /// At its best here: direct, sectors of 4 KiB, so that no write is a part of a block of the host's file
-    /// system; no access times; no discards, which would take the blocks of a written image away again.
+    /// At its best here: direct, sectors of 4 KiB, so that no write is a part of a block of the
+    /// host's file system; no access times; no discards, which would take the blocks of a written
+    /// image away again.
     pub fn best(backing: Backing) -> Self {
         Self { backing, direct: true, sector: Some(4096), mount: "noatime,nodiscard" }
     }
@@ -115,7 +116,8 @@ fn call<S: AsRef<OsStr>>(program: &'static str, args: &[S]) -> Result<String> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let text = format!("{}: {}", output.status, said.trim());
-    // No loop devices, no such file system: the machine's. A mkfs that does not take its options is ours.
+    // No loop devices, no such file system: the machine's. A mkfs that does not take its options is
+    // ours.
     let kind = match program {
         "losetup" | "mount" => ErrorKind::Unsupported,
         _ => ErrorKind::Io,

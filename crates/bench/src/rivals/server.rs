@@ -110,7 +110,8 @@ impl Kind {
         Ok(words)
     }
 
-    /// nbdkit's memory plugin of so many bytes; the first ways are those without a choice of threads.
+    /// nbdkit's memory plugin of so many bytes; the first ways are those without a choice of
+    /// threads.
     pub fn nbdkit_memory(size: u64) -> Vec<Way> {
         let size = size.to_string();
         let plugins = [vec!["memory", &size], vec!["memory", &size, "allocator=malloc"]];

@@ -1,5 +1,5 @@
-//! The load of the bench: clients that write files, flush and read them as dbench's do, in regions of
-//! their own of one image; and pages of files lately written that are written again, at a stated
+//! The load of the bench: clients that write files, flush and read them as dbench's do, in regions
+//! of their own of one image; and pages of files lately written that are written again, at a stated
 //! rate.
 //!
 //! Invariants: M1 the mix of a seed is the same for every variant. M2 each write is timed, rewrites
@@ -28,8 +28,8 @@ const FILES_PER_FLUSH: u64 = 3;
 /// Bytes of a rewrite, somewhere in a page.
 const REWRITE: usize = 100;
 const PAGE: u64 = 4096;
-/// Pages of a file that are rewritten: its first. All of them would be written out one by one, and how
-/// many requests that makes is chance.
+/// Pages of a file that are rewritten: its first. All of them would be written out one by one, and
+/// how many requests that makes is chance.
 const HOT: u64 = 16;
 
 /// What the mix runs on.

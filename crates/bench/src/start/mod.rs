@@ -1,9 +1,9 @@
-//! `start`: from the exec of `forebay export` until its first request is answered, and the memory it
-//! holds then, for caches of any size, larger than the machine's memory too.
+//! `start`: from the exec of `forebay export` until its first request is answered, and the memory
+//! it holds then, for caches of any size, larger than the machine's memory too.
 //!
 //! Invariants: X1 the time starts before the program is executed and ends with the last byte of the
-//! answer. X2 the server runs in a memory cgroup of half of what is available: one that takes all its
-//! memory at once is killed there, and not somebody else.
+//! answer. X2 the server runs in a memory cgroup of half of what is available: one that takes all
+//! its memory at once is killed there, and not somebody else.
 
 use forebay_testkit::cgroup::Memcg;
 use crate::harness::image::Image;

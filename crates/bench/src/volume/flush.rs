@@ -1,9 +1,9 @@
-//! Reads beside a full flush: random 4 KiB reads of a file that is not cached, alone, and while all the dirt
-//! that the cache may hold is written out.
+//! Reads beside a full flush: random 4 KiB reads of a file that is not cached, alone, and while all
+//! the dirt that the cache may hold is written out.
 //!
-//! Invariants: F1 only reads that began while the flush was under way count as beside it. Ours writes back
-//! nothing before: its limits are twice the dirt, as the kernel's are the whole machine's. F2 the kernel's
-//! reader has O_DIRECT, ours `UNCACHED`: every read goes to the device.
+//! Invariants: F1 only reads that began while the flush was under way count as beside it. Ours
+//! writes back nothing before: its limits are twice the dirt, as the kernel's are the whole
+//! machine's. F2 the kernel's reader has O_DIRECT, ours `UNCACHED`: every read goes to the device.
 
 use super::places::{self, Ground, Opened, Place, Who};
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};

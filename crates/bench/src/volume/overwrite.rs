@@ -1,6 +1,8 @@
-//! Random overwrites of a file, in windows that end with a sync; here, and in a child in a memory cgroup.
+//! Random overwrites of a file, in windows that end with a sync; here, and in a child in a memory
+//! cgroup.
 //!
-//! Invariant: O1 the time of a window ends when all of it is durable; latencies are of the write calls alone.
+//! Invariant: O1 the time of a window ends when all of it is durable; latencies are of the write
+//! calls alone.
 
 use crate::harness::hist::Hist;
 use super::places::Opened;

@@ -92,8 +92,8 @@ fn lost_slots_are_no_loss() {
     assert!(said.contains("recover"), "{said}");
 }
 
-/// The tree of names of the newest checkpoint is gone, in both copies: the one before it, and the log behind
-/// that, have everything still.
+/// The tree of names of the newest checkpoint is gone, in both copies: the one before it, and the
+/// log behind that, have everything still.
 #[test]
 fn a_lost_tree_is_got_round() {
     let folder = Folder::new();
@@ -130,9 +130,8 @@ fn a_lost_tree_is_got_round() {
     );
 }
 
-/// Y1. A log that is damaged below what it calls durable is read up to there. Everything behind is missing,
-/// and
-/// `recover` ended with status 0 and a line in the log alone.
+/// Y1. A log that is damaged below what it calls durable is read up to there. Everything behind is
+/// missing, and `recover` ended with status 0 and a line in the log alone.
 #[test]
 fn a_damaged_log_is_a_problem() {
     let folder = Folder::new();

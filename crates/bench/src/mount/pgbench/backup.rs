@@ -1,9 +1,9 @@
-//! The backup: `tar` of ten times the cache into a pipe, over and over, no faster
-//! than it is allowed to be: what reads the pipe keeps the pace, so that no backup is faster than another. It
+//! The backup: `tar` of ten times the cache into a pipe, over and over, no faster than it is
+//! allowed to be: what reads the pipe keeps the pace, so that no backup is faster than another. It
 //! is ended on drop.
 //!
-//! Invariant: B1 a backup that fails, or that reads nothing, is an error: a database beside it would be as
-//! fast as alone.
+//! Invariant: B1 a backup that fails, or that reads nothing, is an error: a database beside it
+//! would be as fast as alone.
 
 use crate::harness::meter::cpu_seconds_with_ended;
 use crate::rivals::server::forebay_binary;
@@ -248,8 +248,8 @@ mod tests {
         assert!(what(), "after a minute");
     }
 
-    /// B1. What a backup said went nowhere, and one that failed was started anew: the database beside it was
-    /// as fast as alone, and the bar was met.
+    /// B1. What a backup said went nowhere, and one that failed was started anew: the database
+    /// beside it was as fast as alone, and the bar was met.
     #[test]
     fn b1_one_that_fails_is_an_error() {
         for how in [How::Tar, How::Direct] {
