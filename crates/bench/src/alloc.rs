@@ -1,4 +1,4 @@
-//! `alloc`: contiguous blocks for large direct writes of several writers, beside write-back and
+//! `alloc`: contiguous blocks for large direct writes of several writers, during write-back and
 //! small writes, on a volume with each way of giving out blocks.
 //!
 //! Reading order: `bed` (a fresh volume on some device), `load` (who writes what), `found` (what is

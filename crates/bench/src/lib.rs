@@ -1,4 +1,4 @@
-//! forebay-bench: measures Forebay beside the kernel and bare copies, in alternating slices.
+//! forebay-bench: compares Forebay with the kernel and bare copies, in alternating slices.
 //!
 //! Reading order: [`harness`] (how is measured), [`rivals`] (who is measured), [`report`] (what was
 //! found), then one module per bench. `docs/benchmarking.md` says what each row is.
@@ -56,13 +56,13 @@ const BENCHES: &[(&str, &str, &[&str], BenchFn)] = &[
     ),
     (
         "uncached",
-        "reads and writes that leave nothing behind, and a hot set beside them",
+        "reads and writes that leave nothing behind, and a hot set during them",
         &["files", "writes", "random", "hotset", "sequential", "volume"],
         uncached::run,
     ),
     (
         "loop",
-        "the image opened with and without O_DIRECT, beside the kernel's loop",
+        "the image opened with and without O_DIRECT, and the kernel's loop",
         &["cells", "depth", "memory", "sparse"],
         looped::run,
     ),
@@ -88,17 +88,17 @@ const BENCHES: &[(&str, &str, &[&str], BenchFn)] = &[
     ),
     (
         "volume",
-        "the volume beside XFS, ext4 and btrfs on a loop, and the host's",
+        "the volume, and XFS, ext4 and btrfs on a loop and on the host",
         &volume::PART_NAMES,
         volume::run,
     ),
     (
         "mount",
-        "a volume's mount beside an empty FUSE server and XFS on a loop",
+        "a volume's mount, an empty FUSE server and XFS on a loop",
         &mount::PART_NAMES,
         mount::run,
     ),
-    ("live", "what it costs when somebody watches", &[], live::run),
+    ("live", "what a client of the live view costs", &[], live::run),
     (
         "database",
         "SQLite in process during a backup, and on the kernel's cache of the same size",
@@ -162,7 +162,7 @@ pub fn run_matched(matches: &ArgMatches) -> u8 {
 
 fn run_benches(options: &Options) -> u8 {
     let chosen = BENCHES.iter().filter(|(name, ..)| match options.name.as_str() {
-        ALL => !options.without.iter().any(|without| without == name),
+        ALL => !options.without.iter().any(|without| without == *name),
         wanted => wanted == *name,
     });
     let machine = machine::describe(&options.dir);

@@ -1,6 +1,6 @@
 //! What was found: rows and ratios ([`model`]), saved results ([`results`]), the five lines
-//! ([`five`]), the page ([`html`], [`chart`]), the figures of the README ([`readme`]), two runs
-//! beside each other ([`compare`]), the few lines for a newcomer ([`screen`]), and what is a lack
+//! ([`five`]), the page ([`html`], [`chart`]), the figures of the README ([`readme`]), a comparison
+//! of two runs ([`compare`]), the few lines for a newcomer ([`screen`]), and what is a lack
 //! of the machine ([`lack`]).
 //!
 //! It knows nothing of how a figure came about.

@@ -1,5 +1,5 @@
-//! `volume`: the log-structured volume beside XFS, ext4 and btrfs on a direct loop device and
-//! beside the host's own file system.
+//! `volume`: the log-structured volume compared with XFS, ext4 and btrfs on a direct loop device
+//! and with the host's own file system.
 //!
 //! Reading order: [`places`] (who takes part), `overwrite` (a load), then the parts: `sync`,
 //! `random`, `seq` with `flush`, `sustained`, `names`, `open`, `full`.

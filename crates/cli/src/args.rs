@@ -229,7 +229,7 @@ pub struct Which {
 }
 
 impl Which {
-    /// Refuses options beside a mount, whose process is meant already.
+    /// Refuses options that name a process, where a mount names one already.
     pub fn none_beside(&self, command: &str, dir: &Path) -> Outcome {
         if self.control.is_none() && self.pid.is_none() {
             return Ok(());

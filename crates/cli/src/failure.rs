@@ -13,7 +13,7 @@ pub mod status {
     pub const USAGE: u8 = 2;
     /// No such file, or no running process.
     pub const NOT_FOUND: u8 = 3;
-    /// Somebody else holds the image.
+    /// Another process holds the image.
     pub const BUSY: u8 = 4;
     /// A volume is damaged.
     pub const DAMAGED: u8 = 5;

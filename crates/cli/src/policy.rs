@@ -3,7 +3,7 @@
 //!
 //! L1 What cannot have a policy is left alone: symbolic links are not followed below a directory,
 //! and pipes,
-//!    sockets and devices are passed over. That holds whoever changes the tree meanwhile.
+//!    sockets and devices are passed over. That holds while other processes change the tree.
 
 use crate::failure::{Failure, Outcome, status};
 use crate::{mounts, output};

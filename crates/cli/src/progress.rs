@@ -32,7 +32,7 @@ impl Progress {
         }
         self.last = Some(now);
         let mut err = std::io::stderr().lock();
-        // Nobody may be there to read it.
+        // Standard error may be closed.
         let _said = match self.terminal {
             true => write!(err, "\r\x1b[Kforebay: {}", text()).and_then(|()| err.flush()),
             false => writeln!(err, "forebay: {}", text()),

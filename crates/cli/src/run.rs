@@ -167,7 +167,7 @@ fn reap(child: &Child, mut signals: Signals) -> Outcome<u8> {
                 SIGHUP => Signal::HUP,
                 _ => continue,
             };
-            // It may have ended: then there is nobody to tell.
+            // It may have ended: then the signal has no receiver.
             let _told = kill_process(command, passed);
         }
     };

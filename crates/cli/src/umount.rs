@@ -28,7 +28,7 @@ pub struct UmountArgs {
     /// Where it is mounted
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
-    /// Take it out of the tree at once; it ends when nobody uses it any more, which is not waited
+    /// Take it out of the tree at once; it ends with its last user, which is not waited
     /// for
     #[arg(short, long)]
     pub lazy: bool,
@@ -104,7 +104,7 @@ enum Alive {
     Here(Process),
     /// One in another world of processes.
     Elsewhere,
-    /// Nobody any more.
+    /// No process any more.
     No,
 }
 
@@ -113,7 +113,7 @@ fn process_of(dir: &Path) -> Outcome<Alive> {
     let name = forebay_fuse::PID_ATTRIBUTE;
     let len = match rustix::fs::getxattr(dir, name, &mut text[..]) {
         Ok(len) => len,
-        // Its process is dead: there is nobody to wait for.
+        // Its process is dead: no end is to be awaited.
         Err(Errno::NOTCONN | Errno::CONNABORTED) => return Ok(Alive::No),
         Err(Errno::NOENT) => {
             return Err(Failure::not_found(format!("{}: no such directory", dir.display())));
@@ -125,7 +125,8 @@ fn process_of(dir: &Path) -> Outcome<Alive> {
     };
     let pid = std::str::from_utf8(&text[..len]).ok().and_then(|text| text.parse::<i32>().ok());
     let opened = pid.and_then(Pid::from_raw).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-    // What it is called in its own world of processes may be somebody else here, who never ends.
+    // What it is called in its own world of processes may be another process here, which never
+    // ends.
     let opened = opened.and_then(Result::ok).filter(|_| pid.is_some_and(serves));
     Ok(match (pid, opened) {
         (Some(pid), Some(fd)) => Alive::Here(Process { pid, fd }),
@@ -152,7 +153,7 @@ fn wait(process: &Process, number: (u32, u32)) -> Result<(), Errno> {
                 Some(other) => format!(
                     "process {other} and others in its mount namespace still have the mount"
                 ),
-                None => "it writes out, or somebody uses the mount without a name".to_string(),
+                None => "it writes out, or a process without a name uses the mount".to_string(),
             };
             log::warn!("waiting for process {}: {why}", process.pid);
         }

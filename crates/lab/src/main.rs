@@ -1,4 +1,4 @@
-//! The program `forebay-lab`: benches, which measure Forebay beside the kernel, and the crash test.
+//! The program `forebay-lab`: benches, which compare Forebay with the kernel, and the crash test.
 //!
 //! `forebay bench` and `forebay crash-test` execute this program where it is installed. The program
 //! `forebay` itself, which users run as root, holds no bench, no rival and no injected fault.
@@ -12,6 +12,7 @@ mod logger;
 
 use args::CrashTestArgs;
 use clap::FromArgMatches;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Exit status of a command that was tried and failed, and of a crash test that found a violation.
@@ -20,8 +21,9 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().collect();
-    if let Some(status) = forebay_bench::helper_process(&words[1..]) {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let texts = words.iter().skip(1).map(|word| word.to_string_lossy().into_owned());
+    if let Some(status) = forebay_bench::helper_process(&texts.collect::<Vec<_>>()) {
         return ExitCode::from(status);
     }
     let matches = args::command().get_matches_from(words);

@@ -1,4 +1,4 @@
-//! Requests of 2 MiB: ten and sixteen writers, and ten beside four buffered ones; on a device of
+//! Requests of 2 MiB: ten and sixteen writers, and ten next to four buffered ones; on a device of
 //! 100 MB/s with 1 ms for each discontiguity, and on the disk.
 //!
 //! On the slow device twice: with every writer going at its own pace, and with all of them

@@ -20,7 +20,7 @@ pub struct Shape {
     pub name: &'static str,
     /// Direct writers.
     pub direct: usize,
-    /// Buffered writers beside them.
+    /// Concurrent buffered writers.
     pub buffered: usize,
     /// Bytes of a request.
     pub request: u64,

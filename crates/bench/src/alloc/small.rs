@@ -56,8 +56,8 @@ fn one(file: &OpenFileRef, writes: bool, seed: u64, end: Instant) -> Result<Job>
     }
 }
 
-/// `writers` and `readers` on files of their own for a while; what the writers did, and the readers
-/// beside.
+/// `writers` and `readers` on files of their own for a while; what the writers did, and the
+/// readers.
 fn mix(
     volume: &Volume,
     writers: usize,

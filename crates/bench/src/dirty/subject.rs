@@ -20,7 +20,7 @@ pub trait Subject: Sync {
     /// Writes all of `buf` to file `job` and makes it durable.
     fn write_synced(&self, job: usize, buf: &[u8], offset: u64) -> Result<()>;
 
-    /// Bytes that the device was asked to write so far, by whoever.
+    /// Bytes that the device was asked to write so far, by any process.
     fn device_bytes(&self) -> Result<u64>;
 
     /// Bytes of an operation, which starts at a multiple of it.

@@ -68,7 +68,7 @@ pub struct Plan {
 }
 
 /// A slice of work that other processes have a part in, a mount's daemon or a worker: what it cost
-/// is told of the whole machine, and of nobody alone.
+/// is reported for the whole machine, and for no process alone.
 pub fn whole_machine(work: impl FnOnce() -> Result<Slice>) -> Result<Slice> {
     let before = Usage::of_machine();
     let slice = work()?;

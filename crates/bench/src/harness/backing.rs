@@ -50,7 +50,7 @@ fn write_all(path: &Path, size: u64) -> std::io::Result<()> {
     let direct = options.clone().custom_flags(OFlags::DIRECT.bits() as i32).open(path);
     let file = direct.or_else(|_| options.open(path))?;
     let mut chunk = AlignedBuf::new(4 << 20);
-    // Not zeros: nobody below may take them for nothing.
+    // Not zeros: no layer below may treat them as a hole.
     chunk.fill(0xa5);
     let len = chunk.len() as u64;
     for at in (0..size / len).map(|n| n * len) {

@@ -75,7 +75,7 @@ impl Watch {
         Self::of(Whose::Process(pid))
     }
 
-    /// Watches the kernel's workers, whoever gave them their work.
+    /// Watches the kernel's workers, for every process that gives them work.
     pub fn kworkers() -> Self {
         Self::of(Whose::Kworkers)
     }

@@ -102,7 +102,7 @@ pub fn command(benches: &[Described]) -> Command {
         .subcommand_value_name("NAME")
         .subcommand_help_heading("Benches");
     for (name, about, parts) in benches {
-        let mut bench = Command::new(name).about(about);
+        let mut bench = Command::new(*name).about(*about);
         if !parts.is_empty() {
             bench = bench.after_help(format!("Parts: {}", parts.join(", ")));
         }

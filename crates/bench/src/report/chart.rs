@@ -229,7 +229,7 @@ fn lines(chart: &Chart<'_>, points: usize, area: &Area<'_>) -> Drawn {
     Ok(())
 }
 
-/// The labels of the series beside their colours.
+/// The labels of the series with their colours.
 fn legend(chart: &Chart<'_>) -> String {
     let mut out = String::from("<p class=\"legend\">");
     for (n, (label, _)) in chart.series.iter().enumerate() {

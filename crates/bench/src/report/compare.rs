@@ -1,4 +1,4 @@
-//! Two runs of the same benches beside each other: by how much each cell and each judged ratio has
+//! A comparison of two runs of the same benches: by how much each cell and each judged ratio has
 //! moved.
 //!
 //! Invariants: C1 a change is new over old, turned so that below 1 is worse. C2 the worst comes
@@ -141,8 +141,8 @@ mod tests {
             "bars": [{ "name": "p999", "value": latency, "bar": 1.0, "good": "<=", "met": true }] })
     }
 
-    /// C1..C4: nothing compared two runs, so a regression was seen by whoever remembered the old
-    /// figure.
+    /// C1..C4: nothing compared two runs, so a regression was seen only by a reader who remembered
+    /// the old figure.
     #[test]
     fn the_worst_comes_first_and_noise_is_not_flagged() {
         let (text, worse) = table(&[run(1.0, 0.5, 1.0)], &[run(0.9, 1.0, 1.0)]).unwrap();

@@ -227,7 +227,7 @@ fn figure_of_bar(bar: &Value) -> String {
     bar.as_f64().map_or_else(|| "n/a".to_string(), |bar| bar.to_string())
 }
 
-/// The value beside its bar, which is the mark in the middle; nothing where that says nothing.
+/// A meter of the value, with its bar as the mark in the middle; empty where there is no scale.
 fn meter(value: Option<f64>, bar: Option<f64>) -> String {
     let (Some(value), Some(bar)) = (value, bar) else { return String::new() };
     if bar <= 0.0 || value < 0.0 {

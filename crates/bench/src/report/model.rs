@@ -166,7 +166,7 @@ impl Report {
         self.bars.push(Bar { name: name.to_string(), value, bar, good });
     }
 
-    /// A ratio beside its bar that this run cannot be held against; the reason goes into a note.
+    /// A ratio and its bar, which this run cannot be judged by; the reason goes into a note.
     pub fn ratio_unjudged(&mut self, name: &str, value: f64, good: Good, bar: f64) {
         self.ratio(name, value);
         self.bars.push(Bar { name: name.to_string(), value: f64::NAN, bar, good });
@@ -423,7 +423,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// A value beside its bar: with as many digits as it takes to see on which side of it the value
+/// A value next to its bar: with as many digits as it takes to see on which side of it the value
 /// is, so that 0.9796 is never read as the 0.98 that it missed.
 pub fn number_beside(value: f64, bar: f64) -> String {
     let side = |shown: &str| shown.parse::<f64>().ok().and_then(|v| v.partial_cmp(&bar));

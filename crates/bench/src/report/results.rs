@@ -62,8 +62,8 @@ fn write_page(path: &Path, found: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// `bench report`: the page and the five lines, the figures of the README, or two runs beside each
-/// other, from saved files.
+/// `bench report`: the page and the five lines, the figures of the README, or a comparison
+/// of two runs, from saved files.
 pub fn report(options: &ReportOptions) -> Result<()> {
     let bad = |text| Error::new(ErrorKind::InvalidInput, "report", text);
     if options.compare {

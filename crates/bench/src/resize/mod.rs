@@ -26,9 +26,9 @@ use turns::Turns;
 
 const KNOB: &str = "cache_size";
 const PIECE: u64 = 256 * KIB;
-/// What may stay beside the cache itself.
+/// Memory that may stay in addition to the cache itself.
 const ROOM: u64 = 32 * MIB;
-/// Longer than this nobody waits for memory to come back.
+/// The longest wait for memory to be returned.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Sizes, bytes.
@@ -217,7 +217,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Small, while nobody reads the hot set (Z3).
+    /// Small, while no thread reads the hot set (Z3).
     fn shrink(&self, found: &mut Found) -> Result<()> {
         let before = self.hot_blocks()?;
         let start = Instant::now();

@@ -1,6 +1,6 @@
-//! A reader that goes round, and somebody who wants to look while it stands still.
+//! A reader that reads in rounds, and an observer that needs it to pause.
 //!
-//! Invariant: T1 whoever holds the reader still begins between two whole rounds, and no round
+//! Invariant: T1 a pause of the reader begins between two complete rounds, and no round
 //! begins until he is done.
 //!
 //! Lock: one, held for a look at two flags; who waits for them lets it go.
@@ -31,12 +31,12 @@ impl<F: Fn()> Drop for OnDrop<F> {
 
 impl Turns {
     fn wait_while(&self, busy: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
-        let state = self.state.lock().expect("nobody panics with it");
-        self.changed.wait_while(state, |state| busy(state)).expect("nobody panics with it")
+        let state = self.state.lock().expect("no holder panics");
+        self.changed.wait_while(state, |state| busy(state)).expect("no holder panics")
     }
 
     fn set(&self, change: impl Fn(&mut State)) {
-        change(&mut self.state.lock().expect("nobody panics with it"));
+        change(&mut self.state.lock().expect("no holder panics"));
         self.changed.notify_all();
     }
 

@@ -64,7 +64,7 @@ impl Drop for Scratch {
 impl FioJob {
     fn add_to(&self, command: &mut Command, name: &str, uri: &str) {
         command.arg(format!("--name={name}")).args(["--ioengine=nbd", "--norandommap=1"]);
-        // Threads, not processes: whoever ends fio ends all of it.
+        // Threads, not processes: a signal to fio ends all of it.
         command.args(["--randrepeat=0", "--group_reporting=1", "--rwmixread=70", "--thread=1"]);
         command.arg(format!("--uri={uri}")).arg(format!("--rw={}", self.rw));
         command.arg(format!("--bs={}", self.block)).arg(format!("--iodepth={}", self.depth));

@@ -28,7 +28,7 @@ pub struct Worker {
 }
 
 /// How to start this program with a first argument that [`crate::helper_process`] knows. A test
-/// program starts the example `bench`, which is built beside it.
+/// program starts the example `bench`, which is built with it.
 pub fn program(first: &str) -> Option<Command> {
     let exe = std::env::current_exe().ok()?;
     let is_test = exe.parent()?.file_name().is_some_and(|name| name == "deps");

@@ -58,7 +58,7 @@ pub struct Mix {
     pub seed: u64,
 }
 
-/// What a slice of it gave beside its [`Slice`].
+/// What a slice of it gave in addition to its [`Slice`].
 #[derive(Debug, Default)]
 pub struct Flushes {
     /// How long they took, ns.

@@ -1,5 +1,5 @@
 //! The mix on a volume: with checksums the bytes in flight must not change, whatever the device
-//! says; the strategies beside each other, and beside a volume without checksums, which needs
+//! says; a comparison of the strategies, and with a volume without checksums, which needs
 //! nothing.
 //!
 //! Invariants: V1 both volumes are on delay devices of the same speed, behind caches of the same

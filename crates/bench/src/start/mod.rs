@@ -3,7 +3,7 @@
 //!
 //! Invariants: X1 the time starts before the program is executed and ends with the last byte of the
 //! answer. X2 the server runs in a memory cgroup of half of what is available: one that takes all
-//! its memory at once is killed there, and not somebody else.
+//! its memory at once is killed there, and no other process.
 
 use forebay_testkit::cgroup::Memcg;
 use crate::harness::image::Image;

@@ -1,4 +1,4 @@
-//! A buffered writer beside an uncached one: who gets how much.
+//! A buffered writer next to an uncached one: the share of each.
 //!
 //! Invariants: C1 each file is several times what the cache, ours or the kernel's in its cgroup,
 //! may hold: with files that fit, the buffered writer overwrites its own pages at the speed of

@@ -1,6 +1,6 @@
 //! Uncached requests on a volume: random reads, random and sequential writes of a file many times
-//! the cache, beside O_DIRECT and RWF_DONTCACHE on the host's file system and beside a raw image of
-//! ours.
+//! the cache, compared with O_DIRECT and RWF_DONTCACHE on the host's file system and with a raw
+//! image of ours.
 //!
 //! Invariants: V1 a slice of writes ends when they are synced; latencies are of the calls alone. V2
 //! nothing of the files is cached at the start of a slice, and of ours nothing after it.

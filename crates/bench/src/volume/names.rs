@@ -3,8 +3,8 @@
 //!
 //! Invariants: N1 what is made or removed is durable when its time ends. N2 files are in
 //! directories of [`EACH`], so that a directory is as large where there are few as where there are
-//! many. N3 beside the bars: looked up and removed as drawn among all, where what is looked for is
-//! not in memory.
+//! many. N3 in addition to the bars: looked up and removed as drawn among all, where what is looked
+//! for is not in memory.
 
 use super::places::{self, Ground, Place, Who};
 use crate::harness::backing::Backing;

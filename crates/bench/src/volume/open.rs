@@ -255,7 +255,7 @@ pub fn log_here(job: &Value) -> Result<Value> {
     }
     let (log, checkpoints) = (log(content), volume.checkpoint()? - first);
     drop(subject);
-    // Whoever asked kills this process: what would be written at the end must not be.
+    // The parent kills this process: what would be written at its end must not be.
     std::mem::forget(volume);
     Ok(json!({ "log": log, "checkpoints": checkpoints }))
 }

@@ -116,7 +116,7 @@ pub struct Ground<'a> {
     pub image_bytes: u64,
     /// Bytes of the cache of ours.
     pub budget: u64,
-    /// Dirt from which ours writes back unasked, bytes; `None`: as it comes.
+    /// Dirty data from which ours writes back by itself, bytes; `None`: as it comes.
     pub dirt_bytes: Option<u64>,
 }
 
@@ -227,7 +227,7 @@ impl Place {
         file.sync()
     }
 
-    /// Bytes that were written so far to the device that holds it, by whoever.
+    /// Bytes that were written so far to the device that holds it, by any process.
     pub fn device_bytes(&self) -> Result<u64> {
         match &self.kind {
             Kind::Ours(volume, ..) => Ok(volume.as_ref().map_or(0, OurVolume::device_bytes)),
@@ -290,7 +290,7 @@ impl Drop for Place {
 }
 
 /// Writes `size` bytes from the start on, by 1 MiB; they follow from the seed. No two blocks of 4
-/// KiB are the same; what makes them differ costs next to nothing beside the write.
+/// KiB are the same; what makes them differ costs next to nothing compared with the write.
 pub fn write_all(file: &dyn Opened, size: u64, seed: u64) -> Result<()> {
     let mut rng = Rng::new(seed);
     let mut chunk = AlignedBuf::new(MIB.min(size) as usize);

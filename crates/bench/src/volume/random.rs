@@ -80,7 +80,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         let value = *written as f64 / *dirtied as f64;
         report.row(name, "random_written_per_byte_dirtied", "x", &[value]);
         if name.starts_with("volume") {
-            // Written, too, but nobody asked for it.
+            // Written, too, but no client asked for it.
             let moved = *moved as f64 / MIB as f64;
             report.row(name, "random_moved_by_cleaner", "MiB", &[moved]);
         }

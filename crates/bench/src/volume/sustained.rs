@@ -75,7 +75,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         let rate = |runs: &Vec<Run>| median(&runs.iter().map(steady).collect::<Vec<_>>());
         report.ratio("sustained_steady_vs_xfs", rate(ours) / rate(xfs));
     }
-    // Where nobody came through there is no picture.
+    // Without a variant that finished there is no chart.
     if !series.is_empty() {
         report.plots.push(Plot {
             behaviour: "volume",

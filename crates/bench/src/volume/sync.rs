@@ -2,7 +2,7 @@
 //! bytes that reach the device for each byte dirtied so.
 //!
 //! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and
-//! its fsync; beside it, of a write and its fdatasync, which for the kernel's is a flush alone
+//! its fsync; in addition, of a write and its fdatasync, which for the kernel's is a flush alone
 //! where blocks are written anew: they keep no log of that. S3 the amplification is of a run of its
 //! own that ends with a clean close, checkpoints and all; what a cleaner moves is in it, and a row
 //! of its own: there is room for all that is written, so that it is little or nothing.

@@ -2,7 +2,7 @@
 //!
 //! Q1 Who is asked because he is there, and not because he was named, is one that the caller
 //! trusts, and
-//!    holds up nobody for longer than [`ANSWER_TIME`].
+//!    holds up no caller for longer than [`ANSWER_TIME`].
 
 use super::paths::{own_uid, sockets, uid_of};
 use super::proto::{REPLY_MAX, Refusal, Request, decode_reply};
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// For who is asked among others.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
 
-/// This user and root: nobody else can have a process of theirs.
+/// This user and root: no other user can have a process of theirs.
 pub fn own_or_root(uid: u32) -> bool {
     uid == 0 || uid == own_uid()
 }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     /// Any user could make a mount of our type and name a socket of his: root's `cp` into a volume
-    /// that was in use went to whoever was the first to say that he had it (Q1).
+    /// that was in use went to the first process that claimed to have it (Q1).
     #[test]
     fn q1_another_users_process_is_not_asked() {
         if !rustix::process::geteuid().is_root() {

@@ -196,7 +196,7 @@ pub fn listen(path: &Path) -> Outcome<UnixListener> {
     Ok(listener)
 }
 
-/// Removes a socket that nobody answers on, left over from a process that was killed. Anything
+/// Removes a socket that no process answers on, left over from a process that was killed. Anything
 /// else at that place stays and is an error.
 pub fn clear_stale(path: &Path, what: &str) -> Outcome {
     let Ok(meta) = std::fs::symlink_metadata(path) else { return Ok(()) };

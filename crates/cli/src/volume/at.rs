@@ -2,7 +2,7 @@
 //! has it open.
 //!
 //! A1 A volume that another process has open is used through that process, or the command fails and
-//!    names it; it is never opened beside it.
+//!    names it; it is never opened in addition.
 
 use crate::args::Which;
 use crate::control::client::{Client, own_or_root};

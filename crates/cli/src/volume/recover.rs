@@ -21,7 +21,7 @@ use forebay_base::task::block_on;
 use forebay_vfs::{Cookie, Ino};
 use std::path::Path;
 
-/// Checkpoints that slots may tell of, beside the newest.
+/// Checkpoints, in addition to the newest, that slots may name.
 const CHECKPOINTS: u32 = 7;
 
 /// Runs the command.

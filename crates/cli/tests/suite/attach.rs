@@ -225,7 +225,7 @@ fn h2_kill_9_leaves_nothing_hanging() {
         let file = device.folder.path("mnt/w.0.0");
         until("it writes", || std::fs::metadata(&file).is_ok_and(|m| m.len() > 0));
         if round > 0 {
-            // Dirt in the kernel's caches as well, of files and of the device.
+            // Dirty data in the kernel's caches as well, of files and of the device.
             std::fs::write(device.folder.path("mnt/dirty"), bytes_of(1, 8 << 20)).unwrap();
         }
         rustix::process::kill_process(device.pid, rustix::process::Signal::KILL).unwrap();

@@ -2,27 +2,27 @@
 //! program's file, else the one in `PATH`. Without any, an error says where to get it. The program
 //! `forebay` itself holds no bench, no rival and no injected fault.
 
-use crate::common::{Folder, output, stderr};
-use std::os::unix::fs::PermissionsExt;
+use crate::common::{Folder, output, stderr, tool};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const FOREBAY: &str = env!("CARGO_BIN_EXE_forebay");
 
-/// A directory with a copy of the program, beside which no `forebay-lab` was built.
+/// A directory with a copy of the program, and without the `forebay-lab` of the build.
 fn installed(folder: &Folder) -> PathBuf {
     let bin = folder.path("bin");
     std::fs::create_dir(&bin).unwrap();
-    std::fs::copy(FOREBAY, bin.join("forebay")).unwrap();
+    tool("cp", &[FOREBAY, bin.join("forebay").to_str().unwrap()]);
     bin
 }
 
-/// A `forebay-lab` in that directory: this shell script.
+/// A `forebay-lab` in that directory: this shell script. Another process writes it: a test that
+/// starts a program meanwhile would inherit the open file, and make the script busy.
 fn put_lab(dir: &Path, script: &str) {
     std::fs::create_dir_all(dir).unwrap();
     let path = dir.join("forebay-lab");
-    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$0\" && chmod 755 \"$0\"";
+    tool("sh", &["-c", write, path.to_str().unwrap(), script]);
 }
 
 fn forebay(bin: &Path, path: &Path, words: &[&str]) -> Command {

@@ -37,7 +37,7 @@ impl Log {
     fn new(place: &Place) -> Self {
         let socket = UnixDatagram::bind(place.folder.path("log")).unwrap();
         let (sender, lines) = channel();
-        // It takes few messages that nobody reads.
+        // It takes few messages without a reader.
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(len) = socket.recv(&mut bytes) {
@@ -93,7 +93,7 @@ fn p1_an_address_that_is_taken() {
 }
 
 /// Files were written, closed, and the mount taken away with status 0; that they had not got to the
-/// device, which was full, nobody was told (E1, B1).
+/// device, which was full, no caller learned of it (E1, B1).
 #[test]
 fn e1_what_cannot_be_written_is_said() {
     if !may_run() {
@@ -138,7 +138,7 @@ fn e2_another_place_of_the_same_mount() {
     place.forebay_umount();
 }
 
-/// umount(8) is over before the process of a plain mount is: whoever mounted again at once was
+/// umount(8) is over before the process of a plain mount is: a user who mounted again at once was
 /// refused, as the image was still locked. Who is to stay is not waited for.
 #[test]
 fn e3_mounted_again_at_once() {
@@ -161,7 +161,7 @@ fn e3_mounted_again_at_once() {
     }
 }
 
-/// A container has a copy of the mount: `umount` waited for its end, and nobody knew what for.
+/// A container has a copy of the mount: `umount` waited for its end, and did not say so.
 #[test]
 fn e2_who_waits_long_is_told_for_what() {
     if !may_run() {
@@ -202,7 +202,7 @@ fn n1_a_signal_leaves_other_mounts_alone() {
     std::fs::write(place.mnt("other"), b"x").unwrap();
     place.run("kill", &[&pid.to_string()]);
     log.until("not mounted in its place");
-    assert!(place.mnt("other").exists(), "it is somebody else's");
+    assert!(place.mnt("other").exists(), "it belongs to another mount");
     place.run("umount", &["mnt"]);
     std::mem::forget(over);
     assert!(place.mnt("f").exists(), "the mount below is served");

@@ -164,8 +164,8 @@ fn what_it_starts_is_direct() {
     lab.end();
 }
 
-/// Beside it others are cached; a policy of a file's own counts more; and when it was killed it is
-/// over.
+/// Reads of other processes are cached meanwhile; a policy of a file's own counts more; and when it
+/// was killed it is over.
 #[test]
 fn others_are_not_affected() {
     if !may_run() {

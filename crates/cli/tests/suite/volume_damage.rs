@@ -40,7 +40,7 @@ fn a_bad_block_is_named_and_the_rest_comes_out() {
     let before = crate::common::bytes(&folder.path("v"));
     let said = folder.refused(5, &["fsck", "v", "--json"]);
     assert!(said.contains("v:/tree/a/big") && said.contains("problems"), "{said}");
-    // Whoever reads it is told, and never gets wrong bytes.
+    // Each reader gets an error, and never wrong bytes.
     let said = folder.refused(1, &["cp", "v:/tree/a/big", "big"]);
     assert!(said.contains("v:/tree/a/big") && said.contains("corrupt"), "{said}");
     assert!(!folder.path("big").exists(), "D2: half a file is none");

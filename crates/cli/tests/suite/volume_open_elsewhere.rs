@@ -65,8 +65,8 @@ fn what_needs_the_volume_alone_names_the_process() {
     server.stop();
 }
 
-/// A process whose control socket is elsewhere, or which is no `forebay export`: named, and not
-/// opened beside.
+/// A process whose control socket is elsewhere, or which is no `forebay export`: named, and the
+/// volume is not opened.
 #[test]
 fn a_process_that_cannot_be_asked_is_named() {
     let folder = Folder::new();

@@ -7,20 +7,20 @@ use std::path::Path;
 /// Shades of a picture, from nothing to the most.
 const SHADES: &[u8] = b" .:-=+*#%@";
 
-/// A run of pgbench: alone for a time, then beside the backup.
+/// A run of pgbench: alone for a time, then during the backup.
 #[derive(Debug, Clone, Default)]
 pub struct Run {
     /// Transactions in each second, in order.
     pub tps: Vec<f64>,
     /// Of how many of these it was alone.
     pub alone: usize,
-    /// Latencies of the time alone and of the time beside, us.
+    /// Latencies of the time alone and of the backup, us.
     pub latencies: [Vec<f64>; 2],
 }
 
 impl Run {
-    /// Median of a second's transactions, alone or beside. The second in which the backup began is
-    /// neither.
+    /// Median of a second's transactions, alone or during the backup. The second in which the
+    /// backup began is neither.
     pub fn median_tps(&self, beside: bool) -> f64 {
         let (alone, rest) = self.tps.split_at(self.alone.min(self.tps.len()));
         let of = if beside { rest.get(1..).unwrap_or_default() } else { alone };

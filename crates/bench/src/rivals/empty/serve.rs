@@ -133,7 +133,7 @@ impl Server {
             Answer::Silence => true,
         };
         if header.opcode == opcode::INIT {
-            // The first one counts; nobody waits for a second.
+            // The first one counts; no caller waits for a second.
             let _told = ready.send(());
         }
     }
