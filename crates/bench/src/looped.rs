@@ -12,11 +12,11 @@ mod fio;
 
 use self::fio::{Jobs, Place, nbd_flush};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
-use forebay_testkit::cgroup::Memcg;
 use crate::harness::image::{Image, drop_file_cache};
 use crate::harness::load::Slice;
 use crate::rivals::fio as client;
 use crate::rivals::loopdev::LoopDev;
+use forebay_testkit::cgroup::Memcg;
 
 use crate::harness::meter::{Usage, Watch, resident_bytes};
 use crate::harness::options::Options;

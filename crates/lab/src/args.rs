@@ -35,9 +35,7 @@ pub fn command() -> Command {
                 .about("Cut the power of volumes in memory at every write, and check what is left"),
         ))
         .subcommand(
-            Command::new("generate")
-                .about("Make man pages and completions for shells")
-                .arg(dir),
+            Command::new("generate").about("Make man pages and completions for shells").arg(dir),
         )
 }
 

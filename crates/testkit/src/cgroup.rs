@@ -107,11 +107,7 @@ impl Memcg {
     pub fn limit_hits(&self) -> u64 {
         let file = if self.v1 { "memory.failcnt" } else { "memory.events" };
         let text = fs::read_to_string(self.dir.join(file)).unwrap_or_default();
-        if self.v1 {
-            text.trim().parse().unwrap_or(0)
-        } else {
-            field(&text, "max ")
-        }
+        if self.v1 { text.trim().parse().unwrap_or(0) } else { field(&text, "max ") }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Who writes what: some direct writers and some buffered ones, each its own file, on a volume.
 
-use crate::harness::hist::Hist;
 use super::REQUEST;
+use crate::harness::hist::Hist;
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;
 use forebay_base::buf::AlignedBuf;

@@ -3,11 +3,11 @@
 //! The patch also with a threshold of 1: the loss that made its author add one. And how giving out
 //! goes with a second writer.
 
-use crate::harness::hist::Hist;
 use super::WAYS;
 use super::bed::Bed;
 use super::load::{create, pattern, write};
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
+use crate::harness::hist::Hist;
 use crate::harness::image::Rng;
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;

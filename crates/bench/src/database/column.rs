@@ -4,14 +4,14 @@
 //! database is open, and [`slack`]. Processes of a cgroup end before it does. The lookups go on
 //! without a gap while the backup is watched.
 
-use crate::harness::hist::Hist;
 use super::backup::Way;
 use super::{Form, Setting};
-use forebay_testkit::cgroup::Memcg;
+use crate::harness::hist::Hist;
 use crate::harness::meter::{MachineTime, resident_bytes};
 use crate::rivals::worker::Worker;
 use forebay_base::Result;
 use forebay_base::units::MIB;
+use forebay_testkit::cgroup::Memcg;
 use serde_json::{Value, json};
 
 /// What memory SQLite has above the cache below it.

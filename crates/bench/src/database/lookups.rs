@@ -3,10 +3,10 @@
 //!
 //! Invariant: L1 each row that a lookup returns is compared with what was stored.
 
-use crate::harness::hist::Hist;
 use super::backup::{Backup, Plan, Way};
 use super::data::{Hot, PAGE, is_row, load_hot_set};
 use super::engine::{CachedFile, Connection, Statement, register, uri};
+use crate::harness::hist::Hist;
 use crate::harness::image::Rng;
 use crate::harness::sys::mincore_pages;
 use crate::rivals::kernel::open_random;

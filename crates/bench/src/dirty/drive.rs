@@ -1,9 +1,9 @@
 //! One slice: jobs that write at random places, each write synced before the next. And slices of
 //! several subjects in turns.
 
-use crate::harness::hist::Hist;
 use super::subject::Subject;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
+use crate::harness::hist::Hist;
 use crate::harness::image::Rng;
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;

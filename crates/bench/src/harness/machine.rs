@@ -1,7 +1,7 @@
 //! What the machine is, as far as it explains the numbers.
 
-use forebay_testkit::cgroup;
 use forebay_base::{Error, Result};
+use forebay_testkit::cgroup;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -192,6 +192,14 @@ impl ReportOptions {
     }
 }
 
+impl Default for Options {
+    /// Those of a command line without any.
+    fn default() -> Self {
+        let matches = Self::augment_args(Command::new("bench")).get_matches_from(["bench"]);
+        Self::from_arg_matches(&matches).expect("no option is required")
+    }
+}
+
 impl Options {
     /// From the arguments of the subcommand of a bench, or of [`ALL`].
     ///

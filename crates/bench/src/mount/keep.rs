@@ -6,9 +6,9 @@
 //! open from its warming to the end of its slices; the small ones are opened by each read, as that
 //! is what is measured.
 
-use crate::harness::hist::Hist;
 use super::read::read_all;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
+use crate::harness::hist::Hist;
 use crate::harness::image::{Rng, open_with};
 use crate::harness::load::{Load, Pattern, Slice, run_here};
 use crate::harness::options::Options;

@@ -15,7 +15,6 @@ mod bed;
 mod figures;
 mod postgres;
 
-use forebay_testkit::cgroup::Memcg;
 use crate::harness::meter::{MachineTime, process_cpu_seconds};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Plot, Report, median};
@@ -25,6 +24,7 @@ use bed::Bed;
 use figures::Run;
 use forebay_base::units::{MIB, format_size};
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_testkit::cgroup::Memcg;
 use postgres::{Load, Server};
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -524,7 +524,7 @@ mod tests {
     #[test]
     fn fewer_seconds_than_are_taken_are_said() {
         let of = |quick: bool, seconds: Option<f64>| {
-            let mut options = Options::parse(&["mount".into()]).unwrap();
+            let mut options = Options::default();
             (options.quick, options.seconds) = (quick, seconds);
             (lengths(&options), lengthened(&options))
         };

@@ -40,8 +40,7 @@ const AXIS: RGBColor = RGBColor(0x5b, 0x66, 0x70);
 const INK: RGBColor = RGBColor(0x1c, 0x21, 0x26);
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
-type Field<'a> =
-    ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+type Field<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 /// What a chart shows.
@@ -322,8 +321,7 @@ mod tests {
     fn chart_axis_holds_zero() {
         for (values, low, high) in [([37.0, 911.0], 0.0, 911.0), ([-3.0, -4.0], -4.0, 0.0)] {
             let series = series(&[("a", &values)]);
-            let range =
-                range(&Chart { title: "", unit: "", x: "", series: &series, marks: &[] });
+            let range = range(&Chart { title: "", unit: "", x: "", series: &series, marks: &[] });
             assert!(range.start <= low && range.end >= high && range.contains(&(low + 0.5)));
         }
     }

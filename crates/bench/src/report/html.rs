@@ -5,9 +5,9 @@
 //! saved result shows as `n/a` and is never a panic. W4 a quick run says so at the top and at
 //! its bench.
 
+use crate::report::chart::{Chart, draw, escape};
 use crate::report::five::{self, BEHAVIOURS, COLUMNS};
 use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
-use crate::report::chart::{Chart, draw, escape};
 use serde_json::Value;
 use std::fmt::Write;
 

@@ -30,7 +30,11 @@ pub fn describe(
 /// The command that runs this bench alone as it was run.
 fn command(name: &str, words: &[String]) -> String {
     let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
-    ["forebay bench", name].into_iter().chain(words.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
+    ["forebay bench", name]
+        .into_iter()
+        .chain(words.iter().map(String::as_str))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn quoted(word: &str) -> String {

@@ -6,10 +6,10 @@
 //! Invariant: W1 the child joins its cgroup before it opens a file.
 
 use crate::harness::hist::Hist;
-use forebay_testkit::cgroup::Memcg;
 use crate::harness::load::{Load, Pattern, Slice};
 use crate::harness::meter::Usage;
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_testkit::cgroup::Memcg;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

@@ -5,7 +5,6 @@
 //! answer. X2 the server runs in a memory cgroup of half of what is available: one that takes all
 //! its memory at once is killed there, and no other process.
 
-use forebay_testkit::cgroup::Memcg;
 use crate::harness::image::Image;
 use crate::harness::machine::available_bytes;
 use crate::harness::meter::resident_bytes;
@@ -15,6 +14,7 @@ use crate::rivals::connection::Connection;
 use crate::rivals::server::{Kind, Server, forebay_binary};
 use forebay_base::Result;
 use forebay_base::units::{GIB, MIB, format_size};
+use forebay_testkit::cgroup::Memcg;
 
 /// Cache sizes, and what their ratios are called.
 const SIZES: [(u64, &str); 4] =

@@ -4,8 +4,8 @@
 //! Invariant: O1 the time of a window ends when all of it is durable; latencies are of the write
 //! calls alone.
 
-use crate::harness::hist::Hist;
 use super::places::Opened;
+use crate::harness::hist::Hist;
 use crate::harness::image::{Rng, open_with};
 use crate::rivals::kernel::KernelFile;
 use forebay_base::Result;

@@ -80,8 +80,14 @@ fn lab_program_missing_is_named_with_where_to_get_it() {
         let output = output(forebay(&bin, &folder.path("run"), &[command, "--help"]));
         let text = stderr(&output);
         assert_eq!(output.status.code(), Some(3), "{text}");
-        assert!(text.starts_with(&format!("forebay: {command}: the program forebay-lab ")), "{text}");
-        assert!(text.contains("the package forebay-lab") && text.contains("`make build`"), "{text}");
+        assert!(
+            text.starts_with(&format!("forebay: {command}: the program forebay-lab ")),
+            "{text}"
+        );
+        assert!(
+            text.contains("the package forebay-lab") && text.contains("`make build`"),
+            "{text}"
+        );
     }
 }
 
@@ -91,7 +97,8 @@ fn program_holds_no_bench_no_rival_and_no_injected_fault() {
     let program = std::fs::read(FOREBAY).unwrap();
     let holds = |word: &str| program.windows(word.len()).any(|bytes| bytes == word.as_bytes());
     assert!(holds("the program forebay-lab"), "words are found");
-    for word in ["nbdkit", "qemu-nbd", "pgbench", "SQLite format 3", "ack-before-flush", "__worker"] {
+    for word in ["nbdkit", "qemu-nbd", "pgbench", "SQLite format 3", "ack-before-flush", "__worker"]
+    {
         assert!(!holds(word), "{word}");
     }
 }

@@ -3,9 +3,9 @@
 //! drop. It syncs what it commits, everywhere alike.
 
 use crate::harness::meter::cpu_seconds_with_ended;
-use forebay_testkit::cgroup::field;
 use crate::rivals::mounted::call;
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_testkit::cgroup::field;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
