@@ -10,9 +10,10 @@
 //!   iomap, vfs <- testkit <- bench, crashtest, memfs      fuse <- memfs
 //! ```
 //! sim, testkit, bench, crashtest and lab are never a normal dependency of a layer, and the program
-//! `forebay` contains none of them, directly or through another crate. Tests of a layer below testkit use it only in programs of their own: a unit test would see two copies of the
-//! layer's types. A crate missing from the table is a
-//! finding, so that a new crate has to be placed deliberately.
+//! `forebay` contains none of them, directly or through another crate. Tests of a layer below
+//! testkit use it only in programs of their own: a unit test would see two copies of the layer's
+//! types. A crate missing from the table is a finding, so that a new crate has to be placed
+//! deliberately.
 //!
 //! Inside a crate the folders of its source are layers, too, if it has a list: [`folders`].
 

@@ -149,7 +149,7 @@ impl Bench<'_> {
         let cached = most.max(self.image_cached()?);
         let resident = resident_bytes(server.pid()).unwrap_or(0);
         self.remember(name, Memory { cached, resident });
-        // The server ends before its cgroup (C1).
+        // The server ends before its cgroup.
         drop(server);
         Ok(slice)
     }

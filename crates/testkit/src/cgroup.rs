@@ -1,14 +1,14 @@
 //! A memory cgroup for one child process: version 2 where its memory controller is handed down,
 //! else version 1.
 //!
-//! Invariant: C1 the cgroup has no processes when it is removed: the owner of the child ends it first.
+//! The cgroup must have no processes when it is removed: the owner of the child ends it first.
 
 use forebay_base::{Error, ErrorKind, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const V1: &str = "/sys/fs/cgroup/memory";
-/// Where version 2 is mounted: alone, or beside version 1.
+/// Where version 2 is mounted: alone, or in addition to version 1.
 const V2: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
 /// The number in the line of `text` that starts with `name`; 0 if there is none.
@@ -86,7 +86,8 @@ impl Memcg {
         field(&text, "oom_kill ")
     }
 
-    /// The most memory that was charged to it at a time, bytes, the system's buffers and file pages included.
+    /// The most memory that was charged to it at a time, bytes, the system's buffers and file pages
+    /// included.
     /// `None` where the system does not say.
     pub fn peak_bytes(&self) -> Option<u64> {
         let file = if self.v1 { "memory.max_usage_in_bytes" } else { "memory.peak" };

@@ -258,7 +258,7 @@ mod tests {
         bars.filter_map(width).collect()
     }
 
-    /// V1, V2, V4.
+    /// Texts are escaped (V1), odd values have no bar (V2), colours are those of the page (V4).
     #[test]
     fn chart_of_one_value_each_has_bars() {
         let svg = chart(&series(&[("ours<1>", &[10.0]), ("kernel", &[5.0]), ("x", &[f64::NAN])]));
@@ -294,7 +294,7 @@ mod tests {
         assert!(svg.contains("backup &lt; 1") && !svg.contains("never"), "{svg}");
     }
 
-    /// V2.
+    /// Values that cannot be drawn reach no coordinate (V2).
     #[test]
     fn chart_of_nothing_and_of_odd_values_is_drawn_without_panic() {
         assert_eq!(chart(&[]), "");
@@ -316,7 +316,7 @@ mod tests {
         }
     }
 
-    /// V3.
+    /// The value axis holds zero (V3).
     #[test]
     fn chart_axis_holds_zero() {
         for (values, low, high) in [([37.0, 911.0], 0.0, 911.0), ([-3.0, -4.0], -4.0, 0.0)] {

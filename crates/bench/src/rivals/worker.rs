@@ -23,7 +23,7 @@ pub struct Worker {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Its cgroup, if it has one. Dropped after the child has ended (C1).
+    /// Its cgroup, if it has one. Dropped after the child has ended.
     group: Option<Memcg>,
 }
 
