@@ -31,9 +31,10 @@ pub mod volume;
 use clap::ArgMatches;
 use forebay_base::Result;
 use harness::meter::MachineTime;
-use harness::options::{self, ALL, Described, Options, REPORT, ReportOptions};
+use harness::options::{self, ALL, Described, Options};
 use harness::{image, machine};
 use report::model::{self, Report};
+use report::options::{REPORT, ReportOptions};
 use report::{five, results};
 use rivals::{empty, loopdev, mounted, worker};
 
@@ -114,7 +115,9 @@ fn described() -> Vec<Described> {
 
 /// The command line of `bench`.
 pub fn command() -> clap::Command {
-    options::command(&described())
+    let command = options::command(&described());
+    let report = report::options::command(&command);
+    command.subcommand(report)
 }
 
 /// The work of a process that a bench starts: the exit code, if the arguments ask for one.

@@ -3,7 +3,7 @@
 //! of two runs ([`compare`]), the few lines for a newcomer ([`screen`]), and what is a lack
 //! of the machine ([`lack`]).
 //!
-//! It knows nothing of how a figure came about.
+//! [`options`] are those of its command line. It knows nothing of how a figure came about.
 
 pub mod chart;
 pub mod compare;
@@ -12,6 +12,7 @@ pub mod five;
 pub mod html;
 pub mod lack;
 pub mod model;
+pub mod options;
 pub mod readme;
 pub mod results;
 pub mod screen;

@@ -59,26 +59,9 @@ pub struct Options {
     pub words: Vec<String>,
 }
 
-/// Arguments of `report`.
-#[derive(Clone, Debug)]
-pub struct ReportOptions {
-    /// JSON of earlier runs, in the order of the command line.
-    pub inputs: Vec<PathBuf>,
-    /// Where the page goes.
-    pub html: Option<PathBuf>,
-    /// Print the figures of the README.
-    pub readme: bool,
-    /// Print a few lines for a newcomer.
-    pub screen: bool,
-    /// Compare the first file with the second.
-    pub compare: bool,
-}
-
 /// What the command line describes of a bench: name, summary, names of its parts.
 pub type Described = (&'static str, &'static str, &'static [&'static str]);
 
-/// The subcommand that makes a page from saved JSON.
-pub const REPORT: &str = "report";
 /// The subcommand that runs every bench.
 pub const ALL: &str = "all";
 
@@ -92,7 +75,7 @@ pub const fn names_of<const N: usize, F>(parts: &[(&'static str, F); N]) -> [&'s
     names
 }
 
-/// The command `bench` with a subcommand for each bench, `all` and `report`.
+/// The command `bench` with a subcommand for each bench, and `all`.
 pub fn command(benches: &[Described]) -> Command {
     let mut command = Options::augment_args(Command::new("bench"))
         .about("Measure against the kernel, memcpy and other servers, in alternating slices")
@@ -119,7 +102,7 @@ pub fn command(benches: &[Described]) -> Command {
         .value_parser(PossibleValuesParser::new(names))
         .help("Not this bench");
     let all = Command::new(ALL).about("All benches, and what they say of each behaviour");
-    command.subcommand(all.arg(without)).subcommand(report())
+    command.subcommand(all.arg(without))
 }
 
 /// `--budgets` of `database`.
@@ -131,65 +114,6 @@ fn budgets() -> Arg {
         .action(ArgAction::Append)
         .value_parser(budget)
         .help("Bytes of memory, one set of columns for each size")
-}
-
-fn report() -> Command {
-    let flag = |name: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue);
-    let file = |name: &'static str| {
-        Arg::new(name).value_name("FILE").value_parser(clap::value_parser!(PathBuf))
-    };
-    let own = [
-        file("files").action(ArgAction::Append).num_args(1..).help("JSON of an earlier run"),
-        file("json").long("json").action(ArgAction::Append).help("The same"),
-        file("html").long("html").help("Write a page with tables and charts"),
-        flag("readme").help("Print the figures of the README"),
-        flag("screen").help("Print a few lines for a newcomer"),
-        flag("compare")
-            .conflicts_with_all(["readme", "screen", "html"])
-            .help("Print by how much each figure moved from the first file to the second"),
-    ];
-    let about = "A page, or the figures, of the JSON of earlier runs";
-    let mut report = Command::new(REPORT).about(about).args(&own);
-    // What only means something to a run is accepted, and has no effect.
-    for arg in Options::augment_args(Command::new("")).get_arguments() {
-        if own.iter().all(|other| other.get_id() != arg.get_id()) {
-            report = report.arg(arg.clone().global(false).hide(true));
-        }
-    }
-    let outputs = clap::ArgGroup::new("output")
-        .args(["html", "readme", "screen", "compare"])
-        .multiple(true)
-        .required(true);
-    report.group(outputs)
-}
-
-impl ReportOptions {
-    /// From the arguments of the subcommand [`REPORT`].
-    ///
-    /// # Errors
-    /// Too few or too many files.
-    pub fn from_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut inputs: Vec<(usize, PathBuf)> = Vec::new();
-        for id in ["files", "json"] {
-            let indices = matches.indices_of(id).into_iter().flatten();
-            let paths = matches.get_many::<PathBuf>(id).into_iter().flatten().cloned();
-            inputs.extend(indices.zip(paths));
-        }
-        inputs.sort();
-        let compare = matches.get_flag("compare");
-        let (least, most) = if compare { (2, 2) } else { (1, usize::MAX) };
-        if !(least..=most).contains(&inputs.len()) {
-            let text = if compare { "--compare takes OLD.json and NEW.json" } else { "no FILE" };
-            return Err(refused(ErrorKind::WrongNumberOfValues, text));
-        }
-        Ok(Self {
-            inputs: inputs.into_iter().map(|(_, path)| path).collect(),
-            html: matches.get_one::<PathBuf>("html").cloned(),
-            readme: matches.get_flag("readme"),
-            screen: matches.get_flag("screen"),
-            compare,
-        })
-    }
 }
 
 impl Default for Options {
@@ -224,8 +148,9 @@ impl Options {
         let parts: Vec<&str> = chosen.flat_map(|(.., parts)| *parts).copied().collect();
         match &options.part {
             Some(part) if !parts.contains(&part.as_str()) => {
-                let text = format!("{name} has no part `{part}`; its parts: {}", parts.join(", "));
-                Err(refused(ErrorKind::InvalidValue, &text))
+                let text =
+                    format!("{name} has no part `{part}`; its parts: {}\n", parts.join(", "));
+                Err(clap::Error::raw(ErrorKind::InvalidValue, text))
             }
             _ => Ok(options),
         }
@@ -275,10 +200,6 @@ fn given(matches: &ArgMatches) -> Vec<String> {
     words
 }
 
-fn refused(kind: ErrorKind, text: &str) -> clap::Error {
-    clap::Error::raw(kind, format!("{text}\n"))
-}
-
 fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|e| e.to_string())
 }
@@ -323,10 +244,6 @@ mod tests {
         Options::from_matches(&name, &matches, BENCHES)
     }
 
-    fn report(line: &str) -> Result<ReportOptions, clap::Error> {
-        ReportOptions::from_matches(&matched(line)?.1)
-    }
-
     #[test]
     fn command_description_is_consistent() {
         command(BENCHES).debug_assert();
@@ -350,29 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_report_are_read_in_order() {
-        let options = report("report --json a b --json c --html p --quick").unwrap();
-        assert_eq!(options.inputs, ["a", "b", "c"].map(PathBuf::from));
-        assert_eq!(options.html, Some("p".into()));
-        let options = report("report --readme a").unwrap();
-        assert_eq!((options.inputs.len(), options.readme), (1, true));
-        let options = report("report --compare a b").unwrap();
-        assert_eq!((options.inputs.len(), options.compare), (2, true));
-    }
-
-    #[test]
     fn command_lines_without_sense_are_refused() {
-        for bad in [
-            "report --readme",
-            "report --compare a",
-            "report --compare a b c",
-            "report --compare --readme a b",
-            "report --html p",
-            "report --json a",
-            "report a",
-        ] {
-            assert!(report(bad).is_err(), "{bad}");
-        }
         for bad in [
             "hit --readme",
             "hit --without memcg",

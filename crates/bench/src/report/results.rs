@@ -1,8 +1,9 @@
 //! What benches found, as JSON values: one object per bench, made live or read from files of
 //! earlier runs, and shown as five lines and as a page.
 
-use crate::harness::options::{Options, ReportOptions};
+use crate::harness::options::Options;
 use crate::report::model::{Report, write_json};
+use crate::report::options::ReportOptions;
 use crate::report::{compare, five, html, readme, screen};
 use forebay_base::{Error, ErrorKind, Result};
 use serde_json::Value;
