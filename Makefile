@@ -19,7 +19,8 @@ help:
 	@echo "make crash      tests of volumes, 50,000 crash states"
 	@echo "make shuttle    concurrency tests of the folio state machine"
 	@echo "make mount      suites on a real mount: pjdfstest, fsx, databases, kill -9; mount-long: as many as the bars ask for"
-	@echo "make package    a static binary and a Debian package, in dist of the target folder"
+	@echo "make build      the programs, optimised: forebay, and forebay-lab with benches and crash test"
+	@echo "make package    static binaries and Debian packages of both, in dist of the target folder"
 	@echo "make install    the C library, below DESTDIR and PREFIX (/usr/local): libforebay.so.0, libforebay.a, forebay.h, forebay.pc, forebay(3), libforebay_sqlite.so"
 	@echo "make bench      the benches in full, some hours, and their page"
 
@@ -30,7 +31,7 @@ setup-long:
 	@scripts/setup --long
 
 build: setup
-	$(CARGO) build --release --locked --package forebay-cli
+	$(CARGO) build --release --locked --package forebay-cli --package forebay-lab
 	$(CARGO) build --release --locked --package forebay --example volume_survives
 
 run: build
@@ -79,7 +80,7 @@ bench-quick: setup
 	scripts/test-all bench
 
 bench: build
-	$(TARGET)/release/forebay bench all --html $(TARGET)/report.html
+	$(TARGET)/release/forebay-lab bench all --html $(TARGET)/report.html
 
 package: setup
 	scripts/package

@@ -5,13 +5,15 @@
 //!   base <- vfs <- nbd <- cli          vfs <- forebay
 //!   forebay <- live <- bench, cli
 //!   iomap, vfs <- lfs <- forebay       block, vfs <- fuse <- bench, cli
-//!   lfs, sim <- crashtest <- cli      forebay <- capi, redb
-//!   iomap, vfs <- testkit <- crashtest, memfs      fuse <- memfs
+//!   lfs, sim <- crashtest             forebay <- capi, redb
+//!   bench, crashtest <- lab
+//!   iomap, vfs <- testkit <- bench, crashtest, memfs      fuse <- memfs
 //! ```
-//! sim, testkit, bench and crashtest are never a normal dependency of a layer. Tests of a layer
-//! below testkit use it only in programs of their own: a unit test would see two copies of the
-//! layer's types. A crate missing from the table is a
-//! finding, so that a new crate has to be placed deliberately.
+//! sim, testkit, bench, crashtest and lab are never a normal dependency of a layer, and the program
+//! `forebay` contains none of them, directly or through another crate. Tests of a layer below
+//! testkit use it only in programs of their own: a unit test would see two copies of the layer's
+//! types. A crate missing from the table is a finding, so that a new crate has to be placed
+//! deliberately.
 //!
 //! Inside a crate the folders of its source are layers, too: [`folders`].
 
@@ -81,8 +83,9 @@ const BELOW_BENCH: &[&str] = &[
     "forebay-fuse",
     "forebay-live",
     "forebay-capi",
+    "forebay-testkit",
 ];
-/// Test apparatus on the volume and the simulated disk; only the command stands on it. It uses
+/// Test apparatus on the volume and the simulated disk; only `forebay-lab` stands on it. It uses
 /// iomap as well, because its clients also read and write a raw image that is mapped in place.
 const BELOW_CRASHTEST: &[&str] = &[
     "forebay-base",
@@ -106,8 +109,19 @@ const BELOW_CLI: &[&str] = &[
     "forebay-nbd",
     "forebay-fuse",
     "forebay-live",
+];
+/// What the program `forebay` must not contain: its users run it as root. A bench is also known by
+/// the database that it compiles in.
+const NOT_IN_PRODUCT: &[&str] = &[
     "forebay-bench",
     "forebay-crashtest",
+    "forebay-sim",
+    "forebay-testkit",
+    "forebay-lab",
+    "forebay-capi",
+    "libsqlite3-sys",
+    "hdrhistogram",
+    "plotters",
 ];
 
 /// From the bottom up.
@@ -130,6 +144,7 @@ const RULES: &[Rule] = &[
     rule("forebay-crashtest", BELOW_CRASHTEST, &[], true),
     rule("forebay-memfs", BELOW_MEMFS, &[], true),
     rule("forebay-cli", BELOW_CLI, APPARATUS, true),
+    rule("forebay-lab", &["forebay-bench", "forebay-crashtest"], &[], true),
     rule("xtask", &[], &[], false),
 ];
 
@@ -147,8 +162,31 @@ pub fn check(root: &Path) -> Findings {
             None => findings.push(format!("{}: not in the table of layers", package.name)),
         }
     }
+    for name in contained("forebay-cli", &packages) {
+        if NOT_IN_PRODUCT.contains(&name) {
+            findings.push(format!("forebay-cli: the program contains {name}"));
+        }
+    }
     findings.extend(folders::check(root));
     findings
+}
+
+/// Every package that the build of a package compiles in, without what only its tests need.
+fn contained<'a>(program: &'a str, packages: &'a [Package]) -> Vec<&'a str> {
+    let mut found = vec![program];
+    let mut next = 0;
+    while let Some(name) = found.get(next).copied() {
+        next += 1;
+        for package in packages.iter().filter(|package| package.name == name) {
+            let used = package.dependencies.iter().filter(|used| !used.dev);
+            for used in used.map(|used| used.name.as_str()) {
+                if !found.contains(&used) {
+                    found.push(used);
+                }
+            }
+        }
+    }
+    found
 }
 
 fn check_package(rule: &Rule, package: &Package, local: &[&Package], findings: &mut Findings) {
@@ -179,6 +217,39 @@ fn forbids_unsafe(folder: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metadata::Dependency;
+
+    /// A tool of the tests reaches no program; what a dependency depends on does.
+    #[test]
+    fn contained_follows_all_dependencies_but_those_of_tests() {
+        let package = |name: &str, used: &[(&str, bool)]| Package {
+            name: name.into(),
+            local: true,
+            folder: String::new(),
+            dependencies: used
+                .iter()
+                .map(|(name, dev)| Dependency { name: (*name).into(), dev: *dev })
+                .collect(),
+        };
+        let packages = [
+            package("cli", &[("nbd", false), ("testkit", true)]),
+            package("nbd", &[("base", false), ("cli", false)]),
+            package("base", &[("sim", false)]),
+            package("testkit", &[("bench", false)]),
+        ];
+        assert_eq!(contained("cli", &packages), ["cli", "nbd", "base", "sim"]);
+    }
+
+    #[test]
+    fn program_forebay_contains_no_bench_and_no_crash_test() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let packages = packages(root).unwrap();
+        let found = contained("forebay-cli", &packages);
+        assert!(found.contains(&"forebay-lfs") && found.contains(&"clap"), "{found:?}");
+        assert!(!found.iter().any(|name| NOT_IN_PRODUCT.contains(name)), "{found:?}");
+        let lab = contained("forebay-lab", &packages);
+        assert!(NOT_IN_PRODUCT.iter().all(|name| lab.contains(name)), "{lab:?}");
+    }
 
     #[test]
     fn the_table_itself_points_down() {

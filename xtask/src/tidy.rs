@@ -31,7 +31,7 @@ const FORBIDDEN: &[(&str, &str)] = &[
 /// A library says what it has to say through `log`.
 const PRINTS: &[&str] = &["println!(", "eprintln!(", "print!(", "eprint!("];
 /// Crates that may print: programs.
-const PROGRAMS: &[&str] = &["crates/cli/", "crates/bench/", "xtask/"];
+const PROGRAMS: &[&str] = &["crates/cli/", "crates/lab/", "crates/bench/", "xtask/"];
 
 /// Runs the check.
 pub fn check(root: &Path) -> Findings {

@@ -1,7 +1,7 @@
 //! forebay-base: what every layer stands on. Knows no layer above it and does no file I/O.
 //!
 //! Reading order: [`error`], [`units`], [`buf`], [`sync`], [`task`] (with `wait`), [`world`],
-//! [`pool`], [`sim_world`]; then the tools [`codec`], [`checksum`], [`hist`], [`io_flusher`],
+//! [`pool`], [`sim_world`]; then the tools [`codec`], [`checksum`], [`io_flusher`],
 //! [`thread`].
 //!
 //! Unsafe: only in [`buf`] (owned aligned memory and the [`buf::IoMem`] contract), and in
@@ -12,7 +12,6 @@ pub mod checksum;
 pub mod codec;
 pub mod error;
 pub mod flags;
-pub mod hist;
 pub mod io_flusher;
 pub mod peer;
 pub mod pool;

@@ -1,13 +1,14 @@
-//! `alloc`: contiguous blocks for large direct writes of several writers, beside write-back and small writes,
-//! on a volume with each way of giving out blocks.
+//! `alloc`: contiguous blocks for large direct writes of several writers, during write-back and
+//! small writes, on a volume with each way of giving out blocks.
 //!
-//! Reading order: `bed` (a fresh volume on some device), `load` (who writes what), `found` (what is looked at
-//! afterwards), then the parts: `delay` and `disk` in `large`, `small`, `sim`, `kernel`.
+//! Reading order: `bed` (a fresh volume on some device), `load` (who writes what), `found` (what is
+//! looked at afterwards), then the parts: `delay` and `disk` in `large`, `small`, `sim`, `kernel`.
 //!
-//! Invariants: A1 every slice begins on an empty volume with an empty cache, of the same size for all
-//! variants. A2 a slice of direct writes ends when the last is complete, one of buffered writes when they are
-//! synced. A3 extents of a file are counted in its map, runs that lie one behind the other as one, extents of
-//! a request by the allocator as it gives them out; discontiguities where requests reach the device.
+//! Invariants: A1 every slice begins on an empty volume with an empty cache, of the same size for
+//! all variants. A2 a slice of direct writes ends when the last is complete, one of buffered writes
+//! when they are synced. A3 extents of a file are counted in its map, runs that lie one behind the
+//! other as one, extents of a request by the allocator as it gives them out; discontiguities where
+//! requests reach the device.
 
 mod bed;
 mod found;

@@ -188,7 +188,7 @@ pub fn run(options: &Options) -> Result<Report> {
 fn bed(options: &Options, size: u64, report: &mut Report) -> Result<(Bed, Vec<Column>)> {
     let how = Making::best(Backing::Sparse);
     let xfs = LoopFs::with(&options.dir, "database", size.max(320 * MIB), FsKind::Xfs, &how);
-    let group = || crate::harness::cgroup::Memcg::create("database-probe", 64 * MIB).map(drop);
+    let group = || forebay_testkit::cgroup::Memcg::create("database-probe", 64 * MIB).map(drop);
     match xfs.and_then(|xfs| group().map(|()| xfs)) {
         Ok(xfs) => Ok((Bed::Xfs(xfs), COLUMNS.to_vec())),
         Err(e) => {

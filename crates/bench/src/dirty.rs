@@ -1,5 +1,5 @@
-//! `dirty`: sub-page dirty tracking. What a small change costs that is made durable at once: bytes that
-//! reach the device for each byte changed, and synced writes per second.
+//! `dirty`: sub-page dirty tracking. What a small change costs that is made durable at once: bytes
+//! that reach the device for each byte changed, and synced writes per second.
 //!
 //! Reading order: `subject` (who writes and syncs),
 //! `drive` (one slice), then the parts: the `dd` line, the `fio` line, the 8 jobs, the delay

@@ -1,5 +1,6 @@
-//! `files`: thousands of files on one cache, each with little in it: threads, memory, and what opening
-//! one more costs (`many`); a healthy file beside one whose device fails all writes (`dead`).
+//! `files`: thousands of files on one cache, each with little in it: threads, memory, and what
+//! opening one more costs (`many`); a healthy file next to one whose device fails all writes
+//! (`dead`).
 
 mod dead;
 mod many;

@@ -1,11 +1,11 @@
 //! What every bench stands on: options, load, slices that alternate, meters and images.
 //!
-//! Reading order: [`options`], [`load`] (one slice), [`alternate`] (slices to rounds to ratios), then
-//! what they use. Nothing here knows who is measured.
+//! Reading order: [`options`], [`load`] (one slice), [`alternate`] (slices to rounds to ratios),
+//! then what they use. Nothing here knows who is measured.
 
 pub mod alternate;
 pub mod backing;
-pub mod cgroup;
+pub mod hist;
 pub mod image;
 pub mod load;
 pub mod machine;

@@ -1,4 +1,4 @@
-//! forebay-bench: measures Forebay beside the kernel and bare copies, in alternating slices.
+//! forebay-bench: compares Forebay with the kernel and bare copies, in alternating slices.
 //!
 //! Reading order: [`harness`] (how is measured), [`rivals`] (who is measured), [`report`] (what was
 //! found), then one module per bench. `docs/internals/benchmarking.md` says what each row is.
@@ -28,82 +28,146 @@ pub mod start;
 pub mod uncached;
 pub mod volume;
 
+use clap::ArgMatches;
 use forebay_base::Result;
 use harness::meter::MachineTime;
-use harness::options::{Options, REPORT, USAGE};
+use harness::options::{self, ALL, Described, Options};
 use harness::{image, machine};
 use report::model::{self, Report};
+use report::options::{REPORT, ReportOptions};
 use report::{five, results};
 use rivals::{empty, loopdev, mounted, worker};
 
 type BenchFn = fn(&Options) -> Result<Report>;
 
-/// Every bench, with what it measures in a few words.
-const BENCHES: &[(&str, &str, BenchFn)] = &[
-    ("hit", "4 KiB reads and writes of cached data against pread and memcpy", hit::run),
-    ("dirty", "small changes made durable at once: bytes written per byte, IOPS", dirty::run),
-    ("stable", "writers that meet their blocks in flight: wait, snapshot, cow, auto", stable::run),
+/// Every bench, with what it measures in a few words, and its parts.
+const BENCHES: &[(&str, &str, &[&str], BenchFn)] = &[
+    ("hit", "4 KiB reads and writes of cached data against pread and memcpy", &[], hit::run),
+    (
+        "dirty",
+        "small changes made durable at once: bytes written per byte, IOPS",
+        &["dd", "fio", "volume", "jobs", "delay", "nbd"],
+        dirty::run,
+    ),
+    (
+        "stable",
+        "writers that meet their blocks in flight: wait, snapshot, cow, auto",
+        &["delay", "scarce", "disk", "kernel", "volume", "verify"],
+        stable::run,
+    ),
     (
         "uncached",
-        "reads and writes that leave nothing behind, and a hot set beside them",
+        "reads and writes that leave nothing behind, and a hot set during them",
+        &["files", "writes", "random", "hotset", "sequential", "volume"],
         uncached::run,
     ),
-    ("loop", "the image opened with and without O_DIRECT, beside the kernel's loop", looped::run),
-    ("nbd", "random 4 KiB reads over NBD against nbdkit and qemu-nbd", nbd::run),
-    ("files", "thousands of files on one cache: threads, memory, time; a dead device", files::run),
-    ("start", "from exec until the first answer, by size of the cache", start::run),
-    ("resize", "the cache made small and large again under load", resize::run),
-    ("alloc", "parallel large writers: extents, on a disk with an arm and on this one", alloc::run),
-    ("volume", "the volume beside XFS, ext4 and btrfs on a loop, and the host's", volume::run),
-    ("mount", "a volume's mount beside an empty FUSE server and XFS on a loop", mount::run),
-    ("live", "what it costs when somebody watches", live::run),
+    (
+        "loop",
+        "the image opened with and without O_DIRECT, and the kernel's loop",
+        &["cells", "depth", "memory", "sparse"],
+        looped::run,
+    ),
+    (
+        "nbd",
+        "random 4 KiB reads over NBD against nbdkit and qemu-nbd",
+        &["hits", "misses", "status"],
+        nbd::run,
+    ),
+    (
+        "files",
+        "thousands of files on one cache: threads, memory, time; a dead device",
+        &["many", "dead"],
+        files::run,
+    ),
+    ("start", "from exec until the first answer, by size of the cache", &[], start::run),
+    ("resize", "the cache made small and large again under load", &[], resize::run),
+    (
+        "alloc",
+        "parallel large writers: extents, on a disk with an arm and on this one",
+        &["delay", "disk", "small", "sim", "kernel"],
+        alloc::run,
+    ),
+    (
+        "volume",
+        "the volume, and XFS, ext4 and btrfs on a loop and on the host",
+        &volume::PART_NAMES,
+        volume::run,
+    ),
+    (
+        "mount",
+        "a volume's mount, an empty FUSE server and XFS on a loop",
+        &mount::PART_NAMES,
+        mount::run,
+    ),
+    ("live", "what a client of the live view costs", &[], live::run),
     (
         "database",
         "SQLite in process during a backup, and on the kernel's cache of the same size",
+        &["files", "itself"],
         database::run,
     ),
-    ("memcg", "the server under mixed load inside a memory cgroup", memcg::run),
+    ("memcg", "the server under mixed load inside a memory cgroup", &[], memcg::run),
 ];
 
-/// What `bench` takes, and what it can run.
-fn usage() -> String {
-    let names = BENCHES.iter().map(|(name, text, _)| format!("\n  {name:9} {text}"));
-    let names: String = names.collect();
-    format!(
-        "{USAGE}\nNAME is one of:{names}\n  {:9} all of them, and what they say of each behaviour",
-        "all"
-    )
+fn described() -> Vec<Described> {
+    BENCHES.iter().map(|(name, about, parts, _)| (*name, *about, *parts)).collect()
 }
 
-/// Runs `NAME [flags]` as the command line gives them and returns the exit code: 0 when the
+/// The command line of `bench`.
+pub fn command() -> clap::Command {
+    let command = options::command(&described());
+    let report = report::options::command(&command);
+    command.subcommand(report)
+}
+
+/// The work of a process that a bench starts: the exit code, if the arguments ask for one.
+pub fn helper_process(args: &[String]) -> Option<u8> {
+    match args.split_first() {
+        Some((first, _)) if first == worker::WORKER => Some(jobs::serve()),
+        Some((first, rest)) if first == empty::EMPTY => Some(empty::serve(rest)),
+        _ => None,
+    }
+}
+
+/// Runs `NAME [flags]` as the command line gives them, and gives the exit code: 0 when the
 /// bench ran (bars missed or not), 1 when a part of it failed, 2 for arguments that make no sense.
-pub fn run(args: Vec<String>) -> i32 {
-    if args.first().is_some_and(|arg| arg == worker::WORKER) {
-        return jobs::serve();
+pub fn run(args: Vec<String>) -> u8 {
+    if let Some(code) = helper_process(&args) {
+        return code;
     }
-    if args.first().is_some_and(|arg| arg == empty::EMPTY) {
-        return empty::serve(&args[1..]);
+    match command().no_binary_name(true).try_get_matches_from(args) {
+        Ok(matches) => run_matched(&matches),
+        Err(e) => refused(&e),
     }
-    if args.iter().any(|arg| arg == "-h" || arg == "--help") {
-        println!("{}", usage());
-        return 0;
+}
+
+/// Prints help, or what is wrong with the command line.
+fn refused(e: &clap::Error) -> u8 {
+    // A closed standard error leaves nothing to do.
+    let _printed = e.print();
+    u8::try_from(e.exit_code()).unwrap_or(2)
+}
+
+/// The same for a command line that [`command`] has matched.
+pub fn run_matched(matches: &ArgMatches) -> u8 {
+    let Some((name, matches)) = matches.subcommand() else { return 2 };
+    if name == REPORT {
+        return match ReportOptions::from_matches(matches) {
+            Ok(options) => exit_code(results::report(&options)),
+            Err(e) => refused(&e),
+        };
     }
-    let options = match Options::parse(&args) {
-        Ok(options) => options,
-        Err(text) => {
-            eprintln!("bench: {text}");
-            return 2;
-        }
-    };
-    if options.name == REPORT {
-        return exit_code(results::report(&options));
+    match Options::from_matches(name, matches, &described()) {
+        Ok(options) => run_benches(&options),
+        Err(e) => refused(&e),
     }
-    let all = |name: &str| options.name == "all" && !options.without.iter().any(|w| w == name);
-    let chosen: Vec<_> = BENCHES.iter().filter(|b| b.0 == options.name || all(b.0)).collect();
-    if chosen.is_empty() {
-        eprintln!("bench: no bench is called `{}`\n{}", options.name, usage());
-        return 2;
-    }
+}
+
+fn run_benches(options: &Options) -> u8 {
+    let chosen = BENCHES.iter().filter(|(name, ..)| match options.name.as_str() {
+        ALL => !options.without.iter().any(|without| without == *name),
+        wanted => wanted == *name,
+    });
     let machine = machine::describe(&options.dir);
     println!("machine: {}", model::machine_line(&machine));
     loopdev::sweep(&options.dir);
@@ -113,24 +177,24 @@ pub fn run(args: Vec<String>) -> i32 {
     }
     let mut all = Report::new(options.quick);
     let (mut found, mut failed) = (Vec::new(), 0);
-    for (name, text, bench) in chosen {
+    for (name, text, _, bench) in chosen {
         println!("\n== {name}: {text}");
-        let report = one(name, *bench, &options).unwrap_or_else(|e| {
+        let report = one(name, *bench, options).unwrap_or_else(|e| {
             eprintln!("bench {name}: {e}");
             let mut report = Report::new(options.quick);
             report.fail(name, e);
             report
         });
         failed += report.failed();
-        found.push(results::describe(name, text, &args, &report, machine.clone()));
+        found.push(results::describe(name, text, &options.words, &report, machine.clone()));
         all.absorb(report);
     }
-    if options.name == "all" {
+    if options.name == ALL {
         let quick =
             if options.quick { "quick run, small and short: not for quoting\n" } else { "" };
         print!("\n{quick}{}", five::table(&found));
     }
-    let written = exit_code(results::write(&options, &all, found, machine));
+    let written = exit_code(results::write(options, &all, found, machine));
     if options.quick {
         println!("\na quick run judges nothing: its figures are not for quoting");
     } else {
@@ -157,7 +221,7 @@ fn one(name: &str, bench: BenchFn, options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-fn exit_code(result: Result<()>) -> i32 {
+fn exit_code(result: Result<()>) -> u8 {
     match result {
         Ok(()) => 0,
         Err(e) => {
@@ -170,8 +234,11 @@ fn exit_code(result: Result<()>) -> i32 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn an_unknown_name_is_a_usage_error() {
-        assert_eq!(super::run(vec!["nonsense".into()]), 2);
-        assert_eq!(super::run(vec!["hit".into(), "--bad".into()]), 2);
+    fn arguments_without_sense_end_with_status_2() {
+        for words in [&["nonsense"][..], &["hit", "--bad"], &["nbd", "--part", "none"], &[]] {
+            let words = words.iter().map(|word| word.to_string()).collect();
+            assert_eq!(super::run(words), 2);
+        }
+        assert_eq!(super::run(vec!["mount".into(), "--help".into()]), 0);
     }
 }

@@ -1,5 +1,5 @@
-//! `live`: what watching costs. Random 4 KiB reads of cached data by as many threads as there are CPUs, with
-//! somebody who asks for the page's numbers as often as a browser does, and without.
+//! `live`: what watching costs. Random 4 KiB reads of cached data by as many threads as there are
+//! CPUs, with a client that asks for the page's numbers as often as a browser does, and without.
 //!
 //! The two alternate, and which comes first turns about with each round.
 

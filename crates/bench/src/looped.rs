@@ -1,6 +1,6 @@
 //! `loop`: the eight cells of the loop patch's table (16 jobs and 1 job; randread, read,
 //! randwrite, write), by fio over NBD, with the image opened with O_DIRECT and without, `--mode
-//! cached` in both; the kernel's loop device beside; memory used, context switches.
+//! cached` in both; the kernel's loop device for comparison; memory used, context switches.
 //!
 //! Invariants: B1 each slice starts cold: a server or loop device of its own, the image out of
 //! the page cache. B2 server, and fio on a loop device, run in a memory cgroup of budget + 256
@@ -12,11 +12,11 @@ mod fio;
 
 use self::fio::{Jobs, Place, nbd_flush};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
-use crate::harness::cgroup::Memcg;
 use crate::harness::image::{Image, drop_file_cache};
 use crate::harness::load::Slice;
 use crate::rivals::fio as client;
 use crate::rivals::loopdev::LoopDev;
+use forebay_testkit::cgroup::Memcg;
 
 use crate::harness::meter::{Usage, Watch, resident_bytes};
 use crate::harness::options::Options;
@@ -38,7 +38,7 @@ const PATTERNS: [(&str, f64); 4] =
     [("randread", 0.97), ("read", 0.97), ("randwrite", 1.0), ("write", 0.97)];
 /// Suffix, jobs, and the share of the image that each has: as 16 x 400M and 1 x 4000M.
 const LAYOUTS: [(&str, u32, u64, u64); 2] = [("16jobs", 16, 1, 16), ("1job", 1, 5, 8)];
-/// What may be in the page cache beside what is in flight, MiB.
+/// What may be in the page cache in addition to I/O in flight, MiB.
 const GROWTH_MIB: f64 = 16.0;
 
 /// Memory at the end of a slice, bytes: the image's pages, and the server's own.
@@ -149,7 +149,7 @@ impl Bench<'_> {
         let cached = most.max(self.image_cached()?);
         let resident = resident_bytes(server.pid()).unwrap_or(0);
         self.remember(name, Memory { cached, resident });
-        // The server ends before its cgroup (C1).
+        // The server ends before its cgroup.
         drop(server);
         Ok(slice)
     }

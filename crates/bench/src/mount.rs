@@ -21,7 +21,7 @@ mod stable;
 mod sync;
 mod uncached;
 
-use crate::harness::options::Options;
+use crate::harness::options::{Options, names_of};
 use crate::report::model::Report;
 use crate::rivals::server::forebay_binary;
 use forebay_base::{Error, ErrorKind, Result};
@@ -71,6 +71,9 @@ pub fn prepare() -> Result<()> {
     }
     Ok(())
 }
+
+/// The names of the parts.
+pub const PART_NAMES: [&str; PARTS.len()] = names_of(&PARTS);
 
 /// Runs all parts, or the one that is asked for.
 pub fn run(options: &Options) -> Result<Report> {

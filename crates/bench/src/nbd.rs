@@ -1,6 +1,6 @@
-//! `nbd`: our export beside nbdkit and qemu-nbd, random 4 KiB reads by fio's nbd engine, client
-//! on one core and server on the other. All in memory (`hits`), nothing in memory (`misses`). And what a
-//! reader feels of clients who ask for the map (`status`).
+//! `nbd`: our export compared with nbdkit and qemu-nbd, random 4 KiB reads by fio's nbd engine,
+//! client on one core and server on the other. All in memory (`hits`), nothing in memory
+//! (`misses`). And what a reader feels of clients who ask for the map (`status`).
 
 mod best;
 mod client;

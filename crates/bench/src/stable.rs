@@ -1,7 +1,7 @@
-//! `stable`: what a writer pays for bytes in flight that must not change. A mix of four clients with
-//! rewrites of pages in flight, with the need off, and with it on by each strategy; on a delay
-//! device and on the disk; the same on a volume, whose checksums need it; the kernel's XFS on a loop
-//! device with its knob off and on; and the verifying device under concurrent writers.
+//! `stable`: what a writer pays for bytes in flight that must not change. A mix of four clients
+//! with rewrites of pages in flight, with the need off, and with it on by each strategy; on a delay
+//! device and on the disk; the same on a volume, whose checksums need it; the kernel's XFS on a
+//! loop device with its knob off and on; and the verifying device under concurrent writers.
 //!
 //! Invariant: T1 all variants of a device run on one file behind one cache, so that nothing but the
 //! need and the strategy differs.

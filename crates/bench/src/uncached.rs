@@ -1,6 +1,6 @@
 //! `uncached`: reads of 32 files (`files`) and writes (`writes`) by every strategy, a buffered
-//! writer beside an uncached one ([`compete`]), random reads
-//! of a file ten times the budget and more (`random`), a hot set beside a stream
+//! writer next to an uncached one ([`compete`]), random reads
+//! of a file ten times the budget and more (`random`), a hot set during a stream
 //! ([`crate::hotset`]), sequential reads (`sequential`); and on a volume (`volume`).
 //!
 //! Invariants: N1 variants that fill a cache and variants that pass it by use different files,

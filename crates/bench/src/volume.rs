@@ -1,12 +1,12 @@
-//! `volume`: the log-structured volume beside XFS, ext4 and btrfs on a direct loop device and beside the
-//! host's own file system.
+//! `volume`: the log-structured volume compared with XFS, ext4 and btrfs on a direct loop device
+//! and with the host's own file system.
 //!
-//! Reading order: [`places`] (who takes part), `overwrite` (a load), then the parts: `sync`, `random`, `seq`
-//! with `flush`, `sustained`, `names`, `open`, `full`.
+//! Reading order: [`places`] (who takes part), `overwrite` (a load), then the parts: `sync`,
+//! `random`, `seq` with `flush`, `sustained`, `names`, `open`, `full`.
 //!
-//! Invariants: W1 what is compared does the same calls on files of the same size in images of the same size.
-//! W2 bytes to the device are counted where they leave: ours at the door of the device, the kernel's by the
-//! loop device.
+//! Invariants: W1 what is compared does the same calls on files of the same size in images of the
+//! same size. W2 bytes to the device are counted where they leave: ours at the door of the device,
+//! the kernel's by the loop device.
 
 mod flush;
 mod full;
@@ -22,7 +22,7 @@ mod sync;
 pub use open::{log_here, touch_here};
 pub use overwrite::overwrite_here;
 
-use crate::harness::options::Options;
+use crate::harness::options::{Options, names_of};
 use crate::report::model::Report;
 use forebay_base::Result;
 
@@ -38,6 +38,9 @@ const PARTS: [Part; 7] = [
     ("open", open::run),
     ("full", full::run),
 ];
+
+/// The names of the parts.
+pub const PART_NAMES: [&str; PARTS.len()] = names_of(&PARTS);
 
 /// Runs all parts, or the one that is asked for.
 pub fn run(options: &Options) -> Result<Report> {

@@ -8,6 +8,7 @@ pub use volume::{CpArgs, CreateArgs, ExtentsArgs, FsckArgs, GrowArgs, LsArgs, Re
 use crate::attach::{AttachArgs, DetachArgs, ListArgs};
 use crate::failure::{Failure, Outcome};
 use crate::generate::GenerateArgs;
+use crate::lab::LabArgs;
 use crate::mount::{MountArgs, WatchdogArgs};
 use crate::policy::PolicyArgs;
 use crate::run::RunArgs;
@@ -15,10 +16,10 @@ use crate::umount::UmountArgs;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
 use forebay_base::units::{format_size, parse_size};
-use forebay_crashtest::{Planted, Spot};
 use std::path::{Path, PathBuf};
 
-/// A page cache that its owner sizes and steers, over disk images and volumes, for programs, NBD and mounts.
+/// A page cache that its owner sizes and steers, over disk images and volumes, for programs, NBD
+/// and mounts.
 #[derive(Parser, Debug)]
 #[command(name = "forebay", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(
@@ -81,13 +82,14 @@ pub enum Command {
     Fincore(FincoreArgs),
     /// Say what this machine offers and what would be chosen
     Doctor(DoctorArgs),
-    /// Cut the power of volumes in memory, everywhere, and see what is left
-    CrashTest(CrashTestArgs),
     /// Make man pages and completions for shells
     Generate(GenerateArgs),
-    /// Measure against the kernel
+    /// Measure against the kernel; runs `forebay-lab bench`
     #[command(disable_help_flag = true)]
-    Bench(BenchArgs),
+    Bench(LabArgs),
+    /// Cut the power of volumes in memory at every write; runs `forebay-lab crash-test`
+    #[command(disable_help_flag = true)]
+    CrashTest(LabArgs),
 }
 
 /// What `export` and `attach` are told of the cache, and of what is below it.
@@ -197,7 +199,8 @@ pub struct ExportArgs {
     /// Most connections at a time [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub clients: Option<u16>,
-    /// Idle for this long, a connection makes room for a new one when there are too many [default: 60]
+    /// Idle for this long, a connection makes room for a new one when there are too many [default:
+    /// 60]
     #[arg(long, value_name = "SECONDS")]
     pub idle_timeout: Option<u32>,
     /// Longest look around for work before a thread sleeps; 0 is off [default: 50]
@@ -226,7 +229,7 @@ pub struct Which {
 }
 
 impl Which {
-    /// Refuses options beside a mount, whose process is meant already.
+    /// Refuses options that name a process, where a mount names one already.
     pub fn none_beside(&self, command: &str, dir: &Path) -> Outcome {
         if self.control.is_none() && self.pid.is_none() {
             return Ok(());
@@ -341,75 +344,6 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-/// `forebay crash-test`
-#[derive(Args, Debug)]
-pub struct CrashTestArgs {
-    /// Which workloads; the same number gives the same ones
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
-    /// End after this time [default: 10, without --states and --case]
-    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
-    pub seconds: Option<u64>,
-    /// End after so many crash states
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub states: Option<u64>,
-    /// Threads [default: the CPUs]
-    #[arg(long, value_name = "J", value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub jobs: Option<u16>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Runs of this class alone
-    #[arg(long, value_name = "NAME", conflicts_with = "case", value_parser = class)]
-    pub class: Option<usize>,
-    /// This workload alone
-    #[arg(long, value_name = "N", conflicts_with_all = ["seconds", "states"])]
-    pub case: Option<u64>,
-    /// Of its steps these alone: their places, or `none`
-    #[arg(long, value_name = "LIST", requires = "case", value_parser = steps)]
-    pub steps: Option<Steps>,
-    /// Look at this spot alone: CUT:FATES, CUT:FATES:then, CUT:killed, or `run`
-    #[arg(long, value_name = "SPOT", requires = "steps")]
-    pub at: Option<Spot>,
-    /// Make a mistake, to see that it is found
-    #[arg(long, value_name = "NAME", hide = true, value_parser = planted)]
-    pub plant: Option<Planted>,
-}
-
-/// Places of steps.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Steps(pub Vec<usize>);
-
-fn steps(text: &str) -> Result<Steps, String> {
-    if text == "none" {
-        return Ok(Steps(Vec::new()));
-    }
-    let steps = text.split(',').map(|place| place.parse().map_err(|_| "numbers with commas"));
-    Ok(Steps(steps.collect::<Result<_, _>>()?))
-}
-
-fn class(text: &str) -> Result<usize, String> {
-    forebay_crashtest::class_by_name(text).ok_or_else(|| {
-        let names = forebay_crashtest::CLASSES.iter().map(|class| class.name);
-        format!("one of {}", names.collect::<Vec<_>>().join(", "))
-    })
-}
-
-fn planted(text: &str) -> Result<Planted, String> {
-    Planted::from_name(text).ok_or_else(|| {
-        let names: Vec<&str> = Planted::ALL.iter().map(|fault| fault.name()).collect();
-        format!("one of {}", names.join(", "))
-    })
-}
-
-/// `forebay bench`: its own options are in the bench crate.
-#[derive(Args, Debug)]
-pub struct BenchArgs {
-    /// Name of a bench and its options; `forebay bench --help` lists them
-    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
-    pub args: Vec<String>,
-}
-
 /// A size, as in `64M`.
 pub fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|_| "a whole number with an optional k, M, G or T".to_string())
@@ -474,29 +408,26 @@ mod tests {
             "forebay stat --json --prometheus",
             "forebay stat --pid 1 --control x",
             "forebay stat --count 2",
-            "forebay crash-test --seconds 0",
-            "forebay crash-test --jobs 0",
-            "forebay crash-test --steps 1,2",
-            "forebay crash-test --case 1 --steps 1,x",
-            "forebay crash-test --case 1 --steps 1 --at 3",
-            "forebay crash-test --case 1 --seconds 3",
-            "forebay crash-test --class no-such-class",
-            "forebay crash-test --plant no-such-mistake",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }
     }
 
     #[test]
-    fn watch_has_a_default_and_bench_takes_anything() {
+    fn watch_has_a_default_and_commands_of_the_lab_take_anything() {
         let Command::Stat(args) = parse("forebay stat --watch").unwrap().command else {
             panic!("not stat")
         };
         assert_eq!(args.watch, Some(1));
-        let Command::Bench(args) = parse("forebay bench hit --quick --help").unwrap().command
+        let Command::Bench(args) = parse("forebay -v bench hit --quick --help -v").unwrap().command
         else {
             panic!("not bench")
         };
-        assert_eq!(args.args, ["hit", "--quick", "--help"]);
+        assert_eq!(args.words, ["hit", "--quick", "--help", "-v"]);
+        let Command::CrashTest(args) = parse("forebay crash-test --seed 1 -- x").unwrap().command
+        else {
+            panic!("not crash-test")
+        };
+        assert_eq!(args.words, ["--seed", "1", "--", "x"]);
     }
 }

@@ -1,4 +1,5 @@
-//! The process that stays: this program once more, with `--daemon`. Whoever started it waits for its word.
+//! The process that stays: this program once more, with `--daemon`. The process that
+//! started it waits for its word.
 
 use crate::failure::{Failure, Outcome, status};
 use crate::logger;

@@ -175,7 +175,8 @@ fn engine() -> Finding {
 }
 
 fn huge_pages() -> Finding {
-    // The rules for anonymous memory, which the arena is: those for shared memory and files do not matter.
+    // The rules for anonymous memory, which the arena is: those for shared memory and files do not
+    // matter.
     let folder = "/sys/kernel/mm/transparent_hugepage";
     let rule = |file: &str| machine::chosen(&format!("{folder}/{file}")).unwrap_or("?".into());
     let collapses = machine::read_line(&format!("{folder}/khugepaged/defrag"));
@@ -270,7 +271,8 @@ mod tests {
         }
     }
 
-    /// It named the rule for shared memory, which does not concern the arena, and not what came of the rules.
+    /// It named the rule for shared memory, which does not concern the arena, and not what came of
+    /// the rules.
     #[test]
     fn huge_pages_are_told_by_what_the_arena_reached() {
         let (finding, stats) = (huge_pages(), small_arena().unwrap());

@@ -13,7 +13,7 @@ pub mod status {
     pub const USAGE: u8 = 2;
     /// No such file, or no running process.
     pub const NOT_FOUND: u8 = 3;
-    /// Somebody else holds the image.
+    /// Another process holds the image.
     pub const BUSY: u8 = 4;
     /// A volume is damaged.
     pub const DAMAGED: u8 = 5;
@@ -70,7 +70,8 @@ impl Failure {
         Self { message: format!("{}: {e}", what.into()), hint: None, status }
     }
 
-    /// Prints it to standard error, or where a process in the background has it, and gives the exit status.
+    /// Prints it to standard error, or where a process in the background has it, and gives the exit
+    /// status.
     pub fn report(&self) -> u8 {
         if logger::in_background() {
             let hint = self.hint.as_deref().unwrap_or("");

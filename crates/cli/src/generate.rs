@@ -1,4 +1,5 @@
-//! `forebay generate`: man pages and completions for shells, from the description of the command line itself.
+//! `forebay generate`: man pages and completions for shells, from the description of the command
+//! line itself.
 //!
 //! G1 What is generated has every command and option that `--help` has.
 

@@ -45,7 +45,8 @@ pub fn options(args: &LiveArgs) -> Outcome<Option<Options>> {
     Ok(Some(options))
 }
 
-/// Takes the address, if one is wanted: before anything is served, so that one that is taken stops nothing.
+/// Takes the address, if one is wanted: before anything is served, so that one that is taken stops
+/// nothing.
 pub fn bind(args: &LiveArgs) -> Outcome<Option<Bound>> {
     Ok(options(args)?.map(|options| Bound::new(&options)).transpose()?)
 }
@@ -84,7 +85,8 @@ mod tests {
         LiveArgs { http: http.map(str::to_string), http_insecure }
     }
 
-    /// The word `http_insecure` was dropped beside `--http`, and did nothing without an address.
+    /// The word `http_insecure` was dropped where `--http` was given, and did nothing without an
+    /// address.
     #[test]
     fn each_is_taken_from_where_it_is_said() {
         let (ours, theirs) = (Some("0.0.0.0:1"), Some("0.0.0.0:2"));

@@ -1,5 +1,5 @@
-//! The logger behind `log`: one line per message on standard error; from a process that stays in the
-//! background, to the system's log.
+//! The logger behind `log`: one line per message on standard error; from a process that stays in
+//! the background, to the system's log.
 //!
 //! B1 What a process in the background has to say is said: it has no standard error.
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Where syslog(3) listens; `FOREBAY_SYSLOG` names another socket.
 const SYSLOG: &str = "/dev/log";
-/// The kernel's log takes messages of root, if nobody listens there.
+/// The kernel's log takes messages of root, if no process listens there.
 const KERNEL_LOG: &str = "/dev/kmsg";
 /// How long a message waits for room there.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -80,7 +80,7 @@ fn to_system(level: Level, what: &Arguments<'_>) {
     });
     if sent.is_err() {
         let kernel = std::fs::File::options().write(true).open(KERNEL_LOG);
-        // There is nobody left to be told that this failed.
+        // No log is left that could take the message.
         let _said = kernel.and_then(|mut log| log.write_all(line.as_bytes()));
     }
 }

@@ -8,13 +8,13 @@
 mod args;
 mod attach;
 mod control;
-mod crash_test;
 mod daemon;
 mod doctor;
 mod export;
 mod failure;
 mod fincore;
 mod generate;
+mod lab;
 mod live;
 mod logger;
 mod machine;
@@ -64,15 +64,11 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Fincore(args) => fincore::fincore(args).map(|()| status::OK),
         Command::Doctor(args) => doctor::doctor(args).map(|()| status::OK),
-        Command::CrashTest(args) => crash_test::crash_test(args),
         Command::Generate(args) => generate::generate(args).map(|()| status::OK),
-        Command::Bench(args) => Ok(bench(args.args.clone())),
+        Command::Bench(args) => lab::run("bench", args, cli.verbose),
+        Command::CrashTest(args) => lab::run("crash-test", args, cli.verbose),
     };
     ExitCode::from(result.unwrap_or_else(|failure| failure.report()))
-}
-
-fn bench(args: Vec<String>) -> u8 {
-    u8::try_from(forebay_bench::run(args)).unwrap_or(status::FAILED)
 }
 
 /// Help and version go to standard output; a wrong command line becomes one line and a hint.

@@ -1,7 +1,8 @@
 //! Mounts of Forebay as this process sees them, by the system's table.
 //!
-//! M1 Nobody who serves a mount is asked unless that is said: one that does not answer holds up nobody.
-//! M2 What the table names may be gone, or covered by another mount, when it is looked at.
+//! M1 No function here asks the server of a mount unless its comment says so: a server that does
+//! not answer blocks no caller. M2 What the table names may be gone, or covered by another mount,
+//! when it is looked at.
 
 use crate::failure::{Failure, Outcome};
 use forebay_fuse::CONTROL_ATTRIBUTE;
@@ -67,7 +68,8 @@ pub fn controls(time: Duration) -> Vec<PathBuf> {
     std::iter::from_fn(next).filter_map(Result::ok).collect()
 }
 
-/// Number of the device that is mounted on `path`, or that it is on, without asking whoever serves it.
+/// Number of the device that is mounted on `path`, or that it is on, without asking the process
+/// that serves it.
 pub fn number_of(path: &Path) -> Outcome<(u32, u32)> {
     let stat = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
     let stat = stat.map_err(|e| Failure::io(path.display().to_string(), &e.into()))?;
@@ -100,8 +102,8 @@ pub fn at(path: &Path) -> Outcome<Mount> {
     })
 }
 
-/// A line of the table: id, parent, device, root, directory, options, more of them, `-`, type, source,
-/// options.
+/// A line of the table: id, parent, device, root, directory, options, more of them, `-`, type,
+/// source, options.
 fn line(line: &[u8]) -> Option<Mount> {
     let mut words = line.split(|b| *b == b' ');
     let number = std::str::from_utf8(words.nth(2)?).ok()?.split_once(':')?;

@@ -20,7 +20,7 @@ pub fn json(value: &serde_json::Value) {
     line(serde_json::to_string_pretty(value).expect("a JSON value prints"));
 }
 
-/// Prints lines of a process that goes on: it serves whether or not somebody reads them.
+/// Prints lines of a process that goes on serving, whether or not they are read.
 pub fn announce(lines: &[String]) {
     let mut text = lines.join("\n");
     text.push('\n');

@@ -1,7 +1,9 @@
-//! `forebay policy`: what openings of a file on a mount do with the cache, unless they say otherwise.
+//! `forebay policy`: what openings of a file on a mount do with the cache, unless they say
+//! otherwise.
 //!
-//! L1 What cannot have a policy is left alone: symbolic links are not followed below a directory, and pipes,
-//!    sockets and devices are passed over. That holds whoever changes the tree meanwhile.
+//! L1 What cannot have a policy is left alone: symbolic links are not followed below a directory,
+//! and pipes,
+//!    sockets and devices are passed over. That holds while other processes change the tree.
 
 use crate::failure::{Failure, Outcome, status};
 use crate::{mounts, output};
@@ -60,8 +62,8 @@ pub fn policy(args: &PolicyArgs) -> Outcome {
     }
 }
 
-/// Calls `f` with a path, and with what is below it if that is asked for (L1). Each is held open meanwhile:
-/// who may write in the tree could put a link in the place of what was looked at.
+/// Calls `f` with a path, and with what is below it if that is asked for (L1). Each is held open
+/// meanwhile: who may write in the tree could put a link in the place of what was looked at.
 fn each(path: &Path, below: bool, f: &mut dyn FnMut(&OwnedFd, &Path, bool)) -> Outcome {
     let failed = |e: Errno| Failure::io(path.display().to_string(), &e.into());
     let held = open(CWD, path, OFlags::PATH).map_err(failed)?;
@@ -147,8 +149,8 @@ fn set(held: &OwnedFd, policy: &str) -> Result<(), Errno> {
 mod tests {
     use super::*;
 
-    /// Who may write in a tree put a link in the place of a file or directory after it was listed: the policy
-    /// of what that led to was changed, outside of the tree.
+    /// Who may write in a tree put a link in the place of a file or directory after it was listed:
+    /// the policy of what that led to was changed, outside of the tree.
     #[test]
     fn what_is_swapped_for_a_link_leads_nowhere() {
         let root = std::env::temp_dir().join(format!("forebay-policy-{}", std::process::id()));

@@ -1,5 +1,5 @@
-//! How far something has come, on standard error, for whatever takes more than a second: a line that
-//! changes on a terminal, a line now and then elsewhere.
+//! How far something has come, on standard error, for whatever takes more than a second: a line
+//! that changes on a terminal, a line now and then elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ impl Progress {
         }
         self.last = Some(now);
         let mut err = std::io::stderr().lock();
-        // Nobody may be there to read it.
+        // Standard error may be closed.
         let _said = match self.terminal {
             true => write!(err, "\r\x1b[Kforebay: {}", text()).and_then(|()| err.flush()),
             false => writeln!(err, "forebay: {}", text()),

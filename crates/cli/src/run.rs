@@ -1,13 +1,14 @@
-//! `forebay run`: a command that leaves nothing in the caches of the mounts that it uses, and neither does
-//! anything that it starts.
+//! `forebay run`: a command that leaves nothing in the caches of the mounts that it uses, and
+//! neither does anything that it starts.
 //!
 //! ```text
 //!   subreaper -> register with each mount (an open directory is the registration) -> start the command
 //!   -> wait for it and for all that it leaves behind -> close the directories
 //! ```
-//! U1 The command starts when every mount that it could open anything on knows of it, or not at all.
-//! U2 As a subreaper this process stays an ancestor of all that it started: it ends after the last of them.
-//! U3 What the command gets from us open, and has the same mode for it, is as it was afterwards.
+//! U1 The command starts when every mount that it could open anything on knows of it, or not at
+//! all. U2 As a subreaper this process stays an ancestor of all that it started: it ends after the
+//! last of them. U3 What the command gets from us open, and has the same mode for it, is as it was
+//! afterwards.
 
 use crate::failure::{Failure, Outcome, status};
 use crate::mounts::{self, Mount};
@@ -77,8 +78,8 @@ pub fn run(args: &RunArgs) -> Outcome<u8> {
     done
 }
 
-/// Registers with all mounts that can be seen, or with those that are named (U1): their device numbers, and
-/// what keeps it up.
+/// Registers with all mounts that can be seen, or with those that are named (U1): their device
+/// numbers, and what keeps it up.
 fn register(on: &[PathBuf], mode: u32) -> Outcome<(Vec<u64>, Vec<OwnedFd>)> {
     let (mut numbers, mut registered) = (Vec::new(), Vec::new());
     let wanted = match on {
@@ -133,8 +134,8 @@ fn register_with(mount: &Mount, number: u64, mode: u32) -> Outcome<Option<OwnedF
     }
 }
 
-/// Standard input, output and error, where they are files on the mounts, get the mode (U3): what sets them
-/// back.
+/// Standard input, output and error, where they are files on the mounts, get the mode (U3): what
+/// sets them back.
 fn given(numbers: &[u64], mode: u32) -> Vec<impl FnOnce()> {
     let all = [
         std::io::stdin().as_fd().try_clone_to_owned(),
@@ -166,7 +167,7 @@ fn reap(child: &Child, mut signals: Signals) -> Outcome<u8> {
                 SIGHUP => Signal::HUP,
                 _ => continue,
             };
-            // It may have ended: then there is nobody to tell.
+            // It may have ended: then the signal has no receiver.
             let _told = kill_process(command, passed);
         }
     };

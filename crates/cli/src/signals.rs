@@ -1,11 +1,12 @@
-//! SIGTERM, SIGINT and SIGHUP. The first asks for a clean stop, the second ends the process at once.
+//! SIGTERM, SIGINT and SIGHUP. The first asks for a clean stop, the second ends the process at
+//! once.
 //!
 //! ```text
 //!   running --first signal--> stopping (drain, write out, flush) --done--> exit 0
 //!                                 +--second signal--> last words, exit 1
 //! ```
-//! N1 A signal that could not be followed is none: the next one is the first.
-//! N2 SIGHUP of a process that was started to live on without its terminal (nohup) stays without effect.
+//! N1 A signal that could not be followed is none: the next one is the first. N2 SIGHUP of a
+//! process that was started to live on without its terminal (nohup) stays without effect.
 
 use crate::failure::{Failure, Outcome};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -27,8 +28,8 @@ pub fn watch<T: Clone + Send + 'static>(
 }
 
 /// Calls `ask` on a signal, until it is true that the stop has begun (N1). On the next one calls
-/// `last_words`, which must not wait for any lock that a stop in progress could hold for long, and exits
-/// with status 1.
+/// `last_words`, which must not wait for any lock that a stop in progress could hold for long, and
+/// exits with status 1.
 pub fn watch_if(
     mut ask: impl FnMut() -> bool + Send + 'static,
     last_words: impl FnOnce(&str) + Send + 'static,

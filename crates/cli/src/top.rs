@@ -1,7 +1,8 @@
-//! `forebay top`: the live view in a terminal, once a second. Elsewhere plain lines, and as JSON. The
-//! terminal is left as it was, also by Ctrl-C and by an error.
+//! `forebay top`: the live view in a terminal, once a second. Elsewhere plain lines, and as JSON.
+//! The terminal is left as it was, also by Ctrl-C and by an error.
 //!
-//! Invariant: T1 what a file is called cannot steer the terminal: control characters are shown as `?`.
+//! Invariant: T1 what a file is called cannot steer the terminal: control characters are shown as
+//! `?`.
 
 mod frame;
 

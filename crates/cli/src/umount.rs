@@ -1,8 +1,9 @@
-//! `forebay umount`: ends a mount, and returns when its process has ended: then everything is durable and
-//! the image free, whatever type the mount has.
+//! `forebay umount`: ends a mount, and returns when its process has ended: then everything is
+//! durable and the image free, whatever type the mount has.
 //!
-//! E1 What cannot be made durable is said, and the mount stays: nobody is told of what fails once it is gone.
-//! E2 A process is waited for only if this was its mount's last place here; and who waits long is told
+//! E1 What cannot be made durable is said, and the mount stays: nobody is told of what fails once
+//! it is gone. E2 A process is waited for only if this was its mount's last place here; and who
+//! waits long is told
 //!    for what.
 
 use crate::control::client::Client;
@@ -27,7 +28,8 @@ pub struct UmountArgs {
     /// Where it is mounted
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
-    /// Take it out of the tree at once; it ends when nobody uses it any more, which is not waited for
+    /// Take it out of the tree at once; it ends with its last user, which is not waited
+    /// for
     #[arg(short, long)]
     pub lazy: bool,
 }
@@ -78,7 +80,8 @@ fn sync(dir: &Path) -> Outcome {
         Failure::new(format!("{}: {why}", dir.display()))
             .hint("nothing is lost yet, the mount is still there; `--lazy` gives up what cannot be written")
     };
-    // What programs have stored into maps the kernel has; of some types it tells the process to sync as well.
+    // What programs have stored into maps the kernel has; of some types it tells the process to
+    // sync as well.
     let root =
         rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let synced = root.and_then(|root| rustix::fs::syncfs(&root));
@@ -101,7 +104,7 @@ enum Alive {
     Here(Process),
     /// One in another world of processes.
     Elsewhere,
-    /// Nobody any more.
+    /// No process any more.
     No,
 }
 
@@ -110,7 +113,7 @@ fn process_of(dir: &Path) -> Outcome<Alive> {
     let name = forebay_fuse::PID_ATTRIBUTE;
     let len = match rustix::fs::getxattr(dir, name, &mut text[..]) {
         Ok(len) => len,
-        // Its process is dead: there is nobody to wait for.
+        // Its process is dead: no end is to be awaited.
         Err(Errno::NOTCONN | Errno::CONNABORTED) => return Ok(Alive::No),
         Err(Errno::NOENT) => {
             return Err(Failure::not_found(format!("{}: no such directory", dir.display())));
@@ -122,7 +125,8 @@ fn process_of(dir: &Path) -> Outcome<Alive> {
     };
     let pid = std::str::from_utf8(&text[..len]).ok().and_then(|text| text.parse::<i32>().ok());
     let opened = pid.and_then(Pid::from_raw).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-    // What it is called in its own world of processes may be somebody else here, who never ends.
+    // What it is called in its own world of processes may be another process here, which never
+    // ends.
     let opened = opened.and_then(Result::ok).filter(|_| pid.is_some_and(serves));
     Ok(match (pid, opened) {
         (Some(pid), Some(fd)) => Alive::Here(Process { pid, fd }),
@@ -149,7 +153,7 @@ fn wait(process: &Process, number: (u32, u32)) -> Result<(), Errno> {
                 Some(other) => format!(
                     "process {other} and others in its mount namespace still have the mount"
                 ),
-                None => "it writes out, or somebody uses the mount without a name".to_string(),
+                None => "it writes out, or a process without a name uses the mount".to_string(),
             };
             log::warn!("waiting for process {}: {why}", process.pid);
         }

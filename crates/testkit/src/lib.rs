@@ -7,10 +7,12 @@
 //! - [`mem_export`]: an export in memory. [`behind`]: an export whose calls a test holds up.
 //! - [`remap`]: a map in memory that moves data on every write. [`dropped_ops`]: operations on any
 //!   map that are dropped at each of their polls.
+//! - [`cgroup`]: a memory cgroup for a child process.
 //! - [`workload`]: seeded operations against anything that holds bytes, checked by a byte model.
 #![forbid(unsafe_code)]
 
 pub mod behind;
+pub mod cgroup;
 pub mod dropped_ops;
 pub mod fs_check;
 pub mod host_fs;

@@ -40,8 +40,8 @@ impl Bed {
         Self::on(RealWorld::new(), Arc::new(RamDevice::new(size)), None)
     }
 
-    /// In memory, 100 MB/s and 1 ms for each discontiguity, one request at a time; the clock is that of
-    /// `world`.
+    /// In memory, 100 MB/s and 1 ms for each discontiguity, one request at a time; the clock is
+    /// that of `world`.
     pub fn slow(size: u64, world: WorldRef) -> Self {
         let options =
             DelayOptions { bandwidth: Some(BANDWIDTH), seek: SEEK, ..DelayOptions::default() };

@@ -66,7 +66,8 @@ fn cold_read(bed: &Bed, inodes: &[Ino]) -> Result<f64> {
     Ok(bytes as f64 / MIB as f64 / seconds)
 }
 
-/// Share of the data segments that were begun, but for the open end of the last, that holds nothing.
+/// Share of the data segments that were begun, but for the open end of the last, that holds
+/// nothing.
 fn tail_waste(volume: &Volume, live: u64) -> f64 {
     let free = volume.free_space();
     let begun = free.data_bytes.saturating_sub(free.open_bytes);

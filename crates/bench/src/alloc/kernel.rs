@@ -1,5 +1,6 @@
-//! The kernel's file systems on a loop device with direct I/O: f2fs, which the patch was made for, where this
-//! host has it; XFS and ext4 beside. The same writers, O_DIRECT, and `filefrag`'s extents.
+//! The kernel's file systems on a loop device with direct I/O: f2fs, which the patch was made for,
+//! where this host has it; XFS and ext4, too. The same writers, O_DIRECT, and `filefrag`'s
+//! extents.
 
 use super::load::Shape;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
@@ -38,7 +39,7 @@ fn one(path: &Path, shape: &Shape, tag: u64, barrier: &Barrier) -> Result<(Insta
     let file = options.open(path);
     let mut buf = AlignedBuf::new(shape.request as usize);
     buf.fill(tag as u8 | 1);
-    // Whoever failed has to come here, too.
+    // A writer that failed has to reach this point, too.
     barrier.wait();
     let (file, begin) = (file.map_err(fail)?, Instant::now());
     for n in 0..shape.count {

@@ -1,9 +1,9 @@
-//! Requests of 2 MiB: ten and sixteen writers, and ten beside four buffered ones; on a device of 100 MB/s
-//! with 1 ms for each discontiguity, and on the disk.
+//! Requests of 2 MiB: ten and sixteen writers, and ten next to four buffered ones; on a device of
+//! 100 MB/s with 1 ms for each discontiguity, and on the disk.
 //!
-//! On the slow device twice: with every writer going at its own pace, and with all of them beginning each
-//! request at the same moment (`waves`): there a writer waits for the device most of the time, so that on few
-//! cores hardly two of them are given blocks at the same time.
+//! On the slow device twice: with every writer going at its own pace, and with all of them
+//! beginning each request at the same moment (`waves`): there a writer waits for the device most of
+//! the time, so that on few cores hardly two of them are given blocks at the same time.
 
 use super::bed::Bed;
 use super::found::{self, All};

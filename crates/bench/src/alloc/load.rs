@@ -1,10 +1,10 @@
 //! Who writes what: some direct writers and some buffered ones, each its own file, on a volume.
 
 use super::REQUEST;
+use crate::harness::hist::Hist;
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;
 use forebay_base::buf::AlignedBuf;
-use forebay_base::hist::Hist;
 use forebay_base::task::block_on;
 use forebay_base::units::KIB;
 use forebay_base::{IoFlags, Result};
@@ -20,7 +20,7 @@ pub struct Shape {
     pub name: &'static str,
     /// Direct writers.
     pub direct: usize,
-    /// Buffered writers beside them.
+    /// Concurrent buffered writers.
     pub buffered: usize,
     /// Bytes of a request.
     pub request: u64,
@@ -114,7 +114,7 @@ fn one(
     let direct = shape.is_direct(n);
     let flags = if direct { IoFlags::DIRECT } else { IoFlags::empty() };
     let mut buf = pattern(n as u64, shape.request);
-    let hist = Hist::new();
+    let mut hist = Hist::default();
     start.wait();
     let begin = Instant::now();
     let mut failed = None;

@@ -1,6 +1,7 @@
-//! Ten writers of 2 MiB in the simulated world, on the slow device in simulated time: every lock is a point
-//! at which somebody else may go on, as on a machine with a core for each writer. A labelled row: it says
-//! what meeting at the locks costs, not how often writers meet on this machine.
+//! Ten writers of 2 MiB in the simulated world, on the slow device in simulated time: every lock is
+//! a point at which another writer may go on, as on a machine with a core for each writer. A
+//! labelled row: it says what meeting at the locks costs, not how often writers meet on this
+//! machine.
 
 use super::bed::Bed;
 use super::load::{Shape, create, pattern, write};

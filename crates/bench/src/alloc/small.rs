@@ -1,17 +1,18 @@
-//! Readers and writers of 4 KiB at random, 1, 8 and 16 of each: what giving out blocks costs where there is
-//! nothing to gain. In memory, where the processor is what is measured, and on the disk. The patch also with
-//! a threshold of 1: the loss that made its author add one. And how giving out goes with a second writer.
+//! Readers and writers of 4 KiB at random, 1, 8 and 16 of each: what giving out blocks costs where
+//! there is nothing to gain. In memory, where the processor is what is measured, and on the disk.
+//! The patch also with a threshold of 1: the loss that made its author add one. And how giving out
+//! goes with a second writer.
 
 use super::WAYS;
 use super::bed::Bed;
 use super::load::{create, pattern, write};
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
+use crate::harness::hist::Hist;
 use crate::harness::image::Rng;
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report};
-use forebay_base::hist::Hist;
 use forebay_base::task::block_on;
 use forebay_base::units::{GIB, KIB, MIB};
 use forebay_base::{IoFlags, Result};
@@ -35,7 +36,7 @@ struct Job {
 
 fn one(file: &OpenFileRef, writes: bool, seed: u64, end: Instant) -> Result<Job> {
     let mut buf = pattern(seed, BLOCK);
-    let (mut rng, mut ops, hist) = (Rng::new(seed), 0, Hist::new());
+    let (mut rng, mut ops, mut hist) = (Rng::new(seed), 0, Hist::default());
     loop {
         let from = Instant::now();
         if from >= end {
@@ -55,7 +56,8 @@ fn one(file: &OpenFileRef, writes: bool, seed: u64, end: Instant) -> Result<Job>
     }
 }
 
-/// `writers` and `readers` on files of their own for a while; what the writers did, and the readers beside.
+/// `writers` and `readers` on files of their own for a while; what the writers did, and the
+/// readers.
 fn mix(
     volume: &Volume,
     writers: usize,
@@ -103,8 +105,8 @@ fn mix(
     Ok(slice)
 }
 
-/// All variants with so many writers and readers: `reserve` over `interleaved`, and the patch with a
-/// threshold of 1 over 64.
+/// All variants with so many writers and readers: `reserve` over `interleaved`, and the patch with
+/// a threshold of 1 over 64.
 fn cell(
     options: &Options,
     bed: &Bed,

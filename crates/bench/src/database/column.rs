@@ -6,12 +6,12 @@
 
 use super::backup::Way;
 use super::{Form, Setting};
-use crate::harness::cgroup::Memcg;
+use crate::harness::hist::Hist;
 use crate::harness::meter::{MachineTime, resident_bytes};
 use crate::rivals::worker::Worker;
 use forebay_base::Result;
-use forebay_base::hist::Hist;
 use forebay_base::units::MIB;
+use forebay_testkit::cgroup::Memcg;
 use serde_json::{Value, json};
 
 /// What memory SQLite has above the cache below it.

@@ -6,10 +6,10 @@
 use super::backup::{Backup, Plan, Way};
 use super::data::{Hot, PAGE, is_row, load_hot_set};
 use super::engine::{CachedFile, Connection, Statement, register, uri};
+use crate::harness::hist::Hist;
 use crate::harness::image::Rng;
 use crate::harness::sys::mincore_pages;
 use crate::rivals::kernel::open_random;
-use forebay_base::hist::Hist;
 use forebay_base::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -166,7 +166,7 @@ impl Open {
     }
 
     fn lookups(&mut self, time: Duration) -> Result<Value> {
-        let (hist, start) = (Hist::new(), Instant::now());
+        let (mut hist, start) = (Hist::default(), Instant::now());
         let (mut ops, mut last) = (0_u64, start);
         while last - start < time {
             let row = if self.rng.below(1000) < HOT_PER_MILLE {

@@ -1,12 +1,12 @@
 //! The fio line on a device of known speed: 50 us for each request, 100 MB/s, no volatile cache.
 //!
-//! Invariant: a request begins when the bytes before it are paid for at 100 MB/s, and takes 50 us from then
-//! on; the two do not add up, as on a device that overlaps latency and transfer. Requests end in
-//! order. A flush costs nothing: there is no cache to flush.
+//! Invariant: a request begins when the bytes before it are paid for at 100 MB/s, and takes 50 us
+//! from then on; the two do not add up, as on a device that overlaps latency and transfer. Requests
+//! end in order. A flush costs nothing: there is no cache to flush.
 //!
-//! `DelayDevice` of the block layer is another disk: there latency and transfer add up, requests are
-//! served one at a time, and the system's timers end them, which are late by more than the 50 us to
-//! be measured. This one overlaps them and waits for the last stretch in a loop.
+//! `DelayDevice` of the block layer is another disk: there latency and transfer add up, requests
+//! are served one at a time, and the system's timers end them, which are late by more than the 50
+//! us to be measured. This one overlaps them and waits for the last stretch in a loop.
 
 use super::drive::{self, Drive};
 use super::figures::{SMALL, WRITE};

@@ -1,15 +1,15 @@
-//! One slice: jobs that write at random places, each write synced before the next. And slices of several
-//! subjects in turns.
+//! One slice: jobs that write at random places, each write synced before the next. And slices of
+//! several subjects in turns.
 
 use super::subject::Subject;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
+use crate::harness::hist::Hist;
 use crate::harness::image::Rng;
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;
 use crate::harness::options::Options;
 use forebay_base::Result;
 use forebay_base::buf::AlignedBuf;
-use forebay_base::hist::Hist;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -43,8 +43,8 @@ pub enum Cost {
     Machine,
 }
 
-/// Subjects in turns, each with so many jobs on files of so many bytes; a round counts if the host was
-/// steady.
+/// Subjects in turns, each with so many jobs on files of so many bytes; a round counts if the host
+/// was steady.
 pub fn in_turns<S: Subject>(
     options: &Options,
     subjects: &[(&'static str, S)],
@@ -100,7 +100,7 @@ fn one_job(subject: &dyn Subject, drive: &Drive, job: usize, barrier: &Barrier) 
     let unit = subject.unit();
     let mut buf = AlignedBuf::new(unit as usize);
     let mut rng = Rng::new(drive.seed.wrapping_add(job as u64 * 7919));
-    let hist = Hist::new();
+    let mut hist = Hist::default();
     let mut ops = 0u64;
     barrier.wait();
     let start = Instant::now();

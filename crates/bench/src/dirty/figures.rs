@@ -1,4 +1,5 @@
-//! What the parts have in common: sizes, the tally of bytes, and what line and pictures are made of.
+//! What the parts have in common: sizes, the tally of bytes, and what line and pictures are made
+//! of.
 
 use crate::report::model::{Good, Plot, Report, Summary, median, number};
 use forebay_base::units::{KIB, MIB};
@@ -31,8 +32,8 @@ impl Tally {
     }
 }
 
-/// What the line and the pictures are made of: per variant operations per second and bytes written per
-/// byte changed.
+/// What the line and the pictures are made of: per variant operations per second and bytes written
+/// per byte changed.
 #[derive(Default)]
 pub struct Found {
     /// Of the fio line.

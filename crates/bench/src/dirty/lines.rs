@@ -115,8 +115,8 @@ fn loops(options: &Options, report: &mut Report, bytes: u64) -> Vec<(&'static st
     made
 }
 
-/// The patch's first line: `dd bs=4k count=16 oflag=sync` from the start of a file, over and over at
-/// places that are not cached.
+/// The patch's first line: `dd bs=4k count=16 oflag=sync` from the start of a file, over and over
+/// at places that are not cached.
 pub fn dd(options: &Options, report: &mut Report, found: &mut Found) -> Result<()> {
     let times: u64 = if options.quick { 4 } else { 32 };
     let images = images(options, "dirty-dd", 1, times * LARGE)?;
@@ -284,8 +284,8 @@ fn add_loops(
     Ok(all)
 }
 
-/// The line of the upstream series: `numjobs=8 rw=randwrite bs=4k fdatasync=1`, a file for each job, all
-/// cached, folios of 2 MiB.
+/// The line of the upstream series: `numjobs=8 rw=randwrite bs=4k fdatasync=1`, a file for each
+/// job, all cached, folios of 2 MiB.
 pub fn jobs(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(16 * MIB, 128 * MIB) / JOBS as u64;
     let size = size.max(LARGE);

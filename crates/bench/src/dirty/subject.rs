@@ -20,7 +20,7 @@ pub trait Subject: Sync {
     /// Writes all of `buf` to file `job` and makes it durable.
     fn write_synced(&self, job: usize, buf: &[u8], offset: u64) -> Result<()>;
 
-    /// Bytes that the device was asked to write so far, by whoever.
+    /// Bytes that the device was asked to write so far, by any process.
     fn device_bytes(&self) -> Result<u64>;
 
     /// Bytes of an operation, which starts at a multiple of it.
@@ -29,8 +29,8 @@ pub trait Subject: Sync {
     }
 }
 
-/// Bytes that a process has had written by its own I/O past the page cache, and what a file system did
-/// in its name.
+/// Bytes that a process has had written by its own I/O past the page cache, and what a file system
+/// did in its name.
 pub fn written_by(pid: u32) -> Result<u64> {
     let text = read(format!("/proc/{pid}/io").as_ref())?;
     let value = text.lines().find_map(|line| line.strip_prefix("write_bytes: "));
@@ -74,7 +74,8 @@ impl Cached {
         self.files.iter().try_for_each(fill)
     }
 
-    /// Writes that sync themselves, one after the other from `offset` on, to a place that is not cached.
+    /// Writes that sync themselves, one after the other from `offset` on, to a place that is not
+    /// cached.
     pub fn write_in_order(&self, buf: &[u8], offset: u64, count: u64) -> Result<()> {
         for i in 0..count {
             let at = offset + i * buf.len() as u64;

@@ -1,9 +1,9 @@
 //! On a volume: what a small change costs there, synced and not.
 //!
-//! Invariants: V1 synced: each write of 4 KiB is made durable before the next; log, data and whatever else
-//! the volume writes for it are counted at the door of its device. V2 not synced: each block of the file is
-//! dirtied at most once, in random order, then all is synced once; the volume is closed within the count: its
-//! checkpoint, the tree in two copies, is in it.
+//! Invariants: V1 synced: each write of 4 KiB is made durable before the next; log, data and
+//! whatever else the volume writes for it are counted at the door of its device. V2 not synced:
+//! each block of the file is dirtied at most once, in random order, then all is synced once; the
+//! volume is closed within the count: its checkpoint, the tree in two copies, is in it.
 
 use super::figures::{SMALL, Tally, WRITE};
 use super::subject::Subject;

@@ -1,7 +1,7 @@
-//! A healthy file, alone and beside a file whose device fails all writes, on one cache.
+//! A healthy file, alone and next to a file whose device fails all writes, on one cache.
 //!
-//! Invariants: K1 the dead file has dirt that cannot be written before the first slice, and its writer
-//! goes on. K2 its device heals at the end, so that nothing waits for it for ever.
+//! Invariants: K1 the dead file has dirty data that cannot be written before the first slice, and
+//! its writer goes on. K2 its device heals at the end, so that nothing waits for it for ever.
 
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
 use crate::harness::image::{Image, Rng};
@@ -70,7 +70,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let dead = OpenOptions::read_write().open_device(&beside.cache, device.clone())?;
     device.arm(Fault { ops: vec![BioOp::Write], ..Fault::default() });
     let targets = [(ALONE, alone.with(IoFlags::empty())), (BESIDE, beside.with(IoFlags::empty()))];
-    // K1: dirt that a sync could not write.
+    // K1: dirty data that a sync could not write.
     for at in (0..budget / 16).step_by(4096) {
         dead.write_at(&[0xa5; 4096], at)?;
     }

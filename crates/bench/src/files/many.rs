@@ -1,9 +1,9 @@
 //! Many files of 4 KiB on one cache: opened, written, synced, closed, opened again and compared.
 //!
 //! Invariants: M1 threads and memory are counted with all files of a wave open, and above what the
-//! process had before the cache was made. M2 what one more file costs is measured on files in memory
-//! (/dev/shm), where a sync costs next to nothing: on a disk its time would hide all else. M3 every
-//! file is read back and compared.
+//! process had before the cache was made. M2 what one more file costs is measured on files in
+//! memory (/dev/shm), where a sync costs next to nothing: on a disk its time would hide all else.
+//! M3 every file is read back and compared.
 
 use crate::harness::meter::{resident_bytes, threads_of};
 use crate::harness::options::Options;
@@ -22,7 +22,7 @@ const BUDGETS: [u64; 2] = [32 * MIB, 256 * MIB];
 const HANDS: usize = 4;
 /// Files in a folder.
 const FOLDER: usize = 1000;
-/// Open files beside which one more is cheap.
+/// Number of open files with which one more is cheap.
 const FEW: usize = 10;
 const THREADS: f64 = 12.0;
 const OVER_MIB: f64 = 32.0;
@@ -252,7 +252,7 @@ fn waves(
     Ok(())
 }
 
-/// Open, write and close of one more file: beside few open ones, many, and few again (M2).
+/// Open, write and close of one more file: with few open ones, many, and few again (M2).
 fn one_more(options: &Options, wanted: usize, at_once: usize, report: &mut Report) -> Result<()> {
     let memory = Path::new("/dev/shm");
     let folder = Folder::new(if memory.is_dir() { memory } else { &options.dir })?;

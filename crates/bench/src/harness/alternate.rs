@@ -1,9 +1,9 @@
 //! Alternating slices: every variant runs for a short while in each cycle, cycles make a round,
 //! ratios are taken within rounds, and the median of the rounds is what counts.
 //!
-//! Invariants: H1 within a pass every variant runs once, in an order that is drawn anew for each pass
-//! (from its number, so that a run can be repeated): with orders that only turn, each variant would
-//! always run behind the same one. H2 a ratio never mixes rounds. H3 a round whose gate (bare
+//! Invariants: H1 within a pass every variant runs once, in an order that is drawn anew for each
+//! pass (from its number, so that a run can be repeated): with orders that only turn, each variant
+//! would always run behind the same one. H2 a ratio never mixes rounds. H3 a round whose gate (bare
 //! O_DIRECT) varies by more than [`GATE_SPREAD`] between its cycles is run again, at most
 //! `repeats_max` times in all; how often, and how many rounds were kept although they varied, is
 //! reported.
@@ -67,8 +67,8 @@ pub struct Plan {
     pub lines: bool,
 }
 
-/// A slice of work that other processes have a part in, a mount's daemon or a worker: what it cost is told of
-/// the whole machine, and of nobody alone.
+/// A slice of work that other processes have a part in, a mount's daemon or a worker: what it cost
+/// is reported for the whole machine, and for no process alone.
 pub fn whole_machine(work: impl FnOnce() -> Result<Slice>) -> Result<Slice> {
     let before = Usage::of_machine();
     let slice = work()?;
@@ -176,8 +176,8 @@ impl Outcome {
         median(&self.ratios(ours, other))
     }
 
-    /// Median over the rounds of one figure of a variant over that of another; NaN when a variant did
-    /// not run.
+    /// Median over the rounds of one figure of a variant over that of another; NaN when a variant
+    /// did not run.
     pub fn ratio_of(&self, ours: &str, other: &str, figure: impl Fn(&Slice) -> f64) -> f64 {
         let (ours, other) = (self.per_round(ours), self.per_round(other));
         let ratios = ours.iter().zip(&other).map(|(a, b)| figure(a) / figure(b).max(1e-9));
@@ -204,8 +204,8 @@ impl Outcome {
         median(&ratios.collect::<Vec<_>>())
     }
 
-    /// Notes what ours reaches in this cell over each of the others that ran: variant, and what it is
-    /// called in the summary.
+    /// Notes what ours reaches in this cell over each of the others that ran: variant, and what it
+    /// is called in the summary.
     pub fn compare(&self, report: &mut Report, cell: &str, ours: &str, others: &[(&str, &str)]) {
         for (variant, rival) in others {
             let ratio = self.ratio(ours, variant);

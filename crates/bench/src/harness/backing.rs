@@ -1,7 +1,7 @@
 //! How an image that holds a file system is made: sparse, preallocated, or written.
 //!
-//! Invariants: B1 an image is made and durable before anything is timed on it. B2 what was written is never
-//! punched out again by who makes a file system on it: see [`crate::rivals::loopdev`].
+//! Invariants: B1 an image is made and durable before anything is timed on it. B2 what was written
+//! is never punched out again by who makes a file system on it: see [`crate::rivals::loopdev`].
 
 use forebay_base::buf::AlignedBuf;
 use forebay_base::{Error, Result};
@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 pub enum Backing {
     /// A size and no blocks.
     Sparse,
-    /// All blocks, none of them written: the first write to each costs the host a change of its map.
+    /// All blocks, none of them written: the first write to each costs the host a change of its
+    /// map.
     Preallocated,
     /// All blocks written: "warm".
     Written,
@@ -49,7 +50,7 @@ fn write_all(path: &Path, size: u64) -> std::io::Result<()> {
     let direct = options.clone().custom_flags(OFlags::DIRECT.bits() as i32).open(path);
     let file = direct.or_else(|_| options.open(path))?;
     let mut chunk = AlignedBuf::new(4 << 20);
-    // Not zeros: nobody below may take them for nothing.
+    // Not zeros: no layer below may treat them as a hole.
     chunk.fill(0xa5);
     let len = chunk.len() as u64;
     for at in (0..size / len).map(|n| n * len) {

@@ -3,11 +3,11 @@
 //! Invariants: L1 every variant of a round gets the same seed, so the same offsets. L2 the slice
 //! ends for all threads at one deadline; an operation that started before it is counted.
 
+use crate::harness::hist::Hist;
 use crate::harness::image::Rng;
 use crate::harness::meter::Usage;
 use forebay_base::Result;
 use forebay_base::buf::AlignedBuf;
-use forebay_base::hist::Hist;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -140,7 +140,7 @@ fn one_thread(
     buf.fill(index as u8 | 1);
     let mut rng = Rng::new(load.seed.wrapping_add(index as u64 * 7919));
     let blocks = load.len / load.block as u64;
-    let hist = Hist::new();
+    let mut hist = Hist::default();
     if let Some(barrier) = barrier {
         barrier.wait();
     }

@@ -1,7 +1,7 @@
 //! What the machine is, as far as it explains the numbers.
 
-use crate::harness::cgroup;
 use forebay_base::{Error, Result};
+use forebay_testkit::cgroup;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -80,13 +80,13 @@ fn cpu_model() -> String {
 /// RAM, bytes.
 pub fn memory_bytes() -> u64 {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    crate::harness::meter::field(&info, "MemTotal:") * 1024
+    cgroup::field(&info, "MemTotal:") * 1024
 }
 
 /// RAM that could be had without swapping, bytes.
 pub fn available_bytes() -> u64 {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    crate::harness::meter::field(&info, "MemAvailable:") * 1024
+    cgroup::field(&info, "MemAvailable:") * 1024
 }
 
 #[cfg(test)]

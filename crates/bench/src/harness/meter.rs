@@ -1,6 +1,7 @@
 //! What a stretch of work cost: CPU time and context switches of a process, memory, page cache.
 
 use crate::harness::sys;
+use forebay_testkit::cgroup::field;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::fs;
@@ -50,10 +51,10 @@ impl Usage {
     }
 }
 
-/// Usage of another process, or of the kernel's workers. CPU of a process is that of all its threads,
-/// ended ones included, by the kernel's own sum. Switches are counted by thread: threads that end
-/// between two looks keep what they had at the last look, so for a server with a thread per
-/// connection, look while it works.
+/// Usage of another process, or of the kernel's workers. CPU of a process is that of all its
+/// threads, ended ones included, by the kernel's own sum. Switches are counted by thread: threads
+/// that end between two looks keep what they had at the last look, so for a server with a thread
+/// per connection, look while it works.
 #[derive(Clone, Debug)]
 pub struct Watch {
     whose: Whose,
@@ -74,7 +75,7 @@ impl Watch {
         Self::of(Whose::Process(pid))
     }
 
-    /// Watches the kernel's workers, whoever gave them their work.
+    /// Watches the kernel's workers, for every process that gives them work.
     pub fn kworkers() -> Self {
         Self::of(Whose::Kworkers)
     }
@@ -131,7 +132,8 @@ impl Watch {
 /// utime and stime of a process, all its threads, ended ones included; in steps of a clock tick.
 pub fn process_cpu_seconds(pid: u32) -> Option<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name in parentheses: the state is the first field, utime and stime the 12th and 13th.
+    // After the name in parentheses: the state is the first field, utime and stime the 12th and
+    // 13th.
     let rest = stat.rsplit(')').next()?;
     let times = rest.split_whitespace().skip(11).take(2);
     let ticks: u64 = times.map(|n| n.parse::<u64>().unwrap_or(0)).sum();
@@ -165,12 +167,6 @@ pub fn looking<R: Send>(
         }
         worker.join().expect("the work returns")
     })
-}
-
-/// The number in the line of `text` that starts with `name`; 0 if there is none.
-pub fn field(text: &str, name: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|rest| rest.split_whitespace().next()).map_or(0, |n| n.parse().unwrap_or(0))
 }
 
 /// One of `user nice system idle iowait irq softirq steal` of all CPUs in /proc/stat, in seconds.

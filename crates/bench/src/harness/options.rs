@@ -1,151 +1,159 @@
-//! Arguments that all benches share.
+//! Arguments of all benches: one description for parsing, help, man pages and completions.
 
+use clap::builder::PossibleValuesParser;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use forebay_base::units::parse_size;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What the command line asked for.
-#[derive(Clone, Debug)]
+/// Options of every bench.
+#[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Which bench.
+    #[arg(skip)]
     pub name: String,
-    /// Where the images go.
-    pub dir: PathBuf,
-    /// Where the JSON goes.
-    pub json: Option<PathBuf>,
-    /// Where the page goes.
-    pub html: Option<PathBuf>,
-    /// `report`: JSON of earlier runs.
-    pub inputs: Vec<PathBuf>,
-    /// `report`: print the figures of the README.
-    pub readme: bool,
-    /// `report`: print a few lines for a newcomer.
-    pub screen: bool,
-    /// `report`: the first file beside the second.
-    pub compare: bool,
-    /// Small and short: to see that it works, not for figures.
+    /// Small and short: shows that it works, gives no figures to quote
+    #[arg(long, global = true)]
     pub quick: bool,
-    /// Seconds of the bench's timed part.
+    /// Directory of the images, on the disk to measure
+    #[arg(long, global = true, value_name = "DIR", default_value = "/var/tmp")]
+    pub dir: PathBuf,
+    /// Write rows, ratios and bars as one JSON object
+    #[arg(long, global = true, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write a page with tables and charts; `report` makes it from the JSON of earlier runs
+    #[arg(long, global = true, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Length of the timed part
+    #[arg(long, global = true, value_name = "S", value_parser = positive::<f64>)]
     pub seconds: Option<f64>,
-    /// Rounds to keep.
+    /// Rounds to keep
+    #[arg(long, global = true, value_name = "N", value_parser = positive::<usize>)]
     pub rounds: Option<usize>,
-    /// Bytes of the image.
+    /// Bytes of the image (4k, 1M, 2G); of `database` and of pgbench the memory
+    #[arg(long, global = true, value_name = "SIZE", value_parser = size)]
     pub size: Option<u64>,
-    /// `database`: bytes of memory, one set of columns each.
-    pub budgets: Vec<u64>,
-    /// Leave the images behind.
-    pub keep: bool,
-    /// Print a line per cycle.
-    pub lines: bool,
-    /// I/O engine of ours.
+    /// I/O engine of Forebay
+    #[arg(long, global = true, value_name = "ENGINE", default_value = "auto",
+          value_parser = PossibleValuesParser::new(["auto", "io_uring", "threads"]))]
     pub aio: String,
-    /// The one part of the bench to run.
+    /// One part alone, of a bench that has parts: its own help lists them
+    #[arg(long, global = true, value_name = "PART")]
     pub part: Option<String>,
+    /// Print a line for each cycle
+    #[arg(long, global = true)]
+    pub lines: bool,
+    /// Leave the images behind
+    #[arg(long, global = true)]
+    pub keep: bool,
+    /// `database`: bytes of memory, one set of columns each.
+    #[arg(skip)]
+    pub budgets: Vec<u64>,
     /// Benches that `all` leaves out.
+    #[arg(skip)]
     pub without: Vec<String>,
+    /// The options that were given, as words, for the command that repeats one bench.
+    #[arg(skip)]
+    pub words: Vec<String>,
 }
 
-/// In place of a bench's name: makes a page from saved JSON.
-pub const REPORT: &str = "report";
+/// What the command line describes of a bench: name, summary, names of its parts.
+pub type Described = (&'static str, &'static str, &'static [&'static str]);
 
-/// One line per argument.
-pub const USAGE: &str = "\
-usage: bench NAME [--dir DIR] [--json FILE] [--html FILE] [--quick] [--seconds S] [--rounds N]
-             [--size S] [--aio auto|io_uring|threads] [--part PART] [--lines] [--keep]
-       bench report --json FILE... --html FILE
-       bench report --readme FILE... (the README's figures), --screen FILE... (a few lines)
-       bench report --compare OLD.json NEW.json (by how much each figure has moved, worst first)
-  --dir DIR      where the images go, on the disk to be measured (default /var/tmp)
-  --json FILE    writes rows, ratios and bars as one JSON object
-  --html FILE    writes a page with tables and pictures; report makes it from the JSON of earlier runs
-  --quick        small and short: shows that it works, gives no figures to quote
-  --seconds S    length of the timed part
-  --rounds N     rounds to keep
-  --size S       bytes of the image (4k, 1M, 2G); of database and pgbench the memory
-  --budgets S,.. of database: the memory, one set of columns for each size
-  --aio ENGINE   I/O engine of ours
-  --part PART    one part alone: dd, fio, volume, jobs, delay, nbd of dirty; delay, scarce, disk,
-                 kernel, volume, verify of stable; files, writes, random, hotset, sequential,
-                 volume of uncached; cells, depth, memory, sparse of loop;
-                 hits, misses, status of nbd; many, dead of files;
-                 sync, random, seq, sustained, names, open, full of volume;
-                 delay, disk, small, sim, kernel of alloc;
-                 read, sync, random, seq, names, uncached, dirty, stable, alloc, attach,
-                 kernel, pgbench of mount; files, itself of database
-  --without NAME of all: not this bench
-  --lines        prints a line per cycle
-  --keep         leaves the images behind";
+/// The subcommand that runs every bench.
+pub const ALL: &str = "all";
+
+/// The names in a table of parts.
+pub const fn names_of<const N: usize, F>(parts: &[(&'static str, F); N]) -> [&'static str; N] {
+    let (mut names, mut n) = ([""; N], 0);
+    while n < N {
+        names[n] = parts[n].0;
+        n += 1;
+    }
+    names
+}
+
+/// The command `bench` with a subcommand for each bench, and `all`.
+pub fn command(benches: &[Described]) -> Command {
+    let mut command = Options::augment_args(Command::new("bench"))
+        .about("Measure against the kernel, memcpy and other servers, in alternating slices")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .subcommand_value_name("NAME")
+        .subcommand_help_heading("Benches");
+    for (name, about, parts) in benches {
+        let mut bench = Command::new(*name).about(*about);
+        if !parts.is_empty() {
+            bench = bench.after_help(format!("Parts: {}", parts.join(", ")));
+        }
+        if *name == "database" {
+            bench = bench.arg(budgets());
+        }
+        command = command.subcommand(bench);
+    }
+    let names: Vec<&'static str> = benches.iter().map(|(name, ..)| *name).collect();
+    let without = Arg::new("without")
+        .long("without")
+        .value_name("NAME")
+        .action(ArgAction::Append)
+        .value_parser(PossibleValuesParser::new(names))
+        .help("Not this bench");
+    let all = Command::new(ALL).about("All benches, and what they say of each behaviour");
+    command.subcommand(all.arg(without))
+}
+
+/// `--budgets` of `database`.
+fn budgets() -> Arg {
+    Arg::new("budgets")
+        .long("budgets")
+        .value_name("SIZE,..")
+        .value_delimiter(',')
+        .action(ArgAction::Append)
+        .value_parser(budget)
+        .help("Bytes of memory, one set of columns for each size")
+}
+
+impl Default for Options {
+    /// Those of a command line without any.
+    fn default() -> Self {
+        let matches = Self::augment_args(Command::new("bench")).get_matches_from(["bench"]);
+        Self::from_arg_matches(&matches).expect("no option is required")
+    }
+}
 
 impl Options {
-    /// Reads `NAME --flag ..`; the text of an error is for people.
-    pub fn parse(args: &[String]) -> Result<Self, String> {
-        let mut options = Self {
-            name: String::new(),
-            dir: PathBuf::from("/var/tmp"),
-            json: None,
-            html: None,
-            inputs: Vec::new(),
-            readme: false,
-            screen: false,
-            compare: false,
-            quick: false,
-            seconds: None,
-            rounds: None,
-            size: None,
-            budgets: vec![],
-            keep: false,
-            lines: false,
-            aio: "auto".into(),
-            part: None,
-            without: Vec::new(),
-        };
-        let mut args = args.iter();
-        while let Some(arg) = args.next() {
-            let (flag, inline) = match arg.split_once('=') {
-                Some((flag, value)) if flag.starts_with("--") => (flag, Some(value.to_string())),
-                _ => (arg.as_str(), None),
-            };
-            let mut value = || {
-                let next = inline.clone().or_else(|| args.next().cloned());
-                next.ok_or_else(|| format!("{flag} needs a value"))
-            };
-            match flag {
-                "--dir" => options.dir = value()?.into(),
-                "--json" if options.name == REPORT => options.inputs.push(value()?.into()),
-                "--json" => options.json = Some(value()?.into()),
-                "--html" => options.html = Some(value()?.into()),
-                "--quick" => options.quick = true,
-                "--readme" if options.name == REPORT => options.readme = true,
-                "--screen" if options.name == REPORT => options.screen = true,
-                "--compare" if options.name == REPORT => options.compare = true,
-                "--keep" => options.keep = true,
-                "--lines" => options.lines = true,
-                "--aio" => options.aio = value()?,
-                "--part" => options.part = Some(value()?),
-                "--without" if options.name == "all" => options.without.push(value()?),
-                "--seconds" => options.seconds = Some(positive(flag, &value()?)?),
-                "--rounds" => options.rounds = Some(positive::<u32>(flag, &value()?)? as usize),
-                "--size" => options.size = Some(size(&value()?)?),
-                "--budgets" if options.name == "database" => options.budgets = sizes(&value()?)?,
-                name if !name.starts_with('-') && options.name.is_empty() => {
-                    options.name = name.to_string();
-                }
-                file if !file.starts_with('-') && options.name == REPORT => {
-                    options.inputs.push(file.into());
-                }
-                other => return Err(format!("unknown argument `{other}`\n{USAGE}")),
+    /// From the arguments of the subcommand of a bench, or of [`ALL`].
+    ///
+    /// # Errors
+    /// A part that no chosen bench has.
+    pub fn from_matches(
+        name: &str,
+        matches: &ArgMatches,
+        benches: &[Described],
+    ) -> Result<Self, clap::Error> {
+        let list = |id: &str| matches.try_contains_id(id).unwrap_or(false);
+        let mut options = Self::from_arg_matches(matches)?;
+        options.name = name.to_string();
+        if list("budgets") {
+            options.budgets = matches.get_many("budgets").into_iter().flatten().copied().collect();
+        }
+        if list("without") {
+            options.without = matches.get_many("without").into_iter().flatten().cloned().collect();
+        }
+        options.words = given(matches);
+        let chosen = benches.iter().filter(|(bench, ..)| name == ALL || *bench == name);
+        let parts: Vec<&str> = chosen.flat_map(|(.., parts)| *parts).copied().collect();
+        match &options.part {
+            Some(part) if !parts.contains(&part.as_str()) => {
+                let text =
+                    format!("{name} has no part `{part}`; its parts: {}\n", parts.join(", "));
+                Err(clap::Error::raw(ErrorKind::InvalidValue, text))
             }
+            _ => Ok(options),
         }
-        let output = options.readme || options.screen || options.html.is_some();
-        let inputs = if options.compare { 2..=2 } else { 1..=usize::MAX };
-        let shown = output != options.compare;
-        if options.name == REPORT && !(shown && inputs.contains(&options.inputs.len())) {
-            return Err(format!(
-                "report needs --json FILE..., and --html FILE, --readme or --screen; \
-                 or --compare OLD NEW\n{USAGE}"
-            ));
-        }
-        Ok(options)
     }
 
     /// The number of rounds: as asked for, or these defaults.
@@ -170,70 +178,124 @@ impl Options {
     }
 }
 
+/// The options that the command line gave, as words. Where results go, and what `all` leaves out,
+/// is not among them.
+fn given(matches: &ArgMatches) -> Vec<String> {
+    let described = Options::augment_args(Command::new("")).arg(budgets());
+    let mut words = Vec::new();
+    for arg in described.get_arguments() {
+        let id = arg.get_id().as_str();
+        let is_given = matches.try_contains_id(id).unwrap_or(false)
+            && matches.value_source(id) == Some(ValueSource::CommandLine);
+        if !is_given || ["json", "html"].contains(&id) {
+            continue;
+        }
+        words.push(format!("--{id}"));
+        if arg.get_action().takes_values() {
+            let values = matches.get_raw(id).into_iter().flatten();
+            let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
+            words.push(values.join(","));
+        }
+    }
+    words
+}
+
 fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|e| e.to_string())
 }
 
-/// Sizes with commas between them, whole MiB.
-fn sizes(list: &str) -> Result<Vec<u64>, String> {
-    let one = |text: &str| match size(text)? >> 20 {
-        16.. => Ok(size(text)? >> 20 << 20),
-        _ => Err(format!("{text}: 16 MiB at least")),
-    };
-    list.split(',').map(one).collect()
+/// A size of whole MiB.
+fn budget(text: &str) -> Result<u64, String> {
+    match size(text)? >> 20 {
+        mib @ 16.. => Ok(mib << 20),
+        _ => Err("16 MiB at least".into()),
+    }
 }
 
-fn positive<T>(flag: &str, text: &str) -> Result<T, String>
+fn positive<T>(text: &str) -> Result<T, String>
 where
     T: std::str::FromStr + PartialOrd + Default,
 {
     let number = text.parse::<T>().ok().filter(|n| *n > T::default());
-    number.ok_or_else(|| format!("{flag} `{text}`: a positive number"))
+    number.ok_or_else(|| "a positive number is needed".to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Options, String> {
-        Options::parse(&line.split(' ').map(str::to_string).collect::<Vec<_>>())
+    const BENCHES: &[Described] = &[
+        ("hit", "a", &[]),
+        ("nbd", "b", &["hits", "misses"]),
+        ("database", "c", &["files"]),
+        ("memcg", "d", &[]),
+        ("start", "e", &[]),
+    ];
+
+    fn matched(line: &str) -> Result<(String, ArgMatches), clap::Error> {
+        let command = command(BENCHES).no_binary_name(true);
+        let matches = command.try_get_matches_from(line.split(' '))?;
+        let (name, matches) = matches.subcommand().expect("clap requires it");
+        Ok((name.to_string(), matches.clone()))
+    }
+
+    fn parse(line: &str) -> Result<Options, clap::Error> {
+        let (name, matches) = matched(line)?;
+        Options::from_matches(&name, &matches, BENCHES)
     }
 
     #[test]
-    fn reads_what_people_write() {
+    fn command_description_is_consistent() {
+        command(BENCHES).debug_assert();
+    }
+
+    #[test]
+    fn options_of_benches_are_read() {
         let options = parse("hit --dir /x --size=64M --quick --rounds 3 --seconds 0.5").unwrap();
         assert_eq!((options.name.as_str(), options.size_or(1, 2)), ("hit", 64 << 20));
         assert_eq!((options.rounds_or(9, 9), options.seconds), (3, Some(0.5)));
+        assert_eq!(options.dir, PathBuf::from("/x"));
+        let options = parse("hit").unwrap();
+        assert_eq!((options.dir, options.aio.as_str()), ("/var/tmp".into(), "auto"));
         let options = parse("database --budgets 256M,768M,2G").unwrap();
         assert_eq!(options.budgets, [256 << 20, 768 << 20, 2 << 30]);
-        let options = parse("report --json a b --json c --html p").unwrap();
-        assert_eq!((options.inputs.len(), options.json), (3, None));
         let options = parse("all --without memcg --without start").unwrap();
         assert_eq!(options.without, ["memcg", "start"]);
-        let options = parse("report --readme a").unwrap();
-        assert_eq!((options.inputs.len(), options.readme), (1, true));
-        let options = parse("report --compare a b").unwrap();
-        assert_eq!((options.inputs.len(), options.compare), (2, true));
+        let options = parse("--dir /d --part hits nbd --lines").unwrap();
+        assert_eq!((options.part.as_deref(), options.lines), (Some("hits"), true));
+        assert!(options.wants("hits") && !options.wants("misses"));
+    }
+
+    #[test]
+    fn command_lines_without_sense_are_refused() {
         for bad in [
             "hit --readme",
             "hit --without memcg",
-            "report --readme",
-            "report --compare a",
-            "report --compare a b c",
-            "report --compare --readme a b",
             "hit --compare",
             "hit --budgets 256M",
+            "hit --part hits",
+            "nbd --part none",
             "database --budgets 256M,",
             "database --budgets 1M",
-            "report --html p",
-            "report --json a",
-            "report a",
             "hit --html",
+            "hit --dir",
+            "hit --rounds 0",
+            "hit --seconds x",
+            "hit --aio magic",
+            "hit --what",
+            "hit hit",
+            "nonsense",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
-        for bad in ["hit --dir", "hit --rounds 0", "hit --seconds x", "hit --what", "hit hit"] {
-            assert!(parse(bad).is_err(), "{bad}");
-        }
+    }
+
+    #[test]
+    fn given_options_come_back_as_words() {
+        let line = "all --quick --dir /d --json x --html=y --rounds 3 --without hit";
+        assert_eq!(parse(line).unwrap().words, ["--quick", "--dir", "/d", "--rounds", "3"]);
+        assert_eq!(parse("--dir a&b nbd --lines").unwrap().words, ["--dir", "a&b", "--lines"]);
+        let options = parse("database --budgets 256M,1G").unwrap();
+        assert_eq!(options.words, ["--budgets", "256M,1G"]);
     }
 }

@@ -125,7 +125,7 @@ impl FileMap {
     #[inline]
     pub fn write(&self, buf: &[u8], offset: u64) {
         assert!(offset as usize + buf.len() <= self.len, "within the mapping");
-        // SAFETY: as in read; nobody holds a reference into the mapping.
+        // SAFETY: as in read; no reference into the mapping exists.
         unsafe {
             let to = self.map.add(offset as usize);
             std::ptr::copy_nonoverlapping(buf.as_ptr(), to, buf.len());

@@ -1,10 +1,10 @@
 //! `hit`: 4 KiB reads and writes of data that is already cached, one thread: the kernel's pread
 //! and pwrite, the same file mapped, a bare memcpy, and ours through the library, over the whole
-//! image and over a hot set of 1 MiB; in `pins` reads without a copy; and in `ways` beside the
-//! ways through a mount and over NBD.
+//! image and over a hot set of 1 MiB; in `pins` reads without a copy; and in `ways` the
+//! same reads through a mount and over NBD.
 //!
-//! Invariants: T1 nothing in a slice reaches the disk: caches are warm before, dirt is written
-//! out between rounds, outside the slices. T2 all variants of a cycle use the same offsets.
+//! Invariants: T1 nothing in a slice reaches the disk: caches are warm before, dirty data is
+//! written out between rounds, outside the slices. T2 all variants of a cycle use the same offsets.
 
 mod pins;
 mod ways;
@@ -217,7 +217,7 @@ impl Bench {
             }
             Ok(done)
         });
-        // Its dirt is the kernel file's, which writes it out.
+        // Its dirty data is the kernel file's, which writes it out.
         let mapped = Variant::new("mmap", |turn| slice(&self.mapped, turn));
         let memcpy = Variant::new("memcpy", |turn| slice(&self.memory, turn));
         let outcome = alternate(&mut [kernel, mapped, memcpy, ours], &self.plan)?;

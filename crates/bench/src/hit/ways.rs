@@ -1,9 +1,10 @@
-//! The ways to data that is cached: random 4 KiB reads, one at a time, by the kernel's pread of a file, by
-//! our library, through a mount of ours, through one of which the kernel caches, and over NBD.
+//! The ways to data that is cached: random 4 KiB reads, one at a time, by the kernel's pread of a
+//! file, by our library, through a mount of ours, through one of which the kernel caches, and over
+//! NBD.
 //!
-//! Invariants: G1 all ways are alternated, with the same offsets in files of one size, all of it cached where
-//! it is served from. G2 a way that needs another process is charged with what the whole machine used
-//! meanwhile.
+//! Invariants: G1 all ways are alternated, with the same offsets in files of one size, all of it
+//! cached where it is served from. G2 a way that needs another process is charged with what the
+//! whole machine used meanwhile.
 
 use super::Bench;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};

@@ -1,4 +1,4 @@
-//! One measurement: the hot thread alone, then beside the stream, and what came of it.
+//! One measurement: the hot thread alone, then during the stream, and what came of it.
 //!
 //! Invariants: O1 the hot thread asks with NOWAIT first, so each miss is counted exactly; a miss
 //! is then read the ordinary way. O2 a hot block counts as evicted once for each miss during the
@@ -126,7 +126,7 @@ impl HotResult {
         gone as f64 / self.resident_before.max(1) as f64 * 100.0
     }
 
-    /// Hot reads per second beside the stream.
+    /// Hot reads per second during the stream.
     pub fn rate_during(&self) -> f64 {
         self.reads_during as f64 / self.seconds_during.max(1e-9)
     }
@@ -148,7 +148,7 @@ pub fn add_rows(report: &mut Report, variant: &str, rounds: &[HotResult]) {
     row("stream", "MiB/s", &|r| r.stream_bytes as f64 / 1048576.0 / r.seconds_during.max(1e-9));
 }
 
-/// Warms the hot set, hits it alone for a while, then beside the stream.
+/// Warms the hot set, hits it alone for a while, then during the stream.
 pub fn measure(target: &dyn HotTarget, spec: &HotSpec) -> Result<HotResult> {
     let mut result = HotResult::default();
     let mut buf = AlignedBuf::new(BLOCK);

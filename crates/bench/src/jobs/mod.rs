@@ -51,7 +51,7 @@ fn set_here(job: &Value) -> Result<Slice> {
 }
 
 /// The child's side: answers until its input ends. Returns the exit code.
-pub fn serve() -> i32 {
+pub fn serve() -> u8 {
     let mut open: Option<(PathBuf, KernelFile)> = None;
     let mut database = lookups::State::default();
     for line in std::io::stdin().lock().lines() {

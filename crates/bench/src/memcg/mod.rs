@@ -5,7 +5,6 @@
 //! Invariant: E1 the server joins the cgroup before its first instruction, so that all its
 //! memory counts.
 
-use crate::harness::cgroup::Memcg;
 use crate::harness::image::Image;
 use crate::harness::load::Slice;
 use crate::harness::meter::{Usage, Watch, looking, resident_bytes};
@@ -16,6 +15,7 @@ use crate::rivals::server::{Kind, Server, forebay_binary};
 use crate::uncached::budget_for;
 use forebay_base::Result;
 use forebay_base::units::format_size;
+use forebay_testkit::cgroup::Memcg;
 use std::time::Duration;
 
 const ENGINES: [&str; 2] = ["io_uring", "threads"];

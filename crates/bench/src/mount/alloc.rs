@@ -1,9 +1,10 @@
-//! `alloc`: writers that write 2 MiB at a time with O_DIRECT through a mount, a file each, all at once. A
-//! request of a program comes to the volume in parts, at the same time: how many runs of the image does each
-//! end in?
+//! `alloc`: writers that write 2 MiB at a time with O_DIRECT through a mount, a file each, all at
+//! once. A request of a program comes to the volume in parts, at the same time: how many runs of
+//! the image does each end in?
 //!
-//! Invariants: A1 a run is what lies in one piece on the image, whatever the volume's own map cuts it into; a
-//! request that ends in one run counts one. A2 all writers begin each request at the same moment.
+//! Invariants: A1 a run is what lies in one piece on the image, whatever the volume's own map cuts
+//! it into; a request that ends in one run counts one. A2 all writers begin each request at the
+//! same moment.
 
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report};

@@ -1,11 +1,13 @@
-//! `attach`: random 4 KiB reads at depth 32 of the block device that `forebay attach` makes of a raw image,
-//! all of it cached, beside a loop device on an empty FUSE server with one file, and beside the kernel's
-//! loop device on an image of the same size: without direct I/O, all of it in the page cache, and with it.
+//! `attach`: random 4 KiB reads at depth 32 of the block device that `forebay attach` makes of a
+//! raw image, all of it cached, compared with a loop device on an empty FUSE server with one file,
+//! and with the kernel's loop device on an image of the same size: without direct I/O, all of it in
+//! the page cache, and with it.
 //!
-//! The client is the same for all: fio with libaio and O_DIRECT, one job. All of the image is in our cache
-//! before the first slice, and all of the other in the page cache below `kernel-loop-buffered`: cached reads
-//! of ours beside cached reads of the kernel's. `kernel-loop-direct` caches nothing and reads the disk at
-//! each request; it has an image of its own, for no page of its file may be in the page cache.
+//! The client is the same for all: fio with libaio and O_DIRECT, one job. All of the image is in
+//! our cache before the first slice, and all of the other in the page cache below
+//! `kernel-loop-buffered`: cached reads of ours and cached reads of the kernel's.
+//! `kernel-loop-direct` caches nothing and reads the disk at each request; it has an image of its
+//! own, for no page of its file may be in the page cache.
 
 use super::read::compare;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};

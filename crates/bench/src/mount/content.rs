@@ -1,10 +1,10 @@
-//! `random`: random 4 KiB buffered writes over a file far larger than the cache, until they are synced.
-//! `seq`: one file written by 1 MiB until it is synced, and read cold.
+//! `random`: random 4 KiB buffered writes over a file far larger than the cache, until they are
+//! synced. `seq`: one file written by 1 MiB until it is synced, and read cold.
 //!
-//! The time of a slice of writes ends with fsync. Of `random`: a slice begins with nothing
-//! cached, and the kernel's writers run in a memory cgroup of our budget each. A read begins cold; nobody
-//! is held to a memory cgroup in `seq`, and each has written its file once before the clock starts: whose
-//! memory a virtual machine has to find first is chance.
+//! The time of a slice of writes ends with fsync. Of `random`: a slice begins with nothing cached,
+//! and the kernel's writers run in a memory cgroup of our budget each. A read begins cold; no
+//! variant is held to a memory cgroup in `seq`, and each has written its file once before the clock
+//! starts: whose memory a virtual machine has to find first is chance.
 
 use super::ground::{self, ALL, Ground, Plot, Who};
 use super::read::compare;

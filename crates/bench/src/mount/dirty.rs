@@ -1,9 +1,10 @@
-//! `dirty`: what a small change costs through a mount: bytes that the process of the mount has had written,
-//! log, data and tree, over bytes that the program changed.
+//! `dirty`: what a small change costs through a mount: bytes that the process of the mount has had
+//! written, log, data and tree, over bytes that the program changed.
 //!
-//! Synced: each write of 4 KiB is followed by fsync. Not synced: each block of the file is
-//! dirtied at most once, in random order, then the file is synced once. Bytes are the kernel's count of
-//! what that process has written past the page cache (`/proc/PID/io`): the image is opened with O_DIRECT.
+//! Synced: each write of 4 KiB is followed by fsync. Not synced: each block of the file is dirtied
+//! at most once, in random order, then the file is synced once. Bytes are the kernel's count of
+//! what that process has written past the page cache (`/proc/PID/io`): the image is opened with
+//! O_DIRECT.
 
 use crate::dirty::written_by;
 use crate::harness::image::{Rng, open_with};

@@ -1,7 +1,8 @@
-//! Who takes part: a mount of ours, an empty FUSE server, XFS on a loop device, the host's own file system.
+//! Who takes part: a mount of ours, an empty FUSE server, XFS on a loop device, the host's own file
+//! system.
 //!
-//! Each is a directory of the kernel's, and clients know no more of it. Rivals are at their
-//! best: see [`Making::best`], and [`crate::rivals::empty`]. What is made on the host goes at the end.
+//! Each is a directory of the kernel's, and clients know no more of it. Rivals are at their best:
+//! see [`Making::best`], and [`crate::rivals::empty`]. What is made on the host goes at the end.
 
 use crate::harness::backing::Backing;
 use crate::harness::image::{drop_file_cache, open_with};
@@ -124,7 +125,8 @@ impl Ground {
         }
     }
 
-    /// Whether it can begin with no names cached: the host's cannot without those of everybody else.
+    /// Whether it can begin with no names cached: the host's cannot without those of everybody
+    /// else.
     pub fn forgets_names(&self) -> bool {
         !matches!(self.kind, Kind::Host(_))
     }

@@ -1,13 +1,14 @@
-//! `kernel`: what the kernel's cache may keep of a mount, `kernel_cache=never|small|always`, by what
-//! programs do: small files opened, read and closed again and again, random and sequential reads and random
-//! writes of a large one; and how much of the large one is then held twice.
+//! `kernel`: what the kernel's cache may keep of a mount, `kernel_cache=never|small|always`, by
+//! what programs do: small files opened, read and closed again and again, random and sequential
+//! reads and random writes of a large one; and how much of the large one is then held twice.
 //!
-//! All modes serve one volume, in turns, each time mounted anew and warmed. The large file
-//! stays open from its warming to the end of its slices; the small ones are opened by each read, as that is
-//! what is measured.
+//! All modes serve one volume, in turns, each time mounted anew and warmed. The large file stays
+//! open from its warming to the end of its slices; the small ones are opened by each read, as that
+//! is what is measured.
 
 use super::read::read_all;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
+use crate::harness::hist::Hist;
 use crate::harness::image::{Rng, open_with};
 use crate::harness::load::{Load, Pattern, Slice, run_here};
 use crate::harness::options::Options;
@@ -16,7 +17,6 @@ use crate::report::model::Report;
 use crate::rivals::kernel::KernelFile;
 use crate::rivals::mounted::{Mounted, Mounting};
 use crate::volume::places::{Opened, write_all};
-use forebay_base::hist::Hist;
 use forebay_base::units::{KIB, MIB, format_size};
 use forebay_base::{Error, Result};
 use rustix::fs::OFlags;
@@ -160,7 +160,7 @@ fn small(at: &Path, n: u64) -> Result<()> {
 }
 
 fn small_slice(at: &Path, turn: &Turn) -> Result<Slice> {
-    let (mut rng, hist) = (Rng::new(turn.seed), Hist::new());
+    let (mut rng, mut hist) = (Rng::new(turn.seed), Hist::default());
     let (start, mut ops) = (Instant::now(), 0);
     let mut now = start;
     while now - start < turn.time {
@@ -174,8 +174,8 @@ fn small_slice(at: &Path, turn: &Turn) -> Result<Slice> {
     Ok(Slice { ops, bytes: ops * EACH as u64, seconds, hist, ..Slice::default() })
 }
 
-/// A mount with `kernel_cache=` this, and [`LARGE`] of so many bytes on it, cached nowhere: for the rows of
-/// `hit`.
+/// A mount with `kernel_cache=` this, and [`LARGE`] of so many bytes on it, cached nowhere: for the
+/// rows of `hit`.
 pub fn filled(options: &Options, label: &str, size: u64, mode: &str) -> Result<Mounted> {
     let how = Mounting::new(4 * size + 128 * MIB, 2 * size + 96 * MIB, &options.aio);
     let mut mounted = Mounted::new(&options.dir, label, how)?;

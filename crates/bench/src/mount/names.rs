@@ -1,8 +1,8 @@
-//! `names`: many files of 4 KiB, in directories of [`EACH`]: made, and after each step with nothing cached
-//! looked up, listed as `ls -l` does, read, removed.
+//! `names`: many files of 4 KiB, in directories of [`EACH`]: made, and after each step with nothing
+//! cached looked up, listed as `ls -l` does, read, removed.
 //!
-//! Invariants: N1 what is made or removed is durable when its time ends. Each step does the same to each
-//! file, once; all but the listing, which has its own, go in order of making.
+//! Invariants: N1 what is made or removed is durable when its time ends. Each step does the same to
+//! each file, once; all but the listing, which has its own, go in order of making.
 
 use super::ground::{self, ALL, Ground, Plot};
 use super::read::RIVALS;

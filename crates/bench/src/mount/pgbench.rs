@@ -1,21 +1,20 @@
 //! `pgbench`: PostgreSQL on a mount during a backup of ten times the cache, against XFS on a
 //! loop device in a memory cgroup of the same size.
 //!
-//! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's own is
-//! outside both limits, measured while pgbench's clients are connected, with all of what they share; each
-//! column begins with nothing cached, and warms what it reads; the order of columns turns about with each
-//! round.
+//! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's
+//! own is outside both limits, measured while pgbench's clients are connected, with all of what
+//! they share; each column begins with nothing cached, and warms what it reads; the order of
+//! columns turns about with each round.
 //!
-//! Invariants: N5 the first second of pgbench, in which it connects and plans, is in no figure. N6 what is
-//! below `SECONDS_MIN`, `ROUNDS_MIN` or, of the backup, `PACE_SHARE_MIN` is shown and not judged, and
-//! says so.
+//! Invariants: N5 the first second of pgbench, in which it connects and plans, is in no figure. N6
+//! what is below `SECONDS_MIN`, `ROUNDS_MIN` or, of the backup, `PACE_SHARE_MIN` is shown and not
+//! judged, and says so.
 
 mod backup;
 mod bed;
 mod figures;
 mod postgres;
 
-use crate::harness::cgroup::Memcg;
 use crate::harness::meter::{MachineTime, process_cpu_seconds};
 use crate::harness::options::Options;
 use crate::report::model::{Good, Plot, Report, median};
@@ -25,6 +24,7 @@ use bed::Bed;
 use figures::Run;
 use forebay_base::units::{MIB, format_size};
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_testkit::cgroup::Memcg;
 use postgres::{Load, Server};
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -83,7 +83,7 @@ struct Setting {
     backup: u64,
     /// Bytes a second of the backup.
     pace: u64,
-    /// Seconds alone and beside the backup, both without [`SETTLING`].
+    /// Seconds alone and during the backup, both without [`SETTLING`].
     seconds: (u64, u64),
     rounds: usize,
     bin: PathBuf,
@@ -105,13 +105,15 @@ impl Setting {
 
 /// Memory of a cgroup for tar alone, bytes.
 const TAR_ROOM: u64 = 64 * MIB;
-/// Memory for tar where it is in the cgroup of the database, and for what the kernel counts besides, bytes.
+/// Memory for tar where it is in the cgroup of the database, and for what the kernel counts
+/// besides, bytes.
 const SLACK: u64 = 8 * MIB;
-/// Seconds of pgbench before it counts: its clients connect and plan, and what they take is measured (N5).
+/// Seconds of pgbench before it counts: its clients connect and plan, and what they take is
+/// measured (N5).
 const SETTLING: u64 = 1;
-/// A run is judged from so many seconds beside the backup and so many rounds on.
+/// A run is judged from so many seconds during the backup and so many rounds on.
 const SECONDS_MIN: u64 = 20;
-/// The fewest beside the backup that can be asked for.
+/// The fewest during the backup that can be asked for.
 const SECONDS_LEAST: u64 = 5;
 const ROUNDS_MIN: usize = 3;
 /// And where the backup reads so much of its pace.
@@ -121,10 +123,10 @@ const PACE_SHARE_MIN: f64 = 0.9;
 struct Figures {
     run: Run,
     backup: backup::Done,
-    /// CPU seconds beside the backup: of the database, of our process, of the whole machine.
+    /// CPU seconds during the backup: of the database, of our process, of the whole machine.
     cpu: [f64; 3],
-    /// Share of the tables that is cached, on average of looks beside the backup: pgbench draws its rows all
-    /// alike, so that is how often a read of them finds what it looks for.
+    /// Share of the tables that is cached, on average of samples during the backup: pgbench draws
+    /// its rows all alike, so that is how often a read of them finds what it looks for.
     hits: f64,
     /// And at the end.
     cached: f64,
@@ -171,7 +173,7 @@ fn prepare(options: &Options) -> Result<Setting> {
     })
 }
 
-/// Seconds of pgbench alone, and beside the backup.
+/// Seconds of pgbench alone, and during the backup.
 fn lengths(options: &Options) -> (u64, u64) {
     if options.seconds.is_none() && options.quick {
         return (1, 2);
@@ -307,8 +309,8 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// While pgbench settles: the most that the database's processes have taken, its clients' among them, and the
-/// cgroup holds that beside the cache. `own` is what they took before.
+/// While pgbench settles: the most that the database's processes have taken, its clients' among
+/// them, and the cgroup holds that in addition to the cache. `own` is what they took before.
 fn settle(server: &Server, setting: &Setting, groups: &Groups, own: &mut u64) -> Result<u64> {
     const LOOKS: u32 = 4;
     for _ in 0..LOOKS {
@@ -320,7 +322,7 @@ fn settle(server: &Server, setting: &Setting, groups: &Groups, own: &mut u64) ->
     group.set_limit(limit).map(|()| limit)
 }
 
-/// The load alone, and then beside the backup.
+/// The load alone, and then during the backup.
 fn beside(
     column: Column,
     bed: &Bed,
@@ -452,7 +454,7 @@ fn rows(report: &mut Report, column: Column, load: &str, all: &[Figures]) {
     row("cpu_machine", "%", &|f| f.cpu[2] / f.backup.seconds * 100.0);
 }
 
-/// Beside over alone, by column; of ours, uncached, against its bars (N6).
+/// The ratio of during to alone, by column; of ours, uncached, against its bars (N6).
 fn judge(report: &mut Report, setting: &Setting, found: &Found) {
     let pace = setting.pace as f64 / 1e6;
     for ((column, load), all) in found {
@@ -517,12 +519,12 @@ mod tests {
         report
     }
 
-    /// N6. A backup that read nothing left the database as fast as alone, and met the bar; and the minute of
-    /// `--seconds 2` was five, and nobody said so.
+    /// N6. A backup that read nothing left the database as fast as alone, and met the bar; and the
+    /// minute of `--seconds 2` was five, without a message.
     #[test]
     fn fewer_seconds_than_are_taken_are_said() {
         let of = |quick: bool, seconds: Option<f64>| {
-            let mut options = Options::parse(&["mount".into()]).unwrap();
+            let mut options = Options::default();
             (options.quick, options.seconds) = (quick, seconds);
             (lengths(&options), lengthened(&options))
         };

@@ -1,7 +1,8 @@
-//! `read`: random 4 KiB reads of a file that is wholly cached, by one client and by as many as CPUs.
+//! `read`: random 4 KiB reads of a file that is wholly cached, by one client and by as many as
+//! CPUs.
 //!
-//! The file stays open from before it was read to the end, and all of it was read before the
-//! first slice: ours is in our cache, the kernel's in the kernel's. The file is too large for what the
+//! The file stays open from before it was read to the end, and all of it was read before the first
+//! slice: ours is in our cache, the kernel's in the kernel's. The file is too large for what the
 //! kernel may keep of a mount of ours by default, so each read of it comes to our process.
 
 use super::ground::{self, ALL, Ground, Plot};

@@ -1,6 +1,7 @@
-//! `stable`: the real `dbench 4` on a mount of a volume, whose checksums need bytes that do not change while
-//! they are written: with writers that wait for their own write-out (`wait`, what the patch is about) and
-//! with ours, that copies only what a writer hits (`cow`); beside it XFS on a loop device.
+//! `stable`: the real `dbench 4` on a mount of a volume, whose checksums need bytes that do not
+//! change while they are written: with writers that wait for their own write-out (`wait`, what the
+//! patch is about) and with ours, that copies only what a writer hits (`cow`); XFS for comparison
+//! on a loop device.
 //!
 //! Both strategies run on one mount, in turns, and what a run left is removed before the
 //! next. The longest of a strategy is the median over its runs of each run's longest.

@@ -1,7 +1,8 @@
 //! `sync`: random 4 KiB writes, each followed by fsync, by one job and by sixteen with a file each.
 //!
-//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and its
-//! fsync. S3 images are written ones, so that nobody pays for what the host has to give its blocks.
+//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and
+//! its fsync. S3 images are written ones, so that no variant pays for what the host has to give its
+//! blocks.
 
 use super::ground::{self, ALL, Ground, Plot};
 use super::read::{compare, read_all};
@@ -27,7 +28,7 @@ impl Subject for Files {
     }
 
     fn device_bytes(&self) -> Result<u64> {
-        // Nobody counts them here: `dirty` does.
+        // They are not counted here: `dirty` does.
         Ok(0)
     }
 }

@@ -1,10 +1,10 @@
-//! `uncached`: a hot set of a quarter of `cache_size`, hit at random through the mount by one thread while
-//! another reads ten times that: past the cache, by each of the ways in which a program can be told to, and
-//! as programs do.
+//! `uncached`: a hot set of a quarter of `cache_size`, hit at random through the mount by one
+//! thread while another reads ten times that: past the cache, by each of the ways in which a
+//! program can be told to, and as programs do.
 //!
-//! The mount is a fresh one for each stream, and all of the hot set is cached before it
-//! begins. A block counts as evicted for each that the cache evicts meanwhile, whosever it is, and once
-//! more if it is a hot one that is missing at the end.
+//! The mount is a fresh one for each stream, and all of the hot set is cached before it begins. A
+//! block counts as evicted for each that the cache evicts meanwhile, whosever it is, and once more
+//! if it is a hot one that is missing at the end.
 
 use crate::harness::image::Rng;
 use crate::harness::load::Target;
@@ -206,7 +206,8 @@ fn shell(line: &str, first: &Path, mounted: &Mounted) -> Result<String> {
 mod tests {
     use super::whole;
 
-    /// What tar read was not looked at: one that ended at once left the hot set alone, and met the bar.
+    /// What tar read was not looked at: one that ended at once left the hot set alone, and met the
+    /// bar.
     #[test]
     fn an_archive_that_is_cut_off_is_an_error() {
         assert!(whole("1056768\n", 1 << 20).is_ok(), "with its head and padding");

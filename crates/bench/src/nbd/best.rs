@@ -8,8 +8,8 @@ use crate::report::model::{Report, number};
 use crate::rivals::server::{Kind, Way};
 use forebay_base::Result;
 
-/// The fastest of these ways by `rate`, named in a note with the rates of all. `None`, and a line of
-/// what was not run, when none of them works here.
+/// The fastest of these ways by `rate`, named in a note with the rates of all. `None`, and a line
+/// of what was not run, when none of them works here.
 pub fn best(
     ways: Vec<Way>,
     what: &str,

@@ -1,7 +1,7 @@
 //! Nothing in memory: ours past the cache, nbdkit's file plugin, qemu-nbd.
 //!
-//! Invariant: D2 each slice has a fresh server, starts with the machine's page cache dropped (quick:
-//! the image's), and touches at most a tenth of the image.
+//! Invariant: D2 each slice has a fresh server, starts with the machine's page cache dropped
+//! (quick: the image's), and touches at most a tenth of the image.
 
 use super::best::{best, try_out};
 use super::client::{BLOCK, CONNECTIONS, Cores, DEPTH, Worst, add_switches, job, ours_kind, slice};

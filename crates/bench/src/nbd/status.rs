@@ -1,7 +1,7 @@
-//! What BLOCK_STATUS of four clients costs a fifth one: a checkerboard of 4 KiB, asked for whole again and
-//! again, beside a client that reads 4 KiB at a time.
+//! What BLOCK_STATUS of four clients costs a fifth one: a checkerboard of 4 KiB, asked for whole
+//! again and again, while a client reads 4 KiB at a time.
 //!
-//! Invariant: D4 the four ask throughout: whoever has the whole map asks again.
+//! Invariant: D4 the four ask throughout: a client that has the complete map asks again.
 
 use super::client::{BLOCK, Cores, ours_kind, slice};
 use crate::harness::alternate::{Plan, Variant, alternate};
@@ -107,7 +107,7 @@ fn write_every_other(image: &Image, size: u64) -> Result<()> {
     made(file.sync_all())
 }
 
-/// The end of it all, which whoever waits for a program hears of at once.
+/// The end of the measurement, which a thread that waits for a program observes at once.
 struct Over(OwnedFd);
 
 impl Over {
@@ -161,9 +161,9 @@ fn beside(uri: &str, maps: &AtomicU64, client: impl FnOnce() -> Result<Slice>) -
         let throughout = !asking.iter().any(|one| one.is_finished());
         over.set();
         for one in asking {
-            one.join().expect("whoever asks does not panic")?;
+            one.join().expect("a thread that asks does not panic")?;
         }
-        assert!(throughout, "D4: somebody has stopped without an error");
+        assert!(throughout, "D4: a client has stopped without an error");
         done
     })
 }

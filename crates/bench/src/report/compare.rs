@@ -1,8 +1,9 @@
-//! Two runs of the same benches beside each other: by how much each cell and each judged ratio has moved.
+//! A comparison of two runs of the same benches: by how much each cell and each judged ratio has
+//! moved.
 //!
-//! Invariants: C1 a change is new over old, turned so that below 1 is worse. C2 the worst comes first.
-//! C3 what is within the noise of its bench is not flagged; what only one of the runs has is named. C4
-//! quick runs are refused.
+//! Invariants: C1 a change is new over old, turned so that below 1 is worse. C2 the worst comes
+//! first. C3 what is within the noise of its bench is not flagged; what only one of the runs has is
+//! named. C4 quick runs are refused.
 
 use crate::report::model::{median, number};
 use serde_json::Value;
@@ -15,8 +16,8 @@ const NOISE_MIN: f64 = 0.03;
 /// A figure of a bench: its value, and whether less of it is better.
 type Figures = BTreeMap<String, (f64, bool)>;
 
-/// The noise of a bench in a run: the median over its rows of how far its rounds lie from their middle, as a
-/// share of it.
+/// The noise of a bench in a run: the median over its rows of how far its rounds lie from their
+/// middle, as a share of it.
 fn noise(found: &Value) -> f64 {
     let rows = found["rows"].as_array().into_iter().flatten();
     let spread = |row: &Value| {
@@ -140,7 +141,8 @@ mod tests {
             "bars": [{ "name": "p999", "value": latency, "bar": 1.0, "good": "<=", "met": true }] })
     }
 
-    /// C1..C4: nothing compared two runs, so a regression was seen by whoever remembered the old figure.
+    /// C1..C4: nothing compared two runs, so a regression was seen only by a reader who remembered
+    /// the old figure.
     #[test]
     fn the_worst_comes_first_and_noise_is_not_flagged() {
         let (text, worse) = table(&[run(1.0, 0.5, 1.0)], &[run(0.9, 1.0, 1.0)]).unwrap();

@@ -1,7 +1,8 @@
 //! Which figures docs/figures.md shows whatever they are, and what they mean, for people.
 //!
-//! Invariant: R4 a figure is in here once. What missed its goal is shown in any case (R2), so nothing hangs
-//! on being in here but a name that people understand, and "not run" where it was not.
+//! Invariant: R4 a figure is in here once. What missed its goal is shown in any case (R2), so
+//! nothing hangs on being in here but a name that people understand, and "not run" where it was
+//! not.
 
 /// A figure: bench, name of the ratio, what it is.
 pub type Fact = (&'static str, &'static str, &'static str);

@@ -5,9 +5,9 @@
 //! saved result shows as `n/a` and is never a panic. W4 a quick run says so at the top and at
 //! its bench.
 
+use crate::report::chart::{Chart, draw, escape};
 use crate::report::five::{self, BEHAVIOURS, COLUMNS};
 use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
-use crate::report::svg::{Picture, draw, escape};
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -227,7 +227,7 @@ fn figure_of_bar(bar: &Value) -> String {
     bar.as_f64().map_or_else(|| "n/a".to_string(), |bar| bar.to_string())
 }
 
-/// The value beside its bar, which is the mark in the middle; nothing where that says nothing.
+/// A meter of the value, with its bar as the mark in the middle; empty where there is no scale.
 fn meter(value: Option<f64>, bar: Option<f64>) -> String {
     let (Some(value), Some(bar)) = (value, bar) else { return String::new() };
     if bar <= 0.0 || value < 0.0 {
@@ -250,7 +250,7 @@ fn pictures(out: &mut String, bench: &str, own: &Value) {
             .iter()
             .map(|mark| (text(mark, "word").to_string(), mark["at"].as_f64().unwrap_or(f64::NAN)));
         let marks: Vec<(String, f64)> = marks.collect();
-        let svg = draw(&Picture { title, unit, x, series: &series, marks: &marks });
+        let svg = draw(&Chart { title, unit, x, series: &series, marks: &marks });
         if !svg.is_empty() {
             let title = escape(title);
             let _ = writeln!(out, "<figure><figcaption>{title}</figcaption>\n{svg}</figure>");
@@ -337,7 +337,7 @@ mod tests {
             ..Plot::default()
         });
         let flag = if quick { "--quick" } else { "--lines" };
-        let args = ["dirty", "--dir", "a<b", flag].map(str::to_string);
+        let args = ["--dir", "a<b", flag].map(str::to_string);
         describe("dirty", "what <it> is", &args, &report, json!({ "cpu": "Xeon <3>", "cpus": 2 }))
     }
 

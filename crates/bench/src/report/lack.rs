@@ -1,12 +1,13 @@
 //! What a machine lacks, told from what went wrong.
 //!
-//! Invariant: K1 only a lack is "not run"; any other error of a part has failed, and so has the bench.
+//! Invariant: K1 only a lack is "not run"; any other error of a part has failed, and so has the
+//! bench.
 
 use forebay_base::{Error, ErrorKind};
 
-/// Whether this says that the machine has not what is asked for: the kernel or a program cannot do it, a
-/// program or a folder that we looked for is not there, or only root may. A file that a system call did not
-/// find is none.
+/// Whether this says that the machine has not what is asked for: the kernel or a program cannot do
+/// it, a program or a folder that we looked for is not there, or only root may. A file that a
+/// system call did not find is none.
 pub fn is_lack(e: &Error) -> bool {
     match e.kind() {
         ErrorKind::Unsupported => true,
@@ -31,8 +32,8 @@ mod tests {
     use super::*;
     use crate::report::model::Report;
 
-    /// K1. A volume that was full too early was "not run  sustained on volume: no space left", and the step
-    /// that runs the benches was green.
+    /// K1. A volume that was full too early was "not run  sustained on volume: no space left", and
+    /// the step that runs the benches was green.
     #[test]
     fn k1_a_lack_is_not_run_and_all_else_has_failed() {
         let os = |code| Error::from_io("write", std::io::Error::from_raw_os_error(code));

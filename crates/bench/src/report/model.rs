@@ -1,6 +1,6 @@
-//! What a bench found: rows, ratios, bars, and what was not run. Printed as a table and written
-//! as one JSON object (`bench`, `machine`, `rows`, `ratios`, `bars`, `notes`, `not_run`,
-//! `failed`, `summaries`, `plots`). The page of [`crate::report::html`] is made from such objects alone.
+//! What a bench found: rows, ratios, bars, and what was not run. Printed as a table and written as
+//! one JSON object (`bench`, `machine`, `rows`, `ratios`, `bars`, `notes`, `not_run`, `failed`,
+//! `summaries`, `plots`). The page of [`crate::report::html`] is made from such objects alone.
 
 use crate::report::lack::is_lack;
 use forebay_base::{Error, Result};
@@ -166,14 +166,14 @@ impl Report {
         self.bars.push(Bar { name: name.to_string(), value, bar, good });
     }
 
-    /// A ratio beside its bar that this run cannot be held against; the reason goes into a note.
+    /// A ratio and its bar, which this run cannot be judged by; the reason goes into a note.
     pub fn ratio_unjudged(&mut self, name: &str, value: f64, good: Good, bar: f64) {
         self.ratio(name, value);
         self.bars.push(Bar { name: name.to_string(), value: f64::NAN, bar, good });
     }
 
-    /// Ours over a rival in one cell; more is better. The best and the worst cell against each rival
-    /// are shown together.
+    /// Ours over a rival in one cell; more is better. The best and the worst cell against each
+    /// rival are shown together.
     pub fn cell(&mut self, rival: &str, cell: &str, value: f64) {
         self.cells.push(Cell { rival: rival.to_string(), cell: cell.to_string(), value });
     }
@@ -194,7 +194,8 @@ impl Report {
         self.not_run.push((what.to_string(), why.to_string()));
     }
 
-    /// A part that ended with an error: not run where the machine lacks something, failed otherwise.
+    /// A part that ended with an error: not run where the machine lacks something, failed
+    /// otherwise.
     pub fn left_out(&mut self, what: &str, e: impl std::borrow::Borrow<Error>) {
         let e = e.borrow();
         if is_lack(e) { self.not_run(what, e) } else { self.fail(what, e) }
@@ -422,7 +423,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// A value beside its bar: with as many digits as it takes to see on which side of it the value
+/// A value next to its bar: with as many digits as it takes to see on which side of it the value
 /// is, so that 0.9796 is never read as the 0.98 that it missed.
 pub fn number_beside(value: f64, bar: f64) -> String {
     let side = |shown: &str| shown.parse::<f64>().ok().and_then(|v| v.partial_cmp(&bar));
@@ -493,8 +494,8 @@ mod tests {
         assert_eq!(report.to_json("hit", json!({}))["cells"][1]["cell"], "writes");
     }
 
-    /// Once a median of 57.05 came back from a file as 57.04999..: the page said 57.1 when it was made
-    /// at once and 57.0 when it was made from the saved result.
+    /// Once a median of 57.05 came back from a file as 57.04999..: the page said 57.1 when it was
+    /// made at once and 57.0 when it was made from the saved result.
     #[test]
     fn every_number_comes_back_from_json_as_it_was() {
         let mut seed = 1;

@@ -1,10 +1,10 @@
 //! The figures of the README as markdown, from saved results: per rival the worst and the best cell
-//! and in how many cells ours is ahead; then what is no ratio of rates, beside its goal, and every goal that
-//! was missed; then the CPU of the servers beside their rates.
+//! and in how many cells ours is ahead; then what is no ratio of rates, with its goal, and every
+//! goal that was missed; then the CPU of the servers and their rates.
 //!
 //! Invariants: R1 nothing is shown that is not in the results; what has no value says so. R2 what
-//! missed its goal is there, bold, with as many digits as show it. R3 a quick run gives no figures to quote,
-//! so it is refused.
+//! missed its goal is there, bold, with as many digits as show it. R3 a quick run gives no figures
+//! to quote, so it is refused.
 
 use crate::report::figures::{ENGINE, Fact, VOLUMES};
 use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
@@ -88,7 +88,8 @@ fn put_missed(out: &mut String, found: &[Value]) {
     }
 }
 
-/// What each server takes of CPU beside what it delivers: often one core of the client is the limit.
+/// The CPU that each server uses, and its rate: often one core of the client is the
+/// limit.
 fn put_servers(out: &mut String, found: &[Value]) {
     let Some(own) = found.iter().find(|value| value["bench"] == "nbd") else { return };
     let rows: Vec<&Value> = own["rows"].as_array().into_iter().flatten().collect();

@@ -3,49 +3,40 @@
 
 use crate::harness::options::Options;
 use crate::report::model::{Report, write_json};
+use crate::report::options::ReportOptions;
 use crate::report::{compare, five, html, readme, screen};
 use forebay_base::{Error, ErrorKind, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The object of one bench: its report, and what a reader needs to run it again.
+/// The object of one bench: its report, and what a reader needs to run it again. `words` are the
+/// options of the run.
 pub fn describe(
     name: &str,
     title: &str,
-    args: &[String],
+    words: &[String],
     report: &Report,
     machine: Value,
 ) -> Value {
     let mut json = report.to_json(name, machine);
     json["title"] = title.into();
-    json["command"] = command(name, args).into();
-    json["quick"] = args.iter().any(|arg| arg == "--quick").into();
+    json["command"] = command(name, words).into();
+    json["quick"] = words.iter().any(|word| word == "--quick").into();
     json["date"] = utc(SystemTime::now()).into();
     json["version"] = env!("CARGO_PKG_VERSION").into();
     json
 }
 
-/// The command that runs this bench alone as it was run; where results went does not matter.
-fn command(name: &str, args: &[String]) -> String {
-    let mut words = vec!["forebay".to_string(), "bench".into(), name.into()];
-    // The first word without a dash that is no flag's value is the name that was asked for.
-    let (mut named, mut args) = (false, args.iter());
-    while let Some(arg) = args.next() {
-        let flag = arg.split('=').next().unwrap_or(arg);
-        let valued = arg.starts_with("--") && !arg.contains('=') && !SWITCHES.contains(&flag);
-        let value = if valued { args.next() } else { None };
-        match flag {
-            "--json" | "--html" => {}
-            _ if !arg.starts_with('-') && !named => named = true,
-            _ => words.extend([Some(arg), value].into_iter().flatten().map(|word| quoted(word))),
-        }
-    }
-    words.join(" ")
+/// The command that runs this bench alone as it was run.
+fn command(name: &str, words: &[String]) -> String {
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    ["forebay bench", name]
+        .into_iter()
+        .chain(words.iter().map(String::as_str))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
-
-/// Flags without a value.
-const SWITCHES: [&str; 3] = ["--quick", "--keep", "--lines"];
 
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:+,".contains(c);
@@ -76,9 +67,9 @@ fn write_page(path: &Path, found: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// `bench report`: the page and the five lines, the figures of the README, or two runs beside each
-/// other, from saved files.
-pub fn report(options: &Options) -> Result<()> {
+/// `bench report`: the page and the five lines, the figures of the README, or a comparison
+/// of two runs, from saved files.
+pub fn report(options: &ReportOptions) -> Result<()> {
     let bad = |text| Error::new(ErrorKind::InvalidInput, "report", text);
     if options.compare {
         let [old, new] = &options.inputs[..] else {
@@ -102,8 +93,8 @@ pub fn report(options: &Options) -> Result<()> {
     }
 }
 
-/// The benches in these files; of two runs of one bench the later in the list counts, but parts of a
-/// bench that were run one by one (`--part`) are brought together.
+/// The benches in these files; of two runs of one bench the later in the list counts, but parts of
+/// a bench that were run one by one (`--part`) are brought together.
 fn load(paths: &[PathBuf]) -> Result<Vec<Value>> {
     let mut found: Vec<Value> = Vec::new();
     for path in paths {
@@ -218,11 +209,12 @@ mod tests {
     }
 
     #[test]
-    fn the_command_runs_the_bench_alone() {
+    fn command_of_one_bench_is_quoted_for_a_shell() {
         let words = |line: &str| line.split(' ').map(str::to_string).collect::<Vec<_>>();
-        let all = words("all --quick --dir /d --json x --html=y --rounds 3");
+        let all = words("--quick --dir /d --rounds 3");
         assert_eq!(command("hit", &all), "forebay bench hit --quick --dir /d --rounds 3");
-        let all = words("--dir a&b nbd --lines");
+        let all = words("--dir a&b --lines");
         assert_eq!(command("nbd", &all), "forebay bench nbd --dir 'a&b' --lines");
+        assert_eq!(command("nbd", &[]), "forebay bench nbd");
     }
 }

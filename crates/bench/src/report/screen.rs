@@ -1,7 +1,7 @@
 //! What a newcomer wants to see, in a few lines, from saved results: `bench report --screen`.
 //!
-//! Invariants: S1 a line whose figures are not there says so; nothing is judged. S2 each of the five
-//! behaviours has its line.
+//! Invariants: S1 a line whose figures are not there says so; nothing is judged. S2 each of the
+//! five behaviours has its line.
 
 use super::five;
 use serde_json::Value;

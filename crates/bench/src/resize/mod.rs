@@ -1,9 +1,9 @@
 //! `resize`: the cache is made small and large again (`tune cache_size=`) while a client reads and
 //! writes with checksums over NBD and another keeps a hot set warm.
 //!
-//! Invariants: Z1 the hot set is cached whole and was just read when the cache shrinks, and fits the
-//! smaller one. Z2 nothing is waited for by time: memory, fio and the hot set by their own state. Z3 it
-//! is not read from the look before to the look after: what is lost stays lost.
+//! Invariants: Z1 the hot set is cached whole and was just read when the cache shrinks, and fits
+//! the smaller one. Z2 nothing is waited for by time: memory, fio and the hot set by their own
+//! state. Z3 it is not read from the look before to the look after: what is lost stays lost.
 
 mod turns;
 
@@ -26,9 +26,9 @@ use turns::Turns;
 
 const KNOB: &str = "cache_size";
 const PIECE: u64 = 256 * KIB;
-/// What may stay beside the cache itself.
+/// Memory that may stay in addition to the cache itself.
 const ROOM: u64 = 32 * MIB;
-/// Longer than this nobody waits for memory to come back.
+/// The longest wait for memory to be returned.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Sizes, bytes.
@@ -115,8 +115,8 @@ fn add(report: &mut Report, found: &Found, errors: f64) {
     report.ratio("resize_grow_seconds", median(&found.grow_seconds));
 }
 
-/// Blocks of a hot set of `bytes` that were cached before and are not after. An error if it was not cached
-/// whole (Z1): then nothing can be said.
+/// Blocks of a hot set of `bytes` that were cached before and are not after. An error if it was not
+/// cached whole (Z1): then nothing can be said.
 fn lost(bytes: u64, before: u64, after: u64) -> Result<u64> {
     if before != bytes / 4096 {
         let text = format!("{before} of {} blocks of the hot set were cached", bytes / 4096);
@@ -174,9 +174,9 @@ impl Bench<'_> {
         (from..to).step_by(PIECE as usize).try_for_each(|at| connection.read(&mut buf, at))
     }
 
-    /// fio writes and checks all that lies behind the hot set, one thread keeps the hot set warm, and
-    /// the cache is resized meanwhile, as long as fio runs or until all times are done. The second
-    /// value says what went wrong with fio.
+    /// fio writes and checks all that lies behind the hot set, one thread keeps the hot set warm,
+    /// and the cache is resized meanwhile, as long as fio runs or until all times are done. The
+    /// second value says what went wrong with fio.
     fn under_load(&self, options: &Options) -> Result<(Found, Option<String>)> {
         let mut connection = Connection::open(&self.server.socket())?;
         for _ in 0..3 {
@@ -217,7 +217,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Small, while nobody reads the hot set (Z3).
+    /// Small, while no thread reads the hot set (Z3).
     fn shrink(&self, found: &mut Found) -> Result<()> {
         let before = self.hot_blocks()?;
         let start = Instant::now();

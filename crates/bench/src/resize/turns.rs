@@ -1,7 +1,7 @@
-//! A reader that goes round, and somebody who wants to look while it stands still.
+//! A reader that reads in rounds, and an observer that needs it to pause.
 //!
-//! Invariant: T1 whoever holds the reader still begins between two whole rounds, and no round begins until
-//! he is done.
+//! Invariant: T1 a pause of the reader begins between two complete rounds, and no round
+//! begins until he is done.
 //!
 //! Lock: one, held for a look at two flags; who waits for them lets it go.
 
@@ -31,12 +31,12 @@ impl<F: Fn()> Drop for OnDrop<F> {
 
 impl Turns {
     fn wait_while(&self, busy: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
-        let state = self.state.lock().expect("nobody panics with it");
-        self.changed.wait_while(state, |state| busy(state)).expect("nobody panics with it")
+        let state = self.state.lock().expect("no holder panics");
+        self.changed.wait_while(state, |state| busy(state)).expect("no holder panics")
     }
 
     fn set(&self, change: impl Fn(&mut State)) {
-        change(&mut self.state.lock().expect("nobody panics with it"));
+        change(&mut self.state.lock().expect("no holder panics"));
         self.changed.notify_all();
     }
 
@@ -61,8 +61,8 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// The hot set was read again between the two looks at what of it is cached: a block that the resize had
-    /// lost was back, and counted as kept (Z3).
+    /// The hot set was read again between the two looks at what of it is cached: a block that the
+    /// resize had lost was back, and counted as kept (Z3).
     #[test]
     fn t1_nothing_is_read_while_somebody_looks() {
         let (turns, over, steps) = (Turns::default(), AtomicBool::new(false), AtomicU64::new(0));

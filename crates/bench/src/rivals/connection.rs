@@ -1,5 +1,5 @@
-//! One NBD connection with one request at a time: for a flush, and for what must know when exactly an
-//! answer came.
+//! One NBD connection with one request at a time: for a flush, and for what must know when exactly
+//! an answer came.
 //!
 //! Invariant: N1 a request is answered before the next is sent.
 

@@ -84,7 +84,7 @@ mod tests {
         }
     }
 
-    /// Below the device that counts nobody was ever told to wait.
+    /// Below the counting device no request was ever told to wait.
     #[test]
     fn whoever_should_wait_for_room_does() {
         let lower = Arc::new(Crowded(RamDevice::new(4096), AtomicU64::new(0)));

@@ -1,16 +1,17 @@
-//! An empty FUSE server: what the kernel's protocol itself allows. It speaks by our own protocol layer, with
-//! as many threads as CPUs, as ours does, and has nothing behind it: names and sizes are in memory, content
-//! is thrown away, and what is read is a buffer that is always the same. No cache, no volume, no checksums,
-//! no waiting, and the kernel may keep names and attributes for a day.
+//! An empty FUSE server: what the kernel's protocol itself allows. It speaks by our own protocol
+//! layer, with as many threads as CPUs, as ours does, and has nothing behind it: names and sizes
+//! are in memory, content is thrown away, and what is read is a buffer that is always the same. No
+//! cache, no volume, no checksums, no waiting, and the kernel may keep names and attributes for a
+//! day.
 //!
-//! It is a process of its own, as ours is. It takes a line on its standard input for each mount and says
-//! `ready` when it serves; what it knows outlives the mount, so that a second one begins with nothing
-//! cached.
+//! It is a process of its own, as ours is. It takes a line on its standard input for each mount and
+//! says `ready` when it serves; what it knows outlives the mount, so that a second one begins with
+//! nothing cached.
 //!
 //! It ends with its standard input, and takes its mount away.
 //!
-//! Invariant: E2 what it answers is true, as far as names, kinds and sizes go: a client that works on a file
-//! system works on it.
+//! Invariant: E2 what it answers is true, as far as names, kinds and sizes go: a client that works
+//! on a file system works on it.
 
 mod serve;
 mod tree;

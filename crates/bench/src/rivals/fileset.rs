@@ -1,7 +1,7 @@
 //! Several files of one size, read and written as one range: file 0, then file 1, and so on.
 //!
-//! Invariant: R1 the files are in different images for variants that fill the page cache and for those
-//! that pass it by (see [`crate::uncached`]).
+//! Invariant: R1 the files are in different images for variants that fill the page cache and for
+//! those that pass it by (see [`crate::uncached`]).
 
 use crate::harness::image::{Image, drop_file_cache};
 use crate::harness::load::{Load, Pattern, Slice, Target, run as run_slice};

@@ -1,4 +1,4 @@
-//! Loop devices of the kernel and file systems on them, for rows of the kernel beside ours.
+//! Loop devices of the kernel and file systems on them, for rows of the kernel.
 //!
 //! Invariants: P1 a device is detached and a file system unmounted on drop, also while a panic
 //! unwinds. P2 all of it lies in a folder whose name ends in our process id; [`sweep`] ends what
@@ -57,8 +57,9 @@ impl Making {
         Self { backing: Backing::Sparse, direct, sector: None, mount: "defaults" }
     }
 
-    /// At its best here: direct, sectors of 4 KiB, so that no write is a part of a block of the host's file
-    /// system; no access times; no discards, which would take the blocks of a written image away again.
+    /// At its best here: direct, sectors of 4 KiB, so that no write is a part of a block of the
+    /// host's file system; no access times; no discards, which would take the blocks of a written
+    /// image away again.
     pub fn best(backing: Backing) -> Self {
         Self { backing, direct: true, sector: Some(4096), mount: "noatime,nodiscard" }
     }
@@ -115,7 +116,8 @@ fn call<S: AsRef<OsStr>>(program: &'static str, args: &[S]) -> Result<String> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let text = format!("{}: {}", output.status, said.trim());
-    // No loop devices, no such file system: the machine's. A mkfs that does not take its options is ours.
+    // No loop devices, no such file system: the machine's. A mkfs that does not take its options is
+    // ours.
     let kind = match program {
         "losetup" | "mount" => ErrorKind::Unsupported,
         _ => ErrorKind::Io,
@@ -147,7 +149,7 @@ impl LoopDev {
             let text = format!("{}: direct I/O is {}", device.name(), device.direct());
             return Err(Error::new(ErrorKind::Unsupported, "losetup", text).with_path(backing));
         }
-        // A device keeps the claim of whoever had it before.
+        // A device keeps the claim of its last user.
         let _ = device.stable_writes(false);
         Ok(device)
     }
@@ -422,7 +424,7 @@ pub(crate) mod tests {
             let device = std::mem::ManuallyDrop::new(device.unwrap());
             sweep(&dir);
             let backing = fs::read_to_string(device.sys("loop/backing_file"));
-            // Somebody may be looking at it in this moment: then it goes when he has.
+            // Another process may have it open now: then it is removed when that closes it.
             let goes = fs::read_to_string(device.sys("loop/autoclear"));
             let goes = goes.is_ok_and(|flag| flag.trim() == "1");
             assert!(goes || backing.map_or(true, |b| !b.contains("forebay-sweep")));

@@ -50,19 +50,19 @@ pub struct Server {
     pub uri: String,
 }
 
-/// The `forebay` program: `$FOREBAY_BIN`, this program itself, or the one built beside it.
+/// The `forebay` program: `$FOREBAY_BIN`, else the one in the directory of this program's file, in
+/// the directory above it (for tests and examples), or in a directory of `PATH`.
 pub fn forebay_binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("FOREBAY_BIN") {
         return Ok(PathBuf::from(path));
     }
     let exe = std::env::current_exe().map_err(|e| Error::from_io("find this program", e))?;
-    if exe.file_name().is_some_and(|name| name == "forebay") {
-        return Ok(exe);
-    }
-    let beside = exe.parent().and_then(Path::parent).map(|dir| dir.join("forebay"));
-    let text = "set FOREBAY_BIN to the forebay program";
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let near = exe.ancestors().skip(1).take(2).map(Path::to_path_buf);
+    let mut programs = near.chain(std::env::split_paths(&path)).map(|dir| dir.join("forebay"));
+    let text = "install forebay, or set FOREBAY_BIN to the program";
     let missing = || Error::new(ErrorKind::NotFound, "find forebay", text);
-    beside.filter(|path| path.exists()).ok_or_else(missing)
+    programs.find(|program| program.is_file()).ok_or_else(missing)
 }
 
 /// Whether a program can be started.
@@ -110,7 +110,8 @@ impl Kind {
         Ok(words)
     }
 
-    /// nbdkit's memory plugin of so many bytes; the first ways are those without a choice of threads.
+    /// nbdkit's memory plugin of so many bytes; the first ways are those without a choice of
+    /// threads.
     pub fn nbdkit_memory(size: u64) -> Vec<Way> {
         let size = size.to_string();
         let plugins = [vec!["memory", &size], vec!["memory", &size, "allocator=malloc"]];

@@ -1,7 +1,8 @@
-//! Ours: a volume in an image, behind a cache of its own, as a program that links the library has it.
+//! Ours: a volume in an image, behind a cache of its own, as a program that links the library has
+//! it.
 //!
-//! Invariant: V1 bytes are counted at the door of the device that the volume writes to: log, data runs,
-//! tree and slots are all in them.
+//! Invariant: V1 bytes are counted at the door of the device that the volume writes to: log, data
+//! runs, tree and slots are all in them.
 
 use crate::harness::load::Target;
 use crate::rivals::counted::Counted;
@@ -34,13 +35,15 @@ pub struct VolumeSpec {
     pub aio: Aio,
     /// Dirty tracking, stable strategy and the rest of the cache.
     pub config: Config,
-    /// Checkpoints are made by age, by what was written since the last one, and by what that takes in memory.
-    /// Else only where the log's own part of the volume or room asks for one, whatever memory it takes.
+    /// Checkpoints are made by age, by what was written since the last one, and by what that takes
+    /// in memory. Else only where the log's own part of the volume or room asks for one, whatever
+    /// memory it takes.
     pub checkpoints: bool,
 }
 
 impl VolumeSpec {
-    /// Checksums, segments as everybody gets them for an image of `bytes` bytes, a cache of `budget` bytes.
+    /// Checksums, segments as everybody gets them for an image of `bytes` bytes, a cache of
+    /// `budget` bytes.
     pub fn new(aio: &str, bytes: u64, budget: u64) -> Result<Self> {
         let segment_bytes = forebay::segment_for(bytes);
         let config = Config::with_budget(budget);

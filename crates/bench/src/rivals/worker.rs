@@ -5,11 +5,11 @@
 //!
 //! Invariant: W1 the child joins its cgroup before it opens a file.
 
-use crate::harness::cgroup::Memcg;
+use crate::harness::hist::Hist;
 use crate::harness::load::{Load, Pattern, Slice};
 use crate::harness::meter::Usage;
-use forebay_base::hist::Hist;
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_testkit::cgroup::Memcg;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -23,27 +23,24 @@ pub struct Worker {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Its cgroup, if it has one. Dropped after the child has ended (C1).
+    /// Its cgroup, if it has one. Dropped after the child has ended.
     group: Option<Memcg>,
 }
 
-/// How to start this program with a first argument of its own: the example itself, the command line's
-/// `bench`, or, from a test, the example that was built beside it.
+/// How to start this program with a first argument that [`crate::helper_process`] knows. A test
+/// program starts the example `bench`, which is built with it.
 pub fn program(first: &str) -> Option<Command> {
     let exe = std::env::current_exe().ok()?;
-    let with = |path: &Path, args: &[&str]| {
-        let mut command = Command::new(path);
-        command.args(args);
-        command
+    let is_test = exe.parent()?.file_name().is_some_and(|name| name == "deps");
+    let program = match is_test {
+        true => exe.parent()?.parent()?.join("examples/bench"),
+        false => exe,
     };
-    match exe.file_name()?.to_str()? {
-        "bench" => Some(with(&exe, &[first])),
-        "forebay" => Some(with(&exe, &["bench", first])),
-        _ => {
-            let example: PathBuf = exe.parent()?.parent()?.join("examples/bench");
-            example.exists().then(|| with(&example, &[first]))
-        }
-    }
+    program.exists().then(|| {
+        let mut command = Command::new(program);
+        command.arg(first);
+        command
+    })
 }
 
 impl Worker {
@@ -145,7 +142,7 @@ pub fn slice_to(slice: &Slice) -> Value {
 fn slice_from(answer: &Value) -> Slice {
     let count = |key: &str| answer[key].as_u64().unwrap_or(0);
     let real = |key: &str| answer[key].as_f64().unwrap_or(0.0);
-    let hist = Hist::new();
+    let mut hist = Hist::default();
     for pair in answer["hist"].as_array().into_iter().flatten() {
         hist.record_n(pair[0].as_u64().unwrap_or(0), pair[1].as_u64().unwrap_or(0));
     }
@@ -161,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_slice_survives_the_pipe() {
-        let slice = Slice { ops: 10, bytes: 40960, seconds: 0.5, ..Slice::default() };
+        let mut slice = Slice { ops: 10, bytes: 40960, seconds: 0.5, ..Slice::default() };
         (1..=10).for_each(|n| slice.hist.record(n));
         let back = slice_from(&slice_to(&slice));
         assert_eq!((back.ops, back.bytes, back.seconds), (10, 40960, 0.5));

@@ -1,5 +1,5 @@
-//! The real `dbench`: one run of it in some directory, and the table that it prints at its end, which is the
-//! one that came with the patch.
+//! The real `dbench`: one run of it in some directory, and the table that it prints at its end,
+//! which is the one that came with the patch.
 
 use crate::report::lack::not_started;
 use forebay_base::{Error, ErrorKind, Result};

@@ -1,17 +1,18 @@
-//! The load of the bench: clients that write files, flush and read them as dbench's do, in regions of
-//! their own of one image; and pages of files lately written that are written again, at a stated
+//! The load of the bench: clients that write files, flush and read them as dbench's do, in regions
+//! of their own of one image; and pages of files lately written that are written again, at a stated
 //! rate.
 //!
 //! Invariants: M1 the mix of a seed is the same for every variant. M2 each write is timed, rewrites
 //! among them; throughput counts the clients' writes only, because rewrites come at a set rate.
 
+use crate::harness::hist::Hist;
 use crate::harness::image::Rng;
 use crate::harness::load::{Slice, Target};
 use crate::harness::meter::Usage;
 use forebay_base::Result;
 use forebay_base::buf::AlignedBuf;
-use forebay_base::hist::Hist;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Clients.
@@ -27,8 +28,8 @@ const FILES_PER_FLUSH: u64 = 3;
 /// Bytes of a rewrite, somewhere in a page.
 const REWRITE: usize = 100;
 const PAGE: u64 = 4096;
-/// Pages of a file that are rewritten: its first. All of them would be written out one by one, and how
-/// many requests that makes is chance.
+/// Pages of a file that are rewritten: its first. All of them would be written out one by one, and
+/// how many requests that makes is chance.
 const HOT: u64 = 16;
 
 /// What the mix runs on.
@@ -57,7 +58,7 @@ pub struct Mix {
     pub seed: u64,
 }
 
-/// What a slice of it gave beside its [`Slice`].
+/// What a slice of it gave in addition to its [`Slice`].
 #[derive(Debug, Default)]
 pub struct Flushes {
     /// How long they took, ns.
@@ -75,8 +76,8 @@ struct Shared<'a> {
     busy: AtomicU64,
     /// File that each client wrote last.
     latest: Vec<AtomicU64>,
-    writes: Hist,
-    flushes: Hist,
+    writes: Mutex<Hist>,
+    flushes: Mutex<Hist>,
     pieces: AtomicU64,
 }
 
@@ -92,8 +93,8 @@ pub fn run(store: &dyn Store, mix: &Mix) -> Result<(Slice, Flushes)> {
         },
         busy: AtomicU64::new(CLIENTS),
         latest: (0..CLIENTS).map(|client| AtomicU64::new(client * REGION)).collect(),
-        writes: Hist::new(),
-        flushes: Hist::new(),
+        writes: Mutex::default(),
+        flushes: Mutex::default(),
         pieces: AtomicU64::new(0),
     };
     std::thread::scope(|scope| {
@@ -109,17 +110,22 @@ pub fn run(store: &dyn Store, mix: &Mix) -> Result<(Slice, Flushes)> {
         bytes: pieces * PIECE as u64,
         seconds: start.elapsed().as_secs_f64(),
         usage: Usage::own().since(&before),
-        hist: shared.writes,
+        hist: recorded(shared.writes),
         ..Slice::default()
     };
-    Ok((slice, Flushes { hist: shared.flushes }))
+    Ok((slice, Flushes { hist: recorded(shared.flushes) }))
+}
+
+fn recorded(hist: Mutex<Hist>) -> Hist {
+    hist.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared<'_> {
-    fn timed(&self, hist: &Hist, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn timed(&self, hist: &Mutex<Hist>, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let from = Instant::now();
         work()?;
-        hist.record(from.elapsed().as_nanos() as u64);
+        let nanos = from.elapsed().as_nanos() as u64;
+        hist.lock().unwrap_or_else(PoisonError::into_inner).record(nanos);
         Ok(())
     }
 

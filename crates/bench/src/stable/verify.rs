@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn s2_the_verifying_device_sees_no_change_in_flight_and_can_see_one() {
-        let options = Options::parse(&["stable".into()]).unwrap();
+        let options = Options::default();
         let (limit, off) = (Duration::from_secs(20), StablePages::Off);
         for block_size in [512, 4096] {
             let verified = Verified::new(&options, block_size).unwrap();

@@ -1,9 +1,10 @@
-//! The mix on a volume: with checksums the bytes in flight must not change, whatever the device says; the
-//! strategies beside each other, and beside a volume without checksums, which needs nothing.
+//! The mix on a volume: with checksums the bytes in flight must not change, whatever the device
+//! says; a comparison of the strategies, and with a volume without checksums, which needs
+//! nothing.
 //!
-//! Invariants: V1 both volumes are on delay devices of the same speed, behind caches of the same size. V2
-//! sums are of what was written: after all slices the volume is opened again and all of it read, and a sum
-//! that does not match fails the read.
+//! Invariants: V1 both volumes are on delay devices of the same speed, behind caches of the same
+//! size. V2 sums are of what was written: after all slices the volume is opened again and all of it
+//! read, and a sum that does not match fails the read.
 
 use super::{BANDWIDTH, BUDGET, FILES, PER_IO, max_ms, mix_of, paired, plan};
 use crate::harness::alternate::{Outcome, Variant, alternate};

@@ -1,11 +1,10 @@
-//! `start`: from the exec of `forebay export` until its first request is answered, and the memory it
-//! holds then, for caches of any size, larger than the machine's memory too.
+//! `start`: from the exec of `forebay export` until its first request is answered, and the memory
+//! it holds then, for caches of any size, larger than the machine's memory too.
 //!
 //! Invariants: X1 the time starts before the program is executed and ends with the last byte of the
-//! answer. X2 the server runs in a memory cgroup of half of what is available: one that takes all its
-//! memory at once is killed there, and not somebody else.
+//! answer. X2 the server runs in a memory cgroup of half of what is available: one that takes all
+//! its memory at once is killed there, and no other process.
 
-use crate::harness::cgroup::Memcg;
 use crate::harness::image::Image;
 use crate::harness::machine::available_bytes;
 use crate::harness::meter::resident_bytes;
@@ -15,6 +14,7 @@ use crate::rivals::connection::Connection;
 use crate::rivals::server::{Kind, Server, forebay_binary};
 use forebay_base::Result;
 use forebay_base::units::{GIB, MIB, format_size};
+use forebay_testkit::cgroup::Memcg;
 
 /// Cache sizes, and what their ratios are called.
 const SIZES: [(u64, &str); 4] =

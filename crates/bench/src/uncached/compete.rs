@@ -1,9 +1,9 @@
-//! A buffered writer beside an uncached one: who gets how much.
+//! A buffered writer next to an uncached one: the share of each.
 //!
-//! Invariants: C1 each file is several times what the cache, ours or the kernel's in its cgroup, may
-//! hold: with files that fit, the buffered writer overwrites its own pages at the speed of memory and
-//! nothing is shared out. C2 the kernel's figure counts only if its buffered writer has written more
-//! than the cgroup holds.
+//! Invariants: C1 each file is several times what the cache, ours or the kernel's in its cgroup,
+//! may hold: with files that fit, the buffered writer overwrites its own pages at the speed of
+//! memory and nothing is shared out. C2 the kernel's figure counts only if its buffered writer has
+//! written more than the cgroup holds.
 
 use crate::harness::image::open_with;
 use crate::harness::load::Target;

@@ -1,8 +1,9 @@
 //! 32 files: random reads of 4 KiB by 1, 4 and 16 jobs, and of 64 KiB by 16; every strategy of
 //! ours, and the kernel's ways.
 //!
-//! Invariants: the kernel's buffered reads run on files of their own, and `noaccess` in a cache of its
-//! own, because both fill one. Ours reads a read-only opening, so that both caches share the files.
+//! Invariants: the kernel's buffered reads run on files of their own, and `noaccess` in a cache of
+//! its own, because both fill one. Ours reads a read-only opening, so that both caches share the
+//! files.
 
 use super::setting::{FILES, budget_for};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};

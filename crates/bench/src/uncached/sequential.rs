@@ -1,5 +1,6 @@
-//! Sequential cold reads, one thread: through our cache, past it by requests of four sizes, O_DIRECT at
-//! depth 4, and the kernel's buffered read and RWF_DONTCACHE with the best readahead they can be given.
+//! Sequential cold reads, one thread: through our cache, past it by requests of four sizes,
+//! O_DIRECT at depth 4, and the kernel's buffered read and RWF_DONTCACHE with the best readahead
+//! they can be given.
 //!
 //! Invariants: Q1 each slice reads one window of the file once, from a cold cache; the window is
 //! the same for all variants of a cycle. Q2 the disk's readahead setting is put back.

@@ -1,8 +1,9 @@
-//! Uncached requests on a volume: random reads, random and sequential writes of a file many times the cache,
-//! beside O_DIRECT and RWF_DONTCACHE on the host's file system and beside a raw image of ours.
+//! Uncached requests on a volume: random reads, random and sequential writes of a file many times
+//! the cache, compared with O_DIRECT and RWF_DONTCACHE on the host's file system and with a raw
+//! image of ours.
 //!
-//! Invariants: V1 a slice of writes ends when they are synced; latencies are of the calls alone. V2 nothing
-//! of the files is cached at the start of a slice, and of ours nothing after it.
+//! Invariants: V1 a slice of writes ends when they are synced; latencies are of the calls alone. V2
+//! nothing of the files is cached at the start of a slice, and of ours nothing after it.
 
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
 use crate::harness::backing::{BackedImage, Backing};
@@ -84,7 +85,8 @@ impl OnVolume {
         Ok(Self { file, volume, _image: image })
     }
 
-    /// Bytes of frames in use, once windows of streams that have just ended are gone: two seconds at most.
+    /// Bytes of frames in use, once windows of streams that have just ended are gone: two seconds
+    /// at most.
     fn resident_bytes(&self) -> u64 {
         let used = || {
             let stats = self.volume.cache.stats();

@@ -1,9 +1,9 @@
 //! Uncached writes: sequential, random, by four writers, 64 KiB over 32 files.
 //!
-//! Invariants: T1 a slice's time ends after fdatasync (ours: `sync_data`), so all its bytes are on the
-//! device, whoever wrote them there; latencies are of the write calls alone. T2 a slice begins with
-//! nothing of the files in either cache. T3 the kernel's caching writers run in a memory cgroup of our
-//! budget each.
+//! Invariants: T1 a slice's time ends after fdatasync (ours: `sync_data`), so all its bytes are on
+//! the device, from any process; latencies are of the write calls alone. T2 a slice begins
+//! with nothing of the files in either cache. T3 the kernel's caching writers run in a memory
+//! cgroup of our budget each.
 
 use super::setting::FILES;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};

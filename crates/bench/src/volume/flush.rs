@@ -1,9 +1,9 @@
-//! Reads beside a full flush: random 4 KiB reads of a file that is not cached, alone, and while all the dirt
-//! that the cache may hold is written out.
+//! Reads during a full flush: random 4 KiB reads of a file that is not cached, alone, and while all
+//! the dirty data that the cache may hold is written out.
 //!
-//! Invariants: F1 only reads that began while the flush was under way count as beside it. Ours writes back
-//! nothing before: its limits are twice the dirt, as the kernel's are the whole machine's. F2 the kernel's
-//! reader has O_DIRECT, ours `UNCACHED`: every read goes to the device.
+//! Invariants: F1 only reads that began while the flush was in progress count. Ours
+//! writes back nothing before: its limits are twice the dirty data, as the kernel's are the whole
+//! machine's. F2 the kernel's reader has O_DIRECT, ours `UNCACHED`: every read goes to the device.
 
 use super::places::{self, Ground, Opened, Place, Who};
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
@@ -106,7 +106,7 @@ fn slice(place: &Place, (cold, dirt): (u64, u64), beside: bool, turn: &Turn) -> 
         let mut rng = Rng::new(turn.seed);
         let mut buf = AlignedBuf::new(BLOCK as usize);
         let read = (|| {
-            // In a quick run a flush may be over before a read began beside it.
+            // In a quick run a flush may be over before a read began.
             while start.elapsed() < turn.time || out.ops < 10 {
                 let counts = flushing.load(Ordering::Relaxed);
                 let from = Instant::now();

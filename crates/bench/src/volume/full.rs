@@ -1,9 +1,9 @@
-//! `full`: four writers fill the volume, round after round. What was synced verifies; removing, truncating
-//! and syncing work while it is full; the space comes back.
+//! `full`: four writers fill the volume, round after round. What was synced verifies; removing,
+//! truncating and syncing work while it is full; the space comes back.
 //!
-//! Invariants: L1 a write is refused with `NoSpace` or all of it is accepted; what was accepted can be
-//! synced. L2 a file holds bytes that follow from its round, writer and number, so any of them can be told
-//! from any other.
+//! Invariants: L1 a write is refused with `NoSpace` or all of it is accepted; what was accepted can
+//! be synced. L2 a file holds bytes that follow from its round, writer and number, so any of them
+//! can be told from any other.
 
 use super::places::Opened;
 use crate::harness::backing::{BackedImage, Backing};

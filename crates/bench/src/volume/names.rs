@@ -1,9 +1,10 @@
-//! `names`: ten thousand, a hundred thousand and a million files are made, looked up and removed, all of them
-//! in the order of their names.
+//! `names`: ten thousand, a hundred thousand and a million files are made, looked up and removed,
+//! all of them in the order of their names.
 //!
-//! Invariants: N1 what is made or removed is durable when its time ends. N2 files are in directories of
-//! [`EACH`], so that a directory is as large where there are few as where there are many. N3 beside the bars:
-//! looked up and removed as drawn among all, where what is looked for is not in memory.
+//! Invariants: N1 what is made or removed is durable when its time ends. N2 files are in
+//! directories of [`EACH`], so that a directory is as large where there are few as where there are
+//! many. N3 in addition to the bars: looked up and removed as drawn among all, where what is looked
+//! for is not in memory.
 
 use super::places::{self, Ground, Place, Who};
 use crate::harness::backing::Backing;

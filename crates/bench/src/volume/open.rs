@@ -1,11 +1,12 @@
-//! `open`: many files. Opening after a clean stop; memory while all files are touched; and recovery after a
-//! kill, per GiB of log.
+//! `open`: many files. Opening after a clean stop; memory while all files are touched; and recovery
+//! after a kill, per GiB of log.
 //!
-//! Invariants: O1 memory is RssAnon and RssShmem of a child that does nothing else, looked at every 20 ms,
-//! and what it has before it opens the volume is not taken off. O2 the child that writes the log is killed
-//! with SIGKILL and closes nothing. A file that is touched again was closed in between: what of it is read
-//! from the device then is what its last close has cost. O3 no checkpoint falls into the log that is
-//! recovered, so that all of it is read; where one does, the figure is not judged.
+//! Invariants: O1 memory is RssAnon and RssShmem of a child that does nothing else, looked at every
+//! 20 ms, and what it has before it opens the volume is not taken off. O2 the child that writes the
+//! log is killed with SIGKILL and closes nothing. A file that is touched again was closed in
+//! between: what of it is read from the device then is what its last close has cost. O3 no
+//! checkpoint falls into the log that is recovered, so that all of it is read; where one does, the
+//! figure is not judged.
 
 use super::names::{EACH, Tree};
 use super::places::{self, Ground, Opened, Place, Who};
@@ -129,8 +130,8 @@ fn open_job(job: &Value, checkpoints: bool) -> Result<OurVolume> {
     OurVolume::open(path, &VolumeSpec { checkpoints, ..spec })
 }
 
-/// The child's side: lists every directory of the root, and of each file in it reads the attributes and the
-/// first block. Then once more the last ones.
+/// The child's side: lists every directory of the root, and of each file in it reads the attributes
+/// and the first block. Then once more the last ones.
 pub fn touch_here(job: &Value) -> Result<Value> {
     let volume = open_job(job, true)?;
     let fs = &volume.volume;
@@ -235,8 +236,9 @@ fn recovery(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The child's side: synced writes by many jobs until the log has so many bytes: what the device got, less
-/// what was written to files. Closes nothing (O2), and tells how many checkpoints were made meanwhile (O3).
+/// The child's side: synced writes by many jobs until the log has so many bytes: what the device
+/// got, less what was written to files. Closes nothing (O2), and tells how many checkpoints were
+/// made meanwhile (O3).
 pub fn log_here(job: &Value) -> Result<Value> {
     let volume = open_job(job, false)?;
     let first = volume.checkpoint()?;
@@ -253,7 +255,7 @@ pub fn log_here(job: &Value) -> Result<Value> {
     }
     let (log, checkpoints) = (log(content), volume.checkpoint()? - first);
     drop(subject);
-    // Whoever asked kills this process: what would be written at the end must not be.
+    // The parent kills this process: what would be written at its end must not be.
     std::mem::forget(volume);
     Ok(json!({ "log": log, "checkpoints": checkpoints }))
 }

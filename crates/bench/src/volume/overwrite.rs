@@ -1,13 +1,15 @@
-//! Random overwrites of a file, in windows that end with a sync; here, and in a child in a memory cgroup.
+//! Random overwrites of a file, in windows that end with a sync; here, and in a child in a memory
+//! cgroup.
 //!
-//! Invariant: O1 the time of a window ends when all of it is durable; latencies are of the write calls alone.
+//! Invariant: O1 the time of a window ends when all of it is durable; latencies are of the write
+//! calls alone.
 
 use super::places::Opened;
+use crate::harness::hist::Hist;
 use crate::harness::image::{Rng, open_with};
 use crate::rivals::kernel::KernelFile;
 use forebay_base::Result;
 use forebay_base::buf::AlignedBuf;
-use forebay_base::hist::Hist;
 use rustix::fs::OFlags;
 use serde_json::{Value, json};
 use std::path::Path;

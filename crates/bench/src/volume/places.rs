@@ -1,8 +1,10 @@
-//! Where the files of a part are: a volume of ours, a file system of the kernel on a loop device, the host's.
+//! Where the files of a part are: a volume of ours, a file system of the kernel on a loop device,
+//! the host's.
 //!
-//! Invariants: P1 all places of a part have images of one size, and files with the same content. P2 a file is
-//! written whole, and synced, before anything is timed on it. P3 file systems on a loop device
-//! are made in the way that is best for them: see [`Making::best`]. Read-ahead of the kernel is as it comes.
+//! Invariants: P1 all places of a part have images of one size, and files with the same content. P2
+//! a file is written whole, and synced, before anything is timed on it. P3 file systems on a loop
+//! device are made in the way that is best for them: see [`Making::best`]. Read-ahead of the kernel
+//! is as it comes.
 
 use crate::dirty::Subject;
 use crate::harness::backing::{BackedImage, Backing};
@@ -114,7 +116,7 @@ pub struct Ground<'a> {
     pub image_bytes: u64,
     /// Bytes of the cache of ours.
     pub budget: u64,
-    /// Dirt from which ours writes back unasked, bytes; `None`: as it comes.
+    /// Dirty data from which ours writes back by itself, bytes; `None`: as it comes.
     pub dirt_bytes: Option<u64>,
 }
 
@@ -225,7 +227,7 @@ impl Place {
         file.sync()
     }
 
-    /// Bytes that were written so far to the device that holds it, by whoever.
+    /// Bytes that were written so far to the device that holds it, by any process.
     pub fn device_bytes(&self) -> Result<u64> {
         match &self.kind {
             Kind::Ours(volume, ..) => Ok(volume.as_ref().map_or(0, OurVolume::device_bytes)),
@@ -234,8 +236,8 @@ impl Place {
         }
     }
 
-    /// Clean close: all of it is durable, and nothing has to be recovered. The host's stays as it is. No file
-    /// of it may be open.
+    /// Clean close: all of it is durable, and nothing has to be recovered. The host's stays as it
+    /// is. No file of it may be open.
     pub fn close(&mut self) -> Result<()> {
         match &mut self.kind {
             Kind::Ours(volume, ..) => volume.take().map_or(Ok(()), OurVolume::close),
@@ -287,8 +289,8 @@ impl Drop for Place {
     }
 }
 
-/// Writes `size` bytes from the start on, by 1 MiB; they follow from the seed. No two blocks of 4 KiB are the
-/// same; what makes them differ costs next to nothing beside the write.
+/// Writes `size` bytes from the start on, by 1 MiB; they follow from the seed. No two blocks of 4
+/// KiB are the same; what makes them differ costs next to nothing compared with the write.
 pub fn write_all(file: &dyn Opened, size: u64, seed: u64) -> Result<()> {
     let mut rng = Rng::new(seed);
     let mut chunk = AlignedBuf::new(MIB.min(size) as usize);

@@ -1,9 +1,9 @@
-//! `random`: random 4 KiB buffered writes over a file far larger than the cache, until all is synced and the
-//! place is closed cleanly.
+//! `random`: random 4 KiB buffered writes over a file far larger than the cache, until all is
+//! synced and the place is closed cleanly.
 //!
-//! Invariants: R1 the time of a slice ends with the clean close: of a volume its checkpoint, of a file
-//! system on a loop device its unmount; the host's stays mounted. R2 a slice begins with nothing cached. R3
-//! the kernel's writers run in a memory cgroup of our budget each.
+//! Invariants: R1 the time of a slice ends with the clean close: of a volume its checkpoint, of a
+//! file system on a loop device its unmount; the host's stays mounted. R2 a slice begins with
+//! nothing cached. R3 the kernel's writers run in a memory cgroup of our budget each.
 
 use super::overwrite::{Overwrite, Overwritten};
 use super::places::{self, ALL, Ground, Place, Who};
@@ -25,7 +25,8 @@ use std::time::Instant;
 const BLOCK: u64 = 4 * KIB;
 const FILE: &str = "random";
 
-/// Bytes dirtied, bytes written to the device, and of these those that a cleaner of ours moved, by variant.
+/// Bytes dirtied, bytes written to the device, and of these those that a cleaner of ours moved, by
+/// variant.
 type Bytes = RefCell<BTreeMap<&'static str, (u64, u64, u64)>>;
 
 /// Runs it.
@@ -33,8 +34,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(32 * MIB, 4 * GIB);
     let (total, budget) = (size / 2, if options.quick { 64 * MIB } else { 256 * MIB });
     let rounds = options.rounds_or(1, 2);
-    // Ours writes on into fresh segments until a cleaner brings them back, which is not measured here: room
-    // for all rounds, and for what it would keep free.
+    // Ours writes on into fresh segments until a cleaner brings them back, which is not measured
+    // here: room for all rounds, and for what it would keep free.
     let room = (total * rounds as u64).min(6 * GIB) + GIB / 8 + size / 4;
     let (part, image_bytes) = ("random", size + room);
     let ground = Ground { options, part, image_bytes, budget, dirt_bytes: None };
@@ -79,7 +80,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         let value = *written as f64 / *dirtied as f64;
         report.row(name, "random_written_per_byte_dirtied", "x", &[value]);
         if name.starts_with("volume") {
-            // Written, too, but nobody asked for it.
+            // Written, too, but no client asked for it.
             let moved = *moved as f64 / MIB as f64;
             report.row(name, "random_moved_by_cleaner", "MiB", &[moved]);
         }

@@ -1,12 +1,13 @@
-//! `seq`: one file written by 1 MiB until synced, and read cold; with checksums and without; CPU per GiB.
-//! And reads beside a full flush ([`super::flush`]).
+//! `seq`: one file written by 1 MiB until synced, and read cold; with checksums and without; CPU
+//! per GiB. And reads during a full flush ([`super::flush`]).
 //!
-//! Invariants: Q1 a read begins with nothing cached anywhere: the place was closed and opened again, its loop
-//! device is direct. Q2 nobody is held to a memory cgroup here: the kernel's may fill the page cache. Q3 the
-//! CPU is the whole machine's, since the kernel writes on threads of its own.
+//! Invariants: Q1 a read begins with nothing cached anywhere: the place was closed and opened
+//! again, its loop device is direct. Q2 no variant has a memory cgroup here: the kernel's may
+//! fill the page cache. Q3 the CPU is the whole machine's, since the kernel writes on threads of
+//! its own.
 //!
-//! What is timed is nobody's first: whose memory the machine has to find first, as a virtual one does page by
-//! page, is chance.
+//! What is timed is nobody's first: whose memory the machine has to find first, as a virtual one
+//! does page by page, is chance.
 
 use super::places::{self, Ground, Place, Who, write_all};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};

@@ -1,9 +1,10 @@
-//! `sustained`: random overwrites of five times the free space of a place that is 80 % full, rate over time.
+//! `sustained`: random overwrites of five times the free space of a place that is 80 % full, rate
+//! over time.
 //!
-//! Invariants: U1 a window of the rate ends with a sync. U2 the fresh rate is that of the same load on the
-//! same place, before as much was written as half of what was free: until then nothing has to be cleaned. The
-//! steady rate is that of the last two times the free space. U3 the kernel's writers run in a memory cgroup
-//! of our budget.
+//! Invariants: U1 a window of the rate ends with a sync. U2 the fresh rate is that of the same load
+//! on the same place, before as much was written as half of what was free: until then nothing has
+//! to be cleaned. The steady rate is that of the last two times the free space. U3 the kernel's
+//! writers run in a memory cgroup of our budget.
 
 use super::overwrite::{Overwrite, Overwritten};
 use super::places::{self, Ground, Place, Who};
@@ -74,7 +75,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         let rate = |runs: &Vec<Run>| median(&runs.iter().map(steady).collect::<Vec<_>>());
         report.ratio("sustained_steady_vs_xfs", rate(ours) / rate(xfs));
     }
-    // Where nobody came through there is no picture.
+    // Without a variant that finished there is no chart.
     if !series.is_empty() {
         report.plots.push(Plot {
             behaviour: "volume",
@@ -106,7 +107,8 @@ fn one(options: &Options, place: &mut Place, budget: u64) -> Result<Run> {
     let (available, all) = room(place)?;
     let len = round_down(all / 5 * 4, MIB);
     if len > available {
-        // A file of all that there is would be another load: a full volume, not one with a fifth of it free.
+        // A file of all that there is would be another load: a full volume, not one with a fifth of
+        // it free.
         let text = format!("a file of {} in {}", format_size(len), format_size(available));
         return Err(Error::new(ErrorKind::InvalidInput, "image too small", text));
     }
@@ -178,7 +180,8 @@ fn extremes(values: &[f64]) -> (f64, f64) {
     (low, values.iter().copied().fold(0.0, f64::max))
 }
 
-/// A picture for the terminal: a character for each window, or the mean of some, from nothing to the most.
+/// A picture for the terminal: a character for each window, or the mean of some, from nothing to
+/// the most.
 fn spark(values: &[f64]) -> String {
     const MARKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let most = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);

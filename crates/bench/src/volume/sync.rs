@@ -1,11 +1,11 @@
-//! `sync`: random 4 KiB writes, each synced, by one thread and by sixteen with a file each; and bytes that
-//! reach the device for each byte dirtied so.
+//! `sync`: random 4 KiB writes, each synced, by one thread and by sixteen with a file each; and
+//! bytes that reach the device for each byte dirtied so.
 //!
-//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and its
-//! fsync; beside it, of a write and its fdatasync, which for the kernel's is a flush alone where blocks are
-//! written anew: they keep no log of that. S3 the amplification is of a run of its own that ends with a clean
-//! close, checkpoints and all; what a cleaner moves is in it, and a row of its own: there is room for all
-//! that is written, so that it is little or nothing.
+//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and
+//! its fsync; in addition, of a write and its fdatasync, which for the kernel's is a flush alone
+//! where blocks are written anew: they keep no log of that. S3 the amplification is of a run of its
+//! own that ends with a clean close, checkpoints and all; what a cleaner moves is in it, and a row
+//! of its own: there is room for all that is written, so that it is little or nothing.
 
 use super::places::{self, ALL, Ground, Place, Synced, Who};
 use crate::dirty::Subject;

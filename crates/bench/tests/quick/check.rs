@@ -43,8 +43,8 @@ pub fn check_rows(json: &Value, wanted: &[(&str, &str)]) {
     }
 }
 
-/// Whether what begins with this was run. What was not needs root, a program or a kernel; with none of these
-/// missing, or without FOREBAY_ALLOW_SKIP=1, it was.
+/// Whether what begins with this was run. What was not needs root, a program or a kernel; with none
+/// of these missing, or without FOREBAY_ALLOW_SKIP=1, it was.
 pub fn ran(json: &Value, what: &str) -> bool {
     let not_run = json["not_run"].as_array().unwrap();
     let item = not_run.iter().find(|item| item["what"].as_str().unwrap().starts_with(what));
@@ -73,8 +73,8 @@ pub fn check_ratios(json: &Value, wanted: &[&str]) {
     }
 }
 
-/// Where the `forebay` program was not built, these benches say so. Anything else that is missing is a
-/// failure.
+/// Where the `forebay` program was not built, these benches say so. Anything else that is missing
+/// is a failure.
 pub fn no_program(json: &Value) -> bool {
     json["rows"] == serde_json::json!([]) && !ran(json, json["bench"].as_str().unwrap())
 }

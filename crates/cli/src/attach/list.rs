@@ -58,7 +58,7 @@ pub fn detach(args: &DetachArgs) -> Outcome {
 /// Lists what is served.
 pub fn list(args: &ListArgs) -> Outcome {
     let mut all = Vec::new();
-    // Whoever serves something may be listed: nothing is done with what he says.
+    // Any process that serves something may be listed: its answer is only printed.
     for (pid, mut client) in Client::all(|_| true) {
         // One that ends meanwhile serves nothing.
         if let Ok(stat) = client.ask(&Request::Stat) {

@@ -1,7 +1,7 @@
 //! What the process of a block device answers on its control socket.
 //!
-//! Lock: one for what is served, held for reading while a question is answered, and for writing to let the
-//! device go, and everything, when it is over.
+//! Lock: one for what is served, held for reading while a question is answered, and for writing to
+//! let the device go, and everything, when it is over.
 
 use super::{CACHE_MIN, DATA_MIN};
 use crate::control::answers;
@@ -56,7 +56,8 @@ impl Target {
         Arc::new(Self { live: RwLock::new(Some(live)), start: Instant::now() })
     }
 
-    /// Lets the device go: it ends with its last user. What is in the kernel's cache of it is written first.
+    /// Lets the device go: it ends with its last user. What is in the kernel's cache of it is
+    /// written first.
     pub fn let_go(&self) {
         if let Some(live) = &*self.live.read().unwrap_or_else(|p| p.into_inner())
             && let Err(e) = live.device.sync()

@@ -1,7 +1,8 @@
 //! The asking side: finds the running process and talks to it.
 //!
-//! Q1 Who is asked because he is there, and not because he was named, is one that the caller trusts, and
-//!    holds up nobody for longer than [`ANSWER_TIME`].
+//! Q1 Who is asked because he is there, and not because he was named, is one that the caller
+//! trusts, and
+//!    holds up no caller for longer than [`ANSWER_TIME`].
 
 use super::paths::{own_uid, sockets, uid_of};
 use super::proto::{REPLY_MAX, Refusal, Request, decode_reply};
@@ -19,7 +20,7 @@ use std::time::Duration;
 /// For who is asked among others.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
 
-/// This user and root: nobody else can have a process of theirs.
+/// This user and root: no other user can have a process of theirs.
 pub fn own_or_root(uid: u32) -> bool {
     uid == 0 || uid == own_uid()
 }
@@ -67,8 +68,9 @@ impl Client {
         }
     }
 
-    /// Every running process that answers in time: those of this user, and those that serve a mount, as far
-    /// as their user is `trusted`. Anybody may make a mount of our type and answer there (Q1).
+    /// Every running process that answers in time: those of this user, and those that serve a
+    /// mount, as far as their user is `trusted`. Anybody may make a mount of our type and answer
+    /// there (Q1).
     pub fn all(trusted: impl Fn(u32) -> bool) -> Vec<(u32, Self)> {
         let mut paths: Vec<PathBuf> =
             sockets(own_uid()).into_iter().map(|(_, path)| path).collect();
@@ -110,8 +112,8 @@ impl Client {
         &self.path
     }
 
-    /// A session on the volume whose image has this device and inode number, if the process has it open.
-    /// Also what the process says of it.
+    /// A session on the volume whose image has this device and inode number, if the process has it
+    /// open. Also what the process says of it.
     pub fn volume(mut self, identity: (u64, u64)) -> Outcome<(RemoteFs, Value)> {
         let about = self.ask(&Request::Volume(identity.0, identity.1))?;
         // A call may take as long as it takes: a sync of much, say.
@@ -134,7 +136,8 @@ impl Client {
         set.map_err(|e| Failure::io("control socket", &e))
     }
 
-    /// Sends one request and waits for its reply, however long that takes: a write-out of much, say.
+    /// Sends one request and waits for its reply, however long that takes: a write-out of much,
+    /// say.
     pub fn ask_for_long(&mut self, request: &Request) -> Outcome<Value> {
         self.limit(None)?;
         self.ask(request)
@@ -195,8 +198,8 @@ mod tests {
         }
     }
 
-    /// Any user could make a mount of our type and name a socket of his: root's `cp` into a volume that was
-    /// in use went to whoever was the first to say that he had it (Q1).
+    /// Any user could make a mount of our type and name a socket of his: root's `cp` into a volume
+    /// that was in use went to the first process that claimed to have it (Q1).
     #[test]
     fn q1_another_users_process_is_not_asked() {
         if !rustix::process::geteuid().is_root() {

@@ -1,7 +1,7 @@
 //! Where control sockets lie: `PID.sock` in a folder that only its owner can enter.
 //!
 //! The folder is `$XDG_RUNTIME_DIR/forebay`, or `/run/user/UID/forebay` if that parent exists, or
-//! `/tmp/forebay-UID`. A folder that somebody else owns, that others can enter or that is a link
+//! `/tmp/forebay-UID`. A folder that another user owns, that others can enter or that is a link
 //! is refused.
 
 use crate::failure::{Failure, Outcome};
@@ -13,8 +13,8 @@ pub fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The folder of user `uid`. `$XDG_RUNTIME_DIR` decides alone where it is set: whoever sets it
-/// wants to be apart.
+/// The folder of user `uid`. `$XDG_RUNTIME_DIR` decides alone where it is set: a process that
+/// sets it wants a folder of its own.
 fn folder_of(uid: u32) -> PathBuf {
     if uid == own_uid() {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);

@@ -27,7 +27,8 @@ pub trait ControlTarget: Send + Sync + 'static {
     /// Answers one request.
     fn answer(&self, request: Request) -> Result<Value, Refusal>;
 
-    /// The open volume whose image has this device and inode number, and what there is to say of it.
+    /// The open volume whose image has this device and inode number, and what there is to say of
+    /// it.
     fn volume(&self, identity: (u64, u64)) -> Option<(Arc<dyn FileSystem>, Value)> {
         let _none = identity;
         None
@@ -138,8 +139,8 @@ impl ControlServer {
         Ok(Self { path, shared, thread: Some(thread) })
     }
 
-    /// Ends all sessions on volumes, and lets no new ones begin: what they have done is done when this
-    /// returns (R4 of [`crate::remote`]).
+    /// Ends all sessions on volumes, and lets no new ones begin: what they have done is done when
+    /// this returns (R4 of [`crate::remote`]).
     pub fn end_sessions(&self) {
         let mut sessions = self.shared.sessions();
         sessions.over = true;
@@ -159,8 +160,8 @@ impl ControlServer {
 }
 
 impl ControlServer {
-    /// Stops accepting and removes the socket, once: after that the path may be another process's. Answers
-    /// that are being written go on until the drop.
+    /// Stops accepting and removes the socket, once: after that the path may be another process's.
+    /// Answers that are being written go on until the drop.
     pub fn close(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         self.shared.stop.store(true, Ordering::Release);
@@ -195,7 +196,7 @@ pub fn listen(path: &Path) -> Outcome<UnixListener> {
     Ok(listener)
 }
 
-/// Removes a socket that nobody answers on, left over from a process that was killed. Anything
+/// Removes a socket that no process answers on, left over from a process that was killed. Anything
 /// else at that place stays and is an error.
 pub fn clear_stale(path: &Path, what: &str) -> Outcome {
     let Ok(meta) = std::fs::symlink_metadata(path) else { return Ok(()) };

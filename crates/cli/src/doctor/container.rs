@@ -33,8 +33,8 @@ pub fn container() -> Finding {
     }
 }
 
-/// Whether mounting is in a set of this process's capabilities: what it has (`CapEff:`), or what anything
-/// that it starts can have (`CapBnd:`).
+/// Whether mounting is in a set of this process's capabilities: what it has (`CapEff:`), or what
+/// anything that it starts can have (`CapBnd:`).
 fn may_mount(set: &str) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(set));

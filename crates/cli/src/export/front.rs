@@ -61,7 +61,7 @@ impl Listening {
         let server = self.server.clone();
         let run = move || {
             let result = server.run();
-            // Nobody listens when the stop was asked for.
+            // No thread listens once the stop was requested.
             let _ = events.send(Event::ServerEnded);
             result
         };

@@ -93,7 +93,7 @@ fn private_folder(cleanup: &Cleanup) -> Outcome<PathBuf> {
     let mut result = Err(std::io::ErrorKind::AlreadyExists.into());
     for attempt in 0..100_u32 {
         let folder = parent.join(format!("forebay-nbd-{pid}-{attempt}"));
-        // `create` fails if anything is there, a link included: nobody can prepare the place.
+        // `create` fails if anything is there, a link included: no other user can prepare the path.
         result = std::fs::DirBuilder::new().mode(0o700).create(&folder);
         match &result {
             Ok(()) => {

@@ -59,7 +59,7 @@ pub struct Target {
     pub page: OnceLock<String>,
 }
 
-/// The server's numbers, for whoever watches.
+/// The server's numbers, for the live view.
 pub struct Watched(Weak<Target>);
 
 impl Watched {

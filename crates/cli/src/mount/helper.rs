@@ -1,6 +1,6 @@
-//! This program under the names by which mount(8), umount(8), mkfs(8) and fsck(8) call the helper of a type:
-//! `mount.forebay VOLUME DIR [-sfnv] [-o WORDS]` (`-f`: everything but the mount), `umount.fuse.forebay DIR
-//! [-flnrv]`, `mkfs.forebay VOLUME`, `fsck.forebay [-anpyC] VOLUME`.
+//! This program under the names by which mount(8), umount(8), mkfs(8) and fsck(8) call the helper
+//! of a type: `mount.forebay VOLUME DIR [-sfnv] [-o WORDS]` (`-f`: everything but the mount),
+//! `umount.fuse.forebay DIR [-flnrv]`, `mkfs.forebay VOLUME`, `fsck.forebay [-anpyC] VOLUME`.
 //!
 //! Invariant: J1 under any other name the command line is what it is.
 

@@ -1,6 +1,7 @@
 //! How the types of the file-system contract are written into frames, and read from them. No I/O.
 //!
-//! L1 What is read is within its type's own bounds, or refused: no input makes this panic, or allocate
+//! L1 What is read is within its type's own bounds, or refused: no input makes this panic, or
+//! allocate
 //!    more than a small multiple of its own length.
 
 use forebay_base::codec::Reader;

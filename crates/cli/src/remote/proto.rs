@@ -14,7 +14,8 @@ use forebay_vfs::{
 pub const DATA_MAX: usize = 1 << 20;
 /// Most entries of a listing in one answer.
 pub const ENTRIES_MAX: u32 = 1024;
-/// Longest frame, bytes: the longest of data, a listing and extended attributes, and what goes with it.
+/// Longest frame, bytes: the longest of data, a listing and extended attributes, and what goes with
+/// it.
 pub const FRAME_MAX: usize = DATA_MAX + (64 << 10);
 
 /// Bytes in a frame.
@@ -62,7 +63,8 @@ macro_rules! messages {
 }
 
 messages! {
-    /// What a client may ask: the calls of `FileSystem`, and of `OpenFile` with the number of the open file.
+    /// What a client may ask: the calls of `FileSystem`, and of `OpenFile` with the number of the
+    /// open file.
     Call:
     1 StatFs();
     2 Lookup(dir: Ino, name: Bytes);
@@ -185,8 +187,8 @@ mod tests {
         assert_eq!(Answer::decode(&list.encode()).unwrap(), list);
     }
 
-    /// L1, M1: cut short, changed, random: an error or a message, which encodes to what it was; never
-    /// a panic, and nothing as long as a length claims.
+    /// L1, M1: cut short, changed, random: an error or a message, which encodes to what it was;
+    /// never a panic, and nothing as long as a length claims.
     #[test]
     fn l1_hostile_frames_are_refused() {
         let mut rng = 1;

@@ -73,7 +73,8 @@ fn told(stream: &mut UnixStream) -> Option<Answer> {
     Some(Answer::decode(&frame).expect("the server speaks the protocol"))
 }
 
-/// R1, R2: what a client sends may be anything; the session ends with a reason, and the server lives.
+/// R1, R2: what a client sends may be anything; the session ends with a reason, and the server
+/// lives.
 #[test]
 fn r1_r2_hostile_clients_are_told_and_cut_off() {
     let below = Arc::new(MemFs::default());

@@ -1,8 +1,8 @@
-//! What `VOLUME` and `VOLUME:/PATH` name: the volume is opened here, or asked of the process that has it
-//! open.
+//! What `VOLUME` and `VOLUME:/PATH` name: the volume is opened here, or asked of the process that
+//! has it open.
 //!
 //! A1 A volume that another process has open is used through that process, or the command fails and
-//!    names it; it is never opened beside it.
+//!    names it; it is never opened in addition.
 
 use crate::args::Which;
 use crate::control::client::{Client, own_or_root};
@@ -140,8 +140,8 @@ pub fn open_older(image: &Path, passed_over: u32) -> Outcome<OpenVolume> {
     Ok(OpenVolume { fs, about: about(&volume)?, image, pid: None, has: Has::Local(volume) })
 }
 
-/// Why a file of a volume cannot be served here, with the process that has the volume and what it can be used
-/// by instead (A1).
+/// Why a file of a volume cannot be served here, with the process that has the volume and what it
+/// can be used by instead (A1).
 pub fn in_use(image: &Path, path: &[u8], error: Error) -> Failure {
     let key = FileIdentity::of_path(image).ok().filter(|_| error.kind() == ErrorKind::Busy);
     let Some(key) = key else { return error.into() };

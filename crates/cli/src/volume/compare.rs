@@ -1,5 +1,5 @@
-//! Compares what was copied with what it was copied from: every byte, and everything else that is copied.
-//! What else is at the target is not looked at.
+//! Compares what was copied with what it was copied from: every byte, and everything else that is
+//! copied. What else is at the target is not looked at.
 
 use super::copy::PIECE_BYTES;
 use super::report::Report;

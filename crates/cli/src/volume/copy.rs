@@ -1,8 +1,8 @@
-//! Copies a tree from one side to the other: content with its holes, permissions, owners, times, extended
-//! attributes, symbolic links as links, more names of one file as such.
+//! Copies a tree from one side to the other: content with its holes, permissions, owners, times,
+//! extended attributes, symbolic links as links, more names of one file as such.
 //!
-//! D1 What could not be copied is named, and the rest is copied.
-//! D2 With `salvage` a file's bad ranges are named and left as holes; without it, a file that cannot be
+//! D1 What could not be copied is named, and the rest is copied. D2 With `salvage` a file's bad
+//! ranges are named and left as holes; without it, a file that cannot be
 //!    read to its end leaves nothing behind.
 //! D3 A directory gets its times after what is in it.
 

@@ -19,8 +19,8 @@ use serde_json::json;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Where something is to be copied: into a directory, under a name; without a name: what is in the source
-/// comes into the directory.
+/// Where something is to be copied: into a directory, under a name; without a name: what is in the
+/// source comes into the directory.
 struct Place<N> {
     dir: N,
     name: Option<Vec<u8>>,

@@ -50,7 +50,7 @@ fn flags(extent: &FileExtent) -> Vec<&'static str> {
     inline.into_iter().chain(extent.physical.is_none().then_some("pending")).collect()
 }
 
-/// What a process answers to somebody else's command.
+/// What a process answers to the command of another process.
 pub fn answer(volume: Option<&forebay::Volume>, ino: u64) -> Result<Value, Refusal> {
     let volume = volume.ok_or_else(super::at::not_open)?;
     let list = volume.extents(Ino(ino)).map_err(|e| answers::refusal(&e))?;

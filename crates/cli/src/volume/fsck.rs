@@ -1,6 +1,7 @@
-//! `forebay fsck`: checks a volume that nobody has open, and writes nothing.
+//! `forebay fsck`: checks a volume that no process has open, and writes nothing.
 //!
-//! K1 What is wrong is named, with path and offset where there are any. What another copy stands for is
+//! K1 What is wrong is named, with path and offset where there are any. What another copy stands
+//! for is
 //!    named, too, and is no damage.
 
 use super::at::show;

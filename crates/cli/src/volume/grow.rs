@@ -1,4 +1,4 @@
-//! `forebay grow`: makes a volume larger, while nobody has it open.
+//! `forebay grow`: makes a volume larger, while no process has it open.
 
 use crate::args::GrowArgs;
 use crate::failure::Outcome;

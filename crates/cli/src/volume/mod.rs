@@ -1,5 +1,5 @@
-//! The commands for volumes. `at` finds what `VOLUME:/PATH` names, here or in the process that has the
-//! volume open; `side` is what a copy needs of either side, the host or a volume.
+//! The commands for volumes. `at` finds what `VOLUME:/PATH` names, here or in the process that has
+//! the volume open; `side` is what a copy needs of either side, the host or a volume.
 
 pub mod at;
 pub mod compare;

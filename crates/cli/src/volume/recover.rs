@@ -1,10 +1,11 @@
 //! `forebay recover`: copies what can be read out of a damaged volume.
 //!
-//! The volume is not written to. What cannot be read is named, with its path and offset, and left as a hole;
-//! the rest is copied. Where the newest checkpoint cannot be read, an older one is, with the log behind it.
+//! The volume is not written to. What cannot be read is named, with its path and offset, and left
+//! as a hole; the rest is copied. Where the newest checkpoint cannot be read, an older one is, with
+//! the log behind it.
 //!
-//! Invariant: Y1 what may be missing is a problem that is named and counted: an older checkpoint, a log that
-//! ends at a damaged place.
+//! Invariant: Y1 what may be missing is a problem that is named and counted: an older checkpoint, a
+//! log that ends at a damaged place.
 
 use super::at::{Access, OpenVolume, open, open_older};
 use super::copy::{Copier, How};
@@ -20,7 +21,7 @@ use forebay_base::task::block_on;
 use forebay_vfs::{Cookie, Ino};
 use std::path::Path;
 
-/// Checkpoints that slots may tell of, beside the newest.
+/// Checkpoints, in addition to the newest, that slots may name.
 const CHECKPOINTS: u32 = 7;
 
 /// Runs the command.
@@ -65,7 +66,8 @@ fn open_somehow(args: &RecoverArgs, report: &mut Report) -> Outcome<OpenVolume> 
     let mut opened = open(&args.volume, Access::Read, &Which::default());
     for passed_over in 1..=CHECKPOINTS {
         let why = match &opened {
-            // Damage, or a part that the device does not give. What else it may be, the older ones say again.
+            // Damage, or a part that the device does not give. What else it may be, the older ones
+            // say again.
             Err(failure) if matches!(failure.status, status::DAMAGED | status::FAILED) => {
                 failure.message.clone()
             }

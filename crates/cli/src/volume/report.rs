@@ -1,4 +1,5 @@
-//! What a command has done in a tree, and what it could not do: said as it happens, counted, and as JSON.
+//! What a command has done in a tree, and what it could not do: said as it happens, counted, and as
+//! JSON.
 
 use crate::progress::Progress;
 use forebay_base::Error;

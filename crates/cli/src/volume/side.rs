@@ -6,7 +6,7 @@ use forebay_vfs::{Attr, FileKind, Timestamp};
 /// Extended attributes: name and value.
 pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// What is copied of an inode beside its content.
+/// What is copied of an inode in addition to its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meta {
     /// What it is.

@@ -1,5 +1,5 @@
-//! How blocks of a volume are given out, by option and live, and where they are: `--alloc`, `alloc=`,
-//! `tune serialized_dio_pages=`, `forebay extents`.
+//! How blocks of a volume are given out, by option and live, and where they are: `--alloc`,
+//! `alloc=`, `tune serialized_dio_pages=`, `forebay extents`.
 
 use crate::common::place::{Place, may_run};
 use crate::common::volume::bytes_of;
@@ -57,9 +57,10 @@ fn a_direct_write_takes_its_turn_from_so_many_pages_on() {
     assert!(folder.refused(2, &["export", "vol:/disk", "--alloc", "x"]).contains("interleaved"));
 }
 
-/// By `forebay extents` it is seen where two direct writers at a time have put their files: with `reserve`
-/// what the kernel hands over of a request of 2 MiB, which comes in two, is a run each at most. The same on a
-/// mount that is there, and when it has gone. That `interleaved` tears more is for the tests of the volume.
+/// By `forebay extents` it is seen where two direct writers at a time have put their files: with
+/// `reserve` what the kernel hands over of a request of 2 MiB, which comes in two, is a run each at
+/// most. The same on a mount that is there, and when it has gone. That `interleaved` tears more is
+/// for the tests of the volume.
 #[test]
 fn extents_show_where_a_file_is() {
     if !may_run() {

@@ -1,4 +1,5 @@
-//! `forebay attach`: an image, or a file in a volume, as a block device that programs use as any other.
+//! `forebay attach`: an image, or a file in a volume, as a block device that programs use as any
+//! other.
 
 use crate::common::place::may_run;
 use crate::common::volume::bytes_of;
@@ -78,8 +79,8 @@ fn image(folder: &Folder, name: &str, bytes: u64) -> PathBuf {
     path
 }
 
-/// H1: A file system made, filled, checked; the device refused to go while it is mounted; everything durable
-/// when it has gone; the image free.
+/// H1: A file system made, filled, checked; the device refused to go while it is mounted;
+/// everything durable when it has gone; the image free.
 #[test]
 fn a_file_system_lives_on_it() {
     if !may_run() {
@@ -144,7 +145,8 @@ fn what_of_its_image_is_cached_is_shown() {
     device.folder.ok(&["detach", row.expect("listed")["where"].as_str().expect("a path")]);
 }
 
-/// `-P` has the kernel look for partitions (not each kernel knows tables of them); without it it does not.
+/// `-P` has the kernel look for partitions (not each kernel knows tables of them); without it it
+/// does not.
 #[test]
 fn partitions_are_looked_for_if_asked() {
     if !may_run() {
@@ -201,8 +203,8 @@ fn fio_verifies_what_it_wrote() {
     folder.ok(&["fsck", "vol"]);
 }
 
-/// H2: a process that is killed while everything is under way: every call ends, with an error; the file
-/// system is unmounted, and device, mount and processes are gone.
+/// H2: a process that is killed while everything is under way: every call ends, with an error; the
+/// file system is unmounted, and device, mount and processes are gone.
 #[test]
 fn h2_kill_9_leaves_nothing_hanging() {
     if !may_run() {
@@ -223,7 +225,7 @@ fn h2_kill_9_leaves_nothing_hanging() {
         let file = device.folder.path("mnt/w.0.0");
         until("it writes", || std::fs::metadata(&file).is_ok_and(|m| m.len() > 0));
         if round > 0 {
-            // Dirt in the kernel's caches as well, of files and of the device.
+            // Dirty data in the kernel's caches as well, of files and of the device.
             std::fs::write(device.folder.path("mnt/dirty"), bytes_of(1, 8 << 20)).unwrap();
         }
         rustix::process::kill_process(device.pid, rustix::process::Signal::KILL).unwrap();

@@ -48,7 +48,7 @@ fn another_user_is_refused() {
     };
     let refused = ask(65534);
     assert!(!refused.status.success(), "{refused:?}");
-    // Also when somebody has opened the socket to all.
+    // Also when a user has opened the socket to all.
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o666)).unwrap();
     let refused = ask(65534);
     assert_eq!(refused.status.code(), Some(1));

@@ -25,8 +25,8 @@ fn it_says_what_it_found() {
     assert!(list.len() >= 10 && list.iter().all(|f| f["level"].is_string()), "{json}");
 }
 
-/// In a container without devices it says what works there and what to start it with; without one, nothing of
-/// that.
+/// In a container without devices it says what works there and what to start it with; without one,
+/// nothing of that.
 #[test]
 fn in_a_container_it_says_what_to_use_instead() {
     if !crate::common::place::may_run() {
@@ -66,7 +66,8 @@ fn in_a_container_it_says_what_to_use_instead() {
     );
 }
 
-/// Root in a container with the device and without the right to mount was told that fusermount3 does it.
+/// Root in a container with the device and without the right to mount was told that fusermount3
+/// does it.
 #[test]
 fn without_the_right_to_mount_the_helper_has_none_either() {
     if !crate::common::place::may_run() {

@@ -18,7 +18,8 @@ fn page(folder: &Folder, which: &[&str]) -> String {
     page.expect("stat says where the page is").to_string()
 }
 
-/// Whether the programs that a test needs are there. Without `FOREBAY_ALLOW_SKIP=1` they have to be.
+/// Whether the programs that a test needs are there. Without `FOREBAY_ALLOW_SKIP=1` they have to
+/// be.
 fn requires(program: &str) -> bool {
     let path = std::env::var("PATH").unwrap_or_default();
     let there = path.split(':').any(|dir| std::path::Path::new(dir).join(program).is_file());
@@ -147,7 +148,8 @@ fn the_address_answers_who_is_meant_and_nobody_else() {
     assert!(stderr(&refused).contains("ADDRESS:PORT"), "{}", stderr(&refused));
 }
 
-/// A mount is watched by the names of its files, while it lives; whoever watches does not hold its image.
+/// A mount is watched by the names of its files, while it lives; a client of the page does not hold
+/// its image.
 #[test]
 fn p3_a_mount_is_watched_and_its_image_is_free_afterwards() {
     if !may_run() {
@@ -183,7 +185,7 @@ fn p3_a_mount_is_watched_and_its_image_is_free_afterwards() {
     write!(silent, "GET /live.json HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
     place.umount();
     folder.ok(&["fsck", "vol"]);
-    assert!(TcpStream::connect(&address).is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(&address).is_err(), "no process listens any more");
     let refused = folder.refused(2, &["mount", "vol", "mnt", "-o", "http=0.0.0.0:0"]);
     assert!(refused.contains("can watch"), "{refused}");
     assert!(!place.is_mounted());

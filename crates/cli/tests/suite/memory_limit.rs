@@ -1,13 +1,13 @@
-//! Hostile mixes in a memory cgroup of `--cache-size` + 64 MiB: whatever clients ask for, the server
-//! is not killed for want of memory, its memory is never more than `--cache-size` + 32 MiB, and it serves on.
+//! Hostile mixes in a memory cgroup of `--cache-size` + 64 MiB: whatever clients ask for, the
+//! server is not killed for want of memory, its memory is never more than `--cache-size` + 32 MiB,
+//! and it serves on.
 //!
 //! Invariant: E1 the server joins the cgroup before its first instruction, so that all its memory
 //! counts.
 
 use crate::common::nbd::{Client, READ, WRITE, WRITE_ZEROES};
 use crate::common::{Folder, Server};
-use forebay_bench::harness::cgroup::Memcg;
-use forebay_bench::harness::meter::field;
+use forebay_testkit::cgroup::{Memcg, field};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -50,8 +50,8 @@ fn serve(folder: &Folder, group: &Memcg, words: &[&str]) -> Server {
     folder.export_in(&group.procs(), &all)
 }
 
-/// An image in memory, where ranges cannot be zeroed in place. All of it is allocated here, so that it does
-/// not count for the server.
+/// An image in memory, where ranges cannot be zeroed in place. All of it is allocated here, so that
+/// it does not count for the server.
 struct InMemory(PathBuf);
 
 impl InMemory {
@@ -85,7 +85,8 @@ fn peak_resident(server: &Server) -> u64 {
     (field(&status, "VmHWM:") - field(&status, "RssFile:")) << 10
 }
 
-/// Its memory was never more than it may be: its own, and, unless the pages of its files count, the cgroup's.
+/// Its memory was never more than it may be: its own, and, unless the pages of its files count, the
+/// cgroup's.
 fn within(server: &Server, group: &Memcg, cached_by_system: bool) {
     let (resident, charged) = (peak_resident(server), group.peak_bytes().unwrap_or(0));
     println!("peak: {} MiB resident, {} MiB charged", resident / MIB, charged / MIB);
@@ -126,8 +127,8 @@ fn a_thousand_zeroes_in_flight() {
     alive(server, &group);
 }
 
-/// A request of a byte that has to wait was charged as 513 bytes, and took some pages: its buffer, and
-/// what it has to remember. Here all wait for ranges that are being zeroed.
+/// A request of a byte that has to wait was charged as 513 bytes, and took some pages: its buffer,
+/// and what it has to remember. Here all wait for ranges that are being zeroed.
 #[test]
 fn tiny_requests_by_the_ten_thousand() {
     let Some(group) = group("tiny") else { return };

@@ -3,9 +3,9 @@
 use crate::common::place::{Place, may_run};
 use std::path::Path;
 
-/// The line of `dist/fstab.example` that is mounted at boot, with other paths, by mount(8) itself: by its
-/// place, then with all that fstab has. mount(8) looks for its helpers in the system's folder alone: that
-/// is another one here, for this namespace of mounts only.
+/// The line of `dist/fstab.example` that is mounted at boot, with other paths, by mount(8) itself:
+/// by its place, then with all that fstab has. mount(8) looks for its helpers in the system's
+/// folder alone: that is another one here, for this namespace of mounts only.
 #[test]
 fn a_line_of_fstab() {
     if !may_run() {
@@ -36,8 +36,8 @@ fn a_line_of_fstab() {
     place.folder.ok(&["fsck", "vol"]);
 }
 
-/// The commands of the unit, carried out as systemd does: variables from the file of settings, the first
-/// has ended when the mount can be used, the second when everything is durable.
+/// The commands of the unit, carried out as systemd does: variables from the file of settings, the
+/// first has ended when the mount can be used, the second when everything is durable.
 #[test]
 fn the_commands_of_the_unit() {
     if !may_run() {

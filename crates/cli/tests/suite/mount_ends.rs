@@ -1,5 +1,6 @@
-//! How mounts begin and end where something is in the way: an address that is taken, a device that is full,
-//! another mount in the same place, a mount that others still have, a process that does not answer.
+//! How mounts begin and end where something is in the way: an address that is taken, a device that
+//! is full, another mount in the same place, a mount that others still have, a process that does
+//! not answer.
 
 use crate::common::place::{Place, may_run};
 use crate::common::{PATIENCE, stderr, until};
@@ -36,7 +37,7 @@ impl Log {
     fn new(place: &Place) -> Self {
         let socket = UnixDatagram::bind(place.folder.path("log")).unwrap();
         let (sender, lines) = channel();
-        // It takes few messages that nobody reads.
+        // It takes few messages without a reader.
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(len) = socket.recv(&mut bytes) {
@@ -73,8 +74,9 @@ fn ours(path: &str) -> rustix::process::Pid {
     rustix::process::Pid::from_raw(path.parse().unwrap()).unwrap()
 }
 
-/// With an address that was in use the mount was made, and could not be served: the process that had made it
-/// waited for ever for its own answer when it took it away. It could not be killed, and held the image.
+/// With an address that was in use the mount was made, and could not be served: the process that
+/// had made it waited for ever for its own answer when it took it away. It could not be killed, and
+/// held the image.
 #[test]
 fn p1_an_address_that_is_taken() {
     if !may_run() {
@@ -90,8 +92,8 @@ fn p1_an_address_that_is_taken() {
     place.umount();
 }
 
-/// Files were written, closed, and the mount taken away with status 0; that they had not got to the device,
-/// which was full, nobody was told (E1, B1).
+/// Files were written, closed, and the mount taken away with status 0; that they had not got to the
+/// device, which was full, no caller learned of it (E1, B1).
 #[test]
 fn e1_what_cannot_be_written_is_said() {
     if !may_run() {
@@ -116,7 +118,8 @@ fn e1_what_cannot_be_written_is_said() {
     assert!(line.starts_with("<27>forebay["), "{line}");
 }
 
-/// `mount --bind` made a second place; `umount` of one waited for a process that went on for the other.
+/// `mount --bind` made a second place; `umount` of one waited for a process that went on for the
+/// other.
 #[test]
 fn e2_another_place_of_the_same_mount() {
     if !may_run() {
@@ -135,8 +138,8 @@ fn e2_another_place_of_the_same_mount() {
     place.forebay_umount();
 }
 
-/// umount(8) is over before the process of a plain mount is: whoever mounted again at once was refused, as
-/// the image was still locked. Who is to stay is not waited for.
+/// umount(8) is over before the process of a plain mount is: a user who mounted again at once was
+/// refused, as the image was still locked. Who is to stay is not waited for.
 #[test]
 fn e3_mounted_again_at_once() {
     if !may_run() {
@@ -158,7 +161,7 @@ fn e3_mounted_again_at_once() {
     }
 }
 
-/// A container has a copy of the mount: `umount` waited for its end, and nobody knew what for.
+/// A container has a copy of the mount: `umount` waited for its end, and did not say so.
 #[test]
 fn e2_who_waits_long_is_told_for_what() {
     if !may_run() {
@@ -183,8 +186,8 @@ fn e2_who_waits_long_is_told_for_what() {
     place.mount("");
 }
 
-/// A signal took away whatever was mounted there by then; the mount's own process lived on, and the next
-/// signal ended it without a write-out.
+/// A signal took away whatever was mounted there by then; the mount's own process lived on, and the
+/// next signal ended it without a write-out.
 #[test]
 fn n1_a_signal_leaves_other_mounts_alone() {
     if !may_run() {
@@ -199,7 +202,7 @@ fn n1_a_signal_leaves_other_mounts_alone() {
     std::fs::write(place.mnt("other"), b"x").unwrap();
     place.run("kill", &[&pid.to_string()]);
     log.until("not mounted in its place");
-    assert!(place.mnt("other").exists(), "it is somebody else's");
+    assert!(place.mnt("other").exists(), "it belongs to another mount");
     place.run("umount", &["mnt"]);
     std::mem::forget(over);
     assert!(place.mnt("f").exists(), "the mount below is served");
@@ -210,8 +213,9 @@ fn n1_a_signal_leaves_other_mounts_alone() {
     assert_eq!(std::fs::read(place.mnt("f")).unwrap(), vec![5; 100_000]);
 }
 
-/// The watchdog had the directory open in which `mount` was typed: what was mounted there could not be
-/// unmounted. And a signal to all processes of a service ended it before the one that it watches.
+/// The watchdog had the directory open in which `mount` was typed: what was mounted there could not
+/// be unmounted. And a signal to all processes of a service ended it before the one that it
+/// watches.
 #[test]
 fn the_watchdog_is_in_nobodys_way() {
     if !may_run() {
@@ -280,8 +284,8 @@ fn words_of_the_command_line() {
     assert!(!place.is_mounted());
 }
 
-/// A file of a volume that is mounted cannot be served by a second process: that names the first one, and
-/// the way that there is.
+/// A file of a volume that is mounted cannot be served by a second process: that names the first
+/// one, and the way that there is.
 #[test]
 fn a_file_of_a_mounted_volume() {
     if !may_run() {

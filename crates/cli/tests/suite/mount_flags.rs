@@ -90,7 +90,8 @@ os.mknod('mnt/dir/node')";
         assert_eq!(of(path), "uncached\n", "{path}");
     }
     assert_eq!(of("dir/moved"), "cached\n", "it was not made there");
-    // Times of what was made are what the file system has, not what they were before it had a policy.
+    // Times of what was made are what the file system has, not what they were before it had a
+    // policy.
     let changed = |path: &str| place.run("stat", &["-c", "%z", &format!("mnt/{path}")]);
     let told = changed("dir/file");
     place.forebay_umount();
@@ -116,9 +117,10 @@ os.mknod('mnt/dir/node')";
     place.umount();
 }
 
-/// The headline of uncached reading, through a mount: a backup by GNU tar of a file many times the cache
-/// evicts nothing of what is hot, leaves nothing of its own, and reads each byte from the device about once:
-/// tar reads 10,240 bytes at 9,728 + n x 10,240, which no block begins or ends with.
+/// The headline of uncached reading, through a mount: a backup by GNU tar of a file many times the
+/// cache evicts nothing of what is hot, leaves nothing of its own, and reads each byte from the
+/// device about once: tar reads 10,240 bytes at 9,728 + n x 10,240, which no block begins or ends
+/// with.
 #[test]
 fn a_backup_by_tar_evicts_nothing_of_the_hot_set() {
     if !may_run() {

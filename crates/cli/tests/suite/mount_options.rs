@@ -1,4 +1,5 @@
-//! Words after `-o` do what they say: seen in the system's table of mounts, in `stat`, and in the process.
+//! Words after `-o` do what they say: seen in the system's table of mounts, in `stat`, and in the
+//! process.
 
 use crate::common::place::{Place, may_run};
 use serde_json::Value;

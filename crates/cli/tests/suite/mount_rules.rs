@@ -1,5 +1,5 @@
-//! The rules of the contract on a mounted volume: each case of `fs_check::suite`, and random operations
-//! beside a file system in memory, through the kernel.
+//! The rules of the contract on a mounted volume: each case of `fs_check::suite`, and random
+//! operations compared with a file system in memory, through the kernel.
 
 use crate::common::place::{Place, may_run};
 use forebay_testkit::fs_check::compare;

@@ -1,4 +1,5 @@
-//! `forebay run --uncached`: whatever a command starts, and however, leaves nothing in the cache of a mount.
+//! `forebay run --uncached`: whatever a command starts, and however, leaves nothing in the cache of
+//! a mount.
 
 use crate::common::place::{Place, may_run};
 use crate::common::volume::bytes_of;
@@ -69,8 +70,8 @@ impl Drop for Group {
     }
 }
 
-/// U1, U2: By a child, a grandchild whose parents are gone, in a session of its own, in namespaces: users,
-/// processes, mounts. Each says that it has read all.
+/// U1, U2: By a child, a grandchild whose parents are gone, in a session of its own, in namespaces:
+/// users, processes, mounts. Each says that it has read all.
 #[test]
 fn all_that_a_command_starts_is_uncached() {
     if !may_run() {
@@ -110,8 +111,8 @@ print('done')\"";
     lab.end();
 }
 
-/// U3: What is cached is served and stays; what is made is not kept; files that were open before it, as
-/// standard input and output, count as well, and are as they were afterwards.
+/// U3: What is cached is served and stays; what is made is not kept; files that were open before
+/// it, as standard input and output, count as well, and are as they were afterwards.
 #[test]
 fn what_it_is_given_is_uncached_and_then_as_before() {
     if !may_run() {
@@ -163,7 +164,8 @@ fn what_it_starts_is_direct() {
     lab.end();
 }
 
-/// Beside it others are cached; a policy of a file's own counts more; and when it was killed it is over.
+/// Reads of other processes are cached meanwhile; a policy of a file's own counts more; and when it
+/// was killed it is over.
 #[test]
 fn others_are_not_affected() {
     if !may_run() {

@@ -1,4 +1,5 @@
-//! SIGTERM, SIGINT and SIGHUP under write load: status 0, and every write that was answered is in the image.
+//! SIGTERM, SIGINT and SIGHUP under write load: status 0, and every write that was answered is in
+//! the image.
 
 use crate::common::{Folder, bytes};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! `forebay top`: what it says when it is not on a terminal, and that it leaves a terminal as it was.
+//! `forebay top`: what it says when it is not on a terminal, and that it leaves a terminal as it
+//! was.
 
 use crate::common::{Folder, output};
 use serde_json::Value;

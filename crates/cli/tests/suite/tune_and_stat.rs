@@ -147,8 +147,8 @@ fn numbers_follow_what_clients_do() {
     server.stop();
 }
 
-/// The patch's line on the real program: 16 writes of 4 KiB, each made durable, at the start of a file
-/// that is not cached. The option decides what they cost, and changes while it runs.
+/// The patch's line on the real program: 16 writes of 4 KiB, each made durable, at the start of a
+/// file that is not cached. The option decides what they cost, and changes while it runs.
 #[test]
 fn d1_the_dd_line_over_nbd_costs_what_the_option_says() {
     let folder = Folder::new();

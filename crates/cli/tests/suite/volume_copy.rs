@@ -1,4 +1,5 @@
-//! `forebay cp`: everything goes in and comes out as it was, compared by the command and by this test.
+//! `forebay cp`: everything goes in and comes out as it was, compared by the command and by this
+//! test.
 
 use crate::common::Folder;
 use crate::common::volume::{look, make_tree};
@@ -92,8 +93,8 @@ fn what_cannot_be_copied_is_named_and_the_rest_is_copied() {
     assert_eq!(std::fs::read(folder.path("back")).unwrap(), b"1", "what failed changed nothing");
 }
 
-/// A copy that does not fit says so, names the file, of which nothing is left (D2), and what was copied
-/// before is there.
+/// A copy that does not fit says so, names the file, of which nothing is left (D2), and what was
+/// copied before is there.
 #[test]
 fn a_full_volume_is_said() {
     let folder = Folder::new();
@@ -110,9 +111,9 @@ fn a_full_volume_is_said() {
     folder.ok(&["fsck", "v"]);
 }
 
-/// Of several sources in a volume one that was not there ended the command: the others were not copied, the
-/// volume that they should go into was not synced, and the status was 3. A source on the host was named and
-/// passed over.
+/// Of several sources in a volume one that was not there ended the command: the others were not
+/// copied, the volume that they should go into was not synced, and the status was 3. A source on
+/// the host was named and passed over.
 #[test]
 fn a_source_that_is_not_there_does_not_stop_the_others() {
     let folder = Folder::new();

@@ -40,7 +40,7 @@ fn a_bad_block_is_named_and_the_rest_comes_out() {
     let before = crate::common::bytes(&folder.path("v"));
     let said = folder.refused(5, &["fsck", "v", "--json"]);
     assert!(said.contains("v:/tree/a/big") && said.contains("problems"), "{said}");
-    // Whoever reads it is told, and never gets wrong bytes.
+    // Each reader gets an error, and never wrong bytes.
     let said = folder.refused(1, &["cp", "v:/tree/a/big", "big"]);
     assert!(said.contains("v:/tree/a/big") && said.contains("corrupt"), "{said}");
     assert!(!folder.path("big").exists(), "D2: half a file is none");
@@ -92,8 +92,8 @@ fn lost_slots_are_no_loss() {
     assert!(said.contains("recover"), "{said}");
 }
 
-/// The tree of names of the newest checkpoint is gone, in both copies: the one before it, and the log behind
-/// that, have everything still.
+/// The tree of names of the newest checkpoint is gone, in both copies: the one before it, and the
+/// log behind that, have everything still.
 #[test]
 fn a_lost_tree_is_got_round() {
     let folder = Folder::new();
@@ -130,9 +130,8 @@ fn a_lost_tree_is_got_round() {
     );
 }
 
-/// Y1. A log that is damaged below what it calls durable is read up to there. Everything behind is missing,
-/// and
-/// `recover` ended with status 0 and a line in the log alone.
+/// Y1. A log that is damaged below what it calls durable is read up to there. Everything behind is
+/// missing, and `recover` ended with status 0 and a line in the log alone.
 #[test]
 fn a_damaged_log_is_a_problem() {
     let folder = Folder::new();

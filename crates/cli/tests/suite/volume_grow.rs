@@ -29,7 +29,7 @@ fn a_full_volume_takes_more_when_it_has_grown() {
     assert!(crate::common::bytes(&folder.path("first again")) == bytes_of(1, 20 << 20));
     assert!(crate::common::bytes(&folder.path("second")) == bytes_of(2, 40 << 20));
     folder.ok(&["fsck", "v"]);
-    // A file that was made longer by somebody else: as large as it is.
+    // A file that another program made longer: as large as it is.
     let image = std::fs::OpenOptions::new().write(true).open(folder.path("v")).unwrap();
     image.set_len(256 << 20).unwrap();
     assert!(folder.ok(&["grow", "v"]).contains("256 MiB"));

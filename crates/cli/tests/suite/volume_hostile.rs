@@ -5,8 +5,8 @@
 //! kernel counts all its memory, and kills it for more.
 
 use crate::common::{Folder, output, stderr};
-use forebay_bench::harness::cgroup::Memcg;
 use forebay_lfs::format::superblock::{SLOT_BYTES, Superblock};
+use forebay_testkit::cgroup::Memcg;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -1,6 +1,7 @@
-//! An export of a file of a volume is killed while fio writes, each block with a checksum and syncing now and
-//! then; and started again at once: each block is a whole one that fio wrote, and the volume is whole. (That
-//! nothing acknowledged is lost is in `kill_9.rs`, whose client knows what was.)
+//! An export of a file of a volume is killed while fio writes, each block with a checksum and
+//! syncing now and then; and started again at once: each block is a whole one that fio wrote, and
+//! the volume is whole. (That nothing acknowledged is lost is in `kill_9.rs`, whose client knows
+//! what was.)
 
 use crate::common::{Folder, until};
 use std::process::{Child, Command, Stdio};

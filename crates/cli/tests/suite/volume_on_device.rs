@@ -1,5 +1,5 @@
-//! A volume on a block device, which has its size already: made, used, checked, and grown when the device
-//! was.
+//! A volume on a block device, which has its size already: made, used, checked, and grown when the
+//! device was.
 
 use crate::common::Folder;
 use crate::common::place::may_run;
@@ -30,8 +30,8 @@ impl Drop for Loop {
     }
 }
 
-/// `create` on a block device failed with "unaligned request": what it looks for signatures with was not
-/// aligned as direct I/O needs it.
+/// `create` on a block device failed with "unaligned request": what it looks for signatures with
+/// was not aligned as direct I/O needs it.
 #[test]
 fn a_block_device_holds_a_volume_and_grows() {
     if !may_run() {

@@ -1,4 +1,5 @@
-//! A volume belongs to one process. Others reach it through that process, or are told which one it is.
+//! A volume belongs to one process. Others reach it through that process, or are told which one it
+//! is.
 
 use crate::common::volume::{look, make_tree};
 use crate::common::{Folder, stderr};
@@ -64,8 +65,8 @@ fn what_needs_the_volume_alone_names_the_process() {
     server.stop();
 }
 
-/// A process whose control socket is elsewhere, or which is no `forebay export`: named, and not opened
-/// beside.
+/// A process whose control socket is elsewhere, or which is no `forebay export`: named, and the
+/// volume is not opened.
 #[test]
 fn a_process_that_cannot_be_asked_is_named() {
     let folder = Folder::new();

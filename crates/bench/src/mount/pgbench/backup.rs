@@ -1,9 +1,9 @@
-//! The backup: `tar` of ten times the cache into a pipe, over and over, no faster
-//! than it is allowed to be: what reads the pipe keeps the pace, so that no backup is faster than another. It
+//! The backup: `tar` of ten times the cache into a pipe, over and over, no faster than it is
+//! allowed to be: what reads the pipe keeps the pace, so that no backup is faster than another. It
 //! is ended on drop.
 //!
-//! Invariant: B1 a backup that fails, or that reads nothing, is an error: a database beside it would be as
-//! fast as alone.
+//! Invariant: B1 a backup that fails, or that reads nothing, is an error: a database during it
+//! would be as fast as alone.
 
 use crate::harness::meter::cpu_seconds_with_ended;
 use crate::rivals::server::forebay_binary;
@@ -109,7 +109,7 @@ impl Backup {
         let start = Instant::now();
         let work = move || -> Result<()> {
             while !own.stop.load(Ordering::Relaxed) {
-                // In memory: what nobody reads must not fill a pipe.
+                // In memory: a pipe without a reader would fill.
                 let said = rustix::fs::memfd_create("said", rustix::fs::MemfdFlags::CLOEXEC);
                 let said = fs::File::from(said.map_err(|e| Error::from_io("memfd", e.into()))?);
                 let for_it = said.try_clone().map_err(|e| Error::from_io("memfd", e))?;
@@ -197,7 +197,7 @@ fn drain(child: &mut Child, shared: &Shared, pace: u64, start: Instant) -> Resul
     Ok(Drained { bytes: own, at_end: false })
 }
 
-/// B1: one that nobody has stopped.
+/// B1: one that was not stopped.
 fn judge(child: &mut Child, mut said: fs::File, bytes: u64) -> Result<()> {
     let status = child.wait().map_err(|e| Error::from_io("wait", e))?;
     if status.success() && bytes > 0 {
@@ -224,7 +224,7 @@ fn group_cpu_seconds(group: u32) -> f64 {
 }
 
 fn end(child: &mut Child) {
-    // A reader whose pipe nobody reads any more ends by itself; what it started, too.
+    // A reader whose pipe has no reader any more ends by itself; what it started, too.
     let group = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
     if child.try_wait().is_ok_and(|ended| ended.is_none())
         && let Some(group) = group
@@ -248,8 +248,8 @@ mod tests {
         assert!(what(), "after a minute");
     }
 
-    /// B1. What a backup said went nowhere, and one that failed was started anew: the database beside it was
-    /// as fast as alone, and the bar was met.
+    /// B1. What a backup said went nowhere, and one that failed was started anew: the database
+    /// during it was as fast as alone, and the bar was met.
     #[test]
     fn b1_one_that_fails_is_an_error() {
         for how in [How::Tar, How::Direct] {

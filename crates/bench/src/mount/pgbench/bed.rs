@@ -1,6 +1,6 @@
-//! Where the database and what is backed up lie: XFS on a loop device, or a mount of a volume. Both hold
-//! the same bytes. Each measurement begins with nothing of them cached: what was cached went with an
-//! unmount.
+//! Where the database and what is backed up lie: XFS on a loop device, or a mount of a volume. Both
+//! hold the same bytes. Each measurement begins with nothing of them cached: what was cached went
+//! with an unmount.
 
 use crate::harness::backing::Backing;
 use crate::rivals::loopdev::{FsKind, LoopFs, Making};

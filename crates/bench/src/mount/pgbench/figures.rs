@@ -1,4 +1,5 @@
-//! What pgbench says, second by second and transaction by transaction, and a picture of it in lines of text.
+//! What pgbench says, second by second and transaction by transaction, and a picture of it in lines
+//! of text.
 
 use crate::report::model::quantile;
 use std::path::Path;
@@ -6,19 +7,20 @@ use std::path::Path;
 /// Shades of a picture, from nothing to the most.
 const SHADES: &[u8] = b" .:-=+*#%@";
 
-/// A run of pgbench: alone for a time, then beside the backup.
+/// A run of pgbench: alone for a time, then during the backup.
 #[derive(Debug, Clone, Default)]
 pub struct Run {
     /// Transactions in each second, in order.
     pub tps: Vec<f64>,
     /// Of how many of these it was alone.
     pub alone: usize,
-    /// Latencies of the time alone and of the time beside, us.
+    /// Latencies of the time alone and of the backup, us.
     pub latencies: [Vec<f64>; 2],
 }
 
 impl Run {
-    /// Median of a second's transactions, alone or beside. The second in which the backup began is neither.
+    /// Median of a second's transactions, alone or during the backup. The second in which the
+    /// backup began is neither.
     pub fn median_tps(&self, beside: bool) -> f64 {
         let (alone, rest) = self.tps.split_at(self.alone.min(self.tps.len()));
         let of = if beside { rest.get(1..).unwrap_or_default() } else { alone };
@@ -42,8 +44,8 @@ pub fn progress(text: &str) -> Vec<f64> {
     text.lines().filter_map(line).collect()
 }
 
-/// Latencies, us, from the moment `from` on until `beside`, and from then on (seconds since the epoch), of
-/// logs whose names begin so; they are removed.
+/// Latencies, us, from the moment `from` on until `beside`, and from then on (seconds since the
+/// epoch), of logs whose names begin so; they are removed.
 pub fn latencies(prefix: &Path, (from, beside): (f64, f64)) -> [Vec<f64>; 2] {
     let mut found = [Vec::new(), Vec::new()];
     let (Some(folder), Some(name)) = (prefix.parent(), prefix.file_name()) else { return found };
@@ -62,8 +64,8 @@ pub fn latencies(prefix: &Path, (from, beside): (f64, f64)) -> [Vec<f64>; 2] {
     found
 }
 
-/// When each transaction of a log ended, seconds since the epoch, and how long it took, us: the fields
-/// `client number time script epoch us`.
+/// When each transaction of a log ended, seconds since the epoch, and how long it took, us: the
+/// fields `client number time script epoch us`.
 fn logged(text: &str) -> impl Iterator<Item = (f64, f64)> {
     text.lines().filter_map(|line| {
         let fields: Vec<f64> = line.split(' ').filter_map(|f| f.parse().ok()).collect();
@@ -71,7 +73,8 @@ fn logged(text: &str) -> impl Iterator<Item = (f64, f64)> {
     })
 }
 
-/// Lines of text with the transactions by second of each run, on one scale; `|` is where the backup begins.
+/// Lines of text with the transactions by second of each run, on one scale; `|` is where the backup
+/// begins.
 pub fn picture(title: &str, runs: &[(String, Run)]) -> Vec<String> {
     let top = runs.iter().flat_map(|(_, run)| run.tps.iter().copied()).fold(0.0, f64::max);
     if top <= 0.0 {

@@ -1,10 +1,11 @@
-//! PostgreSQL: a cluster on a bed, its server for one measurement, and pgbench on it. The server runs as a
-//! user of no rights, listens on a Unix socket in a folder of its own, and is ended on drop. It syncs what
-//! it commits, everywhere alike.
+//! PostgreSQL: a cluster on a bed, its server for one measurement, and pgbench on it. The server
+//! runs as a user of no rights, listens on a Unix socket in a folder of its own, and is ended on
+//! drop. It syncs what it commits, everywhere alike.
 
-use crate::harness::meter::{cpu_seconds_with_ended, field};
+use crate::harness::meter::cpu_seconds_with_ended;
 use crate::rivals::mounted::call;
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_testkit::cgroup::field;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -59,8 +60,8 @@ pub struct Address {
     sockets: PathBuf,
 }
 
-/// Makes a cluster in `data` with the tables of pgbench, `scale` times 15 MB, and so many MiB of buffers of
-/// its own. Checksums are on.
+/// Makes a cluster in `data` with the tables of pgbench, `scale` times 15 MB, and so many MiB of
+/// buffers of its own. Checksums are on.
 pub fn make(
     bin: &Path,
     data: &Path,
@@ -87,7 +88,8 @@ pub fn make(
 }
 
 impl Server {
-    /// Starts it on a cluster, in a memory cgroup from its first instruction on if `procs` names one.
+    /// Starts it on a cluster, in a memory cgroup from its first instruction on if `procs` names
+    /// one.
     pub fn start(bin: &Path, data: &Path, sockets: &Path, procs: Option<&Path>) -> Result<Self> {
         fs::create_dir_all(sockets).map_err(|e| Error::from_io("make", e).with_path(sockets))?;
         give(sockets)?;
@@ -147,8 +149,8 @@ impl Server {
         self.processes().into_iter().filter_map(cpu_seconds_with_ended).sum()
     }
 
-    /// Memory of its own, bytes: what is private to each process, and all that they share once, whether it
-    /// was touched yet or not.
+    /// Memory of its own, bytes: what is private to each process, and all that they share once,
+    /// whether it was touched yet or not.
     pub fn own_bytes(&self) -> u64 {
         let (mut private, mut touched) = (0, 0);
         for pid in self.processes() {
@@ -176,8 +178,8 @@ impl Server {
     }
 }
 
-/// Bytes of the mappings that a process shares with others and that no file is below of: shared buffers and
-/// what goes with them.
+/// Bytes of the mappings that a process shares with others and that no file is below of: shared
+/// buffers and what goes with them.
 fn shared_bytes(maps: &str) -> u64 {
     let bytes = |line: &str| {
         let mut parts = line.split_whitespace();
@@ -264,8 +266,8 @@ impl Load {
 mod tests {
     use super::*;
 
-    /// The limit of XFS's cgroup was set after pgbench's clients had gone, by what processes that were left
-    /// had touched of the shared buffers.
+    /// The limit of XFS's cgroup was set after pgbench's clients had gone, by what processes that
+    /// were left had touched of the shared buffers.
     #[test]
     fn shared_buffers_count_in_full() {
         let maps = "\

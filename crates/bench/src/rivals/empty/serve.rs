@@ -1,7 +1,7 @@
 //! The process of the empty server: threads that read requests and answer each at once.
 //!
-//! Lock: the tree's, held for a look at it; reads and writes of content that do not make a file longer take
-//! it for reading at most.
+//! Lock: the tree's, held for a look at it; reads and writes of content that do not make a file
+//! longer take it for reading at most.
 
 use super::tree::Tree;
 use forebay_base::buf::AlignedBuf;
@@ -22,7 +22,8 @@ use std::time::Duration;
 /// How long the kernel may keep what it is told.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const VALID: Valid = Valid { entry: DAY, attr: DAY };
-/// Requests of its own accord that the kernel may have under way: as many as ours allows with a large cache.
+/// Requests of its own accord that the kernel may have under way: as many as ours allows with a
+/// large cache.
 const BACKGROUND: u16 = 64;
 const BLOCK_BYTES: u32 = 4096;
 const ENOENT: i32 = 2;
@@ -47,7 +48,7 @@ struct Server {
 }
 
 /// The work of the process: `DIR block|plain`. Returns the exit code.
-pub fn serve(args: &[String]) -> i32 {
+pub fn serve(args: &[String]) -> u8 {
     let [dir, via] = args else { return 2 };
     let options =
         Options { via: if via == "plain" { Via::Plain } else { Via::Block }, ..Options::default() };
@@ -132,7 +133,7 @@ impl Server {
             Answer::Silence => true,
         };
         if header.opcode == opcode::INIT {
-            // The first one counts; nobody waits for a second.
+            // The first one counts; no caller waits for a second.
             let _told = ready.send(());
         }
     }
@@ -177,7 +178,8 @@ impl Server {
                 body.statfs_out(&room());
                 Answer::Body(body)
             }
-            // As ours: `ls` asks for the lists and the label of one file, and then for none of that mount.
+            // As ours: `ls` asks for the lists and the label of one file, and then for none of that
+            // mount.
             Op::GetXattr { name, .. }
                 if name.starts_with(b"system.") || *name == b"security.selinux" =>
             {

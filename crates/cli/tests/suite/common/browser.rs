@@ -1,5 +1,5 @@
-//! A headless Chromium, driven by its own protocol through two named pipes: JSON messages, each with a zero
-//! byte behind.
+//! A headless Chromium, driven by its own protocol through two named pipes: JSON messages, each
+//! with a zero byte behind.
 //!
 //! Invariant: it does not outlive the test, nor does what it has written.
 

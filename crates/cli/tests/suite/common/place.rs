@@ -47,8 +47,8 @@ impl Place {
         table.lines().any(|line| line.split(' ').nth(1) == Some(&dir))
     }
 
-    /// Ends it with umount(8). A busy mount is tried again: a child that another test has forked holds
-    /// copies of this process's open files up to its exec.
+    /// Ends it with umount(8). A busy mount is tried again: a child that another test has forked
+    /// holds copies of this process's open files up to its exec.
     pub fn umount(&self) {
         super::until("umount(8)", || {
             let mut command = Command::new("umount");

@@ -14,8 +14,8 @@ pub fn bytes_of(seed: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Makes a tree: empty and long files, holes, links of both kinds, odd names, modes, times, attributes, a
-/// pipe and a deep path.
+/// Makes a tree: empty and long files, holes, links of both kinds, odd names, modes, times,
+/// attributes, a pipe and a deep path.
 pub fn make_tree(root: &Path) {
     let dir = |path: &str| std::fs::create_dir_all(root.join(path)).expect("a folder");
     dir("empty directory");

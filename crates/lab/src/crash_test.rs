@@ -1,40 +1,26 @@
-//! `forebay crash-test`: volumes on a simulated disk in memory, whose power goes everywhere.
+//! `forebay-lab crash-test`: volumes on a simulated disk in memory, with a power loss at every
+//! write.
 
 use crate::args::CrashTestArgs;
-use crate::failure::{Failure as Refusal, Outcome, status};
-use crate::output;
+use crate::{FAILED, USAGE};
 use forebay_crashtest::{
     Counts, Failure, Options, Progress, Spot, Summary, campaign, missing_step,
 };
 use serde_json::json;
+use std::io::{ErrorKind, Write};
 use std::time::Duration;
 
 /// How long it runs when nothing else says when it ends.
 const SECONDS: u64 = 10;
 
-/// Runs it; says on standard error how far it is, and at the end on standard output what was seen.
-pub fn crash_test(args: &CrashTestArgs) -> Outcome<u8> {
-    let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get());
-    let seconds = match (args.states, args.case) {
-        (None, None) => Some(args.seconds.unwrap_or(SECONDS)),
-        _ => args.seconds,
-    };
-    let options = Options {
-        seed: args.seed,
-        time: seconds.map(Duration::from_secs),
-        states: args.states,
-        jobs: args.jobs.map_or(cpus, usize::from),
-        plant: args.plant,
-        class: args.class,
-        case: args.case,
-        steps: args.steps.as_ref().map(|steps| steps.0.clone()),
-        spot: args.at.clone(),
-        ..Options::default()
-    };
+/// Runs it and gives the exit status. Prints progress on standard error, and at the end what was
+/// found on standard output.
+pub fn crash_test(args: &CrashTestArgs) -> u8 {
+    let options = options(args);
     if let Some((step, steps)) = missing_step(&options) {
-        return Err(Refusal::usage(format!("--steps: no step {step}, the workload has {steps}")));
+        return refuse(USAGE, &format!("--steps: no step {step}, the workload has {steps}"));
     }
-    // A panic is a violation, and is told with it.
+    // A panic is a violation, and is reported with it.
     std::panic::set_hook(Box::new(|_| ()));
     let mut last = (0, Duration::ZERO);
     let summary = campaign(&options, &mut |progress| match progress {
@@ -48,41 +34,79 @@ pub fn crash_test(args: &CrashTestArgs) -> Outcome<u8> {
         Progress::Shrinking => eprintln!("a violation; looking for a shorter way to it"),
     });
     drop(std::panic::take_hook());
-    if let Some(failure) = summary.failure.as_ref().filter(|_| !args.json) {
-        tell(failure);
+    match &summary.failure {
+        Some(failure) if !args.json => report(failure),
+        Some(_) => {}
+        None => {
+            if let Some((status, why)) = not_searched(args, &summary) {
+                return refuse(status, &why);
+            }
+        }
     }
-    if summary.failure.is_none() {
-        looked(args, &summary)?;
-    }
-    output::line(if args.json { in_json(args, &summary) } else { in_words(&summary) });
-    Ok(if summary.failure.is_some() { status::FAILED } else { status::OK })
+    line(&if args.json { in_json(args, &summary) } else { in_words(&summary) });
+    if summary.failure.is_some() { FAILED } else { 0 }
 }
 
-/// That nothing was found says something only if it was looked for.
-fn looked(args: &CrashTestArgs, summary: &Summary) -> Outcome {
+/// Prints a line on standard output. A closed pipe is no error.
+fn line(text: &str) {
+    let mut out = std::io::stdout().lock();
+    if let Err(e) = writeln!(out, "{text}").and_then(|()| out.flush()) {
+        if e.kind() == ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        std::process::exit(refuse(FAILED, &format!("standard output: {e}")).into());
+    }
+}
+
+fn refuse(status: u8, why: &str) -> u8 {
+    eprintln!("forebay-lab: {why}");
+    status
+}
+
+fn options(args: &CrashTestArgs) -> Options {
+    let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get());
+    let seconds = match (args.states, args.case) {
+        (None, None) => Some(args.seconds.unwrap_or(SECONDS)),
+        _ => args.seconds,
+    };
+    Options {
+        seed: args.seed,
+        time: seconds.map(Duration::from_secs),
+        states: args.states,
+        jobs: args.jobs.map_or(cpus, usize::from),
+        plant: args.plant,
+        class: args.class,
+        case: args.case,
+        steps: args.steps.as_ref().map(|steps| steps.0.clone()),
+        spot: args.at.clone(),
+        ..Options::default()
+    }
+}
+
+/// Why a search without a violation proves nothing, and the exit status for that.
+fn not_searched(args: &CrashTestArgs, summary: &Summary) -> Option<(u8, String)> {
     match &args.at {
-        Some(spot) if *spot != Spot::Running && summary.counts.cuts == 0 => Err(Refusal::usage(
-            format!("--at {spot}: these steps have no such moment, or other writes pending then"),
-        )),
-        _ if summary.counts.workloads == 0 => Err(Refusal::new("no workload could be carried out")),
-        _ => Ok(()),
+        Some(spot) if *spot != Spot::Running && summary.counts.cuts == 0 => {
+            let why = "these steps have no such moment, or other writes pending then";
+            Some((USAGE, format!("--at {spot}: {why}")))
+        }
+        _ if summary.counts.workloads == 0 => {
+            Some((FAILED, "no workload could be carried out".into()))
+        }
+        _ => None,
     }
 }
 
-/// What was found, and how to see it again.
-fn tell(failure: &Failure) {
-    let before = failure.steps_before;
-    output::line(format!(
-        "{} of {before} steps of workload {}:",
-        failure.steps.len(),
-        failure.case
-    ));
+/// Prints the violation, and the command that shows it again.
+fn report(failure: &Failure) {
+    let (steps, before) = (failure.steps.len(), failure.steps_before);
+    line(&format!("{steps} of {before} steps of workload {}:", failure.case));
     for (n, step) in failure.steps.iter().enumerate() {
-        output::line(format!("  {} {step}", n + 1));
+        line(&format!("  {} {step}", n + 1));
     }
-    output::line(format!("on {}", failure.setup));
-    output::line(format!("violation at {}: {}", failure.violation.spot, failure.violation.what));
-    output::line(format!("again: forebay {}", failure.command()));
+    line(&format!("on {}", failure.setup));
+    line(&format!("violation at {}: {}", failure.violation.spot, failure.violation.what));
+    line(&format!("again: forebay {}", failure.command()));
 }
 
 fn in_words(summary: &Summary) -> String {
