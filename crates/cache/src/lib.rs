@@ -64,7 +64,7 @@ pub use ageing::readahead;
 pub use cache::{Attached, PageCache};
 pub use config::Config;
 pub use folio::State;
-pub use folio::guard::{FolioRead, FolioWrite, FramePool};
+pub use folio::guard::{FolioRead, FolioWrite, FramePool, Retention};
 pub use mapping::{Mapping, Unreported};
 pub use memory::arena::{Arena, FRAME_SIZE, FrameList};
 pub use memory::claim::Claim;

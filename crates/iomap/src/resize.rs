@@ -10,7 +10,7 @@ use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::bounds::{Exclusive, Held, HoldsBlocks, Resize};
 use forebay_cache::folio::Blocks;
-use forebay_cache::{FolioWrite, FramePool, State};
+use forebay_cache::{FolioWrite, FramePool, Retention, State};
 use std::ops::Range;
 
 /// Where a write goes.
@@ -263,7 +263,7 @@ impl MappedFile {
                 }
                 let nothing = self.nothing_ahead();
                 let _admitted = self.admit(folio, blocks, &nothing)?;
-                folio.mark_dirty(blocks, false);
+                folio.mark_dirty(blocks, Retention::Keep);
                 Ok(())
             };
             // The range is free again before space is made.
@@ -382,7 +382,7 @@ impl MappedFile {
         // Until it is dirty.
         let _admitted = self.arriving(mapping.block_size());
         let keep_back = |folio: &FolioWrite<'_>, blocks: Blocks, flight: &mut InFlight| {
-            folio.mark_dirty(blocks, false);
+            folio.mark_dirty(blocks, Retention::Keep);
             flight.kept_back.take(folio, blocks);
         };
         let (flight, ()) = self.hold_edge(&all, &edge, keep_back).await?;

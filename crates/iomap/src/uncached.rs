@@ -29,12 +29,12 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_block::BioFlags;
-use forebay_cache::FolioWrite;
 use forebay_cache::bounds::HoldsBlocks;
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::writeback::WriteOutPass;
+use forebay_cache::{FolioWrite, Retention};
 use std::ops::Range;
 
 /// Longest private write, bytes.
@@ -58,6 +58,8 @@ pub(crate) enum Passing {
     Untouched,
     /// Blocks that it brings in are marked *uncached*, and go.
     Marked,
+    /// A write of a cache above, which keeps the bytes: its blocks go once they are flushed.
+    HeldAbove,
 }
 
 impl Passing {
@@ -65,9 +67,28 @@ impl Passing {
         self != Self::Cached
     }
 
+    /// Whether the request is an uncached one.
+    pub fn is_uncached(self) -> bool {
+        matches!(self, Self::Untouched | Self::Marked)
+    }
+
+    /// How a cached write with these flags passes.
+    pub fn of_write(flags: IoFlags) -> Self {
+        if flags.contains(IoFlags::HELD_ABOVE) { Self::HeldAbove } else { Self::Cached }
+    }
+
+    /// What becomes of the blocks that a write dirties.
+    pub fn retention(self) -> Retention {
+        match self {
+            Self::Cached | Self::Untouched => Retention::Keep,
+            Self::Marked => Retention::Window,
+            Self::HeldAbove => Retention::UntilFlushed,
+        }
+    }
+
     /// The fill that goes with it.
     pub fn fill(self) -> FillMode {
-        let uncached = self == Self::Marked;
+        let uncached = matches!(self, Self::Marked | Self::HeldAbove);
         FillMode { uncached, passing: self.is_passing(), ..FillMode::default() }
     }
 
@@ -80,7 +101,7 @@ impl Passing {
                 folio.touch(blocks, same);
             }
             Self::Untouched => {}
-            Self::Marked => folio.drop_uncached(blocks),
+            Self::Marked | Self::HeldAbove => folio.drop_uncached(blocks),
         }
     }
 }
@@ -119,7 +140,7 @@ impl MappedFile {
     /// How a write passes that must not wait for the device; `None` if its strategy would.
     pub(crate) fn write_now(&self, range: &Range<u64>, flags: IoFlags) -> Option<Passing> {
         if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
-            return Some(Passing::Cached);
+            return Some(Passing::of_write(flags));
         }
         match self.cache.strategies.uncached() {
             UncachedStrategy::NoAccess => Some(Passing::Untouched),
