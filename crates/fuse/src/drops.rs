@@ -15,7 +15,6 @@
 //!
 //! Lock: the queue's, a leaf; the thread holds none while the kernel works.
 
-use crate::device::Device;
 use crate::inodes::Inodes;
 use crate::proto::notify::Notice;
 use forebay_base::task::WaitQueue;
@@ -136,8 +135,8 @@ impl Drops {
         self.0.waiting.wake_all();
     }
 
-    /// The thread's work, until [`Drops::close`].
-    pub fn run(&self, device: &Device, inodes: &Inodes) {
+    /// The thread's work, until [`Drops::close`]; `notify` gives the kernel a notice.
+    pub fn run(&self, inodes: &Inodes, notify: impl Fn(&Notice)) {
         loop {
             let mut state = self.lock();
             let (node, range) = loop {
@@ -152,12 +151,9 @@ impl Drops {
             let has_space = state.queue.len() == QUEUE_MAX - 1;
             drop(state);
             let notice = Notice::content(node, range.start, range.end - range.start);
-            let notify = || {
-                let _known = crate::notify::tell(device, &notice);
-            };
             match range == ALL {
-                true => inodes.drop_content(Ino(node), notify),
-                false => notify(),
+                true => inodes.drop_content(Ino(node), || notify(&notice)),
+                false => notify(&notice),
             }
             if has_space {
                 self.0.waiting.wake_all();

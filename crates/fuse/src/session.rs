@@ -21,7 +21,7 @@ mod waiting;
 use crate::device::{Device, Incoming, PAYLOAD_MAX, Read};
 use crate::inodes::Inodes;
 use crate::mount::Mounted;
-use crate::notify::Notifier;
+use crate::notify::{self, Notice, Notifier};
 use crate::options::Options;
 use crate::payload::Payload;
 use crate::proto::consts::{InitFlags, VERSION_MAJOR, VERSION_MINOR, VERSION_MINOR_MIN, opcode};
@@ -326,7 +326,10 @@ impl Shared {
         let theirs = self.clone();
         threads.push(spawn("forebay-drop", move || {
             io_flusher::mark_thread();
-            theirs.notifier.drops().run(&theirs.device, &theirs.inodes);
+            let notify = |notice: &Notice| {
+                let _is_unknown = notify::tell(&theirs.device, notice);
+            };
+            theirs.notifier.drops().run(&theirs.inodes, notify);
         })?);
         if self.device.deadlines.has_limit() {
             threads.push(self.watch_deadlines()?);

@@ -54,7 +54,7 @@ use forebay_base::units::MIB;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, io};
-use forebay_cache::writeback::domain::{Domain, Stay};
+use forebay_cache::dirty::domain::{Domain, Stay};
 use forebay_vfs::Timestamp;
 use std::ops::Deref;
 use std::sync::Weak;

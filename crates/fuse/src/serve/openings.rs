@@ -17,28 +17,8 @@ use crate::options::{CacheMode, SMALL_BYTES};
 use crate::proto::consts::{FOpen, READ_LOCKOWNER, WRITE_CACHE, open};
 use crate::proto::request::{ReadIn, WriteIn};
 use forebay_base::IoFlags;
-use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_vfs::{Attr, FileKind};
 use std::ops::Range;
-
-/// Reads by which the kernel fills its cache.
-#[derive(Default)]
-pub(crate) struct Fills {
-    requests: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Fills {
-    fn add(&self, bytes: u64) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Requests and bytes so far.
-    pub fn totals(&self) -> (u64, u64) {
-        (self.requests.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
-    }
-}
 
 fn is_fill(io: &ReadIn) -> bool {
     io.read_flags & READ_LOCKOWNER == 0
