@@ -1,17 +1,17 @@
 //! Pages that uncached openings leave in the kernel's cache, and the notices that drop them.
 //!
 //! ```text
-//!   READ through the handle ─▶ Behind: its FIFO of ranges ── more than the window ──▶ Drops ─▶ kernel
-//!                                        └────────────── the rest, at RELEASE ──────────▲
+//!   READ through the handle ─▶ Behind: its FIFO ── more than the window ──▶ Drops ─▶ kernel
+//!                                        └──────── the rest, at RELEASE ──────▲
 //! ```
 //! The kernel reads an uncached opening ahead as any other. Each handle remembers the ranges that
 //! were read through it, and drops them some MiB behind the reader. Pages that were cached before
 //! cause no `READ`, so they stay.
 //!
 //! Invariants: drop.D1 a notice covers only ranges that were read through its handle. D2 the ranges
-//! of a handle are dropped oldest first, all of them by the time that its release has been answered.
+//! of a handle are dropped oldest first, all of them before its release has been answered.
 //! D3 the queue is bounded. A range that finds it full stays with its handle, and a release waits.
-//! D4 these notices have a thread of their own: those about changes never wait for them.
+//! These notices have a thread of their own: those about changes never wait for them.
 //!
 //! Lock: the queue's, a leaf; the thread holds none while the kernel works.
 

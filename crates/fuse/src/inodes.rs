@@ -3,7 +3,8 @@
 //!
 //! Invariants: N1 the count of an inode is what was told less what was forgotten; one that is 0 is not in
 //! the table. N2 a kept inode is in the table. N3 an inode is marked before the answer leaves that lets the
-//! kernel keep something of it. N4 content is unmarked only after the kernel has dropped all of it, and
+//! kernel keep something of it.
+//! N4 content is unmarked only after the kernel has dropped all of it, and
 //! if no read has filled its cache since before that. The root is always there, with all marks.
 //!
 //! Locks: one for each shard, and one for the kept, taken within a shard's. No open file is dropped under

@@ -1,4 +1,4 @@
-//! Requests of a cache above, which keeps the bytes itself: our cache holds what is not durable yet,
+//! Requests of a cache above, which keeps the bytes itself. Our cache holds what is not durable,
 //! and nothing that the other one has.
 
 use super::lab::{Lab, NONE};
