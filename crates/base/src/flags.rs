@@ -25,6 +25,11 @@ bitflags::bitflags! {
         /// With `DIRECT`: an unaligned request falls back to `UNCACHED` instead of failing.
         /// Set by front ends that must accept any alignment, never by default.
         const FALLBACK = 1 << 8;
+        /// The caller is a cache that keeps the bytes itself, such as the kernel's above a mount.
+        /// Read: as `UNCACHED`, and cached blocks that only writers and fills of that cache have
+        /// used are dropped after the copy. Write: an ordinary cached write, whose blocks are
+        /// dropped once they are clean and flushed.
+        const HELD_ABOVE = 1 << 9;
     }
 }
 

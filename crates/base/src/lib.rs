@@ -2,10 +2,10 @@
 //!
 //! Reading order: [`error`], [`units`], [`buf`], [`sync`], [`task`] (with `wait`), [`world`],
 //! [`pool`], [`sim_world`]; then the tools [`codec`], [`checksum`], [`io_flusher`],
-//! [`thread`].
+//! [`kernel_cache`], [`thread`].
 //!
-//! Unsafe: only in [`buf`] (owned aligned memory and the [`buf::IoMem`] contract), and in
-//! [`thread`] (masks of signals).
+//! Unsafe: only in [`buf`] (owned aligned memory and the [`buf::IoMem`] contract), in
+//! [`thread`] (masks of signals), and in [`kernel_cache`] and [`peer`] (system calls).
 
 pub mod buf;
 pub mod checksum;
@@ -13,6 +13,7 @@ pub mod codec;
 pub mod error;
 pub mod flags;
 pub mod io_flusher;
+pub mod kernel_cache;
 pub mod peer;
 pub mod pool;
 #[cfg(shuttle)]

@@ -23,6 +23,7 @@ mod uncached;
 
 use crate::harness::options::{Options, names_of};
 use crate::report::model::Report;
+use crate::rivals::mounted::words_of_environment;
 use crate::rivals::server::forebay_binary;
 use forebay_base::{Error, ErrorKind, Result};
 use std::path::Path;
@@ -81,6 +82,9 @@ pub fn run(options: &Options) -> Result<Report> {
     if let Err(e) = prepare() {
         report.left_out("mount", e);
         return Ok(report);
+    }
+    if let Some(words) = words_of_environment() {
+        report.note(format!("mount: with -o {words}"));
     }
     for (name, part) in PARTS {
         if options.wants(name)

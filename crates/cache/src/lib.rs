@@ -75,7 +75,7 @@ pub use budget::private::{OwnedPermit, Permit};
 pub use cache::{Attached, PageCache};
 pub use config::Config;
 pub use dirty::errseq;
-pub use folio::guard::{FolioRead, FolioWrite, FramePool};
+pub use folio::guard::{FolioRead, FolioWrite, FramePool, Retention};
 pub use folio::pinned::Pinned;
 pub use mapping::{Mapping, Unreported};
 pub use memory::arena::{Arena, FRAME_SIZE, FrameList};

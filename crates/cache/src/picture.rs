@@ -104,7 +104,7 @@ impl PageCache {
         let block = crate::FRAME_SIZE as u64 / u64::from(self.table.blocks_per_frame(slot));
         let mut bytes = Bytes::default();
         for group in 0..self.table.layout().groups {
-            let [up, referenced, dirty, writing, reading, unflushed, uncached] =
+            let [up, referenced, dirty, writing, reading, unflushed, uncached, _] =
                 STATES.map(|state| self.table.bits(slot, state, group));
             let size = |bits: u64| u64::from(bits.count_ones()) * block;
             let hot = if warm { size(up & referenced) } else { 0 };
@@ -128,6 +128,7 @@ impl PageCache {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use crate::Retention;
     use crate::config::Config;
     use crate::table::Blocks;
     use forebay_base::world::RealWorld;
@@ -154,7 +155,7 @@ mod tests {
             folio.begin_fill(Blocks { start: 1, end: 6 }, false, &mut pool);
             folio.end_fill(Blocks { start: 1, end: 5 }, true);
             if index == 3 {
-                folio.mark_dirty(Blocks { start: 2, end: 3 }, false);
+                folio.mark_dirty(Blocks { start: 2, end: 3 }, Retention::Keep);
             }
         }
         let picture = cache.picture(9);

@@ -12,7 +12,7 @@ mod frames;
 
 use crate::ageing::queues::{MAIN, NONE, SMALL};
 use crate::cache::PageCache;
-use crate::folio::guard::FolioWrite;
+use crate::folio::guard::{ABSENT_LACKS, FolioWrite};
 use crate::mapping::Mapping;
 use crate::memory::arena::Frame;
 use crate::stats::Counters;
@@ -281,6 +281,7 @@ impl PageCache {
         for g in 0..table.layout().groups {
             table.clear_bits(slot, State::Referenced, g, u64::MAX);
             table.clear_bits(slot, State::Uncached, g, u64::MAX);
+            table.clear_bits(slot, State::HeldAbove, g, u64::MAX);
         }
         table.set_freq(slot, 0);
         table.set_queue(slot, NONE);
@@ -353,7 +354,7 @@ impl PageCache {
             let held = held.iter().fold(kept, |w, &s| w | table.bits(slot, s, g));
             let gone = table.bits(slot, State::Uptodate, g) & !held;
             evicted += gone.count_ones();
-            for state in [State::Uptodate, State::Referenced, State::Uncached] {
+            for state in ABSENT_LACKS {
                 table.clear_bits(slot, state, g, gone);
             }
             left |= table.bits(slot, State::Uptodate, g) | table.bits(slot, State::Reading, g);

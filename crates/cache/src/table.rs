@@ -65,10 +65,13 @@ pub enum State {
     Unflushed = 5,
     /// Brought in by an uncached request: dropped when clean and consumed.
     Uncached = 6,
+    /// Written by a caller that keeps the bytes in a cache of its own: dropped once clean and
+    /// flushed.
+    HeldAbove = 7,
 }
 
 /// All states, in order.
-pub const STATES: [State; 7] = [
+pub const STATES: [State; 8] = [
     State::Uptodate,
     State::Referenced,
     State::Dirty,
@@ -76,6 +79,7 @@ pub const STATES: [State; 7] = [
     State::Reading,
     State::Unflushed,
     State::Uncached,
+    State::HeldAbove,
 ];
 
 /// Where the words of a slot are.

@@ -17,7 +17,7 @@ use forebay_base::world::RealWorld;
 use forebay_cache::folio::{Blocks, Layout, Table};
 use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::writeback::{WritePiece, end_fill, end_write};
-use forebay_cache::{Config, FolioWrite, FramePool, Mapping, PageCache, State};
+use forebay_cache::{Config, FolioWrite, FramePool, Mapping, PageCache, Retention, State};
 
 const BLOCK: usize = 512;
 const FOLIO: u32 = 8192;
@@ -79,7 +79,7 @@ impl Lab {
                 }
                 folio.install_frames(one(block), &mut pool);
                 folio.copy_in(block as usize * BLOCK, &[value; BLOCK]);
-                folio.mark_dirty(one(block), false);
+                folio.mark_dirty(one(block), Retention::Keep);
                 self.check(&folio);
                 return;
             }

@@ -5,9 +5,12 @@ use crate::control::client::{Client, own_or_root};
 use crate::control::proto::Request;
 use crate::failure::{Failure, Outcome, status};
 use crate::output;
+use forebay_base::kernel_cache;
 use forebay_base::units::format_size;
 use serde_json::Value;
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::Command;
 
 /// Runs the command.
@@ -17,7 +20,8 @@ pub fn fincore(args: &FincoreArgs) -> Outcome {
     if args.kernel {
         return kernel(args);
     }
-    let residency = residency(args, &Request::Residency(meta.dev(), meta.ino()))?;
+    let mut residency = residency(args, &Request::Residency(meta.dev(), meta.ino()))?;
+    residency["kernel_bytes"] = kernel_bytes(&args.file).into();
     if args.json {
         let text = serde_json::to_string_pretty(&residency).expect("a JSON value prints");
         output::line(text);
@@ -27,7 +31,7 @@ pub fn fincore(args: &FincoreArgs) -> Outcome {
     let block = number("block_size");
     let bytes = |key: &str| format_size(number(key).saturating_mul(block));
     output::table(&[
-        ["FILE", "RESIDENT", "DIRTY", "REFERENCED", "PINNED", "SIZE", "BLOCKS", "OF"]
+        ["FILE", "RESIDENT", "DIRTY", "REFERENCED", "PINNED", "KERNEL", "SIZE", "BLOCKS", "OF"]
             .map(String::from)
             .into(),
         vec![
@@ -36,6 +40,7 @@ pub fn fincore(args: &FincoreArgs) -> Outcome {
             bytes("dirty_blocks"),
             bytes("referenced_blocks"),
             bytes("pinned_blocks"),
+            residency["kernel_bytes"].as_u64().map_or_else(|| "-".into(), format_size),
             bytes("total_blocks"),
             number("resident_blocks").to_string(),
             number("total_blocks").to_string(),
@@ -47,6 +52,12 @@ pub fn fincore(args: &FincoreArgs) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Bytes of the file that the kernel's page cache holds; none where it cannot be asked.
+fn kernel_bytes(path: &Path) -> Option<u64> {
+    let file = File::open(path).ok()?;
+    kernel_cache::cached_bytes(&file).ok()
 }
 
 /// Asks the process that was named, or every one that runs until one knows the file.

@@ -28,7 +28,7 @@ use forebay_base::units::{MIB, format_size};
 use forebay_base::world::RealWorld;
 use forebay_base::{Error, ErrorKind};
 use forebay_fuse::watchdog::{self, Watchdog};
-use forebay_fuse::{KernelCache, MountKind, Options, Session};
+use forebay_fuse::{CacheMode, MountKind, Options, Session};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
-use target::{Figures, Live, Target, Watched};
+use target::{Figures, Live, Numbers, Target, Watched};
 use words::Wanted;
 
 /// Least that is left of `cache_size` for data, bytes.
@@ -55,8 +55,12 @@ pub struct MountArgs {
     #[arg(short = 'o', long = "options", value_name = "OPTIONS", value_delimiter = ',')]
     #[arg(long_help = words::HELP)]
     pub options: Vec<String>,
-    /// What the kernel's page cache may keep, as `-o kernel_cache=`, which it overrules
-    #[arg(long, value_name = "WHAT", value_parser = PossibleValuesParser::new(KernelCache::WORDS))]
+    /// Which cache keeps the content of files, as `-o cache=`, which it overrules
+    #[arg(long, value_name = "MODE", value_parser = PossibleValuesParser::new(CacheMode::WORDS))]
+    pub cache: Option<String>,
+    /// The same by older words: never is own, always is kernel
+    #[arg(long, value_name = "WHAT", conflicts_with = "cache")]
+    #[arg(value_parser = PossibleValuesParser::new(CacheMode::ALIASES))]
     pub kernel_cache: Option<String>,
     /// Stay in the foreground
     #[arg(short, long)]
@@ -97,8 +101,8 @@ pub fn watchdog(args: &WatchdogArgs) -> Outcome {
 /// Runs the command and gives its exit status.
 pub fn mount(args: &MountArgs) -> Outcome<u8> {
     let mut wanted = Wanted::parse(&args.options)?;
-    if let Some(what) = &args.kernel_cache {
-        wanted.fuse.kernel_cache = what.parse()?;
+    if let Some(mode) = args.cache.as_ref().or(args.kernel_cache.as_ref()) {
+        wanted.fuse.cache = mode.parse()?;
     }
     wanted.live = args.live.or(wanted.live);
     live::options(&wanted.live)?;
@@ -159,7 +163,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     let undo = Unmount(dir.to_path_buf());
     let session = Session::start(mounted, fs, RealWorld::new(), &how)?;
     let watchdog = start_watchdog(&session, dir, number)?;
-    let figures: Figures = Arc::new(session.figures());
+    let figures: Figures = Arc::new(figures(&session));
     let board = Watched::board(&cache, &figures);
     cache.add_rows(Arc::new(session.memory_rows(&how)));
     let page = live::serve(&cache, &board, http)?;
@@ -171,7 +175,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         dir: dir.to_path_buf(),
         kind,
         number: rustix::fs::makedev(number.0, number.1),
-        kernel_cache: how.kernel_cache,
+        mode: how.cache,
         front_bytes: how.memory_bound(),
         trees: Box::new(session.trees()),
         figures,
@@ -209,6 +213,15 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         Failure::new(format!("{}: {e}", volume.display()))
             .hint("the volume is older than what programs wrote, where they did not sync")
     })
+}
+
+/// Asks for the numbers of a mount.
+fn figures(session: &Session) -> impl Fn() -> Numbers + Send + Sync + 'static {
+    let (figures, fills) = (session.figures(), session.fills());
+    move || {
+        let ((inodes_known, open_files), (kernel_fills, kernel_fill_bytes)) = (figures(), fills());
+        Numbers { inodes_known, open_files, kernel_fills, kernel_fill_bytes }
+    }
 }
 
 /// Opens the volume. umount(8) does not wait for a mount of the plain type: its process makes all durable and
@@ -267,7 +280,13 @@ fn start_control(wanted: &Wanted, target: &Arc<Target>) -> Outcome<Option<Contro
 /// The cache's settings; together with the front end it uses `cache_size`.
 fn config(wanted: &Wanted, how: &mut Options) -> Outcome<CacheConfig> {
     let mut config = CacheConfig::default();
-    let whole = wanted.cache_size.unwrap_or(config.budget).max(words::CACHE_MIN);
+    let usual = match how.cache {
+        // Ours holds what is not durable, what is read ahead, and names.
+        CacheMode::Kernel => config.budget / 4,
+        CacheMode::Own | CacheMode::Small => config.budget,
+    };
+    let whole = wanted.cache_size.unwrap_or(usual).max(words::CACHE_MIN);
+    how.inodes_max = wanted.inodes.unwrap_or_else(|| Options::inodes_for(whole));
     how.request_bytes = (whole / 16).clamp(4 * MIB, 64 * MIB);
     let (bound, shown) = (how.memory_bound(), format_size(whole));
     if whole < bound + DATA_MIN {
@@ -353,5 +372,34 @@ fn remark(kind: MountKind) -> Option<&'static str> {
         MountKind::Plain => Some(
             "umount(8) and sync(1) do not wait for this mount to write out; `forebay umount` does",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes for everything that grows, and inodes that the kernel may know, with these words.
+    fn sizes(words: &str) -> (u64, usize) {
+        let wanted = Wanted::parse(&[words.to_string()]).unwrap();
+        let mut how = wanted.fuse.clone();
+        let config = config(&wanted, &mut how).unwrap();
+        (config.budget + how.memory_bound(), how.inodes_max)
+    }
+
+    /// Where the kernel keeps the content, ours needs a quarter.
+    #[test]
+    fn sizes_unless_given_follow_the_cache_mode() {
+        let (own, small, kernel) = (sizes("cache=own"), sizes(""), sizes("cache=kernel"));
+        assert_eq!(own, small);
+        assert_eq!(kernel.0, (own.0 / 4).max(words::CACHE_MIN));
+        assert!(own.1 >= kernel.1 && kernel.1 >= 1 << 14, "{own:?} {kernel:?}");
+        assert_eq!(sizes("inodes=5000").1, 5000);
+    }
+
+    #[test]
+    fn inodes_unless_given_are_one_for_each_kib_of_cache() {
+        let sizes = [sizes("cache_size=64M"), sizes("cache_size=4G")];
+        assert_eq!(sizes, [(64 << 20, 1 << 16), (4 << 30, 1 << 22)]);
     }
 }

@@ -164,12 +164,12 @@ fn show_mount(mount: &Value) {
     let text = |key: &str| mount[key].as_str().unwrap_or("?").to_string();
     let direct = if mount["direct_io"].as_bool() == Some(true) { "on" } else { "off" };
     output::line(format!(
-        "mount {}: {}, {}{}, kernel_cache {}, direct-io {direct} ({})",
+        "mount {}: {}, {}{}, cache {}, direct-io {direct} ({})",
         text("dir"),
         text("volume"),
         text("kind"),
         if mount["read_only"].as_bool() == Some(true) { ", read-only" } else { "" },
-        text("kernel_cache"),
+        text("cache"),
         text("direct_io_reason"),
     ));
     let (known, open) = (&mount["inodes_known"], &mount["open_files"]);
@@ -177,6 +177,9 @@ fn show_mount(mount: &Value) {
     output::line(format!(
         "  {known} inodes known to the kernel, {open} open files, {trees} process trees with their own mode"
     ));
+    let bytes = format_size(mount["kernel_fill_bytes"].as_u64().unwrap_or(0));
+    let fills = &mount["kernel_fills"];
+    output::line(format!("  {bytes} read into the kernel's cache by {fills} requests"));
 }
 
 /// A counter, or a ratio of two.

@@ -1,30 +1,44 @@
-//! What the kernel has open: numbers for open files.
+//! Open files of the kernel, by number.
 //!
-//! Invariants: H1 a number denotes one opening from the reply that gave it to its release.
+//! Invariants: handle.H1 a number denotes one opening from the reply that gave it to its release.
+//! handle.H2 the counts of an inode are those of its openings in the table; an inode without
+//! openings has no counts.
 //!
-//! Lock: one, for the length of a look.
+//! Lock: one, held for a few steps. No open file is dropped under it.
 
+use crate::drops::Behind;
 use forebay_base::IoFlags;
-use forebay_base::sync::RwLock;
 use forebay_base::sync::atomic::{AtomicU32, Ordering};
+use forebay_base::sync::{Mutex, RwLock};
 use forebay_vfs::{Ino, OpenFileRef, OpenFlags};
+use std::collections::HashMap;
 use std::sync::Arc;
+
+/// How the kernel treats the content of an opening.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Caching {
+    /// Its cache serves reads, and takes the bytes of writes.
+    pub is_cached: bool,
+    /// What it has cached of the file is dropped when the file has no opening left.
+    pub drops_at_end: bool,
+}
 
 /// An opening.
 pub(crate) struct Handle {
     pub file: OpenFileRef,
     /// Durability that it was opened with; requests say the present one where they can.
     pub sync: IoFlags,
-    /// The kernel's cache serves it.
-    pub kernel_cached: bool,
+    pub caching: Caching,
+    /// What it has brought into the kernel's cache and must not leave there.
+    pub behind: Mutex<Behind>,
     /// One of [`crate::ioctl`].
     mode: AtomicU32,
 }
 
 impl Handle {
     /// An opening in one of the modes of [`crate::ioctl`].
-    pub fn new(file: OpenFileRef, sync: IoFlags, mode: u32, kernel_cached: bool) -> Self {
-        Self { file, sync, kernel_cached, mode: AtomicU32::new(mode) }
+    pub fn new(file: OpenFileRef, sync: IoFlags, mode: u32, caching: Caching) -> Self {
+        Self { file, sync, caching, behind: Mutex::default(), mode: AtomicU32::new(mode) }
     }
 
     pub fn mode(&self) -> u32 {
@@ -40,21 +54,34 @@ impl Handle {
         known
     }
 
-    /// What the mode adds to each request.
+    /// The flags that the mode adds to each request.
     pub fn mode_flags(&self) -> IoFlags {
         crate::ioctl::mode_flags(self.mode()).unwrap_or_default()
     }
+
+    fn is_writer(&self) -> bool {
+        self.file.flags().contains(OpenFlags::WRITE)
+    }
+}
+
+/// Openings of an inode.
+#[derive(Default)]
+struct Count {
+    all: u32,
+    writers: u32,
 }
 
 #[derive(Default)]
-struct Slots {
+struct Table {
     slots: Vec<Option<Arc<Handle>>>,
     free: Vec<u32>,
+    /// Openings by inode (handle.H2).
+    counts: HashMap<u64, Count>,
 }
 
-/// See the module.
+/// The table of open files.
 #[derive(Default)]
-pub(crate) struct Handles(RwLock<Slots>);
+pub(crate) struct Handles(RwLock<Table>);
 
 impl Handles {
     /// Numbers an opening.
@@ -64,6 +91,9 @@ impl Handles {
             table.slots.push(None);
             table.slots.len() as u32 - 1
         });
+        let count = table.counts.entry(handle.file.ino().0).or_default();
+        count.all += 1;
+        count.writers += u32::from(handle.is_writer());
         table.slots[at as usize] = Some(Arc::new(handle));
         u64::from(at)
     }
@@ -73,28 +103,32 @@ impl Handles {
         table.slots.get(usize::try_from(fh).ok()?)?.clone()
     }
 
-    /// Takes an opening out. The file itself goes with its last user, outside of the lock.
+    /// Removes an opening. The file itself is closed by the last user of the result.
     pub fn remove(&self, fh: u64) -> Option<Arc<Handle>> {
         let mut table = self.0.write();
         let handle = table.slots.get_mut(usize::try_from(fh).ok()?)?.take()?;
         table.free.push(fh as u32);
+        let ino = handle.file.ino().0;
+        let count = table.counts.get_mut(&ino).expect("handle.H2: an opening is counted");
+        count.all -= 1;
+        count.writers -= u32::from(handle.is_writer());
+        if count.all == 0 {
+            table.counts.remove(&ino);
+        }
         Some(handle)
     }
 
     /// Whether an inode is open.
     pub fn has_open(&self, ino: Ino) -> bool {
-        let table = self.0.read();
-        table.slots.iter().flatten().any(|handle| handle.file.ino() == ino)
+        self.0.read().counts.contains_key(&ino.0)
     }
 
     /// Whether an inode is open for writing.
     pub fn has_writer(&self, ino: Ino) -> bool {
-        let table = self.0.read();
-        let mut files = table.slots.iter().flatten().map(|handle| &handle.file);
-        files.any(|file| file.ino() == ino && file.flags().contains(OpenFlags::WRITE))
+        self.0.read().counts.get(&ino.0).is_some_and(|count| count.writers > 0)
     }
 
-    /// Takes all out.
+    /// Removes all.
     pub fn clear(&self) {
         let all = std::mem::take(&mut *self.0.write());
         drop(all);
@@ -112,16 +146,17 @@ mod tests {
     use super::*;
     use forebay_base::task::block_on;
     use forebay_testkit::mem_fs::MemFs;
-    use forebay_vfs::FileSystem;
+    use forebay_vfs::{FileKind, FileSystem, Name, NewInode};
+
+    fn cached(file: OpenFileRef) -> Handle {
+        Handle::new(file, IoFlags::empty(), crate::ioctl::MODE_CACHED, Caching::default())
+    }
 
     /// H1: a number is given again only after its release.
     #[test]
     fn h1_numbers_denote_one_opening() {
         let (fs, handles) = (MemFs::default(), Handles::default());
-        let add = |ino| {
-            let file = block_on(fs.open(ino, OpenFlags::READ)).unwrap();
-            handles.add(Handle::new(file, IoFlags::empty(), crate::ioctl::MODE_CACHED, false))
-        };
+        let add = |ino| handles.add(cached(block_on(fs.open(ino, OpenFlags::READ)).unwrap()));
         let (a, b) = (add(Ino::ROOT), add(Ino::ROOT));
         assert!(a != b && handles.len() == 2 && handles.has_open(Ino::ROOT));
         let held = handles.get(a).unwrap();
@@ -132,6 +167,24 @@ mod tests {
         assert_eq!(add(Ino::ROOT), a);
         assert_eq!(handles.get(a).unwrap().mode(), crate::ioctl::MODE_CACHED, "a new opening");
         handles.clear();
-        assert!(handles.len() == 0 && handles.get(b).is_none());
+        assert!(handles.len() == 0 && handles.get(b).is_none() && !handles.has_open(Ino::ROOT));
+    }
+
+    /// H2
+    #[test]
+    fn h2_openings_are_counted_by_inode() {
+        let (fs, handles) = (MemFs::default(), Handles::default());
+        let new = NewInode::of(FileKind::File, 0o600);
+        let name = Name::new(b"f").unwrap();
+        let ino = block_on(fs.mknod(Ino::ROOT, name, &new)).unwrap().ino;
+        let add = |flags| handles.add(cached(block_on(fs.open(ino, flags)).unwrap()));
+        let (reader, writer) = (add(OpenFlags::READ), add(OpenFlags::READ | OpenFlags::WRITE));
+        let seen = || (handles.has_open(ino), handles.has_writer(ino));
+        assert_eq!((seen(), handles.has_open(Ino::ROOT)), ((true, true), false));
+        handles.remove(writer);
+        assert_eq!(seen(), (true, false));
+        handles.remove(reader);
+        assert_eq!(seen(), (false, false));
+        assert!(handles.0.read().counts.is_empty(), "H2: nothing is left of it");
     }
 }

@@ -3,7 +3,9 @@
 //!
 //! Invariants: N1 the count of an inode is what was told less what was forgotten; one that is 0 is not in
 //! the table. N2 a kept inode is in the table. N3 an inode is marked before the answer leaves that lets the
-//! kernel keep something of it. The root is always there, with all marks.
+//! kernel keep something of it.
+//! N4 content is unmarked only after the kernel has dropped all of it, and
+//! if no read has filled its cache since before that. The root is always there, with all marks.
 //!
 //! Locks: one for each shard, and one for the kept, taken within a shard's. No open file is dropped under
 //! either.
@@ -27,10 +29,15 @@ pub(crate) enum Mark {
     SetId = 4,
     /// A size that may be older than ours, since it knows the inode: others have changed the content.
     Shared = 8,
+    /// Pages that programs have mapped, or content that it was let keep; not what an uncached
+    /// opening brings in. Until the last close.
+    Mapped = 16,
+    /// It has been read into the kernel's cache since its content was last dropped as a whole.
+    Filled = 32,
 }
 
 /// Counts are shifted by so much, marks below.
-const COUNT_SHIFT: u32 = 4;
+const COUNT_SHIFT: u32 = 6;
 const MARKS: u64 = (1 << COUNT_SHIFT) - 1;
 
 /// See the module.
@@ -115,6 +122,26 @@ impl Inodes {
         }
     }
 
+    /// The kernel is about to be answered a read that fills its cache; `is_mapped`: for more than
+    /// one use.
+    pub fn mark_fill(&self, ino: Ino, is_mapped: bool) {
+        let mapped = if is_mapped { Mark::Mapped as u64 } else { 0 };
+        if let Some(count) = self.shard(ino.0).lock().get_mut(&ino.0) {
+            *count |= Mark::Content as u64 | Mark::Filled as u64 | mapped;
+        }
+    }
+
+    /// Has the kernel drop all content of an inode, which `notify` asks it for (N4).
+    pub fn drop_content(&self, ino: Ino, notify: impl FnOnce()) {
+        self.take(ino, Mark::Filled);
+        notify();
+        if let Some(count) = self.shard(ino.0).lock().get_mut(&ino.0)
+            && *count & Mark::Filled as u64 == 0
+        {
+            *count &= !(Mark::Content as u64);
+        }
+    }
+
     /// Keeps an inode without a name for as long as the kernel knows it.
     pub fn keep(&self, file: OpenFileRef) {
         let ino = file.ino().0;
@@ -193,6 +220,23 @@ mod tests {
         inodes.forgot(ino, 1);
         assert!(!inodes.knows(ino) && !inodes.marked(ino, Mark::Content) && inodes.len() == 0);
         assert!(attributes(Ino::ROOT) && attributes(Ino::ROOT));
+    }
+
+    /// N4: a read during the drop may have put pages back.
+    #[test]
+    fn n4_content_stays_marked_if_it_is_read_while_it_is_dropped() {
+        let (inodes, ino) = (Inodes::default(), Ino(9));
+        inodes.told(ino);
+        for reads in [false, true] {
+            inodes.mark_fill(ino, true);
+            inodes.drop_content(ino, || {
+                assert!(inodes.marked(ino, Mark::Content), "N4: not before it is dropped");
+                if reads {
+                    inodes.mark_fill(ino, false);
+                }
+            });
+            assert_eq!(inodes.marked(ino, Mark::Content), reads);
+        }
     }
 
     /// N2: what has no name any more goes when it is forgotten, and not before.

@@ -28,6 +28,7 @@
 
 mod deadlines;
 pub mod device;
+mod drops;
 mod handles;
 mod inodes;
 pub mod ioctl;
@@ -46,7 +47,7 @@ pub mod watchdog;
 pub mod fuzz;
 
 pub use mount::{MountKind, Mounted, mount};
-pub use options::{KernelCache, Options};
+pub use options::{CacheMode, Options};
 pub use serve::Served;
 pub use session::{Ending, Session};
 

@@ -11,6 +11,7 @@
 //! Lock: the queue's, a leaf.
 
 use crate::device::Device;
+use crate::drops::Drops;
 pub use crate::proto::notify::Notice;
 use forebay_base::task::{Pick, WaitQueue, block_on};
 use rustix::io::Errno;
@@ -45,12 +46,14 @@ struct Shared {
     waiting: WaitQueue<u64>,
     /// For what is told at once.
     device: OnceLock<Weak<Device>>,
+    /// Pages that the kernel is to drop, which have a thread of their own.
+    drops: Drops,
 }
 
 impl Default for Shared {
     fn default() -> Self {
-        let (state, changed, device) = Default::default();
-        Self { state, changed, waiting: WaitQueue::with_keys(), device }
+        let (state, changed, device, drops) = Default::default();
+        Self { state, changed, waiting: WaitQueue::with_keys(), device, drops }
     }
 }
 
@@ -61,6 +64,11 @@ pub struct Notifier(Arc<Shared>);
 impl Notifier {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The queue of pages that the kernel is to drop.
+    pub(crate) fn drops(&self) -> &Drops {
+        &self.0.drops
     }
 
     /// The notices are for this connection.
@@ -182,6 +190,7 @@ impl Notifier {
     }
 
     pub(crate) fn close(&self) {
+        self.0.drops.close();
         let mut state = self.lock();
         state.closed = true;
         state.queue.clear();
@@ -259,7 +268,7 @@ fn meaning(answer: Result<(), Errno>) -> Answer {
 }
 
 /// True: the kernel does not know such a notice.
-fn tell(device: &Device, notice: &Notice) -> bool {
+pub(crate) fn tell(device: &Device, notice: &Notice) -> bool {
     let answer = meaning(device.notify(&notice.encode()));
     if let Answer::Failed(e) = answer {
         log::warn!("the kernel refused {notice:?}: {e}");

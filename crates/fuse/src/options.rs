@@ -15,25 +15,30 @@ pub const REQUEST_TIMEOUT_SECONDS_MIN: u64 = 300;
 /// Largest `request_timeout`, seconds: the kernel's own limit, which is longer, has 16 bits.
 pub const REQUEST_TIMEOUT_SECONDS_MAX: u64 = 26_000;
 
-/// Which open files the kernel's page cache may keep.
+/// Which of the two caches, the kernel's or ours, keeps the content of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KernelCache {
-    /// None: every read and write comes to us. What is mapped is in the kernel's cache while it is.
-    Never,
-    /// Files of up to [`SMALL_BYTES`] that are opened only to be read.
+pub enum CacheMode {
+    /// Ours: every read and write is a request to us. The kernel keeps mapped pages, and those of
+    /// executables, until the last close.
+    Own,
+    /// As [`CacheMode::Own`], but the kernel also keeps files of up to [`SMALL_BYTES`] that were
+    /// opened for reading only. Such files may be in both caches.
     #[default]
     Small,
-    /// All, save those opened with `O_DIRECT`. Writes still come to us before they return.
-    Always,
+    /// The kernel's, for all openings but those with `O_DIRECT`. Writes are still requests to us,
+    /// and ours keeps them until they are durable.
+    Kernel,
 }
 
-/// Longest file that [`KernelCache::Small`] leaves to the kernel's cache, bytes.
+/// Longest file that [`CacheMode::Small`] leaves to the kernel's cache, bytes.
 pub const SMALL_BYTES: u64 = 128 << 10;
 
-impl KernelCache {
-    /// Its words on a command line, in the order of the values.
-    pub const WORDS: [&'static str; 3] = ["never", "small", "always"];
-    const ALL: [Self; 3] = [Self::Never, Self::Small, Self::Always];
+impl CacheMode {
+    /// Its words as values of `cache=`, in the order of the variants.
+    pub const WORDS: [&'static str; 3] = ["own", "small", "kernel"];
+    /// The words of `kernel_cache=` for the same, which said what the kernel may keep.
+    pub const ALIASES: [&'static str; 3] = ["never", "small", "always"];
+    const ALL: [Self; 3] = [Self::Own, Self::Small, Self::Kernel];
 
     /// Its word.
     pub fn word(self) -> &'static str {
@@ -41,12 +46,16 @@ impl KernelCache {
     }
 }
 
-impl FromStr for KernelCache {
+impl FromStr for CacheMode {
     type Err = Error;
     fn from_str(word: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|value| value.word() == word).ok_or_else(|| {
-            let text = format!("`{word}`: never, small or always");
-            Error::new(ErrorKind::InvalidInput, "kernel cache", text)
+        let is_named = |mode: &&Self| {
+            let at = **mode as usize;
+            Self::WORDS[at] == word || Self::ALIASES[at] == word
+        };
+        Self::ALL.iter().find(is_named).copied().ok_or_else(|| {
+            let text = format!("`{word}`: own, small or kernel");
+            Error::new(ErrorKind::InvalidInput, "cache mode", text)
         })
     }
 }
@@ -65,7 +74,7 @@ pub enum Via {
     Helper,
 }
 
-/// See the module.
+/// The settings of a mount.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// What the table of mounts shows as the source, where the type lets us choose.
@@ -76,8 +85,8 @@ pub struct Options {
     pub allow_other: bool,
     /// How the kernel is asked.
     pub via: Via,
-    /// What the kernel's page cache may keep.
-    pub kernel_cache: KernelCache,
+    /// Which cache keeps the content of files.
+    pub cache: CacheMode,
     /// Where the process can be asked; [`crate::CONTROL_ATTRIBUTE`] tells others.
     pub control: Option<PathBuf>,
     /// Reader threads, 1 to 64; none: as many as CPUs.
@@ -98,10 +107,10 @@ impl Default for Options {
             flags: MountFlags::empty(),
             allow_other: false,
             via: Via::Auto,
-            kernel_cache: KernelCache::default(),
+            cache: CacheMode::default(),
             control: None,
             threads: None,
-            inodes_max: 1 << 18,
+            inodes_max: Self::inodes_for(256 << 20),
             request_bytes: 64 << 20,
             request_timeout: None,
         }
@@ -109,6 +118,12 @@ impl Default for Options {
 }
 
 impl Options {
+    /// How many inodes the kernel may know where there are so many bytes for the cache: their
+    /// counts take a thirty-second part.
+    pub fn inodes_for(cache_bytes: u64) -> usize {
+        (cache_bytes / 1024).clamp(1 << 14, 1 << 24) as usize
+    }
+
     /// Bytes that the front end may use beside the cache: for each thread two buffers, a spare one and a
     /// request beyond the bound (a copy, at most), the requests that wait, counts of inodes.
     pub fn memory_bound(&self) -> u64 {

@@ -14,9 +14,11 @@ mod appends;
 mod attrs;
 mod beside;
 mod content;
+mod fills;
 mod late;
 mod listing;
 mod names;
+mod openings;
 mod policy;
 mod ranges;
 mod removals;
@@ -27,13 +29,14 @@ use crate::device::PAYLOAD_MAX;
 use crate::handles::{Handle, Handles};
 use crate::inodes::Inodes;
 use crate::notify::Notifier;
-use crate::options::{KernelCache, Options};
+use crate::options::{CacheMode, Options};
 use crate::payload::Spares;
 use crate::proto::consts::{opcode, open};
 use crate::proto::reply::{Body, ENOSYS, Valid};
 use crate::proto::request::{Op, ReadIn, Request, WriteIn};
 use crate::trees::Trees;
 use appends::{Appends, Changes};
+use fills::Fills;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use forebay_base::world::WorldRef;
@@ -58,9 +61,10 @@ const SETTLED_AFTER: u64 = 60;
 pub(crate) struct Core {
     pub fs: Arc<dyn FileSystem>,
     pub handles: Handles,
-    pub inodes: Inodes,
+    pub inodes: Arc<Inodes>,
     pub trees: Trees,
-    pub kernel_cache: KernelCache,
+    pub cache: CacheMode,
+    pub fills: Fills,
     pub control: Option<PathBuf>,
     pub notifier: Notifier,
     pub inodes_max: usize,
@@ -232,9 +236,10 @@ impl Core {
         Arc::new_cyclic(|me| Self {
             fs,
             handles: Handles::default(),
-            inodes: Inodes::default(),
+            inodes: Arc::default(),
             trees: Trees::default(),
-            kernel_cache: options.kernel_cache,
+            cache: options.cache,
+            fills: Fills::default(),
             control: options.control.clone(),
             notifier,
             inodes_max: options.inodes_max,
@@ -329,11 +334,7 @@ impl Core {
             Op::TmpFile { flags, mode, kill } => self.tmpfile(header, (*flags, *mode, *kill)).await,
             Op::OpenDir { .. } => self.opendir(node).await,
             Op::ReadDir { io, plus } => self.readdir(node, io, *plus).await,
-            Op::Release { fh } | Op::ReleaseDir { fh } => {
-                self.trees.remove(*fh);
-                drop(self.handles.remove(*fh));
-                Ok(Outcome::done())
-            }
+            Op::Release { fh } | Op::ReleaseDir { fh } => Ok(self.release(*fh).await),
             Op::Fsync { fh, data_only } | Op::FsyncDir { fh, data_only } => {
                 self.handle(*fh)?.file.sync(*data_only).await?;
                 Ok(Outcome::done())

@@ -19,8 +19,9 @@ mod syncs;
 mod waiting;
 
 use crate::device::{Device, Incoming, PAYLOAD_MAX, Read};
+use crate::inodes::Inodes;
 use crate::mount::Mounted;
-use crate::notify::Notifier;
+use crate::notify::{self, Notice, Notifier};
 use crate::options::Options;
 use crate::payload::Payload;
 use crate::proto::consts::{InitFlags, VERSION_MAJOR, VERSION_MINOR, VERSION_MINOR_MIN, opcode};
@@ -83,6 +84,8 @@ struct State {
 struct Shared {
     device: Arc<Device>,
     core: RwLock<Option<Arc<Core>>>,
+    /// Those of `core`.
+    inodes: Arc<Inodes>,
     /// Who else uses the file system, and has to tell us.
     beside: Weak<NotifyingFs>,
     world: WorldRef,
@@ -148,6 +151,7 @@ impl Session {
         notifier.attach(&device);
         let shared = Arc::new(Shared {
             device,
+            inodes: core.inodes.clone(),
             core: RwLock::new(Some(core)),
             beside: beside.map_or_else(Weak::new, |beside| Arc::downgrade(&beside)),
             world,
@@ -199,6 +203,12 @@ impl Session {
             let core = shared.core.read();
             core.as_ref().map_or((0, 0), |core| (core.inodes.len(), core.handles.len()))
         }
+    }
+
+    /// Asks for requests and bytes by which the kernel has filled its cache so far.
+    pub fn fills(&self) -> impl Fn() -> (u64, u64) + Send + Sync + 'static {
+        let shared = self.shared.clone();
+        move || shared.core.read().as_ref().map_or((0, 0), |core| core.fills.totals())
     }
 
     /// What the mount takes of memory: what, bytes now, bound in bytes. Does not hold the session.
@@ -312,6 +322,14 @@ impl Shared {
         threads.push(spawn("forebay-notify", move || {
             io_flusher::mark_thread();
             theirs.notifier.run(&theirs.device);
+        })?);
+        let theirs = self.clone();
+        threads.push(spawn("forebay-drop", move || {
+            io_flusher::mark_thread();
+            let notify = |notice: &Notice| {
+                let _is_unknown = notify::tell(&theirs.device, notice);
+            };
+            theirs.notifier.drops().run(&theirs.inodes, notify);
         })?);
         if self.device.deadlines.has_limit() {
             threads.push(self.watch_deadlines()?);

@@ -3,8 +3,9 @@
 //! No locks.
 
 use crate::fill::FillMode;
-use forebay_cache::FolioWrite;
+use forebay_base::IoFlags;
 use forebay_cache::folio::Blocks;
+use forebay_cache::{FolioWrite, Retention};
 
 /// How a request passes through the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub(crate) enum Passing {
     Untouched,
     /// Blocks that it brings in are marked *uncached*, and go.
     Marked,
+    /// A write of a cache above, which keeps the bytes: its blocks go once they are flushed.
+    HeldAbove,
 }
 
 impl Passing {
@@ -22,9 +25,28 @@ impl Passing {
         self != Self::Cached
     }
 
+    /// Whether the request is an uncached one.
+    pub fn is_uncached(self) -> bool {
+        matches!(self, Self::Untouched | Self::Marked)
+    }
+
+    /// How a cached write with these flags passes.
+    pub fn of_write(flags: IoFlags) -> Self {
+        if flags.contains(IoFlags::HELD_ABOVE) { Self::HeldAbove } else { Self::Cached }
+    }
+
+    /// What becomes of the blocks that a write dirties.
+    pub fn retention(self) -> Retention {
+        match self {
+            Self::Cached | Self::Untouched => Retention::Keep,
+            Self::Marked => Retention::Window,
+            Self::HeldAbove => Retention::UntilFlushed,
+        }
+    }
+
     /// The fill that goes with it.
     pub fn fill(self) -> FillMode {
-        let uncached = self == Self::Marked;
+        let uncached = matches!(self, Self::Marked | Self::HeldAbove);
         FillMode { uncached, passing: self.is_passing(), ..FillMode::default() }
     }
 
@@ -37,7 +59,7 @@ impl Passing {
                 folio.touch(blocks, same);
             }
             Self::Untouched => {}
-            Self::Marked => folio.drop_uncached(blocks),
+            Self::Marked | Self::HeldAbove => folio.drop_uncached(blocks),
         }
     }
 }

@@ -55,7 +55,19 @@ impl MappedFile {
             }
         };
         self.cache.latencies.read.add(self.cache.world.now().saturating_sub(began));
+        if flags.contains(IoFlags::HELD_ABOVE) && !direct {
+            self.drop_unreferenced(&(offset..offset + got as u64));
+        }
         Ok(got)
+    }
+
+    /// Drops blocks that the cache above has just read, unless ordinary requests use them, too.
+    pub(crate) fn drop_unreferenced(&self, range: &Range<u64>) {
+        for (index, part) in self.pieces(range.clone()) {
+            if let Some(folio) = self.cache.lock_folio(&self.mapping, index) {
+                folio.drop_unreferenced(self.mapping.blocks_touched(index, &part));
+            }
+        }
     }
 
     async fn read_range(
@@ -73,7 +85,8 @@ impl MappedFile {
             Counters::add(&self.cache.counters.direct_read_bytes, range.end - range.start);
             return self.read_around(range, range.start, dst, Past::Straight).await;
         }
-        match flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
+        let leaves_nothing = IoFlags::UNCACHED | IoFlags::DIRECT | IoFlags::HELD_ABOVE;
+        match flags.intersects(leaves_nothing) {
             true => self.read_uncached(handle, range, dst).await,
             false => self.read_through(handle, range, dst, Passing::Cached).await,
         }

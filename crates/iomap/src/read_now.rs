@@ -21,7 +21,7 @@ impl MappedFile {
             Ok(range) => range,
             Err(error) => return Some(Err(error)),
         };
-        let bypass = flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT);
+        let bypass = flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT | IoFlags::HELD_ABOVE);
         if flags.contains(IoFlags::DIRECT) {
             return None;
         }
@@ -58,6 +58,9 @@ impl MappedFile {
             return None;
         }
         self.cache.hits.add(blocks_hit);
+        if flags.contains(IoFlags::HELD_ABOVE) {
+            self.drop_unreferenced(&range);
+        }
         Some(Ok((range.end - start) as usize))
     }
 
@@ -93,7 +96,7 @@ impl MappedFile {
             }
             let into = (piece.start - range.start) as usize..(piece.end - range.start) as usize;
             folio.copy_out((piece.start - mapping.folio_start(index)) as usize, &mut dst[into]);
-            if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
+            if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT | IoFlags::HELD_ABOVE) {
                 folio.keep(blocks);
                 folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
             }

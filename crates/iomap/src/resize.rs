@@ -11,7 +11,7 @@ use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::bounds::{Exclusive, HoldsBlocks, Resize};
 use forebay_cache::folio::Blocks;
 use forebay_cache::held::Held;
-use forebay_cache::{FolioWrite, FramePool, State};
+use forebay_cache::{FolioWrite, FramePool, Retention, State};
 use std::ops::Range;
 
 /// Where a write goes.
@@ -264,7 +264,7 @@ impl MappedFile {
                 }
                 let nothing = self.nothing_ahead();
                 let _admitted = self.admit(folio, blocks, &nothing)?;
-                folio.mark_dirty(blocks, false);
+                folio.mark_dirty(blocks, Retention::Keep);
                 Ok(())
             };
             // The range is free again before space is made.
@@ -383,7 +383,7 @@ impl MappedFile {
         // Until it is dirty.
         let _admitted = self.arriving(mapping.block_size());
         let keep_back = |folio: &FolioWrite<'_>, blocks: Blocks, flight: &mut InFlight| {
-            folio.mark_dirty(blocks, false);
+            folio.mark_dirty(blocks, Retention::Keep);
             flight.kept_back.take(folio, blocks);
         };
         let (flight, ()) = self.hold_edge(&all, &edge, keep_back).await?;

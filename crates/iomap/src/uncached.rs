@@ -20,7 +20,6 @@
 
 use crate::admitted::Ahead;
 use crate::file::{Handle, MappedFile, Source, Target};
-
 use crate::ops::Extent;
 use crate::passing::Passing;
 use crate::read::Past;
@@ -30,7 +29,6 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_block::BioFlags;
-
 use forebay_cache::bounds::HoldsBlocks;
 use forebay_cache::stats::Counters;
 use forebay_cache::strategy::UncachedStrategy;
@@ -83,7 +81,7 @@ impl MappedFile {
     /// How a write passes that must not wait for the device; `None` if its strategy would.
     pub(crate) fn write_now(&self, range: &Range<u64>, flags: IoFlags) -> Option<Passing> {
         if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
-            return Some(Passing::Cached);
+            return Some(Passing::of_write(flags));
         }
         match self.cache.strategies.uncached() {
             UncachedStrategy::NoAccess => Some(Passing::Untouched),

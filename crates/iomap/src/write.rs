@@ -54,7 +54,7 @@ impl MappedFile {
             return None;
         }
         let passing = self.write_now(&range, flags)?;
-        if passing != Passing::Cached {
+        if passing.is_uncached() {
             self.ops.announce(&range);
         }
         // What stops on its way is written again, and counted there.
@@ -66,7 +66,7 @@ impl MappedFile {
     }
 
     fn count_uncached(&self, passing: Passing, bytes: u64) {
-        if passing != Passing::Cached {
+        if passing.is_uncached() {
             Counters::add(&self.cache.counters.uncached_write_bytes, bytes);
         }
     }
@@ -205,7 +205,7 @@ impl MappedFile {
         if flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
             self.write_uncached(range, src, &ahead).await?;
         } else {
-            let (passing, beyond) = (Passing::Cached, Beyond::Grow(&ahead));
+            let (passing, beyond) = (Passing::of_write(flags), Beyond::Grow(&ahead));
             self.write_buffered(range, range.start, src, passing, beyond).await?;
         }
         Ok(Put::Cached)
@@ -357,8 +357,9 @@ impl MappedFile {
         }
         folio.copy_in(at, src);
         // Dirty is up to date (F2): an ordinary write of what is dirty already changes no state.
-        if !look.dirty || look.uncached || passing == Passing::Marked {
-            folio.mark_dirty(blocks, passing == Passing::Marked);
+        let changes_retention = look.uncached || look.held_above && passing == Passing::Cached;
+        if !look.dirty || changes_retention || passing == Passing::Marked {
+            folio.mark_dirty(blocks, passing.retention());
         }
         if let Some(admitted) = admitted {
             admitted.arrived();

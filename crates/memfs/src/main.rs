@@ -68,7 +68,7 @@ fn options(args: &[OsString]) -> Result<(PathBuf, Options, bool)> {
                     _ => return Err(bad("--via")),
                 }
             }
-            Some("--kernel-cache") => options.kernel_cache = value()?.parse()?,
+            Some("--kernel-cache" | "--cache") => options.cache = value()?.parse()?,
             Some("--stuck") => stuck = true,
             _ => dir = Some(PathBuf::from(word)),
         }

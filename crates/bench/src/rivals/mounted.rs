@@ -19,6 +19,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const PREFIX: &str = "forebay-bench-mount-";
 const IMAGE: &str = "data.fby";
 
+/// An environment variable: words after `-o` for every mount of ours, such as `cache=kernel`.
+pub const WORDS_VARIABLE: &str = "FOREBAY_BENCH_MOUNT";
+
+/// The words that the environment adds.
+pub fn words_of_environment() -> Option<String> {
+    std::env::var(WORDS_VARIABLE).ok().filter(|words| !words.is_empty())
+}
+
 /// Runs a program to its end and gives what it printed; the error carries what it complained about.
 pub fn call(program: impl AsRef<OsStr>, args: &[&OsStr]) -> Result<String> {
     let program = program.as_ref();
@@ -144,7 +152,9 @@ impl Mounted {
 
     fn mount(&self) -> Result<()> {
         let Mounting { cache, aio, words, .. } = &self.how;
-        let words = format!("cache_size={cache},noatime,aio={aio}{words}");
+        // First, so that the words of a bench count more.
+        let more = words_of_environment().map(|words| format!(",{words}")).unwrap_or_default();
+        let words = format!("cache_size={cache},noatime,aio={aio}{more}{words}");
         let (image, at) = (self.image(), self.path());
         let args =
             ["mount".as_ref(), image.as_os_str(), at.as_os_str(), "-o".as_ref(), words.as_ref()];

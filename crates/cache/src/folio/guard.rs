@@ -89,6 +89,21 @@ fn copy_out(cache: &PageCache, slot: Slot, mut offset: usize, mut dst: &mut [u8]
     true
 }
 
+/// The states that a block loses when it is dropped.
+pub(crate) const ABSENT_LACKS: [State; 4] =
+    [State::Uptodate, State::Referenced, State::Uncached, State::HeldAbove];
+
+/// What becomes of blocks that a write has made dirty, once they are clean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retention {
+    /// They stay cached.
+    Keep,
+    /// Those that were not cached before are written out within the uncached window and dropped.
+    Window,
+    /// Those that were not cached before are dropped after ordinary write-back and the next flush.
+    UntilFlushed,
+}
+
 /// The states of a run of blocks that a writer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Look {
@@ -102,6 +117,8 @@ pub struct Look {
     pub writing: bool,
     /// Some came in by an uncached request.
     pub uncached: bool,
+    /// Some are dropped once they are clean and flushed.
+    pub held_above: bool,
 }
 
 /// A folio with its lock held.
@@ -174,6 +191,7 @@ impl FolioWrite<'_> {
             look.reading |= bits(State::Reading) & mask != 0;
             look.writing |= bits(State::Writing) & mask != 0;
             look.uncached |= bits(State::Uncached) & mask != 0;
+            look.held_above |= bits(State::HeldAbove) & mask != 0;
         }
         look
     }
@@ -225,6 +243,7 @@ impl FolioWrite<'_> {
     pub fn keep(&self, blocks: Blocks) {
         for (g, mask) in blocks.masks() {
             self.cache.table.clear_bits(self.slot, State::Uncached, g, mask);
+            self.cache.table.clear_bits(self.slot, State::HeldAbove, g, mask);
         }
     }
 
@@ -309,9 +328,9 @@ impl FolioWrite<'_> {
     }
 
     /// Makes blocks up to date and dirty for a writer. Returns the bytes of blocks that were clean.
-    pub fn mark_dirty(&self, blocks: Blocks, uncached: bool) -> u64 {
+    pub fn mark_dirty(&self, blocks: Blocks, retention: Retention) -> u64 {
         debug_assert!(self.tail_is_zero(blocks), "E1: a writer left bytes behind the end");
-        let bytes = self.set_dirty(blocks, uncached);
+        let bytes = self.set_dirty(blocks, retention);
         // An atomic addition right behind the copy waits until all of it has left the store buffer:
         // not for nothing (measured: 250 of 790 ns).
         if bytes > 0 {
@@ -322,17 +341,14 @@ impl FolioWrite<'_> {
 
     /// Makes blocks up to date and dirty; every path that dirties a block ends here (D6). Returns
     /// the bytes of blocks that were clean.
-    pub(crate) fn set_dirty(&self, blocks: Blocks, uncached: bool) -> u64 {
+    pub(crate) fn set_dirty(&self, blocks: Blocks, retention: Retention) -> u64 {
         let table = &self.cache.table;
         let was_clean = !table.any_at_all(self.slot, State::Dirty);
+        let uncached = retention == Retention::Window;
         let mut fresh = 0u64;
         for (g, mask) in blocks.masks() {
             let added = table.set_bits(self.slot, State::Uptodate, g, mask);
-            if uncached {
-                table.set_bits(self.slot, State::Uncached, g, added);
-            } else {
-                table.clear_bits(self.slot, State::Uncached, g, mask);
-            }
+            self.set_retention(retention, g, mask, added);
             fresh += u64::from(table.set_bits(self.slot, State::Dirty, g, mask).count_ones());
             table.check_block(self.slot, g);
         }
@@ -348,6 +364,23 @@ impl FolioWrite<'_> {
         self.mapping.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.mapping.domain.add_dirty(bytes);
         bytes
+    }
+
+    /// Notes what becomes of the blocks of a group, of which `added` were not cached before.
+    fn set_retention(&self, retention: Retention, group: usize, mask: u64, added: u64) {
+        let (table, slot) = (&self.cache.table, self.slot);
+        match retention {
+            Retention::Keep => {
+                table.clear_bits(slot, State::Uncached, group, mask);
+                table.clear_bits(slot, State::HeldAbove, group, mask);
+            }
+            Retention::Window => drop(table.set_bits(slot, State::Uncached, group, added)),
+            Retention::UntilFlushed => {
+                // Blocks of uncached requests have no reader that would want them kept.
+                let passed = table.clear_bits(slot, State::Uncached, group, mask);
+                table.set_bits(slot, State::HeldAbove, group, added | passed);
+            }
+        }
     }
 
     /// Adds the folio to the dirty set, and the file to its flusher's queue; wakes the flusher if
@@ -399,7 +432,7 @@ impl FolioWrite<'_> {
         for (g, mask) in blocks.masks() {
             let table = &self.cache.table;
             cleared += u64::from(table.clear_bits(self.slot, State::Dirty, g, mask).count_ones());
-            for state in [State::Uptodate, State::Referenced, State::Uncached] {
+            for state in ABSENT_LACKS {
                 table.clear_bits(self.slot, state, g, mask);
             }
         }
@@ -415,15 +448,34 @@ impl FolioWrite<'_> {
     /// Drops those of the blocks that are uncached, clean and idle (U5): they were consumed, or
     /// their write-out is done.
     pub fn drop_uncached(&self, blocks: Blocks) {
+        self.abandon_fills(blocks);
+        self.drop_idle(blocks, |t, s, g| t.bits(s, State::Uncached, g));
+    }
+
+    /// Drops those of the blocks that are clean, flushed and idle, and that a cache above holds.
+    /// The block in which the file ends stays unless it is full: an append reads it first.
+    pub(crate) fn drop_held_above(&self, blocks: Blocks) {
+        let size = self.mapping.size();
+        let end = size - size % self.mapping.block_size();
+        let whole = self.mapping.blocks_inside(self.index, &(0..end));
+        self.drop_idle(blocks.within(whole), |t, s, g| t.bits(s, State::HeldAbove, g));
+    }
+
+    /// Drops those of the blocks that are clean, flushed and idle, and that no ordinary request has
+    /// used: the cache above, which has just read them, holds them now.
+    pub fn drop_unreferenced(&self, blocks: Blocks) {
+        self.drop_idle(blocks, |t, s, g| !t.bits(s, State::Referenced, g));
+    }
+
+    fn drop_idle(&self, blocks: Blocks, chosen: impl Fn(&Table, Slot, usize) -> u64) {
         let droppable = |t: &Table, s: Slot, g: usize| {
             let busy = [State::Dirty, State::Writing, State::Reading, State::Unflushed];
             let busy = busy.iter().fold(0, |w, &b| w | t.bits(s, b, g));
-            t.bits(s, State::Uncached, g) & t.bits(s, State::Uptodate, g) & !busy
+            chosen(t, s, g) & t.bits(s, State::Uptodate, g) & !busy
         };
-        self.abandon_fills(blocks);
         for run in self.runs(blocks, droppable) {
             for (g, mask) in run.masks() {
-                for state in [State::Uptodate, State::Referenced, State::Uncached] {
+                for state in ABSENT_LACKS {
                     self.cache.table.clear_bits(self.slot, state, g, mask);
                 }
             }
@@ -458,7 +510,7 @@ mod tests {
     use crate::dirty::dirty_folios::DirtyCursor;
     use crate::table::{Blocks, State};
     use crate::writeback::{Which, WriteOutPass};
-    use crate::{FramePool, PageCache};
+    use crate::{FramePool, PageCache, Retention};
     use forebay_base::world::RealWorld;
     use std::cell::Cell;
 
@@ -476,7 +528,7 @@ mod tests {
         for run in dirty {
             let mut pool: FramePool<'_> = cache.take_frames(folio.frames_missing(run)).unwrap();
             folio.install_frames(run, &mut pool);
-            folio.mark_dirty(run, false);
+            folio.mark_dirty(run, Retention::Keep);
         }
         let steps = Cell::new(0);
         let found = folio.runs(all, |table, slot, group| {

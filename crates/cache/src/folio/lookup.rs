@@ -171,6 +171,7 @@ impl PageCache {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use crate::Retention;
     use crate::config::Config;
     use forebay_base::world::RealWorld;
     use std::os::fd::{AsRawFd, FromRawFd};
@@ -284,7 +285,7 @@ mod tests {
         folio.install_frames(block, &mut pool);
         folio.copy_in(0, &[7; 4096]);
         let slot = folio.slot;
-        folio.mark_dirty(block, false);
+        folio.mark_dirty(block, Retention::Keep);
         drop(folio);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -317,7 +318,7 @@ mod tests {
         let folio = cache.lock_or_create(&mapping, 0).unwrap();
         folio.install_frames(block, &mut pool);
         folio.copy_in(0, &[1; 4096]);
-        folio.mark_dirty(block, false);
+        folio.mark_dirty(block, Retention::Keep);
         drop(folio);
         let (reader, mut bytes) = (cache.lookup(&mapping, 0, 0).unwrap(), [0; 16]);
         assert!(reader.copy_out(0, &mut bytes) && bytes == [1; 16]);

@@ -213,6 +213,7 @@ impl<'a> Round<'a, '_> {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use crate::Retention;
     use crate::config::Config;
     use forebay_base::sim_world::SimWorld;
     use forebay_base::sync::atomic::{AtomicU64, AtomicUsize};
@@ -320,7 +321,7 @@ mod tests {
         let mut pool = cache.take_frames(1).unwrap();
         let folio = cache.lock_or_create(&mapping, 0).unwrap();
         folio.install_frames(block, &mut pool);
-        folio.mark_dirty(block, false);
+        folio.mark_dirty(block, Retention::Keep);
         drop(folio);
         let [free, locked] = [0, 1].map(|i: usize| watch.1[i].load(Ordering::Relaxed));
         assert_eq!((free, locked), (1, 0), "woken with the folio free, and locked");

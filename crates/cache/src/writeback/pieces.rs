@@ -3,7 +3,7 @@
 use crate::cache::PageCache;
 use crate::dirty::unflushed::Epoch;
 use crate::folio::batch::{FrameBatch, Freed};
-use crate::folio::guard::FolioWrite;
+use crate::folio::guard::{FolioWrite, Retention};
 use crate::mapping::Mapping;
 use crate::memory::arena::Frame;
 use crate::stats::Counters;
@@ -202,15 +202,18 @@ impl FolioWrite<'_> {
         }
         self.mapping.domain.end_write(bytes);
         self.drop_uncached(piece.blocks);
+        self.drop_held_above(piece.blocks);
     }
 
     fn mark_failed(&self, blocks: Blocks) {
-        let keep: Vec<_> = self.runs_with(blocks, State::Uncached).collect();
-        self.set_dirty(blocks, false);
+        let passing = [State::Uncached, State::HeldAbove];
+        let passing =
+            passing.map(|state| (state, self.runs_with(blocks, state).collect::<Vec<_>>()));
+        self.set_dirty(blocks, Retention::Keep);
         // Still to be dropped once they are written (U14).
-        for run in keep {
-            for (g, mask) in run.masks() {
-                self.cache.table.set_bits(self.slot, State::Uncached, g, mask);
+        for (state, runs) in passing {
+            for (g, mask) in runs.iter().flat_map(|run| run.masks()) {
+                self.cache.table.set_bits(self.slot, state, g, mask);
             }
         }
     }
@@ -295,6 +298,7 @@ impl FolioWrite<'_> {
     pub fn flushed(&self, blocks: Blocks) {
         self.clear_unflushed(blocks);
         self.drop_uncached(blocks);
+        self.drop_held_above(blocks);
     }
 
     /// The flush that followed failed: kept blocks are written again.
@@ -418,7 +422,7 @@ mod tests {
         let folio = cache.lock_or_create(&mapping, 0).unwrap();
         folio.install_frames(ALL, &mut pool);
         folio.copy_in(0, &[1; 4 * 4096]);
-        folio.mark_dirty(ALL, false);
+        folio.mark_dirty(ALL, Retention::Keep);
         drop((folio, pool));
         (cache, mapping)
     }

@@ -30,7 +30,7 @@ use forebay_base::world::RealWorld;
 use forebay_block::loopdev::FileLoop;
 use forebay_fuse::options::Via;
 use forebay_fuse::watchdog::Watchdog;
-use forebay_fuse::{KernelCache, Options, Session};
+use forebay_fuse::{CacheMode, Options, Session};
 use forebay_live::{Board, CacheSource};
 use forebay_vfs::disk::{self, Disk};
 use forebay_vfs::{Export, FileSystem, Timestamp};
@@ -157,7 +157,7 @@ fn config(args: &AttachArgs) -> Outcome<(CacheConfig, Options)> {
     let whole = args.cache.cache_size.unwrap_or(config.budget).max(CACHE_MIN);
     let how = Options {
         via: Via::Plain,
-        kernel_cache: KernelCache::Never,
+        cache: CacheMode::Own,
         inodes_max: 1024,
         request_bytes: (whole / 8).clamp(8 * MIB, 64 * MIB),
         ..Options::default()

@@ -13,7 +13,7 @@ use crate::volume::{at, extents};
 use forebay::{Cache, Volume};
 use forebay_base::task::block_on;
 use forebay_base::units::parse_size;
-use forebay_fuse::{KernelCache, MountKind};
+use forebay_fuse::{CacheMode, MountKind};
 use forebay_live::{Board, CacheSource, FrontEnd, Number};
 use forebay_vfs::{FileSystem, Ino};
 use serde_json::{Value, json};
@@ -33,11 +33,11 @@ pub struct Live {
     pub kind: MountKind,
     /// Number of the mount's device, as stat(2) gives it.
     pub number: u64,
-    /// What the kernel may keep.
-    pub kernel_cache: KernelCache,
+    /// Which cache keeps the content of files.
+    pub mode: CacheMode,
     /// All memory of the front end, bytes at most.
     pub front_bytes: u64,
-    /// Inodes that the kernel knows, and what it has open.
+    /// The numbers of the mount.
     pub figures: Figures,
     /// Trees of processes that have a mode of their own.
     pub trees: Box<dyn Fn() -> usize + Send + Sync>,
@@ -47,8 +47,21 @@ pub struct Live {
     pub page: Option<String>,
 }
 
-/// See [`Live::figures`].
-pub type Figures = Arc<dyn Fn() -> (usize, usize) + Send + Sync>;
+/// The numbers of a mount, now.
+#[derive(Debug, Clone, Copy)]
+pub struct Numbers {
+    /// Inodes that the kernel knows.
+    pub inodes_known: usize,
+    /// Files and directories that it has open.
+    pub open_files: usize,
+    /// Requests by which it has filled its own cache.
+    pub kernel_fills: u64,
+    /// Bytes of these.
+    pub kernel_fill_bytes: u64,
+}
+
+/// Asks for the numbers of a mount.
+pub type Figures = Arc<dyn Fn() -> Numbers + Send + Sync>;
 
 /// Numbers of the mount, for whoever watches.
 pub struct Watched(Figures);
@@ -67,10 +80,13 @@ impl FrontEnd for Watched {
     }
 
     fn numbers(&self) -> Vec<Number> {
-        let (known, open) = (self.0)();
+        let now = (self.0)();
+        let (fills, bytes) = (now.kernel_fills, now.kernel_fill_bytes);
         vec![
-            Number::gauge("inodes_known", "Inodes that the kernel knows.", known as u64),
-            Number::gauge("open_files", "What the kernel has open.", open as u64),
+            Number::gauge("inodes_known", "Inodes that the kernel knows.", now.inodes_known as u64),
+            Number::gauge("open_files", "What the kernel has open.", now.open_files as u64),
+            Number::counter("kernel_fills", "Reads into the kernel's page cache.", fills),
+            Number::counter("kernel_fill_bytes", "Bytes read into the kernel's cache.", bytes),
         ]
     }
 }
@@ -114,18 +130,20 @@ impl Live {
     fn stat(&self, start: Instant) -> Value {
         let mut stat = answers::stat(&self.cache, start);
         let (direct, reason) = self.volume.direct_io();
-        let (known, open) = (self.figures)();
+        let now = (self.figures)();
         stat["mounts"] = json!([{
             "dir": self.dir.display().to_string(),
             "volume": self.volume.path().display().to_string(),
             "kind": match self.kind { MountKind::Block => "block", MountKind::Plain => "plain" },
             "read_only": self.volume.read_only() || self.volume.damage().is_some(),
             "damage": self.volume.damage().map(|error| error.to_string()),
-            "kernel_cache": self.kernel_cache.word(),
+            "cache": self.mode.word(),
             "direct_io": direct,
             "direct_io_reason": reason,
-            "inodes_known": known,
-            "open_files": open,
+            "inodes_known": now.inodes_known,
+            "open_files": now.open_files,
+            "kernel_fills": now.kernel_fills,
+            "kernel_fill_bytes": now.kernel_fill_bytes,
             "process_trees": (self.trees)(),
             "alloc": answers::alloc(&self.volume),
             "page": self.page,

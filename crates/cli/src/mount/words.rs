@@ -25,9 +25,12 @@ pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   noatime, atime, relatime\n\
   \x20                       reading leaves no trace, or does\n\
   cache_size=SIZE        bytes for everything that grows [default: 25% of RAM,\n\
-  \x20                       at most 50% of the cgroup's limit]\n\
-  kernel_cache=WHAT      what the kernel's page cache may keep: never, always, or small:\n\
-  \x20                       files of up to 128k opened to be read [default: small]\n\
+  \x20                       at most 50% of the cgroup's limit; a quarter of that with\n\
+  \x20                       cache=kernel]\n\
+  cache=MODE             which cache keeps the content of files: own (Forebay's), kernel,\n\
+  \x20                       or small: own, but files of up to 128k opened for reading\n\
+  \x20                       are in the kernel's, too [default: small]\n\
+  kernel_cache=WHAT      the same by older words: never (own), small, always (kernel)\n\
   direct_io=MODE         open the image with O_DIRECT: auto, on, off\n\
   aio=ENGINE             auto, io_uring, threads\n\
   alloc=MODE             how blocks are given out: interleaved, serialized, reserve\n\
@@ -37,6 +40,7 @@ pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   request_timeout=N      seconds, 300 to 26000, after which a request that the daemon has\n\
   \x20                       not answered ends with EIO [default: no limit]\n\
   inodes=N               inodes that the kernel may know before it has to forget some\n\
+  \x20                       [default: one for each KiB of cache_size]\n\
   http=ADDRESS:PORT      a page to watch the cache, metrics and a health answer\n\
   http_insecure          allow an address there that others can reach\n\
   via=HOW                auto, block (a loop device, so that umount and sync reach us),\n\
@@ -51,6 +55,8 @@ pub struct Wanted {
     pub fuse: Options,
     /// Bytes for everything that grows.
     pub cache_size: Option<u64>,
+    /// Inodes that the kernel may know. None: as many as suit the cache.
+    pub inodes: Option<usize>,
     /// Control socket.
     pub control: Option<PathBuf>,
     /// How blocks are given out.
@@ -73,6 +79,7 @@ impl Wanted {
         let mut wanted = Self {
             fuse: Options::default(),
             cache_size: None,
+            inodes: None,
             control: None,
             alloc: AllocMode::default(),
             aio: Aio::default(),
@@ -128,13 +135,13 @@ impl Wanted {
                 let path = std::path::absolute(value).map_err(|_| bad(word, "a path"))?;
                 self.control = Some(path);
             }
-            "kernel_cache" => self.fuse.kernel_cache = value.parse()?,
+            "cache" | "kernel_cache" => self.fuse.cache = value.parse()?,
             "direct_io" => self.direct_io = value.parse()?,
             "alloc" => self.alloc = value.parse()?,
             "http" => self.live.http = Some(value.to_string()),
             "aio" => self.aio = value.parse()?,
             "threads" => self.fuse.threads = Some(number(1, 64)?),
-            "inodes" => self.fuse.inodes_max = number(1024, 1 << 40)?,
+            "inodes" => self.inodes = Some(number(1024, 1 << 40)?),
             "request_timeout" => {
                 let (min, max) = (REQUEST_TIMEOUT_SECONDS_MIN, REQUEST_TIMEOUT_SECONDS_MAX);
                 let seconds = number(min as usize, max as usize)? as u64;
@@ -168,7 +175,7 @@ impl Wanted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_fuse::KernelCache;
+    use forebay_fuse::CacheMode;
     use std::collections::BTreeSet;
 
     fn parse(words: &str) -> Outcome<Wanted> {
@@ -183,9 +190,24 @@ mod tests {
         assert_eq!(wanted.cache_size, Some(4 << 30));
         let wanted = parse("ro,rw,kernel_cache=always,threads=3,via=plain,inodes=5000").unwrap();
         assert!(!wanted.read_only());
-        assert_eq!(wanted.fuse.kernel_cache, KernelCache::Always);
+        assert_eq!(wanted.fuse.cache, CacheMode::Kernel);
         assert_eq!((wanted.fuse.threads, wanted.fuse.via), (Some(3), Via::Plain));
-        assert_eq!(wanted.fuse.inodes_max, 5000);
+        assert_eq!((wanted.inodes, parse("").unwrap().inodes), (Some(5000), None));
+    }
+
+    /// The words of before are aliases, by both names.
+    #[test]
+    fn cache_modes_have_two_words_each() {
+        let mode = |words: String| parse(&words).unwrap().fuse.cache;
+        let modes = [CacheMode::Own, CacheMode::Small, CacheMode::Kernel];
+        for (at, wanted) in modes.into_iter().enumerate() {
+            for word in [CacheMode::WORDS[at], CacheMode::ALIASES[at]] {
+                assert_eq!(mode(format!("cache={word}")), wanted);
+                assert_eq!(mode(format!("kernel_cache={word}")), wanted);
+            }
+        }
+        assert_eq!(mode(String::new()), CacheMode::Small, "the default");
+        assert!(parse("cache=both").unwrap_err().message.contains("both"));
     }
 
     /// The kernel ends the whole connection after a time that follows from this one.

@@ -8,7 +8,7 @@ use forebay::{ExportMode, File, OpenOptions, Volume};
 use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
-use forebay_fuse::KernelCache;
+use forebay_fuse::CacheMode;
 use forebay_vfs::Export;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -17,7 +17,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const MODES: [KernelCache; 3] = [KernelCache::Never, KernelCache::Small, KernelCache::Always];
+const MODES: [CacheMode; 3] = [CacheMode::Own, CacheMode::Small, CacheMode::Kernel];
 
 fn both(volume: &Volume, name: &str) -> File {
     OpenOptions::new().read(true).write(true).create(true).open_in(volume, name).unwrap()
@@ -96,8 +96,8 @@ fn a_file_is_what_anybody_wrote() {
     };
     let (first, ops) = (number("FOREBAY_SEED", 1), number("FOREBAY_FSX_OPS", 1500));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuse/tests/mount/fsx.py");
-    for kernel_cache in MODES {
-        let lab = Lab::new(kernel_cache);
+    for mode in MODES {
+        let lab = Lab::new(mode);
         let run = |seed: u64| {
             let name = format!("file-{seed}");
             let socket = lab.folder.path(&format!("sock-{seed}"));
@@ -112,7 +112,7 @@ fn a_file_is_what_anybody_wrote() {
                 let errors = crate::common::stderr(&done);
                 // Whoever still waits for the script is let go.
                 drop(std::os::unix::net::UnixStream::connect(&socket));
-                assert!(done.status.success(), "{kernel_cache:?}: {said}{errors}");
+                assert!(done.status.success(), "{mode:?}: {said}{errors}");
             });
         };
         std::thread::scope(|scope| {
@@ -127,8 +127,8 @@ fn names_and_attributes_are_what_anybody_made_them() {
     if !may_run() {
         return;
     }
-    for kernel_cache in MODES {
-        let lab = Lab::new(kernel_cache);
+    for mode in MODES {
+        let lab = Lab::new(mode);
         let volume = &lab.volume;
         let there = |name: &str| std::fs::symlink_metadata(lab.mnt(name)).is_ok();
         for round in 0..20 {
@@ -176,8 +176,8 @@ fn appends_from_both_sides_are_all_there() {
         return;
     }
     const EACH: usize = 300;
-    for kernel_cache in MODES {
-        let lab = Lab::new(kernel_cache);
+    for mode in MODES {
+        let lab = Lab::new(mode);
         lab.volume.write("log", b"").unwrap();
         // By programs one after the other, as the kernel has it; the library beside them.
         let record = |who: usize, n: usize| format!("{who} {n:06} {}\n", "x".repeat(n % 97));
@@ -205,7 +205,7 @@ fn appends_from_both_sides_are_all_there() {
             let text = String::from_utf8(text).unwrap();
             let mut found: Vec<String> = text.split_inclusive('\n').map(str::to_string).collect();
             found.sort();
-            assert!(found == wanted, "{kernel_cache:?}: {} records", found.len());
+            assert!(found == wanted, "{mode:?}: {} records", found.len());
         }
     }
 }
@@ -216,8 +216,8 @@ fn nobody_waits_for_ever_for_anybody() {
     if !may_run() {
         return;
     }
-    for kernel_cache in MODES {
-        let lab = Lab::new(kernel_cache);
+    for mode in MODES {
+        let lab = Lab::new(mode);
         let stop = AtomicBool::new(false);
         for name in ["f", "g"] {
             lab.volume.write(name, &vec![1; 200_000]).unwrap();
@@ -269,7 +269,7 @@ fn nobody_waits_for_ever_for_anybody() {
         });
         for name in ["f", "g"] {
             let (theirs, ours) = (std::fs::read(lab.mnt(name)).ok(), lab.volume.read(name).ok());
-            assert!(theirs == ours, "{kernel_cache:?} {name}");
+            assert!(theirs == ours, "{mode:?} {name}");
         }
     }
 }

@@ -179,7 +179,7 @@ fn p3_a_mount_is_watched_and_its_image_is_free_afterwards() {
     assert!(view["files"][0]["volume"].as_str().unwrap().ends_with("/vol"), "{view}");
     let top = folder.ok(&["top", "--once", "mnt"]);
     assert!(top.contains("/dir/new"), "{top}");
-    metrics_say_what_they_are(&folder.ok(&["stat", "mnt", "--prometheus"]), "mount", 2);
+    metrics_say_what_they_are(&folder.ok(&["stat", "mnt", "--prometheus"]), "mount", 4);
     // One who has asked and does not read the answer.
     let mut silent = TcpStream::connect(&address).unwrap();
     write!(silent, "GET /live.json HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();

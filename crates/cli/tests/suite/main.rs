@@ -23,6 +23,7 @@ mod live_page;
 mod memory_limit;
 mod mount;
 mod mount_boot;
+mod mount_cache;
 mod mount_control;
 mod mount_ends;
 mod mount_flags;

@@ -258,10 +258,13 @@ fn what_the_kernel_may_cache_is_an_option_too() {
     let place = Place::new(64 << 20);
     let shown = || place.folder.ok(&["stat", "mnt"]);
     for (words, wanted) in [
-        (&["--kernel-cache", "never"][..], "kernel_cache never"),
-        (&["-o", "kernel_cache=never", "--kernel-cache=always"], "kernel_cache always"),
-        (&["-o", "kernel_cache=never"], "kernel_cache never"),
-        (&[], "kernel_cache small"),
+        (&["--cache", "own"][..], "cache own"),
+        (&["--kernel-cache", "never"], "cache own"),
+        (&["-o", "cache=own", "--cache=kernel"], "cache kernel"),
+        (&["-o", "kernel_cache=never", "--kernel-cache=always"], "cache kernel"),
+        (&["-o", "cache=kernel"], "cache kernel"),
+        (&["-o", "kernel_cache=never"], "cache own"),
+        (&[], "cache small"),
     ] {
         place.folder.ok(&[&["mount", "vol", "mnt"], words].concat());
         assert!(shown().contains(wanted), "{words:?}: {}", shown());

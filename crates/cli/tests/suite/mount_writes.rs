@@ -2,7 +2,7 @@
 
 use crate::common::lab::Lab;
 use crate::common::place::may_run;
-use forebay_fuse::KernelCache;
+use forebay_fuse::CacheMode;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Barrier;
@@ -19,8 +19,8 @@ fn overlapping_writes_of_one_request_leave_one_of_them() {
     if !may_run() {
         return;
     }
-    for kernel_cache in [KernelCache::Never, KernelCache::Small] {
-        let lab = Lab::new(kernel_cache);
+    for mode in [CacheMode::Own, CacheMode::Small] {
+        let lab = Lab::new(mode);
         std::fs::write(lab.mnt("file"), vec![0; LEN]).unwrap();
         let (begin, end) = (Barrier::new(3), Barrier::new(3));
         let file = || File::options().read(true).write(true).open(lab.mnt("file")).unwrap();
@@ -46,6 +46,6 @@ fn overlapping_writes_of_one_request_leave_one_of_them() {
             }
             torn
         });
-        assert_eq!(torn, 0, "of {ROUNDS} pairs of writes, {kernel_cache:?}");
+        assert_eq!(torn, 0, "of {ROUNDS} pairs of writes, {mode:?}");
     }
 }

@@ -5,7 +5,7 @@ use crate::common::lab::Lab;
 use crate::common::place::{Place, may_run};
 use crate::common::wait;
 use forebay::OpenOptions;
-use forebay_fuse::KernelCache;
+use forebay_fuse::CacheMode;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -122,8 +122,8 @@ fn user_beside_the_library_gets_no_file_of_root() {
     if !may_run() {
         return;
     }
-    for kernel_cache in [KernelCache::Small, KernelCache::Always] {
-        let lab = Lab::new(kernel_cache);
+    for mode in [CacheMode::Small, CacheMode::Kernel] {
+        let lab = Lab::new(mode);
         make_dir(&lab.mnt("shared"), 0o777);
         let users = [(); 2].map(|()| Player::new("user", &lab.mnt("shared"), 2, &[]));
         let mut how = OpenOptions::new();
@@ -140,7 +140,7 @@ fn user_beside_the_library_gets_no_file_of_root() {
             }
         }
         let counts = users.map(Player::end);
-        println!("{kernel_cache:?}: {made} files of the library");
+        println!("{mode:?}: {made} files of the library");
         judge(&counts);
     }
 }
@@ -152,7 +152,7 @@ fn user_in_a_sticky_directory_removes_no_file_of_root() {
     if !may_run() {
         return;
     }
-    let lab = Lab::new(KernelCache::Small);
+    let lab = Lab::new(CacheMode::Small);
     let volume = &lab.volume;
     make_dir(&lab.mnt("private"), 0o700);
     make_dir(&lab.mnt("sticky"), 0o1777);

@@ -12,9 +12,9 @@ use super::Core;
 use crate::handles::Handle;
 use crate::inodes::Mark;
 use crate::notify::Notice;
-use crate::proto::consts::{READ_LOCKOWNER, WRITE_CACHE};
+use crate::proto::consts::WRITE_CACHE;
 use crate::proto::reply::Valid;
-use crate::proto::request::{ReadIn, WriteIn};
+use crate::proto::request::WriteIn;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::BoxFuture;
 use forebay_vfs::beside::{Change, Observer, Ticket};
@@ -65,13 +65,6 @@ impl Core {
         }
     }
 
-    /// Before a read: without a lock owner it fills the kernel's cache.
-    pub(super) fn mark_read(&self, handle: &Handle, io: &ReadIn) {
-        if io.read_flags & READ_LOCKOWNER == 0 {
-            self.inodes.mark(handle.file.ino(), Mark::Content);
-        }
-    }
-
     /// Whether an append has to look for the end itself (K3).
     pub(super) fn others_write(&self, ino: Ino) -> bool {
         self.inodes.marked(ino, Mark::Shared)
@@ -95,7 +88,7 @@ impl Core {
         let ino = handle.file.ino();
         if done.offset != io.offset {
             self.notifier.owe(ino.0, done.offset.min(io.offset), u64::MAX);
-        } else if !handle.kernel_cached && self.inodes.marked(ino, Mark::Content) {
+        } else if !handle.caching.is_cached && self.inodes.marked(ino, Mark::Content) {
             self.notifier.owe(ino.0, io.offset, done.len as u64);
         }
     }
@@ -188,7 +181,7 @@ impl Observer for Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{KernelCache, Options};
+    use crate::options::{CacheMode, Options};
     use crate::proto::consts::opcode;
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;
@@ -304,8 +297,8 @@ mod tests {
     /// by others was told as one of attributes, and programs read what was there before.
     #[test]
     fn what_is_written_through_is_in_the_kernels_cache() {
-        for (kernel_cache, kept) in [(KernelCache::Always, true), (KernelCache::Never, false)] {
-            let options = Options { kernel_cache, ..Options::default() };
+        for (mode, kept) in [(CacheMode::Kernel, true), (CacheMode::Own, false)] {
+            let options = Options { cache: mode, ..Options::default() };
             let fs = Arc::new(MemFs::default());
             let core = Core::new(fs, RealWorld::new(), Default::default(), &options);
             let mut message = vec![0; 40 + 16];

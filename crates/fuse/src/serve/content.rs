@@ -10,12 +10,12 @@
 
 use super::appends::Counted;
 use super::ranges::WriteRange;
-use super::{Answer, Core, Outcome, Undo, fail, privileges, read_flags, sync_flags};
+use super::{Answer, Core, Outcome, Undo, fail, privileges};
 use crate::device::PAYLOAD_MAX;
 use crate::handles::Handle;
-use crate::ioctl::{GET_MODE, MODE_CACHED, SET_MODE, SET_TREE_MODE, mode_flags};
-use crate::options::{KernelCache, SMALL_BYTES};
-use crate::proto::consts::{FOpen, WRITE_CACHE, WRITE_KILL_SUIDGID, open};
+use crate::ioctl::{GET_MODE, SET_MODE, SET_TREE_MODE, mode_flags};
+use crate::options::CacheMode;
+use crate::proto::consts::{WRITE_CACHE, WRITE_KILL_SUIDGID, open};
 use crate::proto::reply::Body;
 use crate::proto::request::{CopyIn, Header, IoctlIn, ReadIn, WriteIn};
 use crate::trees::{Added, look};
@@ -23,7 +23,7 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_vfs::copy::copy_range;
-use forebay_vfs::{Attr, Fallocate, FileKind, Privileges, Seek, Wrote};
+use forebay_vfs::{Fallocate, Privileges, Seek, Wrote};
 
 /// Bytes that one `COPY_FILE_RANGE` copies at most: who asks for more asks again.
 const COPY_MAX: u64 = 16 << 20;
@@ -46,18 +46,6 @@ fn log_failed_read(handle: &Handle, io: &ReadIn, error: &forebay_base::Error) {
     );
 }
 
-fn flags_of_read(handle: &Handle, io: &ReadIn) -> IoFlags {
-    read_flags(io.flags) | handle.mode_flags()
-}
-
-fn flags_of_write(handle: &Handle, io: &WriteIn) -> IoFlags {
-    // From the kernel's cache: of whoever wrote into a mapping, when it suits the kernel.
-    if io.write_flags & WRITE_CACHE != 0 {
-        return IoFlags::empty();
-    }
-    read_flags(io.flags) | sync_flags(io.flags) | handle.mode_flags()
-}
-
 fn privileges_of(io: &WriteIn) -> Privileges {
     privileges(io.write_flags & WRITE_KILL_SUIDGID != 0)
 }
@@ -69,9 +57,9 @@ impl Core {
             Ok(handle) => handle,
             Err(e) => return Some(Err(e)),
         };
-        self.mark_read(&handle, io);
+        self.note_fill(&handle, io);
         let size = (io.size as usize).min(dst.len());
-        handle.file.try_read(io.offset, &mut dst[..size], flags_of_read(&handle, io))
+        handle.file.try_read(io.offset, &mut dst[..size], self.flags_of_read(&handle, io))
     }
 
     /// A write that needs no waiting.
@@ -95,7 +83,8 @@ impl Core {
     pub fn read_here(&self, io: &ReadIn, dst: &mut [u8]) -> Result<usize> {
         let handle = self.handle(io.fh)?;
         let size = (io.size as usize).min(dst.len());
-        let done = handle.file.read_slice(io.offset, &mut dst[..size], flags_of_read(&handle, io));
+        let flags = self.flags_of_read(&handle, io);
+        let done = handle.file.read_slice(io.offset, &mut dst[..size], flags);
         done.inspect_err(|error| log_failed_read(&handle, io, error))
     }
 
@@ -110,7 +99,7 @@ impl Core {
 
     /// What is returned beside the flags is kept until the write is done (K5).
     fn flags_of_write(&self, handle: &Handle, io: &WriteIn) -> (IoFlags, Option<Counted<'_>>) {
-        let flags = flags_of_write(handle, io);
+        let flags = self.flags_of_kind(handle, io);
         if io.flags & open::APPEND == 0 || io.write_flags & WRITE_CACHE != 0 {
             return (flags, None);
         }
@@ -148,7 +137,7 @@ impl Core {
     pub(super) async fn read(&self, io: ReadIn) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
         let buf = self.spares.take((io.size as usize).min(PAYLOAD_MAX));
-        let (buf, done) = handle.file.read(io.offset, buf, flags_of_read(&handle, &io)).await;
+        let (buf, done) = handle.file.read(io.offset, buf, self.flags_of_read(&handle, &io)).await;
         let len = done.inspect_err(|error| log_failed_read(&handle, &io, error))?;
         Ok(Outcome { answer: Answer::Data(buf, len), undo: Undo::default() })
     }
@@ -160,27 +149,6 @@ impl Core {
         let (data, done) = handle.file.write(io.offset, data, flags, privileges_of(&io)).await;
         self.spares.give(data);
         done.map(|done| self.wrote(&handle, &io, &done))
-    }
-
-    /// How the kernel shall treat an opening that its cache has nothing to do with. What it has cached of the
-    /// file stays, pages that other programs have mapped among it: each change drops what it makes stale.
-    pub(super) fn direct_fopen(&self) -> FOpen {
-        let direct = FOpen::DIRECT_IO | FOpen::PARALLEL_DIRECT_WRITES;
-        direct | FOpen::KEEP_CACHE | FOpen::NOFLUSH
-    }
-
-    /// How the kernel shall treat an opening in this mode: what is not for the cache is not for its own.
-    pub(super) fn fopen(&self, attr: &Attr, flags: u32, mode: u32) -> FOpen {
-        let reads_only = flags & (open::ACCMODE | open::TRUNC) == 0;
-        let cached = match self.kernel_cache {
-            KernelCache::Never => false,
-            KernelCache::Small => reads_only && attr.size <= SMALL_BYTES,
-            KernelCache::Always => true,
-        };
-        match cached && attr.kind == FileKind::File && mode == MODE_CACHED {
-            true => FOpen::KEEP_CACHE | FOpen::NOFLUSH,
-            false => self.direct_fopen(),
-        }
     }
 
     pub(super) async fn fallocate(
@@ -221,7 +189,11 @@ impl Core {
         let (from, to) = (self.handle(copy.fh_in)?, self.handle(copy.fh_out)?);
         let len = copy.len.min(COPY_MAX);
         // cp(1) and cat(1) copy so: what either opening asks for holds for all of it.
-        let flags = to.sync | from.mode_flags() | to.mode_flags();
+        let mut flags = to.sync | from.mode_flags() | to.mode_flags();
+        if self.cache == CacheMode::Kernel && !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT)
+        {
+            flags |= IoFlags::HELD_ABOVE;
+        }
         let done = copy_range(
             &*self.fs,
             (&*from.file, copy.offset_in),
@@ -274,7 +246,9 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::handles::Caching;
     use crate::inodes::Mark;
+    use crate::ioctl::MODE_CACHED;
     use crate::proto::consts::opcode;
     use crate::serve::o_direct;
     use forebay_base::sync::Mutex;
@@ -282,7 +256,7 @@ mod tests {
     use forebay_base::world::RealWorld;
     use forebay_testkit::mem_fs::MemFs;
     use forebay_vfs::beside::Observer;
-    use forebay_vfs::{Ino, Name, NewInode, OpenFlags};
+    use forebay_vfs::{FileKind, Ino, Name, NewInode, OpenFlags};
     use forebay_vfs::{OpenFile, ReadResult, WriteResult};
     use std::sync::Arc;
     use std::task::{Context, Waker};
@@ -338,9 +312,9 @@ mod tests {
     /// two that overlapped left a part of either.
     #[test]
     fn overlapping_writes_on_their_way_leave_the_later_one() {
-        let core = core(KernelCache::Never);
+        let core = core(CacheMode::Own);
         let file = Arc::new(Halves(Mutex::new(vec![0; 8192])));
-        let handle = Handle::new(file.clone(), IoFlags::empty(), MODE_CACHED, false);
+        let handle = Handle::new(file.clone(), IoFlags::empty(), MODE_CACHED, Caching::default());
         let fh = core.handles.add(handle);
         let write = |offset, byte| {
             let io = WriteIn { offset, size: 4096, ..write_in(fh, 0, 2) };
@@ -364,8 +338,8 @@ mod tests {
         block_on(apart).unwrap();
     }
 
-    fn core(kernel_cache: KernelCache) -> Arc<Core> {
-        let options = crate::Options { kernel_cache, ..Default::default() };
+    fn core(mode: CacheMode) -> Arc<Core> {
+        let options = crate::Options { cache: mode, ..Default::default() };
         Core::new(Arc::new(MemFs::default()), RealWorld::new(), Default::default(), &options)
     }
 
@@ -374,7 +348,8 @@ mod tests {
         let new = NewInode::of(FileKind::File, 0o600);
         let flags = OpenFlags::READ | OpenFlags::WRITE;
         let made = block_on(core.fs.create(Ino::ROOT, Name::new(b"f").unwrap(), &new, flags));
-        core.handles.add(Handle::new(made.unwrap().1, IoFlags::empty(), MODE_CACHED, false))
+        let (_, file) = made.unwrap();
+        core.handles.add(Handle::new(file, IoFlags::empty(), MODE_CACHED, Caching::default()))
     }
 
     fn write_in(fh: u64, flags: u32, write_flags: u32) -> WriteIn {
@@ -384,7 +359,7 @@ mod tests {
     /// B1: what the file system answers at once needs no future.
     #[test]
     fn b1_hits_are_answered_at_once() {
-        let core = core(KernelCache::Small);
+        let core = core(CacheMode::Small);
         let fh = opened(&core);
         assert!(matches!(core.write_now(&write_in(fh, 2, 0), b"abc"), Some(Ok(_))));
         let io = ReadIn { fh, offset: 1, size: 9, read_flags: 2, flags: 0 };
@@ -418,7 +393,7 @@ mod tests {
     /// B2: flags of the kernel, and of the opening's mode.
     #[test]
     fn b2_every_flag_is_passed_on() {
-        let core = core(KernelCache::Small);
+        let core = core(CacheMode::Small);
         let fh = opened(&core);
         let handle = core.handle(fh).unwrap();
         let of = |flags, kind| core.flags_of_write(&handle, &write_in(fh, flags, kind)).0;
@@ -435,7 +410,7 @@ mod tests {
         assert!(handle.set_mode(crate::ioctl::MODE_UNCACHED));
         assert_eq!(of(open::DSYNC, 2), IoFlags::UNCACHED | IoFlags::DSYNC);
         let read = ReadIn { fh, offset: 0, size: 1, read_flags: 0, flags: o_direct() };
-        assert_eq!(flags_of_read(&handle, &read), direct | IoFlags::UNCACHED);
+        assert_eq!(core.flags_of_read(&handle, &read), direct | IoFlags::UNCACHED);
         assert_eq!(privileges_of(&write_in(fh, 0, WRITE_KILL_SUIDGID)), Privileges::Drop);
         assert_eq!(privileges_of(&write_in(fh, 0, 2)), Privileges::Keep);
     }
@@ -444,7 +419,7 @@ mod tests {
     /// append was the kernel's, chosen before, and one lay over the other.
     #[test]
     fn k5_the_first_change_by_others_waits_for_appends_that_do_not_know_of_it() {
-        let core = core(KernelCache::Never);
+        let core = core(CacheMode::Own);
         let fh = opened(&core);
         let handle = core.handle(fh).unwrap();
         let ino = handle.file.ino();
@@ -461,33 +436,5 @@ mod tests {
         drop(counted);
         assert!(change.as_mut().poll(&mut context).is_ready());
         block_on(core.will_change(ino));
-    }
-
-    /// Which openings the kernel's cache may serve.
-    #[test]
-    fn small_files_that_are_read_are_the_kernels() {
-        let core = |kernel_cache| {
-            let core = core(kernel_cache);
-            opened(&core);
-            core
-        };
-        let small_files = core(KernelCache::Small);
-        let name = Name::new(b"f").unwrap();
-        let small = block_on(small_files.fs.lookup(Ino::ROOT, name)).unwrap();
-        let large = Attr { size: SMALL_BYTES + 1, ..small };
-        let fifo = Attr { kind: FileKind::Fifo, ..small };
-        let kept = |core: &Core, attr, flags| {
-            let fopen = core.fopen(attr, flags, MODE_CACHED);
-            assert!(fopen.contains(FOpen::KEEP_CACHE), "an opening drops nothing");
-            !fopen.contains(FOpen::DIRECT_IO)
-        };
-        let c = &small_files;
-        assert!(kept(c, &small, 0) && !kept(c, &large, 0) && !kept(c, &fifo, 0));
-        assert!(!kept(c, &small, open::RDWR) && !kept(c, &small, open::TRUNC));
-        assert!(kept(&core(KernelCache::Always), &large, open::RDWR));
-        assert!(!kept(&core(KernelCache::Never), &small, 0));
-        let always = core(KernelCache::Always);
-        let uncached = always.fopen(&small, 0, crate::ioctl::MODE_UNCACHED);
-        assert!(uncached.contains(FOpen::DIRECT_IO), "it would stay in the kernel's instead");
     }
 }

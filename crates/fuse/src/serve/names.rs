@@ -6,14 +6,15 @@
 //!
 //! No locks.
 
-use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, fail, open_flags, sync_flags};
-use crate::handles::Handle;
+use super::openings::{fopen, reads_only};
+use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, Undo, fail, open_flags, sync_flags};
+use crate::handles::{Caching, Handle};
 use crate::inodes::Mark;
 use crate::ioctl::MODE_CACHED;
 use crate::proto::consts::{FOpen, OPEN_KILL_SUIDGID, open};
 use crate::proto::reply::{Body, ENTRY_OUT_BYTES};
 use crate::proto::request::Header;
-use forebay_base::{ErrorKind, Result};
+use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_vfs::{Attr, FileKind, Ino, Name, NewInode, OpenFileRef, OpenFlags, RenameFlags};
 
 /// How often a `CREATE` whose name is taken and free again is tried.
@@ -176,22 +177,22 @@ impl Core {
     fn opened(
         &self,
         file: OpenFileRef,
-        (flags, mode, fopen): (u32, u32, FOpen),
+        (flags, mode): (u32, u32),
+        caching: Caching,
         attr: Option<(&Attr, u64)>,
     ) -> Outcome {
-        let cached = !fopen.contains(FOpen::DIRECT_IO);
         let ino = file.ino();
-        let fh = self.handles.add(Handle::new(file, sync_flags(flags), mode, cached));
-        let (mut body, mut undo) = (Body::with_capacity(160), super::Undo::default());
+        let fh = self.handles.add(Handle::new(file, sync_flags(flags), mode, caching));
+        let (mut body, mut undo) = (Body::with_capacity(160), Undo::default());
         if let Some((attr, seen)) = attr {
             self.told(attr.ino, &mut undo);
             body.entry_out(attr, &self.valid(attr, seen), BLOCK_BYTES);
         }
-        if cached {
+        if caching.is_cached && !reads_only(flags) {
             // What is written through the kernel's cache stays there, without a read of ours.
             self.inodes.mark(ino, Mark::Content);
         }
-        body.open_out(fh, fopen);
+        body.open_out(fh, fopen(caching));
         undo.opened = Some(fh);
         Outcome { answer: Answer::Body(body), undo }
     }
@@ -235,7 +236,8 @@ impl Core {
     ) -> Outcome {
         let attr = self.inherit(Ino(header.node), attr).await;
         let mode = self.mode(attr.ino, header.pid).await;
-        self.opened(file, (flags, mode, self.fopen(&attr, flags, mode)), Some((&attr, seen)))
+        let caching = self.caching(&attr, flags, mode);
+        self.opened(file, (flags, mode), caching, Some((&attr, seen)))
     }
 
     pub(super) async fn tmpfile(
@@ -254,16 +256,21 @@ impl Core {
         let node = Ino(header.node);
         let file = self.fs.open(node, open_flags(flags, keeps(kill))).await?;
         let mode = self.mode(node, header.pid).await;
-        let fopen = match self.kernel_cache {
-            crate::KernelCache::Never => self.direct_fopen(),
-            _ => self.fopen(&self.fs.getattr(node).await?, flags, mode),
+        let caching = match self.asks_attributes(flags) {
+            true => self.caching(&self.fs.getattr(node).await?, flags, mode),
+            false => Caching { is_cached: false, drops_at_end: true },
         };
-        Ok(self.opened(file, (flags, mode, fopen), None))
+        Ok(self.opened(file, (flags, mode), caching, None))
     }
 
     pub(super) async fn opendir(&self, node: Ino) -> Result<Outcome> {
         let file = self.fs.open(node, OpenFlags::READ).await?;
-        Ok(self.opened(file, (0, MODE_CACHED, FOpen::empty()), None))
+        let fh =
+            self.handles.add(Handle::new(file, IoFlags::empty(), MODE_CACHED, Caching::default()));
+        let mut body = Body::new();
+        body.open_out(fh, FOpen::empty());
+        let undo = Undo { opened: Some(fh), ..Undo::default() };
+        Ok(Outcome { answer: Answer::Body(body), undo })
     }
 }
 
@@ -273,7 +280,6 @@ mod tests {
     use crate::options::Options;
     use crate::proto::consts::{opcode, open};
     use crate::serve::Work;
-    use forebay_base::IoFlags;
     use forebay_base::buf::AlignedBuf;
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;

@@ -5,7 +5,7 @@
 //! No locks.
 
 use crate::lab::{Lab, may_run};
-use forebay_fuse::{KernelCache, Options};
+use forebay_fuse::{CacheMode, Options};
 use forebay_testkit::mem_fs::MemFs;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -20,8 +20,8 @@ fn a_file_is_what_was_written() {
     };
     let (first, runs) = (number("FOREBAY_SEED", 1), number("FOREBAY_FSX_RUNS", 4));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mount/fsx.py");
-    for kernel_cache in [KernelCache::Never, KernelCache::Small, KernelCache::Always] {
-        let options = Options { kernel_cache, ..Options::default() };
+    for mode in [CacheMode::Own, CacheMode::Small, CacheMode::Kernel] {
+        let options = Options { cache: mode, ..Options::default() };
         let lab = Lab::new(Arc::new(MemFs::default()), &options);
         for seed in first..first + runs {
             let mut command = Command::new("python3");
@@ -30,7 +30,7 @@ fn a_file_is_what_was_written() {
             let done = command.output().expect("python3; see `cargo xtask requires`");
             let said = String::from_utf8_lossy(&done.stdout).into_owned();
             let errors = String::from_utf8_lossy(&done.stderr).into_owned();
-            assert!(done.status.success(), "{kernel_cache:?}: {said}{errors}");
+            assert!(done.status.success(), "{mode:?}: {said}{errors}");
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::lab::{Folder, Lab, may_run};
 use forebay_base::task::block_on;
 use forebay_fuse::notify::Notice;
 use forebay_fuse::options::Via;
-use forebay_fuse::{KernelCache, MountKind, Options};
+use forebay_fuse::{CacheMode, MountKind, Options};
 use forebay_testkit::mem_fs::MemFs;
 use forebay_vfs::{FileSystem, Ino, Name};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, XattrFlags};
@@ -156,7 +156,7 @@ fn notices_reach_the_kernel() {
         return;
     }
     let fs = Arc::new(MemFs::default());
-    let options = Options { kernel_cache: KernelCache::Always, ..Options::default() };
+    let options = Options { cache: CacheMode::Kernel, ..Options::default() };
     let lab = Lab::new(fs.clone(), &options);
     let path = lab.path().join("f");
     std::fs::metadata(&path).unwrap_err();
@@ -230,8 +230,8 @@ fn set_id_bits_go_with_whom_they_should() {
     if !may_run() {
         return;
     }
-    for kernel_cache in [KernelCache::Never, KernelCache::Small, KernelCache::Always] {
-        let lab = lab(&Options { kernel_cache, ..Options::default() });
+    for mode in [CacheMode::Own, CacheMode::Small, CacheMode::Kernel] {
+        let lab = lab(&Options { cache: mode, ..Options::default() });
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(lab.path(), open).unwrap();
         let path = lab.path().join("f");
@@ -245,7 +245,7 @@ fn set_id_bits_go_with_whom_they_should() {
             let done = command.output().expect("setpriv, of util-linux");
             assert!(done.status.success(), "{line}: {}", String::from_utf8_lossy(&done.stderr));
             let kept = rustix::fs::getxattr(&path, CAPABILITY, &mut [0_u8; 64]);
-            assert_eq!(kept, Err(rustix::io::Errno::NODATA), "{kernel_cache:?} {uid}: {line}");
+            assert_eq!(kept, Err(rustix::io::Errno::NODATA), "{mode:?} {uid}: {line}");
             std::fs::metadata(&path).unwrap().mode() & 0o7777
         };
         let lines = [
@@ -256,10 +256,10 @@ fn set_id_bits_go_with_whom_they_should() {
             "dd of=\"$0\" if=/dev/zero bs=4096 count=1 oflag=direct conv=notrunc 2>&1",
         ];
         for line in lines {
-            assert_eq!(after("--reuid=0", line), 0o6777, "{kernel_cache:?}, root: {line}");
-            assert_eq!(after("--reuid=65534", line), 0o777, "{kernel_cache:?}, nobody: {line}");
+            assert_eq!(after("--reuid=0", line), 0o6777, "{mode:?}, root: {line}");
+            assert_eq!(after("--reuid=65534", line), 0o777, "{mode:?}, nobody: {line}");
         }
-        assert_eq!(after("--reuid=0", "chown 0:5 \"$0\""), 0o777, "{kernel_cache:?}: chown");
+        assert_eq!(after("--reuid=0", "chown 0:5 \"$0\""), 0o777, "{mode:?}: chown");
     }
 }
 

@@ -1,5 +1,5 @@
 # Maps a file of so many MiB and touches each page; then other processes open it, so many times, each time a new
-# one. The pages have to be mapped still, and touching them again may cost no fault more than without openings.
+# one, and every second one maps it, too. The pages have to be mapped still, and touching them again may cost no fault more than without openings.
 import mmap, os, resource, sys
 
 path, size, opens = sys.argv[1], int(sys.argv[2]) << 20, int(sys.argv[3])
@@ -37,6 +37,9 @@ if os.fork() == 0:
         if child == 0:
             other = os.open(path, [os.O_RDONLY, os.O_RDWR][n % 2])
             os.pread(other, 100, 4096 * n % size)
+            if n % 2 == 0:
+                seen = mmap.mmap(other, size, prot=mmap.PROT_READ)
+                assert seen[4096 * n % size] == ord("x")
             os.close(other)
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0

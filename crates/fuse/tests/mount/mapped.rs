@@ -5,7 +5,7 @@
 //! No locks.
 
 use crate::lab::{Lab, may_run};
-use forebay_fuse::{KernelCache, Options};
+use forebay_fuse::{CacheMode, Options};
 use forebay_testkit::mem_fs::MemFs;
 use std::process::Command;
 use std::sync::Arc;
@@ -22,16 +22,16 @@ fn opening_a_mapped_file_leaves_its_pages_mapped() {
         return;
     }
     let (mib, opens) = (number("FOREBAY_MAP_MIB", 4), number("FOREBAY_OPENS", 20));
-    for kernel_cache in [KernelCache::Never, KernelCache::Small, KernelCache::Always] {
+    for mode in [CacheMode::Own, CacheMode::Small, CacheMode::Kernel] {
         let lab =
-            Lab::new(Arc::new(MemFs::default()), &Options { kernel_cache, ..Options::default() });
+            Lab::new(Arc::new(MemFs::default()), &Options { cache: mode, ..Options::default() });
         let mut python = Command::new("python3");
         python.args(["-c", include_str!("mapped.py")]).arg(lab.path().join("file"));
         python.args([mib.to_string(), opens.to_string()]);
         let done = python.output().expect("python3");
         let text = [done.stdout, done.stderr].concat();
         let text = String::from_utf8_lossy(&text);
-        println!("{kernel_cache:?}: {text}");
-        assert!(done.status.success(), "{kernel_cache:?}: {text}");
+        println!("{mode:?}: {text}");
+        assert!(done.status.success(), "{mode:?}: {text}");
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::lab::{Lab, may_run};
 use forebay_fuse::options::Via;
-use forebay_fuse::{KernelCache, MountKind, Options};
+use forebay_fuse::{CacheMode, MountKind, Options};
 use forebay_testkit::fs_check::suite::{Subject, cases};
 use forebay_testkit::fs_check::{Config, compare, shrink};
 use forebay_testkit::host_fs::HostFs;
@@ -52,8 +52,8 @@ fn a_mount_agrees_with_what_it_serves() {
     };
     let (seeds, count) = (number("FOREBAY_VFS_SEEDS", 2), number("FOREBAY_VFS_OPS", 1200));
     let first = number("FOREBAY_SEED", 1);
-    for kernel_cache in [KernelCache::Never, KernelCache::Small, KernelCache::Always] {
-        let options = Options { kernel_cache, ..Options::default() };
+    for mode in [CacheMode::Own, CacheMode::Small, CacheMode::Kernel] {
+        let options = Options { cache: mode, ..Options::default() };
         let lab = Lab::new(Arc::new(MemFs::default()), &options);
         let serial = AtomicU64::new(0);
         let fresh = || -> (Arc<dyn FileSystem>, Arc<dyn FileSystem>, Config) {
@@ -72,7 +72,7 @@ fn a_mount_agrees_with_what_it_serves() {
                 Err(mismatch) => {
                     drop((ours, theirs));
                     let short = shrink(*mismatch, &mut || fresh());
-                    panic!("{kernel_cache:?}: {short}");
+                    panic!("{mode:?}: {short}");
                 }
             }
         }

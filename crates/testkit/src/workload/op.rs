@@ -235,6 +235,7 @@ impl Generator {
         }
         self.extra(&mut flags, IoFlags::NOWAIT, 6);
         self.extra(&mut flags, IoFlags::HIPRI, 12);
+        self.extra(&mut flags, IoFlags::HELD_ABOVE, 10);
         self.finish_flags(flags)
     }
 
@@ -252,6 +253,7 @@ impl Generator {
         }
         self.extra(&mut flags, IoFlags::NOWAIT, 6);
         self.extra(&mut flags, IoFlags::HIPRI, 12);
+        self.extra(&mut flags, IoFlags::HELD_ABOVE, 10);
         self.extra(&mut flags, IoFlags::DSYNC, 12);
         self.extra(&mut flags, IoFlags::SYNC, 16);
         if self.config.grows && size < self.config.span.end {

@@ -4,7 +4,7 @@ use super::Folder;
 use forebay::{Cache, CacheConfig, CreateVolume, Volume, VolumeOptions};
 use forebay_base::world::RealWorld;
 use forebay_fuse::mount::unmount;
-use forebay_fuse::{KernelCache, Options, Session};
+use forebay_fuse::{CacheMode, Options, Session};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
@@ -19,7 +19,7 @@ pub struct Lab {
 
 impl Lab {
     /// With this setting of the kernel's cache.
-    pub fn new(kernel_cache: KernelCache) -> Self {
+    pub fn new(mode: CacheMode) -> Self {
         let folder = Folder::new();
         let image = folder.path("vol");
         let making = CreateVolume::default().size(256 << 20);
@@ -29,7 +29,7 @@ impl Lab {
         let volume = Volume::open(&cache, &image, &VolumeOptions::default()).unwrap();
         let mnt = folder.path("mnt");
         std::fs::create_dir(&mnt).unwrap();
-        let options = Options { kernel_cache, ..Options::default() };
+        let options = Options { cache: mode, ..Options::default() };
         let mounted = forebay_fuse::mount(&mnt, &options).expect("a mount; root and /dev/fuse");
         let world = RealWorld::new();
         let session = Session::start(mounted, volume.to_mount(), world, &options).unwrap();

@@ -3,7 +3,7 @@
 //! Locks: those of a test's own gate, leaves.
 
 use super::{Kernel, Reply, end, start_as};
-use crate::handles::Handle;
+use crate::handles::{Caching, Handle};
 use crate::ioctl::MODE_CACHED;
 use crate::options::Options;
 use crate::proto::consts::opcode;
@@ -149,7 +149,7 @@ impl SlowFiles {
         let (gate, threads) = (self.gate.clone(), self.threads.clone());
         let file: OpenFileRef = Arc::new(Slow { how, gate, threads });
         let core = self.session.shared.core.read();
-        let handle = Handle::new(file, IoFlags::empty(), MODE_CACHED, false);
+        let handle = Handle::new(file, IoFlags::empty(), MODE_CACHED, Caching::default());
         core.as_ref().unwrap().handles.add(handle)
     }
 

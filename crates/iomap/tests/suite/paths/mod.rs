@@ -15,6 +15,7 @@ mod ends;
 mod fair;
 mod gates;
 mod held;
+mod held_above;
 mod lab;
 mod lost;
 mod nowait;

@@ -242,7 +242,8 @@ fn flags(s: &Subject) -> Result<()> {
     let read = file.read_slice(0, &mut byte, IoFlags::APPEND);
     refused(read, ErrorKind::Unsupported, "a read that appends");
     let all = [IoFlags::UNCACHED, IoFlags::DSYNC, IoFlags::SYNC, IoFlags::START_WRITEBACK];
-    for (n, flags) in all.into_iter().chain([IoFlags::DIRECT | IoFlags::FALLBACK]).enumerate() {
+    let more = [IoFlags::DIRECT | IoFlags::FALLBACK, IoFlags::HELD_ABOVE];
+    for (n, flags) in all.into_iter().chain(more).enumerate() {
         file.write_slice(n as u64, &[n as u8 + 1], flags, Privileges::Keep)?;
         file.read_slice(n as u64, &mut byte, flags - IoFlags::WRITE_ONLY)?;
         assert_eq!(byte, [n as u8 + 1], "{flags:?}");

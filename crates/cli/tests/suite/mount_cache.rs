@@ -1,0 +1,170 @@
+//! Which cache holds the content of a mount's files, the kernel's or ours, by `cache=` and by what
+//! programs ask for.
+
+use crate::common::place::{Place, may_run};
+use crate::common::until;
+use crate::common::volume::bytes_of;
+use serde_json::Value;
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+
+const MIB: usize = 1 << 20;
+/// Bytes that one read of the kernel's read-ahead asks for.
+const READ_AHEAD: u64 = 128 << 10;
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).expect("JSON")
+}
+
+/// Bytes of a file in our cache and in the kernel's.
+fn held(place: &Place, name: &str) -> (u64, u64) {
+    let found = json(&place.folder.ok(&["fincore", &format!("mnt/{name}"), "--json"]));
+    let number = |key: &str| found[key].as_u64().unwrap_or_else(|| panic!("no {key}: {found}"));
+    (number("resident_blocks") * number("block_size"), number("kernel_bytes"))
+}
+
+/// Requests by which the kernel has filled its cache.
+fn fills(place: &Place) -> u64 {
+    let stat = json(&place.folder.ok(&["stat", "mnt", "--json"]));
+    stat["mounts"][0]["kernel_fills"].as_u64().expect("a number")
+}
+
+/// A file of so many bytes, synced, and open.
+fn made(place: &Place, name: &str, len: usize) -> File {
+    let mut options = File::options();
+    let options = options.read(true).write(true).create_new(true);
+    let mut file = options.open(place.mnt(name)).expect("new");
+    file.write_all(&bytes_of(len as u64, len)).expect("room");
+    file.sync_all().expect("durable");
+    file
+}
+
+fn read_again(file: &mut File) {
+    file.rewind().unwrap();
+    file.read_to_end(&mut Vec::new()).unwrap();
+}
+
+/// A file that is written, synced and read through the mount is in one cache: at most 5 % of it are
+/// in both.
+#[test]
+fn file_written_and_read_is_in_one_cache() {
+    if !may_run() {
+        return;
+    }
+    let len = 16 * MIB as u64;
+    for mode in ["own", "kernel"] {
+        let place = Place::new(128 << 20);
+        place.mount(&format!("cache={mode}"));
+        let mut file = made(&place, "file", len as usize);
+        read_again(&mut file);
+        let first = held(&place, "file");
+        // By the kernel's fills alone.
+        let dropped = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+        dropped.expect("fadvise");
+        read_again(&mut file);
+        let second = held(&place, "file");
+        for (ours, kernels) in [first, second] {
+            let twice = ours.min(kernels);
+            assert!(twice <= len / 20, "cache={mode}: {ours} in ours, {kernels} in the kernel's");
+            let kept = if mode == "own" { ours } else { kernels };
+            assert!(
+                kept >= len / 10 * 9,
+                "cache={mode}: {ours} in ours, {kernels} in the kernel's"
+            );
+        }
+        drop(file);
+        place.umount();
+    }
+}
+
+/// With `cache=kernel` written data is in ours until it is durable, and what is removed before
+/// that is never written.
+#[test]
+fn removed_file_is_not_written_with_cache_kernel() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(128 << 20);
+    place.mount("cache=kernel");
+    let written = || {
+        let stat = json(&place.folder.ok(&["stat", "mnt", "--json"]));
+        stat["stats"]["written_bytes"].as_u64().expect("a number")
+    };
+    let before = written();
+    std::fs::write(place.mnt("scratch"), bytes_of(1, 2 * MIB)).unwrap();
+    std::fs::remove_file(place.mnt("scratch")).unwrap();
+    drop(made(&place, "file", 4096));
+    assert!(written() - before < MIB as u64, "{}", written() - before);
+    place.umount();
+}
+
+/// With `cache=own` the kernel keeps mapped pages, and no longer than until the last close.
+#[test]
+fn mapped_pages_go_with_the_last_close_with_cache_own() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new(128 << 20);
+    place.mount("cache=own");
+    drop(made(&place, "file", 2 * MIB));
+    let map = "import mmap, sys
+file = open('mnt/file', 'rb')
+view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+print(sum(view[at] for at in range(0, len(view), 4096)) > 0, flush=True)
+sys.stdin.read()";
+    let mut command = std::process::Command::new("python3");
+    command.args(["-c", map]).current_dir(place.folder.path(""));
+    command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    let mut mapping = command.spawn().expect("python3");
+    let (mut out, mut said) = (mapping.stdout.take().expect("piped"), [0; 5]);
+    out.read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"True\n");
+    assert_eq!(held(&place, "file").1, 2 * MIB as u64, "while it is mapped");
+    drop(mapping.stdin.take());
+    assert!(mapping.wait().unwrap().success());
+    until("the kernel has dropped them", || held(&place, "file").1 == 0);
+    place.umount();
+}
+
+/// The uncached strategy of a mount: the kernel reads ahead for it, so that a program that reads in
+/// steps of 10 KiB costs a request for each 128 KiB; pages are dropped behind the reader, and what
+/// was cached before stays.
+#[test]
+fn uncached_read_leaves_both_caches_as_they_were() {
+    if !may_run() {
+        return;
+    }
+    let len = 24 * MIB;
+    for mode in ["own", "small", "kernel"] {
+        let place = Place::new(128 << 20);
+        place.mount(&format!("cache={mode}"));
+        let mut file = made(&place, "file", len);
+        let all = rustix::fs::Advice::DontNeed;
+        rustix::fs::fadvise(&file, 0, None, all).expect("fadvise");
+        place.folder.ok(&["tune", "mnt", "--drop-clean"]);
+        file.rewind().unwrap();
+        let mut hot = vec![0; 2 * MIB];
+        file.read_exact(&mut hot).unwrap();
+        let mut before = held(&place, "file");
+        until("what is read ahead has come", || {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            std::mem::replace(&mut before, held(&place, "file")) == before
+        });
+        assert!(before.0 + before.1 >= 2 * MIB as u64, "cache={mode}: {before:?}");
+        let requests = fills(&place);
+        let line = "dd if=mnt/file bs=10k status=none | cksum";
+        let run = ["run", "--uncached", "--on", "mnt", "--", "sh", "-ec", line];
+        let sum = place.folder.ok(&run);
+        let requests = fills(&place) - requests;
+        std::fs::write(place.folder.path("same"), bytes_of(len as u64, len)).unwrap();
+        assert_eq!(sum, place.run("sh", &["-ec", "cksum < same"]), "cache={mode}");
+        let most = len as u64 / READ_AHEAD * 5 / 4 + 16;
+        assert!(requests > 0 && requests <= most, "cache={mode}: {requests} requests");
+        // With `cache=kernel` ours has what it read ahead for the first reader, and the second one
+        // takes that.
+        let wanted = (if mode == "kernel" { 0 } else { before.0 }, before.1);
+        until("both are as before", || held(&place, "file") == wanted);
+        drop(file);
+        place.umount();
+    }
+}

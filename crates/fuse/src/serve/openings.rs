@@ -1,0 +1,284 @@
+//! Openings and the kernel's cache: which of them it serves, what our cache keeps of them, and what
+//! is dropped behind them.
+//!
+//! Invariants: O1 every reply to an open says KEEP_CACHE: an opening drops nothing that the kernel
+//! has, and each change drops what it makes stale. O2 with `cache=kernel`, a request by which the
+//! kernel fills its cache, or hands over bytes that it keeps, carries `HELD_ABOVE`. O3 an uncached
+//! opening leaves no page behind that was read through it.
+//!
+//! No locks but that of a handle's ranges, a leaf.
+
+use super::{Core, Outcome, read_flags, sync_flags};
+use crate::drops::ALL;
+use crate::handles::{Caching, Handle};
+use crate::inodes::Mark;
+use crate::ioctl::{MODE_CACHED, MODE_UNCACHED};
+use crate::options::{CacheMode, SMALL_BYTES};
+use crate::proto::consts::{FOpen, READ_LOCKOWNER, WRITE_CACHE, open};
+use crate::proto::request::{ReadIn, WriteIn};
+use forebay_base::IoFlags;
+use forebay_vfs::{Attr, FileKind};
+use std::ops::Range;
+
+fn is_fill(io: &ReadIn) -> bool {
+    io.read_flags & READ_LOCKOWNER == 0
+}
+
+/// Whether a file is opened for reading only.
+pub(super) fn reads_only(flags: u32) -> bool {
+    flags & (open::ACCMODE | open::TRUNC) == 0
+}
+
+/// The reply for an opening in this way (O1).
+pub(super) fn fopen(caching: Caching) -> FOpen {
+    let kept = FOpen::KEEP_CACHE | FOpen::NOFLUSH;
+    match caching.is_cached {
+        true => kept,
+        false => kept | FOpen::DIRECT_IO | FOpen::PARALLEL_DIRECT_WRITES,
+    }
+}
+
+impl Core {
+    /// How the kernel shall treat an opening in this mode.
+    pub(super) fn caching(&self, attr: &Attr, flags: u32, mode: u32) -> Caching {
+        if attr.kind != FileKind::File {
+            return Caching::default();
+        }
+        let reads_only = reads_only(flags);
+        let is_small = self.cache == CacheMode::Small && attr.size <= SMALL_BYTES;
+        let drops_at_end = self.cache != CacheMode::Kernel && !is_small;
+        // A map needs the kernel's pages. An opening past them makes the kernel drop them, when it
+        // is mapped in turn.
+        let is_mapped = || attr.perm & 0o111 != 0 || self.inodes.marked(attr.ino, Mark::Mapped);
+        let is_cached = match mode {
+            MODE_CACHED => match self.cache {
+                CacheMode::Kernel => true,
+                CacheMode::Own | CacheMode::Small => reads_only && (is_small || is_mapped()),
+            },
+            // By the kernel's read-ahead, and dropped behind.
+            MODE_UNCACHED => reads_only && flags & super::o_direct() == 0,
+            _ => false,
+        };
+        Caching { is_cached, drops_at_end }
+    }
+
+    /// Whether attributes decide about the kernel's cache for an opening.
+    pub(super) fn asks_attributes(&self, flags: u32) -> bool {
+        self.cache != CacheMode::Own || reads_only(flags)
+    }
+
+    /// Whether the kernel keeps what this opening reads and writes through its cache (O2).
+    fn is_held_above(&self, handle: &Handle) -> bool {
+        let is_kept = self.cache == CacheMode::Kernel && handle.caching.is_cached;
+        is_kept && handle.mode() == MODE_CACHED
+    }
+
+    pub(super) fn flags_of_read(&self, handle: &Handle, io: &ReadIn) -> IoFlags {
+        let flags = read_flags(io.flags) | handle.mode_flags();
+        match is_fill(io) && self.is_held_above(handle) {
+            true => flags | IoFlags::HELD_ABOVE,
+            false => flags,
+        }
+    }
+
+    pub(super) fn flags_of_kind(&self, handle: &Handle, io: &WriteIn) -> IoFlags {
+        // Pages into which programs have stored by a map, whatever handle the kernel names.
+        if io.write_flags & WRITE_CACHE != 0 {
+            return match self.cache {
+                CacheMode::Kernel => IoFlags::HELD_ABOVE,
+                CacheMode::Own | CacheMode::Small => IoFlags::empty(),
+            };
+        }
+        let direct = read_flags(io.flags);
+        let flags = direct | sync_flags(io.flags) | handle.mode_flags();
+        match direct.is_empty() && self.is_held_above(handle) {
+            true => flags | IoFlags::HELD_ABOVE,
+            false => flags,
+        }
+    }
+
+    /// Before a read: one without a lock owner fills the kernel's cache. It is noted once, by the
+    /// reader thread that gets it.
+    pub(super) fn note_fill(&self, handle: &Handle, io: &ReadIn) {
+        if !is_fill(io) {
+            return;
+        }
+        let is_uncached = handle.mode() == MODE_UNCACHED;
+        self.inodes.mark_fill(handle.file.ino(), !is_uncached);
+        self.fills.add(u64::from(io.size));
+        if !is_uncached {
+            return;
+        }
+        let end = io.offset.saturating_add(u64::from(io.size));
+        self.drop_behind(handle, io.offset..end);
+    }
+
+    /// A range is read into the kernel's cache and must not stay there (O3).
+    fn drop_behind(&self, handle: &Handle, range: Range<u64>) {
+        let (node, drops) = (handle.file.ino().0, self.notifier.drops());
+        let mut behind = handle.behind.lock();
+        behind.push(range);
+        while let Some(old) = behind.pop_old() {
+            if !drops.try_push(node, &old) {
+                behind.unpop(old);
+                return;
+            }
+        }
+    }
+
+    /// The kernel has closed an opening: what it must not leave in the kernel's cache is dropped.
+    pub(super) async fn release(&self, fh: u64) -> Outcome {
+        self.trees.remove(fh);
+        let Some(handle) = self.handles.remove(fh) else { return Outcome::done() };
+        let (ino, drops) = (handle.file.ino(), self.notifier.drops());
+        let is_last = handle.caching.drops_at_end && !self.handles.has_open(ino);
+        if is_last && self.inodes.marked(ino, Mark::Content) {
+            self.inodes.take(ino, Mark::Mapped);
+            drops.push(ino.0, ALL).await;
+            return Outcome::done();
+        }
+        loop {
+            let oldest = handle.behind.lock().pop();
+            let Some(oldest) = oldest else { return Outcome::done() };
+            drops.push(ino.0, oldest).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ioctl::MODE_DIRECT;
+    use crate::options::Options;
+    use crate::proto::consts::WRITE_KILL_SUIDGID;
+    use forebay_base::task::block_on;
+    use forebay_base::world::RealWorld;
+    use forebay_testkit::mem_fs::MemFs;
+    use forebay_vfs::{Ino, Name, NewInode, OpenFlags};
+    use std::sync::Arc;
+
+    fn core(cache: CacheMode) -> (Arc<Core>, Attr) {
+        let options = Options { cache, ..Options::default() };
+        let fs = Arc::new(MemFs::default());
+        let core = Core::new(fs, RealWorld::new(), Default::default(), &options);
+        let (name, new) = (Name::new(b"f").unwrap(), NewInode::of(FileKind::File, 0o600));
+        let attr = block_on(core.fs.mknod(Ino::ROOT, name, &new)).unwrap();
+        core.inodes.told(attr.ino);
+        (core, attr)
+    }
+
+    fn opened(core: &Core, attr: &Attr, flags: u32, mode: u32) -> u64 {
+        let both = OpenFlags::READ | OpenFlags::WRITE;
+        let file = block_on(core.fs.open(attr.ino, both)).unwrap();
+        let caching = core.caching(attr, flags, mode);
+        core.handles.add(Handle::new(file, IoFlags::empty(), mode, caching))
+    }
+
+    /// Which openings the kernel's cache serves, by mode.
+    #[test]
+    fn openings_are_cached_by_the_kernel_as_the_mode_says() {
+        for cache in [CacheMode::Own, CacheMode::Small, CacheMode::Kernel] {
+            let (core, plain) = core(cache);
+            let large = Attr { size: SMALL_BYTES + 1, ..plain };
+            let is_cached = |attr: &Attr, flags| {
+                let caching = core.caching(attr, flags, MODE_CACHED);
+                let fopen = fopen(caching);
+                assert!(fopen.contains(FOpen::KEEP_CACHE), "O1");
+                assert_eq!(fopen.contains(FOpen::DIRECT_IO), !caching.is_cached);
+                caching.is_cached
+            };
+            let all = cache == CacheMode::Kernel;
+            assert!(!is_cached(&Attr { kind: FileKind::Fifo, ..plain }, 0));
+            assert_eq!(is_cached(&plain, 0), cache != CacheMode::Own, "{cache:?}");
+            assert_eq!(is_cached(&large, 0), all, "{cache:?}");
+            assert_eq!(is_cached(&plain, open::RDWR), all, "{cache:?}");
+            assert_eq!(is_cached(&plain, open::TRUNC), all, "{cache:?}");
+            // Programs, and files whose pages the kernel has: they are or will be mapped.
+            let program = Attr { perm: 0o755, ..large };
+            assert!(is_cached(&program, 0));
+            assert_eq!(is_cached(&program, open::RDWR), all, "{cache:?}");
+            core.inodes.mark(plain.ino, Mark::Content);
+            assert_eq!(is_cached(&large, 0), all, "{cache:?}: by an uncached opening");
+            core.inodes.mark(plain.ino, Mark::Mapped);
+            assert!(is_cached(&large, 0));
+        }
+    }
+
+    /// Uncached openings for reading use the kernel's read-ahead; others, and direct ones, do not.
+    #[test]
+    fn uncached_openings_for_reading_go_through_the_kernels_cache() {
+        for cache in [CacheMode::Own, CacheMode::Small, CacheMode::Kernel] {
+            let (core, attr) = core(cache);
+            let is_cached = |flags, mode| core.caching(&attr, flags, mode).is_cached;
+            assert!(is_cached(0, MODE_UNCACHED));
+            assert!(!is_cached(open::RDWR, MODE_UNCACHED) && !is_cached(0, MODE_DIRECT));
+            assert!(!is_cached(super::super::o_direct(), MODE_UNCACHED));
+        }
+    }
+
+    /// O2, and of the content that the kernel hands over from maps.
+    #[test]
+    fn requests_for_the_kernels_cache_are_held_above_with_cache_kernel_alone() {
+        let read = |fh, read_flags| ReadIn { fh, offset: 0, size: 4096, read_flags, flags: 0 };
+        let write = |fh, flags, write_flags| WriteIn { fh, offset: 0, size: 3, write_flags, flags };
+        let none = IoFlags::empty();
+        for (cache, above) in [
+            (CacheMode::Own, none),
+            (CacheMode::Small, none),
+            (CacheMode::Kernel, IoFlags::HELD_ABOVE),
+        ] {
+            let (core, attr) = core(cache);
+            let fh = opened(&core, &attr, open::RDWR, MODE_CACHED);
+            let handle = core.handle(fh).unwrap();
+            assert_eq!(core.flags_of_read(&handle, &read(fh, 0)), above);
+            assert_eq!(core.flags_of_read(&handle, &read(fh, READ_LOCKOWNER)), none);
+            assert_eq!(core.flags_of_kind(&handle, &write(fh, 2, 0)), above);
+            assert_eq!(core.flags_of_kind(&handle, &write(fh, 2, WRITE_KILL_SUIDGID)), above);
+            assert_eq!(core.flags_of_kind(&handle, &write(fh, 2, WRITE_CACHE)), above);
+            let direct = write(fh, super::super::o_direct(), 0);
+            let flags = core.flags_of_kind(&handle, &direct);
+            assert_eq!(flags, IoFlags::DIRECT | IoFlags::FALLBACK);
+            assert!(handle.set_mode(MODE_UNCACHED));
+            assert_eq!(core.flags_of_read(&handle, &read(fh, 0)), IoFlags::UNCACHED);
+            assert_eq!(core.flags_of_kind(&handle, &write(fh, 2, 0)), IoFlags::UNCACHED);
+        }
+    }
+
+    /// O3: what was read through an uncached opening, and nothing else, is dropped at its release.
+    #[test]
+    fn release_of_an_uncached_opening_drops_what_it_has_read() {
+        let (core, attr) = core(CacheMode::Kernel);
+        let uncached = opened(&core, &attr, 0, MODE_UNCACHED);
+        let other = opened(&core, &attr, 0, MODE_CACHED);
+        let read = |fh, offset, read_flags| {
+            let io = ReadIn { fh, offset, size: 4096, read_flags, flags: 0 };
+            core.note_fill(&core.handle(fh).unwrap(), &io);
+        };
+        read(uncached, 8192, 0);
+        read(other, 0, 0);
+        read(uncached, 40_960, READ_LOCKOWNER);
+        read(uncached, 12_288, 0);
+        assert_eq!(core.fills.totals(), (3, 3 * 4096));
+        assert_eq!(core.notifier.drops().queued(), []);
+        block_on(core.release(uncached));
+        block_on(core.release(other));
+        assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, 8192..16_384)]);
+    }
+
+    /// With `cache=own` the kernel keeps mapped pages for as long as the file is open.
+    #[test]
+    fn last_release_of_a_mapped_file_drops_its_pages_with_cache_own() {
+        for (cache, drops) in [(CacheMode::Own, true), (CacheMode::Kernel, false)] {
+            let (core, attr) = core(cache);
+            let (a, b) =
+                (opened(&core, &attr, 0, MODE_CACHED), opened(&core, &attr, 0, MODE_CACHED));
+            let io = ReadIn { fh: a, offset: 0, size: 4096, read_flags: 0, flags: 0 };
+            core.note_fill(&core.handle(a).unwrap(), &io);
+            block_on(core.release(a));
+            assert_eq!(core.notifier.drops().queued(), [], "{cache:?}: it is open");
+            block_on(core.release(b));
+            let wanted = drops.then_some((attr.ino.0, ALL));
+            assert_eq!(core.notifier.drops().queued(), Vec::from_iter(wanted), "{cache:?}");
+        }
+    }
+}
