@@ -158,8 +158,10 @@ pub struct Plan {
     pub what: PathBuf,
     /// Bytes in all; the files are read again from the first one on if they have fewer.
     pub bytes: u64,
-    /// Bytes a second.
+    /// Bytes a second; 0: as fast as they come.
     pub pace: u64,
+    /// It stops after this time at the latest.
+    pub limit: Duration,
 }
 
 impl Plan {
@@ -184,17 +186,25 @@ impl Plan {
             return Err(Error::new(ErrorKind::InvalidInput, "backup", "there is nothing to read"));
         }
         let (start, mut done) = (Instant::now(), 0);
+        let is_over = |done| {
+            done >= self.bytes
+                || start.elapsed() >= self.limit
+                || shared.stop.load(Ordering::Relaxed)
+        };
         let mut buf = AlignedBuf::new(PIECE);
         for (path, size) in files.iter().cycle() {
             let file = Open::new(self.way, path)?;
             for offset in (0..*size).step_by(PIECE) {
-                if done >= self.bytes || shared.stop.load(Ordering::Relaxed) {
+                if is_over(done) {
                     break;
                 }
                 file.read(&mut buf, offset).map_err(|e| e.with_path(path))?;
                 done += PIECE as u64;
                 shared.bytes.store(done, Ordering::Relaxed);
-                let due = Duration::from_secs_f64(done as f64 / self.pace as f64);
+                let due = match self.pace {
+                    0 => Duration::ZERO,
+                    pace => Duration::from_secs_f64(done as f64 / pace as f64),
+                };
                 let ahead = due.saturating_sub(start.elapsed());
                 if ahead > Duration::from_millis(2) {
                     std::thread::sleep(ahead);
@@ -202,7 +212,7 @@ impl Plan {
                 shared.micros.store(start.elapsed().as_micros() as u64, Ordering::Relaxed);
             }
             file.close()?;
-            if done >= self.bytes || shared.stop.load(Ordering::Relaxed) {
+            if is_over(done) {
                 break;
             }
         }
@@ -259,6 +269,8 @@ mod tests {
     use super::*;
     use crate::harness::sys::page_cache_bytes;
 
+    const LIMIT: Duration = Duration::from_secs(60);
+
     fn wait(mut backup: Backup) -> Result<Progress> {
         loop {
             let progress = backup.progress()?;
@@ -287,7 +299,7 @@ mod tests {
             fadvise(&file, 0, None, Advice::Random).unwrap();
             let mut page = [0; 4096];
             std::os::unix::fs::FileExt::read_exact_at(&file, &mut page, 512 << 10).unwrap();
-            let plan = Plan { way, what: what.into(), bytes: 1 << 20, pace: 1 << 30 };
+            let plan = Plan { way, what: what.into(), bytes: 1 << 20, pace: 1 << 30, limit: LIMIT };
             wait(Backup::start(plan).unwrap()).unwrap();
             page_cache_bytes(&file, 0, 1 << 20).unwrap()
         };
@@ -301,7 +313,7 @@ mod tests {
     fn backup_that_fails_or_has_nothing_to_read_is_an_error() {
         let dir = folder("none");
         for what in [dir.clone(), dir.join("nowhere")] {
-            let plan = Plan { way: Way::Plain, what, bytes: 1 << 20, pace: 1 << 30 };
+            let plan = Plan { way: Way::Plain, what, bytes: 1 << 20, pace: 1 << 30, limit: LIMIT };
             assert!(wait(Backup::start(plan).unwrap()).is_err(), "B1");
         }
         std::fs::remove_dir_all(&dir).unwrap();
@@ -311,7 +323,13 @@ mod tests {
     fn backup_keeps_its_pace_and_reads_files_again() {
         let dir = folder("pace");
         std::fs::write(dir.join("a"), vec![1; 1 << 20]).unwrap();
-        let plan = Plan { way: Way::Plain, what: dir.clone(), bytes: 8 << 20, pace: 80 << 20 };
+        let plan = Plan {
+            way: Way::Plain,
+            what: dir.clone(),
+            bytes: 8 << 20,
+            pace: 80 << 20,
+            limit: LIMIT,
+        };
         let progress = wait(Backup::start(plan).unwrap()).unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
         assert!(progress.rate <= 80.0 * 1.048_576 * 1.03, "{progress:?}");

@@ -238,7 +238,8 @@ fn phases(
         run.steps.push(sums[0].add(&slice(processes)?));
     }
     let job = json!({ "way": column.way.name(), "what": setting.backed_up(form),
-        "bytes": setting.backup_bytes(form), "pace": setting.pace });
+        "bytes": setting.backup_bytes(form), "pace": form.pace().unwrap_or(0),
+        "micros": setting.backup_limit().as_micros() as u64 });
     processes.ask("backup", job)?;
     loop {
         let answer = slice(processes)?;

@@ -82,7 +82,9 @@ impl State {
                 let way = Way::of_name(text(job, "way"));
                 let none = || Error::new(ErrorKind::InvalidInput, "backup", format!("way {job}"));
                 let (way, what) = (way.ok_or_else(none)?, PathBuf::from(text(job, "what")));
-                let plan = Plan { way, what, bytes: count(job, "bytes"), pace: count(job, "pace") };
+                let limit = Duration::from_micros(count(job, "micros"));
+                let (bytes, pace) = (count(job, "bytes"), count(job, "pace"));
+                let plan = Plan { way, what, bytes, pace, limit };
                 self.backup = Some(Backup::start(plan)?);
             }
             "progress" => {
@@ -248,7 +250,7 @@ mod tests {
             assert_eq!(work(json!({ "work": "resident" })).unwrap()["pages"], 300, "{budget}");
             let way = if budget == 0 { "plain" } else { "forebay-uncached" };
             work(json!({ "work": "backup", "way": way, "what": path, "bytes": 1 << 20,
-                "pace": 1 << 30 }))
+                "pace": 1 << 30, "micros": 60_000_000 }))
             .unwrap();
             let progress = || json!({ "work": "progress" });
             while work(progress()).unwrap()["ended"] != true {}

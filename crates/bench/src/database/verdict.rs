@@ -75,11 +75,13 @@ fn best(found: &Found) -> Option<&'static str> {
     })
 }
 
-/// The least that a backup made of its pace, in columns that are compared.
-fn pace_share(found: &Found, setting: &Setting, names: &[&str]) -> f64 {
+/// The least that a backup made of its pace, in columns that are compared; without a pace, what
+/// ours made of the rate of plain `tar` on the kernel.
+fn pace_share(found: &Found, form: Form, names: &[&str]) -> f64 {
     let rate = |name: &&str| median(&values(found, name, |run| run.backup));
+    let Some(pace) = form.pace() else { return rate(&OURS) / rate(&TAR).max(1e-9) };
     let rates = names.iter().filter(|name| found.contains_key(**name)).map(rate);
-    rates.fold(f64::INFINITY, f64::min) * 1e6 / setting.pace as f64
+    rates.fold(f64::INFINITY, f64::min) * 1e6 / pace as f64
 }
 
 /// Names of figures: of the form, and of the budget where several are compared.
@@ -126,20 +128,16 @@ fn rows(report: &mut Report, names: &Names, found: &Found) {
 
 fn notes(report: &mut Report, setting: &Setting, form: Form, gate: Gate, found: &Found) {
     let name = form.name();
-    let what = match form {
-        Form::Files => "other files",
-        Form::Itself => "the database itself",
-    };
     report.note(format!(
         "database {name}: budget {}, database {}, hot set of {} pages, SQLite's own cache 1 MiB; \
-         {} s a run, a backup of {} of {what} at {} MB/s; the kernel's columns have a memory \
+         {} s a run, a backup of {} of {}; the kernel's columns have a memory \
          cgroup of the budget, what their processes hold, and {}",
         format_size(setting.budget),
         format_size(setting.rows() * PAGE as u64),
         setting.hot_pages(),
         setting.seconds,
         format_size(setting.backup_bytes(form)),
-        setting.pace / 1_000_000,
+        form.words(),
         format_size(slack(setting.budget)),
     ));
     report.note(format!("database {name}: {}", gate.note()));
@@ -159,7 +157,7 @@ fn notes(report: &mut Report, setting: &Setting, form: Form, gate: Gate, found: 
 fn ratios(report: &mut Report, setting: &Setting, names: &Names, gate: Gate, found: &Found) {
     let Some(ours) = found.get(OURS).filter(|runs| !runs.is_empty()) else { return };
     let best = best(found).unwrap_or(BEST[0]);
-    let pace = pace_share(found, setting, &[OURS, TAR, best]);
+    let pace = pace_share(found, names.form, &[OURS, TAR, best]);
     if pace < PACE_MIN {
         report.note(format!(
             "database {}: a backup made {:.0} % of its pace: not judged",
@@ -179,8 +177,8 @@ fn ratios(report: &mut Report, setting: &Setting, names: &Names, gate: Gate, fou
         let name = names.metric(name);
         match names.form {
             Form::Itself => report.ratio(&name, value),
-            Form::Files if judged => report.ratio_with_bar(&name, value, good, bar),
-            Form::Files => report.ratio_unjudged(&name, value, good, bar),
+            Form::Files | Form::Fast if judged => report.ratio_with_bar(&name, value, good, bar),
+            Form::Files | Form::Fast => report.ratio_unjudged(&name, value, good, bar),
         }
     }
     let mut add = |name: &str, value: f64| report.ratio(&names.metric(name), value);
@@ -218,7 +216,7 @@ fn chart(report: &mut Report, setting: &Setting, form: Form, found: &Found) {
         behaviour: "database",
         title: format!(
             "Lookups during a backup of {}, budget {}",
-            if form == Form::Files { "other files" } else { "the database itself" },
+            form.words(),
             format_size(setting.budget)
         ),
         unit: "lookups/s".into(),
