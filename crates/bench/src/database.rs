@@ -35,9 +35,9 @@ use std::time::Duration;
 /// What is backed up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Form {
-    /// Other files, at [`PACE`].
+    /// Other files, at 200 MB/s.
     Files,
-    /// The database, at [`PACE`].
+    /// The database, at 200 MB/s.
     Itself,
     /// Other files, as fast as the disk gives them.
     Fast,

@@ -4,7 +4,7 @@
 //! and holds all handshakes; a connection moves to the least busy thread when its transmission
 //! begins, and stays there.
 //!
-//! Lock: `Server::listeners`, a leaf; and those of [`crate::shared`].
+//! Lock: `Server::listeners`, a leaf; and those of `shared`.
 
 use crate::config::{DropReason, RECEIVE_MIN, ServerConfig, pool_memory, receive_memory};
 use crate::event_loop::EventLoop;
