@@ -4,7 +4,7 @@
 //! than `PART` ranges. G3 the memory of parts is reused: a set that was cleared, or has shrunk,
 //! grows to its former size without allocating.
 //!
-//! Lock: that of [`SpareSets`], a leaf.
+//! Lock: that of `SpareSets`, a leaf.
 
 use forebay_base::sync::Mutex;
 use std::ops::Range;

@@ -3,9 +3,9 @@
 //! unflushed blocks is full; and releases closed files once they are durable.
 //!
 //! Invariants: Z1 it runs while the domain has files, and then for as long as a
-//! [`Stay`](super::domain::Stay) exists. Z2 apart from its own I/O it waits only for write-out in
-//! its own domain, never another one's. Z3 after each visit a file is queued again by its oldest
-//! dirty block, or waits, or is clean.
+//! [`Stay`](crate::dirty::domain::Stay) exists. Z2 apart from its own I/O it waits only for
+//! write-out in its own domain, never another one's. Z3 after each visit a file is queued again by
+//! its oldest dirty block, or waits, or is clean.
 
 use crate::cache::PageCache;
 use crate::dirty::domain::Domain;
@@ -53,8 +53,8 @@ async fn run_flusher(cache: Arc<PageCache>, domain: Arc<Domain>) {
     }
 }
 
-/// Whether the last file has left, and no [`Stay`](super::domain::Stay) exists (Z1). The next file
-/// then starts a new flusher.
+/// Whether the last file has left, and no [`Stay`](crate::dirty::domain::Stay) exists (Z1). The
+/// next file then starts a new flusher.
 fn ended(domain: &Domain) -> bool {
     let mut queue = domain.queue();
     let empty = queue.is_empty();
