@@ -335,6 +335,18 @@ mod tests {
         assert!(progress.rate <= 80.0 * 1.048_576 * 1.03, "{progress:?}");
     }
 
+    /// Without the limit a backup of more bytes than any disk gives would never end.
+    #[test]
+    fn backup_without_pace_stops_at_its_limit() {
+        let dir = folder("limit");
+        std::fs::write(dir.join("a"), vec![1; 1 << 20]).unwrap();
+        let limit = Duration::from_millis(50);
+        let plan = Plan { way: Way::Plain, what: dir.clone(), bytes: u64::MAX, pace: 0, limit };
+        let progress = wait(Backup::start(plan).unwrap()).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(progress.ended && progress.rate > 0.0, "{progress:?}");
+    }
+
     #[test]
     fn ways_have_names_and_runs_are_found() {
         assert!(WAYS.iter().all(|(way, name)| Way::of_name(name) == Some(*way)));
