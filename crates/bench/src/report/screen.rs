@@ -249,8 +249,10 @@ mod tests {
     fn backup_without_pace_is_shown_where_it_was_run() {
         let row = |metric: &str, median: f64| json!({ "variant": "ours", "metric": metric, "median": median });
         let mut rows = vec![row("files_lookups_alone", 2e5), row("files_lookups_during", 1e5)];
-        let shown =
-            |rows: &[Value]| lines(&[json!({ "bench": "database", "rows": rows })])[1].clone();
+        let shown = |rows: &[Value]| {
+            let report = json!({ "bench": "database", "rows": rows });
+            lines(&[report])[1].clone()
+        };
         assert!(shown(&rows).contains("50 % of alone"), "{}", shown(&rows));
         rows.extend([row("fast_lookups_alone", 2e5), row("fast_lookups_during", 5e4)]);
         assert!(shown(&rows).contains("25 % of alone"), "{}", shown(&rows));
