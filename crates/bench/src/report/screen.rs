@@ -247,7 +247,10 @@ mod tests {
 
     #[test]
     fn backup_without_pace_is_shown_where_it_was_run() {
-        let row = |metric: &str, median: f64| json!({ "variant": "ours", "metric": metric, "median": median });
+        let row = |metric: &str, median: f64| {
+            let variant = "ours";
+            json!({ "variant": variant, "metric": metric, "median": median })
+        };
         let mut rows = vec![row("files_lookups_alone", 2e5), row("files_lookups_during", 1e5)];
         let shown = |rows: &[Value]| {
             let report = json!({ "bench": "database", "rows": rows });
