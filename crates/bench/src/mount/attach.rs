@@ -61,7 +61,7 @@ impl Drop for Attached {
 /// Runs it.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     if !program_exists("fio") {
-        return Err(Error::new(ErrorKind::NotFound, "fio", "Debian's package fio has it"));
+        return Err(not_installed("fio", "Debian's package fio has it"));
     }
     let size = options.size_or(32 * MIB, 512 * MIB);
     let image = Image::create(&options.dir, "attach", size, options.keep)?;

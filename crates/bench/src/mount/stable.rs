@@ -29,7 +29,7 @@ struct Run {
 /// Runs it.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     if !program_exists("dbench") {
-        return Err(Error::new(ErrorKind::NotFound, "dbench", "Debian's package dbench has it"));
+        return Err(not_installed("dbench", "Debian's package dbench has it"));
     }
     let seconds = options.seconds.map_or(if options.quick { 1 } else { 12 }, |s| s.max(1.0) as u64);
     let cache = if options.quick { 64 * MIB } else { 256 * MIB };

@@ -31,7 +31,7 @@ pub fn binaries() -> Result<PathBuf> {
         .collect();
     found.sort();
     let none = "no PostgreSQL server in /usr/lib/postgresql: apt-get install postgresql";
-    let missing = || Error::new(ErrorKind::NotFound, "find postgres", none);
+    let missing = || not_installed("find postgres", none);
     found.pop().map(|(_, path)| path).ok_or_else(missing)
 }
 
