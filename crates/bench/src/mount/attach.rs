@@ -15,6 +15,7 @@ use crate::harness::image::Image;
 use crate::harness::load::{Slice, Target};
 use crate::harness::meter::MachineTime;
 use crate::harness::options::Options;
+use crate::report::lack::not_installed;
 use crate::report::model::{Good, Report};
 use crate::rivals::empty::Empty;
 use crate::rivals::fio;

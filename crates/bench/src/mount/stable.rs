@@ -9,11 +9,12 @@
 use super::ground::{self, Ground, Plot, Who};
 use crate::harness::backing::Backing;
 use crate::harness::options::Options;
+use crate::report::lack::not_installed;
 use crate::report::model::{Good, Report, median};
 use crate::rivals::server::program_exists;
 use crate::stable::dbench::{self, Table};
 use forebay_base::units::{GIB, MIB, format_size};
-use forebay_base::{Error, ErrorKind, Result};
+use forebay_base::{Error, Result};
 
 /// What the cache counts of it.
 const COUNTED: [&str; 4] = ["stable_waits", "stable_hits", "stable_copies", "stable_fallbacks"];

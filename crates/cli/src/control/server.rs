@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -283,6 +283,7 @@ fn serve(shared: &Shared, mut stream: &UnixStream) -> std::io::Result<()> {
 mod tests {
     use super::super::client::Client;
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     struct Echo;
 

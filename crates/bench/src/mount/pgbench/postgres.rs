@@ -3,6 +3,7 @@
 //! drop. It syncs what it commits, everywhere alike.
 
 use crate::harness::meter::cpu_seconds_with_ended;
+use crate::report::lack::not_installed;
 use crate::rivals::mounted::call;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_testkit::cgroup::field;
