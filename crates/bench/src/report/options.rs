@@ -11,7 +11,7 @@ pub struct ReportOptions {
     pub inputs: Vec<PathBuf>,
     /// Where the page goes.
     pub html: Option<PathBuf>,
-    /// Print the figures of the README.
+    /// Print the tables of `docs/figures.md`.
     pub readme: bool,
     /// Print a few lines for a newcomer.
     pub screen: bool,
@@ -32,7 +32,7 @@ pub fn command(ignored: &Command) -> Command {
         file("files").action(ArgAction::Append).num_args(1..).help("JSON of an earlier run"),
         file("json").long("json").action(ArgAction::Append).help("The same"),
         file("html").long("html").help("Write a page with tables and charts"),
-        flag("readme").help("Print the figures of the README"),
+        flag("readme").help("Print the tables of docs/figures.md"),
         flag("screen").help("Print a few lines for a newcomer"),
         flag("compare")
             .conflicts_with_all(["readme", "screen", "html"])
