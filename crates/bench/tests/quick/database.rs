@@ -25,8 +25,9 @@ fn database_reports_every_column() {
     };
     let ran: Vec<_> =
         columns.into_iter().chain(kernel.into_iter().filter(|column| runs(column))).collect();
-    for (column, form) in
-        ran.iter().flat_map(|column| ["files", "itself", "brisk", "fast"].map(|form| (column, form)))
+    for (column, form) in ran
+        .iter()
+        .flat_map(|column| ["files", "itself", "brisk", "fast"].map(|form| (column, form)))
     {
         for metric in ["lookups_alone", "lookups_during", "lookups_after", "backup_rate", "memory"]
         {
