@@ -52,7 +52,8 @@ impl Drop for OutstandingRequest {
         if !self.answered {
             self.shared.device.reply(self.unique, EIO, &[]);
         }
-        // Let go first: when no task is counted any more the file system is given back (session.S2).
+        // Let go first: when no task is counted any more the file system is given back
+        // (session.S2).
         self.core = None;
         self.shared.task_ended();
     }
