@@ -212,6 +212,11 @@ impl RawOpener {
         }
     }
 
+    /// Which file of the host it is; `None` for a device object.
+    pub fn identity(&self) -> Option<FileIdentity> {
+        self.closing.identity()
+    }
+
     #[cfg(test)]
     pub fn device(&self) -> &Arc<FileDevice> {
         self.device.as_ref().expect("a raw file")
@@ -245,6 +250,10 @@ impl Closing {
 
     pub fn raw(&self) -> Option<(&Arc<FileDevice>, View)> {
         self.raw.as_ref().map(|raw| (&raw.device, raw.view))
+    }
+
+    fn identity(&self) -> Option<FileIdentity> {
+        self.raw.as_ref().map(|raw| raw.key)
     }
 }
 
