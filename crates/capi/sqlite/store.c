@@ -50,6 +50,8 @@ int failed(File *file, int64_t result, int code, const char *name) {
     else if ((error == ENOSPC || error == EDQUOT || error == EFBIG) &&
              (code == SQLITE_IOERR_WRITE || code == SQLITE_IOERR_TRUNCATE))
         code = SQLITE_FULL;
+    else if (error == ELOOP && code == SQLITE_CANTOPEN)
+        code = SQLITE_CANTOPEN_SYMLINK;
     else if (error == EBUSY && (code == SQLITE_CANTOPEN || code == SQLITE_IOERR_ACCESS))
         code = SQLITE_BUSY;
     if (code != SQLITE_BUSY && !(code == SQLITE_CANTOPEN && error == ENOENT))
@@ -423,16 +425,6 @@ static int open_as_allowed(File *file, fby_cache *cache) {
     return result;
 }
 
-/*
- * In a volume a symbolic link leads to a file whose other openers look for a journal of another
- * name. On the host xFullPathname has followed it.
- */
-static int is_link(const File *file) {
-    fby_attr attr;
-    int64_t got = fby_stat(file->store->volume, inner_of(file->name), AT_SYMLINK_NOFOLLOW, &attr, sizeof attr);
-    return got >= 0 && S_ISLNK(attr.mode);
-}
-
 /* The caller has the turn of the name of a host file, or holds the volume. */
 static int open_held(File *file, fby_cache *cache) {
     uint64_t dev, ino;
@@ -462,13 +454,12 @@ static int open_on_host(File *file) {
     return result;
 }
 
-static int open_in_volume(File *file, int *is_refused) {
+static int open_in_volume(File *file) {
     int is_buffered = !sqlite3_uri_boolean(file->name, "direct_io", 1);
     int result = store_hold(file->name, is_buffered, &file->store);
     if (result < 0)
         return result;
-    *is_refused = is_link(file);
-    result = *is_refused ? -ELOOP : open_held(file, NULL);
+    result = open_held(file, NULL);
     if (result < 0) {
         store_end(file->store);
         file->store = NULL;
@@ -477,12 +468,7 @@ static int open_in_volume(File *file, int *is_refused) {
 }
 
 int store_open(File *file) {
-    int is_refused = 0;
-    int result = inner_of(file->name) ? open_in_volume(file, &is_refused) : open_on_host(file);
-    if (is_refused) {
-        sqlite3_log(SQLITE_CANTOPEN_SYMLINK, "forebay: %s is a symbolic link", file->name);
-        return SQLITE_CANTOPEN_SYMLINK;
-    }
+    int result = inner_of(file->name) ? open_in_volume(file) : open_on_host(file);
     return result < 0 ? failed(file, result, SQLITE_CANTOPEN, file->name) : SQLITE_OK;
 }
 

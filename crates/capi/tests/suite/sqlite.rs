@@ -29,6 +29,12 @@ fn sqlite_journals_are_found_opened_and_synced() {
     sanitized("sqlite_journals");
 }
 
+/// Runs as root: only then a link may lead to what the owner of the database could not write.
+#[test]
+fn sqlite_link_on_host_is_refused() {
+    sanitized("sqlite_links");
+}
+
 #[test]
 fn sqlite_slow_open_or_close_delays_no_other_database() {
     sanitized("sqlite_stalls");
