@@ -124,6 +124,11 @@ int store_close(File *file);
  */
 int store_is_parents(const File *file);
 int store_is_in_volume(const char *name);
+/*
+ * Whether the rollback journal is of a database that a parent process had open at fork(2), and this
+ * process has not: a child leaves it alone.
+ */
+int store_is_journal_of_parent(const char *journal);
 /* Whether the name of a journal was synced since this process has its database open. */
 int store_is_journal_durable(const char *journal);
 void store_note_journal(const char *journal, int is_durable);

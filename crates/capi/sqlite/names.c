@@ -37,6 +37,8 @@ int store_delete(const char *name) {
     const char *inner = inner_of(name);
     Store *store;
     int result;
+    if (store_is_journal_of_parent(name))
+        return SQLITE_IOERR_DELETE;
     if (inner) {
         result = store_hold(name, 0, &store);
         if (result == 0) {

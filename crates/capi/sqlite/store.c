@@ -37,7 +37,9 @@ static struct {
     pid_t process;
     Store *stores;
     Node *nodes;
-} all = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, 0, NULL, NULL};
+    /* What parent processes had open at fork(2). Only names are read there. */
+    Node *parents;
+} all = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL};
 
 int failed(File *file, int64_t result, int code, const char *name) {
     int error = (int)-result;
@@ -59,15 +61,23 @@ int failed(File *file, int64_t result, int code, const char *name) {
     return code;
 }
 
-/* In a child of fork(2) what the parent made is of no use, and its memory is left alone. */
+/* In a child of fork(2) what the parent made is of no use, and none of its memory is freed. */
+static void begin_child(void) {
+    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t unchanged = PTHREAD_COND_INITIALIZER;
+    Node *parents = all.nodes, **end = &parents;
+    while (*end)
+        end = &(*end)->next;
+    *end = all.parents;
+    memset(&all, 0, sizeof all);
+    all.mutex = fresh;
+    all.changed = unchanged;
+    all.parents = parents;
+}
+
 static void lock_all(void) {
-    if (all.process && all.process != getpid()) {
-        pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-        pthread_cond_t unchanged = PTHREAD_COND_INITIALIZER;
-        memset(&all, 0, sizeof all);
-        all.mutex = fresh;
-        all.changed = unchanged;
-    }
+    if (all.process && all.process != getpid())
+        begin_child();
     pthread_mutex_lock(&all.mutex);
     all.process = getpid();
 }
@@ -368,17 +378,29 @@ static void end_node(Node *node) {
     free(node);
 }
 
-/* The node of the database of a rollback journal, NULL for another name. Needs the lock. */
-static Node *database_of(const char *journal) {
+/* The node, in a list, of the database of a rollback journal; NULL for another name. */
+static Node *database_in(Node *node, const char *journal) {
     static const char suffix[] = "-journal";
     size_t length = strlen(journal);
-    Node *node = all.nodes;
     if (length < sizeof suffix || strcmp(journal + length - (sizeof suffix - 1), suffix) != 0)
         return NULL;
     length -= sizeof suffix - 1;
     while (node && (strncmp(node->name, journal, length) != 0 || node->name[length]))
         node = node->next;
     return node;
+}
+
+/* Needs the lock. */
+static Node *database_of(const char *journal) {
+    return database_in(all.nodes, journal);
+}
+
+int store_is_journal_of_parent(const char *journal) {
+    int is_parents;
+    lock_all();
+    is_parents = !database_of(journal) && database_in(all.parents, journal);
+    unlock_all();
+    return is_parents;
 }
 
 int store_is_journal_durable(const char *journal) {

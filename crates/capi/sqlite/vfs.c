@@ -81,11 +81,16 @@ static int open_new(File *file, const char *name, int flags) {
     return result;
 }
 
-/* Behind the memory of a file of SQLite's own VFS, for a rollback journal. */
+/*
+ * Behind the memory of a file of SQLite's own VFS, for a rollback journal. That VFS knows no parent
+ * process: what changes a journal is refused in a child of fork(2), whose parent needs it.
+ */
 typedef struct {
     const char *name;
     const sqlite3_io_methods *theirs;
     sqlite3_io_methods methods;
+    /* That opened it. */
+    pid_t process;
     int sync_directory;
 } Journal;
 
@@ -93,9 +98,29 @@ static Journal *journal_of(sqlite3_file *base) {
     return (Journal *)(void *)((char *)base + (vfs.szOsFile - (int)sizeof(Journal)));
 }
 
+static int is_parents(const Journal *journal) {
+    return journal->process != getpid();
+}
+
+static int write_journal(sqlite3_file *base, const void *buf, int bytes, sqlite3_int64 offset) {
+    const Journal *journal = journal_of(base);
+    return is_parents(journal) ? SQLITE_IOERR_WRITE : journal->theirs->xWrite(base, buf, bytes, offset);
+}
+
+static int truncate_journal(sqlite3_file *base, sqlite3_int64 size) {
+    const Journal *journal = journal_of(base);
+    return is_parents(journal) ? SQLITE_IOERR_TRUNCATE : journal->theirs->xTruncate(base, size);
+}
+
+/* With this a rollback begins. */
+static int journal_size(sqlite3_file *base, sqlite3_int64 *size) {
+    const Journal *journal = journal_of(base);
+    return is_parents(journal) ? SQLITE_IOERR_FSTAT : journal->theirs->xFileSize(base, size);
+}
+
 static int sync_journal(sqlite3_file *base, int flags) {
     Journal *journal = journal_of(base);
-    int result = journal->theirs->xSync(base, flags);
+    int result = is_parents(journal) ? SQLITE_IOERR_FSYNC : journal->theirs->xSync(base, flags);
     if (result != SQLITE_OK || !journal->sync_directory)
         return result;
     result = store_sync_directory(journal->name);
@@ -116,6 +141,8 @@ static int open_journal(sqlite3_vfs *own, const char *name, sqlite3_file *base, 
     Journal *journal = journal_of(base);
     int exists = 1, result;
     base->pMethods = NULL;
+    if (store_is_journal_of_parent(name))
+        return SQLITE_CANTOPEN;
     if (flags & SQLITE_OPEN_CREATE &&
         store_make_file(name, sqlite3_filename_database(name), &exists) == SQLITE_OK)
         flags &= ~SQLITE_OPEN_CREATE;
@@ -127,7 +154,11 @@ static int open_journal(sqlite3_vfs *own, const char *name, sqlite3_file *base, 
     journal->name = name;
     journal->theirs = base->pMethods;
     journal->methods = *base->pMethods;
+    journal->methods.xWrite = write_journal;
+    journal->methods.xTruncate = truncate_journal;
+    journal->methods.xFileSize = journal_size;
     journal->methods.xSync = sync_journal;
+    journal->process = getpid();
     /* Also of a hot one: without its name nothing ends a rollback that a power loss interrupts. */
     journal->sync_directory = !store_is_journal_durable(name);
     base->pMethods = &journal->methods;

@@ -36,6 +36,11 @@ fn sqlite_link_on_host_is_refused() {
 }
 
 #[test]
+fn sqlite_child_of_fork_leaves_the_journal_of_its_parent() {
+    sanitized("sqlite_children");
+}
+
+#[test]
 fn sqlite_slow_open_or_close_delays_no_other_database() {
     sanitized("sqlite_stalls");
 }
