@@ -222,5 +222,8 @@ int store_has_moved(const File *file) {
     }
     if (stat(file->name, &host) != 0)
         return 1;
+    /* As libforebay knows a block device: by its number, whatever name it has. */
+    if (S_ISBLK(host.st_mode))
+        return file->node->dev != host.st_rdev || file->node->ino != 0;
     return host.st_dev != file->node->dev || host.st_ino != file->node->ino;
 }

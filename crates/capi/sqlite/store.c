@@ -326,20 +326,17 @@ int store_make_volume(const char *name, sqlite3_int64 bytes) {
     return result < 0 && result != -EEXIST ? failed(NULL, result, SQLITE_CANTOPEN, name) : SQLITE_OK;
 }
 
-/* Device and inode of an open file. */
+/* Device and inode of an open file: its name may be that of another file by now. */
 static int identity(const File *file, uint64_t *dev, uint64_t *ino) {
-    struct stat host;
     fby_attr attr;
-    if (file->store) {
-        int64_t got = fby_statx(file->file, &attr, sizeof attr);
-        *dev = 0;
-        *ino = got < 0 ? 0 : attr.ino;
-        return got < 0 ? (int)got : 0;
-    }
-    if (stat(file->name, &host) != 0)
-        return -errno;
-    *dev = host.st_dev;
-    *ino = host.st_ino;
+    int64_t got = fby_statx(file->file, &attr, sizeof attr);
+    *dev = *ino = 0;
+    if (got < 0)
+        return (int)got;
+    if (got < (int64_t)sizeof attr)
+        return -ENOSYS; /* A library that is older than its header. */
+    *dev = attr.dev;
+    *ino = attr.ino;
     return 0;
 }
 

@@ -41,6 +41,11 @@ fn sqlite_child_of_fork_leaves_the_journal_of_its_parent() {
 }
 
 #[test]
+fn sqlite_replaced_database_has_the_locks_of_the_opened_file() {
+    sanitized("sqlite_replaced");
+}
+
+#[test]
 fn sqlite_slow_open_or_close_delays_no_other_database() {
     sanitized("sqlite_stalls");
 }
