@@ -1,3 +1,5 @@
+//! The queue of drops: what it merges, and that no answer waits for it.
+
 use super::*;
 
 const MIB: u64 = 1 << 20;
