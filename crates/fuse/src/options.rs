@@ -3,6 +3,7 @@
 //! No locks.
 
 use crate::device::PAYLOAD_MAX;
+use crate::ioctl::MountMode;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_vfs::copy;
 use rustix::mount::MountFlags;
@@ -87,6 +88,8 @@ pub struct Options {
     pub via: Via,
     /// Which cache keeps the content of files.
     pub cache: CacheMode,
+    /// The mode of openings that have none of their own.
+    pub mode: MountMode,
     /// Where the process can be asked; [`crate::CONTROL_ATTRIBUTE`] tells others.
     pub control: Option<PathBuf>,
     /// Reader threads, 1 to 64; none: as many as CPUs.
@@ -108,6 +111,7 @@ impl Default for Options {
             allow_other: false,
             via: Via::Auto,
             cache: CacheMode::default(),
+            mode: MountMode::default(),
             control: None,
             threads: None,
             inodes_max: Self::inodes_for(256 << 20),

@@ -4,7 +4,7 @@
 //! The policy is an extended attribute of the file. One of a directory is not its own: what is made in it
 //! gets the same, directories too.
 //!
-//! Invariants: K1 a file without the attribute is cached. K2 what is made in a directory with a policy has it
+//! Invariants: K1 a file without the attribute has the mode of the mount. K2 what is made in a directory with a policy has it
 //! before its maker is answered, and one that cannot be given is no reason not to make the file.
 //!
 //! No locks.
@@ -52,13 +52,16 @@ impl Core {
     }
 
     /// The mode that an opening of a file begins with (K1): that of the file, else that of the tree of
-    /// processes which it is opened by.
+    /// processes which it is opened by, else that of the mount. A tree overrules a file that is cached.
     pub(super) async fn mode(&self, ino: Ino, pid: u32) -> u32 {
         let value = self.own_policy(ino).await;
         let known = WORDS.iter().find(|(word, _)| value.as_deref() == Some(word));
-        match known.map_or(MODE_CACHED, |(_, mode)| *mode) {
-            MODE_CACHED => self.trees.mode_of(pid, look).unwrap_or(MODE_CACHED),
-            mode => mode,
+        match known.map(|(_, mode)| *mode) {
+            Some(mode) if mode != MODE_CACHED => mode,
+            own => {
+                let of_tree = self.trees.mode_of(pid, look);
+                of_tree.or(own).unwrap_or_else(|| self.mount_mode.get())
+            }
         }
     }
 
@@ -78,5 +81,41 @@ impl Core {
                 made
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ioctl::MountMode;
+    use crate::options::Options;
+    use forebay_base::task::block_on;
+    use forebay_base::world::RealWorld;
+    use forebay_testkit::mem_fs::MemFs;
+    use forebay_vfs::{Name, NewInode};
+    use std::sync::Arc;
+
+    /// K1: the mount decides for files without a policy, from the next opening on.
+    #[test]
+    fn mode_of_the_mount_is_that_of_files_without_a_policy() {
+        let options = Options { mode: MountMode::default(), ..Options::default() };
+        let core =
+            Core::new(Arc::new(MemFs::default()), RealWorld::new(), Default::default(), &options);
+        let new = NewInode::of(FileKind::File, 0o600);
+        let made = |file: &[u8], policy: Option<&[u8]>| {
+            let ino = block_on(core.fs.mknod(Ino::ROOT, Name::new(file).unwrap(), &new)).unwrap().ino;
+            if let Some(policy) = policy {
+                block_on(core.fs.setxattr(ino, name(), policy, SetXattr::Create)).unwrap();
+            }
+            ino
+        };
+        let (plain, cached) = (made(b"plain", None), made(b"cached", Some(b"cached")));
+        let direct = made(b"direct", Some(b"direct"));
+        for mode in [MODE_CACHED, MODE_UNCACHED, MODE_DIRECT] {
+            assert!(options.mode.set(mode));
+            let modes = [plain, cached, direct].map(|ino| block_on(core.mode(ino, 0)));
+            assert_eq!(modes, [mode, MODE_CACHED, MODE_DIRECT]);
+        }
+        assert!(!options.mode.set(3), "no such mode");
     }
 }
