@@ -146,6 +146,18 @@ pub(crate) struct Dio {
     memory_align: u32,
 }
 
+/// Whether direct I/O is possible, or why not.
+pub(crate) type Possible = std::result::Result<(), String>;
+
+/// The last decision on direct I/O.
+#[derive(Default)]
+pub(crate) struct Decision {
+    /// What was asked for.
+    mode: DirectIo,
+    /// Why it came out as it did.
+    reason: String,
+}
+
 /// The file, shared by the device and its requests in flight.
 pub(crate) struct Inner {
     pub(crate) path: PathBuf,
@@ -160,7 +172,7 @@ pub(crate) struct Inner {
     direct_on: AtomicBool,
     /// Direct I/O will be turned on: writers already meet its needs.
     announced: AtomicBool,
-    direct_reason: Mutex<String>,
+    decision: Mutex<Decision>,
     switching: Mutex<()>,
     edge: Mutex<()>,
     gate: gate::Gate,
@@ -290,9 +302,9 @@ impl Inner {
         Err(Error::new(ErrorKind::ChangedBelow, "check", text).with_path(&self.path))
     }
 
-    /// Sets the mode. Nothing is in flight.
-    fn set_direct(&self, mode: DirectIo) -> Result<()> {
-        let (on, reason) = mode.decide(&self.dio)?;
+    /// Sets the mode, where direct I/O is possible or not for a reason. Nothing is in flight.
+    fn set_direct(&self, mode: DirectIo, possible: Possible) -> Result<()> {
+        let (on, reason) = mode.decide(possible)?;
         if on && !self.is_direct() {
             let fail = |e: rustix::io::Errno| Error::from_io("turn direct I/O on", e.into());
             if let Ok(dio) = &self.dio {
@@ -310,12 +322,12 @@ impl Inner {
                 .map_err(fail)?;
         }
         self.direct_on.store(on, Ordering::Release);
-        *self.reason() = reason;
+        *self.decision() = Decision { mode, reason };
         Ok(())
     }
 
-    fn reason(&self) -> MutexGuard<'_, String> {
-        self.direct_reason.lock().unwrap_or_else(|p| p.into_inner())
+    fn decision(&self) -> MutexGuard<'_, Decision> {
+        self.decision.lock().unwrap_or_else(|p| p.into_inner())
     }
 }
 
@@ -371,7 +383,13 @@ impl FileDevice {
 
     /// Whether direct I/O is on, and why or why not.
     pub fn direct_io(&self) -> (bool, String) {
-        (self.file.is_direct(), self.file.reason().clone())
+        (self.file.is_direct(), self.file.decision().reason.clone())
+    }
+
+    /// Whether `Auto` would decide otherwise by now, because what is below the file has changed.
+    pub fn is_direct_io_outdated(&self) -> bool {
+        let is_auto = self.file.decision().mode == DirectIo::Auto;
+        is_auto && self.file.check_direct().is_ok() != self.file.is_direct()
     }
 
     /// Announces that direct I/O will be turned on, so that the limits show its need for stable
@@ -379,7 +397,7 @@ impl FileDevice {
     /// write that began under the old rule is in progress. [`Self::set_direct_io`] ends the
     /// announcement.
     pub fn announce_direct_io(&self, mode: DirectIo) {
-        let on = mode.decide(&self.file.dio).is_ok_and(|(on, _)| on);
+        let on = mode.decide(self.file.check_direct()).is_ok_and(|(on, _)| on);
         self.file.announced.store(on, Ordering::Release);
     }
 
@@ -389,12 +407,13 @@ impl FileDevice {
     pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
         let file = &self.file;
         let guard = file.switching.lock().unwrap_or_else(|p| p.into_inner());
-        if let Err(e) = mode.decide(&file.dio) {
+        let possible = file.check_direct();
+        if let Err(e) = mode.decide(possible.clone()) {
             file.announced.store(false, Ordering::Release);
             return Err(e.with_path(&file.path));
         }
         let done = if file.gate.close(SWITCH_LIMIT) {
-            file.set_direct(mode).map_err(|e| e.with_path(&file.path))
+            file.set_direct(mode, possible).map_err(|e| e.with_path(&file.path))
         } else {
             let text = "requests in flight did not end in time";
             Err(Error::new(ErrorKind::Busy, "switch direct I/O", text).with_path(&file.path))

@@ -115,7 +115,8 @@ pub static ENTRIES: [Entry; 10] = [
         name: "mode",
         flag: "mode",
         values: Values::Words(&["cached", "uncached", "direct"]),
-        about: "How requests use the cache; on a mount, of files without a policy [default: cached]",
+        about: "How requests use the cache; on a mount, of files without a policy [default: cached, \
+                direct for attach]",
         refused: None,
         fixed: None,
     },

@@ -484,6 +484,15 @@ impl File {
         }
     }
 
+    /// Decides again about direct I/O that is `Auto`, if what is below the image has changed; says
+    /// whether it has. A front end calls this now and then.
+    pub fn refresh_direct_io(&self) -> Result<bool> {
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.refresh_direct_io(),
+            Kind::Volume(inside) => inside.volume.refresh_direct_io(),
+        }
+    }
+
     /// Whether direct I/O is on below the cache, and why.
     pub fn direct_io(&self) -> (bool, String) {
         match &self.opener.kind {

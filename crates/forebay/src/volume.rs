@@ -250,6 +250,15 @@ impl Volume {
         device.set_direct_io(mode)
     }
 
+    /// Decides again about direct I/O that is `Auto`, as [`crate::File::refresh_direct_io`] does.
+    pub fn refresh_direct_io(&self) -> Result<bool> {
+        let is_outdated = self.open.device.is_direct_io_outdated();
+        if is_outdated {
+            self.set_direct_io(DirectIo::Auto)?;
+        }
+        Ok(is_outdated)
+    }
+
     /// Bytes of a block: the unit of content, of checksums and of state in the cache.
     pub fn block_size(&self) -> u32 {
         self.open.volume.content_limits().unit

@@ -1,6 +1,6 @@
 //! Opening a file or block special file: lock, size, and whether direct I/O is possible.
 
-use super::{Dio, DirectIo, FileOptions, Inner, Kind};
+use super::{Dio, DirectIo, FileOptions, Inner, Kind, Possible};
 use crate::check::SECTOR;
 use crate::sys;
 use forebay_base::buf::BUF_ALIGN;
@@ -51,7 +51,7 @@ impl Inner {
             dio,
             direct_on: AtomicBool::new(false),
             announced: AtomicBool::new(false),
-            direct_reason: Mutex::default(),
+            decision: Mutex::default(),
             switching: Mutex::default(),
             edge: Mutex::default(),
             gate: super::gate::Gate::default(),
@@ -70,8 +70,28 @@ impl Inner {
             spares: std::sync::Arc::default(),
             until_closed: OnceLock::new(),
         };
-        file.set_direct(options.direct_io)?;
+        let possible = file.dio.as_ref().map(drop).map_err(String::clone);
+        file.set_direct(options.direct_io, possible)?;
         Ok(file)
+    }
+
+    /// Whether direct I/O is possible now, or why not (checklist L1). The layers above align by
+    /// what it needed when the file was opened, so a file that was not eligible then is not later
+    /// either.
+    pub(crate) fn check_direct(&self) -> Possible {
+        let known = self.dio.as_ref().map_err(String::clone)?;
+        let fd = self.buffered.as_fd();
+        let stat = rustix::fs::fstat(fd).map_err(|e| e.to_string())?;
+        let logical = || Below::of(fd, self.kind, &stat).logical;
+        let (offset_align, memory_align) = alignments(fd, logical)?;
+        if offset_align > known.offset_align || memory_align > known.memory_align {
+            return Err(format!(
+                "it needs offsets aligned to {offset_align} and memory to {memory_align} by now, \
+                 and was opened with {} and {}",
+                known.offset_align, known.memory_align
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -160,7 +180,7 @@ fn direct(
     if magic == libc::TMPFS_MAGIC as u64 && !is_block {
         return Err("the file lives in memory (tmpfs)".into());
     }
-    let (offset_align, memory_align) = alignments(fd, below)?;
+    let (offset_align, memory_align) = alignments(fd, || below.logical)?;
     let block = if options.logical_block == 0 { 4096 } else { options.logical_block };
     if offset_align > block {
         return Err(format!(
@@ -205,8 +225,11 @@ fn below_is_block(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fstat(fd).is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::BlockDevice)
 }
 
-/// Alignment of offsets and of memory, bytes.
-fn alignments(fd: BorrowedFd<'_>, below: &Below) -> std::result::Result<(u32, u32), String> {
+/// Alignment of offsets and of memory, bytes. `logical`: the block size of the device below.
+fn alignments(
+    fd: BorrowedFd<'_>,
+    logical: impl FnOnce() -> u32,
+) -> std::result::Result<(u32, u32), String> {
     let asked = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     match asked {
         Ok(x) if x.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
@@ -216,7 +239,10 @@ fn alignments(fd: BorrowedFd<'_>, below: &Below) -> std::result::Result<(u32, u3
             Ok((x.stx_dio_offset_align, x.stx_dio_mem_align.max(1)))
         }
         // An older kernel: the block size of the device is safe for both.
-        _ => Ok((below.logical, below.logical)),
+        _ => {
+            let logical = logical();
+            Ok((logical, logical))
+        }
     }
 }
 
@@ -239,14 +265,14 @@ fn reopen(path: &Path, fd: BorrowedFd<'_>, read_only: bool) -> std::io::Result<O
 
 impl DirectIo {
     /// Decides, for a mode, whether direct I/O is on, and why.
-    pub(crate) fn decide(self, dio: &std::result::Result<Dio, String>) -> Result<(bool, String)> {
-        match (self, dio) {
+    pub(crate) fn decide(self, possible: Possible) -> Result<(bool, String)> {
+        match (self, possible) {
             (Self::Off, _) => Ok((false, "switched off".into())),
             (Self::Auto, Ok(_)) => Ok((true, "auto: the file is eligible".into())),
             (Self::On, Ok(_)) => Ok((true, "switched on".into())),
             (Self::Auto, Err(why)) => Ok((false, format!("auto: {why}"))),
             (Self::On, Err(why)) => {
-                Err(Error::new(ErrorKind::Unsupported, "turn direct I/O on", why.clone()))
+                Err(Error::new(ErrorKind::Unsupported, "turn direct I/O on", why))
             }
         }
     }

@@ -238,7 +238,7 @@ fn serve(args: &AttachArgs) -> Outcome<u8> {
     let (config, mut how) = config(args)?;
     let cache = Cache::new(config)?;
     let given = &args.cache.behaviours;
-    let mode = LiveMode::new(given.mode(ExportMode::Cached));
+    let mode = LiveMode::new(given.mode(ExportMode::Direct));
     let source = open(&cache, args, &mode)?;
     given.tune(&cache)?;
     how.source.clone_from(&source.shown);

@@ -7,7 +7,10 @@ use crate::control::answers;
 use forebay::{Cache, DirectIo, Error, ErrorKind, ExportMode, File, LiveMode, Result, Volume};
 use forebay_fuse::ioctl::{MODE_CACHED, MODE_DIRECT, MODE_UNCACHED, MountMode};
 use serde_json::{Map, Value, json};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// How requests use the cache; changed live.
 pub enum Mode {
@@ -83,6 +86,22 @@ impl Served {
         }
     }
 
+    /// Decides again, if what is below has changed.
+    fn refresh_direct_io(&self) {
+        let done = match self {
+            Self::File(file) => file.refresh_direct_io(),
+            Self::Volume(volume) => volume.refresh_direct_io(),
+        };
+        match done {
+            Ok(false) => {}
+            Ok(true) => {
+                let (on, reason) = self.direct_io();
+                log::warn!("direct-io {}: {reason}", if on { "on" } else { "off" });
+            }
+            Err(e) => log::warn!("what is below has changed: {e}"),
+        }
+    }
+
     /// Whether bytes in flight are kept from changing, and why.
     pub fn stable_pages_required(&self) -> (bool, &'static str) {
         match self {
@@ -114,12 +133,50 @@ pub struct Live {
     served: Vec<Served>,
     /// As it was set last.
     direct_io: Mutex<DirectIo>,
+    /// Decides again about direct I/O. Dropped before the process lets go of what it serves.
+    _watch: Watch,
+}
+
+/// How often it is checked whether what is below the images has changed.
+const WATCH_PERIOD: Duration = Duration::from_secs(2);
+
+/// A thread that decides again about direct I/O that is `auto`. It ends when this is dropped.
+struct Watch {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    fn new(served: Vec<Served>) -> Self {
+        let (stop, stopped) = channel::<()>();
+        let work = move || {
+            while stopped.recv_timeout(WATCH_PERIOD) == Err(RecvTimeoutError::Timeout) {
+                served.iter().for_each(Served::refresh_direct_io);
+            }
+        };
+        let thread = std::thread::Builder::new().name("forebay-below".into()).spawn(work);
+        if let Err(e) = &thread {
+            log::warn!("changes below the images are not noticed: {e}");
+        }
+        Self { stop: Some(stop), thread: thread.ok() }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the thread that watches what is below the images panicked");
+        }
+    }
 }
 
 impl Live {
     /// Of a process that has opened everything and was started with this `direct_io`.
     pub fn new(cache: &Cache, mode: Mode, served: Vec<Served>, direct_io: DirectIo) -> Self {
-        Self { cache: cache.clone(), mode, served, direct_io: Mutex::new(direct_io) }
+        let watch = Watch::new(served.clone());
+        let (cache, direct_io) = (cache.clone(), Mutex::new(direct_io));
+        Self { cache, mode, served, direct_io, _watch: watch }
     }
 
     fn direct_io(&self) -> MutexGuard<'_, DirectIo> {

@@ -66,7 +66,7 @@ impl Kind {
 }
 
 /// Bytes of the file.
-pub const FILE_BYTES: u64 = 8 << 20;
+const FILE_BYTES: u64 = 8 << 20;
 
 /// A folder with the image `disk`, and with a volume `vol` that has it as `/disk`.
 pub fn folder(kind: Kind, create: &[&str]) -> Place {
