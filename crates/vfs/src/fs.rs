@@ -256,9 +256,15 @@ pub trait OpenFile: Send + Sync {
 
     /// `read` for a caller that blocks: the device may borrow its memory.
     fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
-        if let Some(done) = self.try_read(offset, dst, flags) {
-            return done;
+        match self.try_read(offset, dst, flags) {
+            Some(done) => done,
+            None => self.wait_read(offset, dst, flags),
         }
+    }
+
+    /// `read_slice` without a `try_read`, for a caller whose own has just returned `None`. A second
+    /// one would find a window of read-ahead moved on, and not top it up.
+    fn wait_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
         let (buf, done) = block_on(self.read(offset, AlignedBuf::new(dst.len()), flags));
         let len = done?;
         dst[..len].copy_from_slice(&buf[..len]);
@@ -281,8 +287,19 @@ pub trait OpenFile: Send + Sync {
     ) -> Result<Wrote> {
         match self.try_write(offset, src, flags, privileges) {
             Some(done) => done,
-            None => block_on(self.write(offset, AlignedBuf::copy_of(src), flags, privileges)).1,
+            None => self.wait_write(offset, src, flags, privileges),
         }
+    }
+
+    /// `write_slice` without a `try_write`, for a caller whose own has just returned `None`.
+    fn wait_write(
+        &self,
+        offset: u64,
+        src: &[u8],
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Result<Wrote> {
+        block_on(self.write(offset, AlignedBuf::copy_of(src), flags, privileges)).1
     }
 
     /// Prepares or zeroes `[offset, offset + len)`. `InvalidInput` for no bytes, then `BadHandle`,

@@ -79,21 +79,21 @@ impl Core {
         Some(done.map(|done| self.wrote(&handle, io, &done)))
     }
 
-    /// A read by a thread that may wait: how many bytes are in `dst`.
+    /// A read by a thread that may wait, after [`Core::read_now`]: how many bytes are in `dst`.
     pub fn read_here(&self, io: &ReadIn, dst: &mut [u8]) -> Result<usize> {
         let handle = self.handle(io.fh)?;
         let size = (io.size as usize).min(dst.len());
         let flags = self.flags_of_read(&handle, io);
-        let done = handle.file.read_slice(io.offset, &mut dst[..size], flags);
+        let done = handle.file.wait_read(io.offset, &mut dst[..size], flags);
         done.inspect_err(|error| log_failed_read(&handle, io, error))
     }
 
-    /// A write by a thread that may wait.
+    /// A write by a thread that may wait, after [`Core::write_now`].
     pub fn write_here(&self, io: &WriteIn, src: &[u8]) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
         let (flags, _counted) = self.flags_of_write(&handle, io);
         let _range = block_on(self.write_range(&handle, io.offset, src.len(), flags));
-        let done = handle.file.write_slice(io.offset, src, flags, privileges_of(io))?;
+        let done = handle.file.wait_write(io.offset, src, flags, privileges_of(io))?;
         Ok(self.wrote(&handle, io, &done))
     }
 
