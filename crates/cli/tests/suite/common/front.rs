@@ -90,6 +90,7 @@ enum Channel {
 pub struct Front {
     kind: Kind,
     channel: Option<Channel>,
+    control: String,
     /// The folder.
     pub place: Place,
 }
@@ -102,7 +103,7 @@ impl Front {
 
     /// The same of what is there.
     pub fn in_folder(kind: Kind, place: Place, options: &[&str]) -> Self {
-        let control = place.folder.path("ctl").display().to_string();
+        let mut control = place.folder.path("ctl").display().to_string();
         let mut words: Vec<String> = Vec::new();
         match kind {
             Kind::Mount => {
@@ -110,7 +111,7 @@ impl Front {
                 words.extend(["-o".into(), [&[&*all][..], options].concat().join(",")]);
             }
             _ => {
-                words.extend(["--cache-size", "64M", "--control", &control].map(String::from));
+                words.extend(["--cache-size", "64M"].map(String::from));
                 for option in options {
                     let (name, value) = option.split_once('=').expect("NAME=VALUE");
                     words.extend([format!("--{}", name.replace('_', "-")), value.to_string()]);
@@ -121,6 +122,7 @@ impl Front {
             kind.command().into_iter().chain(words.iter().map(|word| &**word)).collect();
         let channel = match kind {
             Kind::ExportImage | Kind::ExportVolume => {
+                let words = [&words[..], &["--control", &control]].concat();
                 let server = Server::start(place.folder.command(&words), place.folder.path("sock"));
                 let client = server.client("");
                 Channel::Nbd(server, client)
@@ -130,12 +132,14 @@ impl Front {
                 Channel::File(open(&place.mnt("disk"), 0))
             }
             Kind::DeviceImage | Kind::DeviceVolume => {
+                // `detach` looks for its process where it is by default.
                 let device = place.folder.ok(&words).trim().to_string();
+                control = only_socket(&place.folder);
                 let file = open(std::path::Path::new(&device), rustix::fs::OFlags::DIRECT.bits());
                 Channel::Device(device, file)
             }
         };
-        Self { kind, channel: Some(channel), place }
+        Self { kind, channel: Some(channel), control, place }
     }
 
     /// Opens the file of a mount again: its mode is that of the opening.
@@ -172,12 +176,12 @@ impl Front {
 
     /// A command with its control socket.
     pub fn ask(&self, words: &[&str]) -> String {
-        self.place.folder.ok(&[words, &["--control", "ctl"]].concat())
+        self.place.folder.ok(&[words, &["--control", &self.control]].concat())
     }
 
     /// The same, refused with this status; its standard error.
     pub fn refused(&self, status: i32, words: &[&str]) -> String {
-        self.place.folder.refused(status, &[words, &["--control", "ctl"]].concat())
+        self.place.folder.refused(status, &[words, &["--control", &self.control]].concat())
     }
 
     /// Sets options; a mount's file is opened again.
@@ -216,6 +220,14 @@ impl Front {
     }
 }
 
+/// The control socket of the one process in a folder.
+fn only_socket(folder: &Folder) -> String {
+    let sockets = std::fs::read_dir(folder.path("run/forebay")).expect("a folder of sockets");
+    let sockets: Vec<_> = sockets.map(|entry| entry.expect("an entry").path()).collect();
+    assert_eq!(sockets.len(), 1, "{sockets:?}");
+    sockets[0].display().to_string()
+}
+
 fn open(path: &std::path::Path, flags: u32) -> File {
     let mut options = File::options();
     options.read(true).write(true).custom_flags(flags as i32);
@@ -239,7 +251,10 @@ impl Drop for Front {
             }
             Some(Channel::Device(device, file)) => {
                 drop(file);
-                let _ = self.place.folder.forebay(&["detach", &device]);
+                let done = self.place.folder.forebay(&["detach", &device]);
+                if !std::thread::panicking() {
+                    assert!(done.status.success(), "detach: {}", super::stderr(&done));
+                }
             }
             None => {}
         }
