@@ -401,7 +401,7 @@ mod tests {
     /// Where the kernel keeps the content, ours needs a quarter.
     #[test]
     fn sizes_unless_given_follow_the_cache_mode() {
-        let (own, small, kernel) = (sizes("cache=own"), sizes(""), sizes("cache=kernel"));
+        let (own, small, kernel) = (sizes("cache=own"), sizes("cache=small"), sizes(""));
         assert_eq!(own, small);
         assert_eq!(kernel.0, (own.0 / 4).max(words::CACHE_MIN));
         assert!(own.1 >= kernel.1 && kernel.1 >= 1 << 14, "{own:?} {kernel:?}");

@@ -24,10 +24,10 @@ pub enum CacheMode {
     Own,
     /// As [`CacheMode::Own`], but the kernel also keeps files of up to [`SMALL_BYTES`] that were
     /// opened for reading only. Such files may be in both caches.
-    #[default]
     Small,
     /// The kernel's, for all openings but those with `O_DIRECT`. Writes are still requests to us,
     /// and ours keeps them until they are durable.
+    #[default]
     Kernel,
 }
 

@@ -41,10 +41,10 @@ const WORDS: &str = "Options as in fstab, separated by commas:\n\
   \x20                       reading leaves no trace, or does\n\
   cache_size=SIZE        bytes for everything that grows [default: 25% of RAM,\n\
   \x20                       at most 50% of the cgroup's limit; a quarter of that with\n\
-  \x20                       cache=kernel]\n\
+  \x20                       cache=kernel, the default]\n\
   cache=MODE             which cache keeps the content of files: own (Forebay's), kernel,\n\
   \x20                       or small: own, but files of up to 128k opened for reading\n\
-  \x20                       are in the kernel's, too [default: small]\n\
+  \x20                       are in the kernel's, too [default: kernel]\n\
   kernel_cache=WHAT      the same by older words: never (own), small, always (kernel)\n\
   aio=ENGINE             auto, io_uring, threads\n\
   threads=N              threads that read requests, 1 to 64 [default: the CPUs]\n\
@@ -222,7 +222,7 @@ mod tests {
                 assert_eq!(mode(format!("kernel_cache={word}")), wanted);
             }
         }
-        assert_eq!(mode(String::new()), CacheMode::Small, "the default");
+        assert_eq!(mode(String::new()), CacheMode::Kernel, "the default");
         assert!(parse("cache=both").unwrap_err().message.contains("both"));
     }
 
