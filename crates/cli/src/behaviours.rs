@@ -238,9 +238,8 @@ mod tests {
     /// O1: an option is refused if nothing that is served can have it.
     #[test]
     fn option_is_refused_where_no_store_has_it() {
-        let refused = |name: &str, stores: &[Store]| {
-            Entry::find(name).unwrap().refusal(stores).is_some()
-        };
+        let refused =
+            |name: &str, stores: &[Store]| Entry::find(name).unwrap().refusal(stores).is_some();
         assert!(refused("alloc", &[Store::Image]) && !refused("alloc", &[Store::Volume]));
         assert!(!refused("alloc", &[Store::Image, Store::Volume]));
         assert!(refused("block_size", &[Store::Volume]) && !refused("mode", &[Store::Volume]));

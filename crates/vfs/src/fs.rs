@@ -66,6 +66,16 @@ pub struct Wrote {
     pub len: usize,
 }
 
+/// An opening, with what a front end needs of it at once.
+pub struct Opened {
+    /// The open file.
+    pub file: OpenFileRef,
+    /// Its attributes.
+    pub attr: Attr,
+    /// The value of the extended attribute that was asked for, if there is one.
+    pub xattr: Result<Option<Vec<u8>>>,
+}
+
 /// A mounted file system.
 pub trait FileSystem: Send + Sync {
     /// Its figures. True ones: what it says is available can be written.
@@ -205,6 +215,56 @@ pub trait FileSystem: Send + Sync {
     /// for `TRUNCATE` without `WRITE`. With `TRUNCATE` a regular file becomes empty, as by
     /// `setattr`.
     fn open(&self, ino: Ino, flags: OpenFlags) -> BoxFuture<'_, Result<OpenFileRef>>;
+
+    /// [`FileSystem::open`], and the attributes and an extended attribute of the inode: one step, if
+    /// an implementation can.
+    fn open_with_xattr<'a>(
+        &'a self,
+        ino: Ino,
+        flags: OpenFlags,
+        name: XattrName<'a>,
+    ) -> BoxFuture<'a, Result<Opened>> {
+        Box::pin(async move {
+            let file = self.open(ino, flags).await?;
+            let attr = self.getattr(ino).await?;
+            Ok(Opened { file, attr, xattr: self.find_xattr(ino, name).await })
+        })
+    }
+
+    /// [`FileSystem::create`], and an extended attribute of `dir`: one step, if an implementation
+    /// can.
+    fn create_with_xattr<'a>(
+        &'a self,
+        dir: Ino,
+        name: Name<'a>,
+        new: &'a NewInode,
+        flags: OpenFlags,
+        xattr: XattrName<'a>,
+    ) -> BoxFuture<'a, Result<Opened>> {
+        Box::pin(async move {
+            let (attr, file) = self.create(dir, name, new, flags).await?;
+            Ok(Opened { file, attr, xattr: self.find_xattr(dir, xattr).await })
+        })
+    }
+
+    /// Value of an extended attribute, if there is one.
+    fn find_xattr<'a>(
+        &'a self,
+        ino: Ino,
+        name: XattrName<'a>,
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>>> {
+        Box::pin(async move {
+            // Nearly all inodes have none: an empty list costs no error that is worded for nobody.
+            let names = self.listxattr(ino).await?;
+            if !names.iter().any(|known| **known == *name.as_bytes()) {
+                return Ok(None);
+            }
+            match self.getxattr(ino, name).await {
+                Err(e) if e.kind() == ErrorKind::NoAttribute => Ok(None),
+                found => found.map(Some),
+            }
+        })
+    }
 
     /// Everything that was done before this call is durable after it.
     fn syncfs(&self) -> BoxFuture<'_, Result<()>>;

@@ -92,9 +92,7 @@ impl Given {
 fn argument(entry: &'static Entry) -> Arg {
     let parser = match entry.values {
         Values::Words(words) => ValueParser::from(PossibleValuesParser::new(words)),
-        _ => ValueParser::from(move |value: &str| {
-            entry.check(value).map(|()| value.to_string())
-        }),
+        _ => ValueParser::from(move |value: &str| entry.check(value).map(|()| value.to_string())),
     };
     let argument = Arg::new(entry.name).long(entry.flag).value_name(entry.value_name());
     argument.help(entry.about).value_parser(parser)
@@ -160,7 +158,10 @@ mod tests {
         assert_eq!(shown, ["2097152", "folio", "cow", "private"]);
         assert_eq!(all.mode(ExportMode::Direct), ExportMode::Uncached);
         let volume = all.volume_options();
-        assert_eq!((volume.alloc.to_string(), volume.serialized_dio_pages), ("serialized".into(), 8));
+        assert_eq!(
+            (volume.alloc.to_string(), volume.serialized_dio_pages),
+            ("serialized".into(), 8)
+        );
         assert_eq!(volume.direct_io, DirectIo::Off);
         let image = format!("{:?}", all.open_options());
         assert!(image.contains("block_size: Some(512)") && image.contains("Some(Off)"), "{image}");

@@ -27,13 +27,8 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::ExportImage,
-        Self::ExportVolume,
-        Self::Mount,
-        Self::DeviceImage,
-        Self::DeviceVolume,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::ExportImage, Self::ExportVolume, Self::Mount, Self::DeviceImage, Self::DeviceVolume];
     /// One of each front end.
     pub const FRONT_ENDS: [Self; 3] = [Self::ExportImage, Self::Mount, Self::DeviceImage];
     /// Those with a volume.
