@@ -216,8 +216,8 @@ pub trait FileSystem: Send + Sync {
     /// `setattr`.
     fn open(&self, ino: Ino, flags: OpenFlags) -> BoxFuture<'_, Result<OpenFileRef>>;
 
-    /// [`FileSystem::open`], and the attributes and an extended attribute of the inode: one step, if
-    /// an implementation can.
+    /// [`FileSystem::open`], and the attributes and an extended attribute of the inode: one step,
+    /// if an implementation can.
     fn open_with_xattr<'a>(
         &'a self,
         ino: Ino,
@@ -254,7 +254,7 @@ pub trait FileSystem: Send + Sync {
         name: XattrName<'a>,
     ) -> BoxFuture<'a, Result<Option<Vec<u8>>>> {
         Box::pin(async move {
-            // Nearly all inodes have none: an empty list costs no error that is worded for nobody.
+            // Nearly all inodes have none: an empty list costs less than an error with its words.
             let names = self.listxattr(ino).await?;
             if !names.iter().any(|known| **known == *name.as_bytes()) {
                 return Ok(None);

@@ -4,8 +4,9 @@
 //! The policy is an extended attribute of the file. One of a directory is not its own: what is made in it
 //! gets the same, directories too.
 //!
-//! Invariants: K1 a file without the attribute has the mode of the mount. K2 what is made in a directory with a policy has it
-//! before its maker is answered, and one that cannot be given is no reason not to make the file.
+//! Invariants: K1 a file without the attribute has the mode of the mount. K2 what is made in a
+//! directory with a policy has it before its maker is answered, and one that cannot be given is no
+//! reason not to make the file.
 //!
 //! No locks.
 
@@ -41,8 +42,8 @@ impl Core {
         })
     }
 
-    /// The mode that an opening of a file begins with (K1): that of the file, else that of the tree of
-    /// processes which it is opened by, else that of the mount. A tree overrules a file that is cached.
+    /// The mode that an opening of a file begins with (K1): that of the file, else that of the tree
+    /// of processes that opens it, else that of the mount. A tree overrules a file that is cached.
     pub(super) fn mode(&self, policy: Option<&[u8]>, pid: u32) -> u32 {
         let known = WORDS.iter().find(|(word, _)| policy == Some(word));
         match known.map(|(_, mode)| *mode) {
