@@ -46,7 +46,7 @@ pub enum Values {
 pub struct Entry {
     /// As a word after `-o`, and for `tune` and `stat`.
     pub name: &'static str,
-    /// The same for the command line.
+    /// Its name on the command line, without the leading hyphens.
     pub flag: &'static str,
     /// What it accepts.
     pub values: Values,

@@ -161,7 +161,6 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     let config = config(wanted, &mut how)?;
     let cache = Cache::new(config)?;
     let opened = open(&cache, volume, wanted)?;
-    wanted.behaviours.tune(&cache)?;
     let fs = opened.to_mount();
     let target = Target::new();
     let mut control = start_control(wanted, &target)?;
@@ -176,12 +175,8 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     let board = Watched::board(&cache, &figures);
     cache.add_rows(Arc::new(session.memory_rows(&how)));
     let page = live::serve(&cache, &board, http)?;
-    let served = Served::Volume(opened.clone());
-    let mode = Mode::Mount(how.mode.clone());
-    let direct_io = wanted.behaviours.direct_io();
     target.serve(Live {
-        behaviours: behaviours::Live::new(&cache, mode, vec![served.clone()], direct_io),
-        served,
+        behaviours: behaviours_of(&opened, wanted),
         board,
         page: page.as_ref().map(live::uri),
         cache: cache.clone(),
@@ -255,9 +250,20 @@ fn open(cache: &Cache, volume: &Path, wanted: &Wanted) -> Outcome<Volume> {
                 }
                 std::thread::sleep(ENDING_LOOK);
             }
-            opened => return Ok(opened?),
+            opened => {
+                let opened = opened?;
+                wanted.behaviours.tune(cache)?;
+                return Ok(opened);
+            }
         }
     }
+}
+
+/// The options of the five behaviours of a mount, to be shown and changed.
+fn behaviours_of(volume: &Volume, wanted: &Wanted) -> behaviours::Live {
+    let mode = Mode::Mount(wanted.fuse.mode.clone());
+    let served = vec![Served::Volume(volume.clone())];
+    behaviours::Live::new(volume.cache(), mode, served, wanted.behaviours.direct_io())
 }
 
 /// Where there can be no mounts, what to use instead.

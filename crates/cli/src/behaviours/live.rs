@@ -131,7 +131,7 @@ pub struct Live {
     cache: Cache,
     mode: Mode,
     served: Vec<Served>,
-    /// As it was set last.
+    /// The value that the start or `tune` set last.
     direct_io: Mutex<DirectIo>,
     /// Decides again about direct I/O. Dropped before the process lets go of what it serves.
     _watch: Watch,

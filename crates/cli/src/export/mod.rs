@@ -63,9 +63,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let (config, server) = config(args)?;
     log::info!("a cache of up to {}", format_size(config.budget));
     let cache = Cache::new(config)?;
-    let opened = specs.iter().map(|s| served::open(&cache, s, args));
-    let opened = opened.collect::<Outcome<Vec<Served>>>()?;
-    given.tune(&cache)?;
+    let opened = open_all(&cache, &specs, args)?;
     let mut exports = Vec::new();
     for served in &opened {
         exports.push((served.name.clone(), served.export(&mode)?));
@@ -122,6 +120,13 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
         Event::ChildEnded(status) => status,
         Event::ServerEnded => status::FAILED,
     })
+}
+
+/// Opens the images, and sets what depends on all of them.
+fn open_all(cache: &Cache, specs: &[ImageSpec], args: &ExportArgs) -> Outcome<Vec<Served>> {
+    let opened = specs.iter().map(|s| served::open(cache, s, args)).collect::<Outcome<_>>()?;
+    args.cache.behaviours.tune(cache)?;
+    Ok(opened)
 }
 
 /// What clap cannot check.

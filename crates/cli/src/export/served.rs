@@ -25,7 +25,7 @@ pub struct Served {
     pub read_only: bool,
     /// The open file.
     pub file: behaviours::Served,
-    /// The same by its own type.
+    /// The file behind `file`, with the calls of its own type.
     opened: File,
 }
 

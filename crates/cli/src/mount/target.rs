@@ -36,8 +36,6 @@ pub struct Live {
     pub number: u64,
     /// The options of the five behaviours.
     pub behaviours: behaviours::Live,
-    /// The volume, for them.
-    pub served: Served,
     /// Which cache keeps the content of files.
     pub cache_mode: CacheMode,
     /// All memory of the front end, bytes at most.
@@ -150,7 +148,7 @@ impl Live {
             "page": self.page,
         });
         if let (Value::Object(shown), Value::Object(more)) =
-            (&mut shown, self.behaviours.stat(&self.served))
+            (&mut shown, self.behaviours.stat(&Served::Volume(self.volume.clone())))
         {
             shown.extend(more);
         }

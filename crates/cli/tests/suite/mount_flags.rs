@@ -46,7 +46,7 @@ fn an_opening_is_uncached_by_ioctl() {
         return;
     }
     let place = Place::new(128 << 20);
-    place.mount("");
+    place.mount("cache=own");
     let held = made(&place, "file", 4 << 20);
     for (mode, blocks) in [(1, 0), (2, 0), (0, 1024)] {
         let line = format!("exec python3 -c \"$0\" {mode} < mnt/file");

@@ -96,7 +96,7 @@ impl Front {
         Self::in_folder(kind, folder(kind, &[]), options)
     }
 
-    /// The same of what is there.
+    /// Serves the file of a folder that [`folder`] has made.
     pub fn in_folder(kind: Kind, place: Place, options: &[&str]) -> Self {
         let mut control = place.folder.path("ctl").display().to_string();
         let mut words: Vec<String> = Vec::new();
