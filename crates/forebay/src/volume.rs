@@ -269,7 +269,7 @@ impl Volume {
     /// setting of their own may differ.
     pub fn stable_pages_required(&self) -> (bool, &'static str) {
         let limits = self.open.volume.content_limits();
-        match self.open.cache.shared.pages.strategies.stable_pages() {
+        match self.cache.shared.pages.strategies.stable_pages() {
             StablePages::On => (true, "switched on"),
             StablePages::Off if !limits.sums => (false, "switched off"),
             _ => (limits.stable.required, limits.stable.reason),
