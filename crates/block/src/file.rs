@@ -2,7 +2,7 @@
 //!
 //! Reading order: `open` (size, direct I/O), `lock`, `need` (stable writes), `gate` (switching
 //! modes live), `xfer` (short transfers and the file's end), `exec` (the system calls), `op` (a
-//! request in progress in an engine), `pace` (reads before write-back).
+//! request in progress in an engine), `pace` (urgent reads first).
 //!
 //! Invariants: F1 the file is locked (OFD locks) for as long as the device or any of its requests
 //! lives, those of a killed process included: each open file description that requests use holds a
