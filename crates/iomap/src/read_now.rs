@@ -1,4 +1,4 @@
-//! Reads of cached blocks, which never wait.
+//! Reads of cached blocks, which never wait for I/O or for another task's operation.
 
 use crate::file::{Handle, MappedFile};
 use forebay_base::units::is_aligned;
@@ -7,8 +7,8 @@ use forebay_cache::State;
 use std::ops::Range;
 
 impl MappedFile {
-    /// Reads if it needs no waiting: `None` says that it does, and that nothing has changed.
-    /// Returns the bytes read, fewer than asked only at the end of file.
+    /// Reads if it needs no waiting, and no readahead is due: otherwise `None`, and `dst` may hold
+    /// anything. Returns the bytes read, fewer than asked only at the end of file.
     #[inline]
     pub fn try_read(
         &self,
@@ -43,7 +43,7 @@ impl MappedFile {
             self.copy_cached_folios(range.clone(), dst, is_touch)?
         };
         if mapping.bounds.cuts() != cuts {
-            // Bytes that a truncate has zeroed may lie below a newer end.
+            // A truncate ran meanwhile: the bytes may be zeros that lie below a newer end.
             return None;
         }
         self.cache.hits.add(blocks_hit);
