@@ -43,7 +43,7 @@ struct Attached(PathBuf);
 impl Attached {
     fn new(options: &Options, image: &Path, cache: u64) -> Result<Self> {
         let (cache, aio) = (cache.to_string(), options.aio.as_str());
-        let words = ["--cache-size", &cache, "--aio", aio].map(OsStr::new);
+        let words = ["--cache-size", &cache, "--aio", aio, "--mode", "cached"].map(OsStr::new);
         let said = forebay(&[&["attach".as_ref(), image.as_os_str()], &words[..]].concat())?;
         let device = said.lines().next().unwrap_or_default().trim();
         if device.starts_with("/dev/") {

@@ -29,16 +29,13 @@ pub fn fault_in_for_writing(dst: &mut [u8]) {
 
 impl PageCache {
     /// The folio, for reading without its lock, if it is cached. `None` is a hint (see
-    /// [`crate::table::index`]). The caller says where in the folio it will read: the bytes are
-    /// prefetched while the states are checked.
+    /// [`crate::table::index`]). `offset` is where in the folio the caller will read: these bytes
+    /// are prefetched while the states are checked. Beyond the folio: it reads no bytes.
     #[inline]
     pub fn lookup(&self, mapping: &Mapping, index: u64, offset: usize) -> Option<FolioRead<'_>> {
         self.table.prefetch(mapping.guess_slot(index));
-        let slot = self.index.find(&self.table, mapping.id, index)?;
-        self.prefetch(slot, offset);
-        let version = self.table.version(slot)?;
-        let folio = FolioRead { cache: self, slot, version };
-        (self.table.key(slot) == (mapping.id, index)).then_some(folio)
+        let found = self.index.find_unlocked(&self.table, mapping.id, index)?;
+        Some(FolioRead::new(self, found, offset))
     }
 
     #[inline]
@@ -253,8 +250,8 @@ mod tests {
         folio.mark_dirty(block, Retention::Keep);
         drop(folio);
         let (reader, mut bytes) = (cache.lookup(&mapping, 0, 0).unwrap(), [0; 16]);
-        assert!(reader.copy_out(0, &mut bytes) && bytes == [1; 16]);
+        assert!(reader.copy_out(&mut bytes) && bytes == [1; 16]);
         drop(cache.lock_folio(&mapping, 0).unwrap());
-        assert!(!reader.copy_out(0, &mut bytes), "a writer had the lock meanwhile");
+        assert!(!reader.copy_out(&mut bytes), "a writer had the lock meanwhile");
     }
 }

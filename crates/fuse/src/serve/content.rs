@@ -79,21 +79,21 @@ impl Core {
         Some(done.map(|done| self.wrote(&handle, io, &done)))
     }
 
-    /// A read by a thread that may wait: how many bytes are in `dst`.
+    /// A read by a thread that may wait, after [`Core::read_now`]: how many bytes are in `dst`.
     pub fn read_here(&self, io: &ReadIn, dst: &mut [u8]) -> Result<usize> {
         let handle = self.handle(io.fh)?;
         let size = (io.size as usize).min(dst.len());
         let flags = self.flags_of_read(&handle, io);
-        let done = handle.file.read_slice(io.offset, &mut dst[..size], flags);
+        let done = handle.file.wait_read(io.offset, &mut dst[..size], flags);
         done.inspect_err(|error| log_failed_read(&handle, io, error))
     }
 
-    /// A write by a thread that may wait.
+    /// A write by a thread that may wait, after [`Core::write_now`].
     pub fn write_here(&self, io: &WriteIn, src: &[u8]) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
         let (flags, _counted) = self.flags_of_write(&handle, io);
         let _range = block_on(self.write_range(&handle, io.offset, src.len(), flags));
-        let done = handle.file.write_slice(io.offset, src, flags, privileges_of(io))?;
+        let done = handle.file.wait_write(io.offset, src, flags, privileges_of(io))?;
         Ok(self.wrote(&handle, io, &done))
     }
 
@@ -376,6 +376,72 @@ mod tests {
             assert!(!is_overtaken, "it has overtaken the first one");
         });
         assert_eq!(file.0.lock()[..4], *b"abc\x01");
+    }
+
+    /// A file that always has to wait, and counts how often it was tried.
+    #[derive(Default)]
+    struct Waits(Mutex<[u32; 2]>);
+
+    impl OpenFile for Waits {
+        fn ino(&self) -> Ino {
+            Ino(7)
+        }
+        fn flags(&self) -> OpenFlags {
+            OpenFlags::READ | OpenFlags::WRITE
+        }
+        fn write(
+            &self,
+            offset: u64,
+            buf: AlignedBuf,
+            _: IoFlags,
+            _: Privileges,
+        ) -> BoxFuture<'_, WriteResult> {
+            let len = buf.len();
+            Box::pin(async move { (buf, Ok(Wrote { offset, len })) })
+        }
+        fn fallocate(
+            &self,
+            _: Fallocate,
+            _: u64,
+            _: u64,
+            _: Privileges,
+        ) -> BoxFuture<'_, Result<()>> {
+            Box::pin(async { Ok(()) })
+        }
+        fn seek(&self, _: Seek, offset: u64) -> BoxFuture<'_, Result<u64>> {
+            Box::pin(async move { Ok(offset) })
+        }
+        fn sync(&self, _: bool) -> BoxFuture<'_, Result<()>> {
+            Box::pin(async { Ok(()) })
+        }
+        fn try_read(&self, _: u64, _: &mut [u8], _: IoFlags) -> Option<Result<usize>> {
+            self.0.lock()[0] += 1;
+            None
+        }
+        fn read(&self, _: u64, buf: AlignedBuf, _: IoFlags) -> BoxFuture<'_, ReadResult> {
+            let len = buf.len();
+            Box::pin(async move { (buf, Ok(len)) })
+        }
+        fn try_write(&self, _: u64, _: &[u8], _: IoFlags, _: Privileges) -> Option<Result<Wrote>> {
+            self.0.lock()[1] += 1;
+            None
+        }
+    }
+
+    /// A request that had to wait tried its fast path twice. The first try of a read had moved its
+    /// stream on, so the second one found nothing to read ahead.
+    #[test]
+    fn request_that_waits_is_tried_once() {
+        let core = core(CacheMode::Own);
+        let file = Arc::new(Waits::default());
+        let handle = Handle::new(file.clone(), IoFlags::empty(), MODE_CACHED, Caching::default());
+        let fh = core.handles.add(handle);
+        let (io, mut bytes) = (ReadIn { fh, offset: 0, size: 9, read_flags: 2, flags: 0 }, [0; 16]);
+        assert!(core.read_now(&io, &mut bytes).is_none());
+        assert_eq!(core.read_here(&io, &mut bytes).unwrap(), 9);
+        assert!(core.write_now(&write_in(fh, 2, 0), b"abc").is_none());
+        assert!(core.write_here(&write_in(fh, 2, 0), b"abc").is_ok());
+        assert_eq!(*file.0.lock(), [1, 1], "tries of the read and of the write");
     }
 
     fn core(mode: CacheMode) -> Arc<Core> {

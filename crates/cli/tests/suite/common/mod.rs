@@ -5,6 +5,7 @@
 //! T2 A process that a test started does not outlive it.
 
 pub mod browser;
+pub mod front;
 pub mod lab;
 pub mod nbd;
 pub mod place;
