@@ -3,7 +3,7 @@
 //! Reading order: `options`, `kind` (regular or block special), `dio` (whether direct I/O is
 //! possible), `lock`, `need` (stable writes), `gate` (switching modes live), `length`, `inner` (the
 //! shared state of an open file), `open`, `xfer` (short transfers and the file's end), `exec` (the
-//! system calls), `pace` (reads before write-back), `op` (a request in progress in an engine).
+//! system calls), `pace` (urgent reads first), `op` (a request in progress in an engine).
 //!
 //! Invariants: F1 the file is locked (OFD locks) for as long as the device or any of its requests
 //! lives, those of a killed process included: each open file description that requests use holds a

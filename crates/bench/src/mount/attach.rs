@@ -15,6 +15,7 @@ use crate::harness::image::Image;
 use crate::harness::load::{Slice, Target};
 use crate::harness::meter::MachineTime;
 use crate::harness::options::Options;
+use crate::report::lack::not_installed;
 use crate::report::model::{Good, Report};
 use crate::rivals::empty::Empty;
 use crate::rivals::fio;
@@ -61,7 +62,7 @@ impl Drop for Attached {
 /// Runs it.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     if !program_exists("fio") {
-        return Err(Error::new(ErrorKind::NotFound, "fio", "Debian's package fio has it"));
+        return Err(not_installed("fio", "Debian's package fio has it"));
     }
     let size = options.size_or(32 * MIB, 512 * MIB);
     let image = Image::create(&options.dir, "attach", size, options.keep)?;

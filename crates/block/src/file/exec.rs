@@ -282,7 +282,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("forebay-sync-on-{}", std::process::id()));
         let options = FileOptions { create_size: Some(4096), ..Default::default() };
         let mut file = Inner::open(&path, &options).unwrap();
-        file.set_direct(DirectIo::On, Ok(()))
+        file.set_direct(DirectIo::On, file.check_direct())
             .expect("this test requires direct I/O on the temporary folder");
         file.set_direct(DirectIo::Off, Ok(())).unwrap();
         std::fs::remove_file(&path).unwrap();

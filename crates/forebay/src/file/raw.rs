@@ -80,8 +80,15 @@ impl RawOpener {
     pub fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
         match self.try_read(offset, dst, flags) {
             Some(done) => done,
-            None => block_on(self.file.read(&self.handle, offset, Target::Slice(dst), flags)),
+            None => self.read_waiting(offset, dst, flags),
         }
+    }
+
+    /// Reads what is not all cached. Apart from `read_slice`, so that a hit does not set up a
+    /// stack frame for it.
+    #[inline(never)]
+    fn read_waiting(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
+        block_on(self.file.read(&self.handle, offset, Target::Slice(dst), flags))
     }
 
     pub async fn read(&self, offset: u64, buf: &mut AlignedBuf, flags: IoFlags) -> Result<usize> {

@@ -291,6 +291,17 @@ mod tests {
                 (buf, Ok(Wrote { offset, len }))
             })
         }
+        fn try_write(
+            &self,
+            offset: u64,
+            src: &[u8],
+            _: IoFlags,
+            _: Privileges,
+        ) -> Option<Result<Wrote>> {
+            let at = offset as usize;
+            self.0.lock()[at..at + src.len()].copy_from_slice(src);
+            Some(Ok(Wrote { offset, len: src.len() }))
+        }
         fn fallocate(
             &self,
             _: Fallocate,
@@ -325,6 +336,10 @@ mod tests {
         assert!(first.as_mut().poll(&mut cx).is_pending());
         assert!(second.as_mut().poll(&mut cx).is_pending());
         assert!(core.write_now(&write_in(fh, 0, 2), b"abc").is_none(), "it has to wait");
+        let beyond = WriteIn { offset: 100, ..write_in(fh, 0, 2) };
+        assert!(core.write_now(&beyond, b"abc").is_none(), "in the middle, too");
+        let apart_now = WriteIn { offset: 8189, ..write_in(fh, 0, 2) };
+        assert!(core.write_now(&apart_now, b"abc").is_some(), "this one meets none");
         assert!(apart.as_mut().poll(&mut cx).is_pending());
         assert!(file.0.lock()[4096] == 3, "one that overlaps none is carried out meanwhile");
         let mut is_over = false;
@@ -336,6 +351,31 @@ mod tests {
         let found = file.0.lock()[..4096].to_vec();
         assert_eq!((found[0], found[4095]), (2, 2), "first and last byte");
         block_on(apart).unwrap();
+    }
+
+    /// B3, of a thread that may wait: its write comes behind one that is on its way.
+    #[test]
+    fn write_of_a_thread_waits_for_an_overlapping_one_on_its_way() {
+        let core = core(CacheMode::Own);
+        let file = Arc::new(Halves(Mutex::new(vec![0; 8192])));
+        let handle = Handle::new(file.clone(), IoFlags::empty(), MODE_CACHED, Caching::default());
+        let fh = core.handles.add(handle);
+        let io = WriteIn { size: 4096, ..write_in(fh, 0, 2) };
+        let mut first = Box::pin(core.write(io, AlignedBuf::copy_of(&[1; 4096])));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(first.as_mut().poll(&mut cx).is_pending());
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| core.write_here(&write_in(fh, 0, 2), b"abc").map(drop));
+            // Its range is queued; then it can only wait.
+            while core.write_ranges.waiting(Ino(7)) == 0 && !thread.is_finished() {
+                std::thread::yield_now();
+            }
+            let is_overtaken = file.0.lock()[0] != 1;
+            while first.as_mut().poll(&mut cx).is_pending() {}
+            thread.join().unwrap().unwrap();
+            assert!(!is_overtaken, "it has overtaken the first one");
+        });
+        assert_eq!(file.0.lock()[..4], *b"abc\x01");
     }
 
     /// A file that always has to wait, and counts how often it was tried.

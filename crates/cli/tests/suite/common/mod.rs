@@ -171,7 +171,7 @@ impl Server {
         started.unwrap_or_else(|text| panic!("no URI; standard error: {text}"))
     }
 
-    fn try_start(mut command: Command, socket: PathBuf) -> Result<Self, String> {
+    pub fn try_start(mut command: Command, socket: PathBuf) -> Result<Self, String> {
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
         let out = child.stdout.take().expect("it is piped");
