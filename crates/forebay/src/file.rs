@@ -24,7 +24,7 @@ use crate::volume::Volume;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::DirectIo;
+use forebay_block::{DirectIo, FileIdentity};
 use forebay_cache::strategy::StablePages;
 use forebay_iomap::MappedFile;
 use forebay_vfs::{Attr, Extent, Fallocate, Ino, Seek};
@@ -443,6 +443,16 @@ impl File {
             Kind::Raw(_) => None,
             Kind::Volume(inside) => Some(inside.ino()),
         }
+    }
+
+    /// Device and inode of the host file that was opened, whatever its path leads to by now. For a
+    /// block device its number and 0. `None` for a device object and a file of a volume.
+    pub fn host_inode(&self) -> Option<(u64, u64)> {
+        let Kind::Raw(raw) = &self.opener.kind else { return None };
+        Some(match raw.identity()? {
+            FileIdentity::Inode(dev, ino) => (dev, ino),
+            FileIdentity::Block(number) => (number, 0),
+        })
     }
 
     /// Attributes. `Unsupported` for a raw image, whose attributes are the host's.

@@ -8,7 +8,7 @@ use crate::registry::Closing;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::{DirectIo, FileDevice};
+use forebay_block::{DirectIo, FileDevice, FileIdentity};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::{Handle, MappedFile, Source, Target};
 use forebay_vfs::{Fallocate, Seek};
@@ -218,6 +218,11 @@ impl RawOpener {
             Some(device) => device.direct_io(),
             None => (false, "a device object".into()),
         }
+    }
+
+    /// Which file of the host it is; `None` for a device object.
+    pub fn identity(&self) -> Option<FileIdentity> {
+        self.closing.identity()
     }
 
     #[cfg(test)]
