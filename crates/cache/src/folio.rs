@@ -1,4 +1,4 @@
-//! Folios: [`guard`] (reading and changing one), `fills` (bringing blocks in), `pins` and
+//! Folios: [`read`](mod@read) (without the lock), [`guard`] (under it), `fills` (bringing blocks in), `pins` and
 //! [`pinned`] (reading without a copy), [`batch`] and `pool` (frames on their way), `lookup` (the
 //! operations of the cache that return guards). Their states are in [`crate::table`].
 
@@ -9,6 +9,7 @@ mod lookup;
 pub mod pinned;
 mod pins;
 mod pool;
+pub mod read;
 
 pub use crate::table::owners::Label;
 pub use crate::table::{Blocks, Layout, STATES, Slot, State, Table};
