@@ -1,6 +1,7 @@
-//! Folios: [`read`](mod@read) (without the lock), [`guard`] (under it), `fills` (bringing blocks in), `pins` and
-//! [`pinned`] (reading without a copy), [`batch`] and `pool` (frames on their way), `lookup` (the
-//! operations of the cache that return guards). Their states are in [`crate::table`].
+//! Folios: [`read`](mod@read) (without the lock), [`guard`] (under it), `fills` (bringing blocks
+//! in), `pins` and [`pinned`] (reading without a copy), [`batch`] and `pool` (frames on their way),
+//! `lookup` (the operations of the cache that return guards). Their states are in
+//! [`crate::table`].
 
 pub mod batch;
 mod fills;
