@@ -4,6 +4,7 @@ use crate::file::{Handle, MappedFile};
 use forebay_base::units::is_aligned;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::State;
+use forebay_cache::folio::fault_in_for_writing;
 use std::ops::Range;
 
 impl MappedFile {
@@ -111,12 +112,14 @@ impl MappedFile {
         let cuts = mapping.bounds.cuts();
         let range = self.check_read(offset, dst.len(), flags).ok()?;
         for (index, piece) in self.pieces(range.clone()) {
+            let into = (piece.start - range.start) as usize..(piece.end - range.start) as usize;
+            // Not under the lock of the folio.
+            fault_in_for_writing(&mut dst[into.clone()]);
             let folio = self.cache.lock_folio(mapping, index)?;
             let blocks = mapping.blocks_touched(index, &piece);
             if !folio.all(State::Uptodate, blocks) {
                 return None;
             }
-            let into = (piece.start - range.start) as usize..(piece.end - range.start) as usize;
             folio.copy_out((piece.start - mapping.folio_start(index)) as usize, &mut dst[into]);
             if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT | IoFlags::HELD_ABOVE) {
                 folio.keep(blocks);

@@ -213,6 +213,14 @@ impl RawOpener {
         device.set_direct_io(mode)
     }
 
+    pub fn refresh_direct_io(&self) -> Result<bool> {
+        let is_outdated = self.device.as_ref().is_some_and(|d| d.is_direct_io_outdated());
+        if is_outdated {
+            self.set_direct_io(DirectIo::Auto)?;
+        }
+        Ok(is_outdated)
+    }
+
     pub fn direct_io(&self) -> (bool, String) {
         match &self.device {
             Some(device) => device.direct_io(),
