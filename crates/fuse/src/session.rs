@@ -190,7 +190,8 @@ impl Session {
         move || {
             let Some(shared) = shared.upgrade() else { return Vec::new() };
             let inodes = shared.core.read().as_ref().map_or(0, |core| core.inodes.len());
-            options.memory_rows(shared.payload.used(), inodes as u64)
+            let drops = shared.notifier.drops().bytes();
+            options.memory_rows(shared.payload.used(), inodes as u64, drops)
         }
     }
 
