@@ -13,7 +13,7 @@
 //! layer's types. A crate missing from the table is a
 //! finding, so that a new crate has to be placed deliberately.
 //!
-//! Inside a crate the folders of its source are layers, too, if it has a list: [`folders`].
+//! Inside a crate the folders of its source are layers, too: [`folders`].
 
 pub mod folders;
 mod imports;

@@ -21,9 +21,9 @@ use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo xtask CHECK...
 
-  layers     the direction of dependencies between the crates, and between the folders of a crate
-             that has a list in xtask/layers; where unsafe is forbidden. With --record it writes the
-             lists of imports that still point the other way, which may only shrink
+  layers     the direction of dependencies between the crates, and between the folders of each crate
+             as its list in xtask/layers orders them; where unsafe is forbidden. With --record it
+             writes the lists of imports that still point the other way, which may only shrink
   tidy       lengths of files and functions, headers, characters, forbidden words, lost files,
              numbered invariants that nothing asserts or tests, foreign crates without a reason,
              language, subjects of commits

@@ -2,7 +2,7 @@
 
 use crate::bio::{Bio, BioFlags, BioOp, Completion};
 use forebay_base::buf::{AlignedBuf, DataRef};
-use forebay_base::task::{BoxFuture, LocalQueue, block_on, oneshot};
+use forebay_base::task::{BoxFuture, LocalQueue, block_on};
 use forebay_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
@@ -163,25 +163,17 @@ pub async fn io_owned<D: BlockDevice + ?Sized>(
     if device.is_crowded() {
         device.wait_for_capacity().await;
     }
-    let (tx, rx) = oneshot();
-    let end = Box::new(move |done| {
+    let (bio, completion) = Bio::awaited(op, offset, len, data, |done| {
         drop(owned);
-        tx.send(done);
+        done
     });
-    device.submit(Bio::new(op, offset, len, data, end).with_flags(flags));
-    rx.await.unwrap_or_else(gone)
+    device.submit(bio.with_flags(flags));
+    completion.await
 }
 
 /// Flushes, on the calling thread if the device can: for callers that block.
 pub async fn flush_blocking<D: BlockDevice + ?Sized>(device: &D) -> Completion {
-    let (tx, rx) = oneshot();
-    let end = Box::new(move |done| tx.send(done));
-    let bio = Bio::new(BioOp::Flush, 0, 0, DataRef::None, end);
+    let (bio, completion) = Bio::awaited(BioOp::Flush, 0, 0, DataRef::None, |done| done);
     device.execute(bio.with_flags(BioFlags::SYNC));
-    rx.await.unwrap_or_else(gone)
-}
-
-fn gone() -> Completion {
-    let error = Error::new(ErrorKind::Shutdown, "io", "the device went away");
-    Completion { data: DataRef::None, result: Err(error) }
+    completion.await
 }

@@ -9,9 +9,12 @@
 //! B3 `len` equals the length of the data for reads and writes.
 
 use forebay_base::buf::DataRef;
+use forebay_base::task::{OneReceiver, oneshot};
 use forebay_base::{Error, ErrorKind, Result};
 use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 /// Operation of a bio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,6 +30,17 @@ pub enum BioOp {
     Discard,
     /// The range reads back as zeros afterwards.
     WriteZeroes,
+}
+
+/// The verb of an operation, for errors.
+pub fn verb(op: BioOp) -> &'static str {
+    match op {
+        BioOp::Read => "read",
+        BioOp::Write => "write",
+        BioOp::Flush => "flush",
+        BioOp::Discard => "discard",
+        BioOp::WriteZeroes => "write zeroes",
+    }
 }
 
 bitflags::bitflags! {
@@ -55,6 +69,27 @@ pub struct Completion {
     pub data: DataRef,
     /// Complete, or an error. A short transfer is an error here (checklist L3).
     pub result: Result<()>,
+}
+
+/// The future of a bio's completion ([`Bio::awaited`]).
+pub struct Awaited {
+    op: BioOp,
+    completion: OneReceiver<Completion>,
+}
+
+impl Future for Awaited {
+    type Output = Completion;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Completion> {
+        let op = verb(self.op);
+        // A decorator may drop what `Bio::replace_end` gave it (against B1). The caller must not
+        // wait for ever then.
+        let gone = || Completion {
+            data: DataRef::None,
+            result: Err(Error::new(ErrorKind::Shutdown, op, "the device went away")),
+        };
+        Pin::new(&mut self.completion).poll(cx).map(|done| done.unwrap_or_else(gone))
+    }
 }
 
 /// Runs once when the bio is over, on any thread; must not block.
@@ -100,6 +135,21 @@ impl Bio {
     /// A new request.
     pub fn new(op: BioOp, offset: u64, len: u64, data: DataRef, end: EndIo) -> Self {
         Self { op, flags: BioFlags::empty(), offset, len, data, end: Some(End::Once(end)) }
+    }
+
+    /// A new request and the future of its completion. `on_end` runs first, when the device ends
+    /// the request, also if the future is dropped. It may drop what must not outlive the request,
+    /// before the caller learns that the request is over.
+    pub fn awaited(
+        op: BioOp,
+        offset: u64,
+        len: u64,
+        data: DataRef,
+        on_end: impl FnOnce(Completion) -> Completion + Send + 'static,
+    ) -> (Self, Awaited) {
+        let (tx, rx) = oneshot();
+        let end = Box::new(move |done| tx.send(on_end(done)));
+        (Self::new(op, offset, len, data, end), Awaited { op, completion: rx })
     }
 
     /// A new request that ends by `end.end_bio(token, ..)`. Allocates nothing.

@@ -5,7 +5,7 @@
 //! C3 a write to a read-only device fails before it starts.
 
 use crate::bdev::Limits;
-use crate::bio::{Bio, BioOp};
+use crate::bio::{Bio, BioOp, verb};
 use forebay_base::units::round_up;
 use forebay_base::{Error, ErrorKind, Result};
 
@@ -49,17 +49,6 @@ pub fn check_bio(bio: &mut Bio, limits: &Limits, size: u64) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The verb of an operation, for errors.
-pub fn verb(op: BioOp) -> &'static str {
-    match op {
-        BioOp::Read => "read",
-        BioOp::Write => "write",
-        BioOp::Flush => "flush",
-        BioOp::Discard => "discard",
-        BioOp::WriteZeroes => "write zeroes",
-    }
 }
 
 fn fail(kind: ErrorKind, op: BioOp, text: &str) -> Error {

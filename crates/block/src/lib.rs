@@ -7,6 +7,7 @@
 pub mod bdev;
 pub mod bio;
 pub mod check;
+pub mod delegate;
 pub mod engine;
 pub mod file;
 pub mod ioctl;
@@ -18,7 +19,7 @@ pub mod target;
 pub use bdev::{
     BlockDevice, DeviceRef, Limits, MapRuns, StableWrites, flush_blocking, io, io_owned,
 };
-pub use bio::{Bio, BioFlags, BioOp, Completion, EndBio};
+pub use bio::{Awaited, Bio, BioFlags, BioOp, Completion, EndBio};
 pub use engine::{Aio, Engine};
 pub use file::{DirectIo, FileDevice, FileIdentity, FileOptions, FileStamp};
 pub use ram::RamDevice;

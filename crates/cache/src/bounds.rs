@@ -40,10 +40,9 @@
 //! Locks: those of the ranges are leaves. `publishing` is taken before the map's own, and never
 //! while a folio is locked.
 
-use crate::mapping::Mapping;
 use crate::ranges::Ranges;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
-use forebay_base::sync::{Arc, RwLock, RwLockReadGuard};
+use forebay_base::sync::{RwLock, RwLockReadGuard};
 use forebay_base::units::{is_aligned, round_down, round_up};
 use std::ops::Range;
 
@@ -153,8 +152,8 @@ impl Bounds {
 
 /// A range held exclusively, whole blocks; given back on drop.
 pub struct Exclusive<'a> {
-    bounds: &'a Bounds,
-    range: Range<u64>,
+    pub(crate) bounds: &'a Bounds,
+    pub(crate) range: Range<u64>,
 }
 
 /// Proof that blocks are held exclusively.
@@ -166,34 +165,6 @@ pub trait HoldsBlocks {
 impl HoldsBlocks for Exclusive<'_> {
     fn range(&self) -> Range<u64> {
         self.range.clone()
-    }
-}
-
-impl HoldsBlocks for Held {
-    fn range(&self) -> Range<u64> {
-        self.range.clone()
-    }
-}
-
-impl<'a> Exclusive<'a> {
-    /// Makes the hold independent of its task: for a bio that may outlive the task that waits for
-    /// it.
-    pub fn keep(self, mapping: &'a Arc<Mapping>) -> Held {
-        assert!(std::ptr::eq(self.bounds, &mapping.bounds), "a range of the same file");
-        let range = std::mem::ManuallyDrop::new(self).range();
-        Held { mapping: mapping.clone(), range }
-    }
-}
-
-/// [`Exclusive`], of a file that it keeps alive.
-pub struct Held {
-    mapping: Arc<Mapping>,
-    range: Range<u64>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        drop(Exclusive { bounds: &self.mapping.bounds, range: self.range.clone() });
     }
 }
 

@@ -1,26 +1,25 @@
 //! The page cache: folios looked up, locked, filled, written, evicted. States and invariants are in
-//! [`crate::folio::table`], the lock order in the crate's documentation.
+//! [`crate::table`], the lock order in the crate's documentation.
 
 use crate::ageing::queues::Age;
 use crate::config::{Config, DIRTY_FOLIO_BYTES, FRAME_BOOKS, SLOT_BOOKS};
-use crate::folio::index::Index;
-use crate::folio::owners::Owners;
-use crate::folio::table::Table;
+use crate::dirty::control::{DirtyControl, DirtyWishes};
+use crate::dirty::domain::Domain;
 use crate::latency::Latencies;
-use crate::mapping::Mapping;
+use crate::mapping::{FILE_BYTES, Mapping};
 use crate::memory::arena::{Arena, FRAME_SIZE};
-use crate::memory::claim::Claim;
 use crate::memory::frames::FrameAlloc;
-use crate::memory::private::{CounterRef, FileShare, MoreRows, Row};
-use crate::memory::sizes::Sizes;
-use crate::memory::slots::SlotAlloc;
 use crate::memory::words::FrameWords;
-use crate::picture::StreamBoard;
+use crate::rangeset::SpareSets;
+use crate::shares::{Claimed, CounterRef, FileShare, MoreRows, Row};
+use crate::sizes::Sizes;
 use crate::stats::{Counters, Stats, Striped};
 use crate::strategy::Strategies;
-use crate::writeback::control::{DirtyControl, DirtyWishes};
-use crate::writeback::domain::Domain;
-use crate::writeback::sets::SpareSets;
+use crate::streams::StreamBoard;
+use crate::table::Table;
+use crate::table::index::Index;
+use crate::table::owners::Owners;
+use crate::table::slots::SlotAlloc;
 use forebay_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
@@ -80,7 +79,7 @@ pub struct PageCache {
     /// Parts of the budget used outside the cache.
     pub(crate) more_rows: Mutex<MoreRows>,
     /// Users of the budget other than the cache, and how much they claim, bytes.
-    pub(crate) claims: Mutex<Vec<std::sync::Weak<Claim>>>,
+    pub(crate) claims: Mutex<Vec<std::sync::Weak<Claimed>>>,
     pub(crate) claimed: AtomicU64,
     /// Dirty limits as they were asked for.
     pub(crate) dirty_wishes: Mutex<DirtyWishes>,
@@ -218,7 +217,7 @@ impl PageCache {
         assert!(id != 0, "mapping ids are used up");
         self.owners.open(id);
         let owner = (self.owners.clone(), domain);
-        let share = Some(FileShare::new(&self.files));
+        let share = Some(FileShare::new(&self.files, FILE_BYTES));
         Mapping::new(id, owner, block_size, self.config.folio_size, size, share)
     }
 
@@ -235,7 +234,7 @@ impl PageCache {
             return None;
         }
         let owner = (self.owners.clone(), domain);
-        let share = Some(FileShare::new(&self.files));
+        let share = Some(FileShare::new(&self.files, FILE_BYTES));
         Some(Mapping::new(id, owner, block_size, self.config.folio_size, size, share))
     }
 

@@ -1,9 +1,9 @@
 //! The configuration of a cache, and the division of its budget.
 
-use crate::folio::table::Layout;
-pub use crate::folio::table::MIN_BLOCK;
 use crate::memory::arena::FRAME_SIZE;
 use crate::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
+use crate::table::Layout;
+pub use crate::table::MIN_BLOCK;
 use forebay_base::units::{KIB, MIB};
 use forebay_base::{Error, ErrorKind, Result};
 

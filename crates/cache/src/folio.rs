@@ -1,16 +1,15 @@
-//! Folios: [`table`] (states, invariants and the folio lock), [`index`] (finding one), [`guard`]
-//! (reading and changing one), `fills` (bringing blocks in), `pins` (reading without a copy),
-//! [`owners`] (the folios of a file), `lookup` (the operations of the cache that return guards).
+//! Folios: [`guard`] (reading and changing one), `fills` (bringing blocks in), `pins` and
+//! [`pinned`] (reading without a copy), [`batch`] and `pool` (frames on their way), `lookup` (the
+//! operations of the cache that return guards). Their states are in [`crate::table`].
 
+pub mod batch;
 mod fills;
 pub mod guard;
-pub mod index;
 mod lookup;
-pub mod owners;
+pub mod pinned;
 mod pins;
 mod pool;
-pub mod table;
 
+pub use crate::table::owners::Label;
+pub use crate::table::{Blocks, Layout, STATES, Slot, State, Table};
 pub use lookup::fault_in_for_writing;
-pub use owners::Label;
-pub use table::{Blocks, Layout, STATES, Slot, State, Table};

@@ -3,10 +3,12 @@
 //! and devices not at all. The mapping layer above reads and writes out; this crate calls it
 //! through [`writeback::WriteOut`].
 //!
-//! Reading order: [`memory`] (arena, frames, and how many of each), [`folio`] (states, the folio
-//! lock, finding one), [`mapping`] (per file), [`mod@cache`] (the cache as a whole), [`ageing`]
-//! (queues, reclaim, readahead), [`writeback`] (limits, writers above them, pieces in write-out,
-//! flushers, errors).
+//! Reading order, which is that of the layers: [`memory`] (arena and frames), [`table`] (states,
+//! the folio lock, finding a folio), [`ageing`] (eviction order, readahead windows), [`dirty`]
+//! (what is known of dirty blocks, and the limits), [`mapping`] (per file), [`mod@cache`] (the
+//! cache as a whole). On these stand the operations: [`budget`] (who has how much memory),
+//! [`folio`] (reading and changing one), [`reclaim`], [`writeback`] (flushers, throttled writers,
+//! pieces in write-out).
 //!
 //! # Lock order
 //!
@@ -41,34 +43,43 @@
 //! It never takes the reclaim turn or the age lock. Reclaim tries folio locks, and waits for tasks
 //! with none of these held.
 //!
-//! A caller that waits for a permit for private memory ([`memory::private`]) holds no lock and no
+//! A caller that waits for a permit for private memory ([`budget::private`]) holds no lock and no
 //! other permit.
 
 pub mod ageing;
 pub mod bounds;
+pub mod budget;
 pub mod cache;
 pub mod config;
+pub mod dirty;
 pub mod folio;
+pub mod held;
 pub mod latency;
 pub mod mapping;
 pub mod memory;
 pub mod picture;
-pub mod pinned;
 mod ranges;
 pub mod rangeset;
+pub mod reclaim;
+mod shares;
+pub(crate) mod sizes;
 pub mod stats;
 pub mod strategy;
+pub mod streams;
+pub mod table;
 pub mod writeback;
 
 pub use ageing::readahead;
+pub use budget::claim::Claim;
+pub use budget::private::{OwnedPermit, Permit};
 pub use cache::{Attached, PageCache};
 pub use config::Config;
-pub use folio::State;
+pub use dirty::errseq;
 pub use folio::guard::{FolioRead, FolioWrite, FramePool};
+pub use folio::pinned::Pinned;
 pub use mapping::{Mapping, Unreported};
 pub use memory::arena::{Arena, FRAME_SIZE, FrameList};
-pub use memory::claim::Claim;
-pub use memory::private::{ErrorGrant, OwnedPermit, Permit, Row, RowSource};
-pub use pinned::Pinned;
+pub use shares::{ErrorGrant, Row, RowSource};
 pub use stats::Stats;
-pub use writeback::{WriteOut, WriteOutPass, errseq, flusher, stable};
+pub use table::State;
+pub use writeback::{WriteOut, WriteOutPass, flusher, stable};

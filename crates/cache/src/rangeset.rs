@@ -4,8 +4,9 @@
 //! than `PART` ranges. G3 the memory of parts is reused: a set that was cleared, or has shrunk,
 //! grows to its former size without allocating.
 //!
-//! No locks.
+//! Lock: that of [`SpareSets`], a leaf.
 
+use forebay_base::sync::Mutex;
 use std::ops::Range;
 
 /// Ranges of a part at most.
@@ -22,6 +23,10 @@ pub struct RangeSet {
     spare: Vec<Vec<Run>>,
     total: u64,
 }
+
+/// Empty sets that keep their memory for the next user.
+#[derive(Default)]
+pub(crate) struct SpareSets(pub Mutex<Vec<RangeSet>>);
 
 impl RangeSet {
     /// Part and place in it of the first range that ends behind `at`.

@@ -272,7 +272,7 @@ fn block_returned_by_write_out_counts_as_unwritten() {
         let look = |lab: &Lab| {
             for _ in 0..3 {
                 // The block, or where the write-out that has it begins.
-                let lowest = lab.mapping.lowest_unwritten(&lab.cache, 0);
+                let lowest = lab.cache.lowest_unwritten(&lab.mapping, 0);
                 assert!(lowest <= 3 * BLOCK as u64, "never written, and {lowest} is said");
             }
         };

@@ -529,7 +529,7 @@ mod tests {
     use super::*;
     use crate::border::fby_last_error;
     use crate::cache::{fby_cache_close, fby_cache_create};
-    use forebay_block::{Bio, BlockDevice, Limits, RamDevice};
+    use forebay_block::{BlockDevice, RamDevice};
     use std::ffi::CStr;
     use std::ptr::{null, null_mut};
 
@@ -537,23 +537,16 @@ mod tests {
     struct FailsToGrow(RamDevice);
 
     impl BlockDevice for FailsToGrow {
+        forebay_block::delegate_block_device!([0] limits size submit);
+
         fn name(&self) -> String {
             "broken".into()
-        }
-        fn limits(&self) -> Limits {
-            self.0.limits()
-        }
-        fn size(&self) -> u64 {
-            self.0.size()
         }
         fn can_grow(&self) -> bool {
             true
         }
         fn grow(&self, size: u64) -> Result<()> {
             panic!("no growth to {size}")
-        }
-        fn submit(&self, bio: Bio) {
-            self.0.submit(bio);
         }
     }
 

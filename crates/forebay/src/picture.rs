@@ -7,7 +7,8 @@
 use crate::cache::Cache;
 use crate::volume::Open;
 use forebay_cache::latency::Taken;
-use forebay_cache::picture::{Bytes, Stream};
+use forebay_cache::picture::Bytes;
+use forebay_cache::streams::Stream;
 use forebay_vfs::Ino;
 use std::collections::HashMap;
 use std::sync::Arc;

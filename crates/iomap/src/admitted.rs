@@ -8,8 +8,8 @@
 //! No locks.
 
 use crate::file::MappedFile;
+use crate::obstacle::Obstacle;
 use crate::ops::MapOps;
-use crate::write::Obstacle;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{Error, Result};

@@ -5,12 +5,11 @@
 
 use crate::file::{MappedFile, Source, Target};
 use crate::inflight::InFlight;
+use crate::ops::publishable_size;
 use crate::ops::{Class, Place, Written};
-use crate::published::publishable_size;
 use crate::resize::Growth;
 use forebay_base::buf::{AlignedBuf, DataRef, PartedBuf};
 use forebay_base::checksum::{crc32c, crc32c_append};
-use forebay_base::task::oneshot;
 use forebay_base::units::{is_aligned, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion};
@@ -279,19 +278,16 @@ async fn write_piece(
     if device.is_crowded() {
         device.wait_for_capacity().await;
     }
-    let ((tx, rx), flight, place) = (oneshot(), flight.clone(), piece.clone());
-    let end = Box::new(move |done: Completion| {
+    let (flight, place) = (flight.clone(), piece.clone());
+    let on_end = move |done: Completion| {
         flight.wrote(&place, &done.result);
         drop(flight);
-        tx.send(done);
-    });
-    let bio = Bio::new(BioOp::Write, piece.device_offset, piece.len, data, end);
+        done
+    };
+    let (offset, len) = (piece.device_offset, piece.len);
+    let (bio, completion) = Bio::awaited(BioOp::Write, offset, len, data, on_end);
     device.submit(bio.with_flags(flags));
-    rx.await.unwrap_or_else(|| Completion { data: DataRef::None, result: Err(gone()) })
-}
-
-fn gone() -> Error {
-    Error::new(ErrorKind::Shutdown, "write directly", "the device went away")
+    completion.await
 }
 
 /// Writes parts of a buffer, whose first byte belongs at `base`, all at once, and waits for all.
@@ -307,23 +303,23 @@ async fn write_parts(
     }
     let (mut bios, mut waiting) = (Vec::new(), Vec::new());
     for piece in pieces {
-        let (tx, rx) = oneshot();
         let data = buf.part((piece.offset - base) as usize, piece.len as usize);
         let (flight, place) = (flight.clone(), piece.clone());
         // The part goes before the task that waits learns that it is over.
-        let end = Box::new(move |Completion { data, result }| {
+        let on_end = move |Completion { data, result }| {
             flight.wrote(&place, &result);
             drop((data, flight));
-            tx.send(result);
-        });
-        let bio = Bio::new(BioOp::Write, piece.device_offset, piece.len, data, end);
+            Completion { data: DataRef::None, result }
+        };
+        let (offset, len) = (piece.device_offset, piece.len);
+        let (bio, completion) = Bio::awaited(BioOp::Write, offset, len, data, on_end);
         bios.push(bio.with_flags(flags));
-        waiting.push(rx);
+        waiting.push(completion);
     }
     device.submit_batch(&mut bios);
     let mut result = Ok(());
-    for rx in waiting {
-        result = result.and(rx.await.unwrap_or_else(|| Err(gone())));
+    for completion in waiting {
+        result = result.and(completion.await.result);
     }
     result
 }

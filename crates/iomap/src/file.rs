@@ -4,9 +4,9 @@
 //! own thread and passes [`Target::Slice`] or [`Source::Slice`]. Only then may a device borrow the
 //! caller's memory, in a blocking system call. Event loops pass owned buffers.
 
+use crate::flush_group::FlushGroup;
 use crate::ops::MapOps;
 use crate::records::Records;
-use crate::sync::FlushGroup;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};

@@ -22,13 +22,14 @@
 
 use crate::file::MappedFile;
 use crate::ops::{BioOwned, MapOps, Place, Reservation, is_bad};
+use crate::records::Ticket;
 use crate::taken::Taken;
-use crate::writeout::Ticket;
 use forebay_base::Result;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
-use forebay_cache::bounds::{Exclusive, Held, HoldsBlocks};
-use forebay_cache::writeback::unflushed::Epoch;
+use forebay_cache::bounds::{Exclusive, HoldsBlocks};
+use forebay_cache::dirty::unflushed::Epoch;
+use forebay_cache::held::Held;
 use forebay_cache::{Mapping, OwnedPermit, PageCache};
 use std::ops::Range;
 

@@ -22,6 +22,7 @@ use forebay_base::sync::Mutex;
 use forebay_base::task::BoxFuture;
 use forebay_base::{ErrorKind, Result};
 use forebay_block::{DeviceRef, MapRuns, StableWrites};
+use forebay_cache::{Mapping, PageCache};
 use std::any::Any;
 use std::future::Future;
 use std::ops::Range;
@@ -359,4 +360,16 @@ pub trait MapOps: Send + Sync {
     /// The map of a range: runs in order from its start on, at most `max` (1 or more) and perhaps
     /// fewer, so that no call takes long. Another thread makes blocking calls.
     fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>>;
+}
+
+/// The size that may be published now: up to the lowest block that is dirty or in write-out, beyond
+/// the published size. During a write-out that is where it began: a sync publishes the rest. The
+/// guard is held until the size is published:
+/// [`Bounds::uncut`](forebay_cache::bounds::Bounds::uncut).
+pub(crate) fn publishable_size(cache: &PageCache, mapping: &Mapping, ops: &dyn MapOps) -> u64 {
+    // The size is read first: the blocks below it were dirty before, or are in write-out. A longer
+    // size published earlier has been truncated by the time the file grows again.
+    let size = mapping.bounds.visible();
+    let Some(published) = ops.published_size() else { return 0 };
+    size.min(cache.lowest_unwritten(mapping, published.min(size)))
 }

@@ -1,5 +1,5 @@
 //! Pinned reads: the cached bytes of a range without a copy. What a pin is, and what keeps its
-//! bytes from changing: [`forebay_cache::pinned`].
+//! bytes from changing: [`forebay_cache::folio::pinned`].
 //!
 //! Invariant: pin.P6 no frame is pinned whose blocks an operation holds exclusively. So an
 //! operation that has replaced the pinned frames of a block it holds may zero bytes of that block
@@ -7,7 +7,7 @@
 
 use crate::file::{Handle, MappedFile, Target};
 use crate::fill::{FillError, FillMode};
-use crate::uncached::Passing;
+use crate::passing::Passing;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};

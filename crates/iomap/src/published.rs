@@ -3,26 +3,13 @@
 //! size of their own.
 
 use crate::file::MappedFile;
-use crate::ops::{MapOps, Reservation};
+use crate::ops::{Reservation, publishable_size};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::writeback::WriteOutPass;
-use forebay_cache::{Mapping, PageCache};
 
 /// A sync gives up after so many rounds, if a concurrent writer dirties the same unpublished block
 /// each time.
 const PUBLISH_TRIES: usize = 64;
-
-/// The size that may be published now: up to the lowest block that is dirty or in write-out, beyond
-/// the published size. During a write-out that is where it began: a sync publishes the rest. The
-/// guard is held until the size is published:
-/// [`Bounds::uncut`](forebay_cache::bounds::Bounds::uncut).
-pub(crate) fn publishable_size(cache: &PageCache, mapping: &Mapping, ops: &dyn MapOps) -> u64 {
-    // The size is read first: the blocks below it were dirty before, or are in write-out. A longer
-    // size published earlier has been truncated by the time the file grows again.
-    let size = mapping.bounds.visible();
-    let Some(published) = ops.published_size() else { return 0 };
-    size.min(mapping.lowest_unwritten(cache, published.min(size)))
-}
 
 impl MappedFile {
     /// Publishes as much of the size as there are bytes for.

@@ -3,7 +3,7 @@
 use crate::file::{Handle, MappedFile, Target};
 use crate::fill::{FillError, FillMode, Filling, corrupt};
 use crate::ops::{Extent, MapFuture};
-use crate::uncached::Passing;
+use crate::passing::Passing;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::checksum::crc32c;
 use forebay_base::sync::atomic::Ordering;
@@ -12,9 +12,9 @@ use forebay_base::{IoFlags, Result};
 use forebay_block::{BioFlags, BioOp, io};
 use forebay_cache::State;
 use forebay_cache::folio::{Blocks, fault_in_for_writing};
-use forebay_cache::picture::Stream;
 use forebay_cache::readahead::Plan;
 use forebay_cache::stats::Counters;
+use forebay_cache::streams::Stream;
 use std::ops::Range;
 
 /// A long uncached request is split into steps of this many bytes, so that the next one is read

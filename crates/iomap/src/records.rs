@@ -11,26 +11,51 @@
 //!
 //! Invariants: P1 a record is emptied once all its bios are over, and before its ticket ends: a
 //! task that waited for the ticket finds it among the kept ones. P2 the kept records stay within
-//! the cache's limit; a record in use is never refused. P3 the lists of frames of a record change
-//! only while no bio has them.
+//! the cache's limit; a record in use is never refused. records.P3 the lists of frames of a record
+//! change only while no bio has them.
 //!
 //! Locks: completions take a record's shared, the task that fills or empties it exclusively: never
 //! both at a time, so neither waits. The lock of the kept ones is a leaf.
 
-use crate::file::MappedFile;
+use crate::ops::publishable_size;
 use crate::ops::{MapOps, Place, Reservation, Written, is_bad};
-use crate::published::publishable_size;
-use crate::writeout::{Captured, Ticket};
-use forebay_base::buf::DataRef;
-use forebay_base::checksum::crc32c;
+
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Mutex, RwLock};
-use forebay_block::{Bio, BioFlags, BioOp, Completion, EndBio};
+use forebay_block::{Bio, Completion, EndBio};
+use forebay_cache::dirty::dirty_folios::DirtyCursor;
 use forebay_cache::folio::Blocks;
-use forebay_cache::writeback::dirty_folios::DirtyCursor;
 use forebay_cache::writeback::{WritePiece, end_write};
-use forebay_cache::{Attached, FRAME_SIZE, FrameList, Mapping, PageCache};
-use std::ops::{Deref, DerefMut, Range};
+use forebay_cache::{Attached, FrameList, Mapping, PageCache};
+use std::ops::Range;
+
+/// A number among the write-outs of a file, held from before blocks are taken until the last of
+/// their bios is over.
+pub(crate) struct Ticket {
+    mapping: Arc<Mapping>,
+    number: u64,
+}
+
+impl Ticket {
+    /// `range`: what it may write.
+    pub fn new(mapping: &Arc<Mapping>, range: Range<u64>) -> Self {
+        Self { number: mapping.issue_ticket(range), mapping: mapping.clone() }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.mapping.end_ticket(self.number);
+    }
+}
+
+/// A piece captured, and where it goes.
+pub(crate) struct Captured {
+    pub piece: WritePiece,
+    /// Bytes of the file that are written, and where.
+    pub place: Place,
+    pub sequence: u64,
+}
 
 /// The lists that a pass plans with.
 #[derive(Default)]
@@ -49,11 +74,11 @@ pub(crate) struct Plan {
     /// Memory for the next places, empty.
     pub places: Vec<Place>,
     /// Bytes that it is counted with while it is kept.
-    counted: u64,
+    pub counted: u64,
 }
 
 impl Plan {
-    fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         let lists = bytes_of(&self.batch)
             + bytes_of(&self.runs)
             + bytes_of(&self.parts)
@@ -69,46 +94,15 @@ fn bytes_of<T>(list: &Vec<T>) -> u64 {
     (list.capacity() * size_of::<T>()) as u64
 }
 
-/// A plan in use; kept for the next pass on drop.
-pub(crate) struct PlanInUse<'a> {
-    plan: Plan,
-    file: &'a MappedFile,
-}
-
-impl Deref for PlanInUse<'_> {
-    type Target = Plan;
-    fn deref(&self) -> &Plan {
-        &self.plan
-    }
-}
-
-impl DerefMut for PlanInUse<'_> {
-    fn deref_mut(&mut self) -> &mut Plan {
-        &mut self.plan
-    }
-}
-
-impl Drop for PlanInUse<'_> {
-    fn drop(&mut self) {
-        let mut plan = std::mem::take(&mut self.plan);
-        plan.runs.clear();
-        debug_assert!(plan.captured.is_empty() && plan.bios.is_empty(), "all of a plan is issued");
-        let (cache, bytes) = (&self.file.cache, plan.bytes());
-        if cache.count_record(&mut plan.counted, bytes) {
-            self.file.records.0.lock().plans.push(plan);
-        }
-    }
-}
-
 #[derive(Default)]
-struct Kept {
-    plans: Vec<Plan>,
-    records: Vec<std::sync::Arc<Record>>,
+pub(crate) struct Kept {
+    pub plans: Vec<Plan>,
+    pub records: Vec<std::sync::Arc<Record>>,
 }
 
 /// What write-outs of one cache have left to be used again.
 #[derive(Default)]
-pub(crate) struct Records(Mutex<Kept>);
+pub(crate) struct Records(pub Mutex<Kept>);
 
 impl Attached for Records {
     fn trim(&self, cache: &PageCache) {
@@ -122,99 +116,48 @@ impl Attached for Records {
     }
 }
 
-impl MappedFile {
-    /// Lists for a pass.
-    pub(crate) fn plan(&self) -> PlanInUse<'_> {
-        let kept = self.records.0.lock().plans.pop();
-        let mut plan = kept.unwrap_or_default();
-        self.cache.count_record(&mut plan.counted, 0);
-        PlanInUse { plan, file: self }
-    }
-
-    /// Makes bios of the captured blocks, which are the pieces of `reservation`; returns the bytes.
-    pub(crate) fn fill_record(
-        &self,
-        plan: &mut Plan,
-        reservation: Reservation,
-        ticket: Ticket,
-        flags: BioFlags,
-    ) -> u64 {
-        let record = self.records.0.lock().records.pop().unwrap_or_default();
-        let mut work = record.work.write();
-        debug_assert!(work.owner.is_none(), "P1: a kept record is empty");
-        self.cache.count_record(&mut work.counted, 0);
-        if plan.places.capacity() == 0 {
-            // Gone into the reservation.
-            std::mem::swap(&mut plan.places, &mut work.places);
-        }
-        let bytes = work.take_pieces(self, &mut plan.captured);
-        for (token, bio) in (0..).zip(&work.bios[..work.used]) {
-            let end: std::sync::Arc<dyn EndBio> = record.clone();
-            let data = DataRef::Shared(bio.frames.clone());
-            let len = bio.end - bio.start;
-            let bio = Bio::with_token(BioOp::Write, bio.start, len, data, end, token);
-            plan.bios.push(bio.with_flags(flags));
-        }
-        record.left.store(work.used, Ordering::Release);
-        work.owner = Some(Owner {
-            cache: self.cache.clone(),
-            mapping: self.mapping.clone(),
-            ops: self.ops.clone(),
-            records: self.records.clone(),
-            reservation,
-            ticket,
-        });
-        let empty = work.used == 0;
-        drop(work);
-        if empty {
-            record.over();
-        }
-        bytes
-    }
-}
-
 /// The owner of the written blocks, and their places. Dropped in this order: places are returned
 /// before a task that waits for the ticket continues.
-struct Owner {
-    reservation: Reservation,
-    ticket: Ticket,
-    ops: std::sync::Arc<dyn MapOps>,
-    mapping: Arc<Mapping>,
-    cache: Arc<PageCache>,
-    records: std::sync::Arc<Records>,
+pub(crate) struct Owner {
+    pub reservation: Reservation,
+    pub ticket: Ticket,
+    pub ops: std::sync::Arc<dyn MapOps>,
+    pub mapping: Arc<Mapping>,
+    pub cache: Arc<PageCache>,
+    pub records: std::sync::Arc<Records>,
 }
 
 /// One bio: its pieces, by number, and where it goes, bytes on the device.
-struct Part {
-    pieces: Range<usize>,
-    start: u64,
-    end: u64,
-    frames: std::sync::Arc<FrameList>,
+pub(crate) struct Part {
+    pub pieces: Range<usize>,
+    pub start: u64,
+    pub end: u64,
+    pub frames: std::sync::Arc<FrameList>,
 }
 
 #[derive(Default)]
-struct Work {
+pub(crate) struct Work {
     /// None in a record that waits to be used again.
-    owner: Option<Owner>,
-    pieces: Vec<WritePiece>,
+    pub owner: Option<Owner>,
+    pub pieces: Vec<WritePiece>,
     /// Of each piece.
-    written: Vec<Written>,
+    pub written: Vec<Written>,
     /// The first `used` of them are in use; the others keep their lists of frames.
-    bios: Vec<Part>,
-    used: usize,
+    pub bios: Vec<Part>,
+    pub used: usize,
     /// Memory for the next use, empty.
-    sums: Vec<Vec<u32>>,
-    places: Vec<Place>,
+    pub sums: Vec<Vec<u32>>,
+    pub places: Vec<Place>,
     /// Bytes that it is counted with while it is kept.
-    counted: u64,
+    pub counted: u64,
 }
 
 /// The write-outs in progress for one reservation.
 #[derive(Default)]
 pub(crate) struct Record {
-    work: RwLock<Work>,
+    pub work: RwLock<Work>,
     /// Bios that are not over.
-    left: AtomicUsize,
+    pub left: AtomicUsize,
 }
 
 impl Work {
@@ -228,65 +171,6 @@ impl Work {
             + bytes_of(&self.sums)
             + bytes_of(&self.places);
         size_of::<Record>() as u64 + lists + sums + used + frames as u64
-    }
-
-    /// Puts pieces that lie one behind the other on the device into one bio; returns their bytes.
-    fn take_pieces(&mut self, file: &MappedFile, captured: &mut Vec<Captured>) -> u64 {
-        let longest = file.longest_bio();
-        let segments = file.device().limits().max_segments as usize;
-        let sums = file.ops.limits().sums;
-        let mut bytes = 0;
-        for next in captured.drain(..) {
-            bytes += next.place.len;
-            let open = self.used.checked_sub(1).map(|at| &self.bios[at]);
-            if !open.is_some_and(|bio| bio.takes(&next, longest, segments)) {
-                self.open_bio(file, next.place.device_offset);
-            }
-            self.push(file, next, sums);
-        }
-        bytes
-    }
-
-    fn open_bio(&mut self, file: &MappedFile, start: u64) {
-        let pieces = self.pieces.len()..self.pieces.len();
-        if self.used == self.bios.len() {
-            let frames = std::sync::Arc::new(FrameList::new(file.cache.arena()));
-            self.bios.push(Part { pieces: pieces.clone(), start, end: start, frames });
-        }
-        let bio = &mut self.bios[self.used];
-        (bio.pieces, bio.start, bio.end) = (pieces, start, start);
-        match std::sync::Arc::get_mut(&mut bio.frames) {
-            Some(frames) => frames.clear(),
-            // A lower layer has kept the list of an ended bio (P3).
-            None => bio.frames = std::sync::Arc::new(FrameList::new(file.cache.arena())),
-        }
-        self.used += 1;
-    }
-
-    /// Adds a piece to the bio that was opened last.
-    fn push(&mut self, file: &MappedFile, next: Captured, with_sums: bool) {
-        let Captured { piece, place, sequence } = next;
-        let (mapping, arena) = (&file.mapping, file.cache.arena());
-        let bio = &mut self.bios[self.used - 1];
-        let frames = std::sync::Arc::get_mut(&mut bio.frames).expect("P3: no bio has the list yet");
-        let mut sums = if with_sums { self.sums.pop().unwrap_or_default() } else { Vec::new() };
-        let (mut left, block) = (place.len, mapping.block_size());
-        let mut bytes = [0; FRAME_SIZE];
-        for b in piece.blocks.start..piece.blocks.end {
-            let (frame, offset) = piece.place(b, mapping);
-            let len = left.min(block) as usize;
-            frames.push(frame, offset, len);
-            if with_sums {
-                arena.copy_out(frame, offset, &mut bytes[..len]);
-                sums.push(crc32c(&bytes[..len]));
-            }
-            left -= len as u64;
-        }
-        assert_eq!(left, 0, "a piece is as long as its place");
-        bio.end += place.len;
-        bio.pieces.end += 1;
-        self.pieces.push(piece);
-        self.written.push(Written { place, sequence, sums });
     }
 
     /// Publishes the pieces of one bio, or makes them dirty again.
@@ -331,15 +215,6 @@ impl Work {
     }
 }
 
-impl Part {
-    fn takes(&self, next: &Captured, longest: u64, segments: usize) -> bool {
-        let blocks = next.piece.blocks.len() as usize;
-        next.place.device_offset == self.end
-            && self.end - self.start + next.place.len <= longest
-            && self.frames.segment_count() + blocks <= segments
-    }
-}
-
 /// Ends one bio, also if its completion panics.
 struct Over<'a>(&'a std::sync::Arc<Record>);
 
@@ -354,7 +229,7 @@ impl Drop for Over<'_> {
 impl EndBio for Record {
     fn end_bio(self: std::sync::Arc<Self>, token: u64, done: Completion) {
         let Completion { data, result } = done;
-        // The list of frames is the record's alone again (P3).
+        // The list of frames is the record's alone again (records.P3).
         drop(data);
         let _over = Over(&self);
         self.work.read().end_bio(token, result);
@@ -364,7 +239,7 @@ impl EndBio for Record {
 impl Record {
     /// All bios are over: unpublished places are returned, the record is kept for reuse if the
     /// limit allows, the ticket ends (P1).
-    fn over(self: &std::sync::Arc<Self>) {
+    pub fn over(self: &std::sync::Arc<Self>) {
         let Some(owner) = self.work.write().empty() else { return };
         let Owner { reservation, ticket, ops, mapping, cache, records } = owner;
         let places = reservation.end();

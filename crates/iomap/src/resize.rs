@@ -4,12 +4,13 @@
 use crate::admitted::Ahead;
 use crate::file::MappedFile;
 use crate::inflight::InFlight;
-use crate::write::Obstacle;
+use crate::obstacle::Obstacle;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_cache::bounds::{Exclusive, Held, HoldsBlocks, Resize};
+use forebay_cache::bounds::{Exclusive, HoldsBlocks, Resize};
 use forebay_cache::folio::Blocks;
+use forebay_cache::held::Held;
 use forebay_cache::{FolioWrite, FramePool, State};
 use std::ops::Range;
 

@@ -18,7 +18,7 @@ impl MappedFile {
     /// Runs of `range`, in order, that are dirty or on their way; at most `max`.
     fn unwritten(&self, range: &Range<u64>, max: usize) -> Vec<Range<u64>> {
         let mut found: Vec<Range<u64>> = Vec::new();
-        let first = self.mapping.lowest_unwritten(&self.cache, range.start);
+        let first = self.cache.lowest_unwritten(&self.mapping, range.start);
         if first >= range.end {
             return found;
         }

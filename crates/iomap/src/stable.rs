@@ -7,7 +7,7 @@
 //! idle.
 
 use crate::file::MappedFile;
-use crate::write::Obstacle;
+use crate::obstacle::Obstacle;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::StableWrites;

@@ -9,81 +9,24 @@
 //! the next.
 
 use crate::file::{Handle, MappedFile};
+use crate::flush_group::Turn;
 use crate::ops::Commit;
-use forebay_base::sync::Mutex;
+
 use forebay_base::sync::atomic::Ordering;
-use forebay_base::task::{BoxFuture, WaitQueue};
+use forebay_base::task::BoxFuture;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::State;
+use forebay_cache::dirty::unflushed::Covered;
 use forebay_cache::folio::Table;
 use forebay_cache::rangeset::RangeSet;
 use forebay_cache::stats::Counters;
 use forebay_cache::writeback::WriteOutPass;
-use forebay_cache::writeback::unflushed::Covered;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-
-#[derive(Default)]
-struct FlushState {
-    running: bool,
-    started: u64,
-    /// Outcome of the flushes that ended last: (number, error).
-    ended: u64,
-    last_errors: Vec<(u64, Error)>,
-}
-
-/// The flushes of one file.
-#[derive(Default)]
-pub struct FlushGroup {
-    state: Mutex<FlushState>,
-    wait: WaitQueue,
-}
-
-enum Turn {
-    /// Run flush number n.
-    Run(u64),
-    /// Flush n, which began after the caller asked, is over.
-    Done(Result<()>),
-}
-
-impl FlushGroup {
-    /// Waits for a flush that begins after this call, or the turn to run it.
-    async fn turn(&self) -> Turn {
-        let wanted = self.state.lock().started + 1;
-        let turn = || {
-            let mut state = self.state.lock();
-            if state.ended >= wanted {
-                let error = state.last_errors.iter().find(|(n, _)| *n >= wanted);
-                return Some(Turn::Done(error.map_or(Ok(()), |(_, e)| Err(e.clone()))));
-            }
-            if state.running {
-                return None;
-            }
-            state.running = true;
-            state.started += 1;
-            Some(Turn::Run(state.started))
-        };
-        self.wait.wait_until(turn).await
-    }
-
-    fn end(&self, number: u64, result: &Result<()>) {
-        let mut state = self.state.lock();
-        state.running = false;
-        state.ended = number;
-        if let Err(error) = result {
-            state.last_errors.push((number, error.clone()));
-            if state.last_errors.len() > 16 {
-                state.last_errors.remove(0);
-            }
-        }
-        drop(state);
-        self.wait.wake_all();
-    }
-}
 
 /// Why a file is poisoned.
 const NOT_HELD: &str = "a flush failed, and some of what it covered is not held any more";

@@ -20,8 +20,9 @@
 
 use crate::admitted::Ahead;
 use crate::file::{Handle, MappedFile, Source, Target};
-use crate::fill::FillMode;
+
 use crate::ops::Extent;
+use crate::passing::Passing;
 use crate::read::Past;
 use crate::resize::Again;
 use crate::write::Beyond;
@@ -29,9 +30,8 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::units::{round_down, round_up};
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_block::BioFlags;
-use forebay_cache::FolioWrite;
+
 use forebay_cache::bounds::HoldsBlocks;
-use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::writeback::WriteOutPass;
@@ -47,42 +47,6 @@ enum Once {
     Overtaken,
     /// Nothing was written: there are no places for what was admitted.
     NoPlaces,
-}
-
-/// How a request passes through the cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Passing {
-    /// Cached like an ordinary request.
-    Cached,
-    /// Its blocks stay, and it counts as no touch.
-    Untouched,
-    /// Blocks that it brings in are marked *uncached*, and go.
-    Marked,
-}
-
-impl Passing {
-    pub fn is_passing(self) -> bool {
-        self != Self::Cached
-    }
-
-    /// The fill that goes with it.
-    pub fn fill(self) -> FillMode {
-        let uncached = self == Self::Marked;
-        FillMode { uncached, passing: self.is_passing(), ..FillMode::default() }
-    }
-
-    /// Blocks of the folio have been copied out.
-    /// `same`: it goes on within the block that the read before ended in, and is one touch with it.
-    pub fn read(self, folio: &FolioWrite<'_>, blocks: Blocks, same: bool) {
-        match self {
-            Self::Cached => {
-                folio.keep(blocks);
-                folio.touch(blocks, same);
-            }
-            Self::Untouched => {}
-            Self::Marked => folio.drop_uncached(blocks),
-        }
-    }
 }
 
 /// Drops what a request has brought in when it ends, however it ends.

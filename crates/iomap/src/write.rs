@@ -4,39 +4,18 @@
 use crate::admitted::Ahead;
 use crate::file::{Handle, MappedFile, Source};
 use crate::fill::{FillMode, Filling};
+use crate::obstacle::Obstacle;
+use crate::passing::Passing;
 use crate::resize::{Again, Growth, Placed};
-use crate::uncached::Passing;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::FramePool;
+use forebay_cache::dirty::control::PORTION;
 use forebay_cache::folio::Blocks;
 use forebay_cache::stats::Counters;
-use forebay_cache::writeback::control::PORTION;
 use forebay_cache::writeback::{Which, WriteOutPass};
 use forebay_cache::{FolioWrite, State};
 use std::ops::Range;
-
-/// What stands in the way of a write to one folio.
-pub(crate) enum Obstacle {
-    /// Frames are missing: so many are needed in all.
-    Frames(usize),
-    /// The same, and some of them are for blocks in write-out.
-    Fresh(usize),
-    /// No folio descriptor is to be had.
-    Slots,
-    /// Another task holds the range exclusively.
-    Exclusive,
-    /// A fill of these blocks of the folio is on its way.
-    Reading(Blocks),
-    /// These bytes must not change while they are in write-out.
-    Stable,
-    /// A partly written block has to be read first.
-    Fill(Range<u64>),
-    /// A truncate came before it: the file ends within the piece.
-    Shrunk,
-    /// The map has no room for what would become dirty.
-    NoRoom(Error),
-}
 
 /// Where the bytes of a write are.
 enum Put {

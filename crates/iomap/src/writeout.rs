@@ -3,16 +3,15 @@
 
 use crate::file::MappedFile;
 use crate::ops::{Class, Place, Reservation};
-use crate::records::Plan;
+use crate::records::{Captured, Plan, Ticket};
 use forebay_base::Result;
-use forebay_base::sync::Arc;
 use forebay_base::task::FutureSlot;
 use forebay_base::units::{round_down, round_up};
 use forebay_block::BioFlags;
 use forebay_cache::folio::Blocks;
 use forebay_cache::strategy::DirtyTracking;
-use forebay_cache::writeback::{WriteOut, WriteOutPass, WritePiece, fail_unwritten};
-use forebay_cache::{FRAME_SIZE, FolioWrite, Mapping, State};
+use forebay_cache::writeback::{WriteOut, WriteOutPass, fail_unwritten};
+use forebay_cache::{FRAME_SIZE, FolioWrite, State};
 use std::ops::Range;
 
 /// Longest write of one bio, bytes. Each bio costs a round trip to the device, a record of the map,
@@ -37,34 +36,6 @@ impl WriteOut for MappedFile {
     fn is_settled(&self) -> bool {
         self.mapping.is_settled()
     }
-}
-
-/// A number among the write-outs of a file, held from before blocks are taken until the last of
-/// their bios is over.
-pub(crate) struct Ticket {
-    mapping: Arc<Mapping>,
-    number: u64,
-}
-
-impl Ticket {
-    /// `range`: what it may write.
-    pub fn new(mapping: &Arc<Mapping>, range: Range<u64>) -> Self {
-        Self { number: mapping.issue_ticket(range), mapping: mapping.clone() }
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.mapping.end_ticket(self.number);
-    }
-}
-
-/// A piece captured, and where it goes.
-pub(crate) struct Captured {
-    pub piece: WritePiece,
-    /// Bytes of the file that are written, and where.
-    pub place: Place,
-    pub sequence: u64,
 }
 
 impl MappedFile {

@@ -3,7 +3,7 @@
 
 use crate::file::{MappedFile, Source, ZeroFlags};
 use crate::inflight::InFlight;
-use crate::uncached::Passing;
+use crate::passing::Passing;
 use crate::write::Beyond;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{Error, ErrorKind, Result};

@@ -23,7 +23,7 @@ use crate::listen::Listener;
 use crate::pool::Pool;
 use crate::receive_buffer::ReceiveBuffer;
 use crate::serve::Core;
-use crate::server::{LoopHandle, Shared};
+use crate::shared::{LoopHandle, Shared};
 use crate::stats::{Verdict, bump};
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::LocalQueue;

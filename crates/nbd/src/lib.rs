@@ -24,6 +24,7 @@ mod receive_buffer;
 mod request_class;
 mod serve;
 pub mod server;
+mod shared;
 mod stats;
 mod stream;
 pub mod tls;

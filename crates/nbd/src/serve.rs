@@ -17,7 +17,7 @@ use crate::pool::{CHUNK_LEN, Pool};
 use crate::proto::{self, Command, CommandFlags, READ_HEADER_MAX, Request, errno};
 use crate::receive_buffer::ReceiveBuffer;
 use crate::request_class::class_of;
-use crate::server::Shared;
+use crate::shared::Shared;
 use crate::stats::{LoopStats, Verdict, bump, kind};
 use crate::tls::SESSION_BYTES;
 use crate::transmission::{Gate, Incoming};

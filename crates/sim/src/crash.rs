@@ -13,7 +13,8 @@
 use crate::config::SimConfig;
 use crate::disk::SimDisk;
 use crate::image::{Change, Image, split};
-use crate::media::{Media, Pending};
+use crate::media::Pending;
+use crate::power_cut::PowerCut;
 use crate::reads::{Read, Reads};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{Nanos, split_mix};
@@ -193,16 +194,6 @@ impl CrashState {
     }
 }
 
-/// A moment at which the power may go.
-#[derive(Clone)]
-pub struct PowerCut {
-    media: Media,
-    /// What a power cut may or may not have kept: what is pending on the media, then writes in flight.
-    parts: Vec<Pending>,
-    config: SimConfig,
-    tag: u64,
-}
-
 /// Iterator over crash states. Made by [`PowerCut::states`].
 pub struct CrashStates {
     cut: PowerCut,
@@ -237,32 +228,6 @@ impl CrashStates {
 }
 
 impl PowerCut {
-    /// Of a disk that stores this, with these writes in flight.
-    pub(crate) fn new(media: Media, in_flight: Vec<Pending>, config: SimConfig, tag: u64) -> Self {
-        let parts = media.pending.iter().cloned().chain(in_flight).collect();
-        Self { media, parts, config, tag }
-    }
-
-    /// What [`SimDisk::tag_cuts`] said last before this moment.
-    pub fn tag(&self) -> u64 {
-        self.tag
-    }
-
-    /// One number for all that the disk may hold then.
-    pub fn sum(&self) -> u64 {
-        let mut sum = self.media.durable.sum();
-        for (number, content) in self.parts.iter().flat_map(|part| &part.changes) {
-            sum ^= content.as_ref().map_or(0, |sector| sector.share(*number));
-            sum = split_mix(&mut sum);
-        }
-        sum
-    }
-
-    /// Writes that may be lost.
-    pub fn pending(&self) -> usize {
-        self.parts.len()
-    }
-
     /// The states that a power cut at this moment may leave: all subsets of at most `all_upto` pending
     /// writes, else all prefixes, all but each one, each one alone, and samples; and each write
     /// of several sectors torn in several ways.

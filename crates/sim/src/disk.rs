@@ -12,10 +12,10 @@
 //! Locks: one per disk; taken before the world's. No bio ends while it is held.
 
 use crate::config::{SimConfig, changes_of, refuse};
-use crate::crash::PowerCut;
 use crate::fault::{Fault, FaultCounts, FaultRule};
 use crate::image::{Image, split};
 use crate::media::{Media, Pending};
+use crate::power_cut::PowerCut;
 use crate::reads::Reads;
 use forebay_base::checksum::crc32c;
 use forebay_base::sim_world::SimWorld;

@@ -12,10 +12,12 @@ pub mod disk;
 pub mod fault;
 pub mod image;
 mod media;
+mod power_cut;
 pub mod reads;
 
 pub use config::SimConfig;
-pub use crash::{CrashState, CrashStates, Fate, PowerCut, Tear};
+pub use crash::{CrashState, CrashStates, Fate, Tear};
 pub use disk::{LogEntry, SimDisk};
 pub use fault::{Fault, FaultCounts, FaultRule};
+pub use power_cut::PowerCut;
 pub use reads::{Read, Reads};

@@ -54,9 +54,10 @@ impl Target {
 /// What is wrong with a crate: lines as the list of what is allowed has them.
 type Wrongs = BTreeSet<String>;
 
-/// Runs the check for each crate that has a list.
+/// Runs the check for each crate. Each has to have a list.
 pub fn check(root: &Path) -> Findings {
-    each(root, |name, order, krate, allowed| {
+    let mut findings = unlisted(root);
+    findings.extend(each(root, |name, order, krate, allowed| {
         let mut findings = unplaced(name, order, krate);
         let (wrongs, cycles) = wrongs(order, krate);
         findings.extend(judge(name, &wrongs, allowed, &cycles));
@@ -66,7 +67,22 @@ pub fn check(root: &Path) -> Findings {
             in_cycles(&wrongs)
         );
         findings
-    })
+    }));
+    findings
+}
+
+/// Crates without a list of their folders.
+fn unlisted(root: &Path) -> Findings {
+    let crates = std::fs::read_dir(root.join("crates")).into_iter().flatten().flatten();
+    let mut names: Vec<_> =
+        crates.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names.retain(|name| {
+        root.join("crates").join(name).join("src").is_dir()
+            && !root.join(FOLDER).join(format!("{name}.txt")).exists()
+    });
+    let missing = |name| format!("crates/{name}: no list of its folders, {FOLDER}/{name}.txt");
+    names.into_iter().map(missing).collect()
 }
 
 /// Writes the lists of what is allowed, if they do not grow.

@@ -3,91 +3,22 @@
 use super::BANDWIDTH;
 use crate::harness::image::Image;
 use crate::harness::options::Options;
+use crate::rivals::counted::Counted;
 use forebay_base::Result;
-use forebay_base::task::{BoxFuture, LocalQueue, block_on};
+use forebay_base::task::block_on;
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_block::target::{DelayDevice, DelayOptions};
-use forebay_block::{
-    Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Engine, FileDevice, FileOptions, Limits, MapRuns,
-    RamDevice,
-};
+use forebay_block::{BlockDevice, DeviceRef, Engine, FileDevice, FileOptions, RamDevice};
 use forebay_cache::{Config, PageCache};
 use forebay_lfs::{AllocMode, CreateOptions, OpenOptions, Volume};
 use forebay_vfs::{Clock, SystemClock};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Time of a discontiguity on the slow device.
 pub const SEEK: Duration = Duration::from_millis(1);
 /// Cache of each volume, bytes.
 const BUDGET: u64 = 128 << 20;
-
-/// A device that counts writes.
-pub struct Counted {
-    lower: DeviceRef,
-    writes: AtomicU64,
-}
-
-impl Counted {
-    fn count(&self, op: BioOp) {
-        self.writes.fetch_add(u64::from(op == BioOp::Write), Ordering::Relaxed);
-    }
-}
-
-impl BlockDevice for Counted {
-    fn name(&self) -> String {
-        self.lower.name()
-    }
-
-    fn limits(&self) -> Limits {
-        self.lower.limits()
-    }
-
-    fn size(&self) -> u64 {
-        self.lower.size()
-    }
-
-    fn submit(&self, bio: Bio) {
-        self.count(bio.op);
-        self.lower.submit(bio);
-    }
-
-    fn submit_batch(&self, bios: &mut Vec<Bio>) {
-        bios.iter().for_each(|bio| self.count(bio.op));
-        self.lower.submit_batch(bios);
-    }
-
-    fn execute(&self, bio: Bio) {
-        self.count(bio.op);
-        self.lower.execute(bio);
-    }
-
-    fn is_crowded(&self) -> bool {
-        self.lower.is_crowded()
-    }
-
-    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
-        self.lower.wait_for_capacity()
-    }
-
-    fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.lower.read_into(offset, dst)
-    }
-
-    fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
-        self.count(BioOp::Write);
-        self.lower.write_from(offset, src, flags)
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
-        self.lower.extents(offset, len, max)
-    }
-
-    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        self.lower.attach_thread()
-    }
-}
 
 /// See the module.
 pub struct Bed {
@@ -100,7 +31,7 @@ pub struct Bed {
 
 impl Bed {
     fn on(world: WorldRef, lower: DeviceRef, delay: Option<Arc<DelayDevice>>) -> Self {
-        let device = Arc::new(Counted { lower, writes: AtomicU64::new(0) });
+        let device = Counted::new(lower);
         Self { world, device, delay, _image: None }
     }
 
@@ -129,7 +60,7 @@ impl Bed {
 
     /// Writes so far.
     pub fn writes(&self) -> u64 {
-        self.device.writes.load(Ordering::Relaxed)
+        self.device.requests()
     }
 
     /// Discontiguities so far, of a slow device.

@@ -1,8 +1,7 @@
 //! A device that counts the writes it is asked for and their bytes, and changes nothing.
 
 use forebay_base::Result;
-use forebay_base::task::{BoxFuture, LocalQueue};
-use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Limits, MapRuns};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,17 +37,9 @@ impl Counted {
 }
 
 impl BlockDevice for Counted {
-    fn name(&self) -> String {
-        self.lower.name()
-    }
-
-    fn limits(&self) -> Limits {
-        self.lower.limits()
-    }
-
-    fn size(&self) -> u64 {
-        self.lower.size()
-    }
+    forebay_block::delegate_block_device!(
+        [lower] name limits size is_crowded wait_for_capacity read_into extents attach_thread
+    );
 
     fn submit(&self, bio: Bio) {
         self.count(bio.op, bio.len);
@@ -65,56 +56,23 @@ impl BlockDevice for Counted {
         self.lower.execute(bio);
     }
 
-    fn is_crowded(&self) -> bool {
-        self.lower.is_crowded()
-    }
-
-    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
-        self.lower.wait_for_capacity()
-    }
-
-    fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.lower.read_into(offset, dst)
-    }
-
     fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
         self.count(BioOp::Write, src.len() as u64);
         self.lower.write_from(offset, src, flags)
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
-        self.lower.extents(offset, len, max)
-    }
-
-    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        self.lower.attach_thread()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_base::task::BoxFuture;
     use forebay_base::task::block_on;
     use forebay_block::RamDevice;
 
     struct Crowded(RamDevice, AtomicU64);
 
     impl BlockDevice for Crowded {
-        fn name(&self) -> String {
-            self.0.name()
-        }
-
-        fn limits(&self) -> Limits {
-            self.0.limits()
-        }
-
-        fn size(&self) -> u64 {
-            self.0.size()
-        }
-
-        fn submit(&self, bio: Bio) {
-            self.0.submit(bio);
-        }
+        forebay_block::delegate_block_device!([0] name limits size submit);
 
         fn is_crowded(&self) -> bool {
             true

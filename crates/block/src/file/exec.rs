@@ -6,8 +6,8 @@
 use super::xfer::{Next, View, Xfer};
 use super::{Edge, Inner, Kind};
 use crate::bdev::MapRuns;
-use crate::bio::{Bio, BioFlags, BioOp};
-use crate::check::{check_range, verb};
+use crate::bio::{Bio, BioFlags, BioOp, verb};
+use crate::check::check_range;
 use crate::sys::{self, IoVecs};
 use forebay_base::buf::{AlignedBuf, Segment};
 use forebay_base::{Error, ErrorKind, Result};

@@ -8,8 +8,8 @@
 
 use super::Inner;
 use crate::bdev::{Limits, StableWrites};
-use crate::bio::{BioFlags, BioOp};
-use crate::check::{check_range, verb};
+use crate::bio::{BioFlags, BioOp, verb};
+use crate::check::check_range;
 use crate::sys::IoVecs;
 use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};

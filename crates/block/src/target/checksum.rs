@@ -9,13 +9,12 @@
 //! touched between its submission and its completion. Lock rule: one shard at a time; none while a
 //! bio is passed on or completed.
 
-use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns, StableWrites};
+use crate::bdev::{BlockDevice, DeviceRef, Limits, StableWrites};
 use crate::bio::{Bio, BioFlags, BioOp, Completion};
 use crate::check::check_bio;
 use forebay_base::buf::DataRef;
 use forebay_base::checksum::crc32c;
 use forebay_base::sync::Mutex;
-use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -247,6 +246,8 @@ impl ChecksumDevice {
 }
 
 impl BlockDevice for ChecksumDevice {
+    crate::delegate_block_device!([lower] size is_crowded wait_for_capacity extents attach_thread);
+
     fn name(&self) -> String {
         format!("checksum({})", self.lower.name())
     }
@@ -258,10 +259,6 @@ impl BlockDevice for ChecksumDevice {
             limits.stable_writes = StableWrites { required: true, reason: "checksum target" };
         }
         limits
-    }
-
-    fn size(&self) -> u64 {
-        self.lower.size()
     }
 
     fn submit(&self, bio: Bio) {
@@ -281,14 +278,6 @@ impl BlockDevice for ChecksumDevice {
         }
     }
 
-    fn is_crowded(&self) -> bool {
-        self.lower.is_crowded()
-    }
-
-    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
-        self.lower.wait_for_capacity()
-    }
-
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let count = dst.len().div_ceil(self.table.block as usize);
         let before = self.table.begin_read(offset, count);
@@ -304,13 +293,5 @@ impl BlockDevice for ChecksumDevice {
         let known = result.is_ok().then_some(&known[..]);
         self.table.end_write(offset, sums.len(), known);
         result
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
-        self.lower.extents(offset, len, max)
-    }
-
-    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        self.lower.attach_thread()
     }
 }

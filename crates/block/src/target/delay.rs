@@ -5,11 +5,11 @@
 //! over (or when it arrives, if that is later). No request is served between those of a batch.
 
 use super::pace::Pacer;
-use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns};
+use crate::bdev::{BlockDevice, DeviceRef};
 use crate::bio::{Bio, BioFlags, BioOp};
 use forebay_base::Result;
 use forebay_base::sync::Mutex;
-use forebay_base::task::{BoxFuture, LocalQueue, block_on};
+use forebay_base::task::{LocalQueue, block_on};
 use forebay_base::world::{Nanos, WorldRef};
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,16 +86,10 @@ impl DelayDevice {
 }
 
 impl BlockDevice for DelayDevice {
+    crate::delegate_block_device!([lower] limits size is_crowded wait_for_capacity extents);
+
     fn name(&self) -> String {
         format!("delay({})", self.lower.name())
-    }
-
-    fn limits(&self) -> Limits {
-        self.lower.limits()
-    }
-
-    fn size(&self) -> u64 {
-        self.lower.size()
     }
 
     fn submit(&self, bio: Bio) {
@@ -113,14 +107,6 @@ impl BlockDevice for DelayDevice {
         }
     }
 
-    fn is_crowded(&self) -> bool {
-        self.lower.is_crowded()
-    }
-
-    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
-        self.lower.wait_for_capacity()
-    }
-
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.wait(BioOp::Read, offset, dst.len() as u64);
         self.lower.read_into(offset, dst)
@@ -129,10 +115,6 @@ impl BlockDevice for DelayDevice {
     fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
         self.wait(BioOp::Write, offset, src.len() as u64);
         self.lower.write_from(offset, src, flags)
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
-        self.lower.extents(offset, len, max)
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {

@@ -3,11 +3,9 @@
 //! Invariant: a request that fails by injection does not reach the device below. Lock rule: the
 //! faults' lock is not held while a bio is passed on or completed.
 
-use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns};
-use crate::bio::{Bio, BioFlags, BioOp};
-use crate::check::verb;
+use crate::bdev::{BlockDevice, DeviceRef};
+use crate::bio::{Bio, BioFlags, BioOp, verb};
 use forebay_base::sync::Mutex;
-use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, Result};
 use std::io;
 use std::sync::Arc;
@@ -137,16 +135,12 @@ impl ErrorDevice {
 }
 
 impl BlockDevice for ErrorDevice {
+    crate::delegate_block_device!(
+        [lower] limits size is_crowded wait_for_capacity extents attach_thread
+    );
+
     fn name(&self) -> String {
         format!("error({})", self.lower.name())
-    }
-
-    fn limits(&self) -> Limits {
-        self.lower.limits()
-    }
-
-    fn size(&self) -> u64 {
-        self.lower.size()
     }
 
     fn submit(&self, bio: Bio) {
@@ -166,14 +160,6 @@ impl BlockDevice for ErrorDevice {
         }
     }
 
-    fn is_crowded(&self) -> bool {
-        self.lower.is_crowded()
-    }
-
-    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
-        self.lower.wait_for_capacity()
-    }
-
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.check(BioOp::Read, offset, dst.len() as u64)?;
         self.lower.read_into(offset, dst)
@@ -182,13 +168,5 @@ impl BlockDevice for ErrorDevice {
     fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
         self.check(BioOp::Write, offset, src.len() as u64)?;
         self.lower.write_from(offset, src, flags)
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
-        self.lower.extents(offset, len, max)
-    }
-
-    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        self.lower.attach_thread()
     }
 }

@@ -3,11 +3,10 @@
 //! Invariant: units and alignments only become stricter than below, features only fewer. The need
 //! for stable writes may be forced either way, to measure its cost.
 
-use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns, StableWrites};
-use crate::bio::{Bio, BioFlags, BioOp};
-use crate::check::{check_bio, check_range, verb};
+use crate::bdev::{BlockDevice, DeviceRef, Limits, StableWrites};
+use crate::bio::{Bio, BioFlags, BioOp, verb};
+use crate::check::{check_bio, check_range};
 use forebay_base::sync::Mutex;
-use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
@@ -99,6 +98,8 @@ impl LimitsDevice {
 }
 
 impl BlockDevice for LimitsDevice {
+    crate::delegate_block_device!([lower] size is_crowded wait_for_capacity extents attach_thread);
+
     fn name(&self) -> String {
         format!("limits({})", self.lower.name())
     }
@@ -121,10 +122,6 @@ impl BlockDevice for LimitsDevice {
         }
     }
 
-    fn size(&self) -> u64 {
-        self.lower.size()
-    }
-
     fn submit(&self, bio: Bio) {
         if let Some(bio) = self.pass(bio) {
             self.lower.submit(bio);
@@ -142,14 +139,6 @@ impl BlockDevice for LimitsDevice {
         }
     }
 
-    fn is_crowded(&self) -> bool {
-        self.lower.is_crowded()
-    }
-
-    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
-        self.lower.wait_for_capacity()
-    }
-
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         self.check(BioOp::Read, offset, dst)?;
         self.lower.read_into(offset, dst)
@@ -158,13 +147,5 @@ impl BlockDevice for LimitsDevice {
     fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
         self.check(BioOp::Write, offset, src)?;
         self.lower.write_from(offset, src, flags)
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
-        self.lower.extents(offset, len, max)
-    }
-
-    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        self.lower.attach_thread()
     }
 }

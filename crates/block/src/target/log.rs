@@ -3,10 +3,9 @@
 //! Invariants: records are in the order of submission; at capacity the oldest are dropped. Lock
 //! rule: the records' lock is not held while a bio is passed on or completed.
 
-use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns};
+use crate::bdev::{BlockDevice, DeviceRef};
 use crate::bio::{Bio, BioFlags, BioOp};
 use forebay_base::sync::Mutex;
-use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{ErrorKind, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -91,16 +90,12 @@ impl LogDevice {
 }
 
 impl BlockDevice for LogDevice {
+    crate::delegate_block_device!(
+        [lower] limits size is_crowded wait_for_capacity extents attach_thread
+    );
+
     fn name(&self) -> String {
         format!("log({})", self.lower.name())
-    }
-
-    fn limits(&self) -> Limits {
-        self.lower.limits()
-    }
-
-    fn size(&self) -> u64 {
-        self.lower.size()
     }
 
     fn submit(&self, bio: Bio) {
@@ -116,14 +111,6 @@ impl BlockDevice for LogDevice {
         self.lower.execute(self.wrap(bio));
     }
 
-    fn is_crowded(&self) -> bool {
-        self.lower.is_crowded()
-    }
-
-    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
-        self.lower.wait_for_capacity()
-    }
-
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let number = self.begin(BioOp::Read, BioFlags::SYNC, offset, dst.len() as u64);
         let result = self.lower.read_into(offset, dst);
@@ -136,13 +123,5 @@ impl BlockDevice for LogDevice {
         let result = self.lower.write_from(offset, src, flags);
         Self::end(&self.records, number, &result);
         result
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
-        self.lower.extents(offset, len, max)
-    }
-
-    fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {
-        self.lower.attach_thread()
     }
 }

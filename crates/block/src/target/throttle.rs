@@ -3,11 +3,11 @@
 //! Invariant: over any time t, at most `rate * (t + burst)` passes, plus one request.
 
 use super::pace::Pacer;
-use crate::bdev::{BlockDevice, DeviceRef, Limits, MapRuns};
+use crate::bdev::{BlockDevice, DeviceRef};
 use crate::bio::{Bio, BioFlags, BioOp};
 use forebay_base::Result;
 use forebay_base::sync::Mutex;
-use forebay_base::task::{BoxFuture, LocalQueue, block_on};
+use forebay_base::task::{LocalQueue, block_on};
 use forebay_base::world::{Nanos, WorldRef};
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,16 +78,10 @@ impl ThrottleDevice {
 }
 
 impl BlockDevice for ThrottleDevice {
+    crate::delegate_block_device!([lower] limits size is_crowded wait_for_capacity extents);
+
     fn name(&self) -> String {
         format!("throttle({})", self.lower.name())
-    }
-
-    fn limits(&self) -> Limits {
-        self.lower.limits()
-    }
-
-    fn size(&self) -> u64 {
-        self.lower.size()
     }
 
     fn submit(&self, bio: Bio) {
@@ -95,14 +89,6 @@ impl BlockDevice for ThrottleDevice {
         let mut state = self.state.lock();
         let at = self.book(&mut state, bio.op, bio.len);
         self.pacer.put(at, bio);
-    }
-
-    fn is_crowded(&self) -> bool {
-        self.lower.is_crowded()
-    }
-
-    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
-        self.lower.wait_for_capacity()
     }
 
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
@@ -113,10 +99,6 @@ impl BlockDevice for ThrottleDevice {
     fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
         self.wait(BioOp::Write, src.len() as u64);
         self.lower.write_from(offset, src, flags)
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
-        self.lower.extents(offset, len, max)
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {

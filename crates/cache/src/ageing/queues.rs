@@ -6,8 +6,8 @@
 //! hands of a thread that reclaims. It leaves the index only from there, so a queue never holds a
 //! slot twice; a folio that lost its blocks some other way waits, empty, until it comes up.
 
-use crate::folio::table::Slot;
-use crate::memory::slots::SlotQueue;
+use crate::table::Slot;
+use crate::table::slots::SlotQueue;
 
 /// Not queued.
 pub const NONE: u32 = 0;

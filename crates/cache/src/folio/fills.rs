@@ -1,9 +1,9 @@
 //! Fills of a folio: planned, zeroed, ended. States and invariants (F1..F6) are in
-//! [`crate::folio::table`]. All of it under the folio lock.
+//! [`crate::table`]. All of it under the folio lock.
 
 use crate::folio::guard::{FolioWrite, FramePool};
-use crate::folio::table::{Blocks, State, Table};
 use crate::memory::arena::{FRAME_SIZE, Frame};
+use crate::table::{Blocks, State, Table};
 use std::ops::Range;
 
 impl FolioWrite<'_> {

@@ -1,21 +1,21 @@
 //! The guards through which folios are read and changed: [`FolioRead`] without its lock,
 //! [`FolioWrite`] under it.
-//! States and invariants (F1..F6) are in [`crate::folio::table`].
+//! States and invariants (F1..F6) are in [`crate::table`].
 
 pub use super::pool::FramePool;
 use crate::cache::PageCache;
-use crate::folio::table::{Blocks, Slot, State, Table};
+use crate::dirty::limits::UNCACHED_AGE;
+use crate::folio::batch::Freed;
 use crate::mapping::Mapping;
 use crate::memory::arena::{FRAME_SIZE, Frame};
-use crate::memory::batch::Freed;
 use crate::stats::Counters;
-use crate::writeback::flusher::UNCACHED_AGE;
+use crate::table::{Blocks, Slot, State, Table};
 use forebay_base::sync::atomic::Ordering;
 use std::cell::Cell;
 use std::ops::Range;
 
 /// A folio read without its lock. The bytes read are valid only if [`FolioRead::intact`] says so
-/// afterwards (see [`crate::folio::table`]).
+/// afterwards (see [`crate::table`]).
 pub struct FolioRead<'a> {
     pub(crate) cache: &'a PageCache,
     pub(crate) slot: Slot,
@@ -455,8 +455,8 @@ impl FolioWrite<'_> {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use crate::config::Config;
-    use crate::folio::table::{Blocks, State};
-    use crate::writeback::dirty_folios::DirtyCursor;
+    use crate::dirty::dirty_folios::DirtyCursor;
+    use crate::table::{Blocks, State};
     use crate::writeback::{Which, WriteOutPass};
     use crate::{FramePool, PageCache};
     use forebay_base::world::RealWorld;

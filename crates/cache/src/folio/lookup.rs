@@ -1,11 +1,11 @@
 //! Finding, locking and making folios; waiting for a state of their blocks.
 
 use super::guard::{FolioRead, FolioWrite};
-use super::table::{Blocks, Slot, State};
 use crate::ageing::queues::SMALL;
 use crate::cache::PageCache;
 use crate::mapping::Mapping;
 use crate::memory::arena::FRAME_SIZE;
+use crate::table::{Blocks, Slot, State};
 use forebay_base::task::WaitQueue;
 
 /// Reads a byte of each page of a caller's memory.
@@ -29,7 +29,7 @@ pub fn fault_in_for_writing(dst: &mut [u8]) {
 
 impl PageCache {
     /// The folio, for reading without its lock, if it is cached. `None` is a hint (see
-    /// [`crate::folio::index`]). The caller says where in the folio it will read: the bytes are
+    /// [`crate::table::index`]). The caller says where in the folio it will read: the bytes are
     /// prefetched while the states are checked.
     #[inline]
     pub fn lookup(&self, mapping: &Mapping, index: u64, offset: usize) -> Option<FolioRead<'_>> {
@@ -77,8 +77,14 @@ impl PageCache {
         self.lock_or_make(mapping, index, passing)
     }
 
+    /// The lowest byte from `from` on that may be unwritten: in a dirty block, or in write-out. For
+    /// callers without a folio lock.
+    pub fn lowest_unwritten(&self, mapping: &Mapping, from: u64) -> u64 {
+        mapping.lowest_unwritten(from, |start| self.lowest_dirty(mapping, start))
+    }
+
     /// The lowest byte from `from` on, within its folio, that is in a dirty block.
-    pub(crate) fn lowest_dirty(&self, mapping: &Mapping, from: u64) -> Option<u64> {
+    fn lowest_dirty(&self, mapping: &Mapping, from: u64) -> Option<u64> {
         let index = mapping.folio_index(from);
         let folio = self.lock_folio(mapping, index)?;
         let end = mapping.folio_start(index) + mapping.folio_size();

@@ -1,5 +1,5 @@
 //! Pins under the folio lock: taking them, and giving a pinned frame a successor before its
-//! folio's bytes change. What a pin is: [`crate::pinned`].
+//! folio's bytes change. What a pin is: [`crate::folio::pinned`].
 //!
 //! Invariants: pin.P1 no byte of a pinned frame changes: a writer, a fill and the zeroing of a tail
 //! replace the frame in the folio first. pin.P2 no block of a frame is being read when the frame is
@@ -8,10 +8,10 @@
 
 use crate::cache::PageCache;
 use crate::folio::guard::{FolioWrite, FramePool};
-use crate::folio::table::{Blocks, Slot, State, Table};
+use crate::folio::pinned::Pinned;
 use crate::memory::arena::{FRAME_SIZE, Frame};
-use crate::pinned::Pinned;
 use crate::stats::Counters;
+use crate::table::{Blocks, Slot, State, Table};
 use std::ops::Range;
 
 impl FolioWrite<'_> {

@@ -8,8 +8,8 @@
 //! Invariants: M1 the mapping lives as long as any [`Arena`] handle, so an address handed to a
 //! device stays valid even if its frame has been given to another owner. M2 the only Rust
 //! references into the arena are shared ones to bytes of pinned frames, which do not change
-//! ([`crate::pinned`]); all other bytes move by raw copies. M3 the folio lock and the block states
-//! decide which task may copy (see [`crate::folio::table`]). A device that reads a frame while a
+//! ([`crate::folio::pinned`]); all other bytes move by raw copies. M3 the folio lock and the block
+//! states decide which task may copy (see [`crate::table`]). A device that reads a frame while a
 //! writer changes it gets a torn block; the stable-write strategies prevent that. M4 no memory
 //! above the current limit is populated, and none is released while a frame there is in use.
 //!

@@ -8,10 +8,11 @@
 //! dirty block, or waits, or is clean.
 
 use crate::cache::PageCache;
+use crate::dirty::domain::Domain;
+use crate::dirty::limits::UNCACHED_AGE;
+use crate::dirty::pass::{Which, WriteOut, WriteOutPass};
+use crate::dirty::queue::{Look, Outcome, Why};
 use crate::mapping::Mapping;
-use crate::writeback::domain::Domain;
-use crate::writeback::pass::{Which, WriteOut, WriteOutPass};
-use crate::writeback::queue::{Look, Outcome, Why};
 use crate::writeback::window::Flush;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
@@ -22,8 +23,6 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
 
-/// Write-out of uncached writes starts after this time at the latest.
-pub(crate) const UNCACHED_AGE: Nanos = 100_000_000;
 /// Bytes of one file at a time, while there are others.
 const CHUNK: u64 = 16 * MIB;
 
@@ -473,7 +472,7 @@ mod beside {
         let file = std::sync::Arc::new(Fake::default());
         let weak = std::sync::Arc::downgrade(&file);
         let out: std::sync::Weak<dyn WriteOut> = weak;
-        let dirty_folios: Arc<crate::writeback::dirty_folios::DirtyFolios> = Arc::default();
+        let dirty_folios: Arc<crate::dirty::dirty_folios::DirtyFolios> = Arc::default();
         domain.join(1, dirty_folios.clone(), out);
         for uncached in [true, false] {
             file.flushed.store(false, Ordering::SeqCst);

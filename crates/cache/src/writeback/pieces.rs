@@ -1,14 +1,14 @@
 //! Blocks in write-out: taken from a folio, ended or returned; and the space for unflushed blocks.
 
 use crate::cache::PageCache;
+use crate::dirty::unflushed::Epoch;
+use crate::folio::batch::{FrameBatch, Freed};
 use crate::folio::guard::FolioWrite;
-use crate::folio::table::{Blocks, State, Table};
 use crate::mapping::Mapping;
 use crate::memory::arena::Frame;
-use crate::memory::batch::{FrameBatch, Freed};
 use crate::stats::Counters;
 use crate::strategy::DirtyTracking;
-use crate::writeback::unflushed::Epoch;
+use crate::table::{Blocks, State, Table};
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{MIB, round_up};
 use forebay_base::world::Nanos;

@@ -8,14 +8,9 @@
 
 use crate::cache::PageCache;
 use crate::rangeset::RangeSet;
-use forebay_base::sync::Mutex;
 
 /// Parts that a set may keep where there is no room for all that it has.
 const FEW_PARTS: usize = 8;
-
-/// Empty sets with memory.
-#[derive(Default)]
-pub(crate) struct SpareSets(Mutex<Vec<RangeSet>>);
 
 impl PageCache {
     /// An empty set, with the memory of one that was kept.

@@ -12,13 +12,13 @@
 //! Lock rule: all of it under the folio lock; the frame allocator may be taken inside.
 
 use crate::cache::PageCache;
+use crate::folio::batch::FrameBatch;
 use crate::folio::guard::{FolioWrite, FramePool};
-use crate::folio::table::{Blocks, State};
 use crate::mapping::Mapping;
 use crate::memory::arena::Frame;
-use crate::memory::batch::FrameBatch;
 use crate::stats::Counters;
 use crate::strategy::StableStrategy;
+use crate::table::{Blocks, State};
 use crate::writeback::pieces::WritePiece;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::world::Nanos;

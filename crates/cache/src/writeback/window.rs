@@ -8,7 +8,7 @@
 //! Locks: the queue's, to take files off it; that of the waiter, a leaf.
 
 use crate::cache::PageCache;
-use crate::writeback::domain::{Domain, Held};
+use crate::dirty::domain::{Domain, Held};
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::task::FutureSlot;
@@ -203,8 +203,8 @@ impl<'a> Flush<'a> {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::writeback::dirty_folios::DirtyFolios;
-    use crate::writeback::pass::{WriteOut, WriteOutPass};
+    use crate::dirty::dirty_folios::DirtyFolios;
+    use crate::dirty::pass::{WriteOut, WriteOutPass};
     use forebay_base::sim_world::SimWorld;
     use forebay_base::sync::Arc;
     use forebay_base::sync::atomic::{AtomicUsize, Ordering};

@@ -13,7 +13,7 @@ use crate::format::place::{Geometry, Place};
 use crate::format::{corrupt, refused};
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::sync::Mutex;
-use forebay_base::task::{BoxFuture, oneshot};
+use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::bdev::{DeviceRef, io};
 use forebay_block::bio::{Bio, BioFlags, BioOp};
@@ -136,16 +136,14 @@ impl DeviceStore {
                 self.device.wait_for_capacity().await;
             }
             let len = data.len() as u64;
-            let (tx, rx) = oneshot();
-            let end = Box::new(move |done| tx.send(done));
-            let bio = Bio::new(BioOp::Write, *offset, len, DataRef::Buf(data), end);
+            let data = DataRef::Buf(data);
+            let (bio, completion) = Bio::awaited(BioOp::Write, *offset, len, data, |done| done);
             self.device.submit(bio.with_flags(BioFlags::BACKGROUND));
-            waits.push((*offset, len, rx));
+            waits.push((*offset, len, completion));
         }
         let mut result = Ok(());
-        for (offset, len, rx) in waits {
-            let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
-            let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
+        for (offset, len, completion) in waits {
+            let done = completion.await.result;
             result = result.and(done.map_err(|e| e.with_range(offset, len)));
         }
         result

@@ -3,11 +3,19 @@
 //! No locks.
 
 use crate::device::hold::Hold;
+use forebay_base::Result;
 use forebay_base::buf::{AlignedBuf, DataRef};
-use forebay_base::task::oneshot;
-use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
+use forebay_block::{Awaited, Bio, BioFlags, BioOp, DeviceRef};
 use forebay_iomap::ops::is_bad;
+
+/// A write that carries `hold` until the device has ended it.
+fn held_write(offset: u64, data: AlignedBuf, hold: &Hold) -> (Bio, Awaited) {
+    let (len, held) = (data.len() as u64, hold.clone());
+    Bio::awaited(BioOp::Write, offset, len, DataRef::Buf(data), |done| {
+        drop(held);
+        done
+    })
+}
 
 /// [`write_each`] for a caller that blocks: the writes go out one after the other, on this thread
 /// if the device allows that.
@@ -22,17 +30,9 @@ pub(crate) async fn write_here(
     for (offset, bytes) in writes {
         let mut at = offset;
         for part in bytes.chunks(longest) {
-            let (tx, rx) = oneshot::<Completion>();
-            let data = DataRef::Buf(AlignedBuf::copy_of(part));
-            let held = hold.clone();
-            let end = Box::new(move |done| {
-                drop(held);
-                tx.send(done);
-            });
-            let bio = Bio::new(BioOp::Write, at, part.len() as u64, data, end);
+            let (bio, completion) = held_write(at, AlignedBuf::copy_of(part), &hold);
             device.execute(bio.with_flags(flags));
-            let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
-            let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
+            let done = completion.await.result;
             failed.extend(is_bad(&done).then_some(at));
             done?;
             at += part.len() as u64;
@@ -79,21 +79,13 @@ pub(crate) async fn write_bufs(
 ) -> Result<()> {
     let mut waiting = Vec::new();
     for (offset, data) in writes {
-        let (tx, rx) = oneshot::<Completion>();
-        let len = data.len() as u64;
-        let held = hold.clone();
-        let end = Box::new(move |done| {
-            drop(held);
-            tx.send(done);
-        });
-        let bio = Bio::new(BioOp::Write, offset, len, DataRef::Buf(data), end);
+        let (bio, completion) = held_write(offset, data, &hold);
         device.submit(bio.with_flags(flags));
-        waiting.push((offset, rx));
+        waiting.push((offset, completion));
     }
     let mut result = Ok(());
-    for (at, rx) in waiting {
-        let gone = || Error::new(ErrorKind::Shutdown, "write", "the device went away");
-        let done = rx.await.ok_or_else(gone).and_then(|done| done.result);
+    for (at, completion) in waiting {
+        let done = completion.await.result;
         failed.extend(is_bad(&done).then_some(at));
         result = result.and(done);
     }

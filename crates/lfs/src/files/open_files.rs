@@ -5,7 +5,7 @@
 use crate::files::read_ahead::Near;
 use crate::transaction::resources::Resources;
 use forebay_base::sync::Mutex;
-use forebay_cache::writeback::domain::{Domain, Stay};
+use forebay_cache::dirty::domain::{Domain, Stay};
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 

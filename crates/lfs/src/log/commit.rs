@@ -19,10 +19,10 @@ use crate::format::record::RecordKind;
 use crate::log::group_layout::Batch;
 use crate::log::turn::{FlushTurn, WriteTurn};
 use crate::log::{ANY, Ctl, GROUPS_AHEAD, Group, Head, Log, Pending, Step};
+use forebay_base::Result;
 use forebay_base::buf::DataRef;
 use forebay_base::sync::Arc;
-use forebay_base::task::{BoxFuture, oneshot, yield_now};
-use forebay_base::{Error, ErrorKind, Result};
+use forebay_base::task::{BoxFuture, yield_now};
 use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
 
 /// The owner of the records: what the log asks of it, and reports to it.
@@ -296,19 +296,19 @@ impl Committer<'_> {
         if !here && self.device.is_crowded() {
             self.device.wait_for_capacity().await;
         }
-        let ((tx, rx), mut flight) = (oneshot::<Completion>(), turn.flight());
-        let end = Box::new(move |done: Completion| {
+        let mut flight = turn.flight();
+        let on_end = move |done: Completion| {
             flight.note(&done.result);
             drop(flight);
-            tx.send(done);
-        });
-        let bio = Bio::new(BioOp::Flush, 0, 0, DataRef::None, end).with_flags(BioFlags::SYNC);
+            done
+        };
+        let (bio, completion) = Bio::awaited(BioOp::Flush, 0, 0, DataRef::None, on_end);
+        let bio = bio.with_flags(BioFlags::SYNC);
         match here {
             true => self.device.execute(bio),
             false => self.device.submit(bio),
         }
-        let gone = || Error::new(ErrorKind::Shutdown, "flush", "the device went away");
-        rx.await.ok_or_else(gone).and_then(|done| done.result)
+        completion.await.result
     }
 
     /// Takes back everything since the last good flush, to be laid out again in a fresh segment (L4).

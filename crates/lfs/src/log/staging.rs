@@ -14,10 +14,9 @@
 use crate::fault::{Plant, Planted};
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::sync::Mutex;
-use forebay_base::task::BoxFuture;
 use forebay_base::units::round_up;
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion, DeviceRef, Limits, MapRuns};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, Completion, DeviceRef};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -198,17 +197,9 @@ fn gone() -> Error {
 }
 
 impl BlockDevice for Staging {
-    fn name(&self) -> String {
-        self.device.name()
-    }
-
-    fn limits(&self) -> Limits {
-        self.device.limits()
-    }
-
-    fn size(&self) -> u64 {
-        self.device.size()
-    }
+    forebay_block::delegate_block_device!(
+        [device] name limits size is_crowded wait_for_capacity extents attach_thread
+    );
 
     fn submit(&self, mut bio: Bio) {
         if bio.op == BioOp::Flush || !Self::is_staged(bio.offset) {
@@ -236,14 +227,6 @@ impl BlockDevice for Staging {
         self.device.submit_batch(&mut device);
     }
 
-    fn is_crowded(&self) -> bool {
-        self.device.is_crowded()
-    }
-
-    fn wait_for_capacity(&self) -> BoxFuture<'_, ()> {
-        self.device.wait_for_capacity()
-    }
-
     fn execute(&self, mut bio: Bio) {
         if bio.op == BioOp::Flush || !Self::is_staged(bio.offset) {
             if bio.op == BioOp::Write && self.swallows_errors() {
@@ -268,14 +251,6 @@ impl BlockDevice for Staging {
             return self.device.write_from(offset, src, flags);
         }
         self.write_staged(offset, src.len() as u64, |room| room.copy_from_slice(src))
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
-        self.device.extents(offset, len, max)
-    }
-
-    fn attach_thread(&self) -> Option<Box<dyn forebay_base::task::LocalQueue>> {
-        self.device.attach_thread()
     }
 }
 

@@ -3,10 +3,10 @@
 //! No locks.
 
 use crate::{CreateOptions, OpenOptions, Volume};
-use forebay_base::task::{BoxFuture, LocalQueue, block_on};
+use forebay_base::task::{LocalQueue, block_on};
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_base::{ErrorKind, IoFlags, Result};
-use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Limits, MapRuns, RamDevice};
+use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef, RamDevice};
 use forebay_cache::{Config, PageCache};
 use forebay_vfs::types::FILE_SIZE_MAX;
 use forebay_vfs::{
@@ -25,16 +25,10 @@ struct Watched {
 }
 
 impl BlockDevice for Watched {
+    forebay_block::delegate_block_device!([lower] limits size read_into extents);
+
     fn name(&self) -> String {
         "watched".into()
-    }
-
-    fn limits(&self) -> Limits {
-        self.lower.limits()
-    }
-
-    fn size(&self) -> u64 {
-        self.lower.size()
     }
 
     fn submit(&self, bio: Bio) {
@@ -47,17 +41,9 @@ impl BlockDevice for Watched {
         self.lower.submit(bio);
     }
 
-    fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        self.lower.read_into(offset, dst)
-    }
-
     fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
         self.executed.fetch_add(1, Ordering::Relaxed);
         self.lower.write_from(offset, src, flags)
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> BoxFuture<'static, Result<MapRuns>> {
-        self.lower.extents(offset, len, max)
     }
 
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>> {

@@ -129,6 +129,11 @@ fn real(
     done.map_err(|what| format!("{map:?}, direct I/O {direct}: {what}"))
 }
 
+/// Operations that are to be dropped on a real engine, at least.
+const DROPS: u32 = 32;
+/// Rounds within which that has to happen.
+const ROUNDS: u32 = 20;
+
 fn drop_real(aio: Aio, name: &str) {
     let Some(engine) = engine(aio) else { return };
     let name = format!("forebay-dropped-{}-{name}.img", std::process::id());
@@ -136,13 +141,20 @@ fn drop_real(aio: Aio, name: &str) {
     for (map, direct) in [(Map::RawImage, true), (Map::RawImage, false), (Map::Moving, true)] {
         let mut all = Drops::default();
         // The kernel answers in an order of its own, so the polls at which an operation is dropped
-        // are a sample of those that it may take.
-        all.add_all(true, |op, polls, strategy| {
-            real((&engine, &path), (map, direct), (op, polls, strategy))
-        });
+        // are a sample of those that it may take. On a busy machine many operations end before
+        // they can be dropped.
+        for _ in 0..ROUNDS {
+            all.add_all(true, |op, polls, strategy| {
+                real((&engine, &path), (map, direct), (op, polls, strategy))
+            });
+            let changes = map != Map::RawImage || all.trims_on_device + all.zeros_on_device > 0;
+            if all.drops >= DROPS && all.on_device_dropped >= DROPS / 4 && changes {
+                break;
+            }
+        }
         println!("{aio}, {map:?}, direct I/O {direct}: {all:?}");
-        assert!(all.on_device_dropped * 2 >= all.on_device, "dropped on its way: {all:?}");
-        assert!(all.drops * 2 > all.operations, "{all:?}");
+        assert!(all.on_device_dropped >= DROPS / 4, "dropped on its way: {all:?}");
+        assert!(all.drops >= DROPS, "{all:?}");
         if map == Map::RawImage {
             assert!(all.trims_on_device + all.zeros_on_device > 0, "{all:?}");
         }

@@ -15,9 +15,8 @@ use crate::device::slots::read_at;
 use crate::format::place::Place;
 use forebay_base::Result;
 use forebay_base::buf::{AlignedBuf, DataRef};
-use forebay_base::task::{OneReceiver, oneshot};
 use forebay_base::units::{KIB, MIB, round_down, round_up};
-use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
+use forebay_block::{Awaited, Bio, BioFlags, BioOp, Completion, DeviceRef};
 use std::collections::VecDeque;
 
 const PART_FIRST: u64 = 128 * KIB;
@@ -29,7 +28,7 @@ const AHEAD: usize = 4;
 struct Coming {
     from: Place,
     bytes: u64,
-    done: OneReceiver<Completion>,
+    completion: Awaited,
 }
 
 /// See the module.
@@ -107,12 +106,12 @@ impl<'a> Window<'a> {
     /// Takes the part that is coming in hand; what is there from `at` on stays in front of it (R15). False:
     /// there is none.
     async fn take_next(&mut self, at: Place) -> bool {
-        let Some(Coming { from, done, .. }) = self.coming.pop_front() else { return false };
+        let Some(Coming { from, completion, .. }) = self.coming.pop_front() else { return false };
         if self.end_of_have() != Some(from) {
             return false;
         }
-        let part = done.await.filter(|done| done.result.is_ok());
-        let Some(part) = part.and_then(|done| done.data.into_buf()) else { return false };
+        let Completion { data, result } = completion.await;
+        let Some(part) = result.ok().and_then(|()| data.into_buf()) else { return false };
         let rest = self.kept(at, (from.offset - at.offset) as usize).to_vec();
         self.joint = (at, rest);
         self.have = Some((from, part));
@@ -163,12 +162,11 @@ impl<'a> Window<'a> {
             }
             self.part_bytes = self.longer();
             let bytes = self.part_bytes.min(left);
-            let (tx, done) = oneshot();
-            let end = Box::new(move |done: Completion| tx.send(done));
             let data = DataRef::Buf(AlignedBuf::new(bytes as usize));
-            let bio = Bio::new(BioOp::Read, self.layout.device_offset(from), bytes, data, end);
+            let offset = self.layout.device_offset(from);
+            let (bio, completion) = Bio::awaited(BioOp::Read, offset, bytes, data, |done| done);
             bios.push(bio.with_flags(BioFlags::SYNC));
-            self.coming.push_back(Coming { from, bytes, done });
+            self.coming.push_back(Coming { from, bytes, completion });
             from = after(from, bytes);
         }
         self.device.submit_batch(&mut bios);

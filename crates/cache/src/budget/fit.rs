@@ -1,0 +1,108 @@
+//! Files, and other users of the budget ([`crate::budget::claim`]), take their memory from the
+//! frames' part of it.
+//!
+//! A budget is divided as if there were few files. What files take beyond three quarters of the
+//! share of requests in flight comes from the frames, in steps and a little ahead of need. It is
+//! given back when files are closed. Both happen in the background, like a change of the budget.
+//! Claims are taken from the frames in full.
+//!
+//! Invariants: T1 once no more files are opened, frames and files together are within their parts
+//! of the budget, as long as a quarter of the frames remains; what files take beyond that exceeds
+//! the budget. T2 one task at a time adjusts the frames; it excludes resizes.
+//!
+//! Locks: those of a resize.
+
+use crate::cache::PageCache;
+use crate::config::{Division, FRAME_BOOKS};
+use crate::memory::arena::FRAME_SIZE;
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::units::{KIB, MIB, format_size};
+
+/// Bytes by which the frames' part changes at a time: so many of a budget.
+fn step(budget: u64) -> u64 {
+    (budget / 64).clamp(256 * KIB, 32 * MIB)
+}
+
+impl PageCache {
+    /// A division with the frames that files leave of it.
+    pub(super) fn less_files(&self, whole: Division) -> Division {
+        let beyond = self.files_beyond(whole.io_reserve) + self.claimed_beyond();
+        if beyond == 0 {
+            return whole;
+        }
+        let step = step(whole.budget);
+        let taken =
+            (beyond + step / 2).next_multiple_of(step) / (FRAME_SIZE as u64 + FRAME_BOOKS) + 1;
+        let least = (whole.frames / 4).max(self.sizes.floor.frames.min(whole.frames));
+        Division { frames: whole.frames.saturating_sub(taken as usize).max(least), ..whole }
+    }
+
+    /// Bytes taken from the frames for files.
+    pub(super) fn taken_off_frames(&self) -> u64 {
+        let frames = self.sizes.frames();
+        let Ok(whole) = self.config.divide_of(self.sizes.budget()) else { return 0 };
+        let off = whole.frames.saturating_sub(frames) as u64 * (FRAME_SIZE as u64 + FRAME_BOOKS);
+        off.saturating_sub(self.claimed_beyond())
+    }
+
+    /// Bytes of claims that are not worth a change.
+    pub(super) fn claim_step(&self) -> u64 {
+        step(self.sizes.budget())
+    }
+
+    /// The number of frames that files leave, if it differs from the current one.
+    fn misfit(&self) -> Option<Division> {
+        let whole = self.config.divide_of(self.sizes.budget()).ok()?;
+        let (to, now) = (self.less_files(whole), self.sizes.frames());
+        let few = 2 * step(whole.budget) as usize / FRAME_SIZE;
+        let back = to.frames == whole.frames && now < to.frames;
+        (to.frames < now || to.frames > now + few || back).then_some(to)
+    }
+
+    /// A file was opened, or will be closed: adjusts the frames in the background if their number
+    /// is wrong.
+    pub fn fit_files(self: &Arc<Self>) {
+        if self.misfit().is_some() && !self.fitting.swap(true, Ordering::SeqCst) {
+            let cache = self.clone();
+            self.world.spawn("forebay-memory", Box::pin(async move { cache.fit().await }));
+        }
+    }
+
+    async fn fit(&self) {
+        // A file that was opened between the last check and the flag has not been counted.
+        while self.fit_in_turn().await {
+            self.fitting.store(false, Ordering::SeqCst);
+            if self.misfit().is_none() || self.fitting.swap(true, Ordering::SeqCst) {
+                return;
+            }
+        }
+        self.fitting.store(false, Ordering::SeqCst);
+    }
+
+    /// Until they fit (T1); false if they cannot be made to for now.
+    async fn fit_in_turn(&self) -> bool {
+        while let Some(to) = self.misfit() {
+            // A size that is being changed is another one after this.
+            let _turn = self.resize_turn().await;
+            let from = self.division_now(to);
+            if from.budget != to.budget {
+                continue;
+            }
+            if to.frames > from.frames {
+                self.set_limits(&to);
+                self.prefault();
+                self.frame_wait.wake_all();
+            } else if let Err(error) = self.shrink(&from, &to).await {
+                log::info!("no room for {} of files: {error}", format_size(self.file_bytes()));
+                return false;
+            }
+            debug_assert_eq!(self.sizes.frames(), to.frames, "T2: others resize in this turn");
+            debug_assert!(
+                self.frames.lock().used() <= to.frames,
+                "T1: frames and files within their parts"
+            );
+        }
+        true
+    }
+}

@@ -1,0 +1,145 @@
+//! The flushes of one flush domain: how many failed, and which are in progress.
+//!
+//! A failed flush may have lost any completed write of the domain, whichever file it was for: they
+//! share one device. So failures are counted here, and each file compares
+//! ([`crate::dirty::unflushed`]).
+//!
+//! Invariants: X1 a failed flush is counted before it is over. X2 a successful flush counts once
+//! every concurrent flush of the same object is over: one of these may have failed in the device
+//! before it, and be reported after it. Where an object takes its flushes in turn, and reports each
+//! failure before the next begins, it waits only for flushes that began before the last failure. X3
+//! a flush that is dropped before it is over counts as failed: its outcome is unknown.
+//!
+//! Lock: one, a leaf; wakers are called after it.
+
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::{Arc, Mutex};
+use forebay_base::task::WaitQueue;
+use std::collections::BTreeMap;
+
+#[derive(Default)]
+struct UnderWay {
+    next: u64,
+    /// By number.
+    flushes: BTreeMap<u64, Sent>,
+}
+
+/// A flush under way.
+struct Sent {
+    /// What it was sent to.
+    object: usize,
+    /// Failures of the object that were heard of before.
+    heard: u64,
+}
+
+/// The flushes in progress, and the number of failed ones.
+#[derive(Default)]
+pub struct Flushes {
+    failures: AtomicU64,
+    under_way: Mutex<UnderWay>,
+    over: WaitQueue,
+}
+
+impl Flushes {
+    /// How many have failed.
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::SeqCst)
+    }
+
+    /// A flush is about to be sent to `object` (the address of a device object). It has failed
+    /// unless [`Flight::worked`] is called. `heard`: how many of the object's flushes have failed
+    /// by now, if it takes them in turn; else `None`.
+    pub fn begin(self: &Arc<Self>, object: usize, heard: Option<u64>) -> Flight {
+        let mut under_way = self.under_way.lock();
+        let number = under_way.next;
+        under_way.next += 1;
+        under_way.flushes.insert(number, Sent { object, heard: heard.unwrap_or(0) });
+        Flight { flushes: self.clone(), number, object, worked: false }
+    }
+
+    /// Waits for the flushes of `object` in progress that may have failed before one that succeeded
+    /// when `heard` failures were known.
+    async fn wait_for_others(&self, object: usize, heard: Option<u64>) {
+        let heard = heard.unwrap_or(u64::MAX);
+        let upto = self.under_way.lock().next;
+        let over = || {
+            let under_way = self.under_way.lock();
+            let mut before = under_way.flushes.range(..upto);
+            before.all(|(_, sent)| sent.object != object || sent.heard >= heard).then_some(())
+        };
+        self.over.wait_until(over).await;
+    }
+}
+
+/// A flush under way; failed if it is dropped (X3).
+#[must_use]
+pub struct Flight {
+    flushes: Arc<Flushes>,
+    number: u64,
+    object: usize,
+    worked: bool,
+}
+
+impl Flight {
+    /// The device reports success. Waits until that counts (X2). `heard`: as at the begin, now.
+    pub async fn worked(mut self, heard: Option<u64>) {
+        self.worked = true;
+        let (flushes, object) = (self.flushes.clone(), self.object);
+        drop(self);
+        flushes.wait_for_others(object, heard).await;
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if !self.worked {
+            // X1.
+            self.flushes.failures.fetch_add(1, Ordering::SeqCst);
+        }
+        self.flushes.under_way.lock().flushes.remove(&self.number);
+        self.flushes.over.wake_all();
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    #[test]
+    fn flush_success_counts_after_concurrent_flushes() {
+        let flushes = Arc::new(Flushes::default());
+        let (slow, elsewhere) = (flushes.begin(1, None), flushes.begin(2, None));
+        let mut good = pin!(flushes.begin(1, None).worked(None));
+        let mut poll = || good.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(poll().is_pending(), "X2");
+        let _later = flushes.begin(1, None);
+        drop(slow);
+        assert_eq!(flushes.failures(), 1, "X1, X3");
+        assert!(poll().is_ready(), "neither one of another object nor one that began later counts");
+        drop(elsewhere);
+        assert_eq!(flushes.failures(), 2);
+    }
+
+    /// The story: sixteen files of a volume, each synced, waited for one another. A flush with its
+    /// answer waited for all that had begun since, although the log takes its flushes in turn.
+    #[test]
+    fn x2_flushes_in_turn_wait_only_for_those_before_failure() {
+        let flushes = Arc::new(Flushes::default());
+        let poll = |future: std::pin::Pin<&mut dyn Future<Output = ()>>| {
+            future.poll(&mut Context::from_waker(Waker::noop()))
+        };
+        let (early, beside) = (flushes.begin(1, Some(0)), flushes.begin(1, Some(0)));
+        let mut good = pin!(beside.worked(Some(0)));
+        assert!(poll(good.as_mut()).is_ready(), "nothing failed: the other is of a later turn");
+        let beside = flushes.begin(1, Some(0));
+        let _later = flushes.begin(1, Some(1));
+        let mut good = pin!(beside.worked(Some(1)));
+        assert!(poll(good.as_mut()).is_pending(), "one failed that may be the early one");
+        drop(early);
+        assert!(poll(good.as_mut()).is_ready());
+        assert_eq!(flushes.failures(), 1, "X1: counted by then");
+    }
+}

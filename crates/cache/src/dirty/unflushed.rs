@@ -1,0 +1,279 @@
+//! The blocks of a file that were written and not flushed: a failed flush may have lost them.
+//!
+//! ```text
+//!         submitted: epoch sampled   completed      a flush that began later
+//!   dirty ──────────────────▶ writing ─────────▶ pinned ───────────────────────────────▶ durable
+//!     ▲                          │         └───▶ unpinned (direct, trim, window full) ──▶ durable
+//!     │                          │ completed, and a flush failed since it was submitted
+//!     └── pinned: written again ◀┘           flush failed: pinned ──▶ dirty, else poison
+//! ```
+//!
+//! Invariants: W1 a write whose bookkeeping runs after a flush failed counts as failed, if it was
+//! submitted before: the device may have completed it ahead of the flush, in whatever order the
+//! results arrive. W2 a completed block is kept with the epoch of that moment. If the epoch has
+//! moved since, the block is lost, whichever file's flush failed: no later flush certifies it. W3
+//! the epoch is the domain's ([`crate::dirty::flushes`]): a flush of any of its files moves it.
+//! W4 a block that is dropped while a flush that covers it is in progress counts as unpinned if
+//! that flush fails.
+//!
+//! Lock: one; below it that of the reused sets.
+
+use crate::dirty::flushes::Flushes;
+use crate::rangeset::RangeSet;
+use forebay_base::sync::{Arc, Mutex};
+use std::ops::Range;
+
+/// How many flushes of the domain had failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Epoch(u64);
+
+/// What one flush answers for. Ranges are of file blocks.
+#[derive(Debug, Default)]
+pub struct Covered {
+    /// Blocks kept in the cache: they can be written again.
+    pub pinned: RangeSet,
+    /// Bytes were written whose blocks are not kept any more.
+    pub unpinned: bool,
+    /// All of it completed in this epoch.
+    epoch: Epoch,
+}
+
+impl Covered {
+    /// Nothing was written.
+    pub fn is_empty(&self) -> bool {
+        self.pinned.is_empty() && !self.unpinned
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// For the next flush.
+    covered: Covered,
+    /// Blocks that a failed flush may have lost, not yet taken by a caller.
+    lost: Covered,
+    /// Flushes that began and whose outcome has not been dealt with.
+    flushing: u32,
+    /// Pinned blocks that were dropped meanwhile: such a flush may have answered for them.
+    given_up: RangeSet,
+}
+
+impl State {
+    /// What completed before the epoch moved is lost (W2).
+    fn look(&mut self, now: Epoch) {
+        assert!(self.covered.epoch.0 <= now.0, "W2: epochs only grow");
+        if self.covered.epoch != now {
+            let old = std::mem::take(&mut self.covered);
+            self.covered.epoch = now;
+            for run in old.pinned.iter() {
+                self.lost.pinned.insert(run);
+            }
+            self.lost.unpinned |= old.unpinned;
+        }
+    }
+}
+
+/// The written but unflushed blocks of a file.
+#[derive(Default)]
+pub struct Unflushed {
+    flushes: Arc<Flushes>,
+    state: Mutex<State>,
+}
+
+impl Unflushed {
+    /// Of a file of the domain that has these flushes.
+    pub(crate) fn new(flushes: Arc<Flushes>) -> Self {
+        Self { flushes, state: Mutex::default() }
+    }
+
+    /// To be sampled before a write is submitted.
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.flushes.failures())
+    }
+
+    /// Blocks of a completed write are pinned; `None`: the write is recorded as one whose blocks
+    /// are not kept. False if a flush failed since `epoch` (W1): then nothing was recorded.
+    /// `memory`: an empty set, for the first blocks after a flush.
+    #[must_use]
+    pub fn completed(
+        &self,
+        epoch: Epoch,
+        pinned: Option<Range<u64>>,
+        memory: impl FnOnce() -> RangeSet,
+    ) -> bool {
+        let mut state = self.state.lock();
+        let now = self.epoch();
+        state.look(now);
+        assert!(epoch.0 <= now.0, "W2: epochs only grow");
+        if epoch != now {
+            return false;
+        }
+        let covered = &mut state.covered;
+        match pinned {
+            None => covered.unpinned = true,
+            Some(blocks) => {
+                if !covered.pinned.has_memory() {
+                    covered.pinned = memory();
+                }
+                covered.pinned.insert(blocks);
+            }
+        }
+        true
+    }
+
+    /// Blocks are dropped from the cache; `forgotten`: some of them were pinned.
+    pub(crate) fn drop_blocks(&self, blocks: Range<u64>, forgotten: bool) {
+        let mut state = self.state.lock();
+        state.look(self.epoch());
+        // What takes the blocks' place may be less than whole blocks.
+        state.lost.unpinned |= forgotten && state.lost.pinned.overlaps(&blocks);
+        state.covered.unpinned |= forgotten;
+        if forgotten && state.flushing > 0 {
+            state.given_up.insert(blocks.clone());
+        }
+        state.lost.pinned.remove(blocks.clone());
+        state.covered.pinned.remove(blocks);
+    }
+
+    /// A flush begins: what it answers for.
+    pub fn begin_flush(&self) -> Covered {
+        let mut state = self.state.lock();
+        state.look(self.epoch());
+        state.flushing += 1;
+        let epoch = state.covered.epoch;
+        std::mem::replace(&mut state.covered, Covered { epoch, ..Covered::default() })
+    }
+
+    /// Whether no flush of the domain has failed since this one began.
+    pub fn is_certified(&self, covered: &Covered) -> bool {
+        covered.epoch == self.epoch()
+    }
+
+    /// Ends a flush: its blocks are durable, or dirty again. Returns the pinned blocks that were
+    /// dropped since it began: if it failed, these are not kept anywhere (W4).
+    pub fn end_flush(&self) -> RangeSet {
+        let mut state = self.state.lock();
+        assert!(state.flushing > 0, "a flush ends once");
+        state.flushing -= 1;
+        std::mem::take(&mut state.given_up)
+    }
+
+    /// Takes the completed blocks that failed flushes may have lost (W2), for the caller to handle.
+    pub fn take_lost(&self) -> Covered {
+        let mut state = self.state.lock();
+        state.look(self.epoch());
+        std::mem::take(&mut state.lost)
+    }
+
+    /// Takes all blocks that no flush has made durable, for a caller that knows that they are lost.
+    /// `None` while a flush that covers some of them is in progress.
+    pub fn take_back(&self) -> Option<Covered> {
+        let mut state = self.state.lock();
+        state.look(self.epoch());
+        if state.flushing > 0 {
+            return None;
+        }
+        let epoch = state.covered.epoch;
+        Some(std::mem::replace(&mut state.covered, Covered { epoch, ..Covered::default() }))
+    }
+
+    /// The blocks that were written again since the flush that covers them began: pinned for the
+    /// next flush, or lost meanwhile and to be written again.
+    pub fn pinned_within(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
+        let state = self.state.lock();
+        let lost = state.lost.pinned.within(blocks.clone());
+        lost.chain(state.covered.pinned.within(blocks)).collect()
+    }
+
+    /// Nothing that a flush would answer for, or that one under way does, or that is lost.
+    pub fn is_empty(&self) -> bool {
+        let state = self.state.lock();
+        state.flushing == 0 && state.covered.is_empty() && state.lost.is_empty()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    fn done(unflushed: &Unflushed, epoch: Epoch, pinned: Option<Range<u64>>) -> bool {
+        unflushed.completed(epoch, pinned, RangeSet::default)
+    }
+
+    fn fail_one(flushes: &Arc<Flushes>) {
+        drop(flushes.begin(0, None));
+    }
+
+    #[test]
+    fn late_completion_after_failed_flush_counts_as_failed() {
+        let unflushed = Unflushed::default();
+        let (early, late) = (unflushed.epoch(), unflushed.epoch());
+        assert!(done(&unflushed, early, Some(0..4)));
+        let covered = unflushed.begin_flush();
+        assert!(covered.pinned.total() == 4 && unflushed.is_certified(&covered));
+        assert!(done(&unflushed, early, Some(4..5)), "while the flush runs");
+        fail_one(&unflushed.flushes);
+        assert!(!unflushed.is_certified(&covered));
+        assert!(!done(&unflushed, late, Some(8..9)) && !done(&unflushed, late, None));
+        assert_eq!(unflushed.take_lost().pinned.total(), 1);
+        assert!(!unflushed.is_empty(), "the outcome is not dealt with");
+        assert!(unflushed.end_flush().is_empty());
+        assert!(unflushed.is_empty());
+        assert!(done(&unflushed, unflushed.epoch(), None));
+        assert!(unflushed.begin_flush().unpinned);
+    }
+
+    /// The story: a block that a flush covered was written again, then a flush of another file
+    /// failed. The newer bytes were not counted as lost, and the block counted as flushed.
+    #[test]
+    fn block_lost_during_flush_end_is_written_again() {
+        let unflushed = Unflushed::default();
+        assert!(done(&unflushed, unflushed.epoch(), Some(0..4)));
+        let covered = unflushed.begin_flush();
+        assert!(done(&unflushed, unflushed.epoch(), Some(1..2)), "while the flush runs");
+        assert!(unflushed.is_certified(&covered));
+        fail_one(&unflushed.flushes);
+        assert!(done(&unflushed, unflushed.epoch(), Some(8..9)), "the epoch moved");
+        assert!(unflushed.pinned_within(0..4).iter().eq(std::iter::once(&(1..2))));
+    }
+
+    /// The story: a direct write replaced a block that a flush in progress covered, and the flush
+    /// failed. The loss of the rest of the block, which was not kept any more, was not reported.
+    #[test]
+    fn block_dropped_in_flush_is_reported_at_its_end() {
+        let unflushed = Unflushed::default();
+        assert!(done(&unflushed, unflushed.epoch(), Some(0..4)));
+        unflushed.drop_blocks(7..8, false);
+        let _covered = unflushed.begin_flush();
+        unflushed.drop_blocks(2..3, true);
+        assert!(unflushed.end_flush().iter().eq(std::iter::once(2..3)), "W4");
+        unflushed.drop_blocks(3..4, true);
+        let _covered = unflushed.begin_flush();
+        assert!(unflushed.end_flush().is_empty(), "nothing was under way");
+    }
+
+    /// The story: the next flush of a file certified its completed blocks, though a failed flush of
+    /// another file of the device may have lost them.
+    #[test]
+    fn flush_failure_of_one_file_affects_all_of_domain() {
+        let flushes: Arc<Flushes> = Arc::default();
+        let (one, other) = (Unflushed::new(flushes.clone()), Unflushed::new(flushes.clone()));
+        assert!(done(&other, other.epoch(), Some(0..4)));
+        let early = other.epoch();
+        fail_one(&one.flushes);
+        assert!(!done(&other, early, None), "W1, W3");
+        // Written after the failure: not lost, and not confused with what is.
+        assert!(done(&other, other.epoch(), Some(6..7)));
+        assert!(!other.is_empty());
+        assert!(other.begin_flush().pinned.iter().eq(std::iter::once(6..7)), "W2");
+        let lost = other.take_lost();
+        assert!(lost.pinned.iter().eq(std::iter::once(0..4)) && !lost.unpinned);
+        assert!(other.end_flush().is_empty());
+        assert!(other.is_empty() && one.take_lost().is_empty());
+        // What is given up while it is lost was not held to be written again.
+        assert!(done(&other, other.epoch(), Some(0..4)));
+        fail_one(&flushes);
+        other.drop_blocks(2..3, true);
+        let lost = other.take_lost();
+        assert!(lost.unpinned && lost.pinned.total() == 3);
+    }
+}

@@ -1,0 +1,589 @@
+//! The folio table: plain data, one slot per folio, all of it atomics. It is never freed while the
+//! cache lives, so a slot number read without a lock always leads to a slot, though perhaps by now
+//! another folio's.
+//!
+//! A folio covers an aligned run of a file's blocks and holds frames only for cached blocks. State
+//! is per block:
+//!
+//! ```text
+//!             begin_fill               end_fill ok
+//!   absent ───────────────▶ reading ──────────────▶ uptodate ◀────────────┐
+//!      ▲  ▲                    │ end_fill error         │ write           │ end_write ok,
+//!      │  └────────────────────┘                        ▼                 │ not redirtied
+//!      │ evict, punch                               uptodate+dirty        │
+//!      └──────────── uptodate                           │ begin_write     │
+//!                                                       ▼                 │
+//!                       write again ◀──────────── uptodate+writing ───────┘
+//!                  (uptodate+dirty+writing)             │ end_write error
+//!                                                       └──────▶ uptodate+dirty
+//! ```
+//!
+//! Invariants, checked by `check_block`: F1 reading excludes uptodate, dirty and writing. F2 dirty
+//! or writing implies uptodate. F3 reading, uptodate or writing implies a frame. F4 a slot with
+//! dirty, writing, reading or unflushed blocks is not evicted. F5 states other than *referenced*
+//! change only under the folio lock. F6 bytes are copied in under the lock, and out under it or
+//! between two equal versions.
+//!
+//! The folio lock is a word: a bit, and a version that moves on with each unlock. It is held for
+//! copies and state changes, never across a wait.
+//!
+//! The hit path does not take it: it remembers the version, copies, and looks again (a sequence
+//! lock). If another task held the lock meanwhile, the copy is thrown away. That saves two locked
+//! operations, each of which would keep the processor from overlapping one copy with the next.
+
+pub mod index;
+pub mod owners;
+pub(crate) mod slots;
+
+use crate::memory::arena::{FRAME_SIZE, Frame, prefetch_line};
+use crate::memory::zeroed::ZeroTable;
+use forebay_base::Result;
+use forebay_base::sync::atomic::{AtomicU64, Ordering, fence};
+use forebay_base::sync::relax;
+
+/// Smallest block whose state is tracked, bytes.
+pub const MIN_BLOCK: u32 = 512;
+
+/// Number of a slot in the table. Zero is no slot.
+pub type Slot = u32;
+
+/// Per-block states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum State {
+    /// Memory is at least as new as the device.
+    Uptodate = 0,
+    /// Touched since the last pass of reclaim.
+    Referenced = 1,
+    /// Memory is newer than the device.
+    Dirty = 2,
+    /// A write-out of it is in flight.
+    Writing = 3,
+    /// A fill of it is in flight.
+    Reading = 4,
+    /// Written out, not yet flushed, kept so that a failed flush can be made good.
+    Unflushed = 5,
+    /// Brought in by an uncached request: dropped when clean and consumed.
+    Uncached = 6,
+}
+
+/// All states, in order.
+pub const STATES: [State; 7] = [
+    State::Uptodate,
+    State::Referenced,
+    State::Dirty,
+    State::Writing,
+    State::Reading,
+    State::Unflushed,
+    State::Uncached,
+];
+
+/// Where the words of a slot are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes of a folio.
+    pub folio_size: u32,
+    /// Frames of a folio.
+    pub frames: usize,
+    /// 64-bit groups of blocks, at the smallest block size.
+    pub groups: usize,
+    /// 64-bit words of a slot.
+    pub stride: usize,
+}
+
+const LOCK: usize = 0;
+/// Mapping id (low 32 bits), frequency and queue (high 32 bits).
+const OWNER: usize = 1;
+const INDEX: usize = 2;
+/// Next slot in the index chain.
+const NEXT: usize = 3;
+const BITS: usize = 4;
+
+/// Lock word: held. The bits above are the version.
+const HELD: u64 = 1;
+
+/// Lock word: held while the slot's memory is given back. The version never reaches it.
+const RETIRED: u64 = 1 << 63;
+
+const FREQ_SHIFT: u32 = 32;
+const FREQ_MASK: u64 = 3 << FREQ_SHIFT;
+const QUEUE_SHIFT: u32 = 34;
+const QUEUE_MASK: u64 = 3 << QUEUE_SHIFT;
+/// Logarithm of the blocks per frame of the mapping, 0..=3.
+const GEOMETRY_SHIFT: u32 = 36;
+const GEOMETRY_MASK: u64 = 3 << GEOMETRY_SHIFT;
+
+impl Layout {
+    /// The layout for a folio size in bytes.
+    pub fn new(folio_size: u32) -> Self {
+        let frames = folio_size as usize / FRAME_SIZE;
+        let groups = ((folio_size / MIN_BLOCK) as usize).div_ceil(64);
+        // One more for the list of its file's folios, the last one: no hit reads it.
+        let words = BITS + groups * STATES.len() + frames.div_ceil(2) + 1;
+        // Whole cache lines, so that two folios never share one.
+        Self { folio_size, frames, groups, stride: words.next_multiple_of(LINE) }
+    }
+
+    /// The frame map comes right after the first group of states, so that a hit in a folio of up to
+    /// 64 blocks reads two neighbouring cache lines.
+    #[inline]
+    fn map_word(&self, frame: usize) -> usize {
+        BITS + STATES.len() + frame / 2
+    }
+
+    #[inline]
+    fn state_word(&self, state: State, group: usize) -> usize {
+        let skip = if group == 0 { 0 } else { self.frames.div_ceil(2) };
+        BITS + skip + group * STATES.len() + state as usize
+    }
+}
+
+/// A run of blocks of one folio, `start..end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blocks {
+    /// First block.
+    pub start: u32,
+    /// One past the last.
+    pub end: u32,
+}
+
+impl Blocks {
+    /// Every block of the run, as (group, mask) pairs. An empty run gives none (D2).
+    #[inline]
+    pub fn masks(self) -> impl Iterator<Item = (usize, u64)> {
+        let (start, end) = (self.start as usize, self.end as usize);
+        let groups = if start < end { start / 64..end.div_ceil(64) } else { 0..0 };
+        groups.map(move |g| {
+            let lo = start.saturating_sub(g * 64);
+            let hi = (end - g * 64).min(64);
+            (g, (u64::MAX << lo) & (u64::MAX >> (64 - hi)))
+        })
+    }
+
+    /// All blocks of the frames that the run touches, `per` blocks a frame.
+    pub fn whole_frames(self, per: u32) -> Self {
+        Self { start: self.start / per * per, end: self.end.next_multiple_of(per) }
+    }
+
+    /// Those that are also in `other`.
+    pub fn within(self, other: Self) -> Self {
+        let start = self.start.max(other.start);
+        Self { start, end: self.end.min(other.end).max(start) }
+    }
+
+    /// Number of blocks.
+    pub fn len(self) -> u32 {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// No block.
+    pub fn is_empty(self) -> bool {
+        self.start >= self.end
+    }
+}
+
+/// Words of a cache line.
+const LINE: usize = 8;
+
+/// The table.
+pub struct Table {
+    words: ZeroTable<AtomicU64>,
+    layout: Layout,
+}
+
+#[cfg(all(test, not(shuttle)))]
+std::thread_local! {
+    /// How many slots the calling thread has asked whose they are.
+    pub(crate) static KEYS_LOOKED_AT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+impl Table {
+    /// Room for `max` slots, numbered from 1; resident as far as they are used. Errors: no address
+    /// space.
+    pub fn new(layout: Layout, max: usize) -> Result<Self> {
+        Ok(Self { words: ZeroTable::new(Self::words(&layout, max))?, layout })
+    }
+
+    /// Words that the first `slots` slots take.
+    fn words(layout: &Layout, slots: usize) -> usize {
+        (slots + 1) * layout.stride
+    }
+
+    /// The first `slots` slots may be used from now on.
+    pub(crate) fn advise(&self, slots: usize) {
+        self.words.advise(Self::words(&self.layout, slots));
+    }
+
+    /// Releases the memory of the slots above `slots`; of these, those below `ever` have been used.
+    /// None holds a folio, but a task with a stale hint may lock one to check its key. So the lock
+    /// words become zero only while this function holds all those locks. If a word were zeroed
+    /// under another holder, its unlock would lock the slot for ever, or unlock it for a later
+    /// owner.
+    pub fn forget_above(&self, slots: usize, ever: usize) {
+        let retired = slots as Slot + 1..ever as Slot;
+        for slot in retired.clone() {
+            self.lock(slot);
+            self.word(slot, LOCK).fetch_or(RETIRED, Ordering::Relaxed);
+        }
+        let given_back = self.words.forget(Self::words(&self.layout, slots));
+        for slot in retired {
+            if slot as usize * self.layout.stride >= given_back {
+                break;
+            }
+            // Released memory reads as unlocked. The rest of a page, and memory that the system
+            // keeps, is unchanged.
+            let word = self.word(slot, LOCK);
+            let old = word.load(Ordering::Relaxed);
+            if old & RETIRED != 0 {
+                word.store((old & !RETIRED).wrapping_add(HELD), Ordering::Release);
+            }
+        }
+    }
+
+    /// Puts memory under the first `slots` slots.
+    pub(crate) fn prefault(&self, slots: usize) {
+        self.words.prefault(Self::words(&self.layout, slots));
+    }
+
+    /// Copies the complete state of a slot's folio, except its place in the index, to another slot,
+    /// and empties it. The locks of both are held; the key of the other is stored last.
+    pub(crate) fn move_slot(&self, from: Slot, to: Slot) {
+        for word in (BITS..self.layout.stride).chain([INDEX, OWNER]) {
+            let value = self.word(from, word).load(Ordering::Relaxed);
+            self.word(to, word).store(value, Ordering::Release);
+        }
+        for word in (BITS..self.layout.stride).chain([OWNER, INDEX]) {
+            self.word(from, word).store(0, Ordering::Release);
+        }
+    }
+
+    /// The layout.
+    #[inline]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    #[inline]
+    fn word(&self, slot: Slot, word: usize) -> &AtomicU64 {
+        &self.words[slot as usize * self.layout.stride + word]
+    }
+
+    /// Has the processor fetch both lines of a slot that a hit reads, if there is such a slot.
+    #[inline]
+    pub fn prefetch(&self, slot: Slot) {
+        let at = slot as usize * self.layout.stride;
+        if let Some(words) = self.words.get(at..=at + LINE) {
+            prefetch_line(&words[0]);
+            prefetch_line(&words[LINE]);
+        }
+    }
+
+    /// Mapping id and folio index that the slot holds; id 0 is a free slot.
+    #[inline]
+    pub fn key(&self, slot: Slot) -> (u32, u64) {
+        #[cfg(all(test, not(shuttle)))]
+        KEYS_LOOKED_AT.set(KEYS_LOOKED_AT.get() + 1);
+        let owner = self.word(slot, OWNER).load(Ordering::Acquire) as u32;
+        (owner, self.word(slot, INDEX).load(Ordering::Acquire))
+    }
+
+    /// Sets the key. Lock held.
+    pub fn set_key(&self, slot: Slot, id: u32, index: u64) {
+        self.word(slot, INDEX).store(index, Ordering::Release);
+        self.word(slot, OWNER).store(u64::from(id), Ordering::Release);
+    }
+
+    /// Chain of the index. Bucket lock held for stores.
+    #[inline]
+    pub fn next(&self, slot: Slot) -> Slot {
+        self.word(slot, NEXT).load(Ordering::Acquire) as Slot
+    }
+
+    /// Links the slot to its successor in the index chain.
+    pub fn set_next(&self, slot: Slot, next: Slot) {
+        self.word(slot, NEXT).store(u64::from(next), Ordering::Release);
+    }
+
+    /// The slots before and after on the list of the file's folios. The lock of that list held.
+    pub(crate) fn links(&self, slot: Slot) -> (Slot, Slot) {
+        let word = self.word(slot, self.layout.stride - 1).load(Ordering::Relaxed);
+        (word as Slot, (word >> 32) as Slot)
+    }
+
+    /// Sets the neighbours of the slot in its file's list.
+    pub(crate) fn set_links(&self, slot: Slot, (before, after): (Slot, Slot)) {
+        let word = u64::from(before) | u64::from(after) << 32;
+        self.word(slot, self.layout.stride - 1).store(word, Ordering::Relaxed);
+    }
+
+    /// Takes the lock if it is free.
+    #[inline]
+    pub fn try_lock(&self, slot: Slot) -> bool {
+        let word = self.word(slot, LOCK);
+        let old = word.load(Ordering::Relaxed);
+        if old & HELD != 0 {
+            return false;
+        }
+        let taken = word.compare_exchange(old, old | HELD, Ordering::Acquire, Ordering::Relaxed);
+        // The holder's changes stay behind the bit that announces them to the hit path.
+        fence(Ordering::Release);
+        taken.is_ok()
+    }
+
+    /// Takes the lock.
+    #[inline]
+    pub fn lock(&self, slot: Slot) {
+        let mut spins = 0;
+        while !self.try_lock(slot) {
+            relax(&mut spins);
+        }
+    }
+
+    /// Gives the lock back, one version on.
+    #[inline]
+    pub fn unlock(&self, slot: Slot) {
+        let word = self.word(slot, LOCK);
+        let old = word.load(Ordering::Relaxed);
+        debug_assert!(old & HELD != 0, "unlocked by its holder");
+        word.store(old.wrapping_add(HELD), Ordering::Release);
+    }
+
+    /// Whether a task holds the lock.
+    #[inline]
+    pub(crate) fn is_locked(&self, slot: Slot) -> bool {
+        self.word(slot, LOCK).load(Ordering::Relaxed) & HELD != 0
+    }
+
+    /// The version of an unlocked slot, for [`Table::unchanged_since`].
+    #[inline]
+    pub fn version(&self, slot: Slot) -> Option<u64> {
+        let word = self.word(slot, LOCK).load(Ordering::Acquire);
+        (word & HELD == 0).then_some(word)
+    }
+
+    /// Whether no task has held the lock since [`Table::version`]: then the words and bytes read in
+    /// between are consistent.
+    #[inline]
+    pub fn unchanged_since(&self, slot: Slot, version: u64) -> bool {
+        fence(Ordering::Acquire);
+        self.word(slot, LOCK).load(Ordering::Relaxed) == version
+    }
+
+    /// A word of state bits: 64 blocks.
+    #[inline]
+    pub fn bits(&self, slot: Slot, state: State, group: usize) -> u64 {
+        self.word(slot, self.layout.state_word(state, group)).load(Ordering::Relaxed)
+    }
+
+    /// Sets bits; returns those that were clear. Lock held (F5), which is why a load and
+    /// a store will do.
+    #[inline]
+    pub fn set_bits(&self, slot: Slot, state: State, group: usize, mask: u64) -> u64 {
+        self.check_held(slot, state);
+        let word = self.word(slot, self.layout.state_word(state, group));
+        let old = word.load(Ordering::Relaxed);
+        if mask & !old != 0 {
+            word.store(old | mask, Ordering::Relaxed);
+        }
+        mask & !old
+    }
+
+    fn check_held(&self, slot: Slot, state: State) {
+        debug_assert!(
+            state == State::Referenced || self.is_locked(slot),
+            "F5: {state:?} of slot {slot}, not locked"
+        );
+    }
+
+    /// Sets *referenced* bits without the lock. A holder that changes the word concurrently may
+    /// overwrite one, which is harmless.
+    #[inline]
+    pub fn set_referenced(&self, slot: Slot, group: usize, mask: u64) {
+        let word = self.word(slot, self.layout.state_word(State::Referenced, group));
+        word.fetch_or(mask, Ordering::Relaxed);
+    }
+
+    /// Clears bits; returns those that were set. Lock held.
+    #[inline]
+    pub fn clear_bits(&self, slot: Slot, state: State, group: usize, mask: u64) -> u64 {
+        self.check_held(slot, state);
+        let word = self.word(slot, self.layout.state_word(state, group));
+        let old = word.load(Ordering::Relaxed);
+        if mask & old != 0 {
+            word.store(old & !mask, Ordering::Relaxed);
+        }
+        mask & old
+    }
+
+    /// Whether all blocks of the run have the state.
+    #[inline]
+    pub fn all(&self, slot: Slot, state: State, blocks: Blocks) -> bool {
+        blocks.masks().all(|(g, m)| self.bits(slot, state, g) & m == m)
+    }
+
+    /// Whether any block of the run has the state.
+    #[inline]
+    pub fn any(&self, slot: Slot, state: State, blocks: Blocks) -> bool {
+        blocks.masks().any(|(g, m)| self.bits(slot, state, g) & m != 0)
+    }
+
+    /// Whether any block of the folio has the state.
+    pub fn any_at_all(&self, slot: Slot, state: State) -> bool {
+        (0..self.layout.groups).any(|g| self.bits(slot, state, g) != 0)
+    }
+
+    /// Number of blocks of the folio with the state.
+    pub fn count(&self, slot: Slot, state: State) -> u32 {
+        (0..self.layout.groups).map(|g| self.bits(slot, state, g).count_ones()).sum()
+    }
+
+    /// Frame number `at` of the folio, if it has one.
+    #[inline]
+    pub fn frame(&self, slot: Slot, at: usize) -> Option<Frame> {
+        debug_assert!(at < self.layout.frames);
+        let word = self.word(slot, self.layout.map_word(at)).load(Ordering::Relaxed);
+        ((word >> (at % 2 * 32)) as u32).checked_sub(1)
+    }
+
+    /// Sets or takes away a frame; returns the old one. Lock held.
+    pub fn replace_frame(&self, slot: Slot, at: usize, frame: Option<Frame>) -> Option<Frame> {
+        let word = self.word(slot, self.layout.map_word(at));
+        let shift = at % 2 * 32;
+        let old = word.load(Ordering::Relaxed);
+        let new = u64::from(frame.map_or(0, |f| f + 1)) << shift;
+        word.store(old & !(0xffff_ffff << shift) | new, Ordering::Relaxed);
+        ((old >> shift) as u32).checked_sub(1)
+    }
+
+    /// Frequency (0..=3) of the folio.
+    #[inline]
+    pub fn freq(&self, slot: Slot) -> u32 {
+        ((self.word(slot, OWNER).load(Ordering::Relaxed) & FREQ_MASK) >> FREQ_SHIFT) as u32
+    }
+
+    /// Raises the frequency by one, up to 3. A lock is held, so the owner does not change; a
+    /// race with another raise may lose one of the two, which does not matter.
+    #[inline]
+    pub fn raise_freq(&self, slot: Slot) {
+        let word = self.word(slot, OWNER);
+        let old = word.load(Ordering::Relaxed);
+        if old & FREQ_MASK != FREQ_MASK {
+            let new = old + (1 << FREQ_SHIFT);
+            let _ = word.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets the frequency.
+    pub fn set_freq(&self, slot: Slot, freq: u32) {
+        self.update_owner(slot, FREQ_MASK, u64::from(freq) << FREQ_SHIFT);
+    }
+
+    /// Age queue that the folio is on (see [`crate::ageing::queues`]); 0 is none.
+    pub fn queue(&self, slot: Slot) -> u32 {
+        ((self.word(slot, OWNER).load(Ordering::Relaxed) & QUEUE_MASK) >> QUEUE_SHIFT) as u32
+    }
+
+    /// Sets the age queue.
+    pub fn set_queue(&self, slot: Slot, queue: u32) {
+        self.update_owner(slot, QUEUE_MASK, u64::from(queue) << QUEUE_SHIFT);
+    }
+
+    /// Blocks of a frame in the mapping that the slot belongs to.
+    pub fn blocks_per_frame(&self, slot: Slot) -> u32 {
+        1 << ((self.word(slot, OWNER).load(Ordering::Relaxed) & GEOMETRY_MASK) >> GEOMETRY_SHIFT)
+    }
+
+    /// Sets the blocks of a frame: 1, 2, 4 or 8.
+    pub fn set_blocks_per_frame(&self, slot: Slot, blocks: u32) {
+        let log = u64::from(blocks.trailing_zeros());
+        self.update_owner(slot, GEOMETRY_MASK, log << GEOMETRY_SHIFT);
+    }
+
+    fn update_owner(&self, slot: Slot, mask: u64, value: u64) {
+        let word = self.word(slot, OWNER);
+        let mut old = word.load(Ordering::Relaxed);
+        loop {
+            let new = old & !mask | value;
+            match word.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// Asserts F1 and F2 for a group of blocks. Lock held.
+    pub fn check_block(&self, slot: Slot, group: usize) {
+        let [up, _, dirty, writing, reading, ..] = STATES.map(|s| self.bits(slot, s, group));
+        assert!(reading & (up | dirty | writing) == 0, "F1 broken in slot {slot} group {group}");
+        assert!((dirty | writing) & !up == 0, "F2 broken in slot {slot} group {group}");
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn d2_empty_run_touches_nothing_and_masks_are_exact() {
+        assert_eq!(Blocks { start: 5, end: 5 }.masks().count(), 0);
+        for start in 0..130u32 {
+            for end in start..=130 {
+                let blocks = Blocks { start, end };
+                let total: u32 = blocks.masks().map(|(_, m)| m.count_ones()).sum();
+                assert_eq!(total, end - start);
+                for (g, m) in blocks.masks() {
+                    for bit in 0..64 {
+                        let block = g as u32 * 64 + bit;
+                        assert_eq!(m >> bit & 1 == 1, (start..end).contains(&block));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn frames_and_freq() {
+        let table = Table::new(Layout::new(65536), 4).unwrap();
+        table.set_key(2, 9, 77);
+        assert_eq!(table.replace_frame(2, 3, Some(0)), None);
+        assert_eq!(table.replace_frame(2, 2, Some(41)), None);
+        assert_eq!(
+            (table.frame(2, 3), table.frame(2, 2), table.frame(2, 1)),
+            (Some(0), Some(41), None)
+        );
+        assert_eq!(table.replace_frame(2, 3, None), Some(0));
+        for want in [1, 2, 3, 3] {
+            table.raise_freq(2);
+            assert_eq!(table.freq(2), want);
+        }
+        table.set_queue(2, 2);
+        table.set_freq(2, 1);
+        assert_eq!((table.freq(2), table.queue(2), table.key(2)), (1, 2, (9, 77)));
+    }
+
+    #[test]
+    fn lock_excludes_and_moves_the_version() {
+        let table = Table::new(Layout::new(65536), 1).unwrap();
+        let version = table.version(1).unwrap();
+        assert!(table.unchanged_since(1, version) && table.try_lock(1));
+        assert!(!table.try_lock(1) && table.version(1).is_none());
+        assert!(!table.unchanged_since(1, version));
+        table.unlock(1);
+        assert!(table.version(1).is_some() && !table.unchanged_since(1, version));
+    }
+
+    /// A cache that is made smaller releases the memory of its table, not only that of its frames.
+    #[test]
+    fn table_memory_above_slots_in_use_is_released() {
+        let table = Table::new(Layout::new(65536), 100_000).unwrap();
+        table.set_key(40, 7, 9);
+        table.set_key(90_000, 7, 9);
+        table.lock(60_000);
+        table.unlock(60_000);
+        table.forget_above(50, 90_001);
+        assert_eq!((table.key(40), table.key(90_000)), ((7, 9), (0, 0)));
+        // Also in the rest of the page in which the slots in use end.
+        let held = (1..=90_000).find(|&slot| !table.try_lock(slot));
+        assert_eq!(held, None, "a lock was left held");
+    }
+}

@@ -1,0 +1,29 @@
+//! What a task that may not wait has met: its caller waits for it, and tries again.
+//!
+//! No locks.
+
+use forebay_base::Error;
+use forebay_cache::folio::Blocks;
+use std::ops::Range;
+
+/// What stands in the way of a write to one folio.
+pub(crate) enum Obstacle {
+    /// Frames are missing: so many are needed in all.
+    Frames(usize),
+    /// The same, and some of them are for blocks in write-out.
+    Fresh(usize),
+    /// No folio descriptor is to be had.
+    Slots,
+    /// Another task holds the range exclusively.
+    Exclusive,
+    /// A fill of these blocks of the folio is on its way.
+    Reading(Blocks),
+    /// These bytes must not change while they are in write-out.
+    Stable,
+    /// A partly written block has to be read first.
+    Fill(Range<u64>),
+    /// A truncate came before it: the file ends within the piece.
+    Shrunk,
+    /// The map has no room for what would become dirty.
+    NoRoom(Error),
+}
