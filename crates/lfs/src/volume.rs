@@ -9,6 +9,7 @@ pub(crate) mod extents;
 pub(crate) mod fsck;
 pub(crate) mod grow;
 pub(crate) mod info;
+mod jobs;
 mod listing;
 pub(crate) mod maintenance;
 pub(crate) mod open_file;

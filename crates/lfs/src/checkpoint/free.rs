@@ -1,6 +1,6 @@
-//! Checkpoints that are made so that dead segments become free.
+//! Checkpoints that are made so that dead segments become free, for `maintenance.Z11`.
 //!
-//! Invariants: Z11 (`volume::maintenance`). Z13 a log segment that is used up for the most part is
+//! Invariant: Z13 a log segment that is used up for the most part is
 //! left first, so that what it takes becomes free, too.
 //!
 //! Locks: the turn of checkpoints and the state lock in turn; none across a wait.

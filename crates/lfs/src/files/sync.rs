@@ -3,9 +3,7 @@
 //! Content that was written to a file after it was truncated to nothing is *outstanding* once the
 //! file is closed: it is written before any sync that begins later ends.
 //!
-//! Invariant: Z15 what is made durable by age, by size, or because much waits in memory, and not
-//! for a sync, has outstanding content written first, if that works. Only a task that makes space
-//! does not wait for it, because outstanding content may itself wait for space.
+//! A checkpoint that no sync asked for has it written first, too (`maintenance.Z15`).
 //!
 //! Locks: the state lock in turn; none across a wait.
 
@@ -25,7 +23,8 @@ const OUTSTANDING_ROUNDS: u32 = 3;
 /// How often space is requested for content that overwrites: it is never refused for good (P25).
 const OVERWRITE_ROUNDS: u32 = 4;
 
-/// Files whose records a sync of the volume makes durable together, at most, and their dirty bytes.
+/// Files whose records a sync of the volume makes durable together, at most, and their dirty
+/// bytes.
 const TOGETHER: usize = 1024;
 const TOGETHER_BYTES: u64 = 4 << 20;
 
@@ -227,8 +226,8 @@ impl OpenFiles {
         committed.and_then(|published| published).and(result)
     }
 
-    /// Records the size of files that no client syncs, as far as they are written: what was written
-    /// out is found below the recorded size alone.
+    /// Records the size of files that no client syncs, as far as they are written: what was
+    /// written out is found below the recorded size alone.
     pub fn publish_sizes(&self) {
         let contents: Vec<_> = {
             let state = self.state.lock();
@@ -242,8 +241,8 @@ impl OpenFiles {
     }
 
     /// Writes dirty data out before anything is refused for it: until then it counts as new, also
-    /// where it overwrites stored content, and what it overwrites becomes free only then. Sizes are
-    /// not published, so this waits for no writer
+    /// where it overwrites stored content, and what it overwrites becomes free only then. Sizes
+    /// are not published, so this waits for no writer
     /// ([`MappedFile::write_out_dirty`](forebay_iomap::MappedFile)). The caller may be a writer,
     /// but has no reservation and holds no range.
     pub async fn write_out_dirty(&self) {

@@ -1,6 +1,7 @@
 //! The maintenance task where a circle of waits would show: a full volume with concurrent writers
-//! and unlinkers, a close during cleaning, files whose write-out needs a checkpoint, callers that are
-//! dropped while they wait, and a world that stops. The simulated world panics when all tasks wait.
+//! and unlinkers, a close during cleaning, files whose write-out needs a checkpoint, callers that
+//! are dropped while they wait, and a world that stops. The simulated world panics when all tasks
+//! wait.
 //!
 //! No locks.
 
@@ -98,8 +99,8 @@ async fn emptied(volume: &Volume, (writers, files): (u64, u64)) {
     file.sync(false).await.unwrap();
 }
 
-/// Z11, Z12, J1: tasks that find a volume full wait for the maintenance, while others write, sync and
-/// unlink, and each gets an answer.
+/// Z11, J1, J4: tasks that find a volume full wait for the maintenance, while others write, sync
+/// and unlink, and each gets an answer.
 #[test]
 fn full_volume_with_writers_and_unlinkers_answers_all() {
     const WRITERS: u64 = 4;
@@ -164,8 +165,9 @@ fn close_during_cleaning_ends() {
     }
 }
 
-/// Z15: a checkpoint by age writes outstanding content first. That write-out waits for a checkpoint
-/// itself, because the changes in memory exceed their bound. One job for both would wait for itself.
+/// Z15: a checkpoint by age writes outstanding content first. That write-out waits for a
+/// checkpoint itself, because the changes in memory exceed their bound. One job for both would
+/// wait for itself.
 #[test]
 fn write_out_before_a_checkpoint_may_need_a_checkpoint() {
     let setup = Setup { volume_bytes: 8 << 20, ..setup(0) };
@@ -213,8 +215,8 @@ async fn poll_times(times: u32, future: impl Future) -> bool {
     .await
 }
 
-/// J4: a caller that requested maintenance is dropped while it waits. The job goes on, other callers
-/// of the same job and those that come later are answered.
+/// J3: a caller that requested maintenance is dropped while it waits. The job goes on, other
+/// callers of the same job and those that come later are answered.
 #[test]
 fn dropped_request_stops_no_job() {
     for which in 0..3 {

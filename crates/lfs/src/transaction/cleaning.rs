@@ -37,7 +37,11 @@ pub(crate) struct CleaningTurn<'a>(&'a Cleaning);
 
 impl Drop for CleaningTurn<'_> {
     fn drop(&mut self) {
-        self.0.progress.lock().has_pass = false;
+        {
+            let mut progress = self.0.progress.lock();
+            debug_assert!(progress.has_pass, "C51: the pass that ends has the turn");
+            progress.has_pass = false;
+        }
         self.0.wait.wake_all();
     }
 }
@@ -47,7 +51,9 @@ pub(crate) struct Hurry<'a>(&'a Cleaning);
 
 impl Drop for Hurry<'_> {
     fn drop(&mut self) {
-        self.0.progress.lock().waiting -= 1;
+        let mut progress = self.0.progress.lock();
+        debug_assert!(progress.waiting > 0, "C52: this task was counted");
+        progress.waiting -= 1;
     }
 }
 

@@ -1,9 +1,8 @@
 //! Operations that wait: until there is space for their change, and while the changes in memory
 //! exceed their bound.
 //!
-//! Invariants: Q13 an operation that changes names or reserves space waits while the changes in
-//! memory exceed their bound. Z12 space is requested without a lock and without a reservation
-//! (requests.J3).
+//! Invariant: Q13 an operation that changes names or reserves space waits while the changes in
+//! memory exceed their bound.
 //!
 //! Lock: the state lock in turn; none across a wait.
 

@@ -1,5 +1,5 @@
-//! What operations request of the maintenance of their volume: space, checkpoints, and that removed
-//! content becomes free.
+//! What operations request of the maintenance of their volume: space, checkpoints, and that
+//! removed content becomes free.
 //!
 //! No layer below `checkpoint` makes a checkpoint or cleans a segment. A task that needs one posts
 //! a request here and waits. The maintenance task (`volume::maintenance`) carries out all requests
@@ -9,11 +9,13 @@
 //!      └──no maintenance is left: volume dropped, world stopped──▶ refused
 //! ```
 //! Invariants: J1 a request is answered by a job that began after it was posted. J2 a request that
-//! no maintenance will take is refused, so no task waits for one that has ended. J3 a task that
-//! waits here holds no lock, no reservation and no turn: the job may need each of them. J4 a caller
-//! that is dropped while it waits stops no job. J5 between the answer to a request for space and the
+//! no maintenance will take is refused, so no task waits for one that has ended. J3 a caller that
+//! is dropped while it waits stops no job. J4 between the answer to a request for space and the
 //! moment in which its caller runs again, background cleaning does not begin: it would set aside
 //! the space that was made.
+//!
+//! Rule: a task that waits here holds no lock, no reservation and no turn, because the job may
+//! need each of them.
 //!
 //! Lock: one, a leaf; none across a wait, and none while a sender is used or dropped.
 
@@ -42,11 +44,11 @@ pub(crate) struct Posted {
     pub removals: Vec<OneSender<()>>,
     /// The oldest change is of age.
     pub is_of_age: bool,
-    /// Answers to requests for space whose callers have not run again (J5).
+    /// Answers to requests for space whose callers have not run again (J4).
     unseen: u32,
 }
 
-/// The answer to a request for space, until its caller has seen it (J5).
+/// The answer to a request for space, until its caller has seen it (J4).
 pub(crate) struct Answer {
     is_made: bool,
     requests: Arc<Requests>,
@@ -61,7 +63,7 @@ impl Drop for Answer {
     }
 }
 
-/// See the invariants of the module.
+/// Requests of a volume, and the maintenance that takes them.
 #[derive(Default)]
 pub(crate) struct Requests {
     posted: Mutex<Posted>,
@@ -132,7 +134,7 @@ impl Requests {
         }
     }
 
-    /// Whether a request for space was posted, or an answer to one is not seen (J5).
+    /// Whether a request for space was posted, or an answer to one is not seen (J4).
     pub fn has_space_caller(&self) -> bool {
         let posted = self.posted.lock();
         posted.unseen > 0 || !posted.space.is_empty()

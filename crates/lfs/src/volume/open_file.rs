@@ -122,9 +122,8 @@ impl VolumeFile {
             let file = &content.file;
             let done = file.write_to_place(handle, offset, again, flags, &mut place).await;
             let full = done.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace);
-            // Another writer may take what has become free. For blocks that the file has already
-            // nothing more can be had, except past the cache: no check covers the dirty data of
-            // others there.
+            // Another writer may take what has become free. For blocks of the file nothing more
+            // can be had, except past the cache: there others may have dirty data.
             let (size, unit) = (content.file.size(), self.inner.layout.block_bytes());
             let start = if append { size } else { offset };
             let first = place.as_ref().map_or(start, |place| place.start);

@@ -6,8 +6,9 @@
 //!            └──────────────────────────────────────────────────────────────────┘
 //! ```
 //! Invariants: Q11 a try that ends with `Missing` has changed nothing. Q12 what was loaded for a
-//! try is in memory at the next try: it is not evicted while a task that began earlier waits. Q13
-//! (`transaction::relief`) holds at the end of each operation.
+//! try is in memory at the next try: it is not evicted while a task that began earlier waits.
+//!
+//! At its end each operation keeps the bound on changes in memory (`relief.Q13`).
 //!
 //! Lock: the state lock; never across a wait.
 
@@ -103,8 +104,8 @@ impl Inner {
         }
     }
 
-    /// Attributes of the inodes of a listing. The neighbours of a missing inode are loaded with it,
-    /// because the listing names them, too, in another order.
+    /// Attributes of the inodes of a listing. The neighbours of a missing inode are loaded with
+    /// it, because the listing names them, too, in another order.
     pub(crate) async fn attrs_listed(&self, inos: &[Ino]) -> Vec<Result<Attr>> {
         let (mut all, mut ahead) = (Vec::with_capacity(inos.len()), None);
         while let Some(rest) = inos.get(all.len()..).filter(|rest| !rest.is_empty()) {
