@@ -10,15 +10,14 @@ use crate::tests::clean::sparse_of;
 use crate::tests::reuse::{check, create, open, setup, write};
 use crate::tests::seeds;
 use crate::tests::setup::Setup;
-use crate::{CreateOptions, OpenOptions, Volume};
+use crate::{OpenOptions, Volume};
 use forebay_base::sim_world::SimWorld;
-use forebay_base::task::{BoxFuture, block_on};
-use forebay_base::world::{RealWorld, World, WorldRef, split_mix};
+use forebay_base::task::BoxFuture;
+use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_base::{ErrorKind, Result};
-use forebay_block::{DeviceRef, RamDevice};
-use forebay_cache::{Config, PageCache};
+use forebay_block::DeviceRef;
 
-use forebay_vfs::{FileSystem, Ino, Name, OpenFlags, SetAttr, Timestamp};
+use forebay_vfs::{FileSystem, Ino, Name, OpenFlags, SetAttr};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -267,38 +266,4 @@ fn request_is_refused_when_the_world_stops() {
     let again = disk.world().run(volume.0.requests.checkpoint());
     again.unwrap();
     disk.world().stop();
-}
-
-fn real_volume(bytes: u64) -> Volume {
-    let (device, world): (DeviceRef, WorldRef) =
-        (Arc::new(RamDevice::new(bytes)), RealWorld::with_seed(1));
-    let options = CreateOptions {
-        segment_bytes: 256 << 10,
-        ..CreateOptions::new([1; 16], [2; 16], Timestamp::new(1, 0))
-    };
-    block_on(Volume::create(&device, &world, &options)).unwrap();
-    let config = Config { huge_pages: false, ..Config::with_budget(4 << 20) };
-    let cache = Some(PageCache::new(config, world.clone()).unwrap());
-    let options = OpenOptions { cache, ..OpenOptions::default() };
-    block_on(Volume::open(&device, &world, &options)).unwrap()
-}
-
-/// The same on threads: each caller blocks, and the maintenance runs on the threads of the world.
-#[test]
-fn full_volume_with_threads_answers_all() {
-    const WRITERS: u64 = 3;
-    const FILES: u64 = 200;
-    for seed in seeds(4) {
-        let volume = real_volume(16 << 20);
-        std::thread::scope(|scope| {
-            for number in 0..WRITERS {
-                let volume = volume.clone();
-                scope.spawn(move || block_on(writer(volume, number, seed, FILES)));
-            }
-            scope.spawn(|| block_on(unlinker(volume.clone(), (WRITERS, FILES), seed)));
-        });
-        block_on(volume.syncfs()).unwrap();
-        block_on(emptied(&volume, (WRITERS, FILES)));
-        block_on(volume.close()).unwrap();
-    }
 }

@@ -39,7 +39,7 @@ use std::task::{Context, Poll, Waker};
 
 /// What the task does. Of each kind there is one job at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// Writes out the files that a checkpoint waits for.
     WriteOut,
     FreeRemoved,
@@ -50,7 +50,7 @@ pub(super) enum Kind {
 
 /// Why a checkpoint is made without a request.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Reasons {
+pub(crate) struct Reasons {
     /// The oldest change is of age.
     pub age: bool,
     /// The log is long, or the changes take much memory.
@@ -73,7 +73,7 @@ impl Reasons {
 
 /// What is due and not begun.
 #[derive(Default)]
-pub(super) struct Control {
+pub(crate) struct Control {
     is_running: bool,
     /// Of the task while it waits.
     waker: Option<Waker>,
@@ -92,12 +92,12 @@ pub(super) struct Control {
 
 /// See the module. It outlives the volume if its task does.
 pub(crate) struct Maintenance {
-    pub(super) control: Mutex<Control>,
+    pub control: Mutex<Control>,
     requests: Arc<Requests>,
 }
 
 /// A job in progress.
-pub(super) struct Job {
+pub(crate) struct Job {
     pub kind: Kind,
     pub work: BoxFuture<'static, ()>,
 }
