@@ -1,14 +1,16 @@
-//! What the targets of cargo-fuzz share: `fuzz_targets/NAME.rs` is a line, [`stored`] or [`message`].
+//! The shared code of the cargo-fuzz targets: each `fuzz_targets/NAME.rs` is one line, [`stored`]
+//! or [`message`].
 //!
-//! Invariants: Z1 a target never panics; its error is one of the kinds that its module names. The targets
-//! themselves hold Z2 (`crates/lfs/src/fuzz.rs`, `crates/fuse/src/fuzz.rs`).
+//! Invariant: Z1 a target never panics, and its error is one of the kinds that its module names.
+//! The targets themselves assert Z2 (`crates/lfs/src/fuzz.rs`, `crates/fuse/src/fuzz.rs`).
 //!
 //! No locks.
 
 use forebay_base::ErrorKind;
 use forebay_lfs::fuzz::{Reseal, TARGETS, Target};
 
-/// The target of that name among those of the stored form, and what puts its checksums in order.
+/// The target of that name among those of the stored form, and the function that corrects its
+/// checksums.
 pub fn volume(name: &str) -> (Target, Reseal) {
     let found = TARGETS.iter().find(|target| target.0 == name);
     let (_, target, reseal) = found.expect("a target of the stored form");
@@ -22,7 +24,8 @@ pub fn run(target: Target, data: &[u8], kinds: &[ErrorKind]) {
     }
 }
 
-/// A decoder of the stored form: inputs whose checksums are right mostly, so that what is behind is reached.
+/// A target for a decoder of the stored form. Most inputs have correct checksums, so that they
+/// reach the code behind the check.
 #[macro_export]
 macro_rules! stored {
     ($name:literal) => {

@@ -1,9 +1,9 @@
-//! Numbered invariants of file headers, and whether anything holds them: an assertion that names the
-//! id in its message, or a test that names it in its name or its doc comment, in the same crate.
-//! Tests of some crates hold invariants of another one, too: [`TESTS_OF`].
+//! Checks that each numbered invariant of a file header is held in its crate: by an assertion that
+//! names the id in its message, or by a test that names it in its name or its doc comment. Tests of
+//! some crates also hold invariants of another one: [`TESTS_OF`].
 //!
-//! The ratchet: `xtask/invariants.txt` names those that nothing holds yet. It may shrink and not grow,
-//! and an entry that is no longer needed is a finding itself.
+//! The ratchet: `xtask/invariants.txt` lists the invariants that nothing holds yet. It may shrink
+//! and not grow, and an entry that is no longer needed is a finding itself.
 //!
 //! Where ids are looked for:
 //! ```text
@@ -54,7 +54,8 @@ struct Facts {
     asserted: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// Findings for invariants that nothing holds and nobody has recorded, and for stale records.
+/// Findings for invariants that nothing holds and the list lacks, and for stale entries of the
+/// list.
 pub fn check(root: &Path, files: &[std::path::PathBuf]) -> Findings {
     let mut facts = Facts::default();
     for path in files {
@@ -252,7 +253,8 @@ mod tests {
 
     const SOURCE: &str = "//! What it is (D17). Invariant Q1: one queue. See F6.\n//!\n\
         //! Invariants: F1 reading excludes. F2 dirty implies (checklist L4). F3 a frame;\n\
-        //! S-a never. \n//! ```text\n//!   Z9 drawn\n//! ```\n//! C1 Only root.\n\nuse x;\n// F7 no.\n";
+        //! S-a never. \n//! ```text\n//!   Z9 drawn\n//! ```\n//! C1 Only root.\n\n\
+        use x;\n// F7 no.\n";
 
     #[test]
     fn definitions_start_a_sentence_of_the_header() {

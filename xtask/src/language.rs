@@ -3,7 +3,7 @@
 //! `xtask/language/counts.txt` says how many violations of a rule a file had. More are a finding,
 //! fewer are none, so that branches that clean up in parallel do not conflict.
 //! `cargo xtask language --record` writes the file anew. It refuses to grow: the sum for a rule in
-//! a crate (or folder) may only shrink, which leaves text free to move between the files of a crate.
+//! a crate (or folder) may only shrink, so text is free to move between the files of a crate.
 
 mod prose;
 mod rules;

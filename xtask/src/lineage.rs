@@ -269,18 +269,18 @@ fn standing_and_tests(line: &Line, facts: &Facts, findings: &mut Findings) -> St
 const HEAD: &str = "\
 # Lineage
 
-Forebay's five behaviours were first proposed as patches for Linux. This page follows each sentence of those
-patches that promises something, in our words: which option turns it on, which tests hold it, which ratio of
-`forebay bench NAME` shows it. Below that, each line of our checklists, which also hold what later bugs in
-Linux taught, and its tests.
+Forebay's five behaviours were first proposed as patches for Linux. This page lists each sentence of those
+patches that promises something, in our words. For each it names the option that turns it on, the tests
+that hold it, and the ratio of `forebay bench NAME` that shows it. Below are the lines of our checklists
+with their tests. The checklists also cover what later bugs in Linux taught.
 
-Written by `cargo xtask lineage` out of `xtask/lineage.txt`; the command fails if a test or a ratio that is
-named here does not exist. A test's name begins with the lines that it holds. What the behaviours do:
-[behaviours.md](behaviours.md).
+`cargo xtask lineage` writes this page from `xtask/lineage.txt`. The command fails if a test or a ratio that
+the page names does not exist. A test's name begins with the ids of the lines that it holds.
+[behaviours.md](reference/behaviours.md) describes the behaviours.
 
-*Held* is a line that tests hold as it is written. *Spirit* is one that has no meaning here to the letter:
-what is kept of it is said and tested, and it is not counted as held. *Not carried over* is not held at all,
-and says why.
+*Held*: tests hold the line as it is written. *Spirit*: the line has no literal meaning here; the page says
+what is kept of it, tests hold that, and it does not count as held. *Not carried over*: the line is not held
+at all, and the page says why.
 
 ";
 

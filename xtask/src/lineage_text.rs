@@ -59,7 +59,7 @@ pub struct Figure {
 /// A line of a checklist.
 #[derive(Debug, Default)]
 pub struct Line {
-    /// As in `D1`.
+    /// Its id, such as `D1`.
     pub id: String,
     /// In our words.
     pub text: String,

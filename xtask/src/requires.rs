@@ -1,8 +1,8 @@
-//! What tests and benches need of the machine: programs, from `scripts/packages` (one `program package
-//! why` per line, so that `scripts/setup` and this list cannot differ), and devices.
+//! The requirements of tests and benches on the machine: devices, and the programs that
+//! `scripts/packages` lists (one `program package why` per line, also for `scripts/setup`).
 //!
-//! Invariant Z1: what is missing is a finding unless `FOREBAY_ALLOW_SKIP=1`, which is also what lets
-//! tests go on without it.
+//! Invariant Z1: a missing requirement is a finding unless `FOREBAY_ALLOW_SKIP=1`, with which tests
+//! also skip the parts that need it.
 
 use crate::Findings;
 use std::path::Path;
@@ -64,8 +64,8 @@ fn find(program: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// Tests skipped what they lacked everywhere save under `CI=true`, which nothing of ours set, and
-    /// `cargo xtask all` did not ask (Z1).
+    /// Z1. The story: tests skipped missing requirements everywhere but under `CI=true`, which no
+    /// script set, and `cargo xtask all` did not check them.
     #[test]
     fn what_is_missing_fails_unless_it_may_be_skipped() {
         let packages = "# c\n\nfio fio load\nno-such-program nowhere x\n";

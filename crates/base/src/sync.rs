@@ -1,6 +1,6 @@
 //! Locks and atomics, chosen at compile time: std normally, shuttle under `--cfg shuttle` (with a
-//! target directory of its own, see docs/testing.md). All concurrent code takes its primitives from
-//! this module.
+//! target directory of its own, see docs/internals/testing.md). All concurrent code takes its
+//! primitives from this module.
 //!
 //! These locks are never poisoned. A panic under a lock is a bug that ends the daemon or fails the
 //! test, so `lock` returns the guard either way.

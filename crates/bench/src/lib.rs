@@ -1,7 +1,7 @@
 //! forebay-bench: measures Forebay beside the kernel and bare copies, in alternating slices.
 //!
 //! Reading order: [`harness`] (how is measured), [`rivals`] (who is measured), [`report`] (what was
-//! found), then one module per bench. `docs/benchmarking.md` says what each row is.
+//! found), then one module per bench. `docs/internals/benchmarking.md` says what each row is.
 //!
 //! Unsafe: only in [`harness::sys`] and in the module `database::engine`.
 

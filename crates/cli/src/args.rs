@@ -1,5 +1,5 @@
-//! The command line: every option with its help text. `docs/cli.md` says the same at length, and
-//! a test compares the two.
+//! The command line: every option with its help text. `docs/reference/cli.md` says the same at
+//! length, and a test compares the two.
 
 mod volume;
 

@@ -3,7 +3,7 @@
 use crate::logger;
 use forebay_base::{Error, ErrorKind};
 
-/// Exit statuses, as `docs/cli.md` documents them.
+/// Exit statuses, as `docs/reference/cli.md` documents them.
 pub mod status {
     /// Done.
     pub const OK: u8 = 0;

@@ -1,10 +1,10 @@
-//! What a step of a workload may take: polls and requests until it has ended, and memory of the
-//! volume then. A step that takes more is a violation, so that a hang and a leak are found.
+//! Bounds of a workload's step: polls and requests until it ends, and the volume's memory then. A
+//! step above a bound is a violation, so that the search finds hangs and leaks.
 //!
-//! The bounds are some times what the largest of a few million steps took.
+//! The bounds are several times the largest figures of a few million steps.
 //!
-//! Invariants: bounds.B1 a run that does not end is stopped after `run_polls` polls, by a panic of
-//! the world.
+//! Invariant: bounds.B1 a panic of the simulated world stops a run that has not ended after
+//! `run_polls` polls.
 //!
 //! No locks.
 
@@ -12,14 +12,14 @@ use crate::setup::Setup;
 use forebay_lfs::Volume;
 use forebay_sim::SimDisk;
 
-/// What a step took, or the most that steps took.
+/// The resources that a step used, or the most that any step used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Polls of tasks and events of devices, of everything that ran meanwhile.
+    /// Polls of tasks and events of devices during the step, those of background work included.
     pub polls: u64,
-    /// Requests to the disk, of everything that ran meanwhile.
+    /// Requests to the disk during the step, those of background work included.
     pub requests: u64,
-    /// Memory of the volume after it, its frames apart, bytes.
+    /// Memory of the volume after the step, without its frames, bytes.
     pub memory: u64,
 }
 
@@ -34,10 +34,10 @@ impl Usage {
     }
 }
 
-/// What is allowed.
+/// The bounds of one run.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Of a whole life.
+    /// Polls of a complete life of the volume.
     pub run_polls: u64,
     polls: u64,
     requests: u64,
@@ -45,22 +45,22 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Of a workload that is set up like this.
+    /// The bounds for this setup.
     pub fn of(setup: &Setup) -> Self {
         let times = if setup.large { 4 } else { 1 };
         Self {
             run_polls: times * 1_000_000,
             polls: times * 20_000,
             requests: times * 4_000,
-            // Changes, names and nodes have bounds of their own; what must be there comes on top.
+            // Changes, names and nodes have bounds of their own; the required minimum is added.
             memory: MEMORY_BYTES,
         }
     }
 
-    /// Of a volume that was closed no content of files is left in memory.
+    /// Checks that a closed volume has no content of files in memory.
     ///
     /// # Errors
-    /// Some is.
+    /// It has some.
     pub fn check_closed(&self, volume: &Volume) -> Result<(), String> {
         match volume.memory_in_use() {
             [.., 0] => Ok(()),
@@ -68,7 +68,7 @@ impl Bounds {
         }
     }
 
-    /// Memory of the volume, its frames apart, bytes.
+    /// Memory of the volume without its frames, bytes.
     ///
     /// # Errors
     /// It is more than allowed.
@@ -84,15 +84,15 @@ impl Bounds {
         }
     }
 
-    /// Before a step.
+    /// The counters before a step, for [`Bounds::check`].
     pub fn start(&self, disk: &SimDisk) -> (u64, u64) {
         (disk.world().steps(), disk.requests().end)
     }
 
-    /// After it: what it took.
+    /// What the step used since `start`.
     ///
     /// # Errors
-    /// It took too much.
+    /// It used more than a bound.
     pub fn check(
         &self,
         start: (u64, u64),

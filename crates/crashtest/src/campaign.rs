@@ -1,10 +1,11 @@
 //! Many workloads on several threads, for a time or a number of states.
 //!
-//! Invariants: P1 which workloads there are depends on the seed alone; how far they come on time and threads.
+//! Invariant: P1 the sequence of workloads depends on the seed alone; how many of them run depends
+//! on time and threads.
 //!
-//! Memory does not grow with time: what is kept of a workload ends with it.
+//! Memory does not grow with time: a workload's data is dropped at its end.
 //!
-//! Locks: one, a leaf, around what all threads have seen.
+//! Locks: one, a leaf, around the totals of all threads.
 
 use crate::case::{Bases, Case};
 use crate::counts::{Counts, Seen};
@@ -16,33 +17,33 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a failure is made short.
+/// How long to shrink a failure, by default.
 const SHRINK_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What to do.
+/// The options of a campaign.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Which workloads.
+    /// Decides which workloads run (campaign.P1).
     pub seed: u64,
     /// Ends after this time.
     pub time: Option<Duration>,
-    /// Ends after so many crash states.
+    /// Ends after this many crash states.
     pub states: Option<u64>,
     /// Threads, at least 1.
     pub jobs: usize,
-    /// The mistake to make, for tests of the test.
+    /// The fault to inject, for tests of the suite itself.
     pub plant: Option<Planted>,
     /// Runs of this class alone: an index of [`crate::CLASSES`].
     pub class: Option<usize>,
     /// This workload alone.
     pub case: Option<u64>,
-    /// Of that one these steps alone.
+    /// Of that workload these steps alone.
     pub steps: Option<Vec<usize>>,
-    /// And this spot alone.
+    /// Of these steps this spot alone.
     pub spot: Option<Spot>,
-    /// How long a violation is made short.
+    /// How long to shrink a violation.
     pub patience: Duration,
-    /// How often `progress` is told.
+    /// Interval of the calls of `progress`.
     pub every: Duration,
 }
 
@@ -64,16 +65,16 @@ impl Default for Options {
     }
 }
 
-/// What came of it.
+/// The result of a campaign.
 #[derive(Debug)]
 pub struct Summary {
-    /// Everything that was looked at.
+    /// The sums over all workloads.
     pub counts: Counts,
     /// Distinct results of recovery, at least.
     pub distinct: u64,
-    /// It took so long.
+    /// Duration of the campaign.
     pub time: Duration,
-    /// The first violation, made short.
+    /// The first violation, shrunk.
     pub failure: Option<Failure>,
 }
 
@@ -84,13 +85,13 @@ impl Summary {
     }
 }
 
-/// How far it is.
+/// A report while a campaign runs.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::large_enum_variant, reason = "one is made each second")]
 pub enum Progress {
-    /// So far, since then.
+    /// The sums so far, and the time since the start.
     Running(Counts, Duration),
-    /// A violation is made short.
+    /// The campaign has found a violation and shrinks it.
     Shrinking,
 }
 
@@ -116,7 +117,7 @@ fn lock<'a>(total: &'a Mutex<Total>) -> std::sync::MutexGuard<'a, Total> {
 }
 
 impl Shared<'_> {
-    /// Whether it is time to end.
+    /// Whether the campaign is to end.
     fn over(&self) -> bool {
         let options = self.options;
         self.over.load(Ordering::Relaxed)
@@ -144,10 +145,10 @@ impl Shared<'_> {
             let mut seen = Seen { openings: std::mem::take(&mut openings), ..Seen::default() };
             let result = match bases.of(&case) {
                 Ok(base) => {
-                    let told = std::cell::Cell::new(0);
+                    let counted = std::cell::Cell::new(0);
                     let stop = |seen: &Seen| {
                         let states = seen.counts.states;
-                        self.states.fetch_add(states - told.replace(states), Ordering::Relaxed);
+                        self.states.fetch_add(states - counted.replace(states), Ordering::Relaxed);
                         self.over()
                     };
                     let (steps, spot) = (options.steps.as_deref(), options.spot.as_ref());
@@ -173,7 +174,7 @@ impl Shared<'_> {
         self.changed.notify_all();
     }
 
-    /// Tells how far it is until everybody is done.
+    /// Reports progress until all threads have ended.
     fn watch(&self, progress: &mut dyn FnMut(Progress)) {
         let mut total = lock(&self.total);
         while total.running > 0 {
@@ -188,7 +189,7 @@ impl Shared<'_> {
     }
 }
 
-/// Runs until time or number are up, or something is wrong.
+/// Runs workloads until the time or the number of states is reached, or a violation is found.
 pub fn campaign(options: &Options, progress: &mut dyn FnMut(Progress)) -> Summary {
     let jobs = options.jobs.max(1);
     let shared = Shared {
@@ -214,7 +215,7 @@ pub fn campaign(options: &Options, progress: &mut dyn FnMut(Progress)) -> Summar
     let failure = total.found.map(|(case, violation)| {
         progress(Progress::Shrinking);
         match (&options.steps, &options.spot) {
-            // It is a repetition.
+            // The caller repeats a failure that is shrunk already.
             (Some(keep), _) => as_it_is(options, &case, keep, violation),
             _ => shrink(options.seed, &case, violation, options.patience),
         }

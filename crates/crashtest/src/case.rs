@@ -1,7 +1,7 @@
-//! The workloads of a campaign, by number: short ones of one step in each way to set up a volume, those of
-//! two steps beside them, and long ones from seeds.
+//! The workloads of a campaign, by number: short ones of one step in each setup of a volume, short
+//! ones of two steps, and long ones from seeds.
 //!
-//! Invariants: K1 seed and number give the workload.
+//! Invariant: K1 the seed and the number determine the workload.
 //!
 //! No locks.
 
@@ -30,7 +30,7 @@ const LONG: u64 = ROUND - 1;
 const SINGLE_STRIDE: u64 = 37;
 const PAIR_STRIDE: u64 = 4_001;
 
-/// What a workload does.
+/// The kind of a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Sequence of one step.
@@ -41,13 +41,13 @@ pub enum Kind {
     Names,
     /// With content, from the seed.
     Content,
-    /// Files that take the place of others.
+    /// Files that replace others.
     Replacing,
     /// A volume that is nearly full is cleaned.
     Crowded,
     /// Several clients of one volume.
     Clients,
-    /// The same, and operations are dropped.
+    /// Several clients of one volume, some of whose operations are dropped.
     Dropped,
     /// Operations on a raw image, some of them dropped.
     DroppedOnImage,
@@ -67,7 +67,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Workload `number` of the campaign with this seed (K1).
+    /// Workload `number` of the campaign with this seed (case.K1).
     pub fn new(seed: u64, number: u64, plant: Option<Planted>) -> Self {
         let mut draw = seed ^ number.rotate_left(20);
         let drawn = split_mix(&mut draw);
@@ -97,7 +97,7 @@ impl Case {
         &CLASSES[self.class]
     }
 
-    /// Its steps, or those of them that are named by their place.
+    /// Its steps, or those at the positions in `keep`.
     pub fn script(&self, base: &Base, keep: Option<&[usize]>) -> Script {
         let setup = &self.setup;
         let whole = match self.kind {
@@ -106,7 +106,7 @@ impl Case {
             Kind::Names | Kind::Content => Script::make(setup, setup.seed, &base.fs, setup.steps),
             Kind::Replacing => Script::of(setup, &base.fs, replacing(setup.seed)),
             Kind::Crowded => Script::of(setup, &base.fs, crowding(setup.seed)),
-            // They have steps of their own.
+            // Workloads of several clients draw their steps themselves.
             Kind::Clients | Kind::Dropped | Kind::DroppedOnImage => {
                 Script::of(setup, &base.fs, Vec::new())
             }
@@ -126,7 +126,7 @@ fn short_setup(number: u64, seed: u64) -> Setup {
     let inline = [0, 4096, 64 << 10];
     let plain = Setup {
         fua: number.is_multiple_of(2),
-        beside: number.is_multiple_of(3),
+        syncs_concurrently: number.is_multiple_of(3),
         near_end: false,
         ..Setup::with_content(seed)
     };
@@ -208,7 +208,7 @@ pub(crate) fn draw_decay(seed: u64) -> (Kind, Setup) {
     }
     let setup = Setup::with_content(seed);
     let healed_at = (pick(4) > 0).then(|| 15 + pick(30) as usize);
-    // What is in a record is the log's, and that has rules of its own.
+    // No content in records: decay of the log follows other rules.
     (
         Kind::Content,
         Setup { failing, rot: true, healed_at, inline_max: 0, flags: pick(2) == 0, ..setup },
@@ -283,11 +283,11 @@ fn large_sectors(setup: Setup) -> Setup {
     Setup { block_bytes: 4096, sector: 4096, ..setup }
 }
 
-/// What workloads start from, made once.
+/// The disks from which workloads start, each made once.
 #[derive(Default)]
 pub struct Bases(HashMap<(u32, u32, u64, bool, Begin), Rc<Base>>);
 
-/// What a volume holds at first.
+/// The initial content of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Begin {
     Empty,
@@ -298,12 +298,12 @@ enum Begin {
 }
 
 impl Bases {
-    /// Of this workload.
+    /// The disk from which this workload starts.
     ///
     /// # Errors
-    /// What the volume says.
+    /// The volume's errors.
     pub fn of(&mut self, case: &Case) -> Result<Rc<Base>, Error> {
-        // What was set up by hand starts without the mistake, and by the plainest way.
+        // The initial content is made without the injected fault, and with the simplest setup.
         let plain = Setup {
             seed: 1,
             plant: None,

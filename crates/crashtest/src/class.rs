@@ -1,12 +1,12 @@
-//! The classes of a campaign: what each kind of run is called, how often a campaign draws it, and how it
-//! draws and carries out one run.
+//! The classes of a campaign: the name of each kind of run, how often a campaign draws it, and the
+//! functions that draw and execute one run.
 //!
-//! A new class is one row of [`CLASSES`]. What it counts stands in [`crate::Counts::classes`] at the same
+//! A new class is one row of [`CLASSES`]. Its counts are in [`crate::Counts::classes`] at the same
 //! index.
 //!
-//! Invariants: class.Q1 within [`cycle`] consecutive rounds each class of long runs is drawn as often as its
-//! weight says. class.Q2 the seed of a run does not depend on the position of its class in the table.
-//! class.Q3 campaigns of different seeds share no long runs.
+//! Invariants: class.Q1 within [`cycle`] consecutive rounds a campaign draws each class of long
+//! runs as often as its weight says. class.Q2 the seed of a run does not depend on the position of
+//! its class in the table. class.Q3 campaigns of different seeds share no long runs.
 //!
 //! No locks.
 
@@ -17,7 +17,7 @@ use crate::search::{Depth, Spot, Subject, Violation, look_at, search};
 use crate::setup::{Base, Setup};
 use forebay_base::world::split_mix;
 
-/// What of a run is carried out.
+/// The part of a run to execute.
 #[derive(Clone, Copy, Default)]
 pub struct Part<'a> {
     /// The steps at these positions; none: all.
@@ -26,7 +26,7 @@ pub struct Part<'a> {
     pub spot: Option<&'a Spot>,
 }
 
-/// Carries a run out until `stop` says so.
+/// Executes a run until `stop` returns true.
 pub type CarryOut =
     fn(&Case, &Base, Part<'_>, &mut Seen, &dyn Fn(&Seen) -> bool) -> Result<(), Violation>;
 
@@ -35,13 +35,13 @@ pub type Steps = fn(&Case, &Base, Option<&[usize]>) -> Vec<String>;
 
 /// One kind of run.
 pub struct Class {
-    /// In the summary.
+    /// Name in the summary.
     pub name: &'static str,
-    /// Of how many rounds of a cycle the long run is of this class; 0: it is drawn otherwise.
+    /// In how many rounds of a cycle the long run is of this class; 0: runs are drawn by number.
     pub weight: u64,
     /// Draws a run from a seed.
     pub draw: fn(u64) -> (Kind, Setup),
-    /// Carries it out.
+    /// Executes it.
     pub carry_out: CarryOut,
     /// Lists its steps.
     pub steps: Steps,
@@ -62,7 +62,7 @@ pub const ONE_STEP: usize = 0;
 /// Index of the class of runs of two steps.
 pub const TWO_STEPS: usize = 1;
 
-/// Classes that there are.
+/// Number of classes.
 pub const COUNT: usize = 19;
 
 /// All classes. The first two are drawn by number: three and two runs of each round.
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// class.Q3: the campaign of one seed was that of the next one, shifted by a round.
+    /// class.Q3. The story: the campaign of one seed was that of the next one, shifted by a round.
     #[test]
     fn campaigns_of_neighbouring_seeds_share_no_long_runs() {
         let mut drawn = HashSet::new();

@@ -1,14 +1,13 @@
 //! Several clients at once, and operations that are dropped while they wait.
 //!
-//! The clients work on the same files and names of one volume, or on one raw image, interleaved
-//! by the seed at every wait. No single model says what is there afterwards, because their
-//! operations overlap. So each file has a *history* of who changed which bytes from when to
-//! when, and the *names* have all the orders of operations that explain every answer. Reads
-//! while it runs are held against the histories, and so is what is recovered after a power loss
-//! at each write and flush.
+//! The clients work on the same files and names of one volume, or on one raw image. The seed
+//! interleaves them at every wait. Their operations overlap, so no single model has the result.
+//! Instead each file has a *history*: which operation changed which bytes from when to when. The
+//! *names* have all the orders of operations that explain every answer. The suite compares with the
+//! histories what clients read, and what is recovered after a power loss at each write and flush.
 //!
-//! A dropped operation may have happened or not, but not after a change of the same block that began
-//! later and was acknowledged. Nothing else may be harmed by it.
+//! A dropped operation may take effect or not. It takes no effect after a change of the same block
+//! that began later and was acknowledged, and it harms no other operation.
 //!
 //! Reading order: `plan`, `history`, `names`, `log`, `client`, `ground`, `run`, `judge`, `search`,
 //! `life`.

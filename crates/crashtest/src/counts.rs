@@ -1,4 +1,4 @@
-//! What a search has seen.
+//! The counters of searches.
 //!
 //! Memory is bounded: distinct results are counted up to a limit.
 //!
@@ -10,10 +10,10 @@ use forebay_sim::CrashState;
 use std::collections::HashSet;
 use std::ops::AddAssign;
 
-/// Results remembered.
+/// Distinct results that are kept, at most.
 const DIGESTS_MAX: usize = 2_000_000;
 
-/// What was seen of one class of runs.
+/// The counters of one class of runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClassCounts {
     /// Runs.
@@ -29,18 +29,19 @@ pub struct ClassCounts {
 pub struct Counts {
     /// Workloads that were carried out.
     pub workloads: u64,
-    /// Moments at which the power went.
+    /// Moments at which the power failed.
     pub cuts: u64,
-    /// Distinct (workload, moment, what the disk holds), second lives included.
+    /// Distinct crash states: (workload, moment, content of the disk), second lives included.
     pub states: u64,
-    /// Disks that were recovered, read and checked: of those of a workload that recovery sees no difference
-    /// between, one.
+    /// Disks that were recovered, read and checked: one of all that recovery reads alike in a
+    /// workload.
     pub recovered: u64,
-    /// Workloads that went on after a power cut or a kill, cut again at every moment.
+    /// Second lives: workloads that went on after a power loss or a kill. The power fails again at
+    /// each of their moments.
     pub second_lives: u64,
-    /// Of the states: those of a power cut in a second life.
+    /// Of the states, those of a power loss in a second life.
     pub second_states: u64,
-    /// Kills of the process with the machine up.
+    /// Kills of the process while the machine keeps running.
     pub kills: u64,
     /// States with a write that was lost.
     pub lost: u64,
@@ -58,7 +59,7 @@ pub struct Counts {
     pub cleaned: u64,
     /// Syncs that were acknowledged.
     pub syncs: u64,
-    /// Syncs that were told of a failure.
+    /// Syncs that reported a failure.
     pub syncs_failed: u64,
     /// Lives after a second one.
     pub third_lives: u64,
@@ -68,7 +69,7 @@ pub struct Counts {
     pub late: u64,
     /// Reads that failed.
     pub reads_failed: u64,
-    /// Requests that the host refused for want of space.
+    /// Requests that the host refused for lack of space.
     pub no_space: u64,
     /// Sectors that decayed.
     pub rotten: u64,
@@ -76,8 +77,7 @@ pub struct Counts {
     pub refused: u64,
     /// Volumes that were made larger.
     pub grown: u64,
-    /// Files of which nothing was known any more, after a refused step: their content was not
-    /// judged from then on.
+    /// Files whose content was unknown after a refused step. It was not judged from then on.
     pub unknown: u64,
     /// Runs that ended before their last step, because of refused steps.
     pub ended_early: u64,
@@ -97,7 +97,7 @@ pub struct Counts {
     pub most_polls: u64,
     /// Most requests of one step.
     pub most_requests: u64,
-    /// Most memory of a volume after a step, its frames apart, bytes.
+    /// Most memory of a volume after a step, without its frames, bytes.
     pub most_memory: u64,
     /// Of each class, in the order of [`class::CLASSES`].
     pub classes: [ClassCounts; class::COUNT],
@@ -198,14 +198,14 @@ impl AddAssign for Counts {
     }
 }
 
-/// What a search has seen.
+/// The counters of a search, and the results that it has seen.
 #[derive(Debug, Clone, Default)]
 pub struct Seen {
     /// Numbers.
     pub counts: Counts,
     /// Moments while a volume was being opened: workloads that begin with the same one share them.
     pub(crate) openings: HashSet<u64>,
-    /// Of what was recovered, up to a limit.
+    /// Digests of recovered volumes, up to a limit.
     pub digests: HashSet<u64>,
 }
 
@@ -215,13 +215,13 @@ impl Seen {
         self.digests.len() as u64
     }
 
-    /// Takes over what another one has seen.
+    /// Adds the counters and results of another search.
     pub fn add(&mut self, other: Self) {
         self.counts += other.counts;
         other.digests.into_iter().for_each(|digest| self.digest(digest));
     }
 
-    /// All that was seen was seen of one run of this class.
+    /// Assigns everything counted so far to one run of this class.
     pub fn belongs_to(&mut self, class: usize) {
         let Counts { states, recovered, .. } = self.counts;
         self.counts.classes[class] = ClassCounts { drawn: 1, states, recovered };
@@ -245,7 +245,7 @@ impl Seen {
         self.ran_on(ran);
     }
 
-    /// What a life that follows another one adds, too.
+    /// Adds the counters of a run, for a life that follows another one.
     pub(crate) fn ran_on(&mut self, ran: &Ran) {
         let counts = &mut self.counts;
         counts.reads_failed += ran.reads_failed;
@@ -276,7 +276,7 @@ impl Seen {
         self.counts.second_states += 1;
     }
 
-    /// A state has its verdict; what was not known of it was recovered.
+    /// Counts a state with its verdict; `is_new`: it was recovered, not known before.
     pub(crate) fn checked(&mut self, digest: u64, is_new: bool) {
         self.counts.recovered += u64::from(is_new);
         self.digest(digest);

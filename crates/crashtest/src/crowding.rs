@@ -1,5 +1,5 @@
-//! Workloads on a volume that is nearly full, so that it has to be cleaned: files with content all over it,
-//! of which little is live in each segment, and random overwriting.
+//! Workloads on a volume that is nearly full, so that the cleaner has to run: files all over the
+//! volume, with little live data in each segment, and random overwrites.
 //!
 //! No locks.
 
@@ -8,10 +8,10 @@ use forebay_base::world::split_mix;
 use forebay_testkit::fs_check::{Op, Path};
 use forebay_vfs::{OpenFlags, Privileges};
 
-/// Files, and bytes of each.
+/// Number of files, and bytes of each.
 const FILES: u8 = 4;
 const FILE_BYTES: u64 = 72 << 10;
-/// What is written at a time when they are made.
+/// Bytes of one write while the files are made.
 const STRIPE_BYTES: u64 = 8 << 10;
 const BOTH: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
 
@@ -23,7 +23,8 @@ fn open(slot: u8) -> Op {
     Op::Open { path: Path(vec![slot]), slot, flags: BOTH }
 }
 
-/// What such a volume holds: the files were written in turns, a stripe each, and most of it twice.
+/// The steps that fill such a volume: they write the files in turns, a stripe each, and most of it
+/// twice.
 pub fn before() -> Vec<Op> {
     let mut ops = Vec::new();
     for slot in 0..FILES {
@@ -47,7 +48,7 @@ pub fn before() -> Vec<Op> {
     ops
 }
 
-/// Overwrites parts of them; some of it is synced.
+/// Overwrites parts of the files, and syncs some of them.
 pub fn crowding(seed: u64) -> Vec<Op> {
     let mut rng = seed ^ 0xc4d;
     let mut pick = |n: u64| split_mix(&mut rng) % n;

@@ -1,20 +1,25 @@
-//! forebay-crashtest: volumes on the simulated disk under power cuts, for tests and for `forebay crash-test`.
+//! forebay-crashtest: volumes on the simulated disk under power cuts, for tests and for
+//! `forebay crash-test`.
 //!
-//! A *script* is a workload that was carried out once on the file system in memory, with its state after each
-//! step. A *run* carries it out on a volume and keeps every moment at which the power may go. A *search*
-//! takes each of them, and each subset of the writes that were not flushed; recovers what the disk may then
-//! hold; goes on living on some of it, and cuts again. A *verdict* holds what is recovered against the
-//! script: which step it may be, which bytes each block may have (`docs/crash-contract.md`); what a
-//! recovery reads alike it makes the same of, so that is *told* only once. A *campaign* is
-//! many of these on several threads; what fails is made short.
+//! - A *script* is a workload that ran once on the file system in memory, with the state after each
+//!   step.
+//! - A *run* executes the script on a volume and records a *moment* at each request to the disk.
+//!   The power may fail at each of them.
+//! - A *search* takes each moment and each subset of the writes that were not flushed then. It
+//!   recovers the disk that results, a *crash state*. On some states it runs further steps (a
+//!   second life) and lets the power fail again.
+//! - A *verdict* compares the recovered volume with the script: which step it may show, and which
+//!   bytes each block may have (`docs/reference/crash-contract.md`). Recovery is a function of
+//!   what it reads, so a *read tree* gives the result of states that read alike.
+//! - A *campaign* runs many searches on several threads, and shrinks the first workload that fails.
 //!
-//! Several *clients* at once, and dropped operations, have histories instead of a script.
+//! Workloads of several *clients*, and with dropped operations, have histories instead of a script.
 //!
 //! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing`,
-//! `crowding` and `case`, which say what workloads there are; `clients`; `class`, the table of what
-//! a campaign draws; `campaign`, `shrink`.
+//! `crowding` and `case`, the kinds of workload; `clients`; `class`, the table from which a
+//! campaign draws; `campaign`, `shrink`.
 //!
-//! No layer depends on this crate. Locks: `campaign` says.
+//! No layer depends on this crate. For locks see `campaign`.
 #![forbid(unsafe_code)]
 
 mod bounds;
@@ -24,6 +29,7 @@ mod class;
 mod clients;
 mod counts;
 mod crowding;
+mod read_tree;
 mod replacing;
 mod run;
 mod script;
@@ -31,7 +37,6 @@ mod search;
 mod setup;
 mod short;
 mod shrink;
-mod told;
 mod verdict;
 
 pub use bounds::Usage;

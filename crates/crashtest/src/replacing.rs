@@ -1,4 +1,4 @@
-//! Workloads of files that take the place of others.
+//! Workloads of files that replace others.
 //!
 //! No locks.
 
@@ -7,8 +7,8 @@ use forebay_base::world::split_mix;
 use forebay_testkit::fs_check::{Op, Path};
 use forebay_vfs::{OpenFlags, Privileges, RenameFlags};
 
-/// Files that take the place of others, by a rename and by being cut to nothing and written again, beside
-/// syncs of a file that has nothing to do with them.
+/// Files replace others, by a rename, or by a truncation to 0 bytes and a new write. In between,
+/// syncs of an unrelated file.
 pub fn replacing(seed: u64) -> Vec<Op> {
     let mut rng = seed ^ 0x4e9;
     let mut pick = |n: u64| split_mix(&mut rng) % n;
@@ -33,7 +33,7 @@ pub fn replacing(seed: u64) -> Vec<Op> {
         match pick(3) {
             0 => ops.extend([write(1), Op::Sync { slot: 1, data_only: true }]),
             1 => {
-                // With every other seed, some change places.
+                // With every other seed some are exchanged.
                 let exchange = seed.is_multiple_of(2) && len % 2 == 0;
                 let flags = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
                 ops.extend([create(2, 1, none), write(1), Op::Rename { from, to, flags }]);

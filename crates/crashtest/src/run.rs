@@ -1,11 +1,10 @@
-//! Carries a script out on a volume once; every moment at which the power may go is kept.
+//! Executes a script on a volume once, and records every moment at which the power may fail.
 //!
-//! A run on a disk that fails, decays or has no space left goes on after a step that was refused:
-//! the file system in memory goes along ([`Oracle`]), and what it did becomes the script of the
-//! run.
+//! On a disk that fails, decays or has no space left, a run goes on after a refused step. Then the
+//! file system in memory runs along ([`Oracle`]), and its steps become the script of the run.
 //!
-//! Invariants: U1 what is known of a moment is what was known before the request that it precedes was
-//! submitted: a sync counts as acknowledged from the moment on at which it returned.
+//! Invariant: U1 a moment records what was known when the request that it precedes was submitted.
+//! So a sync counts as acknowledged from the first moment after its return.
 //!
 //! No locks across a wait.
 
@@ -38,7 +37,7 @@ struct Known {
     now: Progress,
     ran: Ran,
     running: usize,
-    /// What a task that runs at the same time as the steps found wrong first.
+    /// The first violation that a task found which runs concurrently with the steps.
     wrong: Option<String>,
 }
 
@@ -51,7 +50,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Changes what is known; moments from now on know it (U1).
+    /// Changes what is known; later moments record it (run.U1).
     fn learn(&self, change: impl FnOnce(&mut Known)) {
         let tag = {
             let mut known = self.known.lock();
@@ -63,7 +62,7 @@ impl Shared {
         self.disk.tag_cuts(tag);
     }
 
-    /// A write is durable, and with it every name that was there before it.
+    /// Records that a write is durable, and with it every name that existed before it.
     fn stable(&self, of: Option<&(u64, Range<u64>)>, steps: usize) {
         let Some((ino, range)) = of.cloned() else { return };
         self.learn(|known| {
@@ -91,7 +90,7 @@ impl Shared {
     }
 }
 
-/// Carries `script` out on the volume on `disk`, with syncs at the same time now and then.
+/// Executes `script` on the volume on `disk`, with concurrent syncs now and then.
 pub fn run(setup: &Setup, script: &Script, disk: &SimDisk) -> Ran {
     let world = disk.world().clone();
     let device: DeviceRef = std::sync::Arc::new(disk.clone());
@@ -132,15 +131,15 @@ pub fn run(setup: &Setup, script: &Script, disk: &SimDisk) -> Ran {
     ran
 }
 
-/// Errno of a step that the disk made fail: EIO, ENOSPC; EROFS where the disk fails or decays,
-/// because a host that is full loses nothing.
+/// Whether a failing disk explains this errno: EIO, ENOSPC; also EROFS if the disk fails or decays.
+/// A host that is full loses nothing, so it explains no EROFS.
 fn is_refusal(setup: &Setup, errno: i32) -> bool {
     let may_stop = setup.rot || !setup.failing.is_empty();
     matches!(errno, 5 | NO_SPACE) || errno == 30 && may_stop
 }
 
-/// Whether ENOSPC is right: less than a quarter of the volume can be filled, by what it says of
-/// itself, or an attribute may be too long for a record of the log.
+/// Whether ENOSPC is right: less than a quarter of the volume is free by its own figures, or an
+/// attribute may be too long for a record of the log.
 async fn explains_no_space(volume: &Volume, op: &Op) -> bool {
     if matches!(op, Op::SetXattr { len, .. } if *len > LONG_VALUE) {
         return true;
@@ -162,7 +161,7 @@ struct Life<'a> {
     shared: &'a Arc<Shared>,
     device: DeviceRef,
     bounds: Bounds,
-    /// On a disk that is not healthy: what the steps that were not refused have made.
+    /// On an unhealthy disk: the file system in memory after all steps that were not refused.
     oracle: Option<Oracle>,
 }
 
@@ -203,13 +202,13 @@ impl Life<'_> {
         self.end(&volume).await
     }
 
-    /// Waits until nothing runs at the same time.
+    /// Waits until no concurrent task runs.
     async fn idle(&self) {
         let idle = || (self.shared.known.lock().running == 0).then_some(());
         self.shared.idle.wait_until(idle).await;
     }
 
-    /// Closes the volume; from then on all of it is durable.
+    /// Closes the volume; from then on all changes are durable.
     async fn end(&mut self, volume: &Volume) -> Result<(), String> {
         let faulty = self.oracle.is_some();
         if faulty {
@@ -235,7 +234,7 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Carries the steps out. The volume is another one afterwards if it was opened anew.
+    /// Executes the steps. Returns the volume, which is a new object if a step reopened it.
     async fn steps(&mut self, mut volume: Volume) -> (Volume, Result<(), String>) {
         let (setup, script, shared) = (self.setup, self.script, self.shared);
         let mut rng = setup.seed ^ 0x57e9;
@@ -266,7 +265,7 @@ impl Life<'_> {
                     Err(what) => return (volume, Err(format!("growing after step {n}: {what}"))),
                 }
             }
-            if !setup.beside {
+            if !setup.syncs_concurrently {
                 continue;
             }
             let steps = shared.known.lock().now.begun;
@@ -283,7 +282,7 @@ impl Life<'_> {
         (volume, Ok(()))
     }
 
-    /// Carries one step out within the bounds.
+    /// Executes one step and checks its bounds.
     async fn bounded(
         &self,
         volume: &Volume,
@@ -303,7 +302,7 @@ impl Life<'_> {
         Ok(outcome)
     }
 
-    /// One step on a healthy disk. False: the volume is full.
+    /// One step on a healthy disk. Returns false if the volume is full.
     async fn step(&self, volume: &Volume, runner: &mut Runner, n: usize) -> Result<bool, String> {
         let (op, shared) = (&self.script.ops[n], self.shared);
         shared.learn(|known| known.now.begun = n + 1);
@@ -313,7 +312,7 @@ impl Life<'_> {
             shared.synced(of, n + 1, outcome.answer.is_ok());
         }
         if outcome != *wanted {
-            // What the others would do on a full volume is another story.
+            // A full volume ends the run: the oracle does not model the later steps.
             let full = outcome.answer == Err(NO_SPACE) && explains_no_space(volume, op).await;
             shared.learn(|known| known.ran.full |= full);
             return if full { Ok(false) } else { Err(format!("{outcome:?}, not {wanted:?}")) };
@@ -322,7 +321,7 @@ impl Life<'_> {
         Ok(true)
     }
 
-    /// One step on a disk that may refuse it. False: too many were refused.
+    /// One step on a disk that may refuse it. Returns false if too many were refused.
     async fn faulty_step(
         &mut self,
         volume: &Volume,
@@ -356,8 +355,8 @@ impl Life<'_> {
         let is_unknown = oracle.written(&done).is_some_and(|ino| oracle.is_unknown(ino));
         let (wanted, before) = oracle.apply(&done);
         let is_other = outcome != wanted;
-        // The size of an unknown file may be another one. So may be what a step on it answers,
-        // unless that is an error.
+        // The size of an unknown file may differ from the oracle's, and so may a step's answer,
+        // unless it is an error.
         let is_of_unknown = match (&outcome.answer, &wanted.answer) {
             (Ok(Answer::Attr(here)), Ok(Answer::Attr(there))) => {
                 *here == Shape { size: here.size, ..there.clone() } && oracle.has_unknown()
@@ -376,13 +375,13 @@ impl Life<'_> {
         Ok(true)
     }
 
-    /// Whether the disk may make a step answer this. A write that fills a part of a block reads
-    /// the block, and that may have decayed.
+    /// Whether the disk explains this errno of a step. A write to a part of a block reads the block
+    /// first, and the block may have decayed.
     fn may_refuse(&self, errno: i32) -> bool {
         is_refusal(self.setup, errno) || self.setup.rot && errno == BAD_SUM
     }
 
-    /// A step was refused: the oracle leaves it out. False: too many were refused.
+    /// Leaves a refused step out of the oracle. Returns false if too many were refused.
     async fn refused(
         &mut self,
         volume: &Volume,
@@ -412,7 +411,7 @@ impl Life<'_> {
         Ok(goes_on)
     }
 
-    /// Takes over what the volume reads of a file after a refused step on it.
+    /// Gives the oracle the content that the volume reads from a file after a refused step on it.
     async fn settle(
         &mut self,
         volume: &Volume,
@@ -424,8 +423,8 @@ impl Life<'_> {
             Some(ino) => read_file(volume, ino).await.map_err(|error| error.to_string()),
             None => Err("it is not found".into()),
         };
-        // Reads fail where the disk fails them, and where data decays. A disk that only refuses
-        // writes and flushes, or a host that is full, leaves each file readable.
+        // Reads may fail if the disk fails reads, or if data decays. With a disk that only refuses
+        // writes and flushes, or a full host, each file stays readable.
         if let Err(what) = &found
             && !self.setup.rot
         {
@@ -446,15 +445,15 @@ impl Life<'_> {
         }
     }
 
-    /// A bit of what a checkpoint holds of an open file decays.
+    /// Flips a bit in the checkpointed content of an open file.
     async fn decay(&self, volume: &Volume, runner: &Runner, rng: &mut u64) {
         let open = runner.open_files();
         if open.is_empty() {
             return;
         }
         let (_, ino, _) = open[(split_mix(rng) % open.len() as u64) as usize];
-        // A sync at the same time may publish more than the checkpoint holds. That is the log's, and
-        // what is bad at the end of the log is taken for its end.
+        // A concurrent sync may log more than the checkpoint has. Logged content must not decay
+        // here, because recovery takes a bad record at the end of the log for its end.
         let held = self.stored(volume, ino).await;
         if volume.checkpoint().await.is_err() {
             return;
@@ -475,7 +474,7 @@ impl Life<'_> {
         });
     }
 
-    /// Where the runs of a file begin in it and on the disk, and how long they are.
+    /// The runs of a file: offset in the file, offset on the disk, length.
     async fn stored(&self, volume: &Volume, ino: Ino) -> Vec<(u64, u64, u64)> {
         let extents = volume.extents(ino).await.unwrap_or_default();
         let stored = extents.iter().filter(|extent| !extent.inline);

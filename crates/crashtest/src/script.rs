@@ -1,4 +1,4 @@
-//! What a workload does, and what the file system in memory holds after each step.
+//! The steps of a workload, and the state of the file system in memory after each of them.
 //!
 //! No locks.
 
@@ -30,7 +30,7 @@ pub struct Moment {
 /// Regular files by path: inode and content.
 pub type Paths = BTreeMap<Vec<u8>, (u64, Arc<Vec<u8>>)>;
 
-/// The same, and by inode.
+/// Regular files by path and by inode.
 pub struct Files {
     pub paths: Paths,
     pub inodes: BTreeMap<u64, Arc<Vec<u8>>>,
@@ -47,7 +47,7 @@ pub async fn read_file(fs: &dyn FileSystem, ino: Ino) -> Result<Vec<u8>> {
 /// Blocks of files that cannot be read, by inode of the volume.
 pub type Unreadable = BTreeMap<u64, BTreeSet<usize>>;
 
-/// Reads a file block by block; what cannot be read is zeros, and is named.
+/// Reads a file block by block. Unreadable blocks become zeros, and are listed.
 async fn read_blocks(
     fs: &dyn FileSystem,
     ino: Ino,
@@ -79,8 +79,8 @@ pub async fn read_files(fs: &dyn FileSystem) -> Result<Paths> {
     read_all(fs, None).await.map(|(paths, _)| paths)
 }
 
-/// Reads all regular files. With the size of a block: of files that cannot be read the blocks that
-/// can.
+/// Reads all regular files. With a block size it also reads the readable blocks of files that have
+/// unreadable ones.
 pub async fn read_all(fs: &dyn FileSystem, block: Option<usize>) -> Result<(Paths, Unreadable)> {
     let (mut paths, mut unreadable) = (Paths::new(), Unreadable::new());
     let mut known: BTreeMap<Ino, Arc<Vec<u8>>> = BTreeMap::new();
@@ -186,17 +186,17 @@ fn near_end(seed: u64) -> Vec<Op> {
     (1..=4).map(set).chain([Op::SyncFs]).collect()
 }
 
-/// Gives the next step, when it is told what came of the last one.
+/// Returns the next step, given the outcome of the last one.
 type Next<'a> = dyn FnMut(Option<(&Op, &Outcome)>) -> Option<Op> + 'a;
 
-/// A workload and its past.
+/// A workload and its states in the file system in memory.
 #[derive(Default)]
 pub struct Script {
     /// The steps.
     pub ops: Vec<Op>,
     /// Flags of the writes among them.
     pub flags: Vec<IoFlags>,
-    /// What came of each.
+    /// The outcome of each step.
     pub outcomes: Vec<Outcome>,
     /// Inode and range of a step that writes with `DSYNC` or `SYNC`.
     pub stable: Vec<Option<(u64, Range<u64>)>>,
@@ -204,15 +204,16 @@ pub struct Script {
     pub synced: Vec<Option<u64>>,
     /// The first is before the first step.
     pub moments: Vec<Moment>,
-    /// Files that were closed after they had been cut to nothing: inode, and after how many steps.
+    /// Files that were closed after a truncation to 0 bytes: inode, and the number of steps before.
     pub closed: Vec<(u64, usize)>,
-    /// Files that were put in another one's place: inode, and by which step.
+    /// Files that replaced another one: inode, and the step that did it.
     pub replacing: Vec<(u64, usize)>,
-    /// Files whose content nothing is known of any more, since a failed step on them.
+    /// Files whose content is unknown since a failed step on them.
     pub unknown: BTreeSet<u64>,
 }
 
-/// A step that the simulated world can carry out: a length that is even would make the harness block.
+/// Makes a step that the simulated world can execute: an even length would make the runner use
+/// blocking calls.
 fn without_blocking(op: Op) -> Op {
     match op {
         Op::Read { slot, offset, len } => Op::Read { slot, offset, len: len | 1 },
@@ -266,7 +267,7 @@ impl Script {
             let (op, flags) = setup.flagged(op);
             let (outcome, before) = oracle.apply(&op);
             past = Some((op.clone(), outcome.clone()));
-            // A step that is refused is seldom of interest here.
+            // Most refused steps are of little interest here.
             if outcome.answer.is_err() && !oracle.script.ops.len().is_multiple_of(4) {
                 continue;
             }
@@ -276,15 +277,15 @@ impl Script {
     }
 }
 
-/// The file system in memory while steps are carried out on it, and the script that comes of them.
+/// The file system in memory while steps run on it, and the script that results.
 pub struct Oracle {
     fs: MemFs,
     runner: Runner,
     content: bool,
-    /// Files are large: moments that have the same content share it.
+    /// Whether files are large; then moments with the same content share it.
     shares: bool,
     cut: BTreeSet<u64>,
-    /// What came of it so far.
+    /// The script so far.
     pub script: Script,
 }
 
@@ -321,7 +322,7 @@ impl Oracle {
         }
     }
 
-    /// The step that was carried out last belongs to the script.
+    /// Adds the last step to the script.
     pub fn record(&mut self, op: Op, flags: IoFlags, outcome: Outcome, before: &Before) {
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
         let stable = match (&op, &outcome.answer) {
@@ -358,7 +359,7 @@ impl Oracle {
         self.script.moments.push(moment);
     }
 
-    /// A step that the volume refused. It may have had its effect in part, so that its result is a
+    /// Records a step that the volume refused. It may have taken effect in part, so its result is a
     /// moment; the next moment is the one without it.
     pub fn refuse(&mut self, op: &Op) {
         let with_it = self.fs.snapshot();
@@ -372,9 +373,9 @@ impl Oracle {
         self.push_moment();
     }
 
-    /// The content of a file after a step on it was refused is what the volume says, if each byte
-    /// is as it was before the step or as it is after it. `None`: the volume cannot read it, and
-    /// nothing is known.
+    /// Takes over the volume's content of a file after a refused step on it, if each byte is as
+    /// before the step or as after it. `None`: the volume cannot read the file, and its content is
+    /// unknown from now on.
     ///
     /// # Errors
     /// What is wrong.
@@ -389,7 +390,7 @@ impl Oracle {
         if found == &old[..] || self.script.unknown.contains(&ino.0) {
             return Ok(());
         }
-        // Of a file without a name it is not known what the step would have made of it.
+        // The result of the step on a file without a name is not known.
         let is_unnamed = new.is_none();
         if is_unnamed {
             self.script.unknown.insert(ino.0);
@@ -420,7 +421,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether nothing is known of the content of a file.
+    /// Whether the content of a file is unknown.
     pub fn is_unknown(&self, ino: Ino) -> bool {
         self.script.unknown.contains(&ino.0)
     }
@@ -459,7 +460,7 @@ fn written(fs: &MemFs, runner: &Runner, op: &Op) -> Option<Ino> {
     }
 }
 
-/// What is open and has no name: it may get one.
+/// Content of open files without a name, which may get one.
 fn unnamed(fs: &MemFs, runner: &Runner) -> BTreeMap<u64, Arc<Vec<u8>>> {
     let open = (0..SLOTS).filter_map(|slot| runner.open_ino(slot));
     let mut all = BTreeMap::new();
@@ -474,7 +475,7 @@ fn unnamed(fs: &MemFs, runner: &Runner) -> BTreeMap<u64, Arc<Vec<u8>>> {
 }
 
 impl Script {
-    /// What the last step did that the contract speaks of.
+    /// Notes truncations and replacements by the last step, of which the crash contract speaks.
     fn note(&mut self, op: &Op, cut: &mut BTreeSet<u64>) {
         let [.., old, new] = &self.moments[..] else { return };
         for (ino, content) in &new.files().inodes {
@@ -497,7 +498,7 @@ impl Script {
         let moved = new.files().paths.get(&to).map(|(ino, _)| *ino);
         let there = old.files().paths.contains_key(&to);
         if let Some(ino) = source.filter(|ino| there && moved == Some(*ino)) {
-            // What was there has the other name, if they were exchanged.
+            // After an exchange the replaced file has the other name.
             let exchanged = new.files().paths.get(&from).map(|(ino, _)| *ino);
             let at = self.moments.len() - 2;
             if exchanged != Some(ino) {

@@ -1,5 +1,5 @@
-//! One workload: every moment at which the power may go, all that the disk may have kept, recovery, a second
-//! life cut again.
+//! The search of one workload: every moment at which the power may fail, every subset of writes
+//! that the disk may have kept, recovery, and second lives with further power losses.
 //!
 //! Invariants: X1 which states are inspected depends on the setup, the script and the depth, and on
 //! what was recovered of the workload before. A [`Spot`] names a state by itself, so that it finds
@@ -23,26 +23,26 @@ use std::fmt;
 use std::rc::Rc;
 use std::str::FromStr;
 
-/// How much of each workload is looked at.
+/// How much of each workload the search inspects.
 #[derive(Debug, Clone, Copy)]
 pub struct Depth {
-    /// All subsets of up to so many pending writes, at most 20; more are sampled.
+    /// All subsets of up to this many pending writes, at most 20. More are sampled.
     pub all_upto: usize,
     /// Crash states of a moment, at most.
     pub states: usize,
-    /// Of a workload with more states than this for each recovery, each further moment gets few
-    /// states until one of them is recovered anew.
+    /// If a workload has more states than this for each recovery, each further moment gets few
+    /// states until one of them needs a recovery.
     pub states_per_recovery: u64,
-    /// One in so many recovered disks is lived on in; 0: none.
+    /// One in this many recovered disks gets a second life; 0: none.
     pub live_on: u64,
     /// Crash states of a moment of a second life, at most.
     pub second_states: usize,
-    /// At one in so many moments the process is killed, and the machine goes on; 0: at none.
+    /// At one in this many moments the process is killed while the machine runs on; 0: at none.
     pub kills: u64,
-    /// One in so many moments is looked at.
+    /// The search inspects one in this many moments.
     pub moments: u64,
-    /// Of a set-up that asks for it, one in so many states is recovered from an older checkpoint,
-    /// too.
+    /// If the setup asks for it, one in this many states is also recovered from an older
+    /// checkpoint.
     pub older: u64,
 }
 
@@ -59,7 +59,7 @@ impl Depth {
         older: 8,
     };
 
-    /// As much as this set-up allows: of what is large only a part.
+    /// Less of it for a setup with large volumes.
     fn within(self, setup: &Setup) -> Self {
         let plain = match setup.large {
             true => Self { all_upto: 2, states: 6, second_states: 2, moments: 6, ..self },
@@ -71,13 +71,13 @@ impl Depth {
     }
 }
 
-/// Where something was found wrong.
+/// Where a violation was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Spot {
     /// While the workload ran.
     Running,
-    /// When the power went at this moment, and the pending writes fared so (letters of [`Fate`]); with the
-    /// flag: in the life after that.
+    /// After a power loss at this moment, with these fates of the pending writes (letters of
+    /// [`Fate`]). With the flag: in the life after that.
     Cut(usize, String, bool),
     /// When the process was killed at this moment, or later.
     Killed(usize),
@@ -117,27 +117,27 @@ impl FromStr for Spot {
     }
 }
 
-/// Something that the contract does not allow.
+/// A violation of the crash contract.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
     /// Where.
     pub spot: Spot,
-    /// What, in a sentence.
+    /// A sentence that describes it.
     pub what: String,
 }
 
-/// A workload on what it starts from.
+/// A workload and the disk from which it starts.
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
-    /// How.
+    /// Setup of the volume and the disk.
     pub setup: &'a Setup,
-    /// On what.
+    /// The disk from which it starts.
     pub base: &'a Base,
-    /// What.
+    /// The steps.
     pub script: &'a Script,
 }
 
-/// Recovered disks of one workload (X2).
+/// Recovered disks of one workload (search.X2).
 #[derive(Default)]
 struct Memo {
     /// By the sum of the disk.
@@ -149,7 +149,7 @@ struct Memo {
     recoveries: Recoveries,
 }
 
-/// Recoveries that are remembered.
+/// Recoveries that the memo keeps, at most.
 const MEMO_MAX: usize = 300;
 /// States that each moment gets, if it has so many.
 pub const STATES_MIN: usize = 3;
@@ -183,7 +183,7 @@ struct Search<'a> {
     memo: Memo,
 }
 
-/// Looks at everything, until `stop` says so.
+/// Inspects all moments and states, until `stop` returns true.
 ///
 /// # Errors
 /// The first violation.
@@ -229,7 +229,8 @@ pub fn search(
     Ok(())
 }
 
-/// Looks at one spot. If there is no such moment, or other writes are pending there, no cut is counted.
+/// Inspects one spot. Counts no power loss if there is no such moment, or if other writes are
+/// pending there.
 ///
 /// # Errors
 /// The violation, if it is there.
@@ -269,7 +270,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// One state; `then` says whether it is lived on in, else that is drawn.
+    /// Inspects one state. `then` says whether it gets a second life; `None`: that is drawn.
     fn state(
         &mut self,
         n: usize,
@@ -302,8 +303,8 @@ impl<'a> Search<'a> {
             .map_err(|what| at(format!("then {what}"), true))
     }
 
-    /// The same state with a sector of each of the newest slots of the superblock spoiled: the
-    /// checkpoint before it and the log behind that give the same.
+    /// Damages a sector in each of the newest slots of the superblock, and recovers that: the
+    /// previous checkpoint and the log after it must give the same.
     fn older(&mut self, cut: &PowerCut, state: &CrashState, seen: &mut Seen) -> Checked<()> {
         let setup = self.subject.setup;
         let newest = newest_slots(state, state.sum().is_multiple_of(3));
@@ -314,11 +315,11 @@ impl<'a> Search<'a> {
         let (found, is_new) = self.memo.recoveries.of(setup, &spoiled)?;
         seen.checked(found.key(), is_new);
         let past = Past::new(self.subject.script, &self.ran, self.ran.progress(cut));
-        let told = |what| format!("with slots at {newest:?} spoiled: {what}");
-        judge(setup, past, &found).map(drop).map_err(told)
+        let damaged = |what| format!("with slots at {newest:?} damaged: {what}");
+        judge(setup, past, &found).map(drop).map_err(damaged)
     }
 
-    /// The step that a state is.
+    /// The step whose state a crash state shows.
     fn verdict(
         &mut self,
         n: usize,
@@ -356,8 +357,8 @@ impl<'a> Search<'a> {
         Ok(step)
     }
 
-    /// The process dies at this moment, the machine goes on; the volume is opened on what is in the disk's
-    /// volatile cache, used, and then the power goes.
+    /// Kills the process at this moment while the machine runs on. Opens the volume on the content
+    /// of the disk's volatile cache, uses it, and then the power fails.
     fn killed(&mut self, n: usize, cut: &PowerCut, seen: &mut Seen) -> Result<(), Violation> {
         let at = |what| Violation { spot: Spot::Killed(n), what };
         let setup = self.subject.setup;
@@ -382,21 +383,21 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Writes that are in flight when the process is killed land within this time.
+/// Writes in flight at the kill of the process complete within this time.
 const LATE_NANOS: u64 = 3_000_000;
 
-/// Lives that one life is followed by, at most, each on what a cut of it has left.
+/// Lives that may follow one life, at most. Each starts from a crash state of the one before.
 const NEXT_LIVES: u32 = 3;
 
-/// A valid slot of the superblock: its checkpoint, and where it is.
+/// A valid slot of the superblock, with its position.
 fn slot(state: &CrashState, at: u64, number: usize) -> Option<(u64, u64, Superblock)> {
     let found = Superblock::decode(&state.peek(at, SLOT_BYTES), number as u32).ok()?;
     Some((found.checkpoint, at, found))
 }
 
-/// Offsets of the slots of the superblock with the highest number; `one`: of one of them. All of
-/// them are only taken together where the checkpoint before has trees of its own: a slot that only
-/// says that the volume is open again is not replaced by the one before it.
+/// Offsets of the slots of the superblock with the highest number; `one`: of one of them. All are
+/// returned only if the previous checkpoint has trees of its own. A slot that only marks the volume
+/// as open again has no substitute in the slot before it.
 fn newest_slots(state: &CrashState, one: bool) -> Vec<u64> {
     let slots_at = |end| slot_offsets(end).into_iter().enumerate();
     let front = slots_at(state.size()).take(SLOTS as usize / 2);
@@ -411,7 +412,7 @@ fn newest_slots(state: &CrashState, one: bool) -> Vec<u64> {
     let places = all.iter().filter(|(checkpoint, ..)| checkpoint == newest).map(|(_, at, _)| *at);
     let places: Vec<u64> = places.collect();
     match (one || !falls_back, places.len()) {
-        // The other one of two stands for it.
+        // With two of them, the other one remains.
         (true, 2..) => places[..1].to_vec(),
         (true, _) => Vec::new(),
         (false, _) => places,
@@ -428,7 +429,7 @@ struct Life<'a> {
 }
 
 impl Life<'_> {
-    /// On what was recovered, cut at every request.
+    /// Runs the steps on a recovered disk, with a power loss at every request.
     fn live_on(
         &self,
         before: Past<'_>,
@@ -458,7 +459,7 @@ impl Life<'_> {
         let mut next = 0;
         for (n, cut) in ran.cuts.iter().enumerate() {
             let progress = ran.progress(cut);
-            // Until it is open nothing was served that has to stay.
+            // Before the volume is open no client has seen anything that must last.
             let own = Past::new(&script, &ran, progress);
             let own = Past { decayed_before: &decayed_before, ..own };
             let past = if progress.opened { own } else { before };
@@ -472,7 +473,7 @@ impl Life<'_> {
                 let (found, is_new) = recoveries.of(setup, &state).map_err(at)?;
                 seen.checked(found.key(), is_new);
                 let step = judge(setup, past, &found).map_err(at)?;
-                // Recoveries that were cut are few, and are what is wanted.
+                // Interrupted recoveries are few and interesting, so all of them are inspected.
                 let one_in = if progress.opened { 48 } else { 4 };
                 if self.lives > 2 && next < NEXT_LIVES && split_mix(&mut rng).is_multiple_of(one_in)
                 {

@@ -1,4 +1,4 @@
-//! How a workload's volume and disk are set up.
+//! The setup of a workload: its volume, its disk, and the faults.
 //!
 //! No locks.
 
@@ -34,11 +34,11 @@ pub struct Setup {
     pub sector: u32,
     /// A lone record goes out with FUA.
     pub fua: bool,
-    /// The mistake to make.
+    /// The fault to inject.
     pub plant: Option<Planted>,
     /// Longest content in a record, bytes.
     pub inline_max: u32,
-    /// How blocks are given out.
+    /// How blocks are allocated.
     pub alloc: AllocMode,
     /// Names in memory, bytes; with 0 every operation loads what it needs.
     pub inode_cache_bytes: usize,
@@ -48,7 +48,7 @@ pub struct Setup {
     pub file_bytes: u64,
     /// Of the disk, bytes.
     pub volume_bytes: u64,
-    /// The log comes to the end of its segment soon.
+    /// The log starts near the end of its segment.
     pub near_end: bool,
     /// Longest log behind a checkpoint, bytes.
     pub checkpoint_bytes: u64,
@@ -56,9 +56,9 @@ pub struct Setup {
     pub steps: usize,
     /// Flushes or writes fail now and then.
     pub failing: Vec<FaultRule>,
-    /// Somebody else syncs everything now and then.
-    pub beside: bool,
-    /// The disk is told of what is not wanted any more.
+    /// A concurrent task syncs everything now and then.
+    pub syncs_concurrently: bool,
+    /// The volume discards freed blocks.
     pub discard: bool,
     /// The volume begins nearly full, with little live in each segment, and is cleaned.
     pub crowded: bool,
@@ -66,24 +66,23 @@ pub struct Setup {
     pub sums: bool,
     /// Writes carry `DIRECT`, `UNCACHED`, `DSYNC` or several of these.
     pub flags: bool,
-    /// What a checkpoint holds of a file decays at random while the workload runs: one bit at a
-    /// time.
+    /// Checkpointed content of files decays at random while the workload runs, one bit at a time.
     pub rot: bool,
-    /// The host gives the image so many bytes more than it has, and then refuses writes.
+    /// The host allocates this many more bytes to the image, and then refuses writes.
     pub host_bytes: Option<u64>,
     /// Before this step the disk becomes healthy again.
     pub healed_at: Option<usize>,
-    /// The volume is closed, made so large, and opened again, half way through the workload.
+    /// Half way through the workload the volume is closed, grown to this size, and opened again.
     pub grown_bytes: Option<u64>,
     /// Lives of one workload, at most.
     pub lives: u32,
-    /// Writes that are in flight when the process is killed land during the next life.
+    /// Writes in flight at the kill of the process complete during the next life.
     pub late: bool,
-    /// States are recovered also with the newest slots of the superblock spoiled.
+    /// States are also recovered with the newest slots of the superblock damaged.
     pub older: bool,
     /// Volume and files are large: fewer states of each moment, and fewer moments.
     pub large: bool,
-    /// Bound of what changes take in memory until a checkpoint has merged them, bytes.
+    /// Bound of the memory of changes until a checkpoint has merged them, bytes.
     pub overlay_bytes: u64,
 }
 
@@ -108,7 +107,7 @@ impl Setup {
             checkpoint_bytes: [2 << 30, 4096, 16 << 10][pick(3) as usize],
             steps: 40,
             failing: Vec::new(),
-            beside: true,
+            syncs_concurrently: true,
             discard: seed % 5 == 3,
             crowded: false,
             sums: true,
@@ -143,13 +142,14 @@ impl Setup {
         }
     }
 
-    /// The disk fails from before the opening on. Else it fails from behind that: a volume that
-    /// does not open shows little.
+    /// Whether the disk fails during the open too, not only after it. A volume that does not open
+    /// shows little.
     pub fn fails_early(&self) -> bool {
         self.seed.is_multiple_of(8)
     }
 
-    /// On a disk that sometimes fails: one flush and one write, two flushes, or two writes and a flush.
+    /// On a disk that sometimes fails: one flush and one write, two flushes, or two writes and a
+    /// flush.
     pub fn failing(mut self) -> Self {
         let fail = Fault::Fail(ErrorKind::Io);
         let flush = FaultRule::on(BioOp::Flush, fail).nth(2 + self.seed % 3);
@@ -162,19 +162,19 @@ impl Setup {
         self
     }
 
-    /// Where content, log and tree lie on the disk: between the slots of the superblock.
+    /// The range of content, log and tree on the disk: between the slots of the superblock.
     pub fn behind_slots(&self) -> Range<u64> {
         let slots = u64::from(SLOTS / 2) * SLOT_BYTES as u64;
         slots..self.volume_bytes - slots
     }
 
-    /// Nothing of the disk fails, decays or is refused.
+    /// Whether the disk never fails, decays or refuses a request.
     pub fn is_healthy(&self) -> bool {
         self.failing.is_empty() && self.host_bytes.is_none() && !self.rot
     }
 
-    /// A write with the flags that it carries. The same write always carries the same ones; one
-    /// that is meant to bypass the cache is aligned.
+    /// Adds flags to a write. The same write always gets the same flags, and one that bypasses the
+    /// cache is aligned.
     pub fn flagged(&self, op: Op) -> (Op, IoFlags) {
         let Op::Write { slot, offset, len, fill, append, privileges } = op else {
             return (op, IoFlags::empty());
@@ -248,7 +248,7 @@ impl Setup {
     /// A disk with an empty volume, everything durable.
     ///
     /// # Errors
-    /// What the making says.
+    /// Those of creating the volume.
     pub fn blank(&self) -> Result<SimDisk, Error> {
         let world = SimWorld::new(self.seed);
         let config =
@@ -268,13 +268,13 @@ impl Setup {
     }
 }
 
-/// What a workload starts from.
+/// The disk from which a workload starts.
 pub struct Base {
     /// The disk.
     pub disk: CrashState,
-    /// What the volume on it holds.
+    /// The content of the volume on it.
     pub fs: MemFs,
-    /// What several clients know of it.
+    /// What workloads of several clients know of it.
     pub(crate) ground: Ground,
 }
 
@@ -282,7 +282,7 @@ impl Base {
     /// An empty volume.
     ///
     /// # Errors
-    /// What the making says.
+    /// Those of creating the volume.
     pub fn empty(setup: &Setup) -> Result<Self, Error> {
         let disk = all_kept(&setup.blank()?);
         Ok(Self { disk, fs: MemFs::default(), ground: Ground::default() })
@@ -332,11 +332,11 @@ pub(crate) fn all_kept(disk: &SimDisk) -> CrashState {
     cut.state(&vec![Fate::Whole; cut.pending()])
 }
 
-/// Whoever makes things in workloads.
+/// Mode and owner of the files that workloads make.
 pub(crate) const MAKE: Make = Make { perm: 0o644, owner: (0, 0) };
 
-/// What [`Base::furnished`] holds: `/0` with three blocks of 4 KiB and an attribute, `/1` with less than
-/// a block, `/3/2` in a directory, an empty directory `/4`.
+/// The steps that make the content of [`Base::furnished`]: `/0` with three blocks of 4 KiB and an
+/// attribute, `/1` with less than a block, `/3/2` in a directory, an empty directory `/4`.
 fn furniture() -> Vec<Op> {
     let flags = OpenFlags::READ | OpenFlags::WRITE;
     let create =

@@ -1,7 +1,8 @@
-//! Short workloads, all of them: sequences of a few things to do, each with or without a sync behind it, in
-//! the manner of bounded black-box testing. Most known mistakes of file systems need no more.
+//! All short workloads: sequences of one or two operations, each followed by a sync or not, in the
+//! manner of bounded black-box testing. Most known crash bugs of file systems need no more.
 //!
-//! Invariants: B1 the number of a sequence gives the sequence; every sequence of one or two has a number.
+//! Invariant: B1 a number determines the sequence, and every sequence of one or two operations has
+//! a number.
 //!
 //! No locks.
 
@@ -9,7 +10,7 @@ use crate::setup::MAKE;
 use forebay_testkit::fs_check::{Op, Path, Target};
 use forebay_vfs::{Fallocate, FileKind, OpenFlags, Privileges, RenameFlags, SetAttr, SetXattr};
 
-/// What may be done: things to do, each with one of three ways to sync behind it.
+/// Number of choices for one position: the operations times three ways to sync after them.
 const LETTERS: u64 = 30;
 const SYNCS: u64 = 3;
 const KINDS: u64 = LETTERS * SYNCS;
@@ -76,7 +77,7 @@ fn create(parts: &[u8], slot: u8, more: OpenFlags) -> Op {
     Op::Create { path: path(parts), make: MAKE, slot, flags }
 }
 
-/// One thing to do; `place` is 0 or 1: the second one of a pair writes something else.
+/// One operation. `place` is 0 or 1: the second one of a pair writes other bytes.
 fn letter(number: u64, place: u64, ops: &mut Vec<Op>) {
     let fill = 100 * (place + 1) + number;
     let none = RenameFlags::empty();
@@ -106,7 +107,7 @@ fn letter(number: u64, place: u64, ops: &mut Vec<Op>) {
     }
 }
 
-/// What changes the content of the open files.
+/// Operations that change the content of the open files.
 fn content(number: u64, fill: u64, ops: &mut Vec<Op>) {
     let append = |slot, len| Op::Write {
         slot,
@@ -130,7 +131,7 @@ fn content(number: u64, fill: u64, ops: &mut Vec<Op>) {
     }
 }
 
-/// What puts something in the place of something else.
+/// Operations that replace one file by another.
 fn replacement(number: u64, fill: u64, none: RenameFlags, ops: &mut Vec<Op>) {
     match number {
         10 => ops.extend([create(&[2], 2, OpenFlags::EXCLUSIVE), write(2, 0, 3001, fill)]),
@@ -139,13 +140,13 @@ fn replacement(number: u64, fill: u64, none: RenameFlags, ops: &mut Vec<Op>) {
         13 => ops.push(rename(&[3], &[4], none)),
         14 => ops.push(rename(&[0], &[3, 2], RenameFlags::EXCHANGE)),
         15 => ops.push(rename(&[1], &[5], RenameFlags::NOREPLACE)),
-        // A file is written beside, and takes the place.
+        // A new file is written and renamed over the old one.
         16 => ops.extend([
             create(&[2], 2, OpenFlags::empty()),
             write(2, 0, 6001, fill),
             rename(&[2], &[1], none),
         ]),
-        // A file is cut to nothing and written again.
+        // A file is truncated to 0 bytes and written again.
         17 => ops.extend([
             create(&[1], 2, OpenFlags::TRUNCATE),
             write(2, 0, 5001, fill),
@@ -170,10 +171,10 @@ mod tests {
     use crate::setup::{Base, Setup};
     use std::collections::BTreeSet;
 
-    /// B1; and each does something on the files that there are.
+    /// B1, and each operation has an effect on the existing files.
     #[test]
     fn each_number_is_another_sequence_and_does_something() {
-        let setup = Setup { beside: false, ..Setup::with_content(1) };
+        let setup = Setup { syncs_concurrently: false, ..Setup::with_content(1) };
         let base = Base::furnished(&setup).unwrap();
         let mut texts = BTreeSet::new();
         for number in 0..SINGLES {

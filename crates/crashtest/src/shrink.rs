@@ -1,6 +1,6 @@
-//! A workload that shows a violation is made short, and named by a command that repeats it.
+//! Shrinks a workload that shows a violation, and prints the command that repeats it.
 //!
-//! Invariants: H1 what is handed out was seen to fail.
+//! Invariant: H1 the search has seen the returned workload fail.
 //!
 //! No locks.
 
@@ -12,39 +12,39 @@ use crate::setup::Base;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-/// States looked at in one attempt.
+/// States that one attempt inspects, at most.
 const STATES_MAX: u64 = 60_000;
 
-/// What a violation that is a panic begins with.
+/// The beginning of a violation that is a panic.
 const PANIC: &str = "a panic";
 
-/// A violation, as small as it could be made.
+/// A violation with the smallest workload that was found.
 #[derive(Debug, Clone)]
 pub struct Failure {
     /// Seed of the campaign.
     pub seed: u64,
     /// Number of the workload.
     pub case: u64,
-    /// Places of the steps that are left.
+    /// Positions of the steps that remain.
     pub keep: Vec<usize>,
     /// The steps.
     pub steps: Vec<String>,
-    /// Steps of the whole workload.
+    /// Steps of the complete workload.
     pub steps_before: usize,
     /// How the volume was set up.
     pub setup: String,
-    /// Where and what.
+    /// The violation and its spot.
     pub violation: Violation,
-    /// The mistake that was planted.
+    /// The name of the injected fault.
     pub plant: Option<&'static str>,
 }
 
 impl Failure {
-    /// The words behind `forebay` that repeat it.
+    /// The arguments of `forebay` that repeat it.
     pub fn command(&self) -> String {
         let keep: Vec<String> = self.keep.iter().map(usize::to_string).collect();
         let plant = self.plant.map(|name| format!(" --plant {name}")).unwrap_or_default();
-        // A panic may be that of the search, so all spots are tried again.
+        // The search itself may have panicked, so the command tries all spots again.
         let at = match self.violation.what.starts_with(PANIC) {
             true => String::new(),
             false => format!(" --at '{}'", self.violation.spot),
@@ -58,7 +58,7 @@ impl Failure {
     }
 }
 
-/// The workload with the steps in `keep` (all: `None`), looked at from one end to the other, or at one spot.
+/// Searches the workload with the steps in `keep` (`None`: all), at all spots or at one.
 ///
 /// # Errors
 /// The violation; a panic is one, too.
@@ -81,7 +81,7 @@ pub fn attempt(
     })
 }
 
-/// Leaves out steps, then losses of writes, while it still fails; for so long at most.
+/// Removes steps, then losses of writes, as long as the rest still fails and the time lasts.
 pub fn shrink(seed: u64, case: &Case, violation: Violation, patience: Duration) -> Failure {
     let started = Instant::now();
     let late = || started.elapsed() >= patience;
@@ -123,7 +123,7 @@ pub fn shrink(seed: u64, case: &Case, violation: Violation, patience: Duration) 
     name(case, keep, steps, whole, worst)
 }
 
-/// Keeps whole what need not be lost or torn.
+/// Keeps complete each write that need not be lost or torn for the failure.
 fn fewer_losses(
     case: &Case,
     base: &Base,
@@ -133,7 +133,7 @@ fn fewer_losses(
 ) {
     let Spot::Cut(cut, mut letters, then) = worst.spot.clone() else { return };
     for at in 0..letters.len() {
-        // A tear becomes a whole write or a loss, a loss a whole write.
+        // A torn write becomes a complete or a lost one, a lost write a complete one.
         let better: &[&str] = match &letters[at..=at] {
             "+" => &[],
             "." => &["+"],

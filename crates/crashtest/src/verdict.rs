@@ -1,11 +1,11 @@
-//! What is recovered, held against the past that it may come from.
+//! Compares a recovered volume with the history that it may come from.
 //!
 //! No locks.
 
+use crate::read_tree::ReadTree;
 use crate::run::{Decayed, Progress, Ran, Stable, Synced};
 use crate::script::{Paths, Script, Unreadable, read_all, without_content};
 use crate::setup::Setup;
-use crate::told::Told;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{WorldRef, split_mix};
 use forebay_block::DeviceRef;
@@ -16,10 +16,10 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A sentence that says what is wrong.
+/// A sentence that describes a violation.
 pub type Checked<T> = Result<T, String>;
 
-/// What was found on a disk.
+/// The content of a recovered volume.
 pub struct Found {
     /// Names and attributes.
     pub names: Tree,
@@ -32,7 +32,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// One number for everything: what lies at the same place may still read differently.
+    /// A digest of everything: equal disks may still read differently.
     pub fn key(&self) -> u64 {
         let mut key = self.digest;
         for (path, (_, content)) in &self.files {
@@ -48,7 +48,7 @@ impl Found {
     }
 }
 
-/// The past that something may come from.
+/// The history from which a crash state may come.
 #[derive(Clone, Copy)]
 pub struct Past<'a> {
     /// What was done.
@@ -79,17 +79,17 @@ impl<'a> Past<'a> {
 /// Recoveries of one workload that are known (N1), by whether a lone record goes out with FUA.
 #[derive(Default)]
 pub struct Recoveries {
-    whole: [Told<Rc<Found>>; 2],
+    whole: [ReadTree<Rc<Found>>; 2],
     /// The second opening.
-    again: [Told<u64>; 2],
-    fsck: Told<()>,
+    again: [ReadTree<u64>; 2],
+    fsck: ReadTree<()>,
 }
 
-/// One in so many states of which the recovery is known is recovered all the same, with all that comes of it.
+/// One in this many states with a known recovery is recovered all the same, with all later steps.
 const TRIED_ALL_THE_SAME: u64 = 512;
 
 impl Recoveries {
-    /// What a recovery finds of a state, and whether it was not known before.
+    /// The recovered content of a state, and whether it was unknown before.
     ///
     /// # Errors
     /// What is wrong.
@@ -117,9 +117,9 @@ impl Recoveries {
         }
     }
 
-    /// Opens the volume on `disk` and reads all of it; then, after another power cut, checks it with fsck,
-    /// opens what it has left, and finds the same again. `reads`: what all of this reads of a state that
-    /// the disk began with is noted there.
+    /// Opens the volume on `disk` and reads all of it. Then, after another power loss, checks it
+    /// with fsck, opens it again, and expects the same content. `reads`: receives each read of the
+    /// state with which the disk began.
     ///
     /// # Errors
     /// What is wrong.
@@ -132,7 +132,7 @@ impl Recoveries {
         self.recover_anew(setup, disk, reads, false)
     }
 
-    /// The same; `anew`: what is known of what is left is tried, too.
+    /// Recovers as above; `anew`: also runs fsck and the second open if their result is known.
     fn recover_anew(
         &mut self,
         setup: &Setup,
@@ -142,7 +142,8 @@ impl Recoveries {
     ) -> Checked<Found> {
         reads.into_iter().for_each(|reads| disk.record_reads(reads));
         let found = open_and(setup, disk, async |volume| look_for(setup, volume).await)?;
-        // What the first opening may have written lies in a volatile cache: the second one finds the same.
+        // What the first opening may have written lies in a volatile cache: the second one finds
+        // the same.
         let left = disk.cut_state(setup.seed);
         on(&mut self.fsck, &left, (reads, anew), 3, |disk| check_all(disk, setup.rot))?;
         let plain = Setup { content: false, ..setup.clone() };
@@ -159,19 +160,19 @@ impl Recoveries {
     }
 }
 
-/// What comes of what is left of a disk: what is known, or what `run` says on it, in the world of this seed.
-/// `anew`: it is run whatever is known, and says the same (N1).
+/// The result of a program on a disk: the known one, or that of `run`, in the world of this seed.
+/// `anew`: runs it in any case, and expects the known result (N1).
 fn on<T: Copy + PartialEq>(
-    told: &mut Told<T>,
+    tree: &mut ReadTree<T>,
     left: &CrashState,
     (reads, anew): (Option<&Reads>, bool),
     seed: u64,
     run: impl FnOnce(&SimDisk) -> Checked<T>,
 ) -> Checked<T> {
     let note = |read| reads.into_iter().for_each(|reads| left.note_read(reads, read));
-    let known = told.of(left, |_| ()).copied();
+    let known = tree.of(left, |_| ()).copied();
     if let Some(known) = known.filter(|_| !anew) {
-        told.of(left, note);
+        tree.of(left, note);
         return Ok(known);
     }
     let (own, disk) = (left.reads(), left.mount(SimWorld::new(seed)));
@@ -180,7 +181,7 @@ fn on<T: Copy + PartialEq>(
     if known.is_some_and(|known| known != done) {
         return Err("N1: what reads the same had another outcome".into());
     }
-    told.learn(&own, done)?;
+    tree.learn(&own, done)?;
     match (own.list(), reads) {
         (Some(list), _) => list.into_iter().for_each(|(read, _)| note(read)),
         (None, Some(reads)) => reads.give_up(),
@@ -189,7 +190,7 @@ fn on<T: Copy + PartialEq>(
     Ok(done)
 }
 
-/// Fsck of what a recovery has left; `decayed`: content that cannot be read is not its concern.
+/// Checks with fsck a disk after recovery. `decayed`: ignores content that cannot be read.
 fn check_all(disk: &SimDisk, decayed: bool) -> Checked<()> {
     let world: Arc<SimWorld> = disk.world().clone();
     let device: DeviceRef = Arc::new(disk.clone());
@@ -203,7 +204,7 @@ fn check_all(disk: &SimDisk, decayed: bool) -> Checked<()> {
     sound(&report)
 }
 
-/// Whether fsck found what a cut may not leave: a slot may be torn; anything else is wrong.
+/// Checks that fsck found nothing but what a power loss may cause: a torn slot.
 ///
 /// # Errors
 /// What is wrong.
@@ -222,7 +223,7 @@ pub async fn look(volume: &Volume, content: bool) -> Checked<Found> {
     look_at_all(volume, content, None, true).await
 }
 
-/// Reads all of a volume that a workload of this set-up has left.
+/// Reads all of a volume after a workload of this setup.
 async fn look_for(setup: &Setup, volume: &Volume) -> Checked<Found> {
     let block = setup.rot.then_some(setup.block_bytes as usize);
     look_at_all(volume, setup.content, block, !setup.rot && !setup.large).await
@@ -246,7 +247,7 @@ async fn look_at_all(
     Ok(Found { names: without_content(tree), files, unreadable, digest })
 }
 
-/// Opens the volume on `disk`, looks at it, and leaves it as if the process died.
+/// Opens the volume on `disk`, inspects it, and drops it as if the process died.
 fn open_and<T>(
     setup: &Setup,
     disk: &SimDisk,
@@ -265,7 +266,7 @@ fn open_and<T>(
     seen
 }
 
-/// Finds the step that it is: not before what was acknowledged.
+/// Finds the step that the content shows: none before the last acknowledged sync.
 ///
 /// # Errors
 /// What is wrong.
@@ -300,7 +301,7 @@ fn content(setup: &Setup, past: Past<'_>, all: &Found, step: usize) -> Checked<(
         return Ok(());
     }
     let moments = &past.script.moments;
-    // The cleaner moves a block that has decayed as it is: it stays the same block of the file.
+    // The cleaner copies a decayed block unchanged, and it stays the same block of the file.
     let has_decayed =
         |block: &Decayed| past.decayed_before.contains(block) || past.decayed.contains(block);
     let mut bad = all.unreadable.iter().flat_map(|(ino, blocks)| blocks.iter().map(|n| (*ino, *n)));
@@ -340,7 +341,7 @@ fn lowest(past: Past<'_>, ino: u64, step: usize) -> usize {
     synced.max(closed).max(replaced)
 }
 
-/// What may be found of a file.
+/// The versions that a file may show.
 struct File<'a> {
     /// By step.
     versions: Vec<(usize, &'a [u8])>,
@@ -352,7 +353,7 @@ struct File<'a> {
 }
 
 impl File<'_> {
-    /// Each block is that of a version, and no size is without its bytes.
+    /// Checks that each block is that of a version, and that no size is without its bytes.
     fn check(&self, found: &[u8]) -> Checked<()> {
         let versions: Vec<&[u8]> = self.versions.iter().map(|(_, content)| *content).collect();
         let sizes = versions.iter().map(|content| content.len());
@@ -389,7 +390,7 @@ impl File<'_> {
     }
 }
 
-/// A block is that of a version.
+/// Checks that a block is that of a version.
 fn one_block(bytes: &[u8], start: usize, versions: &[&[u8]]) -> Checked<()> {
     let end = start + bytes.len();
     let zero = |bytes: &[u8]| bytes.iter().all(|b| *b == 0);
@@ -399,7 +400,7 @@ fn one_block(bytes: &[u8], start: usize, versions: &[&[u8]]) -> Checked<()> {
         }
         let upto = content.len().min(end);
         let same = content[start..upto] == bytes[..upto - start];
-        // Behind its end: a later version has zeros there.
+        // Past its end a later version has zeros.
         let later = &versions[n..];
         let filled = upto == end || later.iter().any(|c| c.len() >= end && zero(&c[upto..end]));
         same && zero(&bytes[upto - start..]) && filled
@@ -418,13 +419,13 @@ mod tests {
     use super::*;
     use forebay_sim::SimConfig;
 
-    /// N1: of a recovery that was known and tried all the same only the first opening was; what was known of
-    /// the second one, and of fsck, was believed.
+    /// N1. The story: a known recovery that was tried again ran only the first open, and took the
+    /// results of fsck and of the second open from the tree.
     #[test]
     fn n1_what_is_left_is_tried_again_with_the_rest() {
         let left = SimDisk::new(SimWorld::new(1), SimConfig::default()).cut_state(1);
-        let mut told = Told::default();
-        let mut try_it = |anew, says| on(&mut told, &left, (None, anew), 2, |_| Ok(says));
+        let mut tree = ReadTree::default();
+        let mut try_it = |anew, says| on(&mut tree, &left, (None, anew), 2, |_| Ok(says));
         assert_eq!(try_it(false, 1), Ok(1));
         assert_eq!(try_it(false, 2), Ok(1), "it is known");
         assert_eq!(try_it(true, 1), Ok(1));

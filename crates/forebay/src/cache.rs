@@ -1,9 +1,9 @@
-//! The cache as a user sees it: a budget, files on it, numbers, knobs.
+//! The cache as a user sees it: its budget, the files that use it, its counters and its tunables.
 
 use crate::file::{Access, Closing, File, Kind, Raw, RawOpener};
 use crate::memory::{default_budget, total_ram};
 use crate::registry::{Claim, Found, Locked, Registry, Resident, View};
-use crate::unreported::{Key, UntoldErrors};
+use crate::unreported::{Key, UnreportedErrors};
 use crate::volume::Volumes;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
@@ -37,28 +37,28 @@ pub struct CacheConfig {
     /// Bytes for everything that grows with data or load. A limit, not a reservation: memory is
     /// taken as it is used.
     pub budget: u64,
-    /// Largest budget that [`Cache::resize`] can give it; address space is kept for it, which costs
-    /// next to nothing. Default: all of RAM.
+    /// Largest budget that [`Cache::resize`] can set. The cache reserves address space for it,
+    /// which costs next to nothing. Default: all of RAM.
     pub budget_max: Option<u64>,
-    /// Take all of the memory at start.
+    /// Allocate all of the memory at start.
     pub prefault: bool,
     /// Bytes of a folio, 4 KiB..2 MiB.
     pub folio_size: u32,
     /// I/O engine.
     pub aio: Aio,
-    /// Writers wait above this many dirty bytes; default a fifth of the cache.
+    /// Writers wait while there are more dirty bytes than this. Default: a fifth of the cache.
     pub dirty_bytes: Option<u64>,
-    /// Write-out starts above this many dirty bytes; default a tenth of the cache.
+    /// Background write-out starts above this many dirty bytes. Default: a tenth of the cache.
     pub dirty_background_bytes: Option<u64>,
-    /// Dirt older than this is written out, 1/100 s.
+    /// The flusher writes out data that has been dirty for longer than this, in 1/100 s.
     pub dirty_expire_centisecs: u32,
-    /// Longest readahead window of a stream.
+    /// Longest read-ahead window of a stream, bytes.
     pub readahead_max: u32,
-    /// Uncached dirt of a file that starts write-out.
+    /// Dirty bytes of a file's uncached writes that start write-out.
     pub uncached_window_bytes: u32,
-    /// What a write-out takes of a dirty folio.
+    /// Which blocks of a dirty folio a write-out writes.
     pub dirty_tracking: DirtyTracking,
-    /// What a writer does that hits a block in write-out, where the device needs stable bytes.
+    /// What a writer does at a block in write-out, if the device needs stable bytes.
     pub stable: StableStrategy,
     /// What an uncached request does with blocks that are not cached.
     pub uncached_strategy: UncachedStrategy,
@@ -109,14 +109,14 @@ impl Default for CacheConfig {
     }
 }
 
-/// What [`crate::OpenOptions`] say of a raw image.
+/// The part of [`crate::OpenOptions`] that concerns a raw image.
 pub(crate) struct RawOptions {
     pub read_only: bool,
     pub direct_io: DirectIo,
     pub offset: u64,
     pub size_limit: Option<u64>,
     pub block_size: Option<u32>,
-    /// Size of an image that is empty.
+    /// Size to give an empty image.
     pub create_size: Option<u64>,
 }
 
@@ -125,8 +125,8 @@ pub(crate) struct Shared {
     pub engine: Engine,
     pub registry: Registry,
     pub volumes: std::sync::Arc<Volumes>,
-    pub unreported: std::sync::Arc<UntoldErrors>,
-    /// Files that are open or owe something, by the number of their mapping.
+    pub unreported: std::sync::Arc<UnreportedErrors>,
+    /// Files that are open or have pending write-back, by the number of their mapping.
     files: Mutex<HashMap<u32, Weak<MappedFile>>>,
 }
 
@@ -135,7 +135,7 @@ impl Shared {
         self.files.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    /// The file was closed; it stays listed while it lives.
+    /// Removes a closed file from the list, unless work in the background still holds it.
     pub fn forget(&self, id: u32, file: &Weak<MappedFile>) {
         let mut files = self.files();
         if file.strong_count() == 0 && files.get(&id).is_some_and(|listed| listed.ptr_eq(file)) {
@@ -146,10 +146,10 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // No file is open any more. What is kept of closed ones has nobody left who could ask for it.
+        // No file is open any more, so no caller can ask for the data kept of closed files.
         let lost = self.pages.dirty.failed_bytes();
         if lost > 0 {
-            log::error!("the cache goes with {lost} bytes that could not be written");
+            log::error!("the cache is dropped with {lost} bytes that could not be written");
         }
         for domain in self.pages.dirty.domains() {
             domain.kept().into_iter().for_each(|(id, _)| domain.let_go(id));
@@ -208,7 +208,7 @@ impl Cache {
         options: &RawOptions,
         access: Access,
     ) -> Result<File> {
-        // Once, almost always: again if the path leads to another file by now.
+        // Almost always once. Retries if the path leads to another file by now.
         for _ in 0..8 {
             if let Some(file) = self.open_once(path, options, access)? {
                 return Ok(file);
@@ -242,7 +242,7 @@ impl Cache {
             offset: options.offset,
             size_limit: options.size_limit,
             create_size: options.create_size,
-            // L1: direct I/O in larger units than those of our state is none.
+            // Direct I/O needs units no larger than the cache's blocks (checklist L1).
             logical_block: options.block_size.unwrap_or(0),
             ..FileOptions::default()
         };
@@ -282,8 +282,9 @@ impl Cache {
         Ok(Some(self.opener(closing, access)))
     }
 
-    /// A file without openers that lives still gets one, unless it owes nothing and is wanted otherwise
-    /// than it was opened: then it is on its way out. `key`: which file it is, as it was claimed.
+    /// Gives a closed file with pending write-back a new opener. Returns `None` if it has nothing
+    /// to write back and the caller wants other options than it was opened with: then it is
+    /// released. `key`: which file it is, as claimed.
     fn revived(
         &self,
         key: FileIdentity,
@@ -291,22 +292,23 @@ impl Cache {
         view: View,
         options: &RawOptions,
     ) -> Option<std::sync::Arc<Closing>> {
-        let lingering = claim.lingering.as_ref()?;
-        let (file, device) = (lingering.file.upgrade()?, lingering.raw.upgrade()?);
-        let (view_is, locked) = (lingering.view, lingering.locked.clone());
+        let closed = claim.closed.as_ref()?;
+        let (file, device) = (closed.file.upgrade()?, closed.raw.upgrade()?);
+        let (view_is, locked) = (closed.view, closed.locked.clone());
         if file.mapping.is_settled() && unsuitable(&file, &device, view_is, view, options).is_some()
         {
             file.mapping.domain.let_go(file.mapping.id);
             return None;
         }
-        // Nothing may fail from here on: nobody else holds the file, and what it owes.
+        // Nothing may fail from here on: only this call holds the file and its unwritten data.
         file.mapping.domain.let_go(file.mapping.id);
         self.list(&file);
         let raw = Raw { device, key, view: view_is, locked };
         Some(Closing::new(&self.shared, file, Some(raw)))
     }
 
-    /// What nobody was told of the file when it was closed is its openers' to hear; and so on, when it goes.
+    /// Gives the file the errors of its earlier openers that no sync has reported, and has it store
+    /// such errors again when it is dropped.
     fn report_unreported(&self, key: Key, file: &std::sync::Arc<MappedFile>) {
         if file.read_only() {
             return;
@@ -324,13 +326,13 @@ impl Cache {
         File::of(Kind::Raw(opener), access.io_flags)
     }
 
-    /// What is in the cache of a closed file is not its content any more.
+    /// Drops the cached blocks of a closed file, which are not its content any more.
     fn drop_resident(&self, path: &Path, resident: Option<Resident>, domain: &Arc<Domain>) {
         let Some(Resident { id, view, .. }) = resident else { return };
         if self.shared.pages.drop_left(id, domain.clone(), view.block_size) {
             let path = path.display();
             log::info!(
-                "{path}: changed since it was closed, or opened another way: its cached blocks go"
+                "{path}: changed since it was closed, or opened another way: its cached blocks are dropped"
             );
         }
     }
@@ -360,13 +362,13 @@ impl Cache {
     fn list(&self, file: &std::sync::Arc<MappedFile>) {
         let mut files = self.shared.files();
         if files.len() == files.capacity() {
-            // Not only the open ones: of a file that outlived its closing the entry would stay for ever.
+            // Also entries of files that outlived their closing, which no close removes.
             files.retain(|_, file| file.strong_count() > 0);
         }
         files.insert(file.mapping.id, std::sync::Arc::downgrade(file));
     }
 
-    /// Files that are open or owe something.
+    /// Files that are open or have pending write-back.
     fn live_files(&self) -> Vec<std::sync::Arc<MappedFile>> {
         self.shared.files().values().filter_map(Weak::upgrade).collect()
     }
@@ -376,9 +378,9 @@ impl Cache {
         self.shared.files().get(&id).and_then(Weak::upgrade)
     }
 
-    /// Gives up what could not be written of a file, open or closed: see [`File::discard_failed`]. `name` is
-    /// its path, or the name of the device object. Returns the bytes dropped. Errors: `NotFound` if no such
-    /// file is open or owes anything.
+    /// Discards the data of a file, open or closed, that could not be written: see
+    /// [`File::discard_failed`]. `name` is its path, or the name of the device object. Returns the
+    /// bytes dropped. Errors: `NotFound` if no such file is open or has pending write-back.
     pub fn drop_failed(&self, name: impl AsRef<Path>) -> Result<u64> {
         let name = name.as_ref();
         let by_path = FileIdentity::of_path(name).ok().and_then(|k| self.shared.registry.find(k));
@@ -395,22 +397,22 @@ impl Cache {
         self.shared.pages.stats()
     }
 
-    /// What the budget is spent on: (what, bytes now, bound in bytes).
+    /// The parts of the budget: (name, bytes now, bound in bytes).
     pub fn budget(&self) -> Vec<(String, u64, u64)> {
         self.shared.pages.budget()
     }
 
-    /// Adds parts to [`Cache::budget`] that somebody else uses and that count in the same number, such
-    /// as a server. The source must not keep files of this cache open.
+    /// Adds parts to [`Cache::budget`] that another component uses, such as a server. They count in
+    /// the same budget. The source must not keep files of this cache open.
     pub fn add_rows(&self, source: RowSource) {
         self.shared.pages.add_rows(source);
     }
 
-    /// Makes the budget `bytes`, up or down, while files are in use. What does not fit any more is
-    /// evicted, the coldest first; dirt among it is written out. Waits until the memory has gone back
-    /// to the system. Errors: a size out of range (4 MiB, or what it was made with if that was less,
-    /// to [`CacheConfig::budget_max`]); dirty blocks that cannot be written out: then the budget is as
-    /// before.
+    /// Sets the budget to `bytes`, larger or smaller, while files are in use. Evicts what does not
+    /// fit any more, the coldest first, and writes out dirty blocks among it. Returns when the
+    /// system has the memory back. Errors: a size out of range (4 MiB, or the budget at the start
+    /// if that was less, to [`CacheConfig::budget_max`]); dirty blocks that cannot be written out:
+    /// then the budget is as before.
     pub fn resize(&self, bytes: u64) -> Result<()> {
         forebay_base::task::block_on(self.shared.pages.resize(bytes))
     }
@@ -420,7 +422,7 @@ impl Cache {
         self.shared.engine.kind()
     }
 
-    /// The knobs and their values.
+    /// The tunables and their values.
     pub fn tunables(&self) -> Vec<(&'static str, String)> {
         let pages = &self.shared.pages;
         let dirty = &pages.dirty;
@@ -440,14 +442,14 @@ impl Cache {
         .collect()
     }
 
-    /// Of the volumes that are open, which have it in common.
+    /// The setting that all open volumes share.
     fn serialized_dio_pages(&self) -> Option<String> {
         let open = self.shared.volumes.all();
         open.first().map(|open| open.volume.serialized_dio_pages().to_string())
     }
 
-    /// Turns a knob of the running cache. Sizes as in `64M`. Errors: unknown name, value that makes
-    /// no sense.
+    /// Sets a tunable of the running cache. Sizes as in `64M`. Errors: an unknown name, an invalid
+    /// value.
     pub fn tune(&self, name: &str, value: &str) -> Result<()> {
         let pages = &self.shared.pages;
         match name {
@@ -494,8 +496,9 @@ impl Cache {
         self.shared.pages.drop_clean()
     }
 
-    /// Writes out and flushes every volume that is open, and every file that is open or owes something. The
-    /// first error is returned, after all were tried; [`Cache::unwritten_bytes`] says how much is left.
+    /// Writes out and flushes each open volume, and each file that is open or has pending
+    /// write-back. Tries all of them and returns the first error; [`Cache::unwritten_bytes`] says
+    /// how much is still unwritten.
     pub fn shutdown(&self) -> Result<()> {
         let mut outcome = Ok(());
         for open in self.shared.volumes.all() {
@@ -503,12 +506,12 @@ impl Cache {
             outcome = outcome.and(synced);
         }
         for file in self.live_files() {
-            // Who calls is told of the first error, and of no other.
+            // The caller sees the first error only; the others stay unreported.
             outcome = match outcome {
                 Ok(()) => block_on(file.sync(&file.open_handle())),
-                told => {
+                failed => {
                     let _unreported = block_on(file.sync_deferring_errors());
-                    told
+                    failed
                 }
             };
         }
@@ -533,7 +536,7 @@ fn check_suitable(closing: &Closing, view: View, options: &RawOptions) -> Result
     why.map_or(Ok(()), |why| Err(Error::new(ErrorKind::Busy, "open", why)))
 }
 
-/// Why an opener cannot share a file that is there, shown as `view_is`.
+/// Why an opener cannot share a file that is open as `view_is`; `None` if it can.
 fn unsuitable(
     file: &MappedFile,
     device: &FileDevice,
@@ -558,10 +561,10 @@ fn unsuitable(
 mod tests {
     use super::*;
 
-    /// Of a file that something in the background held when it was closed an entry stayed in the list of
-    /// files, for good, and the memory of the file with it.
+    /// The story: work in the background held a file when it was closed. Its entry stayed in the
+    /// list of files for good, and so did the file's memory.
     #[test]
-    fn files_that_outlive_their_closing_are_not_listed_for_ever() {
+    fn closed_files_held_in_background_leave_the_list() {
         let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
         for _ in 0..500 {
             let device = std::sync::Arc::new(forebay_block::RamDevice::new(4096));

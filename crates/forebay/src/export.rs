@@ -1,5 +1,5 @@
-//! A file as an export: what event-driven front ends ask for. The one adapter between [`File`] and
-//! [`Export`], for raw images and files of a volume.
+//! A file as an [`Export`], the interface of event-driven front ends. This is the only adapter
+//! between [`File`] and [`Export`]; it serves raw images and files of a volume.
 
 use crate::file::{File, Kind, extents};
 use forebay_base::buf::AlignedBuf;
@@ -19,9 +19,9 @@ pub enum ExportMode {
     /// Through the cache.
     #[default]
     Cached,
-    /// Cached data is served, nothing is left behind.
+    /// Cached blocks are served from the cache; requests leave no other blocks in it.
     Uncached,
-    /// Past the cache; a request that is not aligned falls back to uncached, by itself.
+    /// Past the cache. An unaligned request is served uncached instead.
     Direct,
 }
 
@@ -81,8 +81,8 @@ impl LiveMode {
         }
     }
 
-    /// Requests that begin from now on are served so. All modes see the same bytes, so nothing
-    /// has to be waited for.
+    /// Sets the mode of requests that begin from now on. All modes see the same bytes, so the call
+    /// does not wait for requests in flight.
     pub fn set(&self, mode: ExportMode) {
         let number = match mode {
             ExportMode::Cached => 0,
@@ -97,7 +97,7 @@ impl LiveMode {
     }
 }
 
-/// Longest request, bytes.
+/// Longest request of a front end, bytes.
 const MAX_REQUEST: u32 = 32 << 20;
 
 pub(crate) struct FileExport {
@@ -114,7 +114,7 @@ fn whole(done: usize, wanted: usize, op: &'static str, kind: ErrorKind) -> Resul
 }
 
 impl FileExport {
-    /// `IsDirectory` and `InvalidInput` for a file that has no content.
+    /// Errors: `IsDirectory` and `InvalidInput` for inodes without content.
     pub fn new(file: File, mode: LiveMode) -> Result<Self> {
         let mapped = file.mapped()?;
         Ok(Self { file, mapped, mode })
@@ -249,7 +249,7 @@ impl Export for FileExport {
         match self.file.reopen().and_then(|file| Self::new(file, self.mode.clone())) {
             Ok(own) => Some(Arc::new(own)),
             Err(error) => {
-                log::warn!("a client shares the streams and errors of others: {error}");
+                log::warn!("a client shares the streams and errors of other clients: {error}");
                 None
             }
         }

@@ -1,8 +1,8 @@
 //! An open file: a raw image, a device object or a file of a volume.
 //!
-//! Reading order: here are the calls, `options` opens a file, `raw` and `inside` are the two kinds
-//! of opener behind it, `pin` reads without a copy, `vectored` and `stream` are other forms of the
-//! calls, `map` says what of a file is cached and which runs hold data.
+//! Reading order: this file has the calls; `options` opens a file; `raw` and `inside` are the two
+//! kinds of opener behind it; `pin` reads without a copy; `vectored` and `stream` are other forms
+//! of the calls; `map` reports which blocks are cached and which runs hold data.
 //!
 //! No locks.
 
@@ -33,7 +33,7 @@ use forebay_vfs::{Attr, Export, Extent, Fallocate, Ino, Seek};
 use std::fmt;
 use std::sync::Arc;
 
-/// What is open.
+/// The two kinds of opener.
 pub(crate) enum Kind {
     Raw(RawOpener),
     Volume(VolumeOpener),
@@ -71,7 +71,7 @@ impl fmt::Debug for File {
     }
 }
 
-/// All bytes were read, or the file ended before.
+/// `UnexpectedEof` if fewer bytes were read than wanted.
 fn read_whole(done: usize, wanted: usize, offset: u64) -> Result<()> {
     if done == wanted {
         return Ok(());
@@ -286,8 +286,8 @@ impl File {
         }
     }
 
-    /// As [`File::sync_data`], with times and all other attributes, which only a file of a volume
-    /// has.
+    /// Makes durable what [`File::sync_data`] does, and also times and all other attributes, which
+    /// only a file of a volume has.
     pub fn sync_all(&self) -> Result<()> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.sync_here(),
@@ -333,13 +333,13 @@ impl File {
     }
 
     /// The range reads as zeros afterwards, and its space is given back where that is possible.
-    /// The size stays; what of the range lies behind the end is ignored.
+    /// The size stays as it is; the part of the range past the end is ignored.
     pub fn trim(&self, offset: u64, len: u64) -> Result<()> {
         self.make_zero(Fallocate::PunchHole, offset, len)
     }
 
-    /// The range reads as zeros afterwards; a raw image keeps its space allocated. The size stays,
-    /// as for [`File::trim`].
+    /// The range reads as zeros afterwards; a raw image keeps its space allocated. The size stays
+    /// as it is, as for [`File::trim`].
     pub fn zero(&self, offset: u64, len: u64) -> Result<()> {
         self.make_zero(Fallocate::ZeroRange { keep_size: true }, offset, len)
     }
@@ -351,8 +351,8 @@ impl File {
         }
     }
 
-    /// The first offset from `offset` on that may hold data, or that is in a hole. `PastEnd` where
-    /// none follows.
+    /// The first offset from `offset` on that may hold data, or that is in a hole. Errors:
+    /// `PastEnd` if none follows.
     pub fn seek(&self, what: Seek, offset: u64) -> Result<u64> {
         match &self.opener.kind {
             Kind::Raw(raw) => block_on(raw.seek(what, offset)),
@@ -360,13 +360,13 @@ impl File {
         }
     }
 
-    /// Map of a range: which runs hold data. Dirty blocks of the cache count as data. Errors:
-    /// `OutOfRange` past the end.
+    /// The extents of a range: which runs hold data. Dirty blocks in the cache count as data.
+    /// Errors: `OutOfRange` past the end.
     pub fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
         block_on(extents(&*self.mapped()?, offset, len, usize::MAX))
     }
 
-    /// What of a range is cached.
+    /// Which blocks of a range are cached.
     pub fn residency(&self, offset: u64, len: u64) -> Result<Residency> {
         Ok(residency(&*self.mapped()?, offset, len))
     }
@@ -409,7 +409,7 @@ impl File {
         }
     }
 
-    /// The volume that it is in; a raw image is in none.
+    /// The volume of the file; `None` for a raw image.
     pub fn volume(&self) -> Option<&Volume> {
         match &self.opener.kind {
             Kind::Raw(_) => None,
@@ -417,7 +417,7 @@ impl File {
         }
     }
 
-    /// Number of its inode in the volume; a raw image has none.
+    /// Number of its inode in the volume; `None` for a raw image.
     pub fn ino(&self) -> Option<Ino> {
         match &self.opener.kind {
             Kind::Raw(_) => None,
@@ -436,7 +436,7 @@ impl File {
         }
     }
 
-    /// For people: the path of the image, or the inode and the volume.
+    /// A name for messages: the path of the image, or the inode and the volume.
     pub(crate) fn name(&self) -> String {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.file.device().name(),
@@ -444,7 +444,8 @@ impl File {
         }
     }
 
-    /// Its mapping in the cache. `IsDirectory` and `InvalidInput` for what has no content.
+    /// Its mapping in the cache. Errors: `IsDirectory` and `InvalidInput` for inodes without
+    /// content.
     pub(crate) fn mapped(&self) -> Result<Arc<MappedFile>> {
         match &self.opener.kind {
             Kind::Raw(raw) => Ok(raw.file.clone()),
@@ -452,18 +453,19 @@ impl File {
         }
     }
 
-    /// Unit of state in the cache, bytes.
+    /// Block size of the cache for this file, bytes: the unit of its dirty and uptodate state.
     pub fn block_size(&self) -> Result<u32> {
         Ok(self.mapped()?.mapping.block_size() as u32)
     }
 
-    /// Bytes accepted whose write-out failed: they are kept and tried again.
+    /// Accepted bytes whose write-out failed. The cache keeps them and tries again.
     pub fn failed_bytes(&self) -> Result<u64> {
         Ok(self.mapped()?.mapping.failed_bytes())
     }
 
-    /// Gives up what could not be written of a raw image: the file reads there as the device has
-    /// it. Returns the bytes dropped. Only this call and dropping the cache lose accepted data.
+    /// Discards the data of a raw image that could not be written: reads there return the device's
+    /// bytes again. Returns the bytes dropped. Only this call and dropping the cache lose accepted
+    /// data.
     pub fn discard_failed(&self) -> Result<u64> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.discard_failed(),
@@ -490,14 +492,14 @@ impl File {
         }
     }
 
-    /// Whether bytes in flight are kept from changing on this file, and why: what its device asks
-    /// for now, unless [`File::set_stable_pages`] says otherwise.
+    /// Whether the cache keeps this file's bytes from changing while in flight, and why: what its
+    /// device needs now, unless [`File::set_stable_pages`] overrides it.
     pub fn stable_pages_required(&self) -> Result<(bool, &'static str)> {
         let need = self.mapped()?.stable_need();
         Ok((need.required, need.reason))
     }
 
-    /// What the device below asks for now, and why.
+    /// Whether the device below needs stable bytes now, and why.
     pub fn device_stable_pages_required(&self) -> (bool, &'static str) {
         match &self.opener.kind {
             Kind::Raw(raw) => {
@@ -508,19 +510,19 @@ impl File {
         }
     }
 
-    /// Whether the need comes from the device (`Auto`) or from here. Counts from the next write
-    /// on, for all openers of the file. `Off` is `Unsupported` where checksums are kept.
+    /// Whether the device decides about stable bytes (`Auto`) or this call does. Applies from the
+    /// next write on, for all openers of the file. `Off` is `Unsupported` for files with checksums.
     pub fn set_stable_pages(&self, to: StablePages) -> Result<()> {
         self.mapped()?.set_stable_pages(to)
     }
 
-    /// As it was set last.
+    /// The value that [`File::set_stable_pages`] set last; `Auto` at first.
     pub fn stable_pages(&self) -> Result<StablePages> {
         Ok(self.mapped()?.stable_pages())
     }
 
-    /// This file as an export for front ends. `IsDirectory`, `InvalidInput` for what has no
-    /// content.
+    /// This file as an export for front ends. Errors: `IsDirectory` and `InvalidInput` for inodes
+    /// without content.
     pub fn export(&self, mode: ExportMode) -> Result<Arc<dyn Export>> {
         self.export_live(&LiveMode::new(mode))
     }

@@ -1,4 +1,4 @@
-//! How much memory there is to take a share of.
+//! The memory of the machine and of the memory cgroup, from which the default budget follows.
 
 use forebay_base::units::MIB;
 use std::fs;

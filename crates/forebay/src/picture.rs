@@ -1,8 +1,9 @@
-//! What is in a cache, by file and by place, with names: for people who watch it. No lock that reads and
-//! writes of cached data take is held longer than for the look at one file's size.
+//! A snapshot of the cache's content for monitoring: by file, with its name, and by position in
+//! the file. It holds no lock of the read and write paths longer than to read one file's size.
 //!
-//! Invariant: Y1 work and memory are bounded, whatever there is in the cache and however many files: folios
-//! as [`forebay_cache::picture`] says, at most [`FILES`] files, [`CELLS`] cells of each.
+//! Invariant: Y1 the work and memory of a snapshot are bounded, whatever the size of the cache and
+//! the number of files: folios as [`forebay_cache::picture`] says, at most [`FILES`] files, and
+//! [`CELLS`] cells of each.
 
 use crate::cache::Cache;
 use crate::volume::Open;
@@ -13,61 +14,63 @@ use forebay_vfs::Ino;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Most files of a picture; the others are summed up.
+/// Most files in a snapshot; the others are summed up.
 pub const FILES: usize = 48;
-/// Most cells of a file: its bytes from the first to the last, in parts of the same length, a folio at least.
+/// Most cells of a file. The cells divide the file into parts of the same length, at least a
+/// folio.
 pub const CELLS: usize = 96;
-/// A stream that went on within this time is shown, ns.
+/// A stream that has read within this time is shown, ns.
 const STREAM_NANOS: u64 = 3_000_000_000;
 
-/// A file in a picture.
+/// A file in a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilePicture {
-    /// Its path: of an image on the host, or in a volume. May be anything that a file can be called.
+    /// Its path: of an image on the host, or in a volume. May contain any byte that a file name
+    /// can, so escape it before display.
     pub name: String,
     /// The image of the volume that it is in.
     pub volume: Option<String>,
-    /// Bytes; of a file that is closed: up to the end of what is cached.
+    /// Its size in bytes; of a closed file, the end of its last cached folio.
     pub size: u64,
-    /// What the cache has of it.
+    /// The cached bytes of it, by state.
     pub bytes: Bytes,
-    /// The same by place: at most [`CELLS`] parts of the file, of the same length.
+    /// The cached bytes by position: at most [`CELLS`] parts of the file, of the same length.
     pub cells: Vec<Bytes>,
 }
 
-/// A sequential reader in a picture.
+/// A sequential reader in a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamPicture {
     /// Its file.
     pub name: String,
     /// A number that tells it apart from others.
     pub reader: u64,
-    /// Where it is, bytes.
+    /// The offset that it has reached, bytes.
     pub position: u64,
-    /// How far it reads ahead, bytes.
+    /// Its read-ahead window, bytes.
     pub window: u64,
-    /// It leaves nothing in the cache.
+    /// Whether it reads uncached, and so leaves nothing in the cache.
     pub uncached: bool,
-    /// Bytes that it has gone on since it was first seen.
+    /// Bytes that it has read since it was first seen.
     pub bytes: u64,
 }
 
-/// See the module.
+/// A snapshot of the content of a cache. [`Cache::picture`] takes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Picture {
-    /// The files of which there is most, most first.
+    /// The files with the most cached bytes, in descending order.
     pub files: Vec<FilePicture>,
-    /// How many there are beside them, and what the cache has of those.
+    /// The number of all other files, and their cached bytes.
     pub others: (usize, Bytes),
-    /// All of it.
+    /// The cached bytes of all files.
     pub sum: Bytes,
-    /// Streams that went on lately.
+    /// Streams that have read lately.
     pub streams: Vec<StreamPicture>,
-    /// Of so many folios one was looked at.
+    /// The snapshot inspected one of this many folios.
     pub sampled: u64,
 }
 
-/// What a mapping is.
+/// The file of a mapping: its name, its volume and its size.
 struct Named {
     name: String,
     volume: Option<String>,
@@ -75,8 +78,8 @@ struct Named {
 }
 
 impl Cache {
-    /// Takes a picture of what is in the cache. `turn`: how many were taken before; where the cache is larger
-    /// than what is looked at, other folios are looked at each time.
+    /// Takes a snapshot of the content of the cache. `turn`: how many were taken before. A snapshot
+    /// of a large cache inspects a sample of the folios, another one at each turn.
     pub fn picture(&self, turn: usize) -> Picture {
         let pages = &self.shared.pages;
         let taken = pages.picture(turn);
@@ -116,7 +119,7 @@ impl Cache {
             let Some(at) = places.get(&seen.file) else { continue };
             let file = &mut picture.files[*at];
             let (count, size) = (file.cells.len(), u128::from(file.size.max(1)));
-            // What is there is shown, even if the file was cut meanwhile.
+            // Counted in the last cell if the file was truncated meanwhile.
             let cell = (u128::from(seen.offset) * count as u128 / size).min(count as u128 - 1);
             file.cells[cell as usize].add(&seen.bytes, taken.stands_for);
         }
@@ -132,7 +135,7 @@ impl Cache {
         StreamPicture { name, reader, position, window, uncached, bytes }
     }
 
-    /// What a mapping is called.
+    /// The file of the mapping `id`.
     fn named(&self, id: u32, open: &[Arc<Open>]) -> Named {
         let (whose, number) = self.shared.pages.owners.label(id);
         if let Some(open) = open.iter().find(|open| open.volume.label() == whose) {
@@ -150,18 +153,18 @@ impl Cache {
         }
     }
 
-    /// Names of files in volumes are remembered from now on, as they are looked up, so that a picture can
-    /// show them. Up to 100 KiB for each volume that is open.
+    /// From now on keeps the names of files in volumes as they are looked up, so that a snapshot
+    /// can show them. Takes up to 100 KiB for each open volume.
     pub fn remember_names(&self) {
         self.shared.volumes.all().iter().for_each(|open| open.volume.remember_names());
     }
 
-    /// How long operations took since the cache was made: those that waited for a device.
+    /// Latencies of the operations that waited for a device, since the cache was made.
     pub fn latencies(&self) -> [(&'static str, Taken); 3] {
         self.shared.pages.latencies.snapshot()
     }
 
-    /// Bytes that could not be written, and are kept.
+    /// Bytes that the cache keeps because they could not be written.
     pub fn failed_bytes(&self) -> u64 {
         self.shared.pages.dirty.failed_bytes()
     }

@@ -1,20 +1,22 @@
-//! The files of a cache by what they are, not by their paths: opening one twice shares it, and what a closed
-//! file leaves in the cache is found again.
+//! The files of a cache by identity (device and inode), not by path. Opening a file twice shares
+//! it, and a file that is opened again finds the blocks that it had cached.
 //!
 //! ```text
 //!            claim                 share (any number of times)
 //!   absent ────────▶ busy ──────▶ open ───┐
 //!      ▲               ▲ ▲         │ ▲────┘
-//!      │               │ │         │ the last opener goes: closing
+//!      │               │ │         │ the last opener closes
 //!      │         claim │ │ claim   ▼
-//!      │               │ └──── lingering  (kept while it owes something, or held by work in the background)
+//!      │               │ └───── closed  (pending write-back, or held by background work)
 //!      └─ swept ─── resident ◀─────┘  gone
 //! ```
-//! Invariants: R1 a file is opened and closed by one at a time: *busy*, and *open* without an opener, are
-//! waited for. R2 a resident entry names blocks that are the file's content, if its stamp is the file's.
-//! R3 entries of files that are gone are swept before they are more than the others. R4 a file that is on
-//! its way out in the hands of somebody else is waited for before it is opened anew: it holds the lock
-//! until then.
+//!
+//! Invariants: R1 one thread at a time opens or closes a file: others wait while its entry is
+//! *busy*, or *open* without an opener. R2 a resident entry names blocks that are the file's
+//! content, if its stamp is the file's. R3 a sweep removes entries of files that are gone before
+//! they are more than the others. R4 a closed file that work in the background is about to release
+//! still holds the lock on the image: an opener waits for that before it opens the file anew.
+//!
 //! Lock: one, not held while a file is opened, synced or dropped.
 
 use crate::file::Closing;
@@ -24,10 +26,10 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry as Place;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
-/// Entries below which nobody sweeps.
+/// With fewer entries than this, no sweep runs.
 const FEW: usize = 1024;
 
-/// What of a file is shown, and in which blocks: openers that share it have to agree.
+/// The range of the file that is shown, and the block size. Openers that share it must agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct View {
     pub offset: u64,
@@ -35,19 +37,19 @@ pub(crate) struct View {
     pub block_size: u32,
 }
 
-/// A closed file whose blocks may be in the cache still.
+/// A closed file that may still have blocks in the cache.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Resident {
     /// Its mapping's number.
     pub id: u32,
     pub view: View,
-    /// The file as we left it.
+    /// Size and times of the file at its last close.
     pub stamp: FileStamp,
 }
 
-/// A file without openers that is not gone.
+/// A file without openers that has pending write-back, or that work in the background holds.
 #[derive(Clone)]
-pub(crate) struct Lingering {
+pub(crate) struct ClosedFile {
     pub file: Weak<MappedFile>,
     pub raw: Weak<FileDevice>,
     pub view: View,
@@ -60,8 +62,9 @@ pub(crate) struct Lock(Arc<Inner>);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // By now the file is closed, and no [`Locked`] sees this any more. Whoever looked before that waits
-        // by now, or has not looked yet.
+        // By now the file is closed, and each [`Locked`] reads as over. An opener that checked
+        // before
+        // that waits by now: it checks and starts to wait under the lock taken here.
         drop(self.0.lock());
         self.0.changed.notify_all();
     }
@@ -84,11 +87,11 @@ impl Locked {
 enum Entry {
     Busy,
     Open(Weak<Closing>),
-    Lingering(Box<Lingering>),
+    Closed(Box<ClosedFile>),
     Resident(Resident),
 }
 
-/// See the module.
+/// The registry of a cache: the state of each file that is open, closing or resident.
 #[derive(Default)]
 pub(crate) struct Registry(Arc<Inner>);
 
@@ -96,7 +99,7 @@ pub(crate) struct Registry(Arc<Inner>);
 pub(crate) struct Inner {
     entries: Mutex<Entries>,
     changed: Condvar,
-    /// Who waits for a file to be let go (R4).
+    /// Openers that have begun to wait for a file's release (registry.R4).
     #[cfg(test)]
     waiting: std::sync::atomic::AtomicUsize,
 }
@@ -104,7 +107,7 @@ pub(crate) struct Inner {
 #[derive(Default)]
 struct Entries {
     map: HashMap<FileIdentity, Entry>,
-    /// Entries at the last sweep that were not swept.
+    /// Entries that the last sweep kept.
     left: usize,
 }
 
@@ -116,11 +119,11 @@ pub(crate) enum Found<'a> {
     Free(Claim<'a>),
 }
 
-/// The right to open a file, or close it; given back, with nothing changed, on drop.
+/// The right to open a file or to close it. Dropping it unused restores the entry as it was.
 pub(crate) struct Claim<'a> {
     registry: &'a Registry,
     key: FileIdentity,
-    pub lingering: Option<Box<Lingering>>,
+    pub closed: Option<Box<ClosedFile>>,
     pub resident: Option<Resident>,
     over: bool,
 }
@@ -140,12 +143,12 @@ impl Registry {
         self.0.lock()
     }
 
-    /// What the device of a file is to hold.
+    /// A token that the device of a file holds while it is open.
     pub fn new_lock(&self) -> Arc<Lock> {
         Arc::new(Lock(self.0.clone()))
     }
 
-    /// Claims a file, or finds it open (R1).
+    /// Claims a file, or finds it open (registry.R1).
     pub fn claim(&self, key: FileIdentity) -> Found<'_> {
         let mut entries = self.lock();
         loop {
@@ -157,7 +160,7 @@ impl Registry {
                             return Found::Open(closing);
                         }
                     }
-                    Entry::Lingering(_) | Entry::Resident(_) => {
+                    Entry::Closed(_) | Entry::Resident(_) => {
                         let was = place.insert(Entry::Busy);
                         return Found::Free(Claim::of(self, key, was));
                     }
@@ -182,26 +185,27 @@ impl Registry {
         self.0.changed.notify_all();
     }
 
-    /// The last opener of a file has gone and has done what there was to do.
-    pub fn closed(&self, key: FileIdentity, lingering: Lingering) {
-        let entry = match (lingering.locked.is_over(), lingering.resident) {
+    /// Records that the last opener has closed the file and has tried to write it back.
+    pub fn closed(&self, key: FileIdentity, closed: ClosedFile) {
+        let entry = match (closed.locked.is_over(), closed.resident) {
             (true, resident) => resident.map(Entry::Resident),
-            (false, _) => Some(Entry::Lingering(Box::new(lingering))),
+            (false, _) => Some(Entry::Closed(Box::new(closed))),
         };
         self.set(key, entry);
     }
 
-    /// Forgets files that are gone, if they may be many (R3). `known`: whether a mapping owns anything.
+    /// Forgets files that are gone, if they may be many (registry.R3). `known`: whether a mapping
+    /// still owns folios.
     pub fn sweep(&self, known: impl Fn(u32) -> bool) {
         let mut entries = self.lock();
         if entries.map.len() < FEW.max(2 * entries.left) {
             return;
         }
         entries.map.retain(|_, entry| {
-            if let Entry::Lingering(lingering) = entry
-                && lingering.locked.is_over()
+            if let Entry::Closed(closed) = entry
+                && closed.locked.is_over()
             {
-                let Some(resident) = lingering.resident else { return false };
+                let Some(resident) = closed.resident else { return false };
                 *entry = Entry::Resident(resident);
             }
             !matches!(entry, Entry::Resident(resident) if !known(resident.id))
@@ -209,60 +213,60 @@ impl Registry {
         entries.left = entries.map.len();
     }
 
-    /// Files there are entries of.
+    /// The number of files that have an entry.
     #[cfg(test)]
     fn len(&self) -> usize {
         self.lock().map.len()
     }
 
-    /// The file, if it is open or lingers.
+    /// The file, if it is open or closed with pending write-back.
     pub fn find(&self, key: FileIdentity) -> Option<Arc<MappedFile>> {
-        let (open, lingering) = {
+        let (open, closed) = {
             let entries = self.lock();
             match entries.map.get(&key)? {
                 Entry::Open(closing) => (closing.upgrade(), None),
-                Entry::Lingering(lingering) => (None, lingering.file.upgrade()),
+                Entry::Closed(closed) => (None, closed.file.upgrade()),
                 Entry::Busy | Entry::Resident(_) => (None, None),
             }
         };
-        // Not under the lock: this may be the last opener by now.
-        open.map(|closing| closing.file().clone()).or(lingering)
+        // Outside the lock: dropping `closing` closes the file if this is the last opener by now.
+        open.map(|closing| closing.file().clone()).or(closed)
     }
 }
 
 impl<'a> Claim<'a> {
     fn of(registry: &'a Registry, key: FileIdentity, was: Entry) -> Self {
-        let (lingering, resident) = match was {
-            Entry::Lingering(lingering) => {
-                let resident = lingering.resident;
-                (Some(lingering), resident)
+        let (closed, resident) = match was {
+            Entry::Closed(closed) => {
+                let resident = closed.resident;
+                (Some(closed), resident)
             }
             Entry::Resident(resident) => (None, Some(resident)),
             Entry::Busy | Entry::Open(_) => (None, None),
         };
-        Self { registry, key, lingering, resident, over: false }
+        Self { registry, key, closed, resident, over: false }
     }
 
-    /// Waits until the file that lingers is gone (R4).
+    /// Waits until the closed file is released (registry.R4).
     pub fn wait_gone(&mut self) {
-        let Some(lingering) = self.lingering.take() else { return };
+        let Some(closed) = self.closed.take() else { return };
         let mut entries = self.registry.lock();
         #[cfg(test)]
         self.registry.0.waiting.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-        while !lingering.locked.is_over() {
+        while !closed.locked.is_over() {
             entries = self.registry.0.wait(entries);
         }
     }
 
-    /// The file is open.
+    /// Records that the file is open.
     pub fn opened(mut self, closing: &Arc<Closing>) {
         self.over = true;
         self.registry.set(self.key, Some(Entry::Open(Arc::downgrade(closing))));
     }
 
-    /// What was in the cache of it is not its content any more.
+    /// Forgets what the cache has of the file, because it is not its content any more.
     pub fn forget(&mut self) -> Option<Resident> {
-        self.lingering = None;
+        self.closed = None;
         self.resident.take()
     }
 }
@@ -272,8 +276,8 @@ impl Drop for Claim<'_> {
         if self.over {
             return;
         }
-        let entry = match (self.lingering.take(), self.resident) {
-            (Some(lingering), _) => Some(Entry::Lingering(lingering)),
+        let entry = match (self.closed.take(), self.resident) {
+            (Some(closed), _) => Some(Entry::Closed(closed)),
             (None, resident) => resident.map(Entry::Resident),
         };
         self.registry.set(self.key, entry);
@@ -285,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_of_files_that_are_gone_are_swept() {
+    fn sweep_removes_entries_of_files_that_are_gone() {
         let registry = Registry::default();
         let view = View { offset: 0, size_limit: None, block_size: 4096 };
         for i in 0..10_000u32 {
@@ -293,19 +297,19 @@ mod tests {
             let resident = Some(Resident { id: i, view, stamp: FileStamp::default() });
             let (file, raw) = (Weak::new(), Weak::new());
             let locked = Locked::default();
-            registry.closed(key, Lingering { file, raw, view, resident, locked });
+            registry.closed(key, ClosedFile { file, raw, view, resident, locked });
             registry.sweep(|id| id % 10 == 0);
         }
         assert!((1000..2000 + FEW).contains(&registry.len()), "R3: {}", registry.len());
-        // A claim that comes to nothing changes nothing.
+        // An unused claim changes nothing.
         let key = FileIdentity::Inode(1, 0);
-        let Found::Free(claim) = registry.claim(key) else { panic!("nobody has it open") };
+        let Found::Free(claim) = registry.claim(key) else { panic!("no opener has it") };
         assert_eq!(claim.resident.map(|r| r.id), Some(0));
         drop(claim);
-        let Found::Free(mut claim) = registry.claim(key) else { panic!("nobody has it open") };
+        let Found::Free(mut claim) = registry.claim(key) else { panic!("no opener has it") };
         assert!(claim.forget().is_some());
         drop(claim);
-        let Found::Free(claim) = registry.claim(key) else { panic!("nobody has it open") };
+        let Found::Free(claim) = registry.claim(key) else { panic!("no opener has it") };
         assert!(claim.resident.is_none());
     }
 
@@ -320,9 +324,9 @@ mod tests {
         how.direct_io(DirectIo::Off).create_size(SIZE).clone()
     }
 
-    /// Opens a file while `holder` keeps it from being let go; drops that when the opener waits, or has
-    /// given up.
-    fn open_beside<T: Send>(
+    /// Opens a file while `holder` keeps it from being released. Drops `holder` when the opener
+    /// waits, or has failed.
+    fn open_while_held<T: Send>(
         cache: &Cache,
         path: &std::path::Path,
         options: &OpenOptions,
@@ -336,15 +340,16 @@ mod tests {
                 std::thread::yield_now();
             }
             drop(holder);
-            opener.join().expect("it does not panic").expect("R4: the file is nobody else's")
+            opener.join().expect("it does not panic").expect("R4: no other process has the file")
         })
     }
 
-    /// The last opener had gone and the file was on its way out in the flusher's hands, or in those of a
-    /// request: whoever opened it then found it locked, by us, and was refused. And one that had been read
-    /// only, held by work in the background, was found again as it was, and refused to a writer.
+    /// The story: the last opener had closed the file, and the flusher or a request was about to
+    /// release it. The next opener found the file locked by its own process and was refused. And a
+    /// file that had been opened for reading only, held by work in the background, was shared as it
+    /// was, so that a writer was refused.
     #[test]
-    fn a_file_on_its_way_out_is_waited_for() {
+    fn opener_waits_for_release_of_closed_file() {
         let dir = std::env::temp_dir().join(format!("forebay-on-its-way-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
@@ -355,19 +360,19 @@ mod tests {
         let crate::file::Kind::Raw(raw) = file.kind() else { unreachable!("a raw image") };
         let device = raw.device().clone();
         drop(file);
-        let file = open_beside(&cache, &path, &options(false), device);
-        // Somebody holds the file, which owes nothing; it is wanted with other blocks.
+        let file = open_while_held(&cache, &path, &options(false), device);
+        // A holder keeps the file, which has nothing to write back; it is opened with other blocks.
         let held = file.mapped().unwrap();
         drop(file);
         let small = options(false).block_size(512).clone();
-        let file = open_beside(&cache, &path, &small, held);
+        let file = open_while_held(&cache, &path, &small, held);
         assert_eq!(file.block_size().unwrap(), 512);
         drop(file);
-        // It was open for reading only, and is wanted for writing.
+        // It was open for reading only; the next opener wants to write.
         let file = options(true).open(&cache, &path).unwrap();
         let held = file.mapped().unwrap();
         drop(file);
-        let file = open_beside(&cache, &path, &options(false), held);
+        let file = open_while_held(&cache, &path, &options(false), held);
         file.write_at(&[2; 4096], 0).unwrap();
         let mut back = [0; 4096];
         file.read_at(&mut back, 0).unwrap();

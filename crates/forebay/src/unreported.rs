@@ -1,5 +1,5 @@
 //! Errors of closed files that no opener has seen yet: the next opener's sync reports them
-//! (docs/failure-protocol.md).
+//! (docs/reference/failure-protocol.md).
 //!
 //! Invariants: T1 a file's error is here before its lock is released, so the next opener finds it.
 //! T2 the records stay within their part of the budget. If there are too many, each file opened
@@ -56,15 +56,15 @@ struct Record {
 #[derive(Default)]
 struct State {
     records: HashMap<Name, Record>,
-    /// There were more records than the limit (T2).
+    /// There were more records than the limit (unreported.T2).
     lost: bool,
 }
 
 /// The recorded errors, by file.
 #[derive(Default)]
-pub(crate) struct UntoldErrors(Mutex<State>);
+pub(crate) struct UnreportedErrors(Mutex<State>);
 
-impl UntoldErrors {
+impl UnreportedErrors {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(|p| p.into_inner())
     }
@@ -89,7 +89,7 @@ impl UntoldErrors {
                 state.records.insert(record.key.name(), record);
             }
             None => {
-                log::error!("no room for the error of a closed file: {}", unreported.error);
+                log::error!("no space for the error of a closed file: {}", unreported.error);
                 state.lost = true;
             }
         }
@@ -101,7 +101,7 @@ impl UntoldErrors {
         if let Some(record) = state.records.remove(&key.name()) {
             return Some(record.unreported);
         }
-        let text = "an error of a closed file was lost for want of room; it may be this one's";
+        let text = "an error of a closed file was lost for lack of space; it may be this one's";
         state
             .lost
             .then(|| Unreported { error: Error::new(ErrorKind::Io, "sync", text), sticky: None })
@@ -124,16 +124,16 @@ mod tests {
     fn records_are_bounded_and_none_is_lost_in_silence() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
         let pages = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
-        let errors = UntoldErrors::default();
+        let errors = UnreportedErrors::default();
         let file = |i: u64| Key::File(FileIdentity::Inode(1, i));
-        // Those of objects that are gone make room.
+        // Records of dropped objects are removed when space runs out.
         let objects: Vec<DeviceRef> =
             (0..64).map(|_| Arc::new(RamDevice::new(4096)) as DeviceRef).collect();
         for (i, object) in (0u64..).zip(&objects) {
             errors.keep(&pages, Key::object(object), unreported(i));
         }
         assert!(errors.take(&Key::object(&objects[3])).is_some());
-        assert!(errors.take(&Key::object(&objects[3])).is_none(), "told once");
+        assert!(errors.take(&Key::object(&objects[3])).is_none(), "reported once");
         drop(objects);
         (0..128).for_each(|i| errors.keep(&pages, file(i), unreported(i)));
         assert_eq!(pages.file_bytes(), 128 << 10);
@@ -141,9 +141,9 @@ mod tests {
         errors.keep(&pages, file(128), unreported(128));
         assert_eq!(pages.file_bytes(), 128 << 10, "bounded");
         for i in 0..200 {
-            let told =
-                errors.take(&file(i)).expect("T1, T2: its own, or the lost one").error.to_string();
-            assert_eq!(told.contains("lost"), i >= 128, "{told}");
+            let taken = errors.take(&file(i)).expect("T1, T2: its own, or the lost one");
+            let text = taken.error.to_string();
+            assert_eq!(text.contains("lost"), i >= 128, "{text}");
         }
         assert_eq!(pages.file_bytes(), 0);
     }
@@ -153,15 +153,15 @@ mod tests {
     fn bytes_that_may_be_lost_stay_so_whatever_comes_after() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
         let pages = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
-        let errors = UntoldErrors::default();
+        let errors = UnreportedErrors::default();
         let key = || Key::File(FileIdentity::Inode(1, 7));
         let lost = Error::new(ErrorKind::Io, "sync", "lost for good");
         errors.keep(&pages, key(), Unreported { sticky: Some(lost), ..unreported(1) });
         errors.keep(&pages, key(), unreported(2));
         assert_eq!(pages.file_bytes(), 1024, "one file, one record (T2)");
-        let told = errors.take(&key()).unwrap();
-        assert!(told.error.to_string().contains('2'), "the latest: {}", told.error);
-        assert!(told.sticky.expect("kept").to_string().contains("lost for good"));
+        let taken = errors.take(&key()).unwrap();
+        assert!(taken.error.to_string().contains('2'), "the latest: {}", taken.error);
+        assert!(taken.sticky.expect("kept").to_string().contains("lost for good"));
         assert!(errors.take(&key()).is_none() && pages.file_bytes() == 0);
     }
 }

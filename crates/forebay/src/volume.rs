@@ -1,12 +1,12 @@
 //! A volume: a file system in one image, in this process.
 //!
-//! Reading order: here it is made, opened and closed; `names` are the calls by path, as std::fs has them,
-//! `opened` knows which volumes are open.
+//! Reading order: this file creates, opens and closes volumes; `names` has the calls by path, in
+//! the manner of [`std::fs`]; `opened` knows which volumes are open.
 //!
-//! Invariants: V1 an image is open once: its file is locked against other processes, and whoever opens it
-//! again on the same cache shares the volume. V2 what is on a volume uses the cache and the budget that it
-//! was opened on. V3 the last one to let a volume go makes everything durable first; who wants to know
-//! whether that worked calls [`Volume::close`].
+//! Invariants: V1 an image is open once: its file is locked against other processes, and a caller
+//! that opens it again on the same cache shares the volume. V2 all files of a volume use the cache
+//! and the budget that the volume was opened on. V3 dropping the last handle of a volume makes
+//! everything durable first; [`Volume::close`] reports whether that worked.
 //!
 //! Locks: those of `opened`.
 
@@ -37,31 +37,32 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Largest segment that is chosen by itself, bytes.
+/// Largest default segment, bytes.
 const SEGMENT_BYTES_MAX: u64 = 64 * MIB;
 /// Smallest segment, bytes.
 const SEGMENT_BYTES_MIN: u64 = 64 << 10;
-/// A volume gets about so many segments, if the size of a segment is ours to choose.
+/// The default segment size gives a volume about this many segments.
 const SEGMENTS_WANTED: u64 = 128;
-/// What is looked at of a block device before something is made on it, bytes at either end.
+/// Bytes at either end of a block device that must be zero before a volume is created on it.
 const LOOK_BYTES: u64 = MIB;
 
 /// How a volume is made.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CreateVolume {
-    /// Bytes of the image; `None`: what the file or the block device has.
+    /// Bytes of the image; `None`: the size of the file or of the block device.
     pub size: Option<u64>,
     /// Bytes of a block, a power of two: 512 to 4096.
     pub block_size: u32,
-    /// Bytes of a segment, a power of two: 64 KiB to 1 GiB. `None`: 64 MiB, less for a small volume.
+    /// Bytes of a segment, a power of two: 64 KiB to 1 GiB. `None`: 64 MiB, less for a small
+    /// volume.
     pub segment_size: Option<u32>,
     /// Blocks of files have checksums.
     pub checksums: bool,
-    /// Make it even if there is something already, which is lost.
+    /// Create it even if the image has content, which is lost.
     pub force: bool,
-    /// An image keeps the blocks that its host has given it: of one that was written before, each write
-    /// finds its block. Else it is made sparse.
+    /// Keep the blocks that the host has allocated to an existing image, so that no write has to
+    /// allocate one. Otherwise the image is made sparse.
     pub keep_blocks: bool,
 }
 
@@ -87,24 +88,23 @@ impl Default for CreateVolume {
 pub struct VolumeOptions {
     /// For reading only: nothing is written to the image, and several processes may do so.
     pub read_only: bool,
-    /// Bypass the system's page cache below us.
+    /// Whether to bypass the system's page cache below the volume.
     pub direct_io: DirectIo,
-    /// Reading leaves no trace.
+    /// Reads do not change `atime`.
     pub noatime: bool,
-    /// Owner and group of what is made; `None`: those of this process.
+    /// Owner and group of new files; `None`: those of this process.
     pub owner: Option<(u32, u32)>,
-    /// With `read_only`: so many of the newest checkpoints are passed over, for a volume where they are
-    /// damaged.
+    /// With `read_only`: ignore this many of the newest checkpoints, if they are damaged.
     pub passed_over: u32,
-    /// How blocks of data are given out.
+    /// How blocks for data are allocated.
     pub alloc: AllocMode,
-    /// With [`AllocMode::Serialized`]: from how many pages of 4 KiB on a direct write takes its turn. 0 is
-    /// always, the largest number never.
+    /// With [`AllocMode::Serialized`]: direct writes of at least this many pages of 4 KiB allocate
+    /// one at a time. 0 is always, the largest number never.
     pub serialized_dio_pages: u32,
-    /// Below so many of 100 segments free, those with little in them are cleaned in the background; 0: only
-    /// when there is no room. At most 50.
+    /// The cleaner starts in the background when less than this percentage of the segments is free.
+    /// 0: only when there is no space. At most 50.
     pub clean_percent: u32,
-    /// The device, or the image's file system, is told of what is not wanted any more.
+    /// Discard freed blocks on the device or in the image's file system.
     pub discard: bool,
 }
 
@@ -152,24 +152,26 @@ impl std::fmt::Debug for Volume {
 }
 
 impl Volume {
-    /// Makes an empty volume in a file, which is made if need be and sparse, or on a block device.
-    /// Errors: `Exists` if there is a volume, or anything else, and `options.force` does not say that it may
-    /// go; `Busy` if somebody has it open; `InvalidInput` for sizes that do not go together.
+    /// Creates an empty volume in a file, which is created sparse if it is missing, or on a block
+    /// device. Errors: `Exists` if there is a volume or any other content and `options.force` is
+    /// not set; `Busy` if it is open; `InvalidInput` for sizes that contradict each other.
     pub fn create(path: impl AsRef<Path>, options: &CreateVolume) -> Result<()> {
         let path = path.as_ref();
         create(path, options).map_err(|e| e.with_path(path))
     }
 
-    /// Opens a volume on a cache, whose budget it uses, and recovers it first if need be. One that is open on
-    /// this cache already is shared, as it is. Errors: `Busy` if another process or cache has it open, or it
-    /// is open here for reading only and is wanted for writing; `Corrupt`; `Unsupported` features, by name.
+    /// Opens a volume on a cache, whose budget it uses, and recovers it first if needed. A volume
+    /// that is already open on this cache is shared with its options. Errors: `Busy` if another
+    /// process or cache has it open, or if it is open here for reading only and the caller wants to
+    /// write; `Corrupt`; `Unsupported` features, by name.
     pub fn open(cache: &Cache, path: impl AsRef<Path>, options: &VolumeOptions) -> Result<Self> {
         let path = path.as_ref();
         open(cache, path, options).map_err(|e| e.with_path(path))
     }
 
-    /// Checks everything of a volume that nobody has open for writing, and writes nothing. `progress` is told
-    /// now and then. An error: it is in use, is no volume, or of a kind that cannot be read.
+    /// Checks a complete volume that is not open for writing, and writes nothing. Calls `progress`
+    /// now and then. Errors: the volume is in use, is no volume, or has features that this release
+    /// cannot read.
     pub fn fsck(
         path: impl AsRef<Path>,
         progress: &mut (dyn FnMut(FsckProgress) + Send),
@@ -183,9 +185,9 @@ impl Volume {
         checked.map_err(|e| e.with_path(path))
     }
 
-    /// Makes a volume larger that nobody has open: what it was, and what it is. `size`: bytes of the image, a
-    /// file is made longer; `None`: as large as the file or the block device is. Errors: `Busy`;
-    /// `InvalidInput` for a size that is no larger by a segment at least.
+    /// Makes a volume larger that is not open. Returns what it was and what it is now. `size`:
+    /// bytes of the image, and a file is extended to it; `None`: the size of the file or the block
+    /// device. Errors: `Busy`; `InvalidInput` for a size that is not larger by at least a segment.
     pub fn grow(path: impl AsRef<Path>, size: Option<u64>) -> Result<(VolumeInfo, VolumeInfo)> {
         let path = path.as_ref();
         let grown = Engine::new(Aio::Threads).and_then(|engine| {
@@ -195,18 +197,19 @@ impl Volume {
         grown.map_err(|e| e.with_path(path))
     }
 
-    /// Makes everything durable and ends the volume: nothing can be changed on it any more, by whoever has it
-    /// or a file on it, and the next opening finds it clean. The image is let go with the last of them.
+    /// Makes everything durable and closes the volume. No handle of the volume or of its files can
+    /// change anything any more, and the next open finds the volume clean. The image is released
+    /// with the last of these handles.
     pub fn close(self) -> Result<()> {
         self.open.close().map_err(|e| e.with_path(self.path()))
     }
 
-    /// Everything that was done before is durable after it.
+    /// Makes all earlier changes durable.
     pub fn sync(&self) -> Result<()> {
         block_on(self.open.fs.syncfs())
     }
 
-    /// Its figures.
+    /// Space and inodes of the volume, as statfs(2) has them.
     pub fn statfs(&self) -> Result<StatFs> {
         block_on(self.open.fs.statfs())
     }
@@ -216,7 +219,8 @@ impl Volume {
         &self.open.path
     }
 
-    /// Device and inode number of the image, or of a block device twice its number: which image it is.
+    /// The identity of the image: its device and inode number, or twice the number of a block
+    /// device.
     pub fn identity(&self) -> FileIdentity {
         self.open.key
     }
@@ -231,7 +235,7 @@ impl Volume {
         self.open.device.direct_io()
     }
 
-    /// Whether the device below asks for bytes in flight to be kept from changing, and why.
+    /// Whether the device below needs bytes that do not change while in flight, and why.
     pub fn device_stable_pages_required(&self) -> (bool, &'static str) {
         let need = self.open.device.limits().stable_writes;
         (need.required, need.reason)
@@ -242,53 +246,55 @@ impl Volume {
         &self.open.cache
     }
 
-    /// The volume as front ends see it: by inode number and name, asynchronous. They hold the volume itself,
-    /// too, for as long as they use it. If it is mounted, too, the mount is told of what they change.
+    /// The volume as front ends use it: by inode number and name, asynchronous. A front end also
+    /// keeps the [`Volume`] for as long as it uses this. If the volume is mounted, changes made
+    /// here invalidate what the mount has cached.
     pub fn file_system(&self) -> Arc<dyn FileSystem> {
         self.open.fs.clone()
     }
 
-    /// The same for its mount, which is told of what all others change.
+    /// The volume for its mount, which is notified of changes made by all other front ends.
     pub fn to_mount(&self) -> Arc<NotifyingFs> {
-        self.open.beside.clone()
+        self.open.notifying.clone()
     }
 
-    /// Where the content of a file is: all extents, in order, each one run on the device.
+    /// All extents of a file, in order; each is one run on the device.
     pub fn extents(&self, ino: Ino) -> Result<Vec<FileExtent>> {
         block_on(self.open.volume.extents(ino))
     }
 
     /// What of a file's content is in the cache.
     pub fn residency(&self, ino: Ino) -> Result<crate::Residency> {
-        // Held open: what is asked for stays there meanwhile.
+        // Held open, so that the file keeps its mapping meanwhile.
         let file = block_on(self.open.fs.open(ino, OpenFlags::READ))?;
         let size = block_on(self.open.fs.getattr(ino))?.size;
         let mapped = self.open.volume.mapped_file(file.ino())?;
         Ok(crate::file::residency(&mapped, 0, size))
     }
 
-    /// How blocks of data are given out.
+    /// How blocks for data are allocated.
     pub fn alloc_mode(&self) -> AllocMode {
         self.open.volume.alloc_mode()
     }
 
-    /// What was given out since it was opened.
+    /// Counters of the allocator since the volume was opened.
     pub fn alloc_stats(&self) -> AllocStats {
         self.open.volume.alloc_stats()
     }
 
-    /// What the cleaner has done since it was opened.
+    /// Counters of the cleaner since the volume was opened.
     pub fn clean_stats(&self) -> CleanStats {
         self.open.volume.clean_stats()
     }
 
-    /// What is wrong with it: its log was damaged when it was opened, and can be read as far as
-    /// that place; or content or a node of its tree was lost since, and it turned read-only.
+    /// The damage of the volume, if any. Either recovery found its log damaged and read it up to
+    /// that position; or content or a node of its tree was lost since, and the volume turned
+    /// read-only.
     pub fn damage(&self) -> Option<Error> {
         self.open.volume.damage()
     }
 
-    /// What its superblock says.
+    /// The content of its superblock.
     pub fn info(&self) -> Result<VolumeInfo> {
         let device: DeviceRef = self.open.device.clone();
         block_on(forebay_lfs::probe(&device)).map_err(|e| e.with_path(self.path()))
@@ -296,7 +302,7 @@ impl Volume {
 }
 
 impl Cache {
-    /// [`Volume::open`].
+    /// Opens a volume on this cache: [`Volume::open`].
     pub fn open_volume(&self, path: impl AsRef<Path>, options: &VolumeOptions) -> Result<Volume> {
         Volume::open(self, path, options)
     }
@@ -306,7 +312,7 @@ fn invalid<T>(op: &'static str, text: impl Into<String>) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidInput, op, text))
 }
 
-/// Bytes of a segment of a volume of `size` bytes, where nobody says.
+/// The default segment size of a volume of `size` bytes.
 pub fn segment_for(size: u64) -> u32 {
     let largest = (size / SEGMENTS_WANTED).max(1);
     let power = 1 << largest.ilog2();
@@ -325,10 +331,10 @@ fn now() -> Timestamp {
     Timestamp::new(i64::try_from(since.as_secs()).unwrap_or(i64::MAX), since.subsec_nanos())
 }
 
-/// Whether anything but zeros is where file systems and partition tables have their signatures.
+/// Whether the device is all zeros where file systems and partition tables have their signatures.
 fn is_blank(device: &dyn BlockDevice) -> Result<bool> {
     let look = LOOK_BYTES.min(device.size());
-    // Opened with O_DIRECT where that works.
+    // Aligned, because the device may be open with O_DIRECT.
     let mut bytes = AlignedBuf::new(look as usize);
     for offset in [0, device.size() - look] {
         device.read_into(offset, &mut bytes)?;
@@ -339,7 +345,7 @@ fn is_blank(device: &dyn BlockDevice) -> Result<bool> {
     Ok(true)
 }
 
-/// What is to be made where something is already.
+/// Refuses to create a volume over existing content, unless `force` is set.
 fn check_free(path: &Path, device: &DeviceRef, force: bool) -> Result<()> {
     if force || device.size() == 0 {
         return Ok(());
@@ -362,14 +368,14 @@ fn create(path: &Path, options: &CreateVolume) -> Result<()> {
         return invalid("create", "a new volume needs a size");
     }
     let engine = Engine::new(Aio::Threads)?;
-    // Made with no size: a size that makes no sense leaves nothing behind.
+    // Created empty, so that an invalid size leaves nothing behind.
     let create_size = (!is_block && there.is_none()).then_some(0);
     let size_limit = options.size.filter(|_| is_block);
     let file_options = FileOptions { create_size, size_limit, ..FileOptions::default() };
     let device = FileDevice::open(path, &file_options, &engine)?;
     let made = make_on(path, &device, is_block, options);
     if made.is_err() && there.is_none() {
-        // It was made here, and it is empty.
+        // This call created it, and it is empty.
         let _gone = std::fs::remove_file(path);
     }
     made
@@ -400,7 +406,7 @@ fn make_on(
     };
     making.check(size)?;
     if !is_block {
-        // What is left of the old content is as good as anything: see docs/format.md on discarded blocks.
+        // Old content in kept blocks does no harm: docs/reference/format.md, on discarded blocks.
         device.truncate(if options.keep_blocks { size.min(device.size()) } else { 0 })?;
         device.grow(size)?;
     }
@@ -408,7 +414,7 @@ fn make_on(
     sync_folder(path)
 }
 
-/// The name of a new file is durable when its folder is.
+/// Makes the name of a new file durable, which needs a sync of its folder.
 fn sync_folder(path: &Path) -> Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let synced = File::open(parent).and_then(|folder| folder.sync_all());
@@ -451,12 +457,12 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
     let any: DeviceRef = device.clone();
     let world = cache.shared.pages.world.clone();
     let volume = block_on(forebay_lfs::Volume::open(&any, &world, &opening))?;
-    let whole: Arc<dyn FileSystem> = Arc::new(volume.clone());
-    let fs = if options.read_only { Arc::new(ReadOnly::new(whole)) } else { whole };
-    let beside = Arc::new(NotifyingFs::new(fs));
+    let writable: Arc<dyn FileSystem> = Arc::new(volume.clone());
+    let fs = if options.read_only { Arc::new(ReadOnly::new(writable)) } else { writable };
+    let notifying = Arc::new(NotifyingFs::new(fs));
     let open = Arc::new(Open {
-        fs: beside.clone(),
-        beside,
+        fs: notifying.clone(),
+        notifying,
         volume,
         device,
         cache: cache.clone(),

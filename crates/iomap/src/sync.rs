@@ -3,7 +3,7 @@
 //! A completed write is not durable. Blocks written since the last flush are kept in the cache
 //! (within a window) until a flush that began after them has succeeded. If it fails they become
 //! dirty again and are rewritten. Blocks that were not kept are lost, and fsync fails from then on
-//! (docs/failure-protocol.md).
+//! (docs/reference/failure-protocol.md).
 //!
 //! Flushes of one file are taken in turn and shared: all callers that arrive during one flush share
 //! the next.

@@ -1,5 +1,5 @@
 //! The stored form of a volume: every structure with its encoder and its decoder, and no I/O.
-//! `docs/format.md` has the byte diagrams; what the numbers mean is said there once.
+//! `docs/reference/format.md` has the byte diagrams; what the numbers mean is said there once.
 //!
 //! Reading order: [`place`] (segments, places, seals), [`superblock`] with [`features`], [`segment`],
 //! [`record`] with [`change`], [`extent`] and [`inode`], then [`node`] with [`key`] and [`item`],
@@ -33,7 +33,8 @@ use forebay_base::{Error, ErrorKind};
 pub const FORMAT_VERSION: u32 = 1;
 /// Bytes of a name in a directory, at most.
 pub const MAX_NAME_BYTES: usize = 255;
-/// Bytes of an extended attribute's value, at most (in segments of 256 KiB and up; see `docs/format.md`).
+/// Bytes of an extended attribute's value, at most (in segments of 256 KiB and up;
+/// see `docs/reference/format.md`).
 pub const MAX_XATTR_BYTES: usize = 65_536;
 /// Bytes of a symbolic link's target, at most.
 pub const MAX_TARGET_BYTES: usize = 4095;

@@ -3,7 +3,7 @@
 //! The folders are layers: each imports only from those before it in this list. `cargo xtask
 //! layers` checks it; imports that still point the other way are listed in
 //! `xtask/layers/lfs-allowed.txt`. Read the folders in this order.
-//! - [`format`](mod@format): the stored form, without I/O; `docs/format.md` draws it
+//! - [`format`](mod@format): the stored form, without I/O; `docs/reference/format.md` draws it
 //! - `device`: layout, superblock slots, writes that outlive their task
 //! - [`btree`]: the copy-on-write tree
 //! - `space`: segments, places of nodes, allocation, accounting

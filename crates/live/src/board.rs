@@ -1,10 +1,12 @@
-//! Looks at a source now and then, and keeps what it saw for all who watch: at most [`POINTS`] points and one
-//! picture.
+//! Samples a source at intervals, and keeps the samples for all watchers: at most [`POINTS`] points
+//! and one snapshot of the cache.
 //!
-//! Invariants: B1 pictures are taken only for somebody who asks, at most one every [`PAUSE`], and less often
-//! where they take long: at most one part in [`SHARE`] of one CPU's time goes into them, however many watch.
-//! B2 when [`Board::close`] returns, the source is gone and nobody looks any more.
-//! Lock: one, held while the source is looked at, which one thread does at a time.
+//! Invariants: B1 the board takes a snapshot only on request, at most one every [`PAUSE`], and
+//! fewer if they take long: at most one part in [`SHARE`] of one CPU's time, however many clients
+//! watch. B2 when [`Board::close`] returns, the source is dropped and no thread samples it any
+//! more.
+//!
+//! Lock: one, held while the board samples the source, which one thread does at a time.
 
 use crate::json;
 use crate::source::{CacheSource, Source};
@@ -16,70 +18,71 @@ use std::time::{Duration, Instant};
 
 /// Points kept: five minutes of them.
 pub const POINTS: usize = 300;
-/// Between two looks.
+/// Time between two samples.
 pub const PAUSE: Duration = Duration::from_millis(900);
-/// See B1.
+/// Snapshots take at most one part in this many of one CPU's time (board.B1).
 pub const SHARE: u32 = 200;
 
-/// Numbers of a moment, and of the time since the one before.
+/// A sample of the counters, and their changes since the sample before.
 #[derive(Debug, Clone, Default)]
 pub struct Point {
-    /// Counts points; the first is 1.
+    /// Number of the point; the first is 1.
     pub number: u64,
     /// Since the board was made, s.
     pub at_seconds: f64,
-    /// Time that rates are of, s.
+    /// Time since the point before, s: rates refer to it.
     pub over_seconds: f64,
-    /// The counters as they were.
+    /// The counters at this point.
     pub stats: Stats,
-    /// What came in that time.
+    /// The changes of the counters in that time.
     pub since: Stats,
-    /// How long operations took that ended in that time.
+    /// Latencies of the operations that ended in that time.
     pub latencies: [(&'static str, Taken); 3],
 }
 
-/// How long a picture that took so long is shown before there is another one (B1).
+/// How long the board shows a snapshot before it takes another one, given the time that it took
+/// (board.B1).
 fn rest_after(cost: Duration) -> Duration {
     PAUSE.max(cost * SHARE)
 }
 
 impl Point {
-    /// So much of a counter a second.
+    /// Rate of a counter per second.
     pub fn rate(&self, amount: u64) -> f64 {
         if self.over_seconds > 0.0 { amount as f64 / self.over_seconds } else { 0.0 }
     }
 
-    /// Share of blocks that reads and writes found, 0 to 1; `None` if there were no requests.
+    /// Hit ratio of the blocks of reads and writes, 0 to 1; `None` without requests.
     pub fn hit_ratio(&self) -> Option<f64> {
         let all = self.since.hits + self.since.misses;
         (all > 0).then(|| self.since.hits as f64 / all as f64)
     }
 }
 
-/// What was seen last.
+/// The latest sample.
 pub struct View {
-    /// What the process does.
+    /// What the process does, in a word.
     pub what: String,
     /// The I/O engine.
     pub engine: String,
-    /// The latest numbers.
+    /// The latest point.
     pub point: Point,
-    /// What is in the cache.
+    /// The snapshot of the cache.
     pub picture: Picture,
     /// Numbers of the front end.
     pub front: Vec<crate::source::Number>,
-    /// What is wrong.
+    /// The failure of the health check, if any.
     pub health: Result<(), String>,
 }
 
-/// See the module.
+/// The samples of one source.
 pub struct Board(Mutex<Inner>);
 
 struct Inner {
     source: Option<Box<dyn Source>>,
     made: Instant,
     points: VecDeque<Point>,
-    /// Sums of the latest point, to tell what came since.
+    /// Histograms at the latest point, from which the next point's changes follow.
     sums: (Option<Instant>, Stats, [(&'static str, Taken); 3]),
     turn: usize,
     /// The latest view as JSON: when, what it cost, and the text.
@@ -87,12 +90,12 @@ struct Inner {
 }
 
 impl Board {
-    /// Of a source.
+    /// A board of a source.
     pub fn new(source: CacheSource) -> Arc<Self> {
         Self::of(Box::new(source))
     }
 
-    /// Of any source.
+    /// A board of any source.
     pub fn of(source: Box<dyn Source>) -> Arc<Self> {
         let sums = (None, source.stats(), source.latencies());
         let (points, made) = (VecDeque::new(), Instant::now());
@@ -110,12 +113,13 @@ impl Board {
         self.0.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    /// Lets the source go (B2).
+    /// Drops the source (board.B2).
     pub fn close(&self) {
         self.lock().source = None;
     }
 
-    /// Looks at the numbers, if the last look is some time ago: called once a second it makes a history.
+    /// Samples the counters, unless the last sample is recent. Called once a second, it makes a
+    /// history.
     pub fn tick(&self) {
         self.lock().advance();
     }
@@ -140,7 +144,7 @@ impl Board {
         Some(crate::metrics::text(&**source, uptime))
     }
 
-    /// Whether all is well.
+    /// The health check of the source.
     pub fn health(&self) -> Result<(), String> {
         let inner = self.lock();
         inner.source.as_ref().map_or_else(|| Err("it is ending".into()), |source| source.health())
@@ -205,9 +209,9 @@ impl Inner {
 mod tests {
     use super::*;
 
-    /// The share could be set to nothing, and all tests passed.
+    /// The story: all tests passed with a limit of zero.
     #[test]
-    fn b1_a_picture_that_takes_long_is_shown_for_long() {
+    fn b1_slow_snapshot_is_shown_longer() {
         assert_eq!(rest_after(Duration::from_millis(1)), PAUSE);
         for millis in [5, 10, 300] {
             let cost = Duration::from_millis(millis);

@@ -1,9 +1,10 @@
-//! What a request may be, and what is answered. No I/O here.
+//! Parses requests and writes the heads of answers. No I/O here.
 //!
-//! Invariants: H1 only GET and HEAD, and nothing changes by them. H2 a request is for us by its `Host` (a
-//! name that anybody can point at this machine is not, so that no page elsewhere becomes ours), and from us
-//! by its `Origin`, if it has one. H3 every answer forbids the browser to take it for something else, to
-//! show it inside another page and to load anything from elsewhere.
+//! Invariants: H1 only GET and HEAD are accepted, and they change nothing. H2 the `Host` of a
+//! request names this server by number or as `localhost`. Other names are refused, because anyone
+//! can point a name at this machine and so make another site's page count as ours. The `Origin`, if
+//! there is one, names this server too. H3 each answer forbids the browser to guess another content
+//! type, to show it inside another page, and to load anything from elsewhere.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,7 +13,7 @@ pub const HEAD_MAX: usize = 8 << 10;
 /// Most headers.
 pub const HEADERS_MAX: usize = 64;
 
-/// What is wanted.
+/// The resources of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resource {
     /// `/`
@@ -27,27 +28,27 @@ pub enum Resource {
     Health,
 }
 
-/// A request that is answered with what it wants.
+/// An accepted request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What.
+    /// The resource.
     pub resource: Resource,
-    /// Without the content.
+    /// HEAD: the answer has no content.
     pub head_only: bool,
 }
 
-/// How far a request has come.
+/// The result of parsing a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Parsed {
-    /// More of it is to come.
+    /// The head is not complete yet.
     Partial,
-    /// All of it is there.
+    /// A complete, accepted request.
     Request(Request),
-    /// It is not answered with what it wants: status and why.
+    /// A refused request: status and reason.
     Refused(u16, &'static str),
 }
 
-/// Reads the head of a request that came in at `own`.
+/// Parses the head of a request that arrived at the address `own`.
 pub fn parse(bytes: &[u8], own: SocketAddr) -> Parsed {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
@@ -109,8 +110,8 @@ fn check_sender(headers: &[httparse::Header<'_>], own: SocketAddr) -> Result<(),
     Ok(())
 }
 
-/// Whether `host`, as a client names it, is an address of this server: `localhost` or a number, with our
-/// port. A server that listens on loopback only is not called by any other number.
+/// Whether the client's `host` is an address of this server: `localhost` or a number, with its
+/// port. A server that listens on loopback accepts no other number.
 fn is_own_host(host: &str, own: SocketAddr) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         // Within brackets the colons are of the address.
@@ -131,7 +132,7 @@ fn is_own_host(host: &str, own: SocketAddr) -> bool {
     }
 }
 
-/// An answer: status line and headers. `nonce`: what marks the page's own style and script.
+/// Status line and headers of an answer. `nonce` marks the page's own style and script.
 pub fn head(status: u16, kind: &str, length: usize, nonce: &str) -> String {
     let reason = match status {
         200 => "OK",
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn h1_only_looking() {
+    fn h1_only_get_and_head_are_accepted() {
         for method in ["POST", "PUT", "DELETE", "OPTIONS", "CONNECT", "get", "TRACE"] {
             let text = format!("{method} / HTTP/1.1\r\nHost: localhost:8080\r\n\r\n");
             assert!(matches!(parse(text.as_bytes(), own()), Parsed::Refused(405, _)), "{method}");
@@ -228,7 +229,7 @@ mod tests {
         }
     }
 
-    /// Where others may come in, they do so by number.
+    /// On an address that is not loopback, clients name the server by number.
     #[test]
     fn h2_beyond_loopback_a_host_is_a_number() {
         let own: SocketAddr = "0.0.0.0:8080".parse().unwrap();
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_no_request_is_refused() {
+    fn long_or_invalid_request_is_refused() {
         assert_eq!(parse(b"GET / HT", own()), Parsed::Partial);
         assert_eq!(parse(b"", own()), Parsed::Partial);
         let long = format!("GET /{} HTTP/1.1\r\n", "a".repeat(HEAD_MAX));
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn h3_every_answer_is_closed_in() {
+    fn h3_every_answer_forbids_foreign_content() {
         for status in [200, 403, 405, 503] {
             let head = head(status, "text/plain", 3, "abc");
             for line in

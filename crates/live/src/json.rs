@@ -1,16 +1,16 @@
-//! What the page and `top` read: plain JSON, units at the end of names. Names of files are data, never
-//! markup.
+//! The JSON that the page and `top` read, with units at the end of names. Names of files are data,
+//! never markup.
 //!
-//! Invariant: J1 its size is bounded by that of a picture: below 100 KiB, and names.
+//! Invariant: J1 the size of a snapshot bounds its size: below 100 KiB, in addition to the names.
 
 use crate::board::{Point, View};
 use forebay::{Bytes, FilePicture, StreamPicture};
 use serde_json::{Map, Value, json};
 
-/// Longest name of a file that is said, bytes of UTF-8; the middle of a longer one is left out.
+/// Longest name of a file in the output, bytes of UTF-8. Longer names lose their middle.
 const NAME_MAX: usize = 512;
 
-/// Everything of a moment.
+/// The latest sample.
 pub fn view(view: &View) -> Value {
     let stats: Map<String, Value> =
         view.point.stats.fields().into_iter().map(|(n, v)| (n.to_string(), v.into())).collect();
@@ -101,7 +101,8 @@ fn file(file: &FilePicture) -> Value {
     })
 }
 
-/// A digit for each cell: how much of its bytes are so, in ninths, rounded up; nothing if none is.
+/// A digit for each cell: the part of its bytes in this state, in ninths, rounded up. An empty
+/// string if no cell has any.
 fn levels(file: &FilePicture, of: impl Fn(&Bytes) -> u64) -> String {
     let cell = (file.size / file.cells.len().max(1) as u64).max(1);
     if file.cells.iter().all(|bytes| of(bytes) == 0) {

@@ -1,12 +1,13 @@
-//! forebay-live: what a running Forebay does, for people and programs that watch: a page with the cache as a
-//! picture, metrics in Prometheus' text form, a health answer, and the same as JSON for `forebay top`.
+//! forebay-live: live monitoring of a running Forebay. A page shows the content of the cache.
+//! Programs get metrics in Prometheus' text form, a health check, and JSON for `forebay top`.
 //!
 //! ```text
-//!   Source (cache and front end) ──▶ Board (looks once a second, whoever watches) ──▶ Server (HTTP) ──▶ page
-//!                                                                                └──▶ control socket ──▶ top
+//!   Source (cache, front end) ──▶ Board (samples once a second) ──▶ Server (HTTP) ──▶ page
+//!                                                               └──▶ control socket ──▶ top
 //! ```
-//! Reading order: [`source`] (what is asked), [`board`] (how often), [`json`] and [`metrics`] (what is said),
-//! [`http`] (what a request may be), [`server`] (who is listened to, and for how long).
+//!
+//! Reading order: [`source`] (what is sampled), [`board`] (how often), [`json`] and [`metrics`]
+//! (the outputs), [`http`] (requests), [`server`] (connections and their limits).
 //!
 //! ```
 //! use forebay::{Cache, CacheConfig};
@@ -33,5 +34,5 @@ pub use board::Board;
 pub use server::{Bound, Options, Server};
 pub use source::{CacheSource, FrontEnd, Number, Source};
 
-/// The page: text, style and script in one, and nothing from elsewhere.
+/// The page: text, style and script in one file that loads nothing from elsewhere.
 pub const PAGE: &str = include_str!("page.html");

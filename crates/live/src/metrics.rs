@@ -1,14 +1,14 @@
-//! Numbers as Prometheus reads them (text exposition format 0.0.4): base units, and the unit in each name.
+//! The metrics in Prometheus' text format (0.0.4): base units, and the unit in each name.
 //!
-//! Invariants: M1 a name is of letters, digits and underscores, each has its type and what it is. M2 a
-//! counter's name ends in `_total`, a time is in seconds, an amount in bytes, blocks or a count of
-//! something.
+//! Invariants: M1 a name consists of letters, digits and underscores; each metric has a type and a
+//! help text. M2 a counter's name ends in `_total`; times are in seconds, amounts in bytes, in
+//! blocks or in a count of objects.
 
 use crate::source::{Number, Source};
 use forebay::latency::{BUCKETS, Taken, bound_nanos};
 use std::fmt::Write;
 
-/// Fields of the cache's counters that go up and down.
+/// Fields of the cache's counters that are gauges.
 const GAUGES: [&str; 14] = [
     "budget_bytes",
     "arena_bytes",
@@ -26,7 +26,7 @@ const GAUGES: [&str; 14] = [
     "pinned_orphans",
 ];
 
-/// Everything of a source.
+/// All metrics of a source.
 pub fn text(source: &dyn Source, uptime_seconds: f64) -> String {
     let mut out = String::new();
     let what = label(source.what());
@@ -79,7 +79,7 @@ fn scale_of(field: &str) -> f64 {
     if field.ends_with("_nanos") { 1e9 } else { 1.0 }
 }
 
-/// Name, type, and what a value is divided by.
+/// Name, type, and the divisor of the value.
 fn cache_name(field: &str) -> (String, &'static str, f64) {
     let base = match field {
         "hits" | "misses" => format!("{field}_blocks"),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_waited_for_is_in_its_histogram() {
+    fn waits_are_in_their_histogram() {
         let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
         let path = std::env::temp_dir().join(format!("forebay-metrics-{}", std::process::id()));
         let options = OpenOptions::read_write().create(true).create_size(1 << 20).clone();

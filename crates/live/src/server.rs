@@ -1,10 +1,12 @@
-//! Who is listened to, and for how long: plain threads, one for each of few connections, one request each.
+//! The connections of the server: a thread for each of a few connections, with one request each.
 //!
-//! Invariants: T1 loopback only, unless others are meant. T2 at most [`CONNECTIONS`] connections are served;
-//! more are closed at once. T3 a connection ends within [`HEAD_TIME`] and [`ANSWER_TIME`], however slow the
-//! other end is. T4 memory is bounded: [`http::HEAD_MAX`] and one answer for each connection. T5 when
-//! [`Server::stop`] returns, no thread of the server is left, nor anything that holds the board's source.
-//! Lock: the connections', inside which nothing else is taken.
+//! Invariants: T1 the server listens on loopback only, unless the options allow other addresses. T2
+//! it serves at most [`CONNECTIONS`] connections and closes further ones at once. T3 a connection
+//! ends within [`HEAD_TIME`] and [`ANSWER_TIME`], however slow the client is. T4 memory is bounded:
+//! [`http::HEAD_MAX`] and one answer for each connection. T5 when [`Server::stop`] returns, no
+//! thread of the server is left, and nothing holds the board's source.
+//!
+//! Lock: the connections', a leaf.
 
 use crate::PAGE;
 use crate::board::{Board, PAUSE};
@@ -22,17 +24,17 @@ use std::time::{Duration, Instant};
 
 /// Connections served at a time.
 pub const CONNECTIONS: usize = 16;
-/// From the connection until the last byte of a request's head.
+/// Time from the connection to the last byte of the request's head.
 pub const HEAD_TIME: Duration = Duration::from_secs(5);
-/// From there until the other end has taken the answer.
+/// Time from there until the client has read the answer.
 pub const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// What is read of a request's content, so that the answer to it arrives, bytes.
+/// Bytes of a request's content that the server reads, so that its answer arrives.
 const LINGER_BYTES: usize = 64 << 10;
 const LINGER_TIME: Duration = Duration::from_millis(500);
 /// Stack of a connection's thread, bytes.
 const STACK: usize = 256 << 10;
 
-/// What a connection takes, bytes: its stack, and what is read and answered.
+/// Memory of a connection, bytes: its stack, request and answer.
 const CONNECTION_BYTES: u64 = (STACK + LINGER_BYTES) as u64;
 
 /// Where to listen.
@@ -42,15 +44,16 @@ pub struct Options {
 }
 
 impl Options {
-    /// From `ADDRESS:PORT`; port 0 is any. An address that is not loopback is `InvalidInput`, unless
-    /// `insecure`: who can reach it sees names of files and how much they are used.
+    /// Parses `ADDRESS:PORT`; port 0 is any. An address that is not loopback is `InvalidInput`,
+    /// unless `insecure` is set: every client that can reach it sees names of files and how much
+    /// they are used.
     pub fn parse(text: &str, insecure: bool) -> Result<Self> {
         let bad = |text: String| Error::new(ErrorKind::InvalidInput, "http", text);
         let address: SocketAddr =
             text.parse().map_err(|_| bad(format!("`{text}`: ADDRESS:PORT, as 127.0.0.1:8080")))?;
         if !address.ip().is_loopback() && !insecure {
             let ip = address.ip();
-            return Err(bad(format!("{ip}: everybody who can reach this address can watch")));
+            return Err(bad(format!("{ip}: all clients that can reach this address can watch")));
         }
         Ok(Self { address })
     }
@@ -70,7 +73,7 @@ struct Shared {
     board: Arc<Board>,
     address: SocketAddr,
     stop: AtomicBool,
-    /// Connections under way, by number; to be ended when the server is.
+    /// Open connections, by number. Stopping the server closes them.
     streams: Mutex<HashMap<u64, TcpStream>>,
     ended: Condvar,
     next: AtomicU64,
@@ -83,7 +86,7 @@ impl Shared {
     }
 }
 
-/// An address that is taken, where nobody is served yet: who connects waits.
+/// A bound address. The server does not serve it yet, so clients that connect wait.
 #[derive(Debug)]
 pub struct Bound {
     listener: Arc<TcpListener>,
@@ -91,7 +94,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Takes the address, or says why not.
+    /// Binds the address.
     pub fn new(options: &Options) -> Result<Self> {
         let failed = |e| Error::from_io("http", e).with_path(options.address.to_string());
         let listener = Arc::new(TcpListener::bind(options.address).map_err(failed)?);
@@ -99,7 +102,7 @@ impl Bound {
         Ok(Self { listener, address })
     }
 
-    /// Serves from now on. The board makes a point a second meanwhile.
+    /// Starts to serve. From now on the board takes a sample each second.
     pub fn serve(self, board: &Arc<Board>) -> Result<Server> {
         let Self { listener, address } = self;
         let failed = |e| Error::from_io("http", e).with_path(address.to_string());
@@ -123,29 +126,29 @@ impl Bound {
 }
 
 impl Server {
-    /// Listens, and serves from now on.
+    /// Binds the address and starts to serve.
     pub fn start(board: &Arc<Board>, options: &Options) -> Result<Self> {
         Bound::new(options)?.serve(board)
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it takes of memory: what, bytes now, bound in bytes. A thread for each connection, with its stack
+    /// Its memory: (name, bytes now, bound in bytes). A thread for each connection, with its stack
     /// and an answer.
     pub fn memory_rows(&self) -> impl Fn() -> Vec<(String, u64, u64)> + Send + Sync + 'static {
         let shared = Arc::downgrade(&self.shared);
         move || {
             let Some(shared) = shared.upgrade() else { return Vec::new() };
             let now = shared.streams().len().min(CONNECTIONS) as u64;
-            let what = "threads of the page, beside --cache-size".to_string();
+            let what = "threads of the page, in addition to --cache-size".to_string();
             vec![(what, now * CONNECTION_BYTES, CONNECTIONS as u64 * CONNECTION_BYTES)]
         }
     }
 
-    /// Ends it (T5).
+    /// Stops the server (server.T5).
     pub fn stop(mut self) {
         self.end();
     }
@@ -155,7 +158,7 @@ impl Server {
             return;
         }
         drop(self.ticking.take());
-        // Wakes the thread that accepts: it gets no connection any more.
+        // Wakes the accepting thread, which gets no connection any more.
         if let Err(e) = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both) {
             log::debug!("http: shutdown: {e}");
         }
@@ -165,7 +168,7 @@ impl Server {
         }
         let mut streams = self.shared.streams();
         for stream in streams.values() {
-            // One that is gone already needs no telling.
+            // An error says that the connection is closed already.
             let _shut = stream.shutdown(Shutdown::Both);
         }
         while !streams.is_empty() {
@@ -187,14 +190,15 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<Jo
 }
 
 fn tick(shared: &Shared, over: &Receiver<()>) {
-    // A little more than the pause, so that no tick comes too early for its point.
+    // A little more than the pause, so that no tick is too early for its point.
     let every = PAUSE + Duration::from_millis(100);
     while over.recv_timeout(every) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
         shared.board.tick();
     }
 }
 
-/// Takes one connection after the other, until `stop` is set when one comes or cannot come.
+/// Accepts one connection after the other. Ends when `accept` returns, well or not, with `stop`
+/// set.
 pub fn accept_until<S>(
     what: &str,
     stop: &AtomicBool,
@@ -210,7 +214,7 @@ pub fn accept_until<S>(
             Ok(stream) => take(stream),
             Err(e) => {
                 log::warn!("{what}: accept: {e}");
-                // Out of descriptors, most likely: not at once again.
+                // Most likely out of descriptors: waits before the next attempt.
                 std::thread::sleep(Duration::from_millis(100));
             }
         }
@@ -242,7 +246,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     });
 }
 
-/// A connection that is counted.
+/// A connection that counts towards the limit.
 struct Guard {
     shared: Arc<Shared>,
     number: u64,
@@ -295,7 +299,7 @@ fn serve(shared: &Shared, mut stream: &TcpStream) -> std::io::Result<()> {
     linger(stream)
 }
 
-/// Time until then; `None` if there is too little to wait for anything.
+/// Time until then; `None` if too little is left to wait.
 fn left(deadline: Instant) -> Option<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     (left > Duration::from_millis(1)).then_some(left)
@@ -315,7 +319,8 @@ fn send(mut stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> std::io:
     Ok(())
 }
 
-/// A connection that is closed with something unread is reset, and the answer lost with it.
+/// Reads the rest of the request. The kernel resets a connection that is closed with unread data,
+/// and the client loses the answer.
 fn linger(mut stream: &TcpStream) -> std::io::Result<()> {
     stream.shutdown(Shutdown::Write)?;
     let deadline = Instant::now() + LINGER_TIME;
@@ -330,14 +335,14 @@ fn linger(mut stream: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What is sent.
+/// The content of an answer.
 struct Answer {
     head: String,
     head_only: bool,
     content: Content,
 }
 
-/// Text of one's own, or of all who watch.
+/// A text for this client, or one that all clients share.
 enum Content {
     Own(String),
     Shared(Arc<str>),
@@ -394,7 +399,7 @@ fn found(shared: &Shared, request: &Request, nonce: &str) -> (u16, &'static str,
     }
 }
 
-/// What nobody can guess who wrote a file's name before the page was asked for.
+/// A nonce: the author of a file's name cannot guess it before the page is requested.
 fn nonce(shared: &Shared) -> String {
     let part = |salt: u64| {
         let mut hasher = shared.random.build_hasher();

@@ -1,4 +1,4 @@
-//! What is asked of a running process.
+//! The interface to a running process: what the board samples.
 
 use forebay::latency::Taken;
 use forebay::{Cache, Picture, Stats};
@@ -7,40 +7,41 @@ use std::sync::Arc;
 /// A number of the front end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Number {
-    /// With its unit at the end.
+    /// Its name, with the unit at the end.
     pub name: &'static str,
-    /// What it is, in a line.
+    /// Its help text, one line.
     pub help: &'static str,
-    /// It only grows while the process lives; else it goes up and down.
+    /// A counter, which only grows while the process lives; else a gauge.
     pub counts: bool,
-    /// Now.
+    /// Its value now.
     pub value: u64,
 }
 
 impl Number {
-    /// One that only grows.
+    /// A counter.
     pub fn counter(name: &'static str, help: &'static str, value: u64) -> Self {
         Self { name, help, counts: true, value }
     }
 
-    /// One that goes up and down.
+    /// A gauge.
     pub fn gauge(name: &'static str, help: &'static str, value: u64) -> Self {
         Self { name, help, counts: false, value }
     }
 }
 
-/// Who answers. Called once a second at most, from one thread at a time; nothing of it waits for I/O.
+/// A process that can be sampled. The board calls it at most once a second, from one thread at a
+/// time. No method waits for I/O.
 pub trait Source: Send + Sync + 'static {
     /// What this process does, in a word: `export`, `mount`.
     fn what(&self) -> &str;
 
-    /// Numbers of the cache.
+    /// Counters of the cache.
     fn stats(&self) -> Stats;
 
-    /// How long operations took so far.
+    /// Latencies of operations since the start.
     fn latencies(&self) -> [(&'static str, Taken); 3];
 
-    /// What is in the cache; see [`Cache::picture`].
+    /// A snapshot of the cache; see [`Cache::picture`].
     fn picture(&self, turn: usize) -> Picture;
 
     /// Name of the I/O engine.
@@ -49,16 +50,16 @@ pub trait Source: Send + Sync + 'static {
     /// The front end, if there is one.
     fn front(&self) -> Option<&dyn FrontEnd>;
 
-    /// Whether all is well; what is not, in a line.
+    /// The health check; an error is one line.
     fn health(&self) -> Result<(), String>;
 }
 
-/// What talks to clients.
+/// A front end, which serves clients.
 pub trait FrontEnd: Send + Sync + 'static {
-    /// What its numbers are called after: `nbd`, `fuse`.
+    /// Prefix of its metrics: `nbd`, `fuse`.
     fn name(&self) -> &str;
 
-    /// Its numbers.
+    /// Its metrics.
     fn numbers(&self) -> Vec<Number>;
 
     /// More lines for [`crate::metrics`], with their types.
@@ -76,7 +77,7 @@ pub struct CacheSource {
 }
 
 impl CacheSource {
-    /// Of a cache. Names of files in volumes that are open are remembered from now on.
+    /// A source of a cache. From now on the open volumes keep the names of their files.
     pub fn new(what: &str, cache: &Cache) -> Self {
         cache.remember_names();
         Self { what: what.to_string(), cache: cache.clone(), front: None }

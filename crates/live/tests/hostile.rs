@@ -1,5 +1,5 @@
-//! Hostile clients of the page: a thousand of them, of every kind, and the server answers as before and
-//! holds no more memory than its bounds allow.
+//! A thousand hostile clients of the page, of every kind. The server answers as before and stays
+//! within its bounds of memory.
 
 use forebay::{Cache, CacheConfig};
 use forebay_live::server::CONNECTIONS;
@@ -15,8 +15,8 @@ fn start() -> (Cache, Server) {
     (cache, server)
 }
 
-/// Sends bytes, reads whatever comes until the end. Where the other side has closed already, that is an
-/// end, too.
+/// Sends bytes and reads the answer to its end. A connection that the server has closed counts as
+/// an end.
 fn send(to: SocketAddr, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(to).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -27,7 +27,7 @@ fn send(to: SocketAddr, bytes: &[u8]) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// A proper request, as often as it takes until there is room for one more connection.
+/// A valid request, repeated until the server accepts one more connection.
 fn get(to: SocketAddr, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\n\r\n");
     loop {
@@ -45,7 +45,7 @@ fn resident_bytes() -> u64 {
     line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// A request that makes no sense, by number; every kind in turn.
+/// An invalid request, by number; every kind in turn.
 fn hostile(n: usize, to: SocketAddr) -> Vec<u8> {
     let noise = |len: usize| -> Vec<u8> {
         let mut x = n as u64 * 2_654_435_769 + 1;
@@ -85,9 +85,9 @@ fn hostile(n: usize, to: SocketAddr) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// T4
+/// T4: hostile requests leave the answers and the memory of the server as they were.
 #[test]
-fn t4_a_thousand_hostile_requests_change_nothing() {
+fn t4_hostile_requests_change_nothing() {
     let (cache, server) = start();
     let to = server.address();
     for path in ["/", "/live.json", "/metrics", "/history.json", "/healthz"] {
@@ -106,15 +106,15 @@ fn t4_a_thousand_hostile_requests_change_nothing() {
     drop(cache);
 }
 
-/// T2: connections that say nothing take all places, and lose them when their time is over; those beyond are
-/// closed at once. Stopping does not wait for the silent ones.
+/// T2: silent connections use up the limit, and lose their place at their timeout. The server
+/// closes further ones at once. Stopping it does not wait for the silent ones.
 #[test]
-fn t2_silent_connections_are_few_and_do_not_hold_up_the_end() {
+fn t2_silent_connections_are_bounded_and_do_not_delay_stop() {
     let (_cache, server) = start();
     let to = server.address();
     let silent: Vec<TcpStream> =
         (0..CONNECTIONS + 20).map(|_| TcpStream::connect(to).unwrap()).collect();
-    // Those beyond are closed without a word; a read of one of the others says that there is nothing yet.
+    // The server closes further connections without an answer. A read of the others would block.
     let is_closed = |mut stream: &TcpStream| {
         stream.set_nonblocking(true).unwrap();
         let end = stream.read(&mut [0; 16]);
@@ -133,12 +133,12 @@ fn t2_silent_connections_are_few_and_do_not_hold_up_the_end() {
                 || end.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
         );
     }
-    assert!(TcpStream::connect(to).is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(to).is_err(), "the server listens no more");
 }
 
-/// T5 and B2: the cache is free when the server has stopped: nothing of it is held by whoever watched.
+/// T5 and B2: when the server has stopped, no thread of it and no client holds the cache.
 #[test]
-fn t5_b2_the_cache_goes_when_the_server_has_stopped() {
+fn t5_b2_stopped_server_releases_cache() {
     let dir = std::env::temp_dir().join(format!("forebay-live-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let image = dir.join("data.fby");
@@ -172,7 +172,7 @@ fn try_get(to: SocketAddr, path: &str) -> Option<String> {
 }
 
 #[test]
-fn t1_beyond_loopback_must_be_meant() {
+fn t1_address_beyond_loopback_needs_option() {
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80"] {
         let refused = Options::parse(address, false).unwrap_err();
         assert!(refused.to_string().contains("can watch"), "{refused}");
@@ -183,9 +183,10 @@ fn t1_beyond_loopback_must_be_meant() {
     }
 }
 
-/// HEAD is GET without the content, and one view is made for all who ask at the same time.
+/// B1, and HEAD is GET without the content: the board makes one view for all clients that ask at
+/// the same time.
 #[test]
-fn b1_everybody_sees_the_same_view_for_a_while() {
+fn b1_clients_share_one_view() {
     let (_cache, server) = start();
     let to = server.address();
     let head = send(to, format!("HEAD / HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes());
@@ -199,16 +200,16 @@ fn b1_everybody_sees_the_same_view_for_a_while() {
     let first = number(&content("/live.json"));
     let watchers: Vec<_> = (0..200).map(|_| number(&content("/live.json"))).collect();
     let most = watchers.iter().max().unwrap() - first;
-    // One for each pause that went by, and one look for the curves beside it.
+    // One view for each pause, and one sample for the curves.
     let pauses = start.elapsed().as_millis() / forebay_live::board::PAUSE.as_millis();
     assert!(u128::from(most) <= 2 * pauses + 2, "{most} views in {pauses} pauses");
     let page = content("/");
     assert!(!page.contains("NONCE") && !page.contains("http://") && !page.contains("https://"));
 }
 
-/// T3: who never ends his request is told so when his time is over, and loses his place.
+/// T3: a client that never ends its request gets an error at the timeout, and loses its place.
 #[test]
-fn t3_half_a_request_is_not_waited_for_for_ever() {
+fn t3_unfinished_request_times_out() {
     let (_cache, server) = start();
     let mut stream = TcpStream::connect(server.address()).unwrap();
     write!(stream, "GET / HTTP/1.1\r\nHost: {}\r\n", server.address()).unwrap();

@@ -7,7 +7,7 @@
 //! A few event-loop threads serve all clients; their number depends on neither clients nor queue
 //! depth. One turn of a loop receives what is there, answers hits straight into the connection's
 //! replies, starts what is late, and sends all replies of a connection with one system call.
-//! The features of the protocol, and the test of each, are in `docs/nbd.md`.
+//! The features of the protocol, and the test of each, are in `docs/reference/nbd.md`.
 
 #![forbid(unsafe_code)]
 

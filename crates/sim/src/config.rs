@@ -1,5 +1,5 @@
-//! What a simulated disk is like: its settings, what it refuses, how long it takes, and what a
-//! request does to the sectors.
+//! The settings of a simulated disk: which requests it refuses, how long they take, and what they
+//! do to the sectors.
 //!
 //! No locks: settings do not change.
 
@@ -13,13 +13,13 @@ use forebay_block::bio::{Bio, BioFlags, BioOp};
 /// Longest segment list.
 const MAX_SEGMENTS: usize = 1024;
 
-/// What a simulated disk is like.
+/// The settings of a simulated disk.
 #[derive(Debug, Clone)]
 pub struct SimConfig {
     /// Size in bytes; a multiple of `sector`.
     pub size: u64,
     /// Sector size in bytes, 512 or 4096: logical and physical block, and the unit that is never
-    /// torn by a power cut.
+    /// torn by a power loss.
     pub sector: u32,
     /// Completed writes stay volatile until a flush or FUA. Without it each one is durable.
     pub volatile_cache: bool,
@@ -29,7 +29,7 @@ pub struct SimConfig {
     pub stable_writes: bool,
     /// Longest transfer, bytes.
     pub max_transfer: u32,
-    /// Alignment of memory that is asked for, bytes.
+    /// Required alignment of memory, bytes.
     pub memory_align: u32,
     /// Discard is supported.
     pub discard: bool,
@@ -60,7 +60,7 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
-    /// What it tells the layers above.
+    /// The limits that it reports to the layers above.
     pub(crate) fn limits(&self) -> Limits {
         let reason = if self.stable_writes { "simulated need" } else { "none simulated" };
         Limits {
@@ -76,7 +76,7 @@ impl SimConfig {
         }
     }
 
-    /// Refuses what the device rules forbid.
+    /// Refuses requests that violate the rules of devices.
     pub(crate) fn check(&self, op: BioOp, flags: BioFlags, offset: u64, len: u64) -> Result<()> {
         if op == BioOp::Flush {
             return Ok(());

@@ -1,5 +1,6 @@
-//! The system's allocator, counting: what a test makes its global allocator when it says that something
-//! allocates nothing. It counts for the whole process, so such a test is alone in its file.
+//! A counting wrapper of the system's allocator: the global allocator of tests which assert that an
+//! operation allocates nothing. It counts for the complete process, so such a test is alone in its
+//! file.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,15 +12,15 @@ std::thread_local! {
     static LEFT_OUT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// See the module.
+/// The counting allocator.
 pub struct Counted;
 
-/// Calls that took memory so far, by all threads, save those within [`uncounted`].
+/// Allocations so far, by all threads, except those within [`uncounted`].
 pub fn allocations() -> usize {
     ALLOCATIONS.load(Ordering::SeqCst)
 }
 
-/// Runs `f`; what this thread allocates meanwhile does not count.
+/// Runs `f` without counting the allocations of this thread.
 pub fn uncounted<T>(f: impl FnOnce() -> T) -> T {
     let was = LEFT_OUT.replace(true);
     let value = f();
@@ -28,7 +29,7 @@ pub fn uncounted<T>(f: impl FnOnce() -> T) -> T {
 }
 
 fn count() {
-    // A thread that ends may be beyond its thread-locals: that counts.
+    // A thread that ends may have lost its thread-locals: then its allocations count.
     if !LEFT_OUT.try_with(Cell::get).unwrap_or(false) {
         ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
     }

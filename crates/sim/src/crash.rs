@@ -1,12 +1,12 @@
-//! What a disk may hold after the power went.
+//! The possible contents of a disk after a power loss, its crash states.
 //!
-//! Everything durable, and any subset of what was completed but not flushed or still in flight,
-//! kept in order, each write whole or torn between sectors. A [`PowerCut`] is a moment at which the
-//! power may go; [`PowerCut::states`] lists all subsets while that is feasible and a systematic choice
-//! beyond; [`SimDisk::power_cut`] draws one state of this moment.
+//! A crash state holds everything durable, and any subset of the writes that were completed but not
+//! flushed, or in flight. These keep their order, and each is complete or torn between sectors. A
+//! [`PowerCut`] is a moment at which the power may fail. [`PowerCut::states`] lists all subsets if
+//! they are few, and a systematic choice otherwise. [`SimDisk::power_cut`] draws one state.
 //!
-//! Invariants: R1 what was flushed, or written with FUA, is in every crash state. R2 the text of a state's
-//! fates gives the state again.
+//! Invariants: R1 flushed data and data written with FUA is in every crash state. R2 the text of a
+//! state's fates gives the state again.
 //!
 //! No locks of its own.
 
@@ -21,15 +21,15 @@ use forebay_base::world::{Nanos, split_mix};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Up to this many pending writes [`SimDisk::crash_states`] lists all subsets.
+/// With up to this many pending writes, [`SimDisk::crash_states`] lists all subsets.
 const ALL_SUBSETS: usize = 8;
 /// Random subsets beyond that.
 const SAMPLES: u64 = 64;
-/// Random subsets, torn ones among them, at any number of pending writes.
+/// Random subsets with torn writes, whatever the number of pending writes.
 const TORN_SAMPLES: u64 = 8;
-/// What some disks never tear, bytes.
+/// The unit that some disks never tear, bytes.
 const PAGE_BYTES: usize = 4096;
-/// Ways to tear at random that have a name.
+/// Number of random tears that have a name.
 const RANDOM_TEARS: u64 = 10;
 
 /// How a write of several sectors is torn.
@@ -52,7 +52,7 @@ pub enum Tear {
 const TEARS: [Tear; 4] = [Tear::FirstHalf, Tear::LastHalf, Tear::EvenSectors, Tear::Random(1)];
 const PAGE_TEARS: [Tear; 2] = [Tear::EvenPages, Tear::OddPages];
 
-/// How one pending write fares.
+/// The fate of one pending write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// It is lost.
@@ -64,7 +64,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// One character (R2).
+    /// One character (crash.R2).
     pub fn letter(self) -> char {
         match self {
             Self::Gone => '.',
@@ -94,7 +94,7 @@ impl Fate {
     }
 }
 
-/// One way the power cut may have gone; numbers are places in the order of completion.
+/// One outcome of a power loss. Numbers are positions in the order of completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Plan {
     /// The writes whose bit is set.
@@ -115,7 +115,7 @@ enum Plan {
 
 /// One possible content of the disk.
 pub struct CrashState {
-    /// What became of the pending writes, a letter each in the order of completion: see [`Fate`].
+    /// The fates of the pending writes, a letter each in the order of completion: see [`Fate`].
     pub label: String,
     image: Image,
     config: SimConfig,
@@ -127,12 +127,12 @@ impl CrashState {
         SimDisk::with_image(world, self.config.clone(), self.image.clone())
     }
 
-    /// One number for all that the disk holds.
+    /// A digest of the disk's content.
     pub fn sum(&self) -> u64 {
         self.image.sum()
     }
 
-    /// One number for all that these sectors hold.
+    /// A digest of the content of these sectors.
     pub fn sum_of(&self, read: Read) -> u64 {
         self.image.sum_of(read.first, read.count)
     }
@@ -167,13 +167,13 @@ impl CrashState {
         self.config.size
     }
 
-    /// Remembers what disks that begin with this state are asked for, once they are told to
-    /// ([`SimDisk::record_reads`]).
+    /// Records the reads of disks that begin with this state, once [`SimDisk::record_reads`] asks
+    /// for it.
     pub fn reads(&self) -> Reads {
         Reads::of(self.image.clone())
     }
 
-    /// Notes a read of this state, which came of one that is being recorded.
+    /// Records a read of this state, which stems from a recorded one.
     pub fn note_read(&self, reads: &Reads, read: Read) {
         reads.note(&self.image, read);
     }
@@ -228,14 +228,14 @@ impl CrashStates {
 }
 
 impl PowerCut {
-    /// The states that a power cut at this moment may leave: all subsets of at most `all_upto` pending
-    /// writes, else all prefixes, all but each one, each one alone, and samples; and each write
-    /// of several sectors torn in several ways.
+    /// The crash states of this moment: all subsets of at most `all_upto` pending writes. With more
+    /// writes: all prefixes, all but each one, each one alone, and samples. Also each write of
+    /// several sectors torn in several ways.
     pub fn states(&self, all_upto: usize) -> CrashStates {
         CrashStates { cut: self.clone(), plans: plans_for(&self.parts, all_upto).into_iter() }
     }
 
-    /// The state in which the pending writes fare like this; those that no fate is given for are lost.
+    /// The state with these fates of the pending writes. Writes without a fate are lost.
     pub fn state(&self, fates: &[Fate]) -> CrashState {
         let mut image = self.media.durable.clone();
         for (part, fate) in self.parts.iter().zip(fates) {
@@ -249,8 +249,8 @@ impl PowerCut {
         CrashState { label, image, config: self.config.clone() }
     }
 
-    /// What is left when the process dies and the disk goes on, as [`PowerCut::killed`]; but of the
-    /// writes in flight some of those to bytes in `within` are still on their way. They land within
+    /// The disk after a kill of the process while the machine runs on, as [`PowerCut::killed`]. But
+    /// some of the writes in flight to bytes in `within` are still in flight. They complete within
     /// `spread` nanoseconds of the next life, and before it changes anything.
     pub fn killed_late(
         &self,
@@ -274,7 +274,7 @@ impl PowerCut {
         disk
     }
 
-    /// What is left when the process dies and the disk goes on: all completed writes, still
+    /// The disk after a kill of the process while the machine runs on: all completed writes, still
     /// volatile, and any of those in flight, by the seed.
     pub fn killed(&self, seed: u64, world: Arc<SimWorld>) -> SimDisk {
         let (mut media, mut state) = (self.media.clone(), seed);
@@ -288,7 +288,7 @@ impl PowerCut {
 }
 
 impl SimDisk {
-    /// What a power cut at this moment may leave, by the seed. The disk itself goes on as it was.
+    /// One crash state of this moment, by the seed. The disk itself is unchanged.
     pub fn power_cut(&self, seed: u64) -> SimDisk {
         self.cut_state(seed).mount(self.world().clone())
     }
@@ -299,13 +299,13 @@ impl SimDisk {
         cut.state(&fates(Plan::Sample(seed, true), &cut.parts))
     }
 
-    /// What is left when the process dies and the disk goes on: [`PowerCut::killed`].
+    /// The disk after a kill of the process now: [`PowerCut::killed`].
     pub fn process_crash(&self, seed: u64) -> SimDisk {
         self.cut_now().killed(seed, self.world().clone())
     }
 
-    /// The states that a power cut at this moment may leave: [`PowerCut::states`] with all subsets of at
-    /// most 8 pending writes.
+    /// The crash states of this moment: [`PowerCut::states`] with all subsets of at most 8 pending
+    /// writes.
     pub fn crash_states(&self) -> CrashStates {
         self.cut_now().states(ALL_SUBSETS)
     }
@@ -392,7 +392,7 @@ fn apply_torn(image: &mut Image, changes: &[Change], tear: Tear) {
     }
 }
 
-/// Sectors in 4 KiB; 0 if a hole does not tell.
+/// Sectors in 4 KiB; 1 for a hole, whose sector size is unknown here.
 fn sectors_of_page(change: &Change) -> u64 {
     let bytes = change.1.as_ref().map_or(PAGE_BYTES, |sector| sector.bytes().len());
     (PAGE_BYTES / bytes) as u64

@@ -5,8 +5,8 @@
 //!
 //! Invariants: D1 the rules of [`BlockDevice`] hold: each bio completes once, a flush covers the
 //! writes completed before it was submitted, FUA is durable at completion, requests outside the
-//! size fail. D2 completed but unflushed writes read back, and are what a power cut may lose.
-//! D3 the power may go at any submission ([`SimDisk::power_off_after`]); from then on everything
+//! size fail. D2 completed but unflushed writes read back, and a power loss may lose them. D3 the
+//! power may fail at any submission ([`SimDisk::power_off_after`]); from then on every request
 //! fails and nothing changes.
 //!
 //! Locks: one per disk; taken before the world's. No bio ends while it is held.
@@ -34,17 +34,17 @@ use std::sync::Arc;
 pub struct LogEntry {
     /// When it was submitted.
     pub at: Nanos,
-    /// What.
+    /// Its operation.
     pub op: BioOp,
     /// First byte.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// How.
+    /// Its flags.
     pub flags: BioFlags,
     /// The fault that was injected.
     pub fault: Option<Fault>,
-    /// When it completed, and whether well; `None` while in flight.
+    /// When it completed, and whether it succeeded; `None` while in flight.
     pub done: Option<(Nanos, bool)>,
 }
 
@@ -62,19 +62,19 @@ struct State {
     media: Media,
     rules: Vec<FaultRule>,
     in_flight: BTreeMap<u64, InFlight>,
-    /// Writes of an earlier user of the disk that are still on their way.
+    /// Writes of an earlier user of the disk that are still in flight.
     late: BTreeMap<u64, Pending>,
     next_id: u64,
     log: Vec<LogEntry>,
-    /// Submissions until the power goes.
+    /// Submissions until the power fails.
     power: Option<u64>,
-    /// After the power went: what was in flight then.
+    /// After a power loss: the writes that were in flight.
     dead: Option<Vec<Pending>>,
-    /// The moments before each request that changes something, if they are wanted.
+    /// The moments before each request that changes something, if they are recorded.
     cuts: Option<Vec<PowerCut>>,
-    /// Tag of the next ones.
+    /// Tag of the next moments.
     tag: u64,
-    /// Where reads are remembered, if they are wanted.
+    /// The record of reads, if there is one.
     reads: Option<Reads>,
     unstable_writes: u64,
     overlapping_writes: u64,
@@ -124,12 +124,12 @@ impl SimDisk {
         Self(Arc::new(Shared { world, config, state: Mutex::new(state) }))
     }
 
-    /// The world it lives in.
+    /// Its simulated world.
     pub fn world(&self) -> &Arc<SimWorld> {
         &self.0.world
     }
 
-    /// How it was made.
+    /// Its settings.
     pub fn config(&self) -> &SimConfig {
         &self.0.config
     }
@@ -159,48 +159,48 @@ impl SimDisk {
         self.0.state.lock().media.rot(offset / u64::from(self.0.config.sector));
     }
 
-    /// The power goes at the submission after the next `n`: that one and all later ones fail,
-    /// what is in flight fails, and only crash states can be taken.
+    /// Makes the power fail at the submission after the next `n`. That one, all later ones and
+    /// those in flight fail, and only crash states can be taken.
     pub fn power_off_after(&self, n: u64) {
         self.0.state.lock().power = Some(n);
     }
 
-    /// Whether the power is gone.
+    /// Whether the power has failed.
     pub fn is_off(&self) -> bool {
         self.0.state.lock().dead.is_some()
     }
 
-    /// From now on the moment before each write, zeroing, discard and flush is remembered.
+    /// From now on records the moment before each write, zeroing, discard and flush.
     pub fn record_cuts(&self) {
         self.0.state.lock().cuts = Some(Vec::new());
     }
 
-    /// Moments that are remembered from now on carry this number: how far the user of the disk was then.
+    /// Tags the moments recorded from now on with this number, the progress of the disk's user.
     pub fn tag_cuts(&self, tag: u64) {
         self.0.state.lock().tag = tag;
     }
 
-    /// The moments since [`SimDisk::record_cuts`]; none are remembered any more.
+    /// The moments since [`SimDisk::record_cuts`]; ends the recording.
     pub fn take_cuts(&self) -> Vec<PowerCut> {
         self.0.state.lock().cuts.take().unwrap_or_default()
     }
 
-    /// From now on it is remembered what is read of the state that the disk began with.
+    /// From now on records reads of the state with which the disk began.
     pub fn record_reads(&self, reads: &Reads) {
         self.0.state.lock().reads = Some(reads.clone());
     }
 
-    /// This moment.
+    /// The moment now.
     pub fn cut_now(&self) -> PowerCut {
         self.0.state.lock().cut(&self.0.config)
     }
 
-    /// How often each class of fault happened.
+    /// The number of faults that happened, by class.
     pub fn fault_counts(&self) -> FaultCounts {
         self.0.state.lock().media.counts
     }
 
-    /// Writes whose data changed in flight although stable writes were asked for.
+    /// Writes whose data changed in flight although the disk requires stable writes.
     pub fn unstable_writes(&self) -> u64 {
         self.0.state.lock().unstable_writes
     }
@@ -230,7 +230,7 @@ impl SimDisk {
         state.in_flight.keys().next().copied().unwrap_or(state.next_id)..state.next_id
     }
 
-    /// How many completed writes a power cut could lose.
+    /// The number of completed writes that a power loss could lose.
     pub fn pending_writes(&self) -> usize {
         self.0.state.lock().media.pending.len()
     }
@@ -284,7 +284,7 @@ impl SimDisk {
         Self::with_media(world, self.0.config.clone(), media)
     }
 
-    /// A write of an earlier user of the disk lands after so many nanoseconds from now.
+    /// Completes a write of an earlier user of the disk after this many nanoseconds.
     pub(crate) fn land_later(&self, after: Nanos, part: Pending) {
         let id = {
             let mut state = self.0.state.lock();
@@ -305,12 +305,12 @@ impl SimDisk {
         self.0.world.at(self.0.world.now() + after, Box::new(land));
     }
 
-    /// Writes of an earlier user of the disk that have not landed yet.
+    /// Writes of an earlier user of the disk that have not completed yet.
     pub fn late_writes(&self) -> usize {
         self.0.state.lock().late.len()
     }
 
-    /// Carries a request out on the spot, with faults, power and log as for any other.
+    /// Executes a request at once, with faults, power and log as for any other.
     fn at_once(
         &self,
         op: BioOp,
@@ -357,13 +357,13 @@ impl State {
     fn cut(&mut self, config: &SimConfig) -> PowerCut {
         let media = self.media.clone();
         let in_flight = self.dead.clone().unwrap_or_else(|| self.copy_in_flight(config));
-        // Looking changes nothing, not even what is drawn later.
+        // Taking a moment changes nothing, not even later random numbers.
         self.media.rng = media.rng;
         PowerCut::new(media, in_flight, config.clone(), self.tag)
     }
 
-    /// Writes of an earlier user of the disk land at the latest when this one changes something:
-    /// its lock outlives its requests.
+    /// Writes of an earlier user of the disk complete at the latest when this one changes
+    /// something, because the earlier user's lock outlives its requests.
     fn land_before(&mut self, op: BioOp) {
         if op == BioOp::Read {
             return;
@@ -373,7 +373,7 @@ impl State {
         }
     }
 
-    /// Remembers the moment before a request, if that is wanted.
+    /// Records the moment before a request, if recording is on.
     fn remember(&mut self, op: BioOp, config: &SimConfig) {
         if op != BioOp::Read && self.cuts.is_some() {
             let cut = self.cut(config);
@@ -381,14 +381,14 @@ impl State {
         }
     }
 
-    /// Remembers what a read sees, if that is wanted.
+    /// Records what a read sees, if recording is on.
     fn note_read(&self, offset: u64, len: u64) {
         if let Some(reads) = &self.reads {
             reads.note_bytes(&self.media.current, offset, len);
         }
     }
 
-    /// Counts a submission; true if the power is or goes off.
+    /// Counts a submission; returns whether the power is off or fails now.
     fn power_gone(&mut self, config: &SimConfig) -> bool {
         match &mut self.power {
             _ if self.dead.is_some() => return true,
@@ -567,7 +567,7 @@ impl SimDisk {
         let sector = u64::from(self.0.config.sector);
         let numbers = {
             let state = self.0.state.lock();
-            // Which sectors are holes is more than what they read as.
+            // The answer says which sectors are holes, which a record of content does not cover.
             state.reads.iter().for_each(Reads::give_up);
             state.media.current.numbers()
         };

@@ -1,9 +1,11 @@
-//! What can go wrong with a simulated disk, and when.
+//! Faults of a simulated disk, and the rules for when they happen.
 //!
 //! A [`FaultRule`] counts the calls it matches and fires at the Nth, once, for a number of times,
-//! for ever, or by chance. Rules are asked in the order they were added; the first that fires
-//! decides. Invariant: F1 every fault that fires is counted in [`FaultCounts`], so that a test
-//! can show that it happened.
+//! for ever, or by chance. The disk asks its rules in the order in which they were added; the first
+//! that fires decides.
+//!
+//! Invariant: F1 [`FaultCounts`] counts every fault that fires, so that a test can show that it
+//! happened.
 //!
 //! No locks: the disk's own lock covers it.
 
@@ -12,7 +14,7 @@ use forebay_base::world::{Nanos, split_mix};
 use forebay_block::bio::BioOp;
 use std::ops::Range;
 
-/// One way to go wrong.
+/// One kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The call fails with this kind. A failed write leaves each of its sectors old or new (with
@@ -25,7 +27,7 @@ pub enum Fault {
     Torn,
     /// Write: reports success, nothing is stored. Flush: reports success, makes nothing durable.
     Lost,
-    /// Write: reports success, the data lands somewhere else on the disk.
+    /// Write: reports success, and writes the data somewhere else on the disk.
     Misdirect,
     /// Read: one bit is wrong in the transfer, the medium is right. Write: it is stored wrong.
     Flip,
@@ -71,7 +73,7 @@ pub struct FaultCounts {
 }
 
 impl FaultCounts {
-    /// Counts one (F1).
+    /// Counts one (fault.F1).
     pub(crate) fn count(&mut self, fault: Fault) {
         let counter = match fault {
             Fault::Fail(ErrorKind::NoSpace) => &mut self.no_space,
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_fire_when_they_say() {
+    fn rule_fires_at_its_call() {
         let rule = || FaultRule::on(BioOp::Write, Fault::Lost);
         assert_eq!(fired(rule(), BioOp::Write, 5), [1]);
         assert_eq!(fired(rule().nth(3), BioOp::Write, 5), [3]);

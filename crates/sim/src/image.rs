@@ -1,8 +1,8 @@
 //! The sectors of a simulated disk: sparse, and cheap to copy.
 //!
-//! Invariants: I1 a sector that is absent reads as zeros. I2 pages are shared by copies until one of them
-//! changes a sector, so a crash state costs what it changes, not what the disk holds. I3 images that read
-//! the same have the same sum.
+//! Invariants: I1 an absent sector reads as zeros. I2 copies share pages until one of them changes
+//! a sector, so the cost of a crash state is that of its changes, not of the disk. I3 images that
+//! read the same have the same sum.
 //!
 //! No locks: the disk's own lock covers it.
 
@@ -38,7 +38,7 @@ impl Sector {
         &self.buf[self.at as usize..(self.at + self.len) as usize]
     }
 
-    /// What it adds to the sum of an image, as sector `number` (I3).
+    /// Its summand in the sum of an image, as sector `number` (image.I3).
     pub(crate) fn share(&self, number: u64) -> u64 {
         let mut word = self.sum ^ number.rotate_left(40);
         if self.sum == 0 { 0 } else { split_mix(&mut word) }
@@ -96,23 +96,24 @@ impl Image {
         *place = content;
     }
 
-    /// How many sectors are not holes.
+    /// The number of sectors that are not holes.
     pub fn allocated(&self) -> u64 {
         self.allocated
     }
 
-    /// One number for all that it reads as (I3).
+    /// A digest of its content as reads see it (image.I3).
     pub fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// What sectors `first..first + count` add to the sum: one number for all that they read as (I3).
+    /// The summand of sectors `first..first + count`: a digest of their content as reads see it
+    /// (image.I3).
     pub(crate) fn sum_of(&self, first: u64, count: u64) -> u64 {
         let share = |number| self.get(number).map_or(0, |sector| sector.share(number));
         (first..first + count).fold(0, |sum, number| sum ^ share(number))
     }
 
-    /// Whether sector `number` is the very one of `other`, of which this image was once a copy.
+    /// Whether sector `number` is still shared with `other`, of which this image was once a copy.
     pub(crate) fn is_from(&self, other: &Self, number: u64) -> bool {
         match (self.get(number), other.get(number)) {
             (Some(this), Some(that)) => Arc::ptr_eq(&this.buf, &that.buf) && this.at == that.at,
@@ -150,7 +151,7 @@ impl Image {
 mod tests {
     use super::*;
 
-    /// I1.
+    /// I1: holes read as zeros, and reads cross sectors and pages.
     #[test]
     fn reads_across_sectors_and_holes() {
         let mut image = Image::new(512);
@@ -165,9 +166,9 @@ mod tests {
         assert_eq!((image.numbers(), copy.numbers()), (vec![1], vec![1, 2]));
     }
 
-    /// I3: whatever way an image came to be what it is.
+    /// I3: the sum does not depend on how an image got its content.
     #[test]
-    fn what_reads_the_same_has_the_same_sum() {
+    fn images_that_read_alike_have_equal_sums() {
         let with = |changes: &[(u64, u8)]| {
             let mut image = Image::new(512);
             let set = changes.iter().flat_map(|(n, byte)| split(*n, vec![*byte; 512], 512));

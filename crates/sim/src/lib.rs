@@ -1,9 +1,9 @@
-//! forebay-sim: what tests stand on. No layer depends on it.
+//! forebay-sim: simulated hardware for tests. No layer depends on it.
 //!
-//! - [`disk`]: the one simulated disk of the project, over a [`forebay_base::sim_world::SimWorld`];
-//!   [`image`] holds its sectors, [`fault`] what can go wrong, [`crash`] what a power cut leaves,
-//!   [`reads`] what somebody has read of that.
-//! - [`counted`]: an allocator for tests that say that something allocates nothing.
+//! - [`disk`]: the simulated disk, in a [`forebay_base::sim_world::SimWorld`]. [`image`] holds its
+//!   sectors; [`fault`] injects faults; [`crash`] lists the states that a power loss may leave;
+//!   [`reads`] records what a program reads of such a state.
+//! - [`counted`]: an allocator for tests which assert that an operation allocates nothing.
 
 pub mod config;
 pub mod counted;

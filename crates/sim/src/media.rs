@@ -1,5 +1,5 @@
-//! What a simulated disk stores: the durable image, the volatile cache on top of it, and what
-//! each kind of fault does to them.
+//! The storage of a simulated disk: the durable image, the volatile cache on top of it, and the
+//! effect of each kind of fault on them.
 //!
 //! Invariants: M1 `current` is `durable` with all of `pending` applied in order, except for
 //! sectors that a failed flush has lost (they read new until rewritten or evicted). M2 pending
@@ -23,7 +23,7 @@ pub(crate) struct Pending {
     pub changes: Vec<Change>,
 }
 
-/// See the module.
+/// The durable image and the volatile cache of a disk.
 #[derive(Clone)]
 pub(crate) struct Media {
     pub sector: usize,
@@ -52,7 +52,7 @@ fn failed(kind: ErrorKind, op: BioOp) -> Error {
 }
 
 impl Media {
-    /// Durably `image`, nothing pending.
+    /// Media that durably hold `image`, with nothing pending.
     pub fn new(config: &SimConfig, image: Image, rng: u64) -> Self {
         Self {
             sector: config.sector as usize,
@@ -153,8 +153,8 @@ impl Media {
         }
     }
 
-    /// Puts changes into the durable image out of turn (M3). Changes of one call are contiguous
-    /// runs or single sectors, in ascending order.
+    /// Puts changes into the durable image out of turn (media.M3). Changes of one call are
+    /// contiguous runs or single sectors, in ascending order.
     fn make_durable(&mut self, changes: Vec<Change>) {
         let (first, last) = (changes[0].0, changes[changes.len() - 1].0);
         let newer = |n: u64| {
@@ -186,8 +186,8 @@ impl Media {
         Ok(())
     }
 
-    /// What a failed flush leaves: each covered write durable, pending, or lost. A lost one reads
-    /// new for a while or old at once, and no later flush will make it durable.
+    /// Applies a failed flush: makes each covered write durable, pending, or lost. A lost one reads
+    /// new for a while or old at once, and no later flush makes it durable.
     fn fail_flush(&mut self, until: u64) {
         for mut done in std::mem::take(&mut self.pending) {
             let fate = if done.serial < until { self.pick(4) } else { 0 };
@@ -209,13 +209,13 @@ impl Media {
             }
         }
         self.pending.retain(|p| !p.changes.is_empty());
-        // Later pending writes still read as written (M1).
+        // Later pending writes still read as written (media.M1).
         for change in self.pending.iter().flat_map(|p| &p.changes) {
             self.current.set(change.clone());
         }
     }
 
-    /// Leaves a part of the changes: a prefix, a suffix, or some; of a single sector, half.
+    /// Keeps a part of the changes: a prefix, a suffix, or some; of a single sector, half.
     pub fn tear(&mut self, changes: &mut Vec<Change>) {
         let n = changes.len() as u64;
         if n == 1 {
@@ -241,7 +241,7 @@ impl Media {
         }
     }
 
-    /// Moves the changes, as they are, to another place on the disk.
+    /// Moves the changes unchanged to another offset on the disk.
     fn misdirect(&mut self, changes: &mut Vec<Change>) {
         let n = changes.len() as u64;
         if n == 0 || n >= self.sectors {
@@ -269,7 +269,7 @@ impl Media {
         change.1 = split(change.0, bytes, self.sector)[0].1.clone();
     }
 
-    /// Bit rot: one bit of what the sector holds now is wrong from now on, durably.
+    /// Bit rot: flips one bit of the sector's current content, durably.
     pub fn rot(&mut self, number: u64) {
         let mut change = (number, self.current.get(number).cloned());
         self.flip(&mut change);

@@ -1,4 +1,5 @@
-//! A moment at which the power may go: what the disk stores then, and what it may lose.
+//! A moment at which the power may fail: the content of the disk then, and the writes that it may
+//! lose.
 //!
 //! No locks.
 
@@ -6,29 +7,30 @@ use crate::config::SimConfig;
 use crate::media::{Media, Pending};
 use forebay_base::world::split_mix;
 
-/// A moment at which the power may go.
+/// A moment at which the power may fail.
 #[derive(Clone)]
 pub struct PowerCut {
     pub(crate) media: Media,
-    /// What a power cut may lose: what is pending on the media, then writes in flight.
+    /// The writes that a power loss may keep or lose: those pending on the media, then those in
+    /// flight.
     pub(crate) parts: Vec<Pending>,
     pub(crate) config: SimConfig,
     tag: u64,
 }
 
 impl PowerCut {
-    /// Of a disk that stores this, with these writes in flight.
+    /// The moment of a disk that stores this, with these writes in flight.
     pub(crate) fn new(media: Media, in_flight: Vec<Pending>, config: SimConfig, tag: u64) -> Self {
         let parts = media.pending.iter().cloned().chain(in_flight).collect();
         Self { media, parts, config, tag }
     }
 
-    /// What [`SimDisk::tag_cuts`] said last before this moment.
+    /// The last tag that [`SimDisk::tag_cuts`](crate::SimDisk::tag_cuts) set before this moment.
     pub fn tag(&self) -> u64 {
         self.tag
     }
 
-    /// One number for all that the disk may hold then.
+    /// A digest of all contents that the disk may have then.
     pub fn sum(&self) -> u64 {
         let mut sum = self.media.durable.sum();
         for (number, content) in self.parts.iter().flat_map(|part| &part.changes) {

@@ -1,8 +1,10 @@
-//! What was read of a crash state: a program that reads the same of two states does the same on both.
+//! Records the reads of a crash state: a program that reads the same of two states does the same on
+//! both.
 //!
-//! Invariants: B1 of a disk that began with a state, each sector that reads as it did then was noted when it
-//! was read; one that was written since is none of the state's. B2 what is noted is in the order in which
-//! the data moved, so that of two runs of one program the first difference is in what was read, not in where.
+//! Invariants: B1 on a disk that began with a state, the record has each read of a sector that
+//! still has the state's content; sectors written since do not belong to the state. B2 the record
+//! is in the order in which the data moved. So two runs of one program first differ in the content
+//! that they read, not in the position.
 //!
 //! Locks: one, a leaf.
 
@@ -19,13 +21,13 @@ pub struct Read {
     pub count: u64,
 }
 
-/// Reads of one crash state, by all disks that are told to note them. Clones are handles to the same.
+/// Reads of one crash state, by all disks that record them. Clones are handles to the same record.
 #[derive(Clone)]
 pub struct Reads(Arc<Mutex<Noted>>);
 
 struct Noted {
     base: Image,
-    /// With what the sectors held, as a sum.
+    /// Each read with the sum of the sectors' content.
     list: Vec<(Read, u64)>,
     given_up: bool,
 }
@@ -35,13 +37,13 @@ impl Reads {
         Self(Arc::new(Mutex::new(Noted { base, list: Vec::new(), given_up: false })))
     }
 
-    /// What was read, and sums of it. `None`: it was asked for more than content.
+    /// The reads and their sums. `None`: a request depended on more than content.
     pub fn list(&self) -> Option<Vec<(Read, u64)>> {
         let noted = self.0.lock();
         (!noted.given_up).then(|| noted.list.clone())
     }
 
-    /// Somebody asks for what cannot be noted.
+    /// Gives up the record, because a request depends on more than content.
     pub fn give_up(&self) {
         self.0.lock().given_up = true;
     }
@@ -52,7 +54,7 @@ impl Reads {
         self.note(now, Read { first, count: end - first });
     }
 
-    /// Notes what of these sectors is as it was (B1).
+    /// Records which of these sectors still have the state's content (reads.B1).
     pub(crate) fn note(&self, now: &Image, read: Read) {
         let noted = &mut *self.0.lock();
         let (mut at, end) = (read.first, read.first + read.count);
@@ -76,9 +78,10 @@ mod tests {
     use forebay_base::sim_world::SimWorld;
     use forebay_block::{BioFlags, BlockDevice};
 
-    /// B1, B2: what was written since, also before another power cut, is not noted; the rest is, in order.
+    /// B1, B2: sectors written since, also before another power loss, are not recorded; the others
+    /// are, in order.
     #[test]
-    fn what_is_read_of_the_beginning_is_noted() {
+    fn reads_of_first_state_are_recorded() {
         let disk = |seed| SimDisk::new(SimWorld::new(seed), SimConfig::default());
         let first = disk(1);
         first.poke(0, &[7; 4096]);

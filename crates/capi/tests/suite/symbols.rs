@@ -23,7 +23,7 @@ fn symbols_are_those_of_the_committed_list() {
         fs::write(&path, symbols.join("\n") + "\n").unwrap();
     }
     let listed = fs::read_to_string(&path).unwrap();
-    assert_eq!(symbols, listed.lines().collect::<Vec<_>>(), "see docs/c-library.md");
+    assert_eq!(symbols, listed.lines().collect::<Vec<_>>(), "see docs/guide/c-library.md");
     assert!(symbols.iter().all(|name| name.starts_with("fby_")), "{symbols:?}");
 }
 

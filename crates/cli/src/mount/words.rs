@@ -210,7 +210,7 @@ mod tests {
             let names = names.map(|word| word.split('=').next().unwrap_or(word).to_string());
             names.filter(|word| !word.is_empty()).collect()
         };
-        let docs = include_str!("../../../../docs/cli.md");
+        let docs = include_str!("../../../../docs/reference/cli.md");
         let section = docs.split("\n## mount\n").nth(1).unwrap().split("\n## ").next().unwrap();
         let (table, rest) =
             section.split("| word after `-o` |").nth(1).unwrap().split_once("\n\n").unwrap();

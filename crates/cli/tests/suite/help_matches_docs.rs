@@ -1,11 +1,11 @@
-//! `docs/cli.md` and `--help` name the same options, command by command, both ways.
+//! `docs/reference/cli.md` and `--help` name the same options, command by command, both ways.
 
 use crate::common::Folder;
 use std::collections::BTreeSet;
 
-const DOCS: &str = include_str!("../../../../docs/cli.md");
+const DOCS: &str = include_str!("../../../../docs/reference/cli.md");
 
-/// Long options in the section of `docs/cli.md` for `command`: first cells of its table.
+/// Long options in the section of `docs/reference/cli.md` for `command`: first cells of its table.
 fn documented(command: &str) -> BTreeSet<String> {
     let start = DOCS.find(&format!("\n## {command}\n")).expect("a section for each command");
     let section = DOCS[start + 4..].split("\n## ").next().expect("a split has a first part");
@@ -74,7 +74,10 @@ fn every_command_has_a_section() {
     for line in list.lines().filter(|l| !l.trim().is_empty()) {
         let command = line.split_whitespace().next().expect("a line has a word");
         if command != "help" {
-            assert!(DOCS.contains(&format!("\n## {command}\n")), "{command} is not in docs/cli.md");
+            assert!(
+                DOCS.contains(&format!("\n## {command}\n")),
+                "{command} is not in docs/reference/cli.md"
+            );
         }
     }
 }

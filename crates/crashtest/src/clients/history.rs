@@ -76,7 +76,7 @@ pub struct Change {
     pub latest: u64,
     /// Its end says that its bytes are durable.
     pub durable: bool,
-    /// It goes past the cache.
+    /// It bypasses the cache.
     pub is_direct: bool,
     /// By block: when a read has shown it, before its end.
     pub shown: BTreeMap<u64, u64>,

@@ -1,5 +1,5 @@
-//! The life after a crash: other clients go on with what a state holds, and the power goes again
-//! at every moment of that.
+//! The second life after a crash: other clients continue on a crash state, and the power fails
+//! again at every moment of that.
 //!
 //! No locks.
 
@@ -28,18 +28,18 @@ pub fn judge_of<'a>(clients: &Clients, ran: &'a Ran) -> Judge<'a> {
 
 /// A second life.
 pub struct Life<'a> {
-    /// What is done.
+    /// The steps.
     pub clients: &'a Clients,
     /// What is known of the first life.
     pub before: Judge<'a>,
     /// When that one ended.
     pub time: u64,
-    /// Decides what is done.
+    /// Decides the steps.
     pub seed: u64,
 }
 
 impl Life<'_> {
-    /// Carries it out on what is left.
+    /// Executes it on a crash state.
     ///
     /// # Errors
     /// What is wrong.
@@ -60,7 +60,7 @@ impl Life<'_> {
         let (cuts, mut judged) = (std::mem::take(&mut ran.cuts), HashSet::new());
         let own = judge_of(self.clients, &ran);
         for (n, cut) in cuts.iter().enumerate() {
-            // Until the volume is open nothing was served that has to stay.
+            // Before the volume is open no client has seen anything that must last.
             let is_open = ran.past.opened.is_some_and(|opened| cut.tag() >= opened);
             let states = cut.states(ALL_UPTO).shuffled(self.seed ^ (n as u64) << 20);
             for state in states.take(STATES) {

@@ -1,4 +1,4 @@
-//! What the clients of a run have done so far: the histories, and one clock.
+//! The record of the clients of a run: their histories, and one clock.
 //!
 //! Invariant: log.U1 a moment of the disk carries the time of the last begin or end before it.
 //!
@@ -36,7 +36,7 @@ pub enum Changed {
     Nothing,
 }
 
-/// Everything that is known of a run.
+/// Everything that the clients of a run have done and seen.
 #[derive(Default)]
 pub struct Past {
     /// The time.
@@ -59,13 +59,13 @@ pub struct Past {
     pub is_lossless: bool,
     /// When the volume was open: until then nothing was served.
     pub opened: Option<u64>,
-    /// Most memory of the volume after an operation, its frames apart, bytes.
+    /// Most memory of the volume after an operation, without its frames, bytes.
     pub most_memory: u64,
     running: BTreeMap<usize, (String, u64)>,
     wrong: Option<String>,
 }
 
-/// See the module.
+/// The record that the clients of one run share.
 pub struct Log {
     past: Mutex<Past>,
     disk: SimDisk,
@@ -73,9 +73,10 @@ pub struct Log {
     before: FaultCounts,
 }
 
-/// The error of a checkpoint, as what it counts as. One that needs content which the disk has lost
-/// finds that `Corrupt` and turns the volume read-only (`docs/failure-protocol.md`). So it is the
-/// first refusal of a volume that answers `ReadOnly` from then on. The same faults explain it.
+/// The error of a checkpoint, with `Corrupt` turned into `ReadOnly`. A checkpoint that needs
+/// content which the disk has lost fails with `Corrupt` and turns the volume read-only
+/// (`docs/reference/failure-protocol.md`). It is the first refusal of a volume that answers
+/// `ReadOnly` from then on, so the same faults explain both.
 pub fn of_checkpoint(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Corrupt => Error::new(ErrorKind::ReadOnly, "checkpoint", error.to_string()),
@@ -160,7 +161,7 @@ impl Log {
         lines.collect::<Vec<_>>().join("; ")
     }
 
-    /// A look at the past.
+    /// Reads the record so far.
     pub fn look<T>(&self, look: impl FnOnce(&mut Past) -> T) -> T {
         look(&mut self.past.lock())
     }
@@ -172,13 +173,13 @@ impl Log {
 }
 
 impl Past {
-    /// Keeps the first thing that was wrong.
+    /// Keeps the first violation.
     pub fn note_wrong(&mut self, what: String) {
         self.wrong.get_or_insert(what);
     }
 
-    /// An operation failed. That is wrong, unless it found no space or the disk has failed a
-    /// request: what another client drops fails none.
+    /// Records a failed operation. That is a violation, unless it found no space or the disk has
+    /// failed a request: operations that another client drops are no excuse.
     pub fn note_failed(&mut self, kind: ErrorKind, what: impl FnOnce() -> String) {
         match kind {
             ErrorKind::NoSpace => self.full += 1,

@@ -53,7 +53,7 @@ pub enum How {
     Exchange,
 }
 
-/// What an operation answered: an inode (0 where there is none to tell), or the error.
+/// The answer of an operation: an inode (0 if there is none), or the error.
 pub type Answer = Result<u64, ErrorKind>;
 
 /// One operation.
@@ -149,7 +149,7 @@ impl Orders {
     fn steps(&self, done: u64, names: &Names) -> Vec<(usize, Names)> {
         let is_open = |n: &usize| done >> n & 1 == 0;
         let open: Vec<usize> = (0..self.ops.len()).filter(is_open).collect();
-        // Whatever can take no effect any more by then comes before.
+        // Operations that can take no effect any more by then come first.
         let first = open.iter().map(|n| self.ops[*n].latest).min().unwrap_or(NEVER);
         let mut steps = Vec::new();
         for n in open.into_iter().filter(|n| self.ops[*n].begin <= first) {

@@ -1,5 +1,5 @@
-//! Several clients on one volume, or on one raw image: one run, with every moment at which the
-//! power may go.
+//! One run of several clients on one volume, or on one raw image, with every moment at which the
+//! power may fail.
 //!
 //! Invariants: run.M1 an operation ends within a bounded number of steps of the world, and the
 //! world is never stuck while one has not ended. run.M2 the cache stays within its budget, and the
@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Steps of the world in one run, at most (M1).
 const STEPS_MAX: u64 = 400_000;
 
-/// What came of a run.
+/// The result of a run.
 pub struct Ran {
     /// Every moment; the last one is behind everything.
     pub cuts: Vec<PowerCut>,
@@ -53,14 +53,14 @@ pub struct Ran {
     pub unchecked: u64,
 }
 
-/// A run that is over, and what was wrong with it.
+/// A run that has ended, and its violation.
 pub type Outcome = Result<Ran, String>;
 
 fn text(error: forebay_base::Error) -> String {
     error.to_string()
 }
 
-/// Carries the steps out on a disk of which this is known.
+/// Executes the steps on a disk whose initial content is known.
 ///
 /// # Errors
 /// What was wrong while it ran.
@@ -102,7 +102,8 @@ pub fn run(
     Ok(Ran { cuts, past, orders, failed, unchecked: unchecked.get() })
 }
 
-/// Runs a life. A world that is stuck, or at no end, names the operations that wait (M1).
+/// Runs a life. If the world is stuck or does not end, the error names the operations that wait
+/// (run.M1).
 fn bounded(
     world: &SimWorld,
     log: &Log,
@@ -127,9 +128,9 @@ struct Life<'a> {
 }
 
 impl Life<'_> {
-    /// Something could not be read. Only a request that the disk failed explains that. At the end
-    /// the disk is healed: then only what the volume has lost cannot be read, and a failed read
-    /// loses nothing. It is counted.
+    /// Counts a failed read. Only a request that the disk failed explains it. At the end the disk
+    /// is healthy again: then only content that the volume has lost cannot be read, and a failed
+    /// read loses nothing.
     fn give_up(&self, at_end: bool, what: impl FnOnce() -> String) -> Result<(), String> {
         let is_explained = !at_end || !self.log.look(|past| past.is_lossless);
         if self.disk.fault_counts() == self.before || !is_explained {
@@ -222,7 +223,7 @@ impl Life<'_> {
         done.wait_until(|| (left.load(Ordering::Acquire) == 0).then_some(())).await;
     }
 
-    /// The last sync of all, or the closing, is over.
+    /// Records the end of the last sync of everything, or of the close.
     fn all_synced(&self, begin: u64, done: forebay_base::Result<()>) {
         self.log.end(usize::MAX, Changed::Nothing, true, |past| match done {
             Ok(()) => past.syncs.push(Synced { of: None, begin, end: past.clock }),
@@ -230,7 +231,7 @@ impl Life<'_> {
         });
     }
 
-    /// M2.
+    /// Checks that no part of the cache's budget exceeds its bound (run.M2).
     fn check_budget(&self, cache: Option<&SharedArc<PageCache>>) -> Result<(), String> {
         let rows = cache.map(|cache| cache.budget()).unwrap_or_default();
         match rows.iter().find(|(_, now, bound)| now > bound) {

@@ -1,8 +1,8 @@
-//! One workload of several clients: every moment at which the power may go, what the disk may
-//! have kept, and whether what is recovered is something that the histories allow.
+//! The search of one workload of several clients: every moment at which the power may fail, every
+//! subset of writes that the disk may have kept, and whether the histories allow what is recovered.
 //!
-//! Invariants: search.X1 what is looked at depends on the workload alone. search.X2 a state is
-//! counted once for each moment; what reads the same is recovered once in a workload.
+//! Invariants: search.X1 the inspected states depend on the workload alone. search.X2 a state is
+//! counted once for each moment; states that read the same are recovered once in a workload.
 //!
 //! No locks.
 
@@ -25,17 +25,17 @@ use forebay_sim::{CrashState, Fate, Fault, FaultRule, PowerCut};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-/// All subsets of up to so many pending writes.
+/// All subsets of up to this many pending writes.
 pub const ALL_UPTO: usize = 4;
 /// Crash states of a moment, at most. There are many moments, and most states of one read the same.
 const STATES: usize = 12;
 /// States for each recovery, about: [`Share`].
 const STATES_PER_RECOVERY: u64 = 4;
-/// Recoveries that are remembered.
+/// Recoveries that the memo keeps, at most.
 const MEMO_MAX: usize = 200;
-/// One in so many disks is lived on in.
+/// One in this many disks gets a second life.
 const LIVE_ON: u64 = 150;
-/// At one in so many moments the processes are killed, and the machine goes on.
+/// At one in this many moments the processes are killed while the machine runs on.
 const KILLS: u64 = 40;
 
 /// How a workload of several clients is drawn.
@@ -45,7 +45,7 @@ pub struct Clients {
     pub setup: Setup,
     /// A volume; else a raw image.
     pub is_volume: bool,
-    /// What is done.
+    /// The steps.
     pub draw: Draw,
 }
 
@@ -76,7 +76,7 @@ impl Clients {
 struct Memo {
     /// What disks held, by their sums, and a number for it.
     found: HashMap<u64, (u64, Remains)>,
-    /// By key and time: judged, and right.
+    /// By key and time: judged, without a violation.
     judged: HashSet<(u64, u64)>,
     recoveries: Recoveries,
 }
@@ -100,7 +100,7 @@ pub fn draw_several(seed: u64) -> (Kind, Setup) {
     (Kind::Clients, Setup { near_end: false, discard: false, overlay_bytes, failing, ..plain })
 }
 
-/// The same, and operations are dropped; on a volume or on a raw image.
+/// Several clients of a volume or of a raw image, some of whose operations are dropped.
 pub fn draw_dropped(seed: u64) -> (Kind, Setup) {
     let (_, plain) = draw_several(seed);
     if seed.is_multiple_of(2) {
@@ -121,7 +121,7 @@ pub fn list_steps(case: &Case, _: &Base, keep: Option<&[usize]>) -> Vec<String> 
     chosen(&Clients::of(case), keep).iter().map(|(n, step)| format!("{n}: {step:?}")).collect()
 }
 
-/// Carries the steps out, and looks at all moments, or at one spot, until `stop` says so.
+/// Executes the steps, and inspects all moments or one spot, until `stop` returns true.
 ///
 /// # Errors
 /// The violation.
@@ -166,7 +166,7 @@ pub fn carry_out(
     Ok(())
 }
 
-/// What a life adds to the numbers.
+/// Adds the counters of a life.
 pub fn count(ran: &Ran, seen: &mut Seen) {
     let (counts, past, [reads, writes, flushes]) = (&mut seen.counts, &ran.past, ran.failed);
     counts.syncs += past.syncs.len() as u64;
@@ -181,7 +181,8 @@ pub fn count(ran: &Ran, seen: &mut Seen) {
 }
 
 impl Search<'_> {
-    /// One spot. Nothing, if there is no such moment, or other writes are pending there.
+    /// Inspects one spot. Does nothing if there is no such moment, or if other writes are pending
+    /// there.
     fn spot(&mut self, cuts: &[PowerCut], spot: &Spot, seen: &mut Seen) -> Result<(), Violation> {
         let (Spot::Cut(n, ..) | Spot::Killed(n)) = spot else { return Ok(()) };
         let Some(cut) = cuts.get(*n) else { return Ok(()) };
@@ -193,7 +194,7 @@ impl Search<'_> {
         }
     }
 
-    /// One state; `then` says whether it is lived on in, else that is drawn.
+    /// Inspects one state. `then` says whether it gets a second life; `None`: that is drawn.
     fn state(
         &mut self,
         n: usize,
@@ -224,8 +225,8 @@ impl Search<'_> {
         done.map_err(|what| at(format!("then {what}"), true))
     }
 
-    /// The processes die at this moment, the machine goes on; others go on with what is in the
-    /// disk's volatile cache, and then the power goes.
+    /// Kills the processes at this moment while the machine runs on. Other clients continue with
+    /// the content of the disk's volatile cache, and then the power fails.
     fn killed(&mut self, n: usize, cut: &PowerCut, seen: &mut Seen) -> Result<(), Violation> {
         let at = |what| Violation { spot: Spot::Killed(n), what };
         let clients = self.clients;
@@ -255,7 +256,7 @@ impl Search<'_> {
 }
 
 impl Memo {
-    /// What a state holds, and a number for it.
+    /// The content of a state, and its digest.
     fn remains(
         &mut self,
         clients: &Clients,

@@ -1,4 +1,4 @@
-//! Tasks that run at the same time as the steps of a workload: checkpoints, cleaning, and syncs of
+//! Tasks that run concurrently with the steps of a workload: checkpoints, cleaning, and syncs of
 //! another client.
 //!
 //! No locks across a wait.
@@ -10,12 +10,12 @@ use forebay_base::world::World;
 use forebay_lfs::Volume;
 use forebay_vfs::FileSystem;
 
-/// What such a task does.
+/// The kind of a concurrent task.
 #[derive(Clone, Copy)]
 pub(super) enum Concurrent {
     Checkpoint,
     Clean,
-    /// A sync of everything, which covers so many steps.
+    /// A sync of everything, which covers this many steps.
     Sync(usize),
 }
 
@@ -52,8 +52,8 @@ impl Concurrent {
 }
 
 impl Shared {
-    /// Such a task may fail after a fault of the disk, because all who wait for one commit are
-    /// told what became of it. It may find the volume full. Nothing else explains an error.
+    /// A concurrent task may fail after a fault of the disk, because a failed commit fails for all
+    /// tasks that wait for it. It may also find the volume full. Nothing else explains an error.
     fn judge_concurrent(&self, what: &str, done: forebay_base::Result<()>) {
         let Err(error) = done else { return };
         log::debug!("{what} failed: {error}");
@@ -64,7 +64,7 @@ impl Shared {
         wrong.get_or_insert_with(|| format!("{what} at the same time failed: {error}"));
     }
 
-    /// What such a task found wrong.
+    /// The first violation that a concurrent task found.
     pub(super) fn check_concurrent(&self) -> Result<(), String> {
         self.known.lock().wrong.take().map_or(Ok(()), Err)
     }

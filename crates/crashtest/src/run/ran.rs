@@ -1,4 +1,4 @@
-//! What came of a run: moments, what was known at each, and numbers.
+//! The result of a run: its moments, what was known at each, and counters.
 //!
 //! No locks.
 
@@ -8,10 +8,10 @@ use forebay_base::IoFlags;
 use forebay_sim::PowerCut;
 use std::ops::Range;
 
-/// How far a run was at a moment.
+/// The progress of a run at a moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Progress {
-    /// The volume was open: what was recovered before is durable.
+    /// The volume was open, so everything recovered is durable.
     pub opened: bool,
     /// Steps that were begun.
     pub begun: usize,
@@ -28,7 +28,7 @@ pub struct Progress {
 /// A block of a file that has decayed: the inode on the volume, and the number of the block.
 pub type Decayed = (u64, usize);
 
-/// A sync that was acknowledged: of which file (`None`: of all), and after how many steps.
+/// An acknowledged sync: its file (`None`: all files), and the number of steps before it.
 pub type Synced = (Option<u64>, usize);
 
 /// A write with `DSYNC` or `SYNC` that was acknowledged.
@@ -42,7 +42,7 @@ pub struct Stable {
     pub steps: usize,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Default)]
 pub struct Ran {
     /// The moments, in order; the last one is behind everything.
@@ -53,17 +53,17 @@ pub struct Ran {
     pub syncs: Vec<Synced>,
     /// Writes with `DSYNC` or `SYNC` that were acknowledged, in order.
     pub stable: Vec<Stable>,
-    /// Syncs that were told that they failed.
+    /// Syncs that reported a failure.
     pub syncs_failed: u64,
     /// Writes that failed.
     pub writes_failed: u64,
     /// Flushes that failed.
     pub flushes_failed: u64,
-    /// At the last moment, if everything was synced then: what a recovery has to find.
+    /// The digest that a recovery at the last moment has to find, if everything was synced then.
     pub live: Option<u64>,
     /// Reads that failed.
     pub reads_failed: u64,
-    /// Requests that the host refused for want of space.
+    /// Requests that the host refused for lack of space.
     pub no_space: u64,
     /// Steps that were refused, and the run went on.
     pub refused: u64,

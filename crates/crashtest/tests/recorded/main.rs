@@ -1,8 +1,8 @@
-//! A cross-check that owes nothing to the simulated disk or the simulated world: a volume on a real file,
-//! with direct I/O and a real engine, below it a disk of another make (nbdkit and nbdfuse) that records what
-//! it is told. Every prefix of that, and subsets of what lies between two flushes, is put onto an image,
-//! opened, read to the last byte and held against what was acknowledged by then; fsck finds nothing in what
-//! the opening has left.
+//! A cross-check without the simulated disk and the simulated world. A volume runs on a real file,
+//! with direct I/O and a real engine. Below it is a disk of another make (nbdkit and nbdfuse),
+//! which records its requests. The test writes every prefix of them, and subsets of the writes
+//! between two flushes, to an image. It opens the image, reads it to the last byte, and compares it
+//! with what was acknowledged by then. Afterwards fsck finds nothing.
 //!
 //! `FOREBAY_RECORDED_SEEDS` sets the number of workloads. No locks.
 
@@ -22,12 +22,12 @@ use recorder::{Entry, Recorder};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Up to so many writes between two flushes all subsets are tried.
+/// With up to this many writes between two flushes, all subsets are tried.
 const ALL_UPTO: usize = 5;
 /// Subsets of more.
 const SAMPLES: u64 = 12;
 
-/// What a run knows: how long the log was when each step began, and when each sync had returned.
+/// The progress of a run: the length of the log when each step began and when each sync returned.
 struct Done {
     script: Script,
     began: Vec<usize>,
@@ -35,7 +35,7 @@ struct Done {
     entries: Vec<Entry>,
 }
 
-/// What the workloads sync seldom, they sync here.
+/// Makes the workloads sync more often.
 fn with_syncs(script: &Script) -> Vec<Op> {
     let mut ops = Vec::new();
     for (n, op) in script.ops.iter().enumerate() {
@@ -81,7 +81,7 @@ fn carry_out(setup: &Setup, base: &Base, image: &[u8]) -> Result<Done, String> {
     Ok(Done { script, began, synced, entries })
 }
 
-/// Opens an image and holds it against what was known when the log was so long.
+/// Opens an image and compares it with what was known at this length of the log.
 fn check(setup: &Setup, done: &Done, len: usize, image: &[u8]) -> Result<u64, String> {
     let ram = RamDevice::new(image.len() as u64);
     ram.write_from(0, image, BioFlags::empty()).map_err(|e| e.to_string())?;
@@ -177,15 +177,15 @@ fn every_cut(setup: &Setup, done: &Done, image: &[u8], seen: &mut Seen) -> Resul
     Ok(())
 }
 
-/// Whole blocks of 4 KiB, whatever the host's sectors are. Without FUA: `nbdfuse` is told of it by the kernel
-/// (O_DSYNC as a flag of the write) and does not pass it on.
+/// Complete blocks of 4 KiB, whatever the host's sectors are. Without FUA: the kernel passes it to
+/// `nbdfuse` (O_DSYNC as a flag of the write), which does not pass it on.
 fn recorded(seed: u64, steps: usize) -> Setup {
     Setup {
         block_bytes: 4096,
         sector: 4096,
         fua: false,
         near_end: false,
-        beside: false,
+        syncs_concurrently: false,
         steps,
         ..Setup::with_content(seed)
     }
@@ -197,19 +197,21 @@ fn image_of(setup: &Setup, base: &Base) -> Vec<u8> {
     disk.peek(0, setup.volume_bytes as usize)
 }
 
-/// What the disk was told, and nothing of ours between: synced data is there after each cut.
+/// Synced data survives each power loss on a disk that another program records.
 #[test]
-fn what_another_disk_recorded_recovers_everywhere() {
+fn recorded_disk_recovers_at_every_prefix() {
     if !recorder::requires() {
         return;
     }
-    // Seed 7: a file was written whose inode was new and not in memory; a checkpoint looked for whose content
-    // that was in the tree alone, and the inode went on to say that nothing of it was stored.
+    // Seed 7: a client wrote a file whose inode was new and not in memory. A checkpoint searched
+    // the
+    // tree alone for the owner of the content, and the inode still said that nothing was
+    // stored.
     let wanted = std::env::var("FOREBAY_RECORDED_SEEDS").ok().and_then(|n| n.parse().ok());
     let mut seen = Seen::default();
     for seed in 1..=wanted.unwrap_or(12) {
         let setup = recorded(seed, 36);
-        let base = Base::empty(&setup).expect("room for a volume");
+        let base = Base::empty(&setup).expect("space for a volume");
         let image = image_of(&setup, &base);
         let done = carry_out(&setup, &base, &image).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         every_cut(&setup, &done, &image, &mut seen)
@@ -221,19 +223,19 @@ fn what_another_disk_recorded_recovers_everywhere() {
     assert!(writes > 60 && flushes > 30 && states > 200 && distinct > 40);
 }
 
-/// The recorder keeps what it was told, and the check sees a flush that did nothing.
+/// The recorder keeps all requests, and the check finds a flush that did nothing.
 #[test]
-fn a_recorded_loss_is_seen() {
+fn recorded_loss_is_detected() {
     if !recorder::requires() {
         return;
     }
     let setup = recorded(5, 16);
-    let base = Base::empty(&setup).expect("room for a volume");
+    let base = Base::empty(&setup).expect("space for a volume");
     let image = image_of(&setup, &base);
     let done = carry_out(&setup, &base, &image).expect("recorded");
     let last = done.entries.iter().rposition(|entry| *entry != Entry::Flush).expect("a write");
     let mut left = image.clone();
     done.entries[..last / 4].iter().for_each(|entry| put(&mut left, entry));
     let result = check(&setup, &done, done.entries.len(), &left);
-    assert!(result.is_err(), "most of what was flushed is gone, and nobody says so");
+    assert!(result.is_err(), "most flushed data is gone, and the check does not report it");
 }

@@ -1,7 +1,7 @@
-//! A disk of another make: a file that `nbdfuse` shows of an export of `nbdkit`, whose plugin writes down
-//! each write and each flush. What a power cut may leave is put together from that.
+//! A disk of another make: `nbdfuse` shows an export of `nbdkit` as a file, and a plugin records
+//! each write and each flush. The test builds crash states from that record.
 //!
-//! Invariants: W1 what was started here ends here, also when a test fails.
+//! Invariant: W1 each process that this file starts also ends here, even if a test fails.
 //!
 //! No locks.
 
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 /// How long anything may take. Not a measurement.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the disk was told.
+/// One request to the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
     Write { offset: u64, bytes: Vec<u8> },
     Flush,
 }
 
-/// See the module. Unmounted, ended and removed with it (W1).
+/// The recording disk. Dropping it unmounts it, ends its processes and removes its files (W1).
 pub struct Recorder {
     folder: PathBuf,
     process: Child,
@@ -30,8 +30,8 @@ fn is_there(path: &Path) -> bool {
     std::fs::metadata(path).is_ok()
 }
 
-/// Whether the test may go on. What is missing is a failure, or with `FOREBAY_ALLOW_SKIP=1` a skip that is
-/// said.
+/// Whether the test can run here. A missing program is a failure, or with `FOREBAY_ALLOW_SKIP=1` a
+/// skip with a message.
 pub fn requires() -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let missing =
@@ -108,7 +108,7 @@ impl Recorder {
             Entry::Write { offset, bytes: data[at - len..at].to_vec() }
         };
         let entries = log.lines().map(entry).collect();
-        assert_eq!(at, data.len(), "the log tells of all the data");
+        assert_eq!(at, data.len(), "the log covers all the data");
         entries
     }
 }

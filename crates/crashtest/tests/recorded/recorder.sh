@@ -1,6 +1,6 @@
 #!/bin/sh
-# A disk for nbdkit's plugin `sh` that writes down what it is told: each write and each flush is a line of
-# $RECORD/log, the bytes of the writes follow each other in $RECORD/data. One request at a time.
+# A disk for the plugin `sh` of nbdkit that records its requests. Each write and each flush is a
+# line of $RECORD/log; $RECORD/data has the bytes of the writes in order. One request at a time.
 case "$1" in
 thread_model) echo serialize_all_requests ;;
 get_size) stat -c %s "$RECORD/image" ;;

@@ -1,5 +1,5 @@
-//! Campaigns: as many states as were asked for, all different kinds of them, the same from the same seed; and
-//! a failure that is made short and repeats.
+//! Campaigns: the requested number of states, every kind of fault, the same states from the same
+//! seed; and a failure that is shrunk and repeats.
 //!
 //! No locks.
 
@@ -41,8 +41,8 @@ fn by_class(wanted: u64) -> Counts {
     total
 }
 
-/// What was not judged is little. Of 49 refused steps four left an unknown file, and 9 of some 400
-/// runs on failing disks ended early. The bounds leave a margin, and more for small runs.
+/// Checks that little was not judged. Of 49 refused steps four left an unknown file, and 9 of some
+/// 400 runs on failing disks ended early. The bounds leave a margin, and more for small runs.
 fn check_given_up(class: &str, counts: &Counts) {
     let Counts { workloads, refused, unknown, ended_early, unchecked, .. } = *counts;
     println!("class {class}: given up {unknown} of {refused}, {ended_early}, {unchecked}");
@@ -54,11 +54,11 @@ fn check_given_up(class: &str, counts: &Counts) {
     );
 }
 
-/// Nothing is wrong in many states, and every class of fault happens. `FOREBAY_CRASH_STATES` sets
-/// the number. Runs of one class differ a hundredfold in their states, so each class gets its own
-/// share.
+/// Many states show no violation, and every class of fault happens. `FOREBAY_CRASH_STATES` sets the
+/// number of states. Runs of one class differ a hundredfold in their states, so each class gets its
+/// own share.
 #[test]
-fn many_states_and_nothing_wrong() {
+fn campaign_of_many_states_finds_no_violation() {
     let wanted = from_env("FOREBAY_CRASH_STATES").unwrap_or(3_000);
     let is_long = wanted >= 50_000 && std::env::var_os("FOREBAY_CRASH_CLASS").is_none();
     let counts = by_class(wanted);
@@ -72,17 +72,18 @@ fn many_states_and_nothing_wrong() {
     }
 }
 
-/// A recovery that punched a hole into a file without meeting its inode left in it what was stored before.
+/// The story: recovery punched a hole into a file without loading its inode, and the file kept the
+/// content that was stored there before.
 #[test]
-fn a_hole_is_taken_off_what_is_stored() {
+fn recovered_hole_reduces_stored_bytes() {
     let summary = quietly(&Options { case: Some(22), seed: 9, ..Options::default() });
     assert!(summary.failure.is_none(), "{:?}", summary.failure);
     assert!(summary.counts.states > 2);
 }
 
-/// The same seed sees the same, and each state once: K1, P1, X1, X2, X3.
+/// A seed gives the same states each time, and each state once: K1, P1, X1, X2, X3.
 #[test]
-fn the_same_seed_sees_the_same() {
+fn same_seed_gives_same_states() {
     let whole = |case| {
         let summary = quietly(&Options { case: Some(case), seed: 3, ..Options::default() });
         assert!(summary.failure.is_none(), "{:?}", summary.failure);
@@ -97,12 +98,12 @@ fn the_same_seed_sees_the_same() {
     }
 }
 
-/// A violation is made short, and its command repeats it, without the mistake nothing: H1.
+/// A violation is shrunk and its command repeats it; without the injected fault there is none: H1.
 #[test]
-fn a_failure_is_made_short_and_repeats() {
+fn failure_is_shrunk_and_repeats() {
     let plant = Some(Planted::UnverifiedData);
     let summary = quietly(&Options { plant, states: Some(200_000), jobs: 2, ..Options::default() });
-    let failure = summary.failure.expect("the mistake shows");
+    let failure = summary.failure.expect("the injected fault shows");
     println!("forebay {}\n{:?}\n{}", failure.command(), failure.steps, failure.violation.what);
     assert!(failure.steps.len() <= 6, "{:?}", failure.steps);
     let again = Options {

@@ -1,5 +1,5 @@
-//! Several clients at once on one volume, and operations that are dropped while they wait: the
-//! power goes at each write and flush.
+//! Several clients at once on one volume, and operations that are dropped while they wait, with a
+//! power loss at each write and flush.
 //!
 //! `FOREBAY_CLIENT_SEEDS` sets the number of seeds of each test, `FOREBAY_SEED` the first. No
 //! locks.
@@ -39,7 +39,7 @@ pub fn by_several(setup: &Setup, _: Depth, seen: &mut Seen) -> Result<(), Violat
     search(&case, &mut Bases::default(), seen)
 }
 
-/// The same, with dropped operations.
+/// Several clients of one volume with dropped operations, for the injected faults.
 pub fn by_dropping(setup: &Setup, _: Depth, seen: &mut Seen) -> Result<(), Violation> {
     let case = case_of("dropped-futures", (Kind::Dropped, setup.clone()));
     search(&case, &mut Bases::default(), seen)
@@ -51,8 +51,8 @@ pub fn by_dropping_on_image(setup: &Setup, _: Depth, seen: &mut Seen) -> Result<
     search(&case, &mut Bases::default(), seen)
 }
 
-/// Looks at runs of a class. Its counts lie a good deal above what is asked for here: seeds 1 to 30
-/// have 8,703 states, 47 second lives and 21 kills, with dropped operations 4,649, 29 and 20, and a
+/// Searches runs of a class. Its counts are well above the bounds asserted here: seeds 1 to 30 have
+/// 8,703 states, 47 second lives and 21 kills, with dropped operations 4,649, 29 and 20, and a
 /// volume takes 70 KB of memory at most.
 fn look_at(class: &str, seeds: Range<u64>) -> Counts {
     let runs = seeds.end - seeds.start;

@@ -1,4 +1,4 @@
-//! Seeded workloads, cut at every request.
+//! Seeded workloads, with a power loss at every request.
 //!
 //! No locks.
 
@@ -10,38 +10,38 @@ use forebay_lfs::AllocMode;
 use forebay_testkit::fs_check::{Op, Path};
 use forebay_vfs::{OpenFlags, Privileges};
 
-/// Not all of it.
+/// A part of the states.
 pub const QUICK: Depth =
     Depth { all_upto: 8, states: 40, live_on: 200, second_states: 4, kills: 0, ..Depth::FULL };
 
-/// The process is killed, too.
+/// A part of the states, and kills of the process.
 pub const KILLED: Depth = Depth { states: 2, live_on: 0, kills: 12, ..QUICK };
 
-/// One workload, cut at every request.
+/// Searches one workload, with a power loss at every request.
 pub fn every_cut(setup: &Setup, depth: Depth, seen: &mut Seen) -> Result<(), Violation> {
-    let base = Base::empty(setup).expect("room for a volume");
+    let base = Base::empty(setup).expect("space for a volume");
     let script = Script::make(setup, setup.seed, &base.fs, setup.steps);
     search(Subject { setup, base: &base, script: &script }, depth, seen, &|_| false)
 }
 
-/// Files that take the place of others.
+/// Files that replace others.
 pub fn replaced(setup: &Setup, depth: Depth, seen: &mut Seen) -> Result<(), Violation> {
-    let base = Base::empty(setup).expect("room for a volume");
+    let base = Base::empty(setup).expect("space for a volume");
     let script = Script::of(setup, &base.fs, replacing(setup.seed));
     search(Subject { setup, base: &base, script: &script }, depth, seen, &|_| false)
 }
 
-/// A volume that is nearly full is overwritten, and cleaned.
+/// A nearly full volume is overwritten and cleaned.
 pub fn crowded(setup: &Setup, depth: Depth, seen: &mut Seen) -> Result<(), Violation> {
-    // What was set up by hand starts without the mistake.
-    let base = Base::crowded(&Setup { plant: None, ..setup.clone() }).expect("room for all of it");
+    // The initial content is made without the injected fault.
+    let base = Base::crowded(&Setup { plant: None, ..setup.clone() }).expect("space for all of it");
     let script = Script::of(setup, &base.fs, crowding(setup.seed));
     search(Subject { setup, base: &base, script: &script }, depth, seen, &|_| false)
 }
 
 type Search = fn(&Setup, Depth, &mut Seen) -> Result<(), Violation>;
 
-/// Searches with each seed, says what was seen, and expects nothing wrong.
+/// Searches with each seed, prints the counters, and expects no violation.
 fn all(
     what: &str,
     seeds: impl Iterator<Item = u64>,
@@ -58,93 +58,97 @@ fn all(
     seen
 }
 
-/// What is recovered is a prefix of what happened, with all that was acknowledged, over the ends of segments
-/// (J12), and again the same: I11, I12, I17, L1, L2, L3, R11, R14, S11.
+/// Recovery gives a prefix of the steps that contains everything acknowledged, also across ends of
+/// segments (J12), and gives it again: I11, I12, I17, L1, L2, L3, R11, R14, S11.
 #[test]
-fn names_cut_everywhere() {
+fn names_survive_power_loss_at_every_request() {
     let seen = all("names", seeds(5), Setup::from_seed, every_cut, QUICK).counts;
     assert!(seen.states > 20 * seen.workloads && seen.second_lives > 0);
 }
 
-/// What recovery read from a volatile cache, and served, is there after a power cut: O11, R13.
+/// What recovery read from a volatile cache and served is there after a power loss: O11, R13.
 #[test]
-fn names_of_a_killed_process() {
+fn names_survive_kill() {
     let seen = all("killed", seeds(8), Setup::from_seed, every_cut, KILLED).counts;
     assert!(seen.kills > seen.workloads && seen.second_states > 5 * seen.workloads);
 }
 
 /// Each block old or new, no size without its bytes, nothing overwritten: I13, I15, I16, M11, M13.
 #[test]
-fn content_cut_everywhere() {
-    // Seed 34: a sync of a file that had grown by a hole, beside a write into that hole, published the size
-    // up to the write only, and was acknowledged.
+fn content_survives_power_loss_at_every_request() {
+    // Seed 34: a file had grown by a hole. A sync, concurrent with a write into that hole,
+    // published
+    // the size only up to the write, and was acknowledged.
     let seeds = seeds(3).chain([34]);
     let seen = all("content", seeds, Setup::with_content, every_cut, QUICK).counts;
     assert!(seen.states > 20 * seen.workloads && seen.second_lives > 0);
 }
 
 #[test]
-fn content_of_a_killed_process() {
+fn content_survives_kill() {
     let seen = all("content, killed", seeds(4), Setup::with_content, every_cut, KILLED).counts;
     assert!(seen.kills > seen.workloads);
 }
 
 #[test]
-fn files_in_place_of_others_cut_everywhere() {
-    // Seed 1005: a file was cut by one opener, another one closed it, and then what the first had written
-    // until it closed was not owed any more: a sync of another file committed the cut without it.
+fn replaced_files_survive_power_loss_at_every_request() {
+    // Seed 1005: one opener truncated and rewrote a file, and another one closed it. From then on
+    // the
+    // content was not due at the first one's close any more, and a sync of another file
+    // committed the truncation without it.
     let seeds = seeds(2).chain([1005]);
     let seen = all("replacing", seeds, Setup::with_content, replaced, QUICK).counts;
     assert!(seen.states > 20 * seen.workloads);
 }
 
-/// Segments are emptied while their content is overwritten, and used again while the power goes: C41, C43,
-/// W11 to W14.
+/// The cleaner empties segments while clients overwrite their content, and the volume reuses them,
+/// with power losses throughout: C41, C43, W11 to W14.
 #[test]
-fn a_crowded_volume_cut_everywhere() {
+fn full_volume_survives_power_loss_at_every_request() {
     let seen = all("crowded", seeds(6), Setup::crowded, crowded, QUICK).counts;
     assert!(seen.states > 20 * seen.workloads && seen.cleaned > 10 * seen.workloads, "{seen:?}");
 }
 
-/// The same on a disk that fails: what was copied before a failure is not relied on (C43).
+/// The cleaner on a failing disk: after a failure it does not rely on earlier copies (C43).
 #[test]
-fn a_crowded_volume_on_a_failing_disk() {
+fn full_volume_survives_failing_disk() {
     let setup = |seed| Setup::crowded(seed).failing();
     let seen = all("crowded, failing", seeds(6), setup, crowded, QUICK).counts;
     assert!(seen.syncs_failed > 0 && seen.cleaned > seen.workloads, "{seen:?}");
 }
 
-/// L4, L5: flushes and writes fail now and then: whoever syncs is told, and what was acknowledged before and
-/// after is there.
+/// L4, L5: flushes and writes fail now and then. A sync reports that, and everything acknowledged
+/// before and after is there.
 #[test]
-fn names_on_a_failing_disk() {
+fn names_survive_failing_disk() {
     let setup = |seed| Setup::from_seed(seed).failing();
     let seen = all("names, failing", seeds(6), setup, every_cut, QUICK).counts;
     assert!(seen.syncs_failed > seen.workloads && seen.syncs > seen.workloads);
     assert!(seen.flushes_failed > 0 && seen.writes_failed > 0);
 }
 
-/// The same, and the runs of what failed are written again: I18, L7, Q1, Q2.
+/// Content on a failing disk: failed runs are written again: I18, L7, Q1, Q2.
 #[test]
-fn content_on_a_failing_disk() {
-    // Seed 1000: the second failed flush lost two blocks for good; they were left out of their record, and
-    // the size that covers them was not. Seeds 2016 and 2086: what a failed flush had lost was left out of
-    // its record, but not of the next checkpoint. Seeds 2020 and 2046: a log segment that was opened behind
-    // a checkpoint's freeze was free in its usage table, with content of frozen records in it. Seed 2037: a
-    // file took another one's place, and was written out for that; a failed flush lost a block of it, which
-    // was punched by then, and the repair took the file's size back: the rename was durable, and the file
-    // empty.
+fn content_survives_failing_disk() {
+    // Seed 1000: the second failed flush lost two blocks for good. Their record omitted them, but
+    // not
+    // the size that covers them. Seeds 2016 and 2086: the record omitted what a failed flush
+    // had lost, but the next checkpoint did not. Seeds 2020 and 2046: a log segment that was
+    // opened after a checkpoint's freeze was free in its usage table, with content of frozen
+    // records in it. Seed 2037: a file replaced another one, and was written out for that. A
+    // failed flush lost a block of it, which was punched by then, and the repair reset the
+    // file's size: the rename was durable, and the file empty.
     let setup = |seed| Setup::with_content(seed).failing();
     let seeds = seeds(2).chain([1000, 2016, 2020, 2037, 2046, 2086]);
     let seen = all("content, failing", seeds, setup, every_cut, QUICK).counts;
     assert!(seen.syncs_failed > seen.workloads && seen.syncs > seen.workloads);
 }
 
-/// A write that grew a file waited for the block of its old end to be read; a sync of everything, by somebody
-/// else, came in between, found nothing dirty, and published the new size: after a crash the file was longer,
-/// with zeros that nobody had written.
+/// The story: a write that grew a file waited for a read of the block at its old end. Another
+/// client's sync of everything found nothing dirty meanwhile, and published the new size. After a
+/// crash the file was longer, with zeros that no client had written.
 #[test]
-fn a_size_is_not_published_before_the_bytes_of_a_write_that_waits() {
+fn waiting_write_publishes_size_with_bytes() {
     let both = OpenFlags::READ | OpenFlags::WRITE;
     let ops = vec![
         Op::Open { path: Path(vec![0]), slot: 0, flags: both },
@@ -160,7 +164,7 @@ fn a_size_is_not_published_before_the_bytes_of_a_write_that_waits() {
     let mut seen = Seen::default();
     for seed in seeds(16) {
         let setup = Setup { block_bytes: 512, near_end: false, ..Setup::with_content(seed) };
-        let base = Base::furnished(&setup).expect("room for a volume");
+        let base = Base::furnished(&setup).expect("space for a volume");
         let script = Script::of(&setup, &base.fs, ops.clone());
         let subject = Subject { setup: &setup, base: &base, script: &script };
         let result = search(subject, QUICK, &mut seen, &|_| false);
@@ -169,7 +173,8 @@ fn a_size_is_not_published_before_the_bytes_of_a_write_that_waits() {
     println!("growing: {}", seen.line());
 }
 
-/// Windows of many files are open at every cut, and blocks are given out in the other two ways.
+/// Allocation windows of many files are open at every power loss, with each of the other two
+/// allocation modes.
 #[test]
 fn a5_cut_everywhere_in_each_way() {
     let mut second_lives = 0;

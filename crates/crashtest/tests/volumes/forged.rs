@@ -1,5 +1,5 @@
-//! Somebody writes into a file what would be a record of the log, sealed with all that there is to know but
-//! the volume's secret, where recovery looks for the log: it stays content of a file.
+//! A program forges a record of the log in a file's content, where recovery looks for the log. It
+//! knows everything but the volume's secret. Recovery must not take it for a record.
 //!
 //! No locks.
 
@@ -22,16 +22,16 @@ use std::sync::Arc;
 
 const SEGMENT_BYTES: u64 = 64 << 10;
 const SECTOR: u64 = 512;
-/// Where segment 0 of a small volume is.
+/// Offset of segment 0 of a small volume.
 const DATA_START: u64 = 16 << 10;
 const BLOCK: usize = 4096;
-/// Of the root, which the forger wants to be everybody's.
+/// The mode that the forged record gives the root directory.
 const FORGED_MODE: u32 = 0o40777;
 
 /// What the forger knows.
 #[derive(Clone, Copy)]
 struct Known {
-    /// The segment that his file begins.
+    /// The segment in which the forger's file begins.
     segment: u32,
     /// Generation of the log, its next sequence, the sum of its last record.
     end: (u64, u64, u32),
@@ -44,7 +44,8 @@ async fn open(disk: &SimDisk, setup: &Setup, plant: Plant) -> Result<Volume> {
     Volume::open(&device, &world, &options).await
 }
 
-/// A volume without sums, so that the log does not depend on what is in the file: the file, synced.
+/// Makes the file, synced, on a volume without sums, so that the log does not depend on the content
+/// of the file.
 fn written(setup: &Setup, content: &[u8]) -> (SimDisk, Known) {
     let world = SimWorld::new(setup.seed);
     let disk = SimDisk::new(
@@ -115,7 +116,7 @@ fn forge(known: Known) -> Vec<u8> {
     bytes
 }
 
-/// Writes it, cuts the power, and looks whether the root is what it was.
+/// Writes the forged record, lets the power fail, and checks that the root is unchanged.
 pub fn forged(setup: &Setup, _depth: Depth, seen: &mut Seen) -> std::result::Result<(), Violation> {
     let plain = Setup { plant: None, inline_max: 0, ..setup.clone() };
     let (_, known) = written(&plain, &[1; BLOCK]);
@@ -142,8 +143,8 @@ pub fn forged(setup: &Setup, _depth: Depth, seen: &mut Seen) -> std::result::Res
     }
 }
 
-/// Without the secret nothing is a record.
+/// Without the secret no content is a record.
 #[test]
-fn content_of_a_file_is_no_record() {
+fn file_content_is_no_log_record() {
     forged(&Setup::with_content(1), Depth::FULL, &mut Seen::default()).unwrap();
 }

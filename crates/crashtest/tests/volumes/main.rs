@@ -1,5 +1,5 @@
-//! The power goes at every request of small workloads on a volume; what the disk may have kept is recovered,
-//! used, and cut again. Planted mistakes are found.
+//! The power fails at every request of small workloads on a volume. The tests recover what the disk
+//! may have kept, use it, and let the power fail again. They find each injected fault.
 //!
 //! `FOREBAY_LFS_SEEDS` sets the number of seeds of each test, `FOREBAY_SEED` the first,
 //! `FOREBAY_CRASH_STATES` the states of the campaign. No locks.

@@ -1,9 +1,10 @@
-//! Several hands write the same blocks through the map of a file, each at its own pace: room, content, write,
-//! publish, in every order that a seed gives; beside them syncs, checkpoints and the cleaner. Whatever was
-//! fixed last, and published, counts, live and after a power cut, at the end or in the midst.
+//! Several writers write the same blocks through the map of a file, each at its own pace: reserve
+//! space, capture content, write, publish, in every order that a seed gives. Syncs, checkpoints and
+//! the cleaner run concurrently. Of the published contents the one captured last counts, on the
+//! running volume and after a power loss, at the end or earlier.
 //!
-//! Files themselves keep two writes of a block from being on their way at once, so no workload of files asks
-//! this of the map; another front end of it may.
+//! Files never have two writes of a block in flight, so no workload of files tests this. Another
+//! user of the map may do so.
 //!
 //! No locks.
 
@@ -27,11 +28,11 @@ use std::time::Duration;
 const BLOCKS: u64 = 3;
 const HANDS: usize = 3;
 const STEPS: u64 = 60;
-/// Power cuts in the midst, about.
+/// Power losses before the end, about.
 const MIDST: u64 = 4;
 const BOTH: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
 
-/// What somebody is about to publish.
+/// What a writer is about to publish.
 enum Hand {
     Idle,
     Reserved(Reservation),
@@ -40,7 +41,8 @@ enum Hand {
     Written(Reservation, u64, u8),
 }
 
-/// What a block may hold: sequences and bytes that were published, the first one before all hands.
+/// The contents that a block may have: published sequences and bytes, the first one from before all
+/// writers.
 type Past = Vec<Vec<(u64, u8)>>;
 
 struct Table {
@@ -56,7 +58,7 @@ fn newest(past: &[(u64, u8)]) -> (u64, u8) {
 }
 
 impl Table {
-    /// What has to be there now.
+    /// Checks the content of all blocks now.
     async fn check(&self) -> std::result::Result<(), String> {
         for (block, past) in (0..).zip(&self.past) {
             let range = block * self.unit..(block + 1) * self.unit;
@@ -74,7 +76,7 @@ impl Table {
         Ok(())
     }
 
-    /// A step of a hand.
+    /// One step of a writer.
     async fn step(&mut self, hand: Hand, draw: &mut impl FnMut(u64) -> u64) -> Result<Hand> {
         let (ops, unit) = (&self.ops, self.unit);
         Ok(match hand {
@@ -131,7 +133,7 @@ async fn open(disk: &SimDisk, setup: &Setup) -> Result<Volume> {
     Volume::open(&device, &world, &setup.options(&world)?).await
 }
 
-/// A moment: what a power cut may leave, and what may be there.
+/// A moment: the state of the disk at a power loss, and the contents that blocks may have then.
 struct Moment {
     cut: PowerCut,
     past: Past,
@@ -144,7 +146,7 @@ impl Moment {
     }
 }
 
-/// Makes the file, and what is done to it; some moments, the last one at the end.
+/// Makes the file and runs the writers. Returns some moments; the last one is at the end.
 async fn work(disk: &SimDisk, setup: &Setup) -> std::result::Result<Vec<Moment>, String> {
     let text = |e: forebay_base::Error| e.to_string();
     let volume = open(disk, setup).await.map_err(text)?;
@@ -183,7 +185,7 @@ async fn work(disk: &SimDisk, setup: &Setup) -> std::result::Result<Vec<Moment>,
                     assert!(done.is_ok(), "{done:?}");
                     running.fetch_sub(1, Ordering::AcqRel);
                 };
-                disk.world().spawn("beside", Box::pin(task));
+                disk.world().spawn("concurrent", Box::pin(task));
                 yield_now().await;
             }
             _ => {
@@ -194,7 +196,7 @@ async fn work(disk: &SimDisk, setup: &Setup) -> std::result::Result<Vec<Moment>,
             }
         }
     }
-    // What was not published goes back; nothing waits for it any more.
+    // Unpublished reservations are given back, and no task waits for them any more.
     drop(hands);
     while running.load(Ordering::Acquire) > 0 {
         World::sleep(&**disk.world(), Duration::from_micros(100)).await;
@@ -259,9 +261,9 @@ pub fn ordered(
     Ok(())
 }
 
-/// O1, O2, S15, H14: by sequence, never by the order in which it was published, replayed or checkpointed.
+/// O1, O2, S15, H14: the sequence decides, never the order of publishing, replay or checkpoints.
 #[test]
-fn what_was_fixed_last_counts() {
+fn content_captured_last_counts() {
     let mut seen = Seen::default();
     for seed in seeds(40) {
         let setup = Setup::with_content(seed);

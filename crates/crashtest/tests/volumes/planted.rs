@@ -1,5 +1,5 @@
-//! The suite finds what it is there for: each planted mistake makes the search report a violation,
-//! and the same workloads without it none.
+//! Tests of the suite itself: each injected fault makes the search report a violation, and the same
+//! workloads without it report none.
 //!
 //! No locks.
 
@@ -11,28 +11,28 @@ use crate::storms::storm;
 use forebay_crashtest::{Depth, Options, Planted, Seen, Setup, Violation, campaign, class_by_name};
 use std::time::Duration;
 
-/// Each fault is found within so many states.
+/// The search finds each fault within this many states.
 const STATES_MAX: u64 = 100_000;
 
-/// How a mistake is looked for.
+/// How to search for a fault.
 struct Hunt {
     setup: fn(u64) -> Setup,
     change: fn(&mut Setup),
     search: fn(&Setup, Depth, &mut Seen) -> Result<(), Violation>,
     depth: Depth,
-    /// Seeds from 1 on are tried until one shows the mistake, so many.
+    /// Number of seeds from 1 on that are tried until one shows the fault.
     tries: u64,
 }
 
-/// Workloads of names, cut everywhere.
+/// Workloads of names, with a power loss at every request.
 const NAMES: Hunt =
     Hunt { setup: Setup::from_seed, change: |_| (), search: every_cut, depth: QUICK, tries: 40 };
 const CONTENT: Hunt = Hunt { setup: Setup::with_content, ..NAMES };
-/// Nothing goes into records.
+/// No content goes into records.
 const RUNS: Hunt = Hunt { change: |setup| setup.inline_max = 0, ..CONTENT };
-/// Nearly full, and cleaned.
+/// A nearly full volume with a busy cleaner.
 const CROWDED: Hunt = Hunt { setup: Setup::crowded, search: crowded, ..NAMES };
-/// Several write the same blocks through the map.
+/// Several writers write the same blocks through the map.
 const ORDERS: Hunt = Hunt { search: ordered, ..CONTENT };
 /// Segments of the log are filled while checkpoints are made.
 const STORM: Hunt = Hunt {
@@ -44,10 +44,11 @@ const FAILING: Hunt = Hunt { setup: |seed| Setup::from_seed(seed).failing(), ..N
 const KILLS: Hunt = Hunt { depth: Depth { kills: 4, second_states: 24, ..KILLED }, ..NAMES };
 /// Two or three clients at once.
 const CLIENTS: Hunt = Hunt { setup: several, search: by_several, tries: 100, ..NAMES };
-/// The same, and operations are dropped.
+/// Two or three clients at once, some of whose operations are dropped.
 const DROPPED: Hunt = Hunt { search: by_dropping, ..CLIENTS };
 
-/// The class of runs whose campaign finds a mistake within 100,000 states; none: it is hunted.
+/// The class of runs whose campaign finds a fault within 100,000 states; none: [`hunt`] searches
+/// for it.
 fn class_of(fault: Planted) -> Option<&'static str> {
     Some(match fault {
         Planted::DsyncWithoutCommit => "flags",
@@ -92,7 +93,7 @@ fn hunt(fault: Planted) -> Hunt {
     }
 }
 
-/// The first seed that shows the mistake; without it that seed shows nothing.
+/// Finds the first seed that shows the fault; without the fault that seed shows no violation.
 fn find(fault: Planted) -> Result<(), String> {
     if let Some(class) = class_of(fault) {
         return find_in_campaign(fault, class);
@@ -115,7 +116,7 @@ fn find(fault: Planted) -> Result<(), String> {
     Err(format!("{fault:?} was not found: {}", seen.line()))
 }
 
-/// The campaign of a class reports the mistake, and what it reports does not happen without it.
+/// The campaign of a class reports the fault, and its report does not happen without the fault.
 fn find_in_campaign(fault: Planted, class: &str) -> Result<(), String> {
     let options = Options {
         states: Some(100_000),
@@ -141,17 +142,17 @@ fn find_in_campaign(fault: Planted, class: &str) -> Result<(), String> {
 
 /// K11, O12 among them; a moment knows what was acknowledged before it: U1.
 #[test]
-fn every_planted_mistake_is_found() {
+fn search_finds_every_injected_fault() {
     let only = std::env::var("FOREBAY_CRASH_FAULT").ok();
     let wanted = |fault: &Planted| only.as_ref().is_none_or(|only| only == fault.name());
     let sought: Vec<Planted> = Planted::ALL.into_iter().filter(wanted).collect();
-    assert!(!sought.is_empty(), "no mistake has the name {only:?}");
+    assert!(!sought.is_empty(), "no injected fault has the name {only:?}");
     let missed: Vec<String> = sought.into_iter().filter_map(|fault| find(fault).err()).collect();
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
 #[test]
-fn mistakes_have_names() {
+fn injected_faults_have_names() {
     for fault in Planted::ALL {
         assert_eq!(Planted::from_name(fault.name()), Some(fault));
     }

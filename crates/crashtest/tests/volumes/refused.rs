@@ -1,4 +1,4 @@
-//! Steps that a failing disk refuses: what the search knows afterwards, and what it still judges.
+//! Steps that a failing disk refuses: what the search knows afterwards and still judges.
 //!
 //! No locks.
 
@@ -17,13 +17,14 @@ fn write(slot: u8, len: u32, fill: u64, append: bool) -> Op {
     Op::Write { slot, offset: 0, len, fill, append, privileges: Privileges::Keep }
 }
 
-/// A file without a name is written past the cache, gets a name, and is appended to; everything is
-/// synced. Three writes of the disk fail, from the `nth` one on, and some of the reads that it is
-/// asked for; with reads that fail a file need not be readable behind a refused step.
+/// Writes a file without a name past the cache, names it, appends to it, and syncs everything.
+/// Three writes of the disk fail, from the `nth` on, and some of its reads. If reads fail, a file
+/// need not be readable after a refused step.
 fn append_past_failing_writes(fill: u64, nth: u64, reads: u64, seen: &mut Seen) {
     let fail = |op| FaultRule::on(op, Fault::Fail(ErrorKind::Io));
     let failing = vec![fail(BioOp::Write).nth(nth).times(3), fail(BioOp::Read).times(reads)];
-    let plain = Setup { flags: true, beside: false, ..Setup::with_content(2 * fill + 1) };
+    let plain =
+        Setup { flags: true, syncs_concurrently: false, ..Setup::with_content(2 * fill + 1) };
     let setup = Setup { failing, rot: reads > 0, inline_max: 0, ..plain };
     let (path, flags) = (Path(vec![5]), OpenFlags::READ | OpenFlags::WRITE);
     let steps = vec![
@@ -34,7 +35,7 @@ fn append_past_failing_writes(fill: u64, nth: u64, reads: u64, seen: &mut Seen) 
         write(1, 28_673, 77, true),
         Op::SyncFs,
     ];
-    let base = Base::empty(&setup).expect("room for a volume");
+    let base = Base::empty(&setup).expect("space for a volume");
     let script = Script::of(&setup, &base.fs, steps);
     let subject = Subject { setup: &setup, base: &base, script: &script };
     search(subject, QUICK, seen, &|_| false).unwrap_or_else(|e| panic!("{fill}, {nth}: {e:?}"));

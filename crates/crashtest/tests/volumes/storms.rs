@@ -1,5 +1,6 @@
-//! Workloads of names that fill segments of the log all the time, while checkpoints are made: what a
-//! checkpoint is about to give up is all that the one before has, and is wanted at once.
+//! Workloads of names that fill segments of the log all the time while checkpoints are made. The
+//! segments that a checkpoint is about to free are all that the previous one has, and the log needs
+//! space at once.
 //!
 //! No locks.
 
@@ -29,16 +30,16 @@ fn storming(seed: u64) -> Vec<Op> {
     ops
 }
 
-/// One of them, cut at every request.
+/// Searches one workload, with a power loss at every request.
 pub fn storm(setup: &Setup, depth: Depth, seen: &mut Seen) -> Result<(), Violation> {
-    let base = Base::empty(setup).expect("room for a volume");
+    let base = Base::empty(setup).expect("space for a volume");
     let script = Script::of(setup, &base.fs, storming(setup.seed));
     search(Subject { setup, base: &base, script: &script }, depth, seen, &|_| false)
 }
 
-/// A segment of the log that a checkpoint is about to give up is needed until that is durable: W13.
+/// A log segment that a checkpoint is about to free is kept until the checkpoint is durable: W13.
 #[test]
-fn the_log_goes_on_while_checkpoints_are_made() {
+fn log_continues_during_checkpoints() {
     let mut seen = Seen::default();
     for seed in seeds(2) {
         let plain = Setup::from_seed(seed);

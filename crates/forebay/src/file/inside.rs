@@ -1,7 +1,7 @@
 //! An opener of a file of a volume.
 //!
-//! Invariant: Z1 what changes the file goes through [`forebay_vfs::OpenFile`], which keeps its
-//! times and drops its privileges; the mapping in the cache is only read.
+//! Invariant: Z1 all changes of the file go through [`forebay_vfs::OpenFile`], which updates its
+//! times and drops its privileges. Only reads use the mapping in the cache directly.
 //!
 //! No locks.
 
@@ -19,7 +19,7 @@ pub(crate) struct VolumeOpener {
     /// The mapping and this opener's read-ahead, for pins.
     reader: OnceLock<(Arc<MappedFile>, Handle)>,
     file: OpenFileRef,
-    /// Dropped last: a volume is open for as long as its files are.
+    /// Dropped last: a volume stays open for as long as its files.
     pub volume: Volume,
 }
 
@@ -64,19 +64,20 @@ impl VolumeOpener {
     }
 
     /// The mapping and a handle on it, for a pin. Errors: `BadHandle` if it is not open for
-    /// reading, `IsDirectory` and `InvalidInput` for what has no content.
+    /// reading, `IsDirectory` and `InvalidInput` for inodes without content.
     pub fn reader(&self) -> Result<&(Arc<MappedFile>, Handle)> {
         if let Some(reader) = self.reader.get() {
             return Ok(reader);
         }
-        // From its first read on the open file keeps its mapping.
+        // An empty read: from its first read on the open file keeps its mapping.
         self.file.read_slice(0, &mut [], IoFlags::empty())?;
         let file = self.mapped()?;
         let handle = file.open_handle();
         Ok(self.reader.get_or_init(|| (file, handle)))
     }
 
-    /// Its mapping in the cache. `IsDirectory` and `InvalidInput` for what has no content.
+    /// Its mapping in the cache. Errors: `IsDirectory` and `InvalidInput` for inodes without
+    /// content.
     pub fn mapped(&self) -> Result<Arc<MappedFile>> {
         self.volume.open.volume.mapped_file(self.ino())
     }
@@ -86,13 +87,13 @@ impl VolumeOpener {
         Some(done.map(|wrote| wrote.len))
     }
 
-    /// Returns where the bytes went, and how many.
+    /// Writes and blocks. Returns the offset of the bytes written, and their number.
     pub fn write_slice(&self, offset: u64, src: &[u8], flags: IoFlags) -> Result<(u64, usize)> {
         let wrote = self.file.write_slice(offset, src, flags, Privileges::Drop)?;
         Ok((wrote.offset, wrote.len))
     }
 
-    /// As `write_slice`, without blocking; gives the buffer back.
+    /// Writes as a future, and gives the buffer back. Returns as `write_slice` does.
     pub async fn write(
         &self,
         offset: u64,

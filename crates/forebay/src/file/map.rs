@@ -1,6 +1,6 @@
-//! What of a file is cached, and which runs of it hold data.
+//! Which blocks of a file are cached, and which runs of it hold data.
 //!
-//! No locks but that of a folio, for one look at it.
+//! No locks but that of one folio at a time, to read its state.
 
 use super::File;
 use forebay_base::task::{block_on, yield_now};
@@ -9,7 +9,7 @@ use forebay_cache::State;
 use forebay_iomap::MappedFile;
 use forebay_vfs::Extent;
 
-/// What of a range is in the cache.
+/// The state of a range in the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Residency {
     /// Bytes of a block.
@@ -28,7 +28,7 @@ pub struct Residency {
     pub runs: Vec<(u64, u64)>,
 }
 
-/// What of a range of a file is cached.
+/// Reads the state of a range of a file in the cache.
 pub(crate) fn residency(file: &MappedFile, offset: u64, len: u64) -> Residency {
     let (mapping, pages) = (&*file.mapping, &*file.cache);
     let block = mapping.block_size();
@@ -81,13 +81,13 @@ impl File {
     }
 }
 
-/// Runs of the map below that are asked for at once.
+/// Runs of the mapping below that one step reads.
 const RUNS_STEP: usize = 256;
-/// Folios that are looked at in one poll.
+/// Folios that one poll inspects.
 const FOLIOS_STEP: u64 = 512;
 
-/// The map of a range from its start on, at most `max` extents, with blocks that are dirty in the
-/// cache counted as data. Gives way between its steps, so that an event loop may drive it.
+/// The extents of a range from its start on, at most `max`. Blocks that are dirty in the cache
+/// count as data. Yields between its steps, so that an event loop may drive it.
 pub(crate) async fn extents(
     file: &MappedFile,
     offset: u64,
@@ -119,7 +119,7 @@ pub(crate) async fn extents(
     Ok(out.list)
 }
 
-/// A hole below may have dirty blocks above it.
+/// Splits a hole of the mapping at the dirty blocks that the cache has in it.
 async fn hole(file: &MappedFile, range: std::ops::Range<u64>, out: &mut Extents) {
     let step = file.mapping.folio_size() * FOLIOS_STEP;
     let mut at = range.start;
@@ -138,7 +138,7 @@ async fn hole(file: &MappedFile, range: std::ops::Range<u64>, out: &mut Extents)
     }
 }
 
-/// Extents so far; neighbours of one kind are one.
+/// The extents found so far; adjacent ones of one kind are merged.
 struct Extents {
     list: Vec<Extent>,
     max: usize,

@@ -132,8 +132,9 @@ impl OpenOptions {
 
     /// Opens a file or block special file of the host on `cache`. It is locked against other
     /// processes and caches until its last opener is closed. A file that this cache has open
-    /// already is shared; what it left in the cache when it was closed is found again unless
-    /// another program changed it meanwhile.
+    /// already is shared. A file that was closed finds its cached blocks again, unless another
+    /// program
+    /// changed it meanwhile.
     ///
     /// Errors: `Busy` if another process or cache has it open, or this cache has it open for
     /// another range, with other blocks or for reading only; `NotFound`, `Exists`; `InvalidInput`
@@ -173,7 +174,7 @@ impl OpenOptions {
         if let Some(mode) = self.mode {
             options.mode(mode.into());
         }
-        // What exists already is not opened: another program may hold its lock.
+        // An existing file is not opened here, because another program may hold its lock.
         if !self.create_new && path.exists() {
             return Ok(());
         }
@@ -238,7 +239,7 @@ impl OpenOptions {
         Ok(File::of(Kind::Volume(opener), self.access().io_flags))
     }
 
-    /// Makes the file; a symbolic link in its place, which leads to nothing, says where.
+    /// Makes the file. If the name is a symbolic link to a missing target, makes the target.
     fn make_inside(&self, volume: &Volume, path: &[u8], flags: OpenFlags) -> Result<OpenFileRef> {
         let fs = &*volume.open.fs;
         let (uid, gid) = volume.open.owner;

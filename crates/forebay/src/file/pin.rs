@@ -9,8 +9,9 @@ use forebay_cache::Pinned;
 use forebay_iomap::{Handle, MappedFile, PinRequest};
 
 impl File {
-    /// The mapping and this opener's handle on it, to look at a range. Waits for what a mount of
-    /// the volume holds back of the range (Z3). Errors: `BadHandle` if not opened for reading.
+    /// The mapping and this opener's handle on it, to pin a range. First waits until a mount of the
+    /// volume has written back its stores into maps of the range (Z3). Errors: `BadHandle` if not
+    /// opened for reading.
     fn reader(&self, offset: u64, len: usize) -> Result<(&MappedFile, &Handle)> {
         match &self.opener.kind {
             Kind::Raw(raw) => {
@@ -25,24 +26,24 @@ impl File {
         }
     }
 
-    /// Pins `len` bytes at `offset`: reads them without a copy, where they are cached. Fewer bytes
-    /// only at the end of the file, none behind it.
+    /// Pins `len` bytes at `offset`: reads them without a copy, where they are cached. Returns
+    /// fewer bytes only at the end of the file, and none past it.
     ///
-    /// The bytes stay as they are for as long as the [`Pinned`] lives, whatever is written, cut off
-    /// or evicted meanwhile: it is a version of the past then. A thread may write to the very
-    /// bytes that it has pinned. What is missing of the range is read into the cache first, with
-    /// read-ahead.
+    /// The bytes do not change for as long as the [`Pinned`] lives, whatever is written, truncated
+    /// or evicted meanwhile: then it shows an earlier version. A thread may write to the very bytes
+    /// that it has pinned. Blocks of the range that are not cached are read into the cache first,
+    /// with read-ahead.
     ///
-    /// All pins of a cache, those included whose bytes are in no file any more, hold at most an
-    /// eighth of its frames of 4 KiB, and with large folios an eighth of its folios, each counted
-    /// once for each pin of it. A pin that would exceed that is a copy instead
-    /// ([`Pinned::is_copy`]), in memory outside the budget; [`File::pin_no_copy`] refuses it.
-    /// [`Cache::resize`] fails with `Busy` while pins hold more than an eighth of the new size, or
-    /// memory that it would give back.
+    /// All pins of a cache together hold at most an eighth of its frames of 4 KiB, including pins
+    /// of bytes that are in no file any more. With large folios they also hold at most an eighth of
+    /// its folios; a folio counts once for each pin of it. A pin that would exceed that is a copy
+    /// instead ([`Pinned::is_copy`]), in memory outside the budget; [`File::pin_no_copy`] refuses
+    /// it. [`Cache::resize`] fails with `Busy` while pins hold more than an eighth of the new size,
+    /// or memory that it would give back.
     ///
-    /// `flags`: with `UNCACHED` cached bytes are pinned and keep their age, and the bytes are a
-    /// copy if one of them is missing; with `NOWAIT` nothing is waited for. On a volume a pin
-    /// leaves the time of access as it is.
+    /// `flags`: with `UNCACHED` cached bytes are pinned and keep their age, and the result is a
+    /// copy if any byte is not cached. With `NOWAIT` the call never waits. On a volume a pin does
+    /// not change `atime`.
     ///
     /// Errors: those of [`File::read_at_with`], `Unsupported` with `DIRECT`, and `NoMemory` for a
     /// copy that is larger than the budget of the cache.

@@ -1,10 +1,10 @@
-//! A raw image or a device object: an opener of it, and what its last opener completes.
+//! A raw image or a device object: its openers, and the closing by the last of them.
 //!
 //! No locks.
 
 use super::map::extents;
 use crate::cache::{Cache, Shared};
-use crate::registry::{Lingering, Locked, Resident, View};
+use crate::registry::{ClosedFile, Locked, Resident, View};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
@@ -29,7 +29,7 @@ pub(crate) struct RawOpener {
     pub handle: Handle,
     pub access: Access,
     device: Option<Arc<FileDevice>>,
-    /// Dropped after the handle; all openers of the file share it.
+    /// All openers of the file share it. Dropped after the handle.
     closing: Arc<Closing>,
 }
 
@@ -102,7 +102,7 @@ impl RawOpener {
         }
     }
 
-    /// Returns where the bytes went, and how many.
+    /// Returns the offset of the bytes written, and their number.
     pub async fn write(
         &self,
         offset: u64,
@@ -112,7 +112,7 @@ impl RawOpener {
         self.write_placed(offset, Source::Owned(buf), flags).await
     }
 
-    /// As `write`, for a caller that blocks.
+    /// Appends, for a caller that blocks. Returns as `write` does.
     pub fn append_slice(&self, src: &[u8], flags: IoFlags) -> Result<(u64, usize)> {
         block_on(self.write_placed(0, Source::Slice(src), flags))
     }
@@ -218,15 +218,15 @@ impl RawOpener {
     }
 }
 
-/// What the last opener completes. Openers are counted apart from the file itself, which
-/// background work holds at times too.
+/// Closes the file when the last opener drops it. Openers are counted apart from the file itself,
+/// which work in the background may hold too.
 pub(crate) struct Closing {
     shared: Arc<Shared>,
     file: Option<Arc<MappedFile>>,
     raw: Option<Raw>,
 }
 
-/// A raw file: its device, which file it is, and what of it is shown.
+/// A raw file: its device, its identity, and the range of it that is shown.
 pub(crate) struct Raw {
     pub device: Arc<FileDevice>,
     pub key: FileIdentity,
@@ -259,7 +259,7 @@ impl Drop for Closing {
                 log::warn!("closing {name}: {error}; {bytes} bytes are kept and tried again");
             }
         }
-        // They hold the device, and its lock.
+        // Fills and released blocks hold the device, and so the lock on the image.
         block_on(file.wait_fills());
         block_on(file.mapping.domain.wait_released(id));
         let settled = file.mapping.is_settled();
@@ -279,7 +279,7 @@ impl Drop for Closing {
         let weak_raw = Arc::downgrade(&raw);
         drop((raw, file));
         self.shared.forget(id, &weak);
-        let lingering = Lingering { file: weak, raw: weak_raw, view, resident, locked };
-        self.shared.registry.closed(key, lingering);
+        let closed = ClosedFile { file: weak, raw: weak_raw, view, resident, locked };
+        self.shared.registry.closed(key, closed);
     }
 }

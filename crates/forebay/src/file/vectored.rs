@@ -5,7 +5,8 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::{IoFlags, Result};
 use std::io::{IoSlice, IoSliceMut};
 
-/// A write of several buffers goes in steps of this many bytes at most, gathered into one buffer.
+/// A write of several buffers is split into steps of this many bytes at most, each gathered into
+/// one buffer.
 const GATHERED_BYTES: usize = 1 << 20;
 
 impl File {

@@ -1,7 +1,7 @@
-//! The names of a volume by path, as [`std::fs`] has those of the host. Paths begin at the volume's root,
-//! with a slash in front or without one; `..` of the root is the root.
+//! The calls of a volume by path, in the manner of [`std::fs`]. Paths begin at the volume's root,
+//! with or without a leading slash; `..` of the root is the root.
 //!
-//! No locks: each step of a path is one look, see [`forebay_vfs::path`].
+//! No locks: each component of a path is one lookup, see [`forebay_vfs::path`].
 
 use crate::file::{File, OpenOptions};
 use crate::volume::Volume;
@@ -16,12 +16,12 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Entries that a listing asks for at a time.
+/// Directory entries that a listing reads at a time.
 const ENTRIES_STEP: usize = 256;
-/// Bytes that are read at a time.
+/// Bytes that [`Volume::read`] reads at a time, at most.
 const READ_BYTES: usize = 1 << 20;
 
-/// Where a name is, or would be.
+/// The directory and the name that a path leads to, whether or not the name exists.
 type At = (Ino, Box<[u8]>);
 
 impl Volume {
@@ -53,7 +53,7 @@ impl Volume {
         OpenOptions::new().read(true).open_in(self, path)
     }
 
-    /// Opens a file to read and write; makes it if it is not there, and makes it empty.
+    /// Opens a file to read and write, after creating it or truncating it to 0 bytes.
     pub fn create_file(&self, path: impl AsRef<Path>) -> Result<File> {
         OpenOptions::new().read(true).write(true).create(true).truncate(true).open_in(self, path)
     }
@@ -74,7 +74,8 @@ impl Volume {
         }
     }
 
-    /// Makes `content` the content of a file, which is made if it is not there. Not durable yet.
+    /// Replaces the content of a file by `content`, and creates the file if it is missing. The
+    /// result is not durable yet.
     pub fn write(&self, path: impl AsRef<Path>, content: &[u8]) -> Result<()> {
         let path = path.as_ref();
         let file = self.create_file(path)?;
@@ -95,7 +96,7 @@ impl Volume {
         })
     }
 
-    /// Makes a directory, and those on the way to it that are missing.
+    /// Makes a directory and its missing parents.
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let mut at = PathBuf::from("/");
         for part in path.as_ref().components() {
@@ -108,30 +109,30 @@ impl Volume {
         Ok(())
     }
 
-    /// The entries of a directory, without `.` and `..`. What is made, renamed or removed meanwhile may be
-    /// in it or not; what stays is in it once.
+    /// The entries of a directory, without `.` and `..`. Entries that are made, renamed or removed
+    /// meanwhile may be missing; all others are listed once.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
         self.at(path.as_ref(), |path| {
             let dir = self.find(path, Last::Follow)?.ino;
             let (at, volume) = (Cookie::START, self.clone());
             let mut list = ReadDir { volume, dir, at, ready: Vec::new().into_iter(), over: false };
-            // What is no directory is refused here.
+            // Refuses anything but a directory at once.
             list.fill()?;
             Ok(list)
         })
     }
 
-    /// Attributes of what a path leads to.
+    /// Attributes of the inode that a path leads to; symbolic links are followed.
     pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Attr> {
         self.at(path.as_ref(), |path| self.find(path, Last::Follow))
     }
 
-    /// Attributes of what a path names; a symbolic link is not followed.
+    /// Attributes of the inode that a path names; a symbolic link at its end is not followed.
     pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> Result<Attr> {
         self.at(path.as_ref(), |path| self.find(path, Last::NoFollow))
     }
 
-    /// Sets attributes of what a path leads to: permissions, owner, size, times.
+    /// Sets attributes of the inode that a path leads to: permissions, owner, size, times.
     pub fn set_attr(&self, path: impl AsRef<Path>, set: &SetAttr) -> Result<Attr> {
         self.at(path.as_ref(), |path| {
             let ino = self.find(path, Last::Follow)?.ino;
@@ -139,7 +140,7 @@ impl Volume {
         })
     }
 
-    /// Renames; what was at the new name is replaced, in one step.
+    /// Renames, and replaces a file at the new name in one step.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         self.rename_with(from, to, RenameFlags::empty())
     }
@@ -159,7 +160,7 @@ impl Volume {
         })
     }
 
-    /// Removes a name of anything but a directory.
+    /// Removes the name of a file; directories are refused.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
         self.at(path.as_ref(), |path| {
             let (dir, name) = self.place(path)?;
@@ -175,7 +176,7 @@ impl Volume {
         })
     }
 
-    /// Removes a directory with all that is in it; symbolic links are not followed.
+    /// Removes a directory and everything in it; symbolic links are not followed.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         if self.symlink_metadata(path)?.kind != FileKind::Directory {
@@ -220,7 +221,7 @@ impl Volume {
         })
     }
 
-    /// One more name for a file.
+    /// Adds another name to a file.
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let ino = self.at(original.as_ref(), |path| self.find(path, Last::NoFollow))?.ino;
         self.at(link.as_ref(), |path| {
@@ -229,7 +230,8 @@ impl Volume {
         })
     }
 
-    /// The value of an extended attribute, such as `user.colour`, of what a path leads to.
+    /// The value of an extended attribute, such as `user.colour`, of the inode that a path leads
+    /// to.
     pub fn xattr(&self, path: impl AsRef<Path>, name: &str) -> Result<Vec<u8>> {
         self.at(path.as_ref(), |path| {
             let ino = self.find(path, Last::Follow)?.ino;
@@ -264,7 +266,7 @@ impl Volume {
     }
 }
 
-/// A listing that goes on; see [`Volume::read_dir`].
+/// Iterator over the entries of a directory; see [`Volume::read_dir`].
 pub struct ReadDir {
     volume: Volume,
     dir: Ino,

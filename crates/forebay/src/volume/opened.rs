@@ -1,9 +1,9 @@
-//! Which volumes a cache has open.
+//! The volumes that a cache has open.
 //!
-//! Invariant: W1 whoever opens a volume that somebody is opening, or letting go, waits for that; it is
-//! neither refused for our own lock nor opened twice.
+//! Invariant: W1 a caller waits while another one opens or closes the same volume. So the lock of
+//! this process's own file never refuses it, and no volume is open twice.
 //!
-//! Lock: `map`, not held while a volume is opened or let go.
+//! Lock: `map`, not held while a volume is opened or closed.
 
 use crate::cache::Cache;
 use forebay_base::task::block_on;
@@ -16,14 +16,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// How long to wait for a volume that is being let go.
+/// How long an opener waits for another one's open or close.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A volume that is open.
 pub(crate) struct Open {
     pub fs: Arc<dyn FileSystem>,
-    /// The same.
-    pub beside: Arc<NotifyingFs>,
+    /// `fs` by its own type, for a mount that is notified of other front ends' changes.
+    pub notifying: Arc<NotifyingFs>,
     pub volume: forebay_lfs::Volume,
     pub device: Arc<FileDevice>,
     pub cache: Cache,
@@ -35,7 +35,7 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    /// Ends the volume, once; again if that failed.
+    /// Closes the volume once; after a failure the next call tries again.
     pub fn close(&self) -> Result<()> {
         if self.read_only || self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -50,14 +50,14 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // Who wants to know has closed it. Nobody is told here.
+        // A caller that wants to know the outcome has called `close`; here it can only be logged.
         if let Err(error) = self.close() {
-            log::warn!("letting {} go: {error}", self.path.display());
+            log::warn!("closing {}: {error}", self.path.display());
         }
     }
 }
 
-/// See the module.
+/// The open volumes of a cache, by the identity of their image.
 #[derive(Default)]
 pub(crate) struct Volumes {
     map: Mutex<HashMap<FileIdentity, Entry>>,
@@ -74,7 +74,7 @@ pub(crate) struct Gone(Arc<Volumes>);
 
 impl Drop for Gone {
     fn drop(&mut self) {
-        // Whoever looked before this waits by now, or has not looked yet.
+        // An opener checks and starts to wait under this lock, so it misses no notification.
         drop(self.0.lock());
         self.0.changed.notify_all();
     }
@@ -88,7 +88,7 @@ pub(crate) enum Found {
     Free(Claim),
 }
 
-/// The right to open a volume; given back on drop.
+/// The right to open a volume. Dropping it unused gives it back.
 pub(crate) struct Claim {
     volumes: Arc<Volumes>,
     key: FileIdentity,
@@ -100,7 +100,7 @@ impl Volumes {
         self.map.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    /// Claims a volume, or finds it open (W1).
+    /// Claims a volume, or finds it open (opened.W1).
     pub fn claim(self: &Arc<Self>, key: FileIdentity) -> Result<Found> {
         let until = Instant::now() + PATIENCE;
         let mut map = self.lock();
@@ -119,7 +119,7 @@ impl Volumes {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let text = "it is being opened or let go, for long";
+                let text = "another caller has been opening or closing it for long";
                 return Err(Error::new(ErrorKind::Busy, "open", text));
             }
             map = self.changed.wait_timeout(map, left).unwrap_or_else(|p| p.into_inner()).0;
@@ -128,7 +128,7 @@ impl Volumes {
         Ok(Found::Free(Claim { volumes: self.clone(), key, opened: false }))
     }
 
-    /// Those that are open.
+    /// All open volumes.
     pub fn all(&self) -> Vec<Arc<Open>> {
         let map = self.lock();
         let open = |entry: &Entry| match entry {
@@ -140,12 +140,12 @@ impl Volumes {
 }
 
 impl Claim {
-    /// What the device of the volume is to hold.
+    /// A token that the device of the volume holds while it is open.
     pub fn gone(&self) -> Arc<Gone> {
         Arc::new(Gone(self.volumes.clone()))
     }
 
-    /// The volume is open.
+    /// Records that the volume is open.
     pub fn opened(mut self, open: &Arc<Open>, gone: &Arc<Gone>) {
         self.opened = true;
         let entry = Entry::Open(Arc::downgrade(open), Arc::downgrade(gone));

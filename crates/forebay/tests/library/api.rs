@@ -1,4 +1,4 @@
-//! What the calls promise.
+//! The documented behaviour of the calls, one test for each topic.
 
 use crate::dir::{Dir, cache, config, open, options};
 use forebay::{Cache, CacheConfig, DirectIo, ErrorKind, ExportMode, IoFlags, OpenOptions};
@@ -26,8 +26,8 @@ fn residency_and_extents() {
     assert_eq!(file.extents(4 << 20, 1).unwrap_err().kind(), ErrorKind::OutOfRange);
 }
 
-/// A map of many extents was made in one go, however many were wanted, and a prefetch planned its whole
-/// range in one poll: an event loop stood still meanwhile.
+/// The story: a map of many extents was built in one poll, however many were wanted, and a prefetch
+/// planned its complete range in one poll. An event loop served no other request meanwhile.
 #[test]
 fn maps_and_prefetches_go_in_steps() {
     let dir = Dir::new("steps");
@@ -44,7 +44,7 @@ fn maps_and_prefetches_go_in_steps() {
     assert_eq!(some.unwrap(), all[..1000]);
     assert!(polls >= 4, "{polls}");
     assert_eq!(counted(export.clone().extents(8192, 1 << 20, 1)).0.unwrap().len(), 1);
-    // Dirt above a hole, far away.
+    // Dirty blocks above a hole, far away.
     file.write_at(&[1; 4096], 31 << 20).unwrap();
     let (one, polls) = counted(export.clone().extents(4095 * 4096, 16 << 20, 1));
     assert_eq!(one.unwrap()[0].len, (31 << 20) - 4095 * 4096);
@@ -67,7 +67,7 @@ fn counted<T>(future: impl Future<Output = T>) -> (T, usize) {
 }
 
 #[test]
-fn knobs_turn_and_wrong_ones_are_named() {
+fn tunables_change_and_unknown_ones_are_named() {
     let cache = cache(16 << 20);
     for (name, _) in cache.tunables() {
         let (value, shown) = match name {
@@ -96,8 +96,8 @@ fn knobs_turn_and_wrong_ones_are_named() {
     assert!(cache.tune("dirty_bytes", "lots").unwrap_err().to_string().contains("lots"));
 }
 
-/// `dirty_bytes` could be set below the background limit: writers then waited for write-out that
-/// nobody had started.
+/// The story: `dirty_bytes` could be set below the background limit. Writers then waited for
+/// write-out that the flusher had not started.
 #[test]
 fn the_background_limit_is_never_above_the_limit() {
     let cache = cache(16 << 20);
@@ -113,7 +113,7 @@ fn the_background_limit_is_never_above_the_limit() {
         cache.tune("dirty_background_bytes", "65537").unwrap_err().kind(),
         ErrorKind::InvalidInput
     );
-    // It comes down with the limit, and goes up with it again, to where it was.
+    // It is lowered with the limit, and raised with it again, to its earlier value.
     cache.tune("dirty_bytes", "8M").unwrap();
     assert_eq!(limits(&cache), [before[0], 8 << 20]);
     cache.tune("dirty_background_bytes", "6M").unwrap();
@@ -263,10 +263,10 @@ fn a_trim_gives_the_space_back() {
     assert!(buf.iter().all(|b| *b == 0));
 }
 
-/// The last opener wrote out only if nobody else held the file at that moment, and the flusher holds
-/// it while it works: what was dirty then was lost without a word.
+/// The story: the last opener wrote out only if no other thread held the file at that moment. The
+/// flusher holds it while it works, so blocks that were dirty then were lost without an error.
 #[test]
-fn closing_writes_out_also_while_the_flusher_is_at_work() {
+fn close_writes_out_during_flusher_pass() {
     let dir = Dir::new("closing");
     let cache = cache(16 << 20);
     for round in 1..40u8 {

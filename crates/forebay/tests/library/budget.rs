@@ -17,7 +17,8 @@ fn check(cache: &Cache, budget: u64, what: &str) {
 fn the_bounds_add_up_for_every_budget_and_folio() {
     for folio_size in [4096, 16384, 65536, 2 << 20] {
         for budget in (20..=30).map(|shift| 1u64 << shift) {
-            // Memory is only touched when it is used, save for huge pages: not above 64 MiB here.
+            // Memory is only touched when it is used, except huge pages: none with up to 64 MiB
+            // here.
             if budget > 64 << 20 && folio_size != 65536 {
                 continue;
             }
@@ -31,7 +32,7 @@ fn the_bounds_add_up_for_every_budget_and_folio() {
 }
 
 #[test]
-fn the_lines_hold_while_it_works() {
+fn budget_bounds_hold_under_load() {
     let dir = Dir::new("budget");
     for block_size in [512, 4096] {
         let cache = cache(2 << 20);
@@ -55,8 +56,8 @@ fn the_lines_hold_while_it_works() {
     }
 }
 
-/// The dirty sets were reckoned from dirty bytes: one small block in each folio counted for next to
-/// nothing, and all blocks of all folios for more than the bound.
+/// The story: the memory of the dirty sets was estimated from dirty bytes. One small block in each
+/// folio counted for next to nothing, and all blocks of all folios for more than the bound.
 #[test]
 fn dirty_sets_are_counted_by_the_folio() {
     let dir = Dir::new("dirty-sets");
@@ -103,10 +104,10 @@ fn many_files_on_one_small_cache() {
     }
 }
 
-/// Files that nobody writes any more must not keep the window of unflushed blocks full: whoever writes
-/// then would flush after every pass.
+/// Files without writers must not keep the window of unflushed blocks full. Otherwise each later
+/// writer would flush after every pass.
 #[test]
-fn idle_files_do_not_hold_the_unflushed_window() {
+fn idle_files_leave_unflushed_window_free() {
     let dir = Dir::new("idle");
     let cache = cache(16 << 20);
     cache.tune("dirty_expire_centisecs", "1").unwrap();

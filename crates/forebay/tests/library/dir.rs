@@ -31,14 +31,15 @@ pub fn cache(budget: u64) -> Cache {
     Cache::new(config(budget)).unwrap()
 }
 
-/// A way of running is not to be had here: a failure, or with `FOREBAY_ALLOW_SKIP=1` a skip that is said.
+/// This machine lacks what a variant of the test requires: fails, or with `FOREBAY_ALLOW_SKIP=1`
+/// prints that it skips the variant.
 pub fn skip(why: &forebay::Error) {
     assert_eq!(std::env::var("FOREBAY_ALLOW_SKIP").as_deref(), Ok("1"), "{why}");
     println!("skipped: {why}");
 }
 
-/// A cache on the engine that the configuration names. Containers forbid io_uring; the threads run in
-/// any case.
+/// A cache on the engine that the configuration names. Containers forbid io_uring; the threads
+/// engine runs everywhere.
 pub fn cache_on(config: CacheConfig) -> Option<Cache> {
     let aio = config.aio;
     match Cache::new(config) {

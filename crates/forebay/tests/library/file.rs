@@ -191,7 +191,7 @@ fn options_make_empty_and_refuse_in_both_places() {
     places.open(&how, "f").into_iter().for_each(refuse);
     let raw_only = OpenOptions::read_write().offset(4096).clone();
     refused(raw_only.open_in(&places.volume, "/f"), ErrorKind::InvalidInput, "offset");
-    // The flags of an opener go with each of its requests.
+    // The flags of an opener apply to each of its requests.
     let how = OpenOptions::read_write().create(true).io_flags(IoFlags::UNCACHED).clone();
     for file in places.open(&how, "g").map(Result::unwrap) {
         file.write_all_at(&[1; 1 << 20], 0).unwrap();
@@ -294,7 +294,8 @@ fn prefetch_fills_and_drop_clean_evicts_a_range() {
     for file in places.made("f") {
         file.write_all_at(&[7; 1 << 20], 0).unwrap();
         file.drop_clean(0, u64::MAX).unwrap();
-        // Write-out may have begun: blocks that are dirty or on their way stay, clean ones may go.
+        // Write-out may have begun: dirty blocks and blocks in write-out stay, clean ones are
+        // evictable.
         let mut all = vec![0; 1 << 20];
         file.read_exact_at(&mut all, 0).unwrap();
         assert!(all.iter().all(|byte| *byte == 7), "what was written is there");

@@ -119,7 +119,7 @@ fn seeds() -> Range<u64> {
     first..first + env("FOREBAY_FSX_RUNS", 80).div_ceil(20)
 }
 
-/// What one run is made of. Each pair of the first two, and of the others, comes in turn.
+/// The setup of one run. Each pair of the first two, and of the others, is used in turn.
 #[derive(Debug, Clone, Copy)]
 struct Setup {
     seed: u64,
@@ -205,8 +205,8 @@ fn io_uring_engine() {
     seeds().for_each(|seed| run(Aio::IoUring, Setup::from_seed(seed)));
 }
 
-/// A file that grows and is cut: writes past the end, appends, `set_len`, everything else mixed
-/// in.
+/// A file that grows and is truncated: writes past the end, appends, `set_len`, everything else
+/// mixed in.
 fn run_growing(aio: Aio, setup: Setup) {
     let Setup { seed, direct_io, .. } = setup;
     let dir = Dir::new(&format!("fsx-grow-{aio}-{seed}"));

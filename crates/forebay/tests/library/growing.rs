@@ -1,5 +1,5 @@
-//! Files that grow: what lies between the old end and the new one is zeros, whoever grew the file
-//! and whatever was being written out meanwhile.
+//! Files that grow: the bytes between the old end and the new one are zeros, whichever call grew
+//! the file and whichever blocks were in write-out meanwhile.
 
 use crate::dir::{Dir, cache_on, config};
 use forebay::{Aio, Cache, DirectIo, DirtyTracking, IoFlags, OpenOptions};
@@ -7,8 +7,8 @@ use forebay::{Aio, Cache, DirectIo, DirtyTracking, IoFlags, OpenOptions};
 /// Ends of the file in turn: within a sector, within a block, at a folio's edge, far on.
 const ENDS: [u64; 6] = [1000, 5000, 65536, 65537, 200_000, 300_001];
 
-/// Leaves bytes of another file in every frame of the cache: whoever shows a byte that nobody wrote to his
-/// file shows 0xee.
+/// Leaves bytes of another file in every frame of the cache. A file that shows a stale byte then
+/// shows 0xee.
 fn foul_frames(cache: &Cache, dir: &Dir) {
     let size = cache.stats().arena_bytes as usize * 2;
     std::fs::write(dir.path("foul"), vec![0xee; size]).unwrap();
@@ -23,9 +23,9 @@ fn foul_frames(cache: &Cache, dir: &Dir) {
     std::fs::remove_file(dir.path("foul")).unwrap();
 }
 
-/// A block that begins where the file ends is written without a read; what lies behind what was written
-/// comes out of a frame that was another file's. It reads as zeros when the file grows over it, and is
-/// zeros in the file, whoever wrote it out, at whatever end.
+/// A block that begins at the end of the file is written without a read. Its frame held another
+/// file's bytes. The part behind the written bytes reads as zeros when the file grows over it, and
+/// is zeros in the file, whichever write-out wrote it and wherever the file ended.
 #[test]
 fn d14_d15_growth_over_a_block_that_was_never_read_shows_zeros() {
     for (aio, direct_io) in [(Aio::Threads, DirectIo::Off), (Aio::IoUring, DirectIo::Auto)] {
@@ -59,8 +59,8 @@ fn d14_d15_growth_over_a_block_that_was_never_read_shows_zeros() {
     }
 }
 
-/// Each round writes up to a new end that leaves a gap behind the old one, with the old last block dirty,
-/// in write-out, or clean and gone.
+/// Each round writes up to a new end that leaves a gap behind the old one, with the old last block
+/// dirty, in write-out, or clean and gone.
 #[test]
 fn d15_what_lay_behind_the_old_end_never_shows() {
     for (aio, direct_io) in [(Aio::Threads, DirectIo::Off), (Aio::IoUring, DirectIo::Auto)] {
@@ -97,8 +97,8 @@ fn d15_what_lay_behind_the_old_end_never_shows() {
     }
 }
 
-/// An appender and somebody who syncs all the time: no stale byte between an old end and a new one, in
-/// the cache or in the file.
+/// One thread appends while another syncs all the time: no stale byte appears between an old end
+/// and a new one, in the cache or in the file.
 #[test]
 fn d14_appends_that_race_with_write_out_leave_no_gaps() {
     let dir = Dir::new("append-race");

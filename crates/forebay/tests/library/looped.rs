@@ -105,9 +105,9 @@ fn l7_zeroed_ranges_read_as_zeros_and_keep_their_neighbours() {
     }
 }
 
-/// A cache full of dirt whose file lies on a device that is slow, with writers that want more than
-/// there is, all requests through one pool: it goes on. And a file that is held already is refused
-/// at once, so that no export can end up below itself.
+/// A cache full of dirty data makes progress on a slow device, with writers that need more memory
+/// than there is, and all requests through one pool. And an opener of a file that another cache
+/// holds is refused at once, so that no export can end up below itself.
 #[test]
 fn l9_memory_full_of_dirt_makes_progress_and_no_cycle_can_be_made() {
     let dir = Dir::new("l9");
@@ -132,9 +132,8 @@ fn l9_memory_full_of_dirt_makes_progress_and_no_cycle_can_be_made() {
     assert_eq!(again.kind(), ErrorKind::Busy);
 }
 
-/// Dirt is held back once: the writer above pauses at the limit, the write-out below never does,
-/// however far above the limit the dirt is. Otherwise a limit of next to nothing would never let
-/// anybody go on.
+/// Only the writer pauses at the dirty limit. The write-out below it never does, however far the
+/// dirty data is above the limit. Otherwise no writer would make progress with a tiny limit.
 #[test]
 fn l10_write_out_is_not_throttled_again() {
     let world = RealWorld::new();
@@ -151,7 +150,7 @@ fn l10_write_out_is_not_throttled_again() {
     }
     file.sync_data().unwrap();
     let stats = cache.stats();
-    assert!(stats.throttled_nanos > 0, "the writer was held back");
+    assert!(stats.throttled_nanos > 0, "the writer was throttled");
     assert_eq!((stats.dirty_bytes, stats.writeback_bytes), (0, 0));
     assert!(stats.written_bytes >= SIZE / 4);
 }
@@ -215,8 +214,8 @@ fn x4_each_request_chooses_for_itself() {
     }
 }
 
-/// Twelve clients read one image, each from its own place on: more than one reader's memory of
-/// streams holds. Each is a stream of its own, and so each is read ahead for.
+/// Twelve clients read one image, each from its own offset: more than one opener's table of
+/// streams holds. Each client has a stream of its own, and so gets read-ahead.
 #[test]
 fn x7_each_client_is_a_stream_of_its_own() {
     const CLIENTS: u64 = 12;
@@ -239,7 +238,8 @@ fn x7_each_client_is_a_stream_of_its_own() {
     assert!(ahead >= CLIENTS * (256 << 10), "only {ahead} bytes were read ahead");
 }
 
-/// A file that grew through us is as long for direct I/O as without it, before and after a switch.
+/// A file that grew through the cache is as long with direct I/O as without it, before and after a
+/// switch.
 #[test]
 fn l12_growth_is_seen_whatever_the_mode() {
     let dir = Dir::new("l12");

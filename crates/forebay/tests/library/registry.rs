@@ -1,4 +1,5 @@
-//! A file is what it is, not its path: shared while it is open, found again after it was closed.
+//! A cache knows files by identity, not by path: it shares them while they are open, and finds
+//! their blocks again after they were closed.
 
 use crate::dir::{Dir, cache, open, options, until};
 use forebay::{Cache, DirectIo, ErrorKind, File, OpenOptions};
@@ -27,7 +28,8 @@ fn settle(file: &File, path: &Path) {
     });
 }
 
-/// Every close threw the file's blocks away: opened again, it was read from the device again.
+/// The story: every close dropped the file's blocks, and the next open read them from the device
+/// again.
 #[test]
 fn clean_blocks_survive_a_close() {
     let dir = Dir::new("resident");
@@ -58,9 +60,10 @@ fn clean_blocks_survive_a_close() {
     assert_eq!(back, [5; 4096]);
 }
 
-/// What a closed file left in the cache is its content only as long as nobody changed it (R2).
+/// The cached blocks of a closed file are its content only as long as no other program changes it
+/// (R2).
 #[test]
-fn a_file_changed_from_outside_since_its_close_is_read_anew() {
+fn closed_file_changed_outside_is_read_from_device() {
     let dir = Dir::new("changed");
     let cache = cache(8 << 20);
     for round in 0..4u8 {
@@ -94,7 +97,7 @@ fn a_file_changed_from_outside_since_its_close_is_read_anew() {
 
 /// A change so soon after the close that the file's times cannot show it.
 #[test]
-fn a_fresh_file_is_not_trusted() {
+fn recently_changed_file_is_read_from_device() {
     let dir = Dir::new("fresh");
     let cache = cache(8 << 20);
     for round in 0..50u8 {
@@ -110,8 +113,9 @@ fn a_fresh_file_is_not_trusted() {
     }
 }
 
-/// The size is the file's, not an opener's: what the last one left is what the next one finds, with zeros
-/// where the file was cut off and grown again, whether its blocks are in the cache still or not.
+/// The size belongs to the file, not to an opener: the next opener finds the size that the last one
+/// set. Where the file was truncated and grown again it reads as zeros, whether or not its blocks
+/// are still in the cache.
 #[test]
 fn a_size_that_was_changed_outlives_the_openers() {
     let dir = Dir::new("sizes");
@@ -157,8 +161,8 @@ fn openers_share_what_they_agree_on() {
     one.write_at(&[6; 4096], 4096).unwrap();
     let mut back = [0; 4096];
     two.read_at(&mut back, 4096).unwrap();
-    assert_eq!(back, [6; 4096], "dirt of the one is content for the other");
-    // Who opens for reading only reads only.
+    assert_eq!(back, [6; 4096], "dirty data of one opener is content for the other");
+    // An opener for reading only cannot write.
     let reader = options(SIZE).write(false).create(false).clone().open(&cache, &path).unwrap();
     for reader in [&reader, &reader.reopen().unwrap()] {
         reader.read_at(&mut back, 4096).unwrap();
@@ -175,7 +179,7 @@ fn openers_share_what_they_agree_on() {
         let error = export.try_write(0, &[1], forebay::IoFlags::empty()).unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ReadOnly);
     }
-    // What does not fit is refused, and changes nothing.
+    // An opener with other options is refused, and changes nothing.
     for other in [
         options(SIZE).offset(4096).clone(),
         options(SIZE).size_limit(4096).clone(),

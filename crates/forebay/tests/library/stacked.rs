@@ -1,5 +1,5 @@
-//! A file whose device is a file of another cache: what a loop device on a loop device is. Memory is short
-//! on both levels and the lowest device is slow.
+//! A file whose device is a file of another cache, like a loop device on a loop device. Memory is
+//! short on both levels and the lowest device is slow.
 
 use crate::dir::{Dir, config, open};
 use forebay::{Cache, File, IoFlags, OpenOptions};
@@ -12,7 +12,8 @@ use std::time::Duration;
 
 const SIZE: u64 = 16 << 20;
 
-/// A device over a file: requests go through the cache of that file, on a thread of the device's own.
+/// A device over a file: requests go through the cache of that file, on a thread of the device's
+/// own.
 struct OverFile {
     size: u64,
     queue: Mutex<Sender<Bio>>,
@@ -73,7 +74,8 @@ fn slow_ram() -> (Arc<RamDevice>, DeviceRef) {
     (ram, slow)
 }
 
-/// Writers and readers on the upper file, more than both caches hold together, in parts of their own.
+/// Writers and readers on the upper file, more than both caches hold together, in parts of their
+/// own.
 fn load(upper: &File) {
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
@@ -97,8 +99,9 @@ fn load(upper: &File) {
     });
 }
 
-/// Both caches are full of dirt, the lower one because of the upper one's write-out, which is held back by
-/// its limits: each level has memory and limits of its own, so the lower one always makes progress.
+/// Both caches are full of dirty data, the lower one because of the upper one's write-out, which
+/// its limits throttle. Each level has memory and limits of its own, so the lower one always makes
+/// progress.
 #[test]
 fn l9_l10_a_cache_on_a_cache_makes_progress_under_pressure() {
     let (lower_cache, upper_cache) =
@@ -120,10 +123,11 @@ fn l9_l10_a_cache_on_a_cache_makes_progress_under_pressure() {
     assert!(seen == stored);
 }
 
-/// Three levels in one cache, as a file is that lies in an image of the same cache: they share its memory
-/// and its dirty limit. The upper ones' dirt fills both, and goes only when the lower ones take more. Each
-/// level is a domain with a part of the limit of its own, and nobody's write-out is held back by the limit
-/// of its own level, so the lowest always makes progress, and then those above it.
+/// Three levels in one cache, such as a file in an image of the same cache: they share its memory
+/// and its dirty limit. Dirty data of the upper levels fills both, and is written out only when the
+/// lower levels accept more. Each level is a flush domain with its own part of the limit, and the
+/// limit of a level never throttles its own write-out. So the lowest level always makes progress,
+/// and then the levels above it.
 #[test]
 fn l9_l10_files_on_files_of_the_same_cache_cannot_deadlock() {
     for (dirty, background) in [("256k", "128k"), ("64k", "64k"), ("8k", "0")] {
@@ -155,8 +159,8 @@ fn l9_l10_files_on_files_of_the_same_cache_cannot_deadlock() {
     }
 }
 
-/// An image that lies on what is exported from it could wait for itself. It cannot be made: the same cache
-/// has the file once, however often it is opened, and another one does not get it.
+/// An image that lies on its own export could wait for itself. No such cycle can be made: one cache
+/// shares the file among its openers, and a second cache is refused.
 #[test]
 fn l9_no_cycle_can_be_made() {
     let dir = Dir::new("cycle");

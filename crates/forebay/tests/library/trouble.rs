@@ -1,4 +1,4 @@
-//! What the world below does to a file: it is full, it is cut off.
+//! Failures below a file: a full file system, a file truncated from outside, a failing device.
 
 use crate::dir::{Dir, cache, config, open, until};
 use forebay::{Cache, DirectIo, ErrorKind, ExportMode, IoFlags, OpenOptions};
@@ -9,7 +9,7 @@ use forebay_block::{BioOp, RamDevice};
 use std::process::Command;
 use std::sync::Arc;
 
-/// A small file system in memory, gone with the value.
+/// A small tmpfs, unmounted when the value is dropped.
 struct Small(std::path::PathBuf);
 
 impl Small {
@@ -30,9 +30,9 @@ impl Drop for Small {
     }
 }
 
-/// What fails here is far from half of the dirty limit, so that no write is refused for it, however early the
-/// background write-out begins to fail.
-fn roomy() -> Cache {
+/// A cache whose dirty limit is far more than twice the bytes that fail in these tests. So no write
+/// is refused, however early the background write-out begins to fail.
+fn large_cache() -> Cache {
     Cache::new(config(16 << 20).dirty_bytes(8 << 20)).unwrap()
 }
 
@@ -41,9 +41,9 @@ fn l8_a_full_file_system_is_reported_and_nothing_is_lost() {
     let dir = Dir::new("full");
     let small = Small::mount(&dir);
     std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();
-    let cache = roomy();
+    let cache = large_cache();
     let file = open(&cache, small.0.join("sparse"), 8 << 20);
-    // More than there is room for, less than the cache takes.
+    // More than there is space for, less than the cache takes.
     let data: Vec<u8> = (0..(3usize << 19)).map(|i| (i % 251) as u8).collect();
     file.write_at(&data, 4096).unwrap();
     let error = file.sync_data().unwrap_err();
@@ -54,20 +54,20 @@ fn l8_a_full_file_system_is_reported_and_nothing_is_lost() {
     assert!(back == data);
     // Space is freed: the same data is written, and then it is durable.
     std::fs::remove_file(small.0.join("ballast")).unwrap();
-    let _told = file.sync_data();
+    let _reported = file.sync_data();
     file.sync_data().unwrap();
     drop(file);
     let stored = std::fs::read(small.0.join("sparse")).unwrap();
     assert!(stored[4096..4096 + data.len()] == data[..]);
 }
 
-/// A file that owes something lives on without openers, with the size that they gave it.
+/// A closed file with unwritten data keeps the size that its openers gave it.
 #[test]
-fn a_kept_file_keeps_its_size() {
+fn closed_file_with_unwritten_data_keeps_size() {
     let dir = Dir::new("kept-size");
     let small = Small::mount(&dir);
     std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();
-    let (cache, path) = (roomy(), small.0.join("sparse"));
+    let (cache, path) = (large_cache(), small.0.join("sparse"));
     std::fs::write(&path, []).unwrap();
     let options = OpenOptions::read_write().direct_io(DirectIo::Off).clone();
     let open = || options.open(&cache, &path).unwrap();
@@ -76,7 +76,7 @@ fn a_kept_file_keeps_its_size() {
     file.write_at(&want, 0).unwrap();
     file.sync_data().unwrap_err();
     drop(file);
-    assert!(cache.unwritten_bytes() > 0, "nothing is owed: nothing tested");
+    assert!(cache.unwritten_bytes() > 0, "all data is written: nothing tested");
     // Each opener finds what the one before it left, and leaves another size.
     for len in [(3usize << 19) - 5000, 5_000_000, 4_000_001] {
         let file = open();
@@ -85,7 +85,7 @@ fn a_kept_file_keeps_its_size() {
         want.resize(len, 0);
     }
     let file = open();
-    assert!(cache.unwritten_bytes() > 0, "nothing is owed: nothing tested");
+    assert!(cache.unwritten_bytes() > 0, "all data is written: nothing tested");
     let mut back = vec![1; want.len() + 1];
     assert_eq!(file.read_at(&mut back, 0).unwrap(), want.len());
     assert!(back[..want.len()] == want);
@@ -96,8 +96,9 @@ fn a_kept_file_keeps_its_size() {
     assert_eq!(open().size().unwrap(), want.len() as u64);
 }
 
-/// Once failed write-outs filled half of the dirty limit, further writes were refused with EIO whatever
-/// had failed: a guest on a full host file system saw a broken disk instead of a full one.
+/// The story: once failed write-outs filled half of the dirty limit, further writes were refused
+/// with EIO whatever had failed. A guest on a full host file system saw a broken disk instead of a
+/// full one.
 #[test]
 fn l8_writes_refused_for_want_of_space_say_so() {
     let dir = Dir::new("enospc");
@@ -111,7 +112,7 @@ fn l8_writes_refused_for_want_of_space_say_so() {
             refused = Some(error);
             break;
         }
-        // What fails stays dirty; without this the writer could get ahead of the failures.
+        // Failed blocks stay dirty. Without this wait the writer could get ahead of the failures.
         let _fails_when_full = file.sync_data();
     }
     let error = refused.expect("2 MiB do not hold 64");
@@ -141,7 +142,7 @@ fn l8_a_file_that_was_cut_off_from_outside_is_named() {
         assert_eq!(error.kind(), ErrorKind::ChangedBelow, "{error}");
         assert!(error.to_string().contains("image"), "{error}");
     }
-    // What is still there is served.
+    // The rest of the file is still served.
     assert_eq!(file.read_at(&mut buf, 0).unwrap(), 4096);
     assert_eq!(buf, [1; 4096]);
 }
@@ -154,10 +155,11 @@ fn broken() -> (Arc<ErrorDevice>, u64) {
 
 const LOST: u64 = 300_000_u64.next_multiple_of(4096);
 
-/// Closing a file threw away what could not be written, after one sync, with a line in the log. It is kept
-/// and tried again; when the device heals it is written, the file is let go, and nothing is left that counts.
+/// The story: closing a file dropped the data that one sync could not write, with a line in the
+/// log. Now the cache keeps the data and tries again. When the device works again it writes the
+/// data, releases the file, and counts none of it any more.
 #[test]
-fn what_could_not_be_written_outlives_the_last_opener() {
+fn failed_writes_of_closed_file_are_kept_and_retried() {
     let cache = cache(8 << 20);
     let (device, fault) = broken();
     let file = OpenOptions::read_write().open_device(&cache, device.clone()).unwrap();
@@ -166,7 +168,7 @@ fn what_could_not_be_written_outlives_the_last_opener() {
     assert_eq!(file.failed_bytes().unwrap(), LOST);
     drop(file);
     assert_eq!(cache.unwritten_bytes(), LOST, "accepted bytes were dropped");
-    assert!(cache.shutdown().is_err(), "and whoever shuts the cache down is told");
+    assert!(cache.shutdown().is_err(), "and the shutdown reports it");
     device.disarm(fault);
     until("it was tried again", || {
         let stats = cache.stats();
@@ -176,15 +178,16 @@ fn what_could_not_be_written_outlives_the_last_opener() {
     forebay_block::BlockDevice::read_into(&*device, 0, &mut stored).unwrap();
     assert!(stored[..300_000].iter().all(|b| *b == 7));
     cache.shutdown().unwrap();
-    until("the file is let go", || Arc::strong_count(&device) == 1);
+    until("the file is released", || Arc::strong_count(&device) == 1);
     cache.drop_clean();
     let stats = cache.stats();
     assert_eq!((stats.frames_free, stats.folios), (stats.frames_total, 0));
 }
 
-/// Data is only dropped on request: of an open file, of a closed one by its name, or with the cache.
+/// Unwritten data is only dropped on request: of an open file, of a closed one by its name, or with
+/// the cache.
 #[test]
-fn what_could_not_be_written_is_given_up_on_request() {
+fn failed_writes_are_dropped_only_on_request() {
     let cache = cache(8 << 20);
     for close_first in [false, true] {
         let (device, _) = broken();
@@ -200,12 +203,12 @@ fn what_could_not_be_written_is_given_up_on_request() {
             let mut back = [9; 4096];
             file.read_at(&mut back, 0).unwrap();
             assert_eq!(back, [0; 4096], "the device's bytes are the file's again");
-            let _told = file.sync_data();
+            let _reported = file.sync_data();
             file.sync_data().unwrap();
             drop(file);
         }
         assert_eq!(cache.unwritten_bytes(), 0);
-        until("the file is let go", || Arc::strong_count(&device) == 1);
+        until("the file is released", || Arc::strong_count(&device) == 1);
         cache.drop_clean();
         let stats = cache.stats();
         assert_eq!((stats.frames_free, stats.folios), (stats.frames_total, 0));
@@ -217,13 +220,14 @@ fn what_could_not_be_written_is_given_up_on_request() {
     file.write_at(&vec![1; 300_000], 0).unwrap();
     drop(file);
     drop(cache);
-    until("the device is let go", || Arc::strong_count(&device) == 1);
+    until("the device is released", || Arc::strong_count(&device) == 1);
 }
 
-/// The last opener went while a try was in flight: a try that failed dirtied folios of a file that nobody
-/// had any more, and one that worked left them unflushed, both for ever.
+/// The story: the last opener closed the file while a retry was in flight. A retry that failed
+/// dirtied folios of a file without openers, and one that succeeded left them unflushed, both for
+/// ever.
 #[test]
-fn a_file_closed_during_a_retry_leaves_nothing_behind() {
+fn close_during_retry_leaves_nothing_dirty() {
     let cache = cache(8 << 20);
     cache.tune("dirty_background_bytes", "0").unwrap();
     for round in 0..60u32 {
@@ -243,20 +247,21 @@ fn a_file_closed_during_a_retry_leaves_nothing_behind() {
             let stats = cache.stats();
             stats.dirty_bytes + stats.writeback_bytes + stats.unflushed_bytes == 0
         });
-        until("the file is let go", || Arc::strong_count(&device) == 1);
+        until("the file is released", || Arc::strong_count(&device) == 1);
     }
     cache.drop_clean();
     let stats = cache.stats();
     assert_eq!((stats.frames_free, stats.folios), (stats.frames_total, 0));
 }
 
-/// A raw file that could not be written is found again when it is opened, with its data and its error.
+/// A raw file that could not be written is found again when it is opened, with its data and its
+/// error.
 #[test]
 fn a_full_file_that_was_closed_is_found_again_with_its_data() {
     let dir = Dir::new("full-again");
     let small = Small::mount(&dir);
     std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();
-    let cache = roomy();
+    let cache = large_cache();
     let path = small.0.join("sparse");
     let file = open(&cache, &path, 8 << 20);
     let data: Vec<u8> = (0..(3usize << 19)).map(|i| (i % 251) as u8).collect();
@@ -269,32 +274,33 @@ fn a_full_file_that_was_closed_is_found_again_with_its_data() {
     assert!(back == data, "accepted bytes were dropped");
     assert!(file.sync_data().is_err(), "not durable yet");
     std::fs::remove_file(small.0.join("ballast")).unwrap();
-    let _told = file.sync_data();
+    let _reported = file.sync_data();
     file.sync_data().unwrap();
     drop(file);
     let stored = std::fs::read(&path).unwrap();
     assert!(stored[4096..4096 + data.len()] == data[..]);
 }
 
-/// Opens a device that was closed with something left to tell; returns how often the new opener is told.
-fn told_after(cache: &forebay::Cache, open: impl Fn() -> forebay::File) -> usize {
-    until("nothing is owed", || {
+/// Opens a device that was closed with an unreported error. Returns how many syncs of the new
+/// opener report it.
+fn reports_after(cache: &forebay::Cache, open: impl Fn() -> forebay::File) -> usize {
+    until("all data is written", || {
         let stats = cache.stats();
         stats.dirty_bytes + stats.writeback_bytes + stats.unflushed_bytes == 0
     });
-    // Whoever looks and does not sync is told nothing, and takes nothing away.
+    // An opener that does not sync sees no error, and takes none away from others.
     open().read_at(&mut [0; 4096], 0).unwrap();
     let file = open();
-    let told = (0..5).filter(|_| file.sync_data().is_err()).count();
+    let reports = (0..5).filter(|_| file.sync_data().is_err()).count();
     drop(file);
-    open().sync_data().expect("somebody was told");
-    told
+    open().sync_data().expect("an earlier sync reported it");
+    reports
 }
 
-/// The sync that closing does counted as telling somebody, and what a file that was let go had to tell went
-/// with it: written by one opener, not durable, and the next one's sync said OK.
+/// The story: the sync at close counted as a report, and a released file took its unreported error
+/// with it. So one opener wrote data that was not durable, and the next opener's sync succeeded.
 #[test]
-fn what_went_wrong_while_a_file_was_closed_is_told_to_the_next_opener() {
+fn error_at_close_is_reported_to_next_opener() {
     let cache = cache(8 << 20);
     let (device, fault) = broken();
     let open = || OpenOptions::read_write().open_device(&cache, device.clone()).unwrap();
@@ -303,17 +309,17 @@ fn what_went_wrong_while_a_file_was_closed_is_told_to_the_next_opener() {
     drop(file);
     device.disarm(fault);
     assert_eq!(
-        told_after(&cache, open),
+        reports_after(&cache, open),
         1,
-        "it is durable by now, and that it was not is told once"
+        "durable by now; the earlier failure is reported once"
     );
-    // Of bytes that may be lost for good each sync tells, until all have closed the file.
+    // Each sync reports bytes that may be lost for good, until all openers have closed the file.
     let file = open();
     file.write_at_with(&[8; 8192], 0, IoFlags::DIRECT | IoFlags::FALLBACK).unwrap();
     let fault = device.arm(Fault { ops: vec![BioOp::Flush], ..Fault::default() });
     drop(file);
     device.disarm(fault);
-    assert_eq!(told_after(&cache, open), 5, "sticky");
+    assert_eq!(reports_after(&cache, open), 5, "sticky");
     // Another object is another file, also where the first one was.
     drop(device);
     let (device, fault) = broken();
@@ -321,26 +327,27 @@ fn what_went_wrong_while_a_file_was_closed_is_told_to_the_next_opener() {
     OpenOptions::read_write().open_device(&cache, device).unwrap().sync_data().unwrap();
 }
 
-/// The same of a raw file, which is let go in the background when its file system has room again.
+/// An unreported error outlives a raw file, which the background releases when its file system has
+/// space again.
 #[test]
-fn what_a_raw_file_had_to_tell_is_told_to_who_opens_it_next() {
+fn error_of_closed_raw_file_is_reported_to_next_opener() {
     let dir = Dir::new("unreported");
     let small = Small::mount(&dir);
     let ballast = small.0.join("ballast");
     std::fs::write(&ballast, vec![1; 1 << 20]).unwrap();
-    let cache = roomy();
+    let cache = large_cache();
     let path = small.0.join("sparse");
     let file = open(&cache, &path, 8 << 20);
     file.write_at(&vec![3; 3 << 19], 0).unwrap();
     drop(file);
-    assert!(cache.unwritten_bytes() > 0, "nothing is owed: nothing tested");
+    assert!(cache.unwritten_bytes() > 0, "all data is written: nothing tested");
     let rows = || cache.budget().iter().find(|row| row.0 == "open files").unwrap().1;
     std::fs::remove_file(ballast).unwrap();
-    until("the file is let go, and its error is counted (T1)", || rows() == 1024);
-    // Who can only read cannot be told.
+    until("the file is released, and its error is counted (T1)", || rows() == 1024);
+    // An opener for reading only does not sync, so it gets no report.
     let reader = crate::dir::options(8 << 20).write(false).create(false).clone();
     reader.open(&cache, &path).unwrap().sync_data().unwrap();
-    assert_eq!(told_after(&cache, || open(&cache, &path, 8 << 20)), 1);
+    assert_eq!(reports_after(&cache, || open(&cache, &path, 8 << 20)), 1);
     // The flusher may hold the file for a moment after its last opener has closed it.
-    until("the file is let go, and no error is kept of it", || rows() == 0);
+    until("the file is released, and no error is kept of it", || rows() == 0);
 }

@@ -1,4 +1,5 @@
-//! Volumes: made, opened, shared, let go; files on them by path, with flags; beside raw files on one budget.
+//! Volumes: creating, opening, sharing and closing them; files on them by path, with flags; volumes
+//! and raw files on one budget.
 
 use crate::dir::{Dir, cache, open as open_raw};
 use forebay::vfs::{FileKind, SetAttr};
@@ -27,7 +28,7 @@ fn refused<T>(result: forebay::Result<T>, kind: ErrorKind, named: &str) {
 }
 
 #[test]
-fn nothing_is_made_over_what_is_there() {
+fn create_refuses_existing_content() {
     let dir = Dir::new("volume-create");
     let path = dir.path("v");
     let sized = |size| CreateVolume::default().size(size);
@@ -60,10 +61,10 @@ fn nothing_is_made_over_what_is_there() {
     }
 }
 
-/// A bench wrote its images first, so that nobody would pay for blocks that the host has to give, and
-/// `create` made ours sparse again.
+/// The story: a bench wrote its images first, so that no variant would pay for the host's
+/// allocations, and `create` made the volume's image sparse again.
 #[test]
-fn an_image_keeps_its_blocks_if_asked_to() {
+fn create_with_keep_blocks_keeps_allocated_blocks() {
     let dir = Dir::new("volume-keeps");
     let path = dir.path("v");
     let keeping = |size| CreateVolume::default().size(size).force(true).keep_blocks(true);
@@ -95,7 +96,7 @@ fn an_image_keeps_its_blocks_if_asked_to() {
 }
 
 #[test]
-fn names_are_as_those_of_the_host() {
+fn names_behave_as_on_host() {
     let dir = Dir::new("volume-names");
     make(&dir.path("v"), 64 << 20);
     let cache = cache(8 << 20);
@@ -169,7 +170,7 @@ fn every_request_has_its_flags() {
     assert_eq!(file.read_at_with(&mut back, 1 << 20, IoFlags::UNCACHED).unwrap(), 3);
     let log = OpenOptions::new().append(true).open_in(&volume, "/f").unwrap();
     log.write_at(b"!", 0).unwrap();
-    assert_eq!(file.size().unwrap(), (1 << 20) + 4, "whoever appends, appends");
+    assert_eq!(file.size().unwrap(), (1 << 20) + 4, "an append goes to the end");
     refused(log.read_at(&mut back, 0), ErrorKind::BadHandle, "");
     let quiet =
         OpenOptions::new().read(true).io_flags(IoFlags::UNCACHED).open_in(&volume, "/f").unwrap();
@@ -190,8 +191,9 @@ fn every_request_has_its_flags() {
     refused(volume.open_file("/f").unwrap().write_at(b"x", 0), ErrorKind::BadHandle, "");
 }
 
-/// The last opener of a volume had gone, and it was on its way out: who opened it then must neither be
-/// refused for our own lock nor get a second volume on one image (W1).
+/// The last opener of a volume had dropped it, and its close was still running. The next opener
+/// must neither be refused because of this process's own lock, nor get a second volume on one image
+/// (W1).
 #[test]
 fn one_image_is_one_volume() {
     let dir = Dir::new("volume-shared");
@@ -249,7 +251,8 @@ fn reading_only_leaves_no_trace() {
     assert!(std::fs::read(&path).unwrap() == before, "the image changed");
 }
 
-/// Volumes and raw files together stay within one budget (V2), and one shutdown writes all of it out.
+/// Volumes and raw files together stay within one budget (V2), and one shutdown writes out all of
+/// them.
 #[test]
 fn volumes_and_files_share_a_budget() {
     let dir = Dir::new("volume-budget");

@@ -1,5 +1,5 @@
-//! Ten thousand files at once: few threads, the memory that is accounted for, and none of it lost. In a
-//! process of its own, whose memory is that of one cache.
+//! Ten thousand files at once: few threads, no more memory than the budget accounts for, and all of
+//! it released. A process of its own, so that its memory is that of one cache.
 
 #[path = "../library/dir.rs"]
 #[expect(dead_code, reason = "shared with the other tests of the library")]
@@ -9,17 +9,17 @@ use crate::dir::{Dir, cache_on, config, open, until};
 use forebay::{Aio, Cache, File};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Bytes that no row of the budget covers: the program's own pages, stacks of its threads, and what the
-/// allocator keeps to itself.
+/// Bytes that no row of the budget covers: the program's own pages, stacks of its threads, and
+/// memory that the allocator retains.
 const ALLOWANCE: u64 = 8 << 20;
 
 const FILES: usize = 10_000;
 const BUDGET: u64 = 96 << 20;
 /// Descriptors: one for each file, without direct I/O, and some for everything else.
 const DESCRIPTORS: u64 = FILES as u64 + 600;
-/// Threads that a cache may have on io_uring, whatever the number of files: eight of them are the
-/// kernel's, one carries out what a ring cannot, from the start. And those that do the I/O where it is
-/// missing.
+/// Threads that a cache may have on io_uring, whatever the number of files: eight of the kernel's,
+/// and one for requests that a ring cannot carry out. And the threads of the other engine, which do
+/// the I/O without io_uring.
 const THREADS: usize = 13;
 const IO_THREADS: usize = 16;
 
@@ -56,8 +56,9 @@ fn bounds(cache: &Cache) -> u64 {
     cache.budget().iter().map(|(_, _, bound)| bound).sum()
 }
 
-/// Each open file had a thread and 8 MiB of stack, opening one cost a walk over all, and closing one a
-/// walk over the table of folios. Then what the files take came on top of the budget, 50 MiB here.
+/// The story: each open file had a thread and 8 MiB of stack. Opening one walked all files, and
+/// closing one walked the table of folios. Later the memory of the files came on top of the budget,
+/// 50 MiB here.
 #[test]
 fn ten_thousand_files_open_at_once() {
     let descriptors = descriptors();
@@ -84,7 +85,7 @@ fn ten_thousand_files_open_at_once() {
     let threads = threads();
     let ours = threads.len() - threads_before;
     assert!((1..=most).contains(&ours), "{ours} threads for {FILES} files: {threads:?}");
-    // What `stat --budget` adds up to, and no more than is allowed for beside it.
+    // The sum of `stat --budget`, and the allowance for memory that no row covers.
     let grown = || (status("VmRSS") - before) << 10;
     let fits = || bounds(&cache) <= BUDGET && grown() <= BUDGET + ALLOWANCE;
     until("files and frames are within the budget (T1)", fits);
@@ -93,9 +94,9 @@ fn ten_thousand_files_open_at_once() {
         file.sync_data().unwrap();
     }
     let frames = || cache.stats().frames_total;
-    let beside_files = frames();
+    let with_files_open = frames();
     drop(files);
-    until("the frames are given back", || frames() > beside_files + (20 << 20) / 4096);
+    until("the frames are given back", || frames() > with_files_open + (20 << 20) / 4096);
     assert_eq!(cache.unwritten_bytes(), 0);
     let mut back = vec![0; 4096];
     for i in 0..FILES {

@@ -1,8 +1,8 @@
 //! Power loss below a raw image, and below an out-of-place map that is found again as last
-//! committed, against docs/crash-contract.md: the bytes of a sync or a `DSYNC` write are there, and
-//! every sector is old or new. Power is lost at every submission of small workloads, with all sets
-//! of writes that the disk may have kept; at random submissions of larger ones, several at once;
-//! and again on the recovered disk.
+//! committed, against docs/reference/crash-contract.md: the bytes of a sync or a `DSYNC` write are
+//! there, and every sector is old or new. Power is lost at every submission of small workloads,
+//! with all sets of writes that the disk may have kept; at random submissions of larger ones,
+//! several at once; and again on the recovered disk.
 //!
 //! `FOREBAY_CUT_RUNS` sets the number of seeds (default 40), `FOREBAY_CUT_SEED` the first.
 

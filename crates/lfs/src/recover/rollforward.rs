@@ -12,7 +12,7 @@
 //! is lost: the search is in [`evidence`]. R13 what is read is not assumed flushed: the volume
 //! flushes before it serves. R14 recovery changes nothing on the device. R18 a place that cannot be
 //! read ends the log only if the search for evidence has read all the rest
-//! (`docs/crash-contract.md`).
+//! (`docs/reference/crash-contract.md`).
 //!
 //! No locks: recovery has the volume to itself.
 

@@ -1,5 +1,5 @@
 //! Limits behind the checksums, one by one: a field is changed, the checksum put in order, and the reason
-//! must be the one of that field. Offsets are those of `docs/format.md`.
+//! must be the one of that field. Offsets are those of `docs/reference/format.md`.
 //!
 //! No locks.
 

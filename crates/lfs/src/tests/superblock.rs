@@ -69,7 +69,7 @@ fn an_incompatible_feature_is_told_first() {
     assert!(error.to_string().contains("format version 2"), "{error}");
 }
 
-/// B3: each limit, at fields whose offsets are those of `docs/format.md`.
+/// B3: each limit, at fields whose offsets are those of `docs/reference/format.md`.
 #[test]
 fn values_out_of_range_are_named() {
     let superblock = Superblock { slot: 3, ..Make(4).superblock() };

@@ -1,5 +1,5 @@
 //! Clients that do harm by being slow, or by asking for much work with few bytes: five kinds (25 to
-//! 29 of docs/nbd.md), each concurrent with a clean client that is served throughout.
+//! 29 of docs/reference/nbd.md), each concurrent with a clean client that is served throughout.
 
 use crate::common::clean::Clean;
 use crate::common::{Client, Running, eventually};

@@ -1,4 +1,4 @@
-//! Power cuts: nothing flushed is ever lost, something unflushed sometimes is.
+//! Power losses: no crash state loses flushed data, and some lose unflushed data.
 
 use forebay_base::buf::DataRef;
 use forebay_base::sim_world::SimWorld;
@@ -131,7 +131,7 @@ fn nothing_flushed_is_ever_lost_and_unflushed_sometimes_is() {
     assert!(lost > 1000 && kept > 1000, "{lost} {kept}");
 }
 
-/// D3.
+/// D3: after a power loss every request fails, and writes in flight may be kept.
 #[test]
 fn power_off_fails_everything_and_keeps_what_was_in_flight_possible() {
     let d = disk(6);
@@ -166,9 +166,9 @@ fn a_process_crash_keeps_completed_writes() {
     }
 }
 
-/// Moments that are remembered are those before each change, and looking at them changes nothing.
+/// The recorded moments are those before each change, and inspecting them changes nothing.
 #[test]
-fn every_moment_is_remembered() {
+fn recording_keeps_the_moment_before_each_change() {
     let run = |record: bool| {
         let d = disk(8);
         if record {
@@ -197,7 +197,7 @@ fn every_moment_is_remembered() {
 
 /// R2; and pages of 4 KiB tear between each other, too.
 #[test]
-fn a_state_is_what_its_letters_say() {
+fn state_is_rebuilt_from_its_letters() {
     let d = disk(9);
     put(&d, 4, 1, 16);
     put(&d, 40, 2, 4);

@@ -1,4 +1,4 @@
-//! The simulated disk: what a well-behaved one does, and every fault.
+//! The simulated disk without faults, and with every fault.
 
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::sim_world::SimWorld;
@@ -62,7 +62,7 @@ fn writes_read_back_and_flush_makes_them_durable() {
     });
 }
 
-/// D1.
+/// D1: a flush does not cover a write that was in flight at its submission.
 #[test]
 fn a_flush_covers_only_writes_completed_before_it_was_submitted() {
     let mut uncovered = 0;
@@ -405,7 +405,7 @@ fn changes_in_flight_and_overlaps_are_counted() {
     assert_eq!((d.unstable_writes(), d.overlapping_writes()), (1, 1));
 }
 
-/// Memory that its owner changes while it is lent out.
+/// Memory that its owner changes while the disk borrows it.
 struct Shaky(std::sync::Arc<forebay_base::sync::Mutex<AlignedBuf>>);
 
 // SAFETY: the buffer lives as long as this value and never moves; the test is single-threaded and

@@ -2,7 +2,8 @@
 //! of one flush domain and others sync, on both maps. Whichever fails: a sync that succeeds has
 //! made durable all bytes accepted before it, as the medium shows after a power loss at that point.
 //! The caller of a failed direct write gets its error, or all openers of the file get it. All bytes
-//! that were not lost for good are written and durable in the end (docs/failure-protocol.md).
+//! that were not lost for good are written and durable in the end
+//! (docs/reference/failure-protocol.md).
 //!
 //! `FOREBAY_NTH_RUNS` sets the number of seeds of each kind (default 1), each swept over all
 //! operations of its workload; `FOREBAY_NTH_SEED` the first.

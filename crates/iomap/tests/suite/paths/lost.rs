@@ -1,5 +1,5 @@
-//! Syncs that lied, and dirty blocks that were lost: docs/failure-protocol.md with several files,
-//! several syncs, or a concurrent truncate.
+//! Syncs that lied, and dirty blocks that were lost: docs/reference/failure-protocol.md with
+//! several files, several syncs, or a concurrent truncate.
 
 use super::gates::{Flushes, Gated};
 use super::lab::{Lab, NONE, both};

@@ -1,6 +1,6 @@
 //! The paths through a mapped file, one behaviour per test, in a simulated world: uncached I/O,
 //! dirty tracking, sync and errors, stable writes, pins, `NOWAIT`. Names such as `u1` are the
-//! promises that docs/behaviours.md lists.
+//! promises that docs/reference/behaviours.md lists.
 
 mod ageing;
 mod appends;

@@ -1,4 +1,4 @@
-//! Sync tells the truth: docs/failure-protocol.md, sentence by sentence.
+//! Sync tells the truth: docs/reference/failure-protocol.md, sentence by sentence.
 
 use super::lab::{Lab, NONE, both};
 use forebay_base::sync::Mutex;

@@ -1,10 +1,11 @@
-//! What came of programs on crash states, found again by what they read there.
+//! The results of a program on crash states, found again by what the program reads there: a
+//! decision tree of reads.
 //!
-//! Invariants: N1 a program of one set-up is given all that it does by what it reads: where a state holds the
-//! same in all that was read of another one, the same comes of it. What is known of a state is known of all
-//! of these. A program that asks for something else after the same answers is an error of its own.
+//! Invariant: N1 what a program of one setup reads determines all that it does. If two states hold
+//! the same at every position that the program read, its results are the same, so the tree runs it
+//! on one of them only. A program that reads another position after the same answers is an error.
 //!
-//! Memory: some 60 bytes for each read that is remembered, up to a limit.
+//! Memory: some 60 bytes for each read in the tree, up to a limit.
 //!
 //! No locks.
 
@@ -12,39 +13,39 @@ use crate::verdict::Checked;
 use forebay_sim::{CrashState, Read, Reads};
 use std::collections::HashMap;
 
-/// Reads remembered.
+/// Reads in a tree, at most.
 const STEPS_MAX: usize = 200_000;
 
 #[derive(Debug)]
 enum Step<T> {
-    /// The next thing that is read.
+    /// The next position that the program reads.
     Read(Read),
-    /// All is read, and this came of it.
+    /// The program has read everything, and this is its result.
     Over(T),
 }
 
-/// See the module.
+/// The results of one program, by what it reads.
 #[derive(Debug)]
-pub struct Told<T> {
-    /// The first step comes first.
+pub struct ReadTree<T> {
+    /// All steps; the first one is the program's first read.
     steps: Vec<Step<T>>,
     /// The step behind a read, by what it found.
     next: HashMap<(usize, u64), usize>,
 }
 
-impl<T> Default for Told<T> {
+impl<T> Default for ReadTree<T> {
     fn default() -> Self {
         Self { steps: Vec::new(), next: HashMap::new() }
     }
 }
 
-impl<T> Told<T> {
-    /// What comes of a state, if it is known; `read` is told what that depends on.
+impl<T> ReadTree<T> {
+    /// The result of a state, if it is known. Calls `read` with each read that it depends on.
     pub fn of(&self, state: &CrashState, mut read: impl FnMut(Read)) -> Option<&T> {
         let mut at = 0;
         loop {
             match self.steps.get(at)? {
-                Step::Over(told) => return Some(told),
+                Step::Over(result) => return Some(result),
                 Step::Read(asked) => {
                     at = *self.next.get(&(at, state.sum_of(*asked)))?;
                     read(*asked);
@@ -53,11 +54,11 @@ impl<T> Told<T> {
         }
     }
 
-    /// This came of a state of which `reads` was read.
+    /// Records the result of a state on which the program read `reads`.
     ///
     /// # Errors
-    /// The same reads led to something else before (N1).
-    pub fn learn(&mut self, reads: &Reads, told: T) -> Checked<()> {
+    /// The same reads led to something else before (read_tree.N1).
+    pub fn learn(&mut self, reads: &Reads, result: T) -> Checked<()> {
         let Some(list) = reads.list() else { return Ok(()) };
         if self.steps.len() + list.len() > STEPS_MAX {
             *self = Self::default();
@@ -73,7 +74,7 @@ impl<T> Told<T> {
                 Step::Over(_) => return Err(format!("N1: it was over, and now reads {read:?}")),
             }
         }
-        let at = self.step(from, Step::Over(told));
+        let at = self.step(from, Step::Over(result));
         match &self.steps[at] {
             Step::Over(_) => Ok(()),
             Step::Read(known) => Err(format!("N1: it is over, and went on to read {known:?}")),
@@ -119,30 +120,30 @@ mod tests {
         (reads, out[0])
     }
 
-    /// N1: what was not read does not count, all that was read does; and who does something else after the
-    /// same is found out.
+    /// N1: bytes that the program did not read do not matter, all that it read do. A program that
+    /// does something else after the same reads is an error.
     #[test]
     fn what_was_read_decides() {
-        let mut told = Told::default();
-        let known = |told: &Told<u8>, bytes| told.of(&state(bytes), |_| ()).copied();
+        let mut tree = ReadTree::default();
+        let known = |tree: &ReadTree<u8>, bytes| tree.of(&state(bytes), |_| ()).copied();
         for bytes in [[1, 5, 0], [2, 0, 6]] {
-            assert_eq!(known(&told, bytes), None);
+            assert_eq!(known(&tree, bytes), None);
             let (reads, found) = run(&state(bytes), u64::from);
-            told.learn(&reads, found).unwrap();
+            tree.learn(&reads, found).unwrap();
         }
         for (bytes, wanted) in
             [([1, 5, 9], Some(5)), ([2, 9, 6], Some(6)), ([1, 6, 0], None), ([3, 5, 6], None)]
         {
-            assert_eq!(known(&told, bytes), wanted, "{bytes:?}");
+            assert_eq!(known(&tree, bytes), wanted, "{bytes:?}");
         }
         let mut on = Vec::new();
-        told.of(&state([1, 5, 0]), |read| on.push(read.first));
+        tree.of(&state([1, 5, 0]), |read| on.push(read.first));
         assert_eq!(on, [0, 1]);
         let (reads, found) = run(&state([1, 5, 0]), |_| 2);
-        assert!(told.learn(&reads, found).is_err_and(|text| text.contains("N1")));
-        // The same once more is no news.
+        assert!(tree.learn(&reads, found).is_err_and(|text| text.contains("N1")));
+        // Recording the same result again changes nothing.
         let (reads, found) = run(&state([2, 0, 6]), u64::from);
-        told.learn(&reads, found).unwrap();
-        assert_eq!(told.steps.len(), 5);
+        tree.learn(&reads, found).unwrap();
+        assert_eq!(tree.steps.len(), 5);
     }
 }
