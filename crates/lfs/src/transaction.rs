@@ -5,11 +5,14 @@
 //! No locks: the volume's state lock covers it.
 
 mod admission;
+mod age;
 mod allocated;
 pub(crate) mod append;
 mod attributes;
 mod block_lookup;
 mod capacity;
+pub(crate) mod cleaning;
+mod commit;
 mod evict;
 pub(crate) mod frozen;
 mod inode;
@@ -22,6 +25,8 @@ mod openers;
 pub(crate) mod options;
 mod places;
 mod queue;
+pub(crate) mod relief;
+pub(crate) mod requests;
 pub(crate) mod resources;
 pub(crate) mod state;
 mod windows;

@@ -1,5 +1,5 @@
-//! What a checkpoint tells the trees: pieces of content, items with what else became known of them, and whose
-//! content it is.
+//! What a checkpoint tells the trees: pieces of content, items with what else became known of them,
+//! and whose content it is.
 //!
 //! No locks.
 

@@ -13,9 +13,8 @@
 //!
 //! Lock: the state lock; none across a wait.
 
-use crate::checkpoint::How;
+use crate::checkpoint::{Checkpoints, How};
 use crate::device::slots;
-use crate::volume::Inner;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};
 
@@ -24,20 +23,11 @@ fn is_loss(error: &Error) -> bool {
     error.kind() == ErrorKind::Corrupt
 }
 
-impl Inner {
-    /// `State::check_writable` for a volume that turned read-only, without the lock: each write
-    /// asks.
-    pub(crate) fn check_running(&self, op: &'static str) -> Result<()> {
-        match self.is_stopped.load(Ordering::Acquire) {
-            true => self.state.lock().check_writable(op),
-            false => Ok(()),
-        }
-    }
-
+impl Checkpoints {
     /// Makes a checkpoint; the caller has the turn. What is open for reading is not written (O13),
     /// and what turned read-only stays as it is (F11).
     pub(crate) async fn checkpoint_in_turn(&self, how: How) -> Result<()> {
-        if self.checkpoints.is_closing() {
+        if self.is_closing() {
             return self.write_last_slot().await;
         }
         if self.options.read_only {

@@ -1,8 +1,8 @@
 //! Where a block of a file is: the changes in memory answer first, then the tree.
 //!
-//! Invariants: M21 an answer is what all records up to some moment of the call say. M22 an address is
-//! pinned in the same hold of the lock that found it current, so that it is not used again while it
-//! is read.
+//! Invariants: M21 an answer is what all records up to some moment of the call say. M22 an address
+//! is pinned in the same hold of the lock that found it current, so that it is not used again while
+//! it is read.
 //!
 //! Locks: the state lock in turn; none across a wait.
 

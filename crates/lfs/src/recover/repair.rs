@@ -24,17 +24,19 @@ use crate::format::change::{Change, Size};
 use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::place::{Geometry, Place};
 use crate::format::usage::Stream;
+use crate::log::commit::DataRepair;
 use crate::log::{Pending, Run};
 use crate::map::overlay::{Overlay, Where};
 use crate::transaction::resources::Resources;
 use crate::transaction::state::{Lost, State};
 use forebay_base::checksum::crc32c;
 use forebay_base::codec::{Reader, Writer};
+use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::BioFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A run that was written again.
 struct Again {
@@ -43,6 +45,29 @@ struct Again {
     /// Some of them, or the end of the last one, were cut off or punched since they were written first: they
     /// are zeros.
     is_cut: bool,
+}
+
+/// The repair as the log knows it.
+pub(crate) struct Repair(pub Weak<Resources>);
+
+impl DataRepair for Repair {
+    fn on_write_failure(&self, offsets: &[u64]) {
+        if let Some(resources) = self.0.upgrade() {
+            resources.writes_failed(offsets);
+        }
+    }
+
+    fn rewrite_runs<'a>(
+        &'a self,
+        records: &'a mut [Pending],
+        hold: &'a Hold,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let gone = || Error::new(ErrorKind::Shutdown, "commit", "the volume is closed");
+            let resources = self.0.upgrade().ok_or_else(gone)?;
+            resources.rewrite_runs(records, hold).await
+        })
+    }
 }
 
 impl Resources {

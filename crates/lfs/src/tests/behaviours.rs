@@ -113,7 +113,7 @@ impl Lab {
 
     /// The blocks that have a state in the cache.
     fn blocks(&self, wanted: State) -> BTreeSet<u64> {
-        let content = self.volume.0.content("test", self.file.ino()).expect("it is a file");
+        let content = self.volume.0.files.content("test", self.file.ino()).expect("it is a file");
         let (mapping, pages) = (&*content.file.mapping, &*content.file.cache);
         let mut found = BTreeSet::new();
         for index in pages.folios_present(mapping, &(0..SIZE)) {
@@ -271,7 +271,7 @@ fn s5_off_is_refused_while_sums_are_on() {
         let (disk, options) = Lab::disk(sums);
         disk.world().run(async {
             let lab = Lab::new(&disk, &options).await;
-            let content = lab.volume.0.content("test", lab.file.ino()).ok().unwrap();
+            let content = lab.volume.0.files.content("test", lab.file.ino()).ok().unwrap();
             let need = content.file.stable_need();
             assert_eq!(need.required, sums, "{}", need.reason);
             let off = content.file.set_stable_pages(StablePages::Off);

@@ -78,7 +78,7 @@ fn drop_one(
     let done = disk.world().run(async {
         let volume = open(&setup, &disk, strategy).await;
         let (ino, opened) = create(&volume, "f").await.unwrap();
-        let content = volume.0.content("drop", ino).map_err(Stop::open).unwrap();
+        let content = volume.0.files.content("drop", ino).map_err(Stop::open).unwrap();
         let (file, world): (_, WorldRef) = (content.file.clone(), disk.world().clone());
         let handle = file.open_handle();
         let subject = Subject { file, handle, world };

@@ -127,7 +127,7 @@ fn one_bad_place_is_an_error_of_its_file_until_it_is_written_anew() {
             volume.syncfs().await.unwrap();
             write(&first, 0, &[2; BLOCK]).await.unwrap();
             write(&second, 0, &[3; BLOCK]).await.unwrap();
-            volume.0.content("test", ino).unwrap().file.write_out().await.unwrap();
+            volume.0.files.content("test", ino).unwrap().file.write_out().await.unwrap();
             let at = offset_of(&volume, ino).await;
             disk.inject(failing(op).within(at..at + BLOCK as u64).sticky());
             disk.inject(failing(BioOp::Flush));
@@ -258,7 +258,7 @@ fn without_sums_what_nobody_holds_is_lost_with_a_failed_flush() {
             match is_held {
                 true => {
                     write(&file, 0, &direct).await.unwrap();
-                    volume.0.content("test", ino).unwrap().file.write_out().await.unwrap();
+                    volume.0.files.content("test", ino).unwrap().file.write_out().await.unwrap();
                 }
                 false => drop(file.write(0, direct, IoFlags::DIRECT, keep).await.1.unwrap()),
             }
@@ -460,7 +460,7 @@ fn q3_a_block_that_was_written_past_the_cache_takes_no_other_along() {
             for n in 0..files {
                 let (ino, file) = create(&volume, &format!("f{n}")).await.unwrap();
                 write(&file, 0, &[100 + n; 2 * BLOCK]).await.unwrap();
-                volume.0.content("test", ino).unwrap().file.write_out().await.unwrap();
+                volume.0.files.content("test", ino).unwrap().file.write_out().await.unwrap();
                 let first = offset_of(&volume, ino).await;
                 let direct = AlignedBuf::copy_of(&[200 + n; BLOCK]);
                 let keep = Privileges::Keep;
@@ -506,7 +506,7 @@ fn q3_a_block_that_was_cut_through_is_under_no_older_size() {
             for n in 0..files {
                 let (ino, file) = create(&volume, &format!("f{n}")).await.unwrap();
                 write(&file, 0, &[100 + n; 2 * BLOCK]).await.unwrap();
-                volume.0.content("test", ino).unwrap().file.write_out().await.unwrap();
+                volume.0.files.content("test", ino).unwrap().file.write_out().await.unwrap();
                 volume.setattr(ino, &SetAttr::size(cut as u64)).await.unwrap();
                 open_ones.push(file);
             }

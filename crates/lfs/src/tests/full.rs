@@ -369,7 +369,7 @@ fn a_checkpoint_is_made_when_all_of_the_log_is_promised() {
             while state.promise(600, Need::Urgent, Default::default()).is_ok() {}
         }
         let before = volume.0.checkpoints.superblock().checkpoint;
-        assert!(volume.0.make_room().await);
+        assert!(volume.0.requests.make_space().await);
         assert!(volume.0.checkpoints.superblock().checkpoint >= before + 2);
     });
     disk.world().stop();

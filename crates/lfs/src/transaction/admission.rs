@@ -11,17 +11,18 @@ use crate::transaction::state::State;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_iomap::Class;
 
-/// Blocks that truncates surely may make dirty on a full volume, and bytes that are kept for them at most.
+/// Blocks that truncates surely may make dirty on a full volume, and bytes that are kept for them
+/// at most.
 const EDGES: u64 = 16;
 
 const EDGE_BYTES_MAX: u64 = 4 << 20;
 
-/// Pairs of nodes that a removal or a cut may want of the next checkpoint: what it changes with the paths
-/// there, and the block that a cut makes dirty.
+/// Pairs of nodes that a removal or a cut may want of the next checkpoint: what it changes with the
+/// paths there, and the block that a cut makes dirty.
 const PAIRS_TO_MAKE_ROOM: u64 = 24;
 
-/// Segments that there should be room for when room was made: for what is new, and for what overwrites, of so
-/// many one.
+/// Segments that there should be room for when room was made: for what is new, and for what
+/// overwrites, of so many one.
 const ENOUGH: u64 = 2;
 
 const ENOUGH_SHARE: u64 = 64;
@@ -55,16 +56,17 @@ impl State {
         self.data_room(Need::Urgent) >= self.dirt_weight(0) + bytes
     }
 
-    /// Pairs of nodes that two checkpoints may need (P13), when what has changed has grown by `growth`:
-    /// the one that is being made and the next, or the next and the one that makes free what that gives up.
+    /// Pairs of nodes that two checkpoints may need (P13), when what has changed has grown by
+    /// `growth`: the one that is being made and the next, or the next and the one that makes free
+    /// what that gives up.
     pub fn checkpoint_nodes(&self, growth: Growth) -> u64 {
         let made = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
         let made = made.map(|frozen| frozen.nodes.saturating_sub(self.space.nodes_taken()));
         made.unwrap_or_else(|| self.table_nodes()) + self.merge_nodes(growth)
     }
 
-    /// Pairs that a checkpoint may take whatever has changed: the usage table, and what a merge of little
-    /// rounds up.
+    /// Pairs that a checkpoint may take whatever has changed: the usage table, and what a merge of
+    /// little rounds up.
     pub fn table_nodes(&self) -> u64 {
         let room = crate::btree::write::room_bytes(&self.layout.geometry) as u64;
         let usage = (USAGE_BYTES as u64 * u64::from(self.layout.segments)).div_ceil(room / 2);
@@ -95,8 +97,8 @@ impl State {
         self.space.least_nodes(self.least_nodes());
     }
 
-    /// Two places for a node. Where one of them would be in a segment that a write to failed, another segment
-    /// is taken (N14), as long as what overwrites has one, too.
+    /// Two places for a node. Where one of them would be in a segment that a write to failed,
+    /// another segment is taken (N14), as long as what overwrites has one, too.
     pub fn take_node(&mut self) -> Result<[Place; 2]> {
         while self.space.nodes.lacks_sound()
             && self.has_over_room(2 * self.layout.segment_bytes())
@@ -134,7 +136,8 @@ impl State {
         (volume / 256).clamp(least, EDGE_BYTES_MAX.max(least))
     }
 
-    /// Promises room in the log; segments of which only windows hold something come free for it (A13).
+    /// Promises room in the log; segments of which only windows hold something come free for it
+    /// (A13).
     pub fn promise(&mut self, cost: u64, need: Need, growth: Growth) -> Result<()> {
         if need == Need::New && !self.has_capacity(0, growth) {
             let text = "so that what there is can be overwritten";
@@ -159,7 +162,8 @@ impl State {
         could
     }
 
-    /// Content may go into the log: where there is so much room that its segments need not come free soon.
+    /// Content may go into the log: where there is so much room that its segments need not come
+    /// free soon.
     pub fn takes_content(&self, cost: u64, growth: Growth) -> bool {
         self.space.has_room_for_content(cost, &self.beside(growth))
     }
@@ -176,14 +180,14 @@ impl State {
         !lacks && self.has_capacity(new, Growth::default())
     }
 
-    /// The same for content that overwrites what is stored (P25): what it overwrites comes free by that,
-    /// so it may have what is kept from what is new.
+    /// The same for content that overwrites what is stored (P25): what it overwrites comes free by
+    /// that, so it may have what is kept from what is new.
     pub fn has_over_room(&self, new: u64) -> bool {
         self.dirt_weight(new) <= self.over_room(new)
     }
 
-    /// Accepts `new` bytes more of content, or `NoSpace`: they are arriving then. `over`: of a file that has
-    /// these blocks.
+    /// Accepts `new` bytes more of content, or `NoSpace`: they are arriving then. `over`: of a file
+    /// that has these blocks.
     pub fn admit(&mut self, new: u64, need: Need, over: bool) -> Result<()> {
         if !(self.has_room(new, need) || over && self.has_over_room(new)) {
             let text = format!("{new} bytes beside {} dirty ones", self.dirt.bytes());
@@ -193,8 +197,8 @@ impl State {
         Ok(())
     }
 
-    /// Less than it should be after room was made, for a little does not last: room for what overwrites, and
-    /// for what is new as far as the volume may hold it (P25).
+    /// Less than it should be after room was made, for a little does not last: room for what
+    /// overwrites, and for what is new as far as the volume may hold it (P25).
     pub fn lacks_room(&self) -> bool {
         let segment = self.layout.segment_bytes();
         let enough = ENOUGH * segment;
@@ -208,6 +212,16 @@ impl State {
     pub fn over_room(&self, new: u64) -> u64 {
         let growth = Growth::of_content(new, self.layout.block_bytes());
         self.space.over_room(self.checkpoint_nodes(growth)) + self.room.bytes()
+    }
+
+    /// Free segments, and bytes that there are for new content and for overwrites.
+    pub fn space_levels(&self) -> [u64; 3] {
+        [self.space.segments.free(), self.data_room(Need::New), self.over_room(0)]
+    }
+
+    /// Whether there is more of something than before.
+    pub fn has_more_space(&self, before: &[u64; 3]) -> bool {
+        self.space_levels().iter().zip(before).any(|(now, before)| now > before)
     }
 
     /// Whether the records of so much new content would be refused for want of nodes (P24).

@@ -10,8 +10,8 @@ use crate::transaction::state::State;
 use std::ops::Range;
 
 impl State {
-    /// Bytes stored for an inode, about: what was overwritten since the last checkpoint counts twice, as far
-    /// as the file is long.
+    /// Bytes stored for an inode, about: what was overwritten since the last checkpoint counts
+    /// twice, as far as the file is long.
     pub fn stored_bytes(&self, node: &Node) -> u64 {
         let size = node.end().unwrap_or(node.inode.size).max(node.inode.size);
         self.stored_of(&node.recorded, size)
@@ -28,8 +28,8 @@ impl State {
         recorded.stored_bytes.saturating_add(new).min(longest)
     }
 
-    /// Whether the tree has nothing of this content of an inode, nor will have: what is stored of each inode
-    /// is exactly what its extents have (E15 of fsck).
+    /// Whether the tree has nothing of this content of an inode, nor will have: what is stored of
+    /// each inode is exactly what its extents have (E15 of fsck).
     pub fn has_nothing(&self, ino: u64, data_id: u64) -> bool {
         let node = self.nodes.get(&ino).filter(|node| node.recorded.data_id == data_id);
         let frozen = self.frozen.as_ref().is_some_and(|f| f.data.contains_key(&data_id));

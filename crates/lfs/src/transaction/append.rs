@@ -27,7 +27,8 @@ const CHANGE_BYTES_MAX: usize = 320;
 #[derive(Default)]
 pub(crate) struct Content {
     pub payload: Option<Payload>,
-    /// The record that is queued last takes it up, behind so many bytes of content ([`State::joins`]).
+    /// The record that is queued last takes it up, behind so many bytes of content
+    /// ([`State::joins`]).
     pub joins: Option<u64>,
     pub runs: Vec<Run>,
     /// The reservation that its room was promised with.
@@ -47,7 +48,8 @@ fn upper(change: &Change<'_>) -> usize {
         }
 }
 
-/// Items of the tree that a change touches, about: those that it names, and either end of what is cut off.
+/// Items of the tree that a change touches, about: those that it names, and either end of what is
+/// cut off.
 fn entries_of(change: &Change<'_>) -> u64 {
     match change {
         Change::SetAttributes(..) | Change::AddOrphan(_) | Change::RemoveOrphan(_) => 1,
@@ -125,9 +127,10 @@ impl State {
         Ok(if joins.is_some() { self.join(record) } else { self.enqueue(record) })
     }
 
-    /// Whether content of so many bytes, with so many bytes of changes, may go into the record that is queued
-    /// last: bytes of content in there. Then what it takes of the log beside its blocks is little, and small
-    /// files lie side by side. That record is to be written as a whole or not at all, as each is.
+    /// Whether content of so many bytes, with so many bytes of changes, may go into the record that
+    /// is queued last: bytes of content in there. Then what it takes of the log beside its blocks
+    /// is little, and small files lie side by side. That record is to be written as a whole or not
+    /// at all, as each is.
     pub fn joins(&self, changes: &[Change<'_>], payload_bytes: u64) -> Option<u64> {
         let last = self.queue.back().filter(|last| {
             last.kind == RecordKind::Changes && last.cut.is_none() && last.runs.is_empty()
@@ -140,8 +143,8 @@ impl State {
         fits.then_some(there)
     }
 
-    /// The record that is queued last has content. What happens to names between the contents of two files
-    /// joins it, too: they would not share a record otherwise.
+    /// The record that is queued last has content. What happens to names between the contents of
+    /// two files joins it, too: they would not share a record otherwise.
     fn ends_in_content(&self) -> bool {
         self.queue.back().is_some_and(|last| !last.payloads.is_empty())
     }
@@ -197,8 +200,8 @@ impl State {
         self.enqueue_mark(0, None)
     }
 
-    /// Queues the mark that a checkpoint ends with. It is not refused: without checkpoints there never is
-    /// room. `moves`: the log goes on in another segment with it.
+    /// Queues the mark that a checkpoint ends with. It is not refused: without checkpoints there
+    /// never is room. `moves`: the log goes on in another segment with it.
     pub fn append_cut(&mut self, moves: bool) -> u64 {
         let cost = self.layout.cost(0, 0);
         let room = Beside { pairs: self.checkpoint_nodes(Growth::default()), ..Beside::default() };

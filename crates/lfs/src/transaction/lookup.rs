@@ -56,8 +56,8 @@ impl State {
         all
     }
 
-    /// How much is loaded with one of some inodes that are listed: where their numbers lie close together, as
-    /// many leaves as would be read for them one by one.
+    /// How much is loaded with one of some inodes that are listed: where their numbers lie close
+    /// together, as many leaves as would be read for them one by one.
     pub fn listed_ahead(&self, inos: &[Ino]) -> Ahead {
         let missing = || inos.iter().filter(|ino| self.look(ino.0).is_err()).map(|ino| ino.0);
         let (first, last) = (missing().min().unwrap_or(0), missing().max().unwrap_or(0));

@@ -1,5 +1,5 @@
-//! Names: making, linking, removing, renaming, listing. What [`rules`] answer becomes changes, in one hold of
-//! the state lock.
+//! Names: making, linking, removing, renaming, listing. What [`rules`] answer becomes changes, in
+//! one hold of the state lock.
 //!
 //! Lock: the state lock, held by the caller.
 

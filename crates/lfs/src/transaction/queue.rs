@@ -15,8 +15,8 @@ use forebay_base::Result;
 const GROUP_BYTES_MAX: u64 = 1 << 20;
 
 impl State {
-    /// What is queued, up to the size of a group. `None`: a run of it was written before the last of
-    /// `failures` (Q1).
+    /// What is queued, up to the size of a group. `None`: a run of it was written before the last
+    /// of `failures` (Q1).
     pub fn take_queue(&mut self, failures: u64) -> Option<Vec<Pending>> {
         if self.queue.iter().flat_map(|record| &record.runs).any(|run| run.failures < failures) {
             return None;

@@ -1,13 +1,13 @@
-//! What the volume holds: inodes, names, attributes, where content is. Changed by [`State::apply`] alone,
-//! live and in replay.
+//! What the volume holds: inodes, names, attributes, where content is. Changed by [`State::apply`]
+//! alone, live and in replay.
 //!
-//! Invariants: S11 what a record says and what is applied is the same thing: a change that is appended is
-//! applied in the same hold of the lock, so that the order of the log is the order in which things happened.
-//! S12 an inode is here while it has a name, is open, or is an orphan of the last life. S13 ids are never
-//! given out twice.
-//! S14 `times_moved` alone is ahead of the log: times that a sync of all metadata still has to write.
-//! `recorded` is what the log says. S15 what a record says of content was not overruled before it: whoever
-//! publishes leaves out what something younger is known of, so that in the log the later one counts.
+//! Invariants: S11 what a record says and what is applied is the same thing: a change that is
+//! appended is applied in the same hold of the lock, so that the order of the log is the order in
+//! which things happened. S12 an inode is here while it has a name, is open, or is an orphan of the
+//! last life. S13 ids are never given out twice. S14 `times_moved` alone is ahead of the log: times
+//! that a sync of all metadata still has to write. `recorded` is what the log says. S15 what a
+//! record says of content was not overruled before it: whoever publishes leaves out what something
+//! younger is known of, so that in the log the later one counts.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -160,10 +160,11 @@ pub(crate) struct State {
     pub left: RetainedMappings,
     /// Inodes without a name or an opener that there was no room to remove.
     pub unremoved: BTreeSet<u64>,
-    /// Inodes that were cut to nothing, and not closed by everybody since; they need not be in memory.
+    /// Inodes that were cut to nothing, and not closed by everybody since; they need not be in
+    /// memory.
     pub cut: BTreeSet<u64>,
-    /// Inodes that were cut to nothing and closed, and when: they are written out before any sync that begins
-    /// later ends.
+    /// Inodes that were cut to nothing and closed, and when: they are written out before any sync
+    /// that begins later ends.
     pub owed: BTreeMap<u64, u64>,
     /// Those that were written out, and are not known to be durable.
     pub owed_written: BTreeMap<u64, OwedWritten>,
@@ -376,8 +377,8 @@ impl State {
         Ok(())
     }
 
-    /// A directory has so many entries more. Its size is their number, so that nobody has to look at them
-    /// to know whether there are any.
+    /// A directory has so many entries more. Its size is their number, so that nobody has to look
+    /// at them to know whether there are any.
     fn count_entries(&mut self, dir: u64, more: i64) -> Result<()> {
         self.node(dir)?.change(|inode| inode.size = inode.size.saturating_add_signed(more));
         self.note_inode(dir)
@@ -449,8 +450,8 @@ impl State {
         }
     }
 
-    /// What is known of a block without the tree: a piece that begins there, or for how many blocks nothing
-    /// is known.
+    /// What is known of a block without the tree: a piece that begins there, or for how many blocks
+    /// nothing is known.
     pub fn known(&self, data_id: u64, block: u64) -> std::result::Result<Piece, u64> {
         let block_bytes = self.layout.block_bytes();
         let look = |data: &BTreeMap<u64, Overlay>| match data.get(&data_id) {

@@ -34,8 +34,8 @@ impl Digest {
 }
 
 impl Inner {
-    /// Names, attributes, where each block is, and what the next checkpoint says is stored. The same whatever
-    /// part of it is in the tree.
+    /// Names, attributes, where each block is, and what the next checkpoint says is stored. The
+    /// same whatever part of it is in the tree.
     pub(crate) async fn digest(&self) -> Result<u64> {
         let (mut digest, mut data_ids) = (Digest(0), Vec::new());
         for (key, value) in self.names().await? {
@@ -83,8 +83,8 @@ impl Inner {
         Ok(digest.0)
     }
 
-    /// What the next checkpoint says is stored of data of which the last one said `said`, and of which
-    /// `stored` bytes are there now: it adds what is new, and takes off what that replaces.
+    /// What the next checkpoint says is stored of data of which the last one said `said`, and of
+    /// which `stored` bytes are there now: it adds what is new, and takes off what that replaces.
     async fn said_next(&self, data_id: u64, said: u64, stored: u64) -> Result<u64> {
         let root = {
             let state = self.state.lock();

@@ -21,7 +21,7 @@ impl Volume {
     /// Cleans the segments with the least live data, as for a writer that waits for space;
     /// checkpoints make them free. False: there was nothing to clean.
     pub async fn clean(&self) -> Result<bool> {
-        self.0.clean(Hurry::Now).await.map(|pass| pass.emptied > 0)
+        self.0.cleaner.clean(Hurry::Now).await.map(|pass| pass.emptied > 0)
     }
 
     /// Why the volume turned read-only since it was opened: what is lost, and where.
@@ -49,7 +49,7 @@ impl Volume {
 
     /// What stands for this volume in the label of its files' mappings.
     pub fn label(&self) -> u64 {
-        std::sync::Arc::as_ptr(&self.0) as u64
+        Arc::as_ptr(&self.0.files) as u64
     }
 
     pub(crate) fn note(&self, dir: Ino, name: Name<'_>, found: &Attr) {
@@ -60,13 +60,13 @@ impl Volume {
     /// The mapping in the cache of a regular file that is open, which says where its bytes are.
     /// Changes go through [`forebay_vfs::OpenFile`], which keeps times and privileges.
     pub fn mapped_file(&self, ino: Ino) -> Result<Arc<MappedFile>> {
-        Ok(self.0.content("map", ino).map_err(Stop::open)?.file.clone())
+        Ok(self.0.files.content("map", ino).map_err(Stop::open)?.file.clone())
     }
 
     /// The map below the content of a file, for tests of its contract. Nothing else may write the
     /// file meanwhile.
     pub fn map_of(&self, ino: Ino) -> Arc<dyn MapOps> {
-        Arc::new(FileOps::new(&self.0, ino))
+        Arc::new(FileOps::new(&self.0.files, ino))
     }
 
     /// Bytes of memory in use in addition to the page cache: changes that no checkpoint has merged,
