@@ -28,6 +28,7 @@ pub(crate) mod usage_table;
 use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::usage::Stream;
+pub(crate) use crate::space::admission::{Beside, Need};
 use crate::space::nodes::NodeSlots;
 use crate::space::segment::{Deltas, Phase, Plan, Segment, Segments};
 use forebay_base::{Error, ErrorKind, Result};
@@ -40,32 +41,6 @@ const KEPT_FROM_LOG: u64 = 1;
 const FRUITLESS_MOST: u32 = 3;
 /// Marks of checkpoints that the log has room for beside all promises: room is made by two.
 const MARKS: u64 = 2;
-
-/// Who asks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// Something new: leaves the kept segments alone, and what accepted dirt needs.
-    New,
-    /// Makes room, or makes durable what was promised before.
-    Urgent,
-    /// Was admitted before, or nothing goes on without it: counted, and never refused.
-    Outstanding,
-}
-
-/// What else wants room while the log does.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Beside {
-    /// Bytes that accepted dirt takes of segments (P14).
-    pub dirt: u64,
-    /// Bytes that are for the last blocks of files that are cut (P23).
-    pub edges: u64,
-    /// Bytes of segments that were given out and are in nobody's use: dirt may have them.
-    pub held: u64,
-    /// Pairs of nodes that checkpoints may need then (P13).
-    pub pairs: u64,
-    /// Pairs that what is new leaves to what makes room (P24).
-    pub spare: u64,
-}
 
 /// What was written, bytes: of the log itself, of content in its records, which stays there, of data.
 #[derive(Debug, Clone, Copy, Default)]
@@ -99,6 +74,8 @@ pub(crate) struct Space {
     fruitless: u32,
     /// Sum of promises, bytes.
     promised: u64,
+    /// How often operations got space of the log, or gave it back.
+    grant_changes: u64,
     /// Open data segment, and the first byte that nobody has.
     data: Option<Place>,
     /// The segment that the cleaner fills, and the first byte that is not written.
@@ -124,6 +101,7 @@ impl Space {
             frozen_bytes: 0,
             fruitless: 0,
             promised: 0,
+            grant_changes: 0,
             data: None,
             clean: None,
             clean_planned: 0,
@@ -213,6 +191,16 @@ impl Space {
     pub fn settle(&mut self, cost: u64) {
         debug_assert!(self.promised >= cost, "P11: what is settled was promised");
         self.promised = self.promised.saturating_sub(cost);
+    }
+
+    /// An operation got space of the log, or gave it back.
+    pub fn note_grant_change(&mut self) {
+        self.grant_changes += 1;
+    }
+
+    /// See [`Self::note_grant_change`].
+    pub fn grant_changes(&self) -> u64 {
+        self.grant_changes
     }
 
     /// The open log segment is filled up to `head`.

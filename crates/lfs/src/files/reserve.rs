@@ -17,6 +17,7 @@ use crate::files::places::Taken;
 use crate::names::node::Node;
 use crate::space::Need;
 use crate::space::admission::{Growth, PART_BYTES, extents_of};
+use crate::transaction::relief::Patience;
 use crate::transaction::state::{Promise, State};
 use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};
@@ -61,6 +62,7 @@ impl State {
         self.shared_growth.entries += promise.growth.entries;
         self.shared_growth.bytes += promise.growth.bytes;
         self.shares.insert(key, promise);
+        self.space.note_grant_change();
     }
 
     /// Takes a share out.
@@ -70,6 +72,7 @@ impl State {
         self.flying_bytes -= promise.flying_bytes;
         self.shared_growth.entries -= promise.growth.entries;
         self.shared_growth.bytes -= promise.growth.bytes;
+        self.space.note_grant_change();
         self.count_nodes();
         Some(promise)
     }
@@ -258,6 +261,7 @@ impl FileOps {
     async fn take_again(&self, mut runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
         let (files, unit) = (self.files()?, u64::from(self.unit));
         let (mut rounds, mut over) = (0, class == Class::Direct);
+        let mut patience = Patience::of(ROUNDS - 1);
         let mut waits = true;
         for run in &runs {
             over = over && files.ask_stored(self.ino.0, &self.told, run).await?;
@@ -265,7 +269,7 @@ impl FileOps {
         loop {
             // What the cleaner has at hand may do; if not, the next round makes sure.
             let waited = std::mem::take(&mut waits) && files.wait_for_cleaner().await;
-            let made = waited || files.requests.make_space().await;
+            let made = waited || patience.make_space(&files.requests).await;
             let taken = match self.take(&files, &runs, How { class, over }) {
                 Ok(taken) => taken.await,
                 Err(error) => Err(error),
@@ -295,8 +299,8 @@ impl FileOps {
                 shorten(&mut runs, half);
                 continue;
             }
-            rounds += 1;
-            if rounds == ROUNDS {
+            // It was accepted: another task that gets the space only makes it wait (M14).
+            if !patience.lasts(files.state.lock().space.grant_changes()) {
                 return Err(error);
             }
         }

@@ -33,6 +33,32 @@ pub(crate) const SHORT_ITEM_BYTES: u64 = 52;
 /// A place is written in parts of at least so many bytes, each of which may get a record of its own.
 pub(crate) const PART_BYTES: u64 = 64 * KIB;
 
+/// What a grant is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Something new: leaves alone the kept segments, and what accepted content needs.
+    New,
+    /// Makes room, or makes durable what was promised before.
+    Urgent,
+    /// Was admitted before, or nothing goes on without it: counted, and never refused.
+    Outstanding,
+}
+
+/// What else needs space while the log does.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Beside {
+    /// Bytes that accepted content takes of segments (P14).
+    pub dirt: u64,
+    /// Bytes that are for the last blocks of files that are cut (P23).
+    pub edges: u64,
+    /// Bytes of segments that were given out and are not in use: accepted content may have them.
+    pub held: u64,
+    /// Pairs of nodes that checkpoints may need then (P13).
+    pub pairs: u64,
+    /// Pairs that what is new leaves to what makes room (P24).
+    pub spare: u64,
+}
+
 /// Content that was accepted and is not written out (P21).
 #[derive(Default)]
 pub(crate) struct Dirt {

@@ -7,17 +7,18 @@
 
 use crate::tests::alloc::lab::beside;
 use crate::tests::clean::sparse_of;
-use crate::tests::reuse::{check, create, open, setup, write};
+use crate::tests::reuse::{check, create, open, read, setup, write};
 use crate::tests::seeds;
 use crate::tests::setup::Setup;
-use crate::{OpenOptions, Volume};
+use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::sim_world::SimWorld;
-use forebay_base::task::BoxFuture;
-use forebay_base::world::{World, WorldRef, split_mix};
+use forebay_base::task::{BoxFuture, block_on};
+use forebay_base::world::{RealWorld, World, WorldRef, split_mix};
 use forebay_base::{ErrorKind, Result};
-use forebay_block::DeviceRef;
-
-use forebay_vfs::{FileSystem, Ino, Name, OpenFlags, SetAttr};
+use forebay_block::{DeviceRef, RamDevice};
+use forebay_cache::{Config, PageCache};
+use forebay_sim::{SimConfig, SimDisk};
+use forebay_vfs::{FileSystem, Ino, Name, OpenFlags, SetAttr, Timestamp};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -266,4 +267,119 @@ fn request_is_refused_when_the_world_stops() {
     let again = disk.world().run(volume.0.requests.checkpoint());
     again.unwrap();
     disk.world().stop();
+}
+
+/// Bytes of a volume whose device pads each record to 4 KiB: then a small record takes 12 KiB of
+/// the log with its padding and its mark, and a segment has space for 14.
+const PADDED_BYTES: u64 = 16 << 20;
+
+fn create_padded() -> CreateOptions {
+    CreateOptions {
+        segment_bytes: 256 << 10,
+        ..CreateOptions::new([1; 16], [2; 16], Timestamp::new(1, 0))
+    }
+}
+
+/// An empty volume on a simulated disk with sectors of 4 KiB.
+fn padded_disk(seed: u64) -> SimDisk {
+    let world = SimWorld::new(seed);
+    let config = SimConfig { size: PADDED_BYTES, sector: 4096, ..SimConfig::default() };
+    let disk = SimDisk::new(world.clone(), config);
+    let (device, asked): (DeviceRef, WorldRef) = (Arc::new(disk.clone()), world.clone());
+    world.run(Volume::create(&device, &asked, &create_padded())).unwrap();
+    world.stop();
+    disk
+}
+
+/// M14, Q14: a sync of a full volume also writes the times of files that were read. Each inode had
+/// a record of its own, and after two requests for space the sync was refused.
+#[test]
+fn sync_of_many_times_on_full_volume_is_not_refused() {
+    const FILES: u64 = 900;
+    let setup = Setup { inode_cache_bytes: 2 << 20, ..setup(0) };
+    let disk = padded_disk(1);
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let mut files = Vec::new();
+        for n in 0..FILES {
+            let (_, file) = create(&volume, &format!("f{n}")).await.unwrap();
+            write(&file, 0, &[1; BLOCK]).await.unwrap();
+            files.push(file);
+        }
+        volume.syncfs().await.unwrap();
+        let (_, large) = create(&volume, "large").await.unwrap();
+        let mut at = 0;
+        while unless_full(write(&large, at, &[2; 8 * BLOCK]).await).is_some() {
+            at += 8 * BLOCK as u64;
+        }
+        large.sync(true).await.unwrap();
+        for file in &files {
+            assert_eq!(read(file, BLOCK).await, [1; BLOCK]);
+        }
+        assert!(volume.0.state.lock().moved.len() as u64 >= FILES, "their times moved");
+        volume.syncfs().await.expect("it has space for times");
+        assert!(volume.0.state.lock().moved.is_empty());
+        drop((files, large));
+        volume.close().await.unwrap();
+    });
+    disk.world().stop();
+    assert!(check(&disk).is_clean());
+}
+
+/// Z11, M14, Q14: the same on a device that pads records, so that few records find space in the
+/// log at a time and tasks take it from one another.
+#[test]
+fn full_volume_with_padded_records_answers_all() {
+    const WRITERS: u64 = 3;
+    const FILES: u64 = 200;
+    for seed in seeds(4) {
+        let setup = Setup { inode_cache_bytes: 2 << 20, ..setup(0) };
+        let disk = padded_disk(seed);
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let world: WorldRef = disk.world().clone();
+            let mut tasks: Vec<BoxFuture<'static, ()>> = Vec::new();
+            for number in 0..WRITERS {
+                tasks.push(Box::pin(writer(volume.clone(), number, seed, FILES)));
+            }
+            tasks.push(Box::pin(unlinker(volume.clone(), (WRITERS, FILES), seed)));
+            beside(&world, tasks).await;
+            volume.syncfs().await.expect("what was accepted has space");
+            emptied(&volume, (WRITERS, FILES)).await;
+            volume.close().await.unwrap();
+        });
+        disk.world().stop();
+        let report = check(&disk.in_world(SimWorld::new(seed)));
+        assert!(report.is_clean(), "seed {seed}: {:?}", report.findings);
+    }
+}
+
+fn real_volume() -> Volume {
+    let (device, world): (DeviceRef, WorldRef) =
+        (Arc::new(RamDevice::new(PADDED_BYTES)), RealWorld::with_seed(1));
+    block_on(Volume::create(&device, &world, &create_padded())).unwrap();
+    let config = Config { huge_pages: false, ..Config::with_budget(4 << 20) };
+    let cache = Some(PageCache::new(config, world.clone()).unwrap());
+    let options = OpenOptions { cache, ..OpenOptions::default() };
+    block_on(Volume::open(&device, &world, &options)).unwrap()
+}
+
+/// The same on threads: each caller blocks, and the maintenance runs on the threads of the world.
+#[test]
+fn full_volume_with_threads_answers_all() {
+    const WRITERS: u64 = 3;
+    const FILES: u64 = 200;
+    for seed in seeds(4) {
+        let volume = real_volume();
+        std::thread::scope(|scope| {
+            for number in 0..WRITERS {
+                let volume = volume.clone();
+                scope.spawn(move || block_on(writer(volume, number, seed, FILES)));
+            }
+            scope.spawn(|| block_on(unlinker(volume.clone(), (WRITERS, FILES), seed)));
+        });
+        block_on(volume.syncfs()).unwrap();
+        block_on(emptied(&volume, (WRITERS, FILES)));
+        block_on(volume.close()).unwrap();
+    }
 }

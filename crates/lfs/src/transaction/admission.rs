@@ -149,7 +149,11 @@ impl State {
         }
         self.room.return_all(&mut self.space);
         let room = self.beside(growth);
-        self.space.promise(cost, need, &room)
+        let promised = self.space.promise(cost, need, &room);
+        if promised.is_err() {
+            self.fate.lacks_space = Some(need);
+        }
+        promised
     }
 
     /// Whether the log has room for so much that is urgent.

@@ -189,6 +189,9 @@ impl State {
         let there = share.and_then(|key| self.shares.get(&key)).map_or(0, |promise| promise.cost);
         let taken = there.min(cost);
         self.promise(cost - taken, need, growth)?;
+        if cost > taken {
+            self.space.note_grant_change();
+        }
         if let Some(promise) = share.and_then(|key| self.shares.get_mut(&key)) {
             promise.cost -= taken;
         }

@@ -2,15 +2,17 @@
 //! exceed their bound.
 //!
 //! Invariant: Q13 an operation that changes names or reserves space waits while the changes in
-//! memory exceed their bound.
+//! memory exceed their bound. Q14 an operation that makes space, or makes accepted data durable, is
+//! refused only after rounds in which space was requested and no other operation got any.
 //!
 //! Lock: the state lock in turn; none across a wait.
 
+use crate::transaction::requests::Requests;
 use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
 use forebay_base::{ErrorKind, Result};
 
-/// How often space is requested for one operation.
+/// How often space is requested for one operation, rounds aside in which another got some.
 const ROUNDS: u32 = 2;
 
 /// Queued records above which an operation that adds more writes them.
@@ -29,25 +31,61 @@ pub(crate) enum Relief {
     Checkpoint,
 }
 
+/// How long an operation goes on requesting space (Q14).
+pub(crate) struct Patience {
+    /// Rounds in which no operation got space, and how many there may be.
+    fruitless: u32,
+    fruitless_max: u32,
+    /// [`Space::grant_changes`](crate::space::Space::grant_changes) at the last round.
+    grant_changes: Option<u64>,
+}
+
+impl Patience {
+    /// Of an operation that is refused after more than so many rounds without effect.
+    pub fn of(fruitless_max: u32) -> Self {
+        Self { fruitless: 0, fruitless_max, grant_changes: None }
+    }
+
+    /// The operation found no space. False: it is refused.
+    pub fn lasts(&mut self, grant_changes: u64) -> bool {
+        let before = self.grant_changes.replace(grant_changes);
+        // Otherwise another operation was faster, and the volume is not full.
+        if before.is_none_or(|before| before == grant_changes) {
+            self.fruitless += 1;
+        }
+        self.fruitless <= self.fruitless_max
+    }
+
+    /// Requests space. False: none could be made.
+    pub async fn make_space(&self, requests: &Requests) -> bool {
+        match self.fruitless > 1 {
+            // The pass in progress may have what is lacking.
+            true => requests.make_space_and_end_pass().await,
+            false => requests.make_space().await,
+        }
+    }
+}
+
 impl Resources {
-    /// Changes the state. Requests space if there is none.
+    /// Changes the state, urgently (Q14). Requests space if there is none.
     pub async fn with_space<T>(&self, mut op: impl FnMut(&mut State) -> Result<T>) -> Result<T> {
-        let mut rounds = 0;
+        let (mut patience, mut is_relieved) = (Patience::of(ROUNDS), false);
         loop {
-            let (done, is_refused) = {
+            let (done, is_refused, grant_changes) = {
                 let mut state = self.state.lock();
                 state.fate.is_refused = false;
-                (op(&mut state), state.fate.is_refused)
+                (op(&mut state), state.fate.is_refused, state.space.grant_changes())
             };
             match done {
-                Err(error) if error.kind() == ErrorKind::NoSpace && rounds < ROUNDS => {
-                    rounds += 1;
-                    if !self.requests.make_space().await {
+                Err(error)
+                    if error.kind() == ErrorKind::NoSpace && patience.lasts(grant_changes) =>
+                {
+                    if !patience.make_space(&self.requests).await {
                         return Err(error);
                     }
                 }
-                Err(_) if is_refused && rounds == 0 => {
-                    rounds += 1;
+                Err(_) if is_refused && !is_relieved => {
+                    is_relieved = true;
                     self.requests.checkpoint().await?;
                 }
                 done => {
@@ -101,5 +139,21 @@ impl Resources {
     pub async fn relieve_now(&self) -> Result<()> {
         let relief = self.relief(&self.state.lock());
         self.relieve(relief).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Q14: only rounds in which nothing changed count, wherever they are.
+    #[test]
+    fn patience_counts_rounds_without_effect() {
+        let mut patience = Patience::of(2);
+        assert!(patience.lasts(7), "the first refusal");
+        assert!((8..100).all(|changes| patience.lasts(changes)), "others get space");
+        assert!(patience.lasts(99), "nothing happened");
+        assert!(patience.lasts(100), "another got space");
+        assert!(!patience.lasts(100), "nothing happened again");
     }
 }

@@ -12,7 +12,8 @@
 //! no maintenance will take is refused, so no task waits for one that has ended. J3 a caller that
 //! is dropped while it waits stops no job. J4 between the answer to a request for space and the
 //! moment in which its caller runs again, background cleaning does not begin: it would set aside
-//! the space that was made.
+//! the space that was made. J5 nor is a pass in progress then, if the caller asked for that: a pass
+//! sets aside space of the log for what it moves.
 //!
 //! Rule: a task that waits here holds no lock, no reservation and no turn, because the job may
 //! need each of them.
@@ -38,6 +39,8 @@ pub(crate) trait Maintainer: Send + Sync {
 pub(crate) struct Posted {
     /// For space. The answer: whether some was made.
     pub space: Vec<OneSender<Answer>>,
+    /// A caller wants no pass to be in progress when it is answered (J5).
+    pub ends_pass: bool,
     /// For a checkpoint.
     pub checkpoints: Vec<OneSender<Result<()>>>,
     /// That removed content becomes free.
@@ -97,6 +100,18 @@ impl Requests {
     /// Makes space. False: none could be made.
     pub async fn make_space(&self) -> bool {
         match self.post(|posted, sender| posted.space.push(sender)) {
+            Some(answer) => answer.await.is_some_and(|answer| answer.is_made),
+            None => false,
+        }
+    }
+
+    /// [`Self::make_space`], after which no pass of the cleaner is in progress (J5).
+    pub async fn make_space_and_end_pass(&self) -> bool {
+        let post = |posted: &mut Posted, sender| {
+            posted.ends_pass = true;
+            posted.space.push(sender);
+        };
+        match self.post(post) {
             Some(answer) => answer.await.is_some_and(|answer| answer.is_made),
             None => false,
         }

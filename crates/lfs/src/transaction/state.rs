@@ -30,9 +30,9 @@ use crate::names::inode::assign;
 use crate::names::items::Items;
 use crate::names::node::Node;
 use crate::names::scan_cache::Windows;
-use crate::space::Space;
 use crate::space::admission::{Dirt, Growth, MAP_ITEM_BYTES, SHORT_ITEM_BYTES};
 use crate::space::alloc::runs::Room;
+use crate::space::{Need, Space};
 use crate::transaction::frozen::Frozen;
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -93,6 +93,8 @@ pub(crate) struct Fate {
     pub failing: Option<Error>,
     /// The last change was refused for F12: it may be tried again after a checkpoint.
     pub is_refused: bool,
+    /// Of what need the last change was that found no space in the log.
+    pub lacks_space: Option<Need>,
     /// Bound on changes in memory, bytes (F12); 0: none.
     pub overlay_bytes: u64,
 }

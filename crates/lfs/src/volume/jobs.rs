@@ -226,10 +226,15 @@ impl Inner {
     }
 
     fn begin_space(self: Arc<Self>) -> Option<BoxFuture<'static, ()>> {
-        let callers = self.requests.with_posted(|posted| std::mem::take(&mut posted.space));
+        let (callers, ends_pass) = self.requests.with_posted(|posted| {
+            (std::mem::take(&mut posted.space), std::mem::take(&mut posted.ends_pass))
+        });
         (!callers.is_empty()).then(|| {
             Box::pin(async move {
                 let is_made = self.make_space().await;
+                if ends_pass {
+                    self.cleaning.pass_over().await;
+                }
                 self.requests.answer_space(callers, is_made);
             }) as BoxFuture<'static, ()>
         })

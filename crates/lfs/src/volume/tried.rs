@@ -19,7 +19,7 @@ use crate::names::evict::LEAF_BYTES;
 use crate::names::load;
 use crate::names::lookup::{Stop, Tried, Want};
 use crate::space::Need;
-use crate::transaction::relief::Relief;
+use crate::transaction::relief::{Patience, Relief};
 use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::sync::atomic::Ordering;
@@ -38,6 +38,26 @@ impl Drop for Waiter<'_> {
     }
 }
 
+/// Why a try was refused, if it was.
+#[derive(Clone, Copy)]
+struct Refusal {
+    /// Changes have reached their bound (F12).
+    is_f12: bool,
+    /// The record that found no space makes some (`relief.Q14`).
+    is_urgent: bool,
+    grant_changes: u64,
+}
+
+impl Refusal {
+    fn of(state: &State) -> Self {
+        Self {
+            is_f12: state.fate.is_refused,
+            is_urgent: state.fate.lacks_space == Some(Need::Urgent),
+            grant_changes: state.space.grant_changes(),
+        }
+    }
+}
+
 impl Inner {
     /// Carries an operation out, and loads what it misses. It is given the time.
     pub(crate) async fn tried<T>(
@@ -45,12 +65,13 @@ impl Inner {
         mut op: impl FnMut(&mut State, Timestamp) -> Tried<T>,
     ) -> Result<T> {
         let (mut waiter, mut made_space, mut relieved) = (None, false, false);
+        let mut patience = Patience::of(1);
         loop {
             let now = self.options.clock.now();
-            let (tried, relief, held, waits, is_refused) = {
+            let (tried, relief, held, waits, refusal) = {
                 let mut state = self.state.lock();
                 state.cache.bytes_max = self.memory.names_max();
-                state.fate.is_refused = false;
+                (state.fate.is_refused, state.fate.lacks_space) = (false, None);
                 let mut tried = op(&mut state, now);
                 while let Err(Stop::Missing(want)) = tried {
                     match state.insert_from_window(want) {
@@ -66,8 +87,8 @@ impl Inner {
                     }
                     Err(_) => {}
                 }
-                let is_refused = state.fate.is_refused;
-                (tried, self.relief(&state), state.held(), !state.queue.is_empty(), is_refused)
+                let (relief, waits) = (self.relief(&state), !state.queue.is_empty());
+                (tried, relief, state.held(), waits, Refusal::of(&state))
             };
             self.note_memory(held);
             if waits {
@@ -84,18 +105,22 @@ impl Inner {
                     return Ok(done);
                 }
                 Err(Stop::Missing(want)) => self.load(want).await?,
-                Err(Stop::Failed(error)) if error.kind() == ErrorKind::NoSpace && !made_space => {
+                Err(Stop::Failed(error))
+                    if error.kind() == ErrorKind::NoSpace
+                        && patience.lasts(refusal.grant_changes)
+                        && (!made_space || refusal.is_urgent) =>
+                {
                     made_space = true;
                     // Dirty data is written out only if it may take the space that is lacking.
                     let block = self.layout.block_bytes();
                     if !self.state.lock().has_room(block, Need::New) {
                         self.files.write_out_dirty().await;
                     }
-                    if !self.requests.make_space().await {
+                    if !patience.make_space(&self.requests).await {
                         return Err(error);
                     }
                 }
-                Err(Stop::Failed(_)) if is_refused && !relieved => {
+                Err(Stop::Failed(_)) if refusal.is_f12 && !relieved => {
                     relieved = true;
                     self.requests.checkpoint().await?;
                 }
