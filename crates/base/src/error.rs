@@ -26,7 +26,7 @@ pub enum ErrorKind {
     WouldBlock,
     /// The object or device cannot do this (EOPNOTSUPP).
     Unsupported,
-    /// The object is open for reading only (EROFS).
+    /// The object accepts no changes (EROFS).
     ReadOnly,
     /// No space left on the device or in the file system below (ENOSPC).
     NoSpace,

@@ -103,7 +103,7 @@ const BENCHES: &[(&str, &str, &[&str], BenchFn)] = &[
     (
         "database",
         "SQLite in process during a backup, and on the kernel's cache of the same size",
-        &["files", "itself", "fast"],
+        &["files", "itself", "brisk", "fast"],
         database::run,
     ),
     ("memcg", "the server under mixed load inside a memory cgroup", &[], memcg::run),

@@ -1,5 +1,5 @@
 //! What was found: rows and ratios ([`model`]), saved results ([`results`]), the five lines
-//! ([`five`]), the page ([`html`], [`chart`]), the figures of the README ([`readme`]), a comparison
+//! ([`five`]), the page ([`html`], [`chart`]), the tables of `docs/figures.md` ([`readme`]), a comparison
 //! of two runs ([`compare`]), the few lines for a newcomer ([`screen`]), and what is a lack
 //! of the machine ([`lack`]).
 //!

@@ -63,8 +63,7 @@ pub(crate) struct Lock(Arc<Inner>);
 impl Drop for Lock {
     fn drop(&mut self) {
         // By now the file is closed, and each [`Locked`] reads as over. An opener that checked
-        // before
-        // that waits by now: it checks and starts to wait under the lock taken here.
+        // before that waits by now: it checks and starts to wait under the lock taken here.
         drop(self.0.lock());
         self.0.changed.notify_all();
     }

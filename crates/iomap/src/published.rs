@@ -21,10 +21,10 @@ impl MappedFile {
         }
     }
 
-    /// Publishes the size up to `end`, which the caller found to be below it. Unpublished blocks
-    /// that a writer dirties hold the size back: then these are written, too. The caller must hold
-    /// no range. An error: the size is not published that far, and bytes behind it would be lost in
-    /// a crash.
+    /// Publishes the size up to `end`, which was within the file when the caller looked.
+    /// Unpublished blocks that a writer dirties hold the size back, so these are written first. That
+    /// may wait for ranges, so the caller must hold none. An error means: the size is not published
+    /// that far, and a crash would lose the bytes behind it.
     pub(crate) async fn publish_upto(&self, end: u64, here: bool) -> Result<()> {
         for _ in 0..PUBLISH_TRIES {
             if self.is_published(end) {

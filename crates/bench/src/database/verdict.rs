@@ -177,8 +177,12 @@ fn ratios(report: &mut Report, setting: &Setting, names: &Names, gate: Gate, fou
         let name = names.metric(name);
         match names.form {
             Form::Itself => report.ratio(&name, value),
-            Form::Files | Form::Fast if judged => report.ratio_with_bar(&name, value, good, bar),
-            Form::Files | Form::Fast => report.ratio_unjudged(&name, value, good, bar),
+            Form::Files | Form::Brisk | Form::Fast if judged => {
+                report.ratio_with_bar(&name, value, good, bar)
+            }
+            Form::Files | Form::Brisk | Form::Fast => {
+                report.ratio_unjudged(&name, value, good, bar)
+            }
         }
     }
     let mut add = |name: &str, value: f64| report.ratio(&names.metric(name), value);

@@ -1,4 +1,4 @@
-//! The figures of the README as markdown, from saved results: per rival the worst and the best cell
+//! The tables of `docs/figures.md` as markdown, from saved results: per rival the worst and the best cell
 //! and in how many cells ours is ahead; then what is no ratio of rates, with its goal, and every
 //! goal that was missed; then the CPU of the servers and their rates.
 //!

@@ -87,6 +87,12 @@ pub fn report(options: &ReportOptions) -> Result<()> {
     } else {
         print!("\n{}", five::table(&found));
     }
+    if let Some(path) = &options.svg {
+        let svg = html::first_picture(&found, &options.series);
+        let svg = svg.ok_or_else(|| bad("no picture, or none with such a series".into()))?;
+        std::fs::write(path, svg).map_err(|e| Error::from_io("write", e).with_path(path))?;
+        println!("picture: {}", path.display());
+    }
     match &options.html {
         Some(path) => write_page(path, &found),
         None => Ok(()),

@@ -144,7 +144,7 @@ impl PageCache {
             self.table.set_queue(slot, queue);
             self.table.set_blocks_per_frame(slot, mapping.blocks_per_frame());
             self.table.unlock(slot);
-            // Queued before it is locked again: the age lock comes before the folio lock.
+            // Queued while it is unlocked: the holder of a folio lock takes no age lock.
             self.age.lock().push(queue, slot);
         }
     }

@@ -128,7 +128,7 @@ impl Pinned {
         self.raw().iter().map(|run| run.len()).sum()
     }
 
-    /// No bytes: the range lies behind the end of the file.
+    /// No bytes: the range is empty, or behind the end of the file.
     pub fn is_empty(&self) -> bool {
         self.raw().is_empty()
     }

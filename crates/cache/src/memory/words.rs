@@ -101,8 +101,8 @@ impl FrameWords {
         last
     }
 
-    /// Pins the frames of a folio whose lock is held. False, and nothing is pinned: more than
-    /// `limit` frames would be (pin.P5), or one of them has too many pins.
+    /// Pins the frames of a folio whose lock is held. False, and nothing is pinned: with each of
+    /// them counted as new, pins exceed `limit` (pin.P5), or one of them has too many pins.
     #[must_use]
     pub fn pin(&self, frames: impl ExactSizeIterator<Item = Frame> + Clone, limit: u64) -> bool {
         let most = |frame| self.word(frame).load(Ordering::Relaxed) & PINS >= PINS_MAX;

@@ -140,7 +140,7 @@ impl Drop for Owed {
         if !self.answered {
             self.shared.device.reply(self.unique, EIO, &[]);
         }
-        // The file system may be given back when nobody counts any more (S2).
+        // Let go first: when no task is counted any more the file system is given back (session.S2).
         self.core = None;
         self.shared.task_ended();
     }
