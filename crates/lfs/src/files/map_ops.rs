@@ -287,11 +287,11 @@ impl FileOps {
             content.joins = state.joins(&changes, end - start);
             changes = changes_at(content.joins.unwrap_or(0));
         }
-        let joined = content.joins.and_then(|_| state.queue.back()).map_or(0, |r| r.body.len());
+        let joined = content.joins.and_then(|_| state.queue.last()).map_or(0, |r| r.body.len());
         content.share = state.shares.contains_key(&key).then_some(key);
         // What is published was admitted when its room was reserved.
         state.append_with(&changes, content, Need::Outstanding)?;
-        let body = state.queue.back().map_or(0, |record| record.body.len() - joined);
+        let body = state.queue.last().map_or(0, |record| record.body.len() - joined);
         state.room.stats.record_bytes += body as u64;
         Ok(())
     }

@@ -43,7 +43,7 @@ impl State {
     /// The last ticket, if no file has outstanding content.
     fn ticket_if_nothing_outstanding(&self) -> Option<u64> {
         let nothing = self.owed.is_empty() && self.owed_written.is_empty();
-        nothing.then_some(self.next_ticket - 1)
+        nothing.then_some(self.queue.last_ticket())
     }
 
     /// After a commit that worked: whether all of an inode is in the log.
@@ -100,7 +100,7 @@ impl OpenFiles {
                 Some(ticket) => ticket,
                 None => {
                     self.write_outstanding().await?;
-                    self.state.lock().next_ticket - 1
+                    self.state.lock().queue.last_ticket()
                 }
             };
             self.commit(ticket, here).await?;
@@ -140,7 +140,7 @@ impl OpenFiles {
             // After another close meanwhile, what was written since is outstanding.
             if state.owed.get(&ino).copied() == closed {
                 state.owed.remove(&ino);
-                let upto = state.next_ticket - 1;
+                let upto = state.queue.last_ticket();
                 if let Some(written) = state.owed_written.get_mut(&ino).filter(|_| is_whole) {
                     (written.upto, written.healed) = (upto, written.healed.max(lost));
                 }

@@ -86,7 +86,7 @@ impl Resources {
             let state = self.state.lock();
             runs.extend(state.queue.iter().flat_map(stale));
             let places = runs.iter().map(|run| run.at).collect();
-            owners(records.iter().chain(&state.queue), &places, &self.layout.geometry)?
+            owners(records.iter().chain(state.queue.iter()), &places, &self.layout.geometry)?
         };
         let (mut lost, mut written, mut failed) = (Vec::new(), BTreeMap::new(), None);
         for run in runs {
@@ -112,9 +112,10 @@ impl Resources {
             written.iter().filter(|(_, again)| again.is_cut).filter_map(|(at, _)| owners.get(at));
         let mut sizes = cut.map(|(data_id, _)| (*data_id, u64::MAX)).collect();
         let mut state = self.state.lock();
-        for record in records.iter_mut().chain(&mut state.queue).rev() {
-            renew(record, &written, failures, &mut sizes, &self.layout.geometry)?;
-        }
+        let geometry = &self.layout.geometry;
+        let mut renew = |record: &mut Pending| renew(record, &written, failures, &mut sizes, geometry);
+        state.queue.rewrite(&mut renew)?;
+        records.iter_mut().rev().try_for_each(renew)?;
         for (at, again) in &written {
             if let Some((data_id, _)) = owners.get(at) {
                 state.renew(*data_id, *at, &again.sums);
@@ -248,7 +249,7 @@ impl Resources {
         let geometry = &self.layout.geometry;
         let places: BTreeSet<Place> = lost.iter().map(|run| run.at).collect();
         let mut state = self.state.lock();
-        let owners = owners(records.iter().chain(&state.queue), &places, geometry)?;
+        let owners = owners(records.iter().chain(state.queue.iter()), &places, geometry)?;
         for run in lost {
             log::error!("content of #{} is lost: {} bytes at {:?}", run.ino, run.len, run.at);
             state.lost.push((run.at, run.len));
@@ -265,10 +266,9 @@ impl Resources {
         }
         // No size without its bytes: what is told of the size of that data goes, too.
         let datas = owners.into_values().map(|(data_id, _)| data_id).collect();
-        for record in records.iter_mut().chain(&mut state.queue) {
-            without(record, &places, &datas, geometry)?;
-        }
-        Ok(())
+        let mut omit = |record: &mut Pending| without(record, &places, &datas, geometry);
+        records.iter_mut().try_for_each(&mut omit)?;
+        state.queue.rewrite(omit)
     }
 }
 

@@ -25,7 +25,7 @@ impl Resources {
         let (me, world) = (self.me.clone(), self.world.clone());
         let (mut seen, is_read_only) = {
             let state = self.state.lock();
-            (state.next_ticket, state.is_read_only)
+            (state.queue.last_ticket(), state.is_read_only)
         };
         // A volume that is open for reading is not written. The flag stays set, so that no later
         // change comes here (open.O13).
@@ -36,7 +36,7 @@ impl Resources {
             for _ in 0..BUSY_AGES {
                 world.sleep(age).await;
                 let Some(resources) = me.upgrade() else { return };
-                let now = resources.state.lock().next_ticket;
+                let now = resources.state.lock().queue.last_ticket();
                 if now - std::mem::replace(&mut seen, now) < BUSY_RECORDS {
                     break;
                 }

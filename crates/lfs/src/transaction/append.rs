@@ -124,42 +124,20 @@ impl State {
         let payloads = payload.into_iter().collect();
         let cut = None;
         let record = Pending { ticket: 0, kind, body, changes, payloads, runs, cost, cut };
-        Ok(if joins.is_some() { self.join(record) } else { self.enqueue(record) })
+        Ok(if joins.is_some() { self.queue.join(record) } else { self.queue.push(record) })
     }
 
-    /// Whether content of so many bytes, with so many bytes of changes, may go into the record that
-    /// is queued last: bytes of content in there. Then what it takes of the log beside its blocks
-    /// is little, and small files lie side by side. That record is to be written as a whole or not
-    /// at all, as each is.
+    /// Whether content of so many bytes may become part of the record that is queued last, with
+    /// these changes: bytes of content in there.
     pub fn joins(&self, changes: &[Change<'_>], payload_bytes: u64) -> Option<u64> {
-        let last = self.queue.back().filter(|last| {
-            last.kind == RecordKind::Changes && last.cut.is_none() && last.runs.is_empty()
-        })?;
-        let body = last.body.len() + changes.iter().map(upper).sum::<usize>();
-        let there = last.payload_bytes();
-        let len = self.layout.record_bytes(body as u64, there + payload_bytes);
-        let fits = len + 2 * u64::from(self.layout.align) <= self.layout.max_record()
-            && there + payload_bytes <= self.layout.max_inline();
-        fits.then_some(there)
+        let body_bytes = changes.iter().map(upper).sum::<usize>() as u64;
+        self.queue.can_join(&self.layout, body_bytes, payload_bytes)
     }
 
     /// The record that is queued last has content. What happens to names between the contents of
     /// two files joins it, too: they would not share a record otherwise.
     fn ends_in_content(&self) -> bool {
-        self.queue.back().is_some_and(|last| !last.payloads.is_empty())
-    }
-
-    /// The ticket of the record that was queued last, which has taken this one up.
-    fn join(&mut self, record: Pending) -> u64 {
-        self.queued_bytes += record.payload_bytes();
-        let last =
-            self.queue.back_mut().expect("it was there when the content was said to join it");
-        debug_assert!(record.runs.is_empty(), "it has content of its own");
-        last.body.extend_from_slice(&record.body);
-        last.changes += record.changes;
-        last.payloads.extend(record.payloads);
-        last.cost += record.cost;
-        last.ticket
+        self.queue.last().is_some_and(|last| !last.payloads.is_empty())
     }
 
     /// T11: what changes name is there.
@@ -216,15 +194,7 @@ impl State {
     fn enqueue_mark(&mut self, cost: u64, cut: Option<bool>) -> u64 {
         let kind = RecordKind::Mark;
         let (body, runs, payloads) = (Vec::new(), Vec::new(), Vec::new());
-        self.enqueue(Pending { ticket: 0, kind, body, changes: 0, payloads, runs, cost, cut })
-    }
-
-    fn enqueue(&mut self, record: Pending) -> u64 {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        self.queued_bytes += record.payload_bytes();
-        self.queue.push_back(Pending { ticket, ..record });
-        ticket
+        self.queue.push(Pending { ticket: 0, kind, body, changes: 0, payloads, runs, cost, cut })
     }
 
     /// The body of a record: `NoSpace` if no record can be so long.

@@ -13,7 +13,7 @@ const IDLE: Duration = Duration::from_millis(10);
 
 impl RecordOwner for Resources {
     fn take_queue(&self, failures: u64) -> Option<Vec<Pending>> {
-        self.state.lock().take_queue(failures)
+        self.state.lock().queue.take_group(&self.layout, failures)
     }
 
     fn take_segment(&self) -> Result<u32> {
@@ -63,7 +63,7 @@ impl Resources {
     /// Writes what is queued and makes it durable. Writes out no file, so jobs of the maintenance
     /// call it, too.
     pub async fn commit_queue(&self) -> Result<()> {
-        let ticket = self.state.lock().next_ticket - 1;
+        let ticket = self.state.lock().queue.last_ticket();
         self.commit(ticket, false).await
     }
 

@@ -114,7 +114,7 @@ impl Resources {
             Some(_) => self.options.overlay_bytes / 2,
             None => self.options.overlay_bytes / 4 * 3,
         };
-        match state.queue.len() > QUEUE_MAX || state.queued_bytes > QUEUE_BYTES_MAX {
+        match state.queue.len() > QUEUE_MAX || state.queue.payload_bytes() > QUEUE_BYTES_MAX {
             _ if waits > most => Relief::Checkpoint,
             true => Relief::Commit,
             false => Relief::None,

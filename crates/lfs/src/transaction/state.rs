@@ -20,7 +20,7 @@ use crate::format::inode::{FileType, Inode};
 use crate::format::item::EntryItem;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, TreeRoot};
-use crate::log::Pending;
+use crate::log::queue::RecordQueue;
 use crate::map::overlay::{Overlay, Piece, Sums, Where};
 use crate::names::closed::RetainedMappings;
 use crate::names::content::{Content, PendingWriteBack};
@@ -35,7 +35,7 @@ use crate::space::alloc::runs::Room;
 use crate::space::{Need, Space};
 use crate::transaction::frozen::Frozen;
 use forebay_base::{Error, ErrorKind, Result};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -136,12 +136,8 @@ pub(crate) struct State {
     pub next_data_id: u64,
     /// Volume-wide sequence of content.
     pub next_sequence: u64,
-    /// Records that are applied and not laid out, in order (S11).
-    pub queue: VecDeque<Pending>,
-    /// Bytes of content in it.
-    pub queued_bytes: u64,
-    /// Of the next record.
-    pub next_ticket: u64,
+    /// Records that are applied and not laid out (S11).
+    pub queue: RecordQueue,
     /// Promises of reservations, by their first offset.
     pub shares: BTreeMap<u64, Promise>,
     /// Sums of their bytes and growth.
@@ -214,9 +210,7 @@ impl State {
             next_ino: 1,
             next_data_id: 1,
             next_sequence: 1,
-            queue: VecDeque::new(),
-            queued_bytes: 0,
-            next_ticket: 1,
+            queue: RecordQueue::new(),
             shares: BTreeMap::new(),
             shared_bytes: 0,
             shared_growth: Growth::default(),
