@@ -158,7 +158,7 @@ impl State {
         self.frozen = Some(Frozen {
             data,
             items,
-            in_flight: self.shares.keys().copied().collect(),
+            in_flight: self.reservations.keys().collect(),
             is_merged: false,
             before: self.space.segments.snapshot(),
             next_ino: self.next_ino,
@@ -449,8 +449,8 @@ impl Checkpoints {
         if let Some(frozen) = &mut state.frozen {
             frozen.is_merged = true;
             let there = std::mem::take(&mut frozen.in_flight);
-            let shares = &state.shares;
-            let left = there.into_iter().filter(|key| shares.contains_key(key)).collect();
+            let open = &state.reservations;
+            let left = there.into_iter().filter(|key| open.contains(*key)).collect();
             state.frozen.as_mut().expect("it is there").in_flight = left;
         }
         state.drop_shadow();

@@ -27,6 +27,7 @@ mod places;
 mod queue;
 pub(crate) mod relief;
 pub(crate) mod requests;
+pub(crate) mod reservations;
 pub(crate) mod resources;
 pub(crate) mod state;
 mod windows;

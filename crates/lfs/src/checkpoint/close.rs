@@ -21,7 +21,7 @@ impl Checkpoints {
     pub(super) fn seal(&self) -> Result<bool> {
         let mut state = self.state.lock();
         let ticket = state.frozen.as_ref().map_or(0, |frozen| frozen.ticket);
-        state.is_closed = state.queue.last_ticket() == ticket && state.shares.is_empty();
+        state.is_closed = state.queue.last_ticket() == ticket && state.reservations.is_empty();
         Ok(state.is_closed)
     }
 

@@ -68,8 +68,7 @@ impl Ahead<'_> {
         self.growth =
             Growth { entries: self.growth.entries - entries, bytes: self.growth.bytes - bytes };
         state.space.settle(cost);
-        state.shared_growth.entries -= entries;
-        state.shared_growth.bytes -= bytes;
+        state.reservations.uncount_growth(Growth { entries, bytes });
     }
 }
 
@@ -363,8 +362,7 @@ impl Cleaner {
             }
         }
         let flight = Arc::new(Flight::new(self, segments));
-        state.shared_growth.entries += growth.entries;
-        state.shared_growth.bytes += growth.bytes;
+        state.reservations.count_growth(growth);
         Some(Given { live: given, flight, ahead: Ahead { cleaner: self, cost, growth } })
     }
 

@@ -63,9 +63,9 @@ impl GiveBack for Share {
     fn give_back(&self, places: &[Place]) {
         let Some(files) = self.files.upgrade() else { return };
         let mut state = files.state.lock();
-        if let Some(promise) = state.unshare(self.key) {
-            state.space.settle(promise.cost);
-            promise.segments.iter().for_each(|segment| state.space.land(*segment));
+        if let Some(grant) = state.end_reservation(self.key) {
+            state.space.settle(grant.cost);
+            grant.segments.iter().for_each(|segment| state.space.land(*segment));
         }
         for place in places.iter().filter(|place| Staging::is_staged(place.device_offset)) {
             files.staging.forget(&(place.device_offset..place.device_offset + place.len));
@@ -220,7 +220,7 @@ impl FileOps {
         let (mut parts, mut runs) = (Vec::new(), Vec::new());
         // Q1: a flush may have failed while the write was on its way.
         let (failures, reserved) =
-            state.shares.get(&share).map_or((0, 0), |promise| (promise.failures, promise.sequence));
+            state.reservations.get(share).map_or((0, 0), |grant| (grant.failures, grant.sequence));
         for written in pieces {
             let birth = birth_of(files, state, written, reserved);
             let from = written.place.offset / unit;
@@ -288,7 +288,7 @@ impl FileOps {
             changes = changes_at(content.joins.unwrap_or(0));
         }
         let joined = content.joins.and_then(|_| state.queue.last()).map_or(0, |r| r.body.len());
-        content.share = state.shares.contains_key(&key).then_some(key);
+        content.share = state.reservations.contains(key).then_some(key);
         // What is published was admitted when its room was reserved.
         state.append_with(&changes, content, Need::Outstanding)?;
         let body = state.queue.last().map_or(0, |record| record.body.len() - joined);

@@ -18,7 +18,8 @@ use crate::names::node::Node;
 use crate::space::Need;
 use crate::space::admission::{Growth, PART_BYTES, extents_of};
 use crate::transaction::relief::Patience;
-use crate::transaction::state::{Promise, State};
+use crate::transaction::reservations::Grant;
+use crate::transaction::state::State;
 use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_iomap::{Class, MapFuture, Place, Reservation};
@@ -55,26 +56,12 @@ impl State {
         self.nodes.get(&ino).is_some_and(|node| size(node) <= SMALL_BYTES)
     }
 
-    /// A share, and what it counts.
-    fn put_share(&mut self, key: u64, promise: Promise) {
-        self.shared_bytes += promise.bytes;
-        self.flying_bytes += promise.flying_bytes;
-        self.shared_growth.entries += promise.growth.entries;
-        self.shared_growth.bytes += promise.growth.bytes;
-        self.shares.insert(key, promise);
-        self.space.note_grant_change();
-    }
-
-    /// Takes a share out.
-    pub fn unshare(&mut self, key: u64) -> Option<Promise> {
-        let promise = self.shares.remove(&key)?;
-        self.shared_bytes -= promise.bytes;
-        self.flying_bytes -= promise.flying_bytes;
-        self.shared_growth.entries -= promise.growth.entries;
-        self.shared_growth.bytes -= promise.growth.bytes;
+    /// Ends a reservation: what it held.
+    pub fn end_reservation(&mut self, key: u64) -> Option<Grant> {
+        let grant = self.reservations.remove(key)?;
         self.space.note_grant_change();
         self.count_nodes();
-        Some(promise)
+        Some(grant)
     }
 }
 
@@ -159,9 +146,9 @@ impl FileOps {
             let text = "no room for content in the log";
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }
-        state.shared_bytes += bytes;
+        state.reservations.count_accepted(bytes);
         let promised = state.promise(cost, need, growth);
-        state.shared_bytes -= bytes;
+        state.reservations.uncount_accepted(bytes);
         promised?;
         if staged {
             state.space.log_takes_content();
@@ -174,8 +161,9 @@ impl FileOps {
             segments.push(at.segment);
         }
         let sequence = state.next_sequence;
-        let promise = Promise { cost, failures, sequence, segments, bytes, flying_bytes, growth };
-        state.put_share(key, promise);
+        let grant = Grant { cost, failures, sequence, segments, bytes, flying_bytes, growth };
+        state.reservations.insert(key, grant);
+        state.space.note_grant_change();
         Ok(Arc::new(Share { files: self.files.clone(), key }))
     }
 

@@ -511,7 +511,7 @@ fn p22_writes_past_the_cache_leave_the_room_of_dirt_alone() {
         };
         assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
         dirty.sync(true).await.expect("it was accepted");
-        assert!(volume.0.state.lock().shares.is_empty());
+        assert!(volume.0.state.lock().reservations.is_empty());
         verify(&volume, "d", 32 * UNIT).await;
         verify(&volume, "e", size).await;
     });

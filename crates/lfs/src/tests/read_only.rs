@@ -497,7 +497,7 @@ fn write_reserved_before_stop_is_published_and_synced_after_it() {
             let (block, keep) = (AlignedBuf::copy_of(&[3; BLOCK]), Privileges::Keep);
             let mut work = file.write(0, block, IoFlags::DIRECT, keep);
             let begun = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx).is_pending())).await;
-            assert!(begun && !volume.0.state.lock().shares.is_empty(), "it has its place");
+            assert!(begun && !volume.0.state.lock().reservations.is_empty(), "it has its place");
             volume.checkpoint().await.expect_err("a block is lost");
             assert!(volume.stopped().is_some());
             assert_eq!(work.await.1.expect("it was accepted before").len, BLOCK);

@@ -214,7 +214,7 @@ fn full_volumes_refuse_and_keep_what_was_synced() {
             {
                 let state = volume.0.state.lock();
                 assert_eq!(state.space.promised(), 0, "K12: promises are settled");
-                assert!(state.shares.is_empty(), "M12: reservations have gone");
+                assert!(state.reservations.is_empty(), "M12: reservations have gone");
             }
             drop(turn);
             let first = format!("f{}", synced[0]);

@@ -38,7 +38,7 @@ impl State {
 
     /// Accepted content that has no places yet, and so much more, bytes.
     pub fn dirt_bytes(&self, more: u64) -> u64 {
-        (self.dirt.bytes() + more).saturating_sub(self.shared_bytes)
+        (self.dirt.bytes() + more).saturating_sub(self.reservations.accepted_bytes())
     }
 
     /// The same with its part of the tree (P21).
@@ -82,8 +82,8 @@ impl State {
     pub fn merge_nodes(&self, growth: Growth) -> u64 {
         let geometry = &self.layout.geometry;
         let room = crate::btree::write::room_bytes(geometry) as u64;
-        let more =
-            (growth.entries + self.shared_growth.entries, growth.bytes + self.shared_growth.bytes);
+        let reserved = self.reservations.growth();
+        let more = (growth.entries + reserved.entries, growth.bytes + reserved.bytes);
         let entries = self.items.len() + 2 * self.maps.0 + more.0;
         let bytes = self.items.bytes() + 40 * self.items.len() + self.maps.1 + more.1;
         // Each changed leaf with its path and a neighbour, and what is new at half full.

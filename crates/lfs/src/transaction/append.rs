@@ -164,14 +164,14 @@ impl State {
         need: Need,
         growth: Growth,
     ) -> Result<()> {
-        let there = share.and_then(|key| self.shares.get(&key)).map_or(0, |promise| promise.cost);
+        let there = share.map_or(0, |key| self.reservations.log_bytes(key));
         let taken = there.min(cost);
         self.promise(cost - taken, need, growth)?;
         if cost > taken {
             self.space.note_grant_change();
         }
-        if let Some(promise) = share.and_then(|key| self.shares.get_mut(&key)) {
-            promise.cost -= taken;
+        if let Some(key) = share {
+            self.reservations.spend(key, taken);
         }
         Ok(())
     }

@@ -50,7 +50,7 @@ impl State {
     pub fn content_bytes(&self) -> u64 {
         let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
         let frozen = frozen.map_or(0, |frozen| frozen.fresh_bytes);
-        self.space.segments.content_bytes() + frozen + self.fresh_bytes + self.flying_bytes
+        self.space.segments.content_bytes() + frozen + self.fresh_bytes + self.reservations.flying_bytes()
     }
 
     /// Pairs of nodes that whoever overwrites leaves to checkpoints, so that what the cleaner says can be

@@ -30,10 +30,11 @@ use crate::names::inode::assign;
 use crate::names::items::Items;
 use crate::names::node::Node;
 use crate::names::scan_cache::Windows;
-use crate::space::admission::{Dirt, Growth, MAP_ITEM_BYTES, SHORT_ITEM_BYTES};
+use crate::space::admission::{Dirt, MAP_ITEM_BYTES, SHORT_ITEM_BYTES};
 use crate::space::alloc::runs::Room;
 use crate::space::{Need, Space};
 use crate::transaction::frozen::Frozen;
+use crate::transaction::reservations::Reservations;
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -64,24 +65,6 @@ pub(crate) struct OwedWritten {
 impl OwedWritten {
     /// Nothing of it is durable.
     pub const ON_ITS_WAY: Self = Self { upto: u64::MAX, lost: 0, healed: 0 };
-}
-
-/// What a reservation holds.
-pub(crate) struct Promise {
-    /// Of the log, bytes.
-    pub cost: u64,
-    /// How often the log had failed when it was made.
-    pub failures: u64,
-    /// The next sequence then; for a planted mistake.
-    pub sequence: u64,
-    /// Segments of its runs, one for each.
-    pub segments: Vec<u32>,
-    /// Accepted content that has its room now, bytes (P21).
-    pub bytes: u64,
-    /// Of its places.
-    pub flying_bytes: u64,
-    /// What its records add to the tree.
-    pub growth: Growth,
 }
 
 /// How checkpoints fare.
@@ -138,14 +121,8 @@ pub(crate) struct State {
     pub next_sequence: u64,
     /// Records that are applied and not laid out (S11).
     pub queue: RecordQueue,
-    /// Promises of reservations, by their first offset.
-    pub shares: BTreeMap<u64, Promise>,
-    /// Sums of their bytes and growth.
-    pub shared_bytes: u64,
-    /// See `shared_bytes`.
-    pub shared_growth: Growth,
-    /// Bytes of places of all reservations.
-    pub flying_bytes: u64,
+    /// What reservations of files hold.
+    pub reservations: Reservations,
     /// Content that got its place since the last freeze, bytes.
     pub fresh_bytes: u64,
     /// Content that was accepted.
@@ -211,10 +188,7 @@ impl State {
             next_data_id: 1,
             next_sequence: 1,
             queue: RecordQueue::new(),
-            shares: BTreeMap::new(),
-            shared_bytes: 0,
-            shared_growth: Growth::default(),
-            flying_bytes: 0,
+            reservations: Reservations::default(),
             fresh_bytes: 0,
             dirt: Arc::default(),
             removed: Vec::new(),
