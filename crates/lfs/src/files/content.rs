@@ -17,7 +17,8 @@ use crate::names::closed::RetainedMapping;
 use crate::names::content::{Content, PendingWriteBack};
 use crate::names::lookup::Tried;
 use crate::space::Need;
-use crate::transaction::state::{Lost, State};
+use crate::transaction::state::State;
+use crate::transaction::sync_errors::Lost;
 use forebay_base::{ErrorKind, Result};
 use forebay_iomap::MappedFile;
 use forebay_iomap::file::Geometry;
@@ -38,7 +39,7 @@ impl State {
     fn let_go(&mut self, ino: u64) -> Option<Arc<Content>> {
         self.nodes.get(&ino).filter(|node| node.opens == 0)?;
         // All openers have closed it: none is left for the error.
-        self.unpublished.remove(&(ino, Lost::Data));
+        self.sync_errors.remove(ino, Lost::Data);
         self.close_windows(ino);
         let node = self.nodes.get_mut(&ino)?;
         let content = node.content.take()?;

@@ -28,7 +28,8 @@ use crate::names::node::Node;
 use crate::space::Need;
 use crate::space::admission::Dirt;
 use crate::transaction::append::Content;
-use crate::transaction::state::{Lost, State};
+use crate::transaction::state::State;
+use crate::transaction::sync_errors::Lost;
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{DeviceRef, MapRuns, StableWrites};
@@ -327,7 +328,7 @@ impl FileOps {
         state.append(&[change], Need::Urgent)?;
         state.close_windows(ino);
         if size == 0 {
-            state.cut.insert(ino);
+            state.outstanding.note_truncated(ino);
         }
         Ok(())
     }
@@ -441,7 +442,7 @@ impl MapOps for FileOps {
             let done = self.append(&files, &mut state, pieces, grown, data_id, key);
             match done {
                 Ok(()) if grown.is_some() => {
-                    state.unpublished.remove(&(self.ino.0, Lost::Size));
+                    state.sync_errors.remove(self.ino.0, Lost::Size);
                     if let Some(node) = state.nodes.get_mut(&self.ino.0) {
                         node.regrow &= size < node.inode.size;
                     }
@@ -452,7 +453,7 @@ impl MapOps for FileOps {
                     log::error!("{:?}: content could not be published: {error}", self.ino);
                     failed = true;
                     let lost = if pieces.is_empty() { Lost::Size } else { Lost::Data };
-                    state.unpublished.insert((self.ino.0, lost));
+                    state.sync_errors.add(self.ino.0, lost);
                 }
             }
         }

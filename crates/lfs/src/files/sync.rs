@@ -11,10 +11,11 @@ use crate::files::open_files::OpenFiles;
 use crate::names::content::Content;
 use crate::names::node::Node;
 use crate::space::Need;
-use crate::transaction::state::{Lost, OwedWritten, State};
+use crate::transaction::outstanding::WriteOut;
+use crate::transaction::state::State;
+use crate::transaction::sync_errors::Lost;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// How often outstanding content that a failed flush has taken is written again for one sync.
@@ -28,22 +29,10 @@ const OVERWRITE_ROUNDS: u32 = 4;
 const TOGETHER: usize = 1024;
 const TOGETHER_BYTES: u64 = 4 << 20;
 
-/// What [`OpenFiles::begin_outstanding`] finds of a file.
-struct Outstanding {
-    content: Arc<Content>,
-    /// When it was closed last.
-    closed: Option<u64>,
-    /// How often a failed flush had taken some of it.
-    lost: u32,
-    /// All of it was written again for that.
-    is_whole: bool,
-}
-
 impl State {
     /// The last ticket, if no file has outstanding content.
     fn ticket_if_nothing_outstanding(&self) -> Option<u64> {
-        let nothing = self.owed.is_empty() && self.owed_written.is_empty();
-        nothing.then_some(self.queue.last_ticket())
+        self.outstanding.is_empty().then_some(self.queue.last_ticket())
     }
 
     /// After a commit that worked: whether all of an inode is in the log.
@@ -68,17 +57,7 @@ impl State {
     /// # Errors
     /// Of the first inode that is not.
     fn check_all_published(&mut self) -> Result<()> {
-        let inos: BTreeSet<u64> = self.unpublished.iter().map(|(ino, _)| *ino).collect();
-        inos.into_iter().try_for_each(|ino| self.check_published(ino))
-    }
-
-    /// Outstanding content is durable up to a ticket. False: a flush that failed has taken some.
-    fn settle_outstanding(&mut self, ticket: u64) -> bool {
-        self.owed_written.retain(|_, written| {
-            let whole = written.lost == written.healed;
-            !whole || written.upto > ticket
-        });
-        self.owed_written.values().all(|written| written.lost == written.healed)
+        self.sync_errors.inos().into_iter().try_for_each(|ino| self.check_published(ino))
     }
 }
 
@@ -105,7 +84,7 @@ impl OpenFiles {
             };
             self.commit(ticket, here).await?;
             let mut state = self.state.lock();
-            if state.settle_outstanding(ticket) {
+            if state.outstanding.settle(ticket) {
                 return Ok(look(&mut state));
             }
         }
@@ -116,17 +95,15 @@ impl OpenFiles {
     /// so that no other task syncs past it meanwhile. If it cannot be written, each sync fails
     /// until it can.
     pub async fn write_outstanding(&self) -> Result<()> {
-        let inos: BTreeSet<u64> = {
-            let state = self.state.lock();
-            state.owed.keys().chain(state.owed_written.keys()).copied().collect()
-        };
+        let inos = self.state.lock().outstanding.inos();
         let mut result = Ok(());
         for ino in inos {
-            let Some(outstanding) = self.begin_outstanding(ino) else { continue };
-            let Outstanding { content, closed, lost, is_whole } = outstanding;
+            let Some((content, mut begun)) = self.begin_outstanding(ino) else { continue };
             // What a repair of the log has left out is in the cache or nowhere: no flush of the
             // file's own has to have failed.
-            let is_whole = is_whole || content.file.take_back_unflushed();
+            if !begun.is_whole && content.file.take_back_unflushed() {
+                begun = begun.whole();
+            }
             let done = match content.file.take_back_lost() {
                 Ok(()) => content.file.write_out().await,
                 lost => lost,
@@ -137,36 +114,24 @@ impl OpenFiles {
                 continue;
             }
             let mut state = self.state.lock();
-            // After another close meanwhile, what was written since is outstanding.
-            if state.owed.get(&ino).copied() == closed {
-                state.owed.remove(&ino);
-                let upto = state.queue.last_ticket();
-                if let Some(written) = state.owed_written.get_mut(&ino).filter(|_| is_whole) {
-                    (written.upto, written.healed) = (upto, written.healed.max(lost));
-                }
-            }
+            let upto = state.queue.last_ticket();
+            state.outstanding.end(ino, begun, upto);
         }
         result
     }
 
     /// Notes that outstanding content is about to be written. `None`: the inode is gone.
-    fn begin_outstanding(&self, ino: u64) -> Option<Outstanding> {
+    fn begin_outstanding(&self, ino: u64) -> Option<(Arc<Content>, WriteOut)> {
         let mut state = self.state.lock();
-        let closed = state.owed.get(&ino).copied();
         let content = state.nodes.get(&ino).and_then(|node| node.content.clone());
         let Some(content) = content else {
-            state.owed.remove(&ino);
-            state.owed_written.remove(&ino);
+            state.outstanding.forget(ino);
             return None;
         };
         // There before anything is written: what is lost meanwhile counts. So does what was lost
         // before the close, and is held in the cache.
-        let lost = u32::from(state.unpublished.contains(&(ino, Lost::Run)));
-        let new = OwedWritten { lost, ..OwedWritten::ON_ITS_WAY };
-        let written = state.owed_written.entry(ino).or_insert(new);
-        written.upto = u64::MAX;
-        let (lost, is_whole) = (written.lost, written.lost == written.healed);
-        Some(Outstanding { content, closed, lost, is_whole })
+        let is_lost = state.sync_errors.has(ino, Lost::Run);
+        Some((content, state.outstanding.begin(ino, is_lost)))
     }
 
     /// Writes outstanding content before something is made durable that no client syncs (Z15). An

@@ -28,7 +28,8 @@ use crate::log::commit::DataRepair;
 use crate::log::{Pending, Run};
 use crate::map::overlay::{Overlay, Where};
 use crate::transaction::resources::Resources;
-use crate::transaction::state::{Lost, State};
+use crate::transaction::state::State;
+use crate::transaction::sync_errors::Lost;
 use forebay_base::checksum::crc32c;
 use forebay_base::codec::{Reader, Writer};
 use forebay_base::task::BoxFuture;
@@ -252,17 +253,15 @@ impl Resources {
         let owners = owners(records.iter().chain(state.queue.iter()), &places, geometry)?;
         for run in lost {
             log::error!("content of #{} is lost: {} bytes at {:?}", run.ino, run.len, run.at);
-            state.lost.push((run.at, run.len));
+            state.sync_errors.add_run(run.at, run.len);
             let Some(node) = state.nodes.get_mut(&run.ino) else { continue };
             let owner = owners.get(&run.at).map(|(data_id, _)| *data_id);
             if owner != Some(node.inode.data_id) {
                 continue;
             }
             node.regrow = true;
-            state.unpublished.insert((run.ino, Lost::Run));
-            if let Some(written) = state.owed_written.get_mut(&run.ino) {
-                written.lost += 1;
-            }
+            state.sync_errors.add(run.ino, Lost::Run);
+            state.outstanding.note_lost(run.ino);
         }
         // No size without its bytes: what is told of the size of that data goes, too.
         let datas = owners.into_values().map(|(data_id, _)| data_id).collect();
@@ -310,12 +309,12 @@ impl State {
         &self,
         mut overlays: impl Iterator<Item = &'a Overlay>,
     ) -> Option<(u64, Range<u64>)> {
-        if self.lost.is_empty() {
+        if self.sync_errors.lost_runs().is_empty() {
             return None;
         }
         let block_bytes = self.layout.block_bytes();
         overlays.find_map(|overlay| {
-            let mut lost = self.lost.iter();
+            let mut lost = self.sync_errors.lost_runs().iter();
             lost.find_map(|lost| lost_in(overlay, *lost, block_bytes))
                 .map(|range| (overlay.owner, range))
         })
@@ -331,16 +330,15 @@ impl State {
     /// Why an inode cannot be synced, after a commit that worked: not for content that was written anew
     /// since, or cut off. A size that was taken out beside it is told again first.
     pub fn unpublished_of(&mut self, ino: u64) -> Option<Lost> {
-        if self.unpublished.contains(&(ino, Lost::Run))
+        if self.sync_errors.has(ino, Lost::Run)
             && let Some(node) = self.nodes.get(&ino).filter(|node| !node.regrow)
         {
             let data_id = node.inode.data_id;
             if !self.has_lost(data_id) {
-                self.unpublished.remove(&(ino, Lost::Run));
+                self.sync_errors.remove(ino, Lost::Run);
             }
         }
-        let (first, last) = ((ino, Lost::Size), (ino, Lost::Data));
-        self.unpublished.range(first..=last).next_back().map(|(_, lost)| *lost)
+        self.sync_errors.worst(ino)
     }
 
     /// Whether some of this data is lost, and was neither written anew nor cut off.
@@ -351,8 +349,8 @@ impl State {
     /// A checkpoint is durable: what is lost and was overruled before it is nobody's any more.
     pub fn forget_lost(&mut self) {
         let (data, block_bytes) = (&self.data, self.layout.block_bytes());
-        self.lost
-            .retain(|lost| data.values().any(|one| lost_in(one, *lost, block_bytes).is_some()));
+        let is_in = |lost| data.values().any(|one| lost_in(one, lost, block_bytes).is_some());
+        self.sync_errors.retain_runs(is_in);
     }
 }
 

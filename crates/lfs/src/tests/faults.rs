@@ -136,7 +136,7 @@ fn one_bad_place_is_an_error_of_its_file_until_it_is_written_anew() {
             // The cache has it still.
             synced_at_last(&first).await;
             volume.checkpoint().await.expect("nothing is lost");
-            assert!(volume.0.state.lock().unpublished.is_empty());
+            assert!(volume.0.state.lock().sync_errors.is_empty());
         });
         disk.world().stop();
         disk.heal();
@@ -223,7 +223,7 @@ fn content_that_is_lost_for_good_is_told_until_it_is_written_anew() {
                 volume.unlink(Ino::ROOT, Name::new(b"first").unwrap()).await.unwrap();
             }
             volume.checkpoint().await.expect("nothing that is wanted is lost");
-            assert!(volume.0.state.lock().unpublished.is_empty());
+            assert!(volume.0.state.lock().sync_errors.is_empty());
         });
         disk.world().stop();
         disk.heal();

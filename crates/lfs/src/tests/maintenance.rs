@@ -189,7 +189,7 @@ fn write_out_before_a_checkpoint_may_need_a_checkpoint() {
             }
             drop(again);
         }
-        let outstanding = || volume.0.state.lock().owed.len();
+        let outstanding = || volume.0.state.lock().outstanding.len();
         assert!(outstanding() > 0, "closed files have content that is not written");
         let before = volume.0.checkpoints.number();
         World::sleep(&**disk.world(), 5 * age).await;

@@ -14,13 +14,13 @@ impl State {
         node.opens -= 1;
         let (open, named) = (node.opens > 0, node.inode.nlink > 0);
         // Another opener may still write what replaces the truncated content.
-        let cut = match open || !closes {
-            true => self.cut.contains(&ino.0),
-            false => self.cut.remove(&ino.0),
+        let is_truncated = match open || !closes {
+            true => self.outstanding.is_truncated(ino.0),
+            false => self.outstanding.end_truncated(ino.0),
         };
-        if cut && closes && named {
+        if is_truncated && closes && named {
             let closed = self.draw();
-            self.owed.insert(ino.0, closed);
+            self.outstanding.add(ino.0, closed);
         }
         let Some(node) = self.nodes.get_mut(&ino.0) else { return };
         if node.opens > 0 {

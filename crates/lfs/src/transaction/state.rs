@@ -34,38 +34,13 @@ use crate::space::admission::{Dirt, MAP_ITEM_BYTES, SHORT_ITEM_BYTES};
 use crate::space::alloc::runs::Room;
 use crate::space::{Need, Space};
 use crate::transaction::frozen::Frozen;
+use crate::transaction::outstanding::Outstanding;
 use crate::transaction::reservations::Reservations;
+use crate::transaction::sync_errors::SyncErrors;
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Why an inode cannot be synced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Lost {
-    /// A size found no room in the log; it is tried again.
-    Size,
-    /// The device did not give content back: until that is written anew, or cut off.
-    Run,
-    /// Content found no room in the log: until everybody has closed it.
-    Data,
-}
-
-/// Content that was owed and is written out.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OwedWritten {
-    /// Durable with this ticket.
-    pub upto: u64,
-    /// How often failed flushes have taken some of it, and how often it was written again for that.
-    pub lost: u32,
-    /// See `lost`.
-    pub healed: u32,
-}
-
-impl OwedWritten {
-    /// Nothing of it is durable.
-    pub const ON_ITS_WAY: Self = Self { upto: u64::MAX, lost: 0, healed: 0 };
-}
 
 /// How checkpoints fare.
 #[derive(Default)]
@@ -135,18 +110,10 @@ pub(crate) struct State {
     pub left: RetainedMappings,
     /// Inodes without a name or an opener that there was no room to remove.
     pub unremoved: BTreeSet<u64>,
-    /// Inodes that were cut to nothing, and not closed by everybody since; they need not be in
-    /// memory.
-    pub cut: BTreeSet<u64>,
-    /// Inodes that were cut to nothing and closed, and when: they are written out before any sync
-    /// that begins later ends.
-    pub owed: BTreeMap<u64, u64>,
-    /// Those that were written out, and are not known to be durable.
-    pub owed_written: BTreeMap<u64, OwedWritten>,
-    /// Inodes that cannot be synced.
-    pub unpublished: BTreeSet<(u64, Lost)>,
-    /// Runs that were lost, places and bytes; content may still be said to be there (Q2).
-    pub lost: Vec<(Place, u64)>,
+    /// Files with outstanding content.
+    pub outstanding: Outstanding,
+    /// Why inodes cannot be synced.
+    pub sync_errors: SyncErrors,
     /// Content that was removed since the volume was opened, bytes, about.
     pub removed_bytes: u64,
     /// Of that, what two checkpoints have made free.
@@ -195,11 +162,8 @@ impl State {
             pending_write_back: PendingWriteBack::default(),
             left: RetainedMappings::default(),
             unremoved: BTreeSet::new(),
-            cut: BTreeSet::new(),
-            owed: BTreeMap::new(),
-            owed_written: BTreeMap::new(),
-            unpublished: BTreeSet::new(),
-            lost: Vec::new(),
+            outstanding: Outstanding::default(),
+            sync_errors: SyncErrors::default(),
             removed_bytes: 0,
             settled_bytes: 0,
             tree_nodes: 0,
@@ -302,10 +266,8 @@ impl State {
         self.removed_bytes = self.removed_bytes.saturating_add(gone);
         self.drop_data(ino, data_id, sequence);
         self.close_windows(ino);
-        self.cut.remove(&ino);
-        for lost in [Lost::Size, Lost::Run, Lost::Data] {
-            self.unpublished.remove(&(ino, lost));
-        }
+        self.outstanding.end_truncated(ino);
+        self.sync_errors.forget(ino);
         if let Some(node) = self.forget(ino) {
             self.inodes = self.inodes.saturating_sub(1);
             self.note_no_inode(ino, &node);
