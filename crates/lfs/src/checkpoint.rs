@@ -260,7 +260,7 @@ impl Checkpoints {
         self.reservation_ended.wait_until(free).await;
         let ticket = {
             let mut state = self.state.lock();
-            if state.is_closed {
+            if state.life.is_closed() {
                 return Ok(());
             }
             state.check_lost(&state.data)?;

@@ -17,6 +17,7 @@ mod evict;
 pub(crate) mod frozen;
 mod inode;
 pub(crate) mod items;
+pub(crate) mod lifecycle;
 mod load;
 mod lookup;
 pub(crate) mod memory;

@@ -251,7 +251,7 @@ impl Volume {
         let is_clean = opened.is_clean;
         let volume = Self::assemble(device, world, options, (&superblock, opened), parts).await?;
         if options.read_only {
-            volume.0.state.lock().is_read_only = true;
+            volume.0.state.lock().life.open_for_reading();
             return Ok(volume);
         }
         match is_clean {
@@ -272,7 +272,7 @@ impl Volume {
         let Opened { mut found, usage, .. } = opened;
         found.state.space.segments.discards = options.discard && device.limits().discard;
         let domain = options.cache.as_ref().map(|cache| cache.dirty.domain(None));
-        found.state.fate.overlay_bytes = options.overlay_bytes;
+        found.state.life.bound_changes(options.overlay_bytes);
         found.state.dirt = Arc::new(Dirt::of(domain.clone()));
         let Found { state, head, damage, .. } = found;
         let layout = state.layout;

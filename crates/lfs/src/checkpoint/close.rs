@@ -21,8 +21,11 @@ impl Checkpoints {
     pub(super) fn seal(&self) -> Result<bool> {
         let mut state = self.state.lock();
         let ticket = state.frozen.as_ref().map_or(0, |frozen| frozen.ticket);
-        state.is_closed = state.queue.last_ticket() == ticket && state.reservations.is_empty();
-        Ok(state.is_closed)
+        let is_last = state.queue.last_ticket() == ticket && state.reservations.is_empty();
+        if is_last {
+            state.life.close();
+        }
+        Ok(is_last)
     }
 
     /// The slot that says that nothing follows, once more if it has failed. What it leads to is

@@ -38,7 +38,7 @@ impl Checkpoints {
                 log::debug!("no space, and no checkpoint: {error}");
                 break;
             }
-            if self.state.lock().is_closed {
+            if self.state.lock().life.is_closed() {
                 break;
             }
             how = How::Log;

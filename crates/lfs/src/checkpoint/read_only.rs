@@ -67,15 +67,14 @@ impl Checkpoints {
     fn note_checkpoint(&self, done: &Result<()>) {
         let mut state = self.state.lock();
         match done {
-            Ok(()) => state.fate.failing = None,
+            Ok(()) => state.life.checkpoint_succeeded(),
             Err(error) if is_loss(error) => {
                 log::error!("{}: the volume turns read-only: {error}", self.device.name());
-                state.fate.stopped.get_or_insert_with(|| error.clone());
-                state.is_read_only = true;
+                state.life.stop(error.clone());
                 drop(state);
                 self.is_stopped.store(true, Ordering::Release);
             }
-            Err(error) => state.fate.failing = Some(error.clone()),
+            Err(error) => state.life.checkpoint_failed(error.clone()),
         }
     }
 }

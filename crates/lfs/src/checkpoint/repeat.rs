@@ -45,7 +45,7 @@ impl Checkpoints {
     /// H17. Its error: the one before holds, and what is dead waits for the next.
     async fn repeat(&self) -> Result<()> {
         let mut superblock = self.superblock();
-        let is_over = self.state.lock().is_closed || superblock.state & STATE_CLEAN != 0;
+        let is_over = self.state.lock().life.is_closed() || superblock.state & STATE_CLEAN != 0;
         if is_over {
             return Ok(());
         }

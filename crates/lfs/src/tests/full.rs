@@ -402,7 +402,7 @@ fn a_checkpoint_that_is_dropped_did_not_happen() {
             })
             .await;
             drop(making);
-            if volume.0.state.lock().is_closed {
+            if volume.0.state.lock().life.is_closed() {
                 break;
             }
             let name = format!("n{polls}");
@@ -412,7 +412,7 @@ fn a_checkpoint_that_is_dropped_did_not_happen() {
         if volume.0.checkpoints.is_closing() {
             volume.close().await.expect("what is left of it works");
         }
-        if !volume.0.state.lock().is_closed {
+        if !volume.0.state.lock().life.is_closed() {
             for _ in 0..3 {
                 volume.checkpoint().await.unwrap();
             }

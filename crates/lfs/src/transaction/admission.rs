@@ -151,7 +151,7 @@ impl State {
         let room = self.beside(growth);
         let promised = self.space.promise(cost, need, &room);
         if promised.is_err() {
-            self.fate.lacks_space = Some(need);
+            self.refusal.lacks_space = Some(need);
         }
         promised
     }

@@ -25,7 +25,7 @@ impl Resources {
         let (me, world) = (self.me.clone(), self.world.clone());
         let (mut seen, is_read_only) = {
             let state = self.state.lock();
-            (state.queue.last_ticket(), state.is_read_only)
+            (state.queue.last_ticket(), state.life.is_read_only())
         };
         // A volume that is open for reading is not written. The flag stays set, so that no later
         // change comes here (open.O13).
@@ -45,7 +45,7 @@ impl Resources {
             resources.is_ageing.store(false, Ordering::Release);
             let is_due = {
                 let state = resources.state.lock();
-                !state.is_closed && (state.items.len() > 0 || state.maps.0 > 0)
+                !state.life.is_closed() && (state.items.len() > 0 || state.maps.0 > 0)
             };
             if is_due {
                 resources.requests.post_age();

@@ -83,12 +83,12 @@ impl State {
     ) -> Result<u64> {
         // A write that reserved its place before the volume turned read-only is published: its
         // caller is told that it succeeded (F11).
-        if need != Need::Outstanding || !self.is_stopped() {
-            self.check_writable("append")?;
+        if need != Need::Outstanding || !self.life.is_stopped() {
+            self.life.check_writable("append")?;
         }
         // Changes accepted earlier are bounded by the limit on dirty data.
         if let Some(error) = self.overfull().filter(|_| need != Need::Outstanding).cloned() {
-            self.fate.is_refused = true;
+            self.refusal.is_overfull = true;
             return Err(error);
         }
         let body = self.encode(changes)?;

@@ -72,7 +72,7 @@ impl State {
     /// Something read `ino`, which is in memory.
     pub fn touch_atime(&mut self, ino: Ino, now: Timestamp, noatime: bool) {
         let Ok(attr) = self.attr("read", ino) else { return };
-        if !noatime && !self.is_read_only && !self.is_closed && relatime(&attr, now) {
+        if !noatime && !self.life.is_read_only() && !self.life.is_closed() && relatime(&attr, now) {
             self.move_times(ino, |inode| inode.atime = time(now));
         }
     }

@@ -101,7 +101,7 @@ impl Resources {
         }
         let ticket = {
             let mut state = self.state.lock();
-            if !state.queue.is_empty() || state.is_closed {
+            if !state.queue.is_empty() || state.life.is_closed() {
                 return;
             }
             state.append_mark()

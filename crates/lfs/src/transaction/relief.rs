@@ -7,6 +7,7 @@
 //!
 //! Lock: the state lock in turn; none across a wait.
 
+use crate::transaction::lifecycle::Refusal;
 use crate::transaction::requests::Requests;
 use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
@@ -71,10 +72,10 @@ impl Resources {
     pub async fn with_space<T>(&self, mut op: impl FnMut(&mut State) -> Result<T>) -> Result<T> {
         let (mut patience, mut is_relieved) = (Patience::of(ROUNDS), false);
         loop {
-            let (done, is_refused, grant_changes) = {
+            let (done, is_overfull, grant_changes) = {
                 let mut state = self.state.lock();
-                state.fate.is_refused = false;
-                (op(&mut state), state.fate.is_refused, state.space.grant_changes())
+                state.refusal = Refusal::default();
+                (op(&mut state), state.refusal.is_overfull, state.space.grant_changes())
             };
             match done {
                 Err(error)
@@ -84,7 +85,7 @@ impl Resources {
                         return Err(error);
                     }
                 }
-                Err(_) if is_refused && !is_relieved => {
+                Err(_) if is_overfull && !is_relieved => {
                     is_relieved = true;
                     self.requests.checkpoint().await?;
                 }
@@ -105,7 +106,7 @@ impl Resources {
 
     /// What the bounds ask for (Q13): nothing on a volume that may not be written (open.O13).
     pub fn relief(&self, state: &State) -> Relief {
-        if state.is_read_only {
+        if state.life.is_read_only() {
             return Relief::None;
         }
         let waits = state.changes_bytes();

@@ -67,11 +67,11 @@ impl Resources {
         }
     }
 
-    /// `State::check_writable` for a volume that turned read-only. Takes no lock on others, because
+    /// `Lifecycle::check_writable` for a volume that turned read-only. Takes no lock on others, because
     /// each write calls it.
     pub fn check_running(&self, op: &'static str) -> Result<()> {
         match self.is_stopped.load(Ordering::Acquire) {
-            true => self.state.lock().check_writable(op),
+            true => self.state.lock().life.check_writable(op),
             false => Ok(()),
         }
     }

@@ -32,30 +32,16 @@ use crate::names::node::Node;
 use crate::names::scan_cache::Windows;
 use crate::space::admission::{Dirt, MAP_ITEM_BYTES, SHORT_ITEM_BYTES};
 use crate::space::alloc::runs::Room;
-use crate::space::{Need, Space};
+use crate::space::Space;
 use crate::transaction::frozen::Frozen;
+use crate::transaction::lifecycle::{Lifecycle, Refusal};
 use crate::transaction::outstanding::Outstanding;
 use crate::transaction::reservations::Reservations;
 use crate::transaction::sync_errors::SyncErrors;
-use forebay_base::{Error, ErrorKind, Result};
+use forebay_base::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// How checkpoints fare.
-#[derive(Default)]
-pub(crate) struct Fate {
-    /// Why the volume turned read-only.
-    pub stopped: Option<Error>,
-    /// Why the last checkpoint failed, if it may succeed later.
-    pub failing: Option<Error>,
-    /// The last change was refused for F12: it may be tried again after a checkpoint.
-    pub is_refused: bool,
-    /// Of what need the last change was that found no space in the log.
-    pub lacks_space: Option<Need>,
-    /// Bound on changes in memory, bytes (F12); 0: none.
-    pub overlay_bytes: u64,
-}
 
 fn missing(ino: u64) -> Error {
     corrupt("change", format!("names inode {ino}, which is not there"))
@@ -124,12 +110,10 @@ pub(crate) struct State {
     pub maps: (u64, u64),
     /// What the cleaner has found live, and copies with, takes in memory, bytes.
     pub cleaning_bytes: u64,
-    /// Nothing is changed: the volume is open for reading, or turned read-only.
-    pub is_read_only: bool,
-    /// How checkpoints fare.
-    pub fate: Fate,
-    /// The volume was closed: the newest slot says that nothing follows.
-    pub is_closed: bool,
+    /// Whether the volume takes changes.
+    pub life: Lifecycle,
+    /// Why the last change was refused.
+    pub refusal: Refusal,
 }
 
 impl State {
@@ -169,9 +153,8 @@ impl State {
             tree_nodes: 0,
             maps: (0, 0),
             cleaning_bytes: 0,
-            is_read_only: false,
-            fate: Fate::default(),
-            is_closed: false,
+            life: Lifecycle::default(),
+            refusal: Refusal::default(),
         }
     }
 
@@ -464,35 +447,9 @@ impl State {
     }
 }
 
-fn refusal(op: &'static str, why: &Error) -> Error {
-    let text = format!("the volume turned read-only, because no checkpoint can be made: {why}");
-    Error::new(ErrorKind::ReadOnly, op, text)
-}
-
 impl State {
-    /// `ReadOnly`, `Shutdown` for a volume that nothing can be changed in.
-    pub fn check_writable(&self, op: &'static str) -> Result<()> {
-        if let Some(why) = &self.fate.stopped {
-            return Err(refusal(op, why));
-        }
-        if self.is_read_only {
-            return Err(Error::new(ErrorKind::ReadOnly, op, "the volume is open for reading"));
-        }
-        match self.is_closed {
-            true => Err(Error::new(ErrorKind::Shutdown, op, "the volume is closed")),
-            false => Ok(()),
-        }
-    }
-
-    /// The volume turned read-only and is not closed.
-    pub fn is_stopped(&self) -> bool {
-        self.fate.stopped.is_some() && !self.is_closed
-    }
-
     /// The error of the last checkpoint, if changes have reached their bound since (F12).
     pub fn overfull(&self) -> Option<&Error> {
-        let failing = self.fate.failing.as_ref()?;
-        let most = self.fate.overlay_bytes;
-        (most > 0 && self.held().changes >= most).then_some(failing)
+        self.life.overfull(|| self.held().changes)
     }
 }

@@ -95,7 +95,7 @@ impl Inner {
     /// Why a checkpoint is due, if it is.
     fn reasons_to_checkpoint(&self) -> Reasons {
         let state = self.state.lock();
-        if state.is_closed || state.is_read_only {
+        if state.life.is_closed() || state.life.is_read_only() {
             return Reasons::default();
         }
         let Bytes { log, content, data } = state.space.written();
@@ -135,7 +135,7 @@ impl Inner {
         let much = (volume / REMOVED_PART).clamp(REMOVED_MIN, REMOVED_MAX);
         let (removed, settled, is_closed) = {
             let state = self.state.lock();
-            (state.removed_bytes, state.settled_bytes, state.is_closed)
+            (state.removed_bytes, state.settled_bytes, state.life.is_closed())
         };
         let begun = self.maintenance.control.lock().freeing_bytes;
         let is_much = removed.saturating_sub(settled.max(begun)) >= much;
@@ -146,7 +146,7 @@ impl Inner {
     fn unsettled_bytes(&self) -> Option<u64> {
         let state = self.state.lock();
         let bytes = state.removed_bytes.saturating_sub(state.settled_bytes);
-        let much = bytes >= self.layout.segment_bytes() && !state.is_read_only;
+        let much = bytes >= self.layout.segment_bytes() && !state.life.is_read_only();
         much.then_some(state.removed_bytes)
     }
 }

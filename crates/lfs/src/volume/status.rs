@@ -26,7 +26,7 @@ impl Volume {
 
     /// Why the volume turned read-only since it was opened: what is lost, and where.
     pub fn stopped(&self) -> Option<Error> {
-        self.0.state.lock().fate.stopped.clone()
+        self.0.state.lock().life.stopped().cloned()
     }
 
     /// Names of files are remembered from now on, as they are looked up, for [`Volume::path_of`].

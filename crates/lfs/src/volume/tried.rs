@@ -19,6 +19,7 @@ use crate::names::evict::LEAF_BYTES;
 use crate::names::load;
 use crate::names::lookup::{Stop, Tried, Want};
 use crate::space::Need;
+use crate::transaction::lifecycle::Refusal;
 use crate::transaction::relief::{Patience, Relief};
 use crate::transaction::state::State;
 use crate::volume::Inner;
@@ -38,26 +39,6 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// Why a try was refused, if it was.
-#[derive(Clone, Copy)]
-struct Refusal {
-    /// Changes have reached their bound (F12).
-    is_f12: bool,
-    /// The record that found no space makes some (`relief.Q14`).
-    is_urgent: bool,
-    grant_changes: u64,
-}
-
-impl Refusal {
-    fn of(state: &State) -> Self {
-        Self {
-            is_f12: state.fate.is_refused,
-            is_urgent: state.fate.lacks_space == Some(Need::Urgent),
-            grant_changes: state.space.grant_changes(),
-        }
-    }
-}
-
 impl Inner {
     /// Carries an operation out, and loads what it misses. It is given the time.
     pub(crate) async fn tried<T>(
@@ -68,10 +49,10 @@ impl Inner {
         let mut patience = Patience::of(1);
         loop {
             let now = self.options.clock.now();
-            let (tried, relief, held, waits, refusal) = {
+            let (tried, relief, held, waits, (refusal, grant_changes)) = {
                 let mut state = self.state.lock();
                 state.cache.bytes_max = self.memory.names_max();
-                (state.fate.is_refused, state.fate.lacks_space) = (false, None);
+                state.refusal = Refusal::default();
                 let mut tried = op(&mut state, now);
                 while let Err(Stop::Missing(want)) = tried {
                     match state.insert_from_window(want) {
@@ -88,7 +69,7 @@ impl Inner {
                     Err(_) => {}
                 }
                 let (relief, waits) = (self.relief(&state), !state.queue.is_empty());
-                (tried, relief, state.held(), waits, Refusal::of(&state))
+                (tried, relief, state.held(), waits, (state.refusal, state.space.grant_changes()))
             };
             self.note_memory(held);
             if waits {
@@ -107,8 +88,8 @@ impl Inner {
                 Err(Stop::Missing(want)) => self.load(want).await?,
                 Err(Stop::Failed(error))
                     if error.kind() == ErrorKind::NoSpace
-                        && patience.lasts(refusal.grant_changes)
-                        && (!made_space || refusal.is_urgent) =>
+                        && patience.lasts(grant_changes)
+                        && (!made_space || refusal.lacks_space == Some(Need::Urgent)) =>
                 {
                     made_space = true;
                     // Dirty data is written out only if it may take the space that is lacking.
@@ -120,7 +101,7 @@ impl Inner {
                         return Err(error);
                     }
                 }
-                Err(Stop::Failed(_)) if refusal.is_f12 && !relieved => {
+                Err(Stop::Failed(_)) if refusal.is_overfull && !relieved => {
                     relieved = true;
                     self.requests.checkpoint().await?;
                 }
