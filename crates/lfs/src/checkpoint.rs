@@ -148,15 +148,12 @@ impl State {
     /// Freezes what has changed.
     fn freeze(&mut self, ticket: u64) {
         let (nodes, bytes) = (self.merge_nodes(Growth::default()), self.changes_bytes());
-        let data = Arc::new(std::mem::take(&mut self.data));
         let items = Arc::new(std::mem::take(&mut self.items));
-        self.maps = (0, 0);
+        self.map.freeze(self.next_data_id);
         let State { room, space, .. } = self;
         room.leave_pool(space);
         space.freeze(&|segment| room.left_of(segment));
-        self.tree_data_ids = self.next_data_id;
         self.frozen = Some(Frozen {
-            data,
             items,
             in_flight: self.reservations.keys().collect(),
             is_merged: false,
@@ -168,7 +165,6 @@ impl State {
             ticket,
             nodes,
             bytes,
-            fresh_bytes: std::mem::take(&mut self.fresh_bytes),
         });
         self.count_nodes();
     }
@@ -176,31 +172,25 @@ impl State {
     /// What was frozen goes back below what has changed since.
     fn thaw(&mut self) {
         let Some(frozen) = self.frozen.take_if(|frozen| !frozen.is_merged) else { return };
-        let block_bytes = self.layout.block_bytes();
-        self.fresh_bytes += frozen.fresh_bytes;
-        let mut data = Arc::unwrap_or_clone(frozen.data);
-        for (data_id, newer) in std::mem::take(&mut self.data) {
-            let under = data.entry(data_id).or_default();
-            under.put_over(&newer, block_bytes);
-            under.owner = newer.owner;
-        }
+        self.map.thaw();
         let mut items = Arc::unwrap_or_clone(frozen.items);
         items.put_over(std::mem::take(&mut self.items));
+        self.items = items;
         // They were taken for counted when they were frozen.
-        for (_, piece) in data.values().flat_map(Overlay::pieces) {
+        for (_, piece) in self.map.changes().values().flat_map(Overlay::pieces) {
             if let Where::Run(place) = piece.at {
                 self.space.segments.touch(place.segment);
             }
         }
-        let pieces = data.values().map(|overlay| overlay.count() as u64).sum::<u64>();
-        self.maps = (self.maps.0 + pieces, self.maps.1 + 600 * pieces);
-        (self.data, self.items) = (data, items);
         self.count_nodes();
     }
 
     /// Drops what is merged, when no reservation from before the freeze is left (H14).
     pub fn drop_shadow(&mut self) {
-        self.frozen.take_if(|frozen| frozen.is_merged && frozen.in_flight.is_empty());
+        let is_over = |frozen: &mut Frozen| frozen.is_merged && frozen.in_flight.is_empty();
+        if self.frozen.take_if(is_over).is_some() {
+            self.map.drop_frozen();
+        }
     }
 }
 
@@ -263,7 +253,7 @@ impl Checkpoints {
             if state.life.is_closed() {
                 return Ok(());
             }
-            state.check_lost(&state.data)?;
+            state.check_lost(state.map.changes())?;
             let ticket = match how {
                 How::Fresh => 0,
                 How::Log | How::Close => state.append_cut(false),
@@ -286,8 +276,9 @@ impl Checkpoints {
         let (data, items) = {
             let state = self.state.lock();
             let frozen = state.frozen.as_ref().expect("it was frozen above");
-            state.check_lost(&frozen.data)?;
-            (frozen.data.clone(), frozen.items.clone())
+            let data = state.map.frozen().expect("it was frozen above");
+            state.check_lost(data)?;
+            (data.clone(), frozen.items.clone())
         };
         let taken = &mut making.taken;
         let done = self.write_checkpoint(how, head, number, (&data, &items), failures, taken);
@@ -321,8 +312,8 @@ impl Checkpoints {
         let resolved = || {
             // Under the lock: who resolves meanwhile must find the overlay, and not a copy of it.
             let state = self.state.lock();
-            let frozen = state.frozen.as_ref();
-            let staged = frozen.is_some_and(|frozen| frozen.data.values().any(Overlay::is_staged));
+            let frozen = state.map.frozen();
+            let staged = frozen.is_some_and(|changes| changes.values().any(Overlay::is_staged));
             (!staged).then_some(())
         };
         self.log.wait_for(ANY, resolved).await;
@@ -446,12 +437,11 @@ impl Checkpoints {
         if self.plant.has(Planted::NodesReusedEarly) {
             state.settle_repeated(number);
         }
-        if let Some(frozen) = &mut state.frozen {
+        let State { frozen, map, reservations, .. } = &mut *state;
+        if let Some(frozen) = frozen {
             frozen.is_merged = true;
-            let there = std::mem::take(&mut frozen.in_flight);
-            let open = &state.reservations;
-            let left = there.into_iter().filter(|key| open.contains(*key)).collect();
-            state.frozen.as_mut().expect("it is there").in_flight = left;
+            map.note_merged();
+            frozen.in_flight.retain(|key| reservations.contains(*key));
         }
         state.drop_shadow();
         state.forget_lost();

@@ -178,7 +178,7 @@ impl Cleaner {
 
     /// What was moved takes much of what waits for a checkpoint.
     fn is_too_much(&self) -> bool {
-        self.state.lock().maps.1 > self.options.overlay_bytes / 2
+        self.state.lock().map.tree_bytes() > self.options.overlay_bytes / 2
     }
 
     /// In the background: the less has to be cleaned, the longer.
@@ -206,7 +206,7 @@ impl Cleaner {
         }
         while at < live.blocks {
             let rest = live.part(at, live.blocks - at, unit);
-            let (same, blocks) = match state.known(live.data_id, rest.block) {
+            let (same, blocks) = match state.map.known(live.data_id, rest.block) {
                 Ok(piece) => (piece.at == Where::Run(rest.from), piece.blocks),
                 Err(unknown) => (true, unknown),
             };
@@ -434,7 +434,7 @@ impl Cleaner {
         // It was promised its room when it got its places.
         state.append_with(&changes, Content::default(), Need::Outstanding)?;
         // It is there still, and not once more.
-        state.fresh_bytes = state.fresh_bytes.saturating_sub(blocks * self.layout.block_bytes());
+        state.map.uncount_fresh(blocks * self.layout.block_bytes());
         Ok(blocks)
     }
 }

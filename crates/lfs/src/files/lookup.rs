@@ -81,7 +81,7 @@ impl Resources {
             }
             let piece = found?;
             // Something may have been published meanwhile.
-            match state.known(data_id, block) {
+            match state.map.known(data_id, block) {
                 Ok(_) => {}
                 Err(unknown) => {
                     let blocks = piece.blocks.min(blocks).min(unknown);

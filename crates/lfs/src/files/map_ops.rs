@@ -227,7 +227,7 @@ impl FileOps {
             let from = written.place.offset / unit;
             let whole = from..from + written.place.len / unit;
             // S15: what was overruled while it was on its way is not said.
-            for part in state.older(data_id, whole, birth) {
+            for part in state.map.older(data_id, whole, birth) {
                 for block in part.clone().step_by(usize::from(MAX_EXTENT_BLOCKS)) {
                     let count = (part.end - block).min(u64::from(MAX_EXTENT_BLOCKS));
                     let skip = block - from;

@@ -139,7 +139,7 @@ impl Resources {
             return Err(Error::new(ErrorKind::Stale, "reserve", format!("inode {ino}")));
         };
         let data_id = node.inode.data_id;
-        let there = state.data.get(&data_id).map(|overlay| overlay.look_up(at / block, block));
+        let there = state.map.overlay(data_id).map(|overlay| overlay.look_up(at / block, block));
         std::hint::black_box(there.is_some_and(|found| found.is_ok()));
         if state.data_room(Need::Urgent) < block {
             return Err(Error::new(ErrorKind::NoSpace, "reserve", "no block is free"));

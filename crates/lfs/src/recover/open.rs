@@ -66,7 +66,7 @@ pub(crate) async fn find(
     state.inodes = newest.inode_count;
     state.next_ino = newest.next_ino;
     state.next_data_id = newest.next_data_id;
-    state.tree_data_ids = newest.next_data_id;
+    state.map.set_tree_data_ids(newest.next_data_id);
     state.next_sequence = newest.next_sequence;
     state.root = root_of(newest, FILES_TREE)?;
     let root = state.root;

@@ -119,7 +119,7 @@ impl Resources {
         records.iter_mut().rev().try_for_each(renew)?;
         for (at, again) in &written {
             if let Some((data_id, _)) = owners.get(at) {
-                state.renew(*data_id, *at, &again.sums);
+                state.map.renew(*data_id, *at, &again.sums);
             }
         }
         Ok(())
@@ -223,7 +223,7 @@ impl Resources {
         }
         let newer = {
             let state = self.state.lock();
-            let piece = state.known(data_id, block).ok()?;
+            let piece = state.map.known(data_id, block).ok()?;
             match piece.at {
                 Where::Hole => {
                     into.fill(0);
@@ -272,23 +272,6 @@ impl Resources {
 }
 
 impl State {
-    /// Content at a place was written again, and has these sums now.
-    fn renew(&mut self, data_id: u64, at: Place, sums: &Arc<[u32]>) {
-        let block_bytes = self.layout.block_bytes();
-        if let Some(overlay) = self.data.get_mut(&data_id) {
-            overlay.renew(at, sums, block_bytes);
-        }
-        if let Some(frozen) = &mut self.frozen
-            && frozen
-                .data
-                .get(&data_id)
-                .is_some_and(|overlay| overlay.is_older(at, sums, block_bytes))
-            && let Some(overlay) = Arc::make_mut(&mut frozen.data).get_mut(&data_id)
-        {
-            overlay.renew(at, sums, block_bytes);
-        }
-    }
-
     /// `Corrupt` if some of this content is lost (Q2): the error names the inode and the range.
     pub fn check_lost(&self, data: &BTreeMap<u64, Overlay>) -> Result<()> {
         match self.find_lost(data.values()) {
@@ -322,9 +305,9 @@ impl State {
 
     /// What is known of some data beyond the tree.
     fn overlays_of(&self, data_id: u64) -> impl Iterator<Item = &Overlay> {
-        let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-        let frozen = frozen.and_then(|frozen| frozen.data.get(&data_id));
-        self.data.get(&data_id).into_iter().chain(frozen)
+        let is_merged = self.frozen.as_ref().is_some_and(|frozen| frozen.is_merged);
+        let changed = self.map.overlay(data_id).into_iter();
+        changed.chain(self.map.frozen().filter(|_| !is_merged).and_then(|all| all.get(&data_id)))
     }
 
     /// Why an inode cannot be synced, after a commit that worked: not for content that was written anew
@@ -348,7 +331,7 @@ impl State {
 
     /// A checkpoint is durable: what is lost and was overruled before it is nobody's any more.
     pub fn forget_lost(&mut self) {
-        let (data, block_bytes) = (&self.data, self.layout.block_bytes());
+        let (data, block_bytes) = (self.map.changes(), self.layout.block_bytes());
         let is_in = |lost| data.values().any(|one| lost_in(one, lost, block_bytes).is_some());
         self.sync_errors.retain_runs(is_in);
     }

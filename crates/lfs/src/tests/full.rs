@@ -462,7 +462,7 @@ fn writes_past_the_cache_wait_for_what_they_leave_in_memory() {
             let bytes = AlignedBuf::copy_of(&content("f", offset, UNIT));
             file.write(offset, bytes, IoFlags::DIRECT, Privileges::Keep).await.1.unwrap();
             let state = volume.0.state.lock();
-            most = most.max(state.maps.1 + state.items.bytes());
+            most = most.max(state.map.tree_bytes() + state.items.bytes());
         }
         assert!((4 << 10..16 << 10).contains(&most), "{most} bytes");
         verify(&volume, "f", 128 * UNIT).await;

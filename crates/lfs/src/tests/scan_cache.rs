@@ -210,7 +210,7 @@ fn an_empty_file_leaves_nothing_to_the_tree_of_content() {
     }
     block_on(volume.syncfs()).unwrap();
     block_on(volume.checkpoint()).unwrap();
-    let told = || volume.0.state.lock().maps.0;
+    let told = || volume.0.state.lock().map.change_count();
     let remove = |from: u64, upto: u64| {
         for n in from..upto {
             let text = name(n);

@@ -84,8 +84,8 @@ impl State {
         let room = crate::btree::write::room_bytes(geometry) as u64;
         let reserved = self.reservations.growth();
         let more = (growth.entries + reserved.entries, growth.bytes + reserved.bytes);
-        let entries = self.items.len() + 2 * self.maps.0 + more.0;
-        let bytes = self.items.bytes() + 40 * self.items.len() + self.maps.1 + more.1;
+        let entries = self.items.len() + 2 * self.map.change_count() + more.0;
+        let bytes = self.items.bytes() + 40 * self.items.len() + self.map.tree_bytes() + more.1;
         // Each changed leaf with its path and a neighbour, and what is new at half full.
         (2 * entries).min(self.tree_nodes) + 2 * bytes.div_ceil(room) + self.table_nodes()
     }

@@ -48,9 +48,8 @@ impl State {
     /// Bytes of content that are stored, or have places: what was overwritten since the last checkpoint
     /// counts twice.
     pub fn content_bytes(&self) -> u64 {
-        let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-        let frozen = frozen.map_or(0, |frozen| frozen.fresh_bytes);
-        self.space.segments.content_bytes() + frozen + self.fresh_bytes + self.reservations.flying_bytes()
+        let fresh = self.map.fresh_bytes() + self.reservations.flying_bytes();
+        self.space.segments.content_bytes() + fresh
     }
 
     /// Pairs of nodes that whoever overwrites leaves to checkpoints, so that what the cleaner says can be

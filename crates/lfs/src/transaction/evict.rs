@@ -99,7 +99,7 @@ impl State {
             return true;
         }
         if let Some(node) = self.forget(ino) {
-            self.owners.remove(&node.inode.data_id);
+            self.map.forget_owner(node.inode.data_id);
         }
         false
     }

@@ -2,15 +2,13 @@
 //!
 //! No locks: the volume's state lock covers it.
 
-use crate::map::overlay::Overlay;
 use crate::names::items::Items;
 use crate::space::segment::Snapshot;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// What a checkpoint merges.
 pub(crate) struct Frozen {
-    pub data: Arc<BTreeMap<u64, Overlay>>,
     pub items: Arc<Items>,
     /// Reservations that were there, by their keys (H14).
     pub in_flight: BTreeSet<u64>,
@@ -26,6 +24,4 @@ pub(crate) struct Frozen {
     pub nodes: u64,
     /// What it takes in memory, bytes, about.
     pub bytes: u64,
-    /// Content in it, bytes.
-    pub fresh_bytes: u64,
 }

@@ -91,10 +91,7 @@ impl State {
             return;
         }
         if node.inode.data_id != 0 {
-            self.owners.insert(node.inode.data_id, ino);
-            if let Some(overlay) = self.data.get_mut(&node.inode.data_id) {
-                overlay.owner = ino;
-            }
+            self.map.set_owner(node.inode.data_id, ino);
         }
         self.keep(ino, node);
     }

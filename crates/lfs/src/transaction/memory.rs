@@ -48,7 +48,7 @@ impl State {
     /// Bytes that what has changed since the last freeze takes, about.
     pub fn changes_bytes(&self) -> u64 {
         let items = self.items.bytes() + ITEM_BYTES * self.items.len();
-        items + self.maps.1 + OVERLAY_BYTES * self.data.len() as u64
+        items + self.map.tree_bytes() + OVERLAY_BYTES * self.map.changes().len() as u64
     }
 
     /// What is in use.

@@ -52,7 +52,7 @@ impl State {
             let Some(mut at) = *at else { continue };
             for payload in &record.payloads {
                 for (data_id, blocks) in &payload.blocks {
-                    self.resolve(*data_id, blocks, &payload.staged, at);
+                    self.map.resolve(*data_id, blocks, &payload.staged, at);
                 }
                 staging.forget(&payload.staged);
                 at = Place::new(at.segment, at.offset + payload.bytes.len() as u32);

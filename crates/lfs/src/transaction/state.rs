@@ -18,10 +18,10 @@ use crate::format::corrupt;
 use crate::format::extent::Extent;
 use crate::format::inode::{FileType, Inode};
 use crate::format::item::EntryItem;
-use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, TreeRoot};
 use crate::log::queue::RecordQueue;
-use crate::map::overlay::{Overlay, Piece, Sums, Where};
+use crate::map::file_map::FileMap;
+use crate::map::overlay::{Piece, Sums, Where};
 use crate::names::closed::RetainedMappings;
 use crate::names::content::{Content, PendingWriteBack};
 use crate::names::directory::Directory;
@@ -30,7 +30,7 @@ use crate::names::inode::assign;
 use crate::names::items::Items;
 use crate::names::node::Node;
 use crate::names::scan_cache::Windows;
-use crate::space::admission::{Dirt, MAP_ITEM_BYTES, SHORT_ITEM_BYTES};
+use crate::space::admission::Dirt;
 use crate::space::alloc::runs::Room;
 use crate::space::Space;
 use crate::transaction::frozen::Frozen;
@@ -40,7 +40,6 @@ use crate::transaction::reservations::Reservations;
 use crate::transaction::sync_errors::SyncErrors;
 use forebay_base::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::sync::Arc;
 
 fn missing(ino: u64) -> Error {
@@ -61,18 +60,14 @@ pub(crate) struct State {
     pub windows: Windows,
     /// How many inodes there are, in memory or not.
     pub inodes: u64,
-    /// Changes of content since the last freeze, by data id.
-    pub data: BTreeMap<u64, Overlay>,
+    /// Changes of content that are not in the tree.
+    pub map: FileMap,
     /// Names and attributes that have changed since the last freeze.
     pub items: Items,
     /// What a checkpoint is merging into the tree.
     pub frozen: Option<Frozen>,
     /// The tree of the newest durable checkpoint.
     pub root: TreeRoot,
-    /// Data ids below may be in the tree, or frozen.
-    pub tree_data_ids: u64,
-    /// Inodes, by their data ids.
-    pub owners: BTreeMap<u64, u64>,
     pub orphans: BTreeSet<u64>,
     /// Inodes whose times have moved (S14).
     pub moved: BTreeSet<u64>,
@@ -84,8 +79,6 @@ pub(crate) struct State {
     pub queue: RecordQueue,
     /// What reservations of files hold.
     pub reservations: Reservations,
-    /// Content that got its place since the last freeze, bytes.
-    pub fresh_bytes: u64,
     /// Content that was accepted.
     pub dirt: Arc<Dirt>,
     /// Content of inodes that were removed; its dirt is to be dropped.
@@ -106,8 +99,6 @@ pub(crate) struct State {
     pub settled_bytes: u64,
     /// Nodes of the tree, about.
     pub tree_nodes: u64,
-    /// Changes of content since the last freeze, and the bytes that they take in the tree, about.
-    pub maps: (u64, u64),
     /// What the cleaner has found live, and copies with, takes in memory, bytes.
     pub cleaning_bytes: u64,
     /// Whether the volume takes changes.
@@ -127,12 +118,10 @@ impl State {
             cache: Cache::new(),
             windows: Windows::default(),
             inodes: 0,
-            data: BTreeMap::new(),
+            map: FileMap::new(layout.geometry),
             items: Items::default(),
             frozen: None,
             root: empty_root(FILES_TREE, 0),
-            tree_data_ids: 1,
-            owners: BTreeMap::new(),
             orphans: BTreeSet::new(),
             moved: BTreeSet::new(),
             next_ino: 1,
@@ -140,7 +129,6 @@ impl State {
             next_sequence: 1,
             queue: RecordQueue::new(),
             reservations: Reservations::default(),
-            fresh_bytes: 0,
             dirt: Arc::default(),
             removed: Vec::new(),
             pending_write_back: PendingWriteBack::default(),
@@ -151,7 +139,6 @@ impl State {
             removed_bytes: 0,
             settled_bytes: 0,
             tree_nodes: 0,
-            maps: (0, 0),
             cleaning_bytes: 0,
             life: Lifecycle::default(),
             refusal: Refusal::default(),
@@ -183,7 +170,7 @@ impl State {
             Change::Rename(rename) => self.rename_entries(rename),
             Change::Map(data_id, block, extent) => {
                 let at = resolve(extent)?;
-                self.map(*data_id, *block, extent, at);
+                self.map_extent(*data_id, *block, extent, at);
                 Ok(())
             }
             Change::Grow(size) => self.size(size, false),
@@ -234,7 +221,7 @@ impl State {
         self.keep(ino, node);
         self.inodes += 1;
         if inode.data_id != 0 {
-            self.owners.insert(inode.data_id, ino);
+            self.map.set_owner(inode.data_id, ino);
         }
         self.note_inode(ino)?;
         self.note_target(ino, target)
@@ -270,9 +257,9 @@ impl State {
 
     /// Content is dead: what the tree has of it goes with the next checkpoint.
     fn drop_data(&mut self, ino: u64, data_id: u64, sequence: u64) {
-        self.owners.remove(&data_id);
-        self.data.remove(&data_id);
-        if data_id != 0 && data_id < self.tree_data_ids && !self.has_nothing(ino, data_id) {
+        self.map.drop_data(data_id);
+        let may_be_in_tree = data_id != 0 && self.map.may_be_in_tree(data_id);
+        if may_be_in_tree && !self.has_nothing(ino, data_id) {
             let blocks = self.layout.geometry.max_blocks();
             self.put(data_id, 0, &Piece::hole(blocks, sequence));
         }
@@ -330,7 +317,7 @@ impl State {
         Ok(())
     }
 
-    fn map(&mut self, data_id: u64, block: u64, extent: &Extent<'_>, at: Where) {
+    fn map_extent(&mut self, data_id: u64, block: u64, extent: &Extent<'_>, at: Where) {
         let (blocks, birth) = (u64::from(extent.blocks), extent.birth);
         let sums = Sums::of(extent.sums.iter_crc32c(), blocks);
         self.put(data_id, block, &Piece { blocks, birth, at, sums });
@@ -338,67 +325,7 @@ impl State {
 
     fn put(&mut self, data_id: u64, block: u64, piece: &Piece) {
         self.next_sequence = self.next_sequence.max(piece.birth.saturating_add(1));
-        let block_bytes = self.layout.block_bytes();
-        let stored = if piece.at == Where::Hole { 0 } else { piece.blocks };
-        self.fresh_bytes += stored * block_bytes;
-        let item = match piece.blocks == 1 && self.layout.geometry.has_short_extents() {
-            true => SHORT_ITEM_BYTES,
-            false => MAP_ITEM_BYTES,
-        };
-        self.maps = (self.maps.0 + 1, self.maps.1 + item + 4 * stored);
-        let overlay = self.data.entry(data_id).or_default();
-        overlay.insert(block, piece, block_bytes);
-        overlay.owner = self.owners.get(&data_id).copied().unwrap_or(overlay.owner);
-    }
-
-    /// What was staged for these blocks is in a durable record.
-    pub fn resolve(&mut self, data_id: u64, blocks: &Range<u64>, staged: &Range<u64>, at: Place) {
-        if let Some(overlay) = self.data.get_mut(&data_id) {
-            overlay.resolve(blocks, staged, at);
-        }
-        if let Some(frozen) = &mut self.frozen
-            // A checkpoint may be reading it: it is copied only if it has to be.
-            && frozen.data.get(&data_id).is_some_and(|overlay| overlay.waits_for(blocks, staged))
-            && let Some(overlay) = Arc::make_mut(&mut frozen.data).get_mut(&data_id)
-        {
-            overlay.resolve(blocks, staged, at);
-        }
-    }
-
-    /// What is known of a block without the tree: a piece that begins there, or for how many blocks
-    /// nothing is known.
-    pub fn known(&self, data_id: u64, block: u64) -> std::result::Result<Piece, u64> {
-        let block_bytes = self.layout.block_bytes();
-        let look = |data: &BTreeMap<u64, Overlay>| match data.get(&data_id) {
-            Some(overlay) => overlay.look_up(block, block_bytes),
-            None => Err(u64::MAX),
-        };
-        let unknown = match look(&self.data) {
-            Ok(piece) => return Ok(piece),
-            Err(unknown) => unknown,
-        };
-        let frozen = self.frozen.as_ref().map_or(Err(u64::MAX), |frozen| look(&frozen.data));
-        match frozen {
-            Ok(piece) => Ok(piece.part(0, piece.blocks.min(unknown), block_bytes)),
-            Err(more) => Err(unknown.min(more)),
-        }
-    }
-
-    /// S15: of a range, what nothing younger than `birth` is known of.
-    pub fn older(&self, data_id: u64, range: Range<u64>, birth: u64) -> Vec<Range<u64>> {
-        let block_bytes = self.layout.block_bytes();
-        let frozen = self.frozen.as_ref().and_then(|frozen| frozen.data.get(&data_id));
-        let mut overlays = self.data.get(&data_id).into_iter().chain(frozen);
-        if range.end - range.start == 1 {
-            let younger = overlays.any(|overlay| overlay.is_younger(range.start, birth));
-            return if younger { Vec::new() } else { vec![range] };
-        }
-        let mut ranges = vec![range];
-        for overlay in overlays {
-            let older = |range: Range<u64>| overlay.older(range, birth, block_bytes);
-            ranges = ranges.into_iter().flat_map(older).collect();
-        }
-        ranges
+        self.map.put(data_id, block, piece);
     }
 
     fn size(&mut self, size: &Size, cut: bool) -> Result<()> {
@@ -430,7 +357,7 @@ impl State {
         let gone = self.nodes.get(&size.ino).map_or(0, |node| self.stored_bytes(node));
         self.removed_bytes = self.removed_bytes.saturating_add(gone);
         self.drop_data(size.ino, dead, size.sequence);
-        self.owners.insert(size.data_id, size.ino);
+        self.map.set_owner(size.data_id, size.ino);
         let node = self.node(size.ino)?;
         // The change tells the size itself, and nothing of the data before is left to lose.
         (node.regrow, node.unlogged_size) = (false, None);

@@ -7,12 +7,11 @@ use crate::format::extent::Source;
 use crate::format::inode::INODE_BYTES;
 use crate::format::item::Item;
 use crate::format::key::Key;
-use crate::map::overlay::{Overlay, Where};
+use crate::map::overlay::Where;
 use crate::volume::Inner;
 use forebay_base::Result;
 use forebay_base::codec::Writer;
 use forebay_base::world::split_mix;
-use std::collections::BTreeMap;
 
 /// A running digest.
 struct Digest(u64);
@@ -88,9 +87,7 @@ impl Inner {
     async fn said_next(&self, data_id: u64, said: u64, stored: u64) -> Result<u64> {
         let root = {
             let state = self.state.lock();
-            let frozen = state.frozen.as_ref().map(|frozen| &frozen.data);
-            let changed = |data: &BTreeMap<u64, Overlay>| data.contains_key(&data_id);
-            if !changed(&state.data) && !frozen.is_some_and(|data| changed(data)) {
+            if state.map.overlays(data_id).next().is_none() {
                 return Ok(said);
             }
             state.root
