@@ -149,7 +149,7 @@ impl State {
     fn freeze(&mut self, ticket: u64) {
         let (nodes, bytes) = (self.merge_nodes(Growth::default()), self.changes_bytes());
         let items = Arc::new(std::mem::take(&mut self.items));
-        self.map.freeze(self.next_data_id);
+        self.map.freeze(self.counters.next_data_id());
         let State { room, space, .. } = self;
         room.leave_pool(space);
         space.freeze(&|segment| room.left_of(segment));
@@ -158,9 +158,7 @@ impl State {
             in_flight: self.reservations.keys().collect(),
             is_merged: false,
             before: self.space.segments.snapshot(),
-            next_ino: self.next_ino,
-            next_data_id: self.next_data_id,
-            next_sequence: self.next_sequence,
+            counters: self.counters,
             inodes: self.inodes,
             ticket,
             nodes,
@@ -355,9 +353,7 @@ impl Checkpoints {
             let left = |segment| state.room.left_of(segment);
             let plan = state.space.segments.plan(&frozen.before, deltas, number, &left)?;
             let mut superblock = self.superblock();
-            superblock.next_ino = frozen.next_ino;
-            superblock.next_data_id = frozen.next_data_id;
-            superblock.next_sequence = frozen.next_sequence;
+            frozen.counters.store(&mut superblock);
             superblock.inode_count = frozen.inodes;
             let State { room, space, .. } = &mut *state;
             plan.died().iter().for_each(|segment| room.forget(space, *segment));
@@ -398,7 +394,7 @@ impl Checkpoints {
         superblock.generation = head.generation;
         let segment = head.segment.unwrap_or_default();
         superblock.log_head = Place::new(segment, self.layout.first_record());
-        superblock.next_sequence = self.state.lock().next_sequence;
+        superblock.next_sequence = self.state.lock().counters.next_sequence();
         let copies = self.write_slots(&mut superblock, failures).await?;
         let number = superblock.checkpoint;
         {

@@ -13,6 +13,7 @@ mod block_lookup;
 mod capacity;
 pub(crate) mod cleaning;
 mod commit;
+pub(crate) mod counters;
 mod evict;
 pub(crate) mod frozen;
 mod inode;

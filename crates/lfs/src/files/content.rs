@@ -66,7 +66,7 @@ impl State {
             return Ok(());
         }
         let Some(size) = node.live_size().filter(|size| *size > published) else { return Ok(()) };
-        let grow = Size { ino, data_id, size, sequence: self.next_sequence - 1 };
+        let grow = Size { ino, data_id, size, sequence: self.counters.last_sequence() };
         self.append(&[Change::Grow(grow)], Need::Urgent).map(drop)
     }
 }

@@ -315,7 +315,7 @@ impl FileOps {
         let (ino, data_id, published) = (self.ino.0, node.inode.data_id, node.inode.size);
         let sequence = state.draw();
         let change = if size == 0 {
-            let new = state.next_data_id;
+            let new = state.counters.next_data_id();
             Change::ReplaceData(Size { ino, data_id: new, size, sequence }, data_id)
         } else if size < published {
             Change::Truncate(Size { ino, data_id, size, sequence })
@@ -423,7 +423,7 @@ impl MapOps for FileOps {
             ino: self.ino.0,
             data_id,
             size,
-            sequence: state.next_sequence - 1,
+            sequence: state.counters.last_sequence(),
         });
         let room = files.layout.max_record() / 2;
         let mut groups = records(written, room, u64::from(self.unit));

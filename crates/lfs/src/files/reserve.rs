@@ -160,7 +160,7 @@ impl FileOps {
             state.space.segments.fly(at.segment, 1);
             segments.push(at.segment);
         }
-        let sequence = state.next_sequence;
+        let sequence = state.counters.next_sequence();
         let grant = Grant { cost, failures, sequence, segments, bytes, flying_bytes, growth };
         state.reservations.insert(key, grant);
         state.space.note_grant_change();

@@ -4,6 +4,7 @@
 
 use crate::names::items::Items;
 use crate::space::segment::Snapshot;
+use crate::transaction::counters::Counters;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -15,9 +16,7 @@ pub(crate) struct Frozen {
     /// It is in the tree, too.
     pub is_merged: bool,
     pub before: Snapshot,
-    pub next_ino: u64,
-    pub next_data_id: u64,
-    pub next_sequence: u64,
+    pub counters: Counters,
     pub inodes: u64,
     pub ticket: u64,
     /// Pairs of nodes that its merge may need (P13).

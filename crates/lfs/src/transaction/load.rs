@@ -87,7 +87,7 @@ impl State {
     fn insert_inode(&mut self, found: Option<Assembly>) {
         let Some((ino, node)) = found.map(Assembly::finish) else { return };
         // No inode has a number that was never given out, even if an image says so.
-        if self.nodes.contains_key(&ino) || ino >= self.next_ino {
+        if self.nodes.contains_key(&ino) || ino >= self.counters.next_ino() {
             return;
         }
         if node.inode.data_id != 0 {

@@ -33,6 +33,7 @@ use crate::names::scan_cache::Windows;
 use crate::space::admission::Dirt;
 use crate::space::alloc::runs::Room;
 use crate::space::Space;
+use crate::transaction::counters::{Counters, RemovedBytes};
 use crate::transaction::frozen::Frozen;
 use crate::transaction::lifecycle::{Lifecycle, Refusal};
 use crate::transaction::outstanding::Outstanding;
@@ -71,10 +72,8 @@ pub(crate) struct State {
     pub orphans: BTreeSet<u64>,
     /// Inodes whose times have moved (S14).
     pub moved: BTreeSet<u64>,
-    pub next_ino: u64,
-    pub next_data_id: u64,
-    /// Volume-wide sequence of content.
-    pub next_sequence: u64,
+    /// Numbers that were not given out (S13).
+    pub counters: Counters,
     /// Records that are applied and not laid out (S11).
     pub queue: RecordQueue,
     /// What reservations of files hold.
@@ -93,10 +92,8 @@ pub(crate) struct State {
     pub outstanding: Outstanding,
     /// Why inodes cannot be synced.
     pub sync_errors: SyncErrors,
-    /// Content that was removed since the volume was opened, bytes, about.
-    pub removed_bytes: u64,
-    /// Of that, what two checkpoints have made free.
-    pub settled_bytes: u64,
+    /// Content that was removed since the volume was opened.
+    pub removed_bytes: RemovedBytes,
     /// Nodes of the tree, about.
     pub tree_nodes: u64,
     /// What the cleaner has found live, and copies with, takes in memory, bytes.
@@ -124,9 +121,7 @@ impl State {
             root: empty_root(FILES_TREE, 0),
             orphans: BTreeSet::new(),
             moved: BTreeSet::new(),
-            next_ino: 1,
-            next_data_id: 1,
-            next_sequence: 1,
+            counters: Counters::FIRST,
             queue: RecordQueue::new(),
             reservations: Reservations::default(),
             dirt: Arc::default(),
@@ -136,8 +131,7 @@ impl State {
             unremoved: BTreeSet::new(),
             outstanding: Outstanding::default(),
             sync_errors: SyncErrors::default(),
-            removed_bytes: 0,
-            settled_bytes: 0,
+            removed_bytes: RemovedBytes::default(),
             tree_nodes: 0,
             cleaning_bytes: 0,
             life: Lifecycle::default(),
@@ -209,8 +203,8 @@ impl State {
     }
 
     fn create(&mut self, ino: u64, inode: Inode, target: &[u8]) -> Result<()> {
-        self.next_ino = self.next_ino.max(ino.saturating_add(1));
-        self.next_data_id = self.next_data_id.max(inode.data_id.saturating_add(1));
+        self.counters.note_ino(ino);
+        self.counters.note_data_id(inode.data_id);
         if self.nodes.contains_key(&ino) {
             return Err(corrupt("change", format!("makes inode {ino} again")));
         }
@@ -228,12 +222,12 @@ impl State {
     }
 
     fn remove_inode(&mut self, ino: u64, data_id: u64, sequence: u64) -> Result<()> {
-        self.next_sequence = self.next_sequence.max(sequence.saturating_add(1));
+        self.counters.note_sequence(sequence);
         if self.orphans.remove(&ino) {
             self.note_orphan(ino, false)?;
         }
         let gone = self.stored_bytes(self.nodes.get(&ino).ok_or_else(|| missing(ino))?);
-        self.removed_bytes = self.removed_bytes.saturating_add(gone);
+        self.removed_bytes.add(gone);
         self.drop_data(ino, data_id, sequence);
         self.close_windows(ino);
         self.outstanding.end_truncated(ino);
@@ -324,12 +318,12 @@ impl State {
     }
 
     fn put(&mut self, data_id: u64, block: u64, piece: &Piece) {
-        self.next_sequence = self.next_sequence.max(piece.birth.saturating_add(1));
+        self.counters.note_sequence(piece.birth);
         self.map.put(data_id, block, piece);
     }
 
     fn size(&mut self, size: &Size, cut: bool) -> Result<()> {
-        self.next_sequence = self.next_sequence.max(size.sequence.saturating_add(1));
+        self.counters.note_sequence(size.sequence);
         let node = self.node(size.ino)?;
         if node.inode.data_id != size.data_id {
             return Err(corrupt("change", format!("sizes other data of inode {}", size.ino)));
@@ -343,7 +337,7 @@ impl State {
         // What was told of the size before may have been taken back since, with its bytes.
         node.change(|inode| inode.size = inode.size.min(size.size));
         node.unlogged_size = node.unlogged_size.map(|unlogged| unlogged.min(size.size));
-        self.removed_bytes = self.removed_bytes.saturating_add(gone);
+        self.removed_bytes.add(gone);
         self.note_inode(size.ino)?;
         let first = size.size.div_ceil(self.layout.block_bytes());
         let blocks = self.layout.geometry.max_blocks() - first;
@@ -352,10 +346,10 @@ impl State {
     }
 
     fn replace_data(&mut self, size: &Size, dead: u64) -> Result<()> {
-        self.next_sequence = self.next_sequence.max(size.sequence.saturating_add(1));
-        self.next_data_id = self.next_data_id.max(size.data_id.saturating_add(1));
+        self.counters.note_sequence(size.sequence);
+        self.counters.note_data_id(size.data_id);
         let gone = self.nodes.get(&size.ino).map_or(0, |node| self.stored_bytes(node));
-        self.removed_bytes = self.removed_bytes.saturating_add(gone);
+        self.removed_bytes.add(gone);
         self.drop_data(size.ino, dead, size.sequence);
         self.map.set_owner(size.data_id, size.ino);
         let node = self.node(size.ino)?;
@@ -369,8 +363,7 @@ impl State {
 
     /// The next sequence of content.
     pub fn draw(&mut self) -> u64 {
-        self.next_sequence = self.next_sequence.saturating_add(1);
-        self.next_sequence - 1
+        self.counters.draw_sequence()
     }
 }
 

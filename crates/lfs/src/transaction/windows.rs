@@ -26,7 +26,7 @@ impl State {
         let part = self
             .windows
             .find(key)
-            .filter(|part| *part.root() == self.root && ino < self.next_ino)?;
+            .filter(|part| *part.root() == self.root && ino < self.counters.next_ino())?;
         let value = part.get(key)?;
         if self.changed(key).is_some() {
             return None;

@@ -55,8 +55,8 @@ impl Inner {
         {
             let state = self.state.lock();
             state.orphans.iter().for_each(|ino| digest.word(*ino));
-            digest.word(state.next_ino);
-            digest.word(state.next_data_id);
+            digest.word(state.counters.next_ino());
+            digest.word(state.counters.next_data_id());
         }
         data_ids.sort_unstable();
         let block_bytes = self.layout.block_bytes();

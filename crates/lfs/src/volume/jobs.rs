@@ -133,21 +133,18 @@ impl Inner {
     fn removed_to_free(&self) -> Option<u64> {
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
         let much = (volume / REMOVED_PART).clamp(REMOVED_MIN, REMOVED_MAX);
-        let (removed, settled, is_closed) = {
-            let state = self.state.lock();
-            (state.removed_bytes, state.settled_bytes, state.life.is_closed())
-        };
         let begun = self.maintenance.control.lock().freeing_bytes;
-        let is_much = removed.saturating_sub(settled.max(begun)) >= much;
-        (is_much && !is_closed).then_some(removed)
+        let state = self.state.lock();
+        let is_much = state.removed_bytes.not_free_beyond(begun) >= much;
+        (is_much && !state.life.is_closed()).then_some(state.removed_bytes.total())
     }
 
     /// Bytes that were removed in all, if enough of them are not free.
     fn unsettled_bytes(&self) -> Option<u64> {
         let state = self.state.lock();
-        let bytes = state.removed_bytes.saturating_sub(state.settled_bytes);
+        let bytes = state.removed_bytes.not_free_beyond(0);
         let much = bytes >= self.layout.segment_bytes() && !state.life.is_read_only();
-        much.then_some(state.removed_bytes)
+        much.then_some(state.removed_bytes.total())
     }
 }
 
@@ -306,8 +303,7 @@ impl Inner {
         // Another job may have made it free.
         let Some(removed) = self.unsettled_bytes() else { return };
         if self.checkpoints.make_two().await {
-            let mut state = self.state.lock();
-            state.settled_bytes = state.settled_bytes.max(removed);
+            self.state.lock().removed_bytes.note_free(removed);
         }
     }
 
