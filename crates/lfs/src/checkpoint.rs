@@ -159,7 +159,7 @@ impl State {
             is_merged: false,
             before: self.space.segments.snapshot(),
             counters: self.counters,
-            inodes: self.inodes,
+            inodes: self.nodes.count(),
             ticket,
             nodes,
             bytes,
@@ -529,14 +529,19 @@ impl Checkpoints {
 impl State {
     /// So much more is stored for a file, as the tree has it now.
     fn store_bytes(&mut self, ino: u64, data_id: u64, bytes: i64) {
-        let Some(node) = self.nodes.get_mut(&ino) else {
-            return self.store_bytes_of_item(ino, data_id, bytes);
-        };
-        if node.recorded.data_id != data_id || bytes == 0 {
-            return;
+        let is_stored = self.nodes.update(ino, |node| {
+            let is_own = node.recorded.data_id == data_id && bytes != 0;
+            if is_own {
+                let stored = node.recorded.stored_bytes.saturating_add_signed(bytes);
+                (node.recorded.stored_bytes, node.inode.stored_bytes) = (stored, stored);
+            }
+            is_own
+        });
+        match is_stored {
+            None => return self.store_bytes_of_item(ino, data_id, bytes),
+            Some(false) => return,
+            Some(true) => {}
         }
-        let stored = node.recorded.stored_bytes.saturating_add_signed(bytes);
-        (node.recorded.stored_bytes, node.inode.stored_bytes) = (stored, stored);
         if self.items.get(Key::Inode(ino)).is_some()
             && let Err(error) = self.note_inode(ino)
         {

@@ -336,7 +336,7 @@ impl Volume {
             if let Err(error) = removed.await {
                 log::warn!("#{ino} without a name stays for now: {error}");
                 let mut state = self.0.state.lock();
-                if state.nodes.contains_key(&ino) {
+                if state.nodes.contains(ino) {
                     state.unremoved.insert(ino);
                 }
             }

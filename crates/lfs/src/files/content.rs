@@ -29,7 +29,7 @@ use std::sync::Arc;
 impl State {
     /// Whether a file has nothing left to write, or is not closed: it was opened again, or went.
     fn may_be_let_go(&mut self, ino: u64) -> bool {
-        let Some(node) = self.nodes.get(&ino).filter(|node| node.opens == 0) else { return true };
+        let Some(node) = self.nodes.get(ino).filter(|node| node.opens == 0) else { return true };
         let stays = node.content.as_ref().is_some_and(|content| !content.may_go());
         !stays && self.publish_end(ino).is_ok()
     }
@@ -37,20 +37,23 @@ impl State {
     /// Takes the mapping of a closed file that has nothing left to write. The caller drops it
     /// without the lock.
     fn let_go(&mut self, ino: u64) -> Option<Arc<Content>> {
-        self.nodes.get(&ino).filter(|node| node.opens == 0)?;
+        self.nodes.get(ino).filter(|node| node.opens == 0)?;
         // All openers have closed it: none is left for the error.
         self.sync_errors.remove(ino, Lost::Data);
         self.close_windows(ino);
-        let node = self.nodes.get_mut(&ino)?;
-        let content = node.content.take()?;
-        let size = content.file.size();
-        if node.regrow && size > node.inode.size {
+        let (content, inode) = self.nodes.update(ino, |node| {
+            let content = node.content.take()?;
+            let size = content.file.size();
             // No record may hold the size while the device lacks content below it (map_ops.I15).
-            node.unlogged_size = Some(size);
-            return Some(content);
-        }
-        if let Some(left) = content.leave(node.inode.data_id) {
-            debug_assert_eq!(left.size, node.inode.size, "Y11: #{ino} is published as it is");
+            let is_unlogged = node.regrow && size > node.inode.size;
+            if is_unlogged {
+                node.unlogged_size = Some(size);
+            }
+            Some((content, (!is_unlogged).then_some(node.inode)))
+        })??;
+        let Some(inode) = inode else { return Some(content) };
+        if let Some(left) = content.leave(inode.data_id) {
+            debug_assert_eq!(left.size, inode.size, "Y11: #{ino} is published as it is");
             let owners = &content.file.cache.owners;
             self.left.put(ino, left, |mapping| owners.knows(mapping));
         }
@@ -60,7 +63,7 @@ impl State {
     /// Records the size of a file that has nothing else to write: what it grew by is a hole. Where
     /// content of it is lost there is no size without its bytes (map_ops.I15).
     fn publish_end(&mut self, ino: u64) -> Result<()> {
-        let Some(node) = self.nodes.get(&ino) else { return Ok(()) };
+        let Some(node) = self.nodes.get(ino) else { return Ok(()) };
         let (data_id, published) = (node.inode.data_id, node.published());
         if node.regrow && self.has_lost(data_id) {
             return Ok(());
@@ -106,12 +109,15 @@ impl OpenFiles {
         let handle = file.open_handle();
         let new = Arc::new(Content { file, handle, ops, ino });
         let mut state = self.state.lock();
-        let Some(node) = state.nodes.get_mut(&ino.0) else {
-            return refuse(ErrorKind::Stale, op, format!("{ino:?}"));
-        };
-        debug_assert!(node.content.is_none(), "D11: made by one at a time");
-        node.unlogged_size = None;
-        Ok(node.content.get_or_insert(new).clone())
+        let attached = state.nodes.update(ino.0, |node| {
+            debug_assert!(node.content.is_none(), "D11: made by one at a time");
+            node.unlogged_size = None;
+            node.content.get_or_insert(new).clone()
+        });
+        match attached {
+            Some(content) => Ok(content),
+            None => refuse(ErrorKind::Stale, op, format!("{ino:?}")),
+        }
     }
 
     /// The content of a regular file, if it has a mapping.

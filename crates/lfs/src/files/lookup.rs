@@ -30,7 +30,7 @@ impl Resources {
             if state.is_stored(ino, range, told) {
                 return Ok(true);
             }
-            let Some(node) = state.nodes.get(&ino) else { return Ok(false) };
+            let Some(node) = state.nodes.get(ino) else { return Ok(false) };
             node.recorded.data_id
         };
         let unit = self.layout.block_bytes();

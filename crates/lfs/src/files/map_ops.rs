@@ -311,7 +311,7 @@ fn birth_of(files: &OpenFiles, state: &mut State, written: &Written, reserved: u
 impl FileOps {
     /// What lies behind `size` is cut off.
     fn cut(&self, state: &mut State, size: u64) -> Result<()> {
-        let Some(node) = state.nodes.get(&self.ino.0) else { return Ok(()) };
+        let Some(node) = state.nodes.get(self.ino.0) else { return Ok(()) };
         let (ino, data_id, published) = (self.ino.0, node.inode.data_id, node.inode.size);
         let sequence = state.draw();
         let change = if size == 0 {
@@ -408,7 +408,7 @@ impl MapOps for FileOps {
         let key = reservation.places().first().map_or(u64::MAX, |place| place.device_offset);
         let mut state = files.state.lock();
         // Of an inode that was removed nothing is published: its places go back.
-        let Some(node) = state.nodes.get(&self.ino.0) else { return };
+        let Some(node) = state.nodes.get(self.ino.0) else { return };
         written.iter().for_each(|w| reservation.note_published(&w.place));
         let (data_id, published, regrow) = (node.inode.data_id, node.published(), node.regrow);
         let size = match (files.plant.has(Planted::SizeBeforeData), node.live_size()) {
@@ -443,9 +443,7 @@ impl MapOps for FileOps {
             match done {
                 Ok(()) if grown.is_some() => {
                     state.sync_errors.remove(self.ino.0, Lost::Size);
-                    if let Some(node) = state.nodes.get_mut(&self.ino.0) {
-                        node.regrow &= size < node.inode.size;
-                    }
+                    state.nodes.update(self.ino.0, |node| node.regrow &= size < node.inode.size);
                 }
                 Ok(()) => {}
                 Err(error) => {
@@ -470,7 +468,7 @@ impl MapOps for FileOps {
     fn published_size(&self) -> Option<u64> {
         let files = self.files.upgrade()?;
         let state = files.state.lock();
-        let node = state.nodes.get(&self.ino.0)?;
+        let node = state.nodes.get(self.ino.0)?;
         self.is_of(node).then(|| node.published())
     }
 
@@ -504,7 +502,7 @@ impl MapOps for FileOps {
             let block = range.start / unit;
             let blocks = range.end.div_ceil(unit) - block;
             let punch = |state: &mut State| {
-                let Some(node) = state.nodes.get(&self.ino.0) else { return Ok(()) };
+                let Some(node) = state.nodes.get(self.ino.0) else { return Ok(()) };
                 let data_id = node.inode.data_id;
                 let change = Change::Punch(Blocks { data_id, block, blocks }, state.draw());
                 state.append(&[change], Need::Urgent).map(drop)

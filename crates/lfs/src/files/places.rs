@@ -135,7 +135,7 @@ impl Resources {
     ) -> Result<()> {
         let block = self.layout.block_bytes();
         let mut state = self.state.lock();
-        let Some(node) = state.nodes.get(&ino) else {
+        let Some(node) = state.nodes.get(ino) else {
             return Err(Error::new(ErrorKind::Stale, "reserve", format!("inode {ino}")));
         };
         let data_id = node.inode.data_id;

@@ -53,7 +53,7 @@ impl State {
     /// into a record, so that those of many files go out together (M16).
     pub fn is_small(&self, ino: u64) -> bool {
         let size = |node: &Node| node.end().unwrap_or(node.inode.size).max(node.inode.size);
-        self.nodes.get(&ino).is_some_and(|node| size(node) <= SMALL_BYTES)
+        self.nodes.get(ino).is_some_and(|node| size(node) <= SMALL_BYTES)
     }
 
     /// Ends a reservation: what it held.

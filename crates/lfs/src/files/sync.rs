@@ -123,7 +123,7 @@ impl OpenFiles {
     /// Notes that outstanding content is about to be written. `None`: the inode is gone.
     fn begin_outstanding(&self, ino: u64) -> Option<(Arc<Content>, WriteOut)> {
         let mut state = self.state.lock();
-        let content = state.nodes.get(&ino).and_then(|node| node.content.clone());
+        let content = state.nodes.get(ino).and_then(|node| node.content.clone());
         let Some(content) = content else {
             state.outstanding.forget(ino);
             return None;
@@ -148,7 +148,7 @@ impl OpenFiles {
     pub fn unless_removed(&self, content: &Arc<Content>, done: Result<()>) -> Result<()> {
         let Err(error) = done else { return Ok(()) };
         let state = self.state.lock();
-        let node = state.nodes.get(&content.ino.0);
+        let node = state.nodes.get(content.ino.0);
         let own = node.and_then(|node| node.content.as_ref());
         match own.is_some_and(|own| Arc::ptr_eq(own, content)) {
             true => Err(error),
@@ -166,7 +166,7 @@ impl OpenFiles {
                 let settled = node.content.as_ref().is_none_or(|c| c.file.mapping.is_settled());
                 longer || !settled
             };
-            let nodes = state.nodes.values().map(|node| &**node).filter(is_unsynced);
+            let nodes = state.nodes.iter().map(|(_, node)| node).filter(is_unsynced);
             nodes.filter_map(|node| node.content.clone()).collect()
         };
         let mut result = Ok(());
@@ -196,11 +196,10 @@ impl OpenFiles {
     pub fn publish_sizes(&self) {
         let contents: Vec<_> = {
             let state = self.state.lock();
-            let longer = state
-                .nodes
-                .values()
-                .filter(|node| node.live_size().is_some_and(|size| size > node.published()));
-            longer.filter_map(|node| node.content.clone()).collect()
+            let is_longer =
+                |node: &&Node| node.live_size().is_some_and(|size| size > node.published());
+            let nodes = state.nodes.iter().map(|(_, node)| node).filter(is_longer);
+            nodes.filter_map(|node| node.content.clone()).collect()
         };
         contents.iter().for_each(|content| content.file.publish_size());
     }
@@ -214,7 +213,7 @@ impl OpenFiles {
         let dirty: Vec<Arc<Content>> = {
             let state = self.state.lock();
             let is_dirty = state.dirt_bytes(0) > 0 && !state.life.is_read_only();
-            let contents = state.nodes.values().filter_map(|node| node.content.as_ref());
+            let contents = state.nodes.iter().filter_map(|(_, node)| node.content.as_ref());
             contents.filter(|c| is_dirty && !c.file.mapping.is_settled()).cloned().collect()
         };
         for content in dirty {

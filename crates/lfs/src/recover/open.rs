@@ -64,7 +64,7 @@ pub(crate) async fn find(
     let entries = usage_entries(tree, newest).await?;
     check_growth(entries.len(), newest.segment_count)?;
     let mut state = State::new(layout);
-    state.inodes = newest.inode_count;
+    state.nodes.set_count(newest.inode_count);
     state.counters = Counters::of(newest);
     state.map.set_tree_data_ids(newest.next_data_id);
     state.root = root_of(newest, FILES_TREE)?;
@@ -210,7 +210,7 @@ impl Opened {
         // Births that were drawn and never recorded are not drawn again.
         state.counters.skip_sequences(UNRECORDED_BIRTHS);
         if plant.has(Planted::InodesCountedAnew) && !self.is_clean && self.found.records == 0 {
-            let next = self.found.state.inodes + 1;
+            let next = self.found.state.nodes.count() + 1;
             self.found.state.counters.restart_inos(next);
         }
         let Found { state, head, .. } = &mut self.found;

@@ -28,6 +28,7 @@ use crate::log::commit::DataRepair;
 use crate::log::{Pending, Run};
 use crate::map::overlay::{Overlay, Where};
 use crate::transaction::resources::Resources;
+use crate::names::node::Node;
 use crate::transaction::state::State;
 use crate::transaction::sync_errors::Lost;
 use forebay_base::checksum::crc32c;
@@ -213,7 +214,7 @@ impl Resources {
         let unit = self.layout.block_bytes();
         let content = {
             let state = self.state.lock();
-            let node = state.nodes.get(&ino).filter(|node| node.inode.data_id == data_id)?;
+            let node = state.nodes.get(ino).filter(|node| node.inode.data_id == data_id)?;
             node.content.clone()
         };
         if let Some(content) = content
@@ -254,12 +255,15 @@ impl Resources {
         for run in lost {
             log::error!("content of #{} is lost: {} bytes at {:?}", run.ino, run.len, run.at);
             state.sync_errors.add_run(run.at, run.len);
-            let Some(node) = state.nodes.get_mut(&run.ino) else { continue };
             let owner = owners.get(&run.at).map(|(data_id, _)| *data_id);
-            if owner != Some(node.inode.data_id) {
+            let lose = |node: &mut Node| {
+                let is_own = owner == Some(node.inode.data_id);
+                node.regrow |= is_own;
+                is_own
+            };
+            if state.nodes.update(run.ino, lose) != Some(true) {
                 continue;
             }
-            node.regrow = true;
             state.sync_errors.add(run.ino, Lost::Run);
             state.outstanding.note_lost(run.ino);
         }
@@ -282,7 +286,7 @@ impl State {
 
     /// The first content of an inode that is lost, as the error of its syncs.
     pub fn lost_of(&self, ino: u64) -> Error {
-        let data_id = self.nodes.get(&ino).map_or(0, |node| node.inode.data_id);
+        let data_id = self.nodes.get(ino).map_or(0, |node| node.inode.data_id);
         let lost = self.find_lost(self.overlays_of(data_id)).map(|(_, lost)| lost);
         lost_error(ErrorKind::Io, "commit", ino, lost.unwrap_or_default())
     }
@@ -314,7 +318,7 @@ impl State {
     /// since, or cut off. A size that was taken out beside it is told again first.
     pub fn unpublished_of(&mut self, ino: u64) -> Option<Lost> {
         if self.sync_errors.has(ino, Lost::Run)
-            && let Some(node) = self.nodes.get(&ino).filter(|node| !node.regrow)
+            && let Some(node) = self.nodes.get(ino).filter(|node| !node.regrow)
         {
             let data_id = node.inode.data_id;
             if !self.has_lost(data_id) {

@@ -102,7 +102,7 @@ impl Lab {
     /// Where each block is.
     fn places(&self) -> Vec<String> {
         let state = self.volume.0.state.lock();
-        let data_id = state.nodes[&self.file.ino().0].inode.data_id;
+        let data_id = state.nodes.get(self.file.ino().0).unwrap().inode.data_id;
         let overlay = state.map.overlay(data_id).unwrap();
         let place = |block| match overlay.look_up(block, BLOCK).map(|piece| piece.at) {
             Ok(Where::Run(place)) => format!("{place:?}"),
@@ -187,7 +187,7 @@ fn d16_on_a_volume_dirt_that_lies_apart_is_one_run() {
         }
         lab.sync().await;
         let state = lab.volume.0.state.lock();
-        let data_id = state.nodes[&lab.file.ino().0].inode.data_id;
+        let data_id = state.nodes.get(lab.file.ino().0).unwrap().inode.data_id;
         let overlay = state.map.overlay(data_id).unwrap();
         let at = |block| match overlay.look_up(block, BLOCK).map(|piece| piece.at) {
             Ok(Where::Run(place)) => lab.volume.0.layout.device_offset(place),

@@ -239,7 +239,7 @@ fn c41_c42_c44_what_is_moved_is_what_it_was() {
     disk.world().run(async {
         let (volume, _file, model) = sparse(&setup, &disk, None).await;
         let ino = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap().ino;
-        let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+        let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
         let (before, pin) = volume.0.piece_at(data_id, 0).await.unwrap();
         let (sealed_before, free) = (sealed(&volume), volume.free_space().bytes);
         assert!(volume.clean().await.unwrap());
@@ -275,7 +275,7 @@ fn c42_what_is_damaged_stays_damaged() {
     disk.world().run(async {
         let (volume, file, model) = sparse(&setup, &disk, None).await;
         let ino = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap().ino;
-        let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+        let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
         let (bad, _) = volume.0.piece_at(data_id, 8).await.unwrap();
         let Where::Run(place) = bad.at else { panic!("{bad:?}") };
         let offset = volume.0.layout.device_offset(place);

@@ -36,7 +36,7 @@ async fn offset_of(volume: &Volume, ino: Ino) -> u64 {
 }
 
 async fn offset_of_block(volume: &Volume, ino: Ino, block: u64) -> u64 {
-    let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+    let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
     let place: Place = match volume.0.piece_at(data_id, block).await.unwrap().0.at {
         Where::Run(place) => place,
         other => panic!("a run, not {other:?}"),

@@ -316,9 +316,9 @@ fn sync_of_many_times_on_full_volume_is_not_refused() {
         for file in &files {
             assert_eq!(read(file, BLOCK).await, [1; BLOCK]);
         }
-        assert!(volume.0.state.lock().moved.len() as u64 >= FILES, "their times moved");
+        assert!(volume.0.state.lock().nodes.moved().count() as u64 >= FILES, "their times moved");
         volume.syncfs().await.expect("it has space for times");
-        assert!(volume.0.state.lock().moved.is_empty());
+        assert!(volume.0.state.lock().nodes.moved().next().is_none());
         drop((files, large));
         volume.close().await.unwrap();
     });

@@ -84,7 +84,7 @@ async fn lose_block(volume: &Volume, disk: &SimDisk, (ino, file): (Ino, &OpenFil
     let direct = AlignedBuf::copy_of(&[200; BLOCK]);
     let (at, keep) = (block * BLOCK as u64, Privileges::Keep);
     file.write(at, direct, IoFlags::DIRECT, keep).await.1.unwrap();
-    let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+    let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
     let found = volume.0.piece_at(data_id, block).await.unwrap().0.at;
     let Where::Run(place) = found else { panic!("a run, not {found:?}") };
     let at = volume.0.layout.device_offset(place);

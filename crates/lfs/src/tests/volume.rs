@@ -61,7 +61,7 @@ async fn read(volume: &Volume, name: &str) -> Result<Vec<u8>> {
 
 /// Where the first block of a file is.
 async fn place_of(volume: &Volume, ino: Ino) -> Option<Place> {
-    let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+    let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
     match volume.0.piece_at(data_id, 0).await.ok()?.0.at {
         Where::Run(place) => Some(place),
         _ => None,

@@ -28,7 +28,7 @@ impl State {
     /// Whether the tree has nothing of this content of an inode, nor will have: what is stored of
     /// each inode is exactly what its extents have (E15 of fsck).
     pub fn has_nothing(&self, ino: u64, data_id: u64) -> bool {
-        let node = self.nodes.get(&ino).filter(|node| node.recorded.data_id == data_id);
+        let node = self.nodes.get(ino).filter(|node| node.recorded.data_id == data_id);
         node.is_some_and(|node| node.recorded.stored_bytes == 0) && !self.map.is_frozen(data_id)
     }
 }
@@ -36,7 +36,7 @@ impl State {
 impl State {
     /// Whether these bytes of a file are stored, as far as can be told without the tree.
     pub fn is_stored(&self, ino: u64, range: &Range<u64>, told: &Told) -> bool {
-        let Some(node) = self.nodes.get(&ino) else { return false };
+        let Some(node) = self.nodes.get(ino) else { return false };
         let (unit, stored) = (self.layout.block_bytes(), &node.recorded);
         let blocks = stored.size.div_ceil(unit);
         let is_whole = stored.stored_bytes >= blocks.saturating_mul(unit);

@@ -148,7 +148,7 @@ impl State {
                 made.push(*ino);
             }
             let gone =
-                |ino: &u64| *ino != 0 && !made.contains(ino) && !self.nodes.contains_key(ino);
+                |ino: &u64| *ino != 0 && !made.contains(ino) && !self.nodes.contains(*ino);
             if let Some(ino) = needed(change).into_iter().find(gone) {
                 return Err(corrupt("change", format!("names inode {ino}, which is not there")));
             }

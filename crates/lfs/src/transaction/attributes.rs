@@ -115,10 +115,10 @@ impl State {
     pub fn write_times(&mut self, of: Option<Ino>) -> Result<()> {
         let inodes: Vec<u64> = match of {
             Some(ino) => vec![ino.0],
-            None => self.moved.iter().copied().collect(),
+            None => self.nodes.moved().collect(),
         };
         for some in inodes.chunks(TIMES_AT_ONCE) {
-            let moved = |ino: &u64| Some(Change::SetAttributes(*ino, self.moved_times(*ino)?));
+            let moved = |ino: &u64| Some(Change::SetAttributes(*ino, self.nodes.take_moved_times(*ino)?));
             let changes: Vec<Change<'_>> = some.iter().filter_map(moved).collect();
             if changes.is_empty() {
                 continue;

@@ -63,7 +63,7 @@ impl State {
         let (block, segment) = (self.layout.block_bytes(), self.layout.segment_bytes());
         let pair = 2 * self.layout.geometry.node_bytes() as u64;
         // The number of inodes is what a stored root says.
-        let inodes = self.inodes.min(u64::from(u32::MAX));
+        let inodes = self.nodes.count().min(u64::from(u32::MAX));
         let worst = content / block * BLOCK_TREE_BYTES + inodes * INODE_TREE_BYTES;
         let items = 4 * (self.items.bytes() + growth.bytes);
         let tree = (self.tree_nodes * pair).max(worst) + items;

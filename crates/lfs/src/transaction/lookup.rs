@@ -66,7 +66,7 @@ impl State {
 
     /// An inode; none: there is none with this number.
     pub fn look(&self, ino: u64) -> Tried<Option<&Node>> {
-        if let Some(node) = self.nodes.get(&ino) {
+        if let Some(node) = self.nodes.get(ino) {
             node.looked_at.set(true);
             return Ok(Some(node));
         }
@@ -87,7 +87,7 @@ impl State {
             }
             Want::Entries(dir, cookie) => {
                 let (mut size, mut loads, mut end) = (0, 0, None);
-                if let Some(node) = self.nodes.get(&dir) {
+                if let Some(node) = self.nodes.get(dir) {
                     (size, loads) = (node.inode.size, node.entries.load_count());
                     end = node.entries.known_behind(cookie.hash());
                 }

@@ -120,9 +120,7 @@ impl State {
         let (ino, inode) = (self.counters.next_ino(), self.new_inode(dir, &made, 0, now));
         let changes = [Change::CreateInode(ino, inode, &[]), Change::AddOrphan(ino)];
         self.try_append(&changes, Need::New)?;
-        if let Some(node) = self.nodes.get_mut(&ino) {
-            node.linkable = made.is_linkable;
-        }
+        self.nodes.update(ino, |node| node.linkable = made.is_linkable);
         Ok(Ino(ino))
     }
 
@@ -137,9 +135,7 @@ impl State {
             changes.push(Change::RemoveOrphan(ino.0));
         }
         self.try_append(&changes, Need::New)?;
-        if let Some(node) = self.nodes.get_mut(&ino.0) {
-            node.linkable = false;
-        }
+        self.nodes.update(ino.0, |node| node.linkable = false);
         self.attr("link", ino)
     }
 

@@ -4,7 +4,7 @@
 //! Invariants: S11 what a record says and what is applied is the same thing: a change that is
 //! appended is applied in the same hold of the lock, so that the order of the log is the order in
 //! which things happened. S12 an inode is here while it has a name, is open, or is an orphan of the
-//! last life. S13 ids are never given out twice. S14 `times_moved` alone is ahead of the log: times
+//! last life. S13 ids are never given out twice. S14 moved times alone are ahead of the log: times
 //! that a sync of all metadata still has to write. `recorded` is what the log says. S15 what a
 //! record says of content was not overruled before it: whoever publishes leaves out what something
 //! younger is known of, so that in the log the later one counts.
@@ -27,6 +27,7 @@ use crate::names::content::{Content, PendingWriteBack};
 use crate::names::directory::Directory;
 use crate::names::evict::Cache;
 use crate::names::inode::assign;
+use crate::names::inode_table::InodeTable;
 use crate::names::items::Items;
 use crate::names::node::Node;
 use crate::names::scan_cache::Windows;
@@ -40,7 +41,7 @@ use crate::transaction::outstanding::Outstanding;
 use crate::transaction::reservations::Reservations;
 use crate::transaction::sync_errors::SyncErrors;
 use forebay_base::{Error, Result};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 fn missing(ino: u64) -> Error {
@@ -53,14 +54,12 @@ pub(crate) struct State {
     pub space: Space,
     /// What of data segments is given out and not in use.
     pub room: Room,
-    /// Inodes that are in memory: in boxes, for a map leaves half of its places empty.
-    pub nodes: BTreeMap<u64, Box<Node>>,
-    /// What of them stays there.
+    /// Inodes.
+    pub nodes: InodeTable,
+    /// Which of them stay in memory.
     pub cache: Cache,
     /// Inodes that somebody goes through, as they are stored.
     pub windows: Windows,
-    /// How many inodes there are, in memory or not.
-    pub inodes: u64,
     /// Changes of content that are not in the tree.
     pub map: FileMap,
     /// Names and attributes that have changed since the last freeze.
@@ -70,8 +69,6 @@ pub(crate) struct State {
     /// The tree of the newest durable checkpoint.
     pub root: TreeRoot,
     pub orphans: BTreeSet<u64>,
-    /// Inodes whose times have moved (S14).
-    pub moved: BTreeSet<u64>,
     /// Numbers that were not given out (S13).
     pub counters: Counters,
     /// Records that are applied and not laid out (S11).
@@ -111,16 +108,14 @@ impl State {
             layout,
             space: Space::new(layout),
             room: Room::new(&layout),
-            nodes: BTreeMap::new(),
+            nodes: InodeTable::default(),
             cache: Cache::new(),
             windows: Windows::default(),
-            inodes: 0,
             map: FileMap::new(layout.geometry),
             items: Items::default(),
             frozen: None,
             root: empty_root(FILES_TREE, 0),
             orphans: BTreeSet::new(),
-            moved: BTreeSet::new(),
             counters: Counters::FIRST,
             queue: RecordQueue::new(),
             reservations: Reservations::default(),
@@ -139,9 +134,14 @@ impl State {
         }
     }
 
-    /// An inode that a change names: replay of a damaged log may name any.
-    fn node(&mut self, ino: u64) -> Result<&mut Node> {
-        self.nodes.get_mut(&ino).map(|node| &mut **node).ok_or_else(|| missing(ino))
+    /// Changes an inode that a record names: replay of a damaged log may name any.
+    fn update<T>(&mut self, ino: u64, change: impl FnOnce(&mut Node) -> T) -> Result<T> {
+        self.nodes.update(ino, change).ok_or_else(|| missing(ino))
+    }
+
+    /// Such an inode is in memory.
+    fn check_node(&self, ino: u64) -> Result<()> {
+        self.nodes.get(ino).map(drop).ok_or_else(|| missing(ino))
     }
 
     /// Changes the state. `resolve` says where an extent's bytes are.
@@ -153,7 +153,7 @@ impl State {
         match change {
             Change::CreateInode(ino, inode, target) => self.create(*ino, *inode, target),
             Change::SetAttributes(ino, set) => {
-                self.node(*ino)?.change(|inode| assign(inode, set));
+                self.update(*ino, |node| node.change(|inode| assign(inode, set)))?;
                 self.note_inode(*ino)
             }
             Change::InsertEntry(entry) => self.insert(entry),
@@ -177,7 +177,7 @@ impl State {
             }
             Change::SetXattr(ino, name, value) => self.set_xattr(*ino, name, value),
             Change::RemoveXattr(ino, name) => {
-                if let Some(old) = self.node(*ino)?.xattrs.remove(*name) {
+                if let Some(old) = self.update(*ino, |node| node.xattrs.remove(*name))? {
                     self.note_no_xattr(*ino, name, old.len());
                 }
                 self.recount(*ino);
@@ -185,7 +185,7 @@ impl State {
             }
             Change::AddOrphan(ino) => {
                 self.orphans.insert(*ino);
-                self.node(*ino)?;
+                self.check_node(*ino)?;
                 self.note_orphan(*ino, true)
             }
             Change::RemoveOrphan(ino) => {
@@ -205,7 +205,7 @@ impl State {
     fn create(&mut self, ino: u64, inode: Inode, target: &[u8]) -> Result<()> {
         self.counters.note_ino(ino);
         self.counters.note_data_id(inode.data_id);
-        if self.nodes.contains_key(&ino) {
+        if self.nodes.contains(ino) {
             return Err(corrupt("change", format!("makes inode {ino} again")));
         }
         let mut node = Node::new(inode, target);
@@ -213,7 +213,7 @@ impl State {
             node.entries = Directory::empty();
         }
         self.keep(ino, node);
-        self.inodes += 1;
+        self.nodes.note_created();
         if inode.data_id != 0 {
             self.map.set_owner(inode.data_id, ino);
         }
@@ -226,14 +226,14 @@ impl State {
         if self.orphans.remove(&ino) {
             self.note_orphan(ino, false)?;
         }
-        let gone = self.stored_bytes(self.nodes.get(&ino).ok_or_else(|| missing(ino))?);
+        let gone = self.stored_bytes(self.nodes.get(ino).ok_or_else(|| missing(ino))?);
         self.removed_bytes.add(gone);
         self.drop_data(ino, data_id, sequence);
         self.close_windows(ino);
         self.outstanding.end_truncated(ino);
         self.sync_errors.forget(ino);
         if let Some(node) = self.forget(ino) {
-            self.inodes = self.inodes.saturating_sub(1);
+            self.nodes.note_removed();
             self.note_no_inode(ino, &node);
             self.removed.extend(node.content);
             self.left.remove(ino);
@@ -242,7 +242,7 @@ impl State {
     }
 
     fn set_xattr(&mut self, ino: u64, name: &[u8], value: &[u8]) -> Result<()> {
-        let old = self.node(ino)?.xattrs.insert(name.into(), value.into());
+        let old = self.update(ino, |node| node.xattrs.insert(name.into(), value.into()))?;
         let nonce = self.layout.nonce;
         self.note_xattr(ino, name, value, old.map(|old| old.len()), &nonce)?;
         self.recount(ino);
@@ -260,14 +260,14 @@ impl State {
     }
 
     fn set_entry(&mut self, at: &Entry<'_>, child: (u64, FileType)) -> Result<()> {
-        self.node(at.dir)?.entries.set(at.cookie, at.name, child);
+        self.update(at.dir, |node| node.entries.set(at.cookie, at.name, child))?;
         self.recount(at.dir);
         let item = EntryItem { child: child.0, kind: child.1, name: at.name };
         self.note_entry(at.dir, at.cookie, item)
     }
 
     fn remove_entry(&mut self, at: &Entry<'_>) -> Result<()> {
-        self.node(at.dir)?.entries.remove(at.cookie);
+        self.update(at.dir, |node| node.entries.remove(at.cookie))?;
         self.recount(at.dir);
         self.note_no_entry(at.dir, at.cookie);
         Ok(())
@@ -276,20 +276,21 @@ impl State {
     /// A directory has so many entries more. Its size is their number, so that nobody has to look
     /// at them to know whether there are any.
     fn count_entries(&mut self, dir: u64, more: i64) -> Result<()> {
-        self.node(dir)?.change(|inode| inode.size = inode.size.saturating_add_signed(more));
+        let count = |inode: &mut Inode| inode.size = inode.size.saturating_add_signed(more);
+        self.update(dir, |node| node.change(count))?;
         self.note_inode(dir)
     }
 
     fn insert(&mut self, entry: &Entry<'_>) -> Result<()> {
-        self.node(entry.child)?;
+        self.check_node(entry.child)?;
         self.set_entry(entry, (entry.child, entry.kind))?;
         self.count_entries(entry.dir, 1)
     }
 
     fn rename_entries(&mut self, rename: &Rename<'_>) -> Result<()> {
         let Rename { from, to, replaced, exchange } = rename;
-        self.node(from.child)?;
-        self.node(to.child)?;
+        self.check_node(from.child)?;
+        self.check_node(to.child)?;
         if !exchange {
             self.remove_entry(from)?;
             self.count_entries(from.dir, -1)?;
@@ -305,7 +306,7 @@ impl State {
 
     fn moved(&mut self, ino: u64, kind: FileType, dir: u64) -> Result<()> {
         if kind == FileType::Directory {
-            self.node(ino)?.change(|inode| inode.parent = dir);
+            self.update(ino, |node| node.change(|inode| inode.parent = dir))?;
             self.note_inode(ino)?;
         }
         Ok(())
@@ -324,19 +325,23 @@ impl State {
 
     fn size(&mut self, size: &Size, cut: bool) -> Result<()> {
         self.counters.note_sequence(size.sequence);
-        let node = self.node(size.ino)?;
-        if node.inode.data_id != size.data_id {
+        let inode = self.nodes.get(size.ino).ok_or_else(|| missing(size.ino))?.inode;
+        if inode.data_id != size.data_id {
             return Err(corrupt("change", format!("sizes other data of inode {}", size.ino)));
         }
         if !cut {
-            node.unlogged_size.take_if(|unlogged| *unlogged <= size.size);
-            node.change(|inode| inode.size = inode.size.max(size.size));
+            self.update(size.ino, |node| {
+                node.unlogged_size.take_if(|unlogged| *unlogged <= size.size);
+                node.change(|inode| inode.size = inode.size.max(size.size));
+            })?;
             return self.note_inode(size.ino);
         }
-        let gone = node.inode.size.saturating_sub(size.size).min(node.inode.stored_bytes);
-        // What was told of the size before may have been taken back since, with its bytes.
-        node.change(|inode| inode.size = inode.size.min(size.size));
-        node.unlogged_size = node.unlogged_size.map(|unlogged| unlogged.min(size.size));
+        let gone = inode.size.saturating_sub(size.size).min(inode.stored_bytes);
+        self.update(size.ino, |node| {
+            // What was told of the size before may have been taken back since, with its bytes.
+            node.change(|inode| inode.size = inode.size.min(size.size));
+            node.unlogged_size = node.unlogged_size.map(|unlogged| unlogged.min(size.size));
+        })?;
         self.removed_bytes.add(gone);
         self.note_inode(size.ino)?;
         let first = size.size.div_ceil(self.layout.block_bytes());
@@ -348,16 +353,17 @@ impl State {
     fn replace_data(&mut self, size: &Size, dead: u64) -> Result<()> {
         self.counters.note_sequence(size.sequence);
         self.counters.note_data_id(size.data_id);
-        let gone = self.nodes.get(&size.ino).map_or(0, |node| self.stored_bytes(node));
+        let gone = self.nodes.get(size.ino).map_or(0, |node| self.stored_bytes(node));
         self.removed_bytes.add(gone);
         self.drop_data(size.ino, dead, size.sequence);
         self.map.set_owner(size.data_id, size.ino);
-        let node = self.node(size.ino)?;
-        // The change tells the size itself, and nothing of the data before is left to lose.
-        (node.regrow, node.unlogged_size) = (false, None);
-        node.change(|inode| {
-            (inode.data_id, inode.size, inode.stored_bytes) = (size.data_id, size.size, 0);
-        });
+        self.update(size.ino, |node| {
+            // The change tells the size itself, and nothing of the data before is left to lose.
+            (node.regrow, node.unlogged_size) = (false, None);
+            node.change(|inode| {
+                (inode.data_id, inode.size, inode.stored_bytes) = (size.data_id, size.size, 0);
+            });
+        })?;
         self.note_inode(size.ino)
     }
 

@@ -46,9 +46,8 @@ impl VolumeFile {
         ino: Ino,
         flags: OpenFlags,
     ) -> Result<Self> {
-        match state.nodes.get_mut(&ino.0) {
-            Some(node) => node.opens += 1,
-            None => return refuse(ErrorKind::Stale, "open", format!("{ino:?}")),
+        if state.nodes.update(ino.0, |node| node.opens += 1).is_none() {
+            return refuse(ErrorKind::Stale, "open", format!("{ino:?}"));
         }
         Ok(Self { inner: inner.clone(), ino, flags, closes: true, content: OnceLock::new() })
     }

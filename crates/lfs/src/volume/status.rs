@@ -43,7 +43,7 @@ impl Volume {
     /// Size of a regular file that is in memory, bytes.
     pub fn size_of(&self, ino: Ino) -> Option<u64> {
         let state = self.0.state.lock();
-        let node = state.nodes.get(&ino.0)?;
+        let node = state.nodes.get(ino.0)?;
         Some(node.live_size().unwrap_or(node.inode.size))
     }
 

@@ -56,7 +56,7 @@ impl FileSystem for Volume {
             let (stored, left) =
                 (state.content_bytes() + state.dirt_bytes(0), state.capacity_left());
             let available = state.new_room() / block;
-            let files = state.inodes;
+            let files = state.nodes.count();
             Ok(StatFs {
                 block_size: block as u32,
                 blocks: (stored + left) / block,
