@@ -191,7 +191,8 @@ impl Cleaner {
                 bytes * (LIVE_MOST.0 + (LIVE_MOST.1 - LIVE_MOST.0) * need / 100) / 100
             }
         };
-        let (number, now, mut found) = (self.checkpoints.merged(), state.counters.next_sequence(), Vec::new());
+        let (number, now, mut found) =
+            (self.checkpoints.merged(), state.counters.next_sequence(), Vec::new());
         let mut record = self.record.lock();
         for (segment, this) in state.space.segments.iter() {
             let counted = this.phase == Phase::Sealed && this.is_settled() && this.is_content();

@@ -4,8 +4,8 @@
 //!   push ──▶ queued ──take_group──▶ a group of the log ──failed──▶ put_back
 //!              ▲ join: small changes become part of the last record
 //! ```
-//! Invariants: L10 tickets follow the order of the queue, and each is used once. L11 `payload_bytes`
-//! is the sum over the queued records.
+//! Invariants: L10 tickets follow the order of the queue, and each is used once. L11
+//! `payload_bytes` is the sum over the queued records.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -76,8 +76,7 @@ impl RecordQueue {
             last.kind == RecordKind::Changes && last.cut.is_none() && last.runs.is_empty()
         })?;
         let there = last.payload_bytes();
-        let len =
-            layout.record_bytes(last.body.len() as u64 + body_bytes, there + payload_bytes);
+        let len = layout.record_bytes(last.body.len() as u64 + body_bytes, there + payload_bytes);
         let fits = len + 2 * u64::from(layout.align) <= layout.max_record()
             && there + payload_bytes <= layout.max_inline();
         fits.then_some(there)
@@ -158,7 +157,7 @@ mod tests {
         Layout { geometry, seal, nonce: [1; 16], data_start: 16384, segments: 9, align: 512 }
     }
 
-    /// L10, L11: a group that failed comes back in its order, and content counts while it is queued.
+    /// L10, L11: a group that failed comes back in its order. Content counts while it is queued.
     #[test]
     fn record_queue_failed_group_comes_back_in_order() {
         let layout = layout();

@@ -6,8 +6,8 @@
 //!               ▲                  │ the checkpoint failed
 //!               └──────thaw────────┘
 //! ```
-//! Invariants: V11 newer changes hide older ones: `changes` are asked first, then `frozen`, then the
-//! tree. V12 after a failed checkpoint every change is in `changes`, with its newest content.
+//! Invariants: V13 newer changes hide older ones: `changes` are asked first, then `frozen`, then
+//! the tree. V14 after a failed checkpoint every change is in `changes`, with its newest content.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -135,7 +135,7 @@ impl FileMap {
         }
     }
 
-    /// The piece that begins at a block, or for how many blocks the tree has to be asked (V11).
+    /// The piece that begins at a block, or for how many blocks the tree has to be asked (V13).
     pub fn known(&self, data_id: u64, block: u64) -> Result<Piece, u64> {
         let block_bytes = self.block_bytes();
         let look_up = |changes: &Changes| match changes.get(&data_id) {
@@ -229,7 +229,7 @@ impl FileMap {
         self.tree_data_ids = next_data_id;
     }
 
-    /// The checkpoint failed: its changes go back below those made since (V12).
+    /// The checkpoint failed: its changes go back below those made since (V14).
     pub fn thaw(&mut self) {
         let Some(frozen) = self.frozen.take() else { return };
         let block_bytes = self.block_bytes();
@@ -273,7 +273,7 @@ mod tests {
         }
     }
 
-    /// V11, V12: newer changes hide frozen ones, before and after a checkpoint that failed.
+    /// V13, V14: newer changes hide frozen ones, before and after a checkpoint that failed.
     #[test]
     fn file_map_failed_checkpoint_keeps_newest_content() {
         let mut map = FileMap::new(Geometry::with_segment_shift(20));

@@ -27,8 +27,8 @@ use crate::format::usage::Stream;
 use crate::log::commit::DataRepair;
 use crate::log::{Pending, Run};
 use crate::map::overlay::{Overlay, Where};
-use crate::transaction::resources::Resources;
 use crate::names::node::Node;
+use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
 use crate::transaction::sync_errors::Lost;
 use forebay_base::checksum::crc32c;
@@ -115,7 +115,8 @@ impl Resources {
         let mut sizes = cut.map(|(data_id, _)| (*data_id, u64::MAX)).collect();
         let mut state = self.state.lock();
         let geometry = &self.layout.geometry;
-        let mut renew = |record: &mut Pending| renew(record, &written, failures, &mut sizes, geometry);
+        let mut renew =
+            |record: &mut Pending| renew(record, &written, failures, &mut sizes, geometry);
         state.queue.rewrite(&mut renew)?;
         records.iter_mut().rev().try_for_each(renew)?;
         for (at, again) in &written {

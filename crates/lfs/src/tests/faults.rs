@@ -89,7 +89,10 @@ fn what_is_synced_after_a_close_that_failed_is_found() {
                 half_closed += u32::from(volume.0.checkpoints.is_closing());
                 if again {
                     volume.close().await.expect("it failed once");
-                    assert!(volume.0.state.lock().life.is_closed() && !volume.0.checkpoints.is_closing());
+                    assert!(
+                        volume.0.state.lock().life.is_closed()
+                            && !volume.0.checkpoints.is_closing()
+                    );
                     return Some(1);
                 }
                 // Whoever shares the volume goes on.

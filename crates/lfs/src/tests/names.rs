@@ -95,7 +95,11 @@ fn s12_files_without_a_name_go_with_a_crash() {
                 assert_eq!(content(&volume, "g").await, [], "seed {seed}");
                 {
                     let state = volume.0.state.lock();
-                    assert_eq!((state.orphans.len(), state.nodes.count()), (0, 3), "S12, seed {seed}");
+                    assert_eq!(
+                        (state.orphans.len(), state.nodes.count()),
+                        (0, 3),
+                        "S12, seed {seed}"
+                    );
                 }
                 volume.close().await.unwrap();
             }

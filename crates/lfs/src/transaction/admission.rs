@@ -117,7 +117,7 @@ impl State {
         }
     }
 
-    /// Bytes of data that there is room for, what is held for whoever goes on included (A13).
+    /// Bytes of data that there is space for. Space held for writers that continue counts (A13).
     pub fn data_room(&self, need: Need) -> u64 {
         let held = self.room.bytes();
         match need {
@@ -136,7 +136,7 @@ impl State {
         (volume / 256).clamp(least, EDGE_BYTES_MAX.max(least))
     }
 
-    /// Promises room in the log; segments of which only windows hold something come free for it
+    /// Grants space of the log. Segments in which only windows hold something become free for it
     /// (A13).
     pub fn promise(&mut self, cost: u64, need: Need, growth: Growth) -> Result<()> {
         if need == Need::New && !self.has_capacity(0, growth) {
@@ -184,8 +184,8 @@ impl State {
         !lacks && self.has_capacity(new, Growth::default())
     }
 
-    /// The same for content that overwrites what is stored (P25): what it overwrites comes free by
-    /// that, so it may have what is kept from what is new.
+    /// The same for content that overwrites stored content (P25). The overwritten space becomes
+    /// free, so an overwrite may use the reserve that new content may not.
     pub fn has_over_room(&self, new: u64) -> bool {
         self.dirt_weight(new) <= self.over_room(new)
     }

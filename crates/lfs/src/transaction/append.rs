@@ -23,7 +23,7 @@ const CHANGE_BYTES: u64 = 600;
 /// Room that a change without anything of variable length needs at most, bytes.
 const CHANGE_BYTES_MAX: usize = 320;
 
-/// What goes into a record beside its changes.
+/// Content that a record has in addition to its changes.
 #[derive(Default)]
 pub(crate) struct Content {
     pub payload: Option<Payload>,
@@ -147,8 +147,7 @@ impl State {
             if let Change::CreateInode(ino, ..) = change {
                 made.push(*ino);
             }
-            let gone =
-                |ino: &u64| *ino != 0 && !made.contains(ino) && !self.nodes.contains(*ino);
+            let gone = |ino: &u64| *ino != 0 && !made.contains(ino) && !self.nodes.contains(*ino);
             if let Some(ino) = needed(change).into_iter().find(gone) {
                 return Err(corrupt("change", format!("names inode {ino}, which is not there")));
             }

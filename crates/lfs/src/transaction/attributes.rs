@@ -118,7 +118,8 @@ impl State {
             None => self.nodes.moved().collect(),
         };
         for some in inodes.chunks(TIMES_AT_ONCE) {
-            let moved = |ino: &u64| Some(Change::SetAttributes(*ino, self.nodes.take_moved_times(*ino)?));
+            let moved =
+                |ino: &u64| Some(Change::SetAttributes(*ino, self.nodes.take_moved_times(*ino)?));
             let changes: Vec<Change<'_>> = some.iter().filter_map(moved).collect();
             if changes.is_empty() {
                 continue;

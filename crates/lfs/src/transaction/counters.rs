@@ -1,6 +1,6 @@
 //! The next numbers of a volume, and how many bytes were removed.
 //!
-//! Invariant: S13 a number is never given out twice: each counter only grows, past every number that
+//! A number is never given out twice (`state.S13`): each counter only grows, past every number that
 //! a record names.
 //!
 //! No locks: the volume's state lock covers it.

@@ -100,7 +100,8 @@ impl State {
         }
         let Some(node) = self.nodes.get(ino) else { return false };
         let removed = self.unremoved.contains(&ino);
-        let owes = removed || self.outstanding.contains(ino) || self.pending_write_back.contains(ino);
+        let owes =
+            removed || self.outstanding.contains(ino) || self.pending_write_back.contains(ino);
         if node.is_pinned() || owes || node.loaded >= kept_from || !self.written(ino) {
             return true;
         }

@@ -1,5 +1,5 @@
-//! Whether the volume takes changes: open for reading, stopped by a loss, closed, or with checkpoints
-//! that fail. And why the last change was refused.
+//! Whether the volume takes changes: open for reading, stopped by a loss, closed, or with
+//! checkpoints that fail. And why the last change was refused.
 //!
 //! Invariant: S18 a volume that is stopped or closed takes no change for the rest of its life
 //! (read_only.F11, close.H16).

@@ -71,7 +71,9 @@ impl State {
             return Ok(Some(node));
         }
         match self.changed(Key::Inode(ino)) {
-            _ if ino >= self.counters.next_ino() || ino == 0 || self.cache.is_nobody(ino) => Ok(None),
+            _ if ino >= self.counters.next_ino() || ino == 0 || self.cache.is_nobody(ino) => {
+                Ok(None)
+            }
             Some(None) => Ok(None),
             None if self.root.places.is_none() => Ok(None),
             _ => Err(Stop::Missing(Want::Inode(ino))),

@@ -1,11 +1,11 @@
-//! Which files have outstanding content: it was written after the file was truncated to nothing, and
-//! the file was closed. A sync that begins after the close writes it out before it ends
+//! Which files have outstanding content: it was written after the file was truncated to nothing,
+//! and the file was closed. A sync that begins after the close writes it out before it ends
 //! (`files::sync`).
 //!
 //! ```text
-//!   truncated ──last close──▶ outstanding ──begin──▶ in write-out ──end──▶ written ──settle──▶ durable
-//!                                  ▲                     │ closed again meanwhile, or lost
-//!                                  └─────────────────────┘
+//!   truncated ─last close─▶ outstanding ─begin─▶ in write-out ─end─▶ written ─settle─▶ durable
+//!                                ▲                    │ closed again meanwhile, or lost
+//!                                └────────────────────┘
 //! ```
 //! Invariant: S17 a file has an entry in `written` from the begin of its write-out until all of its
 //! content is durable, so a sync cannot miss it.
@@ -45,7 +45,8 @@ impl WriteOut {
 /// Files with outstanding content, by how far it is written.
 #[derive(Default)]
 pub(crate) struct Outstanding {
-    /// Truncated to nothing, and not closed by every opener since. The inodes need not be in memory.
+    /// Truncated to nothing, and not closed by every opener since. The inodes need not be in
+    /// memory.
     truncated: BTreeSet<u64>,
     /// Outstanding, and the sequence at the last close.
     closed: BTreeMap<u64, u64>,
@@ -108,7 +109,7 @@ impl Outstanding {
         WriteOut { closed, lost: written.lost, is_whole: written.lost == written.repaired }
     }
 
-    /// The write-out ended well; its records have tickets up to `upto`. If the file was closed again
+    /// The write-out succeeded; its records have tickets up to `upto`. If the file was closed again
     /// meanwhile, it stays outstanding.
     pub fn end(&mut self, ino: u64, done: WriteOut, upto: u64) {
         if self.closed.get(&ino).copied() != done.closed {
@@ -152,7 +153,10 @@ mod tests {
         assert!(files.contains(7) && files.settle(5) && !files.is_empty());
         let second = files.begin(7, false);
         files.end(7, second, 6);
-        assert!(!files.contains(7) && files.settle(5) && !files.is_empty(), "ticket 6 is not durable");
+        assert!(
+            !files.contains(7) && files.settle(5) && !files.is_empty(),
+            "ticket 6 is not durable"
+        );
         assert!(files.settle(6) && files.is_empty());
     }
 

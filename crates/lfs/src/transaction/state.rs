@@ -6,8 +6,8 @@
 //! which things happened. S12 an inode is here while it has a name, is open, or is an orphan of the
 //! last life. S13 ids are never given out twice. S14 moved times alone are ahead of the log: times
 //! that a sync of all metadata still has to write. `recorded` is what the log says. S15 what a
-//! record says of content was not overruled before it: whoever publishes leaves out what something
-//! younger is known of, so that in the log the later one counts.
+//! record says of content was not overruled before it: a publisher leaves out blocks for which a
+//! younger change is known, so that in the log the later one counts.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -31,9 +31,9 @@ use crate::names::inode_table::InodeTable;
 use crate::names::items::Items;
 use crate::names::node::Node;
 use crate::names::scan_cache::Windows;
+use crate::space::Space;
 use crate::space::admission::Dirt;
 use crate::space::alloc::runs::Room;
-use crate::space::Space;
 use crate::transaction::counters::{Counters, RemovedBytes};
 use crate::transaction::frozen::Frozen;
 use crate::transaction::lifecycle::{Lifecycle, Refusal};
@@ -48,7 +48,7 @@ fn missing(ino: u64) -> Error {
     corrupt("change", format!("names inode {ino}, which is not there"))
 }
 
-/// See the module.
+/// The state of an open volume.
 pub(crate) struct State {
     pub layout: Layout,
     pub space: Space,
@@ -58,7 +58,7 @@ pub(crate) struct State {
     pub nodes: InodeTable,
     /// Which of them stay in memory.
     pub cache: Cache,
-    /// Inodes that somebody goes through, as they are stored.
+    /// Inodes for sequential scans, in stored form.
     pub windows: Windows,
     /// Changes of content that are not in the tree.
     pub map: FileMap,
@@ -77,9 +77,9 @@ pub(crate) struct State {
     pub reservations: Reservations,
     /// Content that was accepted.
     pub dirt: Arc<Dirt>,
-    /// Content of inodes that were removed; its dirt is to be dropped.
+    /// Content of removed inodes, whose dirty data is to be dropped.
     pub removed: Vec<Arc<Content>>,
-    /// Inodes that are closed and may owe something.
+    /// Closed inodes that may have unwritten data.
     pub pending_write_back: PendingWriteBack,
     /// Files that are closed, and whose content may be in the cache.
     pub left: RetainedMappings,
@@ -273,8 +273,8 @@ impl State {
         Ok(())
     }
 
-    /// A directory has so many entries more. Its size is their number, so that nobody has to look
-    /// at them to know whether there are any.
+    /// A directory has so many entries more. Its size is their number, so no operation has to load
+    /// them to know whether there are any.
     fn count_entries(&mut self, dir: u64, more: i64) -> Result<()> {
         let count = |inode: &mut Inode| inode.size = inode.size.saturating_add_signed(more);
         self.update(dir, |node| node.change(count))?;
