@@ -62,7 +62,6 @@ impl State {
         self.shared_growth.entries += promise.growth.entries;
         self.shared_growth.bytes += promise.growth.bytes;
         self.shares.insert(key, promise);
-        self.space.note_grant_change();
     }
 
     /// Takes a share out.
@@ -72,7 +71,6 @@ impl State {
         self.flying_bytes -= promise.flying_bytes;
         self.shared_growth.entries -= promise.growth.entries;
         self.shared_growth.bytes -= promise.growth.bytes;
-        self.space.note_grant_change();
         self.count_nodes();
         Some(promise)
     }
@@ -300,7 +298,7 @@ impl FileOps {
                 continue;
             }
             // It was accepted: another task that gets the space only makes it wait (M14).
-            if !patience.lasts(files.state.lock().space.grant_changes()) {
+            if !patience.lasts(files.state.lock().space.recorded()) {
                 return Err(error);
             }
         }

@@ -45,7 +45,7 @@ struct Refusal {
     is_f12: bool,
     /// The record that found no space makes some (`relief.Q14`).
     is_urgent: bool,
-    grant_changes: u64,
+    recorded: u64,
 }
 
 impl Refusal {
@@ -53,7 +53,7 @@ impl Refusal {
         Self {
             is_f12: state.fate.is_refused,
             is_urgent: state.fate.lacks_space == Some(Need::Urgent),
-            grant_changes: state.space.grant_changes(),
+            recorded: state.space.recorded(),
         }
     }
 }
@@ -107,7 +107,7 @@ impl Inner {
                 Err(Stop::Missing(want)) => self.load(want).await?,
                 Err(Stop::Failed(error))
                     if error.kind() == ErrorKind::NoSpace
-                        && patience.lasts(refusal.grant_changes)
+                        && patience.lasts(refusal.recorded)
                         && (!made_space || refusal.is_urgent) =>
                 {
                     made_space = true;
