@@ -74,8 +74,8 @@ pub(crate) struct Space {
     fruitless: u32,
     /// Sum of promises, bytes.
     promised: u64,
-    /// How often operations got space of the log, or gave it back.
-    grant_changes: u64,
+    /// How often operations recorded a change.
+    recorded: u64,
     /// Open data segment, and the first byte that was not given out.
     data: Option<Place>,
     /// The segment that the cleaner fills, and the first byte that is not written.
@@ -101,7 +101,7 @@ impl Space {
             frozen_bytes: 0,
             fruitless: 0,
             promised: 0,
-            grant_changes: 0,
+            recorded: 0,
             data: None,
             clean: None,
             clean_planned: 0,
@@ -194,14 +194,15 @@ impl Space {
         self.promised = self.promised.saturating_sub(cost);
     }
 
-    /// An operation got space of the log, or gave it back.
-    pub fn note_grant_change(&mut self) {
-        self.grant_changes += 1;
+    /// An operation recorded a change, for which it had space.
+    pub fn note_recorded(&mut self) {
+        self.recorded += 1;
     }
 
-    /// How often operations got log space, or gave it back.
-    pub fn grant_changes(&self) -> u64 {
-        self.grant_changes
+    /// How often operations recorded a change: a task that lacks space, and sees this grow, lost it
+    /// to another one.
+    pub fn recorded(&self) -> u64 {
+        self.recorded
     }
 
     /// The open log segment is filled up to `head`.

@@ -59,7 +59,6 @@ impl State {
     /// Ends a reservation: what it held.
     pub fn end_reservation(&mut self, key: u64) -> Option<Grant> {
         let grant = self.reservations.remove(key)?;
-        self.space.note_grant_change();
         self.count_nodes();
         Some(grant)
     }
@@ -163,7 +162,6 @@ impl FileOps {
         let sequence = state.counters.next_sequence();
         let grant = Grant { cost, failures, sequence, segments, bytes, flying_bytes, growth };
         state.reservations.insert(key, grant);
-        state.space.note_grant_change();
         Ok(Arc::new(Share { files: self.files.clone(), key }))
     }
 
@@ -288,7 +286,7 @@ impl FileOps {
                 continue;
             }
             // It was accepted: another task that gets the space only makes it wait (M14).
-            if !patience.lasts(files.state.lock().space.grant_changes()) {
+            if !patience.lasts(files.state.lock().space.recorded()) {
                 return Err(error);
             }
         }

@@ -291,6 +291,30 @@ fn padded_disk(seed: u64) -> SimDisk {
     disk
 }
 
+/// Z17: the mark of a checkpoint takes a block of this device, which is as much log as makes a
+/// checkpoint due here. So each one made the next one due, and the volume could not be closed.
+#[test]
+fn checkpoint_by_size_makes_no_other_one_due() {
+    let setup = setup(0);
+    let disk = padded_disk(1);
+    disk.world().run(async {
+        let (device, world): (DeviceRef, WorldRef) = (Arc::new(disk.clone()), disk.world().clone());
+        let options = OpenOptions { checkpoint_bytes: 4096, ..setup.options(&world) };
+        let volume = Volume::open(&device, &world, &options).await.unwrap();
+        let before = volume.0.checkpoints.number();
+        let (_, file) = create(&volume, "f").await.unwrap();
+        write(&file, 0, &[1; BLOCK]).await.unwrap();
+        file.sync(true).await.unwrap();
+        World::sleep(&**disk.world(), Duration::from_millis(200)).await;
+        let made = volume.0.checkpoints.number() - before;
+        assert!((1..4).contains(&made), "{made} checkpoints for one sync");
+        drop(file);
+        volume.close().await.unwrap();
+    });
+    disk.world().stop();
+    assert!(check(&disk).is_clean());
+}
+
 /// M14, Q14: a sync of a full volume also writes the times of files that were read. Each inode had
 /// a record of its own, and after two requests for space the sync was refused.
 #[test]

@@ -116,6 +116,10 @@ impl State {
             }
         }
         self.count_nodes();
+        // Moves of the cleaner make space.
+        if need != Need::Outstanding || content.share.is_some() {
+            self.space.note_recorded();
+        }
         let Content { payload, runs, mut joins, .. } = content;
         if payload.is_none() && runs.is_empty() && self.ends_in_content() {
             joins = self.joins(changes, 0);
@@ -166,9 +170,6 @@ impl State {
         let there = share.map_or(0, |key| self.reservations.log_bytes(key));
         let taken = there.min(cost);
         self.promise(cost - taken, need, growth)?;
-        if cost > taken {
-            self.space.note_grant_change();
-        }
         if let Some(key) = share {
             self.reservations.spend(key, taken);
         }

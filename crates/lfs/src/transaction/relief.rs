@@ -3,7 +3,7 @@
 //!
 //! Invariant: Q13 an operation that changes names or reserves space waits while the changes in
 //! memory exceed their bound. Q14 an operation that makes space, or makes accepted data durable, is
-//! refused only after rounds in which space was requested and no other operation got any.
+//! refused only after rounds in which space was requested and no operation recorded a change.
 //!
 //! Lock: the state lock in turn; none across a wait.
 
@@ -13,7 +13,8 @@ use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
 use forebay_base::{ErrorKind, Result};
 
-/// How often space is requested for one operation, rounds aside in which another got some.
+/// How often space is requested for one operation. Rounds in which an operation recorded a change
+/// do not count.
 const ROUNDS: u32 = 2;
 
 /// Queued records above which an operation that adds more writes them.
@@ -34,24 +35,24 @@ pub(crate) enum Relief {
 
 /// How long an operation goes on requesting space (Q14).
 pub(crate) struct Patience {
-    /// Rounds in which no operation got space, and how many there may be.
+    /// Rounds in which no operation recorded a change, and how many there may be.
     fruitless: u32,
     fruitless_max: u32,
-    /// [`Space::grant_changes`](crate::space::Space::grant_changes) at the last round.
-    grant_changes: Option<u64>,
+    /// [`Space::recorded`](crate::space::Space::recorded) at the last round.
+    recorded: Option<u64>,
 }
 
 impl Patience {
     /// Of an operation that is refused after more than so many rounds without effect.
     pub fn of(fruitless_max: u32) -> Self {
-        Self { fruitless: 0, fruitless_max, grant_changes: None }
+        Self { fruitless: 0, fruitless_max, recorded: None }
     }
 
     /// The operation found no space. False: it is refused.
-    pub fn lasts(&mut self, grant_changes: u64) -> bool {
-        let before = self.grant_changes.replace(grant_changes);
+    pub fn lasts(&mut self, recorded: u64) -> bool {
+        let before = self.recorded.replace(recorded);
         // Otherwise another operation was faster, and the volume is not full.
-        if before.is_none_or(|before| before == grant_changes) {
+        if before.is_none_or(|before| before == recorded) {
             self.fruitless += 1;
         }
         self.fruitless <= self.fruitless_max
@@ -72,15 +73,13 @@ impl Resources {
     pub async fn with_space<T>(&self, mut op: impl FnMut(&mut State) -> Result<T>) -> Result<T> {
         let (mut patience, mut is_relieved) = (Patience::of(ROUNDS), false);
         loop {
-            let (done, is_overfull, grant_changes) = {
+            let (done, is_overfull, recorded) = {
                 let mut state = self.state.lock();
                 state.refusal = Refusal::default();
-                (op(&mut state), state.refusal.is_overfull, state.space.grant_changes())
+                (op(&mut state), state.refusal.is_overfull, state.space.recorded())
             };
             match done {
-                Err(error)
-                    if error.kind() == ErrorKind::NoSpace && patience.lasts(grant_changes) =>
-                {
+                Err(error) if error.kind() == ErrorKind::NoSpace && patience.lasts(recorded) => {
                     if !patience.make_space(&self.requests).await {
                         return Err(error);
                     }
@@ -152,7 +151,7 @@ mod tests {
     fn patience_counts_rounds_without_effect() {
         let mut patience = Patience::of(2);
         assert!(patience.lasts(7), "the first refusal");
-        assert!((8..100).all(|changes| patience.lasts(changes)), "others get space");
+        assert!((8..100).all(|recorded| patience.lasts(recorded)), "others get space");
         assert!(patience.lasts(99), "nothing happened");
         assert!(patience.lasts(100), "another got space");
         assert!(!patience.lasts(100), "nothing happened again");

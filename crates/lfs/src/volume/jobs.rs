@@ -107,7 +107,9 @@ impl Inner {
             && log + content + data >= some();
         let long = log >= self.own_log_max() || log + content >= self.options.checkpoint_bytes;
         let full = state.changes_bytes() >= self.options.overlay_bytes / 2;
-        Reasons { age: false, size: long || full, short }
+        // Each checkpoint writes a mark: one for a log of marks would make the next one due (Z17).
+        let is_changed = state.items.len() > 0 || state.map.change_count() > 0;
+        Reasons { age: false, size: is_changed && (long || full), short }
     }
 
     /// Most that the log behind a checkpoint has in addition to content, bytes: space that becomes

@@ -26,7 +26,9 @@
 //! waits in memory, and not for a sync, has outstanding content (`files::sync`) written first, if
 //! that works. Only a job that makes space does not wait for it, because outstanding content may
 //! itself wait for space. Z16 a task that ends, also by a panic or with its world, refuses the
-//! requests that it leaves.
+//! requests that it leaves. Z17 a checkpoint by size merges a change, so its own mark makes no
+//! other one due. Otherwise the task would take the turn of checkpoints for ever, and a close would
+//! wait for it.
 //!
 //! Locks: the state lock, that of `control` and that of the requests in turn; none across a wait,
 //! and none while a job is polled.

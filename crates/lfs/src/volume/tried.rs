@@ -49,7 +49,7 @@ impl Inner {
         let mut patience = Patience::of(1);
         loop {
             let now = self.options.clock.now();
-            let (tried, relief, held, waits, (refusal, grant_changes)) = {
+            let (tried, relief, held, waits, (refusal, recorded)) = {
                 let mut state = self.state.lock();
                 state.cache.bytes_max = self.memory.names_max();
                 state.refusal = Refusal::default();
@@ -69,7 +69,7 @@ impl Inner {
                     Err(_) => {}
                 }
                 let (relief, waits) = (self.relief(&state), !state.queue.is_empty());
-                (tried, relief, state.held(), waits, (state.refusal, state.space.grant_changes()))
+                (tried, relief, state.held(), waits, (state.refusal, state.space.recorded()))
             };
             self.note_memory(held);
             if waits {
@@ -88,7 +88,7 @@ impl Inner {
                 Err(Stop::Missing(want)) => self.load(want).await?,
                 Err(Stop::Failed(error))
                     if error.kind() == ErrorKind::NoSpace
-                        && patience.lasts(grant_changes)
+                        && patience.lasts(recorded)
                         && (!made_space || refusal.lacks_space == Some(Need::Urgent)) =>
                 {
                     made_space = true;
