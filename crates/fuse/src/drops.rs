@@ -8,19 +8,25 @@
 //! were read through it, and drops them some MiB behind the reader. Pages that were cached before
 //! cause no `READ`, so they stay.
 //!
-//! Invariants: drop.D1 a notice covers only ranges that were read through its handle. D2 the ranges
-//! of a handle are dropped oldest first, all of them before its release has been answered.
-//! D3 the queue is bounded. A range that finds it full stays with its handle, and a release waits.
-//! These notices have a thread of their own: those about changes never wait for them.
+//! A notice may wait in the kernel for a page that only an answer of ours unlocks, and the request
+//! for it may wait for one of the few background slots of the connection. A `RELEASE` holds such a
+//! slot until its answer. So no answer waits for a notice, or for capacity in the queue.
 //!
-//! Lock: the queue's, a leaf; the thread holds none while the kernel works.
+//! Invariants: drop.D1 a notice covers only ranges that were read through its handle; a full queue
+//! is the exception (D3). drop.D2 all ranges of a handle are queued before its release has been
+//! answered, and queueing never waits. drop.D3 the queue holds at most [`QUEUE_MAX`] ranges. Above
+//! that, near ranges of a file become one, with what lies between them; if that does not suffice,
+//! files are marked, and dropped as a whole. These notices have a thread of their own: those about
+//! changes never wait for them.
+//!
+//! Lock: the queue's; that of an inode's shard is taken under it. The thread holds none while the
+//! kernel works.
 
-use crate::inodes::Inodes;
+use crate::inodes::{Inodes, Mark, SHARDS};
 use crate::proto::notify::Notice;
-use forebay_base::task::WaitQueue;
 use forebay_vfs::Ino;
-use std::collections::VecDeque;
-use std::ops::Range;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::{Bound, Range};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Bytes that stay behind a reader: more than the kernel reads ahead, so that no page is dropped
@@ -29,10 +35,17 @@ const WINDOW_BYTES: u64 = 4 << 20;
 /// Bytes that a sequential reader drops at a time. Where such a piece ends is a multiple of it: a
 /// page of several would go as a whole.
 const STEP_BYTES: u64 = 1 << 20;
+/// Most ranges that stay behind a reader: 16 bytes each for each uncached opening.
+const BEHIND_MAX: usize = 256;
 /// All of a file.
 pub(crate) const ALL: Range<u64> = 0..u64::MAX;
-/// Most notices in the queue.
+/// Most ranges in the queue.
 const QUEUE_MAX: usize = 4096;
+/// Bytes of a range in the queue: its entry in a half-full node of the tree, and as much again
+/// while ranges are merged.
+const RANGE_BYTES: u64 = 112;
+/// Bytes of a full queue.
+pub(crate) const QUEUE_BYTES: u64 = QUEUE_MAX as u64 * RANGE_BYTES;
 
 /// Ranges that were read through one handle and have not been dropped, oldest first.
 #[derive(Default)]
@@ -51,8 +64,12 @@ impl Behind {
         }
     }
 
-    /// Removes the oldest range, or a first part of it, if more than the window and a step remain.
+    /// Removes the oldest range, or a first part of it, if more than the window and a step remain,
+    /// or too many ranges.
     pub fn pop_old(&mut self) -> Option<Range<u64>> {
+        if self.ranges.len() > BEHIND_MAX {
+            return self.pop();
+        }
         if self.bytes <= WINDOW_BYTES + STEP_BYTES {
             return None;
         }
@@ -74,18 +91,83 @@ impl Behind {
         self.bytes -= oldest.end - oldest.start;
         Some(oldest)
     }
-
-    /// Puts back what could not be dropped.
-    pub fn unpop(&mut self, range: Range<u64>) {
-        self.bytes += range.end - range.start;
-        self.ranges.push_front(range);
-    }
 }
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<(u64, Range<u64>)>,
+    /// The end of each range, by its inode and start. Ranges of an inode do not touch.
+    ranges: BTreeMap<(u64, u64), u64>,
+    /// The range that the thread took last: it goes round in the order of the keys.
+    last: (u64, u64),
+    /// Inodes are marked, to be dropped as a whole.
+    has_marked: bool,
     closed: bool,
+}
+
+impl State {
+    /// Adds a range, as one with those that it touches.
+    fn insert(&mut self, node: u64, mut range: Range<u64>) {
+        let before = self.ranges.range(..=(node, range.start)).next_back();
+        if let Some((&(other, start), &end)) = before
+            && other == node
+            && end >= range.start
+        {
+            range = start..end.max(range.end);
+        }
+        loop {
+            let next = self.ranges.range((node, range.start)..).next();
+            let Some((&key, &end)) = next else { break };
+            if key.0 != node || key.1 > range.end {
+                break;
+            }
+            range.end = range.end.max(end);
+            self.ranges.remove(&key);
+        }
+        self.ranges.insert((node, range.start), range.end);
+    }
+
+    fn pop(&mut self) -> Option<(u64, Range<u64>)> {
+        let after = (Bound::Excluded(self.last), Bound::Unbounded);
+        let next = self.ranges.range(after).next().or_else(|| self.ranges.first_key_value());
+        let (&key, &end) = next?;
+        self.ranges.remove(&key);
+        self.last = key;
+        Some((key.0, key.1..end))
+    }
+
+    fn remove_all(&mut self, node: u64) {
+        let own = self.ranges.range((node, 0)..=(node, u64::MAX));
+        let keys: Vec<_> = own.map(|(key, _)| *key).collect();
+        for key in keys {
+            self.ranges.remove(&key);
+        }
+    }
+
+    /// Merges ranges across the smaller half of the gaps between ranges of one inode (D3).
+    fn merge_near(&mut self) {
+        let keys = self.ranges.keys().skip(1);
+        let pairs = self.ranges.iter().zip(keys);
+        let mut gaps: Vec<u64> = pairs
+            .filter(|((key, _), next)| key.0 == next.0)
+            .map(|((_, end), next)| next.1 - end)
+            .collect();
+        if gaps.is_empty() {
+            return;
+        }
+        let middle = gaps.len() / 2;
+        let most = *gaps.select_nth_unstable(middle).1;
+        drop(gaps);
+        let mut last: Option<((u64, u64), u64)> = None;
+        for (key, end) in std::mem::take(&mut self.ranges) {
+            match &mut last {
+                Some((before, until)) if before.0 == key.0 && key.1 - *until <= most => {
+                    *until = end;
+                }
+                _ => self.ranges.extend(last.replace((key, end))),
+            }
+        }
+        self.ranges.extend(last);
+    }
 }
 
 #[derive(Default)]
@@ -93,8 +175,6 @@ struct Shared {
     state: Mutex<State>,
     /// For the thread.
     changed: Condvar,
-    /// For releases that wait for space.
-    waiting: WaitQueue,
 }
 
 /// The queue of ranges that the kernel is to drop. Clones share it.
@@ -106,133 +186,84 @@ impl Drops {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a range of a file; false if the queue is full (D3).
-    pub fn try_push(&self, node: u64, range: &Range<u64>) -> bool {
+    /// Queues a range of a file. Never waits (D2, D3).
+    pub fn push(&self, inodes: &Inodes, node: u64, range: Range<u64>) {
         let mut state = self.lock();
         if state.closed {
-            return true;
+            return;
         }
-        if state.queue.len() >= QUEUE_MAX {
-            return false;
+        state.insert(node, range);
+        let limit = if state.has_marked { QUEUE_MAX / 8 * 7 } else { QUEUE_MAX };
+        // With many files merging frees too little to be done for each range.
+        if state.ranges.len() > limit && !state.has_marked {
+            state.merge_near();
         }
-        state.queue.push_back((node, range.clone()));
+        if state.ranges.len() > limit {
+            state.remove_all(node);
+            inodes.mark(Ino(node), Mark::DropAll);
+            state.has_marked = true;
+        }
         self.0.changed.notify_one();
-        true
-    }
-
-    /// Queues a range of a file, and waits for space.
-    pub async fn push(&self, node: u64, range: Range<u64>) {
-        self.0.waiting.wait_until(|| self.try_push(node, &range).then_some(())).await;
     }
 
     /// No notice is of use any more.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        state.queue.clear();
+        state.ranges.clear();
         drop(state);
         self.0.changed.notify_all();
-        self.0.waiting.wake_all();
     }
 
     /// The thread's work, until [`Drops::close`]; `notify` gives the kernel a notice.
     pub fn run(&self, inodes: &Inodes, notify: impl Fn(&Notice)) {
+        let drop_all = |node| {
+            let notice = Notice::content(node, 0, u64::MAX);
+            inodes.drop_content(Ino(node), || notify(&notice));
+        };
         loop {
             let mut state = self.lock();
-            let (node, range) = loop {
+            let next = loop {
                 if state.closed {
                     return;
                 }
-                if let Some(oldest) = state.queue.pop_front() {
-                    break oldest;
+                if let Some(next) = state.pop() {
+                    break Some(next);
+                }
+                if std::mem::take(&mut state.has_marked) {
+                    break None;
                 }
                 state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
-            let has_space = state.queue.len() == QUEUE_MAX - 1;
             drop(state);
-            let notice = Notice::content(node, range.start, range.end - range.start);
-            match range == ALL {
-                true => inodes.drop_content(Ino(node), || notify(&notice)),
-                false => notify(&notice),
-            }
-            if has_space {
-                self.0.waiting.wake_all();
+            match next {
+                Some((node, ALL)) => drop_all(node),
+                Some((node, range)) => {
+                    notify(&Notice::content(node, range.start, range.end - range.start));
+                }
+                None => {
+                    for node in (0..SHARDS).flat_map(|n| inodes.take_all(n, Mark::DropAll)) {
+                        if self.lock().closed {
+                            return;
+                        }
+                        drop_all(node);
+                    }
+                }
             }
         }
+    }
+
+    /// Bytes of the queue now.
+    pub fn bytes(&self) -> u64 {
+        self.lock().ranges.len() as u64 * RANGE_BYTES
     }
 
     /// The nodes and ranges in the queue.
     #[cfg(test)]
     pub fn queued(&self) -> Vec<(u64, Range<u64>)> {
-        self.lock().queue.iter().cloned().collect()
+        self.lock().ranges.iter().map(|(key, end)| (key.0, key.1..*end)).collect()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use forebay_base::task::block_on;
-    use std::future::Future;
-    use std::task::{Context, Waker};
-
-    const MIB: u64 = 1 << 20;
-
-    /// D1, D2: a sequential reader drops a step at a time, the window behind it.
-    #[test]
-    fn d1_d2_sequential_ranges_are_dropped_in_steps_behind_the_reader() {
-        let (mut behind, mut dropped, step) = (Behind::default(), Vec::new(), 128 << 10);
-        let start = 3 * step;
-        for at in (start..20 * MIB).step_by(step as usize) {
-            behind.push(at..at + step);
-            while let Some(range) = behind.pop_old() {
-                assert!(range.end + WINDOW_BYTES <= at + step, "{range:?} at {at}");
-                dropped.push(range);
-            }
-        }
-        assert!(dropped.len() <= 16, "{}", dropped.len());
-        while let Some(range) = behind.pop() {
-            dropped.push(range);
-        }
-        assert_eq!(behind.bytes, 0);
-        let mut next = start;
-        for range in dropped {
-            assert_eq!(range.start, next);
-            next = range.end;
-        }
-        assert_eq!(next, 20 * MIB);
-    }
-
-    /// D1, D2: what lies between the ranges of a random reader is not dropped.
-    #[test]
-    fn d1_d2_random_ranges_are_dropped_oldest_first() {
-        let mut behind = Behind::default();
-        let at = |n: u64| n * 7919 % 10_000 * 8192;
-        let mut dropped = Vec::new();
-        for n in 0..5000 {
-            behind.push(at(n)..at(n) + 4096);
-            while let Some(range) = behind.pop_old() {
-                dropped.push(range);
-            }
-        }
-        assert!(dropped.len() > 3000 && behind.bytes <= WINDOW_BYTES + STEP_BYTES);
-        let wanted = (0..dropped.len() as u64).map(|n| at(n)..at(n) + 4096);
-        assert!(dropped.iter().cloned().eq(wanted));
-    }
-
-    /// D3: a full queue refuses, and a release waits until the thread has taken one.
-    #[test]
-    fn d3_queue_is_bounded_and_releases_wait() {
-        let drops = Drops::default();
-        (0..QUEUE_MAX as u64).for_each(|n| assert!(drops.try_push(n, &(0..4096))));
-        assert!(!drops.try_push(0, &(0..4096)));
-        let mut cx = Context::from_waker(Waker::noop());
-        let mut waits = Box::pin(drops.push(7, 0..4096));
-        assert!(waits.as_mut().poll(&mut cx).is_pending());
-        drops.lock().queue.pop_front();
-        assert!(waits.as_mut().poll(&mut cx).is_ready());
-        assert_eq!(drops.queued().last(), Some(&(7, 0..4096)));
-        drops.close();
-        block_on(drops.push(8, 0..4096));
-        assert_eq!(drops.queued(), []);
-    }
-}
+mod tests;

@@ -34,10 +34,12 @@ pub(crate) enum Mark {
     Mapped = 16,
     /// It has been read into the kernel's cache since its content was last dropped as a whole.
     Filled = 32,
+    /// Content that is to be dropped as a whole: the queue of drops had no capacity for it.
+    DropAll = 64,
 }
 
 /// Counts are shifted by so much, marks below.
-const COUNT_SHIFT: u32 = 6;
+const COUNT_SHIFT: u32 = 7;
 const MARKS: u64 = (1 << COUNT_SHIFT) - 1;
 
 /// See the module.
@@ -168,6 +170,18 @@ impl Inodes {
     /// Some of them: up to `max` of one shard.
     pub fn some(&self, shard: usize, max: usize) -> Vec<u64> {
         self.shards[shard % SHARDS].lock().keys().take(max).copied().collect()
+    }
+
+    /// Those of one shard that have a mark, which they lose.
+    pub fn take_all(&self, shard: usize, mark: Mark) -> Vec<u64> {
+        let mut taken = Vec::new();
+        for (ino, count) in self.shards[shard % SHARDS].lock().iter_mut() {
+            if *count & mark as u64 != 0 {
+                *count &= !(mark as u64);
+                taken.push(*ino);
+            }
+        }
+        taken
     }
 
     /// The kernel knows nothing any more.

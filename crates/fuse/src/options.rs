@@ -3,6 +3,7 @@
 //! No locks.
 
 use crate::device::PAYLOAD_MAX;
+use crate::drops::QUEUE_BYTES;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_vfs::copy;
 use rustix::mount::MountFlags;
@@ -127,18 +128,24 @@ impl Options {
     /// Bytes that the front end may use beside the cache: for each thread two buffers, a spare one and a
     /// request beyond the bound (a copy, at most), the requests that wait, counts of inodes.
     pub fn memory_bound(&self) -> u64 {
-        self.memory_rows(0, 0).iter().map(|(_, _, bound)| bound).sum()
+        self.memory_rows(0, 0, 0).iter().map(|(_, _, bound)| bound).sum()
     }
 
-    /// Its parts: what, bytes now where `waiting` bytes of requests wait and `inodes` are known, bound
-    /// in bytes.
-    pub(crate) fn memory_rows(&self, waiting: u64, inodes: u64) -> Vec<(String, u64, u64)> {
+    /// Its parts: what, bytes now where `waiting` bytes of requests wait, `inodes` are known and the
+    /// queue of drops has so many bytes, bound in bytes.
+    pub(crate) fn memory_rows(
+        &self,
+        waiting: u64,
+        inodes: u64,
+        drops: u64,
+    ) -> Vec<(String, u64, u64)> {
         let threads = self.thread_count() as u64 * (3 * PAYLOAD_MAX as u64 + copy::MEMORY_BYTES);
         let row = |what: &str, now, bound| (what.to_string(), now, bound);
         vec![
             row("buffers of the mount's threads", threads, threads),
             row("requests of the mount that wait", waiting, self.payload_max()),
             row("inodes that the kernel knows", inodes * 32, self.inodes_max as u64 * 32),
+            row("ranges that the kernel is to drop", drops, QUEUE_BYTES),
         ]
     }
 

@@ -22,6 +22,7 @@ mod openings;
 mod policy;
 mod ranges;
 mod removals;
+mod removing;
 
 pub use beside::Served;
 
@@ -334,7 +335,7 @@ impl Core {
             Op::TmpFile { flags, mode, kill } => self.tmpfile(header, (*flags, *mode, *kill)).await,
             Op::OpenDir { .. } => self.opendir(node).await,
             Op::ReadDir { io, plus } => self.readdir(node, io, *plus).await,
-            Op::Release { fh } | Op::ReleaseDir { fh } => Ok(self.release(*fh).await),
+            Op::Release { fh } | Op::ReleaseDir { fh } => Ok(self.release(*fh)),
             Op::Fsync { fh, data_only } | Op::FsyncDir { fh, data_only } => {
                 self.handle(*fh)?.file.sync(*data_only).await?;
                 Ok(Outcome::done())

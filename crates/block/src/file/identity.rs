@@ -1,7 +1,8 @@
 //! The identity of a file, whatever its path, and its size and times when last checked.
 
-use super::{FileDevice, Kind};
-use forebay_base::{Error, Result};
+use super::FileDevice;
+use super::kind::Kind;
+use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::{FileType, Stat};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -33,6 +34,21 @@ impl FileIdentity {
         let stat = stat.map_err(|e| Error::from_io("open", e.into()).with_path(path))?;
         Ok(Self::of(&stat))
     }
+
+    /// Of the file that has this path itself. Errors: `SymlinkLoop` if the last name is a symbolic
+    /// link; the system's.
+    pub fn of_path_no_follow(path: &Path) -> Result<Self> {
+        let stat = rustix::fs::lstat(path);
+        let stat = stat.map_err(|e| Error::from_io("open", e.into()).with_path(path))?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Symlink => Err(link_refused().with_path(path)),
+            _ => Ok(Self::of(&stat)),
+        }
+    }
+}
+
+pub(super) fn link_refused() -> Error {
+    Error::new(ErrorKind::SymlinkLoop, "open", "the last name is a symbolic link")
 }
 
 /// A regular file's size and times: they change with its content.
@@ -61,13 +77,13 @@ impl FileDevice {
     }
 
     fn stat(&self) -> Result<Stat> {
-        let stat = rustix::fs::fstat(self.file.buffered.as_fd());
-        stat.map_err(|e| Error::from_io("stat", e.into()).with_path(&self.file.path))
+        let stat = rustix::fs::fstat(self.inner().buffered.as_fd());
+        stat.map_err(|e| Error::from_io("stat", e.into()).with_path(&self.inner().path))
     }
 
     /// The file's current stamp. `None` for a block device, whose content changes without a trace.
     pub fn stamp(&self) -> Option<FileStamp> {
-        if self.file.kind == Kind::Block {
+        if self.inner().kind == Kind::Block {
             return None;
         }
         let stat = self.stat().ok()?;

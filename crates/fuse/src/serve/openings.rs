@@ -6,7 +6,7 @@
 //! kernel fills its cache, or hands over bytes that it keeps, carries `HELD_ABOVE`. O3 an uncached
 //! opening leaves no page behind that was read through it.
 //!
-//! No locks but that of a handle's ranges, a leaf.
+//! Lock: that of a handle's ranges; those of the queue of drops are taken under it.
 
 use super::{Core, Outcome, read_flags, sync_flags};
 use crate::drops::ALL;
@@ -115,33 +115,34 @@ impl Core {
 
     /// A range is read into the kernel's cache and must not stay there (O3).
     fn drop_behind(&self, handle: &Handle, range: Range<u64>) {
-        let (node, drops) = (handle.file.ino().0, self.notifier.drops());
         let mut behind = handle.behind.lock();
         behind.push(range);
         while let Some(old) = behind.pop_old() {
-            if !drops.try_push(node, &old) {
-                behind.unpop(old);
-                return;
-            }
+            self.drop_range(handle, old);
         }
     }
 
+    fn drop_range(&self, handle: &Handle, range: Range<u64>) {
+        self.notifier.drops().push(&self.inodes, handle.file.ino().0, range);
+    }
+
     /// The kernel has closed an opening: what it must not leave in the kernel's cache is dropped.
-    pub(super) async fn release(&self, fh: u64) -> Outcome {
+    /// The answer waits for none of that (drop.D2).
+    pub(super) fn release(&self, fh: u64) -> Outcome {
         self.trees.remove(fh);
         let Some(handle) = self.handles.remove(fh) else { return Outcome::done() };
-        let (ino, drops) = (handle.file.ino(), self.notifier.drops());
+        let ino = handle.file.ino();
         let is_last = handle.caching.drops_at_end && !self.handles.has_open(ino);
         if is_last && self.inodes.marked(ino, Mark::Content) {
             self.inodes.take(ino, Mark::Mapped);
-            drops.push(ino.0, ALL).await;
+            self.drop_range(&handle, ALL);
             return Outcome::done();
         }
-        loop {
-            let oldest = handle.behind.lock().pop();
-            let Some(oldest) = oldest else { return Outcome::done() };
-            drops.push(ino.0, oldest).await;
+        let mut behind = handle.behind.lock();
+        while let Some(oldest) = behind.pop() {
+            self.drop_range(&handle, oldest);
         }
+        Outcome::done()
     }
 }
 
@@ -150,12 +151,14 @@ mod tests {
     use super::*;
     use crate::ioctl::MODE_DIRECT;
     use crate::options::Options;
-    use crate::proto::consts::WRITE_KILL_SUIDGID;
+    use crate::proto::consts::{WRITE_KILL_SUIDGID, opcode};
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;
     use forebay_testkit::mem_fs::MemFs;
     use forebay_vfs::{Ino, Name, NewInode, OpenFlags};
+    use std::future::Future;
     use std::sync::Arc;
+    use std::task::{Context, Waker};
 
     fn core(cache: CacheMode) -> (Arc<Core>, Attr) {
         let options = Options { cache, ..Options::default() };
@@ -260,8 +263,8 @@ mod tests {
         read(uncached, 12_288, 0);
         assert_eq!(core.fills.totals(), (3, 3 * 4096));
         assert_eq!(core.notifier.drops().queued(), []);
-        block_on(core.release(uncached));
-        block_on(core.release(other));
+        core.release(uncached);
+        core.release(other);
         assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, 8192..16_384)]);
     }
 
@@ -274,11 +277,49 @@ mod tests {
                 (opened(&core, &attr, 0, MODE_CACHED), opened(&core, &attr, 0, MODE_CACHED));
             let io = ReadIn { fh: a, offset: 0, size: 4096, read_flags: 0, flags: 0 };
             core.note_fill(&core.handle(a).unwrap(), &io);
-            block_on(core.release(a));
+            core.release(a);
             assert_eq!(core.notifier.drops().queued(), [], "{cache:?}: it is open");
-            block_on(core.release(b));
+            core.release(b);
             let wanted = drops.then_some((attr.ino.0, ALL));
             assert_eq!(core.notifier.drops().queued(), Vec::from_iter(wanted), "{cache:?}");
         }
+    }
+
+    /// The message by which the kernel closes an opening.
+    fn release_message(ino: Ino, fh: u64) -> crate::serve::Work {
+        let mut message = vec![0; 64];
+        message[..4].copy_from_slice(&64_u32.to_le_bytes());
+        message[4..8].copy_from_slice(&opcode::RELEASE.to_le_bytes());
+        message[16..24].copy_from_slice(&ino.0.to_le_bytes());
+        message[40..48].copy_from_slice(&fh.to_le_bytes());
+        crate::serve::Work::Other(message)
+    }
+
+    /// A model of the kernel. A `RELEASE` takes one of a few background slots until its answer. The
+    /// `READ` of a page waits for a slot, too, with its page locked. The thread that drops pages
+    /// waits for that page. The mount hung when releases waited for that thread.
+    #[test]
+    fn release_during_a_stuck_notice_leaves_slots_to_reads() {
+        const SLOTS: usize = 4;
+        let (core, attr) = core(CacheMode::Kernel);
+        let handles: Vec<u64> = (0..8).map(|_| opened(&core, &attr, 0, MODE_UNCACHED)).collect();
+        for (at, fh) in (0..).zip(&handles) {
+            for n in 0..1280 {
+                let offset = (n * 8 + at) * 8192;
+                let io = ReadIn { fh: *fh, offset, size: 4096, read_flags: 0, flags: 0 };
+                core.note_fill(&core.handle(*fh).unwrap(), &io);
+            }
+        }
+        let (mut slots, mut cx) = (Vec::new(), Context::from_waker(Waker::noop()));
+        for fh in handles {
+            if slots.len() == SLOTS {
+                break;
+            }
+            let mut release = Box::pin(core.clone().serve(release_message(attr.ino, fh)));
+            if release.as_mut().poll(&mut cx).is_pending() {
+                slots.push(release);
+            }
+        }
+        assert!(slots.len() < SLOTS, "no slot for the READ of the locked page");
     }
 }

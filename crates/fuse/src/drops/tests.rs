@@ -1,0 +1,137 @@
+//! The queue of drops: what it merges, and that no answer waits for it.
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+/// The queue as pages of 4 KiB of one inode.
+fn pages(drops: &Drops, node: u64) -> Vec<u64> {
+    let queued = drops.queued().into_iter().filter(|(other, _)| *other == node);
+    queued.flat_map(|(_, range)| range.start / 4096..range.end / 4096).collect()
+}
+
+/// D1, D2: a sequential reader drops a step at a time, the window behind it.
+#[test]
+fn d1_d2_sequential_ranges_are_dropped_in_steps_behind_the_reader() {
+    let (mut behind, mut dropped, step) = (Behind::default(), Vec::new(), 128 << 10);
+    let start = 3 * step;
+    for at in (start..20 * MIB).step_by(step as usize) {
+        behind.push(at..at + step);
+        while let Some(range) = behind.pop_old() {
+            assert!(range.end + WINDOW_BYTES <= at + step, "{range:?} at {at}");
+            dropped.push(range);
+        }
+    }
+    assert!(dropped.len() <= 16, "{}", dropped.len());
+    while let Some(range) = behind.pop() {
+        dropped.push(range);
+    }
+    assert_eq!(behind.bytes, 0);
+    let mut next = start;
+    for range in dropped {
+        assert_eq!(range.start, next);
+        next = range.end;
+    }
+    assert_eq!(next, 20 * MIB);
+}
+
+/// D1, D2: what lies between the ranges of a random reader is not dropped. It keeps a bounded
+/// number of them.
+#[test]
+fn d1_d2_random_ranges_are_dropped_oldest_first() {
+    let mut behind = Behind::default();
+    let at = |n: u64| n * 7919 % 10_000 * 8192;
+    let mut dropped = Vec::new();
+    for n in 0..5000 {
+        behind.push(at(n)..at(n) + 4096);
+        while let Some(range) = behind.pop_old() {
+            dropped.push(range);
+        }
+        assert!(behind.ranges.len() <= BEHIND_MAX);
+    }
+    assert!(dropped.len() > 3000 && behind.bytes <= WINDOW_BYTES + STEP_BYTES);
+    let wanted = (0..dropped.len() as u64).map(|n| at(n)..at(n) + 4096);
+    assert!(dropped.iter().cloned().eq(wanted));
+}
+
+/// D1: ranges that touch or overlap become one, those of other inodes and those apart do not.
+#[test]
+fn queued_ranges_that_touch_become_one() {
+    let (drops, inodes) = (Drops::default(), Inodes::default());
+    for (node, range) in
+        [(7, 8..12), (7, 20..24), (7, 0..4), (8, 12..20), (7, 4..6), (7, 5..9), (7, 13..14)]
+    {
+        drops.push(&inodes, node, range);
+    }
+    assert_eq!(drops.queued(), [(7, 0..12), (7, 13..14), (7, 20..24), (8, 12..20)]);
+    drops.push(&inodes, 7, ALL);
+    assert_eq!(drops.queued(), [(7, ALL), (8, 12..20)]);
+}
+
+/// The thread goes round: a file whose ranges keep coming does not keep it from the others.
+#[test]
+fn queue_is_emptied_in_turns() {
+    let (drops, inodes) = (Drops::default(), Inodes::default());
+    for (node, start) in [(7, 4), (8, 0), (7, 0)] {
+        drops.push(&inodes, node, start..start + 1);
+    }
+    let mut taken = Vec::new();
+    let pop = || drops.lock().pop();
+    while let Some((node, range)) = pop() {
+        taken.push((node, range.start));
+        if taken.len() == 1 {
+            drops.push(&inodes, 7, 0..1);
+        }
+    }
+    assert_eq!(taken, [(7, 0), (7, 4), (8, 0), (7, 0)]);
+}
+
+/// D3: a million random pages while the thread is stuck. Nothing that was read gets lost.
+#[test]
+fn d3_full_queue_merges_near_ranges_and_loses_none() {
+    let (drops, inodes) = (Drops::default(), Inodes::default());
+    let at = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    for n in 0..1_000_000 {
+        let page = at(n) * 4096;
+        drops.push(&inodes, 7, page..page + 4096);
+        if n % 10_000 == 0 {
+            assert!(drops.bytes() <= QUEUE_BYTES, "D3");
+        }
+        if n + 1 == QUEUE_MAX as u64 / 2 {
+            assert_eq!(pages(&drops, 7).len(), QUEUE_MAX / 2, "D1: no more than was read");
+        }
+    }
+    assert!(drops.bytes() <= QUEUE_BYTES && !inodes.marked(Ino(7), Mark::DropAll));
+    let queued = drops.queued();
+    for n in 0..1_000_000 {
+        let page = at(n) * 4096;
+        let after = queued.partition_point(|(_, range)| range.start <= page);
+        assert!(queued[after - 1].1.end > page, "D3: page {page} is lost");
+    }
+}
+
+/// D3: many files while the thread is stuck. Those without capacity are dropped as a whole.
+#[test]
+fn d3_full_queue_drops_further_files_as_a_whole() {
+    let (drops, inodes) = (Drops::default(), Inodes::default());
+    let files = 3 * QUEUE_MAX as u64;
+    for node in 1..=files {
+        inodes.told(Ino(node + 1));
+        drops.push(&inodes, node + 1, 4096..8192);
+        assert!(drops.bytes() <= QUEUE_BYTES, "D3");
+    }
+    let seen = Mutex::new(std::collections::BTreeMap::new());
+    let notify = |notice: &Notice| {
+        let Notice::Inode { node, offset, len } = *notice else { panic!("{notice:?}") };
+        let mut seen = seen.lock().unwrap();
+        assert!(seen.insert(node, (offset, len)).is_none(), "{node} twice");
+        if seen.len() as u64 == files {
+            drops.close();
+        }
+    };
+    drops.run(&inodes, notify);
+    let seen = seen.into_inner().unwrap();
+    assert!(seen.values().all(|range| [(4096, 4096), (0, 0)].contains(range)));
+    let whole = seen.values().filter(|range| **range == (0, 0)).count();
+    assert!(whole >= QUEUE_MAX && whole < 3 * QUEUE_MAX, "{whole}");
+}
