@@ -28,7 +28,7 @@ pub(crate) mod usage_table;
 use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::usage::Stream;
-pub(crate) use crate::space::admission::{Beside, Need};
+pub(crate) use crate::space::admission::{Need, OtherNeeds};
 use crate::space::nodes::NodeSlots;
 use crate::space::segment::{Deltas, Phase, Plan, Segment, Segments};
 use forebay_base::{Error, ErrorKind, Result};
@@ -126,7 +126,7 @@ impl Space {
     }
 
     /// Bytes that the log surely takes if `room` is left to others.
-    fn log_room(&self, need: Need, room: &Beside) -> u64 {
+    fn log_room(&self, need: Need, room: &OtherNeeds) -> u64 {
         let kept = self.left_alone(KEPT_FROM_LOG + self.kept_for_cleaner(), room.pairs);
         let free = self.segments.free().saturating_sub(kept);
         let own = KEPT_SEGMENTS - KEPT_FROM_LOG;
@@ -162,7 +162,7 @@ impl Space {
 
     /// Whether checkpoints would lack nodes: then no more changes are accepted, even if the open log
     /// segment has space for them (P24).
-    pub fn lacks_nodes(&self, need: Need, room: &Beside) -> bool {
+    pub fn lacks_nodes(&self, need: Need, room: &OtherNeeds) -> bool {
         let wanted = match need {
             Need::New => {
                 let dirt = self.dirt_segments(room.dirt + room.edges, room.held);
@@ -176,7 +176,7 @@ impl Space {
     }
 
     /// Promises `cost` bytes of the log (P11), or `NoSpace`.
-    pub fn promise(&mut self, cost: u64, need: Need, room: &Beside) -> Result<()> {
+    pub fn promise(&mut self, cost: u64, need: Need, room: &OtherNeeds) -> Result<()> {
         let is_full =
             self.lacks_nodes(need, room) || self.promised + cost > self.log_room(need, room);
         if need != Need::Outstanding && is_full {
@@ -218,12 +218,12 @@ impl Space {
 
     /// The same for what was accepted before, which may have what is kept from what is new (P14).
     pub fn owed_room(&self) -> u64 {
-        self.over_room(self.need_nodes.0)
+        self.overwrite_space(self.need_nodes.0)
     }
 
     /// The same for overwrites of stored content (P25), if checkpoints may need `pairs` of nodes.
     /// They leave what checkpoints, the log and the cleaner need to continue, and no more.
-    pub fn over_room(&self, pairs: u64) -> u64 {
+    pub fn overwrite_space(&self, pairs: u64) -> u64 {
         let free = self.segments.free();
         let kept = self.kept_least(pairs.max(self.least_nodes)) + self.kept_for_cleaner();
         let free = free.saturating_sub(kept);
@@ -380,7 +380,7 @@ impl Space {
 
     /// Whether the log has space for `cost` bytes of content, and for one more segment
     /// ([`Self::kept_content`]). Content in the log takes space from new content.
-    pub fn has_room_for_content(&self, cost: u64, room: &Beside) -> bool {
+    pub fn has_room_for_content(&self, cost: u64, room: &OtherNeeds) -> bool {
         self.promised + cost + self.layout.log_bytes() <= self.log_room(Need::New, room)
     }
 

@@ -226,7 +226,7 @@ impl OpenFiles {
     pub async fn make_space_for(&self, new: u64, overwrites: bool) -> bool {
         let has = || {
             let state = self.state.lock();
-            state.has_room(new, Need::New) || overwrites && state.has_over_room(new)
+            state.has_room(new, Need::New) || overwrites && state.has_overwrite_space(new)
         };
         // It may be known by now that it overwrites, or another task made space. A caller with new
         // content was refused for more than this, so space is made for it.

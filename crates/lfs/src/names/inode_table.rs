@@ -98,3 +98,29 @@ impl InodeTable {
         self.moved.iter().copied()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::inode::Time;
+
+    /// S16: an inode has moved times from the move until they are taken, or the inode leaves memory.
+    #[test]
+    fn inode_table_moved_times_are_taken_once() {
+        let mut table = InodeTable::default();
+        for ino in [3, 5] {
+            assert!(table.insert(ino, Node::new(Inode::default(), &[])));
+        }
+        assert_eq!(table.take_moved_times(3), None);
+        let now = Time { seconds: 7, nanos: 0 };
+        for ino in [3, 4, 5] {
+            table.move_times(ino, |inode| inode.mtime = now);
+        }
+        assert_eq!(table.moved().collect::<Vec<_>>(), [3, 5], "4 is not in memory");
+        let taken = table.take_moved_times(3).expect("they moved");
+        assert_eq!((taken.mtime, taken.mode), (Some(now), None));
+        assert_eq!(table.take_moved_times(3), None, "once");
+        table.remove(5);
+        assert_eq!((table.moved().count(), table.len()), (0, 1));
+    }
+}

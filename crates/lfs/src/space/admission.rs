@@ -48,7 +48,7 @@ pub(crate) enum Need {
 
 /// What else needs space while the log does.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Beside {
+pub(crate) struct OtherNeeds {
     /// Bytes that accepted content takes of segments (P14).
     pub dirt: u64,
     /// Bytes for the last blocks of files that are truncated (P23).

@@ -249,6 +249,26 @@ fn dropped_request_stops_no_job() {
     }
 }
 
+/// J5: a request that wants no pass to be in progress is answered when the pass has ended.
+#[test]
+fn request_that_ends_pass_waits_for_pass() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let turn = volume.0.cleaning.take_turn().await;
+        let mut request = Box::pin(volume.0.requests.make_space_and_end_pass());
+        assert!(!poll_times(1, request.as_mut()).await);
+        World::sleep(&**disk.world(), Duration::from_secs(1)).await;
+        let polled = poll_fn(|cx| Poll::Ready(request.as_mut().poll(cx))).await;
+        assert!(polled.is_pending(), "the pass is in progress");
+        drop(turn);
+        request.await;
+        volume.close().await.unwrap();
+    });
+    disk.world().stop();
+}
+
 /// J2, Z16: the world stops with a request in the queue. The caller that still waits is refused.
 #[test]
 fn request_is_refused_when_the_world_stops() {

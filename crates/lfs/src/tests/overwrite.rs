@@ -298,7 +298,7 @@ fn p25_an_overwrite_is_not_refused_for_what_others_have_dirty() {
             let stored = filled(&a, available(&volume).await / 4 * 3).await.len() as u64;
             assert!(!filled(&b, u64::MAX).await.is_empty());
             settled(&volume).await;
-            let (has, mut n) = (|| volume.0.state.lock().has_over_room(BLOCK), 0);
+            let (has, mut n) = (|| volume.0.state.lock().has_overwrite_space(BLOCK), 0);
             // Nothing more is to be had.
             while has() {
                 while has() {

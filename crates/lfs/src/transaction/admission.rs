@@ -6,7 +6,7 @@
 use crate::format::place::{Geometry, Place};
 use crate::format::usage::USAGE_BYTES;
 use crate::space::admission::{BLOCK_TREE_BYTES, Growth};
-use crate::space::{Beside, Need};
+use crate::space::{Need, OtherNeeds};
 use crate::transaction::state::State;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_iomap::Class;
@@ -101,14 +101,14 @@ impl State {
     /// another segment is taken (N14), as long as what overwrites has one, too.
     pub fn take_node(&mut self) -> Result<[Place; 2]> {
         while self.space.nodes.lacks_sound()
-            && self.has_over_room(2 * self.layout.segment_bytes())
+            && self.has_overwrite_space(2 * self.layout.segment_bytes())
             && self.space.add_sound()
         {}
         self.space.take_node()
     }
 
-    fn beside(&self, growth: Growth) -> Beside {
-        Beside {
+    fn beside(&self, growth: Growth) -> OtherNeeds {
+        OtherNeeds {
             dirt: self.dirt_weight(0),
             edges: self.edge_bytes(),
             held: self.room.bytes(),
@@ -186,14 +186,14 @@ impl State {
 
     /// The same for content that overwrites stored content (P25). The overwritten space becomes
     /// free, so an overwrite may use the reserve that new content may not.
-    pub fn has_over_room(&self, new: u64) -> bool {
-        self.dirt_weight(new) <= self.over_room(new)
+    pub fn has_overwrite_space(&self, new: u64) -> bool {
+        self.dirt_weight(new) <= self.overwrite_space(new)
     }
 
     /// Accepts `new` bytes more of content, or `NoSpace`: they are arriving then. `over`: of a file
     /// that has these blocks.
     pub fn admit(&mut self, new: u64, need: Need, over: bool) -> Result<()> {
-        if !(self.has_room(new, need) || over && self.has_over_room(new)) {
+        if !(self.has_room(new, need) || over && self.has_overwrite_space(new)) {
             let text = format!("{new} bytes beside {} dirty ones", self.dirt.bytes());
             return Err(Error::new(ErrorKind::NoSpace, "write", text));
         }
@@ -203,24 +203,24 @@ impl State {
 
     /// Less than it should be after room was made, for a little does not last: room for what
     /// overwrites, and for what is new as far as the volume may hold it (P25).
-    pub fn lacks_room(&self) -> bool {
+    pub fn lacks_space(&self) -> bool {
         let segment = self.layout.segment_bytes();
         let enough = ENOUGH * segment;
         // With its part of the tree.
         let over = (u64::from(self.layout.segments) / ENOUGH_SHARE).max(1) * segment;
-        !self.has_over_room(over - over / 8)
+        !self.has_overwrite_space(over - over / 8)
             || self.data_room(Need::New) < self.capacity_left().min(enough)
     }
 
     /// Bytes that there are for what overwrites stored content, if so much is new.
-    pub fn over_room(&self, new: u64) -> u64 {
+    pub fn overwrite_space(&self, new: u64) -> u64 {
         let growth = Growth::of_content(new, self.layout.block_bytes());
-        self.space.over_room(self.checkpoint_nodes(growth)) + self.room.bytes()
+        self.space.overwrite_space(self.checkpoint_nodes(growth)) + self.room.bytes()
     }
 
     /// Free segments, and bytes that there are for new content and for overwrites.
     pub fn space_levels(&self) -> [u64; 3] {
-        [self.space.segments.free(), self.data_room(Need::New), self.over_room(0)]
+        [self.space.segments.free(), self.data_room(Need::New), self.overwrite_space(0)]
     }
 
     /// Whether there is more of something than before.
@@ -231,7 +231,7 @@ impl State {
     /// Whether the records of so much new content would be refused for want of nodes (P24).
     fn lacks_nodes(&self, new: u64) -> bool {
         let growth = Growth::of_content(new, self.layout.block_bytes());
-        let room = Beside { dirt: self.dirt_weight(new), ..self.beside(growth) };
+        let room = OtherNeeds { dirt: self.dirt_weight(new), ..self.beside(growth) };
         self.space.lacks_nodes(Need::New, &room)
     }
 
@@ -241,7 +241,7 @@ impl State {
             return Ok(());
         }
         let (room, fits) = match over {
-            true => (self.over_room(bytes).saturating_sub(self.dirt_weight(0)), true),
+            true => (self.overwrite_space(bytes).saturating_sub(self.dirt_weight(0)), true),
             false => (self.data_room(Need::New), self.has_capacity(bytes, Growth::default())),
         };
         if self.weight(bytes) > room || !fits {

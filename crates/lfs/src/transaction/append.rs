@@ -12,7 +12,7 @@ use crate::log::{Payload, Pending, Run};
 use crate::map::overlay::Where;
 use crate::names::lookup::{Stop, Tried, needed};
 use crate::space::admission::Growth;
-use crate::space::{Beside, Need};
+use crate::space::{Need, OtherNeeds};
 use crate::transaction::state::State;
 use forebay_base::codec::Writer;
 use forebay_base::{Error, ErrorKind, Result};
@@ -185,7 +185,8 @@ impl State {
     /// never is room. `moves`: the log goes on in another segment with it.
     pub fn append_cut(&mut self, moves: bool) -> u64 {
         let cost = self.layout.cost(0, 0);
-        let room = Beside { pairs: self.checkpoint_nodes(Growth::default()), ..Beside::default() };
+        let room =
+            OtherNeeds { pairs: self.checkpoint_nodes(Growth::default()), ..OtherNeeds::default() };
         let promised = self.space.promise(cost, Need::Outstanding, &room);
         debug_assert!(promised.is_ok(), "what is owed is not refused");
         self.enqueue_mark(cost, Some(moves))

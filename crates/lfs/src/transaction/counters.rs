@@ -20,7 +20,7 @@ impl Counters {
     /// Of a new volume.
     pub const FIRST: Self = Self { next_ino: 1, next_data_id: 1, next_sequence: 1 };
 
-    /// As a checkpoint has them.
+    /// The counters that a checkpoint stored.
     pub fn of(superblock: &Superblock) -> Self {
         let Superblock { next_ino, next_data_id, next_sequence, .. } = *superblock;
         Self { next_ino, next_data_id, next_sequence }
@@ -115,7 +115,7 @@ impl RemovedBytes {
 mod tests {
     use super::*;
 
-    /// S13.
+    /// S13: a counter passes every number that a record names, and never goes back.
     #[test]
     fn counters_only_grow_past_named_numbers() {
         let mut counters = Counters::FIRST;

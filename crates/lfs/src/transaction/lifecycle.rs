@@ -117,7 +117,7 @@ mod tests {
         Error::new(ErrorKind::Io, "checkpoint", text)
     }
 
-    /// F11, F12: a failing checkpoint bounds changes until one succeeds; a loss is for good.
+    /// F11, F12, S18: a failing checkpoint bounds changes until one succeeds; a loss is for good.
     #[test]
     fn lifecycle_stops_for_good_and_fails_for_a_while() {
         let mut life = Lifecycle::default();

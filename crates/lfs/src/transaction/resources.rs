@@ -67,8 +67,8 @@ impl Resources {
         }
     }
 
-    /// `Lifecycle::check_writable` for a volume that turned read-only. Takes no lock on others, because
-    /// each write calls it.
+    /// `Lifecycle::check_writable` for a volume that turned read-only. Takes no lock on other
+    /// volumes, because each write calls it.
     pub fn check_running(&self, op: &'static str) -> Result<()> {
         match self.is_stopped.load(Ordering::Acquire) {
             true => self.state.lock().life.check_writable(op),

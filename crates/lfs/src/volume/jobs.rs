@@ -290,7 +290,7 @@ impl Inner {
     }
 
     fn lacks_free_space(&self) -> bool {
-        self.state.lock().lacks_room()
+        self.state.lock().lacks_space()
     }
 
     /// Makes content that was removed free, if it is much.
