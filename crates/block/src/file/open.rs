@@ -56,7 +56,7 @@ impl Inner {
             dio,
             direct_on: AtomicBool::new(false),
             announced: AtomicBool::new(false),
-            direct_reason: Mutex::default(),
+            decision: Mutex::default(),
             switching: Mutex::default(),
             edge: Mutex::default(),
             gate: Gate::default(),
@@ -74,7 +74,8 @@ impl Inner {
             unreported_error: AtomicBool::new(false),
             until_closed: OnceLock::new(),
         };
-        file.set_direct(options.direct_io)?;
+        let possible = file.dio.as_ref().map(drop).map_err(String::clone);
+        file.set_direct(options.direct_io, possible)?;
         Ok(file)
     }
 }

@@ -62,11 +62,6 @@ impl Core {
         Caching { is_cached, drops_at_end }
     }
 
-    /// Whether attributes decide about the kernel's cache for an opening.
-    pub(super) fn asks_attributes(&self, flags: u32) -> bool {
-        self.cache != CacheMode::Own || reads_only(flags)
-    }
-
     /// Whether the kernel keeps what this opening reads and writes through its cache (O2).
     fn is_held_above(&self, handle: &Handle) -> bool {
         let is_kept = self.cache == CacheMode::Kernel && handle.caching.is_cached;

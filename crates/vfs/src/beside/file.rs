@@ -120,6 +120,11 @@ impl OpenFile for NotifyingFile {
         self.file.read_slice(offset, dst, flags)
     }
 
+    fn wait_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
+        self.hand_over(offset, dst.len() as u64);
+        self.file.wait_read(offset, dst, flags)
+    }
+
     fn write_slice(
         &self,
         offset: u64,
