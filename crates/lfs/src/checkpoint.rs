@@ -1,4 +1,5 @@
-//! Checkpoints: what changed since the last one goes into the trees, and a slot names their new roots.
+//! Checkpoints: what changed since the last one goes into the trees, and a slot names their new
+//! roots.
 //!
 //! ```text
 //!   freeze (under the lock: both overlays change hands, a mark is queued)
@@ -9,18 +10,21 @@
 //!     > settle ........................... new root, dead places go their way
 //!   any step fails: what was frozen goes back below what changed since; the old root holds
 //! ```
-//! Invariants: H11 a checkpoint is exactly the records up to its mark. H12 a slot is written when everything
-//! that it leads to is flushed. H13 no write or flush failed between the first node and the last slot, or
-//! the checkpoint did not happen. H14 while what is frozen is looked up, whoever had reserved before the
-//! freeze can still find that something younger is known; so nothing is frozen again before they are done.
-//! H18 after the task of a checkpoint was dropped, the next one begins only when the device has
-//! ended every write of nodes and slots: a late slot would replace a newer one, and name nodes that
-//! were freed.
+//! Invariants: H11 a checkpoint is exactly the records up to its mark. H12 a slot is written when
+//! everything that it leads to is flushed. H13 no write or flush failed between the first node and
+//! the last slot, or the checkpoint did not happen. H14 while what is frozen is looked up, each
+//! task that had reserved before the freeze still finds what is younger; so nothing is frozen again
+//! before those tasks are done. H18 after the task of a checkpoint was dropped, the next one begins
+//! only when the device has ended every write of nodes and slots: a late slot would replace a newer
+//! one, and name nodes that were freed.
 //!
-//! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint at a time.
+//! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint at a
+//! time.
 
 pub(crate) mod changes;
 mod close;
+mod discard;
+mod free;
 mod read_only;
 mod repeat;
 
@@ -29,6 +33,7 @@ use crate::btree::{Change, Ledger};
 use crate::checkpoint::changes::{find_owners, overlaid, pieces_of};
 use crate::device::hold::{Hold, TurnLock};
 use crate::fault::Planted;
+use crate::files::open_files::OpenFiles;
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
@@ -41,11 +46,12 @@ use crate::space::nodes::NodeOwner;
 use crate::space::segment::{Deltas, Plan};
 use crate::space::usage_table::write_usage;
 use crate::transaction::frozen::Frozen;
+use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
-use crate::volume::Inner;
 use forebay_base::sync::Mutex;
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// Where a checkpoint's log begins.
@@ -53,7 +59,7 @@ use std::sync::Arc;
 pub(crate) enum How {
     /// Behind a mark.
     Log,
-    /// The same, in a log segment of its own: the one before is left, so that it comes free.
+    /// The same, in a log segment of its own: the one before is left, so that it becomes free.
     Moving,
     /// Behind a mark, and nothing follows: the volume is closed.
     Close,
@@ -61,8 +67,9 @@ pub(crate) enum How {
     Fresh,
 }
 
-/// The turn of making a checkpoint, and what the newest slot says.
+/// Makes checkpoints: one at a time, each in a turn.
 pub(crate) struct Checkpoints {
+    files: Arc<OpenFiles>,
     turn: Mutex<Turn>,
     /// Taken by the task that makes a checkpoint, and kept by its writes (H18).
     pub turns: TurnLock,
@@ -72,13 +79,24 @@ pub(crate) struct Checkpoints {
 }
 
 struct Turn {
-    is_armed: bool,
     /// Checkpoints that were made in this life, repeated ones aside.
     merged: u64,
     superblock: Superblock,
-    /// A checkpoint that closes the volume: its slot may be on the device, and is not known to be durable
-    /// (H16).
+    /// A checkpoint that closes the volume: its slot may be on the device, and is not known to be
+    /// durable (H16).
     closing: Option<Settled>,
+    /// Segments that were discarded before they were used again.
+    discarded: u64,
+    /// Segments that are free and not discarded, for an injected fault.
+    late: Vec<u32>,
+}
+
+impl Deref for Checkpoints {
+    type Target = Resources;
+
+    fn deref(&self) -> &Resources {
+        &self.files
+    }
 }
 
 /// What became of the tree of files.
@@ -93,10 +111,16 @@ struct Merged {
 
 impl Checkpoints {
     /// Of a volume whose newest slot is `superblock`, and whose usage table has these nodes.
-    pub fn new(superblock: Superblock, usage: Vec<[Place; 2]>, usage_nodes: u64) -> Self {
-        let turn = Turn { is_armed: false, merged: 0, superblock, closing: None };
+    pub fn new(
+        files: Arc<OpenFiles>,
+        superblock: Superblock,
+        usage: Vec<[Place; 2]>,
+        usage_nodes: u64,
+    ) -> Self {
+        let (discarded, late) = (0, Vec::new());
+        let turn = Turn { merged: 0, superblock, closing: None, discarded, late };
         let (turn, usage) = (Mutex::new(turn), Mutex::new(usage));
-        Self { turn, turns: TurnLock::new(), usage, usage_nodes }
+        Self { files, turn, turns: TurnLock::new(), usage, usage_nodes }
     }
 
     /// The newest slot.
@@ -114,16 +138,6 @@ impl Checkpoints {
         self.turn.lock().merged
     }
 
-    /// A task is going to make one. False: one is already.
-    pub fn arm(&self) -> bool {
-        !std::mem::replace(&mut self.turn.lock().is_armed, true)
-    }
-
-    /// The task begins.
-    pub fn disarm(&self) {
-        self.turn.lock().is_armed = false;
-    }
-
     /// Waits until the checkpoint that is being made is over.
     pub async fn made(&self) {
         drop(self.turns.take().await);
@@ -134,27 +148,21 @@ impl State {
     /// Freezes what has changed.
     fn freeze(&mut self, ticket: u64) {
         let (nodes, bytes) = (self.merge_nodes(Growth::default()), self.changes_bytes());
-        let data = Arc::new(std::mem::take(&mut self.data));
         let items = Arc::new(std::mem::take(&mut self.items));
-        self.maps = (0, 0);
+        self.map.freeze(self.counters.next_data_id());
         let State { room, space, .. } = self;
         room.leave_pool(space);
         space.freeze(&|segment| room.left_of(segment));
-        self.tree_data_ids = self.next_data_id;
         self.frozen = Some(Frozen {
-            data,
             items,
-            in_flight: self.shares.keys().copied().collect(),
+            in_flight: self.reservations.keys().collect(),
             is_merged: false,
             before: self.space.segments.snapshot(),
-            next_ino: self.next_ino,
-            next_data_id: self.next_data_id,
-            next_sequence: self.next_sequence,
-            inodes: self.inodes,
+            counters: self.counters,
+            inodes: self.nodes.count(),
             ticket,
             nodes,
             bytes,
-            fresh_bytes: std::mem::take(&mut self.fresh_bytes),
         });
         self.count_nodes();
     }
@@ -162,39 +170,33 @@ impl State {
     /// What was frozen goes back below what has changed since.
     fn thaw(&mut self) {
         let Some(frozen) = self.frozen.take_if(|frozen| !frozen.is_merged) else { return };
-        let block_bytes = self.layout.block_bytes();
-        self.fresh_bytes += frozen.fresh_bytes;
-        let mut data = Arc::unwrap_or_clone(frozen.data);
-        for (data_id, newer) in std::mem::take(&mut self.data) {
-            let under = data.entry(data_id).or_default();
-            under.put_over(&newer, block_bytes);
-            under.owner = newer.owner;
-        }
+        self.map.thaw();
         let mut items = Arc::unwrap_or_clone(frozen.items);
         items.put_over(std::mem::take(&mut self.items));
+        self.items = items;
         // They were taken for counted when they were frozen.
-        for (_, piece) in data.values().flat_map(Overlay::pieces) {
+        for (_, piece) in self.map.changes().values().flat_map(Overlay::pieces) {
             if let Where::Run(place) = piece.at {
                 self.space.segments.touch(place.segment);
             }
         }
-        let pieces = data.values().map(|overlay| overlay.count() as u64).sum::<u64>();
-        self.maps = (self.maps.0 + pieces, self.maps.1 + 600 * pieces);
-        (self.data, self.items) = (data, items);
         self.count_nodes();
     }
 
-    /// Lets what is merged go, when nobody is left who had reserved before it was frozen (H14).
+    /// Drops what is merged, when no reservation from before the freeze is left (H14).
     pub fn drop_shadow(&mut self) {
-        self.frozen.take_if(|frozen| frozen.is_merged && frozen.in_flight.is_empty());
+        let is_over = |frozen: &mut Frozen| frozen.is_merged && frozen.in_flight.is_empty();
+        if self.frozen.take_if(is_over).is_some() {
+            self.map.drop_frozen();
+        }
     }
 }
 
-/// A checkpoint that is being made. Dropped before it is durable, by an error or because nobody waits for it
-/// any more, it did not happen: what was frozen goes back. One that closes the volume is over before its
-/// slot is written (H16).
+/// A checkpoint that is being made. Dropped before it is durable, by an error or because its task
+/// was dropped, it did not happen: what was frozen goes back. One that closes the volume is over
+/// before its slot is written (H16).
 struct Making<'a> {
-    inner: &'a Inner,
+    checkpoints: &'a Checkpoints,
     /// Places of nodes taken so far, and given up.
     taken: Ledger,
     is_over: bool,
@@ -205,51 +207,51 @@ impl Drop for Making<'_> {
         if self.is_over {
             return;
         }
-        let mut state = self.inner.state.lock();
+        let mut state = self.checkpoints.state.lock();
         state.thaw();
         // A slot may name them, and some may be on their way still.
         state.space.nodes.hold(self.taken.taken.concat());
     }
 }
 
-impl NodeOwner for Inner {
+impl NodeOwner for Checkpoints {
     fn take_node(&self) -> Result<[Place; 2]> {
         self.state.lock().take_node()
     }
 
     fn hold(&self) -> Hold {
-        self.checkpoints.turns.hold()
+        self.turns.hold()
     }
 
     fn writes_failed(&self, offsets: &[u64]) {
-        self.resources.writes_failed(offsets);
+        Resources::writes_failed(self, offsets);
     }
 }
 
-impl Inner {
+impl Checkpoints {
     /// Makes a checkpoint. Its error: the one before holds, and nothing is lost.
-    pub(crate) async fn checkpoint(&self, how: How) -> Result<()> {
-        let guard = self.checkpoints.turns.take().await;
+    pub async fn make(&self, how: How) -> Result<()> {
+        let guard = self.turns.take().await;
         let done = self.checkpoint_in_turn(how).await;
         self.discard_freed().await;
         drop(guard);
         done
     }
 
-    /// What [`Inner::checkpoint_in_turn`] attempts.
+    /// What [`Checkpoints::checkpoint_in_turn`] attempts.
     pub(crate) async fn attempt(&self, how: How) -> Result<()> {
         let free = || {
             let mut state = self.state.lock();
             state.drop_shadow();
             state.frozen.is_none().then_some(())
         };
-        self.checkpoints.turns.wait().wait_until(free).await;
+        self.reservation_ended.wait_until(free).await;
         let ticket = {
             let mut state = self.state.lock();
-            if state.is_closed {
+            if state.life.is_closed() {
                 return Ok(());
             }
-            state.check_lost(&state.data)?;
+            state.check_lost(state.map.changes())?;
             let ticket = match how {
                 How::Fresh => 0,
                 How::Log | How::Close => state.append_cut(false),
@@ -261,19 +263,20 @@ impl Inner {
             ticket
         };
         let taken = Ledger::default();
-        let mut making = Making { inner: self, taken, is_over: false };
+        let mut making = Making { checkpoints: self, taken, is_over: false };
         if ticket > 0 {
             self.commit(ticket, false).await?;
         }
         let head = self.cut_head(ticket)?;
         self.resolved().await;
         let failures = self.log.failures();
-        let number = self.checkpoints.superblock().checkpoint + 1;
+        let number = self.superblock().checkpoint + 1;
         let (data, items) = {
             let state = self.state.lock();
             let frozen = state.frozen.as_ref().expect("it was frozen above");
-            state.check_lost(&frozen.data)?;
-            (frozen.data.clone(), frozen.items.clone())
+            let data = state.map.frozen().expect("it was frozen above");
+            state.check_lost(data)?;
+            (data.clone(), frozen.items.clone())
         };
         let taken = &mut making.taken;
         let done = self.write_checkpoint(how, head, number, (&data, &items), failures, taken);
@@ -282,7 +285,7 @@ impl Inner {
         let mut settled = done?;
         if settled.superblock.state == STATE_CLEAN {
             making.is_over = true;
-            self.checkpoints.turn.lock().closing = Some(settled);
+            self.turn.lock().closing = Some(settled);
             return self.write_last_slot().await;
         }
         let copies = self.write_slots(&mut settled.superblock, failures).await?;
@@ -307,8 +310,8 @@ impl Inner {
         let resolved = || {
             // Under the lock: who resolves meanwhile must find the overlay, and not a copy of it.
             let state = self.state.lock();
-            let frozen = state.frozen.as_ref();
-            let staged = frozen.is_some_and(|frozen| frozen.data.values().any(Overlay::is_staged));
+            let frozen = state.map.frozen();
+            let staged = frozen.is_some_and(|changes| changes.values().any(Overlay::is_staged));
             (!staged).then_some(())
         };
         self.log.wait_for(ANY, resolved).await;
@@ -324,7 +327,7 @@ struct Settled {
     superblock: Superblock,
 }
 
-impl Inner {
+impl Checkpoints {
     async fn write_checkpoint(
         &self,
         how: How,
@@ -336,11 +339,11 @@ impl Inner {
     ) -> Result<Settled> {
         let mut merged = self.merge(frozen.0, frozen.1, number, taken).await?;
         let mut usage = Vec::new();
-        for _ in 0..self.checkpoints.usage_nodes {
+        for _ in 0..self.usage_nodes {
             usage.push(self.store.take()?);
             taken.taken.extend(usage.last());
         }
-        let old_usage = self.checkpoints.usage.lock().clone();
+        let old_usage = self.usage.lock().clone();
         let given_up = [taken.freed.concat(), old_usage.concat()].concat();
         let (plan, mut superblock) = {
             let mut state = self.state.lock();
@@ -349,10 +352,8 @@ impl Inner {
             let frozen = state.frozen.as_ref().expect("until it is settled");
             let left = |segment| state.room.left_of(segment);
             let plan = state.space.segments.plan(&frozen.before, deltas, number, &left)?;
-            let mut superblock = self.checkpoints.superblock();
-            superblock.next_ino = frozen.next_ino;
-            superblock.next_data_id = frozen.next_data_id;
-            superblock.next_sequence = frozen.next_sequence;
+            let mut superblock = self.superblock();
+            frozen.counters.store(&mut superblock);
             superblock.inode_count = frozen.inodes;
             let State { room, space, .. } = &mut *state;
             plan.died().iter().for_each(|segment| room.forget(space, *segment));
@@ -382,23 +383,23 @@ impl Inner {
         Ok(Settled { merged, usage, given_up, plan, superblock })
     }
 
-    /// A volume that was closed is open again: a slot says so, and tells of the generation, before anything
-    /// else is written.
+    /// A volume that was closed is open again: a slot says so, and tells of the generation, before
+    /// anything else is written.
     pub(crate) async fn begin_life(&self) -> Result<()> {
         let head = self.log.ctl.lock().head;
         let failures = self.log.failures();
-        let mut superblock = self.checkpoints.superblock();
+        let mut superblock = self.superblock();
         superblock.checkpoint += 1;
         superblock.state = 0;
         superblock.generation = head.generation;
         let segment = head.segment.unwrap_or_default();
         superblock.log_head = Place::new(segment, self.layout.first_record());
-        superblock.next_sequence = self.state.lock().next_sequence;
+        superblock.next_sequence = self.state.lock().counters.next_sequence();
         let copies = self.write_slots(&mut superblock, failures).await?;
         let number = superblock.checkpoint;
         {
             let mut state = self.state.lock();
-            self.checkpoints.turn.lock().superblock = superblock;
+            self.turn.lock().superblock = superblock;
             state.settle_repeated(number);
         }
         self.discard_freed().await;
@@ -417,11 +418,11 @@ impl Inner {
     fn settle(&self, settled: Settled, number: u64) {
         let Settled { merged, usage, given_up, plan, superblock } = settled;
         let mut pairs = merged.ledger.freed.clone();
-        pairs.append(&mut self.checkpoints.usage.lock());
+        pairs.append(&mut self.usage.lock());
         self.tree.cache().forget(&pairs);
-        *self.checkpoints.usage.lock() = usage;
+        *self.usage.lock() = usage;
         {
-            let mut turn = self.checkpoints.turn.lock();
+            let mut turn = self.turn.lock();
             (turn.superblock, turn.merged) = (superblock, turn.merged + 1);
         }
         let mut state = self.state.lock();
@@ -432,12 +433,11 @@ impl Inner {
         if self.plant.has(Planted::NodesReusedEarly) {
             state.settle_repeated(number);
         }
-        if let Some(frozen) = &mut state.frozen {
+        let State { frozen, map, reservations, .. } = &mut *state;
+        if let Some(frozen) = frozen {
             frozen.is_merged = true;
-            let there = std::mem::take(&mut frozen.in_flight);
-            let shares = &state.shares;
-            let left = there.into_iter().filter(|key| shares.contains_key(key)).collect();
-            state.frozen.as_mut().expect("it is there").in_flight = left;
+            map.note_merged();
+            frozen.in_flight.retain(|key| reservations.contains(*key));
         }
         state.drop_shadow();
         state.forget_lost();
@@ -447,7 +447,7 @@ impl Inner {
         state.count_nodes();
         state.remove_left();
         drop(state);
-        self.tidy(None, usize::MAX);
+        self.files.tidy(None, usize::MAX);
     }
 
     /// Merges what is frozen: content first, so that inodes can say what is stored.
@@ -529,14 +529,19 @@ impl Inner {
 impl State {
     /// So much more is stored for a file, as the tree has it now.
     fn store_bytes(&mut self, ino: u64, data_id: u64, bytes: i64) {
-        let Some(node) = self.nodes.get_mut(&ino) else {
-            return self.store_bytes_of_item(ino, data_id, bytes);
-        };
-        if node.recorded.data_id != data_id || bytes == 0 {
-            return;
+        let is_stored = self.nodes.update(ino, |node| {
+            let is_own = node.recorded.data_id == data_id && bytes != 0;
+            if is_own {
+                let stored = node.recorded.stored_bytes.saturating_add_signed(bytes);
+                (node.recorded.stored_bytes, node.inode.stored_bytes) = (stored, stored);
+            }
+            is_own
+        });
+        match is_stored {
+            None => return self.store_bytes_of_item(ino, data_id, bytes),
+            Some(false) => return,
+            Some(true) => {}
         }
-        let stored = node.recorded.stored_bytes.saturating_add_signed(bytes);
-        (node.recorded.stored_bytes, node.inode.stored_bytes) = (stored, stored);
         if self.items.get(Key::Inode(ino)).is_some()
             && let Err(error) = self.note_inode(ino)
         {

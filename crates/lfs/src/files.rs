@@ -5,6 +5,9 @@
 pub(crate) mod content;
 pub(crate) mod lookup;
 pub(crate) mod map_ops;
+pub(crate) mod open_files;
+pub(crate) mod parts;
 pub(crate) mod places;
 pub(crate) mod read_ahead;
 pub(crate) mod reserve;
+mod sync;

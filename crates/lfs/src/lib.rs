@@ -14,12 +14,15 @@
 //! - `files`: the mapping that iomap sees, open and recently closed files
 //! - `checkpoint` and `clean`: changes get into the tree, and space becomes free
 //! - `recover`: opening, roll-forward, repair after a failed write
-//! - `volume`: the public interface, open files, commits, maintenance, fsck, grow, info
+//! - `volume`: the public interface, open files, the maintenance task, fsck, grow, info
+//!
+//! No layer below `checkpoint` makes a checkpoint or cleans. Operations post a request and wait
+//! (`transaction::requests`); one maintenance task decides (`volume::maintenance`).
 //!
 //! `fault` (injected faults), `fuzz` and `tests` are test apparatus.
 //!
-//! In memory are changes that no checkpoint has merged yet, what is open, and as much of the names as a
-//! bound of bytes allows; for all else the tree is asked.
+//! In memory are changes that no checkpoint has merged yet, what is open, and as much of the names
+//! as a bound of bytes allows; for all else the tree is asked.
 //!
 //! A record:
 //! ```text
@@ -36,23 +39,20 @@
 //!   │ └──a node needs room────▶ tree: its places come and go one by one               │
 //!   └────────────────── the next checkpoint is durable, and nobody reads there ───────┘
 //! ```
-//! Invariants, beside those of each module:
-//! I11 the order of the log is the order in which things were applied; what is recovered is a prefix of it.
-//! I12 an acknowledged sync is durable: its records and all before them were flushed, or went out with FUA
-//! behind a flush of all before them; and their runs before them.
-//! I13 a record points only at bytes whose write had completed when it was appended.
-//! I14 where runs overlap, the one whose content was fixed later counts, whatever the order of completion.
-//! I15 a recoverable size never covers bytes that were not written.
-//! I16 nothing that one of the two newest durable checkpoints, or the log behind the older one, refers to is
-//! overwritten with anything else.
-//! I17 what recovery read is flushed, and in a checkpoint, before it is served; a second recovery finds the
-//! same.
-//! I18 after a failed write or flush no sync succeeds before everything since the last good flush is written
-//! again.
+//! Invariants, beside those of each module: I11 the order of the log is the order in which things
+//! were applied; what is recovered is a prefix of it. I12 an acknowledged sync is durable: its
+//! records and all before them were flushed, or went out with FUA behind a flush of all before
+//! them; and their runs before them. I13 a record points only at bytes whose write had completed
+//! when it was appended. I14 where runs overlap, the one whose content was fixed later counts,
+//! whatever the order of completion. I15 a recoverable size never covers bytes that were not
+//! written. I16 nothing that one of the two newest durable checkpoints, or the log behind the older
+//! one, refers to is overwritten with anything else. I17 what recovery read is flushed, and in a
+//! checkpoint, before it is served; a second recovery finds the same. I18 after a failed write or
+//! flush no sync succeeds before everything since the last good flush is written again.
 //!
 //! Locks, from the outermost:
 //! ```text
-//!   making                                a mapping is made, or let go of
+//!   making (`files::OpenFiles`)           a mapping is made or dropped
 //!   folio, mapping (cache, iomap)         held by callers of MapOps
 //!     └── state                           names, maps, segments, queue: never across a wait
 //!           ├── turns of the cleaner and of checkpoints, while `clean/choose.rs` looks at them

@@ -35,6 +35,7 @@
 
 pub(crate) mod commit;
 pub(crate) mod group_layout;
+pub(crate) mod queue;
 pub(crate) mod staging;
 pub(crate) mod turn;
 

@@ -3,5 +3,6 @@
 //! Locks: see the modules.
 
 pub(crate) mod allocated;
+pub(crate) mod file_map;
 pub(crate) mod lookup;
 pub(crate) mod overlay;

@@ -7,6 +7,7 @@ pub(crate) mod content;
 pub(crate) mod directory;
 pub(crate) mod evict;
 pub(crate) mod inode;
+pub(crate) mod inode_table;
 pub(crate) mod items;
 pub(crate) mod load;
 pub(crate) mod lookup;

@@ -1,21 +1,21 @@
-//! Who may take how much: room is promised before anything is done that needs it.
+//! The ledger of space: log space and segments are granted before anything is done that needs them.
 //!
 //! ```text
-//! all free segments = promises of the log | nodes of a checkpoint | kept segments | accepted dirt | the rest
+//! free segments = grants of the log | checkpoint nodes | kept ones | accepted content | the rest
 //! ```
-//! Invariants: P11 promises of the log are kept: what is left of the open segment and what free
-//! segments surely take (see [`Layout::left`]) is at least the sum of all promises; but what was
-//! admitted before is counted without being refused ([`Need::Outstanding`]). P12 the last
-//! [`KEPT_SEGMENTS`] are not for data: one is for records of what makes room or ends work, so that
-//! the log goes on while two checkpoints make it shorter, and one for nobody but an opening, the
-//! mark of a checkpoint, and a log that failed. P13 beside them there is room for the nodes of a
-//! checkpoint, at most [`Space::need_nodes`] pairs: so that what makes room can be made durable.
-//! P14 beside all these there is room for dirt that was accepted: neither new content nor the log
-//! takes it. P15 data and the log leave one segment more to the cleaner, and while it cleans as
-//! many as it has counted on, and so does what was accepted before; it leaves all the others,
-//! unless without one of them it could not begin. P24 nodes are taken by checkpoints alone, and
-//! nothing is changed that the next ones would not have nodes for: what is new leaves those alone
-//! that a removal or a cut may need, and what makes room, or was accepted before, may have them.
+//! Invariants: P11 grants of the log are honoured: the rest of the open segment and what free
+//! segments surely take ([`Layout::left`]) are at least the sum of all grants. What was admitted
+//! before is counted and not refused ([`Need::Outstanding`]). P12 data never takes the last
+//! [`KEPT_SEGMENTS`]. One is for records that make space or end work, so that the log continues
+//! while two checkpoints make it shorter. The other is only for an opening, the mark of a
+//! checkpoint, and a log that failed. P13 there is also space for the nodes of a checkpoint, up to
+//! [`Space::need_nodes`] pairs, so that operations that make space can become durable. P14 there is
+//! also space for accepted content, which neither new content nor the log takes. P15 data, the log
+//! and accepted content leave one more segment to the cleaner, and during a pass as many as the pass
+//! counts on. The cleaner leaves all others, unless it could not begin without one of them. P24
+//! only checkpoints take nodes, and no change is accepted for which the next ones would have none.
+//! New content leaves the nodes that a removal or a truncate may need; operations that make space,
+//! and content accepted before, may use them.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -28,6 +28,7 @@ pub(crate) mod usage_table;
 use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::usage::Stream;
+pub(crate) use crate::space::admission::{Need, OtherNeeds};
 use crate::space::nodes::NodeSlots;
 use crate::space::segment::{Deltas, Phase, Plan, Segment, Segments};
 use forebay_base::{Error, ErrorKind, Result};
@@ -38,36 +39,10 @@ pub(crate) const KEPT_SEGMENTS: u64 = 2;
 const KEPT_FROM_LOG: u64 = 1;
 /// So often what is written between checkpoints for want of room doubles, if they bring none.
 const FRUITLESS_MOST: u32 = 3;
-/// Marks of checkpoints that the log has room for beside all promises: room is made by two.
+/// Marks of checkpoints that the log has space for in addition to all grants: two make space.
 const MARKS: u64 = 2;
 
-/// Who asks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// Something new: leaves the kept segments alone, and what accepted dirt needs.
-    New,
-    /// Makes room, or makes durable what was promised before.
-    Urgent,
-    /// Was admitted before, or nothing goes on without it: counted, and never refused.
-    Outstanding,
-}
-
-/// What else wants room while the log does.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Beside {
-    /// Bytes that accepted dirt takes of segments (P14).
-    pub dirt: u64,
-    /// Bytes that are for the last blocks of files that are cut (P23).
-    pub edges: u64,
-    /// Bytes of segments that were given out and are in nobody's use: dirt may have them.
-    pub held: u64,
-    /// Pairs of nodes that checkpoints may need then (P13).
-    pub pairs: u64,
-    /// Pairs that what is new leaves to what makes room (P24).
-    pub spare: u64,
-}
-
-/// What was written, bytes: of the log itself, of content in its records, which stays there, of data.
+/// Written bytes: of the log itself, of content in its records, which stays there, and of data.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Bytes {
     pub log: u64,
@@ -75,14 +50,14 @@ pub(crate) struct Bytes {
     pub data: u64,
 }
 
-/// See the module.
+/// Segments, addresses for nodes, heads of streams, and the grants.
 pub(crate) struct Space {
     layout: Layout,
     pub segments: Segments,
     pub nodes: NodeSlots,
-    /// Pairs of nodes that checkpoints may need (P13), and those that what makes room may want beside (P24).
+    /// Pairs of nodes that checkpoints may need (P13), and operations that make space (P24).
     need_nodes: (u64, u64),
-    /// Pairs that whoever writes content leaves to checkpoints at least (P25).
+    /// Pairs that writes of content leave to checkpoints at least (P25).
     least_nodes: u64,
     /// Nodes that were taken since the last freeze, pairs.
     nodes_taken: u64,
@@ -99,11 +74,13 @@ pub(crate) struct Space {
     fruitless: u32,
     /// Sum of promises, bytes.
     promised: u64,
-    /// Open data segment, and the first byte that nobody has.
+    /// How often operations recorded a change.
+    recorded: u64,
+    /// Open data segment, and the first byte that was not given out.
     data: Option<Place>,
     /// The segment that the cleaner fills, and the first byte that is not written.
     clean: Option<Place>,
-    /// Segments that it will fill beside that one (P15).
+    /// Segments that it will fill in addition (P15).
     clean_planned: u64,
 }
 
@@ -124,14 +101,15 @@ impl Space {
             frozen_bytes: 0,
             fruitless: 0,
             promised: 0,
+            recorded: 0,
             data: None,
             clean: None,
             clean_planned: 0,
         }
     }
 
-    /// An open log segment with content in it does not come free when the log has gone on: one more is kept
-    /// in its stead.
+    /// An open log segment that has content is not free after the log has left it: one more is kept
+    /// instead.
     fn kept_content(&self) -> u64 {
         u64::from(self.log_has_content)
     }
@@ -141,13 +119,14 @@ impl Space {
         kept + self.nodes.segments_for(pairs)
     }
 
-    /// Segments that dirt takes for which there are `beside` bytes in segments that are open or held.
+    /// Segments that `dirt` bytes of accepted content take if open or held ones have `beside` bytes
+    /// for it.
     fn dirt_segments(&self, dirt: u64, beside: u64) -> u64 {
         dirt.saturating_sub(self.data_left() + beside).div_ceil(self.layout.segment_bytes())
     }
 
-    /// Bytes that the log surely takes beside what `room` says.
-    fn log_room(&self, need: Need, room: &Beside) -> u64 {
+    /// Bytes that the log surely takes if `room` is left to others.
+    fn log_room(&self, need: Need, room: &OtherNeeds) -> u64 {
         let kept = self.left_alone(KEPT_FROM_LOG + self.kept_for_cleaner(), room.pairs);
         let free = self.segments.free().saturating_sub(kept);
         let own = KEPT_SEGMENTS - KEPT_FROM_LOG;
@@ -158,7 +137,7 @@ impl Space {
             }
             Need::Urgent | Need::Outstanding => {
                 let dirt = self.dirt_segments(room.dirt, room.held);
-                // Dirt cannot have what is kept for the log.
+                // Accepted content cannot use the segment that is kept for the log.
                 free.saturating_sub(dirt).max(own.min(free))
             }
         };
@@ -181,9 +160,9 @@ impl Space {
         self.nodes_taken
     }
 
-    /// Whether checkpoints would not find their nodes: then nothing more is changed, though the open log
-    /// segment may have room for it (P24).
-    pub fn lacks_nodes(&self, need: Need, room: &Beside) -> bool {
+    /// Whether checkpoints would lack nodes: then no more changes are accepted, even if the open log
+    /// segment has space for them (P24).
+    pub fn lacks_nodes(&self, need: Need, room: &OtherNeeds) -> bool {
         let wanted = match need {
             Need::New => {
                 let dirt = self.dirt_segments(room.dirt + room.edges, room.held);
@@ -197,7 +176,7 @@ impl Space {
     }
 
     /// Promises `cost` bytes of the log (P11), or `NoSpace`.
-    pub fn promise(&mut self, cost: u64, need: Need, room: &Beside) -> Result<()> {
+    pub fn promise(&mut self, cost: u64, need: Need, room: &OtherNeeds) -> Result<()> {
         let is_full =
             self.lacks_nodes(need, room) || self.promised + cost > self.log_room(need, room);
         if need != Need::Outstanding && is_full {
@@ -215,12 +194,23 @@ impl Space {
         self.promised = self.promised.saturating_sub(cost);
     }
 
+    /// An operation recorded a change, for which it had space.
+    pub fn note_recorded(&mut self) {
+        self.recorded += 1;
+    }
+
+    /// How often operations recorded a change: a task that lacks space, and sees this grow, lost it
+    /// to another one.
+    pub fn recorded(&self) -> u64 {
+        self.recorded
+    }
+
     /// The open log segment is filled up to `head`.
     pub fn log_head(&mut self, head: u64) {
         self.log_left = self.layout.left(head);
     }
 
-    /// Bytes of data that there is room for beside all promises, dirt aside.
+    /// Bytes of data that there is space for after all grants; accepted content is not counted.
     pub fn data_room(&self) -> u64 {
         let free = self.free_beside(self.kept_for_cleaner());
         self.data_left() + free * self.layout.segment_bytes()
@@ -228,12 +218,12 @@ impl Space {
 
     /// The same for what was accepted before, which may have what is kept from what is new (P14).
     pub fn owed_room(&self) -> u64 {
-        self.over_room(self.need_nodes.0)
+        self.overwrite_space(self.need_nodes.0)
     }
 
-    /// The same for what takes the place of stored content (P25), if checkpoints may need `pairs` of nodes:
-    /// what these, the log and the cleaner go on with is left alone, and no more.
-    pub fn over_room(&self, pairs: u64) -> u64 {
+    /// The same for overwrites of stored content (P25), if checkpoints may need `pairs` of nodes.
+    /// They leave what checkpoints, the log and the cleaner need to continue, and no more.
+    pub fn overwrite_space(&self, pairs: u64) -> u64 {
         let free = self.segments.free();
         let kept = self.kept_least(pairs.max(self.least_nodes)) + self.kept_for_cleaner();
         let free = free.saturating_sub(kept);
@@ -259,20 +249,20 @@ impl Space {
         self.need_nodes.0 + self.need_nodes.1
     }
 
-    /// Free segments beside kept ones, nodes, the log, and so many more.
+    /// Free segments without kept ones, those of nodes and the log, and `more` others.
     fn free_beside(&self, more: u64) -> u64 {
         self.segments.free().saturating_sub(self.kept_least(self.nodes_kept()) + more)
     }
 
-    /// One segment more is left alone, so that there is where the cleaner can put all that is live in
-    /// another one; and what it has counted on (P15).
+    /// One more segment is left alone, into which the cleaner can move all live data of another one;
+    /// and those that a pass counts on (P15).
     fn kept_for_cleaner(&self) -> u64 {
         u64::from(self.clean_left() < self.layout.segment_bytes()).max(self.clean_planned)
     }
 
-    /// Segments that the cleaner may fill beside `dirt` bytes of accepted content, which may have `held`
-    /// bytes of what was given out and is in nobody's use: those of data, the one that
-    /// is kept for it, and those that are kept for nodes of what makes room (P24), for so does it.
+    /// Segments that the cleaner may fill, with `dirt` bytes of accepted content that may use `held`
+    /// bytes given out and not in use: those of data, the one kept for the cleaner, and those kept
+    /// for nodes of operations that make space (P24), because the cleaner makes space.
     pub fn clean_segments(&self, dirt: u64, held: u64) -> u64 {
         let (free, dirt) = (self.segments.free(), self.dirt_segments(dirt, held));
         let room = free.saturating_sub(self.kept_least(self.need_nodes.0) + dirt);
@@ -289,13 +279,13 @@ impl Space {
         self.clean.map_or(0, |at| self.layout.segment_bytes() - u64::from(at.offset))
     }
 
-    /// Segments that are kept for the cleaner from now on, beside the one that it fills, until it takes them
-    /// or says so again.
+    /// Keeps segments for the cleaner, in addition to the one that it fills, until it takes them or
+    /// calls this again.
     pub fn plan_clean(&mut self, segments: u64) {
         self.clean_planned = segments;
     }
 
-    /// See [`Self::plan_clean`].
+    /// Segments that are kept for the pass in progress.
     pub fn clean_planned(&self) -> u64 {
         self.clean_planned
     }
@@ -381,16 +371,16 @@ impl Space {
         self.log_has_content = true;
     }
 
-    /// So much of the open log segment is used that another one would give room, once this is free; or
-    /// content is in it, which would keep it from coming free later.
+    /// Whether it pays to leave the open log segment: it is half full, or it has content, which would
+    /// keep it from becoming free later.
     pub fn log_is_used(&self) -> bool {
         let used = self.log_has_content || self.log_left < self.layout.log_bytes() / 2;
         self.segments.free() > 0 && used
     }
 
-    /// Content in the log is at the expense of what is new: whether there is room for `cost` bytes of it, and
-    /// a segment more ([`Self::kept_content`]).
-    pub fn has_room_for_content(&self, cost: u64, room: &Beside) -> bool {
+    /// Whether the log has space for `cost` bytes of content, and for one more segment
+    /// ([`Self::kept_content`]). Content in the log takes space from new content.
+    pub fn has_room_for_content(&self, cost: u64, room: &OtherNeeds) -> bool {
         self.promised + cost + self.layout.log_bytes() <= self.log_room(Need::New, room)
     }
 
@@ -405,11 +395,11 @@ impl Space {
         self.written
     }
 
-    /// A freeze: what of the log comes now is counted anew. `left`: bytes of a segment that are left over.
+    /// A freeze: written bytes are counted anew. `left`: unused bytes of a segment.
     pub fn freeze(&mut self, left: &dyn Fn(u32) -> u64) {
         let Bytes { log, content, data } = std::mem::take(&mut self.written);
         (self.frozen_bytes, self.nodes_taken) = (log + content + data, 0);
-        // An open segment of which nothing is live, and that nobody writes to, is not kept for its rest.
+        // An open segment without live data and without writes is not kept for its rest.
         if let Some(open) = self.data
             && u64::from(open.offset) > self.layout.segment_bytes() / 8
             && self.segments.is_idle(open.segment, left(open.segment))
@@ -431,8 +421,8 @@ impl Space {
         free <= u64::from(self.layout.segments) / 8
     }
 
-    /// What is written between two checkpoints for want of room: where content is overwritten here and there
-    /// no segment dies with them, and each writes the tree.
+    /// Bytes that are written between two checkpoints for lack of space. Each checkpoint writes the
+    /// tree, and after scattered overwrites no segment dies with it.
     pub fn short_bytes(&self, room: u64) -> u64 {
         (room / 4).max(self.layout.segment_bytes() / 2) << self.fruitless
     }
@@ -442,8 +432,7 @@ impl Space {
         self.fruitless = (self.fruitless + 1).min(FRUITLESS_MOST);
     }
 
-    /// A segment for nodes in the stead of one that a write to failed, if one is free that nobody was
-    /// promised.
+    /// Replaces a segment of nodes after a failed write, if a segment is free that is not granted.
     pub fn add_sound(&mut self) -> bool {
         if !self.may_open_owed() {
             return false;

@@ -25,6 +25,7 @@ mod late;
 mod limits;
 mod log;
 mod log_end;
+mod maintenance;
 mod many;
 mod names;
 mod node_places;

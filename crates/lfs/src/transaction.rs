@@ -5,23 +5,33 @@
 //! No locks: the volume's state lock covers it.
 
 mod admission;
+mod age;
 mod allocated;
 pub(crate) mod append;
 mod attributes;
 mod block_lookup;
 mod capacity;
+pub(crate) mod cleaning;
+mod commit;
+pub(crate) mod counters;
 mod evict;
 pub(crate) mod frozen;
 mod inode;
 pub(crate) mod items;
+pub(crate) mod lifecycle;
 mod load;
 mod lookup;
 pub(crate) mod memory;
 mod namei;
 mod openers;
 pub(crate) mod options;
+pub(crate) mod outstanding;
 mod places;
 mod queue;
+pub(crate) mod relief;
+pub(crate) mod requests;
+pub(crate) mod reservations;
 pub(crate) mod resources;
 pub(crate) mod state;
+pub(crate) mod sync_errors;
 mod windows;

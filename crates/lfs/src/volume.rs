@@ -1,15 +1,15 @@
-//! A volume: made, opened, shared by whoever has it open.
+//! A volume: made, opened, shared by its users.
 //!
 //! How it is found again is in [`crate::recover::open`].
 //!
 //! Locks: see the crate.
 
-mod commit;
 pub(crate) mod digest;
 pub(crate) mod extents;
 pub(crate) mod fsck;
 pub(crate) mod grow;
 pub(crate) mod info;
+mod jobs;
 mod listing;
 pub(crate) mod maintenance;
 pub(crate) mod open_file;
@@ -22,7 +22,7 @@ use crate::checkpoint::{Checkpoints, How};
 use crate::clean::Cleaner;
 use crate::device::layout::Layout;
 use crate::device::slots;
-use crate::files::read_ahead::Near;
+use crate::files::open_files::OpenFiles;
 use crate::format::change::Change;
 use crate::format::extent::Extent;
 use crate::format::features::{Access, Features, SHORT_EXTENTS};
@@ -37,29 +37,33 @@ use crate::log::staging::Staging;
 use crate::log::{Head, Log};
 use crate::names::name_cache::Remembered;
 use crate::recover::open::{Opened, find, fresh_head};
+use crate::recover::repair::Repair;
 use crate::recover::rollforward::Found;
 use crate::space::Need;
 use crate::space::admission::Dirt;
 use crate::space::alloc::Allocator;
-use crate::space::nodes::{NodeOwner, VolumeStore};
+use crate::space::nodes::VolumeStore;
 use crate::space::usage_table::usage_nodes;
+use crate::transaction::cleaning::Cleaning;
 use crate::transaction::memory::Memory;
 use crate::transaction::options::OpenOptions;
 use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
+use crate::volume::maintenance::Maintenance;
 use forebay_base::buf::DataRef;
-use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
-use forebay_base::sync::{Arc, Mutex};
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::AtomicBool;
+use forebay_base::task::WaitQueue;
 use forebay_base::units::MIB;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, io};
-use forebay_cache::dirty::domain::{Domain, Stay};
 use forebay_vfs::Timestamp;
 use std::ops::Deref;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
-/// Fewest segments of a volume: three kept, two of the tree, one of each other stream, some to fill.
+/// Fewest segments of a volume: three kept, two of the tree, one of each other stream, some to
+/// fill.
 const SEGMENTS_MIN: u64 = 10;
 
 /// How a volume is made.
@@ -75,7 +79,7 @@ pub struct CreateOptions {
     pub short_extents: bool,
     /// Name of the volume among all volumes.
     pub uuid: [u8; 16],
-    /// Secret: what somebody else writes must not verify. From the system's random numbers.
+    /// Secret: what others write must not verify. From the system's random numbers.
     pub nonce: [u8; 16],
     /// When.
     pub now: Timestamp,
@@ -108,27 +112,16 @@ impl CreateOptions {
     }
 }
 
-/// What a volume's users share.
+/// What the users of a volume share.
 pub(crate) struct Inner {
-    pub resources: Resources,
-    pub near: Near,
-    /// Held while a mapping is made or let go of: see [`crate::files::content`].
-    pub making: Mutex<()>,
-    /// Of all content, if there is a cache.
-    pub domain: Option<Arc<Domain>>,
-    /// Its flusher is there for one small file after the other.
-    pub _stays: Option<Stay>,
-    pub me: Weak<Inner>,
-    pub checkpoints: Checkpoints,
+    pub resources: Arc<Resources>,
+    pub files: Arc<OpenFiles>,
+    pub checkpoints: Arc<Checkpoints>,
     pub cleaner: Cleaner,
-    /// What has changed waits to be old enough for a checkpoint.
-    pub is_ageing: AtomicBool,
-    /// Leaves are being read ahead of who goes through inodes in order.
+    pub maintenance: Arc<Maintenance>,
+    pub me: Weak<Inner>,
+    /// Leaves are being read ahead for a client that scans inodes in order.
     pub is_reading_on: AtomicBool,
-    /// Of what was removed, bytes: so much was to come free at once (W17).
-    pub settling_bytes: AtomicU64,
-    /// It turned read-only: the reason is in the state.
-    pub is_stopped: AtomicBool,
     /// What is wrong with the log of a volume that is open for reading.
     pub damage: Option<Error>,
     pub names: Remembered,
@@ -142,18 +135,10 @@ impl Deref for Inner {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // Y12: nobody finds it again.
-        let left = self.state.lock().left.take_all();
-        self.drop_left(left);
-    }
-}
-
 /// How the trees of a volume are reached.
 pub(crate) struct Parts {
     pub tree: Tree,
-    store: std::sync::Arc<VolumeStore>,
+    store: Arc<VolumeStore>,
 }
 
 impl Parts {
@@ -165,8 +150,8 @@ impl Parts {
         options: &OpenOptions,
     ) -> Self {
         let layout = Layout::of(superblock, align);
-        let store = std::sync::Arc::new(VolumeStore::new(device.clone(), layout));
-        let cache = std::sync::Arc::new(NodeCache::new(options.node_cache_bytes));
+        let store = Arc::new(VolumeStore::new(device.clone(), layout));
+        let cache = Arc::new(NodeCache::new(options.node_cache_bytes));
         let tree = Tree::new(store.clone(), cache, superblock.geometry, layout.seal);
         Self { tree, store }
     }
@@ -174,7 +159,7 @@ impl Parts {
 
 /// An open volume. Clones share it.
 #[derive(Clone)]
-pub struct Volume(pub(crate) std::sync::Arc<Inner>);
+pub struct Volume(pub(crate) Arc<Inner>);
 
 /// Bytes that groups of records on this device are padded to.
 pub(crate) fn align_of(device: &DeviceRef) -> u32 {
@@ -210,7 +195,7 @@ impl Volume {
         let options = OpenOptions::default();
         let parts = Parts::of(device, &superblock, layout.align, &options);
         let volume = Self::assemble(device, world, &options, (&superblock, opened), parts).await?;
-        volume.0.checkpoint(How::Fresh).await?;
+        volume.0.checkpoints.make(How::Fresh).await?;
         // Every slot says the same: nothing follows.
         let mut superblock = volume.0.checkpoints.superblock();
         superblock.state = STATE_CLEAN;
@@ -266,12 +251,12 @@ impl Volume {
         let is_clean = opened.is_clean;
         let volume = Self::assemble(device, world, options, (&superblock, opened), parts).await?;
         if options.read_only {
-            volume.0.state.lock().is_read_only = true;
+            volume.0.state.lock().life.open_for_reading();
             return Ok(volume);
         }
         match is_clean {
-            true => volume.0.begin_life().await?,
-            false => volume.0.checkpoint(How::Fresh).await.map_err(for_reading)?,
+            true => volume.0.checkpoints.begin_life().await?,
+            false => volume.0.checkpoints.make(How::Fresh).await.map_err(for_reading)?,
         }
         volume.remove_orphans().await;
         Ok(volume)
@@ -287,51 +272,56 @@ impl Volume {
         let Opened { mut found, usage, .. } = opened;
         found.state.space.segments.discards = options.discard && device.limits().discard;
         let domain = options.cache.as_ref().map(|cache| cache.dirty.domain(None));
-        found.state.fate.overlay_bytes = options.overlay_bytes;
+        found.state.life.bound_changes(options.overlay_bytes);
         found.state.dirt = Arc::new(Dirt::of(domain.clone()));
-        let stays = domain.as_ref().map(Domain::stay);
-        let layout = found.state.layout;
-        let (segments, seal) = (layout.segments, layout.seal);
-        let nodes = usage_nodes(segments, layout.geometry, seal).await?;
-        let checkpoints = Checkpoints::new(superblock.clone(), usage, nodes);
+        let Found { state, head, damage, .. } = found;
+        let layout = state.layout;
+        let nodes = usage_nodes(layout.segments, layout.geometry, layout.seal).await?;
         let Parts { tree, store } = parts;
-        let resources = Resources {
+        let resources = Arc::new_cyclic(|me: &Weak<Resources>| Resources {
             device: device.clone(),
             world: world.clone(),
             options: options.clone(),
             layout,
-            state: Mutex::new(found.state),
-            log: Arc::new(Log::new(found.head)),
+            state: Mutex::new(state),
+            log: forebay_base::sync::Arc::new(Log::new(head)),
+            repair: Box::new(Repair(me.clone())),
             alloc: Allocator::new(options.alloc, options.serialized_dio_pages, options.lock_points),
-            staging: std::sync::Arc::new(Staging::new(device.clone(), options.plant)),
+            staging: Arc::new(Staging::new(device.clone(), options.plant)),
             memory: Memory::new(options),
             plant: options.plant,
             tree,
             store,
-        };
-        let inner = std::sync::Arc::new_cyclic(|me: &Weak<Inner>| Inner {
-            resources,
-            near: Near::default(),
-            making: Mutex::default(),
-            domain,
-            _stays: stays,
-            me: me.clone(),
-            checkpoints,
-            cleaner: Cleaner::new(),
+            requests: Arc::default(),
+            cleaning: Cleaning::default(),
             is_ageing: AtomicBool::new(false),
-            is_reading_on: AtomicBool::new(false),
-            settling_bytes: AtomicU64::new(0),
             is_stopped: AtomicBool::new(false),
-            damage: found.damage,
+            reservation_ended: WaitQueue::new(),
+            me: me.clone(),
+        });
+        let files = OpenFiles::new(resources.clone(), domain);
+        let checkpoints =
+            Arc::new(Checkpoints::new(files.clone(), superblock.clone(), usage, nodes));
+        let inner = Arc::new_cyclic(|me: &Weak<Inner>| Inner {
+            maintenance: Maintenance::new(resources.requests.clone()),
+            cleaner: Cleaner::new(checkpoints.clone()),
+            resources,
+            files,
+            checkpoints,
+            me: me.clone(),
+            is_reading_on: AtomicBool::new(false),
+            damage,
             names: Remembered::default(),
         });
-        let owner: Weak<dyn NodeOwner> = inner.me.clone();
+        let owner: Weak<Checkpoints> = Arc::downgrade(&inner.checkpoints);
         inner.store.attach(owner);
+        let maintainer: Weak<Inner> = inner.me.clone();
+        inner.requests.attach(maintainer);
         Ok(Self(inner))
     }
 
-    /// What was open without a name when the last life ended goes. What cannot go is no reason not to open
-    /// the volume: it is tried again when there is room, or by the next opening.
+    /// What was open without a name when the last life ended goes. What cannot go is no reason not
+    /// to open the volume: it is tried again when there is room, or by the next opening.
     async fn remove_orphans(&self) {
         let orphans: Vec<u64> = self.0.state.lock().orphans.iter().copied().collect();
         for ino in orphans {
@@ -346,7 +336,7 @@ impl Volume {
             if let Err(error) = removed.await {
                 log::warn!("#{ino} without a name stays for now: {error}");
                 let mut state = self.0.state.lock();
-                if state.nodes.contains_key(&ino) {
+                if state.nodes.contains(ino) {
                     state.unremoved.insert(ino);
                 }
             }
@@ -360,26 +350,26 @@ impl Volume {
 
     /// Makes a checkpoint: what is behind it is not gone through again by a recovery.
     pub async fn checkpoint(&self) -> Result<()> {
-        self.0.checkpoint(How::Log).await
+        self.0.checkpoints.make(How::Log).await
     }
 
-    /// Makes everything durable, and says so where nobody else changes anything: then the next opening has
-    /// no log to read, and nothing can be changed any more. Who wants to know whether that worked calls it
-    /// before the last reference goes.
-    /// One that failed is to be tried again; until one works it may be that nothing can be changed any more.
+    /// Makes everything durable, and says so if nothing is changed concurrently: then the next
+    /// opening has no log to read, and nothing can be changed any more. A caller that wants to know
+    /// whether that worked calls it before the last reference goes. A close that failed is to be
+    /// tried again; until one works it may be that nothing can be changed any more.
     pub async fn close(&self) -> Result<()> {
         if self.0.options.read_only {
-            self.0.near.clear(&self.0.staging);
+            self.0.files.near.clear(&self.0.staging);
             return Ok(());
         }
         if self.0.checkpoints.is_closing() {
-            self.0.checkpoint(How::Close).await?;
+            self.0.checkpoints.make(How::Close).await?;
         }
         // What is accepted may need the room that the cleaner makes.
-        self.0.sync_everything().await?;
+        self.0.files.sync_everything().await?;
         let _stopped = self.0.cleaner.stop().await;
-        self.0.checkpoint(How::Close).await?;
-        self.0.near.clear(&self.0.staging);
+        self.0.checkpoints.make(How::Close).await?;
+        self.0.files.near.clear(&self.0.staging);
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! What a checkpoint tells the trees: pieces of content, items with what else became known of them, and whose
-//! content it is.
+//! What a checkpoint tells the trees: pieces of content, items with what else became known of them,
+//! and whose content it is.
 //!
 //! No locks.
 
@@ -63,7 +63,7 @@ impl State {
     /// from what the checkpoint merges.
     pub(crate) fn half_rename(&mut self) -> Option<KeyBytes> {
         let mut gone = None;
-        for record in &self.queue {
+        for record in self.queue.iter() {
             let mut reader = Reader::new("record", &record.body);
             while reader.remaining() > 0 {
                 let geometry = &self.layout.geometry;

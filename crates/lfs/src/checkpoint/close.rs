@@ -1,13 +1,12 @@
 //! The last checkpoint of a life: its slot says that nothing follows.
 //!
-//! Invariant: H16 from the moment in which that slot is given to the device, nothing follows: if it fails, or
-//! nobody waits for it any more, it may be durable all the same, and what followed would not be looked for.
-//! The volume stays closed, and the next checkpoint or close writes that slot again.
+//! Invariant: H16 from the moment in which that slot is given to the device, nothing follows: if it
+//! fails, or its task is dropped, it may be durable all the same, and recovery would not look for
+//! what followed. The volume stays closed, and the next checkpoint or close writes that slot again.
 //!
 //! Locks: that of the turn; none across a wait.
 
 use super::Checkpoints;
-use crate::volume::Inner;
 use forebay_base::Result;
 
 impl Checkpoints {
@@ -17,22 +16,25 @@ impl Checkpoints {
     }
 }
 
-impl Inner {
+impl Checkpoints {
     /// Nothing follows the mark: from now on nothing will. False if something does.
     pub(super) fn seal(&self) -> Result<bool> {
         let mut state = self.state.lock();
         let ticket = state.frozen.as_ref().map_or(0, |frozen| frozen.ticket);
-        state.is_closed = state.next_ticket == ticket + 1 && state.shares.is_empty();
-        Ok(state.is_closed)
+        let is_last = state.queue.last_ticket() == ticket && state.reservations.is_empty();
+        if is_last {
+            state.life.close();
+        }
+        Ok(is_last)
     }
 
-    /// The slot that says that nothing follows, once more if it has failed. What it leads to is flushed, and
-    /// nothing has changed since (H16).
+    /// The slot that says that nothing follows, once more if it has failed. What it leads to is
+    /// flushed, and nothing has changed since (H16).
     pub(crate) async fn write_last_slot(&self) -> Result<()> {
-        let closing = self.checkpoints.turn.lock().closing.as_ref().map(|c| c.superblock.clone());
+        let closing = self.turn.lock().closing.as_ref().map(|c| c.superblock.clone());
         let Some(mut superblock) = closing else { return Ok(()) };
         self.write_slots(&mut superblock, self.log.failures()).await?;
-        let settled = self.checkpoints.turn.lock().closing.take();
+        let settled = self.turn.lock().closing.take();
         if let Some(mut settled) = settled {
             let number = superblock.checkpoint;
             settled.superblock = superblock;

@@ -13,9 +13,8 @@
 //!
 //! Lock: the state lock; none across a wait.
 
-use crate::checkpoint::How;
+use crate::checkpoint::{Checkpoints, How};
 use crate::device::slots;
-use crate::volume::Inner;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};
 
@@ -24,20 +23,11 @@ fn is_loss(error: &Error) -> bool {
     error.kind() == ErrorKind::Corrupt
 }
 
-impl Inner {
-    /// `State::check_writable` for a volume that turned read-only, without the lock: each write
-    /// asks.
-    pub(crate) fn check_running(&self, op: &'static str) -> Result<()> {
-        match self.is_stopped.load(Ordering::Acquire) {
-            true => self.state.lock().check_writable(op),
-            false => Ok(()),
-        }
-    }
-
+impl Checkpoints {
     /// Makes a checkpoint; the caller has the turn. What is open for reading is not written (O13),
     /// and what turned read-only stays as it is (F11).
     pub(crate) async fn checkpoint_in_turn(&self, how: How) -> Result<()> {
-        if self.checkpoints.is_closing() {
+        if self.is_closing() {
             return self.write_last_slot().await;
         }
         if self.options.read_only {
@@ -77,15 +67,14 @@ impl Inner {
     fn note_checkpoint(&self, done: &Result<()>) {
         let mut state = self.state.lock();
         match done {
-            Ok(()) => state.fate.failing = None,
+            Ok(()) => state.life.checkpoint_succeeded(),
             Err(error) if is_loss(error) => {
                 log::error!("{}: the volume turns read-only: {error}", self.device.name());
-                state.fate.stopped.get_or_insert_with(|| error.clone());
-                state.is_read_only = true;
+                state.life.stop(error.clone());
                 drop(state);
                 self.is_stopped.store(true, Ordering::Release);
             }
-            Err(error) => state.fate.failing = Some(error.clone()),
+            Err(error) => state.life.checkpoint_failed(error.clone()),
         }
     }
 }

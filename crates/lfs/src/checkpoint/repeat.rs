@@ -1,20 +1,22 @@
-//! The newest checkpoint once more: another slot names the same trees and the same place in the log.
+//! The newest checkpoint once more: another slot names the same trees and the same place in the
+//! log.
 //!
-//! What died with a checkpoint is free when a second one is durable (W13, N11). Where room is wanted, that
-//! one need not have anything new in it: it costs a slot and a flush, and not a merge of whatever has changed
-//! since, which after random overwrites is a new leaf for most that there are.
+//! What died with a checkpoint is free when a second one is durable (W13, N11). Where room is
+//! wanted, that one need not have anything new in it: it costs a slot and a flush, and not a merge
+//! of whatever has changed since, which after random overwrites is a new leaf for most that there
+//! are.
 //!
-//! Invariant: H17 it follows the checkpoint that it repeats at once, in the same turn: so all that it leads
-//! to is flushed (H12), and no node that a checkpoint gave up which failed is held (N11).
+//! Invariant: H17 it follows the checkpoint that it repeats at once, in the same turn: so all that
+//! it leads to is flushed (H12), and no node that a checkpoint gave up which failed is held (N11).
 //!
-//! Locks: the turn of checkpoints is the caller's; the state lock and the turn's in turn; none across a wait.
+//! Locks: the turn of checkpoints is the caller's; the state lock and the turn's in turn; none
+//! across a wait.
 
-use super::How;
+use super::{Checkpoints, How};
 use crate::device::slots::{self, Copies};
 use crate::format::superblock::{STATE_CLEAN, Superblock};
 use crate::space::Space;
 use crate::transaction::state::State;
-use crate::volume::Inner;
 use forebay_base::Result;
 
 impl State {
@@ -27,10 +29,10 @@ impl State {
     }
 }
 
-impl Inner {
+impl Checkpoints {
     /// Makes a checkpoint, and has what is dead with it be free.
-    pub(crate) async fn checkpoint_and_free(&self, how: How) -> Result<()> {
-        let guard = self.checkpoints.turns.take().await;
+    pub async fn make_and_free(&self, how: How) -> Result<()> {
+        let guard = self.turns.take().await;
         let mut done = self.checkpoint_in_turn(how).await;
         if done.is_ok() {
             done = self.repeat().await;
@@ -42,15 +44,15 @@ impl Inner {
 
     /// H17. Its error: the one before holds, and what is dead waits for the next.
     async fn repeat(&self) -> Result<()> {
-        let mut superblock = self.checkpoints.superblock();
-        let is_over = self.state.lock().is_closed || superblock.state & STATE_CLEAN != 0;
+        let mut superblock = self.superblock();
+        let is_over = self.state.lock().life.is_closed() || superblock.state & STATE_CLEAN != 0;
         if is_over {
             return Ok(());
         }
         superblock.checkpoint += 1;
         self.write_slots(&mut superblock, self.log.failures()).await?;
         let number = superblock.checkpoint;
-        self.checkpoints.turn.lock().superblock = superblock;
+        self.turn.lock().superblock = superblock;
         self.state.lock().settle_repeated(number);
         Ok(())
     }
@@ -82,7 +84,7 @@ impl Inner {
     }
 
     async fn write_state(&self, superblock: &Superblock, failures: u64) -> Result<Copies> {
-        let hold = self.checkpoints.turns.hold();
+        let hold = self.turns.hold();
         let copies = slots::write_either(&self.device, superblock, hold).await?;
         self.flush_all().await?;
         self.unfailed(failures)?;
@@ -101,9 +103,10 @@ mod tests {
 
     const LEN: usize = 256 << 10;
 
-    /// What had died came free with a second checkpoint, which merged all that had been overwritten at random
-    /// meanwhile: most leaves of the tree, for nothing. H17: what comes free by the slot alone is used again,
-    /// and everything is there after a power cut, also if that slot is lost.
+    /// What had died became free with a second checkpoint, which merged all that had been
+    /// overwritten at random meanwhile: most leaves of the tree, for nothing. H17: what becomes
+    /// free by the slot alone is used again, and everything is there after a power cut, also if
+    /// that slot is lost.
     #[test]
     fn h17_what_is_dead_is_free_when_a_slot_says_so_again() {
         for loses_slot in [false, true] {
@@ -125,7 +128,7 @@ mod tests {
                 let (number, merged, dead) = count();
                 assert!(dead, "what was overwritten is");
                 let free = inner.state.lock().space.segments.free();
-                inner.checkpoint_and_free(How::Log).await.unwrap();
+                inner.checkpoints.make_and_free(How::Log).await.unwrap();
                 assert_eq!(count(), (number + 2, merged + 1, false));
                 assert!(inner.state.lock().space.segments.free() > free);
                 let dead = |(_, this): &(u32, &crate::space::segment::Segment)| {
@@ -137,7 +140,7 @@ mod tests {
                     write(&file, 0, &[fill; LEN]).await.unwrap();
                     file.sync(true).await.unwrap();
                 }
-                assert_eq!(count().0, number + 2, "nobody has made one meanwhile");
+                assert_eq!(count().0, number + 2, "no other was made meanwhile");
                 inner.checkpoints.superblock()
             });
             disk.world().stop();

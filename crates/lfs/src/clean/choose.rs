@@ -1,30 +1,32 @@
 //! Which segments are cleaned: those that cost least for what they give, and longest.
 //!
-//! Invariants: K21 a segment is picked only if its live bytes are counted by a checkpoint that found it
-//! sealed, with nothing on its way there. K22 all that is live in what is picked fits where the cleaner may
-//! write, and that is kept for it until the pass is over. K23 what is over of a segment that is picked is
-//! given to nobody any more; none is picked whose rest accepted content was counted on. K24 what is dead and
-//! comes free by checkpoints alone counts as free: nothing is moved for it.
+//! Invariants: K21 a segment is picked only if its live bytes are counted by a checkpoint that
+//! found it sealed, with nothing on its way there. K22 all that is live in what is picked fits
+//! where the cleaner may write, and that is kept for it until the pass is over. K23 what is left
+//! over of a segment that is picked is given out no more; none is picked whose rest accepted
+//! content was counted on. K24 what is dead and becomes free by checkpoints alone counts as free:
+//! nothing is moved for it.
 //!
-//! Lock: the state lock, then the turn; for a look at all segments, if one has changed since.
+//! Lock: the state lock, then the cleaner's record; for a look at all segments, if one has changed
+//! since.
 
 use super::live::{FOUND_BYTES, Victims};
-use super::{Hurry, Turn};
+use super::{Cleaner, Hurry, Record};
 use crate::space::Need;
 use crate::space::segment::{Known, Phase, Segment};
 use crate::transaction::state::State;
-use crate::volume::Inner;
 use std::collections::BTreeSet;
 
-/// Share of a segment that may be live, of 100, for it to be cleaned in the background: when little is free,
-/// when nothing is.
+/// Share of a segment that may be live, of 100, for it to be cleaned in the background: when little
+/// is free, when nothing is.
 const LIVE_MOST: (u64, u64) = (75, 95);
-/// Segments that a pass is for that somebody waits for, and the part of all that it is for, if that is
-/// more: each pass goes through the tree, and checkpoints follow it.
+/// Segments that a pass is to free for a task that waits, and the share of all segments, if that is
+/// more: each pass reads the tree, and checkpoints follow it.
 const GAIN_NOW: u64 = 2;
 const GAIN_NOW_SHARE: u64 = 32;
-/// The part of what is not live that is free before anything is cleaned: the more of it lies in segments, the
-/// less is live in each, and has to be moved; the less of it does, the more each pass brings.
+/// The part of what is not live that is free before anything is cleaned: the more of it lies in
+/// segments, the less is live in each, and has to be moved; the less of it does, the more each pass
+/// brings.
 const SPARE_SHARE: u64 = 4;
 /// Segments below which something is cleaned at least, where cleaning is wanted at all.
 const LOW_LEAST: u64 = 3;
@@ -43,7 +45,7 @@ struct Candidate {
 struct Levels {
     /// Bytes.
     room: u64,
-    /// Bytes that come free by checkpoints alone.
+    /// Bytes that become free by checkpoints alone.
     coming: u64,
     /// Bytes below which segments are cleaned.
     low: u64,
@@ -57,7 +59,7 @@ impl State {
     }
 }
 
-impl Inner {
+impl Cleaner {
     fn levels(&self) -> Levels {
         let percent = u64::from(self.options.clean_percent.min(50));
         let (segments, bytes) = (u64::from(self.layout.segments), self.layout.segment_bytes());
@@ -73,8 +75,8 @@ impl Inner {
         Levels { room, coming: dead * bytes, low: most.min(spare).max(least) }
     }
 
-    /// So little is free, and comes free, that it is time to clean (K24).
-    pub(super) fn is_low(&self) -> bool {
+    /// So little is free, or about to become free, that it is time to clean (K24).
+    pub fn is_low(&self) -> bool {
         let Levels { room, coming, low } = self.levels();
         room + coming < low
     }
@@ -91,8 +93,8 @@ impl Inner {
         100 - (100 * room.min(low)).checked_div(low).unwrap_or(100)
     }
 
-    /// Bytes that a pass in the background is for: as much again as there should be, for it goes through the
-    /// tree, and the checkpoint behind it writes much of that.
+    /// Bytes that a pass in the background is for: as much again as there should be, for it goes
+    /// through the tree, and the checkpoint behind it writes much of that.
     fn lacking(&self) -> u64 {
         let Levels { room, coming, low } = self.levels();
         let nodes = self.state.lock().tree_nodes * self.layout.geometry.node_bytes() as u64;
@@ -100,7 +102,7 @@ impl Inner {
         (2 * low).saturating_sub(room + coming).max(least)
     }
 
-    /// Bytes that are enough for somebody who waits.
+    /// Bytes that are enough for a task that waits.
     pub(super) fn gain_now(&self) -> u64 {
         let segments = GAIN_NOW.max(u64::from(self.layout.segments) / GAIN_NOW_SHARE);
         segments * self.layout.segment_bytes()
@@ -122,7 +124,7 @@ impl Inner {
         let bytes = self.layout.segment_bytes();
         let mut state = self.state.lock();
         if hurry == Hurry::Now {
-            // What somebody may want keeps no segment now (A13).
+            // Windows of files keep no segment now (A13).
             let State { room, space, .. } = &mut *state;
             room.return_all(space);
         }
@@ -150,7 +152,8 @@ impl Inner {
         (picked.into_iter().map(|victim| victim.segment).collect(), any)
     }
 
-    /// Counts on room for what is picked, and on what it takes to say so: as many as there is that for (K22).
+    /// Counts on room for what is picked, and on what it takes to say so: as many as there is that
+    /// for (K22).
     fn plan(&self, state: &mut State, picked: &mut Vec<Candidate>) {
         let (bytes, unit) = (self.layout.segment_bytes(), self.layout.block_bytes());
         loop {
@@ -166,13 +169,13 @@ impl Inner {
         }
     }
 
-    /// What a pass would take that somebody waits for; it has counted on its room then.
+    /// What a pass would take for a task that waits; its space is set aside then.
     #[cfg(test)]
     pub(crate) fn pick_now(&self) -> BTreeSet<u32> {
         self.pick(Hurry::Now).0
     }
 
-    /// Bytes that come free by checkpoints alone.
+    /// Bytes that become free by checkpoints alone.
     #[cfg(test)]
     pub(crate) fn coming_bytes(&self) -> u64 {
         self.state.lock().space.segments.known().dead * self.layout.segment_bytes()
@@ -188,15 +191,16 @@ impl Inner {
                 bytes * (LIVE_MOST.0 + (LIVE_MOST.1 - LIVE_MOST.0) * need / 100) / 100
             }
         };
-        let (number, now, mut found) = (self.checkpoints.merged(), state.next_sequence, Vec::new());
-        let mut turn = self.cleaner.turn.lock();
+        let (number, now, mut found) =
+            (self.checkpoints.merged(), state.counters.next_sequence(), Vec::new());
+        let mut record = self.record.lock();
         for (segment, this) in state.space.segments.iter() {
             let counted = this.phase == Phase::Sealed && this.is_settled() && this.is_content();
             let little = this.live_bytes > 0 && this.live_bytes <= most;
             if !counted || !little || this.held_bytes != state.room.left_of(segment) {
                 continue;
             }
-            if turn.is_stubborn(segment, this, number) {
+            if record.is_stubborn(segment, this, number) {
                 continue;
             }
             let (live, age) = (this.live_bytes, now.saturating_sub(this.since) as f64);
@@ -209,8 +213,8 @@ impl Inner {
         found
     }
 
-    /// Seals segments that are open and have something dead, where nothing else is to be had (P25). False:
-    /// there are none.
+    /// Seals segments that are open and have something dead, where nothing else is to be had (P25).
+    /// False: there are none.
     pub(super) fn seal_open(&self) -> bool {
         let mut state = self.state.lock();
         let State { room, space, .. } = &mut *state;
@@ -222,21 +226,21 @@ impl Inner {
     pub(super) fn note_tried(&self, victims: &Victims, bad: &BTreeSet<u32>) {
         let number = self.checkpoints.merged();
         let state = self.state.lock();
-        let mut turn = self.cleaner.turn.lock();
+        let mut record = self.record.lock();
         for segment in victims {
             let Some(this) = state.space.segments.get(*segment) else { continue };
             match bad.contains(segment) {
-                true => drop(turn.bad.insert(*segment, this.takes)),
-                false => drop(turn.tried.insert(*segment, (this.takes, number))),
+                true => drop(record.bad.insert(*segment, this.takes)),
+                false => drop(record.tried.insert(*segment, (this.takes, number))),
             }
         }
     }
 }
 
-impl Turn {
-    /// Whether something stays in this filling of a segment: it could not be moved; or all was, by a pass
-    /// that checkpoints have counted since, and it is said to hold something still, which is nowhere to be
-    /// found.
+impl Record {
+    /// Whether something stays in this filling of a segment: it could not be moved; or all was, by
+    /// a pass that checkpoints have counted since, and it is said to hold something still, which is
+    /// nowhere to be found.
     fn is_stubborn(&mut self, segment: u32, this: &Segment, number: u64) -> bool {
         let same = |takes: &u64| *takes == this.takes;
         if self.bad.get(&segment).is_some_and(same) {
@@ -258,24 +262,27 @@ mod tests {
     use crate::format::usage::Stream;
     use crate::space::segment::Segments;
 
-    /// A segment with a block that could not be read was left alone for all of that life, also when it had
-    /// been emptied and filled anew. And one that was said to hold something which no extent names was
-    /// cleaned again and again.
+    /// A segment with a block that could not be read was left alone for all of that life, also when
+    /// it had been emptied and filled anew. And one that was said to hold something which no extent
+    /// names was cleaned again and again.
     #[test]
     fn what_stays_is_of_one_filling_of_a_segment() {
         let mut segments = Segments::new(2);
         let segment = segments.take(Stream::Data).unwrap();
-        let stays = |turn: &mut Turn, segments: &Segments, number| {
-            turn.is_stubborn(segment, segments.get(segment).unwrap(), number)
+        let stays = |record: &mut Record, segments: &Segments, number| {
+            record.is_stubborn(segment, segments.get(segment).unwrap(), number)
         };
-        let mut turn = Turn::default();
-        turn.bad.insert(segment, 1);
-        assert!(stays(&mut turn, &segments, 9));
+        let mut record = Record::default();
+        record.bad.insert(segment, 1);
+        assert!(stays(&mut record, &segments, 9));
         segments.give_back(segment);
         while segments.take(Stream::Data).unwrap() != segment {}
-        assert!(!stays(&mut turn, &segments, 9), "it was filled anew");
-        turn.tried.insert(segment, (2, 9));
-        assert!(!stays(&mut turn, &segments, 10), "no checkpoint that began since has counted it");
-        assert!(stays(&mut turn, &segments, 11));
+        assert!(!stays(&mut record, &segments, 9), "it was filled anew");
+        record.tried.insert(segment, (2, 9));
+        assert!(
+            !stays(&mut record, &segments, 10),
+            "no checkpoint that began since has counted it"
+        );
+        assert!(stays(&mut record, &segments, 11));
     }
 }

@@ -9,19 +9,21 @@
 //!                    ▼               one write
 //!   to:           abbbcc             the segment that is being filled
 //! ```
-//! Invariants: C42, see [`crate::clean`]. M32 a run that is copied lies in one segment, which does not die
-//! while it is on its way: each write holds the [`Flight`] until the device is done with it, whoever still
-//! waits for it. M35 what is read together is at most as many bytes as [`Inner::ahead_bytes`] says that are
-//! live, and as many that are read over, or that buffers of little content are larger by. Beside what is
-//! written the next is read: [`COPY_TIMES`] that is in memory at a time, with what is known of each piece.
+//! Invariants: C42, see [`crate::clean`]. M32 a run that is copied lies in one segment, which does
+//! not die while it is on its way: each write holds the [`Flight`] until the device is done with
+//! it, also if its task is dropped. M35 what is read together is at most as many bytes as
+//! [`Cleaner::ahead_bytes`] says that are live, and as many that are read over, or that buffers of
+//! little content are larger by. While one part is written, the next is read: [`COPY_TIMES`] that
+//! is in memory at a time, with what is known of each piece.
 //!
 //! Locks: the state lock, when a flight ends; none across a wait.
 
+use super::Cleaner;
 use super::live::{BUFFER_LEAST, Live};
 use crate::device::slots::read_at;
 use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::place::Place;
-use crate::volume::Inner;
+use crate::transaction::resources::Resources;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::checksum::crc32c;
 use forebay_base::task::{OneReceiver, oneshot};
@@ -34,8 +36,8 @@ use std::sync::{Arc, Weak};
 
 /// Bytes of a buffer, which one write takes, at most.
 const BUFFER_BYTES: u64 = MIB;
-/// Live bytes that are read at once, while as many are being written: at most, at least, and the part of what
-/// changes may take in memory.
+/// Live bytes that are read at once, while as many are being written: at most, at least, and the
+/// part of what changes may take in memory.
 const AHEAD_BYTES: u64 = 2 * MIB;
 const AHEAD_LEAST: u64 = 64 * KIB;
 const AHEAD_SHARE: u64 = 16;
@@ -48,21 +50,21 @@ const GAP_BYTES: u64 = 16 * KIB;
 
 /// Runs on their way to the segments that are being filled (M32).
 pub(super) struct Flight {
-    inner: Weak<Inner>,
+    resources: Weak<Resources>,
     segments: BTreeSet<u32>,
 }
 
 impl Flight {
     /// To `segments`, which are counted as on their way from now on, by who holds the state.
-    pub fn new(inner: &Inner, segments: BTreeSet<u32>) -> Self {
-        Self { inner: inner.me.clone(), segments }
+    pub fn new(resources: &Resources, segments: BTreeSet<u32>) -> Self {
+        Self { resources: resources.me.clone(), segments }
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        let Some(inner) = self.inner.upgrade() else { return };
-        let mut state = inner.state.lock();
+        let Some(resources) = self.resources.upgrade() else { return };
+        let mut state = resources.state.lock();
         self.segments.iter().for_each(|segment| state.space.land(*segment));
     }
 }
@@ -116,7 +118,7 @@ async fn all(waiting: Waiting) -> Vec<Result<()>> {
     results
 }
 
-impl Inner {
+impl Cleaner {
     /// Reads, checks and writes (C42).
     pub(super) async fn copy(&self, live: Vec<Live>, flight: &Arc<Flight>) -> Result<Copied> {
         let parts = self.parts(live);
@@ -215,8 +217,8 @@ impl Inner {
         let ((tx, rx), held, me) = (oneshot(), flight.clone(), self.me.clone());
         let offset = self.layout.device_offset(part.to);
         let end = Box::new(move |Completion { data, result }| {
-            if let (true, Some(inner)) = (is_bad(&result), me.upgrade()) {
-                inner.writes_failed(&[offset]);
+            if let (true, Some(resources)) = (is_bad(&result), me.upgrade()) {
+                resources.writes_failed(&[offset]);
             }
             drop((data, held));
             tx.send(result);
@@ -268,7 +270,8 @@ impl Inner {
     }
 }
 
-/// Content in the order of places: what of it is read together (M35), and that in the order of keys.
+/// Content in the order of places: what of it is read together (M35), and that in the order of
+/// keys.
 pub(super) fn in_order(live: Vec<Live>, unit: u64, ahead: u64) -> Vec<Live> {
     let mut ordered: Vec<Live> = Vec::with_capacity(live.len());
     let (mut first, mut turn, mut bytes, mut over) = (0, 0, 0, 0);
@@ -289,7 +292,7 @@ pub(super) fn in_order(live: Vec<Live>, unit: u64, ahead: u64) -> Vec<Live> {
     ordered
 }
 
-/// Bytes that are read, or that a buffer has, beside a run that is read behind another one.
+/// Bytes that are read, or that a buffer has, in addition to a run that is read behind another.
 fn read_over(last: Option<(Place, u64)>, from: Place, len: u64) -> u64 {
     let of_its_own = BUFFER_LEAST.saturating_sub(len);
     match last.filter(|(last, _)| last.segment == from.segment) {
@@ -368,8 +371,8 @@ mod tests {
     use forebay_base::world::World;
     use std::time::Duration;
 
-    /// M35: what lies between was read, too, as much as it was: with blocks of 512 bytes 66 MiB for 2 MiB
-    /// that are live, and nobody counted it.
+    /// M35: what lies between was read, too, as much as it was: with blocks of 512 bytes 66 MiB for
+    /// 2 MiB that are live, and no bound counted it.
     #[test]
     fn m35_what_is_read_over_is_bounded() {
         const SEGMENT: u64 = 16 * MIB;
@@ -404,8 +407,9 @@ mod tests {
         }
     }
 
-    /// Whoever waited for room went away while what was copied was on its way: the segment counted as one
-    /// that nothing is on its way to, could die, and be somebody else's before the write came.
+    /// A task that waited for space was dropped while its copies were in flight: the segment
+    /// counted as one without writes in flight, could die, and belong to another owner before the
+    /// write came.
     #[test]
     fn m32_a_write_holds_its_segment_whoever_waits() {
         let setup = setup(0);
@@ -428,7 +432,7 @@ mod tests {
             let flight = Arc::new(Flight::new(inner, [to.segment].into()));
             let part = Part { turn: 0, to, live: Vec::new(), bytes: 4096 };
             let mut writing = Waiting::new();
-            inner.write_part(&part, AlignedBuf::new(4096), &flight, &mut writing);
+            inner.cleaner.write_part(&part, AlignedBuf::new(4096), &flight, &mut writing);
             drop((flight, writing));
             assert_eq!(in_flight(), 1, "it is on its way still");
             World::sleep(&**disk.world(), Duration::from_secs(1)).await;

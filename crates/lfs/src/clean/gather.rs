@@ -1,17 +1,19 @@
-//! Finds what is live in segments that are cleaned: once through the extents of the tree, and then in the
-//! order of places, so that it is read as it lies, and one segment is done before the next begins.
+//! Finds what is live in segments that are cleaned: once through the extents of the tree, and then
+//! in the order of places, so that it is read as it lies, and one segment is done before the next
+//! begins.
 //!
-//! Invariants: C45, see [`crate::clean`]. M33 what was found of a tree that is not the newest any more is
-//! looked up again before it is copied; but nothing has to be found anew: no content comes to a segment that
-//! is sealed, and what is cut in parts stays below the key that it was found by, or behind the cursor. M34
-//! what is found takes [`FOUND_BYTES`] for each extent and 4 for each block, and is bounded with what is
-//! picked. M36 of a segment no more blocks are listed than were counted there when it was picked: where
-//! the tree
-//! has more the usage table is wrong, and the segment stays as it is. An extent that was cut where the
-//! cursor stood may come once more for each checkpoint.
+//! Invariants: C45, see [`crate::clean`]. M33 what was found of a tree that is not the newest any
+//! more is looked up again before it is copied; but nothing has to be found anew: no content comes
+//! to a segment that is sealed, and what is cut in parts stays below the key that it was found by,
+//! or behind the cursor. M34 what is found takes [`FOUND_BYTES`] for each extent and 4 for each
+//! block, and is bounded with what is picked. M36 of a segment no more blocks are listed than were
+//! counted there when it was picked: where the tree has more the usage table is wrong, and the
+//! segment stays as it is. An extent that was cut where the cursor stood may come once more for
+//! each checkpoint.
 //!
 //! Lock: the state lock; none across a wait.
 
+use super::Cleaner;
 use super::live::{BUFFER_LEAST, FOUND_BYTES, Live, Victims};
 use crate::btree::Cursor;
 use crate::format::corrupt;
@@ -22,14 +24,13 @@ use crate::format::place::Place;
 use crate::format::superblock::TreeRoot;
 use crate::format::{MAX_DATA_ID, MAX_EXTENT_BLOCKS};
 use crate::transaction::state::State;
-use crate::volume::Inner;
 use forebay_base::task::yield_now;
 use forebay_base::{ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Extents that are looked at before somebody else may.
+/// Extents that are looked at before the task yields.
 const LOOK_AT_ONCE: usize = 8192;
-/// Leaves of the tree that are read at once, beside the one that is looked at.
+/// Leaves of the tree that are read ahead of the one that is looked at.
 const LEAVES_AHEAD: usize = 31;
 
 /// An extent has none.
@@ -106,8 +107,8 @@ impl Gathered {
         self.found.push(Found { data_id, block, birth: extent.birth, from, blocks, sums_at });
     }
 
-    /// In the order of places. What was found twice, as a whole and then as a part of what was left of it,
-    /// is there once.
+    /// In the order of places. What was found twice, as a whole and then as a part of what was left
+    /// of it, is there once.
     fn sort(&mut self, unit: u64) {
         let at = |found: &Found| (found.from.segment, found.from.offset);
         self.found.sort_unstable_by_key(|found| (at(found), std::cmp::Reverse(found.blocks)));
@@ -140,7 +141,8 @@ impl Gathered {
         self.found.iter().map(|found| (u64::from(found.blocks) * unit).max(BUFFER_LEAST)).sum()
     }
 
-    /// From number `first` on, as many as have about so many bytes, and no more than `most`: at least one.
+    /// From number `first` on, as many as have about so many bytes, and no more than `most`: at
+    /// least one.
     pub fn some(&self, first: usize, bytes: u64, most: u64, unit: u64) -> Vec<Live> {
         let (mut live, mut sum) = (Vec::new(), 0);
         for found in self.found[first..].iter().take(most.max(1) as usize) {
@@ -159,7 +161,7 @@ impl Gathered {
     }
 }
 
-impl Inner {
+impl Cleaner {
     /// All that is live in these segments (C45).
     pub(super) async fn gather(&self, victims: &Victims) -> Result<Gathered> {
         let (mut root, counted) = {
@@ -169,7 +171,7 @@ impl Inner {
         let mut all = Gathered::new(root, counted);
         let mut next = Some(Key::Extent(1, 0).to_bytes());
         while let Some(from) = next {
-            self.cleaner.check_open()?;
+            self.check_open()?;
             let (found, sums, counted) = (all.found.len(), all.sums.len(), all.counted.clone());
             let part = self.gather_below(&root, victims, from, &mut all).await;
             let now = self.state.lock().root;
@@ -221,7 +223,8 @@ impl Inner {
         self.note_memory(held);
     }
 
-    /// Some extents of a tree, those of them that lie in victims. Where to go on; none: that was all.
+    /// Some extents of a tree, those of them that lie in victims. Where to go on; none: that was
+    /// all.
     async fn gather_below(
         &self,
         root: &TreeRoot,
@@ -271,7 +274,8 @@ mod tests {
     use crate::tests::reuse::{open, setup};
     use forebay_base::sim_world::SimWorld;
 
-    /// An extent was found, a checkpoint cut it, and what was left behind the cursor was found again.
+    /// An extent was found, a checkpoint cut it, and what was left behind the cursor was found
+    /// again.
     #[test]
     fn m33_what_is_found_twice_is_moved_once() {
         let geometry = Geometry::with_segment_shift(20);
@@ -300,9 +304,8 @@ mod tests {
         assert_eq!(all.some(0, u64::MAX, 3, u64::from(unit)).len(), 3, "three at most");
     }
 
-    /// M36: an image whose usage table says that little is live had everything listed that the tree has
-    /// there,
-    /// however much; and the cleaner counted on room for what the table said.
+    /// M36: an image whose usage table says that little is live had everything listed that the tree
+    /// has there, however much; and the cleaner counted on room for what the table said.
     #[test]
     fn m36_no_more_is_listed_than_was_counted() {
         let setup = setup(0);
@@ -328,7 +331,7 @@ mod tests {
         let disk = disk.in_world(SimWorld::new(2));
         disk.world().run(async {
             let volume = open(&setup, &disk).await.unwrap();
-            let gathered = volume.0.gather(&victims).await.unwrap();
+            let gathered = volume.0.cleaner.gather(&victims).await.unwrap();
             assert_eq!(gathered.wrong(), &victims);
             let listed = (gathered.len(), gathered.sums.len());
             assert!(listed.0 == 0 && listed.1 <= victims.len(), "M36: {listed:?}");

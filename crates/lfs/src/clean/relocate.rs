@@ -1,19 +1,19 @@
-//! Moves what is live in some segments, one segment after the other, so that those that are done can come
-//! free before the others are. What is copied together goes in the order of keys, so that what is of one file
-//! comes to lie together.
+//! Moves what is live in some segments, one segment after the other, so that those that are done
+//! can become free before the others are. What is copied together goes in the order of keys, so
+//! that what is of one file comes to lie together.
 //!
-//! Invariants: those of [`crate::clean`]. M31 what was read of the tree counts only while that is the tree:
-//! another root, and it is looked up again; what was copied is not copied again for that.
+//! Invariants: those of [`crate::clean`]. M31 what was read of the tree counts only while that is
+//! the tree: another root, and it is looked up again; what was copied is not copied again for that.
 //!
-//! Locks: the state lock, the log's and the turn in turn; none across a wait.
+//! Locks: the state lock, the log's and the cleaner's record in turn; none across a wait.
 
-use super::Hurry;
 use super::copy::{COPY_TIMES, Flight, in_order};
 use super::live::{Live, Victims};
+use super::{Cleaner, Hurry};
 use crate::btree::InOrder;
 use crate::checkpoint::How;
 use crate::fault::Planted;
-use crate::files::map_ops::CHANGE_BYTES;
+use crate::files::parts::CHANGE_BYTES;
 use crate::format::change::Change;
 use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::superblock::TreeRoot;
@@ -24,7 +24,6 @@ use crate::space::admission::{Growth, MAP_ITEM_BYTES};
 use crate::space::segment::{Phase, Pin};
 use crate::transaction::append::Content;
 use crate::transaction::state::State;
-use crate::volume::Inner;
 use forebay_base::units::MIB;
 use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind, Result};
@@ -35,12 +34,12 @@ use std::time::Duration;
 /// Bytes that are copied before they are flushed and moved, at most, and the part of a volume.
 const ROUND_BYTES: u64 = 16 * MIB;
 const ROUND_SHARE: u64 = 64;
-/// In the background: a round is followed by a pause of so many times its length, where nearly nothing has
-/// to be cleaned.
+/// In the background: a round is followed by a pause of so many times its length, where nearly
+/// nothing has to be cleaned.
 const PAUSE_MOST: u64 = 4;
 /// And by none from where so much of 100 of what should be free is not.
 const PAUSE_BELOW: u64 = 50;
-/// And not longer: somebody may come who waits for room.
+/// And not longer: a task may come that waits for space.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Pieces that are said to be moved in one hold of the lock.
 const SAY_AT_ONCE: usize = 64;
@@ -54,7 +53,7 @@ enum Moved {
 
 /// Room in the log, and nodes, that a round has for what it says; what is over goes back.
 struct Ahead<'a> {
-    inner: &'a Inner,
+    cleaner: &'a Cleaner,
     cost: u64,
     growth: Growth,
 }
@@ -69,14 +68,13 @@ impl Ahead<'_> {
         self.growth =
             Growth { entries: self.growth.entries - entries, bytes: self.growth.bytes - bytes };
         state.space.settle(cost);
-        state.shared_growth.entries -= entries;
-        state.shared_growth.bytes -= bytes;
+        state.reservations.uncount_growth(Growth { entries, bytes });
     }
 }
 
 impl Drop for Ahead<'_> {
     fn drop(&mut self) {
-        let mut state = self.inner.state.lock();
+        let mut state = self.cleaner.state.lock();
         self.give(&mut state, self.cost, self.growth);
         state.count_nodes();
     }
@@ -107,9 +105,9 @@ struct Doing {
     gained: u64,
 }
 
-impl Inner {
-    /// Moves what is live in these segments, one after the other; how many of them it emptied, also if it
-    /// ended with an error.
+impl Cleaner {
+    /// Moves what is live in these segments, one after the other; how many of them it emptied, also
+    /// if it ended with an error.
     pub(super) async fn move_all(&self, victims: &Victims, hurry: Hurry) -> (u64, Result<()>) {
         let pins = {
             let state = self.state.lock();
@@ -136,18 +134,18 @@ impl Inner {
             let count = live.len();
             match self.move_round(gathered.root, live, &mut doing.left).await? {
                 Moved::Done => at += count,
-                // The log comes free again, and nodes do; then less at a time is tried.
-                Moved::NoRoom if most > unit && self.two_checkpoints().await => {
+                // The log becomes free again, and nodes do; then less at a time is tried.
+                Moved::NoRoom if most > unit && self.checkpoints.make_two().await => {
                     most = (most / 4).max(unit);
                 }
                 Moved::NoRoom => break,
             }
             self.done_with(doing, gathered.segment(at));
-            self.cleaner.check_open()?;
+            self.check_open()?;
             if self.is_too_much() || self.is_waited_for(doing) {
-                self.checkpoint_and_free(How::Log).await?;
+                self.checkpoints.make_and_free(How::Log).await?;
                 doing.gained = 0;
-                self.cleaner.made_progress();
+                self.cleaning.note_freed();
             }
             self.pause(hurry, began).await;
         }
@@ -157,8 +155,8 @@ impl Inner {
         Ok(())
     }
 
-    /// All is moved of the segments before `next`, as far as it could be: they may be used again when they
-    /// are free.
+    /// All is moved of the segments before `next`, as far as it could be: they may be used again
+    /// when they are free.
     fn done_with(&self, doing: &mut Doing, next: Option<u32>) {
         let rest = next.map_or_else(BTreeMap::new, |next| doing.pins.split_off(&next));
         let done: Victims = std::mem::replace(&mut doing.pins, rest).into_keys().collect();
@@ -173,19 +171,19 @@ impl Inner {
         }
     }
 
-    /// Somebody waits for room, and some is to be had without the rest of the pass.
+    /// A task waits for space, and some can be had without the rest of the pass.
     fn is_waited_for(&self, doing: &Doing) -> bool {
-        !doing.pins.is_empty() && doing.gained >= self.gain_now() && self.cleaner.is_hurried()
+        !doing.pins.is_empty() && doing.gained >= self.gain_now() && self.cleaning.is_hurried()
     }
 
     /// What was moved takes much of what waits for a checkpoint.
     fn is_too_much(&self) -> bool {
-        self.state.lock().maps.1 > self.options.overlay_bytes / 2
+        self.state.lock().map.tree_bytes() > self.options.overlay_bytes / 2
     }
 
     /// In the background: the less has to be cleaned, the longer.
     async fn pause(&self, hurry: Hurry, began: Nanos) {
-        if hurry == Hurry::Now || self.cleaner.is_hurried() {
+        if hurry == Hurry::Now || self.cleaning.is_hurried() {
             return;
         }
         let took = self.world.now().saturating_sub(began);
@@ -196,8 +194,8 @@ impl Inner {
         }
     }
 
-    /// Of some blocks those that are still where they were (C41), if the tree is still what they were read
-    /// of.
+    /// Of some blocks those that are still where they were (C41), if the tree is still what they
+    /// were read of.
     fn still_there(&self, state: &State, live: &Live) -> Vec<Live> {
         let unit = self.layout.block_bytes();
         let (mut there, mut at) = (Vec::new(), 0);
@@ -208,7 +206,7 @@ impl Inner {
         }
         while at < live.blocks {
             let rest = live.part(at, live.blocks - at, unit);
-            let (same, blocks) = match state.known(live.data_id, rest.block) {
+            let (same, blocks) = match state.map.known(live.data_id, rest.block) {
                 Ok(piece) => (piece.at == Where::Run(rest.from), piece.blocks),
                 Err(unknown) => (true, unknown),
             };
@@ -278,16 +276,17 @@ impl Inner {
         left.bad.extend(&copied.bad);
         left.failed.extend(&copied.failed);
         let unit = self.layout.block_bytes();
-        let mut turn = self.cleaner.turn.lock();
-        turn.stats.bad_blocks += copied.bad_blocks;
-        turn.stats.moved_bytes += gone * unit;
+        let stats = &mut self.record.lock().stats;
+        stats.bad_blocks += copied.bad_blocks;
+        stats.moved_bytes += gone * unit;
         said?;
-        turn.stats.overtaken_bytes += (all - gone - copied.bad_blocks) * unit;
+        stats.overtaken_bytes += (all - gone - copied.bad_blocks) * unit;
         Ok(Moved::Done)
     }
 
-    /// Says of copies of what the tree below `root` has that they count, as far as it still has (C41, M31);
-    /// how many blocks. What they are copies of is pinned: who still names that place names this content.
+    /// Says of copies of what the tree below `root` has that they count, as far as it still has
+    /// (C41, M31); how many blocks. What they are copies of is pinned: who still names that place
+    /// names this content.
     async fn say(
         &self,
         mut root: TreeRoot,
@@ -311,8 +310,8 @@ impl Inner {
         }
     }
 
-    /// Of some blocks those that this tree has where they were, in the order that they come in. They are
-    /// looked up in that of keys: each leaf is met once, and neighbours are read together.
+    /// Of some blocks those that this tree has where they were, in the order that they come in.
+    /// They are looked up in that of keys: each leaf is met once, and neighbours are read together.
     async fn still_in_tree(&self, root: &TreeRoot, live: &[Live]) -> Result<Vec<Live>> {
         let (unit, mut still, mut order) =
             (self.layout.block_bytes(), Vec::new(), InOrder::default());
@@ -336,7 +335,8 @@ impl Inner {
         Ok(still.into_iter().map(|(_, live)| live).collect())
     }
 
-    /// Places for copies, one behind the other, and room to say so; none if there is none for all of them.
+    /// Places for copies, one behind the other, and room to say so; none if there is none for all
+    /// of them.
     fn give_places(&self, state: &mut State, live: Vec<Live>) -> Option<Given<'_>> {
         let (unit, bytes) = (self.layout.block_bytes(), self.layout.segment_bytes());
         let wanted = live.iter().map(|live| live.blocks * unit).sum::<u64>();
@@ -362,9 +362,8 @@ impl Inner {
             }
         }
         let flight = Arc::new(Flight::new(self, segments));
-        state.shared_growth.entries += growth.entries;
-        state.shared_growth.bytes += growth.bytes;
-        Some(Given { live: given, flight, ahead: Ahead { inner: self, cost, growth } })
+        state.reservations.count_growth(growth);
+        Some(Given { live: given, flight, ahead: Ahead { cleaner: self, cost, growth } })
     }
 
     /// What it takes of the log and of the tree to say where so many extents are.
@@ -435,7 +434,7 @@ impl Inner {
         // It was promised its room when it got its places.
         state.append_with(&changes, Content::default(), Need::Outstanding)?;
         // It is there still, and not once more.
-        state.fresh_bytes = state.fresh_bytes.saturating_sub(blocks * self.layout.block_bytes());
+        state.map.uncount_fresh(blocks * self.layout.block_bytes());
         Ok(blocks)
     }
 }
@@ -446,8 +445,8 @@ mod tests {
     use crate::tests::clean::{found, sparse_of};
     use crate::tests::reuse::setup;
 
-    /// Whoever waited for room waited for a whole pass, though most of what it was for had been emptied long
-    /// before: on a volume of 8 GiB for seconds.
+    /// A task that waited for space waited for a whole pass, though most of what it was for had
+    /// been emptied long before: on a volume of 8 GiB for seconds.
     #[test]
     fn what_is_emptied_comes_free_before_a_pass_is_over() {
         let setup = setup(0);
@@ -465,17 +464,17 @@ mod tests {
             };
             assert!(victims.len() >= 8, "{victims:?}");
             for waits in [false, true] {
-                let _hurry = waits.then(|| inner.cleaner.hurry());
-                let before = inner.cleaner.turn.lock().progress;
+                let _hurry = waits.then(|| inner.cleaning.hurry());
+                let before = inner.cleaning.freed_count();
                 let half = victims.len() / 2;
                 let part = match waits {
                     false => victims.iter().take(half).copied().collect(),
                     true => victims.iter().skip(half).copied().collect(),
                 };
-                let (emptied, done) = inner.move_all(&part, Hurry::Now).await;
+                let (emptied, done) = inner.cleaner.move_all(&part, Hurry::Now).await;
                 done.unwrap();
                 assert_eq!(emptied, part.len() as u64);
-                let progress = inner.cleaner.turn.lock().progress - before;
+                let progress = inner.cleaning.freed_count() - before;
                 assert_eq!(progress > 0, waits, "{progress} times");
             }
             assert_eq!(found(&volume, model.len()).await.unwrap(), model);

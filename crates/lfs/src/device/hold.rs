@@ -58,11 +58,6 @@ impl TurnLock {
     pub fn hold(&self) -> Hold {
         Hold { _log: None, _checkpoint: self.holder.lock().upgrade() }
     }
-
-    /// The queue that is woken each time the lock becomes free.
-    pub fn wait(&self) -> &WaitQueue {
-        &self.shared.wait
-    }
 }
 
 /// The lock is free when the last reference to this is dropped.

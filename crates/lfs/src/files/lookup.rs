@@ -1,8 +1,8 @@
 //! Where a block of a file is: the changes in memory answer first, then the tree.
 //!
-//! Invariants: M21 an answer is what all records up to some moment of the call say. M22 an address is
-//! pinned in the same hold of the lock that found it current, so that it is not used again while it
-//! is read.
+//! Invariants: M21 an answer is what all records up to some moment of the call say. M22 an address
+//! is pinned in the same hold of the lock that found it current, so that it is not used again while
+//! it is read.
 //!
 //! Locks: the state lock in turn; none across a wait.
 
@@ -30,7 +30,7 @@ impl Resources {
             if state.is_stored(ino, range, told) {
                 return Ok(true);
             }
-            let Some(node) = state.nodes.get(&ino) else { return Ok(false) };
+            let Some(node) = state.nodes.get(ino) else { return Ok(false) };
             node.recorded.data_id
         };
         let unit = self.layout.block_bytes();
@@ -81,7 +81,7 @@ impl Resources {
             }
             let piece = found?;
             // Something may have been published meanwhile.
-            match state.known(data_id, block) {
+            match state.map.known(data_id, block) {
                 Ok(_) => {}
                 Err(unknown) => {
                     let blocks = piece.blocks.min(blocks).min(unknown);

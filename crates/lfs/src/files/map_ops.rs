@@ -1,19 +1,22 @@
 //! The map of a file: [`MapOps`] over the volume's overlay, its segments and its log.
 //!
-//! Room is either a run of a data segment, or, for little that somebody waits for, a run of the staging area:
-//! then publishing copies it into the record itself, and one write makes both durable.
+//! Room is either a run of a data segment, or, for little content that a task waits for, a run of
+//! the staging area: then publishing copies it into the record itself, and one write makes both
+//! durable.
 //!
-//! Invariants, beside those of [`forebay_iomap::ops`]: M11 a record points at a run only after the run's
-//! write has completed: it is made in `publish`. M13 a size that is recoverable is never above what was
-//! published.
+//! Invariants, in addition to those of [`forebay_iomap::ops`]: M11 a record points at a run only
+//! after the run's write has completed: it is made in `publish`. M13 a size that is recoverable is
+//! never above what was published.
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
 use crate::fault::{Plant, Planted};
+use crate::files::open_files::OpenFiles;
+use crate::files::parts::{Part, records};
 use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::change::{Blocks, Change, Size};
-use crate::format::extent::{Extent as Stored, Source, Sums as StoredSums, put_crc32c};
-use crate::format::place::{Geometry, SumAlgorithm};
+use crate::format::extent::{Source, put_crc32c};
+use crate::format::place::SumAlgorithm;
 use crate::format::superblock::TreeRoot;
 use crate::log::staging::Staging;
 use crate::log::{Payload, Run};
@@ -25,8 +28,8 @@ use crate::names::node::Node;
 use crate::space::Need;
 use crate::space::admission::Dirt;
 use crate::transaction::append::Content;
-use crate::transaction::state::{Lost, State};
-use crate::volume::Inner;
+use crate::transaction::state::State;
+use crate::transaction::sync_errors::Lost;
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{DeviceRef, MapRuns, StableWrites};
@@ -38,12 +41,9 @@ use forebay_vfs::Ino;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-/// Bytes that a `Map` change takes without its sums, and the others of a record of content.
-pub(crate) const CHANGE_BYTES: u64 = 96;
-
-/// See the module.
+/// The map of one file.
 pub(crate) struct FileOps {
-    pub inner: Weak<Inner>,
+    pub files: Weak<OpenFiles>,
     device: DeviceRef,
     pub ino: Ino,
     pub unit: u32,
@@ -53,36 +53,36 @@ pub(crate) struct FileOps {
     pub told: Told,
 }
 
-/// What a reservation owes when it goes.
+/// What the end of a reservation gives back.
 pub(crate) struct Share {
-    pub inner: Weak<Inner>,
+    pub files: Weak<OpenFiles>,
     pub key: u64,
 }
 
 impl GiveBack for Share {
     fn give_back(&self, places: &[Place]) {
-        let Some(inner) = self.inner.upgrade() else { return };
-        let mut state = inner.state.lock();
-        if let Some(promise) = state.unshare(self.key) {
-            state.space.settle(promise.cost);
-            promise.segments.iter().for_each(|segment| state.space.land(*segment));
+        let Some(files) = self.files.upgrade() else { return };
+        let mut state = files.state.lock();
+        if let Some(grant) = state.end_reservation(self.key) {
+            state.space.settle(grant.cost);
+            grant.segments.iter().for_each(|segment| state.space.land(*segment));
         }
         for place in places.iter().filter(|place| Staging::is_staged(place.device_offset)) {
-            inner.staging.forget(&(place.device_offset..place.device_offset + place.len));
+            files.staging.forget(&(place.device_offset..place.device_offset + place.len));
         }
         for place in places {
-            if let Some(at) = inner.layout.place_at(place.device_offset) {
+            if let Some(at) = files.layout.place_at(place.device_offset) {
                 state.space.segments.hold(at.segment, place.len as i64);
             }
         }
-        state.give_back(&inner.layout, places);
+        state.give_back(&files.layout, places);
         let waited_for = match &mut state.frozen {
             Some(frozen) => frozen.in_flight.remove(&self.key),
             None => false,
         };
         drop(state);
         if waited_for {
-            inner.checkpoints.turns.wait().wake_all();
+            files.reservation_ended.wake_all();
         }
     }
 }
@@ -93,13 +93,13 @@ fn closed() -> Error {
 
 impl FileOps {
     /// Of an inode.
-    pub fn new(inner: &Inner, ino: Ino) -> Self {
-        let geometry = inner.layout.geometry;
+    pub fn new(files: &OpenFiles, ino: Ino) -> Self {
+        let geometry = files.layout.geometry;
         let sums = geometry.sum == SumAlgorithm::Crc32c;
-        let dirt = inner.state.lock().dirt.clone();
-        let (inner, device) = (inner.me.clone(), inner.staging.clone());
+        let dirt = files.state.lock().dirt.clone();
+        let (files, device) = (files.me.clone(), files.staging.clone());
         let told = Told::default();
-        Self { inner, device, ino, unit: geometry.block_bytes(), sums, dirt, told }
+        Self { files, device, ino, unit: geometry.block_bytes(), sums, dirt, told }
     }
 
     /// D12: whether it is below the inode's mapping.
@@ -109,27 +109,27 @@ impl FileOps {
         })
     }
 
-    pub fn inner(&self) -> Result<Arc<Inner>> {
-        self.inner.upgrade().ok_or_else(closed)
+    pub fn files(&self) -> Result<Arc<OpenFiles>> {
+        self.files.upgrade().ok_or_else(closed)
     }
 
     /// The data, and the block of the file, that an offset lies in.
-    fn block_of(&self, inner: &Inner, offset: u64) -> Result<(u64, u64)> {
-        let state = inner.state.lock();
+    fn block_of(&self, files: &OpenFiles, offset: u64) -> Result<(u64, u64)> {
+        let state = files.state.lock();
         let data_id = state.get("map", self.ino).map_err(Stop::open)?.inode.data_id;
         Ok((data_id, offset / u64::from(self.unit)))
     }
 
     /// What can be said without the tree.
     fn look_up_now(&self, range: &Range<u64>) -> Option<Result<Extent>> {
-        let known = self.inner().and_then(|inner| {
-            let (data_id, block) = self.block_of(&inner, range.start)?;
-            let known = inner.state.lock().find_piece(data_id, block, &inner.staging);
-            Ok((inner, known))
+        let known = self.files().and_then(|files| {
+            let (data_id, block) = self.block_of(&files, range.start)?;
+            let known = files.state.lock().find_piece(data_id, block, &files.staging);
+            Ok((files, known))
         });
         match known {
-            Ok((inner, Known::Piece(piece, pin))) => {
-                Some(Ok(self.extent(&inner, range, &piece, pin)))
+            Ok((files, Known::Piece(piece, pin))) => {
+                Some(Ok(self.extent(&files, range, &piece, pin)))
             }
             Ok((_, Known::Tree(..))) => None,
             Err(error) => Some(Err(error)),
@@ -138,31 +138,37 @@ impl FileOps {
 
     /// Where a range begins to be, on the device or in the staging area.
     pub async fn look_up(&self, range: Range<u64>) -> Result<Extent> {
-        let inner = self.inner()?;
-        Ok(self.look_up_in(&inner, &range).await?.0)
+        let files = self.files()?;
+        Ok(self.look_up_in(&files, &range).await?.0)
     }
 
     /// The same, and the tree that says so.
     async fn look_up_in(
         &self,
-        inner: &Inner,
+        files: &OpenFiles,
         range: &Range<u64>,
     ) -> Result<(Extent, Option<TreeRoot>)> {
-        let (data_id, block) = self.block_of(inner, range.start)?;
-        let (piece, pin, root) = inner.piece_of(data_id, block).await?;
-        Ok((self.extent(inner, range, &piece, pin), root))
+        let (data_id, block) = self.block_of(files, range.start)?;
+        let (piece, pin, root) = files.piece_of(data_id, block).await?;
+        Ok((self.extent(files, range, &piece, pin), root))
     }
 
     /// For who is about to read it: what was read with its neighbours is in memory.
     async fn look_up_near(&self, range: Range<u64>) -> Result<Extent> {
-        let inner = self.inner()?;
-        let (mut extent, root) = self.look_up_in(&inner, &range).await?;
+        let files = self.files()?;
+        let (mut extent, root) = self.look_up_in(&files, &range).await?;
         if let (Some(root), Some(at)) = (root, extent.device_offset)
             && range.start.is_multiple_of(u64::from(self.unit))
-            && inner.state.lock().is_small(self.ino.0)
-            && let Some((staged, pin)) = inner
+            && files.state.lock().is_small(self.ino.0)
+            && let Some((staged, pin)) = files
                 .near
-                .look_near(&inner, root, at..at + extent.len, &extent.pin, extent.sums.as_deref())
+                .look_near(
+                    &files.resources,
+                    root,
+                    at..at + extent.len,
+                    &extent.pin,
+                    extent.sums.as_deref(),
+                )
                 .await
         {
             (extent.device_offset, extent.pin) = (Some(staged), Some(pin));
@@ -170,18 +176,24 @@ impl FileOps {
         Ok(extent)
     }
 
-    fn extent(&self, inner: &Inner, range: &Range<u64>, piece: &Piece, pin: Option<Pin>) -> Extent {
+    fn extent(
+        &self,
+        files: &OpenFiles,
+        range: &Range<u64>,
+        piece: &Piece,
+        pin: Option<Pin>,
+    ) -> Extent {
         let unit = u64::from(self.unit);
         let skip = range.start % unit;
         let len = (piece.blocks.min(u64::MAX / unit).saturating_mul(unit) - skip)
             .min(range.end - range.start);
         let at = match piece.at {
             Where::Hole => None,
-            Where::Run(place) => Some(inner.layout.device_offset(place)),
+            Where::Run(place) => Some(files.layout.device_offset(place)),
             Where::Staged(at) => Some(at),
         };
         let blocks = (skip + len).div_ceil(unit) as usize;
-        let skipped = inner.plant.has(Planted::SkippedSum);
+        let skipped = files.plant.has(Planted::SkippedSum);
         let summed = self.sums && at.is_some() && !skipped;
         let sums = if summed { piece.own_sums().get(..blocks).map(Arc::from) } else { None };
         let device_offset = at.map(|at| at + skip);
@@ -192,7 +204,7 @@ impl FileOps {
     /// reservation.
     fn parts(
         &self,
-        inner: &Inner,
+        files: &OpenFiles,
         state: &mut State,
         pieces: &[&Written],
         data_id: u64,
@@ -204,13 +216,13 @@ impl FileOps {
         let (mut parts, mut runs) = (Vec::new(), Vec::new());
         // Q1: a flush may have failed while the write was on its way.
         let (failures, reserved) =
-            state.shares.get(&share).map_or((0, 0), |promise| (promise.failures, promise.sequence));
+            state.reservations.get(share).map_or((0, 0), |grant| (grant.failures, grant.sequence));
         for written in pieces {
-            let birth = birth_of(inner, state, written, reserved);
+            let birth = birth_of(files, state, written, reserved);
             let from = written.place.offset / unit;
             let whole = from..from + written.place.len / unit;
             // S15: what was overruled while it was on its way is not said.
-            for part in state.older(data_id, whole, birth) {
+            for part in state.map.older(data_id, whole, birth) {
                 for block in part.clone().step_by(usize::from(MAX_EXTENT_BLOCKS)) {
                     let count = (part.end - block).min(u64::from(MAX_EXTENT_BLOCKS));
                     let skip = block - from;
@@ -219,7 +231,7 @@ impl FileOps {
                     let mut sums = Vec::new();
                     put_crc32c(own, &mut sums);
                     let at = written.place.device_offset + skip * unit;
-                    let source = match (staged, inner.layout.place_at(at)) {
+                    let source = match (staged, files.layout.place_at(at)) {
                         (true, _) => Source::Inline((at - start) as u32),
                         (false, Some(place)) => Source::Run(place),
                         (false, None) => return Err(closed()),
@@ -229,7 +241,7 @@ impl FileOps {
                         runs.push(Run { ino, at: place, len, sums: own.into(), failures });
                     }
                     // The injected fault: files of other classes than the large ones are shorter.
-                    let short = inner.plant.has(Planted::BlockNumberShort);
+                    let short = files.plant.has(Planted::BlockNumberShort);
                     let block = if short { block % 512 } else { block };
                     parts.push(Part { block, source, blocks: count as u16, birth, sums });
                 }
@@ -238,23 +250,23 @@ impl FileOps {
         Ok((parts, runs))
     }
 
-    /// Appends the records of some pieces. They lie one behind the other in the staging area, or each is a
-    /// run.
+    /// Appends the records of some pieces. They lie one behind the other in the staging area, or
+    /// each is a run.
     fn append(
         &self,
-        inner: &Inner,
+        files: &OpenFiles,
         state: &mut State,
         pieces: &[&Written],
         size: Option<Size>,
         data_id: u64,
         key: u64,
     ) -> Result<()> {
-        let (mut parts, runs) = self.parts(inner, state, pieces, data_id, key)?;
-        if inner.plant.has(Planted::LostDirtyBit) && parts.len() > 1 {
+        let (mut parts, runs) = self.parts(files, state, pieces, data_id, key)?;
+        if files.plant.has(Planted::LostDirtyBit) && parts.len() > 1 {
             parts.pop();
         }
         let changes_at = |before: u64| {
-            let geometry = &inner.layout.geometry;
+            let geometry = &files.layout.geometry;
             let maps = parts.iter().map(|part| part.change(data_id, before, geometry));
             let mut changes: Vec<Change<'_>> = maps.collect();
             changes.extend(size.map(Change::Grow));
@@ -264,54 +276,27 @@ impl FileOps {
         if pieces.iter().any(|w| Staging::is_staged(w.place.device_offset)) {
             let start = pieces.first().map_or(0, |w| w.place.device_offset);
             let end = pieces.last().map_or(0, |w| w.place.device_offset + w.place.len);
-            let bytes = inner.staging.share(&(start..end))?;
+            let bytes = files.staging.share(&(start..end))?;
             let of = |part: &Part| (data_id, part.block..part.block + u64::from(part.blocks));
             let blocks = parts.iter().map(of).collect();
             content.payload = Some(Payload { staged: start..end, bytes, blocks });
             content.joins = state.joins(&changes, end - start);
             changes = changes_at(content.joins.unwrap_or(0));
         }
-        let joined = content.joins.and_then(|_| state.queue.back()).map_or(0, |r| r.body.len());
-        content.share = state.shares.contains_key(&key).then_some(key);
+        let joined = content.joins.and_then(|_| state.queue.last()).map_or(0, |r| r.body.len());
+        content.share = state.reservations.contains(key).then_some(key);
         // What is published was admitted when its room was reserved.
         state.append_with(&changes, content, Need::Outstanding)?;
-        let body = state.queue.back().map_or(0, |record| record.body.len() - joined);
+        let body = state.queue.last().map_or(0, |record| record.body.len() - joined);
         state.room.stats.record_bytes += body as u64;
         Ok(())
     }
 }
 
-/// Blocks of a piece as a record says them.
-struct Part {
-    block: u64,
-    /// In the content of the record; or a run.
-    source: Source,
-    blocks: u16,
-    birth: u64,
-    /// Stored form.
-    sums: Vec<u8>,
-}
-
-impl Part {
-    /// `before`: bytes of other content in the record.
-    fn change<'a>(&'a self, data_id: u64, before: u64, geometry: &Geometry) -> Change<'a> {
-        let sums = match self.sums.is_empty() {
-            true => StoredSums::NONE,
-            false => StoredSums::crc32c(&self.sums),
-        };
-        let source = match self.source {
-            Source::Inline(at) => Source::Inline(before as u32 + at),
-            run => run,
-        };
-        let extent = Stored::plain(source, self.blocks, self.birth, sums, geometry);
-        Change::Map(data_id, self.block, extent)
-    }
-}
-
-/// The sequence that orders a piece among all that was written there: that of its write, but for two
-/// mistakes.
-fn birth_of(inner: &Inner, state: &mut State, written: &Written, reserved: u64) -> u64 {
-    match inner.plant {
+/// The sequence that orders a piece among all that was written there: that of its write, but for
+/// two mistakes.
+fn birth_of(files: &OpenFiles, state: &mut State, written: &Written, reserved: u64) -> u64 {
+    match files.plant {
         Plant(Some(Planted::SequenceAtReserve)) => reserved.min(written.sequence),
         Plant(Some(Planted::PublishedOutOfOrder)) => state.draw(),
         _ => written.sequence,
@@ -321,11 +306,11 @@ fn birth_of(inner: &Inner, state: &mut State, written: &Written, reserved: u64) 
 impl FileOps {
     /// What lies behind `size` is cut off.
     fn cut(&self, state: &mut State, size: u64) -> Result<()> {
-        let Some(node) = state.nodes.get(&self.ino.0) else { return Ok(()) };
+        let Some(node) = state.nodes.get(self.ino.0) else { return Ok(()) };
         let (ino, data_id, published) = (self.ino.0, node.inode.data_id, node.inode.size);
         let sequence = state.draw();
         let change = if size == 0 {
-            let new = state.next_data_id;
+            let new = state.counters.next_data_id();
             Change::ReplaceData(Size { ino, data_id: new, size, sequence }, data_id)
         } else if size < published {
             Change::Truncate(Size { ino, data_id, size, sequence })
@@ -338,40 +323,16 @@ impl FileOps {
         state.append(&[change], Need::Urgent)?;
         state.close_windows(ino);
         if size == 0 {
-            state.cut.insert(ino);
+            state.outstanding.note_truncated(ino);
         }
         Ok(())
     }
 }
 
-/// Pieces that go into one record: staged ones that lie one behind the other, or about as many runs as fit.
-fn records(written: &[Written], room: u64, unit: u64) -> Vec<Vec<&Written>> {
-    let mut records: Vec<Vec<&Written>> = Vec::new();
-    let mut used = 0;
-    for piece in written {
-        let at = piece.place.device_offset;
-        let blocks = piece.place.len / unit;
-        let body = (blocks.div_ceil(u64::from(MAX_EXTENT_BLOCKS)) + 1) * CHANGE_BYTES + blocks * 4;
-        let joins = records.last().and_then(|r| r.last()).is_some_and(|last| {
-            let behind = last.place.device_offset + last.place.len == at;
-            used + body <= room && (behind || !Staging::is_staged(at))
-        });
-        match records.last_mut() {
-            Some(record) if joins => record.push(piece),
-            _ => {
-                records.push(vec![piece]);
-                used = 0;
-            }
-        }
-        used += body;
-    }
-    records
-}
-
 impl MapOps for FileOps {
     fn label(&self) -> forebay_cache::folio::Label {
         // A volume is told from others of the cache by where it lies in memory.
-        (self.inner.as_ptr() as u64, self.ino.0)
+        (self.files.as_ptr() as u64, self.ino.0)
     }
 
     fn device(&self) -> &DeviceRef {
@@ -399,15 +360,15 @@ impl MapOps for FileOps {
     }
 
     fn admit(&self, new: u64, _dirty: u64) -> Result<()> {
-        let inner = self.inner()?;
-        inner.check_running("write")?;
-        inner.state.lock().admit(new, Need::New, false)
+        let files = self.files()?;
+        files.check_running("write")?;
+        files.state.lock().admit(new, Need::New, false)
     }
 
     fn admit_within(&self, new: u64, _dirty: u64, range: &Range<u64>) -> Result<()> {
-        let inner = self.inner()?;
-        inner.check_running("write")?;
-        let mut state = inner.state.lock();
+        let files = self.files()?;
+        files.check_running("write")?;
+        let mut state = files.state.lock();
         let over =
             !state.has_room(new, Need::New) && state.is_stored(self.ino.0, range, &self.told);
         state.admit(new, Need::New, over)
@@ -415,17 +376,17 @@ impl MapOps for FileOps {
 
     fn make_room(&self, range: Range<u64>) -> BoxFuture<'_, bool> {
         Box::pin(async move {
-            let Ok(inner) = self.inner() else { return false };
+            let Ok(files) = self.files() else { return false };
             // What cannot be read is not known to be there.
-            let over = inner.ask_stored(self.ino.0, &self.told, &range).await.unwrap_or(false);
-            inner.make_room_for(range.end - range.start, over).await
+            let over = files.ask_stored(self.ino.0, &self.told, &range).await.unwrap_or(false);
+            files.make_space_for(range.end - range.start, over).await
         })
     }
 
     fn admit_edge(&self, new: u64) -> Result<()> {
-        let inner = self.inner()?;
-        inner.check_running("write")?;
-        inner.state.lock().admit(new, Need::Urgent, false)
+        let files = self.files()?;
+        files.check_running("write")?;
+        files.state.lock().admit(new, Need::Urgent, false)
     }
 
     fn arrived(&self, bytes: u64) {
@@ -437,26 +398,26 @@ impl MapOps for FileOps {
     }
 
     fn announce(&self, range: &Range<u64>) {
-        if let Ok(inner) = self.inner() {
-            inner.announce(self.ino.0, range);
+        if let Ok(files) = self.files() {
+            files.announce(self.ino.0, range);
         }
     }
 
     fn sequence(&self) -> u64 {
-        self.inner.upgrade().map_or(0, |inner| inner.state.lock().draw())
+        self.files.upgrade().map_or(0, |files| files.state.lock().draw())
     }
 
     fn publish(&self, reservation: &Reservation, written: &[Written], size: u64) {
-        let Some(inner) = self.inner.upgrade() else { return };
+        let Some(files) = self.files.upgrade() else { return };
         let key = reservation.places().first().map_or(u64::MAX, |place| place.device_offset);
-        let mut state = inner.state.lock();
+        let mut state = files.state.lock();
         // Of an inode that was removed nothing is published: its places go back.
-        let Some(node) = state.nodes.get(&self.ino.0) else { return };
+        let Some(node) = state.nodes.get(self.ino.0) else { return };
         written.iter().for_each(|w| reservation.note_published(&w.place));
         let (data_id, published, regrow) = (node.inode.data_id, node.published(), node.regrow);
-        let size = match (inner.plant.has(Planted::SizeBeforeData), node.live_size()) {
+        let size = match (files.plant.has(Planted::SizeBeforeData), node.live_size()) {
             (true, Some(live)) => live,
-            (_, Some(live)) if inner.plant.has(Planted::SizeOfOneWriter) => {
+            (_, Some(live)) if files.plant.has(Planted::SizeOfOneWriter) => {
                 let ends = written.iter().map(|w| w.place.offset + w.place.len);
                 size.max(ends.max().unwrap_or(0).min(live))
             }
@@ -466,9 +427,9 @@ impl MapOps for FileOps {
             ino: self.ino.0,
             data_id,
             size,
-            sequence: state.next_sequence - 1,
+            sequence: state.counters.last_sequence(),
         });
-        let room = inner.layout.max_record() / 2;
+        let room = files.layout.max_record() / 2;
         let mut groups = records(written, room, u64::from(self.unit));
         // A size that was taken back comes behind what is written anew.
         if grown.is_some() && (groups.is_empty() || regrow) {
@@ -482,13 +443,11 @@ impl MapOps for FileOps {
             if pieces.is_empty() && grown.is_none() {
                 continue;
             }
-            let done = self.append(&inner, &mut state, pieces, grown, data_id, key);
+            let done = self.append(&files, &mut state, pieces, grown, data_id, key);
             match done {
                 Ok(()) if grown.is_some() => {
-                    state.unpublished.remove(&(self.ino.0, Lost::Size));
-                    if let Some(node) = state.nodes.get_mut(&self.ino.0) {
-                        node.regrow &= size < node.inode.size;
-                    }
+                    state.sync_errors.remove(self.ino.0, Lost::Size);
+                    state.nodes.update(self.ino.0, |node| node.regrow &= size < node.inode.size);
                 }
                 Ok(()) => {}
                 Err(error) => {
@@ -496,41 +455,41 @@ impl MapOps for FileOps {
                     log::error!("{:?}: content could not be published: {error}", self.ino);
                     failed = true;
                     let lost = if pieces.is_empty() { Lost::Size } else { Lost::Data };
-                    state.unpublished.insert((self.ino.0, lost));
+                    state.sync_errors.add(self.ino.0, lost);
                 }
             }
         }
         drop(state);
-        inner.arm_age();
+        files.note_change();
     }
 
     fn write_failed(&self, place: &Place) {
-        if let Some(inner) = self.inner.upgrade() {
-            inner.writes_failed(&[place.device_offset]);
+        if let Some(files) = self.files.upgrade() {
+            files.writes_failed(&[place.device_offset]);
         }
     }
 
     fn published_size(&self) -> Option<u64> {
-        let inner = self.inner.upgrade()?;
-        let state = inner.state.lock();
-        let node = state.nodes.get(&self.ino.0)?;
+        let files = self.files.upgrade()?;
+        let state = files.state.lock();
+        let node = state.nodes.get(self.ino.0)?;
         self.is_of(node).then(|| node.published())
     }
 
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let inner = self.inner()?;
+            let files = self.files()?;
             if what == Commit::All {
-                inner.with_room(|state| state.write_times(Some(self.ino))).await?;
+                files.with_space(|state| state.write_times(Some(self.ino))).await?;
             }
             let unpublished = |state: &mut State| state.check_published(self.ino.0);
-            inner.commit_then(here, unpublished).await?
+            files.commit_then(here, unpublished).await?
         })
     }
 
     fn failures_reported(&self) -> Option<u64> {
         // L7.
-        self.inner.upgrade().map(|inner| inner.log.failures())
+        self.files.upgrade().map(|files| files.log.failures())
     }
 
     /// One record, appended in one step: no request of the device belongs to it.
@@ -542,17 +501,17 @@ impl MapOps for FileOps {
         _owned: BioOwned,
     ) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let inner = self.inner()?;
+            let files = self.files()?;
             let unit = u64::from(self.unit);
             let block = range.start / unit;
             let blocks = range.end.div_ceil(unit) - block;
             let punch = |state: &mut State| {
-                let Some(node) = state.nodes.get(&self.ino.0) else { return Ok(()) };
+                let Some(node) = state.nodes.get(self.ino.0) else { return Ok(()) };
                 let data_id = node.inode.data_id;
                 let change = Change::Punch(Blocks { data_id, block, blocks }, state.draw());
                 state.append(&[change], Need::Urgent).map(drop)
             };
-            inner.with_room(punch).await
+            files.with_space(punch).await
         })
     }
 
@@ -562,11 +521,11 @@ impl MapOps for FileOps {
 
     /// Room is found when bytes are written.
     fn grow(&self, _size: u64) -> Result<()> {
-        self.inner()?.check_running("grow")
+        self.files()?.check_running("grow")
     }
 
     fn truncate(&self, size: u64, _owned: BioOwned) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move { self.inner()?.with_room(|state| self.cut(state, size)).await })
+        Box::pin(async move { self.files()?.with_space(|state| self.cut(state, size)).await })
     }
 
     fn can_zero(&self) -> (bool, bool) {

@@ -1,8 +1,9 @@
-//! Addresses of data for a request of write-back or of a direct write, by the strategy of the volume.
+//! Addresses of data for a request of write-back or of a direct write, by the strategy of the
+//! volume.
 //!
 //! Invariants: T21 what was taken for a request that ends before its reservation, by an error or
-//! because its task was dropped, goes back. T22 with `reserve` a request is served in one hold of the
-//! state lock.
+//! because its task was dropped, goes back. T22 with `reserve` a request is served in one hold of
+//! the state lock.
 //!
 //! Locks: see [`crate::space::alloc`].
 
@@ -123,8 +124,8 @@ impl Resources {
         Ok(taken)
     }
 
-    /// The next block of the open segment, with all that belongs to giving out one: where it was, whether
-    /// there is room, who has it.
+    /// The next block of the open segment, with all that belongs to giving out one: where it was,
+    /// whether there is room, who has it.
     fn take_block(
         &self,
         ino: u64,
@@ -134,11 +135,11 @@ impl Resources {
     ) -> Result<()> {
         let block = self.layout.block_bytes();
         let mut state = self.state.lock();
-        let Some(node) = state.nodes.get(&ino) else {
+        let Some(node) = state.nodes.get(ino) else {
             return Err(Error::new(ErrorKind::Stale, "reserve", format!("inode {ino}")));
         };
         let data_id = node.inode.data_id;
-        let there = state.data.get(&data_id).map(|overlay| overlay.look_up(at / block, block));
+        let there = state.map.overlay(data_id).map(|overlay| overlay.look_up(at / block, block));
         std::hint::black_box(there.is_some_and(|found| found.is_ok()));
         if state.data_room(Need::Urgent) < block {
             return Err(Error::new(ErrorKind::NoSpace, "reserve", "no block is free"));

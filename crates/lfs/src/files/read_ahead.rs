@@ -1,18 +1,18 @@
-//! Content of small files that lies side by side, read together. Who reads files one after the other in the
-//! order in which they were made would wait for the device once for each.
+//! Content of small files that lies side by side, read together. Who reads files one after the
+//! other in the order in which they were made would wait for the device once for each.
 //!
 //! ```text
-//!   a small file's piece is looked up in the tree ── lies in what was read together ──▶ found in memory
+//!   a small file's piece is looked up in the tree ── lies in what was read together ──▶ in memory
 //!             │ close behind the last one that was looked up
 //!             ▼
-//!   as much of its segment is read from there on, twice as much each time ──▶ kept in the staging area
+//!   as much of its segment is read from there on, twice as much each time ──▶ staged
 //! ```
-//! Invariants: N21 what was read together answers for what is looked up in the same tree only. All that this
-//! tree names was on the device before, and the segment was pinned while it was read: nothing that it names
-//! there is written over, and what comes to lie beside it later is found by another tree. N22 there are at
-//! most [`STREAMS`] such pieces of memory, of [`MOST_BYTES`] each, beside those that somebody still reads.
-//! N23 a piece is answered from there if it is what its sums say; if not, the device is asked by whoever
-//! reads it, and what was read together is let go.
+//! Invariants: N21 what was read together answers for what is looked up in the same tree only. All
+//! that this tree names was on the device before, and the segment was pinned while it was read:
+//! nothing that it names there is written over, and what comes to lie next to it later is found by
+//! another tree. N22 there are at most [`STREAMS`] such pieces of memory, of [`MOST_BYTES`] each,
+//! in addition to those that a reader still uses. N23 a piece is answered from there if it is what
+//! its sums say; if not, the reader asks the device, and what was read together is let go.
 //!
 //! Lock: one, a leaf but for the staging area's; not held across a wait.
 
@@ -31,10 +31,11 @@ const STREAMS: usize = 4;
 /// What is read together the first time, and in the end, bytes.
 const FEWEST_BYTES: u64 = 32 * KIB;
 const MOST_BYTES: u64 = 256 * KIB;
-/// Who goes on behind the last piece leaves out so much at most, bytes: records have more than content.
+/// Who goes on behind the last piece leaves out so much at most, bytes: records have more than
+/// content.
 const GAP_BYTES: u64 = 32 * KIB;
 
-/// Somebody who goes through files as they lie on the device.
+/// A reader that goes through files as they lie on the device.
 struct Stream {
     /// End of the last piece, on the device.
     last: u64,
@@ -72,7 +73,7 @@ impl Stream {
 }
 
 impl Near {
-    /// Looks a piece up, and notes that somebody was there.
+    /// Looks a piece up, and notes that a reader was there.
     fn look(&self, root: &TreeRoot, at: &Range<u64>, staging: &Staging) -> Look {
         let mut streams = self.0.lock();
         let mine = streams.iter().position(|s| s.find(root, at).is_some() || s.goes_on(at));
@@ -96,8 +97,8 @@ impl Near {
         }
     }
 
-    /// What lies at `device` was read, below `root`: where it is kept. None: its stream is not known any
-    /// more.
+    /// What lies at `device` was read, below `root`: where it is kept. None: its stream is not
+    /// known any more.
     fn keep(
         &self,
         root: TreeRoot,
@@ -131,9 +132,9 @@ impl Near {
 }
 
 impl Near {
-    /// Where the bytes at `at`, a small file's as the tree below `root` has it, can be read without waiting
-    /// for the device, and what keeps them there. `pin`: of their segment. `sums`: of their blocks, if there
-    /// are any; what does not match is not kept (N23).
+    /// Where the bytes at `at`, a small file's as the tree below `root` has it, can be read without
+    /// waiting for the device, and what keeps them there. `pin`: of their segment. `sums`: of their
+    /// blocks, if there are any; what does not match is not kept (N23).
     pub(crate) async fn look_near(
         &self,
         resources: &Resources,
@@ -182,8 +183,8 @@ mod tests {
     use forebay_block::RamDevice;
     use std::sync::Arc;
 
-    /// N21, N22: what one tree has found is not looked for by the next one, and of many readers those that
-    /// came last are known.
+    /// N21, N22: what one tree has found is not looked for by the next one, and of many readers
+    /// those that came last are known.
     #[test]
     fn n21_n22_of_one_tree_and_for_few_readers() {
         let staging = Staging::new(Arc::new(RamDevice::new(4096)), Plant::default());
@@ -203,7 +204,7 @@ mod tests {
         near.drop_kept(staged + 8192, &staging);
         assert_eq!(look(1, 24576), Look::Behind(4 * FEWEST_BYTES), "N23");
         let staged = near.keep(tree(1), first.clone(), &bytes, &staging).unwrap();
-        // Others pass by; a read that ends then finds nobody to keep it for.
+        // Others pass by; a read that ends then finds no stream to keep it for.
         let pin = staging.pin_at(staged, 4096);
         (1..=STREAMS as u64).for_each(|n| assert_eq!(look(1, n << 30), Look::Alone));
         assert_eq!(near.0.lock().len(), STREAMS, "N22");

@@ -1,20 +1,25 @@
-//! Room for a file's content: places, what their records take of the log and of the tree, as one share.
+//! Room for a file's content: places, what their records take of the log and of the tree, as one
+//! share.
 //!
-//! Invariants: M12 what a record of a reservation costs of the log is promised with the reservation, and what
-//! it adds to the tree is counted from then on. M14 content that was accepted is not refused: where the log
-//! has no room for all of it, it waits for two checkpoints, and goes in smaller parts. M15 whoever reserves
-//! waits where too much of what has changed is in memory only. M16 content of small files goes into records
-//! whoever writes it out, where there is room for that: a device write for each would be most of the work.
+//! Invariants: M12 what a record of a reservation costs of the log is promised with the
+//! reservation, and what it adds to the tree is counted from then on. M14 content that was accepted
+//! is not refused: where the log has no room for all of it, it waits for two checkpoints, and goes
+//! in smaller parts. M15 a reservation waits while too much of what has changed is in memory only.
+//! M16 content of small files goes into records where there is room for that, also in write-back: a
+//! device write for each would be most of the work.
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
-use crate::files::map_ops::{CHANGE_BYTES, FileOps, Share};
+use crate::files::map_ops::{FileOps, Share};
+use crate::files::open_files::OpenFiles;
+use crate::files::parts::CHANGE_BYTES;
 use crate::files::places::Taken;
 use crate::names::node::Node;
 use crate::space::Need;
 use crate::space::admission::{Growth, PART_BYTES, extents_of};
-use crate::transaction::state::{Promise, State};
-use crate::volume::Inner;
+use crate::transaction::relief::Patience;
+use crate::transaction::reservations::Grant;
+use crate::transaction::state::State;
 use forebay_base::units::round_down;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_iomap::{Class, MapFuture, Place, Reservation};
@@ -27,8 +32,8 @@ const FEW: usize = 16;
 /// A file of at most so many bytes is small (M16).
 pub(crate) const SMALL_BYTES: u64 = 16 << 10;
 
-/// Rounds of making room in which nothing can be had, one after the other, before it is said that there is
-/// none.
+/// Rounds of making room in which nothing can be had, one after the other, before it is said that
+/// there is none.
 const ROUNDS: u32 = 3;
 
 fn is_full(error: &Error) -> bool {
@@ -44,31 +49,18 @@ fn is_refused(taken: &Result<MapFuture<'_, Result<Reservation>>>) -> bool {
 }
 
 impl State {
-    /// A file of which nobody has more than little to write: what write-back takes of it goes into a record,
-    /// so that those of many files go out together (M16).
+    /// A file of which no opener has more than little to write: what write-back takes of it goes
+    /// into a record, so that those of many files go out together (M16).
     pub fn is_small(&self, ino: u64) -> bool {
         let size = |node: &Node| node.end().unwrap_or(node.inode.size).max(node.inode.size);
-        self.nodes.get(&ino).is_some_and(|node| size(node) <= SMALL_BYTES)
+        self.nodes.get(ino).is_some_and(|node| size(node) <= SMALL_BYTES)
     }
 
-    /// A share, and what it counts.
-    fn put_share(&mut self, key: u64, promise: Promise) {
-        self.shared_bytes += promise.bytes;
-        self.flying_bytes += promise.flying_bytes;
-        self.shared_growth.entries += promise.growth.entries;
-        self.shared_growth.bytes += promise.growth.bytes;
-        self.shares.insert(key, promise);
-    }
-
-    /// Takes a share out.
-    pub fn unshare(&mut self, key: u64) -> Option<Promise> {
-        let promise = self.shares.remove(&key)?;
-        self.shared_bytes -= promise.bytes;
-        self.flying_bytes -= promise.flying_bytes;
-        self.shared_growth.entries -= promise.growth.entries;
-        self.shared_growth.bytes -= promise.growth.bytes;
+    /// Ends a reservation: what it held.
+    pub fn end_reservation(&mut self, key: u64) -> Option<Grant> {
+        let grant = self.reservations.remove(key)?;
         self.count_nodes();
-        Some(promise)
+        Some(grant)
     }
 }
 
@@ -79,8 +71,9 @@ struct How {
     over: bool,
 }
 
-impl Inner {
-    /// Whether runs that are written past the cache have room now, though somebody else had taken it before.
+impl OpenFiles {
+    /// Whether runs that are written past the cache have room now, though another request had taken
+    /// it before.
     fn has_direct_room(&self, runs: &[Range<u64>], over: bool) -> bool {
         let bytes = runs.iter().map(|run| run.end - run.start).sum();
         self.state.lock().check_direct(bytes, Class::Direct, over).is_ok()
@@ -107,23 +100,23 @@ impl FileOps {
     }
 
     /// What records of these runs take of the log, if each part gets one of its own.
-    fn promise_of(&self, inner: &Inner, places: &[Place], staged: bool) -> u64 {
+    fn promise_of(&self, files: &OpenFiles, places: &[Place], staged: bool) -> u64 {
         let each = |place: &Place| {
             let body = self.changes_of(place).1;
             let parts = if staged { 0 } else { place.len / PART_BYTES };
-            let more = parts * inner.layout.cost(CHANGE_BYTES, 0);
-            more + inner.layout.cost(body, if staged { place.len } else { 0 })
+            let more = parts * files.layout.cost(CHANGE_BYTES, 0);
+            more + files.layout.cost(body, if staged { place.len } else { 0 })
         };
         places.iter().map(each).sum()
     }
 
     /// The same for what is published in one go: its places share records.
-    fn promise_once(&self, inner: &Inner, places: &[Place]) -> u64 {
+    fn promise_once(&self, files: &OpenFiles, places: &[Place]) -> u64 {
         let body: u64 = places.iter().map(|place| self.changes_of(place).1).sum();
         // No two records that follow one another are half empty both.
-        let room = inner.layout.max_record() / 2;
+        let room = files.layout.max_record() / 2;
         let records = 2 * body.div_ceil(room) + 1;
-        body + records * inner.layout.cost(CHANGE_BYTES, 0)
+        body + records * files.layout.cost(CHANGE_BYTES, 0)
     }
 
     fn growth_of(&self, places: &[Place]) -> Growth {
@@ -135,53 +128,53 @@ impl FileOps {
     }
 
     /// Promises what the records will take (M12).
-    fn share(&self, inner: &Arc<Inner>, wanted: &Wanted<'_>) -> Result<Arc<Share>> {
+    fn share(&self, files: &Arc<OpenFiles>, wanted: &Wanted<'_>) -> Result<Arc<Share>> {
         let Wanted { key, places, staged, how, failures } = *wanted;
         let growth = self.growth_of(places);
         let direct = how.class == Class::Direct;
         let cost = match direct {
-            true => self.promise_once(inner, places),
-            false => self.promise_of(inner, places, staged),
+            true => self.promise_once(files, places),
+            false => self.promise_of(files, places, staged),
         };
         // What is written past the cache was never accepted before.
         let flying_bytes = places.iter().map(|place| place.len).sum();
         let bytes = if direct { 0 } else { flying_bytes };
         let need = if direct && !how.over || staged { Need::New } else { Need::Urgent };
-        let mut state = inner.state.lock();
+        let mut state = files.state.lock();
         if staged && !state.takes_content(cost, growth) {
             let text = "no room for content in the log";
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }
-        state.shared_bytes += bytes;
+        state.reservations.count_accepted(bytes);
         let promised = state.promise(cost, need, growth);
-        state.shared_bytes -= bytes;
+        state.reservations.uncount_accepted(bytes);
         promised?;
         if staged {
             state.space.log_takes_content();
         }
         let mut segments = Vec::with_capacity(places.len());
         for place in places {
-            let Some(at) = inner.layout.place_at(place.device_offset) else { continue };
+            let Some(at) = files.layout.place_at(place.device_offset) else { continue };
             state.space.segments.hold(at.segment, -(place.len as i64));
             state.space.segments.fly(at.segment, 1);
             segments.push(at.segment);
         }
-        let sequence = state.next_sequence;
-        let promise = Promise { cost, failures, sequence, segments, bytes, flying_bytes, growth };
-        state.put_share(key, promise);
-        Ok(Arc::new(Share { inner: self.inner.clone(), key }))
+        let sequence = state.counters.next_sequence();
+        let grant = Grant { cost, failures, sequence, segments, bytes, flying_bytes, growth };
+        state.reservations.insert(key, grant);
+        Ok(Arc::new(Share { files: self.files.clone(), key }))
     }
 
     /// Room in the staging area: the bytes go into the record itself.
     fn take_staged(
         &self,
-        inner: &Arc<Inner>,
+        files: &Arc<OpenFiles>,
         runs: &[Range<u64>],
         total: u64,
         how: How,
     ) -> Result<Reservation> {
-        let failures = inner.log.failures();
-        let mut at = inner.staging.take(total).start;
+        let failures = files.log.failures();
+        let mut at = files.staging.take(total).start;
         let key = at;
         let mut places = Vec::with_capacity(runs.len());
         for run in runs {
@@ -190,10 +183,10 @@ impl FileOps {
             at += len;
         }
         let wanted = Wanted { key, places: &places, staged: true, how, failures };
-        match self.share(inner, &wanted) {
+        match self.share(files, &wanted) {
             Ok(owner) => Ok(Reservation::new(places, owner)),
             Err(error) => {
-                inner.staging.forget(&(key..key + total));
+                files.staging.forget(&(key..key + total));
                 Err(error)
             }
         }
@@ -202,7 +195,7 @@ impl FileOps {
     /// Places become a reservation.
     fn reservation(
         &self,
-        inner: &Arc<Inner>,
+        files: &Arc<OpenFiles>,
         taken: Taken<'_>,
         how: How,
         failures: u64,
@@ -211,58 +204,59 @@ impl FileOps {
             return Ok(Reservation::in_place(taken.keep()));
         };
         let wanted = Wanted { key, places: taken.places(), staged: false, how, failures };
-        let owner = self.share(inner, &wanted)?;
+        let owner = self.share(files, &wanted)?;
         Ok(Reservation::new(taken.keep(), owner))
     }
 
     async fn take_waiting(&self, runs: Vec<Range<u64>>, how: How) -> Result<Reservation> {
-        let inner = self.inner()?;
-        let failures = inner.log.failures();
-        let taken = inner.take_places(self.ino.0, &runs, (how.class, how.over)).await?;
-        inner.alloc.point().await;
-        self.reservation(&inner, taken, how, failures)
+        let files = self.files()?;
+        let failures = files.log.failures();
+        let taken = files.take_places(self.ino.0, &runs, (how.class, how.over)).await?;
+        files.alloc.point().await;
+        self.reservation(&files, taken, how, failures)
     }
 
     /// At once, or what has to be waited for.
     fn take<'a>(
         &'a self,
-        inner: &Arc<Inner>,
+        files: &Arc<OpenFiles>,
         runs: &[Range<u64>],
         how: How,
     ) -> Result<MapFuture<'a, Result<Reservation>>> {
         let class = how.class;
         let total: u64 = runs.iter().map(|run| run.end - run.start).sum();
-        let most = u64::from(inner.options.inline_max).min(inner.layout.max_inline());
+        let most = u64::from(files.options.inline_max).min(files.layout.max_inline());
         let joins = class == Class::Sync
-            || class == Class::Background && inner.state.lock().is_small(self.ino.0);
+            || class == Class::Background && files.state.lock().is_small(self.ino.0);
         if total <= most && joins {
-            match self.take_staged(inner, runs, total, how) {
+            match self.take_staged(files, runs, total, how) {
                 // Where there is little room the log is kept for records.
                 Err(error) if is_full(&error) => {}
                 done => return Ok(MapFuture::Now(Some(done))),
             }
         }
-        if !inner.alloc.at_once() {
+        if !files.alloc.at_once() {
             return Ok(MapFuture::Later(Box::pin(self.take_waiting(runs.to_vec(), how))));
         }
-        let failures = inner.log.failures();
-        let taken = inner.take_reserved(self.ino.0, runs, (class, how.over))?;
-        Ok(MapFuture::Now(Some(self.reservation(inner, taken, how, failures))))
+        let failures = files.log.failures();
+        let taken = files.take_reserved(self.ino.0, runs, (class, how.over))?;
+        Ok(MapFuture::Now(Some(self.reservation(files, taken, how, failures))))
     }
 
     /// There was no room (M14).
     async fn take_again(&self, mut runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
-        let (inner, unit) = (self.inner()?, u64::from(self.unit));
+        let (files, unit) = (self.files()?, u64::from(self.unit));
         let (mut rounds, mut over) = (0, class == Class::Direct);
+        let mut patience = Patience::of(ROUNDS - 1);
         let mut waits = true;
         for run in &runs {
-            over = over && inner.ask_stored(self.ino.0, &self.told, run).await?;
+            over = over && files.ask_stored(self.ino.0, &self.told, run).await?;
         }
         loop {
             // What the cleaner has at hand may do; if not, the next round makes sure.
-            let waited = std::mem::take(&mut waits) && inner.wait_for_cleaner().await;
-            let made = waited || inner.make_room().await;
-            let taken = match self.take(&inner, &runs, How { class, over }) {
+            let waited = std::mem::take(&mut waits) && files.wait_for_cleaner().await;
+            let made = waited || patience.make_space(&files.requests).await;
+            let taken = match self.take(&files, &runs, How { class, over }) {
                 Ok(taken) => taken.await,
                 Err(error) => Err(error),
             };
@@ -280,7 +274,7 @@ impl FileOps {
             if class == Class::Direct {
                 // It is refused as a whole; nothing of it was accepted.
                 rounds += 1;
-                if rounds == ROUNDS || !self.inner()?.has_direct_room(&runs, over) {
+                if rounds == ROUNDS || !self.files()?.has_direct_room(&runs, over) {
                     return Err(error);
                 }
                 continue;
@@ -291,17 +285,17 @@ impl FileOps {
                 shorten(&mut runs, half);
                 continue;
             }
-            rounds += 1;
-            if rounds == ROUNDS {
+            // It was accepted: another task that gets the space only makes it wait (M14).
+            if !patience.lasts(files.state.lock().space.recorded()) {
                 return Err(error);
             }
         }
     }
 
     /// What of a request matters that was not accepted before.
-    fn how(&self, inner: &Inner, runs: &[Range<u64>], class: Class) -> How {
+    fn how(&self, files: &OpenFiles, runs: &[Range<u64>], class: Class) -> How {
         let over = class == Class::Direct && {
-            let state = inner.state.lock();
+            let state = files.state.lock();
             runs.iter().all(|run| state.is_stored(self.ino.0, run, &self.told))
         };
         How { class, over }
@@ -309,16 +303,16 @@ impl FileOps {
 
     /// M15: what has changed is written before more is reserved.
     async fn take_relieved(&self, runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
-        let inner = self.inner()?;
-        if let Err(error) = inner.relieve_now().await {
-            inner.check_running("reserve")?;
+        let files = self.files()?;
+        if let Err(error) = files.relieve_now().await {
+            files.check_running("reserve")?;
             // F12: what is accepted stays dirty, and is tried again.
-            if inner.state.lock().overfull().is_some() {
+            if files.state.lock().overfull().is_some() {
                 return Err(error);
             }
             log::warn!("changes wait to be written: {error}");
         }
-        match self.take(&inner, &runs, self.how(&inner, &runs, class)) {
+        match self.take(&files, &runs, self.how(&files, &runs, class)) {
             Ok(taken) => match taken.await {
                 Err(error) if is_full(&error) => self.take_again(runs, class).await,
                 done => done,
@@ -334,22 +328,23 @@ impl FileOps {
         runs: &[Range<u64>],
         class: Class,
     ) -> MapFuture<'_, Result<Reservation>> {
-        let inner = match self.inner() {
-            Ok(inner) => inner,
+        let files = match self.files() {
+            Ok(files) => files,
             Err(error) => return MapFuture::Now(Some(Err(error))),
         };
-        if let Err(error) = inner.check_running("reserve") {
+        if let Err(error) = files.check_running("reserve") {
             return MapFuture::Now(Some(Err(error)));
         }
-        if inner.is_crowded() {
+        if files.is_crowded() {
             return MapFuture::Later(Box::pin(self.take_relieved(runs.to_vec(), class)));
         }
         let again = || MapFuture::Later(Box::pin(self.take_again(runs.to_vec(), class)) as _);
-        let how = self.how(&inner, runs, class);
-        let mut taken = self.take(&inner, runs, how);
+        let how = self.how(&files, runs, class);
+        let mut taken = self.take(&files, runs, how);
         if runs.len() > FEW && is_refused(&taken) {
-            // Each is promised a record of its own: some may have that without more room being made.
-            taken = self.take(&inner, &runs[..FEW], how);
+            // Each is promised a record of its own: some may have that without more room being
+            // made.
+            taken = self.take(&files, &runs[..FEW], how);
         }
         match taken {
             Ok(MapFuture::Now(Some(Err(error)))) if is_full(&error) => again(),

@@ -28,8 +28,6 @@ pub(crate) struct Node {
     pub opens: u32,
     /// It never had a name and may get one.
     pub linkable: bool,
-    /// The times are ahead of the log (S14).
-    pub times_moved: bool,
     /// Records that told its size were changed: the size is to be told again.
     pub regrow: bool,
     /// Of a closed file that has lost content: its size, which no record may hold yet.
@@ -56,7 +54,6 @@ impl Node {
             entries: Directory::default(),
             opens: 0,
             linkable: false,
-            times_moved: false,
             regrow: false,
             unlogged_size: None,
             content: None,

@@ -28,6 +28,7 @@ use crate::format::{COUNT_MAX, MAX_DATA_ID, corrupt};
 use crate::log::Head;
 use crate::recover::rollforward::{Found, roll_forward};
 use crate::space::segment::Phase;
+use crate::transaction::counters::Counters;
 use crate::transaction::items::load_orphans;
 use crate::transaction::options::OpenOptions;
 use crate::transaction::state::State;
@@ -63,11 +64,9 @@ pub(crate) async fn find(
     let entries = usage_entries(tree, newest).await?;
     check_growth(entries.len(), newest.segment_count)?;
     let mut state = State::new(layout);
-    state.inodes = newest.inode_count;
-    state.next_ino = newest.next_ino;
-    state.next_data_id = newest.next_data_id;
-    state.tree_data_ids = newest.next_data_id;
-    state.next_sequence = newest.next_sequence;
+    state.nodes.set_count(newest.inode_count);
+    state.counters = Counters::of(newest);
+    state.map.set_tree_data_ids(newest.next_data_id);
     state.root = root_of(newest, FILES_TREE)?;
     let root = state.root;
     load_orphans(tree, &root, &mut state).await?;
@@ -111,8 +110,9 @@ pub(crate) fn check_growth(entries: usize, segments: u32) -> Result<()> {
 /// Refuses a log whose records number things beyond what a slot can hold: the checkpoint behind it
 /// would make a volume that no later opening takes.
 fn check_counters(state: &State) -> Result<()> {
-    let State { next_ino, next_data_id, next_sequence, .. } = *state;
-    match next_ino.max(next_sequence) > COUNT_MAX || next_data_id > MAX_DATA_ID {
+    let counters = &state.counters;
+    let count = counters.next_ino().max(counters.next_sequence());
+    match count > COUNT_MAX || counters.next_data_id() > MAX_DATA_ID {
         true => Err(corrupt("log", "a record has a number that is out of range")),
         false => Ok(()),
     }
@@ -208,9 +208,10 @@ impl Opened {
         let Found { state, head, .. } = &mut self.found;
         head.generation = head.generation.saturating_add(UNRECORDED_GENERATIONS);
         // Births that were drawn and never recorded are not drawn again.
-        state.next_sequence = state.next_sequence.saturating_add(UNRECORDED_BIRTHS);
+        state.counters.skip_sequences(UNRECORDED_BIRTHS);
         if plant.has(Planted::InodesCountedAnew) && !self.is_clean && self.found.records == 0 {
-            self.found.state.next_ino = self.found.state.inodes + 1;
+            let next = self.found.state.nodes.count() + 1;
+            self.found.state.counters.restart_inos(next);
         }
         let Found { state, head, .. } = &mut self.found;
         head.previous = head.segment.or(head.previous);

@@ -24,17 +24,21 @@ use crate::format::change::{Change, Size};
 use crate::format::extent::{Extent, Source, Sums, put_crc32c};
 use crate::format::place::{Geometry, Place};
 use crate::format::usage::Stream;
+use crate::log::commit::DataRepair;
 use crate::log::{Pending, Run};
 use crate::map::overlay::{Overlay, Where};
+use crate::names::node::Node;
 use crate::transaction::resources::Resources;
-use crate::transaction::state::{Lost, State};
+use crate::transaction::state::State;
+use crate::transaction::sync_errors::Lost;
 use forebay_base::checksum::crc32c;
 use forebay_base::codec::{Reader, Writer};
+use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::BioFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A run that was written again.
 struct Again {
@@ -43,6 +47,29 @@ struct Again {
     /// Some of them, or the end of the last one, were cut off or punched since they were written first: they
     /// are zeros.
     is_cut: bool,
+}
+
+/// The repair as the log knows it.
+pub(crate) struct Repair(pub Weak<Resources>);
+
+impl DataRepair for Repair {
+    fn on_write_failure(&self, offsets: &[u64]) {
+        if let Some(resources) = self.0.upgrade() {
+            resources.writes_failed(offsets);
+        }
+    }
+
+    fn rewrite_runs<'a>(
+        &'a self,
+        records: &'a mut [Pending],
+        hold: &'a Hold,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let gone = || Error::new(ErrorKind::Shutdown, "commit", "the volume is closed");
+            let resources = self.0.upgrade().ok_or_else(gone)?;
+            resources.rewrite_runs(records, hold).await
+        })
+    }
 }
 
 impl Resources {
@@ -61,7 +88,7 @@ impl Resources {
             let state = self.state.lock();
             runs.extend(state.queue.iter().flat_map(stale));
             let places = runs.iter().map(|run| run.at).collect();
-            owners(records.iter().chain(&state.queue), &places, &self.layout.geometry)?
+            owners(records.iter().chain(state.queue.iter()), &places, &self.layout.geometry)?
         };
         let (mut lost, mut written, mut failed) = (Vec::new(), BTreeMap::new(), None);
         for run in runs {
@@ -87,12 +114,14 @@ impl Resources {
             written.iter().filter(|(_, again)| again.is_cut).filter_map(|(at, _)| owners.get(at));
         let mut sizes = cut.map(|(data_id, _)| (*data_id, u64::MAX)).collect();
         let mut state = self.state.lock();
-        for record in records.iter_mut().chain(&mut state.queue).rev() {
-            renew(record, &written, failures, &mut sizes, &self.layout.geometry)?;
-        }
+        let geometry = &self.layout.geometry;
+        let mut renew =
+            |record: &mut Pending| renew(record, &written, failures, &mut sizes, geometry);
+        state.queue.rewrite(&mut renew)?;
+        records.iter_mut().rev().try_for_each(renew)?;
         for (at, again) in &written {
             if let Some((data_id, _)) = owners.get(at) {
-                state.renew(*data_id, *at, &again.sums);
+                state.map.renew(*data_id, *at, &again.sums);
             }
         }
         Ok(())
@@ -186,7 +215,7 @@ impl Resources {
         let unit = self.layout.block_bytes();
         let content = {
             let state = self.state.lock();
-            let node = state.nodes.get(&ino).filter(|node| node.inode.data_id == data_id)?;
+            let node = state.nodes.get(ino).filter(|node| node.inode.data_id == data_id)?;
             node.content.clone()
         };
         if let Some(content) = content
@@ -196,7 +225,7 @@ impl Resources {
         }
         let newer = {
             let state = self.state.lock();
-            let piece = state.known(data_id, block).ok()?;
+            let piece = state.map.known(data_id, block).ok()?;
             match piece.at {
                 Where::Hole => {
                     into.fill(0);
@@ -223,48 +252,31 @@ impl Resources {
         let geometry = &self.layout.geometry;
         let places: BTreeSet<Place> = lost.iter().map(|run| run.at).collect();
         let mut state = self.state.lock();
-        let owners = owners(records.iter().chain(&state.queue), &places, geometry)?;
+        let owners = owners(records.iter().chain(state.queue.iter()), &places, geometry)?;
         for run in lost {
             log::error!("content of #{} is lost: {} bytes at {:?}", run.ino, run.len, run.at);
-            state.lost.push((run.at, run.len));
-            let Some(node) = state.nodes.get_mut(&run.ino) else { continue };
+            state.sync_errors.add_run(run.at, run.len);
             let owner = owners.get(&run.at).map(|(data_id, _)| *data_id);
-            if owner != Some(node.inode.data_id) {
+            let lose = |node: &mut Node| {
+                let is_own = owner == Some(node.inode.data_id);
+                node.regrow |= is_own;
+                is_own
+            };
+            if state.nodes.update(run.ino, lose) != Some(true) {
                 continue;
             }
-            node.regrow = true;
-            state.unpublished.insert((run.ino, Lost::Run));
-            if let Some(written) = state.owed_written.get_mut(&run.ino) {
-                written.lost += 1;
-            }
+            state.sync_errors.add(run.ino, Lost::Run);
+            state.outstanding.note_lost(run.ino);
         }
         // No size without its bytes: what is told of the size of that data goes, too.
         let datas = owners.into_values().map(|(data_id, _)| data_id).collect();
-        for record in records.iter_mut().chain(&mut state.queue) {
-            without(record, &places, &datas, geometry)?;
-        }
-        Ok(())
+        let mut omit = |record: &mut Pending| without(record, &places, &datas, geometry);
+        records.iter_mut().try_for_each(&mut omit)?;
+        state.queue.rewrite(omit)
     }
 }
 
 impl State {
-    /// Content at a place was written again, and has these sums now.
-    fn renew(&mut self, data_id: u64, at: Place, sums: &Arc<[u32]>) {
-        let block_bytes = self.layout.block_bytes();
-        if let Some(overlay) = self.data.get_mut(&data_id) {
-            overlay.renew(at, sums, block_bytes);
-        }
-        if let Some(frozen) = &mut self.frozen
-            && frozen
-                .data
-                .get(&data_id)
-                .is_some_and(|overlay| overlay.is_older(at, sums, block_bytes))
-            && let Some(overlay) = Arc::make_mut(&mut frozen.data).get_mut(&data_id)
-        {
-            overlay.renew(at, sums, block_bytes);
-        }
-    }
-
     /// `Corrupt` if some of this content is lost (Q2): the error names the inode and the range.
     pub fn check_lost(&self, data: &BTreeMap<u64, Overlay>) -> Result<()> {
         match self.find_lost(data.values()) {
@@ -275,7 +287,7 @@ impl State {
 
     /// The first content of an inode that is lost, as the error of its syncs.
     pub fn lost_of(&self, ino: u64) -> Error {
-        let data_id = self.nodes.get(&ino).map_or(0, |node| node.inode.data_id);
+        let data_id = self.nodes.get(ino).map_or(0, |node| node.inode.data_id);
         let lost = self.find_lost(self.overlays_of(data_id)).map(|(_, lost)| lost);
         lost_error(ErrorKind::Io, "commit", ino, lost.unwrap_or_default())
     }
@@ -285,12 +297,12 @@ impl State {
         &self,
         mut overlays: impl Iterator<Item = &'a Overlay>,
     ) -> Option<(u64, Range<u64>)> {
-        if self.lost.is_empty() {
+        if self.sync_errors.lost_runs().is_empty() {
             return None;
         }
         let block_bytes = self.layout.block_bytes();
         overlays.find_map(|overlay| {
-            let mut lost = self.lost.iter();
+            let mut lost = self.sync_errors.lost_runs().iter();
             lost.find_map(|lost| lost_in(overlay, *lost, block_bytes))
                 .map(|range| (overlay.owner, range))
         })
@@ -298,24 +310,23 @@ impl State {
 
     /// What is known of some data beyond the tree.
     fn overlays_of(&self, data_id: u64) -> impl Iterator<Item = &Overlay> {
-        let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-        let frozen = frozen.and_then(|frozen| frozen.data.get(&data_id));
-        self.data.get(&data_id).into_iter().chain(frozen)
+        let is_merged = self.frozen.as_ref().is_some_and(|frozen| frozen.is_merged);
+        let changed = self.map.overlay(data_id).into_iter();
+        changed.chain(self.map.frozen().filter(|_| !is_merged).and_then(|all| all.get(&data_id)))
     }
 
     /// Why an inode cannot be synced, after a commit that worked: not for content that was written anew
     /// since, or cut off. A size that was taken out beside it is told again first.
     pub fn unpublished_of(&mut self, ino: u64) -> Option<Lost> {
-        if self.unpublished.contains(&(ino, Lost::Run))
-            && let Some(node) = self.nodes.get(&ino).filter(|node| !node.regrow)
+        if self.sync_errors.has(ino, Lost::Run)
+            && let Some(node) = self.nodes.get(ino).filter(|node| !node.regrow)
         {
             let data_id = node.inode.data_id;
             if !self.has_lost(data_id) {
-                self.unpublished.remove(&(ino, Lost::Run));
+                self.sync_errors.remove(ino, Lost::Run);
             }
         }
-        let (first, last) = ((ino, Lost::Size), (ino, Lost::Data));
-        self.unpublished.range(first..=last).next_back().map(|(_, lost)| *lost)
+        self.sync_errors.worst(ino)
     }
 
     /// Whether some of this data is lost, and was neither written anew nor cut off.
@@ -325,9 +336,9 @@ impl State {
 
     /// A checkpoint is durable: what is lost and was overruled before it is nobody's any more.
     pub fn forget_lost(&mut self) {
-        let (data, block_bytes) = (&self.data, self.layout.block_bytes());
-        self.lost
-            .retain(|lost| data.values().any(|one| lost_in(one, *lost, block_bytes).is_some()));
+        let (data, block_bytes) = (self.map.changes(), self.layout.block_bytes());
+        let is_in = |lost| data.values().any(|one| lost_in(one, lost, block_bytes).is_some());
+        self.sync_errors.retain_runs(is_in);
     }
 }
 

@@ -1,20 +1,22 @@
-//! Room for content that was accepted: counted when it is, and there when it is written out.
+//! Space for accepted content: counted when it is accepted, and there when it is written out.
 //!
 //! ```text
-//!   write ──admit──▶ arriving ──▶ dirty ──reserve──▶ a share: places in segments ──publish──▶ in a record
-//!             │ no room: refused now                     ▲ what the log has no room for
-//!             ▼                                          └── waits for two checkpoints, then goes in parts
+//!   write ──admit──▶ arriving ──▶ dirty ──reserve──▶ a reservation ──publish──▶ in a record
+//!             │ no space: refused now                     ▲ no log space for it:
+//!             ▼                                           └── requests space, then in smaller parts
 //!          NoSpace
 //! ```
-//! What dirt will take of the log is not set aside: the log comes free again by checkpoints, which have room
-//! of their own. So whoever writes out what was accepted makes room and goes on, and is not refused.
+//! Log space for dirty data is not set aside: checkpoints make the log free again, and have space of
+//! their own. So a task that writes out accepted content requests space and continues. It is not
+//! refused.
 //!
 //! Invariants: P21 bytes that were admitted are arriving, dirty or in write-out, and count until a
-//! reservation holds room for them. P22 what is written past the cache leaves that room alone. P23 a part of
-//! the room is for the last blocks of files that are cut, so that cutting and syncing work on a full volume.
-//! What overwrites stored content may have what is kept from new content (P25, `transaction::capacity`).
+//! reservation holds space for them. P22 writes past the cache leave that space alone. P23 a part
+//! of the space is for the last blocks of files that are truncated, so that truncates and syncs
+//! work on a full volume. Overwrites of stored content may use the reserve that new content may not
+//! (P25, `transaction::capacity`).
 //!
-//! Locks: the state lock, held by the caller; what is arriving and dirty is counted without.
+//! Locks: the state lock, held by the caller; arriving and dirty bytes are counted without it.
 
 use crate::format::MAX_EXTENT_BLOCKS;
 use forebay_base::units::KIB;
@@ -22,7 +24,7 @@ use forebay_cache::writeback::Domain;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that an extent of one block takes of the tree at most: two copies of a leaf that is half full.
+/// Bytes that an extent of one block takes of the tree at most: two copies of a half-full leaf.
 pub(crate) const BLOCK_TREE_BYTES: u64 = 2 * 2 * 84;
 
 /// Bytes of an extent in the tree, without its sums.
@@ -30,8 +32,34 @@ pub(crate) const MAP_ITEM_BYTES: u64 = 80;
 /// The same of a short one of one block, which takes no more in memory.
 pub(crate) const SHORT_ITEM_BYTES: u64 = 52;
 
-/// A place is written in parts of at least so many bytes, each of which may get a record of its own.
+/// An address range is written in parts of at least so many bytes. Each may get its own record.
 pub(crate) const PART_BYTES: u64 = 64 * KIB;
+
+/// What a grant is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Something new: leaves alone the kept segments, and what accepted content needs.
+    New,
+    /// Makes space, or makes accepted content durable.
+    Urgent,
+    /// Was admitted before, or the volume cannot continue without it: counted, never refused.
+    Outstanding,
+}
+
+/// What else needs space while the log does.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct OtherNeeds {
+    /// Bytes that accepted content takes of segments (P14).
+    pub dirt: u64,
+    /// Bytes for the last blocks of files that are truncated (P23).
+    pub edges: u64,
+    /// Bytes of segments that were given out and are not in use: accepted content may have them.
+    pub held: u64,
+    /// Pairs of nodes that checkpoints may need then (P13).
+    pub pairs: u64,
+    /// Pairs that new content leaves to operations that make space (P24).
+    pub spare: u64,
+}
 
 /// Content that was accepted and is not written out (P21).
 #[derive(Default)]
@@ -75,7 +103,7 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// What content that lies in one place adds: its leaf, and where it cuts into an older one that one's.
+    /// What content at one address adds: its leaf, and that of an older extent that it splits.
     pub fn of_content(bytes: u64, block_bytes: u64) -> Self {
         let blocks = bytes / block_bytes;
         let extents = extents_of(bytes, block_bytes);

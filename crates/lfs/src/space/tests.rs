@@ -14,7 +14,7 @@ fn space(segments: u32) -> Space {
 /// P11: whoever was promised room finds it, also when data takes all the rest.
 #[test]
 fn p11_promises_are_kept() {
-    let (mut space, room) = (space(12), Beside::default());
+    let (mut space, room) = (space(12), OtherNeeds::default());
     let each = space.layout.log_bytes() / 3;
     let mut promised = 0;
     while space.promise(each, Need::New, &room).is_ok() {
@@ -36,7 +36,7 @@ fn p11_promises_are_kept() {
 /// P15: one more is the cleaner's.
 #[test]
 fn p12_the_last_segments_are_for_removing() {
-    let (mut space, room) = (space(6), Beside::default());
+    let (mut space, room) = (space(6), OtherNeeds::default());
     while space.take_data(4096).is_ok() {}
     assert_eq!((space.segments.free(), space.data_room()), (3, 0));
     assert_eq!(space.clean_segments(0, 0), 1);
@@ -59,7 +59,7 @@ fn p24_what_is_new_leaves_nodes_alone() {
         let fits = |pairs: &u64| {
             let mut space = space(8);
             space.log_head(0);
-            let room = Beside { pairs: *pairs, spare: 16, ..Beside::default() };
+            let room = OtherNeeds { pairs: *pairs, spare: 16, ..OtherNeeds::default() };
             space.promise(64, need, &room).is_ok()
         };
         (0..100).take_while(fits).count() as u64
@@ -72,7 +72,7 @@ fn p24_what_is_new_leaves_nodes_alone() {
 #[test]
 fn p14_the_log_leaves_room_for_dirt() {
     let (mut space, dirt) = (space(8), 3 << 16);
-    let room = Beside { dirt, ..Beside::default() };
+    let room = OtherNeeds { dirt, ..OtherNeeds::default() };
     while space.promise(1024, Need::Urgent, &room).is_ok() {}
     assert!(space.data_room() >= dirt, "{}", space.data_room());
     while space.take_data(4096).is_ok() {}
@@ -84,7 +84,7 @@ fn p14_the_log_leaves_room_for_dirt() {
 fn p13_a_checkpoint_finds_room() {
     let mut space = space(8);
     space.need_nodes(30, 0);
-    let room = Beside { pairs: 30, ..Beside::default() };
+    let room = OtherNeeds { pairs: 30, ..OtherNeeds::default() };
     while space.promise(1024, Need::Urgent, &room).is_ok() {
         while space.data_room() >= 4096 && space.take_data(4096).is_ok() {}
     }

@@ -102,8 +102,8 @@ impl Lab {
     /// Where each block is.
     fn places(&self) -> Vec<String> {
         let state = self.volume.0.state.lock();
-        let data_id = state.nodes[&self.file.ino().0].inode.data_id;
-        let overlay = &state.data[&data_id];
+        let data_id = state.nodes.get(self.file.ino().0).unwrap().inode.data_id;
+        let overlay = state.map.overlay(data_id).unwrap();
         let place = |block| match overlay.look_up(block, BLOCK).map(|piece| piece.at) {
             Ok(Where::Run(place)) => format!("{place:?}"),
             _ => "none".into(),
@@ -113,7 +113,7 @@ impl Lab {
 
     /// The blocks that have a state in the cache.
     fn blocks(&self, wanted: State) -> BTreeSet<u64> {
-        let content = self.volume.0.content("test", self.file.ino()).expect("it is a file");
+        let content = self.volume.0.files.content("test", self.file.ino()).expect("it is a file");
         let (mapping, pages) = (&*content.file.mapping, &*content.file.cache);
         let mut found = BTreeSet::new();
         for index in pages.folios_present(mapping, &(0..SIZE)) {
@@ -187,7 +187,8 @@ fn d16_on_a_volume_dirt_that_lies_apart_is_one_run() {
         }
         lab.sync().await;
         let state = lab.volume.0.state.lock();
-        let overlay = &state.data[&state.nodes[&lab.file.ino().0].inode.data_id];
+        let data_id = state.nodes.get(lab.file.ino().0).unwrap().inode.data_id;
+        let overlay = state.map.overlay(data_id).unwrap();
         let at = |block| match overlay.look_up(block, BLOCK).map(|piece| piece.at) {
             Ok(Where::Run(place)) => lab.volume.0.layout.device_offset(place),
             _ => panic!("block {block} has no place"),
@@ -271,7 +272,7 @@ fn s5_off_is_refused_while_sums_are_on() {
         let (disk, options) = Lab::disk(sums);
         disk.world().run(async {
             let lab = Lab::new(&disk, &options).await;
-            let content = lab.volume.0.content("test", lab.file.ino()).ok().unwrap();
+            let content = lab.volume.0.files.content("test", lab.file.ino()).ok().unwrap();
             let need = content.file.stable_need();
             assert_eq!(need.required, sums, "{}", need.reason);
             let off = content.file.set_stable_pages(StablePages::Off);

@@ -157,7 +157,7 @@ fn k22_k24_what_a_pass_counts_on() {
     disk.world().run(async {
         let (volume, _file, _) = sparse(&setup, &disk, None).await;
         let inner = &volume.0;
-        let victims = inner.pick_now();
+        let victims = inner.cleaner.pick_now();
         let (planned, room) = {
             let state = inner.state.lock();
             (state.space.clean_planned(), state.space.data_room())
@@ -177,7 +177,7 @@ fn k22_k24_what_a_pass_counts_on() {
         volume.checkpoint().await.unwrap();
         let waiting = dead();
         assert!(waiting > 1, "{waiting} segments come free");
-        assert!(inner.coming_bytes() >= waiting as u64 * inner.layout.segment_bytes());
+        assert!(inner.cleaner.coming_bytes() >= waiting as u64 * inner.layout.segment_bytes());
     });
     disk.world().stop();
 }
@@ -239,7 +239,7 @@ fn c41_c42_c44_what_is_moved_is_what_it_was() {
     disk.world().run(async {
         let (volume, _file, model) = sparse(&setup, &disk, None).await;
         let ino = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap().ino;
-        let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+        let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
         let (before, pin) = volume.0.piece_at(data_id, 0).await.unwrap();
         let (sealed_before, free) = (sealed(&volume), volume.free_space().bytes);
         assert!(volume.clean().await.unwrap());
@@ -275,7 +275,7 @@ fn c42_what_is_damaged_stays_damaged() {
     disk.world().run(async {
         let (volume, file, model) = sparse(&setup, &disk, None).await;
         let ino = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap().ino;
-        let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+        let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
         let (bad, _) = volume.0.piece_at(data_id, 8).await.unwrap();
         let Where::Run(place) = bad.at else { panic!("{bad:?}") };
         let offset = volume.0.layout.device_offset(place);
@@ -469,7 +469,7 @@ fn nobody_is_told_how_much_is_free_before_what_was_removed_is() {
         volume.syncfs().await.unwrap();
         volume.unlink(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap();
         volume.syncfs().await.unwrap();
-        let turn = volume.0.cleaner.take().await;
+        let turn = volume.0.cleaning.take_turn().await;
         let (mut first, mut second) = (Box::pin(volume.statfs()), Box::pin(volume.statfs()));
         poll_fn(|cx| {
             assert!(first.as_mut().poll(cx).is_pending(), "the cleaner is at work");

@@ -87,7 +87,7 @@ impl Lab {
     }
 
     fn is_in_memory(&self, ino: Ino) -> bool {
-        self.volume.0.state.lock().nodes.contains_key(&ino.0)
+        self.volume.0.state.lock().nodes.contains(ino.0)
     }
 }
 

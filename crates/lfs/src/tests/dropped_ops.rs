@@ -88,7 +88,7 @@ async fn drop_on(
 ) -> Checked<Outcome> {
     let volume = open(&setup(0), (device, world), strategy).await;
     let (ino, opened) = create(&volume, "f").await.unwrap();
-    let content = volume.0.content("drop", ino).map_err(Stop::open).unwrap();
+    let content = volume.0.files.content("drop", ino).map_err(Stop::open).unwrap();
     let (file, world) = (content.file.clone(), world.clone());
     let handle = file.open_handle();
     let subject = Subject { file, handle, world };

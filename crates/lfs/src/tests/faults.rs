@@ -36,7 +36,7 @@ async fn offset_of(volume: &Volume, ino: Ino) -> u64 {
 }
 
 async fn offset_of_block(volume: &Volume, ino: Ino, block: u64) -> u64 {
-    let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+    let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
     let place: Place = match volume.0.piece_at(data_id, block).await.unwrap().0.at {
         Where::Run(place) => place,
         other => panic!("a run, not {other:?}"),
@@ -89,7 +89,10 @@ fn what_is_synced_after_a_close_that_failed_is_found() {
                 half_closed += u32::from(volume.0.checkpoints.is_closing());
                 if again {
                     volume.close().await.expect("it failed once");
-                    assert!(volume.0.state.lock().is_closed && !volume.0.checkpoints.is_closing());
+                    assert!(
+                        volume.0.state.lock().life.is_closed()
+                            && !volume.0.checkpoints.is_closing()
+                    );
                     return Some(1);
                 }
                 // Whoever shares the volume goes on.
@@ -127,7 +130,7 @@ fn one_bad_place_is_an_error_of_its_file_until_it_is_written_anew() {
             volume.syncfs().await.unwrap();
             write(&first, 0, &[2; BLOCK]).await.unwrap();
             write(&second, 0, &[3; BLOCK]).await.unwrap();
-            volume.0.content("test", ino).unwrap().file.write_out().await.unwrap();
+            volume.0.files.content("test", ino).unwrap().file.write_out().await.unwrap();
             let at = offset_of(&volume, ino).await;
             disk.inject(failing(op).within(at..at + BLOCK as u64).sticky());
             disk.inject(failing(BioOp::Flush));
@@ -136,7 +139,7 @@ fn one_bad_place_is_an_error_of_its_file_until_it_is_written_anew() {
             // The cache has it still.
             synced_at_last(&first).await;
             volume.checkpoint().await.expect("nothing is lost");
-            assert!(volume.0.state.lock().unpublished.is_empty());
+            assert!(volume.0.state.lock().sync_errors.is_empty());
         });
         disk.world().stop();
         disk.heal();
@@ -223,7 +226,7 @@ fn content_that_is_lost_for_good_is_told_until_it_is_written_anew() {
                 volume.unlink(Ino::ROOT, Name::new(b"first").unwrap()).await.unwrap();
             }
             volume.checkpoint().await.expect("nothing that is wanted is lost");
-            assert!(volume.0.state.lock().unpublished.is_empty());
+            assert!(volume.0.state.lock().sync_errors.is_empty());
         });
         disk.world().stop();
         disk.heal();
@@ -258,7 +261,7 @@ fn without_sums_what_nobody_holds_is_lost_with_a_failed_flush() {
             match is_held {
                 true => {
                     write(&file, 0, &direct).await.unwrap();
-                    volume.0.content("test", ino).unwrap().file.write_out().await.unwrap();
+                    volume.0.files.content("test", ino).unwrap().file.write_out().await.unwrap();
                 }
                 false => drop(file.write(0, direct, IoFlags::DIRECT, keep).await.1.unwrap()),
             }
@@ -460,7 +463,7 @@ fn q3_a_block_that_was_written_past_the_cache_takes_no_other_along() {
             for n in 0..files {
                 let (ino, file) = create(&volume, &format!("f{n}")).await.unwrap();
                 write(&file, 0, &[100 + n; 2 * BLOCK]).await.unwrap();
-                volume.0.content("test", ino).unwrap().file.write_out().await.unwrap();
+                volume.0.files.content("test", ino).unwrap().file.write_out().await.unwrap();
                 let first = offset_of(&volume, ino).await;
                 let direct = AlignedBuf::copy_of(&[200 + n; BLOCK]);
                 let keep = Privileges::Keep;
@@ -506,7 +509,7 @@ fn q3_a_block_that_was_cut_through_is_under_no_older_size() {
             for n in 0..files {
                 let (ino, file) = create(&volume, &format!("f{n}")).await.unwrap();
                 write(&file, 0, &[100 + n; 2 * BLOCK]).await.unwrap();
-                volume.0.content("test", ino).unwrap().file.write_out().await.unwrap();
+                volume.0.files.content("test", ino).unwrap().file.write_out().await.unwrap();
                 volume.setattr(ino, &SetAttr::size(cut as u64)).await.unwrap();
                 open_ones.push(file);
             }

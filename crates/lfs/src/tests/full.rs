@@ -370,7 +370,7 @@ fn a_checkpoint_is_made_when_all_of_the_log_is_promised() {
             while state.promise(600, Need::Urgent, Default::default()).is_ok() {}
         }
         let before = volume.0.checkpoints.superblock().checkpoint;
-        assert!(volume.0.make_room().await);
+        assert!(volume.0.requests.make_space().await);
         assert!(volume.0.checkpoints.superblock().checkpoint >= before + 2);
     });
     disk.world().stop();
@@ -403,7 +403,7 @@ fn a_checkpoint_that_is_dropped_did_not_happen() {
             })
             .await;
             drop(making);
-            if volume.0.state.lock().is_closed {
+            if volume.0.state.lock().life.is_closed() {
                 break;
             }
             let name = format!("n{polls}");
@@ -413,7 +413,7 @@ fn a_checkpoint_that_is_dropped_did_not_happen() {
         if volume.0.checkpoints.is_closing() {
             volume.close().await.expect("what is left of it works");
         }
-        if !volume.0.state.lock().is_closed {
+        if !volume.0.state.lock().life.is_closed() {
             for _ in 0..3 {
                 volume.checkpoint().await.unwrap();
             }
@@ -463,7 +463,7 @@ fn writes_past_the_cache_wait_for_what_they_leave_in_memory() {
             let bytes = AlignedBuf::copy_of(&content("f", offset, UNIT));
             file.write(offset, bytes, IoFlags::DIRECT, Privileges::Keep).await.1.unwrap();
             let state = volume.0.state.lock();
-            most = most.max(state.maps.1 + state.items.bytes());
+            most = most.max(state.map.tree_bytes() + state.items.bytes());
         }
         assert!((4 << 10..16 << 10).contains(&most), "{most} bytes");
         verify(&volume, "f", 128 * UNIT).await;
@@ -512,7 +512,7 @@ fn p22_writes_past_the_cache_leave_the_room_of_dirt_alone() {
         };
         assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
         dirty.sync(true).await.expect("it was accepted");
-        assert!(volume.0.state.lock().shares.is_empty());
+        assert!(volume.0.state.lock().reservations.is_empty());
         verify(&volume, "d", 32 * UNIT).await;
         verify(&volume, "e", size).await;
     });

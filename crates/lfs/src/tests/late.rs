@@ -52,7 +52,7 @@ fn a_mapping_that_was_let_go_makes_no_file_longer() {
         let volume = open(&setup, &disk).await.unwrap();
         let (ino, file) = create(&volume, "f").await.unwrap();
         write(&file, 0, &[1; 16 * BLOCK]).await.unwrap();
-        let taken_up = volume.0.content("test", ino).unwrap();
+        let taken_up = volume.0.files.content("test", ino).unwrap();
         file.sync(true).await.unwrap();
         drop(file);
         volume.syncfs().await.unwrap();

@@ -236,13 +236,13 @@ fn m16_what_write_back_takes_of_small_files_goes_into_records() {
     let (write_back, state) = (IoFlags::START_WRITEBACK, &volume.0.state);
     for n in 0..2000 {
         written(&volume, n, 4096, write_back);
-        assert!(state.lock().queued_bytes <= 4 * MIB + 4096, "Q13");
+        assert!(state.lock().queue.payload_bytes() <= 4 * MIB + 4096, "Q13");
     }
     assert_eq!(state.lock().room.stats.written_back, 0, "M16");
     written(&volume, 2000, 64 << 10, write_back);
     assert_eq!(state.lock().room.stats.written_back, 1, "it is large");
     block_on(volume.syncfs()).unwrap();
-    assert_eq!(state.lock().queued_bytes, 0);
+    assert_eq!(state.lock().queue.payload_bytes(), 0);
     block_on(volume.close()).unwrap();
 }
 

@@ -236,7 +236,7 @@ fn left(volume: &Volume) -> u64 {
 }
 
 fn dirty_blocks(volume: &Volume) -> u64 {
-    volume.0.domain.as_ref().unwrap().dirty_bytes() / BLOCK
+    volume.0.files.domain.as_ref().unwrap().dirty_bytes() / BLOCK
 }
 
 /// Nothing of what was changed counts twice.
@@ -298,14 +298,14 @@ fn p25_an_overwrite_is_not_refused_for_what_others_have_dirty() {
             let stored = filled(&a, available(&volume).await / 4 * 3).await.len() as u64;
             assert!(!filled(&b, u64::MAX).await.is_empty());
             settled(&volume).await;
-            let (has, mut n) = (|| volume.0.state.lock().has_over_room(BLOCK), 0);
+            let (has, mut n) = (|| volume.0.state.lock().has_overwrite_space(BLOCK), 0);
             // Nothing more is to be had.
             while has() {
                 while has() {
                     write(&a, n * BLOCK, &content(n, 2)).await.expect("P25");
                     n += 1;
                 }
-                volume.0.make_room().await;
+                volume.0.requests.make_space().await;
             }
             assert!(n < stored && dirty_blocks(&volume) == n, "{n} of {stored} are dirty");
             let bytes = AlignedBuf::copy_of(&content(0, 2));

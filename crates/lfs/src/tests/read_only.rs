@@ -84,7 +84,7 @@ async fn lose_block(volume: &Volume, disk: &SimDisk, (ino, file): (Ino, &OpenFil
     let direct = AlignedBuf::copy_of(&[200; BLOCK]);
     let (at, keep) = (block * BLOCK as u64, Privileges::Keep);
     file.write(at, direct, IoFlags::DIRECT, keep).await.1.unwrap();
-    let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+    let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
     let found = volume.0.piece_at(data_id, block).await.unwrap().0.at;
     let Where::Run(place) = found else { panic!("a run, not {found:?}") };
     let at = volume.0.layout.device_offset(place);
@@ -497,7 +497,7 @@ fn write_reserved_before_stop_is_published_and_synced_after_it() {
             let (block, keep) = (AlignedBuf::copy_of(&[3; BLOCK]), Privileges::Keep);
             let mut work = file.write(0, block, IoFlags::DIRECT, keep);
             let begun = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx).is_pending())).await;
-            assert!(begun && !volume.0.state.lock().shares.is_empty(), "it has its place");
+            assert!(begun && !volume.0.state.lock().reservations.is_empty(), "it has its place");
             volume.checkpoint().await.expect_err("a block is lost");
             assert!(volume.stopped().is_some());
             assert_eq!(work.await.1.expect("it was accepted before").len, BLOCK);

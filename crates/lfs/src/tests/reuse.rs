@@ -268,7 +268,7 @@ fn closed() -> (Setup, SimDisk, Vec<u64>, u64) {
         let ino = made.0.ino;
         drop(made);
         volume.close().await.unwrap();
-        let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+        let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
         let Where::Run(at) = volume.0.piece_at(data_id, 1).await.unwrap().0.at else { panic!() };
         let root = volume.0.state.lock().root.places.unwrap();
         let offset = |at: Place| volume.0.layout.device_offset(at);

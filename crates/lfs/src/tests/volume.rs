@@ -61,7 +61,7 @@ async fn read(volume: &Volume, name: &str) -> Result<Vec<u8>> {
 
 /// Where the first block of a file is.
 async fn place_of(volume: &Volume, ino: Ino) -> Option<Place> {
-    let data_id = volume.0.state.lock().nodes[&ino.0].inode.data_id;
+    let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
     match volume.0.piece_at(data_id, 0).await.ok()?.0.at {
         Where::Run(place) => Some(place),
         _ => None,
@@ -82,7 +82,7 @@ fn lost_content_is_an_error_of_its_file_alone() {
         volume.syncfs().await.unwrap();
         write(&first, 0, &[2; 4096]).await.unwrap();
         write(&second, 0, &[3; 4096]).await.unwrap();
-        let content = volume.0.content("test", lost.ino).unwrap();
+        let content = volume.0.files.content("test", lost.ino).unwrap();
         content.file.write_out().await.unwrap();
         let at = volume.0.layout.device_offset(place_of(&volume, lost.ino).await.unwrap());
         disk.poke(at, &[9; 4096]);
@@ -115,14 +115,14 @@ fn what_was_cut_off_before_a_power_cut_is_not_seen_when_the_file_grows() {
             let (_, other) = create(&volume, "other").await.unwrap();
             write(&file, 0, &[1; 3 * 4096]).await.unwrap();
             volume.syncfs().await.unwrap();
-            volume.0.content("test", cut.ino).unwrap().file.set_len(100).await.unwrap();
+            volume.0.files.content("test", cut.ino).unwrap().file.set_len(100).await.unwrap();
             other.sync(true).await.unwrap();
             let disk = disk.power_cut(seed);
             let again = open(&setup, &disk).await.unwrap();
             assert_eq!(read(&again, "cut").await.unwrap(), [1; 100]);
             let mut want = vec![1; 100];
             want.resize(3 * 4096 - 5, 0);
-            let content = again.0.content("test", cut.ino).unwrap();
+            let content = again.0.files.content("test", cut.ino).unwrap();
             content.file.set_len(want.len() as u64).await.unwrap();
             assert!(read(&again, "cut").await.unwrap() == want);
             again.syncfs().await.unwrap();
@@ -207,14 +207,14 @@ fn full_volumes_refuse_and_keep_what_was_synced() {
             assert!(synced.len() > 10, "{} files fitted", synced.len());
             volume.syncfs().await.expect("what was accepted has room");
             // One that may be on its way has its mark promised, and a pass of the cleaner what it says.
-            let turn = volume.0.cleaner.take().await;
+            let turn = volume.0.cleaning.take_turn().await;
             for _ in 0..2 {
                 volume.checkpoint().await.unwrap();
             }
             {
                 let state = volume.0.state.lock();
                 assert_eq!(state.space.promised(), 0, "K12: promises are settled");
-                assert!(state.shares.is_empty(), "M12: reservations have gone");
+                assert!(state.reservations.is_empty(), "M12: reservations have gone");
             }
             drop(turn);
             let first = format!("f{}", synced[0]);

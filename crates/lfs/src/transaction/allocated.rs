@@ -10,8 +10,8 @@ use crate::transaction::state::State;
 use std::ops::Range;
 
 impl State {
-    /// Bytes stored for an inode, about: what was overwritten since the last checkpoint counts twice, as far
-    /// as the file is long.
+    /// Bytes stored for an inode, about: what was overwritten since the last checkpoint counts
+    /// twice, as far as the file is long.
     pub fn stored_bytes(&self, node: &Node) -> u64 {
         let size = node.end().unwrap_or(node.inode.size).max(node.inode.size);
         self.stored_of(&node.recorded, size)
@@ -20,33 +20,29 @@ impl State {
     /// The same of what is recorded of an inode, if it is so long.
     pub fn stored_of(&self, recorded: &Inode, size: u64) -> u64 {
         let data_id = recorded.data_id;
-        let frozen = self.frozen.as_ref().and_then(|frozen| frozen.data.get(&data_id));
-        let overlays = self.data.get(&data_id).into_iter().chain(frozen);
-        let block_bytes = self.layout.block_bytes();
-        let new = overlays.map(|overlay| overlay.stored_blocks() * block_bytes).sum::<u64>();
+        let (block_bytes, new) = (self.layout.block_bytes(), self.map.changed_bytes(data_id));
         let longest = size.div_ceil(block_bytes).saturating_mul(block_bytes);
         recorded.stored_bytes.saturating_add(new).min(longest)
     }
 
-    /// Whether the tree has nothing of this content of an inode, nor will have: what is stored of each inode
-    /// is exactly what its extents have (E15 of fsck).
+    /// Whether the tree has nothing of this content of an inode, nor will have: what is stored of
+    /// each inode is exactly what its extents have (E15 of fsck).
     pub fn has_nothing(&self, ino: u64, data_id: u64) -> bool {
-        let node = self.nodes.get(&ino).filter(|node| node.recorded.data_id == data_id);
-        let frozen = self.frozen.as_ref().is_some_and(|f| f.data.contains_key(&data_id));
-        node.is_some_and(|node| node.recorded.stored_bytes == 0) && !frozen
+        let node = self.nodes.get(ino).filter(|node| node.recorded.data_id == data_id);
+        node.is_some_and(|node| node.recorded.stored_bytes == 0) && !self.map.is_frozen(data_id)
     }
 }
 
 impl State {
     /// Whether these bytes of a file are stored, as far as can be told without the tree.
     pub fn is_stored(&self, ino: u64, range: &Range<u64>, told: &Told) -> bool {
-        let Some(node) = self.nodes.get(&ino) else { return false };
+        let Some(node) = self.nodes.get(ino) else { return false };
         let (unit, stored) = (self.layout.block_bytes(), &node.recorded);
         let blocks = stored.size.div_ceil(unit);
         let is_whole = stored.stored_bytes >= blocks.saturating_mul(unit);
         let (mut block, end) = (range.start / unit, range.end.div_ceil(unit));
         while block < end {
-            block += match self.known(stored.data_id, block) {
+            block += match self.map.known(stored.data_id, block) {
                 Ok(piece) if piece.at == Where::Hole => return false,
                 Ok(piece) => piece.blocks,
                 Err(unknown) if is_whole && block < blocks => unknown.min(blocks - block),

@@ -12,7 +12,7 @@ use crate::log::{Payload, Pending, Run};
 use crate::map::overlay::Where;
 use crate::names::lookup::{Stop, Tried, needed};
 use crate::space::admission::Growth;
-use crate::space::{Beside, Need};
+use crate::space::{Need, OtherNeeds};
 use crate::transaction::state::State;
 use forebay_base::codec::Writer;
 use forebay_base::{Error, ErrorKind, Result};
@@ -23,11 +23,12 @@ const CHANGE_BYTES: u64 = 600;
 /// Room that a change without anything of variable length needs at most, bytes.
 const CHANGE_BYTES_MAX: usize = 320;
 
-/// What goes into a record beside its changes.
+/// Content that a record has in addition to its changes.
 #[derive(Default)]
 pub(crate) struct Content {
     pub payload: Option<Payload>,
-    /// The record that is queued last takes it up, behind so many bytes of content ([`State::joins`]).
+    /// The record that is queued last takes it up, behind so many bytes of content
+    /// ([`State::joins`]).
     pub joins: Option<u64>,
     pub runs: Vec<Run>,
     /// The reservation that its room was promised with.
@@ -47,7 +48,8 @@ fn upper(change: &Change<'_>) -> usize {
         }
 }
 
-/// Items of the tree that a change touches, about: those that it names, and either end of what is cut off.
+/// Items of the tree that a change touches, about: those that it names, and either end of what is
+/// cut off.
 fn entries_of(change: &Change<'_>) -> u64 {
     match change {
         Change::SetAttributes(..) | Change::AddOrphan(_) | Change::RemoveOrphan(_) => 1,
@@ -81,12 +83,12 @@ impl State {
     ) -> Result<u64> {
         // A write that reserved its place before the volume turned read-only is published: its
         // caller is told that it succeeded (F11).
-        if need != Need::Outstanding || !self.is_stopped() {
-            self.check_writable("append")?;
+        if need != Need::Outstanding || !self.life.is_stopped() {
+            self.life.check_writable("append")?;
         }
         // Changes accepted earlier are bounded by the limit on dirty data.
         if let Some(error) = self.overfull().filter(|_| need != Need::Outstanding).cloned() {
-            self.fate.is_refused = true;
+            self.refusal.is_overfull = true;
             return Err(error);
         }
         let body = self.encode(changes)?;
@@ -114,6 +116,10 @@ impl State {
             }
         }
         self.count_nodes();
+        // Moves of the cleaner make space.
+        if need != Need::Outstanding || content.share.is_some() {
+            self.space.note_recorded();
+        }
         let Content { payload, runs, mut joins, .. } = content;
         if payload.is_none() && runs.is_empty() && self.ends_in_content() {
             joins = self.joins(changes, 0);
@@ -122,41 +128,20 @@ impl State {
         let payloads = payload.into_iter().collect();
         let cut = None;
         let record = Pending { ticket: 0, kind, body, changes, payloads, runs, cost, cut };
-        Ok(if joins.is_some() { self.join(record) } else { self.enqueue(record) })
+        Ok(if joins.is_some() { self.queue.join(record) } else { self.queue.push(record) })
     }
 
-    /// Whether content of so many bytes, with so many bytes of changes, may go into the record that is queued
-    /// last: bytes of content in there. Then what it takes of the log beside its blocks is little, and small
-    /// files lie side by side. That record is to be written as a whole or not at all, as each is.
+    /// Whether content of so many bytes may become part of the record that is queued last, with
+    /// these changes: bytes of content in there.
     pub fn joins(&self, changes: &[Change<'_>], payload_bytes: u64) -> Option<u64> {
-        let last = self.queue.back().filter(|last| {
-            last.kind == RecordKind::Changes && last.cut.is_none() && last.runs.is_empty()
-        })?;
-        let body = last.body.len() + changes.iter().map(upper).sum::<usize>();
-        let there = last.payload_bytes();
-        let len = self.layout.record_bytes(body as u64, there + payload_bytes);
-        let fits = len + 2 * u64::from(self.layout.align) <= self.layout.max_record()
-            && there + payload_bytes <= self.layout.max_inline();
-        fits.then_some(there)
+        let body_bytes = changes.iter().map(upper).sum::<usize>() as u64;
+        self.queue.can_join(&self.layout, body_bytes, payload_bytes)
     }
 
-    /// The record that is queued last has content. What happens to names between the contents of two files
-    /// joins it, too: they would not share a record otherwise.
+    /// The record that is queued last has content. What happens to names between the contents of
+    /// two files joins it, too: they would not share a record otherwise.
     fn ends_in_content(&self) -> bool {
-        self.queue.back().is_some_and(|last| !last.payloads.is_empty())
-    }
-
-    /// The ticket of the record that was queued last, which has taken this one up.
-    fn join(&mut self, record: Pending) -> u64 {
-        self.queued_bytes += record.payload_bytes();
-        let last =
-            self.queue.back_mut().expect("it was there when the content was said to join it");
-        debug_assert!(record.runs.is_empty(), "it has content of its own");
-        last.body.extend_from_slice(&record.body);
-        last.changes += record.changes;
-        last.payloads.extend(record.payloads);
-        last.cost += record.cost;
-        last.ticket
+        self.queue.last().is_some_and(|last| !last.payloads.is_empty())
     }
 
     /// T11: what changes name is there.
@@ -166,8 +151,7 @@ impl State {
             if let Change::CreateInode(ino, ..) = change {
                 made.push(*ino);
             }
-            let gone =
-                |ino: &u64| *ino != 0 && !made.contains(ino) && !self.nodes.contains_key(ino);
+            let gone = |ino: &u64| *ino != 0 && !made.contains(ino) && !self.nodes.contains(*ino);
             if let Some(ino) = needed(change).into_iter().find(gone) {
                 return Err(corrupt("change", format!("names inode {ino}, which is not there")));
             }
@@ -183,11 +167,11 @@ impl State {
         need: Need,
         growth: Growth,
     ) -> Result<()> {
-        let there = share.and_then(|key| self.shares.get(&key)).map_or(0, |promise| promise.cost);
+        let there = share.map_or(0, |key| self.reservations.log_bytes(key));
         let taken = there.min(cost);
         self.promise(cost - taken, need, growth)?;
-        if let Some(promise) = share.and_then(|key| self.shares.get_mut(&key)) {
-            promise.cost -= taken;
+        if let Some(key) = share {
+            self.reservations.spend(key, taken);
         }
         Ok(())
     }
@@ -197,11 +181,12 @@ impl State {
         self.enqueue_mark(0, None)
     }
 
-    /// Queues the mark that a checkpoint ends with. It is not refused: without checkpoints there never is
-    /// room. `moves`: the log goes on in another segment with it.
+    /// Queues the mark that a checkpoint ends with. It is not refused: without checkpoints there
+    /// never is room. `moves`: the log goes on in another segment with it.
     pub fn append_cut(&mut self, moves: bool) -> u64 {
         let cost = self.layout.cost(0, 0);
-        let room = Beside { pairs: self.checkpoint_nodes(Growth::default()), ..Beside::default() };
+        let room =
+            OtherNeeds { pairs: self.checkpoint_nodes(Growth::default()), ..OtherNeeds::default() };
         let promised = self.space.promise(cost, Need::Outstanding, &room);
         debug_assert!(promised.is_ok(), "what is owed is not refused");
         self.enqueue_mark(cost, Some(moves))
@@ -210,15 +195,7 @@ impl State {
     fn enqueue_mark(&mut self, cost: u64, cut: Option<bool>) -> u64 {
         let kind = RecordKind::Mark;
         let (body, runs, payloads) = (Vec::new(), Vec::new(), Vec::new());
-        self.enqueue(Pending { ticket: 0, kind, body, changes: 0, payloads, runs, cost, cut })
-    }
-
-    fn enqueue(&mut self, record: Pending) -> u64 {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        self.queued_bytes += record.payload_bytes();
-        self.queue.push_back(Pending { ticket, ..record });
-        ticket
+        self.queue.push(Pending { ticket: 0, kind, body, changes: 0, payloads, runs, cost, cut })
     }
 
     /// The body of a record: `NoSpace` if no record can be so long.

@@ -14,6 +14,10 @@ use forebay_vfs::rules::{self, Patch};
 use forebay_vfs::types::{XATTR_CAPABILITY, relatime};
 use forebay_vfs::{Ino, Privileges, SetAttr, SetXattr, Timestamp, XattrName};
 
+/// Inodes whose times share a record. A record of its own for each would take a block of the device
+/// and two of padding: on a full volume a sync would find no space for those of many files.
+const TIMES_AT_ONCE: usize = 64;
+
 impl State {
     /// What a patch of attributes is as changes; none, if it changes nothing.
     pub fn patched(&self, ino: Ino, patch: &Patch, changes: &mut Vec<Change<'_>>) -> Tried<()> {
@@ -68,7 +72,7 @@ impl State {
     /// Something read `ino`, which is in memory.
     pub fn touch_atime(&mut self, ino: Ino, now: Timestamp, noatime: bool) {
         let Ok(attr) = self.attr("read", ino) else { return };
-        if !noatime && !self.is_read_only && !self.is_closed && relatime(&attr, now) {
+        if !noatime && !self.life.is_read_only() && !self.life.is_closed() && relatime(&attr, now) {
             self.move_times(ino, |inode| inode.atime = time(now));
         }
     }
@@ -106,17 +110,26 @@ impl State {
         self.try_append(&changes, Need::Urgent).map(drop)
     }
 
-    /// Appends the times that have moved: of one inode, or of all.
+    /// Appends the times that have moved: of one inode, or of all. After an error the rest of them
+    /// has moved still, so a caller that tries again goes on from there.
     pub fn write_times(&mut self, of: Option<Ino>) -> Result<()> {
         let inodes: Vec<u64> = match of {
             Some(ino) => vec![ino.0],
-            None => self.moved.iter().copied().collect(),
+            None => self.nodes.moved().collect(),
         };
-        for ino in inodes {
-            if let Some(set) = self.moved_times(ino)
-                && let Err(error) = self.append(&[Change::SetAttributes(ino, set)], Need::Urgent)
-            {
-                self.move_times(Ino(ino), |_| ());
+        for some in inodes.chunks(TIMES_AT_ONCE) {
+            let moved =
+                |ino: &u64| Some(Change::SetAttributes(*ino, self.nodes.take_moved_times(*ino)?));
+            let changes: Vec<Change<'_>> = some.iter().filter_map(moved).collect();
+            if changes.is_empty() {
+                continue;
+            }
+            if let Err(error) = self.append(&changes, Need::Urgent) {
+                for change in changes {
+                    if let Change::SetAttributes(ino, _) = change {
+                        self.move_times(Ino(ino), |_| ());
+                    }
+                }
                 return Err(error);
             }
         }

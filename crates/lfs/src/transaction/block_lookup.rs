@@ -10,12 +10,12 @@ use crate::transaction::state::State;
 impl State {
     /// The piece that begins at `block`, if the tree need not be asked.
     pub fn find_piece(&self, data_id: u64, block: u64, staging: &Staging) -> Known {
-        match self.known(data_id, block) {
+        match self.map.known(data_id, block) {
             Ok(piece) => {
                 let pin = self.pin(&piece, staging);
                 Known::Piece(piece, pin)
             }
-            Err(blocks) if self.root.places.is_none() || data_id >= self.tree_data_ids => {
+            Err(blocks) if self.root.places.is_none() || !self.map.may_be_in_tree(data_id) => {
                 Known::Piece(Piece::hole(blocks, 0), None)
             }
             Err(blocks) => Known::Tree(blocks, self.root),

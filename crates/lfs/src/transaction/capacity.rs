@@ -48,9 +48,8 @@ impl State {
     /// Bytes of content that are stored, or have places: what was overwritten since the last checkpoint
     /// counts twice.
     pub fn content_bytes(&self) -> u64 {
-        let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
-        let frozen = frozen.map_or(0, |frozen| frozen.fresh_bytes);
-        self.space.segments.content_bytes() + frozen + self.fresh_bytes + self.flying_bytes
+        let fresh = self.map.fresh_bytes() + self.reservations.flying_bytes();
+        self.space.segments.content_bytes() + fresh
     }
 
     /// Pairs of nodes that whoever overwrites leaves to checkpoints, so that what the cleaner says can be
@@ -64,7 +63,7 @@ impl State {
         let (block, segment) = (self.layout.block_bytes(), self.layout.segment_bytes());
         let pair = 2 * self.layout.geometry.node_bytes() as u64;
         // The number of inodes is what a stored root says.
-        let inodes = self.inodes.min(u64::from(u32::MAX));
+        let inodes = self.nodes.count().min(u64::from(u32::MAX));
         let worst = content / block * BLOCK_TREE_BYTES + inodes * INODE_TREE_BYTES;
         let items = 4 * (self.items.bytes() + growth.bytes);
         let tree = (self.tree_nodes * pair).max(worst) + items;

@@ -34,7 +34,7 @@ impl State {
     /// Adds an inode to memory.
     pub fn keep(&mut self, ino: u64, mut node: Node) {
         (node.counted_bytes, node.loaded) = (0, self.cache.now());
-        if self.nodes.insert(ino, Box::new(node)).is_none() {
+        if self.nodes.insert(ino, node) {
             self.cache.push(ino);
         }
         self.recount(ino);
@@ -42,15 +42,18 @@ impl State {
 
     /// Counts the bytes of an inode anew.
     pub fn recount(&mut self, ino: u64) {
-        let Some(node) = self.nodes.get_mut(&ino) else { return };
-        let bytes = node.bytes();
-        self.cache.count(node.counted_bytes, bytes);
-        node.counted_bytes = bytes;
+        let count = |node: &mut Node| {
+            let bytes = node.bytes();
+            (std::mem::replace(&mut node.counted_bytes, bytes), bytes)
+        };
+        if let Some((before, bytes)) = self.nodes.update(ino, count) {
+            self.cache.count(before, bytes);
+        }
     }
 
     /// Removes an inode from memory.
     pub fn forget(&mut self, ino: u64) -> Option<Box<Node>> {
-        let node = self.nodes.remove(&ino)?;
+        let node = self.nodes.remove(ino)?;
         self.cache.count(node.counted_bytes, 0);
         Some(node)
     }
@@ -79,34 +82,38 @@ impl State {
     /// Evicts the inode at the hand, or a part of it. Returns whether it stays in the ring.
     fn stays(&mut self, ino: u64, kept_from: u64) -> bool {
         let all = self.cache.bytes_max == 0;
-        let Some(node) = self.nodes.get_mut(&ino) else { return false };
+        let Some(node) = self.nodes.get(ino) else { return false };
         if node.looked_at.take() && !all {
             return true;
         }
         if !node.entries.is_vacant() {
             let most = if all { usize::MAX - 1 } else { ENTRIES_AT_ONCE };
-            node.entries.let_go(most, kept_from);
-            let vacant = node.entries.is_vacant();
+            let let_go = |node: &mut Node| {
+                node.entries.let_go(most, kept_from);
+                node.entries.is_vacant()
+            };
+            let is_vacant = self.nodes.update(ino, let_go) == Some(true);
             self.recount(ino);
-            if !vacant {
+            if !is_vacant {
                 return true;
             }
         }
-        let Some(node) = self.nodes.get(&ino) else { return false };
+        let Some(node) = self.nodes.get(ino) else { return false };
         let removed = self.unremoved.contains(&ino);
-        let owes = removed || self.owed.contains_key(&ino) || self.pending_write_back.contains(ino);
+        let owes =
+            removed || self.outstanding.contains(ino) || self.pending_write_back.contains(ino);
         if node.is_pinned() || owes || node.loaded >= kept_from || !self.written(ino) {
             return true;
         }
         if let Some(node) = self.forget(ino) {
-            self.owners.remove(&node.inode.data_id);
+            self.map.forget_owner(node.inode.data_id);
         }
         false
     }
 
     /// Writes times that are ahead of the log (Q31). False: there is no space for them.
     fn written(&mut self, ino: u64) -> bool {
-        let Some(set) = self.moved_times(ino) else { return true };
+        let Some(set) = self.nodes.take_moved_times(ino) else { return true };
         match self.append(&[Change::SetAttributes(ino, set)], Need::Urgent) {
             Ok(_) => true,
             Err(_) => {
@@ -121,8 +128,8 @@ impl State {
     pub fn check_cache(&self) {
         let ring: std::collections::BTreeSet<u64> = self.cache.ring().iter().copied().collect();
         assert_eq!(ring.len(), self.cache.ring().len(), "Q33: once");
-        assert!(self.nodes.keys().all(|ino| ring.contains(ino)), "Q33: each");
-        let bytes: usize = self.nodes.values().map(|node| node.bytes()).sum();
+        assert!(self.nodes.iter().all(|(ino, _)| ring.contains(&ino)), "Q33: each");
+        let bytes: usize = self.nodes.iter().map(|(_, node)| node.bytes()).sum();
         assert_eq!(bytes, self.cache.bytes(), "Q33: bytes are counted");
     }
 }

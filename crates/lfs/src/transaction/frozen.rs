@@ -2,30 +2,25 @@
 //!
 //! No locks: the volume's state lock covers it.
 
-use crate::map::overlay::Overlay;
 use crate::names::items::Items;
 use crate::space::segment::Snapshot;
-use std::collections::{BTreeMap, BTreeSet};
+use crate::transaction::counters::Counters;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// What a checkpoint merges.
 pub(crate) struct Frozen {
-    pub data: Arc<BTreeMap<u64, Overlay>>,
     pub items: Arc<Items>,
     /// Reservations that were there, by their keys (H14).
     pub in_flight: BTreeSet<u64>,
     /// It is in the tree, too.
     pub is_merged: bool,
     pub before: Snapshot,
-    pub next_ino: u64,
-    pub next_data_id: u64,
-    pub next_sequence: u64,
+    pub counters: Counters,
     pub inodes: u64,
     pub ticket: u64,
     /// Pairs of nodes that its merge may need (P13).
     pub nodes: u64,
     /// What it takes in memory, bytes, about.
     pub bytes: u64,
-    /// Content in it, bytes.
-    pub fresh_bytes: u64,
 }

@@ -2,7 +2,7 @@
 //!
 //! Lock: the state lock, held by the caller.
 
-use crate::format::inode::{Inode, SetAttributes};
+use crate::format::inode::Inode;
 use crate::names::inode::attr_of;
 use crate::names::lookup::Tried;
 use crate::names::node::Node;
@@ -22,7 +22,7 @@ impl State {
 
     /// Attributes, with the size that is not written out yet.
     pub fn attr(&self, op: &'static str, ino: Ino) -> Tried<Attr> {
-        let node = match self.nodes.get(&ino.0) {
+        let node = match self.nodes.get(ino.0) {
             Some(node) => {
                 node.looked_at.set(true);
                 node
@@ -38,22 +38,6 @@ impl State {
 
     /// Times of an inode that a later sync has to write (S14).
     pub fn move_times(&mut self, ino: Ino, set: impl FnOnce(&mut Inode)) {
-        if let Some(node) = self.nodes.get_mut(&ino.0) {
-            set(&mut node.inode);
-            node.times_moved = true;
-            self.moved.insert(ino.0);
-        }
-    }
-
-    /// What is to be written of moved times, of one inode.
-    pub fn moved_times(&mut self, ino: u64) -> Option<SetAttributes> {
-        self.moved.remove(&ino);
-        let node = self.nodes.get_mut(&ino)?;
-        std::mem::take(&mut node.times_moved).then(|| SetAttributes {
-            atime: Some(node.inode.atime),
-            mtime: Some(node.inode.mtime),
-            ctime: Some(node.inode.ctime),
-            ..SetAttributes::default()
-        })
+        self.nodes.move_times(ino.0, set);
     }
 }

@@ -16,7 +16,7 @@ impl State {
     /// The inode has changed.
     pub fn note_inode(&mut self, ino: u64) -> Result<()> {
         let geometry = self.layout.geometry;
-        let Some(node) = self.nodes.get(&ino) else { return Ok(()) };
+        let Some(node) = self.nodes.get(ino) else { return Ok(()) };
         self.items.item(Key::Inode(ino), &Item::Inode(node.recorded), &geometry)
     }
 
@@ -62,8 +62,7 @@ impl State {
         nonce: &[u8; 16],
     ) -> Result<()> {
         let geometry = self.layout.geometry;
-        let Some(node) = self.nodes.get_mut(&ino) else { return Ok(()) };
-        let cookie = match node.cookies.get(name) {
+        let cookie = |node: &mut Node| match node.cookies.get(name) {
             Some(cookie) => *cookie,
             None => {
                 // A12: the first number that no other name of this hash has.
@@ -75,6 +74,7 @@ impl State {
                 cookie
             }
         };
+        let Some(cookie) = self.nodes.update(ino, cookie) else { return Ok(()) };
         let (first, rest) = value.split_at(value.len().min(CHUNK_BYTES));
         let item = XattrItem { name, value_bytes: value.len() as u32, piece: first };
         self.items.item(Key::Xattr(ino, cookie, 0), &Item::Xattr(item), &geometry)?;
@@ -89,7 +89,7 @@ impl State {
 
     /// An attribute of so many bytes went.
     pub fn note_no_xattr(&mut self, ino: u64, name: &[u8], old: usize) {
-        let cookie = self.nodes.get_mut(&ino).and_then(|node| node.cookies.remove(name));
+        let cookie = self.nodes.update(ino, |node| node.cookies.remove(name)).flatten();
         let Some(cookie) = cookie else { return };
         for n in 0..pieces(old).max(1) {
             self.items.nothing(Key::Xattr(ino, cookie, n));

@@ -8,6 +8,7 @@ use crate::format::key::{Cookie, Key};
 use crate::names::directory::COOKIES_END;
 use crate::names::load::{Assembly, Changed, Laid, Part, lone};
 use crate::names::lookup::Want;
+use crate::names::node::Node;
 use crate::transaction::state::State;
 use forebay_base::Result;
 use std::ops::Range;
@@ -76,7 +77,7 @@ impl State {
             }
         }
         self.insert_inode(found);
-        if !is_there && !self.nodes.contains_key(&wanted) {
+        if !is_there && !self.nodes.contains(wanted) {
             self.cache.nobody(wanted);
         }
         self.cache.loaded_to(last.saturating_add(1));
@@ -87,14 +88,11 @@ impl State {
     fn insert_inode(&mut self, found: Option<Assembly>) {
         let Some((ino, node)) = found.map(Assembly::finish) else { return };
         // No inode has a number that was never given out, even if an image says so.
-        if self.nodes.contains_key(&ino) || ino >= self.next_ino {
+        if self.nodes.contains(ino) || ino >= self.counters.next_ino() {
             return;
         }
         if node.inode.data_id != 0 {
-            self.owners.insert(node.inode.data_id, ino);
-            if let Some(overlay) = self.data.get_mut(&node.inode.data_id) {
-                overlay.owner = ino;
-            }
+            self.map.set_owner(node.inode.data_id, ino);
         }
         self.keep(ino, node);
     }
@@ -102,18 +100,21 @@ impl State {
     fn insert_entries(&mut self, dir: u64, cookies: Range<u64>, laid: &Laid) -> Result<()> {
         let (now, kept_from) = (self.cache.now(), self.cache.kept_from());
         let geometry = self.layout.geometry;
-        let Some(node) = self.nodes.get_mut(&dir) else { return Ok(()) };
-        for (key, value) in laid.iter() {
-            let key = Key::decode(key)?;
-            let (Key::Entry(_, cookie), Item::Entry(entry)) =
-                (key, Item::decode(key, value, &geometry)?)
-            else {
-                return Err(corrupt("tree", format!("{key:?} among entries")));
-            };
-            node.entries.load(cookie, entry.name, (entry.child, entry.kind));
-        }
-        node.entries.loaded(cookies, now, kept_from);
+        let insert = |node: &mut Node| {
+            for (key, value) in laid.iter() {
+                let key = Key::decode(key)?;
+                let (Key::Entry(_, cookie), Item::Entry(entry)) =
+                    (key, Item::decode(key, value, &geometry)?)
+                else {
+                    return Err(corrupt("tree", format!("{key:?} among entries")));
+                };
+                node.entries.load(cookie, entry.name, (entry.child, entry.kind));
+            }
+            node.entries.loaded(cookies, now, kept_from);
+            Ok(())
+        };
+        let done = self.nodes.update(dir, insert).unwrap_or(Ok(()));
         self.recount(dir);
-        Ok(())
+        done
     }
 }

@@ -56,8 +56,8 @@ impl State {
         all
     }
 
-    /// How much is loaded with one of some inodes that are listed: where their numbers lie close together, as
-    /// many leaves as would be read for them one by one.
+    /// How much is loaded with one of some inodes that are listed: where their numbers lie close
+    /// together, as many leaves as would be read for them one by one.
     pub fn listed_ahead(&self, inos: &[Ino]) -> Ahead {
         let missing = || inos.iter().filter(|ino| self.look(ino.0).is_err()).map(|ino| ino.0);
         let (first, last) = (missing().min().unwrap_or(0), missing().max().unwrap_or(0));
@@ -66,12 +66,14 @@ impl State {
 
     /// An inode; none: there is none with this number.
     pub fn look(&self, ino: u64) -> Tried<Option<&Node>> {
-        if let Some(node) = self.nodes.get(&ino) {
+        if let Some(node) = self.nodes.get(ino) {
             node.looked_at.set(true);
             return Ok(Some(node));
         }
         match self.changed(Key::Inode(ino)) {
-            _ if ino >= self.next_ino || ino == 0 || self.cache.is_nobody(ino) => Ok(None),
+            _ if ino >= self.counters.next_ino() || ino == 0 || self.cache.is_nobody(ino) => {
+                Ok(None)
+            }
             Some(None) => Ok(None),
             None if self.root.places.is_none() => Ok(None),
             _ => Err(Stop::Missing(Want::Inode(ino))),
@@ -87,7 +89,7 @@ impl State {
             }
             Want::Entries(dir, cookie) => {
                 let (mut size, mut loads, mut end) = (0, 0, None);
-                if let Some(node) = self.nodes.get(&dir) {
+                if let Some(node) = self.nodes.get(dir) {
                     (size, loads) = (node.inode.size, node.entries.load_count());
                     end = node.entries.known_behind(cookie.hash());
                 }

@@ -1,13 +1,13 @@
-//! Memory that a volume takes in addition to the page cache: nodes of its tree, names, changes that no
-//! checkpoint has merged, and what the cleaner holds.
+//! Memory that a volume takes in addition to the page cache: nodes of its tree, names, changes that
+//! no checkpoint has merged, and what the cleaner holds.
 //!
-//! On its own a volume has a bound for each ([`OpenOptions`]). Opened `of_budget` they are shares of
-//! the budget of the cache. What is in use is claimed there, so that frames get less. Bounds of nodes
-//! and names follow a budget that changes.
+//! On its own a volume has a bound for each ([`OpenOptions`]). Opened `of_budget` they are shares
+//! of the budget of the cache. What is in use is claimed there, so that frames get less. Bounds of
+//! nodes and names follow a budget that changes.
 //!
 //! Invariant: V11 what is claimed is what is in use, except for small changes. Of changes it is the
-//! most that there were, because they come back with the next checkpoint; what a pass of the cleaner
-//! takes is returned with it.
+//! most that there were, because they come back with the next checkpoint; what a pass of the
+//! cleaner takes is returned with it.
 //!
 //! No locks: the volume's state lock covers the state; the claims are noted without it.
 
@@ -22,7 +22,8 @@ use forebay_cache::{Claim, PageCache};
 /// A change of less is not noted, bytes.
 const LITTLE: u64 = 256 * KIB;
 
-/// What an item takes in memory beside its value, and what is known of a file's content beside the pieces.
+/// What an item takes in memory beside its value, and what is known of a file's content beside the
+/// pieces.
 const ITEM_BYTES: u64 = 96;
 const OVERLAY_BYTES: u64 = 900;
 
@@ -47,7 +48,7 @@ impl State {
     /// Bytes that what has changed since the last freeze takes, about.
     pub fn changes_bytes(&self) -> u64 {
         let items = self.items.bytes() + ITEM_BYTES * self.items.len();
-        items + self.maps.1 + OVERLAY_BYTES * self.data.len() as u64
+        items + self.map.tree_bytes() + OVERLAY_BYTES * self.map.changes().len() as u64
     }
 
     /// What is in use.

@@ -1,5 +1,5 @@
-//! Names: making, linking, removing, renaming, listing. What [`rules`] answer becomes changes, in one hold of
-//! the state lock.
+//! Names: making, linking, removing, renaming, listing. What [`rules`] answer becomes changes, in
+//! one hold of the state lock.
 //!
 //! Lock: the state lock, held by the caller.
 
@@ -47,7 +47,7 @@ impl State {
             gid: made.gid,
             nlink: made.nlink,
             flags: 0,
-            data_id: if made.kind == FileKind::File { self.next_data_id } else { 0 },
+            data_id: if made.kind == FileKind::File { self.counters.next_data_id() } else { 0 },
             size,
             stored_bytes: 0,
             rdev: u64::from(made.rdev),
@@ -62,7 +62,7 @@ impl State {
 
     /// Makes an inode with one name.
     fn make(&mut self, at: At<'_>, made: &Made, target: &[u8], now: Timestamp) -> Tried<Attr> {
-        let (cookie, ino) = (self.cookie_for(at)?, Ino(self.next_ino));
+        let (cookie, ino) = (self.cookie_for(at)?, Ino(self.counters.next_ino()));
         let inode = self.new_inode(at.0, made, target.len() as u64, now);
         let mut changes = vec![
             Change::CreateInode(ino.0, inode, target),
@@ -117,12 +117,10 @@ impl State {
         now: Timestamp,
     ) -> Tried<Ino> {
         let made = rules::names::tmpfile(self, dir, new, flags, now)?;
-        let (ino, inode) = (self.next_ino, self.new_inode(dir, &made, 0, now));
+        let (ino, inode) = (self.counters.next_ino(), self.new_inode(dir, &made, 0, now));
         let changes = [Change::CreateInode(ino, inode, &[]), Change::AddOrphan(ino)];
         self.try_append(&changes, Need::New)?;
-        if let Some(node) = self.nodes.get_mut(&ino) {
-            node.linkable = made.is_linkable;
-        }
+        self.nodes.update(ino, |node| node.linkable = made.is_linkable);
         Ok(Ino(ino))
     }
 
@@ -137,9 +135,7 @@ impl State {
             changes.push(Change::RemoveOrphan(ino.0));
         }
         self.try_append(&changes, Need::New)?;
-        if let Some(node) = self.nodes.get_mut(&ino.0) {
-            node.linkable = false;
-        }
+        self.nodes.update(ino.0, |node| node.linkable = false);
         self.attr("link", ino)
     }
 

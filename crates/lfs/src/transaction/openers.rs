@@ -3,6 +3,7 @@
 //! Lock: the state lock, held by the caller.
 
 use crate::format::change::Change;
+use crate::names::node::Node;
 use crate::space::Need;
 use crate::transaction::state::State;
 use forebay_vfs::Ino;
@@ -10,19 +11,21 @@ use forebay_vfs::Ino;
 impl State {
     /// One opener fewer. The last one removes an inode without a name. `closes`: a file was closed.
     pub fn released(&mut self, ino: Ino, closes: bool) {
-        let Some(node) = self.nodes.get_mut(&ino.0) else { return };
-        node.opens -= 1;
-        let (open, named) = (node.opens > 0, node.inode.nlink > 0);
-        // Another opener may still write what replaces the truncated content.
-        let cut = match open || !closes {
-            true => self.cut.contains(&ino.0),
-            false => self.cut.remove(&ino.0),
+        let close = |node: &mut Node| {
+            node.opens -= 1;
+            (node.opens > 0, node.inode.nlink > 0)
         };
-        if cut && closes && named {
+        let Some((open, named)) = self.nodes.update(ino.0, close) else { return };
+        // Another opener may still write what replaces the truncated content.
+        let is_truncated = match open || !closes {
+            true => self.outstanding.is_truncated(ino.0),
+            false => self.outstanding.end_truncated(ino.0),
+        };
+        if is_truncated && closes && named {
             let closed = self.draw();
-            self.owed.insert(ino.0, closed);
+            self.outstanding.add(ino.0, closed);
         }
-        let Some(node) = self.nodes.get_mut(&ino.0) else { return };
+        let Some(node) = self.nodes.get(ino.0) else { return };
         if node.opens > 0 {
             return;
         }
@@ -35,7 +38,7 @@ impl State {
 
     /// Removes an inode without a name and without openers.
     fn remove_unnamed(&mut self, ino: u64) {
-        let Some(node) = self.nodes.get(&ino) else { return };
+        let Some(node) = self.nodes.get(ino) else { return };
         if node.inode.nlink > 0 || node.opens > 0 {
             return;
         }

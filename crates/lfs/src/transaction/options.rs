@@ -28,8 +28,8 @@ pub struct OpenOptions {
     pub clock: std::sync::Arc<dyn Clock>,
     /// Content goes through it; without one there are only names and attributes.
     pub cache: Option<Arc<PageCache>>,
-    /// Records that point at no data of their own go out with FUA, where all before them is flushed, instead
-    /// of a flush behind them.
+    /// Records that point at no data of their own go out with FUA, where all before them is
+    /// flushed, instead of a flush behind them.
     pub fua: bool,
     /// Reading leaves no trace.
     pub noatime: bool,
@@ -37,17 +37,18 @@ pub struct OpenOptions {
     pub inline_max: u32,
     /// Nothing is written, and nothing can be changed: for volumes where only that is safe, too.
     pub read_only: bool,
-    /// With `read_only`: so many of the newest checkpoints are passed over, for what they refer to is
-    /// damaged. The log behind an older one is kept, and tells what has happened since.
+    /// With `read_only`: so many of the newest checkpoints are passed over, for what they refer to
+    /// is damaged. The log behind an older one is kept, and tells what has happened since.
     pub passed_over: u32,
-    /// Longest log behind a checkpoint, bytes; and what it has beside content is never more than a twelfth of
-    /// the volume.
+    /// Longest log behind a checkpoint, bytes; and what it has beside content is never more than a
+    /// twelfth of the volume.
     pub checkpoint_bytes: u64,
-    /// What was recorded, synced or not, is in a checkpoint after this time, or four times that where it goes
-    /// on being written; none: only by size.
+    /// What was recorded, synced or not, is in a checkpoint after this time, or four times that
+    /// where it goes on being written; none: only by size.
     pub checkpoint_age: Duration,
-    /// The device is told of segments that nothing in is wanted any more. A file gives their bytes back to
-    /// its file system then, and has to get them again before they are written; without it they stay written.
+    /// The device is told of segments that nothing in is wanted any more. A file gives their bytes
+    /// back to its file system then, and has to get them again before they are written; without it
+    /// they stay written.
     pub discard: bool,
     /// What changes may take in memory until a checkpoint has merged them, bytes.
     pub overlay_bytes: u64,
@@ -55,19 +56,20 @@ pub struct OpenOptions {
     pub node_cache_bytes: usize,
     /// Inodes and entries of directories that are kept in memory beside those that must be, bytes.
     pub inode_cache_bytes: usize,
-    /// The three bounds above are shares of the budget of `cache` in the stead of these numbers, and what
-    /// is in use is a part of it.
+    /// The three bounds above are shares of the budget of `cache` in the stead of these numbers,
+    /// and what is in use is a part of it.
     pub of_budget: bool,
-    /// Below so many of 100 segments free, those with little in them are cleaned in the background; 0: only
-    /// when there is no room, at most 50.
+    /// Below so many of 100 segments free, those with little in them are cleaned in the background;
+    /// 0: only when there is no room, at most 50.
     pub clean_percent: u32,
     /// How blocks of data are given out.
     pub alloc: AllocMode,
-    /// `serialized`: from how many pages of 4 KiB on a direct write takes its turn. 0: always, the largest
-    /// number: never. Live: [`Volume::set_serialized_dio_pages`](crate::Volume::set_serialized_dio_pages).
+    /// `serialized`: from how many pages of 4 KiB on a direct write takes its turn. 0: always, the
+    /// largest number: never. Live:
+    /// [`Volume::set_serialized_dio_pages`](crate::Volume::set_serialized_dio_pages).
     pub serialized_dio_pages: u32,
-    /// Tasks give way at each lock of giving out blocks: for the simulated world, where nobody meets
-    /// anybody at a lock otherwise.
+    /// Tasks give way at each lock of giving out blocks: for the simulated world, where nobody
+    /// meets anybody at a lock otherwise.
     pub lock_points: bool,
     /// For tests of the tests.
     #[doc(hidden)]

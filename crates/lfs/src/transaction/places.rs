@@ -26,7 +26,7 @@ impl State {
 
     /// Whose request it is.
     pub fn who(&self, ino: u64, now: Nanos) -> Result<Who> {
-        let Some(node) = self.nodes.get(&ino) else {
+        let Some(node) = self.nodes.get(ino) else {
             return Err(Error::new(ErrorKind::Stale, "reserve", format!("inode {ino}")));
         };
         let (open, stored) = (node.opens > 0, node.inode.size);

@@ -11,29 +11,7 @@ use crate::space::admission::Growth;
 use crate::transaction::state::State;
 use forebay_base::Result;
 
-/// Bytes of a group, about.
-const GROUP_BYTES_MAX: u64 = 1 << 20;
-
 impl State {
-    /// What is queued, up to the size of a group. `None`: a run of it was written before the last of
-    /// `failures` (Q1).
-    pub fn take_queue(&mut self, failures: u64) -> Option<Vec<Pending>> {
-        if self.queue.iter().flat_map(|record| &record.runs).any(|run| run.failures < failures) {
-            return None;
-        }
-        let (mut taken, mut bytes) = (Vec::new(), 0);
-        while let Some(record) = self.queue.front() {
-            let payload = record.payload_bytes();
-            bytes += self.layout.record_bytes(record.body.len() as u64, payload);
-            if bytes > GROUP_BYTES_MAX && !taken.is_empty() {
-                break;
-            }
-            self.queued_bytes -= payload;
-            taken.extend(self.queue.pop_front());
-        }
-        Some(taken)
-    }
-
     /// A group is laid out and takes `bytes` of the log: settles its grants (log.commit.K12).
     pub fn note_layout(&mut self, group: &mut Group, bytes: u64) {
         let content = group.records.iter().map(Pending::payload_bytes).sum();
@@ -63,10 +41,7 @@ impl State {
                 self.promise(record.cost, Need::Outstanding, Growth::default())?;
             }
         }
-        for record in group.records.drain(..).rev() {
-            self.queued_bytes += record.payload_bytes();
-            self.queue.push_front(record);
-        }
+        self.queue.put_back(group.records.drain(..));
         Ok(())
     }
 
@@ -77,7 +52,7 @@ impl State {
             let Some(mut at) = *at else { continue };
             for payload in &record.payloads {
                 for (data_id, blocks) in &payload.blocks {
-                    self.resolve(*data_id, blocks, &payload.staged, at);
+                    self.map.resolve(*data_id, blocks, &payload.staged, at);
                 }
                 staging.forget(&payload.staged);
                 at = Place::new(at.segment, at.offset + payload.bytes.len() as u32);

@@ -1,6 +1,7 @@
 //! What all layers of an open volume use: device, state, log, tree and memory.
 //!
-//! The upper layers own more than this; they hold it by value, so a lower layer cannot reach them.
+//! The upper layers own more than this; they hold it by reference, so a lower layer cannot reach
+//! them.
 //!
 //! Locks: see the crate.
 
@@ -8,17 +9,24 @@ use crate::btree::Tree;
 use crate::device::layout::Layout;
 use crate::fault::Plant;
 use crate::log::Log;
+use crate::log::commit::DataRepair;
 use crate::log::staging::Staging;
 use crate::space::alloc::Allocator;
 use crate::space::nodes::VolumeStore;
+use crate::transaction::cleaning::Cleaning;
 use crate::transaction::memory::{Held, Memory};
 use crate::transaction::options::OpenOptions;
+use crate::transaction::requests::Requests;
 use crate::transaction::state::State;
+use forebay_base::Result;
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::{Arc, Mutex};
+use forebay_base::task::WaitQueue;
 use forebay_base::world::WorldRef;
 use forebay_block::DeviceRef;
+use std::sync::Weak;
 
-/// See the module.
+/// Shared by all layers from `transaction` on; see the module.
 pub(crate) struct Resources {
     pub device: DeviceRef,
     pub world: WorldRef,
@@ -26,12 +34,23 @@ pub(crate) struct Resources {
     pub layout: Layout,
     pub state: Mutex<State>,
     pub log: Arc<Log>,
+    /// Writes data again after a failure.
+    pub repair: Box<dyn DataRepair>,
     pub alloc: Allocator,
     pub staging: std::sync::Arc<Staging>,
     pub memory: Memory,
     pub plant: Plant,
     pub tree: Tree,
     pub store: std::sync::Arc<VolumeStore>,
+    pub requests: std::sync::Arc<Requests>,
+    pub cleaning: Cleaning,
+    /// A timer runs for the oldest change.
+    pub is_ageing: AtomicBool,
+    /// The volume turned read-only: the reason is in the state.
+    pub is_stopped: AtomicBool,
+    /// Woken when a reservation that a checkpoint waits for ends (checkpoint.H14).
+    pub reservation_ended: WaitQueue,
+    pub me: Weak<Resources>,
 }
 
 impl Resources {
@@ -45,6 +64,15 @@ impl Resources {
         if self.memory.is_outdated(&self.tree) {
             let held = self.state.lock().held();
             self.note_memory(held);
+        }
+    }
+
+    /// `Lifecycle::check_writable` for a volume that turned read-only. Takes no lock on other
+    /// volumes, because each write calls it.
+    pub fn check_running(&self, op: &'static str) -> Result<()> {
+        match self.is_stopped.load(Ordering::Acquire) {
+            true => self.state.lock().life.check_writable(op),
+            false => Ok(()),
         }
     }
 

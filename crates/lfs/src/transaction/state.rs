@@ -1,13 +1,13 @@
-//! What the volume holds: inodes, names, attributes, where content is. Changed by [`State::apply`] alone,
-//! live and in replay.
+//! What the volume holds: inodes, names, attributes, where content is. Changed by [`State::apply`]
+//! alone, live and in replay.
 //!
-//! Invariants: S11 what a record says and what is applied is the same thing: a change that is appended is
-//! applied in the same hold of the lock, so that the order of the log is the order in which things happened.
-//! S12 an inode is here while it has a name, is open, or is an orphan of the last life. S13 ids are never
-//! given out twice.
-//! S14 `times_moved` alone is ahead of the log: times that a sync of all metadata still has to write.
-//! `recorded` is what the log says. S15 what a record says of content was not overruled before it: whoever
-//! publishes leaves out what something younger is known of, so that in the log the later one counts.
+//! Invariants: S11 what a record says and what is applied is the same thing: a change that is
+//! appended is applied in the same hold of the lock, so that the order of the log is the order in
+//! which things happened. S12 an inode is here while it has a name, is open, or is an orphan of the
+//! last life. S13 ids are never given out twice. S14 moved times alone are ahead of the log: times
+//! that a sync of all metadata still has to write. `recorded` is what the log says. S15 what a
+//! record says of content was not overruled before it: a publisher leaves out blocks for which a
+//! younger change is known, so that in the log the later one counts.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -18,175 +18,87 @@ use crate::format::corrupt;
 use crate::format::extent::Extent;
 use crate::format::inode::{FileType, Inode};
 use crate::format::item::EntryItem;
-use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, TreeRoot};
-use crate::log::Pending;
-use crate::map::overlay::{Overlay, Piece, Sums, Where};
+use crate::log::queue::RecordQueue;
+use crate::map::file_map::FileMap;
+use crate::map::overlay::{Piece, Sums, Where};
 use crate::names::closed::RetainedMappings;
 use crate::names::content::{Content, PendingWriteBack};
 use crate::names::directory::Directory;
 use crate::names::evict::Cache;
 use crate::names::inode::assign;
+use crate::names::inode_table::InodeTable;
 use crate::names::items::Items;
 use crate::names::node::Node;
 use crate::names::scan_cache::Windows;
 use crate::space::Space;
-use crate::space::admission::{Dirt, Growth, MAP_ITEM_BYTES, SHORT_ITEM_BYTES};
+use crate::space::admission::Dirt;
 use crate::space::alloc::runs::Room;
+use crate::transaction::counters::{Counters, RemovedBytes};
 use crate::transaction::frozen::Frozen;
-use forebay_base::{Error, ErrorKind, Result};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Range;
+use crate::transaction::lifecycle::{Lifecycle, Refusal};
+use crate::transaction::outstanding::Outstanding;
+use crate::transaction::reservations::Reservations;
+use crate::transaction::sync_errors::SyncErrors;
+use forebay_base::{Error, Result};
+use std::collections::BTreeSet;
 use std::sync::Arc;
-
-/// Why an inode cannot be synced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Lost {
-    /// A size found no room in the log; it is tried again.
-    Size,
-    /// The device did not give content back: until that is written anew, or cut off.
-    Run,
-    /// Content found no room in the log: until everybody has closed it.
-    Data,
-}
-
-/// Content that was owed and is written out.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OwedWritten {
-    /// Durable with this ticket.
-    pub upto: u64,
-    /// How often failed flushes have taken some of it, and how often it was written again for that.
-    pub lost: u32,
-    /// See `lost`.
-    pub healed: u32,
-}
-
-impl OwedWritten {
-    /// Nothing of it is durable.
-    pub const ON_ITS_WAY: Self = Self { upto: u64::MAX, lost: 0, healed: 0 };
-}
-
-/// What a reservation holds.
-pub(crate) struct Promise {
-    /// Of the log, bytes.
-    pub cost: u64,
-    /// How often the log had failed when it was made.
-    pub failures: u64,
-    /// The next sequence then; for a planted mistake.
-    pub sequence: u64,
-    /// Segments of its runs, one for each.
-    pub segments: Vec<u32>,
-    /// Accepted content that has its room now, bytes (P21).
-    pub bytes: u64,
-    /// Of its places.
-    pub flying_bytes: u64,
-    /// What its records add to the tree.
-    pub growth: Growth,
-}
-
-/// How checkpoints fare.
-#[derive(Default)]
-pub(crate) struct Fate {
-    /// Why the volume turned read-only.
-    pub stopped: Option<Error>,
-    /// Why the last checkpoint failed, if it may succeed later.
-    pub failing: Option<Error>,
-    /// The last change was refused for F12: it may be tried again after a checkpoint.
-    pub is_refused: bool,
-    /// Bound on changes in memory, bytes (F12); 0: none.
-    pub overlay_bytes: u64,
-}
 
 fn missing(ino: u64) -> Error {
     corrupt("change", format!("names inode {ino}, which is not there"))
 }
 
-/// See the module.
+/// The state of an open volume.
 pub(crate) struct State {
     pub layout: Layout,
     pub space: Space,
     /// What of data segments is given out and not in use.
     pub room: Room,
-    /// Inodes that are in memory: in boxes, for a map leaves half of its places empty.
-    pub nodes: BTreeMap<u64, Box<Node>>,
-    /// What of them stays there.
+    /// Inodes.
+    pub nodes: InodeTable,
+    /// Which of them stay in memory.
     pub cache: Cache,
-    /// Inodes that somebody goes through, as they are stored.
+    /// Inodes for sequential scans, in stored form.
     pub windows: Windows,
-    /// How many inodes there are, in memory or not.
-    pub inodes: u64,
-    /// Changes of content since the last freeze, by data id.
-    pub data: BTreeMap<u64, Overlay>,
+    /// Changes of content that are not in the tree.
+    pub map: FileMap,
     /// Names and attributes that have changed since the last freeze.
     pub items: Items,
     /// What a checkpoint is merging into the tree.
     pub frozen: Option<Frozen>,
     /// The tree of the newest durable checkpoint.
     pub root: TreeRoot,
-    /// Data ids below may be in the tree, or frozen.
-    pub tree_data_ids: u64,
-    /// Inodes, by their data ids.
-    pub owners: BTreeMap<u64, u64>,
     pub orphans: BTreeSet<u64>,
-    /// Inodes whose times have moved (S14).
-    pub moved: BTreeSet<u64>,
-    pub next_ino: u64,
-    pub next_data_id: u64,
-    /// Volume-wide sequence of content.
-    pub next_sequence: u64,
-    /// Records that are applied and not laid out, in order (S11).
-    pub queue: VecDeque<Pending>,
-    /// Bytes of content in it.
-    pub queued_bytes: u64,
-    /// Of the next record.
-    pub next_ticket: u64,
-    /// Promises of reservations, by their first offset.
-    pub shares: BTreeMap<u64, Promise>,
-    /// Sums of their bytes and growth.
-    pub shared_bytes: u64,
-    /// See `shared_bytes`.
-    pub shared_growth: Growth,
-    /// Bytes of places of all reservations.
-    pub flying_bytes: u64,
-    /// Content that got its place since the last freeze, bytes.
-    pub fresh_bytes: u64,
+    /// Numbers that were not given out (S13).
+    pub counters: Counters,
+    /// Records that are applied and not laid out (S11).
+    pub queue: RecordQueue,
+    /// What reservations of files hold.
+    pub reservations: Reservations,
     /// Content that was accepted.
     pub dirt: Arc<Dirt>,
-    /// Content of inodes that were removed; its dirt is to be dropped.
+    /// Content of removed inodes, whose dirty data is to be dropped.
     pub removed: Vec<Arc<Content>>,
-    /// Inodes that are closed and may owe something.
+    /// Closed inodes that may have unwritten data.
     pub pending_write_back: PendingWriteBack,
     /// Files that are closed, and whose content may be in the cache.
     pub left: RetainedMappings,
     /// Inodes without a name or an opener that there was no room to remove.
     pub unremoved: BTreeSet<u64>,
-    /// Inodes that were cut to nothing, and not closed by everybody since; they need not be in memory.
-    pub cut: BTreeSet<u64>,
-    /// Inodes that were cut to nothing and closed, and when: they are written out before any sync that begins
-    /// later ends.
-    pub owed: BTreeMap<u64, u64>,
-    /// Those that were written out, and are not known to be durable.
-    pub owed_written: BTreeMap<u64, OwedWritten>,
-    /// Inodes that cannot be synced.
-    pub unpublished: BTreeSet<(u64, Lost)>,
-    /// Runs that were lost, places and bytes; content may still be said to be there (Q2).
-    pub lost: Vec<(Place, u64)>,
-    /// Content that was removed since the volume was opened, bytes, about.
-    pub removed_bytes: u64,
-    /// Of that, what two checkpoints have made free.
-    pub settled_bytes: u64,
+    /// Files with outstanding content.
+    pub outstanding: Outstanding,
+    /// Why inodes cannot be synced.
+    pub sync_errors: SyncErrors,
+    /// Content that was removed since the volume was opened.
+    pub removed_bytes: RemovedBytes,
     /// Nodes of the tree, about.
     pub tree_nodes: u64,
-    /// Changes of content since the last freeze, and the bytes that they take in the tree, about.
-    pub maps: (u64, u64),
     /// What the cleaner has found live, and copies with, takes in memory, bytes.
     pub cleaning_bytes: u64,
-    /// Nothing is changed: the volume is open for reading, or turned read-only.
-    pub is_read_only: bool,
-    /// How checkpoints fare.
-    pub fate: Fate,
-    /// The volume was closed: the newest slot says that nothing follows.
-    pub is_closed: bool,
+    /// Whether the volume takes changes.
+    pub life: Lifecycle,
+    /// Why the last change was refused.
+    pub refusal: Refusal,
 }
 
 impl State {
@@ -196,53 +108,40 @@ impl State {
             layout,
             space: Space::new(layout),
             room: Room::new(&layout),
-            nodes: BTreeMap::new(),
+            nodes: InodeTable::default(),
             cache: Cache::new(),
             windows: Windows::default(),
-            inodes: 0,
-            data: BTreeMap::new(),
+            map: FileMap::new(layout.geometry),
             items: Items::default(),
             frozen: None,
             root: empty_root(FILES_TREE, 0),
-            tree_data_ids: 1,
-            owners: BTreeMap::new(),
             orphans: BTreeSet::new(),
-            moved: BTreeSet::new(),
-            next_ino: 1,
-            next_data_id: 1,
-            next_sequence: 1,
-            queue: VecDeque::new(),
-            queued_bytes: 0,
-            next_ticket: 1,
-            shares: BTreeMap::new(),
-            shared_bytes: 0,
-            shared_growth: Growth::default(),
-            flying_bytes: 0,
-            fresh_bytes: 0,
+            counters: Counters::FIRST,
+            queue: RecordQueue::new(),
+            reservations: Reservations::default(),
             dirt: Arc::default(),
             removed: Vec::new(),
             pending_write_back: PendingWriteBack::default(),
             left: RetainedMappings::default(),
             unremoved: BTreeSet::new(),
-            cut: BTreeSet::new(),
-            owed: BTreeMap::new(),
-            owed_written: BTreeMap::new(),
-            unpublished: BTreeSet::new(),
-            lost: Vec::new(),
-            removed_bytes: 0,
-            settled_bytes: 0,
+            outstanding: Outstanding::default(),
+            sync_errors: SyncErrors::default(),
+            removed_bytes: RemovedBytes::default(),
             tree_nodes: 0,
-            maps: (0, 0),
             cleaning_bytes: 0,
-            is_read_only: false,
-            fate: Fate::default(),
-            is_closed: false,
+            life: Lifecycle::default(),
+            refusal: Refusal::default(),
         }
     }
 
-    /// An inode that a change names: replay of a damaged log may name any.
-    fn node(&mut self, ino: u64) -> Result<&mut Node> {
-        self.nodes.get_mut(&ino).map(|node| &mut **node).ok_or_else(|| missing(ino))
+    /// Changes an inode that a record names: replay of a damaged log may name any.
+    fn update<T>(&mut self, ino: u64, change: impl FnOnce(&mut Node) -> T) -> Result<T> {
+        self.nodes.update(ino, change).ok_or_else(|| missing(ino))
+    }
+
+    /// Such an inode is in memory.
+    fn check_node(&self, ino: u64) -> Result<()> {
+        self.nodes.get(ino).map(drop).ok_or_else(|| missing(ino))
     }
 
     /// Changes the state. `resolve` says where an extent's bytes are.
@@ -254,7 +153,7 @@ impl State {
         match change {
             Change::CreateInode(ino, inode, target) => self.create(*ino, *inode, target),
             Change::SetAttributes(ino, set) => {
-                self.node(*ino)?.change(|inode| assign(inode, set));
+                self.update(*ino, |node| node.change(|inode| assign(inode, set)))?;
                 self.note_inode(*ino)
             }
             Change::InsertEntry(entry) => self.insert(entry),
@@ -265,7 +164,7 @@ impl State {
             Change::Rename(rename) => self.rename_entries(rename),
             Change::Map(data_id, block, extent) => {
                 let at = resolve(extent)?;
-                self.map(*data_id, *block, extent, at);
+                self.map_extent(*data_id, *block, extent, at);
                 Ok(())
             }
             Change::Grow(size) => self.size(size, false),
@@ -278,7 +177,7 @@ impl State {
             }
             Change::SetXattr(ino, name, value) => self.set_xattr(*ino, name, value),
             Change::RemoveXattr(ino, name) => {
-                if let Some(old) = self.node(*ino)?.xattrs.remove(*name) {
+                if let Some(old) = self.update(*ino, |node| node.xattrs.remove(*name))? {
                     self.note_no_xattr(*ino, name, old.len());
                 }
                 self.recount(*ino);
@@ -286,7 +185,7 @@ impl State {
             }
             Change::AddOrphan(ino) => {
                 self.orphans.insert(*ino);
-                self.node(*ino)?;
+                self.check_node(*ino)?;
                 self.note_orphan(*ino, true)
             }
             Change::RemoveOrphan(ino) => {
@@ -304,9 +203,9 @@ impl State {
     }
 
     fn create(&mut self, ino: u64, inode: Inode, target: &[u8]) -> Result<()> {
-        self.next_ino = self.next_ino.max(ino.saturating_add(1));
-        self.next_data_id = self.next_data_id.max(inode.data_id.saturating_add(1));
-        if self.nodes.contains_key(&ino) {
+        self.counters.note_ino(ino);
+        self.counters.note_data_id(inode.data_id);
+        if self.nodes.contains(ino) {
             return Err(corrupt("change", format!("makes inode {ino} again")));
         }
         let mut node = Node::new(inode, target);
@@ -314,29 +213,27 @@ impl State {
             node.entries = Directory::empty();
         }
         self.keep(ino, node);
-        self.inodes += 1;
+        self.nodes.note_created();
         if inode.data_id != 0 {
-            self.owners.insert(inode.data_id, ino);
+            self.map.set_owner(inode.data_id, ino);
         }
         self.note_inode(ino)?;
         self.note_target(ino, target)
     }
 
     fn remove_inode(&mut self, ino: u64, data_id: u64, sequence: u64) -> Result<()> {
-        self.next_sequence = self.next_sequence.max(sequence.saturating_add(1));
+        self.counters.note_sequence(sequence);
         if self.orphans.remove(&ino) {
             self.note_orphan(ino, false)?;
         }
-        let gone = self.stored_bytes(self.nodes.get(&ino).ok_or_else(|| missing(ino))?);
-        self.removed_bytes = self.removed_bytes.saturating_add(gone);
+        let gone = self.stored_bytes(self.nodes.get(ino).ok_or_else(|| missing(ino))?);
+        self.removed_bytes.add(gone);
         self.drop_data(ino, data_id, sequence);
         self.close_windows(ino);
-        self.cut.remove(&ino);
-        for lost in [Lost::Size, Lost::Run, Lost::Data] {
-            self.unpublished.remove(&(ino, lost));
-        }
+        self.outstanding.end_truncated(ino);
+        self.sync_errors.forget(ino);
         if let Some(node) = self.forget(ino) {
-            self.inodes = self.inodes.saturating_sub(1);
+            self.nodes.note_removed();
             self.note_no_inode(ino, &node);
             self.removed.extend(node.content);
             self.left.remove(ino);
@@ -345,7 +242,7 @@ impl State {
     }
 
     fn set_xattr(&mut self, ino: u64, name: &[u8], value: &[u8]) -> Result<()> {
-        let old = self.node(ino)?.xattrs.insert(name.into(), value.into());
+        let old = self.update(ino, |node| node.xattrs.insert(name.into(), value.into()))?;
         let nonce = self.layout.nonce;
         self.note_xattr(ino, name, value, old.map(|old| old.len()), &nonce)?;
         self.recount(ino);
@@ -354,45 +251,46 @@ impl State {
 
     /// Content is dead: what the tree has of it goes with the next checkpoint.
     fn drop_data(&mut self, ino: u64, data_id: u64, sequence: u64) {
-        self.owners.remove(&data_id);
-        self.data.remove(&data_id);
-        if data_id != 0 && data_id < self.tree_data_ids && !self.has_nothing(ino, data_id) {
+        self.map.drop_data(data_id);
+        let may_be_in_tree = data_id != 0 && self.map.may_be_in_tree(data_id);
+        if may_be_in_tree && !self.has_nothing(ino, data_id) {
             let blocks = self.layout.geometry.max_blocks();
             self.put(data_id, 0, &Piece::hole(blocks, sequence));
         }
     }
 
     fn set_entry(&mut self, at: &Entry<'_>, child: (u64, FileType)) -> Result<()> {
-        self.node(at.dir)?.entries.set(at.cookie, at.name, child);
+        self.update(at.dir, |node| node.entries.set(at.cookie, at.name, child))?;
         self.recount(at.dir);
         let item = EntryItem { child: child.0, kind: child.1, name: at.name };
         self.note_entry(at.dir, at.cookie, item)
     }
 
     fn remove_entry(&mut self, at: &Entry<'_>) -> Result<()> {
-        self.node(at.dir)?.entries.remove(at.cookie);
+        self.update(at.dir, |node| node.entries.remove(at.cookie))?;
         self.recount(at.dir);
         self.note_no_entry(at.dir, at.cookie);
         Ok(())
     }
 
-    /// A directory has so many entries more. Its size is their number, so that nobody has to look at them
-    /// to know whether there are any.
+    /// A directory has so many entries more. Its size is their number, so no operation has to load
+    /// them to know whether there are any.
     fn count_entries(&mut self, dir: u64, more: i64) -> Result<()> {
-        self.node(dir)?.change(|inode| inode.size = inode.size.saturating_add_signed(more));
+        let count = |inode: &mut Inode| inode.size = inode.size.saturating_add_signed(more);
+        self.update(dir, |node| node.change(count))?;
         self.note_inode(dir)
     }
 
     fn insert(&mut self, entry: &Entry<'_>) -> Result<()> {
-        self.node(entry.child)?;
+        self.check_node(entry.child)?;
         self.set_entry(entry, (entry.child, entry.kind))?;
         self.count_entries(entry.dir, 1)
     }
 
     fn rename_entries(&mut self, rename: &Rename<'_>) -> Result<()> {
         let Rename { from, to, replaced, exchange } = rename;
-        self.node(from.child)?;
-        self.node(to.child)?;
+        self.check_node(from.child)?;
+        self.check_node(to.child)?;
         if !exchange {
             self.remove_entry(from)?;
             self.count_entries(from.dir, -1)?;
@@ -408,99 +306,43 @@ impl State {
 
     fn moved(&mut self, ino: u64, kind: FileType, dir: u64) -> Result<()> {
         if kind == FileType::Directory {
-            self.node(ino)?.change(|inode| inode.parent = dir);
+            self.update(ino, |node| node.change(|inode| inode.parent = dir))?;
             self.note_inode(ino)?;
         }
         Ok(())
     }
 
-    fn map(&mut self, data_id: u64, block: u64, extent: &Extent<'_>, at: Where) {
+    fn map_extent(&mut self, data_id: u64, block: u64, extent: &Extent<'_>, at: Where) {
         let (blocks, birth) = (u64::from(extent.blocks), extent.birth);
         let sums = Sums::of(extent.sums.iter_crc32c(), blocks);
         self.put(data_id, block, &Piece { blocks, birth, at, sums });
     }
 
     fn put(&mut self, data_id: u64, block: u64, piece: &Piece) {
-        self.next_sequence = self.next_sequence.max(piece.birth.saturating_add(1));
-        let block_bytes = self.layout.block_bytes();
-        let stored = if piece.at == Where::Hole { 0 } else { piece.blocks };
-        self.fresh_bytes += stored * block_bytes;
-        let item = match piece.blocks == 1 && self.layout.geometry.has_short_extents() {
-            true => SHORT_ITEM_BYTES,
-            false => MAP_ITEM_BYTES,
-        };
-        self.maps = (self.maps.0 + 1, self.maps.1 + item + 4 * stored);
-        let overlay = self.data.entry(data_id).or_default();
-        overlay.insert(block, piece, block_bytes);
-        overlay.owner = self.owners.get(&data_id).copied().unwrap_or(overlay.owner);
-    }
-
-    /// What was staged for these blocks is in a durable record.
-    pub fn resolve(&mut self, data_id: u64, blocks: &Range<u64>, staged: &Range<u64>, at: Place) {
-        if let Some(overlay) = self.data.get_mut(&data_id) {
-            overlay.resolve(blocks, staged, at);
-        }
-        if let Some(frozen) = &mut self.frozen
-            // A checkpoint may be reading it: it is copied only if it has to be.
-            && frozen.data.get(&data_id).is_some_and(|overlay| overlay.waits_for(blocks, staged))
-            && let Some(overlay) = Arc::make_mut(&mut frozen.data).get_mut(&data_id)
-        {
-            overlay.resolve(blocks, staged, at);
-        }
-    }
-
-    /// What is known of a block without the tree: a piece that begins there, or for how many blocks nothing
-    /// is known.
-    pub fn known(&self, data_id: u64, block: u64) -> std::result::Result<Piece, u64> {
-        let block_bytes = self.layout.block_bytes();
-        let look = |data: &BTreeMap<u64, Overlay>| match data.get(&data_id) {
-            Some(overlay) => overlay.look_up(block, block_bytes),
-            None => Err(u64::MAX),
-        };
-        let unknown = match look(&self.data) {
-            Ok(piece) => return Ok(piece),
-            Err(unknown) => unknown,
-        };
-        let frozen = self.frozen.as_ref().map_or(Err(u64::MAX), |frozen| look(&frozen.data));
-        match frozen {
-            Ok(piece) => Ok(piece.part(0, piece.blocks.min(unknown), block_bytes)),
-            Err(more) => Err(unknown.min(more)),
-        }
-    }
-
-    /// S15: of a range, what nothing younger than `birth` is known of.
-    pub fn older(&self, data_id: u64, range: Range<u64>, birth: u64) -> Vec<Range<u64>> {
-        let block_bytes = self.layout.block_bytes();
-        let frozen = self.frozen.as_ref().and_then(|frozen| frozen.data.get(&data_id));
-        let mut overlays = self.data.get(&data_id).into_iter().chain(frozen);
-        if range.end - range.start == 1 {
-            let younger = overlays.any(|overlay| overlay.is_younger(range.start, birth));
-            return if younger { Vec::new() } else { vec![range] };
-        }
-        let mut ranges = vec![range];
-        for overlay in overlays {
-            let older = |range: Range<u64>| overlay.older(range, birth, block_bytes);
-            ranges = ranges.into_iter().flat_map(older).collect();
-        }
-        ranges
+        self.counters.note_sequence(piece.birth);
+        self.map.put(data_id, block, piece);
     }
 
     fn size(&mut self, size: &Size, cut: bool) -> Result<()> {
-        self.next_sequence = self.next_sequence.max(size.sequence.saturating_add(1));
-        let node = self.node(size.ino)?;
-        if node.inode.data_id != size.data_id {
+        self.counters.note_sequence(size.sequence);
+        let inode = self.nodes.get(size.ino).ok_or_else(|| missing(size.ino))?.inode;
+        if inode.data_id != size.data_id {
             return Err(corrupt("change", format!("sizes other data of inode {}", size.ino)));
         }
         if !cut {
-            node.unlogged_size.take_if(|unlogged| *unlogged <= size.size);
-            node.change(|inode| inode.size = inode.size.max(size.size));
+            self.update(size.ino, |node| {
+                node.unlogged_size.take_if(|unlogged| *unlogged <= size.size);
+                node.change(|inode| inode.size = inode.size.max(size.size));
+            })?;
             return self.note_inode(size.ino);
         }
-        let gone = node.inode.size.saturating_sub(size.size).min(node.inode.stored_bytes);
-        // What was told of the size before may have been taken back since, with its bytes.
-        node.change(|inode| inode.size = inode.size.min(size.size));
-        node.unlogged_size = node.unlogged_size.map(|unlogged| unlogged.min(size.size));
-        self.removed_bytes = self.removed_bytes.saturating_add(gone);
+        let gone = inode.size.saturating_sub(size.size).min(inode.stored_bytes);
+        self.update(size.ino, |node| {
+            // What was told of the size before may have been taken back since, with its bytes.
+            node.change(|inode| inode.size = inode.size.min(size.size));
+            node.unlogged_size = node.unlogged_size.map(|unlogged| unlogged.min(size.size));
+        })?;
+        self.removed_bytes.add(gone);
         self.note_inode(size.ino)?;
         let first = size.size.div_ceil(self.layout.block_bytes());
         let blocks = self.layout.geometry.max_blocks() - first;
@@ -509,57 +351,31 @@ impl State {
     }
 
     fn replace_data(&mut self, size: &Size, dead: u64) -> Result<()> {
-        self.next_sequence = self.next_sequence.max(size.sequence.saturating_add(1));
-        self.next_data_id = self.next_data_id.max(size.data_id.saturating_add(1));
-        let gone = self.nodes.get(&size.ino).map_or(0, |node| self.stored_bytes(node));
-        self.removed_bytes = self.removed_bytes.saturating_add(gone);
+        self.counters.note_sequence(size.sequence);
+        self.counters.note_data_id(size.data_id);
+        let gone = self.nodes.get(size.ino).map_or(0, |node| self.stored_bytes(node));
+        self.removed_bytes.add(gone);
         self.drop_data(size.ino, dead, size.sequence);
-        self.owners.insert(size.data_id, size.ino);
-        let node = self.node(size.ino)?;
-        // The change tells the size itself, and nothing of the data before is left to lose.
-        (node.regrow, node.unlogged_size) = (false, None);
-        node.change(|inode| {
-            (inode.data_id, inode.size, inode.stored_bytes) = (size.data_id, size.size, 0);
-        });
+        self.map.set_owner(size.data_id, size.ino);
+        self.update(size.ino, |node| {
+            // The change tells the size itself, and nothing of the data before is left to lose.
+            (node.regrow, node.unlogged_size) = (false, None);
+            node.change(|inode| {
+                (inode.data_id, inode.size, inode.stored_bytes) = (size.data_id, size.size, 0);
+            });
+        })?;
         self.note_inode(size.ino)
     }
 
     /// The next sequence of content.
     pub fn draw(&mut self) -> u64 {
-        self.next_sequence = self.next_sequence.saturating_add(1);
-        self.next_sequence - 1
+        self.counters.draw_sequence()
     }
-}
-
-fn refusal(op: &'static str, why: &Error) -> Error {
-    let text = format!("the volume turned read-only, because no checkpoint can be made: {why}");
-    Error::new(ErrorKind::ReadOnly, op, text)
 }
 
 impl State {
-    /// `ReadOnly`, `Shutdown` for a volume that nothing can be changed in.
-    pub fn check_writable(&self, op: &'static str) -> Result<()> {
-        if let Some(why) = &self.fate.stopped {
-            return Err(refusal(op, why));
-        }
-        if self.is_read_only {
-            return Err(Error::new(ErrorKind::ReadOnly, op, "the volume is open for reading"));
-        }
-        match self.is_closed {
-            true => Err(Error::new(ErrorKind::Shutdown, op, "the volume is closed")),
-            false => Ok(()),
-        }
-    }
-
-    /// The volume turned read-only and is not closed.
-    pub fn is_stopped(&self) -> bool {
-        self.fate.stopped.is_some() && !self.is_closed
-    }
-
     /// The error of the last checkpoint, if changes have reached their bound since (F12).
     pub fn overfull(&self) -> Option<&Error> {
-        let failing = self.fate.failing.as_ref()?;
-        let most = self.fate.overlay_bytes;
-        (most > 0 && self.held().changes >= most).then_some(failing)
+        self.life.overfull(|| self.held().changes)
     }
 }

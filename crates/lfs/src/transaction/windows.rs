@@ -26,7 +26,7 @@ impl State {
         let part = self
             .windows
             .find(key)
-            .filter(|part| *part.root() == self.root && ino < self.next_ino)?;
+            .filter(|part| *part.root() == self.root && ino < self.counters.next_ino())?;
         let value = part.get(key)?;
         if self.changed(key).is_some() {
             return None;
@@ -49,8 +49,8 @@ impl State {
         }
     }
 
-    /// What was read with an inode that was missing is a window from now on; of the inode itself there is an
-    /// object. False: the tree is another one by now.
+    /// What was read with an inode that was missing is a window from now on; of the inode itself
+    /// there is an object. False: the tree is another one by now.
     pub fn insert_window(&mut self, want: Want, part: Part) -> Result<bool> {
         let Want::Inode(ino) = want else { return self.insert_part(want, part) };
         let keys = Key::Inode(ino).to_bytes()..Key::Entry(ino, Cookie::FIRST).to_bytes();

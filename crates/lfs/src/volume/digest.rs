@@ -7,12 +7,11 @@ use crate::format::extent::Source;
 use crate::format::inode::INODE_BYTES;
 use crate::format::item::Item;
 use crate::format::key::Key;
-use crate::map::overlay::{Overlay, Where};
+use crate::map::overlay::Where;
 use crate::volume::Inner;
 use forebay_base::Result;
 use forebay_base::codec::Writer;
 use forebay_base::world::split_mix;
-use std::collections::BTreeMap;
 
 /// A running digest.
 struct Digest(u64);
@@ -34,8 +33,8 @@ impl Digest {
 }
 
 impl Inner {
-    /// Names, attributes, where each block is, and what the next checkpoint says is stored. The same whatever
-    /// part of it is in the tree.
+    /// Names, attributes, where each block is, and what the next checkpoint says is stored. The
+    /// same whatever part of it is in the tree.
     pub(crate) async fn digest(&self) -> Result<u64> {
         let (mut digest, mut data_ids) = (Digest(0), Vec::new());
         for (key, value) in self.names().await? {
@@ -56,8 +55,8 @@ impl Inner {
         {
             let state = self.state.lock();
             state.orphans.iter().for_each(|ino| digest.word(*ino));
-            digest.word(state.next_ino);
-            digest.word(state.next_data_id);
+            digest.word(state.counters.next_ino());
+            digest.word(state.counters.next_data_id());
         }
         data_ids.sort_unstable();
         let block_bytes = self.layout.block_bytes();
@@ -83,14 +82,12 @@ impl Inner {
         Ok(digest.0)
     }
 
-    /// What the next checkpoint says is stored of data of which the last one said `said`, and of which
-    /// `stored` bytes are there now: it adds what is new, and takes off what that replaces.
+    /// What the next checkpoint says is stored of data of which the last one said `said`, and of
+    /// which `stored` bytes are there now: it adds what is new, and takes off what that replaces.
     async fn said_next(&self, data_id: u64, said: u64, stored: u64) -> Result<u64> {
         let root = {
             let state = self.state.lock();
-            let frozen = state.frozen.as_ref().map(|frozen| &frozen.data);
-            let changed = |data: &BTreeMap<u64, Overlay>| data.contains_key(&data_id);
-            if !changed(&state.data) && !frozen.is_some_and(|data| changed(data)) {
+            if state.map.overlays(data_id).next().is_none() {
                 return Ok(said);
             }
             state.root

@@ -54,7 +54,7 @@ impl Volume {
         // In memory while it is open.
         let _open = self.open(ino, OpenFlags::READ).await?;
         let end = self.getattr(ino).await?.size;
-        let map = FileOps::new(&self.0, ino);
+        let map = FileOps::new(&self.0.files, ino);
         let (mut extents, mut at) = (Vec::<FileExtent>::new(), 0);
         while at < end {
             let found = map.look_up(at..round_up(end, u64::from(map.unit()))).await?;
@@ -104,7 +104,8 @@ impl Volume {
         self.0.alloc.mode
     }
 
-    /// From how many pages of 4 KiB on a direct write takes its turn, with `serialized`: requests to come.
+    /// From how many pages of 4 KiB on a direct write takes its turn, with `serialized`: requests
+    /// to come.
     pub fn set_serialized_dio_pages(&self, pages: u32) {
         self.0.alloc.set_pages(pages);
     }

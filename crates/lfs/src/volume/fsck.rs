@@ -1,9 +1,9 @@
-//! Looks at all of a volume: slots, both copies of every node, usage against the map, names and links, every
-//! checksum of content, the log. It writes nothing.
+//! Looks at all of a volume: slots, both copies of every node, usage against the map, names and
+//! links, every checksum of content, the log. It writes nothing.
 //!
-//! Invariants: E11 what is found is named, with file and offset where there are any; the rest is looked at
-//! all the same. E12 nothing is written. E13 what a power cut may leave is no finding, but for a slot that is
-//! torn.
+//! Invariants: E11 what is found is named, with file and offset where there are any; the rest is
+//! looked at all the same. E12 nothing is written. E13 what a power cut may leave is no finding,
+//! but for a slot that is torn.
 //!
 //! In memory are all names, and some 40 bytes for each extent and inode.
 //!
@@ -83,7 +83,8 @@ pub struct Finding {
 pub struct FsckProgress {
     /// Bytes of content that were checked.
     pub done_bytes: u64,
-    /// Bytes of content that inodes of the last checkpoint say there are: what the log brought is not in it.
+    /// Bytes of content that inodes of the last checkpoint say there are: what the log brought is
+    /// not in it.
     pub total_bytes: u64,
 }
 
@@ -123,8 +124,8 @@ impl FsckReport {
 /// Names of inodes: directory and name, the first that was met.
 type Names = BTreeMap<u64, (u64, Box<[u8]>)>;
 
-/// Checks the volume on a device that nobody has open for writing. An error: it is no volume, or of a kind
-/// that cannot be read.
+/// Checks the volume on a device that nobody has open for writing. An error: it is no volume, or of
+/// a kind that cannot be read.
 pub async fn fsck(
     device: &DeviceRef,
     world: &WorldRef,

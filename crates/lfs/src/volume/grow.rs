@@ -20,8 +20,8 @@ use forebay_base::buf::DataRef;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, io};
 
-/// Checkpoints that a growth writes: each goes to one slot of each half (X12), so that all are of the new
-/// size.
+/// Checkpoints that a growth writes: each goes to one slot of each half (X12), so that all are of
+/// the new size.
 const TURNS: u64 = SLOTS as u64 / 2;
 
 fn invalid<T>(text: String) -> Result<T> {

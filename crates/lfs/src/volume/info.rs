@@ -61,8 +61,8 @@ pub async fn probe(device: &DeviceRef) -> Result<VolumeInfo> {
 }
 
 impl crate::Volume {
-    /// What was found wrong in the log when it was opened, so that what lies behind that place is not there;
-    /// or what was lost since, so that the volume turned read-only ([`Self::stopped`]).
+    /// What was found wrong in the log when it was opened, so that what lies behind that place is
+    /// not there; or what was lost since, so that the volume turned read-only ([`Self::stopped`]).
     pub fn damage(&self) -> Option<forebay_base::Error> {
         self.0.damage.clone().or_else(|| self.stopped())
     }

@@ -31,8 +31,8 @@ impl Inner {
         }
     }
 
-    /// Up to `max` entries of a directory behind a cookie: from memory if it has all that follow, else
-    /// from the tree and the changes. They are not cached.
+    /// Up to `max` entries of a directory behind a cookie: from memory if it has all that follow,
+    /// else from the tree and the changes. They are not cached.
     pub(crate) async fn list(
         &self,
         dir: Ino,

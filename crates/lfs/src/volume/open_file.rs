@@ -46,14 +46,13 @@ impl VolumeFile {
         ino: Ino,
         flags: OpenFlags,
     ) -> Result<Self> {
-        match state.nodes.get_mut(&ino.0) {
-            Some(node) => node.opens += 1,
-            None => return refuse(ErrorKind::Stale, "open", format!("{ino:?}")),
+        if state.nodes.update(ino.0, |node| node.opens += 1).is_none() {
+            return refuse(ErrorKind::Stale, "open", format!("{ino:?}"));
         }
         Ok(Self { inner: inner.clone(), ino, flags, closes: true, content: OnceLock::new() })
     }
 
-    /// The same for the length of a call: nobody closes it.
+    /// Opens it for the length of a call, which is no close.
     fn hold(inner: &Arc<Inner>, state: &mut State, ino: Ino) -> Result<Self> {
         let mut held = Self::count(inner, state, ino, OpenFlags::WRITE)?;
         held.closes = false;
@@ -72,7 +71,7 @@ impl VolumeFile {
         if let Some(there) = there {
             return Ok(there);
         }
-        let content = self.inner.content(op, self.ino).map_err(Stop::open)?;
+        let content = self.inner.files.content(op, self.ino).map_err(Stop::open)?;
         let handle = content.file.open_handle();
         Ok(self.content.get_or_init(|| (content, handle)))
     }
@@ -113,8 +112,8 @@ impl VolumeFile {
                 Source::Owned(buf) => Source::Owned(buf),
                 Source::Slice(slice) => Source::Slice(slice),
             };
-            // An append has its place from the first round on: at the end of file as it is then it would be
-            // there twice, or behind a gap.
+            // An append has its place from the first round on: at the end of file as it is then it
+            // would be there twice, or behind a gap.
             let (offset, flags) = match &place {
                 Some(Range { start, .. }) => (*start, flags - IoFlags::APPEND),
                 None => (offset, flags),
@@ -122,8 +121,8 @@ impl VolumeFile {
             let file = &content.file;
             let done = file.write_to_place(handle, offset, again, flags, &mut place).await;
             let full = done.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace);
-            // Somebody else may take what has come free. For what the file has already nothing more can be
-            // had, save past the cache: there nobody has looked at what others have dirty.
+            // Another writer may take what has become free. For blocks of the file nothing more
+            // can be had, except past the cache: there others may have dirty data.
             let (size, unit) = (content.file.size(), self.inner.layout.block_bytes());
             let start = if append { size } else { offset };
             let first = place.as_ref().map_or(start, |place| place.start);
@@ -137,9 +136,9 @@ impl VolumeFile {
                 break done?;
             }
             if past {
-                self.inner.write_out_dirt().await;
+                self.inner.files.write_out_dirty().await;
             }
-            if new > 0 && !self.inner.make_room_for(new, false).await {
+            if new > 0 && !self.inner.files.make_space_for(new, false).await {
                 break done?;
             }
             rounds += 1;
@@ -190,7 +189,7 @@ impl VolumeFile {
         };
         let times = match data_only {
             true => Ok(()),
-            false => self.inner.with_room(|state| state.write_times(Some(self.ino))).await,
+            false => self.inner.with_space(|state| state.write_times(Some(self.ino))).await,
         };
         // A volume that turned read-only takes no times, and makes durable what it had accepted
         // (F11).
@@ -198,7 +197,7 @@ impl VolumeFile {
             return times;
         }
         if !file || self.inner.options.cache.is_none() {
-            return self.inner.commit_all(here).await.and(times);
+            return self.inner.files.commit_all(here).await.and(times);
         }
         let (content, handle) = self.content("sync", OpenFlags::empty())?;
         let done = match here {
@@ -223,7 +222,7 @@ impl VolumeFile {
             (done, !state.queue.is_empty())
         };
         if waits {
-            self.inner.arm_age();
+            self.inner.note_change();
         }
         done.map_err(Stop::open)
     }
@@ -245,11 +244,11 @@ impl VolumeFile {
             let end = end.min(file.size());
             if offset < end {
                 let zero = || file.zero(offset, end - offset, ZeroFlags::default());
-                self.inner.roomy(zero).await?;
+                self.inner.retry_with_space(zero).await?;
             }
         }
         if how.grows() && end > file.size() {
-            self.inner.roomy(|| file.grow_to(end)).await?;
+            self.inner.retry_with_space(|| file.grow_to(end)).await?;
         }
         self.touch_content(privileges)
     }
@@ -275,22 +274,22 @@ impl Drop for VolumeFile {
             content.file.close_handle(&handle);
         }
         self.inner.state.lock().released(self.ino, self.closes);
-        self.inner.tidy(Some(self.ino.0), AT_ONCE);
-        self.inner.arm_waiting();
+        self.inner.files.tidy(Some(self.ino.0), AT_ONCE);
+        self.inner.note_queued();
     }
 }
 
 impl Inner {
     /// Does something to content, and again where it found no room and some could be made.
-    async fn roomy<T, F: Future<Output = Result<T>>>(
+    async fn retry_with_space<T, F: Future<Output = Result<T>>>(
         &self,
         mut op: impl FnMut() -> F,
     ) -> Result<T> {
         for _ in 0..ROOM_ROUNDS {
             match op().await {
-                // Somebody else may take what has come free.
+                // Another writer may take what has become free.
                 Err(error) if error.kind() == ErrorKind::NoSpace => {
-                    if !self.make_room().await {
+                    if !self.requests.make_space().await {
                         return Err(error);
                     }
                 }
@@ -305,7 +304,7 @@ impl Inner {
             return self.tried(|state, now| state.setattr(ino, set, now)).await;
         };
         // Held open meanwhile, so that it stays.
-        let me = self.me.upgrade().expect("somebody called it");
+        let me = self.me.upgrade().expect("a caller holds the volume");
         let held = self.tried(|state, _| {
             attrs::check_set(state, ino, set)?;
             Ok(VolumeFile::hold(&me, state, ino)?)
@@ -313,12 +312,12 @@ impl Inner {
         let held = held.await?;
         let (content, _) = held.content("setattr", OpenFlags::WRITE)?;
         // Within a block it makes that one dirty, which wants room (P23).
-        self.roomy(|| content.file.set_len(size)).await?;
+        self.retry_with_space(|| content.file.set_len(size)).await?;
         self.tried(|state, now| state.setattr(ino, set, now)).await
     }
 
-    /// What a rename puts in the stead of something else, as far as it is files with content: one, or both
-    /// that it exchanges.
+    /// What a rename puts in the stead of something else, as far as it is files with content: one,
+    /// or both that it exchanges.
     fn replacing(
         state: &State,
         (from, to): (At<'_>, At<'_>),
@@ -340,7 +339,8 @@ impl Inner {
         Ok(files)
     }
 
-    /// What replaces another file is written out before its record: then it is found wherever the name is.
+    /// What replaces another file is written out before its record: then it is found wherever the
+    /// name is.
     pub(crate) async fn rename(&self, from: At<'_>, to: At<'_>, flags: RenameFlags) -> Result<()> {
         let mut written = BTreeSet::new();
         let early = self.plant.has(Planted::RenameBeforeData);
@@ -355,11 +355,11 @@ impl Inner {
             match tried.await {
                 // Without a lock; then everything is looked at again.
                 Ok(Some((ino, content))) => {
-                    self.unless_removed(&content, content.file.write_out().await)?;
+                    self.files.unless_removed(&content, content.file.write_out().await)?;
                     written.insert(ino);
                 }
                 done => {
-                    self.tidy(None, AT_ONCE);
+                    self.files.tidy(None, AT_ONCE);
                     return done.map(drop);
                 }
             }

@@ -21,12 +21,12 @@ impl Volume {
     /// Cleans the segments with the least live data, as for a writer that waits for space;
     /// checkpoints make them free. False: there was nothing to clean.
     pub async fn clean(&self) -> Result<bool> {
-        self.0.clean(Hurry::Now).await.map(|pass| pass.emptied > 0)
+        self.0.cleaner.clean(Hurry::Now).await.map(|pass| pass.emptied > 0)
     }
 
     /// Why the volume turned read-only since it was opened: what is lost, and where.
     pub fn stopped(&self) -> Option<Error> {
-        self.0.state.lock().fate.stopped.clone()
+        self.0.state.lock().life.stopped().cloned()
     }
 
     /// Names of files are remembered from now on, as they are looked up, for [`Volume::path_of`].
@@ -43,13 +43,13 @@ impl Volume {
     /// Size of a regular file that is in memory, bytes.
     pub fn size_of(&self, ino: Ino) -> Option<u64> {
         let state = self.0.state.lock();
-        let node = state.nodes.get(&ino.0)?;
+        let node = state.nodes.get(ino.0)?;
         Some(node.live_size().unwrap_or(node.inode.size))
     }
 
     /// What stands for this volume in the label of its files' mappings.
     pub fn label(&self) -> u64 {
-        std::sync::Arc::as_ptr(&self.0) as u64
+        Arc::as_ptr(&self.0.files) as u64
     }
 
     pub(crate) fn note(&self, dir: Ino, name: Name<'_>, found: &Attr) {
@@ -60,18 +60,18 @@ impl Volume {
     /// The mapping in the cache of a regular file that is open, which says where its bytes are.
     /// Changes go through [`forebay_vfs::OpenFile`], which keeps times and privileges.
     pub fn mapped_file(&self, ino: Ino) -> Result<Arc<MappedFile>> {
-        Ok(self.0.content("map", ino).map_err(Stop::open)?.file.clone())
+        Ok(self.0.files.content("map", ino).map_err(Stop::open)?.file.clone())
     }
 
     /// The map below the content of a file, for tests of its contract. Nothing else may write the
     /// file meanwhile.
     pub fn map_of(&self, ino: Ino) -> Arc<dyn MapOps> {
-        Arc::new(FileOps::new(&self.0, ino))
+        Arc::new(FileOps::new(&self.0.files, ino))
     }
 
     /// Block size, checksums and need for stable bytes of all files.
     pub fn content_limits(&self) -> MapLimits {
-        FileOps::new(&self.0, Ino::ROOT).limits()
+        FileOps::new(&self.0.files, Ino::ROOT).limits()
     }
 
     /// Bytes of memory in use in addition to the page cache: changes that no checkpoint has merged,

@@ -5,14 +5,13 @@
 //!            ▲ └─ missing ─▶ unlock ─▶ read it from the tree ─▶ lock ─▶ insert ─┐
 //!            └──────────────────────────────────────────────────────────────────┘
 //! ```
-//! Invariants: Q11 a try that ends with `Missing` has changed nothing. Q12 what was loaded for a try
-//! is in memory at the next try: it is not evicted while a task that began earlier waits. Q13 an
-//! operation that changes names or reserves space waits while the changes in memory exceed their
-//! bound.
+//! Invariants: Q11 a try that ends with `Missing` has changed nothing. Q12 what was loaded for a
+//! try is in memory at the next try: it is not evicted while a task that began earlier waits.
+//!
+//! At its end each operation keeps the bound on changes in memory (`relief.Q13`).
 //!
 //! Lock: the state lock; never across a wait.
 
-use crate::checkpoint::How;
 use crate::format::key::{Cookie, Key};
 use crate::format::superblock::TreeRoot;
 use crate::names::evict::Ahead;
@@ -20,6 +19,8 @@ use crate::names::evict::LEAF_BYTES;
 use crate::names::load;
 use crate::names::lookup::{Stop, Tried, Want};
 use crate::space::Need;
+use crate::transaction::lifecycle::Refusal;
+use crate::transaction::relief::{Patience, Relief};
 use crate::transaction::state::State;
 use crate::volume::Inner;
 use forebay_base::sync::atomic::Ordering;
@@ -38,35 +39,20 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// Queued records above which an operation that adds more writes them.
-const QUEUE_MAX: usize = 4096;
-
-/// Bytes of content in queued records above which they are written.
-const QUEUE_BYTES_MAX: u64 = 4 << 20;
-
-/// What an operation does at its end.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Relief {
-    None,
-    /// The queue is long.
-    Commit,
-    /// Changes in memory exceed their bound: they are merged into the tree.
-    Checkpoint,
-}
-
 impl Inner {
     /// Carries an operation out, and loads what it misses. It is given the time.
     pub(crate) async fn tried<T>(
         &self,
         mut op: impl FnMut(&mut State, Timestamp) -> Tried<T>,
     ) -> Result<T> {
-        let (mut waiter, mut made_room, mut relieved) = (None, false, false);
+        let (mut waiter, mut made_space, mut relieved) = (None, false, false);
+        let mut patience = Patience::of(1);
         loop {
             let now = self.options.clock.now();
-            let (tried, relief, held, waits, is_refused) = {
+            let (tried, relief, held, waits, (refusal, recorded)) = {
                 let mut state = self.state.lock();
                 state.cache.bytes_max = self.memory.names_max();
-                state.fate.is_refused = false;
+                state.refusal = Refusal::default();
                 let mut tried = op(&mut state, now);
                 while let Err(Stop::Missing(want)) = tried {
                     match state.insert_from_window(want) {
@@ -82,17 +68,17 @@ impl Inner {
                     }
                     Err(_) => {}
                 }
-                let is_refused = state.fate.is_refused;
-                (tried, self.relief(&state), state.held(), !state.queue.is_empty(), is_refused)
+                let (relief, waits) = (self.relief(&state), !state.queue.is_empty());
+                (tried, relief, state.held(), waits, (state.refusal, state.space.recorded()))
             };
             self.note_memory(held);
             if waits {
-                self.arm_age();
+                self.note_change();
             }
             match tried {
                 Ok(done) => {
                     if relief != Relief::None {
-                        self.owed_first().await;
+                        self.files.write_outstanding_first().await;
                     }
                     if let Err(error) = self.relieve(relief).await {
                         log::warn!("changes wait to be written: {error}");
@@ -100,65 +86,32 @@ impl Inner {
                     return Ok(done);
                 }
                 Err(Stop::Missing(want)) => self.load(want).await?,
-                Err(Stop::Failed(error)) if error.kind() == ErrorKind::NoSpace && !made_room => {
-                    made_room = true;
+                Err(Stop::Failed(error))
+                    if error.kind() == ErrorKind::NoSpace
+                        && patience.lasts(recorded)
+                        && (!made_space || refusal.lacks_space == Some(Need::Urgent)) =>
+                {
+                    made_space = true;
                     // Dirty data is written out only if it may take the space that is lacking.
                     let block = self.layout.block_bytes();
                     if !self.state.lock().has_room(block, Need::New) {
-                        self.write_out_dirt().await;
+                        self.files.write_out_dirty().await;
                     }
-                    if !self.make_room().await {
+                    if !patience.make_space(&self.requests).await {
                         return Err(error);
                     }
                 }
-                Err(Stop::Failed(_)) if is_refused && !relieved => {
+                Err(Stop::Failed(_)) if refusal.is_overfull && !relieved => {
                     relieved = true;
-                    self.checkpoint(How::Log).await?;
+                    self.requests.checkpoint().await?;
                 }
                 Err(Stop::Failed(error)) => return Err(error),
             }
         }
     }
 
-    /// What the bounds ask for (Q13): nothing on a volume that may not be written (O13).
-    fn relief(&self, state: &State) -> Relief {
-        if state.is_read_only {
-            return Relief::None;
-        }
-        let waits = state.changes_bytes();
-        // Frozen changes take as much memory.
-        let most = match &state.frozen {
-            Some(_) => self.options.overlay_bytes / 2,
-            None => self.options.overlay_bytes / 4 * 3,
-        };
-        match state.queue.len() > QUEUE_MAX || state.queued_bytes > QUEUE_BYTES_MAX {
-            _ if waits > most => Relief::Checkpoint,
-            true => Relief::Commit,
-            false => Relief::None,
-        }
-    }
-
-    async fn relieve(&self, relief: Relief) -> Result<()> {
-        match relief {
-            Relief::None => Ok(()),
-            Relief::Commit => self.commit_queue().await,
-            Relief::Checkpoint => self.checkpoint(How::Log).await,
-        }
-    }
-
-    /// Whether changes in memory exceed a bound (Q13).
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.relief(&self.state.lock()) != Relief::None
-    }
-
-    /// Writes or merges changes if they exceed a bound.
-    pub(crate) async fn relieve_now(&self) -> Result<()> {
-        let relief = self.relief(&self.state.lock());
-        self.relieve(relief).await
-    }
-
-    /// Attributes of the inodes of a listing. The neighbours of a missing inode are loaded with it,
-    /// because the listing names them, too, in another order.
+    /// Attributes of the inodes of a listing. The neighbours of a missing inode are loaded with
+    /// it, because the listing names them, too, in another order.
     pub(crate) async fn attrs_listed(&self, inos: &[Ino]) -> Vec<Result<Attr>> {
         let (mut all, mut ahead) = (Vec::with_capacity(inos.len()), None);
         while let Some(rest) = inos.get(all.len()..).filter(|rest| !rest.is_empty()) {

@@ -97,7 +97,7 @@ impl FileSystem for Volume {
             let (stored, left) =
                 (state.content_bytes() + state.dirt_bytes(0), state.capacity_left());
             let available = state.new_room() / block;
-            let files = state.inodes;
+            let files = state.nodes.count();
             Ok(StatFs {
                 block_size: block as u32,
                 blocks: (stored + left) / block,
@@ -109,7 +109,7 @@ impl FileSystem for Volume {
             })
         });
         Box::pin(async move {
-            self.0.settle_removed().await;
+            self.0.wait_for_removed().await;
             counted.await
         })
     }
@@ -218,7 +218,7 @@ impl FileSystem for Volume {
     fn unlink<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             let done = self.0.tried(|state, now| state.unlink((dir, name), now)).await;
-            self.0.tidy(None, AT_ONCE);
+            self.0.files.tidy(None, AT_ONCE);
             done
         })
     }
@@ -292,6 +292,6 @@ impl FileSystem for Volume {
     }
 
     fn syncfs(&self) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move { self.0.sync_everything().await })
+        Box::pin(async move { self.0.files.sync_everything().await })
     }
 }

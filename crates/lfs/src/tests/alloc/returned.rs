@@ -157,7 +157,7 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
                 let back = urgent() + served * wanted;
                 // What the cleaner moved, and nobody's half.
                 assert!(back.abs_diff(room) < 64 * KIB, "{mode}, seed {seed}: {back} of {room}");
-                assert!(volume.0.state.lock().shares.is_empty());
+                assert!(volume.0.state.lock().reservations.is_empty());
                 verify(&file, 1, 0, at).await;
                 volume.syncfs().await.unwrap();
             });

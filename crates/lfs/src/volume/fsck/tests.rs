@@ -155,8 +155,8 @@ fn an_inode_that_says_what_its_extents_do_not_is_found() {
     assert_eq!(told(|_, _| ()).1, []);
     for said in [0, 2 * 4096, 4 * 4096] {
         let (ino, findings) = told(|state, ino| {
-            let node = state.nodes.get_mut(&ino).unwrap();
-            (node.inode.stored_bytes, node.recorded.stored_bytes) = (said, said);
+            let change = |inode: &mut Inode| inode.stored_bytes = said;
+            state.nodes.update(ino, |node| node.change(change)).unwrap();
             state.note_inode(ino).unwrap();
         });
         let [finding] = &findings[..] else { panic!("{findings:?}") };
@@ -176,7 +176,7 @@ fn an_inode_that_says_what_its_extents_do_not_is_found() {
 fn extents_of_nobody_are_found() {
     let mut data_id = 0;
     let (ino, findings) = told(|state, ino| {
-        data_id = state.nodes[&ino].inode.data_id;
+        data_id = state.nodes.get(ino).unwrap().inode.data_id;
         state.items.put(Key::Inode(ino).to_bytes(), None);
     });
     let text = format!("data {data_id} has extents of {} bytes, and no inode has it", 3 * 4096);

@@ -5,9 +5,10 @@
 //!
 //! Locks: the state lock and the turn in turn; none across a wait.
 
+use crate::checkpoint::Checkpoints;
 use crate::fault::Planted;
 use crate::format::place::Place;
-use crate::volume::Inner;
+use crate::transaction::resources::Resources;
 use forebay_base::buf::DataRef;
 use forebay_base::task::oneshot;
 use forebay_base::{Error, ErrorKind};
@@ -16,33 +17,39 @@ use std::sync::Weak;
 
 /// A discard that the device has (D41).
 struct Discard {
-    inner: Weak<Inner>,
+    resources: Weak<Resources>,
     segment: u32,
 }
 
 impl Drop for Discard {
     fn drop(&mut self) {
-        if let Some(inner) = self.inner.upgrade() {
-            inner.state.lock().space.segments.fly(self.segment, -1);
+        if let Some(resources) = self.resources.upgrade() {
+            resources.state.lock().space.segments.fly(self.segment, -1);
         }
     }
 }
 
-impl Inner {
-    /// Discards what two checkpoints do without, and gives it back. For whoever has the turn of checkpoints.
-    pub(crate) async fn discard_freed(&self) {
+impl Checkpoints {
+    /// Segments that were discarded before they were used again.
+    pub fn discarded(&self) -> u64 {
+        self.turn.lock().discarded
+    }
+
+    /// Discards what two checkpoints do without, and gives it back. The caller has the turn of
+    /// checkpoints.
+    pub(super) async fn discard_freed(&self) {
         let mut segments = self.state.lock().space.segments.discarding();
         if self.plant.has(Planted::DiscardAfterReuse) {
             let mut state = self.state.lock();
             segments.iter().for_each(|segment| state.space.segments.give_back(*segment));
             drop(state);
-            std::mem::swap(&mut self.cleaner.turn.lock().late, &mut segments);
+            std::mem::swap(&mut self.turn.lock().late, &mut segments);
         }
         for segment in segments {
             let (offset, len) =
                 (self.layout.device_offset(Place::new(segment, 0)), self.layout.segment_bytes());
             self.state.lock().space.segments.fly(segment, 1);
-            let held = Discard { inner: self.me.clone(), segment };
+            let held = Discard { resources: self.me.clone(), segment };
             let (tx, rx) = oneshot();
             let end = Box::new(move |Completion { result, .. }| {
                 drop(held);
@@ -59,7 +66,7 @@ impl Inner {
                 state.space.segments.give_back(segment);
             }
             drop(state);
-            self.cleaner.turn.lock().stats.discarded += 1;
+            self.turn.lock().discarded += 1;
         }
     }
 }
@@ -75,8 +82,9 @@ mod tests {
     use std::task::Poll;
     use std::time::Duration;
 
-    /// D41: whoever made a checkpoint went away while the device had a discard; the next checkpoint discarded
-    /// the segment once more, and gave it back when that was done, while the first one could still come.
+    /// D41: the task of a checkpoint was dropped while the device had a discard; the next
+    /// checkpoint discarded the segment once more, and gave it back when that was done, while the
+    /// first one could still come.
     #[test]
     fn d41_a_discard_that_nobody_waits_for_is_waited_for() {
         let setup = setup(0);
@@ -93,18 +101,18 @@ mod tests {
             };
             let phase = || inner.state.lock().space.segments.get(segment).unwrap().phase;
             {
-                let mut gone = pin!(inner.discard_freed());
+                let mut gone = pin!(inner.checkpoints.discard_freed());
                 let polled = poll_fn(|cx| Poll::Ready(gone.as_mut().poll(cx).is_pending())).await;
                 assert!(polled, "the device has it");
             }
-            inner.discard_freed().await;
+            inner.checkpoints.discard_freed().await;
             assert_eq!(phase(), Phase::Discarding, "the first one can still come");
             World::sleep(&**disk.world(), Duration::from_secs(1)).await;
-            assert_eq!(inner.coming_bytes(), inner.layout.segment_bytes(), "K24");
-            inner.discard_freed().await;
+            assert_eq!(inner.cleaner.coming_bytes(), inner.layout.segment_bytes(), "K24");
+            inner.checkpoints.discard_freed().await;
             assert_eq!(phase(), Phase::Free);
-            // It was counted as about to come free, and as free, until the next checkpoint.
-            assert_eq!(inner.coming_bytes(), 0, "K24");
+            // It was counted as about to become free, and as free, until the next checkpoint.
+            assert_eq!(inner.cleaner.coming_bytes(), 0, "K24");
         });
         disk.world().stop();
     }

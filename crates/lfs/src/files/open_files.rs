@@ -1,0 +1,62 @@
+//! The files that are open or were closed recently, and their mappings in the cache.
+//!
+//! Locks: `making`, then the state lock.
+
+use crate::files::read_ahead::Near;
+use crate::transaction::resources::Resources;
+use forebay_base::sync::Mutex;
+use forebay_cache::dirty::domain::{Domain, Stay};
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+
+/// Mappings of files, and what they need of the volume.
+pub(crate) struct OpenFiles {
+    pub resources: Arc<Resources>,
+    pub near: Near,
+    /// Held while a mapping is made or dropped: see [`crate::files::content`].
+    pub making: Mutex<()>,
+    /// Of all content, if there is a cache.
+    pub domain: Option<Arc<Domain>>,
+    /// Keeps the flusher of the domain between one small file and the next.
+    _stays: Option<Stay>,
+    pub me: Weak<OpenFiles>,
+}
+
+impl Deref for OpenFiles {
+    type Target = Resources;
+
+    fn deref(&self) -> &Resources {
+        &self.resources
+    }
+}
+
+impl Drop for OpenFiles {
+    fn drop(&mut self) {
+        // No later open finds them again (closed.Y12).
+        let retained = self.state.lock().left.take_all();
+        self.drop_retained(retained);
+    }
+}
+
+impl OpenFiles {
+    /// None is open yet.
+    pub fn new(resources: Arc<Resources>, domain: Option<Arc<Domain>>) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            resources,
+            near: Near::default(),
+            making: Mutex::default(),
+            _stays: domain.as_ref().map(Domain::stay),
+            domain,
+            me: me.clone(),
+        })
+    }
+
+    /// Drops the folios of mappings that are gone and that no open continues.
+    pub fn drop_retained(&self, mappings: Vec<u32>) {
+        let (Some(cache), Some(domain)) = (&self.options.cache, &self.domain) else { return };
+        let block_size = self.layout.geometry.block_bytes();
+        for mapping in mappings {
+            cache.drop_left(mapping, domain.clone(), block_size);
+        }
+    }
+}

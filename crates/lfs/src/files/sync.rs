@@ -1,0 +1,260 @@
+//! Writing files out: for a sync, before a checkpoint, and to make space.
+//!
+//! Content that was written to a file after it was truncated to nothing is *outstanding* once the
+//! file is closed: it is written before any sync that begins later ends.
+//!
+//! A checkpoint that no sync asked for has it written first, too (`maintenance.Z15`).
+//!
+//! Locks: the state lock in turn; none across a wait.
+
+use crate::files::open_files::OpenFiles;
+use crate::names::content::Content;
+use crate::names::node::Node;
+use crate::space::Need;
+use crate::transaction::outstanding::WriteOut;
+use crate::transaction::state::State;
+use crate::transaction::sync_errors::Lost;
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::{Error, ErrorKind, Result};
+use std::sync::Arc;
+
+/// How often outstanding content that a failed flush has taken is written again for one sync.
+const OUTSTANDING_ROUNDS: u32 = 3;
+
+/// How often space is requested for content that overwrites: it is never refused for good (P25).
+const OVERWRITE_ROUNDS: u32 = 4;
+
+/// Files whose records a sync of the volume makes durable together, at most, and their dirty
+/// bytes.
+const TOGETHER: usize = 1024;
+const TOGETHER_BYTES: u64 = 4 << 20;
+
+impl State {
+    /// The last ticket, if no file has outstanding content.
+    fn ticket_if_nothing_outstanding(&self) -> Option<u64> {
+        self.outstanding.is_empty().then_some(self.queue.last_ticket())
+    }
+
+    /// After a commit that worked: whether all of an inode is in the log.
+    ///
+    /// # Errors
+    /// Some of its content, or its size, is not.
+    pub fn check_published(&mut self, ino: u64) -> Result<()> {
+        match self.unpublished_of(ino) {
+            None => Ok(()),
+            Some(Lost::Size) => {
+                Err(Error::new(ErrorKind::NoSpace, "commit", "no room in the log for a size"))
+            }
+            Some(Lost::Run) => Err(self.lost_of(ino)),
+            Some(Lost::Data) => {
+                Err(Error::new(ErrorKind::Io, "commit", "content that was accepted is lost"))
+            }
+        }
+    }
+
+    /// After a commit that worked: whether all of each inode is in the log.
+    ///
+    /// # Errors
+    /// Of the first inode that is not.
+    fn check_all_published(&mut self) -> Result<()> {
+        self.sync_errors.inos().into_iter().try_for_each(|ino| self.check_published(ino))
+    }
+}
+
+impl OpenFiles {
+    /// Makes everything durable that has happened, outstanding content included.
+    pub async fn commit_all(&self, here: bool) -> Result<()> {
+        self.commit_then(here, |_| ()).await
+    }
+
+    /// [`Self::commit_all`], and a look at the state then.
+    pub async fn commit_then<T>(
+        &self,
+        here: bool,
+        look: impl FnOnce(&mut State) -> T,
+    ) -> Result<T> {
+        for _ in 0..OUTSTANDING_ROUNDS {
+            let nothing_outstanding = self.state.lock().ticket_if_nothing_outstanding();
+            let ticket = match nothing_outstanding {
+                Some(ticket) => ticket,
+                None => {
+                    self.write_outstanding().await?;
+                    self.state.lock().queue.last_ticket()
+                }
+            };
+            self.commit(ticket, here).await?;
+            let mut state = self.state.lock();
+            if state.outstanding.settle(ticket) {
+                return Ok(look(&mut state));
+            }
+        }
+        Err(Error::new(ErrorKind::Io, "commit", "content of a file that was cut was lost again"))
+    }
+
+    /// Writes the outstanding content of all files. A file stays outstanding until it is written,
+    /// so that no other task syncs past it meanwhile. If it cannot be written, each sync fails
+    /// until it can.
+    pub async fn write_outstanding(&self) -> Result<()> {
+        let inos = self.state.lock().outstanding.inos();
+        let mut result = Ok(());
+        for ino in inos {
+            let Some((content, mut begun)) = self.begin_outstanding(ino) else { continue };
+            // What a repair of the log has left out is in the cache or nowhere: no flush of the
+            // file's own has to have failed.
+            if !begun.is_whole && content.file.take_back_unflushed() {
+                begun = begun.whole();
+            }
+            let done = match content.file.take_back_lost() {
+                Ok(()) => content.file.write_out().await,
+                lost => lost,
+            };
+            if let Err(error) = self.unless_removed(&content, done) {
+                log::warn!("content of #{ino}, which was truncated and closed: {error}");
+                result = Err(error);
+                continue;
+            }
+            let mut state = self.state.lock();
+            let upto = state.queue.last_ticket();
+            state.outstanding.end(ino, begun, upto);
+        }
+        result
+    }
+
+    /// Notes that outstanding content is about to be written. `None`: the inode is gone.
+    fn begin_outstanding(&self, ino: u64) -> Option<(Arc<Content>, WriteOut)> {
+        let mut state = self.state.lock();
+        let content = state.nodes.get(ino).and_then(|node| node.content.clone());
+        let Some(content) = content else {
+            state.outstanding.forget(ino);
+            return None;
+        };
+        // There before anything is written: what is lost meanwhile counts. So does what was lost
+        // before the close, and is held in the cache.
+        let is_lost = state.sync_errors.has(ino, Lost::Run);
+        Some((content, state.outstanding.begin(ino, is_lost)))
+    }
+
+    /// Writes outstanding content before something is made durable that no client syncs (Z15). An
+    /// error is for syncs to report.
+    pub async fn write_outstanding_first(&self) {
+        if let Err(error) = self.write_outstanding().await {
+            log::debug!("cut, and not written yet: {error}");
+        }
+    }
+
+    /// The result of writing a file out for an operation on others. A write-out of an inode that
+    /// was removed meanwhile may fail; nothing finds its content, so that is no error of the
+    /// operation.
+    pub fn unless_removed(&self, content: &Arc<Content>, done: Result<()>) -> Result<()> {
+        let Err(error) = done else { return Ok(()) };
+        let state = self.state.lock();
+        let node = state.nodes.get(content.ino.0);
+        let own = node.and_then(|node| node.content.as_ref());
+        match own.is_some_and(|own| Arc::ptr_eq(own, content)) {
+            true => Err(error),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes everything durable.
+    pub async fn sync_everything(&self) -> Result<()> {
+        let contents: Vec<Arc<Content>> = {
+            self.with_space(|state| state.write_times(None)).await?;
+            let state = self.state.lock();
+            let is_unsynced = |node: &&Node| {
+                let longer = node.live_size().is_some_and(|size| size > node.published());
+                let settled = node.content.as_ref().is_none_or(|c| c.file.mapping.is_settled());
+                longer || !settled
+            };
+            let nodes = state.nodes.iter().map(|(_, node)| node).filter(is_unsynced);
+            nodes.filter_map(|node| node.content.clone()).collect()
+        };
+        let mut result = Ok(());
+        let mut rest = &contents[..];
+        while !rest.is_empty() {
+            let (together, others) = rest.split_at(count_together(rest));
+            for content in together.iter().filter(|_| together.len() > 1) {
+                // The sync below reports what fails here.
+                let _reported_below = content.file.write_out().await;
+            }
+            for content in together {
+                let done = content.file.sync(&content.handle).await;
+                result = self.unless_removed(content, done).and(result);
+            }
+            rest = others;
+        }
+        // Released before the files are tidied.
+        drop(contents);
+        // That commit itself may have lost what a file had written past the cache before.
+        let committed = self.commit_then(false, State::check_all_published).await;
+        self.tidy(None, usize::MAX);
+        committed.and_then(|published| published).and(result)
+    }
+
+    /// Records the size of files that no client syncs, as far as they are written: what was
+    /// written out is found below the recorded size alone.
+    pub fn publish_sizes(&self) {
+        let contents: Vec<_> = {
+            let state = self.state.lock();
+            let is_longer =
+                |node: &&Node| node.live_size().is_some_and(|size| size > node.published());
+            let nodes = state.nodes.iter().map(|(_, node)| node).filter(is_longer);
+            nodes.filter_map(|node| node.content.clone()).collect()
+        };
+        contents.iter().for_each(|content| content.file.publish_size());
+    }
+
+    /// Writes dirty data out before anything is refused for it: until then it counts as new, also
+    /// where it overwrites stored content, and what it overwrites becomes free only then. Sizes
+    /// are not published, so this waits for no writer
+    /// ([`MappedFile::write_out_dirty`](forebay_iomap::MappedFile)). The caller may be a writer,
+    /// but has no reservation and holds no range.
+    pub async fn write_out_dirty(&self) {
+        let dirty: Vec<Arc<Content>> = {
+            let state = self.state.lock();
+            let is_dirty = state.dirt_bytes(0) > 0 && !state.life.is_read_only();
+            let contents = state.nodes.iter().filter_map(|(_, node)| node.content.as_ref());
+            contents.filter(|c| is_dirty && !c.file.mapping.is_settled()).cloned().collect()
+        };
+        for content in dirty {
+            content.file.write_out_dirty().await;
+        }
+    }
+
+    /// Makes space for so much content. `overwrites`: it takes the place of stored content. False:
+    /// there is none, and none can be made.
+    pub async fn make_space_for(&self, new: u64, overwrites: bool) -> bool {
+        let has = || {
+            let state = self.state.lock();
+            state.has_room(new, Need::New) || overwrites && state.has_overwrite_space(new)
+        };
+        // It may be known by now that it overwrites, or another task made space. A caller with new
+        // content was refused for more than this, so space is made for it.
+        if overwrites && has() {
+            return true;
+        }
+        // The pass in progress may suffice.
+        if overwrites && self.wait_for_cleaner().await && has() {
+            return true;
+        }
+        self.write_out_dirty().await;
+        for _ in 0..if overwrites { OVERWRITE_ROUNDS } else { 1 } {
+            // Another writer may take what was made.
+            if !self.requests.make_space().await || has() {
+                break;
+            }
+        }
+        has()
+    }
+}
+
+/// How many of the next files are written out before the first of them is synced, so that their
+/// records become durable together.
+fn count_together(contents: &[Arc<Content>]) -> usize {
+    let mut bytes = 0;
+    let fits = contents.iter().take_while(|content| {
+        bytes += content.file.mapping.dirty_bytes.load(Ordering::Relaxed);
+        bytes <= TOGETHER_BYTES
+    });
+    fits.take(TOGETHER).count().max(1)
+}

@@ -1,0 +1,130 @@
+//! Whether the cleaner is at work and what it has freed, for tasks that wait for space.
+//!
+//! Invariants: C51 one pass at a time has the turn. C52 while a task waits for space, or for the
+//! end of a pass, the cleaner does not pause.
+//!
+//! Lock: one, a leaf; none across a wait.
+
+use forebay_base::sync::Mutex;
+use forebay_base::task::WaitQueue;
+
+/// The turn of the cleaner, and its progress.
+#[derive(Default)]
+pub(crate) struct Cleaning {
+    progress: Mutex<Progress>,
+    wait: WaitQueue,
+}
+
+#[derive(Default)]
+struct Progress {
+    has_pass: bool,
+    /// Background cleaning goes on until enough is free.
+    is_background: bool,
+    /// Tasks that wait for space or for the end of a pass.
+    waiting: u32,
+    /// How often cleaned segments became free.
+    freed_count: u64,
+}
+
+impl Progress {
+    fn is_at_work(&self) -> bool {
+        self.has_pass || self.is_background
+    }
+}
+
+/// The turn to clean.
+pub(crate) struct CleaningTurn<'a>(&'a Cleaning);
+
+impl Drop for CleaningTurn<'_> {
+    fn drop(&mut self) {
+        {
+            let mut progress = self.0.progress.lock();
+            debug_assert!(progress.has_pass, "C51: the pass that ends has the turn");
+            progress.has_pass = false;
+        }
+        self.0.wait.wake_all();
+    }
+}
+
+/// A task waits: the cleaner does not pause (C52).
+pub(crate) struct Hurry<'a>(&'a Cleaning);
+
+impl Drop for Hurry<'_> {
+    fn drop(&mut self) {
+        let mut progress = self.0.progress.lock();
+        debug_assert!(progress.waiting > 0, "C52: this task was counted");
+        progress.waiting -= 1;
+    }
+}
+
+impl Cleaning {
+    /// Waits for the turn and takes it (C51).
+    pub async fn take_turn(&self) -> CleaningTurn<'_> {
+        let free = || {
+            let mut progress = self.progress.lock();
+            (!std::mem::replace(&mut progress.has_pass, true)).then_some(())
+        };
+        self.wait.wait_until(free).await;
+        CleaningTurn(self)
+    }
+
+    /// Until the guard is dropped a task waits (C52).
+    pub fn hurry(&self) -> Hurry<'_> {
+        self.progress.lock().waiting += 1;
+        Hurry(self)
+    }
+
+    /// Whether a task waits (C52).
+    pub fn is_hurried(&self) -> bool {
+        self.progress.lock().waiting > 0
+    }
+
+    /// Begins or ends background cleaning. It makes its own checkpoints, so no others are made for
+    /// want of free segments.
+    pub fn set_background(&self, is_background: bool) {
+        self.progress.lock().is_background = is_background;
+        if !is_background {
+            self.wait.wake_all();
+        }
+    }
+
+    /// Whether background cleaning goes on.
+    pub fn is_background(&self) -> bool {
+        self.progress.lock().is_background
+    }
+
+    /// Some of what was cleaned is free.
+    pub fn note_freed(&self) {
+        self.progress.lock().freed_count += 1;
+        self.wait.wake_all();
+    }
+
+    /// How often cleaned segments became free.
+    #[cfg(test)]
+    pub fn freed_count(&self) -> u64 {
+        self.progress.lock().freed_count
+    }
+
+    /// Waits until the pass in progress has freed something or is over. False: there is none.
+    pub async fn part_over(&self) -> bool {
+        let (is_at_work, seen) = {
+            let progress = self.progress.lock();
+            (progress.is_at_work(), progress.freed_count)
+        };
+        if is_at_work {
+            let _hurry = self.hurry();
+            let over = || {
+                let progress = self.progress.lock();
+                (!progress.is_at_work() || progress.freed_count != seen).then_some(())
+            };
+            self.wait.wait_until(over).await;
+        }
+        is_at_work
+    }
+
+    /// Waits until the pass in progress is over and has released what it had reserved.
+    pub async fn pass_over(&self) {
+        let _hurry = self.hurry();
+        drop(self.take_turn().await);
+    }
+}

@@ -1,0 +1,113 @@
+//! Commits of the volume: the log with its owner, and the mark of an idle log.
+//!
+//! Locks: `ctl` of the log and the state lock in turn, never both; none across a wait.
+
+use crate::log::commit::{Committer, RecordOwner};
+use crate::log::{Group, Pending};
+use crate::transaction::resources::Resources;
+use forebay_base::Result;
+use std::time::Duration;
+
+/// The log is idle when no record came for so long: then its mark is written.
+const IDLE: Duration = Duration::from_millis(10);
+
+impl RecordOwner for Resources {
+    fn take_queue(&self, failures: u64) -> Option<Vec<Pending>> {
+        self.state.lock().queue.take_group(&self.layout, failures)
+    }
+
+    fn take_segment(&self) -> Result<u32> {
+        self.state.lock().space.take_log()
+    }
+
+    fn note_layout(&self, group: &mut Group, bytes: u64) {
+        self.state.lock().note_layout(group, bytes);
+    }
+
+    fn requeue(&self, group: &mut Group) -> Result<()> {
+        self.state.lock().requeue(group)
+    }
+
+    fn on_durable(&self, groups: Vec<Group>) {
+        let mut any = false;
+        for group in groups {
+            any |= self.state.lock().note_durable(&group, &self.staging);
+        }
+        if any {
+            self.schedule_mark();
+            self.note_change();
+        }
+    }
+
+    fn on_written(&self) {
+        if let Some(maintainer) = self.requests.maintainer() {
+            maintainer.on_written();
+        }
+    }
+}
+
+impl Resources {
+    fn committer(&self) -> Committer<'_> {
+        let (log, device, layout) = (&self.log, &self.device, &self.layout);
+        let (plant, uses_fua) = (self.plant, self.options.fua);
+        let repair = &*self.repair;
+        Committer { log, device, layout, plant, uses_fua, owner: self, repair }
+    }
+
+    /// Makes everything durable that was appended up to `ticket`. `here`: the caller blocks, and
+    /// I/O may be carried out on its thread.
+    pub async fn commit(&self, ticket: u64, here: bool) -> Result<()> {
+        self.committer().commit(ticket, here).await
+    }
+
+    /// Writes what is queued and makes it durable. Writes out no file, so jobs of the maintenance
+    /// call it, too.
+    pub async fn commit_queue(&self) -> Result<()> {
+        let ticket = self.state.lock().queue.last_ticket();
+        self.commit(ticket, false).await
+    }
+
+    /// Flushes the device, not for the log: if it fails, what of the log it would have covered is
+    /// not durable.
+    pub async fn flush_all(&self) -> Result<()> {
+        self.committer().flush_all().await
+    }
+
+    /// Schedules a mark for when the log is idle. It says how far the log is durable.
+    fn schedule_mark(&self) {
+        if std::mem::replace(&mut self.log.ctl.lock().mark_armed, true) {
+            return;
+        }
+        let (me, world) = (self.me.clone(), self.world.clone());
+        let task = async move {
+            world.sleep(IDLE).await;
+            if let Some(resources) = me.upgrade() {
+                resources.mark().await;
+            }
+        };
+        self.world.spawn("forebay-lfs mark", Box::pin(task));
+    }
+
+    /// Writes a mark, unless a record already says how far the log is durable.
+    async fn mark(&self) {
+        let wanted = {
+            let mut ctl = self.log.ctl.lock();
+            ctl.mark_armed = false;
+            let idle = !ctl.writing && ctl.groups.is_empty() && !ctl.repair;
+            idle && ctl.declared + 1 < ctl.durable.sequence
+        };
+        if !wanted {
+            return;
+        }
+        let ticket = {
+            let mut state = self.state.lock();
+            if !state.queue.is_empty() || state.life.is_closed() {
+                return;
+            }
+            state.append_mark()
+        };
+        if let Err(error) = self.commit(ticket, false).await {
+            log::warn!("the mark of the log was not written: {error}");
+        }
+    }
+}

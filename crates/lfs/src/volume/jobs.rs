@@ -1,0 +1,319 @@
+//! The jobs of the maintenance task, and what makes them due. The invariants are those of
+//! [`crate::volume::maintenance`].
+//!
+//! Locks: the state lock, that of the task's `control` and that of the requests in turn; none
+//! across a wait.
+
+use crate::checkpoint::How;
+use crate::space::{Bytes, Need};
+use crate::transaction::requests::Maintainer;
+use crate::volume::Inner;
+use crate::volume::maintenance::{Job, Kind, Maintenance, Reasons};
+use forebay_base::task::BoxFuture;
+use std::future::poll_fn;
+use std::sync::{Arc, Weak};
+
+/// The log's own part of a volume behind a checkpoint is at most one of so many.
+const LOG_PART: u64 = 12;
+
+/// Removed content that is made free at once: such a part of the volume, bytes from and to.
+const REMOVED_PART: u64 = 16;
+const REMOVED_MIN: u64 = 32 << 20;
+const REMOVED_MAX: u64 = 256 << 20;
+
+/// Of the running task. Dropped before the task has ended by itself, it refuses what is left
+/// (Z16).
+struct Running {
+    maintenance: Arc<Maintenance>,
+    inner: Weak<Inner>,
+    has_ended: bool,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        self.maintenance.abandon();
+        if let Some(inner) = self.inner.upgrade() {
+            inner.cleaning.set_background(false);
+        }
+    }
+}
+
+impl Maintainer for Inner {
+    fn wake(&self) {
+        if !self.maintenance.wake() {
+            return;
+        }
+        let (maintenance, inner) = (self.maintenance.clone(), self.me.clone());
+        let running = Running { maintenance, inner, has_ended: false };
+        let task = async move {
+            let mut running = running;
+            let mut jobs = Vec::new();
+            let Running { maintenance, inner, .. } = &running;
+            let begin = |jobs: &mut Vec<Job>| match inner.upgrade() {
+                Some(inner) => {
+                    inner.begin_due(jobs);
+                    true
+                }
+                None => false,
+            };
+            poll_fn(|cx| maintenance.poll(begin, &mut jobs, cx)).await;
+            running.has_ended = true;
+        };
+        self.world.spawn("forebay-lfs maintenance", Box::pin(task));
+    }
+
+    /// Runs after each group, so it looks at the state in place and wakes the task only if
+    /// something is due.
+    fn on_written(&self) {
+        let reasons = self.reasons_to_checkpoint();
+        let cleans = self.should_clean();
+        let removed = self.removed_to_free();
+        if !reasons.any() && !cleans && removed.is_none() {
+            return;
+        }
+        if cleans {
+            // Before the job is due: its end resets this only if none is due (see `begin_clean`).
+            self.cleaning.set_background(true);
+        }
+        {
+            let mut control = self.maintenance.control.lock();
+            control.wanted.join(reasons);
+            control.cleans |= cleans;
+            if let Some(removed) = removed {
+                (control.frees_removed, control.freeing_bytes) = (true, removed);
+            }
+        }
+        self.wake();
+    }
+}
+
+/// Conditions.
+impl Inner {
+    /// Why a checkpoint is due, if it is.
+    fn reasons_to_checkpoint(&self) -> Reasons {
+        let state = self.state.lock();
+        if state.life.is_closed() || state.life.is_read_only() {
+            return Reasons::default();
+        }
+        let Bytes { log, content, data } = state.space.written();
+        // The less is left, the sooner what is dead is wanted.
+        let some = || state.space.short_bytes(state.data_room(Need::New));
+        // The cleaner makes its own checkpoints, as often as it has emptied something.
+        let short = !self.cleaning.is_background()
+            && state.space.is_short()
+            && log + content + data >= some();
+        let long = log >= self.own_log_max() || log + content >= self.options.checkpoint_bytes;
+        let full = state.changes_bytes() >= self.options.overlay_bytes / 2;
+        // Each checkpoint writes a mark: one for a log of marks would make the next one due (Z17).
+        let is_changed = state.items.len() > 0 || state.map.change_count() > 0;
+        Reasons { age: false, size: is_changed && (long || full), short }
+    }
+
+    /// Most that the log behind a checkpoint has in addition to content, bytes: space that becomes
+    /// free.
+    fn own_log_max(&self) -> u64 {
+        let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
+        (volume / LOG_PART).max(self.layout.segment_bytes())
+    }
+
+    /// Whether little is free, and cleaning may bring something.
+    fn should_clean(&self) -> bool {
+        if !self.cleaner.is_low() || self.check_running("clean").is_err() {
+            return false;
+        }
+        let number = self.checkpoints.number();
+        let is_idle = self.maintenance.control.lock().idle_at == Some(number);
+        !is_idle && !self.cleaner.is_over() && !self.cleaning.is_background()
+    }
+
+    /// Much was removed: it is made free at once, so that what is written next goes there and not
+    /// to addresses that were never written (W17). Tried once for so much: requests for space see
+    /// to the rest. The bytes that were removed in all.
+    fn removed_to_free(&self) -> Option<u64> {
+        let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
+        let much = (volume / REMOVED_PART).clamp(REMOVED_MIN, REMOVED_MAX);
+        let begun = self.maintenance.control.lock().freeing_bytes;
+        let state = self.state.lock();
+        let is_much = state.removed_bytes.not_free_beyond(begun) >= much;
+        (is_much && !state.life.is_closed()).then_some(state.removed_bytes.total())
+    }
+
+    /// Bytes that were removed in all, if enough of them are not free.
+    fn unsettled_bytes(&self) -> Option<u64> {
+        let state = self.state.lock();
+        let bytes = state.removed_bytes.not_free_beyond(0);
+        let much = bytes >= self.layout.segment_bytes() && !state.life.is_read_only();
+        much.then_some(state.removed_bytes.total())
+    }
+}
+
+/// Jobs.
+impl Inner {
+    /// Begins the jobs that are due, unless one of their kind is in progress.
+    fn begin_due(self: &Arc<Self>, jobs: &mut Vec<Job>) {
+        self.begin(jobs, Kind::WriteOut, Self::begin_write_out);
+        self.begin(jobs, Kind::FreeRemoved, Self::begin_free_removed);
+        self.begin(jobs, Kind::Space, Self::begin_space);
+        // Until callers have used what was made (requests.J4).
+        let has_caller = jobs.iter().any(|job| job.kind == Kind::Space);
+        if !has_caller && !self.requests.has_space_caller() {
+            self.begin(jobs, Kind::Clean, Self::begin_clean);
+        }
+        self.begin(jobs, Kind::Checkpoint, Self::begin_checkpoint);
+    }
+
+    fn begin(
+        self: &Arc<Self>,
+        jobs: &mut Vec<Job>,
+        kind: Kind,
+        work: impl FnOnce(Arc<Self>) -> Option<BoxFuture<'static, ()>>,
+    ) {
+        if jobs.iter().all(|job| job.kind != kind)
+            && let Some(work) = work(self.clone())
+        {
+            jobs.push(Job { kind, work });
+        }
+    }
+
+    fn begin_write_out(self: Arc<Self>) -> Option<BoxFuture<'static, ()>> {
+        let is_of_age = self.requests.with_posted(|posted| std::mem::take(&mut posted.is_of_age));
+        let reasons = {
+            let mut control = self.maintenance.control.lock();
+            control.wanted.age |= is_of_age;
+            std::mem::take(&mut control.wanted)
+        };
+        reasons.any().then(|| {
+            Box::pin(async move {
+                self.files.write_outstanding_first().await;
+                if reasons.age {
+                    self.files.publish_sizes();
+                }
+                self.maintenance.control.lock().prepared.join(reasons);
+            }) as BoxFuture<'static, ()>
+        })
+    }
+
+    fn begin_checkpoint(self: Arc<Self>) -> Option<BoxFuture<'static, ()>> {
+        let callers = self.requests.with_posted(|posted| std::mem::take(&mut posted.checkpoints));
+        let reasons = std::mem::take(&mut self.maintenance.control.lock().prepared);
+        if callers.is_empty() && !reasons.any() {
+            return None;
+        }
+        Some(Box::pin(async move {
+            if reasons.short {
+                // Taken back if something dies with it.
+                self.state.lock().space.made_short();
+            }
+            let made = match reasons.short {
+                true => self.checkpoints.make_and_free(How::Log).await,
+                false => self.checkpoints.make(How::Log).await,
+            };
+            if let Err(error) = &made
+                && reasons.any()
+            {
+                log::warn!("a checkpoint was not made: {error}");
+                if reasons.age {
+                    // No later change may come.
+                    self.note_change();
+                }
+            }
+            callers.into_iter().for_each(|caller| caller.send(made.clone()));
+        }))
+    }
+
+    fn begin_space(self: Arc<Self>) -> Option<BoxFuture<'static, ()>> {
+        let (callers, ends_pass) = self.requests.with_posted(|posted| {
+            (std::mem::take(&mut posted.space), std::mem::take(&mut posted.ends_pass))
+        });
+        (!callers.is_empty()).then(|| {
+            Box::pin(async move {
+                let is_made = self.make_space().await;
+                if ends_pass {
+                    self.cleaning.pass_over().await;
+                }
+                self.requests.answer_space(callers, is_made);
+            }) as BoxFuture<'static, ()>
+        })
+    }
+
+    fn begin_clean(self: Arc<Self>) -> Option<BoxFuture<'static, ()>> {
+        if !std::mem::take(&mut self.maintenance.control.lock().cleans) {
+            return None;
+        }
+        self.cleaning.set_background(true);
+        Some(Box::pin(async move {
+            let number = self.checkpoints.number();
+            let goes_on = self.cleaner.clean_background().await;
+            let is_over = {
+                let mut control = self.maintenance.control.lock();
+                control.cleans |= goes_on;
+                if !goes_on {
+                    control.idle_at = Some(number);
+                }
+                !control.cleans
+            };
+            if is_over {
+                self.cleaning.set_background(false);
+            }
+        }))
+    }
+
+    fn begin_free_removed(self: Arc<Self>) -> Option<BoxFuture<'static, ()>> {
+        let callers = self.requests.with_posted(|posted| std::mem::take(&mut posted.removals));
+        let is_due = std::mem::take(&mut self.maintenance.control.lock().frees_removed);
+        (is_due || !callers.is_empty()).then(|| {
+            Box::pin(async move {
+                self.free_removed().await;
+                callers.into_iter().for_each(|caller| caller.send(()));
+            }) as BoxFuture<'static, ()>
+        })
+    }
+
+    /// Makes dead segments free, and moves what little is live next to dead blocks (Z11). Writes
+    /// out no file: a caller did that, if it may. False: nothing could be done.
+    async fn make_space(&self) -> bool {
+        // Queued records were granted more than they take.
+        if let Err(error) = self.commit_queue().await {
+            log::debug!("no space, and no commit: {error}");
+        }
+        let mut made = self.checkpoints.make_one().await;
+        while self.lacks_free_space() && self.cleaner.clean_for_space().await {
+            made = true;
+        }
+        if self.lacks_free_space() {
+            made |= self.checkpoints.make_two().await;
+        }
+        made
+    }
+
+    fn lacks_free_space(&self) -> bool {
+        self.state.lock().lacks_space()
+    }
+
+    /// Makes content that was removed free, if it is much.
+    async fn free_removed(&self) {
+        if self.unsettled_bytes().is_none() {
+            return;
+        }
+        // No operation lacks space here (files.sync.Z15).
+        self.files.write_outstanding_first().await;
+        // What the pass in progress has emptied becomes free with the rest.
+        self.cleaning.pass_over().await;
+        // Another job may have made it free.
+        let Some(removed) = self.unsettled_bytes() else { return };
+        if self.checkpoints.make_two().await {
+            self.state.lock().removed_bytes.note_free(removed);
+        }
+    }
+
+    /// Waits until content that was removed is free, so that a client that asks for free space
+    /// sees it.
+    pub(crate) async fn wait_for_removed(&self) {
+        if self.unsettled_bytes().is_some() {
+            self.requests.free_removed().await;
+        }
+    }
+}
