@@ -1,7 +1,8 @@
 //! Owned aligned memory, and the contract under which a device borrows memory.
 //!
-//! In-flight I/O owns its buffers: a bio holds a [`DataRef`] until it completes. So a caller that
-//! drops its operation cannot leave the device writing into freed memory.
+//! In-flight I/O owns its buffers: a bio (one request to a device) holds a [`DataRef`] until it
+//! completes. So a caller that drops its operation cannot leave the device writing into freed
+//! memory.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 /// Alignment of every [`AlignedBuf`], bytes: enough for O_DIRECT on any device met so far.
 pub const BUF_ALIGN: usize = 4096;
 
-/// Zero-initialised heap memory, aligned to [`BUF_ALIGN`], of a fixed length in bytes.
+/// Initialised heap memory, aligned to [`BUF_ALIGN`], of a fixed length in bytes.
 pub struct AlignedBuf {
     ptr: NonNull<u8>,
     len: usize,
@@ -121,8 +122,8 @@ unsafe impl IoMem for AlignedBuf {
     }
 }
 
-/// A buffer of which several bios write parts to a device concurrently. Until all parts are dropped
-/// no code reads or changes the bytes; then it is an ordinary buffer again.
+/// A buffer of which several bios write parts to a device concurrently. While a part exists, only
+/// the bios access the bytes; then [`PartedBuf::into_buf`] makes it an ordinary buffer again.
 pub struct PartedBuf(Arc<AlignedBuf>);
 
 struct BufPart {
@@ -154,8 +155,8 @@ impl PartedBuf {
         DataRef::Mem(Box::new(BufPart { whole: self.0.clone(), at, len }))
     }
 
-    /// Returns the buffer; `None` while a bio still holds a part of it. The memory then lives as
-    /// long as that bio.
+    /// Returns the buffer; `None` if a bio still holds a part of it. The memory is then freed with
+    /// the last part.
     pub fn into_buf(self) -> Option<AlignedBuf> {
         Arc::try_unwrap(self.0).ok()
     }
@@ -201,7 +202,7 @@ impl DataRef {
         }
     }
 
-    /// Takes the owned buffer back after completion.
+    /// Takes the buffer back after completion; `None` unless it is a [`DataRef::Buf`].
     pub fn into_buf(self) -> Option<AlignedBuf> {
         match self {
             Self::Buf(buf) => Some(buf),
@@ -234,7 +235,7 @@ impl DataRef {
         done
     }
 
-    /// Calls `f` for the pieces of `[skip, skip + len)`, clipped.
+    /// Calls `f` for the pieces of memory of bytes `skip..skip + len`, clipped to what there is.
     fn each(&mut self, mut skip: usize, mut len: usize, mut f: impl FnMut(Segment)) {
         for seg in self.segments() {
             if skip >= seg.len {

@@ -3,7 +3,7 @@
 //!
 //! Invariants: C1 no input makes these functions panic, or allocate more bytes than the input has.
 //! C2 a failed call changes neither position nor buffer. C3 the error is `Corrupt` (reading) or
-//! `NoSpace` (writing), and names the structure, the field and its offset.
+//! `NoSpace` (writing), and names the structure and where in it: field, offset, or both.
 //!
 //! No locks.
 
@@ -33,8 +33,7 @@ impl<'a> Reader<'a> {
         self.bytes.len() - self.at
     }
 
-    /// A `Corrupt` error about the field that ended last, for values that decode but make no
-    /// sense.
+    /// A `Corrupt` error about the field read last, for a caller that finds its value invalid.
     pub fn bad(&self, field: &str, why: &str) -> Error {
         let text = format!("{}: field `{field}` before offset {}: {why}", self.what, self.at);
         Error::new(ErrorKind::Corrupt, "decode", text)
@@ -87,7 +86,7 @@ impl<'a> Reader<'a> {
         self.array(field).map(i64::from_le_bytes)
     }
 
-    /// A u16 length of at most `max`, and that many bytes.
+    /// A u16 length of at most `max`, and that many bytes: returns the bytes.
     pub fn prefixed(&mut self, field: &str, max: usize) -> Result<&'a [u8]> {
         let start = self.at;
         let found = self.u16(field).and_then(|len| {
@@ -227,7 +226,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// What is written so far.
+    /// The bytes written so far.
     pub fn written(&self) -> &[u8] {
         &self.bytes[..self.at]
     }

@@ -20,13 +20,13 @@ pub enum ErrorKind {
     InvalidInput,
     /// Offset, length or memory is not aligned as direct I/O needs it (EINVAL).
     Unaligned,
-    /// The range exceeds the object (EINVAL; ENOSPC for a write past a fixed end).
+    /// The range exceeds the object (EINVAL).
     OutOfRange,
     /// The operation would have to wait and `NOWAIT` forbids it (EAGAIN).
     WouldBlock,
     /// The object or device cannot do this (EOPNOTSUPP).
     Unsupported,
-    /// The object is open for reading only (EROFS).
+    /// The object accepts no changes (EROFS).
     ReadOnly,
     /// No space left on the device or in the file system below (ENOSPC).
     NoSpace,
@@ -120,7 +120,7 @@ impl ErrorKind {
         }
     }
 
-    /// One or two words for messages.
+    /// A few words for messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::InvalidInput => "invalid input",
@@ -225,7 +225,7 @@ impl Error {
         self.0.kind
     }
 
-    /// The errno that a front end reports: the system's own where there is one.
+    /// The errno that a front end reports: that of the kind. For `Io`, the system's own, if known.
     pub fn errno(&self) -> i32 {
         match (&self.0.source, self.0.kind) {
             (Some(source), ErrorKind::Io) => source.raw_os_error().unwrap_or(5),
@@ -307,8 +307,8 @@ impl std::error::Error for Error {
 }
 
 impl From<Error> for io::Error {
-    /// Loses nothing: the kind is the one that the standard library gives to the errno, and
-    /// [`Error::errno_of`] and [`Error::within`] find the rest.
+    /// Loses nothing: [`Error::within`] returns the error, and [`Error::errno_of`] its errno. The
+    /// kind is the one that the standard library gives to the errno, except for `UnexpectedEof`.
     fn from(e: Error) -> Self {
         let kind = match e.kind() {
             ErrorKind::UnexpectedEof => io::ErrorKind::UnexpectedEof,

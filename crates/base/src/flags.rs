@@ -1,4 +1,5 @@
-//! Flags of one I/O. They travel unchanged from the front end to the mapping layer.
+//! Flags of one I/O. They travel from the front end to the mapping layer; an open file adds those
+//! that it was opened with.
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -6,11 +7,13 @@ bitflags::bitflags! {
     /// How one read or write is to be done. No flag: buffered, cached, written back later.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct IoFlags: u32 {
-        /// Serve cached data, but cache nothing new. `DONTCACHE` is the same flag.
+        /// Serve cached data, but leave nothing new in the cache, as far as the cache's strategy
+        /// for uncached requests does that. `DONTCACHE` is the same flag.
         const UNCACHED = 1 << 0;
-        /// Bypass the cache, coherently. Unaligned requests are an error.
+        /// Bypass the cache, coherently. Unaligned requests are an error without `FALLBACK`.
         const DIRECT = 1 << 1;
-        /// Fail with `WouldBlock` rather than wait; a failed call changes nothing.
+        /// Fail with `WouldBlock` rather than wait; a failed call changes nothing in the file. A
+        /// write may be short.
         const NOWAIT = 1 << 2;
         /// Write: start write-out now, keep the pages.
         const START_WRITEBACK = 1 << 3;

@@ -1,14 +1,14 @@
-//! PR_SET_IO_FLUSHER: a thread that writes data out must not wait, for memory, for its own
-//! write-out. When a marked thread needs memory the kernel starts no I/O for it, and does not
-//! throttle it as it throttles writers of dirty pages. Needs CAP_SYS_RESOURCE.
+//! PR_SET_IO_FLUSHER: a thread that needs memory must not wait for a write-out that it has to do
+//! itself. When a marked thread needs memory the kernel starts no I/O for it, and it throttles the
+//! thread less than other writers of dirty pages. Needs CAP_SYS_RESOURCE.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
 const UNTRIED: i32 = -1;
-/// Result of the first attempt: [`UNTRIED`], 0, or an errno.
+/// Result of the latest attempt to mark a thread: [`UNTRIED`], 0, or an errno.
 static OUTCOME: AtomicI32 = AtomicI32::new(UNTRIED);
 
-/// Marks the calling thread, if the process may. If it may not, the log says so once.
+/// Marks the calling thread, if the process may. If the first attempt fails, it is logged.
 pub fn mark_thread() {
     let outcome = match rustix::process::configure_io_flusher_behavior(true) {
         Ok(()) => 0,

@@ -6,13 +6,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// The number of cachestat, which is the same on all architectures.
+/// The number of the system call cachestat, which is the same on all architectures but Alpha.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// Bytes of a file that the kernel's page cache holds, whole pages.
+/// Bytes of a file that the kernel's page cache holds, in full pages.
 ///
 /// # Errors
-/// Unsupported on kernels before 6.5; what the system call fails with, otherwise.
+/// Those of cachestat(2); on kernels before 6.5 that is ENOSYS (`Unsupported`).
 pub fn cached_bytes(file: &File) -> io::Result<u64> {
     // Offset 0 and length 0: all of the file. The result begins with the number of cached pages.
     let (range, mut stat) = ([0_u64; 2], [0_u64; 5]);

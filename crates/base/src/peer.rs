@@ -6,12 +6,12 @@
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The peer's credentials when it connected, or began to listen.
+/// The peer's credentials when it connected, began to listen, or made the pair of sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its number here; 0 if it has none here.
+    /// Its PID in the PID namespace of this process; 0 if it is not visible there.
     pub pid: u32,
-    /// Its user.
+    /// Its effective user ID.
     pub uid: u32,
 }
 

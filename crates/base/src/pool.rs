@@ -1,5 +1,5 @@
-//! Background tasks of the real world on a few threads: thousands of tasks, [`THREADS_MAX`]
-//! threads at most, started as they are needed.
+//! The thread pool on which the real world ([`crate::world::RealWorld`]) runs background tasks:
+//! thousands of tasks, [`THREADS_MAX`] threads at most, started as they are needed.
 //!
 //! ```text
 //!             wake            a thread takes it        ready
@@ -8,10 +8,11 @@
 //!    └──── pending ─────┼──────────────────────┘   ▼
 //!                       └──────── pending ────── WOKEN
 //! ```
-//! Invariants: K1 a task is in the queue exactly while it is QUEUED, so at most once. K2 a wake
-//! that comes while the task runs is not lost: it runs again. K3 a future is polled by one thread
-//! at a time, and never after it ended. K4 while a task is queued there is a thread that will
-//! look at the queue. K5 a task that panics ends; the thread and the other tasks go on.
+//! Invariants: K1 a task in the queue is QUEUED, and is there once. K2 a wake that comes while the
+//! task runs is not lost: unless it has ended, it runs again. K3 a future is polled by one thread
+//! at a time, and never after it ended. K4 while a task is queued there is a thread that will take
+//! it. K5 a task that panics ends; the thread and the other tasks go on.
+//!
 //! Lock rule: the queue's lock is innermost; no task, waker or destructor runs while it is held.
 
 use crate::io_flusher;
@@ -23,7 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-/// Most threads of one pool. A pool has as many as there are processors, at least 2.
+/// Most threads of one pool. It has at most as many as there are processors, but may have 2.
 pub const THREADS_MAX: usize = 4;
 /// A thread that finds nothing to do for this long ends.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);
@@ -37,7 +38,7 @@ const DONE: u8 = 4;
 #[derive(Default)]
 struct State {
     queue: VecDeque<Arc<Task>>,
-    /// By number: which names are taken.
+    /// For each number of a thread (part of its name): whether such a thread runs.
     running: [bool; THREADS_MAX],
     threads: usize,
     idle: usize,
@@ -107,7 +108,7 @@ impl Wake for Task {
 }
 
 impl Task {
-    /// Polls once. True if it wants to be queued again.
+    /// Polls the task once. True if it was woken meanwhile: the caller has to queue it again.
     fn run(self: &Arc<Self>) -> bool {
         let before = self.state.swap(RUNNING, Ordering::AcqRel);
         assert_eq!(before, QUEUED, "K1: a task in the queue is QUEUED");
@@ -148,7 +149,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a task and sees to it that a thread takes it (K4).
+    /// Queues a task. Wakes an idle thread or starts one, unless all are busy (pool.K4).
     fn push(this: &Arc<Self>, task: Arc<Task>) {
         let mut state = this.lock();
         state.queue.push_back(task);
@@ -162,8 +163,8 @@ impl Shared {
         start(this, number);
     }
 
-    /// Returns the next task, waiting for one; `None` when the thread has to end. `again` goes to
-    /// the end of the queue.
+    /// Returns the next task, waiting for one; `None` when the thread has to end. `again`, a task
+    /// that was woken while this thread ran it, goes to the end of the queue first.
     fn next(&self, again: Option<Arc<Task>>, number: usize) -> Option<Arc<Task>> {
         let mut state = self.lock();
         state.queue.extend(again);

@@ -7,7 +7,8 @@
 //! Invariants: S1 nothing here depends on real time, addresses or thread identity. S2 time only
 //! goes forward; it jumps when nothing is ready, and moves on a little with each poll, so that a
 //! task that polls in a loop sees its device complete. S3 no task, event or waker runs while the
-//! world's lock is held. S4 a task woken from another thread would break S1: that is a panic.
+//! world's lock is held. S4 during a run, a task woken from another thread would break S1: `run`
+//! then panics.
 //!
 //! Everything simulated runs on the thread in `run`; it must not block there. `block_on` panics
 //! when it would, rather than hang.
@@ -27,11 +28,12 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
 
-/// Virtual time that one poll takes: from this, nanoseconds.
+/// Least virtual time that one poll takes, nanoseconds.
 const POLL_NANOS_MIN: u64 = 100;
-/// And up to this much more.
+/// A poll takes less than this much more, drawn from the seed.
 const POLL_NANOS_SPREAD: u64 = 900;
-/// Steps after which a run counts as a livelock, unless [`SimWorld::set_step_limit`] says else.
+/// Steps of a world after which `run` panics because of a livelock, unless
+/// [`SimWorld::set_step_limit`] sets another number.
 const STEP_LIMIT: u64 = 20_000_000;
 /// The id of the future given to `run`; spawned tasks count from 1.
 const ROOT: u64 = 0;
@@ -67,7 +69,7 @@ struct Task {
 
 struct Inner {
     now: Nanos,
-    /// Decides the schedule.
+    /// State of the generator that decides the schedule.
     choice: u64,
     /// State of `World::random`. Separate from the schedule's generator: a program that draws more
     /// numbers keeps its schedule.
@@ -127,7 +129,8 @@ impl SimWorld {
         self.seed
     }
 
-    /// A hash of which task or event ran when, so far. Same program and seed, same digest.
+    /// A hash of which task or event ran when, and of what `note` added. Same program and seed,
+    /// same digest.
     pub fn digest(&self) -> u64 {
         self.inner.lock().digest
     }
@@ -147,7 +150,8 @@ impl SimWorld {
         self.inner.lock().mix(value);
     }
 
-    /// Runs `event` at time `at` (now, if that is past) on the simulation's thread.
+    /// Runs `event` on the simulation's thread once the clock has reached `at`. The seed decides
+    /// its order among the tasks and events that are ready then.
     pub fn at(&self, at: Nanos, event: Event) {
         let mut inner = self.inner.lock();
         let serial = inner.next_event;
@@ -312,7 +316,7 @@ fn text_of(cause: &(dyn Any + Send)) -> &str {
     }
 }
 
-/// Marks the world as running until it is dropped, also by a panic.
+/// The world counts as running until this is dropped, also by a panic.
 struct Running<'a>(&'a SimWorld);
 
 impl Drop for Running<'_> {

@@ -1,9 +1,9 @@
 //! Locks and atomics, chosen at compile time: std normally, shuttle under `--cfg shuttle` (with a
-//! target directory of its own, see docs/internals/testing.md). All concurrent code takes its
-//! primitives from this module.
+//! target directory of its own, see docs/internals/testing.md). Concurrent code that shuttle tests
+//! takes its primitives from this module.
 //!
-//! These locks are never poisoned. A panic under a lock is a bug that ends the daemon or fails the
-//! test, so `lock` returns the guard either way.
+//! These locks are never poisoned: `lock` returns the guard even if an earlier holder panicked.
+//! Such a panic is a bug, which must not fail every later user of the lock as well.
 
 #[cfg(not(shuttle))]
 mod imp {

@@ -26,7 +26,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// box, so an operation that is started repeatedly allocates nothing.
 pub struct FutureSlot<T>(Option<Box<dyn Holds<T>>>);
 
-/// A box for futures of one kind.
+/// A box for futures of one type.
 trait Holds<T>: Send {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<T>;
     fn as_any(&mut self) -> &mut dyn Any;
@@ -66,7 +66,7 @@ impl<T> Default for FutureSlot<T> {
     }
 }
 
-/// Polls the future that was stored last; once that has ended, it is not polled again.
+/// Polls the future that was stored last. Panics if there is none, or if it has ended already.
 impl<T> Future for FutureSlot<T> {
     type Output = T;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
@@ -143,7 +143,7 @@ impl Drop for OnPool {
 /// Runs `future` to its end on the calling thread, parking while it waits.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
-    // The flag keeps a wake that arrives before this thread parks.
+    // `ready` keeps a wake that arrives before this thread parks.
     let inner = std::sync::Arc::new(ThreadWaker {
         thread: thread::current(),
         ready: AtomicBool::new(false),
@@ -260,7 +260,7 @@ mod tests {
             });
             assert_eq!(block_on(&mut slot), n);
         }
-        // Of another kind; and one that is dropped half way.
+        // A future of another type; then one that replaces it before it was polled.
         let (tx, rx) = oneshot::<()>();
         slot.put(async move { if rx.await.is_none() { 7 } else { 8 } });
         let dropped = std::sync::Arc::new(());

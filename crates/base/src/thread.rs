@@ -1,8 +1,8 @@
-//! Threads of the library: they take no signal that another thread of the program can take.
+//! Threads of the library. The signals of the program are handled on the program's own threads.
 //!
 //! Invariant: T1 a thread started here blocks every signal but the faults from its first
-//! instruction on, and the caller's mask is unchanged. A thread's own instruction raises a fault:
-//! if the thread blocks it, the kernel kills the program without running its handler.
+//! instruction on, and the caller's mask is unchanged. A thread raises a fault itself: if it blocks
+//! the signal, the kernel kills the program without running its handler.
 //!
 //! No locks.
 
@@ -10,7 +10,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::thread::{Builder, JoinHandle};
 
-/// Signals that the kernel raises for an instruction of the thread itself.
+/// Signals that a thread raises itself: by an instruction, a system call, or abort(3).
 const FAULTS: [libc::c_int; 7] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -72,7 +72,8 @@ mod tests {
         u64::from_str_radix(line.trim(), 16).unwrap()
     }
 
-    /// Blocked faults killed the program, and its handler did not run.
+    /// The story: the threads blocked faults, too. A fault killed the program, and the program's
+    /// handler of the signal did not run.
     #[test]
     fn spawn_blocks_all_signals_but_faults_of_the_new_thread_only() {
         let before = blocked();

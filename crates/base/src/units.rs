@@ -49,7 +49,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
     number.checked_mul(1 << shift).filter(|v| *v < 1 << 63).ok_or_else(|| bad("too large"))
 }
 
-/// Prints bytes with the largest binary unit that leaves at most one decimal: `1.5 GiB`.
+/// Prints bytes in the largest binary unit that they reach, rounded to one decimal: `1.5 GiB`.
 pub fn format_size(bytes: u64) -> String {
     let units = [(1u64 << 40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")];
     for (unit, name) in units {

@@ -12,15 +12,16 @@
 //! Whatever the interleaving, one of them sees the other. A waiter that was woken is out of the
 //! list; before it waits again it registers again, and looks again.
 //!
-//! Waking one of many ([`WaitQueue::wake_matching`]) adds a duty: the wake must not die with its
-//! waiter. One that was woken and goes away without having looked at its condition wakes all
+//! Waking one of many ([`WaitQueue::wake_matching`]) adds a duty: the wake must not be lost with
+//! its waiter. A future that was woken and is dropped before it has checked its condition wakes all
 //! others.
 //!
-//! Invariants: W1 a slot belongs to one waiting future from its first registration to its drop;
-//! so there are at most as many slots in use as futures. W2 the list holds exactly the slots
+//! Invariants: W1 a slot belongs to one waiting future from its first registration to its end or
+//! drop; so there are at most as many slots in use as futures. W2 the list holds exactly the slots
 //! whose future has registered and was not woken since, in order of registration. W3 `linked` is
-//! the length of the list whenever the lock is free. W4 registering, waking one at the head and
-//! leaving take constant time. W5 no waker runs and none is dropped while the lock is held.
+//! the length of the list whenever the lock is free. W4 adding a future to the list, waking the one
+//! at the head and removing one take constant time. W5 no waker runs and none is dropped while the
+//! lock is held.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -28,9 +29,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-/// Wakers taken out under one hold of the lock.
+/// Most wakers that a wake takes out under one hold of the lock.
 const BATCH: usize = 32;
-/// Slots that an empty queue retains for later waiters.
+/// Most slots that an empty queue retains for later waiters; if it has more, it frees all.
 const KEEP: usize = 64;
 const NONE: u32 = u32::MAX;
 
@@ -56,9 +57,9 @@ pub struct WaitQueue<K = ()> {
 enum Place {
     Free,
     Listed,
-    /// Woken by `wake_matching`; has not checked its condition since.
+    /// Woken by `wake_matching`, and not registered again since.
     Chosen,
-    /// Woken by `wake_all`, or has checked its condition since.
+    /// Woken by `wake_all`: it has no wake to pass on.
     Out,
 }
 
@@ -195,8 +196,8 @@ impl<K> WaitQueue<K> {
     }
 
     /// Wakes the waiters that `pick` chooses by their keys, in the order of their registration.
-    /// Call it as [`WaitQueue::wake_all`]. `pick` runs under the queue's lock, so it must only
-    /// compare.
+    /// Call it after the condition has changed, holding no lock that a waker could want. `pick`
+    /// runs under the queue's lock, so it must only compare.
     ///
     /// Stopping early is safe only if the woken waiter later wakes the waiters that were passed
     /// over. Example: waiters for ranges. The first whose range covers all that became free takes
@@ -209,7 +210,7 @@ impl<K> WaitQueue<K> {
         }
     }
 
-    /// How many wait at the moment.
+    /// How many futures are registered and not woken since.
     pub fn waiters(&self) -> usize {
         self.linked.load(Ordering::Relaxed)
     }
@@ -294,8 +295,8 @@ impl<K> WaitQueue<K> {
         drop(old);
     }
 
-    /// Removes the future. `looked` says whether it has checked its condition since it was chosen;
-    /// if not, its wake passes on to all others.
+    /// Removes the future. `looked` says whether it has checked its condition since its last wake.
+    /// If not, and `wake_matching` chose it, all others are woken instead.
     fn leave(&self, slot: u32, looked: bool) {
         let mut waiters = self.lock();
         let place = waiters.slot(slot).place;

@@ -25,8 +25,8 @@ pub trait World: Send + Sync {
     ///
     /// A task may compute, and may make system calls that return within milliseconds. It must not
     /// block for longer. A task that blocks for another task may keep that one from getting a
-    /// thread, and a device may take long. Such waits use `.await`; a flush, for one, goes through
-    /// `submit`.
+    /// thread, and a device may take long. Such waits use `.await`: a flush, for example, is a
+    /// request to the device, whose completion the task awaits.
     fn spawn(&self, name: &str, task: BoxFuture<'static, ()>);
     /// Waits until `at`.
     fn sleep_until(&self, at: Nanos) -> BoxFuture<'static, ()>;
@@ -129,8 +129,8 @@ impl World for RealWorld {
     }
 }
 
-/// A timer that its sleeper's drop removes. The timer of a sleeper that lost a race would otherwise
-/// stay until it is due.
+/// Removes a sleep's timer when its future is dropped. Otherwise the timer of a sleep that is
+/// dropped early, such as a timeout that was not needed, would stay until it is due.
 struct Armed {
     timer: Arc<TimerShared>,
     key: (Nanos, u64),
@@ -138,7 +138,7 @@ struct Armed {
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        // Dropped after the lock is released: the drop wakes a task.
+        // Dropped after the lock is released: dropping a sender may run a waker.
         let sender = lock(&self.timer).timers.remove(&self.key);
         drop(sender);
     }
@@ -163,7 +163,8 @@ fn start_timers(shared: &Arc<TimerShared>, start: Instant) {
     }
 }
 
-/// The timer thread. It ends when there was no timer for a second; the next sleep starts it again.
+/// The timer thread. It ends once it has waited for a second with no timer set; the next sleep
+/// starts it again. Removing a timer does not wake it: it sleeps on until that timer was due.
 fn run_timers(shared: &TimerShared, start: Instant) {
     let mut state = lock(shared);
     loop {

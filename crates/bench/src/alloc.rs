@@ -1,8 +1,9 @@
 //! `alloc`: contiguous blocks for large direct writes of several writers, during write-back and
 //! small writes, on a volume with each way of giving out blocks.
 //!
-//! Reading order: `bed` (a fresh volume on some device), `load` (who writes what), `found` (what is
-//! looked at afterwards), then the parts: `delay` and `disk` in `large`, `small`, `sim`, `kernel`.
+//! Reading order: `ways` (of giving out blocks), `bed` (a fresh volume on some device), `load` (who
+//! writes what), `found` (what is looked at afterwards), then the parts: `delay` and `disk` in
+//! `large`, `small`, `sim`, `kernel`.
 //!
 //! Invariants: A1 every slice begins on an empty volume with an empty cache, of the same size for
 //! all variants. A2 a slice of direct writes ends when the last is complete, one of buffered writes
@@ -17,31 +18,11 @@ mod large;
 mod load;
 mod sim;
 mod small;
+mod ways;
 
 use crate::harness::options::Options;
 use crate::report::model::{Report, Summary};
 use forebay_base::Result;
-use forebay_base::units::MIB;
-use forebay_lfs::AllocMode;
-
-/// Bytes of a large request.
-const REQUEST: u64 = 2 * MIB;
-/// Of the slow device, bytes per second.
-const BANDWIDTH: u64 = 100_000_000;
-/// Milliseconds that a request takes there without a discontiguity.
-const REQUEST_MILLIS: f64 = REQUEST as f64 / BANDWIDTH as f64 * 1e3;
-
-/// Each way by its name, and its `serialized_dio_pages`.
-const WAYS: [(&str, AllocMode, u32); 3] = [
-    ("interleaved", AllocMode::Interleaved, 64),
-    ("serialized", AllocMode::Serialized, 64),
-    ("reserve", AllocMode::Reserve, 64),
-];
-
-/// How much faster a request without discontiguities but one is than one with `k`.
-fn expected(k: f64) -> f64 {
-    (REQUEST_MILLIS + k) / (REQUEST_MILLIS + 1.0)
-}
 
 /// Runs all parts, or the one that is asked for.
 pub fn run(options: &Options) -> Result<Report> {

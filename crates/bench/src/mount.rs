@@ -15,6 +15,7 @@ mod dirty;
 pub mod ground;
 pub mod keep;
 mod names;
+mod needs;
 mod pgbench;
 mod read;
 mod stable;
@@ -24,9 +25,9 @@ mod uncached;
 use crate::harness::options::{Options, names_of};
 use crate::report::model::Report;
 use crate::rivals::mounted::words_of_environment;
-use crate::rivals::server::forebay_binary;
-use forebay_base::{Error, ErrorKind, Result};
-use std::path::Path;
+use forebay_base::Result;
+
+pub use needs::prepare;
 
 /// A part.
 type Part = (&'static str, fn(&Options, &mut Report) -> Result<()>);
@@ -45,33 +46,6 @@ const PARTS: [Part; 12] = [
     ("kernel", keep::run),
     ("pgbench", pgbench::run),
 ];
-
-/// The first kernel that speaks what a mount asks for.
-const LINUX_MIN: (u32, u32) = (6, 6);
-
-/// Major and minor version of a kernel's release.
-fn version(release: &str) -> Option<(u32, u32)> {
-    let mut parts = release.split(|c: char| !c.is_ascii_digit());
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
-}
-
-/// What is needed to mount; the first thing that is missing is named.
-pub fn prepare() -> Result<()> {
-    let missing = |text: &str| Err(Error::new(ErrorKind::Unsupported, "mount", text));
-    forebay_binary()?;
-    if !rustix::process::geteuid().is_root() {
-        return missing("root, to mount");
-    }
-    if !Path::new("/dev/fuse").exists() {
-        return missing("/dev/fuse, to mount");
-    }
-    let uname = rustix::system::uname();
-    let release = uname.release().to_string_lossy();
-    if version(&release).is_none_or(|version| version < LINUX_MIN) {
-        return missing(&format!("Linux 6.6, to mount; this is {release}"));
-    }
-    Ok(())
-}
 
 /// The names of the parts.
 pub const PART_NAMES: [&str; PARTS.len()] = names_of(&PARTS);
@@ -95,18 +69,4 @@ pub fn run(options: &Options) -> Result<Report> {
         }
     }
     Ok(report)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::version;
-
-    #[test]
-    fn releases_are_read() {
-        for (text, expected) in [("6.6.0-12-amd64", Some((6, 6))), ("6.10-rc1", Some((6, 10)))] {
-            assert_eq!(version(text), expected);
-        }
-        assert!(version("5.15.0").is_some_and(|v| v < super::LINUX_MIN));
-        assert_eq!(version("what"), None);
-    }
 }

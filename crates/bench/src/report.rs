@@ -1,7 +1,7 @@
 //! What was found: rows and ratios ([`model`]), saved results ([`results`]), the five lines
-//! ([`five`]), the page ([`html`], [`chart`]), the figures of the README ([`readme`]), a comparison
-//! of two runs ([`compare`]), the few lines for a newcomer ([`screen`]), and what is a lack
-//! of the machine ([`lack`]).
+//! ([`five`]), the page ([`html`], [`chart`]), the tables of `docs/figures.md` ([`readme`]), a
+//! comparison of two runs ([`compare`]), the few lines for a newcomer ([`screen`]), and what is a
+//! lack of the machine ([`lack`]).
 //!
 //! [`options`] are those of its command line. It knows nothing of how a figure came about.
 

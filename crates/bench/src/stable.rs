@@ -6,40 +6,34 @@
 //! Invariant: T1 all variants of a device run on one file behind one cache, so that nothing but the
 //! need and the strategy differs.
 
+mod conditions;
 pub mod dbench;
 mod kernel;
 mod mix;
 mod verify;
 mod volume;
 
-use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::alternate::{Outcome, Plan, Variant, alternate};
 use crate::harness::image::Image;
 use crate::harness::load::Slice;
 use crate::harness::options::Options;
 use crate::report::model::{Good, Plot, Report, Summary, median};
 use crate::rivals::ours::Flagged;
+use conditions::{BANDWIDTH, BUDGET, FILES, PER_IO, REWRITES, max_ms, mix_of, paired, plan};
 use forebay::{Cache, CacheConfig, File, IoFlags, OpenOptions, StablePages, StableStrategy, Stats};
 use forebay_base::Result;
 use forebay_base::world::RealWorld;
 use forebay_block::RamDevice;
 use forebay_block::target::{DelayDevice, DelayOptions};
 use kernel::Kernel;
-use mix::{Flushes, Length, Mix, Store};
+use mix::{Flushes, Store};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Cache of our variants, bytes.
-const BUDGET: u64 = 256 << 20;
 /// Cache that holds half of the data, bytes.
 const SCARCE: u64 = 40 << 20;
-/// Files of each client in a slice on the delay device.
-const FILES: u64 = 20;
-/// Rewrites per second.
-const REWRITES: u64 = 8000;
-const PER_IO: Duration = Duration::from_millis(2);
-const BANDWIDTH: u64 = 100_000_000;
 /// Blocks that the verifying device has to see.
 const CHECKED: u64 = 10_000_000;
 const OFF: &str = "not-needed";
@@ -154,23 +148,6 @@ fn flush_rows<'a>(
     report.row(variant, &format!("{prefix}_flush_max"), "ms", &max);
 }
 
-fn plan(options: &Options, rounds: usize) -> Plan {
-    Plan {
-        rounds: options.rounds_or(2, rounds),
-        cycles: 1,
-        slice: options.millis(120, 700),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
-    }
-}
-
-fn mix_of(turn: &Turn, files: Option<u64>) -> Mix {
-    let length = files.map_or(Length::Time(turn.time), Length::Files);
-    Mix { length, rewrites_per_second: REWRITES, seed: turn.seed }
-}
-
 /// All our variants on one file.
 fn alternate_ours(
     plan: &Plan,
@@ -209,17 +186,6 @@ fn fill(file: &File) -> Result<()> {
         file.read_at(&mut buf, at)?;
     }
     Ok(())
-}
-
-fn max_ms(slice: &Slice) -> f64 {
-    slice.hist.max() as f64 / 1e6
-}
-
-/// Median over rounds of one figure over another.
-fn paired(outcome: &Outcome, ours: &str, other: &str, figure: impl Fn(&Slice) -> f64) -> f64 {
-    let (ours, other) = (outcome.per_round(ours), outcome.per_round(other));
-    let ratios = ours.iter().zip(&other).map(|(a, b)| figure(a) / figure(b).max(1e-9));
-    median(&ratios.collect::<Vec<_>>())
 }
 
 fn max_of(outcome: &Outcome, variant: &str) -> f64 {

@@ -6,6 +6,7 @@
 
 use forebay_base::buf::{DataRef, Segment};
 use libc::{c_int, c_ulong, iovec};
+use rustix::io::Errno;
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -191,6 +192,16 @@ const LOCK_TAIL: i64 = 1 << 62;
 
 fn lock_kind(write: bool) -> c_int {
     if write { libc::F_WRLCK } else { libc::F_RDLCK }
+}
+
+/// Repeats a call that a signal interrupts.
+pub(crate) fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
 }
 
 /// Locks the whole file for as long as its open file description lives. Fails with EAGAIN or

@@ -379,7 +379,7 @@ mod tests {
                 let held = bounds.try_exclusive(0..u64::MAX >> 1).unwrap();
                 resize.move_to(4096, Some(&held));
                 resize.move_to(0, Some(&held));
-                // As the map does.
+                // As the map does when it truncates: sets the published size.
                 published.store(0, Ordering::SeqCst);
                 std::thread::yield_now();
                 undone += published.load(Ordering::SeqCst);

@@ -30,7 +30,7 @@ const WAIT_QUEUES: usize = 256;
 
 /// Data that the layer above keeps for all files of a cache, within the cache's budget.
 pub trait Attached: std::any::Any + Send + Sync {
-    /// Gives up the memory that it keeps for later.
+    /// Frees the memory that it keeps for reuse: the budget for it has changed.
     fn trim(&self, cache: &PageCache);
 }
 
@@ -44,10 +44,10 @@ pub struct PageCache {
     pub world: WorldRef,
     pub(crate) arena: std::sync::Arc<Arena>,
     pub(crate) frames: Mutex<FrameAlloc>,
-    /// Per frame: which write-outs and pins hold it. A frame is given back when it is in no folio,
-    /// no write-out and no pin (A1).
+    /// Per frame: how many write-outs and pins hold it. A frame is given back when it is in no
+    /// folio, no write-out and no pin (frames.A1).
     pub(crate) words: FrameWords,
-    /// Frames that are copies in flight.
+    /// Frames that hold copies of blocks in write-out.
     pub(crate) snapshot_frames: AtomicU64,
     pub(crate) table: Table,
     pub(crate) index: Index,
@@ -57,22 +57,22 @@ pub struct PageCache {
     pub(crate) age: Mutex<Age>,
     /// Held by the one thread that reclaims.
     pub(crate) reclaim_turn: Mutex<()>,
-    /// Frames on each age queue; index by queue.
+    /// Frames of the folios on each age queue, by the number of the queue.
     pub(crate) queued: [AtomicI64; 3],
     pub(crate) waits: Box<[WaitQueue]>,
-    /// With the number of frames wanted; none for a folio descriptor.
+    /// Tasks that wait for frames. The key is how many; 0 if a task waits for a folio descriptor.
     pub(crate) frame_wait: WaitQueue<usize>,
-    /// Tasks that wait for frames or folio descriptors.
+    /// Tasks that wait for frames or folio descriptors, or press the flushers to free some.
     pub(crate) starved: AtomicU32,
     /// Requests that wait for private memory.
     pub(crate) private_wait: WaitQueue,
-    /// Bytes that open files take.
+    /// Bytes that open files and unreported errors of closed files take.
     pub(crate) files: CounterRef,
-    /// And, of these, errors of closed ones.
+    /// Of these, bytes of the errors.
     pub(crate) errors: CounterRef,
-    /// Bytes of the records that are kept for write-outs.
+    /// Bytes of the records and sets of blocks that are kept for reuse by write-outs.
     pub(crate) records: AtomicU64,
-    /// Sets of blocks that are used again.
+    /// Empty sets of blocks, kept for their memory.
     pub(crate) sets: SpareSets,
     /// The data of the layer above, made on first use ([`PageCache::attached`]).
     attachment: std::sync::OnceLock<Attachment>,
@@ -95,9 +95,9 @@ pub struct PageCache {
     pub hits: Striped,
     /// Pins taken.
     pub pins: Striped,
-    /// How long it takes where a device is waited for.
+    /// Latencies of operations that wait for a device.
     pub latencies: Latencies,
-    /// Sequential readers that went on lately.
+    /// Sequential readers that advanced lately.
     pub streams: StreamBoard,
     /// Dirty limits and throttling.
     pub dirty: DirtyControl,
@@ -192,7 +192,7 @@ impl PageCache {
         made.downcast().expect("one layer above, one type")
     }
 
-    /// Its memory for later is given up: there is less for it than there was.
+    /// Frees spare sets, and the spare memory of the layer above: the budget for it has changed.
     pub(crate) fn trim_attached(&self) {
         self.trim_sets();
         if let Some(attached) = self.attachment.get() {
@@ -205,7 +205,7 @@ impl PageCache {
         &self.arena
     }
 
-    /// A new file in the cache, in a domain of its own. `block_size`: a power of two, 512..4096
+    /// A new file in the cache, in a domain of its own. `block_size`: a power of two, 512 to 4096
     /// bytes.
     pub fn new_mapping(&self, block_size: u32, size: u64) -> Mapping {
         self.new_mapping_in(self.dirty.domain(None), block_size, size)
@@ -239,7 +239,7 @@ impl PageCache {
     }
 
     /// Drops the folios that remain of mapping `id`, which is closed and whose content is obsolete.
-    /// False if there were none.
+    /// False if the file is not known any more, or has a mapping.
     pub fn drop_left(&self, id: u32, domain: Arc<Domain>, block_size: u32) -> bool {
         let all = 0..u64::MAX >> 1;
         let old = self.revive_mapping(id, domain, block_size, all.end);
@@ -248,7 +248,7 @@ impl PageCache {
 
     /// Largest number of frames that one operation should hold at a time.
     pub fn frames_per_operation(&self) -> usize {
-        // However small the cache becomes meanwhile, it can have that many.
+        // An operation can have this many however small the cache becomes meanwhile.
         let most = (self.sizes.floor.frames / 2).min(512);
         let least = self.sizes.layout.frames.min(64).min(most);
         (self.sizes.frames() / 16).clamp(least, most)

@@ -9,7 +9,7 @@ use forebay_base::{Error, ErrorKind, Result};
 
 /// Bytes that a dirty folio costs in addition to its slot: its entries by index and by age.
 pub(crate) const DIRTY_FOLIO_BYTES: u64 = 72;
-/// Ghosts and queues, bytes for each folio descriptor.
+/// Bytes of ghosts and age queues for each folio descriptor.
 pub(crate) const SLOT_BOOKS: u64 = 16 + 8;
 /// Bookkeeping for each frame, bytes.
 pub(crate) const FRAME_BOOKS: u64 = 6;
@@ -26,7 +26,7 @@ pub struct Config {
     pub budget_max: Option<u64>,
     /// Take all of the memory at start.
     pub prefault: bool,
-    /// Bytes of a folio: a power of two, 4 KiB..2 MiB.
+    /// Bytes of a folio: a power of two, 4 KiB to 2 MiB.
     pub folio_size: u32,
     /// Frames and tables on huge pages.
     pub huge_pages: bool,
@@ -38,7 +38,7 @@ pub struct Config {
     pub dirty_expire_centisecs: u32,
     /// Longest readahead window of a stream, bytes.
     pub readahead_max: u32,
-    /// Dirty bytes of uncached writes to a file that start write-out.
+    /// Window of uncached writes to a file, bytes: write-out starts when a quarter of it is dirty.
     pub uncached_window_bytes: u32,
     /// Dirty tracking.
     pub dirty_tracking: DirtyTracking,
@@ -93,8 +93,8 @@ impl Config {
         let rest = budget - io_reserve;
         // Per frame, if each frame had a folio of its own: the frame, its folio, two index heads
         // (the table is rounded up to a power of two), ghosts, an entry on an age queue or among
-        // the free, its entries in a dirty set; per frame a capture count and its share of a
-        // chunk's map, position, and place on a list.
+        // the free, its entries in a dirty set; per frame its word of captures and pins and its
+        // share of a chunk's map, position, and place on a list.
         let per_folio = layout.stride as u64 * 8 + 8 + SLOT_BOOKS + DIRTY_FOLIO_BYTES;
         let per_frame = FRAME_SIZE as u64 + FRAME_BOOKS;
         let one_each = rest / (per_folio + per_frame);

@@ -15,7 +15,7 @@ pub fn bound_nanos(bucket: usize) -> u64 {
     if bucket + 1 >= BUCKETS { u64::MAX } else { FIRST_NANOS << bucket }
 }
 
-/// Counts, while they are taken.
+/// A histogram that operations add to.
 pub struct Histogram {
     counts: [AtomicU64; BUCKETS],
     nanos: AtomicU64,
@@ -28,7 +28,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// One that took so long, ns.
+    /// Counts an operation that took `nanos`.
     pub fn add(&self, nanos: u64) {
         let bits = (nanos / FIRST_NANOS).checked_ilog2().map_or(0, |log| log as usize + 1);
         self.counts[bits.min(BUCKETS - 1)].fetch_add(1, Ordering::Relaxed);
@@ -44,22 +44,22 @@ impl Histogram {
     }
 }
 
-/// Counts, as they were.
+/// The counts of a histogram at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// In each bucket.
+    /// Operations in each bucket.
     pub counts: [u64; BUCKETS],
     /// Sum of all, ns.
     pub nanos: u64,
 }
 
 impl Taken {
-    /// How many.
+    /// How many operations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// What came since `before`.
+    /// The operations since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let mut counts = self.counts;
         for (count, old) in counts.iter_mut().zip(before.counts) {
@@ -78,7 +78,7 @@ impl Taken {
             seen += count;
             seen >= wanted
         });
-        // An operation in the unbounded bucket took at least as long as the last bound.
+        // The last bucket has no bound: the answer is then the bound before it, which is too low.
         at.map(|bucket| bound_nanos(bucket.min(BUCKETS - 2)))
     }
 }
@@ -86,7 +86,7 @@ impl Taken {
 /// The timed operations of a cache.
 #[derive(Default)]
 pub struct Latencies {
-    /// Reads that the cache could not answer alone, from the call to the answer.
+    /// Reads that could not be answered at once, from the call to the answer.
     pub read: Histogram,
     /// Write-outs, from capture to completion.
     pub writeback: Histogram,

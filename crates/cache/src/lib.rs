@@ -25,11 +25,13 @@
 //!                                                     │         └▶ a file's dirty set
 //!                                                     ├▶ mapping.unflushed ──▶ spare sets
 //!                                                     ├▶ bounds (exclusive ranges)
-//!                                                     └▶ frames (allocator)
+//!                                                     ├▶ a file's errors (errseq)
+//!                                                     ├▶ free slots (a move)
+//!                                                     └▶ frames (allocator), its wait queue
 //! domain's wait queue, pace ──▶ (nothing)         index bucket ──▶ (nothing)
 //! streams (a window topped up, try only) ──▶ (nothing)
-//! free slots ──▶ (nothing)       wait queues ──▶ (nothing)
-//! all index buckets (a rehash) ──▶ (nothing)      arena's `ahead` ──▶ (nothing)
+//! free slots ──▶ all index buckets (a rehash) ──▶ (nothing)
+//! wait queues ──▶ (nothing)                       arena's `ahead` ──▶ (nothing)
 //! ```
 //!
 //! No lock of this crate is held across a wait or an I/O. A holder of a folio lock takes no second

@@ -31,7 +31,7 @@ pub(crate) const FILE_BYTES: u64 = 2560 + size_of::<Mapping>() as u64;
 pub struct Unreported {
     /// The latest error.
     pub error: Error,
-    /// Accepted bytes may be lost for good: that is why.
+    /// If accepted bytes may be lost for good: why.
     pub sticky: Option<Error>,
 }
 
@@ -42,12 +42,12 @@ struct Tickets {
     /// Write-outs with the bytes that each may write, in ascending order; `None`: it has ended. The
     /// first has not ended. The queue keeps its memory.
     in_flight: VecDeque<(u64, Option<Range<u64>>)>,
-    /// How many of them are over.
+    /// How many of those in the queue have ended.
     over: usize,
 }
 
 impl Tickets {
-    /// In a few steps, however many there are.
+    /// Ends a write-out. Found by binary search, as thousands may be in flight.
     fn end(&mut self, ticket: u64) {
         let at = self.in_flight.binary_search_by_key(&ticket, |&(number, _)| number);
         let ended = self.in_flight[at.expect("issued before")].1.take();
@@ -91,13 +91,13 @@ pub struct Mapping {
     failing: AtomicBool,
     /// Set when accepted bytes may be lost for good: fsync fails from then on.
     pub sticky: Mutex<Option<Error>>,
-    /// Slot minus index of the folio that was made last: where a file was read in order, its folios
-    /// lie in order, and a lookup can have the slot fetched while it still reads the index.
+    /// Slot minus index of the folio that was made last. The folios of a file that was read in
+    /// order lie in order: a lookup can prefetch the likely slot while it still reads the index.
     slot_guess: AtomicU32,
     /// Pauses that writers of the file have yet to make, ns.
     pub(crate) pause_debt: AtomicU64,
     tickets: Mutex<Tickets>,
-    /// How often dirty blocks were left over ([`Mapping::leftovers`]).
+    /// How often write-outs left dirty blocks over ([`Mapping::leftovers`]).
     leftovers: AtomicU64,
     ticket_wait: WaitQueue,
     /// The file is closed for good: blocks in write-out are dropped when that ends.
@@ -177,7 +177,7 @@ impl Mapping {
         index << self.folio_shift
     }
 
-    /// The blocks of folio `index` that `range` (bytes) touches: rounded outwards (D3).
+    /// The blocks of folio `index` that `range` (bytes) touches: rounded outwards (lineage.D3).
     #[inline]
     pub fn blocks_touched(&self, index: u64, range: &Range<u64>) -> Blocks {
         let base = self.folio_start(index);
@@ -187,7 +187,7 @@ impl Mapping {
         Blocks { start, end: (end.div_ceil(1 << self.block_shift) as u32).max(start) }
     }
 
-    /// The blocks of folio `index` that lie whole inside `range`: rounded inwards (D3).
+    /// The blocks of folio `index` that lie fully inside `range`: rounded inwards (lineage.D3).
     #[inline]
     pub fn blocks_inside(&self, index: u64, range: &Range<u64>) -> Blocks {
         let base = self.folio_start(index);
@@ -228,7 +228,7 @@ impl Mapping {
         self.slot_guess.store(slot.wrapping_sub(index as u32), Ordering::Relaxed);
     }
 
-    /// A write-out of the file took so long.
+    /// Adds the duration of a write-out of the file to the smoothed one.
     pub(crate) fn write_took(&self, nanos: u64) {
         // A lost update does not matter.
         let old = self.write_nanos.load(Ordering::Relaxed);
@@ -245,8 +245,8 @@ impl Mapping {
 
     // ---- write-outs in flight ----
 
-    /// Numbers a write-out that will take blocks of `range`. From then on they are not dirty; a
-    /// sync that misses them must see the number.
+    /// Numbers a write-out that will take blocks of `range`; call it before. Taken blocks are not
+    /// dirty any more: a sync that does not find them dirty must find the number, and wait for it.
     pub fn issue_ticket(&self, range: Range<u64>) -> u64 {
         let mut tickets = self.tickets.lock();
         let ticket = tickets.next;
@@ -263,7 +263,7 @@ impl Mapping {
         self.ticket_wait.wake_all();
     }
 
-    /// Waits until every write-out that has taken blocks before this call is over.
+    /// Waits until every write-out that was numbered before this call is over.
     pub async fn wait_write_outs(&self) {
         let upto = self.tickets.lock().next;
         let done = || {
@@ -286,7 +286,7 @@ impl Mapping {
     }
 
     /// The lowest byte from `from` on that may be unwritten: in a dirty block, or in write-out.
-    /// `lowest_dirty` gives that of a folio in a dirty block.
+    /// `lowest_dirty(at)` is the lowest byte from `at` on, within its folio, in a dirty block.
     pub(crate) fn lowest_unwritten(
         &self,
         from: u64,

@@ -1,13 +1,12 @@
 //! A snapshot of the cache's content, by file and position, for monitoring.
 //!
 //! It reads the slots of the folio table in order, at most [`Picture::LOOKS`] of them. Of a larger
-//! cache it reads every n-th slot, other ones each time, and each counts n times. It takes no lock
-//! that a hit, a fill or a write-out takes, so a folio that is being changed may appear
-//! inconsistent.
+//! cache it reads every n-th slot, other ones each time, and each counts n times. It takes no folio
+//! lock, so it delays no request, and a folio that is being changed may appear inconsistent.
 //!
 //! Invariant: G1 the work and the memory of a snapshot are bounded, whatever the size of the cache.
 //!
-//! Locks: the free slots', for a number.
+//! Locks: that of the free slots, to read how many slots were ever used.
 
 use crate::cache::PageCache;
 use crate::table::{STATES, Slot};
@@ -17,17 +16,17 @@ use crate::table::{STATES, Slot};
 pub struct Bytes {
     /// In the cache and valid.
     pub resident: u64,
-    /// Of these: touched since they came, in a folio that has been touched again or was promoted.
+    /// Of these: marked referenced, in a folio that was touched again or is on the main queue.
     pub hot: u64,
     /// Newer than the device.
     pub dirty: u64,
     /// In write-out.
     pub writing: u64,
-    /// On their way in.
+    /// Being read from the device.
     pub reading: u64,
     /// Written, and kept until the next flush.
     pub unflushed: u64,
-    /// Of an uncached stream: they go when they were consumed.
+    /// Brought in by uncached requests: dropped once they are consumed.
     pub uncached: u64,
 }
 
@@ -43,7 +42,7 @@ impl Bytes {
         self.uncached += other.uncached * times;
     }
 
-    /// Nothing of anything.
+    /// Whether all are 0.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -56,7 +55,7 @@ pub struct Seen {
     pub file: u32,
     /// First byte in the file.
     pub offset: u64,
-    /// What is there.
+    /// Its bytes by state.
     pub bytes: Bytes,
 }
 
@@ -98,7 +97,7 @@ impl PageCache {
         if file == 0 {
             return None;
         }
-        // Hot for its second reference, or because it came back: as reclaim sees it.
+        // As reclaim sees it: referenced a second time, or on the main queue.
         let warm =
             self.table.freq(slot) > 0 || self.table.queue(slot) == crate::ageing::queues::MAIN;
         let block = crate::FRAME_SIZE as u64 / u64::from(self.table.blocks_per_frame(slot));

@@ -1,5 +1,5 @@
-//! Ranges that one task at a time holds, and the queue of those who wait for one: first come, first
-//! served.
+//! Ranges that one task at a time holds, and the queue of tasks that wait for one: first come,
+//! first served.
 //!
 //! ```text
 //!   take ──▶ free, and no older waiter wants a part ──▶ held ──▶ released
@@ -21,7 +21,7 @@
 //! not wait for another range of the same kind, nor for a task that does; each user says so where
 //! it takes one.
 //!
-//! Locks: `state` is a leaf, and is also taken below the list of waiters.
+//! Locks: `state` is a leaf, and is also taken below the lock of the wait queue.
 
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,7 @@ use std::ops::Range;
 /// What a task waits for.
 struct Want {
     range: Range<u64>,
-    /// To hold the range; without one, only to see that it is not held.
+    /// Its turn to take the range. `None`: it takes nothing, and waits until no part is held.
     ticket: Option<u64>,
 }
 
@@ -67,7 +67,7 @@ impl State {
 #[derive(Default)]
 pub(crate) struct Ranges {
     state: Mutex<State>,
-    /// How many are held.
+    /// How many ranges are held.
     count: AtomicU64,
     wait: WaitQueue<Want>,
 }
@@ -162,7 +162,7 @@ impl Ranges {
     }
 
     /// A range is not held or not wanted any more: wakes the waiters that may go ahead now (N4).
-    /// One that stays asleep here is woken when what stands before it ends.
+    /// One that is not woken here is woken when the holder or older waiter before it ends.
     fn wake(&self, freed: &Range<u64>) {
         self.wait.wake_matching(|Want { range, ticket }| {
             if range.start >= freed.end || freed.start >= range.end {

@@ -39,7 +39,7 @@ impl RangeSet {
         self.parts.get(p)?.get(i).copied()
     }
 
-    /// Takes the range there out; where the next one is.
+    /// Removes the range at a position; returns the position of the next one.
     fn take_at(&mut self, (p, i): (usize, usize)) -> (usize, usize) {
         let part = &mut self.parts[p];
         let (start, end) = part.remove(i);
@@ -53,7 +53,7 @@ impl RangeSet {
         self.join(p, next)
     }
 
-    /// Joins a part with the next one if both are small; where `at` is then.
+    /// Joins a part with the next one if both are small; returns the new position of `at`.
     fn join(&mut self, p: usize, at: (usize, usize)) -> (usize, usize) {
         let (len, next) = (self.parts[p].len(), self.parts.get(p + 1).map_or(PART, Vec::len));
         if len + next > PART / 2 {
@@ -65,7 +65,7 @@ impl RangeSet {
         if at.0 > p { (p, len + at.1) } else { at }
     }
 
-    /// Puts a range there, before what is there.
+    /// Inserts a range at a position, before the range that is there.
     fn put_at(&mut self, (mut p, mut i): (usize, usize), run: Run) {
         self.total += run.1 - run.0;
         if i == 0 && p > 0 && (p == self.parts.len() || self.parts[p - 1].len() < PART) {
@@ -77,16 +77,16 @@ impl RangeSet {
         self.parts[p].insert(i, run);
     }
 
-    /// Makes room in a part that is full, or not there; where place `i` of it is now.
+    /// Makes space at place `i` of a part that is full or missing; returns its new position.
     fn split(&mut self, p: usize, i: usize) -> (usize, usize) {
-        // A set of a few ranges stays small; any other part gets full.
+        // The first part grows as needed, so a set of a few ranges stays small; others get full.
         let most = if self.parts.is_empty() { 0 } else { PART };
         let mut part = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(most));
         let Some(full) = self.parts.get_mut(p) else {
             self.parts.push(part);
             return (p, 0);
         };
-        // What is appended to stays full.
+        // A full part that is appended to keeps its ranges: ascending inserts leave full parts.
         let kept = if i == PART { PART } else { PART / 2 };
         part.extend(full.drain(kept..));
         self.parts.insert(p + 1, part);
@@ -100,7 +100,7 @@ impl RangeSet {
         }
         let before = self.total;
         let (mut start, mut end) = (range.start, range.end);
-        // What touches it becomes one with it.
+        // Ranges that it touches or overlaps become one with it (G1).
         let mut at = self.seek(start.saturating_sub(1));
         while let Some((s, e)) = self.at(at).filter(|run| run.0 <= end) {
             (start, end) = (start.min(s), end.max(e));
@@ -119,7 +119,7 @@ impl RangeSet {
         let mut at = self.seek(range.start);
         while let Some((start, end)) = self.at(at).filter(|run| run.0 < range.end) {
             at = self.take_at(at);
-            // What is left on both sides, the one behind first.
+            // The parts of the range that remain on both sides, the one behind first.
             for left in [(range.end, end), (start, range.start)] {
                 if left.0 < left.1 {
                     self.put_at(at, left);
@@ -136,7 +136,7 @@ impl RangeSet {
         !range.is_empty() && first.is_some_and(|run| run.0 < range.end)
     }
 
-    /// What of a range is in the set, descending.
+    /// The parts of a range that are in the set, descending.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let parts = self.parts.partition_point(|part| part[0].0 < range.end);
         let runs = self.parts[..parts].iter().rev().flat_map(|part| part.iter().rev());
@@ -156,7 +156,7 @@ impl RangeSet {
         self.total
     }
 
-    /// Nothing in it.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.total == 0
     }
@@ -166,7 +166,7 @@ impl RangeSet {
         self.parts.iter().flatten().map(|&(start, end)| start..end)
     }
 
-    /// Nothing is in it any more; its memory stays (G3).
+    /// Empties the set, and keeps its memory (G3).
     pub fn clear(&mut self) {
         self.spare.extend(self.parts.drain(..).map(|mut part| {
             part.clear();
@@ -182,12 +182,12 @@ impl RangeSet {
         (lists * size_of::<Vec<Run>>() + runs * size_of::<Run>()) as u64
     }
 
-    /// It has memory to grow in.
+    /// Whether it has allocated memory.
     pub fn has_memory(&self) -> bool {
         self.parts.capacity() + self.spare.capacity() > 0
     }
 
-    /// Lets spare memory go, if it is for more than `parts` parts.
+    /// Frees spare memory beyond that of `parts` parts.
     pub fn shrink(&mut self, parts: usize) {
         if self.spare.len() > parts {
             self.spare.truncate(parts);

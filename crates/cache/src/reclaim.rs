@@ -1,10 +1,10 @@
-//! Reclaim: frees frames and folio descriptors in batches of a thousand frames or more, clean
-//! blocks only, on the thread that needs them.
+//! Reclaim: frees frames and folio descriptors in batches of about a thousand frames, clean blocks
+//! only, on the thread that needs them.
 //!
 //! ```text
 //!   new ──▶ small ──(touched again)──▶ main ──(touched again: once more round, cold blocks go)─┐
 //!             │                          ▲ │                                                  │
-//!             └─(not touched)─▶ ghost    │ └─(not touched)─▶ gone            ◀────────────────┘
+//!             └─(not again)───▶ ghost    │ └─(not touched)─▶ gone            ◀────────────────┘
 //!                                └─ comes back to main
 //! ```
 
@@ -26,9 +26,9 @@ const BATCH: usize = 1024;
 /// Folios taken off the queues at a time.
 const ROUND: usize = 64;
 
-/// What happens to a folio that came up.
+/// What becomes of a folio that reclaim visits.
 enum Verdict {
-    /// It is gone.
+    /// It is out of the index, and its descriptor is to be freed.
     Evicted,
     /// It stays, on this queue.
     Stays(u32),
@@ -55,7 +55,7 @@ impl Evicted {
     }
 }
 
-/// A folio that is gone: its descriptor; mapping, index and frames if a ghost of it stays.
+/// An evicted folio: its descriptor; mapping, index and frames if a ghost of it is to be kept.
 struct Gone {
     slot: Slot,
     ghost: Option<(u32, u64, u32)>,
@@ -70,7 +70,7 @@ struct Sweep {
     left: usize,
     /// Folios visited in this round.
     looked: usize,
-    /// Something changed since then.
+    /// A visit of this round changed something.
     changed: bool,
 }
 
@@ -120,8 +120,8 @@ impl PageCache {
     }
 
     /// Frees at least `want` frames if it can; returns how many frames and folio descriptors. One
-    /// thread reclaims at a time. A thread that waited for its turn first checks whether enough
-    /// frames are free now.
+    /// thread reclaims at a time. A thread that waited for its turn reclaims nothing, and returns
+    /// `want`, if enough frames are free by then.
     pub fn reclaim(&self, want: usize) -> usize {
         let turn = self.reclaim_turn.try_lock();
         let _turn = match turn {
@@ -137,7 +137,7 @@ impl PageCache {
         self.reclaim_timed(want)
     }
 
-    /// Evicts about `want` frames or folio descriptors, the coldest first.
+    /// Evicts `want` frames or folio descriptors, at least a batch, the coldest first.
     pub(crate) fn evict(&self, want: usize) {
         let _turn = self.reclaim_turn.lock();
         self.reclaim_timed(want);
@@ -163,7 +163,7 @@ impl PageCache {
         }
     }
 
-    /// Frees up to about `batch` frames.
+    /// Frees about `batch` frames or folio descriptors, if it can.
     fn reclaim_batch(&self, batch: usize) -> Evicted {
         let mut evicted = Evicted::default();
         let mut sweep = {
@@ -243,13 +243,14 @@ impl PageCache {
         (Evicted { frames: freed.len(), slots: gone.len() }, again)
     }
 
-    /// Frees folio descriptors that are in no index and no list any more.
+    /// Frees folio descriptors that the index and the age queues do not hold any more.
     pub(crate) fn give_slots(&self, slots: impl Iterator<Item = Slot>) {
         let mut free = self.free_slots.lock();
         slots.for_each(|slot| free.push(slot));
     }
 
-    /// Looks at one folio, whose exclusive lock is held.
+    /// Ages one folio, whose lock is held: frees its cold blocks, and removes it from the index if
+    /// it has no block then.
     fn age_one(&self, slot: Slot, freed: &mut Vec<Frame>) -> Verdict {
         let (table, queue, freq) = (&self.table, self.table.queue(slot), self.table.freq(slot));
         if freq > 0 {
@@ -287,8 +288,8 @@ impl PageCache {
         table.set_queue(slot, NONE);
     }
 
-    /// Takes every folio off the queues once and puts what `f` makes of it back to the same end, so
-    /// that all keep their age; `None`: it is gone.
+    /// Takes every folio off the queues once and puts back the slot that `f` returns for it, so
+    /// that all keep their order; `None`: `f` has removed the folio.
     pub(crate) fn rotate(&self, mut f: impl FnMut(Slot) -> Option<Slot>) {
         let _turn = self.reclaim_turn.lock();
         for queue in [SMALL, MAIN] {
@@ -337,8 +338,8 @@ impl PageCache {
         self.table.set_queue(slot, queue);
     }
 
-    /// Frees the clean idle blocks (F4), except those that `keep` names and those in pinned frames:
-    /// evicting these would free no memory.
+    /// Frees the clean idle blocks (table.F4), except those that `keep` names and those in pinned
+    /// frames: evicting these would free no memory.
     fn free_idle(
         &self,
         slot: Slot,
@@ -427,7 +428,8 @@ impl PageCache {
     /// range or the file's folios, whichever is shorter.
     pub fn folios_present(&self, mapping: &Mapping, range: &Range<u64>) -> Vec<u64> {
         let wanted = mapping.folios(range);
-        // A step along the range may be had for less than one along the list, and holds no lock.
+        // A step along the range costs less than one along the list, and does not hold the list's
+        // lock, which other files share.
         let walk = 4 * u64::from(self.owners.folios(mapping.id));
         if wanted.end - wanted.start <= walk {
             let there = |&i: &u64| self.index.find_locked(&self.table, mapping.id, i).is_some();

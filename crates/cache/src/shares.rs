@@ -46,7 +46,7 @@ pub struct ErrorGrant {
 }
 
 impl ErrorGrant {
-    /// The caller has counted the error in both.
+    /// The caller has counted the error in both counters.
     pub(crate) fn of(errors: &CounterRef, files: &CounterRef) -> Self {
         Self { errors: errors.clone(), files: files.clone() }
     }
@@ -69,13 +69,13 @@ pub(crate) struct Part {
 pub(crate) struct Claimed(pub Box<[Part]>);
 
 impl Claimed {
-    /// Of these parts, nothing yet.
+    /// Claims nothing yet of these parts.
     pub fn new(parts: &[&'static str]) -> Self {
         Self(parts.iter().map(|what| Part { what, now: AtomicU64::new(0) }).collect())
     }
 
-    /// As with files, the bound under the current budget is the use: a larger use takes frames
-    /// first.
+    /// The rows of these parts. The bound is the use itself: more use reduces the frames, and so
+    /// raises the bound.
     pub fn rows(&self) -> impl Iterator<Item = Row> {
         self.0.iter().map(|part| {
             let now = part.now.load(Ordering::Relaxed);

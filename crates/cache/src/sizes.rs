@@ -3,8 +3,8 @@
 //! Invariant: Z2 no part ever exceeds its share of the largest budget, for which address space and
 //! numbers are laid out.
 //!
-//! Locks: none; only [`PageCache::resize`](crate::PageCache::resize) stores, one at a time. A
-//! reader of two sizes may meanwhile see one old and one new.
+//! Locks: none; only the one task whose turn it is to resize stores (resize.Y1). A reader of two
+//! sizes may meanwhile see one old and one new.
 
 use crate::config::{Config, Division};
 use crate::memory::arena::FRAME_SIZE;
@@ -23,9 +23,9 @@ pub(crate) struct Sizes {
     slots: AtomicUsize,
     io_reserve: AtomicU64,
     pub layout: Layout,
-    /// Of the smallest budget that it can be given.
+    /// The shares of the smallest budget that the cache can be given.
     pub floor: Division,
-    /// Of the largest.
+    /// The shares of the largest.
     pub max: Division,
 }
 
@@ -69,7 +69,7 @@ impl Sizes {
         self.io_reserve.load(Ordering::Relaxed)
     }
 
-    /// Frames, slots and bytes for requests in flight are to be as many from now on.
+    /// Sets the numbers of frames and slots, and the bytes for requests in flight.
     pub fn set_parts(&self, frames: usize, slots: usize, io_reserve: u64) {
         assert!(frames <= self.max.frames && slots <= self.max.slots, "more than at most (Z2)");
         self.frames.store(frames, Ordering::Relaxed);
@@ -77,7 +77,7 @@ impl Sizes {
         self.io_reserve.store(io_reserve, Ordering::Relaxed);
     }
 
-    /// The budget is another from now on.
+    /// Sets the budget, and none of its parts.
     pub fn set_budget(&self, to: &Division) {
         self.budget.store(to.budget, Ordering::Relaxed);
     }

@@ -23,7 +23,7 @@ macro_rules! counters {
             pub fn fields(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name),)*]
             }
-            /// What came since `before`; of what is no counter: how much more it is.
+            /// The increase of each value since `before`; 0 for a gauge that has fallen.
             pub fn since(&self, before: &Self) -> Self {
                 Self { $($name: self.$name.saturating_sub(before.$name),)* }
             }
@@ -142,7 +142,8 @@ const STRIPES: usize = 64;
 struct Stripe(AtomicU64);
 
 /// A counter for the hit path: each thread adds to a stripe of its own with a load and a store.
-/// Exact for up to 64 threads; beyond that threads share stripes, and a count may be lost.
+/// Exact for the first 64 threads of the process that count; later ones share stripes with them,
+/// and a count may be lost.
 pub struct Striped(Box<[Stripe]>);
 
 impl Default for Striped {
@@ -179,7 +180,7 @@ impl Counters {
 
 impl Stats {
     /// Bytes that write-out wrote for each byte that was dirty, since the cache was made: exactly 1
-    /// where only dirty blocks are written. 0 as long as nothing was.
+    /// where only dirty blocks are written. 0 as long as nothing was written.
     pub fn write_amplification(&self) -> f64 {
         if self.cleaned_bytes == 0 {
             return 0.0;

@@ -1,4 +1,5 @@
-//! The strategies that can be chosen, each with the baseline it is measured against; live.
+//! The strategies that can be chosen, and changed at run time, each with the baseline that it is
+//! measured against.
 
 use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::{Error, ErrorKind};
@@ -63,7 +64,7 @@ strategy! {
 strategy! {
     /// How bytes in flight are kept from changing where the device needs it.
     StableStrategy, "stable", Auto:
-    /// Copy on conflict while frames are plentiful, else wait.
+    /// Copy on conflict, unless frames are scarce and a wait for the write-out costs less.
     Auto = "auto",
     /// A writer waits until the block's write-out is done.
     Wait = "wait",
@@ -88,19 +89,19 @@ strategy! {
 strategy! {
     /// What an uncached request does with blocks that are not cached.
     UncachedStrategy, "uncached_strategy", Ours:
-    /// They are cached as usual, and never activated.
+    /// They are cached as usual, but the request does not count as a touch of them.
     NoAccess = "noaccess",
     /// They are cached for the time of the request and dropped behind it; writers start write-out
-    /// themselves.
+    /// themselves and wait for it.
     DropBehind = "dropbehind",
-    /// They pass through private memory and are never in the cache; writers wait for the device.
+    /// They pass through private memory and not the cache; writers wait for the device.
     Private = "private",
     /// Straight to and from the caller where nothing is cached; windows of read-ahead and
     /// write-behind otherwise.
     Ours = "ours",
 }
 
-/// The strategies of a cache as they are now; a change counts from the next decision on.
+/// The current strategies of a cache; a change takes effect with the next decision.
 pub struct Strategies {
     dirty_tracking: AtomicU8,
     stable: AtomicU8,

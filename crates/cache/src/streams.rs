@@ -1,4 +1,4 @@
-//! The sequential readers that went on lately, for monitoring.
+//! The sequential readers that advanced lately, for monitoring.
 //!
 //! Lock: one, a leaf. A task that records a stream does not wait for it.
 
@@ -12,22 +12,23 @@ pub struct Stream {
     pub file: u32,
     /// The reader and its stream: a number that tells them apart.
     pub reader: u64,
-    /// Where it is, bytes.
+    /// End of its latest read, bytes.
     pub position: u64,
     /// How far it reads ahead, bytes.
     pub window: u64,
     /// Its reads leave nothing in the cache.
     pub uncached: bool,
-    /// Bytes that it has gone on since it was first seen.
+    /// Bytes that it has advanced since it was first recorded.
     pub bytes: u64,
-    /// When it last went on.
+    /// When it was last recorded.
     pub at: Nanos,
 }
 
-/// Most streams remembered.
+/// Most streams in the table; a new one replaces the one recorded longest ago.
 const STREAMS: usize = 64;
 
-/// The streams that went on lately. Told when a window is topped up, never by a hit.
+/// The streams that advanced lately. A reader records its stream when it plans readahead, not on
+/// each hit.
 #[derive(Default)]
 pub struct StreamBoard(Mutex<Vec<Stream>>);
 
@@ -50,7 +51,7 @@ impl StreamBoard {
         }
     }
 
-    /// Those that went on since.
+    /// The streams recorded at or after `at`.
     pub fn since(&self, at: Nanos) -> Vec<Stream> {
         self.0.lock().iter().filter(|s| s.at >= at).copied().collect()
     }

@@ -18,11 +18,11 @@
 //!                                                       └──────▶ uptodate+dirty
 //! ```
 //!
-//! Invariants, checked by `check_block`: F1 reading excludes uptodate, dirty and writing. F2 dirty
-//! or writing implies uptodate. F3 reading, uptodate or writing implies a frame. F4 a slot with
-//! dirty, writing, reading or unflushed blocks is not evicted. F5 states other than *referenced*
-//! change only under the folio lock. F6 bytes are copied in under the lock, and out under it or
-//! between two equal versions.
+//! Invariants (`check_block` asserts F1 and F2): F1 reading excludes uptodate, dirty and writing.
+//! F2 dirty or writing implies uptodate. F3 reading, uptodate or writing implies a frame. F4 a slot
+//! with dirty, writing, reading or unflushed blocks is not evicted. F5 states other than
+//! *referenced* change only under the folio lock. F6 bytes are copied in under the lock, and out
+//! under it or between two equal versions.
 //!
 //! The folio lock is a word: a bit, and a version that moves on with each unlock. It is held for
 //! copies and state changes, never across a wait.
@@ -53,7 +53,8 @@ pub type Slot = u32;
 pub enum State {
     /// Memory is at least as new as the device.
     Uptodate = 0,
-    /// Touched since the last pass of reclaim.
+    /// Touched since the last visit of reclaim. Of an uncached block that is being read: not needed
+    /// any more, so its fill drops it.
     Referenced = 1,
     /// Memory is newer than the device.
     Dirty = 2,
@@ -61,7 +62,7 @@ pub enum State {
     Writing = 3,
     /// A fill of it is in flight.
     Reading = 4,
-    /// Written out, not yet flushed, kept so that a failed flush can be made good.
+    /// Written out and not yet flushed: kept, to be written again if the flush fails.
     Unflushed = 5,
     /// Brought in by an uncached request: dropped when clean and consumed.
     Uncached = 6,
@@ -82,14 +83,14 @@ pub const STATES: [State; 8] = [
     State::HeldAbove,
 ];
 
-/// Where the words of a slot are.
+/// The layout of a slot: where its words are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// Bytes of a folio.
     pub folio_size: u32,
     /// Frames of a folio.
     pub frames: usize,
-    /// 64-bit groups of blocks, at the smallest block size.
+    /// 64-bit words for each state: a group is 64 blocks, and blocks may be of the smallest size.
     pub groups: usize,
     /// 64-bit words of a slot.
     pub stride: usize,
@@ -122,7 +123,7 @@ impl Layout {
     pub fn new(folio_size: u32) -> Self {
         let frames = folio_size as usize / FRAME_SIZE;
         let groups = ((folio_size / MIN_BLOCK) as usize).div_ceil(64);
-        // One more for the list of its file's folios, the last one: no hit reads it.
+        // The last word links the folio into the list of its file's folios: no hit reads it.
         let words = BITS + groups * STATES.len() + frames.div_ceil(2) + 1;
         // Whole cache lines, so that two folios never share one.
         Self { folio_size, frames, groups, stride: words.next_multiple_of(LINE) }
@@ -152,7 +153,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Every block of the run, as (group, mask) pairs. An empty run gives none (D2).
+    /// Every block of the run, as (group, mask) pairs. An empty run gives none (lineage.D2).
     #[inline]
     pub fn masks(self) -> impl Iterator<Item = (usize, u64)> {
         let (start, end) = (self.start as usize, self.end as usize);
@@ -180,7 +181,7 @@ impl Blocks {
         self.end.saturating_sub(self.start)
     }
 
-    /// No block.
+    /// Whether the run has no block.
     pub fn is_empty(self) -> bool {
         self.start >= self.end
     }
@@ -197,7 +198,7 @@ pub struct Table {
 
 #[cfg(all(test, not(shuttle)))]
 std::thread_local! {
-    /// How many slots the calling thread has asked whose they are.
+    /// How often the calling thread has read the key of a slot.
     pub(crate) static KEYS_LOOKED_AT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
@@ -213,7 +214,7 @@ impl Table {
         (slots + 1) * layout.stride
     }
 
-    /// The first `slots` slots may be used from now on.
+    /// Asks for huge pages under the first `slots` slots, which may be used from now on.
     pub(crate) fn advise(&self, slots: usize) {
         self.words.advise(Self::words(&self.layout, slots));
     }
@@ -249,8 +250,8 @@ impl Table {
         self.words.prefault(Self::words(&self.layout, slots));
     }
 
-    /// Copies the complete state of a slot's folio, except its place in the index, to another slot,
-    /// and empties it. The locks of both are held; the key of the other is stored last.
+    /// Copies the complete state of the folio in slot `from`, except its link in the index, to slot
+    /// `to`, and empties `from`. The locks of both are held; the key of `to` is stored last.
     pub(crate) fn move_slot(&self, from: Slot, to: Slot) {
         for word in (BITS..self.layout.stride).chain([INDEX, OWNER]) {
             let value = self.word(from, word).load(Ordering::Relaxed);
@@ -297,13 +298,13 @@ impl Table {
         self.word(slot, OWNER).store(u64::from(id), Ordering::Release);
     }
 
-    /// Chain of the index. Bucket lock held for stores.
+    /// The next slot in the index chain; 0 at its end.
     #[inline]
     pub fn next(&self, slot: Slot) -> Slot {
         self.word(slot, NEXT).load(Ordering::Acquire) as Slot
     }
 
-    /// Links the slot to its successor in the index chain.
+    /// Links the slot to its successor in the index chain. Bucket lock held.
     pub fn set_next(&self, slot: Slot, next: Slot) {
         self.word(slot, NEXT).store(u64::from(next), Ordering::Release);
     }
@@ -329,7 +330,7 @@ impl Table {
             return false;
         }
         let taken = word.compare_exchange(old, old | HELD, Ordering::Acquire, Ordering::Relaxed);
-        // The holder's changes stay behind the bit that announces them to the hit path.
+        // Keeps the holder's changes after the bit that announces them to readers without the lock.
         fence(Ordering::Release);
         taken.is_ok()
     }
@@ -465,8 +466,8 @@ impl Table {
         ((self.word(slot, OWNER).load(Ordering::Relaxed) & FREQ_MASK) >> FREQ_SHIFT) as u32
     }
 
-    /// Raises the frequency by one, up to 3. A lock is held, so the owner does not change; a
-    /// race with another raise may lose one of the two, which does not matter.
+    /// Raises the frequency by one, up to 3. Needs no lock: if the word changes meanwhile, this
+    /// raise is lost, which does not matter.
     #[inline]
     pub fn raise_freq(&self, slot: Slot) {
         let word = self.word(slot, OWNER);

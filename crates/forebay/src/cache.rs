@@ -1,28 +1,21 @@
 //! The cache as a user sees it: its budget, the files that use it, its counters and its tunables.
 
-use crate::file::{Access, Closing, File, Kind, Raw, RawOpener};
+use crate::files::Files;
 use crate::memory::{default_budget, total_ram};
-use crate::registry::{Claim, Found, Locked, Registry, Resident, View};
-use crate::unreported::{Key, UnreportedErrors};
-use crate::volume::Volumes;
+use crate::open_volumes::Volumes;
+use crate::registry::Registry;
+use crate::unreported::UnreportedErrors;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::block_on;
 use forebay_base::units::parse_size;
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_base::{Error, ErrorKind, Result};
-use forebay_block::{
-    Aio, BlockDevice, DeviceRef, DirectIo, Engine, FileDevice, FileIdentity, FileOptions,
-};
+use forebay_block::{Aio, Engine, FileIdentity};
 use forebay_cache::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
-use forebay_cache::writeback::{Domain, DomainKey};
 use forebay_cache::{Config, PageCache, RowSource, Stats};
 use forebay_iomap::MappedFile;
-use forebay_iomap::file::Geometry;
-use forebay_iomap::identity::Identity;
-use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, Weak};
 
 /// How to make a cache. All sizes in bytes.
 ///
@@ -109,39 +102,13 @@ impl Default for CacheConfig {
     }
 }
 
-/// The part of [`crate::OpenOptions`] that concerns a raw image.
-pub(crate) struct RawOptions {
-    pub read_only: bool,
-    pub direct_io: DirectIo,
-    pub offset: u64,
-    pub size_limit: Option<u64>,
-    pub block_size: Option<u32>,
-    /// Size to give an empty image.
-    pub create_size: Option<u64>,
-}
-
 pub(crate) struct Shared {
     pub pages: Arc<PageCache>,
     pub engine: Engine,
     pub registry: Registry,
     pub volumes: std::sync::Arc<Volumes>,
     pub unreported: std::sync::Arc<UnreportedErrors>,
-    /// Files that are open or have pending write-back, by the number of their mapping.
-    files: Mutex<HashMap<u32, Weak<MappedFile>>>,
-}
-
-impl Shared {
-    fn files(&self) -> MutexGuard<'_, HashMap<u32, Weak<MappedFile>>> {
-        self.files.lock().unwrap_or_else(|p| p.into_inner())
-    }
-
-    /// Removes a closed file from the list, unless work in the background still holds it.
-    pub fn forget(&self, id: u32, file: &Weak<MappedFile>) {
-        let mut files = self.files();
-        if file.strong_count() == 0 && files.get(&id).is_some_and(|listed| listed.ptr_eq(file)) {
-            files.remove(&id);
-        }
-    }
+    pub files: std::sync::Arc<Files>,
 }
 
 impl Drop for Shared {
@@ -197,195 +164,21 @@ impl Cache {
         )?;
         let engine = Engine::new(config.aio)?;
         let (registry, unreported) = (Registry::default(), std::sync::Arc::default());
-        let (volumes, files) = (std::sync::Arc::default(), Mutex::default());
+        let (volumes, files) = (std::sync::Arc::default(), std::sync::Arc::default());
         let shared = Shared { pages, engine, registry, volumes, unreported, files };
         Ok(Self { shared: std::sync::Arc::new(shared) })
     }
 
-    pub(crate) fn open_raw(
-        &self,
-        path: &Path,
-        options: &RawOptions,
-        access: Access,
-    ) -> Result<File> {
-        // Almost always once. Retries if the path leads to another file by now.
-        for _ in 0..8 {
-            if let Some(file) = self.open_once(path, options, access)? {
-                return Ok(file);
-            }
-        }
-        Err(Error::new(ErrorKind::Busy, "open", "the path leads elsewhere each time")
-            .with_path(path))
-    }
-
-    fn open_once(&self, path: &Path, options: &RawOptions, access: Access) -> Result<Option<File>> {
-        let key = FileIdentity::of_path(path)?;
-        let (offset, size_limit) = (options.offset, options.size_limit);
-        let view = View { offset, size_limit, block_size: options.block_size.unwrap_or(4096) };
-        let mut claim = match self.shared.registry.claim(key) {
-            Found::Open(closing) => {
-                check_suitable(&closing, view, options).map_err(|e| e.with_path(path))?;
-                return Ok(Some(self.opener(closing, access)));
-            }
-            Found::Free(claim) => claim,
-        };
-        if let Some(closing) = self.revived(key, &claim, view, options) {
-            let suits = check_suitable(&closing, view, options).map_err(|e| e.with_path(path));
-            let file = suits.map(|()| self.opener(closing.clone(), access));
-            claim.opened(&closing);
-            return file.map(Some);
-        }
-        claim.wait_gone();
-        let file_options = FileOptions {
-            read_only: options.read_only,
-            direct_io: options.direct_io,
-            offset: options.offset,
-            size_limit: options.size_limit,
-            create_size: options.create_size,
-            // Direct I/O needs units no larger than the cache's blocks (checklist L1).
-            logical_block: options.block_size.unwrap_or(0),
-            ..FileOptions::default()
-        };
-        let device = FileDevice::open(path, &file_options, &self.shared.engine)?;
-        if device.identity()? != key {
-            return Ok(None);
-        }
-        let lock = self.shared.registry.new_lock();
-        let locked = Locked::by(&lock);
-        device.until_closed(lock);
-        let pages = &self.shared.pages;
-        let domain = pages.dirty.domain(Some(match key {
-            FileIdentity::Inode(dev, _) => DomainKey::HostFs(dev),
-            FileIdentity::Block(dev) => DomainKey::Block(dev),
-        }));
-        let same = |r: &Resident| r.view == view && device.stamp() == Some(r.stamp);
-        let resident = match claim.resident.filter(same) {
-            Some(resident) => Some(resident.id),
-            None => {
-                self.drop_resident(path, claim.forget(), &domain);
-                None
-            }
-        };
-        let geometry = Geometry {
-            block_size: view.block_size,
-            size: device.size(),
-            read_only: options.read_only,
-        };
-        let ops = std::sync::Arc::new(Identity::new(device.clone()));
-        let file = MappedFile::open_in(pages, domain, ops, geometry, resident)?;
-        self.report_unreported(Key::File(key), &file);
-        let raw = Raw { device, key, view, locked };
-        let closing = Closing::new(&self.shared, file, Some(raw));
-        self.list(closing.file());
-        claim.opened(&closing);
-        self.shared.registry.sweep(|id| pages.owners.knows(id));
-        Ok(Some(self.opener(closing, access)))
-    }
-
-    /// Gives a closed file with pending write-back a new opener. Returns `None` if it has nothing
-    /// to write back and the caller wants other options than it was opened with: then it is
-    /// released. `key`: which file it is, as claimed.
-    fn revived(
-        &self,
-        key: FileIdentity,
-        claim: &Claim<'_>,
-        view: View,
-        options: &RawOptions,
-    ) -> Option<std::sync::Arc<Closing>> {
-        let closed = claim.closed.as_ref()?;
-        let (file, device) = (closed.file.upgrade()?, closed.raw.upgrade()?);
-        let (view_is, locked) = (closed.view, closed.locked.clone());
-        if file.mapping.is_settled() && unsuitable(&file, &device, view_is, view, options).is_some()
-        {
-            file.mapping.domain.let_go(file.mapping.id);
-            return None;
-        }
-        // Nothing may fail from here on: only this call holds the file and its unwritten data.
-        file.mapping.domain.let_go(file.mapping.id);
-        self.list(&file);
-        let raw = Raw { device, key, view: view_is, locked };
-        Some(Closing::new(&self.shared, file, Some(raw)))
-    }
-
-    /// Gives the file the errors of its earlier openers that no sync has reported, and has it store
-    /// such errors again when it is dropped.
-    fn report_unreported(&self, key: Key, file: &std::sync::Arc<MappedFile>) {
-        if file.read_only() {
-            return;
-        }
-        if let Some(unreported) = self.shared.unreported.take(&key) {
-            file.mapping.restore_unreported(unreported);
-        }
-        let (errors, pages) = (self.shared.unreported.clone(), self.shared.pages.clone());
-        file.set_error_sink(Box::new(move |unreported| errors.keep(&pages, key, unreported)));
-    }
-
-    /// A new opener of an open file.
-    fn opener(&self, closing: std::sync::Arc<Closing>, access: Access) -> File {
-        let opener = RawOpener::new(self.clone(), closing, access);
-        File::of(Kind::Raw(opener), access.io_flags)
-    }
-
-    /// Drops the cached blocks of a closed file, which are not its content any more.
-    fn drop_resident(&self, path: &Path, resident: Option<Resident>, domain: &Arc<Domain>) {
-        let Some(Resident { id, view, .. }) = resident else { return };
-        if self.shared.pages.drop_left(id, domain.clone(), view.block_size) {
-            let path = path.display();
-            log::info!(
-                "{path}: changed since it was closed, or opened another way: its cached blocks are dropped"
-            );
-        }
-    }
-
-    pub(crate) fn open_device(
-        &self,
-        device: DeviceRef,
-        options: &RawOptions,
-        access: Access,
-    ) -> Result<File> {
-        let address = std::sync::Arc::as_ptr(&device).cast::<()>() as usize;
-        let key = DomainKey::Object(address);
-        let pages = &self.shared.pages;
-        let geometry = Geometry {
-            block_size: options.block_size.unwrap_or(4096),
-            size: device.size(),
-            read_only: options.read_only,
-        };
-        let ops = std::sync::Arc::new(Identity::new(device.clone()));
-        let file = MappedFile::open_in(pages, pages.dirty.domain(Some(key)), ops, geometry, None)?;
-        self.report_unreported(Key::object(&device), &file);
-        let closing = Closing::new(&self.shared, file, None);
-        self.list(closing.file());
-        Ok(self.opener(closing, access))
-    }
-
-    fn list(&self, file: &std::sync::Arc<MappedFile>) {
-        let mut files = self.shared.files();
-        if files.len() == files.capacity() {
-            // Also entries of files that outlived their closing, which no close removes.
-            files.retain(|_, file| file.strong_count() > 0);
-        }
-        files.insert(file.mapping.id, std::sync::Arc::downgrade(file));
-    }
-
-    /// Files that are open or have pending write-back.
-    fn live_files(&self) -> Vec<std::sync::Arc<MappedFile>> {
-        self.shared.files().values().filter_map(Weak::upgrade).collect()
-    }
-
-    /// The file with this mapping, if it is listed.
-    pub(crate) fn live_file(&self, id: u32) -> Option<std::sync::Arc<MappedFile>> {
-        self.shared.files().get(&id).and_then(Weak::upgrade)
-    }
-
-    /// Discards the data of a file, open or closed, that could not be written: see
-    /// [`File::discard_failed`]. `name` is its path, or the name of the device object. Returns the
-    /// bytes dropped. Errors: `NotFound` if no such file is open or has pending write-back.
+    /// Discards the data of a file, open or closed, that could not be written, as
+    /// [`crate::File::discard_failed`] does. `name` is its path, or the name of the device object.
+    /// Returns the bytes dropped. Errors: `NotFound` if no such file is open or has pending
+    /// write-back.
     pub fn drop_failed(&self, name: impl AsRef<Path>) -> Result<u64> {
         let name = name.as_ref();
         let by_path = FileIdentity::of_path(name).ok().and_then(|k| self.shared.registry.find(k));
         let named = |f: &std::sync::Arc<MappedFile>| Path::new(&f.device().name()) == name;
-        let Some(file) = by_path.or_else(|| self.live_files().into_iter().find(named)) else {
+        let Some(file) = by_path.or_else(|| self.shared.files.live().into_iter().find(named))
+        else {
             let text = "no such file is open or has bytes that could not be written";
             return Err(Error::new(ErrorKind::NotFound, "discard", text).with_path(name));
         };
@@ -505,7 +298,7 @@ impl Cache {
             let synced = block_on(open.fs.syncfs()).map_err(|e| e.with_path(&open.path));
             outcome = outcome.and(synced);
         }
-        for file in self.live_files() {
+        for file in self.shared.files.live() {
             // The caller sees the first error only; the others stay unreported.
             outcome = match outcome {
                 Ok(()) => block_on(file.sync(&file.open_handle())),
@@ -529,34 +322,6 @@ impl Cache {
     }
 }
 
-/// `Busy` if an opener with these options cannot share the file as it is open.
-fn check_suitable(closing: &Closing, view: View, options: &RawOptions) -> Result<()> {
-    let why =
-        closing.raw().and_then(|(raw, open)| unsuitable(closing.file(), raw, open, view, options));
-    why.map_or(Ok(()), |why| Err(Error::new(ErrorKind::Busy, "open", why)))
-}
-
-/// Why an opener cannot share a file that is open as `view_is`; `None` if it can.
-fn unsuitable(
-    file: &MappedFile,
-    device: &FileDevice,
-    view_is: View,
-    view: View,
-    options: &RawOptions,
-) -> Option<&'static str> {
-    if view_is != view {
-        return Some("it is open already, for another range or with other blocks");
-    }
-    if file.read_only() && !options.read_only {
-        return Some("it is open already, for reading only");
-    }
-    let (direct, wanted) = (device.direct_io().0, options.direct_io);
-    if (wanted == DirectIo::On && !direct) || (wanted == DirectIo::Off && direct) {
-        return Some("it is open already, with direct I/O the other way");
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -573,8 +338,8 @@ mod tests {
             drop(file);
             drop(held);
         }
-        let listed = cache.shared.files().len();
+        let listed = cache.shared.files.len();
         assert!(listed < 32, "{listed} files are listed, and none is left");
-        assert!(cache.live_files().is_empty());
+        assert!(cache.shared.files.live().is_empty());
     }
 }

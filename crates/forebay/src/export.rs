@@ -1,7 +1,8 @@
 //! A file as an [`Export`], the interface of event-driven front ends. This is the only adapter
 //! between [`File`] and [`Export`]; it serves raw images and files of a volume.
 
-use crate::file::{File, Kind, extents};
+use crate::file::{File, Kind};
+use crate::map::extents;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
@@ -100,7 +101,20 @@ impl LiveMode {
 /// Longest request of a front end, bytes.
 const MAX_REQUEST: u32 = 32 << 20;
 
-pub(crate) struct FileExport {
+impl File {
+    /// This file as an export for front ends. Errors: `IsDirectory` and `InvalidInput` for inodes
+    /// without content.
+    pub fn export(&self, mode: ExportMode) -> Result<Arc<dyn Export>> {
+        self.export_live(&LiveMode::new(mode))
+    }
+
+    /// This file as an export whose mode can be changed while it is served.
+    pub fn export_live(&self, mode: &LiveMode) -> Result<Arc<dyn Export>> {
+        Ok(Arc::new(FileExport::new(self.reopen()?, mode.clone())?))
+    }
+}
+
+struct FileExport {
     file: File,
     mapped: Arc<MappedFile>,
     mode: LiveMode,

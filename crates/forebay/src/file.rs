@@ -1,27 +1,25 @@
 //! An open file: a raw image, a device object or a file of a volume.
 //!
-//! Reading order: this file has the calls; `options` opens a file; `raw` and `inside` are the two
-//! kinds of opener behind it; `pin` reads without a copy; `vectored` and `stream` are other forms
-//! of the calls; `map` reports which blocks are cached and which runs hold data.
+//! Reading order: this file has the calls; `options` says how a file is opened, and `open` opens a
+//! raw image; `raw` and `inside` are the two kinds of opener behind it; `pin` reads without a copy;
+//! `vectored` and `stream` are other forms of the calls; `by_path` has the calls of a volume that
+//! open a file of it.
 //!
 //! No locks.
 
+mod by_path;
 mod inside;
-mod map;
+mod open;
 mod options;
 mod pin;
 mod raw;
 mod stream;
 mod vectored;
 
-pub(crate) use inside::VolumeOpener;
-pub use map::Residency;
-pub(crate) use map::{extents, residency};
 pub use options::OpenOptions;
-pub(crate) use raw::{Access, Closing, Raw, RawOpener};
 pub use stream::Stream;
 
-use crate::export::{ExportMode, FileExport, LiveMode};
+use crate::map::{Residency, extents, residency};
 use crate::volume::Volume;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
@@ -29,7 +27,9 @@ use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::DirectIo;
 use forebay_cache::strategy::StablePages;
 use forebay_iomap::MappedFile;
-use forebay_vfs::{Attr, Export, Extent, Fallocate, Ino, Seek};
+use forebay_vfs::{Attr, Extent, Fallocate, Ino, Seek};
+use inside::VolumeOpener;
+use raw::RawOpener;
 use std::fmt;
 use std::sync::Arc;
 
@@ -371,6 +371,26 @@ impl File {
         Ok(residency(&*self.mapped()?, offset, len))
     }
 
+    /// Reads what is missing of a range into the cache, as far as frames can be had without
+    /// waiting for them. Returns once the last reads are issued. Read errors are left to the
+    /// reader of the range.
+    pub fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
+        if !self.readable() {
+            return Err(Error::new(ErrorKind::BadHandle, "prefetch", "not opened for reading"));
+        }
+        block_on(self.mapped()?.prefetch(offset, len));
+        Ok(())
+    }
+
+    /// Evicts the clean blocks of a range that no request uses, recently read ones too. Dirty
+    /// blocks stay.
+    pub fn drop_clean(&self, offset: u64, len: u64) -> Result<()> {
+        let file = self.mapped()?;
+        let end = offset.saturating_add(len).min(file.size());
+        file.cache.drop_range(&file.mapping, offset.min(end)..end);
+        Ok(())
+    }
+
     /// A reader and writer with a position of its own, which begins at 0.
     #[must_use]
     pub fn stream(&self) -> Stream {
@@ -519,17 +539,6 @@ impl File {
     /// The value that [`File::set_stable_pages`] set last; `Auto` at first.
     pub fn stable_pages(&self) -> Result<StablePages> {
         Ok(self.mapped()?.stable_pages())
-    }
-
-    /// This file as an export for front ends. Errors: `IsDirectory` and `InvalidInput` for inodes
-    /// without content.
-    pub fn export(&self, mode: ExportMode) -> Result<Arc<dyn Export>> {
-        self.export_live(&LiveMode::new(mode))
-    }
-
-    /// This file as an export whose mode can be changed while it is served.
-    pub fn export_live(&self, mode: &LiveMode) -> Result<Arc<dyn Export>> {
-        Ok(Arc::new(FileExport::new(self.reopen()?, mode.clone())?))
     }
 }
 

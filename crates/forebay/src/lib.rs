@@ -87,7 +87,10 @@ macro_rules! setters {
 mod cache;
 mod export;
 mod file;
+mod files;
+mod map;
 mod memory;
+mod open_volumes;
 mod picture;
 mod registry;
 mod unreported;
@@ -95,7 +98,7 @@ mod volume;
 
 pub use cache::{Cache, CacheConfig};
 pub use export::{ExportMode, LiveMode};
-pub use file::{File, OpenOptions, Residency, Stream};
+pub use file::{File, OpenOptions, Stream};
 pub use forebay_base::buf::AlignedBuf;
 pub use forebay_base::task::{BoxFuture, LocalQueue, block_on};
 pub use forebay_base::world::WorldRef;
@@ -106,6 +109,7 @@ pub use forebay_cache::picture::Bytes;
 pub use forebay_cache::strategy::{DirtyTracking, StablePages, StableStrategy, UncachedStrategy};
 pub use forebay_cache::{Pinned, Row, RowSource, Stats};
 pub use forebay_vfs as vfs;
+pub use map::Residency;
 pub use picture::{CELLS, FILES, FilePicture, Picture, StreamPicture};
 pub use volume::{
     AllocMode, AllocStats, CleanStats, CreateVolume, FileExtent, Finding, FindingKind,

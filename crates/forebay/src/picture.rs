@@ -6,7 +6,7 @@
 //! [`CELLS`] cells of each.
 
 use crate::cache::Cache;
-use crate::volume::Open;
+use crate::open_volumes::Open;
 use forebay_cache::latency::Taken;
 use forebay_cache::picture::Bytes;
 use forebay_cache::streams::Stream;
@@ -147,7 +147,7 @@ impl Cache {
                 size: open.volume.size_of(Ino(number)).unwrap_or(0),
             };
         }
-        match self.live_file(id) {
+        match self.shared.files.find(id) {
             Some(file) => Named { name: file.device().name(), volume: None, size: file.size() },
             None => Named { name: format!("closed file {id}"), volume: None, size: 0 },
         }

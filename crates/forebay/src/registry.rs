@@ -19,7 +19,8 @@
 //!
 //! Lock: one, not held while a file is opened, synced or dropped.
 
-use crate::file::Closing;
+use crate::files::Files;
+use forebay_base::task::block_on;
 use forebay_block::{FileDevice, FileIdentity, FileStamp};
 use forebay_iomap::MappedFile;
 use std::collections::HashMap;
@@ -63,8 +64,7 @@ pub(crate) struct Lock(Arc<Inner>);
 impl Drop for Lock {
     fn drop(&mut self) {
         // By now the file is closed, and each [`Locked`] reads as over. An opener that checked
-        // before
-        // that waits by now: it checks and starts to wait under the lock taken here.
+        // before that waits by now: it checks and starts to wait under the lock taken here.
         drop(self.0.lock());
         self.0.changed.notify_all();
     }
@@ -92,7 +92,7 @@ enum Entry {
 }
 
 /// The registry of a cache: the state of each file that is open, closing or resident.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Registry(Arc<Inner>);
 
 #[derive(Default)]
@@ -281,6 +281,81 @@ impl Drop for Claim<'_> {
             (None, resident) => resident.map(Entry::Resident),
         };
         self.registry.set(self.key, entry);
+    }
+}
+
+/// Closes the file when the last opener drops it. Openers are counted apart from the file itself,
+/// which work in the background may hold too.
+pub(crate) struct Closing {
+    registry: Registry,
+    files: Arc<Files>,
+    file: Option<Arc<MappedFile>>,
+    raw: Option<Raw>,
+}
+
+/// A raw file: its device, its identity, and the range of it that is shown.
+pub(crate) struct Raw {
+    pub device: Arc<FileDevice>,
+    pub key: FileIdentity,
+    pub view: View,
+    pub locked: Locked,
+}
+
+impl Closing {
+    /// Lists the file in `files` until it is closed.
+    pub fn new(
+        registry: &Registry,
+        files: &Arc<Files>,
+        file: Arc<MappedFile>,
+        raw: Option<Raw>,
+    ) -> Arc<Self> {
+        files.list(&file);
+        let (registry, files) = (registry.clone(), files.clone());
+        Arc::new(Self { registry, files, file: Some(file), raw })
+    }
+
+    pub fn file(&self) -> &Arc<MappedFile> {
+        self.file.as_ref().expect("there until it is dropped")
+    }
+
+    pub fn raw(&self) -> Option<(&Arc<FileDevice>, View)> {
+        self.raw.as_ref().map(|raw| (&raw.device, raw.view))
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        let file = self.file.take().expect("closed once");
+        let id = file.mapping.id;
+        if !file.read_only() {
+            // A caller that wants to know the outcome has called `close` or a sync before.
+            if let Err(error) = block_on(file.sync_deferring_errors()) {
+                let (name, bytes) = (file.device().name(), file.mapping.failed_bytes());
+                log::warn!("closing {name}: {error}; {bytes} bytes are kept and tried again");
+            }
+        }
+        // Fills and released blocks hold the device, and so the lock on the image.
+        block_on(file.wait_fills());
+        block_on(file.mapping.domain.wait_released(id));
+        let settled = file.mapping.is_settled();
+        if !settled {
+            file.keep_until_settled();
+        }
+        let weak = Arc::downgrade(&file);
+        let Some(Raw { device: raw, key, view, locked }) = self.raw.take() else {
+            drop(file);
+            return self.files.forget(id, &weak);
+        };
+        let stamp = if settled { raw.final_stamp() } else { None };
+        let resident = stamp.map(|stamp| Resident { id, view, stamp });
+        if resident.is_some() {
+            file.retain_folios();
+        }
+        let weak_raw = Arc::downgrade(&raw);
+        drop((raw, file));
+        self.files.forget(id, &weak);
+        let closed = ClosedFile { file: weak, raw: weak_raw, view, resident, locked };
+        self.registry.closed(key, closed);
     }
 }
 

@@ -1,22 +1,22 @@
 //! A volume: a file system in one image, in this process.
 //!
 //! Reading order: this file creates, opens and closes volumes; `names` has the calls by path, in
-//! the manner of [`std::fs`]; `opened` knows which volumes are open.
+//! the manner of [`std::fs`]; [`crate::open_volumes`] knows which volumes are open.
 //!
 //! Invariants: V1 an image is open once: its file is locked against other processes, and a caller
 //! that opens it again on the same cache shares the volume. V2 all files of a volume use the cache
 //! and the budget that the volume was opened on. V3 dropping the last handle of a volume makes
 //! everything durable first; [`Volume::close`] reports whether that worked.
 //!
-//! Locks: those of `opened`.
+//! Locks: those of [`crate::open_volumes`].
 
 mod names;
-mod opened;
 
 pub use names::ReadDir;
-pub(crate) use opened::{Open, Volumes};
 
 use crate::cache::Cache;
+use crate::map::{Residency, residency};
+use crate::open_volumes::{Found, Open};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::units::MIB;
@@ -28,7 +28,6 @@ use forebay_block::{
 pub use forebay_lfs::{AllocMode, AllocStats, CleanStats, FileExtent, VolumeInfo};
 pub use forebay_lfs::{Finding, FindingKind, FsckProgress, FsckReport};
 use forebay_vfs::{FileSystem, Ino, NotifyingFs, OpenFlags, ReadOnly, StatFs, Timestamp};
-use opened::Found;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -140,6 +139,8 @@ impl Default for VolumeOptions {
 #[derive(Clone)]
 pub struct Volume {
     pub(crate) open: Arc<Open>,
+    /// Dropped last: the cache is there until the volume is closed.
+    cache: Cache,
 }
 
 impl std::fmt::Debug for Volume {
@@ -243,7 +244,7 @@ impl Volume {
 
     /// The cache it is open on.
     pub fn cache(&self) -> &Cache {
-        &self.open.cache
+        &self.cache
     }
 
     /// The volume as front ends use it: by inode number and name, asynchronous. A front end also
@@ -264,12 +265,12 @@ impl Volume {
     }
 
     /// What of a file's content is in the cache.
-    pub fn residency(&self, ino: Ino) -> Result<crate::Residency> {
+    pub fn residency(&self, ino: Ino) -> Result<Residency> {
         // Held open, so that the file keeps its mapping meanwhile.
         let file = block_on(self.open.fs.open(ino, OpenFlags::READ))?;
         let size = block_on(self.open.fs.getattr(ino))?.size;
         let mapped = self.open.volume.mapped_file(file.ino())?;
-        Ok(crate::file::residency(&mapped, 0, size))
+        Ok(residency(&mapped, 0, size))
     }
 
     /// How blocks for data are allocated.
@@ -428,7 +429,7 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
             let text = "it is open already, for reading only";
             return Err(Error::new(ErrorKind::Busy, "open", text));
         }
-        Found::Open(open) => return Ok(Volume { open }),
+        Found::Open(open) => return Ok(Volume { open, cache: cache.clone() }),
         Found::Free(claim) => claim,
     };
     let file_options = FileOptions {
@@ -465,7 +466,6 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
         notifying,
         volume,
         device,
-        cache: cache.clone(),
         path: path.to_path_buf(),
         key,
         read_only: options.read_only,
@@ -473,7 +473,7 @@ fn open(cache: &Cache, path: &Path, options: &VolumeOptions) -> Result<Volume> {
         owner: options.owner.unwrap_or_else(own),
     });
     claim.opened(&open, &gone);
-    Ok(Volume { open })
+    Ok(Volume { open, cache: cache.clone() })
 }
 
 /// User and group of this process.

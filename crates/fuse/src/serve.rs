@@ -22,6 +22,7 @@ mod openings;
 mod policy;
 mod ranges;
 mod removals;
+mod removing;
 
 pub use beside::Served;
 

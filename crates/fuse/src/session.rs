@@ -15,11 +15,12 @@
 mod overdue;
 mod readers;
 mod requests;
+mod shared;
 mod syncs;
+mod thread;
 mod waiting;
 
 use crate::device::{Device, Incoming, PAYLOAD_MAX, Read};
-use crate::inodes::Inodes;
 use crate::mount::Mounted;
 use crate::notify::{self, Notice, Notifier};
 use crate::options::Options;
@@ -27,20 +28,23 @@ use crate::payload::Payload;
 use crate::proto::consts::{InitFlags, VERSION_MAJOR, VERSION_MINOR, VERSION_MINOR_MIN, opcode};
 use crate::proto::reply::{Body, InitOut};
 use crate::proto::request::{Header, InitIn, Op, Request};
-use crate::serve::{Answer, Core, Outcome, Served, Undo, errno_of};
+use crate::serve::{Core, Served, errno_of};
 use crate::watchdog::Alive;
 use forebay_base::sync::RwLock;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::block_on;
 use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, Result, io_flusher};
-use forebay_vfs::{Ino, NotifyingFs};
+use forebay_vfs::Ino;
 use readers::Readers;
 use requests::Own;
+use shared::Shared;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
 use syncs::Syncs;
+use thread::spawn;
+use waiting::Tasks;
 
 const EIO: i32 = 5;
 const EPROTO: i32 = 71;
@@ -62,40 +66,6 @@ const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::HANDLE_KILLPRIV_V2)
     .union(InitFlags::INIT_EXT)
     .union(InitFlags::DIRECT_IO_ALLOW_MMAP);
-
-#[derive(Default)]
-struct State {
-    ready: bool,
-    failed: Option<Error>,
-    /// The request to answer last.
-    destroy: Option<u64>,
-    readers: usize,
-    /// Requests that background tasks have.
-    tasks: usize,
-    /// Requests that the kernel may have under way of its own accord.
-    background: u16,
-    /// The kernel's limit for an answer, seconds; 0: none.
-    kernel_timeout: u16,
-    /// Nobody is going to end the session (S4).
-    abandoned: bool,
-    ended: bool,
-}
-
-struct Shared {
-    device: Arc<Device>,
-    core: RwLock<Option<Arc<Core>>>,
-    /// Those of `core`.
-    inodes: Arc<Inodes>,
-    /// Who else uses the file system, and has to tell us.
-    beside: Weak<NotifyingFs>,
-    world: WorldRef,
-    notifier: Notifier,
-    payload: Arc<Payload>,
-    readers: Readers,
-    syncs: Syncs,
-    state: Mutex<State>,
-    changed: Condvar,
-}
 
 /// See the module.
 pub struct Session {
@@ -131,7 +101,7 @@ impl Drop for Unanswered<'_> {
 
 impl Session {
     /// Serves a file system on a mount; returns when the kernel has agreed and requests are answered. Others
-    /// use it by the [`NotifyingFs`] that is given here, or not at all.
+    /// use it by the [`forebay_vfs::NotifyingFs`] that is given here, or not at all.
     pub fn start(
         mounted: Mounted,
         fs: impl Into<Served>,
@@ -154,11 +124,11 @@ impl Session {
             inodes: core.inodes.clone(),
             core: RwLock::new(Some(core)),
             beside: beside.map_or_else(Weak::new, |beside| Arc::downgrade(&beside)),
-            world,
             notifier,
             payload: Payload::new(options.payload_max(), options.request_timeout),
             readers: Readers::new(options.thread_count()),
-            syncs: Syncs::default(),
+            syncs: Syncs::new(&world),
+            tasks: Arc::new(Tasks(world)),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -289,28 +259,7 @@ impl Ending {
     }
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let builder = std::thread::Builder::new().name(name.to_string());
-    builder.spawn(work).map_err(|e| Error::from_io("start a thread", e))
-}
-
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait(&self, until: impl Fn(&State) -> bool) {
-        let mut state = self.lock();
-        while !until(&state) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
-        self.changed.notify_all();
-    }
-
     /// Starts all threads.
     fn spawn_all(self: &Arc<Self>, readers: usize) -> Result<(Vec<JoinHandle<()>>, Alive)> {
         self.lock().readers = readers;
@@ -443,46 +392,6 @@ impl Shared {
             }
             Ok(_) => {}
             Err(e) => log::error!("{e}"),
-        }
-    }
-
-    fn task_begins(&self) {
-        // Nobody waits for more of them.
-        self.lock().tasks += 1;
-    }
-
-    fn task_ended(&self) {
-        let mut state = self.lock();
-        state.tasks -= 1;
-        // Only an [`Ending`] waits for that: telling all who wait of each would wake them for nothing.
-        let ending = state.destroy.is_some() || state.readers == 0;
-        if state.tasks == 0 && ending {
-            drop(state);
-            self.changed.notify_all();
-        }
-    }
-
-    fn finish(&self, core: &Core, unique: u64, outcome: Outcome) {
-        let Outcome { answer, undo } = outcome;
-        let told = match answer {
-            Answer::Errno(errno) => self.device.reply(unique, errno, &[]),
-            Answer::Body(body) => self.device.reply(unique, 0, body.as_bytes()),
-            Answer::Data(buf, len) => {
-                let told = self.device.reply(unique, 0, &buf[..len]);
-                core.spares.give(buf);
-                told
-            }
-        };
-        let Undo { inodes, opened } = &undo;
-        if !told && (!inodes.is_empty() || opened.is_some()) {
-            core.undo(undo);
-        }
-    }
-
-    /// Others have nothing to tell any more.
-    fn leave(&self) {
-        if let Some(beside) = self.beside.upgrade() {
-            beside.forget();
         }
     }
 

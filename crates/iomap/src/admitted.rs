@@ -18,24 +18,25 @@ use forebay_cache::writeback::WriteOutPass;
 use forebay_cache::{FolioWrite, State};
 use std::ops::Range;
 
-/// How often the map makes room for one write, if others take it each time.
+/// How often the map makes space for one write, if other writers take the space each time.
 const ROOM_ROUNDS: u32 = 16;
 
 /// Space that a write has for the bytes it adds to the file.
 pub(crate) struct Ahead<'a> {
     ops: &'a dyn MapOps,
-    /// From this byte of the file on.
+    /// First byte of the file that the space is for.
     from: u64,
     left: AtomicU64,
 }
 
 impl Ahead<'_> {
-    /// Whether all of a range that is not written yet has its room.
+    /// Whether a range has its space: it lies in the bytes that the write adds, and not all of
+    /// their space is used. The write uses it in ascending order.
     pub fn covers(&self, range: &Range<u64>) -> bool {
         self.from <= range.start && self.left.load(Ordering::Relaxed) > 0
     }
 
-    /// Bytes of the file up to `end` have places: they are not asked for any more.
+    /// The blocks of `range` have places on the device now: their space here is used.
     pub fn placed(&self, range: &Range<u64>, block: u64) {
         let from = round_down(range.start, block).max(self.from);
         let bytes = round_up(range.end, block).saturating_sub(from);
@@ -63,12 +64,13 @@ pub(crate) struct Admitted<'a> {
     ops: &'a dyn MapOps,
     bytes: u64,
     ahead: &'a Ahead<'a>,
-    /// Of those that were admitted ahead.
+    /// Bytes in addition to these, out of the space that was admitted ahead.
     from_ahead: u64,
 }
 
 impl Admitted<'_> {
-    /// They are dirty.
+    /// The blocks are dirty: uses the space that was admitted ahead. Without this call it remains;
+    /// other bytes are reported to the map on drop in either case.
     pub fn arrived(self) {
         if self.from_ahead > 0 {
             self.ahead.used(self.from_ahead);
@@ -90,12 +92,13 @@ impl MappedFile {
         self.arriving(0)
     }
 
-    /// Space admitted elsewhere, until the blocks are dirty.
+    /// Space that the caller has been granted: reported as arrived on drop, when the blocks are
+    /// dirty.
     pub(crate) fn arriving(&self, bytes: u64) -> Ahead<'_> {
         Ahead { ops: &*self.ops, from: u64::MAX, left: AtomicU64::new(bytes) }
     }
 
-    /// Space for the bytes that a write adds to the file: `added`.
+    /// Asks the map for space for the bytes that a write adds to the file: `added`.
     pub(crate) async fn admit_ahead(&self, added: &Range<u64>) -> Result<Ahead<'_>> {
         let block = self.mapping.block_size();
         let from = round_down(added.start, block);
@@ -111,7 +114,8 @@ impl MappedFile {
         self.mapping.dirty_bytes.load(Ordering::Relaxed)
     }
 
-    /// Asks the map for room for the blocks that are not dirty yet.
+    /// Asks the map for space for those of the blocks that are not dirty yet; space that was
+    /// admitted ahead is used first.
     pub(crate) fn admit<'a>(
         &'a self,
         folio: &FolioWrite<'_>,
@@ -133,10 +137,10 @@ impl MappedFile {
     }
 
     /// Writes out dirty blocks as far as there is space for them; a sync reports an error. For
-    /// callers that need space, of any file. Publishes no size. Waits for write-outs in progress,
-    /// and for the tickets of truncates and of writes past the cache. These hold their space
-    /// already; they wait for the device, for the map, and for private memory, never for a writer,
-    /// a range or frames. The caller must hold no ticket, range or permit.
+    /// callers that need space, of any file. Waits for write-outs in progress, and for the tickets
+    /// of truncates and of writes past the cache. These hold their space already; they wait for the
+    /// device, for the map, and for private memory, never for a writer, a range or frames. The
+    /// caller must hold no ticket, range or permit.
     pub async fn write_out_dirty(&self) {
         if self.held() > 0 || self.mapping.write_outs() > 0 {
             let pass = WriteOutPass::for_sync(0..u64::MAX >> 1);
@@ -161,8 +165,9 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Dirty blocks may be counted twice while they are written out, and their old places become
-    /// free then. So this fails only if there is no space for `new` bytes after that either.
+    /// Makes space for `new` bytes that were refused with `error`: writes out the file's dirty
+    /// blocks, which may count twice until then, and whose old places become free. Fails only if
+    /// the map refuses again after that.
     pub(crate) async fn make_room(&self, error: Error, new: u64) -> Result<()> {
         self.write_out_dirty().await;
         self.ops.admit(new, self.held()).map_err(|_| error)?;

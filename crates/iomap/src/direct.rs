@@ -1,4 +1,5 @@
-//! Direct writes: past the cache, coherent with it, out of the caller's memory.
+//! Direct writes: past the cache, coherent with it, out of the caller's memory where the device can
+//! borrow that.
 //!
 //! The range is held exclusively while the write is in flight. Dirty blocks in it are written out
 //! first and cached ones dropped, and no fill can read the device's old content meanwhile.
@@ -79,8 +80,8 @@ impl MappedFile {
         self.check_direct("write directly", range, memory, size, flags)
     }
 
-    /// False, and nothing was written: the end of file has moved, and the request ends within a
-    /// block that is not the last any more. The caller uses `UNCACHED` instead.
+    /// False, and nothing was written: the end of file has moved, and the request ends behind it,
+    /// or within a block that is not the last any more. The caller uses `UNCACHED` instead.
     pub(crate) async fn write_direct(
         &self,
         range: &Range<u64>,
@@ -90,13 +91,13 @@ impl MappedFile {
     ) -> Result<bool> {
         let held = self.mapping.bounds.exclusive(range.clone()).await;
         let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
-        // The size stands while its block is held (E5).
+        // The size does not move while its block is held (bounds.E5).
         let size = self.end();
         if range.end > size || (range.end != size && !is_aligned(range.end, unit)) {
             Counters::add(&self.cache.counters.direct_fallbacks, 1);
             return Ok(false);
         }
-        // Whole blocks: the exclusive range is (E3).
+        // The exclusive range, which is of whole blocks (bounds.E3).
         self.evict_for_direct(&held.range()).await?;
         Counters::add(&self.cache.counters.direct_write_bytes, range.end - range.start);
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
@@ -107,7 +108,7 @@ impl MappedFile {
         if durable {
             flight.durable();
         }
-        // A writer to a place below may wait for the range.
+        // Releases the range: `publish_upto` writes out blocks, and may wait for ranges.
         drop(flight);
         if let Some(growth) = growth.take() {
             growth.done();
@@ -132,7 +133,8 @@ impl MappedFile {
         Ok(Run { flight, unit, sums: limits.sums })
     }
 
-    /// Writes a run to its places, and publishes it. Returns the resources still held for it.
+    /// Writes a run to its places, and publishes it. Returns the resources of the operation, which
+    /// are released when the caller and all bios have dropped them.
     pub(crate) async fn write_reserved(
         &self,
         run: Run,
@@ -267,7 +269,7 @@ impl MappedFile {
     }
 }
 
-/// Writes one piece; its bio owns what its writer has taken.
+/// Writes one piece; its bio keeps the operation's resources (`flight`) until it ends.
 async fn write_piece(
     device: &dyn BlockDevice,
     data: DataRef,
@@ -305,7 +307,7 @@ async fn write_parts(
     for piece in pieces {
         let data = buf.part((piece.offset - base) as usize, piece.len as usize);
         let (flight, place) = (flight.clone(), piece.clone());
-        // The part goes before the task that waits learns that it is over.
+        // Dropped before the waiting task is woken: it takes the buffer back if no part is left.
         let on_end = move |Completion { data, result }| {
             flight.wrote(&place, &result);
             drop((data, flight));

@@ -1,5 +1,4 @@
-//! Giving data up on request: what could not be written is dropped, and counted. Nothing else drops
-//! accepted bytes.
+//! Giving data up on request: drops blocks that could not be written, and counts them.
 
 use crate::file::MappedFile;
 use forebay_cache::State;

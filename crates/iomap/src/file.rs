@@ -72,7 +72,7 @@ impl Source<'_> {
 pub struct ZeroFlags {
     /// Keep the space allocated.
     pub keep_allocated: bool,
-    /// Fail with `Unsupported` rather than write zeros.
+    /// Fail with `Unsupported` if the device can only zero by writing zeros.
     pub fast_only: bool,
 }
 
@@ -86,7 +86,7 @@ pub struct Handle {
 
 /// An object in the cache.
 pub struct MappedFile {
-    /// Itself, for what goes on when its task is dropped.
+    /// A reference to itself, for flushes that continue after their task is dropped.
     pub(crate) me: Weak<Self>,
     /// The cache it lives in.
     pub cache: Arc<PageCache>,
@@ -95,7 +95,7 @@ pub struct MappedFile {
     /// Where its bytes are.
     pub ops: std::sync::Arc<dyn MapOps>,
     pub(crate) flush: FlushGroup,
-    /// Memory for its write-outs, of all files of the cache.
+    /// Memory for write-outs, shared by all files of the cache.
     pub(crate) records: std::sync::Arc<Records>,
     read_only: bool,
     /// A [`forebay_cache::strategy::StablePages`].
@@ -117,7 +117,7 @@ pub type ErrorSink = Box<dyn FnOnce(Unreported) + Send>;
 /// What an object is opened as.
 #[derive(Debug, Clone, Copy)]
 pub struct Geometry {
-    /// Unit of state in the cache, a power of two, 512..4096 bytes, a multiple of the map's unit.
+    /// Unit of state in the cache, a power of two, 512 to 4096 bytes, a multiple of the map's unit.
     pub block_size: u32,
     /// Bytes.
     pub size: u64,
@@ -127,7 +127,7 @@ pub struct Geometry {
 
 impl MappedFile {
     /// Opens an object of `size` bytes in a flush domain of its own. `block_size`: the unit of
-    /// state in the cache, a power of two, 512..4096, a multiple of the map's unit.
+    /// state in the cache, a power of two, 512 to 4096, a multiple of the map's unit.
     pub fn new(
         cache: &Arc<PageCache>,
         ops: std::sync::Arc<dyn MapOps>,
@@ -210,7 +210,8 @@ impl MappedFile {
         self.retains_folios.store(true, Ordering::Release);
     }
 
-    /// Nothing on its way in or out holds its mapping, which goes with the file.
+    /// Whether there is no other reference to the file or its mapping: no request is in flight, and
+    /// the mapping is dropped with the file.
     pub fn is_alone(self: &std::sync::Arc<Self>) -> bool {
         std::sync::Arc::strong_count(self) == 1 && Arc::strong_count(&self.mapping) == 1
     }
@@ -227,7 +228,7 @@ impl MappedFile {
         self.mapping.domain.keep(self.mapping.id, self.clone(), now);
     }
 
-    /// Waits until nothing is on its way into the cache.
+    /// Waits until no block of the file is being read into the cache.
     pub async fn wait_fills(&self) {
         let all = 0..u64::MAX >> 1;
         for index in self.cache.folios_present(&self.mapping, &all) {
@@ -243,7 +244,7 @@ impl MappedFile {
         handle
     }
 
-    /// An opener goes: what its uncached streams read ahead is dropped (U2).
+    /// An opener closes: drops what its uncached streams have read ahead (lineage.U2).
     pub fn close_handle(&self, handle: &Handle) {
         for range in handle.streams.abandon() {
             self.drop_uncached(range);
@@ -274,7 +275,8 @@ impl MappedFile {
         self.read_only
     }
 
-    /// Checks a write's flags and range, and whether the range lies inside the file.
+    /// Checks a write's flags and range, and that the range lies inside the file or the file can
+    /// grow.
     #[inline]
     pub(crate) fn check_write(
         &self,
@@ -360,8 +362,8 @@ impl Drop for MappedFile {
         if !self.read_only {
             mapping.domain.leave(mapping.id);
         }
-        // The file has no owner that would write dirty blocks, and they must not fill the cache:
-        // blocks in write-out are dropped at its end.
+        // The file has no owner that would write dirty blocks, and they must not fill the cache. So
+        // blocks in write-out are dropped when that ends, even if it fails.
         mapping.die();
         let lost = mapping.dirty_bytes.load(Ordering::Relaxed);
         if lost > 0 {

@@ -27,15 +27,15 @@ const PREFETCH_FRAMES: usize = 128;
 /// How a fill is wanted.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct FillMode {
-    /// The blocks go when they have been consumed.
+    /// The blocks are dropped when they have been consumed.
     pub uncached: bool,
-    /// For an uncached request, whether the blocks stay or not: no ghost is woken.
+    /// For an uncached request, whether the blocks stay or not: a new folio uses up no ghost.
     pub passing: bool,
-    /// No reader waits: queued last at the device; yields to exclusive ranges.
+    /// No reader waits: queued last at the device; stops at blocks that are held exclusively.
     pub background: bool,
     /// The last read may be carried out on this thread.
     pub inline: bool,
-    /// The caller holds the range exclusively (E4).
+    /// The caller holds the range exclusively (bounds.E4).
     pub held: bool,
 }
 
@@ -63,12 +63,12 @@ impl FillError {
     }
 }
 
-/// One run of blocks of a folio that is *reading* by our plan.
+/// One run of blocks of a folio that this fill has made *reading*.
 #[derive(Clone)]
 struct Piece {
     index: u64,
     blocks: Blocks,
-    /// The size at the plan, under the folio lock: what lies behind it reads as zeros (E6).
+    /// The size at the plan, under the folio lock: bytes behind it read as zeros (bounds.E6).
     read_to: u64,
 }
 
@@ -78,13 +78,13 @@ struct EndRead {
     mapping: Arc<Mapping>,
     pieces: Vec<Piece>,
     error: FillError,
-    /// What stored blocks must add up to: folio, first block, sums.
+    /// Expected checksums of the stored blocks: folio, first block, sums.
     sums: Vec<(u64, u32, Sums)>,
-    /// Extents stay pinned until the read is over (O4).
+    /// Extents stay pinned until the read is over (ops.O4).
     pins: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
-/// What ends a fill whose task was dropped.
+/// The error of a fill whose task was dropped.
 fn given_up() -> Error {
     Error::new(ErrorKind::Shutdown, "fill", "its task was dropped")
 }
@@ -166,7 +166,8 @@ impl MappedFile {
         self.start_fill_with(range, mode, &mut FramePool::empty(&self.cache)).await
     }
 
-    /// [`MappedFile::start_fill`] with frames that the caller has; takes those that it lacks.
+    /// [`MappedFile::start_fill`] with frames that the caller has in `pool`; if these are too few,
+    /// takes others.
     async fn start_fill_with<'a>(
         &'a self,
         range: Range<u64>,
@@ -190,9 +191,9 @@ impl MappedFile {
     }
 
     /// Brings a range into the cache, as far as frames can be had without waiting; returns when the
-    /// last reads are issued. Goes in steps, gives way between them, waits where the device's
-    /// engine is crowded, and has at most two in flight: neither an event loop nor the device's
-    /// queue is held by a long range.
+    /// last reads are issued. Works in steps, yields between them, waits where the device's engine
+    /// is crowded, and has at most two in flight: a long range occupies neither an event loop nor
+    /// the device's queue.
     pub async fn prefetch(&self, offset: u64, len: u64) {
         let end = offset.saturating_add(len).min(self.size());
         let frames = self.cache.frames_per_operation().min(PREFETCH_FRAMES);
@@ -224,9 +225,9 @@ impl MappedFile {
     }
 
     /// Fills a block whose range the caller holds exclusively, and waits for it: no other request
-    /// drops the block meanwhile, except reclaim. Waits for the device and the map, never for
-    /// memory, which others may need the range to give back. False: memory is short. The caller
-    /// gives the range back and calls [`MappedFile::wait_memory`].
+    /// drops the block meanwhile, only reclaim may. Waits for the device and the map, never for
+    /// memory, because other tasks may need the range to free some. False: memory is short. The
+    /// caller gives the range back and calls [`MappedFile::wait_memory`].
     pub(crate) async fn fill_held<'a>(
         &'a self,
         index: u64,
@@ -254,7 +255,7 @@ impl MappedFile {
         }
     }
 
-    /// Marks the missing blocks *reading*.
+    /// Marks the missing blocks *reading*, as far as there are frames for them; returns their runs.
     fn plan_fill<'a>(
         &'a self,
         range: &Range<u64>,
@@ -284,7 +285,8 @@ impl MappedFile {
                 }
                 break;
             }
-            // The size is read under the folio lock: a writer of this folio had moved it before.
+            // Read under the folio lock: a writer that makes the file longer moves the size before
+            // it locks the folio.
             let read_to = self.end();
             let end = part.end.min(round_up(read_to, mapping.block_size()));
             let blocks = mapping.blocks_touched(index, &(part.start..end.max(part.start)));
@@ -300,7 +302,8 @@ impl MappedFile {
         Ok(planned)
     }
 
-    /// Frames that a fill may need: exact for a long range, the most it could be within one folio.
+    /// Frames that a fill may need: counted exactly for a range over several folios; within one
+    /// folio the most that it could be.
     fn frames_for(&self, range: &Range<u64>) -> usize {
         let mapping = &*self.mapping;
         let most = |part: &Range<u64>, index| {

@@ -11,8 +11,9 @@ use forebay_base::{Error, Result};
 struct FlushState {
     running: bool,
     started: u64,
-    /// Outcome of the flushes that ended last: (number, error).
+    /// Number of the flush that ended last.
     ended: u64,
+    /// The flushes that failed last, at most 16, by number.
     last_errors: Vec<(u64, Error)>,
 }
 
@@ -25,9 +26,9 @@ pub struct FlushGroup {
 
 /// What a caller that wants a flush is to do.
 pub(crate) enum Turn {
-    /// Run flush number n.
+    /// It runs the flush of this number, and then calls [`FlushGroup::end`].
     Run(u64),
-    /// Flush n, which began after the caller asked, is over.
+    /// Nothing: a flush that began after the caller asked is over, with this result.
     Done(Result<()>),
 }
 

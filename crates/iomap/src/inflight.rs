@@ -33,11 +33,12 @@ use forebay_cache::held::Held;
 use forebay_cache::{Mapping, OwnedPermit, PageCache};
 use std::ops::Range;
 
-/// See the module. Fields are released in this order (T3).
+/// What one operation holds of a file. Shared with its bios, and released with the last reference:
+/// the taken blocks first, the other fields in this order (T3).
 pub(crate) struct InFlight {
     /// Dirty blocks that the operation replaces.
     pub replaced: Taken,
-    /// Dirty blocks that it keeps back meanwhile: dirty again whatever becomes of it.
+    /// Dirty blocks that it keeps from write-out meanwhile: dirty again at its end in any case.
     pub kept_back: Taken,
     /// The places that the operation writes to.
     pub reservation: Option<Reservation>,
@@ -85,7 +86,7 @@ impl InFlight {
         std::sync::Arc::new(self)
     }
 
-    /// For the requests that the map submits.
+    /// A reference for each request that the map submits.
     pub fn owned(self: &std::sync::Arc<Self>) -> BioOwned {
         self.clone()
     }
@@ -105,7 +106,7 @@ impl InFlight {
         self.reservation.as_ref().map_or(&[], Reservation::places)
     }
 
-    /// A write of `place` is over.
+    /// A write of `place` is over: tells the map if it has failed because the place is bad.
     pub fn wrote(&self, place: &Place, result: &Result<()>) {
         if is_bad(result) {
             self.ops.write_failed(place);
@@ -132,7 +133,7 @@ impl Drop for InFlight {
         {
             self.mapping.poison("a flush failed while a write was in flight that no frame holds");
         }
-        // T2.
+        // Dropped if the operation is done, otherwise dirty again (T2).
         self.replaced.give_back(&self.cache, &self.mapping, !is_done);
         self.kept_back.give_back(&self.cache, &self.mapping, true);
     }

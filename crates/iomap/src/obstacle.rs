@@ -8,9 +8,9 @@ use std::ops::Range;
 
 /// What stands in the way of a write to one folio.
 pub(crate) enum Obstacle {
-    /// Frames are missing: so many are needed in all.
+    /// Frames are missing: the write needs this many in all.
     Frames(usize),
-    /// The same, and some of them are for blocks in write-out.
+    /// As `Frames`, but some of them are to replace frames of blocks in write-out.
     Fresh(usize),
     /// No folio descriptor is to be had.
     Slots,
@@ -18,12 +18,12 @@ pub(crate) enum Obstacle {
     Exclusive,
     /// A fill of these blocks of the folio is on its way.
     Reading(Blocks),
-    /// These bytes must not change while they are in write-out.
+    /// The write hits blocks in write-out, which must not change, and is to wait for that.
     Stable,
     /// A partly written block has to be read first.
     Fill(Range<u64>),
     /// A truncate came before it: the file ends within the piece.
     Shrunk,
-    /// The map has no room for what would become dirty.
+    /// The map has no space for the blocks that would become dirty.
     NoRoom(Error),
 }

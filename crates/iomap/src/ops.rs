@@ -77,7 +77,7 @@ pub struct Written {
     pub sums: Vec<u32>,
 }
 
-/// Why room is wanted.
+/// Why space is reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// Write-back that no caller waits for.
@@ -95,7 +95,7 @@ pub type BioOwned = Arc<dyn Any + Send + Sync>;
 
 /// Takes back places that were not published.
 pub trait GiveBack: Send + Sync {
-    /// They are free again.
+    /// Frees these places.
     fn give_back(&self, places: &[Place]);
 }
 
@@ -118,7 +118,8 @@ impl Reservation {
         Self { places, owner: Some(owner), published: Mutex::default() }
     }
 
-    /// In the order of the runs asked for, which they cover, as far as there was room.
+    /// The places, in the order of the runs asked for. They cover these runs, or the first of them
+    /// if there was not enough space.
     pub fn places(&self) -> &[Place] {
         &self.places
     }
@@ -200,7 +201,7 @@ pub struct MapLimits {
 
 /// A value now, or later: mappings kept in memory answer without boxing.
 pub enum MapFuture<'a, T> {
-    /// There it is. `None` after it was taken.
+    /// The value; `None` after it was taken.
     Now(Option<T>),
     /// The answer has to be loaded.
     Later(BoxFuture<'a, T>),
@@ -216,8 +217,8 @@ impl<T: Unpin> Future for MapFuture<'_, T> {
     }
 }
 
-/// Whether a failed write shows that its place is bad. A host without space says nothing about the
-/// place; an unwritten other one would need more space.
+/// Whether a failed write shows that its place is bad. A host without space below the device says
+/// nothing about the place, and another place that was never written would need space, too.
 pub fn is_bad(done: &Result<()>) -> bool {
     done.as_ref().is_err_and(|error| error.kind() != ErrorKind::NoSpace)
 }
@@ -270,7 +271,7 @@ pub trait MapOps: Send + Sync {
         Ok(())
     }
 
-    /// So many bytes that were admitted are counted as dirty now, or do not come after all.
+    /// So many bytes that were admitted are counted as dirty now, or are not written after all.
     fn arrived(&self, _bytes: u64) {}
 
     /// Reserves space for runs of the file, whole units. Waits for it before any block is captured
@@ -322,7 +323,7 @@ pub trait MapOps: Send + Sync {
         None
     }
 
-    /// A write with FUA is durable and found: no commit is needed after it.
+    /// Whether a write with FUA is durable and found after a crash, so that it needs no commit.
     fn fua_suffices(&self) -> bool {
         false
     }
@@ -367,8 +368,9 @@ pub trait MapOps: Send + Sync {
 /// guard is held until the size is published:
 /// [`Bounds::uncut`](forebay_cache::bounds::Bounds::uncut).
 pub(crate) fn publishable_size(cache: &PageCache, mapping: &Mapping, ops: &dyn MapOps) -> u64 {
-    // The size is read first: the blocks below it were dirty before, or are in write-out. A longer
-    // size published earlier has been truncated by the time the file grows again.
+    // The size is read first: all blocks below it were dirty before it was shown, so each is found
+    // dirty or in write-out, or is written. A longer size published earlier has been truncated by
+    // the time the file grows again.
     let size = mapping.bounds.visible();
     let Some(published) = ops.published_size() else { return 0 };
     size.min(cache.lowest_unwritten(mapping, published.min(size)))

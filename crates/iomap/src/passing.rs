@@ -1,4 +1,4 @@
-//! How a request passes through the cache: what becomes of the blocks that it meets or brings in.
+//! How a request passes through the cache: what becomes of the blocks that it uses or brings in.
 //!
 //! No locks.
 
@@ -12,11 +12,11 @@ use forebay_cache::{FolioWrite, Retention};
 pub(crate) enum Passing {
     /// Cached like an ordinary request.
     Cached,
-    /// Its blocks stay, and it counts as no touch.
+    /// Its blocks stay cached, but it does not count as a touch of them.
     Untouched,
-    /// Blocks that it brings in are marked *uncached*, and go.
+    /// Blocks that it brings in are marked *uncached*, and dropped after use.
     Marked,
-    /// A write of a cache above, which keeps the bytes: its blocks go once they are flushed.
+    /// A write of a cache above, which keeps the bytes: its blocks are dropped once flushed.
     HeldAbove,
 }
 
@@ -44,14 +44,14 @@ impl Passing {
         }
     }
 
-    /// The fill that goes with it.
+    /// The mode of the fills for such a request.
     pub fn fill(self) -> FillMode {
         let uncached = matches!(self, Self::Marked | Self::HeldAbove);
         FillMode { uncached, passing: self.is_passing(), ..FillMode::default() }
     }
 
-    /// Blocks of the folio have been copied out. `same`: the read goes on within the block that the
-    /// read before ended in, and is one touch with it.
+    /// Blocks of the folio have been copied out: ages, keeps or drops them. `same`: the read begins
+    /// within a block, which the read before has touched: one touch for both.
     pub fn read(self, folio: &FolioWrite<'_>, blocks: Blocks, same: bool) {
         match self {
             Self::Cached => {

@@ -16,7 +16,7 @@ use forebay_cache::stats::Counters;
 use forebay_cache::{FRAME_SIZE, FolioWrite, Pinned, State};
 use std::ops::Range;
 
-/// How often a block is read again that is evicted before it is pinned.
+/// How often a piece whose blocks are evicted before they are pinned is read again.
 const TRIES: usize = 8;
 
 /// The parameters of a pin.
@@ -66,8 +66,8 @@ impl MappedFile {
         self.check_read(request.offset, request.len, request.flags)
     }
 
-    /// Pins a range if it is fully cached and needs no wait; else returns `None` and changes
-    /// nothing.
+    /// Pins a range if it is fully cached and needs no wait. Else, or if its stream is due to read
+    /// ahead, pins nothing and returns `None`.
     #[inline]
     pub fn try_pin(&self, handle: &Handle, request: &PinRequest) -> Option<Result<Pinned>> {
         let range = match self.check_pin(request) {
@@ -81,8 +81,8 @@ impl MappedFile {
         self.pin_cached(&range, passing).map(Ok)
     }
 
-    /// Pins a range that is all cached. `passing`: it counts as no touch, and no block of it was
-    /// brought in by an uncached request.
+    /// Pins a range that is all cached; `None` if it is not, or cannot be pinned now. `passing`: it
+    /// does not count as a touch, and a block brought in by an uncached request is refused.
     fn pin_cached(&self, range: &Range<u64>, passing: bool) -> Option<Pinned> {
         let mapping = &*self.mapping;
         if range.end - range.start > mapping.folio_size() && !self.all_cached(range) {
@@ -95,7 +95,7 @@ impl MappedFile {
             if passing && folio.any(State::Uncached, blocks) {
                 return None;
             }
-            // The file may end before, since the range was clipped.
+            // The file may have become shorter since the range was clipped.
             if piece.end > self.size() || self.pin_part(&folio, &piece, &mut pinned).is_err() {
                 return None;
             }
@@ -141,10 +141,10 @@ impl MappedFile {
     }
 
     /// Pins a range, reading into the cache what is missing of it. Fewer bytes than asked only at
-    /// the end of file. Where pins hold as many frames or folios as they may, or the flags ask to
-    /// leave nothing in the cache and the range is not cached, the bytes are a copy; `None` if the
-    /// caller wants none. Errors: those of a read; `Unsupported` with `DIRECT`, `WouldBlock` with
-    /// `NOWAIT`, `NoMemory` for a copy that is larger than the budget of the cache.
+    /// the end of file. The bytes are a copy where pins hold as many frames or folios as they may,
+    /// where frames are short, or if the range is not cached and the flags ask to leave nothing in
+    /// the cache; `None` if the caller wants no copy. Errors: those of a read; `Unsupported` with
+    /// `DIRECT`, `WouldBlock` with `NOWAIT`, `NoMemory` for a copy larger than the cache's budget.
     pub async fn pin(&self, handle: &Handle, request: PinRequest) -> Result<Option<Pinned>> {
         let range = self.check_pin(&request)?;
         let PinRequest { flags, may_copy, .. } = request;
@@ -193,8 +193,8 @@ impl MappedFile {
         })
     }
 
-    /// Through the cache, with readahead. `None`: the limit of pins, no frames, or blocks that are
-    /// evicted as fast as they come.
+    /// Pins through the cache, with readahead. `None`: the limit of pins is reached, there are no
+    /// frames, or blocks are evicted before they are pinned.
     async fn pin_through(
         &self,
         handle: &Handle,
@@ -248,7 +248,7 @@ impl MappedFile {
             let obstacle = match self.cache.lock_folio(mapping, index) {
                 None => Obstacle::Absent,
                 Some(folio) => {
-                    // Cut off meanwhile: the pin ends where the file does.
+                    // If the file was truncated meanwhile, the pin ends at its new end.
                     let whole = piece.end;
                     let piece = piece.start..whole.min(self.size());
                     if piece.start >= piece.end {

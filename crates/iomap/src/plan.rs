@@ -12,7 +12,7 @@ use forebay_block::{Bio, BioFlags, BioOp, EndBio};
 use forebay_cache::{FRAME_SIZE, FrameList};
 use std::ops::{Deref, DerefMut};
 
-/// A plan in use; kept for the next pass on drop.
+/// A plan in use; on drop its memory is kept for the next pass.
 pub(crate) struct PlanInUse<'a> {
     plan: Plan,
     file: &'a MappedFile,
@@ -44,7 +44,7 @@ impl Drop for PlanInUse<'_> {
 }
 
 impl MappedFile {
-    /// Lists for a pass.
+    /// A plan for a pass: kept lists, or new ones.
     pub(crate) fn plan(&self) -> PlanInUse<'_> {
         let kept = self.records.0.lock().plans.pop();
         let mut plan = kept.unwrap_or_default();
@@ -52,7 +52,7 @@ impl MappedFile {
         PlanInUse { plan, file: self }
     }
 
-    /// Makes bios of the captured blocks, which are the pieces of `reservation`; returns the bytes.
+    /// Makes bios of the captured blocks, which go to places of `reservation`; returns the bytes.
     pub(crate) fn fill_record(
         &self,
         plan: &mut Plan,
@@ -65,7 +65,7 @@ impl MappedFile {
         debug_assert!(work.owner.is_none(), "P1: a kept record is empty");
         self.cache.count_record(&mut work.counted, 0);
         if plan.places.capacity() == 0 {
-            // Gone into the reservation.
+            // The list is in the reservation now: takes the one that the record has kept.
             std::mem::swap(&mut plan.places, &mut work.places);
         }
         let bytes = work.take_pieces(self, &mut plan.captured);

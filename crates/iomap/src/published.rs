@@ -1,6 +1,6 @@
-//! How much of a file's size may be made recoverable (O5): a size is published with, or after, the
-//! bytes below it, and never beyond the size that readers see (bounds.E7). For maps that store a
-//! size of their own.
+//! How much of a file's size may be made recoverable (ops.O5): a size is published with, or after,
+//! the bytes below it, and never beyond the size that readers see (bounds.E7). For maps that store
+//! a size of their own.
 
 use crate::file::MappedFile;
 use crate::ops::{Reservation, publishable_size};
@@ -12,7 +12,7 @@ use forebay_cache::writeback::WriteOutPass;
 const PUBLISH_TRIES: usize = 64;
 
 impl MappedFile {
-    /// Publishes as much of the size as there are bytes for.
+    /// Publishes the size, as far as all blocks below it are written.
     pub fn publish_size(&self) {
         if self.ops.published_size().is_some_and(|published| published < self.size()) {
             let _uncut = self.mapping.bounds.uncut();
@@ -21,10 +21,10 @@ impl MappedFile {
         }
     }
 
-    /// Publishes the size up to `end`, which the caller found to be below it. Unpublished blocks
-    /// that a writer dirties hold the size back: then these are written, too. The caller must hold
-    /// no range. An error: the size is not published that far, and bytes behind it would be lost in
-    /// a crash.
+    /// Publishes the size up to `end`, which was within the file when the caller looked.
+    /// Unpublished blocks that a writer dirties hold the size back, so these are written first.
+    /// That may wait for ranges, so the caller must hold none. An error means: the size is not
+    /// published that far, and a crash would lose the bytes behind it.
     pub(crate) async fn publish_upto(&self, end: u64, here: bool) -> Result<()> {
         for _ in 0..PUBLISH_TRIES {
             if self.is_published(end) {
@@ -50,7 +50,8 @@ impl MappedFile {
         self.ops.published_size().is_none_or(|p| p >= end.min(self.size()))
     }
 
-    /// A write that ends beyond the published size first writes the dirty blocks below it (O5).
+    /// Writes the dirty blocks between the published size and `end`, which hold the size back
+    /// (ops.O5).
     pub(crate) async fn write_below(&self, end: u64, here: bool) {
         let Some(published) = self.ops.published_size().filter(|&p| p < end) else { return };
         let pass = WriteOutPass::for_sync(published..end);

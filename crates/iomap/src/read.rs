@@ -46,10 +46,10 @@ impl MappedFile {
             let cuts = self.mapping.bounds.cuts();
             let range = self.check_read(offset, len, flags)?;
             self.read_range(handle, &range, &mut dst, flags, direct).await?;
-            // Cut off meanwhile, it reads as zeros behind the new end: these do not count.
+            // After a truncate the read has zeros behind the new end: these do not count.
             let end = range.end.min(self.size()).max(range.start);
-            // Asked after the size. If another write has made the file longer again, they lie below
-            // its end: once more. Each time round a truncate has succeeded meanwhile.
+            // The count is read after the size. If a write has made the file longer again, such
+            // zeros may lie below its end: the read repeats. Each repeat means another truncate.
             if self.mapping.bounds.cuts() == cuts {
                 break (end - range.start) as usize;
             }
@@ -102,7 +102,8 @@ impl MappedFile {
         })
     }
 
-    /// A read through the cache, with readahead, without blocks to be dropped afterwards.
+    /// A read through the cache: with readahead, unless its blocks are to be dropped afterwards
+    /// ([`Passing::Marked`]).
     pub(crate) async fn read_through(
         &self,
         handle: &Handle,
@@ -158,13 +159,14 @@ impl MappedFile {
         });
     }
 
-    /// How far a stream may read ahead: all windows together fit the small queue.
+    /// How far a stream may read ahead, bytes: at most half of the small queue.
     fn readahead_limit(&self) -> u64 {
         let small = (self.cache.small_target() * forebay_cache::FRAME_SIZE) as u64;
         self.cache.readahead_max.load(Ordering::Relaxed).min(small / 2)
     }
 
-    /// Starts a fill; `None` when there are no frames for it.
+    /// Starts a fill, but waits while another task holds the beginning of the range exclusively.
+    /// `None` when there are no frames for it.
     pub(crate) async fn fill_or_wait(
         &self,
         range: Range<u64>,
@@ -179,7 +181,8 @@ impl MappedFile {
         }
     }
 
-    /// Copies a piece of one folio when it has come; reads it privately if it will not stay.
+    /// Copies a piece of one folio once it is cached; reads it past the cache if it is evicted
+    /// again each time.
     async fn copy_piece(
         &self,
         index: u64,
@@ -197,7 +200,7 @@ impl MappedFile {
             if piece.is_empty() {
                 return Ok(());
             }
-            // Not under the lock of the folio.
+            // Not under the lock of the folio: a page fault may wait long.
             fault_in_for_writing(
                 &mut dst.bytes()[(piece.start - base) as usize..(piece.end - base) as usize],
             );
@@ -225,7 +228,7 @@ impl MappedFile {
                 break;
             }
         }
-        // No frames, or it is evicted as fast as it comes: past the cache then.
+        // No frames, or it was evicted each time: past the cache then.
         self.read_around(&piece, base, dst, Past::Straight).await
     }
 
@@ -266,16 +269,17 @@ impl MappedFile {
         if !plan.ahead.is_empty() {
             let mode = FillMode { background: true, ..Passing::Marked.fill() };
             self.start_fill(plan.ahead.clone(), mode).await;
-            // The stream may have been left by another reader before its window was even planned.
+            // A concurrent read may have ended the stream since its window was planned.
             if !handle.streams.wants(&plan.ahead) {
                 self.drop_uncached(plan.ahead);
             }
         }
     }
 
-    /// Past the cache, but coherent: cached blocks are served from there and keep their age (U1),
-    /// blocks of an uncached window are dropped when consumed (U2). The rest is read from the
-    /// device and not cached. Hits and misses are decided block by block (U3).
+    /// Past the cache, but coherent: cached blocks are served from there and keep their age
+    /// (lineage.U1), blocks of an uncached window are dropped when consumed (lineage.U2). The rest
+    /// is read from the device and not cached. Hits and misses are decided block by block
+    /// (lineage.U3).
     pub(crate) async fn read_around(
         &self,
         range: &Range<u64>,
@@ -337,8 +341,8 @@ impl MappedFile {
         }
     }
 
-    /// Copies cached blocks out; false if they went away meanwhile. Drops what an uncached window
-    /// brought, once its last byte was taken.
+    /// Copies cached blocks out; false if they were evicted meanwhile. Drops uncached blocks whose
+    /// last byte was read.
     fn consume(&self, index: u64, run: Range<u64>, base: u64, dst: &mut Target<'_>) -> bool {
         let mapping = &*self.mapping;
         let blocks = mapping.blocks_touched(index, &run);
@@ -427,7 +431,7 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Longest read past the cache, bytes: through private memory no more than a fair part of it.
+    /// Longest read past the cache, bytes: through private memory no more than a quarter of that.
     fn longest_past(&self, past: Past) -> u64 {
         let longest = u64::from(self.device().limits().max_transfer);
         match past {
@@ -525,7 +529,7 @@ impl MappedFile {
         }
     }
 
-    /// Whether stored bytes, from the extent's first unit on, add up.
+    /// Whether stored bytes, from the extent's first unit on, match their checksums, if any.
     fn matches(&self, extent: &Extent, bytes: &[u8]) -> bool {
         let Some(sums) = &extent.sums else { return true };
         bytes.chunks(self.ops.unit() as usize).zip(sums.iter()).all(|(b, &sum)| crc32c(b) == sum)

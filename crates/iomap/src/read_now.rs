@@ -1,4 +1,4 @@
-//! Reads of cached blocks, which never wait.
+//! Reads of cached blocks, which never wait for I/O or for another task's operation.
 
 use crate::file::{Handle, MappedFile};
 use forebay_base::units::is_aligned;
@@ -6,8 +6,8 @@ use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::State;
 
 impl MappedFile {
-    /// Reads if it needs no waiting: `None` says that it does, and that nothing has changed.
-    /// Returns the bytes read, fewer than asked only at the end of file.
+    /// Reads if it needs no waiting, and no readahead is due: otherwise `None`, and `dst` may hold
+    /// anything. Returns the bytes read, fewer than asked only at the end of file.
     #[inline]
     pub fn try_read(
         &self,
@@ -25,8 +25,8 @@ impl MappedFile {
         if flags.contains(IoFlags::DIRECT) {
             return None;
         }
-        // A stream that wants its window topped up, and a read that is only partly there, go the
-        // slow way before anything is touched: one read is one touch.
+        // A stream whose window is to be topped up, and a read of more than a folio that is only
+        // partly cached, take the slow path before a block is touched: one read is one touch.
         if !bypass && handle.streams.hit(offset, range.end) {
             return None;
         }
@@ -54,7 +54,7 @@ impl MappedFile {
             blocks_hit += u64::from(blocks.len());
         }
         if mapping.bounds.cuts() != cuts {
-            // Bytes that a truncate has zeroed may lie below a newer end.
+            // A truncate ran meanwhile: the bytes may be zeros that lie below a newer end.
             return None;
         }
         self.cache.hits.add(blocks_hit);

@@ -1,6 +1,6 @@
 //! The memory of write-out: records of write-outs in progress, and the lists that a pass plans
 //! with. Both are reused, for all files of a cache, so that a warm write-out allocates nothing from
-//! its plan to its last completion. Write-out that makes memory free must not need memory for it.
+//! its plan to its last completion. Write-out frees memory, so it must not need memory for that.
 //!
 //! ```text
 //!   kept ──plan, reserve, capture──▶ filled ──bios out, a token each──▶ left = 0 ──▶ emptied
@@ -100,7 +100,7 @@ pub(crate) struct Kept {
     pub records: Vec<std::sync::Arc<Record>>,
 }
 
-/// What write-outs of one cache have left to be used again.
+/// Plans and records kept for reuse by all write-outs of one cache.
 #[derive(Default)]
 pub(crate) struct Records(pub Mutex<Kept>);
 
@@ -116,8 +116,8 @@ impl Attached for Records {
     }
 }
 
-/// The owner of the written blocks, and their places. Dropped in this order: places are returned
-/// before a task that waits for the ticket continues.
+/// The file whose blocks a record writes, and their places. Released in this order: places are
+/// returned before a task that waits for the ticket continues.
 pub(crate) struct Owner {
     pub reservation: Reservation,
     pub ticket: Ticket,
@@ -137,10 +137,10 @@ pub(crate) struct Part {
 
 #[derive(Default)]
 pub(crate) struct Work {
-    /// None in a record that waits to be used again.
+    /// `None` in a record that is kept for reuse.
     pub owner: Option<Owner>,
     pub pieces: Vec<WritePiece>,
-    /// Of each piece.
+    /// For each piece, what is published when its bio ends.
     pub written: Vec<Written>,
     /// The first `used` of them are in use; the others keep their lists of frames.
     pub bios: Vec<Part>,
@@ -202,7 +202,7 @@ impl Work {
         }
     }
 
-    /// Nothing is on its way any more; its memory stays.
+    /// Empties a record whose bios are all over, and keeps its memory; returns its owner.
     fn empty(&mut self) -> Option<Owner> {
         self.used = 0;
         self.pieces.clear();

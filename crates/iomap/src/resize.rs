@@ -1,5 +1,5 @@
 //! Changes of the end of file: growth before a write, and [`MappedFile::set_len`]. The state
-//! machine and its invariants (E1..E6) are in [`forebay_cache::bounds`].
+//! machine and its invariants (bounds.E1 to E9) are in [`forebay_cache::bounds`].
 
 use crate::admitted::Ahead;
 use crate::file::MappedFile;
@@ -26,8 +26,8 @@ pub(crate) struct Placed<'a> {
 }
 
 /// A write that makes the file longer, before its bytes are there: readers do not see them, and no
-/// other write is placed behind them (E7). Dropped, it leaves bytes behind the visible size that
-/// the next [`Resize`] cuts off.
+/// other write is placed behind them (bounds.E7). Dropped, it leaves bytes behind the visible size
+/// that the next [`Resize`] truncates.
 pub(crate) struct Growth<'a> {
     file: &'a MappedFile,
     resize: Resize<'a>,
@@ -53,11 +53,12 @@ impl Growth<'_> {
 /// The resources that a write holds after a truncate overtook it, until its bytes are there.
 pub(crate) struct Again<'a> {
     pub growth: Growth<'a>,
-    /// None: it has its space from before.
+    /// `None`: the space that it got before suffices.
     pub ahead: Option<Ahead<'a>>,
 }
 
-/// A size that was moved ahead of what may fail, or be dropped: it comes back unless that is done.
+/// A size that was moved before an operation that may fail or be dropped: moved back on drop,
+/// unless `back` was cleared after the operation succeeded.
 struct Moved<'a, 'b> {
     resize: &'b Resize<'a>,
     held: &'b Held,
@@ -94,11 +95,10 @@ impl MappedFile {
         done
     }
 
-    /// Truncates bytes that a failed or dropped write left behind the visible size. Does nothing
-    /// while another write makes the file longer: that one truncates first. For a sync. It reports
-    /// a failure if the object below is longer than the file then, and fails while an earlier
-    /// truncation has failed and none has succeeded since. A map with a size of its own publishes
-    /// the visible one.
+    /// For a sync: truncates bytes that a failed or dropped write left behind the visible size.
+    /// Does nothing while another task has the [`Resize`]: that one truncates first. The sync
+    /// reports a failure only for an object below that is longer than the file then, and fails
+    /// until a truncation succeeds. A map with a size of its own publishes the visible one.
     pub(crate) async fn cut_hidden_now(&self) {
         if self.mapping.bounds.has_hidden_bytes()
             && let Some(resize) = self.mapping.bounds.try_resize()
@@ -113,7 +113,7 @@ impl MappedFile {
 
     /// The range that a write goes to. If that lies beyond the end, cache and storage are made
     /// longer, and no other write does so until this one has its bytes there: two appends never
-    /// overlap, and what one fails to write no other lies behind.
+    /// overlap, and no write lies behind bytes that another one fails to write.
     pub(crate) async fn place_write(
         &self,
         offset: u64,
@@ -137,7 +137,7 @@ impl MappedFile {
             return Ok(Placed { range, growth: None, size, ahead: None });
         }
         if flags.contains(IoFlags::DIRECT) && !flags.contains(IoFlags::FALLBACK) {
-            // Refused before the file grows; it ends where the file is going to.
+            // Refused before the file grows. The request ends where the file will end.
             self.check_direct("write directly", &range, memory, range.end, flags)?;
         }
         let ahead = Some(self.admit_ahead(&(range.start.max(size)..range.end)).await?);
@@ -168,8 +168,8 @@ impl MappedFile {
         Ok(Some(Again { growth: Growth { file: self, resize, to: range.end }, ahead }))
     }
 
-    /// Sets the size. What is cut off is gone, what is added reads as zeros. Errors: `ReadOnly`,
-    /// `Unsupported` where the size is fixed, what the storage says.
+    /// Sets the size. Bytes behind it are lost, bytes that it adds read as zeros. Errors:
+    /// `ReadOnly`, `Unsupported` where the size is fixed, those of the storage.
     pub async fn set_len(&self, to: u64) -> Result<()> {
         if self.read_only() {
             return Err(Error::new(ErrorKind::ReadOnly, "truncate", "opened for reading only"));
@@ -185,8 +185,8 @@ impl MappedFile {
         self.lengthen(&resize, to).await
     }
 
-    /// Makes the file end at `to` at least, and never shorter: a write that has made it longer
-    /// meanwhile stays whole. Errors: as for [`MappedFile::set_len`].
+    /// Makes the file end at `to` at least, and never shorter: it truncates no write that has made
+    /// the file longer meanwhile. Errors: as for [`MappedFile::set_len`].
     pub async fn grow_to(&self, to: u64) -> Result<()> {
         if self.read_only() {
             return Err(Error::new(ErrorKind::ReadOnly, "allocate", "opened for reading only"));
@@ -216,7 +216,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// When the size moves, the block of the old end is held, and no fill reads it (E2, E5).
+    /// Makes storage longer, then moves the size up to `to`. When the size moves, the block of the
+    /// old end is held, and no fill reads it (bounds.E2, bounds.E5).
     async fn grow(&self, resize: &Resize<'_>, to: u64) -> Result<()> {
         let size = self.end();
         if self.opened_end.load(Ordering::Relaxed) == size {
@@ -235,7 +236,7 @@ impl MappedFile {
     /// A map with a size of its own may have found the file after a crash. Then its size may have
     /// been made recoverable before the truncated bytes were zeroed, or before that of mapped
     /// blocks behind it. Both would show as soon as the file grows. So before its first growth
-    /// storage is made to hold zeros there (E1).
+    /// storage is made to hold zeros there (bounds.E1).
     async fn clean_end(&self, resize: &Resize<'_>, size: u64) -> Result<()> {
         if self.ops.published_size().is_none() {
             return Ok(());
@@ -254,7 +255,8 @@ impl MappedFile {
         self.rewrite_end(&edge).await
     }
 
-    /// The block of the end becomes dirty, as it is in the cache: with zeros behind the size (E6).
+    /// Makes the block of the end dirty, as it is in the cache: with zeros behind the size
+    /// (bounds.E6).
     async fn rewrite_end(&self, edge: &Range<u64>) -> Result<()> {
         loop {
             let dirtied = |folio: &FolioWrite<'_>, blocks: Blocks, _: &mut InFlight| {
@@ -317,7 +319,8 @@ impl MappedFile {
                     break;
                 }
             }
-            // A sync waits for its ticket, and who frees memory may need the range.
+            // Ends its ticket, for which a sync waits, and frees the range, which a task that frees
+            // memory may need.
             drop(flight);
             self.wait_memory(&mut pool).await;
         }
@@ -354,7 +357,7 @@ impl MappedFile {
         let mut moved = Moved { resize, held: flight.held(), back: Some((size, visible)) };
         self.ops.truncate(to, flight.owned()).await?;
         moved.back = None;
-        // No object is longer than the file now, whichever cut failed before.
+        // The object is not longer than the file now, even if an earlier truncation failed.
         self.uncut.store(false, Ordering::SeqCst);
         if !flight.kept_back.is_empty() {
             self.zero_tail(to);
@@ -370,7 +373,7 @@ impl MappedFile {
     }
 
     /// Holds all blocks from that of the new end on. If the end lies within it, that block is
-    /// cached, dirty and kept from write-out: its tail is zeroed there and written (E1).
+    /// cached, dirty and kept from write-out: its tail is zeroed there and written (bounds.E1).
     async fn hold_cut(&self, to: u64, first: u64) -> Result<InFlight> {
         let mapping = &*self.mapping;
         let all = first..u64::MAX >> 1;
@@ -380,7 +383,7 @@ impl MappedFile {
         }
         let edge = first..first + mapping.block_size();
         self.ops.admit_edge(mapping.block_size())?;
-        // Until it is dirty.
+        // The space of the block counts at the map until it is dirty.
         let _admitted = self.arriving(mapping.block_size());
         let keep_back = |folio: &FolioWrite<'_>, blocks: Blocks, flight: &mut InFlight| {
             folio.mark_dirty(blocks, Retention::Keep);
@@ -391,8 +394,8 @@ impl MappedFile {
         Ok(flight)
     }
 
-    /// Zeroes the bytes of the last block behind the end (E1). The caller has taken the dirty
-    /// block, so it is neither in flight nor evicted.
+    /// Zeroes the bytes of the last block behind the end (bounds.E1). The caller has taken the
+    /// dirty block, so it is neither in flight nor evicted.
     fn zero_tail(&self, to: u64) {
         let mapping = &*self.mapping;
         let index = mapping.folio_index(to);

@@ -1,8 +1,8 @@
 //! Where data and holes begin: the map's extents, and dirty blocks in the cache that are not in it
 //! yet.
 //!
-//! Nothing is written out for it. The cache is read before the map: a block that moves from one to
-//! the other meanwhile is seen twice, not never.
+//! Nothing is written out for it. The cache is searched before the map: a block that is written out
+//! meanwhile is found in both, not in neither.
 //!
 //! No locks of its own; each folio's in turn.
 
@@ -15,7 +15,8 @@ use std::ops::Range;
 const WINDOW_BYTES: u64 = 4 << 20;
 
 impl MappedFile {
-    /// Runs of `range`, in order, that are dirty or on their way; at most `max`.
+    /// Runs of `range`, in order, that are dirty or in write-out. Stops after the folio in which
+    /// there are `max`.
     fn unwritten(&self, range: &Range<u64>, max: usize) -> Vec<Range<u64>> {
         let mut found: Vec<Range<u64>> = Vec::new();
         let first = self.cache.lowest_unwritten(&self.mapping, range.start);

@@ -1,10 +1,10 @@
 //! Stable writes of one file: whether they are needed, and how a writer treats blocks in flight.
 //! The mechanism is [`forebay_cache::stable`].
 //!
-//! Invariant: every change of cached bytes (write, zeroing of part of a block, the zeros behind an
-//! end of file that moves) goes through [`MappedFile::resolve_hits`] under the folio lock, before
-//! the first byte changes (S3). Direct writes and zeroing of whole blocks wait for the range to be
-//! idle.
+//! Invariant: every write into cached blocks, and the zeroing of part of a block, goes through
+//! [`MappedFile::resolve_hits`] under the folio lock, before the first byte changes (lineage.S3).
+//! Direct writes, zeroing of whole blocks and truncates hold their blocks exclusively, and wait
+//! until none is in write-out.
 
 use crate::file::MappedFile;
 use crate::obstacle::Obstacle;
@@ -18,12 +18,12 @@ use forebay_cache::strategy::{StablePages, StableStrategy};
 use forebay_cache::writeback::WritePiece;
 use forebay_cache::{FolioWrite, FramePool};
 
-/// Frames that a write needs in the place of others.
+/// Fresh frames that a write needs to replace others.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fresh {
-    /// So many in all.
+    /// How many in all.
     pub frames: usize,
-    /// Of these, for blocks in flight.
+    /// How many of these are for blocks in flight.
     hits: usize,
     /// Bytes in flight must not change: also those of a frame whose pins end meanwhile.
     pub stable: bool,
@@ -38,8 +38,8 @@ impl Fresh {
 }
 
 impl MappedFile {
-    /// Whether bytes in flight must not change, and why: what the map asks for now, unless the
-    /// file is told otherwise.
+    /// Whether bytes in flight must not change, and why: what the map asks for now, unless
+    /// [`MappedFile::set_stable_pages`] overrides that.
     pub fn stable_need(&self) -> StableWrites {
         match self.stable_pages() {
             StablePages::Auto => self.ops.limits().stable,
@@ -64,9 +64,9 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Frames that a write to `blocks` needs in addition to the missing ones, because readers have
-    /// pinned its frames or it hits blocks in flight; or that it has to wait, for the write-out or
-    /// for a fill. It never waits for a pin. `writing`: some of the blocks are in write-out.
+    /// Returns the frames that a write to `blocks` needs in addition to the missing ones, because
+    /// readers have pinned its frames or it hits blocks in flight. An obstacle: it has to wait, for
+    /// the write-out or for a fill, never for a pin. `writing`: some blocks are in write-out.
     #[inline]
     pub(crate) fn resolve_hits(
         &self,
@@ -99,7 +99,7 @@ impl MappedFile {
         Ok(hit.frames)
     }
 
-    /// Waits until the blocks are not in write-out any more.
+    /// Waits until a write to the blocks hits none in write-out, and counts the wait.
     pub(crate) async fn wait_stable(&self, index: u64, blocks: Blocks) {
         let counters = &self.cache.counters;
         let hit = self.cache.lock_folio(&self.mapping, index).map(|folio| folio.hit(blocks));
@@ -111,8 +111,8 @@ impl MappedFile {
         Counters::add(&counters.stable_wait_nanos, self.cache.world.now() - start);
     }
 
-    /// Frames for a write that hit blocks in flight. If there are none it is the write-out that is
-    /// waited for: its end brings what is needed here, whatever reclaim finds (S8).
+    /// Takes fresh frames for a write that hit blocks in flight. If there are none, waits for the
+    /// write-out instead: after its end the write needs no fresh frames (lineage.S8).
     pub(crate) async fn fresh_frames<'a>(
         &'a self,
         index: u64,

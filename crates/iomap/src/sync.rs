@@ -31,8 +31,8 @@ use std::task::{Context, Poll};
 /// Why a file is poisoned.
 const NOT_HELD: &str = "a flush failed, and some of what it covered is not held any more";
 
-/// A flush under way. If the future that runs it is dropped, as at the end of the world, its
-/// outcome is not known: it counts as failed, and the waiters go on.
+/// A flush in progress. If the future that runs it is dropped, as when a simulated world stops, its
+/// outcome is not known: it counts as failed, and its waiters continue.
 struct Running {
     file: Arc<MappedFile>,
     number: u64,
@@ -44,7 +44,8 @@ impl Running {
     async fn run(mut self, here: bool) -> Result<()> {
         let file = self.file.clone();
         file.publish_size();
-        // Dropped before `self`: the failure is counted first.
+        // `flight` is dropped before `self`: if this future is dropped, the failure is counted
+        // first.
         let heard = file.ops.failures_reported();
         let flight = file.mapping.domain.flushes.begin(file.device_address(), heard);
         let began = file.cache.world.now();
@@ -74,7 +75,7 @@ impl Running {
             }
             done => done,
         };
-        // What is lost first: of what the flush covered it may hold newer bytes.
+        // Lost blocks first: they may hold newer bytes of blocks that the flush covered.
         file.flush_failed(&lost);
         if certified {
             file.flush_worked(&covered.pinned);
@@ -88,7 +89,7 @@ impl Running {
             if given_up.iter().any(|run| covered(&run) || lost.pinned.overlaps(&run)) {
                 file.mapping.poison(NOT_HELD);
             }
-            // After the blocks are dirty again: who comes later finds them.
+            // After the blocks are dirty again: a sync that misses this error finds them.
             file.mapping.errseq.set(error.clone());
         }
         for set in [covered.pinned, lost.pinned, given_up] {
@@ -103,14 +104,14 @@ impl Drop for Running {
     fn drop(&mut self) {
         if !self.over {
             let error = Error::new(ErrorKind::Shutdown, "flush", "its task was dropped");
-            // Who waits for the flush is told.
+            // The waiters of the flush get the error.
             let _told = self.end(Err(error));
         }
     }
 }
 
-/// A flush that goes on without the task that waits for it: the device is told of it, and what it
-/// has made durable is known only when it is over.
+/// A flush that continues without the task that waits for it: the device has the request, and which
+/// blocks it has made durable is known only at its end.
 struct Carried<'a> {
     world: &'a WorldRef,
     flush: Option<BoxFuture<'static, Result<()>>>,
@@ -182,8 +183,8 @@ impl MappedFile {
         if self.read_only() {
             return Ok(());
         }
-        // This call reports what fails from here on, also if another one reports it: data may be
-        // written again by the time that the call looks for it, and not be flushed.
+        // This call reports each failure from here on, even if another call reports it, too: failed
+        // blocks may be written again, and not flushed, by the time that it checks for them.
         let entered = self.mapping.errseq.now();
         self.cut_hidden_now().await;
         let pass = WriteOutPass::for_sync(range.clone());
@@ -238,7 +239,7 @@ impl MappedFile {
         self.flush_on(false).await
     }
 
-    /// The same. `here`: the caller blocks.
+    /// [`MappedFile::flush_shared`]. `here`: the caller blocks, so I/O may run on its thread.
     pub(crate) async fn flush_on(&self, here: bool) -> Result<()> {
         let number = match self.flush.turn().await {
             Turn::Done(result) => return result,
@@ -251,7 +252,7 @@ impl MappedFile {
         Carried { world: &self.cache.world, flush: Some(Box::pin(running.run(here))) }.await
     }
 
-    /// Which device object is flushed.
+    /// The address of the device object that is flushed; tells objects apart.
     fn device_address(&self) -> usize {
         std::sync::Arc::as_ptr(self.device()).cast::<()>() as usize
     }
@@ -269,9 +270,10 @@ impl MappedFile {
         self.mapping.sticky.lock().clone().map_or(Ok(()), Err)
     }
 
-    /// All blocks that no flush of the file has made durable become dirty again, for a caller that
-    /// knows that some are lost. False: a flush of the file is in progress, which takes them back
-    /// if it fails.
+    /// The completed blocks that wait for a flush of the file become dirty again, for a caller that
+    /// knows that some are lost; for those of failed flushes it also calls
+    /// [`MappedFile::take_back_lost`]. False: a flush of the file is in progress, which takes its
+    /// blocks back if it fails.
     pub fn take_back_unflushed(&self) -> bool {
         let Some(covered) = self.mapping.unflushed.take_back() else { return false };
         self.flush_failed(&covered);
@@ -334,7 +336,7 @@ impl MappedFile {
             }
         });
         self.cache.keep_set(free);
-        // What was kept can be reclaimed now.
+        // The blocks that were kept can be reclaimed now.
         self.cache.wake_frame_waiters();
     }
 

@@ -1,7 +1,7 @@
-//! Dirty blocks taken away from write-out while an operation changes their place: afterwards they
-//! are dirty again, or dropped. The caller holds the range exclusively, so that no new dirty block
-//! appears. Unflushed blocks are taken with them: until their place is free the cache can still
-//! supply them.
+//! Dirty blocks that an operation keeps from write-out while it changes their bytes on the device:
+//! afterwards they are dirty again, or dropped. The caller holds the range exclusively, so that no
+//! new dirty block appears. Unflushed blocks are taken with them: they stay cached until the
+//! operation has replaced them, and can be written again if it fails.
 
 use crate::file::MappedFile;
 use forebay_cache::folio::Blocks;
@@ -15,7 +15,7 @@ use std::ops::Range;
 pub(crate) struct Taken(Vec<WritePiece>);
 
 impl Taken {
-    /// No block was taken.
+    /// Whether no block was taken.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -10,9 +10,9 @@
 //!   window behind, which the flusher writes.
 //!
 //! Invariants, whatever the strategy: P1 cached blocks are served and updated in place, keep their
-//! age, and stay cached (U1). P2 a request ends by the strategy with which it began; requests of
-//! different strategies use the same folios and range locks, so they are coherent. P3 no block is
-//! dropped that is dirty, in write-out, or held until a flush (U5).
+//! age, and stay cached (lineage.U1). P2 a request ends by the strategy with which it began;
+//! requests of different strategies use the same folios and range locks, so they are coherent. P3
+//! no block is dropped that is dirty, in write-out, or held until a flush (lineage.U5).
 //!
 //! Locks: a private write holds its blocks exclusively while it is at the device. It gets its space
 //! from the map before it asks for memory, and then waits for the device only. A private read holds
@@ -78,7 +78,8 @@ impl MappedFile {
         }
     }
 
-    /// How a write passes that must not wait for the device; `None` if its strategy would.
+    /// How a write that must not wait for the device passes through the cache; `None` if its
+    /// strategy would wait.
     pub(crate) fn write_now(&self, range: &Range<u64>, flags: IoFlags) -> Option<Passing> {
         if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT) {
             return Some(Passing::of_write(flags));
@@ -103,7 +104,7 @@ impl MappedFile {
         src: &Source<'_>,
         ahead: &Ahead<'_>,
     ) -> Result<()> {
-        // Places are found at write time, a window at a time (X6).
+        // So that the map finds places at write time, a window at a time (lineage.X6).
         self.ops.announce(range);
         match self.cache.strategies.uncached() {
             UncachedStrategy::NoAccess => {
@@ -123,7 +124,7 @@ impl MappedFile {
                 let range = range.clone();
                 let pass = WriteOutPass::for_sync(range);
                 self.write_out_pass(&pass).await;
-                // An error is the next sync's to tell (U14).
+                // The next sync reports an error (lineage.U14).
                 self.mapping.wait_write_outs().await;
                 Ok(())
             }
@@ -136,7 +137,7 @@ impl MappedFile {
         }
     }
 
-    /// Cached blocks in the cache, the others past it.
+    /// Writes blocks that are cached in the cache, and the others past it.
     async fn write_private(
         &self,
         range: &Range<u64>,
@@ -190,8 +191,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Writes a first part of `run`, as far as there is memory for; returns where it ends, which is
-    /// where it begins if a truncate came before it and it has its place `again`.
+    /// Writes a first part of `run`, as long as private memory allows, and returns where that ends.
+    /// If a truncate came before it, grows the file `again` and returns where `run` begins.
     async fn write_past_part<'a>(
         &'a self,
         run: Range<u64>,
@@ -202,7 +203,7 @@ impl MappedFile {
     ) -> Result<u64> {
         let block = self.mapping.block_size();
         let own = again.as_ref().and_then(|again| again.ahead.as_ref()).unwrap_or(ahead);
-        // Its buffer, and copies of parts of it: an eighth of what there is for all, twice.
+        // An eighth of private memory: its buffer, and copies of parts of it, take twice the part.
         let part = round_down(self.cache.private_limit() / 8, block).clamp(block, PRIVATE_MAX);
         let end = run.end.min(round_down(run.start, block) + part);
         match self.write_past_once(run.start..end, base, src, own).await? {
@@ -228,7 +229,7 @@ impl MappedFile {
     ) -> Result<Once> {
         let block = self.mapping.block_size();
         let held = self.mapping.bounds.exclusive(run.clone()).await;
-        // The size stands while its block is held (E5).
+        // The size does not move while its block is held (bounds.E5).
         let size = self.end();
         if run.end > size {
             return Ok(Once::Overtaken);
@@ -236,7 +237,7 @@ impl MappedFile {
         let whole = round_down(run.start, block)..round_up(run.end, block).min(size);
         self.evict_for_direct(&held.range()).await?;
         let mut places = match self.reserve_run(&whole, held).await {
-            // The file has grown for it.
+            // Its space was admitted, and the file has grown for it: the caller caches it instead.
             Err(error) if error.kind() == ErrorKind::NoSpace && ahead.covers(&run) => {
                 return Ok(Once::NoPlaces);
             }
@@ -247,12 +248,12 @@ impl MappedFile {
         // The buffer, padded copies of it, and one part of an edge.
         let bytes = 2 * len + block;
         let (edges, permit) = loop {
-            // Before the permit: to say where they are may need one, too.
+            // Before the permit: the map may need one to answer.
             let edges = self.edges(&run, &whole).await?;
             if let Some(permit) = self.cache.try_private(bytes) {
                 break (edges, permit);
             }
-            // Nothing is in memory for who waits for memory, and nothing pinned.
+            // A task that waits for memory must hold no pin.
             drop(edges);
             drop(self.cache.private(bytes).await);
         };
@@ -275,7 +276,7 @@ impl MappedFile {
         let block = self.mapping.block_size();
         let (first, last) = (whole.start, round_down(whole.end - 1, block));
         let (before, behind) = (first < run.start, run.end < whole.end);
-        // One block may be both.
+        // The first and the last block may be the same.
         let partial = match first == last {
             true => [(first, before || behind), (last, false)],
             false => [(first, before), (last, behind)],

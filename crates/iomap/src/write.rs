@@ -27,15 +27,16 @@ enum Put {
 /// What a buffered write does when a truncate has cut its range off meanwhile.
 #[derive(Clone, Copy)]
 pub(crate) enum Beyond<'a> {
-    /// It counts as later, and grows the file again. What it adds to the file has its room.
+    /// It counts as later than the truncate, and grows the file again. The bytes it adds have this
+    /// space.
     Grow(&'a Ahead<'a>),
     /// It stops.
     Stop,
 }
 
 impl MappedFile {
-    /// Writes if it needs no waiting: `None` says that it does. Part of the bytes may have been
-    /// written then; writing all of them again is what the caller does next. Returns the length.
+    /// Writes if it needs no waiting, and returns the length. `None`: it has to wait. Part of the
+    /// bytes may have been written then, and the caller writes all of them again.
     pub fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<usize>> {
         let slow = IoFlags::DIRECT
             | IoFlags::DSYNC
@@ -57,7 +58,7 @@ impl MappedFile {
         if passing.is_uncached() {
             self.ops.announce(&range);
         }
-        // What stops on its way is written again, and counted there.
+        // A write that stops before its end is written again by the caller, and counted there.
         let done = self.try_write_range(&range, src, passing).is_none();
         done.then(|| {
             self.count_uncached(passing, src.len() as u64);
@@ -84,7 +85,7 @@ impl MappedFile {
         let (mut passed, how) = (range.start + PORTION, (passing, &nothing));
         for (index, piece) in self.portions(range.clone()) {
             if piece.end > passed {
-                // What it wrote itself may have filled the limit.
+                // The part written so far may have filled the limit.
                 if !self.mapping.domain.free_run() {
                     self.cache.wake_flusher_above(&self.mapping);
                     return Some(piece.start);
@@ -132,9 +133,9 @@ impl MappedFile {
         self.write_to_place(handle, offset, src, flags, &mut None).await
     }
 
-    /// A write that also returns in `place` where the bytes went, once they are part of the file.
-    /// It does so if the write fails later, for example because the bytes cannot be made durable: a
-    /// caller that retries an append writes there.
+    /// A write that also returns in `place` where the bytes went, once they are part of the file:
+    /// even if it fails after that, for example because the bytes cannot be made durable. A caller
+    /// that retries an append then writes there.
     pub async fn write_to_place(
         &self,
         handle: &Handle,
@@ -293,7 +294,7 @@ impl MappedFile {
                 if matches!(beyond, Beyond::Stop) {
                     return Ok(false);
                 }
-                // A write that makes the file longer may need them.
+                // Another write that makes the file longer may need the frames.
                 pool = FramePool::empty(&self.cache);
                 pressure = None;
                 *again = self.grow_again(piece, ahead).await?;
@@ -301,15 +302,15 @@ impl MappedFile {
             }
             fills += u32::from(matches!(obstacle, Obstacle::Fill(_)));
             if fills > 2 && pressure.is_none() {
-                // Both edges were read, and one is gone again: almost all of the cache is held by
-                // dirty data and by what is not flushed, and the edges take each other's place.
+                // Both edges were read, and one was evicted again: dirty and unflushed blocks hold
+                // almost all of the cache, and each edge evicts the other.
                 pressure = Some(self.cache.press_for_frames());
             }
             self.overcome(index, piece, obstacle, &mut pool, blocking, passing).await?;
         }
     }
 
-    /// Writes into one folio, or says what has to be waited for, having changed nothing.
+    /// Writes into one folio. If it has to wait first, returns for what, and changes nothing.
     fn write_piece(
         &self,
         index: u64,
@@ -325,13 +326,13 @@ impl MappedFile {
         if mapping.is_exclusive(piece) {
             return Err(Obstacle::Exclusive);
         }
-        // One look at the size, under the lock: what follows is decided by it alone.
+        // The size is read once, under the lock: all that follows uses this value.
         let eof = self.end();
         if piece.end > eof {
             return Err(Obstacle::Shrunk);
         }
         let blocks = mapping.blocks_touched(index, piece);
-        // What is all up to date needs no bytes, and no frames (F3).
+        // Blocks that are all up to date need no read, and no frames (table.F3).
         let look = folio.look(blocks);
         if look.reading {
             return Err(Obstacle::Reading(blocks));
@@ -341,7 +342,7 @@ impl MappedFile {
         {
             return Err(Obstacle::Fill(fill));
         }
-        // Until they are dirty.
+        // The space counts at the map until the blocks are dirty.
         let admitted = if look.dirty { None } else { Some(self.admit(&folio, blocks, ahead)?) };
         let missing = if look.uptodate { 0 } else { folio.frames_missing(blocks) };
         let fresh = self.resolve_hits(&folio, blocks, look.writing)?;
@@ -356,7 +357,7 @@ impl MappedFile {
             self.zero_behind_eof(&folio, index, piece, eof);
         }
         folio.copy_in(at, src);
-        // Dirty is up to date (F2): an ordinary write of what is dirty already changes no state.
+        // Dirty blocks are up to date (table.F2): an ordinary write to them changes no state.
         let changes_retention = look.uncached || look.held_above && passing == Passing::Cached;
         if !look.dirty || changes_retention || passing == Passing::Marked {
             folio.mark_dirty(blocks, passing.retention());
@@ -364,7 +365,7 @@ impl MappedFile {
         if let Some(admitted) = admitted {
             admitted.arrived();
         }
-        // A task that moves an end within a block has waited for the lock of its folio.
+        // A task that moves an end within a block holds the block, and then locks this folio first.
         let stands = is_aligned(eof, mapping.block_size())
             || piece.end <= round_down(eof, mapping.block_size())
             || self.end() == eof;
@@ -375,8 +376,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// The block that has to be up to date before `piece` changes a part of it (D9): read that
-    /// block only. A block that is written up to the end of file needs no read.
+    /// The block that has to be up to date before `piece` changes a part of it (lineage.D9): only
+    /// that block is read. A block that is written up to the end of file needs no read.
     fn must_read_first(
         &self,
         folio: &FolioWrite<'_>,
@@ -398,8 +399,8 @@ impl MappedFile {
         partial.iter().find(needs).map(|&b| mapping.range_of(index, b))
     }
 
-    /// A last block that is written up to the end of file and was not there: what lies behind reads
-    /// as zeros (D14).
+    /// If the last block is written up to the end of file and was not cached, zeroes the bytes
+    /// behind the end (lineage.D14).
     fn zero_behind_eof(&self, folio: &FolioWrite<'_>, index: u64, piece: &Range<u64>, eof: u64) {
         let blocks = self.mapping.blocks_touched(index, piece);
         let last = Blocks { start: blocks.end - 1, end: blocks.end };
@@ -427,7 +428,7 @@ impl MappedFile {
             // The caller makes the file longer, and keeps what it takes for that.
             Obstacle::Shrunk => {}
             Obstacle::NoRoom(error) => {
-                // Others may wait for them.
+                // Other tasks may wait for the frames.
                 *pool = FramePool::empty(&self.cache);
                 return self.make_room_within(error, mapping.range_of(index, blocks)).await;
             }
@@ -448,7 +449,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Reads one block and waits for it.
+    /// Reads one block and waits for it; or waits until the read can be tried again: for its range,
+    /// or for a frame.
     pub(crate) async fn fill_block(
         &self,
         index: u64,

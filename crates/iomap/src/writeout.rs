@@ -1,5 +1,5 @@
 //! Write-out: finds dirty runs, reserves space for them, captures and issues them, and publishes
-//! each as its bio ends. The steps and their rules (O1..O6) are in [`crate::ops`].
+//! each as its bio ends. The steps and their rules (ops.O1 to O7) are in [`crate::ops`].
 
 use crate::file::MappedFile;
 use crate::ops::{Class, Place, Reservation};
@@ -19,8 +19,8 @@ use std::ops::Range;
 const MAX_BIO: u64 = 1 << 20;
 /// No folio is added to a reservation of so many bytes, or of as many as a domain keeps in flight.
 const MAX_RESERVATION: u64 = 4 << 20;
-/// Folios visited together: as many as fill a reservation with a block each. Out of place such
-/// blocks are adjacent, and need few bios.
+/// Folios visited together: with a block of 4 KiB each they fill a bio. Out of place such blocks
+/// are adjacent on the device, and need few bios.
 const BATCH: usize = 256;
 
 impl WriteOut for MappedFile {
@@ -82,7 +82,7 @@ impl MappedFile {
             let index = plan.batch[at];
             let mut wanted = self.add_dirty_runs(index, pass, &mut plan.runs);
             if wanted.is_err() {
-                // Nothing that could go is held back meanwhile.
+                // The runs gathered so far need not wait for that.
                 issued += self.write_runs(plan, pass, false).await;
                 bytes = 0;
             }
@@ -130,8 +130,8 @@ impl MappedFile {
         Ok(bytes)
     }
 
-    /// Bytes behind the end of file are written only to fill a unit of the map: old bytes of a
-    /// place must not show when the file grows (E1).
+    /// Where write-out ends: behind the end of file it writes only to fill a unit of the map, as
+    /// old bytes of a place must not show when the file grows (bounds.E1).
     fn end_of_units(&self) -> u64 {
         let unit = u64::from(self.ops.unit().max(self.device().limits().logical_block));
         round_up(self.end(), unit)
@@ -174,7 +174,7 @@ impl MappedFile {
         let wanted: u64 = plan.runs.iter().map(|run| run.end - run.start).sum();
         let reserved: u64 = reservation.places().iter().map(|place| place.len).sum();
         if reserved < wanted && pass.sync {
-            // The rest is written when there is space again: a sync looks once more.
+            // The rest is written when there is space again: the sync runs another pass.
             self.mapping.note_leftover();
         }
         let end = plan.runs.last().map_or(0, |run| run.end);
@@ -191,7 +191,7 @@ impl MappedFile {
         bytes
     }
 
-    /// The runs stay dirty, and a sync has to say that they could not be written.
+    /// Marks the runs failed: they stay dirty, and a sync fails while they are not written.
     fn no_room(&self, runs: &[Range<u64>]) {
         for run in runs {
             for (index, part) in self.pieces(run.clone()) {
@@ -202,7 +202,7 @@ impl MappedFile {
     }
 
     /// Takes the dirty blocks of the places: their content is fixed now, and so is their sequence
-    /// (O1). Other blocks are not taken, not even for a moment: up-to-date blocks that joined a
+    /// (ops.O1). Other blocks are not taken, not even for a moment: up-to-date blocks that joined a
     /// folio written as a whole after space was reserved, and blocks that a truncate is about to
     /// drop.
     fn capture(&self, plan: &mut Plan, reservation: &Reservation, sync: bool) {
@@ -225,7 +225,7 @@ impl MappedFile {
             writable.extend(folio.writable(all, tracking));
             let whole = tracking == DirtyTracking::Folio;
             if sync && whole && folio.write_conflict(all, tracking).is_some() {
-                // Another pass was faster, and may have left out what this one is to write.
+                // Another pass has taken the folio, and may have left out blocks of this pass.
                 mapping.note_leftover();
             }
             for (index, part, at) in parts {

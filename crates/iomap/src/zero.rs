@@ -1,5 +1,6 @@
 //! Zeroing and trimming: partly covered blocks are written with zeros in the cache, whole ones are
-//! dropped from it and zeroed on the device, with the range held exclusively (D4, L7).
+//! dropped from it and zeroed on the device, with the range held exclusively (lineage.D4,
+//! lineage.L7).
 
 use crate::file::{MappedFile, Source, ZeroFlags};
 use crate::inflight::InFlight;
@@ -30,8 +31,8 @@ impl MappedFile {
         }
         let block = self.mapping.block_size();
         loop {
-            // One snapshot; `zero_whole` looks again once the size stands, and has us begin anew if
-            // the last block was not the last any more.
+            // The size may move after this. `zero_whole` reads it again while it cannot, and
+            // returns false if the range does not end with the file any more: then all begins anew.
             let size = self.end();
             let range = offset..end.min(size).max(offset);
             if range.is_empty() {
@@ -52,7 +53,7 @@ impl MappedFile {
         }
     }
 
-    /// Zeros into part of a block, in the cache. False: the file was cut meanwhile.
+    /// Writes zeros into part of a block, in the cache. False: the file was truncated meanwhile.
     async fn write_zeros(&self, range: Range<u64>) -> Result<bool> {
         let zeros = [0u8; 4096];
         let mut at = range.start;
@@ -67,12 +68,12 @@ impl MappedFile {
         Ok(true)
     }
 
-    /// False, and nothing was zeroed: the file no longer ends with the range, and the range ends
-    /// within a block.
+    /// Zeroes whole blocks on the device. False, and nothing was zeroed: the range ends behind the
+    /// file, or within a block that is not the last any more.
     async fn zero_whole(&self, range: Range<u64>, flags: ZeroFlags) -> Result<bool> {
         let mapping = &*self.mapping;
         let held = mapping.bounds.exclusive(range.clone()).await;
-        // The size stands while its block is held (E5).
+        // The size does not move while its block is held (bounds.E5).
         let size = self.end();
         if range.end > size || (range.end != size && !is_aligned(range.end, mapping.block_size())) {
             return Ok(false);
@@ -82,7 +83,8 @@ impl MappedFile {
         // the device fails.
         self.each_idle(&range, |folio, blocks| {
             flight.replaced.take(folio, blocks);
-            // What is clean goes now: a write-out of its whole folio would bring it back.
+            // Clean blocks are dropped first: a write-out of their whole folio would write them to
+            // the device again.
             for clean in folio.runs(blocks, |t, s, g| !t.bits(s, State::Writing, g)) {
                 folio.discard(clean);
             }

@@ -55,6 +55,7 @@
 //!   making                                a mapping is made, or let go of
 //!   folio, mapping (cache, iomap)         held by callers of MapOps
 //!     └── state                           names, maps, segments, queue: never across a wait
+//!           ├── turns of the cleaner and of checkpoints, while `clean/choose.rs` looks at them
 //!           └── staging area              bytes of records on their way
 //!   log control (`log::Ctl`)              turns, groups, what is durable: a leaf, never together with state
 //! ```

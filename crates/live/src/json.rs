@@ -3,7 +3,7 @@
 //!
 //! Invariant: J1 the size of a snapshot bounds its size: below 100 KiB, in addition to the names.
 
-use crate::board::{Point, View};
+use crate::sample::{Point, View};
 use forebay::{Bytes, FilePicture, StreamPicture};
 use serde_json::{Map, Value, json};
 

@@ -6,8 +6,8 @@
 //!                                                               └──▶ control socket ──▶ top
 //! ```
 //!
-//! Reading order: [`source`] (what is sampled), [`board`] (how often), [`json`] and [`metrics`]
-//! (the outputs), [`http`] (requests), [`server`] (connections and their limits).
+//! Reading order: [`source`] and [`sample`] (what is sampled), [`json`] and [`metrics`] (the
+//! outputs), [`board`] (how often), [`http`] (requests), [`server`] (connections and their limits).
 //!
 //! ```
 //! use forebay::{Cache, CacheConfig};
@@ -27,6 +27,7 @@ pub mod board;
 pub mod http;
 pub mod json;
 pub mod metrics;
+pub mod sample;
 pub mod server;
 pub mod source;
 

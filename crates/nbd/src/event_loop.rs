@@ -14,6 +14,8 @@
 
 mod clients;
 mod poll;
+mod send;
+mod wait;
 mod wire;
 
 use crate::config::{DropReason, pool_memory, receive_memory};
@@ -24,14 +26,15 @@ use crate::pool::Pool;
 use crate::receive_buffer::ReceiveBuffer;
 use crate::serve::Core;
 use crate::shared::{LoopHandle, Shared};
-use crate::stats::{Verdict, bump};
+use crate::stats::Verdict;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::LocalQueue;
 use forebay_base::{Error, Result};
-use rustix::event::Timespec;
+use poll::Poller;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use send::send_replies;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -71,7 +74,7 @@ pub(crate) struct EventLoop {
     listeners: Vec<Listener>,
     accept_paused: bool,
     done: Vec<(Ticket, Outcome)>,
-    poller: poll::Poller,
+    poller: Poller,
     next_tick: Instant,
     /// When the last tick or sleep ended: for what need not be exact.
     now: Instant,
@@ -127,7 +130,7 @@ impl EventLoop {
             listeners,
             accept_paused: false,
             done: Vec::new(),
-            poller: poll::Poller::default(),
+            poller: Poller::default(),
             next_tick: Instant::now(),
             now: Instant::now(),
             stop_at: None,
@@ -152,65 +155,9 @@ impl EventLoop {
         }
     }
 
-    /// Whether there is nothing to do until a socket, a queue or another thread says so.
-    fn is_quiet(&self) -> bool {
-        self.handle().inbox.lock().is_empty()
-            && !self.handle().evict.load(Ordering::SeqCst)
-            && (self.stop_at.is_some() || !self.core.shared.stop.load(Ordering::SeqCst))
-            // Else a limit set before the loop slept would take effect only at its next wake.
-            && self.core.pool.bytes_max() == self.pool_bytes_max()
-    }
-
     fn pool_bytes_max(&self) -> usize {
         let shared = &self.core.shared;
         pool_memory(shared.memory.total()) / shared.config.threads
-    }
-
-    fn wait(&mut self, events: &mut Vec<Event>, busy: bool) -> Result<()> {
-        events.clear();
-        bump(&self.core.stats.turns, 1);
-        let quiet = !busy && !self.core.exec.is_woken() && self.is_quiet();
-        if quiet {
-            let stats = &self.core.stats;
-            let served = || stats.requests.iter().map(|n| n.load(Ordering::Relaxed)).sum();
-            self.poller.turn(self.now, served);
-        }
-        if quiet && self.look_around(events)? {
-            return Ok(());
-        }
-        // A thread with work for this loop sees from here on that it sleeps, so the loop checks
-        // once more.
-        let sleep = quiet && self.core.exec.may_sleep() && self.is_quiet();
-        let timed = self.handshakes > 0
-            || !self.waiting.is_empty()
-            || self.accept_paused
-            || self.stop_at.is_some()
-            || self.core.shared.memory.waiting.load(Ordering::Relaxed) > 0;
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let short = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
-        let timeout = match (sleep, timed) {
-            (false, _) => Some(&zero),
-            (true, true) => Some(&short),
-            (true, false) => None,
-        };
-        bump(&self.core.stats.sleeps, u64::from(sleep));
-        let before = self.now;
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(e) => return Err(failed(e)),
-        }
-        let wake = u64::from(SPECIAL) << 32 | u64::from(WAKE);
-        let woken = events.iter().any(|e| e.data.u64() == wake);
-        if sleep {
-            self.now = Instant::now();
-            let limit = self.core.shared.poll_nanos.load(Ordering::Relaxed);
-            self.poller.slept((self.now - before).as_nanos() as u64, limit);
-        }
-        // Also if the loop may not sleep: no thread need write the eventfd.
-        if quiet || woken {
-            self.core.exec.awake(woken);
-        }
-        Ok(())
     }
 
     /// One turn. True if it is worth another one before anything else happens.
@@ -433,7 +380,7 @@ impl EventLoop {
         conn.book.dirty = false;
         let sends = !conn.book.out.is_empty() || conn.stream.wants_send();
         if conn.send_full.is_none() && sends {
-            wire::send(core, conn, self.now);
+            send_replies(core, conn, self.now);
         }
         let config = &core.shared.config;
         conn.look(core.shared.start, self.now, config.stall_timeout, config.rate_min);

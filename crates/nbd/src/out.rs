@@ -1,8 +1,8 @@
 //! The replies of one connection that wait to be sent, in order.
 //!
 //! Invariants:
-//! 1. Small replies are gathered in chunks. A large read's data stay in their own buffer, with the
-//!    header in a piece of its own, and are sent from there.
+//! 1. Small replies are gathered in chunks. A large read's data stay in their own buffer, in one
+//!    piece with the reply's header, and are sent from there.
 //! 2. Only the last piece grows. `start <= end <= len` in a chunk.
 //! 3. Memory freed by sending goes back to the caller, which does the accounting.
 

@@ -10,67 +10,21 @@ mod data;
 mod dir;
 mod file;
 mod namei;
+mod options;
 mod state;
 
 use file::MemFile;
 use forebay_base::Result;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::BoxFuture;
-use forebay_vfs::clock::{Clock, SystemClock};
 use forebay_vfs::fs::{FileSystem, OpenFileRef};
 use forebay_vfs::name::{NAME_MAX, Name, XattrName};
 use forebay_vfs::types::{
-    Attr, Cookie, DirEntry, Ino, LINK_MAX, NewInode, OpenFlags, RenameFlags, SetAttr, SetXattr,
-    StatFs,
+    Attr, Cookie, DirEntry, Ino, NewInode, OpenFlags, RenameFlags, SetAttr, SetXattr, StatFs,
 };
-use state::State;
-use std::fmt;
+use state::{Shared, State};
 
-/// What a [`MemFs`] is like.
-#[derive(Clone)]
-pub struct MemOptions {
-    /// What stamps inodes.
-    pub clock: std::sync::Arc<dyn Clock>,
-    /// Reading leaves no trace.
-    pub noatime: bool,
-    /// Bytes of content.
-    pub capacity_bytes: u64,
-    /// Inodes, open ones without a name included.
-    pub inodes_max: u64,
-    /// Links of one inode.
-    pub links_max: u32,
-    /// Bits of a name's hash in a cookie, at most 46. Few make many names share one.
-    pub cookie_bits: u32,
-}
-
-impl Default for MemOptions {
-    fn default() -> Self {
-        Self {
-            clock: std::sync::Arc::new(SystemClock),
-            noatime: false,
-            capacity_bytes: 1 << 40,
-            inodes_max: 1 << 32,
-            links_max: LINK_MAX,
-            cookie_bits: dir::HASH_BITS_MAX,
-        }
-    }
-}
-
-impl fmt::Debug for MemOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemOptions")
-            .field("capacity_bytes", &self.capacity_bytes)
-            .field("inodes_max", &self.inodes_max)
-            .field("links_max", &self.links_max)
-            .field("cookie_bits", &self.cookie_bits)
-            .finish_non_exhaustive()
-    }
-}
-
-/// What the file system and its open files share.
-struct Shared {
-    state: Mutex<State>,
-}
+pub use options::MemOptions;
 
 /// A file system in memory.
 pub struct MemFs {

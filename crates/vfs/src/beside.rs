@@ -20,211 +20,20 @@
 //! Lock: the observer's slot, for the length of a check.
 
 mod file;
+mod observer;
+mod report;
 
 use crate::fs::{FileSystem, OpenFileRef};
 use crate::name::{Name, XattrName};
 use crate::types::{Attr, FileKind, Ino, NewInode, OpenFlags, RenameFlags, SetAttr, SetXattr};
-use file::{NotifyingFile, handed_over};
-use forebay_base::buf::AlignedBuf;
-use forebay_base::sync::RwLock;
-use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use file::NotifyingFile;
 use forebay_base::task::BoxFuture;
-use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_base::{ErrorKind, Result};
+use report::{Outstanding, Shared, telling};
 use std::future::Future;
 use std::sync::{Arc, Weak};
 
-/// A change of the file system.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
-    /// Bytes of a file, and its attributes.
-    Content {
-        /// Which file.
-        ino: Ino,
-        /// First byte.
-        offset: u64,
-        /// How many; `u64::MAX` is all that follow.
-        len: u64,
-        /// The file ends within or before them: its size, and its last byte.
-        end: Option<(u64, u8)>,
-    },
-    /// Attributes, extended ones among them.
-    Attributes(Ino),
-    /// What a name denotes.
-    Entry {
-        /// In which directory.
-        dir: Ino,
-        /// Which.
-        name: Box<[u8]>,
-        /// It denoted this inode, which has no name any more.
-        gone: Option<Ino>,
-    },
-}
-
-/// Identifies a notification; 0: none was needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Ticket(pub u64);
-
-/// A mount, as others see it. None of these waits, but for the four that say so.
-pub trait Observer: Send + Sync {
-    /// Whether the mount knows an inode: then its changes must be reported.
-    fn knows(&self, ino: Ino) -> bool;
-
-    /// Keeps an inode that has lost its last name for as long as it is known.
-    fn keep(&self, file: OpenFileRef);
-
-    /// Whether stores into maps of a file may be held back.
-    fn holds_back(&self, ino: Ino) -> bool;
-
-    /// Requests data that the mount holds back of a range.
-    fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket;
-
-    /// The content of a file will change, and so may its end, whatever the result. Waits for
-    /// appends of programs at the end that the kernel knows.
-    fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()>;
-
-    /// For each of these, once: it was made, or not, and [`Observer::changed`] has said so.
-    fn change_over(&self, ino: Ino);
-
-    /// A name of a directory is about to denote another inode, or none, whether or not the change
-    /// succeeds. Waits until the removals and renames of it by programs have ended.
-    fn will_change_name(&self, dir: Ino, name: &[u8]) -> BoxFuture<'_, ()>;
-
-    /// For each of these, once, after [`Observer::changed`].
-    fn name_change_over(&self, dir: Ino, name: &[u8]);
-
-    /// Reports a change. Also for an inode that is not known yet: a lookup may be in progress.
-    fn changed(&self, change: &Change) -> Ticket;
-
-    /// Waits until there is capacity for more tickets.
-    fn room(&self) -> BoxFuture<'_, ()>;
-
-    /// Waits until the notification was delivered, or the mount is gone.
-    fn told(&self, ticket: Ticket) -> BoxFuture<'_, ()>;
-}
-
-impl Change {
-    /// Bytes of a file, of which more is not known yet.
-    pub fn content(ino: Ino, offset: u64, len: u64) -> Self {
-        Self::Content { ino, offset, len, end: None }
-    }
-}
-
-/// The file system, and the observer to notify.
-pub(crate) struct Shared {
-    fs: Arc<dyn FileSystem>,
-    some: AtomicBool,
-    observer: RwLock<Option<Weak<dyn Observer>>>,
-}
-
-impl Shared {
-    /// The mount, if there is one.
-    #[inline]
-    pub fn observer(&self) -> Option<Arc<dyn Observer>> {
-        match self.some.load(Ordering::Acquire) {
-            false => None,
-            true => self.observer.read().as_ref().and_then(Weak::upgrade),
-        }
-    }
-
-    /// Size and last byte of a file, if it ends before `end`.
-    async fn end_of(&self, ino: Ino, end: u64) -> Result<Option<(u64, u8)>> {
-        let size = self.fs.getattr(ino).await?.size;
-        let Some(last) = size.checked_sub(1).filter(|_| size <= end) else { return Ok(None) };
-        let file = self.fs.open(ino, OpenFlags::READ).await?;
-        let (buf, done) = file.read(last, AlignedBuf::new(1), IoFlags::empty()).await;
-        Ok((done? == 1).then(|| (size, buf[0])))
-    }
-}
-
-/// An announced change.
-enum Begun {
-    Content(Ino),
-    Name(Ino, Box<[u8]>),
-}
-
-/// Changes to report at the latest when this is dropped (Z1: a future may be dropped halfway).
-pub(crate) struct Outstanding<'a> {
-    shared: &'a Shared,
-    observer: &'a dyn Observer,
-    changes: Vec<Change>,
-    /// The announced changes.
-    begun: Vec<Begun>,
-}
-
-impl<'a> Outstanding<'a> {
-    /// Before a change: waits for data that the mount holds back in its range.
-    pub async fn begin(
-        shared: &'a Shared,
-        observer: &'a dyn Observer,
-        changes: Vec<Change>,
-    ) -> Self {
-        observer.room().await;
-        let mut changing = Self { shared, observer, changes: Vec::new(), begun: Vec::new() };
-        for change in &changes {
-            match change {
-                Change::Content { ino, offset, len, .. } => {
-                    handed_over(observer, *ino, *offset, *len).await;
-                    let ready = observer.will_change(*ino);
-                    changing.begun.push(Begun::Content(*ino));
-                    ready.await;
-                }
-                Change::Entry { dir, name, .. } => {
-                    let ready = observer.will_change_name(*dir, name);
-                    changing.begun.push(Begun::Name(*dir, name.clone()));
-                    ready.await;
-                }
-                Change::Attributes(_) => {}
-            }
-        }
-        changing.changes = changes;
-        changing
-    }
-
-    fn tell(&mut self) -> Ticket {
-        let tickets = self.changes.drain(..).map(|change| self.observer.changed(&change));
-        let last = tickets.fold(Ticket::default(), |last, ticket| Ticket(last.0.max(ticket.0)));
-        for begun in self.begun.drain(..) {
-            match begun {
-                Begun::Content(ino) => self.observer.change_over(ino),
-                Begun::Name(dir, name) => self.observer.name_change_over(dir, &name),
-            }
-        }
-        last
-    }
-
-    /// After it.
-    pub async fn paid(mut self) {
-        for change in &mut self.changes {
-            if let Change::Content { ino, offset, len, end } = change
-                && self.observer.knows(*ino)
-                && let Ok(found) = self.shared.end_of(*ino, offset.saturating_add(*len)).await
-            {
-                *end = found;
-            }
-        }
-        let ticket = self.tell();
-        self.observer.told(ticket).await;
-    }
-}
-
-impl Drop for Outstanding<'_> {
-    fn drop(&mut self) {
-        self.tell();
-    }
-}
-
-/// Carries a change out and reports it, also if it failed, because a part may be done.
-pub(crate) async fn telling<T>(
-    shared: &Shared,
-    observer: &dyn Observer,
-    changes: Vec<Change>,
-    op: impl Future<Output = T>,
-) -> T {
-    let changing = Outstanding::begin(shared, observer, changes).await;
-    let done = op.await;
-    changing.paid().await;
-    done
-}
+pub use observer::{Change, Observer, Ticket};
 
 /// Changes of these names, and of the directories that hold them.
 fn changes_of(names: &[(Ino, Name<'_>)]) -> Vec<Change> {
@@ -241,8 +50,7 @@ pub struct NotifyingFs(Arc<Shared>);
 impl NotifyingFs {
     /// Of `fs`, which a mount may serve.
     pub fn new(fs: Arc<dyn FileSystem>) -> Self {
-        let (some, observer) = Default::default();
-        Self(Arc::new(Shared { fs, some, observer }))
+        Self(Arc::new(Shared::new(fs)))
     }
 
     /// The file system that the mount serves.
@@ -253,20 +61,12 @@ impl NotifyingFs {
     /// Registers the mount to notify. `Busy` if there is one: the kernel keeps file locks, so two
     /// mounts would not see each other's.
     pub fn observe(&self, observer: Weak<dyn Observer>) -> Result<()> {
-        let mut slot = self.0.observer.write();
-        if slot.as_ref().is_some_and(|old| old.strong_count() > 0) {
-            return Err(Error::new(ErrorKind::Busy, "mount", "it is mounted already"));
-        }
-        *slot = Some(observer);
-        self.0.some.store(true, Ordering::Release);
-        Ok(())
+        self.0.observe(observer)
     }
 
     /// The mount is over.
     pub fn forget(&self) {
-        let mut slot = self.0.observer.write();
-        self.0.some.store(false, Ordering::Release);
-        *slot = None;
+        self.0.forget();
     }
 
     fn file(&self, file: OpenFileRef) -> OpenFileRef {

@@ -1,6 +1,6 @@
 //! A fresh volume on a device: in memory, slow, or a file on the disk.
 
-use super::BANDWIDTH;
+use super::ways::BANDWIDTH;
 use crate::harness::image::Image;
 use crate::harness::options::Options;
 use crate::rivals::counted::Counted;

@@ -8,7 +8,7 @@
 use super::bed::Bed;
 use super::found::{self, All};
 use super::load::Shape;
-use super::{WAYS, expected};
+use super::ways::{REQUEST, WAYS, expected};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
 use crate::harness::load::Slice;
 use crate::harness::options::Options;
@@ -184,14 +184,14 @@ pub fn disk(
         outcome.add_notes(report, &prefix, "ours");
         let ratio = outcome.ratio_of("reserve", "interleaved", per_second);
         let name = format!("{prefix}_reserve_vs_interleaved");
-        match shape.request < super::REQUEST {
+        match shape.request < REQUEST {
             true => report.ratio_with_bar(&name, ratio, Good::AtLeast, SMALL_BAR),
             false => report.ratio(&name, ratio),
         }
         let read = median(&all.values("reserve", "cold_read"))
             / median(&all.values("interleaved", "cold_read"));
         report.ratio(&format!("{prefix}_cold_read_vs_interleaved"), read);
-        if shape.request < super::REQUEST {
+        if shape.request < REQUEST {
             continue;
         }
         least = least.min(ratio);

@@ -1,6 +1,6 @@
 //! Who writes what: some direct writers and some buffered ones, each its own file, on a volume.
 
-use super::REQUEST;
+use super::ways::REQUEST;
 use crate::harness::hist::Hist;
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;

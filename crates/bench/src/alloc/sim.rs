@@ -5,7 +5,7 @@
 
 use super::bed::Bed;
 use super::load::{Shape, create, pattern, write};
-use super::{WAYS, expected};
+use super::ways::{WAYS, expected};
 use crate::harness::options::Options;
 use crate::report::model::{Report, median};
 use forebay_base::sim_world::SimWorld;

@@ -3,9 +3,9 @@
 //! The patch also with a threshold of 1: the loss that made its author add one. And how giving out
 //! goes with a second writer.
 
-use super::WAYS;
 use super::bed::Bed;
 use super::load::{create, pattern, write};
+use super::ways::WAYS;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
 use crate::harness::hist::Hist;
 use crate::harness::image::Rng;

@@ -5,7 +5,7 @@
 //! without a gap while the backup is watched.
 
 use super::backup::Way;
-use super::{Form, Setting};
+use super::setting::{Form, Setting};
 use crate::harness::hist::Hist;
 use crate::harness::meter::{MachineTime, resident_bytes};
 use crate::rivals::worker::Worker;
@@ -13,6 +13,7 @@ use forebay_base::Result;
 use forebay_base::units::MIB;
 use forebay_testkit::cgroup::Memcg;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// What memory SQLite has above the cache below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -265,6 +266,9 @@ fn phases(
     }
     Ok(run)
 }
+
+/// What all columns did in all rounds.
+pub type Found = BTreeMap<&'static str, Vec<Run>>;
 
 #[cfg(test)]
 mod tests {

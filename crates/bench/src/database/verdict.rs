@@ -5,9 +5,9 @@
 //! one round; the median of rounds counts, of a loss the worst round. V3 a bar is judged only in a
 //! run of full length in which the gate holds and each backup that is compared kept its pace.
 
-use super::column::{BEST, OURS, OURS_UNCACHED, Run, SQLITE, TAR, slack};
+use super::column::{BEST, Found, OURS, OURS_UNCACHED, Run, SQLITE, TAR, slack};
 use super::data::PAGE;
-use super::{Form, Found, Setting};
+use super::setting::{Form, Setting};
 use crate::report::model::{Good, Plot, Report, median};
 use forebay_base::units::{MIB, format_size};
 
@@ -177,8 +177,12 @@ fn ratios(report: &mut Report, setting: &Setting, names: &Names, gate: Gate, fou
         let name = names.metric(name);
         match names.form {
             Form::Itself => report.ratio(&name, value),
-            Form::Files | Form::Fast if judged => report.ratio_with_bar(&name, value, good, bar),
-            Form::Files | Form::Fast => report.ratio_unjudged(&name, value, good, bar),
+            Form::Files | Form::Brisk | Form::Fast if judged => {
+                report.ratio_with_bar(&name, value, good, bar)
+            }
+            Form::Files | Form::Brisk | Form::Fast => {
+                report.ratio_unjudged(&name, value, good, bar)
+            }
         }
     }
     let mut add = |name: &str, value: f64| report.ratio(&names.metric(name), value);
@@ -228,7 +232,7 @@ fn chart(report: &mut Report, setting: &Setting, form: Form, found: &Found) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::setting;
+    use super::super::setting::tests::setting;
     use super::*;
 
     fn run(alone: f64, during: f64, lost: f64, backup: f64) -> Run {

@@ -168,7 +168,7 @@ pub struct Buffered {
 }
 
 impl Buffered {
-    /// Opens files that are there and reads all of them in (Y2).
+    /// Opens existing files and reads all of them in (`dirty`, Y2).
     pub fn open(paths: &[PathBuf]) -> Result<Self> {
         let mut files = Vec::new();
         let mut buf = vec![0; MIB as usize];

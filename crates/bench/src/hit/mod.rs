@@ -6,71 +6,21 @@
 //! Invariants: T1 nothing in a slice reaches the disk: caches are warm before, dirty data is
 //! written out between rounds, outside the slices. T2 all variants of a cycle use the same offsets.
 
+mod fixture;
 mod pins;
 mod ways;
 
-use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
+use crate::harness::alternate::{Outcome, Turn, Variant, alternate};
 use crate::harness::image::Image;
-use crate::harness::load::{Load, Pattern, Slice, Target, run_here};
+use crate::harness::load::{Slice, Target, run_here};
 use crate::harness::options::Options;
-use crate::harness::sys::{FileMap, Region, page_cache_bytes};
+use crate::harness::sys::page_cache_bytes;
 use crate::report::model::{Good, Report};
-use crate::rivals::kernel::KernelFile;
-use crate::rivals::ours::{Flagged, Ours};
+use fixture::Bench;
 use forebay_base::units::format_size;
-use forebay_base::{Error, IoFlags, Result};
-use rustix::fs::OFlags;
-use std::cell::RefCell;
-use std::time::Duration;
+use forebay_base::{Error, Result};
 
-const BLOCK: usize = 4096;
 const HOT: u64 = 1 << 20;
-
-/// A memcpy in place of a file.
-struct Memory(RefCell<Region>);
-
-impl Target for Memory {
-    #[inline]
-    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
-        let region = self.0.borrow();
-        buf.copy_from_slice(&region[offset as usize..][..buf.len()]);
-        Ok(())
-    }
-
-    #[inline]
-    fn write(&self, buf: &[u8], offset: u64) -> Result<()> {
-        let mut region = self.0.borrow_mut();
-        region[offset as usize..][..buf.len()].copy_from_slice(buf);
-        Ok(())
-    }
-}
-
-/// The kernel's cache without a system call: the same file, mapped.
-struct Mapped(FileMap);
-
-impl Target for Mapped {
-    #[inline]
-    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
-        self.0.read(buf, offset);
-        Ok(())
-    }
-
-    #[inline]
-    fn write(&self, buf: &[u8], offset: u64) -> Result<()> {
-        self.0.write(buf, offset);
-        Ok(())
-    }
-}
-
-struct Bench {
-    kernel: KernelFile,
-    mapped: Mapped,
-    memory: Memory,
-    cache: Ours,
-    ours: Flagged,
-    size: u64,
-    plan: Plan,
-}
 
 /// Runs it.
 pub fn run(options: &Options) -> Result<Report> {
@@ -78,17 +28,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let size = options.size_or(64 << 20, 1 << 30);
     let image = Image::create(&options.dir, "hit-kernel", size, options.keep)?;
     let ours_image = Image::create(&options.dir, "hit-ours", size, options.keep)?;
-    let kernel = KernelFile::new(image.open(OFlags::empty())?);
-    let mapped =
-        FileMap::new(&kernel.file, size as usize).map_err(|e| Error::from_io("mmap", e))?;
-    let region = Region::huge(size as usize).map_err(|e| Error::from_io("map memory", e))?;
-    let percent = region.huge_share() * 100.0;
-    report.note(format!("memcpy: {percent:.0} % of the region on 2 MiB pages"));
-    let cache = open_ours(options, &ours_image)?;
-    let ours = cache.with(IoFlags::empty());
-    let memory = Memory(RefCell::new(region));
-    let bench =
-        Bench { kernel, mapped: Mapped(mapped), memory, cache, ours, size, plan: plan(options) };
+    let bench = Bench::new(options, &image, &ours_image, &mut report)?;
     bench.warm()?;
     bench.add_residency(&mut report)?;
     bench.groups(&mut report)?;
@@ -97,56 +37,7 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-fn plan(options: &Options) -> Plan {
-    Plan {
-        rounds: options.rounds_or(3, 9),
-        cycles: if options.quick { 2 } else { 5 },
-        slice: options.millis(25, 100),
-        passes: 1,
-        gate: Some("memcpy"),
-        repeats_max: if options.quick { 1 } else { 4 },
-        lines: options.lines,
-    }
-}
-
-/// A cache that holds the whole image and whose limits let a slice dirty all of it (T1).
-fn open_ours(options: &Options, image: &Image) -> Result<Ours> {
-    let size = image.size();
-    let budget = size + size / 2 + (64 << 20);
-    Ours::open_with(options, image.path(), budget, |config| {
-        config.dirty_bytes = Some(budget);
-        config.dirty_background_bytes = Some(budget);
-        config.dirty_expire_centisecs = 360_000;
-    })
-}
-
 impl Bench {
-    fn load(&self, write: bool, len: u64, time: Duration, seed: u64) -> Load {
-        Load {
-            write,
-            pattern: Pattern::Random,
-            threads: 1,
-            block: BLOCK,
-            start: 0,
-            len,
-            time,
-            seed,
-            sample_every: 64,
-        }
-    }
-
-    /// Reads the image through every cache, twice: the second time all of it must be there.
-    fn warm(&self) -> Result<()> {
-        let load = self.load(false, self.size, Duration::from_secs(3600), 0);
-        let load = Load { pattern: Pattern::Sequential, block: 1 << 20, ..load };
-        for _ in 0..2 {
-            run_here(&self.kernel, &load)?;
-            run_here(&self.mapped, &load)?;
-            run_here(&self.ours, &load)?;
-        }
-        Ok(())
-    }
-
     /// What the caches hold before the first slice.
     fn add_residency(&self, report: &mut Report) -> Result<()> {
         let cached = page_cache_bytes(&self.kernel.file, 0, self.size);

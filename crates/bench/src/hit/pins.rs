@@ -3,7 +3,7 @@
 //! Invariants: pins.H1 both variants use the same offsets of an image that is all cached. pins.H2 a
 //! pin that is a copy, or short, fails the bench: its time is that of another thing.
 
-use super::Bench;
+use super::fixture::Bench;
 use crate::harness::alternate::{Turn, Variant, alternate};
 use crate::harness::load::{Load, Slice, Target, run_here};
 use crate::report::model::{Good, Report};

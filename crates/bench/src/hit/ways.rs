@@ -6,7 +6,7 @@
 //! cached where it is served from. G2 a way that needs another process is charged with what the
 //! whole machine used meanwhile.
 
-use super::Bench;
+use super::fixture::Bench;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
 use crate::harness::image::Image;
 use crate::harness::load::{Load, Pattern, Slice, Target, run_here};

@@ -69,7 +69,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The seconds of each step on one of them.
+/// The seconds of each step on one ground.
 fn all_steps(ground: &mut Ground, count: u64) -> Result<Vec<(&'static str, f64)>> {
     let root = ground.path().join("names");
     let mut found = vec![("create", timed(ground, true, || make(&root, count))?)];

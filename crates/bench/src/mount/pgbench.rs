@@ -148,7 +148,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
 fn prepare(options: &Options) -> Result<Setting> {
     let missing = |text: &str| Err(Error::new(ErrorKind::Unsupported, "pgbench", text));
     let bin = postgres::binaries()?;
-    super::prepare()?;
+    super::needs::prepare()?;
     let dir = options.dir.as_os_str();
     let words = ["-u", "postgres", "--", "test", "-x"].map(std::ffi::OsStr::new);
     if call("runuser", &[&words[..], &[dir]].concat()).is_err() {

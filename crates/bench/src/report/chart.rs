@@ -15,6 +15,8 @@ use std::fmt::Write;
 const WIDTH: u32 = 520;
 /// Height of a chart of lines.
 const HEIGHT: u32 = 320;
+/// Height of a line of text above or below a chart.
+const LINE: u32 = 22;
 /// Height of a bar with its label, and of the axis below all bars.
 const BAR_ROW: u32 = 42;
 const BAR_AXIS: u32 = 56;
@@ -111,6 +113,36 @@ pub fn draw(chart: &Chart<'_>) -> String {
     drop(area);
     let legend = if points == 1 { String::new() } else { legend(chart) };
     format!("{}{legend}", titled(chart, height, &svg))
+}
+
+/// A chart of lines as a file of its own: white below it, the title above it, and a line of the
+/// legend for each series at its end. Empty without values.
+pub fn file(chart: &Chart<'_>) -> String {
+    let inner = draw(chart);
+    let Some(inner) = inner.split_once("</svg>").map(|(svg, _)| svg) else { return inner };
+    let legend_at = HEIGHT + 2 * LINE;
+    let height = legend_at + LINE * chart.series.len() as u32;
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+         viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"14\">\n\
+         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"white\"/>\n\
+         <text x=\"10\" y=\"{LINE}\">{}</text>\n\
+         <svg y=\"{LINE}\" height=\"{HEIGHT}\" {}</svg>\n",
+        escape(chart.title),
+        inner.trim_start_matches("<svg "),
+    );
+    for (n, (label, _)) in chart.series.iter().enumerate() {
+        let (y, RGBColor(r, g, b)) = (legend_at + LINE * n as u32, SERIES[n % SERIES.len()]);
+        let _ = writeln!(
+            out,
+            "<rect x=\"10\" y=\"{}\" width=\"24\" height=\"4\" fill=\"#{r:02X}{g:02X}{b:02X}\"/>\
+             <text x=\"42\" y=\"{y}\">{}</text>",
+            y - 7,
+            escape(label)
+        );
+    }
+    out.push_str("</svg>\n");
+    out
 }
 
 /// The `svg` element with a name for readers that do not see it, and as wide as its place.
@@ -282,6 +314,19 @@ mod tests {
         assert_eq!(svg.matches("<circle").count(), 2, "a value between gaps, and one alone");
         assert_eq!(svg.matches("<i class=\"f").count(), 3, "the legend names all series");
         assert!(svg.contains("&quot;1&quot;/s") && svg.contains("seconds"), "{svg}");
+    }
+
+    #[test]
+    fn chart_in_a_file_of_its_own_has_title_and_legend() {
+        let series = series(&[("ours<1>", &[1.0, 2.0]), ("kernel", &[2.0, 1.0])]);
+        let chart = Chart { title: "a < b", unit: "1/s", x: "s", series: &series, marks: &[] };
+        let svg = file(&chart);
+        assert!(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""), "{svg}");
+        assert_eq!(svg.matches("<svg").count(), svg.matches("</svg>").count());
+        for text in [">a &lt; b<", ">ours&lt;1&gt;<", ">kernel<", "fill=\"#D9701A\""] {
+            assert!(svg.contains(text), "{text}: {svg}");
+        }
+        assert_eq!(file(&Chart { series: &[], ..chart }), "");
     }
 
     /// V1, V2: a mark is a line with its word; one that is no number is left out.

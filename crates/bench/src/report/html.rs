@@ -5,7 +5,7 @@
 //! saved result shows as `n/a` and is never a panic. W4 a quick run says so at the top and at
 //! its bench.
 
-use crate::report::chart::{Chart, draw, escape};
+use crate::report::chart::{self, Chart, draw, escape};
 use crate::report::five::{self, BEHAVIOURS, COLUMNS};
 use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
 use serde_json::Value;
@@ -240,23 +240,43 @@ fn meter(value: Option<f64>, bar: Option<f64>) -> String {
 fn pictures(out: &mut String, bench: &str, own: &Value) {
     out.push_str("<div class=\"pictures\">\n");
     for plot in list(own, "plots").iter().filter(|plot| plot["behaviour"] == bench) {
-        let series = list(plot, "series").iter().map(|series| {
-            let values = list(series, "values").iter().map(|v| v.as_f64().unwrap_or(f64::NAN));
-            (text(series, "label").to_string(), values.collect())
-        });
-        let series: Vec<(String, Vec<f64>)> = series.collect();
-        let (title, unit, x) = (text(plot, "title"), text(plot, "unit"), text(plot, "x"));
-        let marks = list(plot, "marks")
-            .iter()
-            .map(|mark| (text(mark, "word").to_string(), mark["at"].as_f64().unwrap_or(f64::NAN)));
-        let marks: Vec<(String, f64)> = marks.collect();
-        let svg = draw(&Chart { title, unit, x, series: &series, marks: &marks });
+        let svg = picture(plot, |_| true, draw);
         if !svg.is_empty() {
-            let title = escape(title);
+            let title = escape(text(plot, "title"));
             let _ = writeln!(out, "<figure><figcaption>{title}</figcaption>\n{svg}</figure>");
         }
     }
     out.push_str("</div>\n");
+}
+
+/// A plot of the JSON as SVG text, with the series whose labels are wanted.
+fn picture(
+    plot: &Value,
+    wanted: impl Fn(&str) -> bool,
+    draw: impl Fn(&Chart<'_>) -> String,
+) -> String {
+    let series = list(plot, "series").iter().filter(|series| wanted(text(series, "label")));
+    let series = series.map(|series| {
+        let values = list(series, "values").iter().map(|v| v.as_f64().unwrap_or(f64::NAN));
+        (text(series, "label").to_string(), values.collect())
+    });
+    let series: Vec<(String, Vec<f64>)> = series.collect();
+    let (title, unit, x) = (text(plot, "title"), text(plot, "unit"), text(plot, "x"));
+    let marks = list(plot, "marks")
+        .iter()
+        .map(|mark| (text(mark, "word").to_string(), mark["at"].as_f64().unwrap_or(f64::NAN)));
+    let marks: Vec<(String, f64)> = marks.collect();
+    draw(&Chart { title, unit, x, series: &series, marks: &marks })
+}
+
+/// The first picture of saved results as a file of its own, with the named series; all if none is
+/// named. `None`: there is none, or it has no such series.
+pub fn first_picture(found: &[Value], series: &[String]) -> Option<String> {
+    let plot = found.iter().flat_map(|own| list(own, "plots")).next()?;
+    let all = series.is_empty();
+    let wanted = |label: &str| all || series.iter().any(|wanted| wanted == label);
+    let svg = picture(plot, wanted, chart::file);
+    Some(svg).filter(|svg| !svg.is_empty())
 }
 
 fn rows(out: &mut String, own: &Value) {

@@ -11,7 +11,11 @@ pub struct ReportOptions {
     pub inputs: Vec<PathBuf>,
     /// Where the page goes.
     pub html: Option<PathBuf>,
-    /// Print the figures of the README.
+    /// Where the first picture goes, as SVG.
+    pub svg: Option<PathBuf>,
+    /// What it shows: labels of series; all if there are none.
+    pub series: Vec<String>,
+    /// Print the tables of `docs/figures.md`.
     pub readme: bool,
     /// Print a few lines for a newcomer.
     pub screen: bool,
@@ -32,10 +36,18 @@ pub fn command(ignored: &Command) -> Command {
         file("files").action(ArgAction::Append).num_args(1..).help("JSON of an earlier run"),
         file("json").long("json").action(ArgAction::Append).help("The same"),
         file("html").long("html").help("Write a page with tables and charts"),
-        flag("readme").help("Print the figures of the README"),
+        file("svg").long("svg").help("Write the first picture, as SVG"),
+        Arg::new("series")
+            .long("series")
+            .value_name("LABEL,..")
+            .value_delimiter(',')
+            .action(ArgAction::Append)
+            .requires("svg")
+            .help("What the picture of --svg shows [default: all]"),
+        flag("readme").help("Print the tables of docs/figures.md"),
         flag("screen").help("Print a few lines for a newcomer"),
         flag("compare")
-            .conflicts_with_all(["readme", "screen", "html"])
+            .conflicts_with_all(["readme", "screen", "html", "svg"])
             .help("Print by how much each figure moved from the first file to the second"),
     ];
     let about = "A page, or the figures, of the JSON of earlier runs";
@@ -46,7 +58,7 @@ pub fn command(ignored: &Command) -> Command {
         }
     }
     let outputs = clap::ArgGroup::new("output")
-        .args(["html", "readme", "screen", "compare"])
+        .args(["html", "svg", "readme", "screen", "compare"])
         .multiple(true)
         .required(true);
     report.group(outputs)
@@ -74,6 +86,8 @@ impl ReportOptions {
         Ok(Self {
             inputs: inputs.into_iter().map(|(_, path)| path).collect(),
             html: matches.get_one::<PathBuf>("html").cloned(),
+            svg: matches.get_one::<PathBuf>("svg").cloned(),
+            series: matches.get_many("series").into_iter().flatten().cloned().collect(),
             readme: matches.get_flag("readme"),
             screen: matches.get_flag("screen"),
             compare,
@@ -96,6 +110,8 @@ mod tests {
         let options = report("report --json a b --json c --html p --quick").unwrap();
         assert_eq!(options.inputs, ["a", "b", "c"].map(PathBuf::from));
         assert_eq!(options.html, Some("p".into()));
+        let options = report("report a --svg p --series ours,other").unwrap();
+        assert_eq!((options.svg, options.series.len()), (Some("p".into()), 2));
         let options = report("report --readme a").unwrap();
         assert_eq!((options.inputs.len(), options.readme), (1, true));
         let options = report("report --compare a b").unwrap();
@@ -110,6 +126,7 @@ mod tests {
             "report --compare a b c",
             "report --compare --readme a b",
             "report --html p",
+            "report a --html p --series ours",
             "report --json a",
             "report a",
         ] {

@@ -1,6 +1,6 @@
-//! The figures of the README as markdown, from saved results: per rival the worst and the best cell
-//! and in how many cells ours is ahead; then what is no ratio of rates, with its goal, and every
-//! goal that was missed; then the CPU of the servers and their rates.
+//! The tables of `docs/figures.md` as markdown, from saved results: per rival the worst and the
+//! best cell and in how many cells ours is ahead; then what is no ratio of rates, with its goal,
+//! and every goal that was missed; then the CPU of the servers and their rates.
 //!
 //! Invariants: R1 nothing is shown that is not in the results; what has no value says so. R2 what
 //! missed its goal is there, bold, with as many digits as show it. R3 a quick run gives no figures

@@ -1,7 +1,6 @@
 //! What benches found, as JSON values: one object per bench, made live or read from files of
 //! earlier runs, and shown as five lines and as a page.
 
-use crate::harness::options::Options;
 use crate::report::model::{Report, write_json};
 use crate::report::options::ReportOptions;
 use crate::report::{compare, five, html, readme, screen};
@@ -46,16 +45,26 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
+/// The files that a run writes, and the name of what it ran.
+pub struct Outputs<'a> {
+    /// Of the bench, or of all.
+    pub name: &'a str,
+    /// The page.
+    pub html: Option<&'a Path>,
+    /// The figures.
+    pub json: Option<&'a Path>,
+}
+
 /// Writes what `--json` and `--html` ask for. `all` is the report of all benches together.
-pub fn write(options: &Options, all: &Report, found: Vec<Value>, machine: Value) -> Result<()> {
-    if let Some(path) = &options.html {
+pub fn write(to: &Outputs<'_>, all: &Report, found: Vec<Value>, machine: Value) -> Result<()> {
+    if let Some(path) = to.html {
         write_page(path, &found)?;
     }
-    let Some(path) = &options.json else { return Ok(()) };
+    let Some(path) = to.json else { return Ok(()) };
     if let [only] = &found[..] {
         return write_json(path, only);
     }
-    let mut json = all.to_json(&options.name, machine);
+    let mut json = all.to_json(to.name, machine);
     json["benches"] = found.into();
     write_json(path, &json)
 }
@@ -86,6 +95,12 @@ pub fn report(options: &ReportOptions) -> Result<()> {
         screen::lines(&found).iter().for_each(|line| println!("{line}"));
     } else {
         print!("\n{}", five::table(&found));
+    }
+    if let Some(path) = &options.svg {
+        let svg = html::first_picture(&found, &options.series);
+        let svg = svg.ok_or_else(|| bad("no picture, or none with such a series".into()))?;
+        std::fs::write(path, svg).map_err(|e| Error::from_io("write", e).with_path(path))?;
+        println!("picture: {}", path.display());
     }
     match &options.html {
         Some(path) => write_page(path, &found),

@@ -6,7 +6,7 @@
 //! size. V2 sums are of what was written: after all slices the volume is opened again and all of it
 //! read, and a sum that does not match fails the read.
 
-use super::{BANDWIDTH, BUDGET, FILES, PER_IO, max_ms, mix_of, paired, plan};
+use super::conditions::{BANDWIDTH, BUDGET, FILES, PER_IO, max_ms, mix_of, paired, plan};
 use crate::harness::alternate::{Outcome, Variant, alternate};
 use crate::harness::load::Target;
 use crate::harness::options::Options;

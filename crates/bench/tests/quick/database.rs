@@ -25,8 +25,9 @@ fn database_reports_every_column() {
     };
     let ran: Vec<_> =
         columns.into_iter().chain(kernel.into_iter().filter(|column| runs(column))).collect();
-    for (column, form) in
-        ran.iter().flat_map(|column| ["files", "itself", "fast"].map(|form| (column, form)))
+    for (column, form) in ran
+        .iter()
+        .flat_map(|column| ["files", "itself", "brisk", "fast"].map(|form| (column, form)))
     {
         for metric in ["lookups_alone", "lookups_during", "lookups_after", "backup_rate", "memory"]
         {
@@ -51,7 +52,7 @@ fn database_reports_every_column() {
     }
     check_ratios(&json, &["files_lookups_during_vs_alone", "files_hot_set_lost_percent"]);
     let plots = json["plots"].as_array().unwrap();
-    assert_eq!(plots.len(), 3, "a chart of each form");
+    assert_eq!(plots.len(), 4, "a chart of each form");
     assert!(plots.iter().all(|plot| plot["marks"].as_array().unwrap().len() == 2));
     let lines = screen::lines(std::slice::from_ref(&json));
     assert!(lines[0].starts_with("SQLite during a backup: "), "{lines:?}");

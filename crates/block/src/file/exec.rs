@@ -3,12 +3,13 @@
 //! Invariants: V1 the caller of `run` is inside the gate. V2 an operation that the file system does
 //! not support is tried once, then not advertised any more, and emulated (checklist L7).
 
+use super::inner::{Edge, Inner};
+use super::kind::Kind;
 use super::xfer::{Next, View, Xfer};
-use super::{Edge, Inner, Kind};
 use crate::bdev::MapRuns;
 use crate::bio::{Bio, BioFlags, BioOp, verb};
 use crate::check::check_range;
-use crate::sys::{self, IoVecs};
+use crate::sys::{self, IoVecs, retry};
 use forebay_base::buf::{AlignedBuf, Segment};
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::{FallocateFlags, SeekFrom};
@@ -85,37 +86,6 @@ impl Inner {
         let done =
             retry(|| if resized { rustix::fs::fsync(fd) } else { rustix::fs::fdatasync(fd) });
         self.note_flush(seen, resized, done.map_err(io::Error::from))
-    }
-
-    /// Whether a flush must also make the file's size durable; the caller does it.
-    pub(crate) fn take_resized(&self) -> bool {
-        self.resized.swap(false, Ordering::AcqRel)
-    }
-
-    /// Takes that back.
-    pub(crate) fn set_resized(&self, resized: bool) {
-        self.resized.fetch_or(resized, Ordering::AcqRel);
-    }
-
-    /// Records the outcome of a flush (file.F5).
-    pub(crate) fn note_flush(&self, seen: u64, resized: bool, done: io::Result<()>) -> Result<()> {
-        if let Err(e) = done {
-            self.set_resized(resized);
-            self.sync_failures.fetch_add(1, Ordering::AcqRel);
-            return Err(Error::from_io("flush", e).with_path(&self.path));
-        }
-        let unreported_error = self.unreported_error.swap(false, Ordering::AcqRel);
-        if !unreported_error && self.sync_failures.load(Ordering::Acquire) == seen {
-            return Ok(());
-        }
-        let text = "another sync failed meanwhile, and what this one covers may be lost";
-        Err(Error::new(ErrorKind::Io, "flush", text).with_path(&self.path))
-    }
-
-    /// Records that a synchronous write failed (file.F5).
-    pub(crate) fn note_sync_failure(&self) {
-        self.unreported_error.store(true, Ordering::Release);
-        self.sync_failures.fetch_add(1, Ordering::AcqRel);
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
@@ -276,17 +246,8 @@ fn zero_range() -> FallocateFlags {
     FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE
 }
 
-pub(crate) fn is_unsupported(e: &io::Error) -> bool {
+fn is_unsupported(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY))
-}
-
-pub(crate) fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-    loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            other => return other,
-        }
-    }
 }
 
 #[cfg(test)]

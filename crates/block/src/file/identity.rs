@@ -1,6 +1,7 @@
 //! The identity of a file, whatever its path, and its size and times when last checked.
 
-use super::{FileDevice, Kind};
+use super::FileDevice;
+use super::kind::Kind;
 use forebay_base::{Error, Result};
 use rustix::fs::{FileType, Stat};
 use std::os::fd::AsFd;
@@ -61,13 +62,13 @@ impl FileDevice {
     }
 
     fn stat(&self) -> Result<Stat> {
-        let stat = rustix::fs::fstat(self.file.buffered.as_fd());
-        stat.map_err(|e| Error::from_io("stat", e.into()).with_path(&self.file.path))
+        let stat = rustix::fs::fstat(self.inner().buffered.as_fd());
+        stat.map_err(|e| Error::from_io("stat", e.into()).with_path(&self.inner().path))
     }
 
     /// The file's current stamp. `None` for a block device, whose content changes without a trace.
     pub fn stamp(&self) -> Option<FileStamp> {
-        if self.file.kind == Kind::Block {
+        if self.inner().kind == Kind::Block {
             return None;
         }
         let stat = self.stat().ok()?;

@@ -15,7 +15,7 @@
 //! fails after the wait. K9 each open file description by which the device writes holds a lock that
 //! refuses other openers: no write of a killed process lands after the next opener has the file.
 
-use super::FileOptions;
+use super::options::FileOptions;
 use crate::sys;
 use forebay_base::{Error, ErrorKind, Result};
 use std::fs;

@@ -8,7 +8,7 @@
 //!
 //! Invariant: N1 an answer is at most [`FRESH`] old: a changed setting takes effect on open files.
 
-use super::Kind;
+use super::kind::Kind;
 use crate::bdev::StableWrites;
 use rustix::fs::{CWD, IFlags, Mode, OFlags, RawDir, Stat, openat};
 use rustix::io::Errno;

@@ -5,7 +5,7 @@
 //! list of memory that the kernel got lives in the op, which lives until the kernel has answered.
 //! O3 an op holds one bio at a time, and none between two.
 
-use super::Pass;
+use super::inner::Inner;
 use super::pace::{self, Pace};
 use super::xfer::{Next as Step, View, Xfer};
 use crate::bio::{Bio, BioFlags, BioOp};
@@ -17,6 +17,7 @@ use forebay_base::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
 /// Calls for one transfer after which the rest goes to blocking calls.
@@ -79,9 +80,40 @@ impl Spares {
     }
 }
 
+/// A file, and the ops of its disk, which its requests use again.
+pub(crate) struct QueuedFile {
+    pub(crate) spares: Arc<Spares>,
+    pub(crate) inner: Inner,
+}
+
+/// The right to be inside the gate of a file.
+pub(crate) struct Pass(Arc<QueuedFile>, u64);
+
+impl Pass {
+    /// The caller has entered the gate.
+    pub(crate) fn new(file: &Arc<QueuedFile>) -> Self {
+        Self(file.clone(), file.inner.sync_failures.load(Ordering::Acquire))
+    }
+
+    /// How many syncs had failed when the request came.
+    pub(crate) fn seen(&self) -> u64 {
+        self.1
+    }
+
+    pub(crate) fn file(&self) -> &Inner {
+        &self.0.inner
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.0.inner.gate.leave();
+    }
+}
+
 impl Op {
     pub(crate) fn new(bio: Bio, pass: Pass) -> Box<Self> {
-        let spare = pass.file().spares.lock().pop_back();
+        let spare = pass.0.spares.lock().pop_back();
         let mut op = spare.unwrap_or_else(|| {
             let (work, spare) = (Work::Whole, IoVecs::default());
             Box::new(Self { work, calls: 0, result: Ok(()), spare, inside: None })
@@ -102,7 +134,7 @@ impl Op {
         self.inside.as_mut().expect("O3: an op in use is about something")
     }
 
-    fn file(&self) -> &super::Inner {
+    fn file(&self) -> &Inner {
         self.inside().pass.file()
     }
 
@@ -367,7 +399,7 @@ unsafe impl Request for Op {
         let Inside { bio, pass, reading, share } = inside;
         let result = std::mem::replace(&mut self.result, Ok(()));
         let result = result.map_err(|e| e.with_path(&pass.file().path));
-        pass.file().spares.put(self);
+        pass.0.spares.put(self);
         drop(pass);
         drop(reading);
         drop(share);

@@ -6,7 +6,7 @@
 //! size once: the file may grow at any time, and bytes behind the size that the request saw do not
 //! exist for it. X5 main part, tail and padding of a transfer add up to its length.
 
-use super::Inner;
+use super::inner::Inner;
 use crate::bdev::{Limits, StableWrites};
 use crate::bio::{BioFlags, BioOp, verb};
 use crate::check::check_range;

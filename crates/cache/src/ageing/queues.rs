@@ -1,10 +1,10 @@
-//! Ageing: which folio goes first. S3-FIFO (Yang, Zhang, Qiu, Yue, Vinayak 2023): a small queue
-//! that new folios enter, a main queue for those touched again, and ghosts of what left the
-//! small queue lately. Queues are of folios but sized in frames.
+//! Ageing: which folio is evicted first. S3-FIFO (Yang, Zhang, Qiu, Yue, Vinayak 2023): a small
+//! queue that new folios enter, a main queue for those touched again, and ghosts of folios evicted
+//! from the small queue lately. Queues are of folios but sized in frames.
 //!
-//! Invariant Q1: a live slot is on exactly one queue, the one its `queue` field names, or in the
-//! hands of a thread that reclaims. It leaves the index only from there, so a queue never holds a
-//! slot twice; a folio that lost its blocks some other way waits, empty, until it comes up.
+//! Invariant Q1: a live slot is on exactly one queue, the one its `queue` field names, or held by
+//! the thread that made it or that reclaims. Only the latter removes it from the index, so a queue
+//! never holds a slot twice; a folio that lost its blocks otherwise stays, empty, until its visit.
 
 use crate::table::Slot;
 use crate::table::slots::SlotQueue;
@@ -64,20 +64,20 @@ impl Age {
         self.ghosts.insert(id, index, frames);
     }
 
-    /// Whether the folio is remembered; forgets it.
+    /// Whether there is a valid ghost of the folio; removes the ghost.
     pub fn recall(&mut self, id: u32, index: u64) -> bool {
         self.ghosts.take(id, index)
     }
 
-    /// Ghosts held, for statistics.
+    /// Ghosts in the table, expired ones included; for statistics.
     pub fn ghosts(&self) -> u64 {
         self.ghosts.count
     }
 }
 
 /// Ghosts: a table of fingerprints in sets of two, one set per folio, with the time of entry
-/// measured in frames that left the small queue. A ghost is valid for as many frames as the main
-/// queue holds.
+/// measured in frames that left the small queue. A ghost is valid until as many frames as the cache
+/// has were evicted after it.
 struct Ghosts {
     /// Fingerprint (high 32 bits) and time (low 32 bits, wraps); 0 is empty.
     table: Box<[u64]>,
@@ -88,7 +88,7 @@ struct Ghosts {
 
 impl Ghosts {
     fn new(slots: usize, frames: usize) -> Self {
-        // Zeros come untouched from the system: it is resident as far as it was used.
+        // The system provides zeroed memory untouched: the table is resident as far as it was used.
         let table = vec![0; Self::entries(slots)].into_boxed_slice();
         Self { table, clock: 1, lifetime: Self::lifetime(frames), count: 0 }
     }

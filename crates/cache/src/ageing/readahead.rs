@@ -1,8 +1,9 @@
 //! Readahead: the streams of one reader, and how far ahead of each to read.
 //!
-//! A stream is (file, position). The first read of a file, and any read that begins where another
-//! ended, is part of a stream. Its window starts at 128 KiB or four requests and doubles up to
-//! `readahead_max`; it is topped up when less than half of it is left.
+//! A stream is (file, position). A read is sequential if it begins within the window of a stream,
+//! or where its last read ended; so is a read at offset 0, unless it is uncached. The window starts
+//! at 128 KiB or four requests and doubles up to `readahead_max`; it is topped up when half of it
+//! or less is left.
 
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
@@ -52,9 +53,9 @@ impl Inner {
 pub struct Plan {
     /// Read this ahead (may be empty).
     pub ahead: Range<u64>,
-    /// This was read ahead, uncached, for a stream that went elsewhere: drop it.
+    /// Drop this: it was read ahead, uncached, and its stream has skipped it or was replaced.
     pub abandoned: Range<u64>,
-    /// If it is of a sequential stream: which one of the reader's, and how long its window is.
+    /// If the read is of a sequential stream: which one of the reader's, and its window in bytes.
     pub stream: Option<(usize, u64)>,
 }
 
@@ -63,7 +64,7 @@ pub struct Streams {
     inner: Mutex<Inner>,
     /// Next offset of the latest stream; the hit path reads it without the lock.
     next: AtomicU64,
-    /// From this position on the latest stream wants topping up.
+    /// A read of the latest stream that ends here or beyond calls for a plan.
     trigger: AtomicU64,
 }
 
@@ -78,8 +79,8 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// A hit on `offset..end`. Says whether [`Streams::plan`] should be asked, because the stream's
-    /// window wants topping up. Costs a load for a random reader.
+    /// A hit on `offset..end`. Returns whether the caller should call [`Streams::plan`], because
+    /// the stream's window is to be topped up. Costs a load for a random reader.
     #[inline]
     pub fn hit(&self, offset: u64, end: u64) -> bool {
         if self.next.load(Ordering::Relaxed) != offset {
@@ -101,7 +102,7 @@ impl Streams {
         let mut inner = self.inner.lock();
         inner.clock += 1;
         let clock = inner.clock;
-        // Reads inside the window belong to the stream too: hits move on without telling us.
+        // Reads inside the window belong to the stream too: hits do not update its entry.
         let mine = |s: &Stream| s.used != 0 && offset >= s.low && offset <= s.ahead.max(s.next);
         let mut plan = Plan::default();
         let at = match inner.streams.iter().position(mine) {
@@ -125,7 +126,7 @@ impl Streams {
         if !stream.uncached || !sequential || offset <= stream.low {
             stream.low = end.max(if sequential { stream.low } else { 0 });
         } else if offset - stream.low > 2 * stream.window.max(FIRST_WINDOW) {
-            // Skipped for good, not merely taken out of order.
+            // Too far ahead to be reads out of order: the bytes between are skipped for good.
             plan.abandoned = stream.low..offset;
             stream.low = end;
         }
@@ -161,7 +162,8 @@ impl Streams {
         inner.streams.iter().any(covers)
     }
 
-    /// What uncached streams have read ahead and not consumed; for closing the file.
+    /// The ranges that uncached streams have read ahead and not consumed, for the close of the
+    /// file.
     pub fn abandon(&self) -> Vec<Range<u64>> {
         let mut inner = self.inner.lock();
         let streams = std::mem::take(&mut inner.streams);
@@ -231,7 +233,7 @@ mod tests {
         // 131072..196608 is skipped, then taken late: it is of the same stream.
         streams.plan(196608, 262144, MAX, EOF, true);
         assert!(streams.plan(131072, 196608, MAX, EOF, true).abandoned.is_empty());
-        // And this one for good.
+        // The reader skips 262144..327680 for good.
         streams.plan(262144 + 65536, 262144 + 131072, MAX, EOF, true);
         let left = streams.abandon();
         assert!(left.iter().any(|r| r.start <= 262144 && r.end >= 262144 + 65536), "{left:?}");

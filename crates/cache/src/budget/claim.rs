@@ -5,7 +5,7 @@
 //! Invariants: J1 the claimed total is the sum of the claims of all parts; it reduces the frames,
 //! by at most three quarters of the budget. J2 a dropped claim claims nothing.
 //!
-//! Lock: none.
+//! Lock: that of the list of claims, a leaf.
 
 use crate::cache::PageCache;
 use crate::shares::{Claimed, Row};
@@ -21,7 +21,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Of these parts, nothing yet.
+    /// Claims nothing yet of these parts.
     pub fn new(cache: &Arc<PageCache>, parts: &[&'static str]) -> std::sync::Arc<Self> {
         let parts = std::sync::Arc::new(Claimed::new(parts));
         let mut claims = cache.claims.lock();
@@ -31,8 +31,8 @@ impl Claim {
         std::sync::Arc::new(Self { cache: cache.clone(), parts, told: AtomicU64::new(0) })
     }
 
-    /// Sets the bytes of each part in use. Call it without a lock: a background task adjusts the
-    /// frames.
+    /// Sets the bytes of each part in use. Call it while holding no lock: it may start a background
+    /// task that adjusts the frames.
     pub fn set(&self, parts: &[u64]) {
         debug_assert_eq!(parts.len(), self.parts.0.len(), "J1: all parts");
         let mut all = 0;
@@ -51,7 +51,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // J2
+        // A dropped claim claims nothing (J2).
         for part in &self.parts.0 {
             let was = part.now.swap(0, Ordering::Relaxed);
             self.cache.claimed.fetch_sub(was, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! Files, and other users of the budget ([`crate::budget::claim`]), take their memory from the
 //! frames' part of it.
 //!
-//! A budget is divided as if there were few files. What files take beyond three quarters of the
-//! share of requests in flight comes from the frames, in steps and a little ahead of need. It is
+//! A budget is divided as if there were few files. The memory of files beyond three quarters of the
+//! share of requests in flight is taken from the frames, in steps and a little ahead of need. It is
 //! given back when files are closed. Both happen in the background, like a change of the budget.
 //! Claims are taken from the frames in full.
 //!
@@ -19,13 +19,13 @@ use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{KIB, MIB, format_size};
 
-/// Bytes by which the frames' part changes at a time: so many of a budget.
+/// Bytes by which the frames' part of this budget changes at a time.
 fn step(budget: u64) -> u64 {
     (budget / 64).clamp(256 * KIB, 32 * MIB)
 }
 
 impl PageCache {
-    /// A division with the frames that files leave of it.
+    /// A division with only the frames that files and claims leave of it.
     pub(super) fn less_files(&self, whole: Division) -> Division {
         let beyond = self.files_beyond(whole.io_reserve) + self.claimed_beyond();
         if beyond == 0 {
@@ -46,12 +46,14 @@ impl PageCache {
         off.saturating_sub(self.claimed_beyond())
     }
 
-    /// Bytes of claims that are not worth a change.
+    /// Bytes by which the frames' part changes at a time. A claim adjusts the frames when it has
+    /// changed by a quarter of that.
     pub(super) fn claim_step(&self) -> u64 {
         step(self.sizes.budget())
     }
 
-    /// The number of frames that files leave, if it differs from the current one.
+    /// The division to adjust the frames to, if files and claims leave a different number of
+    /// frames, by enough to be worth it.
     fn misfit(&self) -> Option<Division> {
         let whole = self.config.divide_of(self.sizes.budget()).ok()?;
         let (to, now) = (self.less_files(whole), self.sizes.frames());
@@ -60,8 +62,8 @@ impl PageCache {
         (to.frames < now || to.frames > now + few || back).then_some(to)
     }
 
-    /// A file was opened, or will be closed: adjusts the frames in the background if their number
-    /// is wrong.
+    /// A file was opened or will be closed, or a claim has changed: adjusts the frames in the
+    /// background if their number is wrong.
     pub fn fit_files(self: &Arc<Self>) {
         if self.misfit().is_some() && !self.fitting.swap(true, Ordering::SeqCst) {
             let cache = self.clone();
@@ -70,7 +72,7 @@ impl PageCache {
     }
 
     async fn fit(&self) {
-        // A file that was opened between the last check and the flag has not been counted.
+        // Checked again after the flag is cleared: a file opened just before started no task.
         while self.fit_in_turn().await {
             self.fitting.store(false, Ordering::SeqCst);
             if self.misfit().is_none() || self.fitting.swap(true, Ordering::SeqCst) {
@@ -80,10 +82,10 @@ impl PageCache {
         self.fitting.store(false, Ordering::SeqCst);
     }
 
-    /// Until they fit (T1); false if they cannot be made to for now.
+    /// Adjusts the frames until they fit (T1); false if too many are in use for now.
     async fn fit_in_turn(&self) -> bool {
         while let Some(to) = self.misfit() {
-            // A size that is being changed is another one after this.
+            // A resize in progress ends first. It may have changed the budget: then begins anew.
             let _turn = self.resize_turn().await;
             let from = self.division_now(to);
             if from.budget != to.budget {

@@ -20,8 +20,8 @@ use std::collections::HashSet;
 const ROUND: usize = 64;
 
 impl PageCache {
-    /// Moves folios in slots above `limit` to free ones below, in one round of the queues; folios
-    /// in use stay.
+    /// Moves folios in slots above `limit` to free ones below, in one pass over the queues; folios
+    /// that another task has locked stay.
     pub(crate) fn migrate_slots(&self, limit: usize) {
         self.rotate(|slot| match slot as usize > limit {
             true => Some(self.move_folio(slot).unwrap_or(slot)),
@@ -29,7 +29,7 @@ impl PageCache {
         });
     }
 
-    /// Moves a folio to a lower slot, and says which.
+    /// Moves a folio to a lower slot, and returns that; `None` if it is locked or none is free.
     fn move_folio(&self, from: Slot) -> Option<Slot> {
         debug_assert!(self.reclaim_turn.try_lock().is_none(), "G2: who moves folios reclaims");
         if !self.table.try_lock(from) {
@@ -81,8 +81,8 @@ impl PageCache {
         assert_eq!(queued[0], 0, "a folio is on no queue (Q1)");
     }
 
-    /// Moves the bytes of frames at or above `limit` to frames below, for all folios that are not
-    /// in use.
+    /// Moves the bytes of idle frames at or above `limit` to frames below (G1), except those of
+    /// folios that another task has locked.
     pub(crate) fn migrate_frames(&self, limit: usize) {
         let ever = self.free_slots.lock().fresh();
         let mut freed = Vec::new();
@@ -109,7 +109,7 @@ impl PageCache {
         all.filter(move |&(_, frame)| frame as usize >= limit)
     }
 
-    /// Moves what may be moved of a folio whose lock is held.
+    /// Moves the frames at or above `limit` of a folio whose lock is held, if they are idle (G1).
     fn move_frames(&self, slot: Slot, limit: usize, freed: &mut Vec<Frame>) {
         let per = self.table.blocks_per_frame(slot);
         let idle = |&(at, frame): &(usize, Frame)| {

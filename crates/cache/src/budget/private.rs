@@ -1,9 +1,8 @@
 //! Memory outside the arena that requests in flight need for a while: counted, and bounded by its
 //! share of the budget.
 //!
-//! Invariant: V1 the bytes of all permits are within the share, with two exceptions: a permit
-//! larger than the share is given while there is no other, and one that must not wait is given at
-//! once.
+//! Invariant: V1 the bytes of all permits are within the limit ([`PageCache::private_limit`]) when
+//! a permit is given, with one exception: while there is no other, a permit may be larger.
 //!
 //! Lock rule: a caller that waits for a permit holds no lock and no other permit: one permit covers
 //! all buffers of a request at a time. It may hold a range of a file exclusively, because a
@@ -22,12 +21,12 @@ fn records_limit(share: u64) -> u64 {
     share / 8
 }
 
-/// Bytes of a share that are for requests if files take so many.
+/// Bytes of a share that are for requests if files take `files` bytes.
 fn private_limit_with_files(share: u64, files: u64) -> u64 {
     share - (files + records_limit(share)).min(share / 4 * 3)
 }
 
-/// Leave to use so many bytes; given back on drop.
+/// Permission to use `bytes` bytes of private memory; given back on drop.
 #[must_use]
 pub struct Permit<'a> {
     cache: &'a PageCache,
@@ -62,7 +61,8 @@ impl Drop for OwnedPermit {
 }
 
 impl PageCache {
-    /// Bytes that open files take in addition to their blocks.
+    /// Bytes that open files take in addition to their blocks, and unreported errors of closed
+    /// ones.
     pub fn file_bytes(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
     }
@@ -126,7 +126,7 @@ impl PageCache {
 
     /// A record of write-out, counted with `counted` bytes, is now kept with `bytes`; 0 if it is in
     /// use or freed. Returns whether it may be kept: all kept records take at most an eighth of the
-    /// share. A record that may not be kept is not counted.
+    /// share. If it may not, the caller frees it, and it is not counted.
     pub fn count_record(&self, counted: &mut u64, bytes: u64) -> bool {
         let (before, most) = (*counted, records_limit(self.sizes.io_reserve()));
         let change = |all: u64| {

@@ -75,7 +75,7 @@ impl PageCache {
         let _turn = self.resize_turn().await;
         let (mut to, from) = (self.less_files(whole), self.division_now(whole));
         if to.budget > from.budget {
-            // Those that are in use stay so: it is the files' next step that takes them.
+            // Growing takes no frames away, even if files leave fewer: `fit_files` does that next.
             to.frames = to.frames.max(from.frames);
             self.grow(&to);
             return Ok(());
@@ -113,7 +113,8 @@ impl PageCache {
         Turn(self)
     }
 
-    /// From now on no caller gets more than this; callers that have more keep it for now.
+    /// Sets the limits of all parts: no caller gets more from now on, and what is in use above them
+    /// stays in use for now.
     pub(super) fn set_limits(&self, to: &Division) {
         debug_assert!(self.resizing.load(Ordering::SeqCst), "Y1: in a turn of its own");
         let parts = to.frames as u64 * FRAME_SIZE as u64 + to.io_reserve;
@@ -222,7 +223,7 @@ impl PageCache {
         self.advise_tables();
     }
 
-    /// Huge pages under the tables as far as they may be used.
+    /// Asks for huge pages under the tables, as far as they may be used.
     pub(crate) fn advise_tables(&self) {
         if self.config.huge_pages {
             self.table.advise(self.sizes.slots());
@@ -230,7 +231,7 @@ impl PageCache {
         }
     }
 
-    /// Takes all memory now, where the owner wants that.
+    /// Populates all memory now, if the configuration asks for it.
     pub(crate) fn prefault(&self) {
         if self.config.prefault {
             self.arena.prefault();
@@ -240,8 +241,8 @@ impl PageCache {
         }
     }
 
-    /// Writers wait above so many dirty bytes, whatever the size of the cache; a higher background
-    /// limit is lowered to it. Errors: zero, or more than the cache holds.
+    /// Writers wait above `bytes` dirty bytes, as far as the cache holds that many; a higher
+    /// background limit is lowered to it. Errors: zero, or more than the cache holds now.
     pub fn set_dirty_bytes(&self, bytes: u64) -> Result<()> {
         if bytes == 0 {
             let text = "dirty_bytes=0: nothing could be written";
@@ -253,8 +254,8 @@ impl PageCache {
         Ok(())
     }
 
-    /// Write-out starts above so many dirty bytes, whatever the size of the cache. Errors: more
-    /// than the dirty limit.
+    /// Write-out starts above `bytes` dirty bytes, but at the latest at the dirty limit. Errors:
+    /// more than the dirty limit is now.
     pub fn set_dirty_background_bytes(&self, bytes: u64) -> Result<()> {
         self.check_dirty("dirty_background_bytes", bytes)?;
         let limit = self.dirty.limit.load(Ordering::Relaxed);

@@ -1,7 +1,8 @@
 //! Control of write-back over all domains: the limits, the totals, the domains there are.
 //!
-//! Invariant C-a: a key names one domain for as long as anybody holds it.
-//! Lock: the list's, a leaf, not held while a domain is woken.
+//! Invariant C-a: there is at most one domain of a key at a time.
+//!
+//! Lock: that of the list of domains, a leaf, not held while a flusher or writer is woken.
 
 use super::domain::{Domain, DomainKey};
 use super::limits::Limits;
@@ -25,7 +26,7 @@ pub(crate) struct DirtyWishes {
     pub background: Option<u64>,
 }
 
-/// See the module. The limits are its own ([`Limits`]).
+/// The domains of a cache, and their common limits, to which it dereferences.
 pub struct DirtyControl {
     limits: Arc<Limits>,
     domains: Mutex<Vec<Weak<Domain>>>,
@@ -45,7 +46,7 @@ impl DirtyControl {
         Self { limits, domains: Mutex::default(), last_kick: AtomicU64::new(0) }
     }
 
-    /// The domain of that name, made if there is none; `None` makes one for a file alone.
+    /// The domain of that key, made if there is none; `None` makes one for a file alone.
     pub fn domain(&self, key: Option<DomainKey>) -> Arc<Domain> {
         let mut domains = self.domains.lock();
         let mut found = None;
@@ -64,7 +65,7 @@ impl DirtyControl {
         })
     }
 
-    /// The domains that have files.
+    /// The domains that exist.
     pub fn domains(&self) -> Vec<Arc<Domain>> {
         self.domains.lock().iter().filter_map(Weak::upgrade).collect()
     }
@@ -108,7 +109,8 @@ impl DirtyControl {
         self.domains().iter().for_each(|domain| domain.wake_writers(true));
     }
 
-    /// Wakes every flusher, unless they were woken a moment ago and are at work.
+    /// Wakes every flusher, unless that was done less than [`WAKE_EVERY`] ago and a write-out is in
+    /// flight.
     pub(crate) fn wake_all_flushers_at(&self, now: Nanos) {
         let last = self.last_kick.load(Ordering::Relaxed);
         if self.writeback_bytes() > 0 && now < last.saturating_add(WAKE_EVERY) {
@@ -118,7 +120,7 @@ impl DirtyControl {
         self.wake_all_flushers();
     }
 
-    /// Bytes of a request for which a writer waits once.
+    /// Bytes of a request for which a writer waits once: [`PORTION`], or less with a small limit.
     pub fn portion(&self) -> u64 {
         (self.dirty_limit() / 8).min(PORTION)
     }

@@ -43,11 +43,11 @@ pub struct DirtyFolios {
     pub(crate) unflushed: AtomicI64,
     /// The flusher has the file on its queue.
     queued: AtomicBool,
-    /// It could not be written when the flusher tried last.
+    /// The flusher's last visit could write nothing of the file, and the next one has to wait.
     stalled: AtomicBool,
-    /// Folios listed for the first time, and write-outs that have ended.
+    /// Counts folios that became dirty, and write-outs that have ended.
     changes: AtomicU64,
-    /// And among those that wait for a flush.
+    /// The file is in the queue of files that wait for a flush.
     pub(crate) flush_listed: AtomicBool,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Listed {
 }
 
 impl DirtyFolios {
-    /// Lists a folio that has become dirty, or was.
+    /// Lists a folio that a writer has made dirty, now or before.
     pub(crate) fn list(&self, index: u64, now: Nanos, uncached: bool) -> Listed {
         let mut set = self.set.lock();
         let set = &mut *set;
@@ -82,7 +82,7 @@ impl DirtyFolios {
         Listed { fresh, uncached: was }
     }
 
-    /// The folio has no dirty block left; whether it was listed.
+    /// Takes a folio without dirty blocks off the list; returns whether it was listed.
     pub(crate) fn unlist(&self, index: u64) -> bool {
         let mut set = self.set.lock();
         let Some(folio) = set.folios.remove(&index) else { return false };
@@ -122,18 +122,18 @@ impl DirtyFolios {
         self.set.lock().aged[1].first().map(|&(since, _)| since)
     }
 
-    /// More bytes of uncached writes; returns what there were.
+    /// Adds bytes of uncached writes; returns how many there were before.
     pub(crate) fn more_uncached(&self, bytes: u64) -> u64 {
         self.uncached.fetch_add(bytes, Ordering::Relaxed)
     }
 
-    /// Whether the file is on its flusher's queue already. After the folio was listed.
+    /// Whether the file is on its flusher's queue. Call it after the folio was listed (K2).
     #[inline]
     pub(crate) fn is_queued(&self) -> bool {
         self.queued.load(Ordering::SeqCst)
     }
 
-    /// The file is on the queue. Under the queue's lock.
+    /// The file is on the queue. Call it under the queue's lock.
     pub(crate) fn enter_queue(&self) {
         self.queued.store(true, Ordering::SeqCst);
     }
@@ -143,7 +143,7 @@ impl DirtyFolios {
         self.changes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Moves with whatever may give write-out something to do.
+    /// A count that grows with each event after which a stalled file may be writable again.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::SeqCst)
     }
@@ -155,7 +155,7 @@ impl DirtyFolios {
         self.stalled.load(Ordering::SeqCst)
     }
 
-    /// Under the queue's lock.
+    /// Notes whether the file is stalled. Call it under the queue's lock.
     pub(crate) fn set_stalled(&self, stalled: bool) {
         self.stalled.store(stalled, Ordering::SeqCst);
     }
@@ -190,11 +190,11 @@ impl DirtyCursor {
         (self.picked.capacity() * size_of::<u64>() + aged) as u64
     }
 
-    /// For a pass over `folios` that begins at `now`.
+    /// Starts a pass over `folios` at time `now`.
     pub fn begin(&mut self, pass: &WriteOutPass, folios: &Range<u64>, now: Nanos) {
         self.until = match pass.which {
             Which::Before(time) => time.saturating_sub(1),
-            // What is dirtied while it runs is for the next one.
+            // Folios that become dirty while it runs are left to the next pass.
             Which::All | Which::Uncached => now,
         };
         (self.next, self.after) = (folios.start, None);
@@ -203,8 +203,9 @@ impl DirtyCursor {
 }
 
 impl DirtyFolios {
-    /// The next folios of a pass, at most `limit`, ascending: by index if the pass takes all, else
-    /// by age in portions. `batch` is empty at its end.
+    /// Puts the next folios of a pass into `batch`, at most `limit`, by ascending index. A pass
+    /// that takes all goes through the file; any other takes the oldest first, in portions. `batch`
+    /// is empty at the end of the pass.
     pub fn next_of_pass(
         &self,
         pass: &WriteOutPass,

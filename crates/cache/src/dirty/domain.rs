@@ -1,7 +1,7 @@
 //! A flush domain: the files whose dirty blocks go to one device (or volume, or host file system).
 //! It has its share of the dirty limits, its own wait queue of writers and pace, its failed bytes
 //! apart from the healthy ones, and one flusher, which takes files by their oldest dirty block. So
-//! a slow, dead or full device stops its own files only.
+//! a slow, failed or full device stops its own files only.
 //!
 //! A mapping's life, as its domain sees it:
 //!
@@ -36,7 +36,7 @@ use forebay_base::task::WaitQueue;
 use forebay_base::world::Nanos;
 use std::task::Waker;
 
-/// Room in bytes that writers at the limit wait for before they go on.
+/// Most bytes of space that writers at the limit wait for before they continue.
 const ROOM: u64 = 128 << 10;
 
 /// What makes files belong together.
@@ -59,17 +59,17 @@ pub struct Domain {
     pub flushes: Arc<Flushes>,
     queue: Mutex<Queue>,
     writer_queue: Mutex<WriterQueue>,
-    /// Writers in line.
+    /// Writers in the queue.
     waiting: AtomicU32,
     pace: Mutex<Pace>,
-    /// The flusher waits here for room for more write-out.
+    /// The flusher and syncs wait here until fewer bytes are in write-out.
     progress: WaitQueue,
     pub(crate) flusher_wakes: WaitQueue,
     /// Tasks that wait for the flusher to release a file.
     released: WaitQueue,
     woken: AtomicBool,
     last_kick: AtomicU64,
-    /// When the flusher next wakes by its timer; never: `u64::MAX`.
+    /// When the flusher next wakes by its timer; never: `u64::MAX`; 0 while it is awake.
     next_look: AtomicU64,
 }
 
@@ -103,17 +103,17 @@ impl Domain {
         self.gauge.dirty()
     }
 
-    /// In write-out.
+    /// Bytes of its files in write-out.
     pub fn writeback_bytes(&self) -> u64 {
         self.gauge.writeback()
     }
 
-    /// Kept until the next flush.
+    /// Bytes of its files that are written and kept until the next flush.
     pub fn unflushed_bytes(&self) -> u64 {
         self.gauge.unflushed()
     }
 
-    /// Whose last write-out failed.
+    /// Bytes of its files whose last write-out failed.
     pub fn failed_bytes(&self) -> u64 {
         self.gauge.failed()
     }
@@ -147,12 +147,13 @@ impl Domain {
         self.use_more(bytes as i64);
     }
 
-    /// The caller wakes writers when it holds no lock any more.
+    /// Counts bytes that are not dirty any more. The caller wakes writers once it holds no lock.
     pub(crate) fn sub_dirty(&self, bytes: u64) {
         self.use_more(-(bytes as i64));
     }
 
-    /// Blocks are taken for write-out. Before they are counted clean.
+    /// Counts bytes taken for write-out. Call it before they are counted clean: in between they
+    /// count twice, not never.
     pub(crate) fn begin_write(&self, bytes: u64) {
         self.use_more(bytes as i64);
         self.gauge.write_more(bytes as i64);
@@ -166,7 +167,8 @@ impl Domain {
         self.use_more(-(bytes as i64));
     }
 
-    /// Bytes of file `id` are kept until the next flush. `much`: its share of the window is large.
+    /// Bytes of file `id` are kept until the next flush. With `much` bytes or more, which is a
+    /// large part of the window, the file is flushed before others.
     pub(crate) fn keep_unflushed(
         &self,
         id: u32,
@@ -190,7 +192,7 @@ impl Domain {
         self.limits.total.keep_more(-(bytes as i64));
     }
 
-    /// Bytes of file `id` failed that had not before.
+    /// Counts bytes of file `id` whose write-out has failed, and schedules their retry.
     pub(crate) fn add_failed(&self, id: u32, bytes: u64, now: Nanos) {
         self.fail_more(bytes as i64);
         let sooner = {
@@ -203,7 +205,7 @@ impl Domain {
         }
     }
 
-    /// Bytes are failed no more; `healed`: none of the file are.
+    /// Counts bytes that are failed no more; `healed`: the file has no failed ones now.
     pub(crate) fn sub_failed(&self, id: u32, bytes: u64, healed: bool) {
         self.fail_more(-(bytes as i64));
         if healed {
@@ -239,12 +241,13 @@ impl Domain {
 
     fn fits(&self, share: &Share, own: u64, all: u64) -> bool {
         // A domain's own failed bytes count for it, those of others do not. No writer waits for
-        // space that only failed bytes could free: below the floor the write fails instead.
+        // space that only failed bytes could free: with healthy bytes below the floor it does not
+        // wait, and the write is accepted or refused.
         let (healthy, used) = (self.gauge.healthy(), self.gauge.used());
         healthy <= share.floor || (used <= own && self.limits.total.healthy() <= all)
     }
 
-    /// Room for a writer in line.
+    /// Whether there is space for the first writer in the queue.
     pub(crate) fn has_room(&self) -> bool {
         let share = self.share();
         // Below the background limit the flusher stops, so no writer may wait for more space than
@@ -273,9 +276,9 @@ impl Domain {
         failed > 0 && self.limits.refuses(failed, doomed)
     }
 
-    /// How long a writer of `bytes` pauses: not below the background limit, in the middle as long
-    /// as write-out takes for as much, at the limit twice that. So writers run at the speed of
-    /// write-out on average, evenly, also if a device completes in bursts.
+    /// How long a writer of `bytes` pauses: not at all below the background limit, halfway to the
+    /// limit as long as write-out takes for as many bytes, at the limit twice that. So writers run
+    /// at the speed of write-out on average, evenly, also if a device completes in bursts.
     pub(crate) fn pause(&self, bytes: u64) -> Nanos {
         let share = self.share();
         let over = self.gauge.healthy().saturating_sub(share.background);
@@ -293,7 +296,7 @@ impl Domain {
         self.pace.lock().count(now, bytes);
     }
 
-    // ---- the line ----
+    // ---- the queue of writers ----
 
     pub(crate) fn take_ticket(&self) -> Place<'_> {
         let number = self.writer_queue.lock().take_ticket();
@@ -301,7 +304,7 @@ impl Domain {
         Place { domain: self, number }
     }
 
-    /// Wakes the first waiting writer, if there may be space; or all of them.
+    /// Wakes the first waiting writer, if there may be space; with `all`, every one.
     pub(crate) fn wake_writers(&self, all: bool) {
         fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) == 0 || (!all && !self.worth_a_look()) {
@@ -324,8 +327,8 @@ impl Domain {
         self.progress.wait_until(room).await;
     }
 
-    /// A write-out has ended. Waiting writers are woken only when a fair part of the limit is free:
-    /// woken for each bio they would use the CPU for waking up.
+    /// A write-out has ended. Wakes the tasks in [`Domain::wait_write_room`] only when a quarter of
+    /// the depth is free: woken for each bio they would use the CPU for waking up.
     pub(crate) fn made_room(&self, depth: u64) {
         if self.writeback_bytes() <= depth - depth / 4 {
             self.progress.wake_all();
@@ -354,7 +357,7 @@ impl Domain {
         }
     }
 
-    /// Whether the flusher was asked; forgets it.
+    /// Whether the flusher was woken since the last call.
     pub(crate) fn take_wake(&self) -> bool {
         self.woken.swap(false, Ordering::AcqRel)
     }
@@ -368,7 +371,7 @@ impl Domain {
         self.queue.lock()
     }
 
-    /// The flusher goes to sleep until this time, decided under the queue's lock.
+    /// The flusher goes to sleep until this time, which it has computed under the queue's lock.
     pub(crate) fn set_next_look(&self, _queue: &Queue, at: Nanos) {
         self.next_look.store(at, Ordering::SeqCst);
     }
@@ -377,8 +380,8 @@ impl Domain {
         queue.next_look(self.limits.expire_nanos()) < self.next_look.load(Ordering::SeqCst)
     }
 
-    /// File `id` has dirty blocks and is not queued (see [`DirtyFolios::is_queued`]). True: the
-    /// alarm of the flusher would come too late, and the caller wakes it without a lock.
+    /// Queues file `id`, which has dirty blocks and is not queued ([`DirtyFolios::is_queued`]).
+    /// True: the flusher's timer would expire too late. The caller wakes it once it holds no lock.
     #[must_use]
     pub(crate) fn dirtied(&self, id: u32, since: Nanos) -> bool {
         let mut queue = self.queue.lock();
@@ -386,7 +389,7 @@ impl Domain {
         self.looks_too_late(&queue)
     }
 
-    /// A write-out of a file has ended, so that more of it may be written.
+    /// A write-out of a file has ended. If the file is stalled, more of it may be writable now.
     pub(crate) fn end_stall(&self, id: u32, dirty_folios: &DirtyFolios) {
         dirty_folios.written();
         if dirty_folios.is_stalled() {
@@ -403,7 +406,7 @@ impl Domain {
         self.looks_too_late(&queue)
     }
 
-    /// A file that writes out through `out`, from now on; true if a flusher has to be started.
+    /// Adds a file, which writes out through `out`; true if the caller has to start a flusher.
     pub(crate) fn join(
         &self,
         id: u32,
@@ -415,7 +418,7 @@ impl Domain {
         !std::mem::replace(&mut queue.running, true)
     }
 
-    /// The file is gone.
+    /// Removes a file that is gone.
     pub fn leave(&self, id: u32) {
         let (kept, empty) = {
             let mut queue = self.queue.lock();
@@ -443,7 +446,7 @@ impl Domain {
 
     /// The file has an opener again, or is given up.
     pub fn let_go(&self, id: u32) {
-        // Dropped after the lock: it may be the last, and leaves.
+        // Dropped after the lock: it may be the last reference, whose drop calls `leave`.
         let kept = self.queue.lock().let_go(id);
         drop(kept);
     }
@@ -461,7 +464,7 @@ impl Domain {
         self.released.wait_until(free).await;
     }
 
-    /// Files without openers with bytes that are not durable.
+    /// Files without openers that are kept because they have bytes that are not durable.
     pub fn kept(&self) -> Vec<(u32, std::sync::Arc<dyn WriteOut>)> {
         self.queue.lock().kept()
     }

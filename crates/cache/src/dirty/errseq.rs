@@ -18,7 +18,7 @@ struct State {
     told: bool,
 }
 
-/// What one opener has seen.
+/// An opener's position in the sequence: the number of the latest error that it need not see.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cursor(u64);
 

@@ -20,15 +20,15 @@ use std::collections::BTreeMap;
 #[derive(Default)]
 struct UnderWay {
     next: u64,
-    /// By number.
+    /// The flushes in progress, by number.
     flushes: BTreeMap<u64, Sent>,
 }
 
 /// A flush under way.
 struct Sent {
-    /// What it was sent to.
+    /// The address of the device object that it was sent to.
     object: usize,
-    /// Failures of the object that were heard of before.
+    /// Failed flushes of the object that were known when it began.
     heard: u64,
 }
 
@@ -41,14 +41,14 @@ pub struct Flushes {
 }
 
 impl Flushes {
-    /// How many have failed.
+    /// How many flushes of the domain have failed.
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::SeqCst)
     }
 
-    /// A flush is about to be sent to `object` (the address of a device object). It has failed
-    /// unless [`Flight::worked`] is called. `heard`: how many of the object's flushes have failed
-    /// by now, if it takes them in turn; else `None`.
+    /// A flush is about to be sent to `object` (the address of a device object). It counts as
+    /// failed unless [`Flight::worked`] is called. `heard`: how many of the object's flushes have
+    /// failed by now, if it takes them in turn; else `None`.
     pub fn begin(self: &Arc<Self>, object: usize, heard: Option<u64>) -> Flight {
         let mut under_way = self.under_way.lock();
         let number = under_way.next;
@@ -81,7 +81,8 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// The device reports success. Waits until that counts (X2). `heard`: as at the begin, now.
+    /// The device reports success. Waits until that counts (X2). `heard`: as for
+    /// [`Flushes::begin`], but how many have failed at the end of this flush.
     pub async fn worked(mut self, heard: Option<u64>) {
         self.worked = true;
         let (flushes, object) = (self.flushes.clone(), self.object);
@@ -93,7 +94,7 @@ impl Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         if !self.worked {
-            // X1.
+            // Counted before the flush is over (X1).
             self.flushes.failures.fetch_add(1, Ordering::SeqCst);
         }
         self.flushes.under_way.lock().flushes.remove(&self.number);

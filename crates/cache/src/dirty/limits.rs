@@ -1,13 +1,13 @@
 //! The dirty limits of a cache, and the bytes that count against them: plain numbers, one set for
 //! the whole cache and one for each flush domain.
 //!
-//! Limits count bytes of dirty *blocks* (D17). Below `background` only the age limit causes
+//! Limits count bytes of dirty *blocks* (lineage.D17). Below `background` only the age limit causes
 //! write-out; above it flushers write and writers pause; at `limit` writers wait in a queue.
 //!
 //! Invariants: W1 used = healthy + failed = dirty + in write-out. W2 a block is counted failed from
 //! the failure of its write-out until it is written or dropped, never twice. W3 healthy bytes stay
-//! below `limit` and a quarter of it, failed ones below `limit` and the healthy bytes at the
-//! failure of their device, and both together leave a quarter of the memory free for other uses.
+//! below `limit` plus a quarter of it. Failed ones stay below `limit` plus the bytes that were
+//! healthy when their device failed. Both together leave a quarter of the memory for other uses.
 //!
 //! No locks.
 
@@ -29,7 +29,8 @@ pub(crate) struct Gauge {
 }
 
 impl Gauge {
-    /// More, or less, dirty or in write-out; returns what of it was healthy.
+    /// Adds bytes that are dirty or in write-out, or takes some away; returns the healthy bytes
+    /// before.
     pub(crate) fn use_more(&self, bytes: i64) -> i64 {
         self.healthy.fetch_add(bytes, Ordering::Relaxed)
     }
@@ -74,7 +75,8 @@ impl Gauge {
         self.used().saturating_sub(self.writeback())
     }
 
-    /// In use, without what failed: that is refused on its own account.
+    /// Bytes in use that have not failed. Failed ones have a limit of their own
+    /// ([`Limits::refuses`]).
     pub(crate) fn healthy(&self) -> u64 {
         Self::get(&self.healthy)
     }
@@ -88,9 +90,9 @@ pub struct Limits {
     pub limit: AtomicU64,
     /// Age limit of dirty blocks, 1/100 s.
     pub expire_centisecs: AtomicU32,
-    /// Dirty bytes of uncached writes to one file that start its write-out.
+    /// Window of uncached writes to one file, bytes: a quarter of it, dirty, starts its write-out.
     pub uncached_window: AtomicU64,
-    /// Memory that dirty blocks may fill at all, failed or not, bytes.
+    /// Bytes that dirty blocks may fill at most, failed or not: three quarters of the frames.
     room: AtomicU64,
     /// Of all domains together.
     pub(crate) total: Gauge,
@@ -109,9 +111,9 @@ pub(crate) struct Share {
     pub background: u64,
     /// Its writers wait above this.
     pub limit: u64,
-    /// And may use this, however much the others hold.
+    /// Its writers do not wait below this, however much the other domains hold.
     pub floor: u64,
-    /// What all together may use, for as long as each keeps to its floor.
+    /// What all domains together may use; a domain that has more than its floor waits above it.
     pub all: u64,
 }
 
@@ -137,7 +139,7 @@ impl Limits {
         u64::from(self.expire_centisecs.load(Ordering::Relaxed)) * 10_000_000
     }
 
-    /// The memory has another size now.
+    /// Adapts to a new size of the memory for cached bytes.
     pub fn set_arena(&self, bytes: u64) {
         self.room.store(bytes / 4 * 3, Ordering::Relaxed);
     }

@@ -38,7 +38,7 @@ const STALL_LAST: Nanos = 1_000_000_000;
 struct Retry {
     at: Nanos,
     pause: Nanos,
-    /// It was tried since the last counted failure.
+    /// A retry was begun since the last counted failure: only then does a failure count again.
     tried: bool,
 }
 
@@ -47,14 +47,14 @@ struct Member {
     out: std::sync::Weak<dyn WriteOut>,
     /// Set from the last close of the file until all of it is durable.
     keep: Option<std::sync::Arc<dyn WriteOut>>,
-    /// Pause until the next look at a kept file.
+    /// Pause until the next visit of a kept file.
     keep_pause: Nanos,
     aged: Option<Nanos>,
     alarm: Option<Nanos>,
     retry: Option<Retry>,
     /// Its dirty blocks could not be written, and are not retried before this time.
     stalled: Option<Nanos>,
-    /// How long it was stalled last; 0 once something was written.
+    /// How long it was stalled last; 0 after a visit that wrote some or found nothing to write.
     stall_pause: Nanos,
     /// How often the flusher has checked it out, and not released it.
     held: u32,
@@ -62,14 +62,14 @@ struct Member {
     serial: u64,
 }
 
-/// Why a file is looked at.
+/// Why the flusher visits a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Why {
     /// Its oldest dirty block is due.
     Age,
     /// Its timer expired: uncached dirty blocks, or a kept file that is not durable yet.
     Alarm,
-    /// What failed is tried again.
+    /// Its failed blocks are to be written again.
     Retry,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct CheckedOut {
     serial: u64,
 }
 
-/// A file that is to be looked at.
+/// A file that the flusher is to visit.
 pub(crate) struct Look {
     pub id: u32,
     pub checked_out: CheckedOut,
@@ -88,18 +88,18 @@ pub(crate) struct Look {
     pub dirty: Arc<DirtyFolios>,
     pub out: std::sync::Arc<dyn WriteOut>,
     pub kept: bool,
-    /// It waits for its next try.
+    /// It has failed blocks, which wait for their next try.
     pub waits: bool,
 }
 
-/// What came of a look at a file.
+/// What came of a visit to a file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outcome {
-    /// Blocks dirty since then or before were to be written.
+    /// The visit was to write blocks dirty since then or before.
     pub until: Nanos,
-    /// [`DirtyFolios::changes`] before.
+    /// [`DirtyFolios::changes`] before the visit.
     pub seen: u64,
-    /// Something was.
+    /// It has written some.
     pub wrote: bool,
 }
 
@@ -110,8 +110,9 @@ pub(crate) struct Queue {
     aged: BTreeSet<(Nanos, u32)>,
     alarms: BTreeSet<(Nanos, u32)>,
     flush: VecDeque<u32>,
-    /// A task takes files off; so many want it to stay where there are none.
+    /// The flusher of the domain runs.
     pub running: bool,
+    /// How many callers want it to run on without files.
     pub stays: u32,
     /// Files that joined so far.
     joined: u64,
@@ -136,13 +137,13 @@ impl Queue {
         self.members.insert(id, member);
     }
 
-    /// The file is gone; what kept it is for the caller to drop.
+    /// Removes a file that is gone. The caller drops what kept it, without the lock.
     pub fn leave(&mut self, id: u32) -> Option<std::sync::Arc<dyn WriteOut>> {
         self.set_aged(id, None);
         self.set_alarm(id, None);
         let kept = self.members.remove(&id).and_then(|m| m.keep);
         if self.flush.len() > 2 * self.members.len() + 16 {
-            // Those of files that have left, too, and of any file one place is enough.
+            // Drops entries of files that have left, and all but the first of any other file.
             let mut seen = std::collections::HashSet::new();
             self.flush.retain(|id| self.members.contains_key(id) && seen.insert(*id));
         }
@@ -171,7 +172,7 @@ impl Queue {
         self.alarms.extend(at.map(|at| (at, id)));
     }
 
-    /// A file has become dirty.
+    /// A file has become dirty: queues it by age, unless it is queued or waits for a retry.
     pub fn dirtied(&mut self, id: u32, since: Nanos) {
         self.end_stall(id);
         let Some(member) = self.members.get_mut(&id) else { return };
@@ -181,7 +182,7 @@ impl Queue {
         }
     }
 
-    /// There may be something to write of a stalled file.
+    /// A stalled file may be writable again: queues it by age.
     pub fn end_stall(&mut self, id: u32) {
         let Some(member) = self.members.get_mut(&id) else { return };
         member.dirty.set_stalled(false);
@@ -190,7 +191,7 @@ impl Queue {
         }
     }
 
-    /// The file is to be looked at by then.
+    /// Sets the timer of a file, unless it expires sooner already.
     pub fn look_by(&mut self, id: u32, at: Nanos) {
         let sooner = self.members.get(&id).is_some_and(|m| m.alarm.is_none_or(|old| at < old));
         if sooner {
@@ -198,7 +199,7 @@ impl Queue {
         }
     }
 
-    /// A write-out of the file has failed.
+    /// A write-out of the file has failed: takes it off the queue by age, and sets its retry timer.
     pub fn failed(&mut self, id: u32, now: Nanos) {
         let Some(member) = self.members.get_mut(&id) else { return };
         let first = Retry { at: now + RETRY_FIRST, pause: RETRY_FIRST, tried: false };
@@ -245,7 +246,7 @@ impl Queue {
         queued || waits || !member.dirty.is_queued()
     }
 
-    /// Queues a file after a visit. Remaining blocks are dirty again, or in use (Q-e).
+    /// Queues a file after a visit; stalls it if that wrote nothing of what was due (Q-e).
     pub fn looked_at(&mut self, id: u32, now: Nanos, outcome: Outcome) {
         let Some(member) = self.members.get_mut(&id) else { return };
         let dirty = &member.dirty;
@@ -296,7 +297,7 @@ impl Queue {
         let member = self.members.get_mut(&id)?;
         if let Some(retry) = &mut member.retry {
             if retry.at <= now {
-                // In case nothing comes of it, neither a success nor a failure.
+                // The next retry is set already, in case this one ends neither way.
                 (retry.at, retry.tried, why) = (now + retry.pause, true, Why::Retry);
             }
             let at = retry.at;
@@ -313,7 +314,7 @@ impl Queue {
     fn look(&mut self, id: u32, why: Why) -> Option<Look> {
         let member = self.members.get_mut(&id)?;
         let Some(out) = member.out.upgrade() else {
-            // It is on its way out, and discards what it has.
+            // The file is being dropped, which discards its dirty blocks.
             self.set_aged(id, None);
             self.set_alarm(id, None);
             return None;
@@ -352,7 +353,7 @@ impl Queue {
         loop {
             let id = self.flush.pop_front()?;
             let Some(member) = self.members.get_mut(&id) else { continue };
-            // In this order: what is kept from now on lists the file anew.
+            // Before the bytes are read: blocks kept from now on list the file again.
             member.dirty.flush_listed.store(false, Ordering::SeqCst);
             let bytes = member.dirty.unflushed.load(Ordering::SeqCst).max(0) as u64;
             if let Some(out) = member.out.upgrade().filter(|_| bytes > 0) {
@@ -364,7 +365,7 @@ impl Queue {
 
     // ---- files checked out: from `due`, `next_aged` and `next_flush` until they are released ----
 
-    /// Nothing, if the file has left: its number may be another's by now.
+    /// Releases a file. Does nothing if it has left: another file may have its number by now.
     pub fn release(&mut self, checked_out: CheckedOut) {
         let member = self.members.get_mut(&checked_out.id);
         if let Some(member) = member.filter(|member| member.serial == checked_out.serial) {
@@ -387,12 +388,12 @@ impl Queue {
         }
     }
 
-    /// Stops keeping the file. The caller drops the result without the queue's lock.
+    /// Stops keeping the file. The caller drops what kept it, without the lock.
     pub fn let_go(&mut self, id: u32) -> Option<std::sync::Arc<dyn WriteOut>> {
         self.members.get_mut(&id).and_then(|m| m.keep.take())
     }
 
-    /// A kept file was visited and is not durable yet.
+    /// A kept file was visited and is not durable yet: visits it again after a doubling pause.
     pub fn look_at_kept_again(&mut self, id: u32, now: Nanos) {
         let Some(member) = self.members.get_mut(&id) else { return };
         let at = now + member.keep_pause;
@@ -400,7 +401,6 @@ impl Queue {
         self.look_by(id, at);
     }
 
-    /// The files that are kept.
     pub fn kept(&self) -> Vec<(u32, std::sync::Arc<dyn WriteOut>)> {
         let kept = |(&id, m): (&u32, &Member)| m.keep.clone().map(|out| (id, out));
         self.members.iter().filter_map(kept).collect()
@@ -485,7 +485,7 @@ mod tests {
         let (mut now, expire, mut pauses) = (1000, 50, Vec::new());
         let outcome = |now: Nanos, wrote| Outcome { until: now - expire, seen: 1, wrote };
         for _ in 0..14 {
-            // Its neighbour is due each time.
+            // The other file, 1, is due each time.
             while let look = queue.due(now, expire).expect("file 1 is due")
                 && (look.id, look.why) != (0, Why::Age)
             {
@@ -509,7 +509,7 @@ mod tests {
         assert!(sets[0].is_stalled() && sets[0].list(9, now, false).fresh);
         queue.dirtied(0, now);
         assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0), "the oldest first");
-        // Something has changed during the look.
+        // Something has changed during the visit: it is not stalled.
         queue.looked_at(0, now, outcome(now, false));
         assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0));
         queue.looked_at(0, now, outcome(now, true));

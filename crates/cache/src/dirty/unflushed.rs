@@ -23,7 +23,7 @@ use crate::rangeset::RangeSet;
 use forebay_base::sync::{Arc, Mutex};
 use std::ops::Range;
 
-/// How many flushes of the domain had failed.
+/// How many flushes of the domain had failed at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Epoch(u64);
 
@@ -34,12 +34,12 @@ pub struct Covered {
     pub pinned: RangeSet,
     /// Bytes were written whose blocks are not kept any more.
     pub unpinned: bool,
-    /// All of it completed in this epoch.
+    /// The epoch in which all of these writes completed.
     epoch: Epoch,
 }
 
 impl Covered {
-    /// Nothing was written.
+    /// Whether the flush answers for no write.
     pub fn is_empty(&self) -> bool {
         self.pinned.is_empty() && !self.unpinned
     }
@@ -47,18 +47,18 @@ impl Covered {
 
 #[derive(Debug, Default)]
 struct State {
-    /// For the next flush.
+    /// What the next flush will answer for.
     covered: Covered,
     /// Blocks that a failed flush may have lost, not yet taken by a caller.
     lost: Covered,
-    /// Flushes that began and whose outcome has not been dealt with.
+    /// Flushes that have begun, and not ended by [`Unflushed::end_flush`].
     flushing: u32,
-    /// Pinned blocks that were dropped meanwhile: such a flush may have answered for them.
+    /// Pinned blocks that were dropped during such a flush, which may have answered for them.
     given_up: RangeSet,
 }
 
 impl State {
-    /// What completed before the epoch moved is lost (W2).
+    /// Moves blocks that completed before the epoch moved to the lost ones (W2).
     fn look(&mut self, now: Epoch) {
         assert!(self.covered.epoch.0 <= now.0, "W2: epochs only grow");
         if self.covered.epoch != now {
@@ -85,7 +85,7 @@ impl Unflushed {
         Self { flushes, state: Mutex::default() }
     }
 
-    /// To be sampled before a write is submitted.
+    /// The current epoch. Sample it before a write is submitted (W1).
     pub fn epoch(&self) -> Epoch {
         Epoch(self.flushes.failures())
     }
@@ -124,7 +124,7 @@ impl Unflushed {
     pub(crate) fn drop_blocks(&self, blocks: Range<u64>, forgotten: bool) {
         let mut state = self.state.lock();
         state.look(self.epoch());
-        // What takes the blocks' place may be less than whole blocks.
+        // The new content may cover only a part of a lost block: the loss of the rest is reported.
         state.lost.unpinned |= forgotten && state.lost.pinned.overlaps(&blocks);
         state.covered.unpinned |= forgotten;
         if forgotten && state.flushing > 0 {
@@ -134,7 +134,7 @@ impl Unflushed {
         state.covered.pinned.remove(blocks);
     }
 
-    /// A flush begins: what it answers for.
+    /// A flush begins: takes the blocks that it answers for.
     pub fn begin_flush(&self) -> Covered {
         let mut state = self.state.lock();
         state.look(self.epoch());
@@ -164,8 +164,9 @@ impl Unflushed {
         std::mem::take(&mut state.lost)
     }
 
-    /// Takes all blocks that no flush has made durable, for a caller that knows that they are lost.
-    /// `None` while a flush that covers some of them is in progress.
+    /// Takes the completed blocks that wait for a flush, for a caller that knows that some are
+    /// lost; [`Unflushed::take_lost`] has the others. `None` while a flush of the file is in
+    /// progress.
     pub fn take_back(&self) -> Option<Covered> {
         let mut state = self.state.lock();
         state.look(self.epoch());
@@ -184,7 +185,8 @@ impl Unflushed {
         lost.chain(state.covered.pinned.within(blocks)).collect()
     }
 
-    /// Nothing that a flush would answer for, or that one under way does, or that is lost.
+    /// Whether no block waits for a flush, none is covered by a flush in progress, and none is
+    /// lost.
     pub fn is_empty(&self) -> bool {
         let state = self.state.lock();
         state.flushing == 0 && state.covered.is_empty() && state.lost.is_empty()
@@ -269,7 +271,7 @@ mod tests {
         assert!(lost.pinned.iter().eq(std::iter::once(0..4)) && !lost.unpinned);
         assert!(other.end_flush().is_empty());
         assert!(other.is_empty() && one.take_lost().is_empty());
-        // What is given up while it is lost was not held to be written again.
+        // A lost block that is dropped cannot be written again: it counts as unpinned.
         assert!(done(&other, other.epoch(), Some(0..4)));
         fail_one(&flushes);
         other.drop_blocks(2..3, true);

@@ -10,9 +10,9 @@ use forebay_base::world::Nanos;
 use std::collections::BTreeMap;
 use std::task::Waker;
 
-/// Write-out is measured over this time.
+/// A sample of the speed of write-out takes at least this long.
 const PACE_SAMPLE: Nanos = 10_000_000;
-/// A longer time without a completion says nothing of the speed.
+/// A sample that takes longer is discarded: write-out was idle in between.
 const PACE_IDLE: Nanos = 100_000_000;
 
 /// Writers that wait at the limit, in order of arrival.
@@ -23,7 +23,7 @@ pub(crate) struct WriterQueue {
 }
 
 impl WriterQueue {
-    /// A place at the end.
+    /// A ticket at the end of the queue.
     pub fn take_ticket(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -38,12 +38,12 @@ impl WriterQueue {
         self.waiting.keys().next() == Some(&number)
     }
 
-    /// Gives a place up.
+    /// Gives a ticket up.
     pub fn leave(&mut self, number: u64) {
         self.waiting.remove(&number);
     }
 
-    /// The wakers of the first `count`.
+    /// The wakers of the first `count` writers.
     pub fn first(&self, count: usize) -> Vec<Waker> {
         self.waiting.values().take(count).flatten().cloned().collect()
     }

@@ -1,5 +1,5 @@
-//! A few frames without memory of their own: the frames of one folio in write-out, and frames on
-//! their way to the allocator. Write-out that makes memory free must not need memory for it.
+//! Short lists of frames that allocate nothing: the frames of a piece in write-out, and frames on
+//! their way to the allocator. Write-out frees memory, so it must not need memory for that.
 //!
 //! Invariant: B1 a batch never holds more than [`FrameBatch::MOST`] frames.
 //!
@@ -18,10 +18,10 @@ pub struct FrameBatch {
 }
 
 impl FrameBatch {
-    /// Most frames: 64 KiB of them, as many as the allocator keeps together.
+    /// Most frames: 64 KiB of them, a chunk of the allocator.
     pub const MOST: usize = CHUNK_FRAMES as usize;
 
-    /// One more at the end.
+    /// Appends a frame.
     pub fn push(&mut self, frame: Frame) {
         assert!(!self.is_full(), "B1: a batch has room for {} frames", Self::MOST);
         self.frames[usize::from(self.len)] = frame;
@@ -52,7 +52,7 @@ impl Extend<Frame> for FrameBatch {
     }
 }
 
-/// Frames without an owner, given back by the batch.
+/// Collects frames without an owner and gives them back to the allocator, a batch at a time.
 pub(crate) struct Freed<'a> {
     cache: &'a PageCache,
     batch: FrameBatch,

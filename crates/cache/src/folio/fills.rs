@@ -7,9 +7,9 @@ use crate::table::{Blocks, State, Table};
 use std::ops::Range;
 
 impl FolioWrite<'_> {
-    /// Plans a fill: the runs of blocks that are neither there nor on their way become *reading*.
-    /// The frames for them must be in `pool` ([`FolioWrite::frames_to_fill`]). Blocks become
-    /// *uncached* if the request is.
+    /// Plans a fill: the blocks that are neither up to date nor being read become *reading*.
+    /// Returns their runs, which the caller then reads. The frames for them must be in `pool`
+    /// ([`FolioWrite::frames_to_fill`]). Blocks become *uncached* if the request is.
     pub fn begin_fill(
         &self,
         blocks: Blocks,
@@ -38,14 +38,14 @@ impl FolioWrite<'_> {
         self.runs(blocks, lacks).collect()
     }
 
-    /// Frame and offset of a block, for lending it to the device.
+    /// Frame of a block, and its offset in the frame, for a device that is to read or fill it.
     pub fn place(&self, block: u32) -> (Frame, usize) {
         let within = block % self.mapping.blocks_per_frame();
         (self.frame_at(block), within as usize * self.mapping.block_size() as usize)
     }
 
-    /// Fills blocks with zeros: a hole, or what lies behind the end of file. They must be
-    /// *reading* by our own plan; they become up to date.
+    /// Fills blocks with zeros: a hole, or what lies behind the end of file. They must be *reading*
+    /// by the caller's own plan; they become up to date.
     pub fn fill_zero(&self, blocks: Blocks) {
         for block in blocks.start..blocks.end {
             let (frame, at) = self.place(block);
@@ -54,7 +54,7 @@ impl FolioWrite<'_> {
         self.end_fill(blocks, true);
     }
 
-    /// Zeroes part of a block that is being read or is up to date.
+    /// Zeroes bytes of the folio, in blocks that are being read or up to date.
     pub fn zero_bytes(&self, range: Range<usize>) {
         let mut at = range.start;
         while at < range.end {
@@ -70,7 +70,8 @@ impl FolioWrite<'_> {
         }
     }
 
-    /// Ends a fill. Frames of a failed one go back.
+    /// Ends a fill: the blocks are up to date, or, if it failed, absent. Frames that hold no block
+    /// then are given back.
     pub fn end_fill(&self, blocks: Blocks, ok: bool) {
         for (g, mask) in blocks.masks() {
             let was = self.cache.table.clear_bits(self.slot, State::Reading, g, mask);
@@ -91,8 +92,8 @@ impl FolioWrite<'_> {
         self.strip_frames(blocks);
     }
 
-    /// Whether what lies behind the end of file is zero (E1), if that is within one of the blocks
-    /// and the block is up to date. For assertions.
+    /// Whether the bytes behind the end of file are zero (bounds.E1). True also if the end does not
+    /// lie within one of the blocks, or that block is not up to date. For assertions.
     pub fn tail_is_zero(&self, blocks: Blocks) -> bool {
         let (mapping, size) = (self.mapping, self.mapping.size());
         let block = mapping.block_size();

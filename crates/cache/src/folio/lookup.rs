@@ -17,8 +17,8 @@ fn fault_in(src: &[u8]) {
     });
 }
 
-/// Writes a byte of each page of a caller's memory, with the value that it has. Call it before a
-/// folio is locked from which bytes are copied there.
+/// Writes a byte of each page of a caller's memory, with the value that it has. Call it before
+/// locking a folio whose bytes are copied there: a page fault under the lock could wait long.
 pub fn fault_in_for_writing(dst: &mut [u8]) {
     for page in dst.chunks_mut(FRAME_SIZE) {
         page[0] = std::hint::black_box(page[0]);
@@ -93,7 +93,7 @@ impl PageCache {
         Some(mapping.range_of(index, run).start.max(from))
     }
 
-    /// The folio, locked exclusively, if it is there: definite.
+    /// The folio, locked exclusively. `None` is definite: it was not cached at that moment.
     pub fn lock_folio<'a>(&'a self, mapping: &'a Mapping, index: u64) -> Option<FolioWrite<'a>> {
         loop {
             let slot = self
@@ -108,8 +108,8 @@ impl PageCache {
         }
     }
 
-    /// The folio, locked exclusively, made if it is missing. `None` when no folio descriptor can
-    /// be had: everything is dirty or in flight.
+    /// The folio, locked exclusively, made if it is missing. `None` when no folio descriptor can be
+    /// had: no folio can be evicted.
     pub fn lock_or_create<'a>(
         &'a self,
         mapping: &'a Mapping,
@@ -119,7 +119,7 @@ impl PageCache {
     }
 
     /// Locks the folio, or makes it. One made for an uncached request (`passing`) counts as new
-    /// even if it is a ghost, and leaves the ghost to an ordinary request (U1).
+    /// even if it is a ghost, and leaves the ghost to an ordinary request (lineage.U1).
     pub fn lock_or_make<'a>(
         &'a self,
         mapping: &'a Mapping,
@@ -144,7 +144,7 @@ impl PageCache {
             self.table.set_queue(slot, queue);
             self.table.set_blocks_per_frame(slot, mapping.blocks_per_frame());
             self.table.unlock(slot);
-            // Queued before it is locked again: the age lock comes before the folio lock.
+            // Queued while it is unlocked: the holder of a folio lock takes no age lock.
             self.age.lock().push(queue, slot);
         }
     }

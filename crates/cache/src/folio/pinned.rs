@@ -22,10 +22,9 @@ use std::fmt;
 /// Bytes of a file as they were at one moment; [`File::pin`] gives them.
 ///
 /// Usually they are the cached bytes themselves, in one or more runs of memory
-/// ([`Pinned::extents`]). Where nothing more may be pinned they are a copy
-/// ([`Pinned::is_copy`]). They do not change: later writes, truncates and evictions leave them
-/// as they are. Each run of one call that lies in one folio is of one moment; runs of different
-/// folios may be of different moments, as with a read.
+/// ([`Pinned::extents`]). Where they cannot be pinned they are a copy ([`Pinned::is_copy`]). They
+/// do not change: later writes, truncates and evictions leave them as they are. The bytes of one
+/// folio are of one moment; those of different folios may be of different moments, as with a read.
 ///
 /// Dropping it ends the pin. It keeps the memory of its cache, and does not keep the file open.
 /// After fork(2) a child must not touch it.
@@ -34,11 +33,11 @@ use std::fmt;
 pub struct Pinned {
     runs: Runs,
     source: Source,
-    /// Parts of folios that count for this pin: [`PageCache::can_pin`].
+    /// Parts of folios that this pin counts against the limit of [`PageCache::can_pin`].
     pub(crate) folios: u32,
 }
 
-/// Runs of bytes in order; the usual one needs no memory of its own.
+/// Runs of bytes in order; a single run, the usual case, needs no list.
 enum Runs {
     None,
     One([*const [u8]; 1]),
@@ -47,7 +46,7 @@ enum Runs {
 
 /// Where the bytes are.
 enum Source {
-    /// In frames of the cache, of a mapping.
+    /// In frames of the cache, of the mapping with this number.
     Frames(Arc<PageCache>, u32),
     /// In memory of its own.
     Copy(#[expect(dead_code, reason = "the runs point into it")] AlignedBuf),
@@ -60,7 +59,8 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Nothing yet, of a file of `cache`; [`FolioWrite::pin`](crate::FolioWrite::pin) adds to it.
+    /// Pins nothing yet, of a file of `cache`; [`FolioWrite::pin`](crate::FolioWrite::pin) adds to
+    /// it.
     pub fn new(cache: &Arc<PageCache>, mapping: u32) -> Self {
         Self { runs: Runs::None, source: Source::Frames(cache.clone(), mapping), folios: 0 }
     }
@@ -72,7 +72,7 @@ impl Pinned {
         Self { runs, source: Source::Copy(buf), folios: 0 }
     }
 
-    /// Bytes of a frame that was pinned for this, behind those that it has.
+    /// Appends bytes of a frame, which the caller has pinned for this value.
     pub(crate) fn push(&mut self, bytes: *const [u8]) {
         let runs = match &mut self.runs {
             Runs::None => {
@@ -112,8 +112,8 @@ impl Pinned {
         unsafe { std::slice::from_raw_parts(raw.as_ptr().cast::<&[u8]>(), raw.len()) }
     }
 
-    /// The bytes as one slice, if they are in one run of memory: always up to one frame of 4 KiB,
-    /// for a copy, and where the cache found neighbouring frames.
+    /// The bytes as one slice, if they are in one run of memory: always if they lie in one frame of
+    /// 4 KiB or are a copy, otherwise if the cache holds them in neighbouring frames.
     #[inline]
     pub fn as_slice(&self) -> Option<&[u8]> {
         match self.extents() {
@@ -128,13 +128,13 @@ impl Pinned {
         self.raw().iter().map(|run| run.len()).sum()
     }
 
-    /// No bytes: the range lies behind the end of the file.
+    /// Whether it has no bytes: the range was empty, or behind the end of the file.
     pub fn is_empty(&self) -> bool {
         self.raw().is_empty()
     }
 
-    /// Whether the bytes are a copy in memory of their own, outside the budget of the cache: the
-    /// limit of pins was reached, or the flags asked to cache nothing.
+    /// Whether the bytes are a copy in memory of their own, outside the budget of the cache: a
+    /// limit of pins was reached, frames were short, or the flags asked to cache nothing.
     pub fn is_copy(&self) -> bool {
         matches!(self.source, Source::Copy(_))
     }
@@ -167,7 +167,7 @@ impl Drop for Pinned {
     }
 }
 
-/// The pins of these runs end.
+/// Ends the pins of these runs: gives back the frames that nothing else holds.
 fn end_pins(cache: &PageCache, id: u32, runs: &[*const [u8]]) {
     let mut freed = Freed::new(cache);
     for run in runs {
@@ -230,8 +230,8 @@ mod tests {
         pin
     }
 
-    /// A task that waits for frames was not woken when a pin ended that had kept them from being
-    /// evicted: it slept until something else happened.
+    /// The story: a task that waits for frames was not woken when a pin ended that had kept them
+    /// from being evicted. It slept until something else happened.
     #[test]
     fn pin_end_wakes_waiter_for_frames() {
         let cache = cache();

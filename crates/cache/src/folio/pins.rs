@@ -61,7 +61,8 @@ impl FolioWrite<'_> {
         }
     }
 
-    /// The one frame at `at`: see [`FolioWrite::detach_pinned`].
+    /// Gives the pinned frame `old`, number `at` of the folio, a successor, as
+    /// [`FolioWrite::detach_pinned`].
     pub(crate) fn detach_pin(
         &self,
         at: usize,
@@ -97,7 +98,7 @@ impl FolioWrite<'_> {
     }
 
     /// Adds bytes of the folio, `range`, to a pin. Their blocks are up to date, and none of their
-    /// frames is being filled. False, and nothing was added: the limit of pins is reached.
+    /// frames is being filled. False, and nothing was added: a limit of pins is reached.
     #[must_use]
     pub fn pin(&self, range: Range<usize>, into: &mut Pinned) -> bool {
         let frames = range.start / FRAME_SIZE..range.end.div_ceil(FRAME_SIZE);
@@ -134,9 +135,9 @@ impl PageCache {
         self.sizes.frames() as u64 / 8
     }
 
-    /// Where there are fewer folio descriptors than frames, an eighth of them: most parts of folios
-    /// that pins may hold, as each keeps its descriptor. Else the limit of frames is enough. One
-    /// folio counts for each pin of it: the end of a pin takes no lock, and finds no folio.
+    /// If there are fewer folio descriptors than frames: most parts of folios that pins may hold,
+    /// an eighth of the descriptors, as each part keeps one. `None`: the limit of frames suffices.
+    /// A folio counts for each pin of it, because the end of a pin does not look up the folio.
     pub(crate) fn folio_pin_limit(&self) -> Option<u64> {
         let slots = self.sizes.slots();
         (slots < self.sizes.frames()).then(|| (slots as u64 / 8).max(1))
@@ -149,8 +150,8 @@ impl PageCache {
             && self.folio_pin_limit().is_none_or(|limit| folios <= folios_left(limit))
     }
 
-    /// A frame has left its folio, whose lock is held: it is free unless a write-out or a pin
-    /// holds it.
+    /// A frame has left its folio, whose lock is held: gives it back unless a write-out or a pin
+    /// holds it. Then the last of these gives it back.
     pub(crate) fn leave_folio(&self, frame: Frame, id: u32) {
         if self.words.leave(frame) {
             self.disown(frame, id);

@@ -15,12 +15,12 @@ impl<'a> FramePool<'a> {
         Self { cache, frames: Vec::new() }
     }
 
-    /// Frames left.
+    /// Frames in the pool.
     pub fn len(&self) -> usize {
         self.frames.len()
     }
 
-    /// None left.
+    /// Whether it has no frame.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }

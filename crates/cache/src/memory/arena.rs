@@ -1,9 +1,9 @@
 //! The memory of cached bytes: one mapping, divided into frames of 4 KiB, sized for the largest
 //! budget and resident as far as it is used.
 //!
-//! Memory becomes resident as it is used, in huge pages, and a step ahead of use. A task that takes
-//! frames which were never used has the next ones populated in the background. If that is late, the
-//! first access does it. A smaller budget releases memory.
+//! Memory becomes resident as it is used: with huge pages, a step ahead of use. A task that takes
+//! frames which were never used then has the next ones populated in the background. If that is
+//! late, and without huge pages, the first access does it. A smaller budget releases memory.
 //!
 //! Invariants: M1 the mapping lives as long as any [`Arena`] handle, so an address handed to a
 //! device stays valid even if its frame has been given to another owner. M2 the only Rust
@@ -27,10 +27,10 @@ pub const FRAME_SIZE: usize = 4096;
 /// Number of a frame in the arena.
 pub type Frame = u32;
 
-/// Bytes that are kept populated ahead of use, at least, while there are that many.
+/// With huge pages, at least so many bytes are populated ahead of use, as far as the limit allows.
 const STEP: usize = 16 << 20;
 
-/// How far the arena is populated, in bytes from its beginning.
+/// How far the arena is populated, is to be, and may be: in bytes from its beginning.
 #[derive(Default)]
 struct Ahead {
     done: usize,
@@ -38,13 +38,13 @@ struct Ahead {
     limit: usize,
 }
 
-/// The mapping. Shared; unmapped with the last handle.
+/// The memory of all frames. Shared; unmapped with the last handle.
 pub struct Arena {
     region: Region,
     bytes: usize,
     huge: bool,
     on_touch: bool,
-    // std's: populating is never part of a shuttle test.
+    // The mutex of std, because populating is never part of a shuttle test.
     ahead: Mutex<Ahead>,
     /// A hint of `Ahead::done`.
     done: AtomicUsize,
@@ -182,7 +182,8 @@ impl Arena {
         self.region.base().wrapping_add(start)
     }
 
-    /// Has the processor fetch the beginning of a frame; a hint, for any frame number.
+    /// Has the processor fetch four cache lines of a frame, from `offset` on; a hint, for any frame
+    /// number.
     #[inline]
     pub fn prefetch(&self, frame: Frame, offset: usize) {
         #[cfg(target_arch = "x86_64")]
@@ -279,7 +280,7 @@ impl FrameList {
             Some(last) if last.ptr.wrapping_add(last.len) == ptr => last.len += len,
             _ => {
                 if self.segments.len() == self.segments.capacity() {
-                    // In few steps: each list that is used again has to grow for itself.
+                    // Grows in few, large steps: each reused list has to grow to its full length.
                     self.segments.reserve(if self.segments.is_empty() { 16 } else { 64 });
                 }
                 self.segments.push(Segment { ptr, len });
@@ -359,7 +360,8 @@ mod tests {
         assert_eq!((lent.copy_out(0, &mut back), back), (50, [7; 50]));
     }
 
-    /// The arena was populated whole before the first request: 12 s and 5.6 GiB by default.
+    /// The story: the complete arena was populated before the first request: 12 s and 5.6 GiB by
+    /// default.
     #[test]
     fn arena_populates_ahead_of_use_and_releases_at_limit() {
         const MIB: usize = 1 << 20;

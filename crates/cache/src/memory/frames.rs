@@ -3,10 +3,12 @@
 //! come out of chunks that are broken already. Chunks that were never used come last and in order,
 //! so that the arena is resident as far as it is used.
 //!
-//! Invariants: A1 a frame is free or owned by exactly one folio or one in-flight write. A2 a chunk
-//! that was used, with a free frame below the limit, is on exactly one list: `whole` (all 16 free)
-//! or `partial`; no other is on a list. A3 frames at or above the limit are not handed out. A4 no
-//! more frames are handed out than the limit, except where it was lowered below what was.
+//! Invariants: A1 a frame is free, or handed out: then it is in one folio, on its way into one, or
+//! held by write-outs and pins alone. A2 a chunk that was used, with a free frame below the limit,
+//! is on exactly one list: `whole` (all 16 free) or `partial`; no other is on a list. A3 frames at
+//! or above the limit are not handed out. A4 no more frames are handed out than the limit, except
+//! where it was lowered below what was.
+//!
 //! Locks: none of its own; the cache holds it behind one.
 
 use crate::memory::arena::Frame;
@@ -25,7 +27,7 @@ pub struct FrameAlloc {
     /// The lowest chunk that was never used.
     fresh: u32,
     used: usize,
-    /// Of `used`, at or above the limit.
+    /// Those of `used` that are at or above the limit.
     above: usize,
     limit: usize,
 }
@@ -38,7 +40,7 @@ impl FrameAlloc {
         let chunks = max.div_ceil(CHUNK_FRAMES as usize);
         Self {
             taken: vec![0; chunks],
-            // Room for all, so that giving a frame back needs no memory.
+            // Capacity for all chunks, so that giving a frame back needs no memory.
             whole: Vec::with_capacity(chunks),
             partial: Vec::with_capacity(chunks),
             position: vec![0; chunks],
@@ -69,7 +71,7 @@ impl FrameAlloc {
         self.above
     }
 
-    /// Frames below the lowest that was never used.
+    /// Frames of the chunks that were ever used; all frames behind these are untouched.
     pub fn touched(&self) -> usize {
         self.fresh as usize * CHUNK_FRAMES as usize
     }
@@ -156,7 +158,7 @@ impl FrameAlloc {
         self.whole.clear();
         self.partial.clear();
         self.above = 0;
-        // The lowest are the first to be taken.
+        // In descending order: lists are used from their end, so the lowest chunks are taken first.
         for chunk in (0..self.fresh).rev() {
             let beyond = self.taken[chunk as usize] & !self.valid(chunk);
             self.above += beyond.count_ones() as usize;

@@ -5,9 +5,9 @@
 //!   bit 31: orphan     bits 8..=30: pins     bits 0..=7: captures
 //! ```
 //! Captures and pins are added under the lock of the folio that holds the frame, and so is the
-//! orphan bit. A capture ends under that lock, a pin ends without a lock. The step that leaves the
-//! orphan bit alone in the word gives the frame back: each step is one atomic operation, so
-//! exactly one thread sees it.
+//! orphan bit. A capture ends under that lock, a pin ends without a lock. The step after which the
+//! orphan bit is the only one set gives the frame back: each step is one atomic operation, so
+//! exactly one thread sees that.
 //!
 //! Invariants: pin.P3 a frame is given back only by the step after which nothing holds it, and its
 //! word is zero then. pin.P4 `pinned` is never less than the number of frames with a pin; frames
@@ -33,9 +33,10 @@ pub(crate) struct FrameWords {
     words: ZeroTable<AtomicU32>,
     /// Frames with a pin, in a folio or not (pin.P4).
     pinned: AtomicU64,
-    /// Of these, orphans. May be a step behind the words.
+    /// Those of the pinned frames that are orphans. May be a step behind the words.
     orphans: AtomicI64,
-    /// Pins of parts of folios where folios are few: no fewer than folios that hold pinned frames.
+    /// Pins of parts of folios, counted if there are fewer folios than frames: at least as many as
+    /// there are folios with pinned frames.
     folio_pins: AtomicU64,
 }
 
@@ -56,7 +57,7 @@ impl FrameWords {
         &self.words[frame as usize]
     }
 
-    /// A write-out takes the bytes of a frame. Folio lock held.
+    /// A write-out begins to hold a frame, to write its bytes. Folio lock held.
     pub fn capture(&self, frame: Frame) {
         let was = self.word(frame).fetch_add(CAPTURE, Ordering::AcqRel);
         assert!(was & CAPTURES < CAPTURES, "frame {frame} is captured too often");
@@ -92,7 +93,8 @@ impl FrameWords {
         self.is_last(frame, was | ORPHAN)
     }
 
-    /// Whether nothing holds an orphan any more: then its word is free (pin.P3).
+    /// Whether nothing holds the frame after the step that left `now`: then clears its word
+    /// (pin.P3).
     fn is_last(&self, frame: Frame, now: u32) -> bool {
         let last = now == ORPHAN;
         if last {
@@ -101,8 +103,8 @@ impl FrameWords {
         last
     }
 
-    /// Pins the frames of a folio whose lock is held. False, and nothing is pinned: more than
-    /// `limit` frames would be (pin.P5), or one of them has too many pins.
+    /// Pins the frames of a folio whose lock is held. False, and nothing is pinned: with each of
+    /// them counted as new, pins exceed `limit` (pin.P5), or one of them has too many pins.
     #[must_use]
     pub fn pin(&self, frames: impl ExactSizeIterator<Item = Frame> + Clone, limit: u64) -> bool {
         let most = |frame| self.word(frame).load(Ordering::Relaxed) & PINS >= PINS_MAX;
@@ -147,14 +149,14 @@ impl FrameWords {
         false
     }
 
-    /// Whether any frame may be pinned. Under the lock of a folio, false means: none of its frames
-    /// is, and what their readers did is over.
+    /// Whether any frame may be pinned. Under the lock of a folio, false means that none of its
+    /// frames is, and that all earlier pins of them have ended.
     #[inline]
     pub fn any_pinned(&self) -> bool {
         self.pinned.load(Ordering::SeqCst) != 0
     }
 
-    /// Whether a frame is pinned. Under the lock of its folio, false stays true.
+    /// Whether a frame is pinned. An answer of false holds until the lock of its folio is released.
     #[inline]
     pub fn is_pinned(&self, frame: Frame) -> bool {
         self.word(frame).load(Ordering::SeqCst) & PINS != 0

@@ -45,15 +45,15 @@ mod imp {
             Ok(Self { region, len, marker: PhantomData })
         }
 
-        /// The first `used` entries are going to be used: on huge pages, because tables are read at
-        /// random, and a miss in the TLB costs as much as the copy of a small block.
+        /// Asks for huge pages under the first `used` entries: tables are read at random, and a
+        /// miss in the TLB costs as much as the copy of a small block.
         pub fn advise(&self, used: usize) {
             self.region.advise(used * size_of::<T>());
         }
 
-        /// Entries from `from` on, which are empty in all that counts, are zero again, and their
-        /// memory is given back: from the first whole page on, whose first entry is returned. If
-        /// the system keeps the memory, that is the length of the table.
+        /// Gives back the memory of the entries from `from` on, in whole pages: they are zero
+        /// again. The caller needs none of their content. Returns the first entry given back, which
+        /// is the length of the table if the system keeps the memory.
         pub fn forget(&self, from: usize) -> usize {
             (self.region.release(from * size_of::<T>()) / size_of::<T>()).min(self.len)
         }

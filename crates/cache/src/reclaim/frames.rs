@@ -12,7 +12,8 @@ impl PageCache {
     /// waiting.
     pub fn take_frames(&self, count: usize) -> Option<FramePool<'_>> {
         let mut pool = FramePool { cache: self, frames: Vec::with_capacity(count) };
-        // Handed out from the end: reversed, so that neighbours come in ascending order.
+        // The pool hands frames out from its end. So it is reversed: neighbours come in ascending
+        // order.
         if count == 0 {
             return Some(pool);
         }
@@ -101,7 +102,8 @@ impl PageCache {
         });
     }
 
-    /// A frame loses its owner; see [`crate::Config::poison_frames`].
+    /// A frame loses its owner: fills it with a pattern, if [`crate::Config::poison_frames`] is
+    /// set.
     #[inline]
     pub(crate) fn disown(&self, frame: Frame, id: u32) {
         if self.config.poison_frames {
@@ -109,13 +111,14 @@ impl PageCache {
         }
     }
 
-    /// Something that blocks reclaim has ended: a write-out, a fill, a flush.
+    /// Wakes all waiters for frames: something that blocks reclaim has ended, such as a write-out,
+    /// a fill or a flush.
     pub fn wake_frame_waiters(&self) {
         self.frame_wait.wake_all();
     }
 }
 
-/// Counts a task that waits for frames while it lives.
+/// While it lives, one more task counts as waiting for frames, and flushers write and flush.
 pub struct Starved<'a>(&'a PageCache);
 
 impl<'a> Starved<'a> {

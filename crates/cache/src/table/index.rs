@@ -23,8 +23,8 @@ pub struct Index {
 }
 
 impl Index {
-    /// Heads for `slots` slots, at least one each; there may come to be `max` slots. Errors: no
-    /// address space.
+    /// Heads for `slots` slots, at least one each; `rehash` can extend them for up to `max` slots.
+    /// Errors: no address space.
     pub fn new(slots: usize, max: usize) -> Result<Self> {
         let heads = ZeroTable::new(Self::heads_for(max))?;
         let index = Self {
@@ -57,17 +57,17 @@ impl Index {
 
     #[inline]
     fn bucket(&self, id: u32, index: u64) -> usize {
-        // Neighbours in a file are neighbours here: the heads of a file that is in use stay in the
-        // processor's cache. Files start at places of their own, and so does each stretch of a
-        // file that is as long as the table.
+        // Neighbouring folios of a file have neighbouring heads: those of a file that is in use
+        // stay in the processor's cache. Each file starts at a head of its own, and so does each
+        // stretch of a file that is as long as the table.
         let mask = self.mask.load(Ordering::Relaxed);
         let stretch = index >> (!mask).trailing_zeros();
         let place = (stretch ^ u64::from(id) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // The number of a file affects only the high half.
+        // The number of the file affects only the high half of `place`: folds it into the low half.
         (index.wrapping_add(place ^ place >> 32)) as usize & mask
     }
 
-    /// The bucket of a key, its lock held: it is not moved meanwhile.
+    /// The bucket of a key, with its lock held: meanwhile no rehash changes the bucket of the key.
     fn lock_bucket(&self, id: u32, index: u64) -> (usize, MutexGuard<'_, ()>) {
         loop {
             let bucket = self.bucket(id, index);
@@ -79,7 +79,7 @@ impl Index {
     }
 
     /// Resizes the heads for `slots` slots, and chains all folios again: those of the slots below
-    /// `used`. Meanwhile lookups without a lock find nothing, which is only a hint; all others
+    /// `used`. Meanwhile lookups without a lock may find nothing, which is only a hint; all others
     /// wait.
     pub(crate) fn rehash(&self, table: &Table, used: usize, slots: usize) {
         let (old, new) = (self.mask.load(Ordering::Relaxed) + 1, Self::heads_for(slots));

@@ -64,7 +64,7 @@ impl Owners {
         self.hot(&mut self.shard(id).lock(), id).open = true;
     }
 
-    /// The file has a mapping again. False: it was forgotten, or its mapping is not gone (H4).
+    /// The file has a mapping again. False: it was forgotten (H3), or still has a mapping (H4).
     pub(crate) fn open_again(&self, id: u32) -> bool {
         let mut shard = self.shard(id).lock();
         let Some(hot) = shard.get_mut(&id).filter(|hot| !hot.open) else { return false };
@@ -72,7 +72,7 @@ impl Owners {
         true
     }
 
-    /// Its mapping is gone.
+    /// The mapping of the file is dropped. Forgets the file if it owns no folio (H3).
     pub(crate) fn close(&self, id: u32) {
         let mut shard = self.shard(id).lock();
         let Some(hot) = shard.get_mut(&id) else { return };
@@ -94,7 +94,7 @@ impl Owners {
         }
     }
 
-    /// The label that was set.
+    /// The label that was set; (0, 0) if none was, or the file is not known.
     pub fn label(&self, id: u32) -> Label {
         self.shard(id).lock().get(&id).map_or((0, 0), |hot| hot.label)
     }

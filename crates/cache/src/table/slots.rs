@@ -1,8 +1,9 @@
-//! Free folio descriptors: numbered from 1, handed out first come first served, those never used
-//! last and in order, so that the table is resident as far as it is used.
+//! Free folio descriptors: numbered from 1, handed out in the order in which they became free,
+//! those never used last and in order, so that the table is resident as far as it is used.
 //!
-//! Invariants: B1 a slot is free (below the limit), retired (above it), never used, or handed out,
+//! Invariants: B1 a slot is free (up to the limit), retired (above it), never used, or handed out,
 //! and only one of these. B2 slots above the limit are not handed out.
+//!
 //! Locks: none of its own; the cache holds it behind one.
 
 use crate::table::Slot;
@@ -15,10 +16,11 @@ const BLOCK: usize = 256;
 #[derive(Default)]
 pub(crate) struct SlotQueue {
     blocks: VecDeque<Box<[Slot; BLOCK]>>,
-    /// Of the first block, taken already.
+    /// Slots of the first block that were taken already.
     head: usize,
     len: usize,
-    /// Kept, so that a queue that hovers about a boundary does not allocate all the time.
+    /// An empty block, so that a queue whose length moves around a block boundary does not allocate
+    /// all the time.
     spare: Option<Box<[Slot; BLOCK]>>,
 }
 
@@ -57,7 +59,7 @@ impl SlotQueue {
 /// Which slots are free.
 pub(crate) struct SlotAlloc {
     free: SlotQueue,
-    /// Given back while above the limit.
+    /// Free, but above the limit.
     retired: SlotQueue,
     /// The lowest slot that was never used.
     fresh: usize,
@@ -111,7 +113,7 @@ impl SlotAlloc {
         (self.fresh - 1).saturating_sub(self.limit) - self.retired.len()
     }
 
-    /// None can be taken.
+    /// Whether no slot can be taken.
     pub fn is_empty(&self) -> bool {
         self.used() >= self.limit
     }

@@ -23,7 +23,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
 
-/// Bytes of one file at a time, while there are others.
+/// Bytes that a visit above the limits writes of one file, before the next file has its turn.
 const CHUNK: u64 = 16 * MIB;
 
 impl PageCache {
@@ -62,7 +62,7 @@ fn ended(domain: &Domain) -> bool {
     empty
 }
 
-/// Goes off at that time, or was to.
+/// A timer, and the time at which it expires.
 type Timer = (Nanos, BoxFuture<'static, ()>);
 
 /// Sleeps until there may be work. A timer that expires too early is kept, and wakes the flusher
@@ -105,9 +105,9 @@ struct Slots {
 struct Round<'a, 's> {
     cache: &'a PageCache,
     domain: &'a Domain,
-    /// The place of the file that was written last for the limits' sake.
+    /// Position, in the queue by age, of the file last written because of the limits.
     at: (Nanos, u32),
-    /// Bytes issued since the first of the files.
+    /// Bytes issued in this pass over the queue.
     issued: u64,
     slots: &'s mut Slots,
 }
@@ -133,7 +133,7 @@ impl<'a> Round<'a, '_> {
             return again;
         };
         let _held = self.domain.hold(look.checked_out);
-        // Goes before `_held`.
+        // Dropped before `_held`: when the file is released, no reference to it is left here.
         let look = look;
         self.at = place;
         let until = self.cache.world.now();
@@ -142,8 +142,8 @@ impl<'a> Round<'a, '_> {
         true
     }
 
-    /// Writes blocks dirty since `until` or before, and queues the file again (Z3); returns the
-    /// bytes issued.
+    /// Issues a pass, which is to write blocks dirty since `until` or before, and queues the file
+    /// again (Z3); returns the bytes issued.
     async fn write(
         &mut self,
         look: &Look,
@@ -180,7 +180,8 @@ impl<'a> Round<'a, '_> {
         }
     }
 
-    /// Writes uncached dirty blocks whose window is full or whose time has come.
+    /// Writes dirty blocks of uncached writes, if they fill a quarter of the uncached window or are
+    /// [`UNCACHED_AGE`] old; else schedules that.
     async fn write_uncached(&mut self, look: &Look, now: Nanos, flush: &mut Flush<'a>) {
         let bytes = look.dirty.uncached.load(Ordering::Relaxed);
         if bytes == 0 {
@@ -305,7 +306,7 @@ mod tests {
     }
 
     /// The story: the first dirty block of a file woke the flusher under the lock of the folio. A
-    /// waker may run anything: whatever wanted the folio then spun until it was over, or for ever.
+    /// waker may run anything: a task that wanted the folio then spun until it ended, or for ever.
     #[test]
     fn first_dirty_block_wakes_flusher_after_folio_lock() {
         let config = crate::Config { huge_pages: false, ..crate::Config::with_budget(4 << 20) };
@@ -329,7 +330,7 @@ mod tests {
         mapping.domain.leave(mapping.id);
     }
 
-    /// A file of one dirty folio, of which nothing can be written, or all.
+    /// A file of one dirty folio. If it is `stuck`, nothing of it can be written.
     struct Fake {
         mapping: Arc<Mapping>,
         stuck: bool,

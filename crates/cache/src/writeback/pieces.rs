@@ -16,12 +16,13 @@ use forebay_base::{Error, ErrorKind};
 use std::ops::Range;
 
 impl PageCache {
-    /// Waits until there is room for more write-out in the domain of the file.
+    /// Waits until fewer bytes than [`PageCache::write_depth`] are in write-out in the domain of
+    /// the file.
     pub async fn wait_write_room(&self, mapping: &Mapping) {
         mapping.domain.wait_write_room(self.write_depth()).await;
     }
 
-    /// Bytes that the flusher of a domain keeps in flight.
+    /// Bytes in write-out at which a domain issues no more: those that its flusher keeps in flight.
     pub fn write_depth(&self) -> u64 {
         (self.sizes.frame_bytes() / 10).clamp(MIB, 32 * MIB)
     }
@@ -50,7 +51,7 @@ pub struct WritePiece {
     pub(crate) snapshot: bool,
     /// When it was taken.
     since: Nanos,
-    /// Failed flushes by then (W1).
+    /// Failed flushes of the domain by then (unflushed.W1).
     epoch: Epoch,
 }
 
@@ -65,7 +66,7 @@ impl WritePiece {
 
 impl FolioWrite<'_> {
     /// The first blocks in write-out that keep dirty blocks of the run from being taken: the same
-    /// blocks, or, if folios are written as a whole, the folio.
+    /// blocks, or, if folios are written as a whole, all of the folio.
     pub fn write_conflict(&self, blocks: Blocks, tracking: DirtyTracking) -> Option<Blocks> {
         match tracking {
             DirtyTracking::Block => {
@@ -133,7 +134,7 @@ impl FolioWrite<'_> {
 
     /// Takes the first part of a run for write-out, which [`FolioWrite::writable`] returned: as
     /// much as the frames of a batch hold. The blocks become clean and *writing* before their bytes
-    /// are captured (D8).
+    /// are captured (lineage.D8).
     pub fn take(&self, run: Blocks) -> WritePiece {
         let (table, mut cleared) = (&self.cache.table, 0);
         let most = FrameBatch::MOST as u32 * self.mapping.blocks_per_frame();
@@ -210,7 +211,7 @@ impl FolioWrite<'_> {
         let passing =
             passing.map(|state| (state, self.runs_with(blocks, state).collect::<Vec<_>>()));
         self.set_dirty(blocks, Retention::Keep);
-        // Still to be dropped once they are written (U14).
+        // They are still dropped once they are written.
         for (state, runs) in passing {
             for (g, mask) in runs.iter().flat_map(|run| run.masks()) {
                 self.cache.table.set_bits(self.slot, state, g, mask);
@@ -218,7 +219,8 @@ impl FolioWrite<'_> {
         }
     }
 
-    /// False if a flush failed since the blocks were taken (W1): they have to be written again.
+    /// Keeps written blocks until the next flush, if the window has space for them. False if a
+    /// flush failed since they were taken (unflushed.W1): they have to be written again.
     fn keep_until_flush(&self, piece: &WritePiece, numbers: Range<u64>) -> bool {
         let blocks = piece.blocks;
         let bytes = u64::from(blocks.len()) * self.mapping.block_size();
@@ -242,7 +244,7 @@ impl FolioWrite<'_> {
         true
     }
 
-    /// The blocks need no keeping any more; true if any was kept.
+    /// The blocks need not be kept for a flush any more; true if any was.
     pub(crate) fn clear_unflushed(&self, blocks: Blocks) -> bool {
         let mut gone = 0;
         for (g, mask) in blocks.masks() {
@@ -255,7 +257,7 @@ impl FolioWrite<'_> {
         gone > 0
     }
 
-    /// Blocks taken for write-out are not written after all.
+    /// Blocks taken for write-out are not written after all; with `dirty`, they are dirty again.
     fn untake(&self, piece: &WritePiece, dirty: bool) {
         for (g, mask) in piece.blocks.masks() {
             let was = self.cache.table.clear_bits(self.slot, State::Writing, g, mask);
@@ -270,16 +272,16 @@ impl FolioWrite<'_> {
         self.mapping.domain.end_write(bytes);
     }
 
-    /// Dirty blocks of the run cannot be written: there is no room for them.
+    /// Dirty blocks of the run cannot be written, for lack of space: they count as failed.
     fn fail_unwritten(&self, blocks: Blocks) {
-        // Reported as left over: a sync that looked meanwhile would find them neither dirty nor
-        // failed.
+        // They are not taken, so a sync that looks meanwhile finds them dirty.
         for run in self.writable(blocks, DirtyTracking::Block) {
             self.mapping.fail(self.mapping.block_numbers(self.index, run), self.cache.world.now());
         }
     }
 
-    /// Lets go of the frames; gives back those that a writer has replaced in the folio meanwhile.
+    /// Ends the captures of the frames; gives back those that have left the folio meanwhile and
+    /// that nothing else holds.
     fn free_detached(&self, piece: &WritePiece) {
         if piece.snapshot {
             let count = piece.frames.len() as u64;
@@ -294,7 +296,7 @@ impl FolioWrite<'_> {
         }
     }
 
-    /// The flush that followed worked: the blocks need no keeping.
+    /// The flush that followed worked: the blocks need not be kept any more.
     pub fn flushed(&self, blocks: Blocks) {
         self.clear_unflushed(blocks);
         self.drop_uncached(blocks);
@@ -312,7 +314,7 @@ impl FolioWrite<'_> {
     }
 }
 
-/// Ends the write-out of pieces of one file, wakes who waits.
+/// Ends the write-out of pieces of one file, and wakes the tasks that wait for it.
 pub fn end_write(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], ok: bool) {
     let (mut bytes, mut cleaned, mut again) = (0, 0, false);
     let now = cache.world.now();
@@ -332,7 +334,7 @@ pub fn end_write(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], ok
         cache.wake_folio(mapping.id, piece.index);
     }
     if again && cache.strategies.dirty_tracking() == DirtyTracking::Folio {
-        // A pass that came meanwhile has left the folio alone.
+        // A pass that met the folio in write-out has left it alone: the flusher visits it again.
         mapping.domain.wake_flusher();
     }
     if ok {
@@ -359,7 +361,7 @@ pub fn fail_unwritten(cache: &PageCache, mapping: &Mapping, index: u64, blocks: 
 }
 
 /// Gives pieces back that were taken for write-out and not written: dirty again, all of them, or
-/// dropped, because something else has taken their place on the device.
+/// dropped, because the operation that took them has replaced their bytes on the device.
 pub fn untake(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], dirty: bool) {
     for piece in pieces {
         let folio = cache.lock_folio(mapping, piece.index);
@@ -377,7 +379,8 @@ pub fn untake(cache: &PageCache, mapping: &Mapping, pieces: &[WritePiece], dirty
 }
 
 /// Ends a fill of blocks of one folio and wakes its waiters. `read_to`: the file's bytes from there
-/// on did not come from storage, and read as zeros: the size at the fill's plan, or less (E6, D14).
+/// on did not come from storage, and read as zeros: the size at the fill's plan, or less
+/// (bounds.E6, lineage.D14).
 pub fn end_fill(
     cache: &PageCache,
     mapping: &Mapping,

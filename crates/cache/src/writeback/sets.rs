@@ -9,7 +9,7 @@
 use crate::cache::PageCache;
 use crate::rangeset::RangeSet;
 
-/// Parts that a set may keep where there is no room for all that it has.
+/// Parts that a set keeps where the limit does not allow for all that it has.
 const FEW_PARTS: usize = 8;
 
 impl PageCache {
@@ -20,7 +20,7 @@ impl PageCache {
         set
     }
 
-    /// Keeps the memory of a set that is done with, as far as there is room (S1).
+    /// Keeps the memory of a set for reuse, all or a part, as far as the limit allows (S1).
     pub fn keep_set(&self, mut set: RangeSet) {
         set.clear();
         for parts in [usize::MAX, FEW_PARTS] {
@@ -36,7 +36,7 @@ impl PageCache {
         }
     }
 
-    /// Lets all that is kept go: there is less room from now on.
+    /// Frees all sets that are kept: the limit has changed.
     pub(crate) fn trim_sets(&self) {
         for set in std::mem::take(&mut *self.sets.0.lock()) {
             self.count_record(&mut kept_bytes(&set), 0);
@@ -44,7 +44,7 @@ impl PageCache {
     }
 }
 
-/// What a set is counted with while it is kept.
+/// The bytes that count for a set while it is kept.
 fn kept_bytes(set: &RangeSet) -> u64 {
     let own = size_of::<RangeSet>() as u64;
     if set.bytes() == 0 { 0 } else { set.bytes() + own }

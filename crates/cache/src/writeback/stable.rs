@@ -24,10 +24,10 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::world::Nanos;
 use std::ops::Range;
 
-/// What a cached block is worth, as time: about one read of it.
+/// The price of a frame taken from a cached block, as time: about one read of the block.
 const FRAME_PRICE: Nanos = 100_000;
 
-/// What of a run of blocks is in flight out of the folio's own frames.
+/// How much of a run of blocks is in write-out from frames that the folio still has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Hit {
     /// Blocks hit.
@@ -63,7 +63,7 @@ impl FolioWrite<'_> {
         hit.then_some(frame)
     }
 
-    /// What a write to `blocks` would hit. A pinned frame is none of it: the writer replaces that
+    /// What a write to `blocks` would hit. A pinned frame does not count: the writer replaces that
     /// in any case, and never waits for it.
     pub fn hit(&self, blocks: Blocks) -> Hit {
         let mut hit = Hit::default();
@@ -103,7 +103,8 @@ impl FolioWrite<'_> {
                 replaced += 1;
                 continue;
             }
-            // Of a pin that ended since the frames were counted: it may be in flight.
+            // A frame that was pinned when the caller counted, and is no more, may be in flight:
+            // then it is replaced, too.
             if !in_flight || self.hit_frame(at, blocks).is_none() {
                 continue;
             }
@@ -151,8 +152,8 @@ impl FolioWrite<'_> {
 }
 
 impl PageCache {
-    /// Frames below which they are scarce: a 64th, but no more than 512. Reclaim, which keeps more
-    /// than that free, has not kept up, or finds nothing clean.
+    /// With fewer free frames than this they are scarce: a 64th of all, 8 to 512. Reclaim tries to
+    /// keep as many free, so it has not kept up, or finds nothing clean.
     fn scarce_below(&self) -> usize {
         (self.sizes.frames() / 64).clamp(8, 512)
     }

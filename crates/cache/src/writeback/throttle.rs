@@ -1,7 +1,7 @@
 //! Writers above the background limit. They pause at the pace of their domain's write-out. At the
 //! domain's part of the dirty limit they wait in a queue, each woken alone, and continue when there
 //! is space, a portion of a request at a time. None overtakes another, whatever the size of its
-//! requests (U18).
+//! requests (lineage.U18).
 
 use crate::cache::PageCache;
 use crate::mapping::Mapping;
@@ -14,7 +14,7 @@ use std::task::Poll;
 /// Writers above the background limit wake their flusher at most once in this time, unless their
 /// file has [`MUCH`] to write: a wake-up for each small write would cost more than the write.
 const WAKE_OWN_EVERY: Nanos = 2_000_000;
-/// Bytes, see [`WAKE_OWN_EVERY`].
+/// Dirty bytes of a file for which each write wakes the flusher; see [`WAKE_OWN_EVERY`].
 const MUCH: u64 = 1 << 20;
 /// Pauses of a file's writers accumulate to this length: shorter sleeps would cost more than they
 /// last.
@@ -83,7 +83,8 @@ impl PageCache {
     }
 }
 
-/// Of the kind of the latest failure: a full file system is not a broken disk.
+/// The error of a refused write. Its kind is that of the latest failure: a full file system is not
+/// a broken disk.
 fn too_many_failures(mapping: &Mapping) -> Error {
     let text = "write-outs that failed fill this device's part of the dirty limit";
     let kind = mapping.errseq.latest().map_or(ErrorKind::Io, |e| e.kind());

@@ -20,7 +20,7 @@ use std::task::{Context, Poll, Wake, Waker};
 /// flush of the first covers all.
 const TOGETHER: usize = 64;
 
-/// The task that waits for any of the flushes.
+/// Wakes the one task that polls the flushes, when any of them is woken.
 #[derive(Default)]
 struct FlushWaiter {
     woken: AtomicBool,
@@ -97,13 +97,13 @@ impl Slot {
 /// The flushes in progress, concurrent with write-out.
 #[derive(Default)]
 pub(super) struct Flush<'a> {
-    /// The flushes that run. The future is dropped when it ends, and with it the mark that the file
-    /// is checked out.
+    /// The flushes that run, each with the mark that its file is checked out. Both are dropped when
+    /// the flush ends.
     under_way: Vec<(Slot, Held<'a>)>,
     /// Kept for reuse.
     spare: Vec<Slot>,
     flush_waiter: std::sync::Arc<FlushWaiter>,
-    /// Other domains use most of the window, and may have no more to write.
+    /// Other domains use most of the window: their flushers are woken when these flushes end.
     others: bool,
 }
 
@@ -133,13 +133,13 @@ impl<'a> Flush<'a> {
         self.under_way.push((slot, held));
     }
 
-    /// How many are under way.
+    /// How many flushes are in progress.
     #[cfg(all(test, not(shuttle)))]
     pub fn len(&self) -> usize {
         self.under_way.len()
     }
 
-    /// Carries out `work`, and the flushes while that waits.
+    /// Runs `work` to its end, and the flushes concurrently.
     pub async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         std::future::poll_fn(|cx| {
@@ -150,8 +150,8 @@ impl<'a> Flush<'a> {
     }
 
     /// Starts to flush when the window of written but unflushed blocks is half full, some files at
-    /// a time, and waits for it before the window is full. Blocks beyond the window could not be
-    /// written again if a flush failed (W5).
+    /// a time (W5), and waits for the flushes when it is three quarters full. Blocks beyond the
+    /// window are not kept, so they could not be written again if a flush failed.
     pub async fn keep_window_open(&mut self, cache: &PageCache, domain: &'a Domain) {
         let window = cache.unflushed_window();
         loop {
@@ -174,7 +174,8 @@ impl<'a> Flush<'a> {
         }
     }
 
-    /// Starts the flushes of files that have about so many bytes to flush. False: there are none.
+    /// Starts the flushes of files that together have at least `wanted` bytes to flush, but of at
+    /// most [`TOGETHER`] files. False: there are none.
     fn start(&mut self, domain: &'a Domain, wanted: u64) -> bool {
         let mut bytes = 0;
         while bytes < wanted && self.under_way.len() < TOGETHER {
@@ -210,7 +211,7 @@ mod tests {
     use forebay_base::sync::atomic::{AtomicUsize, Ordering};
     use forebay_base::task::{WaitQueue, yield_now};
 
-    /// A file that has so much to flush, and who counts flushes: under way, and the most at a time.
+    /// A file with `bytes` to flush. Counts flushes: those in progress, and the most at a time.
     struct Owes {
         domain: Arc<Domain>,
         dirty_folios: Arc<DirtyFolios>,

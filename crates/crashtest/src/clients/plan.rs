@@ -1,5 +1,5 @@
-//! What the clients of a run do: drawn from the seed, every step by itself, so that steps can be
-//! left out.
+//! What the clients of a run do: drawn from the seed. No step needs another one, so the search for
+//! a shorter run can leave any of them out.
 //!
 //! No locks.
 

@@ -1,9 +1,10 @@
 //! How a file is opened: a raw image on a cache, or a file of a volume.
 
 use super::inside::VolumeOpener;
+use super::open::RawOptions;
 use super::raw::Access;
 use super::{File, Kind};
-use crate::cache::{Cache, RawOptions};
+use crate::cache::Cache;
 use crate::volume::Volume;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};

@@ -1,14 +1,14 @@
-//! A raw image or a device object: its openers, and the closing by the last of them.
+//! An opener of a raw image or of a device object.
 //!
 //! No locks.
 
-use super::map::extents;
-use crate::cache::{Cache, Shared};
-use crate::registry::{ClosedFile, Locked, Resident, View};
+use crate::cache::Cache;
+use crate::map::extents;
+use crate::registry::Closing;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::{DirectIo, FileDevice, FileIdentity};
+use forebay_block::{DirectIo, FileDevice};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::{Handle, MappedFile, Source, Target};
 use forebay_vfs::{Fallocate, Seek};
@@ -24,13 +24,14 @@ pub(crate) struct Access {
 }
 
 pub(crate) struct RawOpener {
-    pub cache: Cache,
     pub file: Arc<MappedFile>,
     pub handle: Handle,
     pub access: Access,
     device: Option<Arc<FileDevice>>,
     /// All openers of the file share it. Dropped after the handle.
     closing: Arc<Closing>,
+    /// Dropped last: the cache is there until the file is closed.
+    pub cache: Cache,
 }
 
 impl Drop for RawOpener {
@@ -51,7 +52,7 @@ impl RawOpener {
         let device = closing.raw().map(|(device, _)| device.clone());
         let handle = file.open_handle();
         let access = Access { writable: access.writable && !file.read_only(), ..access };
-        Self { cache, file, handle, access, device, closing }
+        Self { file, handle, access, device, closing, cache }
     }
 
     /// Another opener of the same file, with streams and a view of write errors of its own.
@@ -215,71 +216,5 @@ impl RawOpener {
     #[cfg(test)]
     pub fn device(&self) -> &Arc<FileDevice> {
         self.device.as_ref().expect("a raw file")
-    }
-}
-
-/// Closes the file when the last opener drops it. Openers are counted apart from the file itself,
-/// which work in the background may hold too.
-pub(crate) struct Closing {
-    shared: Arc<Shared>,
-    file: Option<Arc<MappedFile>>,
-    raw: Option<Raw>,
-}
-
-/// A raw file: its device, its identity, and the range of it that is shown.
-pub(crate) struct Raw {
-    pub device: Arc<FileDevice>,
-    pub key: FileIdentity,
-    pub view: View,
-    pub locked: Locked,
-}
-
-impl Closing {
-    pub fn new(shared: &Arc<Shared>, file: Arc<MappedFile>, raw: Option<Raw>) -> Arc<Self> {
-        Arc::new(Self { shared: shared.clone(), file: Some(file), raw })
-    }
-
-    pub fn file(&self) -> &Arc<MappedFile> {
-        self.file.as_ref().expect("there until it is dropped")
-    }
-
-    pub fn raw(&self) -> Option<(&Arc<FileDevice>, View)> {
-        self.raw.as_ref().map(|raw| (&raw.device, raw.view))
-    }
-}
-
-impl Drop for Closing {
-    fn drop(&mut self) {
-        let file = self.file.take().expect("closed once");
-        let id = file.mapping.id;
-        if !file.read_only() {
-            // A caller that wants to know the outcome has called `close` or a sync before.
-            if let Err(error) = block_on(file.sync_deferring_errors()) {
-                let (name, bytes) = (file.device().name(), file.mapping.failed_bytes());
-                log::warn!("closing {name}: {error}; {bytes} bytes are kept and tried again");
-            }
-        }
-        // Fills and released blocks hold the device, and so the lock on the image.
-        block_on(file.wait_fills());
-        block_on(file.mapping.domain.wait_released(id));
-        let settled = file.mapping.is_settled();
-        if !settled {
-            file.keep_until_settled();
-        }
-        let weak = Arc::downgrade(&file);
-        let Some(Raw { device: raw, key, view, locked }) = self.raw.take() else {
-            drop(file);
-            return self.shared.forget(id, &weak);
-        };
-        let stamp = if settled { raw.final_stamp() } else { None };
-        let resident = stamp.map(|stamp| Resident { id, view, stamp });
-        if resident.is_some() {
-            file.retain_folios();
-        }
-        let weak_raw = Arc::downgrade(&raw);
-        drop((raw, file));
-        self.shared.forget(id, &weak);
-        let closed = ClosedFile { file: weak, raw: weak_raw, view, resident, locked };
-        self.shared.registry.closed(key, closed);
     }
 }

@@ -16,13 +16,9 @@
 //!
 //! Lock: one, a leaf.
 
-use super::{Core, fail};
-use crate::proto::request::Header;
 use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;
-use forebay_base::{ErrorKind, Result};
-use forebay_vfs::types::S_ISVTX;
-use forebay_vfs::{FileKind, Ino, Name};
+use forebay_vfs::Ino;
 use std::collections::HashMap;
 
 /// A directory and a name in it.
@@ -48,7 +44,7 @@ pub(super) struct Removal<'a>(&'a Removals, Key);
 
 impl Removals {
     /// Begins a removal. None: another interface is changing the name.
-    fn begin(&self, dir: Ino, name: &[u8]) -> Option<Removal<'_>> {
+    pub(super) fn begin(&self, dir: Ino, name: &[u8]) -> Option<Removal<'_>> {
         let key = (dir.0, name.into());
         let mut all = self.counts.lock();
         let counts = all.entry(Key::clone(&key)).or_default();
@@ -94,42 +90,6 @@ impl Removals {
 impl Drop for Removal<'_> {
     fn drop(&mut self) {
         self.0.subtract(&self.1, |counts| &mut counts.removals);
-    }
-}
-
-impl Core {
-    /// Begins a removal of `name`; with `gets_parent` its inode gets another parent, for which the
-    /// kernel checks rights on a directory itself. ESTALE: the kernel must look up again (R4).
-    pub(super) async fn begin_removal(
-        &self,
-        header: &Header,
-        (dir, name): (Ino, Name<'_>),
-        gets_parent: bool,
-    ) -> Result<Option<Removal<'_>>> {
-        let removal = self.removals.begin(dir, name.as_bytes());
-        // In this order: a change queues its notice before it ends.
-        if removal.is_some() && !self.notifier.has_queued(dir.0, name.as_bytes()) {
-            return Ok(removal);
-        }
-        let parent = self.fs.getattr(dir).await?;
-        let may_any = parent.perm & S_ISVTX == 0 || parent.uid == header.uid;
-        if may_any && !gets_parent {
-            return Ok(removal);
-        }
-        if removal.is_some() {
-            let may = match self.fs.lookup(dir, name).await {
-                Err(e) if e.kind() == ErrorKind::NotFound => true,
-                found => {
-                    let attr = found?;
-                    (may_any || attr.uid == header.uid)
-                        && !(gets_parent && attr.kind == FileKind::Directory)
-                }
-            };
-            if may {
-                return Ok(removal);
-            }
-        }
-        fail(ErrorKind::Stale, "remove", "another interface has changed the name")
     }
 }
 

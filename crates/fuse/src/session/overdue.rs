@@ -3,7 +3,8 @@
 //!
 //! No locks.
 
-use super::{Shared, spawn};
+use super::shared::Shared;
+use super::thread::spawn;
 use crate::deadlines::{Message, Overdue};
 use crate::device::Incoming;
 use crate::proto::consts::opcode;

@@ -1,13 +1,13 @@
-//! A message as a request of its kind: answered at once if it needs no waiting, else by this thread if it may
-//! wait, else handed on.
+//! Answers a request at once if it needs no waiting, on the reader thread if that may wait, and
+//! otherwise hands it on.
 //!
-//! Each request ends in one answer, or in a task, sync or parking that owes it. A reader thread waits for a
-//! device only with leave (X1, X2 of [`super::readers`]).
+//! Each request ends in one answer, or in a task, sync or parking that answers it. A reader thread
+//! waits for a device only with leave (X1, X2 of [`super::readers`]).
 //!
 //! No locks.
 
-use super::Shared;
-use super::waiting::{By, Owed};
+use super::shared::Shared;
+use super::waiting::{Parking, go_on};
 use crate::device::{Incoming, PAYLOAD_MAX};
 use crate::handles::Handle;
 use crate::proto::consts::opcode;
@@ -16,7 +16,48 @@ use crate::serve::{Core, Outcome, Work, errno_of};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::FutureSlot;
 use forebay_base::{Error, ErrorKind, Result};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+const EIO: i32 = 5;
+
+/// A request that is counted until it is over. It is answered EIO if it is dropped without an answer
+/// (waiting.A2, U1).
+struct OutstandingRequest {
+    shared: Arc<Shared>,
+    core: Option<Arc<Core>>,
+    unique: u64,
+    answered: bool,
+}
+
+impl OutstandingRequest {
+    /// Counts one.
+    fn new(shared: &Arc<Shared>, core: &Arc<Core>, unique: u64) -> Self {
+        shared.task_begins();
+        Self { shared: shared.clone(), core: Some(core.clone()), unique, answered: false }
+    }
+
+    /// Tells the kernel.
+    fn answer(mut self, outcome: Outcome) {
+        self.answered = true;
+        if let Some(core) = &self.core {
+            self.shared.finish(core, self.unique, outcome);
+        }
+    }
+}
+
+impl Drop for OutstandingRequest {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.shared.device.reply(self.unique, EIO, &[]);
+        }
+        // Let go first: when no task is counted any more the file system is given back
+        // (session.S2).
+        self.core = None;
+        self.shared.task_ended();
+    }
+}
 
 /// What a reader thread keeps from one message to the next.
 pub(super) struct Own {
@@ -107,13 +148,13 @@ impl Shared {
             return Ok(Some(Work::Other(incoming.whole())));
         };
         let handle = core.handle(fh)?;
-        if !self.syncs.ready(self) {
+        if !self.syncs.ready() {
             return Ok(Some(Work::Other(incoming.whole())));
         }
         let sync = self.synced(core, header.unique, handle, data_only);
         match self.readers.may_wait() {
-            Some(_waits) => self.go_on(Box::pin(sync), By::Syncs),
-            None => self.syncs.push(self, Box::pin(sync)),
+            Some(_waits) => go_on(Box::pin(sync), self.syncs.clone()),
+            None => self.syncs.push(Box::pin(sync)),
         }
         Ok(None)
     }
@@ -125,12 +166,12 @@ impl Shared {
         handle: Arc<Handle>,
         data_only: bool,
     ) -> impl Future<Output = ()> + use<> {
-        let owed = Owed::new(self, core, unique);
+        let outstanding = OutstandingRequest::new(self, core, unique);
         async move {
             let done = handle.file.sync_waiting(data_only).await;
             // The file is the file system's, which may be given back when this is over (S2).
             drop(handle);
-            owed.answer(done.map_or_else(|e| Outcome::error(&e), |()| Outcome::errno(0)));
+            outstanding.answer(done.map_or_else(|e| Outcome::error(&e), |()| Outcome::errno(0)));
         }
     }
 
@@ -152,5 +193,30 @@ impl Shared {
         let bytes = work.bytes();
         slot.put(core.clone().serve(work));
         self.run(core, unique, bytes, slot);
+    }
+
+    /// Polls a request in `slot` once. If it has to wait, it goes on when it is woken, and takes the
+    /// slot's memory along. `bytes`: what it holds meanwhile.
+    pub(super) fn run(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        unique: u64,
+        bytes: u64,
+        slot: &mut FutureSlot<Outcome>,
+    ) {
+        // Its buffers may be there after the first poll.
+        let held = self.payload.hold(bytes);
+        let parking = Parking::new(self.tasks.clone());
+        let waker = Waker::from(parking.clone());
+        if let Poll::Ready(outcome) = Pin::new(&mut *slot).poll(&mut Context::from_waker(&waker)) {
+            return self.finish(core, unique, outcome);
+        }
+        let request = std::mem::take(slot);
+        let outstanding = OutstandingRequest::new(self, core, unique);
+        parking.park(Box::pin(async move {
+            let outcome = request.await;
+            outstanding.answer(outcome);
+            drop(held);
+        }));
     }
 }

@@ -10,9 +10,10 @@
 //!
 //! Lock: the queue's, a leaf.
 
-use super::waiting::{Answering, By};
-use super::{Shared, spawn};
+use super::thread::spawn;
+use super::waiting::{Answering, Carrier, go_on};
 use forebay_base::io_flusher;
+use forebay_base::world::WorldRef;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -31,43 +32,56 @@ struct State {
 }
 
 /// See the module.
-#[derive(Default)]
 pub(super) struct Syncs {
     state: Mutex<State>,
     work: Condvar,
+    /// Takes what is woken when the threads may have ended (Y4).
+    world: WorldRef,
+}
+
+impl Carrier for Syncs {
+    fn carry_on(self: Arc<Self>, request: Answering) {
+        self.push(request);
+    }
 }
 
 impl Syncs {
+    /// Without threads yet.
+    pub fn new(world: &WorldRef) -> Arc<Self> {
+        let (state, work) = Default::default();
+        Arc::new(Self { state, work, world: world.clone() })
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sees to it that there is a thread. False: there is none to be had.
-    pub fn ready(&self, shared: &Arc<Shared>) -> bool {
+    pub fn ready(self: &Arc<Self>) -> bool {
         let mut state = self.lock();
         if state.threads.is_empty() && !state.closed {
-            Self::start(&mut state, shared);
+            self.start(&mut state);
         }
         !state.threads.is_empty() && !state.closed
     }
 
     /// Starts a thread.
-    fn start(state: &mut State, shared: &Arc<Shared>) {
-        let theirs = shared.clone();
+    fn start(self: &Arc<Self>, state: &mut State) {
+        let theirs = self.clone();
         let name = format!("forebay-sync-{}", state.threads.len());
-        match spawn(&name, move || theirs.syncs.run(&theirs)) {
+        match spawn(&name, move || theirs.run()) {
             Ok(thread) => state.threads.push(thread),
             Err(e) => log::warn!("{e}"),
         }
     }
 
     /// Has a sync carried on by a thread.
-    pub fn push(&self, shared: &Arc<Shared>, sync: Answering) {
+    pub fn push(self: &Arc<Self>, sync: Answering) {
         let mut state = self.lock();
         if state.closed {
             drop(state);
             // Y4: they may have ended.
-            return shared.world.spawn("fuse sync", sync);
+            return self.world.spawn("fuse sync", sync);
         }
         state.queue.push_back(sync);
         if state.idle > state.woken {
@@ -75,18 +89,18 @@ impl Syncs {
             drop(state);
             self.work.notify_one();
         } else if state.threads.len() < THREADS_MAX {
-            Self::start(&mut state, shared);
+            self.start(&mut state);
         }
     }
 
-    fn run(&self, shared: &Arc<Shared>) {
+    fn run(self: &Arc<Self>) {
         io_flusher::mark_thread();
         let mut state = self.lock();
         loop {
             if let Some(sync) = state.queue.pop_front() {
                 drop(state);
                 // Y3: it does not unwind.
-                shared.go_on(sync, By::Syncs);
+                go_on(sync, self.clone());
                 state = self.lock();
             } else if state.closed {
                 return;

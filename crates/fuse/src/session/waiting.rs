@@ -1,38 +1,41 @@
-//! A request that has to wait: it was polled once by the thread that read it, and goes on elsewhere when it
-//! is woken, not before: as a background task, or, if it may wait for a device, on a thread for such ones. So
-//! a request that waits for a device costs one hand-over and not two.
+//! A request that has to wait: the thread that read it polled it once, and it goes on elsewhere
+//! when it is woken, not before. It goes on as a background task, or, if it may wait for a device,
+//! on a thread for such requests. So a request that waits for a device costs one hand-over, not two.
 //!
 //! ```text
 //!   first poll: ready ─▶ answered on the reader thread
 //!               pending ─▶ PARKED ── wake ──▶ a background task polls it to its end, or a thread once
-//!               pending, and woken meanwhile, or nobody can wake it ─▶ the same at once
+//!               pending, and woken meanwhile, or without a waker left ─▶ the same at once
 //! ```
-//! Invariants: A1 a wake is never lost: one that comes while a poll runs, or before the request is parked,
-//! counts; and what nobody can wake any more is polled once more, instead of being dropped. A2 a request that
-//! is dropped unfinished is answered EIO, and no longer counted.
+//! Invariants: A1 a wake is never lost: one that comes while a poll runs, or before the request is
+//! parked, counts; and a request without a waker is polled once more instead of being dropped. A2 a
+//! request that is dropped unfinished is answered EIO, and no longer counted (`requests.rs` counts
+//! and answers it).
 //!
 //! Lock: one for each request, a leaf; nothing is spawned, dropped or polled under it.
 
-use super::Shared;
-use crate::serve::{Core, Outcome};
-use forebay_base::task::{BoxFuture, FutureSlot};
+use forebay_base::task::BoxFuture;
+use forebay_base::world::WorldRef;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-
-const EIO: i32 = 5;
 
 /// A request on its way to its answer.
 pub(super) type Answering = BoxFuture<'static, ()>;
 
-/// Who goes on with a request that is woken.
-#[derive(Clone, Copy)]
-pub(super) enum By {
-    /// A background task.
-    Task,
-    /// A thread that may wait for a device.
-    Syncs,
+/// Carries on a request that is woken.
+pub(super) trait Carrier: Send + Sync {
+    /// Polls the request until it ends, or until it has to wait again.
+    fn carry_on(self: Arc<Self>, request: Answering);
+}
+
+/// Carries each request on as a background task.
+pub(super) struct Tasks(pub WorldRef);
+
+impl Carrier for Tasks {
+    fn carry_on(self: Arc<Self>, request: Answering) {
+        self.0.spawn("fuse request", request);
+    }
 }
 
 /// What is known of a request whose poll is over, or not yet.
@@ -43,15 +46,14 @@ enum Stage {
     Woken,
     /// It waits for its wake.
     Parked(Answering),
-    /// Somebody else has it.
+    /// It went on elsewhere.
     Gone,
 }
 
-/// See the module.
-struct Parking {
+/// The place of a request between its polls.
+pub(super) struct Parking {
     stage: Mutex<Stage>,
-    shared: Arc<Shared>,
-    by: By,
+    carrier: Arc<dyn Carrier>,
 }
 
 impl Parking {
@@ -59,19 +61,17 @@ impl Parking {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn new(shared: &Arc<Shared>, by: By) -> Arc<Self> {
-        Arc::new(Self { stage: Mutex::new(Stage::Polled), shared: shared.clone(), by })
+    /// For a request that is about to be polled.
+    pub fn new(carrier: Arc<dyn Carrier>) -> Arc<Self> {
+        Arc::new(Self { stage: Mutex::new(Stage::Polled), carrier })
     }
 
     fn hand_over(&self, request: Answering) {
-        match self.by {
-            By::Task => self.shared.world.spawn("fuse request", request),
-            By::Syncs => self.shared.syncs.push(&self.shared, request),
-        }
+        self.carrier.clone().carry_on(request);
     }
 
     /// A1.
-    fn park(&self, request: Answering) {
+    pub fn park(&self, request: Answering) {
         let mut stage = self.lock();
         if matches!(*stage, Stage::Polled) {
             *stage = Stage::Parked(request);
@@ -111,77 +111,15 @@ impl Wake for Parking {
     }
 }
 
-/// A request that is counted until it is over, and answered EIO if nobody else does (A2, U1).
-pub(super) struct Owed {
-    shared: Arc<Shared>,
-    core: Option<Arc<Core>>,
-    unique: u64,
-    answered: bool,
-}
-
-impl Owed {
-    /// Counts one.
-    pub fn new(shared: &Arc<Shared>, core: &Arc<Core>, unique: u64) -> Self {
-        shared.task_begins();
-        Self { shared: shared.clone(), core: Some(core.clone()), unique, answered: false }
-    }
-
-    /// Tells the kernel.
-    pub fn answer(mut self, outcome: Outcome) {
-        self.answered = true;
-        if let Some(core) = &self.core {
-            self.shared.finish(core, self.unique, outcome);
-        }
-    }
-}
-
-impl Drop for Owed {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.shared.device.reply(self.unique, EIO, &[]);
-        }
-        // The file system may be given back when nobody counts any more (S2).
-        self.core = None;
-        self.shared.task_ended();
-    }
-}
-
-impl Shared {
-    /// Polls a request that was put into the slot, once; if it has to wait, it goes on when it is woken, and
-    /// takes the slot's memory along. `bytes`: what it holds meanwhile.
-    pub(super) fn run(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        unique: u64,
-        bytes: u64,
-        slot: &mut FutureSlot<Outcome>,
-    ) {
-        // Its buffers may be there after the first poll.
-        let held = self.payload.hold(bytes);
-        let parking = Parking::new(self, By::Task);
-        let waker = Waker::from(parking.clone());
-        if let Poll::Ready(outcome) = Pin::new(&mut *slot).poll(&mut Context::from_waker(&waker)) {
-            return self.finish(core, unique, outcome);
-        }
-        let request = std::mem::take(slot);
-        let owed = Owed::new(self, core, unique);
-        parking.park(Box::pin(async move {
-            let outcome = request.await;
-            owed.answer(outcome);
-            drop(held);
-        }));
-    }
-
-    /// Polls a request once, by a thread that may wait for a device; if it has to wait for something else, it
-    /// goes on when it is woken.
-    pub(super) fn go_on(self: &Arc<Self>, mut request: Answering, by: By) {
-        let parking = Parking::new(self, by);
-        let waker = Waker::from(parking.clone());
-        let poll = || request.as_mut().poll(&mut Context::from_waker(&waker));
-        match catch_unwind(AssertUnwindSafe(poll)) {
-            Ok(Poll::Ready(())) => {}
-            Ok(Poll::Pending) => parking.park(request),
-            Err(_) => log::error!("a request panicked and was answered EIO (A2)"),
-        }
+/// Polls a request once, by a thread that may wait for a device; if it has to wait for something
+/// else, `carrier` goes on with it when it is woken.
+pub(super) fn go_on(mut request: Answering, carrier: Arc<dyn Carrier>) {
+    let parking = Parking::new(carrier);
+    let waker = Waker::from(parking.clone());
+    let poll = || request.as_mut().poll(&mut Context::from_waker(&waker));
+    match catch_unwind(AssertUnwindSafe(poll)) {
+        Ok(Poll::Ready(())) => {}
+        Ok(Poll::Pending) => parking.park(request),
+        Err(_) => log::error!("a request panicked and was answered EIO (A2)"),
     }
 }

@@ -1,8 +1,8 @@
 //! A run of a file's blocks: where its bytes are stored, in which form, and their sums. The same form in the
 //! log and in the tree.
 //!
-//! Invariants: X1 an extent lies in one segment, begins at a block and has 1 to 128 blocks. X2 sums cover
-//! stored bytes, one for each stored block, begun ones included. X3 with neither codec nor key, stored,
+//! Invariants: X1 an extent lies in one segment, begins at a block and has 1 to 128 blocks. X2 sums, if
+//! any, cover stored bytes: one for each block, begun ones too. X3 with neither codec nor key, stored,
 //! decoded and mapped bytes are the same: any part is an extent of its own. Else the piece is kept whole, and
 //! parts of it differ in their offset within what is decoded.
 //! X4 in a volume with short extents one that is stored as it is, by the tree of files and without flags, has

@@ -67,7 +67,7 @@ pub struct Superblock {
     pub features: Features,
     /// Name of the volume among all volumes.
     pub uuid: [u8; 16],
-    /// Secret that seeds checksums and the hashes of names.
+    /// Secret that seeds seals and the hashes of names.
     pub nonce: [u8; 16],
     /// Units; its `incompat` is that of the features.
     pub geometry: Geometry,

@@ -64,7 +64,7 @@ impl Make {
                 while w.remaining() > 0 {
                     self.segment().encode_into(&mut w).expect("there is room");
                 }
-                // A few of them for the whole run: items borrow.
+                // Leaked, 1 KiB at most: the item borrows its bytes.
                 let bytes: &'static [u8] = Box::leak(bytes.into_boxed_slice());
                 let first = self.within(0, u64::from(MAX_SEGMENT)) as u32 & !63;
                 (Key::Usage(first), Item::Usage(Usage::new(bytes).expect("they are entries")))

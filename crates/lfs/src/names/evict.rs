@@ -75,7 +75,7 @@ pub(crate) fn continues(ino: u64, next: u64) -> bool {
 }
 
 impl Ahead {
-    /// Leaves that are read at a time beside one of a directory of so many entries, which is listed.
+    /// Leaves that a listing of a directory of `size` entries reads ahead with each one.
     pub fn of_entries(size: u64) -> usize {
         (size / ENTRIES_OF_LEAF as u64).min(LISTED_LEAVES_MAX as u64 / 4) as usize
     }

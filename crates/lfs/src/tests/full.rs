@@ -356,7 +356,8 @@ fn a_failed_flush_on_a_full_volume_is_made_good() {
     disk.world().stop();
 }
 
-/// The mark of a checkpoint found no room behind promises of the log, and without it nothing came free. Z13.
+/// Z13: the mark of a checkpoint found no room behind promises of the log, and without it nothing
+/// came free.
 #[test]
 fn a_checkpoint_is_made_when_all_of_the_log_is_promised() {
     let setup = setup(0);

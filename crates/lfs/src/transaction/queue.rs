@@ -71,7 +71,7 @@ impl State {
     }
 
     /// A group became durable: its content is found on the device from now on. Returns whether it
-    /// has more than marks.
+    /// has a record that is no mark, so that a mark is due when the log is idle.
     pub fn note_durable(&mut self, group: &Group, staging: &Staging) -> bool {
         for (record, at) in group.records.iter().zip(&group.payloads) {
             let Some(mut at) = *at else { continue };

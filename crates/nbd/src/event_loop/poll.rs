@@ -1,27 +1,16 @@
-//! Polling for a short time before sleeping: waking a sleeping thread takes longer than a client
-//! that sends one request at a time needs for its next one.
+//! How long a loop polls before it sleeps: waking a sleeping thread takes longer than a client that
+//! sends one request at a time needs for its next one.
 //!
 //! Invariants:
 //! 1. A loop polls for at most the limit before each sleep, and not at all while the last sleeps
 //!    were longer than the limit: an idle server uses no CPU.
 //! 2. The loop measures repeatedly whether polling or sleeping serves more requests: where client
 //!    and server share a CPU, polling takes it from the client.
-//! 3. At most half of the CPUs poll at a time: clients need the others.
 
-use super::{EventLoop, failed};
-use crate::stats::bump;
-use forebay_base::Result;
-use forebay_base::sync::atomic::Ordering;
-use rustix::event::Timespec;
-use rustix::event::epoll::{self, Event};
-use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
 /// Shortest time that is worth it, nanoseconds.
 const LEAST: u64 = 2_000;
-/// A longer gap between two polls means that another thread wanted the CPU.
-const PREEMPTED: Duration = Duration::from_micros(50);
-
 /// Longer than this between two turns: nothing is to be learned from that.
 const IDLE: Duration = Duration::from_millis(1);
 /// Turns after which the other way is tried, and for how many.
@@ -60,7 +49,7 @@ impl Default for Poller {
 
 impl Poller {
     /// Time to poll, nanoseconds; 0: sleep at once.
-    fn window(&self, limit_nanos: u64) -> u64 {
+    pub fn window(&self, limit_nanos: u64) -> u64 {
         if self.on { self.window_nanos.min(limit_nanos) } else { 0 }
     }
 
@@ -86,12 +75,12 @@ impl Poller {
     }
 
     /// Polling found work.
-    fn hit(&mut self, limit_nanos: u64) {
+    pub fn hit(&mut self, limit_nanos: u64) {
         self.window_nanos = limit_nanos;
     }
 
     /// Nothing came, or the CPU was wanted.
-    fn miss(&mut self) {
+    pub fn miss(&mut self) {
         self.window_nanos /= 2;
         if self.window_nanos < LEAST {
             self.window_nanos = 0;
@@ -104,56 +93,6 @@ impl Poller {
             // The full limit: a shorter poll that finds nothing only costs.
             self.window_nanos = limit_nanos;
         }
-    }
-}
-
-impl EventLoop {
-    /// Polls for a short time. True: there is work; `events` has the events of sockets and queues.
-    pub(super) fn look_around(&mut self, events: &mut Vec<Event>) -> Result<bool> {
-        let shared = self.core.shared.clone();
-        let limit = shared.poll_nanos.load(Ordering::Relaxed);
-        let window = Duration::from_nanos(self.poller.window(limit));
-        if window.is_zero() {
-            return Ok(false);
-        }
-        if shared.pollers.fetch_add(1, Ordering::Relaxed) >= shared.pollers_max {
-            shared.pollers.fetch_sub(1, Ordering::Relaxed);
-            return Ok(false);
-        }
-        let found = self.look_for(events, window);
-        shared.pollers.fetch_sub(1, Ordering::Relaxed);
-        let found = found?;
-        if found {
-            self.poller.hit(limit);
-        } else {
-            self.poller.miss();
-        }
-        Ok(found)
-    }
-
-    fn look_for(&mut self, events: &mut Vec<Event>, window: Duration) -> Result<bool> {
-        let start = Instant::now();
-        let mut last = start;
-        let found = loop {
-            let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&zero)) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(e) => return Err(failed(e)),
-            }
-            if !events.is_empty() || self.core.exec.is_woken() {
-                break true;
-            }
-            let now = Instant::now();
-            if now - start >= window || now - last > PREEMPTED {
-                break false;
-            }
-            last = now;
-        };
-        self.now = Instant::now();
-        let stats = &self.core.stats;
-        bump(&stats.poll_nanos, (self.now - start).as_nanos() as u64);
-        bump(if found { &stats.poll_hits } else { &stats.poll_misses }, 1);
-        Ok(found)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Between the sockets and the protocol: receive, buffer, parse, begin TLS, send.
+//! From the sockets to the protocol: receive, buffer, parse, begin TLS.
 //!
 //! Invariants:
 //! 1. A receive takes no more than may be buffered if none of it can be consumed.
@@ -8,13 +8,10 @@ use super::EventLoop;
 use crate::config::DropReason;
 use crate::conn::{Conn, Phase};
 use crate::exec::Key;
-use crate::out::SLICES_MAX;
 use crate::serve::Core;
 use crate::stats::bump;
-use crate::stream::{CIPHER_LEN, Received, Sent};
+use crate::stream::{CIPHER_LEN, Received};
 use crate::tls::SESSION_BYTES;
-use std::io::IoSlice;
-use std::time::Instant;
 
 impl EventLoop {
     /// One receive, and everything that follows from it without waiting.
@@ -131,35 +128,5 @@ fn end_of_input(conn: &mut Conn) {
         conn.doom = Some(Some(DropReason::ConnectionLost));
     } else if conn.is_handshaking() {
         conn.doom = Some(None);
-    }
-}
-
-/// Sends the replies that wait, as far as the socket takes them.
-pub(super) fn send(core: &mut Core, conn: &mut Conn, now: Instant) {
-    while !conn.book.out.is_empty() || conn.stream.wants_send() {
-        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        let (n, bytes) = conn.book.out.slices(&mut slices);
-        if bytes == 0 && !conn.stream.wants_send() {
-            core.sent(&mut conn.book, 0);
-            continue;
-        }
-        bump(&core.stats.sends, 1);
-        let (sent, full) = match conn.stream.send(&slices[..n]) {
-            Sent::Some(sent) => (sent, false),
-            Sent::Full(sent) => (sent, true),
-            Sent::Lost => {
-                conn.doom.get_or_insert(Some(DropReason::ConnectionLost));
-                return;
-            }
-        };
-        if sent > 0 {
-            core.sent(&mut conn.book, sent);
-            conn.taking.count(sent);
-            conn.moved_at = now;
-        }
-        if full {
-            conn.send_full = Some(now);
-            return;
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! An open file of the host behind the contract.
 
-use super::{Shared, fail, kind_of, refuse, stat};
+use super::descriptors::{Shared, fail, kind_of, refuse, stat};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::BoxFuture;
 use forebay_base::{ErrorKind, IoFlags, Result};

@@ -2,8 +2,7 @@
 //!
 //! Locks: the file system's one, for the length of a call. No call waits.
 
-use super::Shared;
-use super::state::State;
+use super::state::{Shared, State};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::Arc;
 use forebay_base::task::BoxFuture;

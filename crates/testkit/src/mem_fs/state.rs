@@ -4,11 +4,12 @@
 //! the sum over all inodes. M3 an operation checks everything that can refuse it before it changes
 //! anything.
 //!
-//! No locks: [`super::MemFs`] holds its one around every call.
+//! Lock: that of [`Shared`], around every call.
 
-use super::MemOptions;
 use super::data::{BLOCK, Data};
 use super::dir::Directory;
+use super::options::MemOptions;
+use forebay_base::sync::Mutex;
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::name::Name;
 use forebay_vfs::rules::names::Made;
@@ -51,6 +52,11 @@ pub struct State {
     pub opens: BTreeMap<Ino, u32>,
     pub next_ino: u64,
     pub used_blocks: u64,
+}
+
+/// What the file system and its open files share.
+pub struct Shared {
+    pub state: Mutex<State>,
 }
 
 impl State {

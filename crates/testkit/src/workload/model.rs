@@ -393,7 +393,7 @@ mod tests {
         assert!(!crash_ok(&m, &[1; 4]) && !crash_ok(&m, &[0; 4]));
     }
 
-    /// Only a failed write leaves a block with more than one legal content (Y2).
+    /// A failed write leaves a block old or new until it is written again (Y2).
     #[test]
     fn a_failed_write_reads_old_or_new_until_written_again() {
         let mut m = ByteModel::new(4, vec![0; 8]);

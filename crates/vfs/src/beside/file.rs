@@ -2,21 +2,14 @@
 //!
 //! No locks of its own.
 
-use super::{Change, Observer, Outstanding, Shared, telling};
+use super::observer::{Change, Observer};
+use super::report::{Outstanding, Shared, handed_over, telling};
 use crate::fs::{OpenFile, OpenFileRef, ReadResult, WriteResult, Wrote};
-use crate::types::{Fallocate, Ino, Privileges, Seek};
+use crate::types::{Fallocate, Privileges, Seek};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::{IoFlags, Result};
 use std::sync::Arc;
-
-/// Waits for data that the mount holds back of a range (Z3).
-pub(super) async fn handed_over(observer: &dyn Observer, ino: Ino, offset: u64, len: u64) {
-    if observer.holds_back(ino) {
-        let ticket = observer.hand_over(ino, offset, len);
-        observer.told(ticket).await;
-    }
-}
 
 /// An open file that notifies the mount of its changes.
 pub(super) struct NotifyingFile {

@@ -3,11 +3,12 @@
 use super::*;
 use crate::options::Options;
 use crate::proto::consts::opcode;
-use crate::serve::{Answer, Work};
+use crate::proto::request::Header;
+use crate::serve::{Answer, Core, Work};
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::world::RealWorld;
 use forebay_testkit::mem_fs::MemFs;
-use forebay_vfs::{FileSystem, NewInode, NotifyingFs, RenameFlags, SetAttr};
+use forebay_vfs::{FileKind, FileSystem, Name, NewInode, NotifyingFs, RenameFlags, SetAttr};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 

@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use super::{Case, Subject, case, name, new, refused};
+use super::subject::{Case, Subject, case, name, new, refused};
 use forebay_base::task::block_on;
 use forebay_base::world::split_mix;
 use forebay_base::{ErrorKind, Result};

@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use super::{BOTH, Case, Subject, case, name, new, refused};
+use super::subject::{BOTH, Case, Subject, case, name, new, refused};
 use forebay_base::task::block_on;
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::fs::OpenFileRef;

@@ -3,7 +3,7 @@
 //!
 //! No locks.
 
-use super::{Case, Subject, case, refused};
+use super::subject::{Case, Subject, case, refused};
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::types::{FileKind, RenameFlags};
 

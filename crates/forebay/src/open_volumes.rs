@@ -5,7 +5,6 @@
 //!
 //! Lock: `map`, not held while a volume is opened or closed.
 
-use crate::cache::Cache;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{FileDevice, FileIdentity};
@@ -26,7 +25,6 @@ pub(crate) struct Open {
     pub notifying: Arc<NotifyingFs>,
     pub volume: forebay_lfs::Volume,
     pub device: Arc<FileDevice>,
-    pub cache: Cache,
     pub path: PathBuf,
     pub key: FileIdentity,
     pub read_only: bool,
@@ -100,7 +98,7 @@ impl Volumes {
         self.map.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    /// Claims a volume, or finds it open (opened.W1).
+    /// Claims a volume, or finds it open (open_volumes.W1).
     pub fn claim(self: &Arc<Self>, key: FileIdentity) -> Result<Found> {
         let until = Instant::now() + PATIENCE;
         let mut map = self.lock();

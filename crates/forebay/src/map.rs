@@ -2,8 +2,7 @@
 //!
 //! No locks but that of one folio at a time, to read its state.
 
-use super::File;
-use forebay_base::task::{block_on, yield_now};
+use forebay_base::task::yield_now;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::State;
 use forebay_iomap::MappedFile;
@@ -57,28 +56,6 @@ pub(crate) fn residency(file: &MappedFile, offset: u64, len: u64) -> Residency {
         }
     }
     out
-}
-
-impl File {
-    /// Reads what is missing of a range into the cache, as far as frames can be had without
-    /// waiting for them. Returns once the last reads are issued. Read errors are left to the
-    /// reader of the range.
-    pub fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
-        if !self.readable() {
-            return Err(Error::new(ErrorKind::BadHandle, "prefetch", "not opened for reading"));
-        }
-        block_on(self.mapped()?.prefetch(offset, len));
-        Ok(())
-    }
-
-    /// Evicts the clean blocks of a range that no request uses, recently read ones too. Dirty
-    /// blocks stay.
-    pub fn drop_clean(&self, offset: u64, len: u64) -> Result<()> {
-        let file = self.mapped()?;
-        let end = offset.saturating_add(len).min(file.size());
-        file.cache.drop_range(&file.mapping, offset.min(end)..end);
-        Ok(())
-    }
 }
 
 /// Runs of the mapping below that one step reads.

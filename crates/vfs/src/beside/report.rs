@@ -1,0 +1,163 @@
+//! Reporting changes to the observer: announced before a change, reported after it. The invariants
+//! are in [`super`].
+//!
+//! Lock: the observer's slot, for the length of a check.
+
+use super::observer::{Change, Observer, Ticket};
+use crate::fs::FileSystem;
+use crate::types::{Ino, OpenFlags};
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sync::RwLock;
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use std::future::Future;
+use std::sync::{Arc, Weak};
+
+/// The file system, and the observer to notify.
+pub(super) struct Shared {
+    pub fs: Arc<dyn FileSystem>,
+    some: AtomicBool,
+    observer: RwLock<Option<Weak<dyn Observer>>>,
+}
+
+impl Shared {
+    /// Without a mount.
+    pub fn new(fs: Arc<dyn FileSystem>) -> Self {
+        let (some, observer) = Default::default();
+        Self { fs, some, observer }
+    }
+
+    /// Registers the mount; `Busy` if there is one.
+    pub fn observe(&self, observer: Weak<dyn Observer>) -> Result<()> {
+        let mut slot = self.observer.write();
+        if slot.as_ref().is_some_and(|old| old.strong_count() > 0) {
+            return Err(Error::new(ErrorKind::Busy, "mount", "it is mounted already"));
+        }
+        *slot = Some(observer);
+        self.some.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// The mount is over.
+    pub fn forget(&self) {
+        let mut slot = self.observer.write();
+        self.some.store(false, Ordering::Release);
+        *slot = None;
+    }
+
+    /// The mount, if there is one.
+    #[inline]
+    pub fn observer(&self) -> Option<Arc<dyn Observer>> {
+        match self.some.load(Ordering::Acquire) {
+            false => None,
+            true => self.observer.read().as_ref().and_then(Weak::upgrade),
+        }
+    }
+
+    /// Size and last byte of a file, if it ends before `end`.
+    async fn end_of(&self, ino: Ino, end: u64) -> Result<Option<(u64, u8)>> {
+        let size = self.fs.getattr(ino).await?.size;
+        let Some(last) = size.checked_sub(1).filter(|_| size <= end) else { return Ok(None) };
+        let file = self.fs.open(ino, OpenFlags::READ).await?;
+        let (buf, done) = file.read(last, AlignedBuf::new(1), IoFlags::empty()).await;
+        Ok((done? == 1).then(|| (size, buf[0])))
+    }
+}
+
+/// Waits for data that the mount holds back of a range (Z3).
+pub(super) async fn handed_over(observer: &dyn Observer, ino: Ino, offset: u64, len: u64) {
+    if observer.holds_back(ino) {
+        let ticket = observer.hand_over(ino, offset, len);
+        observer.told(ticket).await;
+    }
+}
+
+/// An announced change.
+enum Begun {
+    Content(Ino),
+    Name(Ino, Box<[u8]>),
+}
+
+/// Changes to report at the latest when this is dropped (Z1: a future may be dropped halfway).
+pub(super) struct Outstanding<'a> {
+    shared: &'a Shared,
+    observer: &'a dyn Observer,
+    pub changes: Vec<Change>,
+    /// The announced changes.
+    begun: Vec<Begun>,
+}
+
+impl<'a> Outstanding<'a> {
+    /// Before a change: waits for data that the mount holds back in its range.
+    pub async fn begin(
+        shared: &'a Shared,
+        observer: &'a dyn Observer,
+        changes: Vec<Change>,
+    ) -> Self {
+        observer.room().await;
+        let mut changing = Self { shared, observer, changes: Vec::new(), begun: Vec::new() };
+        for change in &changes {
+            match change {
+                Change::Content { ino, offset, len, .. } => {
+                    handed_over(observer, *ino, *offset, *len).await;
+                    let ready = observer.will_change(*ino);
+                    changing.begun.push(Begun::Content(*ino));
+                    ready.await;
+                }
+                Change::Entry { dir, name, .. } => {
+                    let ready = observer.will_change_name(*dir, name);
+                    changing.begun.push(Begun::Name(*dir, name.clone()));
+                    ready.await;
+                }
+                Change::Attributes(_) => {}
+            }
+        }
+        changing.changes = changes;
+        changing
+    }
+
+    fn tell(&mut self) -> Ticket {
+        let tickets = self.changes.drain(..).map(|change| self.observer.changed(&change));
+        let last = tickets.fold(Ticket::default(), |last, ticket| Ticket(last.0.max(ticket.0)));
+        for begun in self.begun.drain(..) {
+            match begun {
+                Begun::Content(ino) => self.observer.change_over(ino),
+                Begun::Name(dir, name) => self.observer.name_change_over(dir, &name),
+            }
+        }
+        last
+    }
+
+    /// After it.
+    pub async fn paid(mut self) {
+        for change in &mut self.changes {
+            if let Change::Content { ino, offset, len, end } = change
+                && self.observer.knows(*ino)
+                && let Ok(found) = self.shared.end_of(*ino, offset.saturating_add(*len)).await
+            {
+                *end = found;
+            }
+        }
+        let ticket = self.tell();
+        self.observer.told(ticket).await;
+    }
+}
+
+impl Drop for Outstanding<'_> {
+    fn drop(&mut self) {
+        self.tell();
+    }
+}
+
+/// Carries a change out and reports it, also if it failed, because a part may be done.
+pub(super) async fn telling<T>(
+    shared: &Shared,
+    observer: &dyn Observer,
+    changes: Vec<Change>,
+    op: impl Future<Output = T>,
+) -> T {
+    let changing = Outstanding::begin(shared, observer, changes).await;
+    let done = op.await;
+    changing.paid().await;
+    done
+}
