@@ -40,7 +40,9 @@ impl MappedFile {
             let at = (part.start - mapping.folio_start(index)) as usize;
             let folio = self.cache.lookup(mapping, index, at)?;
             let blocks = mapping.blocks_touched(index, &part);
-            if !folio.uptodate(blocks) || folio.any_uncached(blocks) {
+            // An ordinary read makes such blocks stay, which takes the lock.
+            let is_passing = folio.any_uncached(blocks) || !bypass && folio.any_held_above(blocks);
+            if !folio.uptodate(blocks) || is_passing {
                 return None;
             }
             let into = &mut dst[(part.start - start) as usize..(part.end - start) as usize];

@@ -52,6 +52,12 @@ impl FolioRead<'_> {
         touch(&self.cache.table, self.slot, blocks, same);
     }
 
+    /// Whether any block goes once it is flushed, because a cache above holds it.
+    #[inline]
+    pub fn any_held_above(&self, blocks: Blocks) -> bool {
+        self.cache.table.any(self.slot, State::HeldAbove, blocks)
+    }
+
     /// Whether any of the blocks came in by an uncached request.
     #[inline]
     pub fn any_uncached(&self, blocks: Blocks) -> bool {
