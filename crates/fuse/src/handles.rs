@@ -21,6 +21,8 @@ pub(crate) struct Caching {
     pub is_cached: bool,
     /// What it has cached of the file is dropped when the file has no opening left.
     pub drops_at_end: bool,
+    /// It may be executed: pages of it may be mapped, also through an uncached opening.
+    pub is_program: bool,
 }
 
 /// An opening.

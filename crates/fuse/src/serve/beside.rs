@@ -11,6 +11,7 @@
 use super::Core;
 use crate::handles::Handle;
 use crate::inodes::Mark;
+use crate::ioctl::MODE_UNCACHED;
 use crate::notify::Notice;
 use crate::proto::consts::WRITE_CACHE;
 use crate::proto::reply::Valid;
@@ -86,6 +87,10 @@ impl Core {
             return;
         }
         let ino = handle.file.ino();
+        if handle.caching.is_cached && handle.mode() == MODE_UNCACHED {
+            // The kernel keeps what it hands over. It is dropped when it has its answer (O3).
+            self.drop_behind(handle, done.offset..done.offset + done.len as u64);
+        }
         if done.offset != io.offset {
             self.notifier.owe(ino.0, done.offset.min(io.offset), u64::MAX);
         } else if !handle.caching.is_cached && self.inodes.marked(ino, Mark::Content) {

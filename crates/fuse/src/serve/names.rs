@@ -258,7 +258,7 @@ impl Core {
         let mode = self.mode(node, header.pid).await;
         let caching = match self.asks_attributes(flags) {
             true => self.caching(&self.fs.getattr(node).await?, flags, mode),
-            false => Caching { is_cached: false, drops_at_end: true },
+            false => Caching { is_cached: false, drops_at_end: true, is_program: false },
         };
         Ok(self.opened(file, (flags, mode), caching, None))
     }
