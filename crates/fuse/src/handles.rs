@@ -61,8 +61,9 @@ impl Handle {
         crate::ioctl::mode_flags(self.mode()).unwrap_or_default()
     }
 
+    /// Whether a map of it can be stored into: that takes both rights.
     fn is_writer(&self) -> bool {
-        self.file.flags().contains(OpenFlags::WRITE)
+        self.file.flags().contains(OpenFlags::READ | OpenFlags::WRITE)
     }
 }
 
@@ -125,7 +126,7 @@ impl Handles {
         self.0.read().counts.contains_key(&ino.0)
     }
 
-    /// Whether an inode is open for writing.
+    /// Whether an inode is open for reading and writing.
     pub fn has_writer(&self, ino: Ino) -> bool {
         self.0.read().counts.get(&ino.0).is_some_and(|count| count.writers > 0)
     }

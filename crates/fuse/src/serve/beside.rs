@@ -21,6 +21,7 @@ use forebay_base::task::BoxFuture;
 use forebay_vfs::beside::{Change, Observer, Ticket};
 use forebay_vfs::types::{S_ISGID, S_ISUID};
 use forebay_vfs::{Attr, FileKind, FileSystem, Ino, NotifyingFs, OpenFileRef, Privileges, Wrote};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -113,12 +114,21 @@ impl Observer for Core {
     }
 
     fn holds_back(&self, ino: Ino) -> bool {
-        // A map that can be stored into keeps its file open for writing.
+        // A map that can be stored into keeps its file open for reading and writing.
         self.inodes.marked(ino, Mark::Content) && self.handles.has_writer(ino)
     }
 
     fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket {
         self.give(Notice::content(ino.0, offset, len))
+    }
+
+    fn differing<'a>(
+        &'a self,
+        ino: Ino,
+        offset: u64,
+        bytes: &'a [u8],
+    ) -> BoxFuture<'a, Vec<Range<u64>>> {
+        Box::pin(self.notifier.retriever().differing(ino.0, offset, bytes))
     }
 
     fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()> {
