@@ -23,7 +23,7 @@
  * Version of the interface that a program was compiled with: the number of the soname in the
  * upper 16 bits, and a number that grows with each addition in the lower 16.
  */
-#define FBY_ABI_VERSION 2
+#define FBY_ABI_VERSION 3
 
 /**
  * io_uring where the system allows it, else threads.
@@ -379,7 +379,7 @@ typedef struct {
 typedef struct {
   /**
    * What of the following is known, in the bits of statx(2): STATX_SIZE, ... Of a host file only
-   * the size is: its other attributes are the host's, see stat(2).
+   * size and inode are: its other attributes are the host's, see stat(2).
    */
   uint32_t mask;
   /**
@@ -387,7 +387,7 @@ typedef struct {
    */
   uint32_t mode;
   /**
-   * Number of the inode.
+   * Number of the inode; 0 for a block device of the host.
    */
   uint64_t ino;
   /**
@@ -430,6 +430,11 @@ typedef struct {
    * When it was made.
    */
   fby_time btime;
+  /**
+   * Host files: number of the device that has the file, as in stat(2), or of the block device
+   * that was opened. 0 in a volume.
+   */
+  uint64_t dev;
 } fby_attr;
 
 /**
@@ -559,9 +564,9 @@ int fby_cache_close(fby_cache *cache);
 
 /**
  * Opens a file or block device of the host on a cache. `flags` are those of open(2): O_RDONLY,
- * O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_DIRECT, O_DSYNC, O_SYNC, O_CLOEXEC
- * (which is always so). -EBUSY if another process or cache has it open: it is locked until it is
- * closed.
+ * O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_DIRECT, O_DSYNC, O_SYNC, O_NOFOLLOW,
+ * O_CLOEXEC (which is always so). -EBUSY if another process or cache has it open: it is locked
+ * until it is closed.
  *
  * # Safety
  * `cache` is an open cache, `path` a string, `how` has `how_size` bytes, `file` is a place for a

@@ -80,8 +80,8 @@ pub trait BlockDevice: Send + Sync {
     }
 
     /// Starts the request and returns. It completes on a thread of the engine, or inside
-    /// [`LocalQueue::reap`] if this thread has a queue attached. Exception: write-back held back
-    /// while the disk was read completes on the thread that admitted it.
+    /// [`LocalQueue::reap`] if this thread has a queue attached. Exception: write-back or
+    /// read-ahead held back while the disk was read completes on the thread that admitted it.
     fn submit(&self, bio: Bio);
 
     /// Starts several requests in order of the vector; drains it.

@@ -113,7 +113,7 @@ impl Engine {
 
     /// Attaches a queue to the calling thread, if the engine supports that and the thread has none
     /// yet. While it lives, this thread's requests to devices of the engine complete in its `reap`.
-    /// Exception: write-back that was held back, see
+    /// Exception: write-back or read-ahead that was held back, see
     /// [`BlockDevice::submit`](crate::BlockDevice::submit). So the thread must not block for such a
     /// request, only on `execute`, `read_into` and `write_from` of a device. Call `flush` before
     /// each wait. Dropping the queue waits for the requests in flight. The kernel may interrupt

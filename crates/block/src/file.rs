@@ -3,7 +3,7 @@
 //! Reading order: `options`, `kind` (regular or block special), `dio` (whether direct I/O is
 //! possible), `lock`, `need` (stable writes), `gate` (switching modes live), `length`, `inner` (the
 //! shared state of an open file), `open`, `xfer` (short transfers and the file's end), `exec` (the
-//! system calls), `pace` (reads before write-back), `op` (a request in progress in an engine).
+//! system calls), `pace` (urgent reads first), `op` (a request in progress in an engine).
 //!
 //! Invariants: F1 the file is locked (OFD locks) for as long as the device or any of its requests
 //! lives, those of a killed process included: each open file description that requests use holds a
@@ -91,7 +91,13 @@ impl FileDevice {
 
     /// Whether direct I/O is on, and why or why not.
     pub fn direct_io(&self) -> (bool, String) {
-        (self.inner().is_direct(), self.inner().reason().clone())
+        (self.inner().is_direct(), self.inner().decision().reason.clone())
+    }
+
+    /// Whether `Auto` would decide otherwise by now, because what is below the file has changed.
+    pub fn is_direct_io_outdated(&self) -> bool {
+        let is_auto = self.inner().decision().mode == DirectIo::Auto;
+        is_auto && self.inner().check_direct().is_ok() != self.inner().is_direct()
     }
 
     /// Announces that direct I/O will be turned on, so that the limits show its need for stable
@@ -99,7 +105,7 @@ impl FileDevice {
     /// write that began under the old rule is in progress. [`Self::set_direct_io`] ends the
     /// announcement.
     pub fn announce_direct_io(&self, mode: DirectIo) {
-        let on = mode.decide(&self.inner().dio).is_ok_and(|(on, _)| on);
+        let on = mode.decide(self.inner().check_direct()).is_ok_and(|(on, _)| on);
         self.inner().announced.store(on, Ordering::Release);
     }
 
@@ -109,12 +115,13 @@ impl FileDevice {
     pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
         let file = self.inner();
         let guard = file.switching.lock().unwrap_or_else(|p| p.into_inner());
-        if let Err(e) = mode.decide(&file.dio) {
+        let possible = file.check_direct();
+        if let Err(e) = mode.decide(possible.clone()) {
             file.announced.store(false, Ordering::Release);
             return Err(e.with_path(&file.path));
         }
         let done = if file.gate.close(SWITCH_LIMIT) {
-            file.set_direct(mode).map_err(|e| e.with_path(&file.path))
+            file.set_direct(mode, possible).map_err(|e| e.with_path(&file.path))
         } else {
             let text = "requests in flight did not end in time";
             Err(Error::new(ErrorKind::Busy, "switch direct I/O", text).with_path(&file.path))

@@ -97,6 +97,7 @@ impl Bounds {
 
     /// How often the file became shorter. A task that reads storage without holding a range samples
     /// this, then the size, and compares afterwards: its bytes are valid if the count is the same.
+    #[inline]
     pub fn cuts(&self) -> u64 {
         self.cuts.load(Ordering::Acquire)
     }

@@ -187,6 +187,15 @@ impl Mapping {
         Blocks { start, end: (end.div_ceil(1 << self.block_shift) as u32).max(start) }
     }
 
+    /// The blocks that `len` bytes touch, one at least, from `at` bytes into their folio on, which
+    /// holds them all.
+    #[inline]
+    pub fn blocks_within(&self, at: u64, len: u64) -> Blocks {
+        debug_assert!(len > 0 && at + len <= self.folio_size());
+        let last = (at + len - 1) >> self.block_shift;
+        Blocks { start: (at >> self.block_shift) as u32, end: last as u32 + 1 }
+    }
+
     /// The blocks of folio `index` that lie fully inside `range`: rounded inwards (lineage.D3).
     #[inline]
     pub fn blocks_inside(&self, index: u64, range: &Range<u64>) -> Blocks {

@@ -144,11 +144,11 @@ struct Stripe(AtomicU64);
 /// A counter for the hit path: each thread adds to a stripe of its own with a load and a store.
 /// Exact for the first 64 threads of the process that count; later ones share stripes with them,
 /// and a count may be lost.
-pub struct Striped(Box<[Stripe]>);
+pub struct Striped(Box<[Stripe; STRIPES]>);
 
 impl Default for Striped {
     fn default() -> Self {
-        Self((0..STRIPES).map(|_| Stripe::default()).collect())
+        Self(Box::new(std::array::from_fn(|_| Stripe::default())))
     }
 }
 
@@ -158,9 +158,9 @@ impl Striped {
     pub fn add(&self, value: u64) {
         static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
         thread_local! {
-            static MINE: usize = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % STRIPES;
+            static MINE: usize = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
-        let stripe = &self.0[MINE.with(|mine| *mine)].0;
+        let stripe = &self.0[MINE.with(|mine| *mine) % STRIPES].0;
         stripe.store(stripe.load(Ordering::Relaxed) + value, Ordering::Relaxed);
     }
 

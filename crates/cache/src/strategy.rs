@@ -105,13 +105,15 @@ strategy! {
 pub struct Strategies {
     dirty_tracking: AtomicU8,
     stable: AtomicU8,
+    stable_pages: AtomicU8,
     uncached: AtomicU8,
 }
 
 impl Strategies {
     pub(crate) fn new(d: DirtyTracking, s: StableStrategy, u: UncachedStrategy) -> Self {
         let (dirty_tracking, stable) = (AtomicU8::new(d as u8), AtomicU8::new(s as u8));
-        Self { dirty_tracking, stable, uncached: AtomicU8::new(u as u8) }
+        let stable_pages = AtomicU8::new(StablePages::default() as u8);
+        Self { dirty_tracking, stable, stable_pages, uncached: AtomicU8::new(u as u8) }
     }
 
     /// How dirty blocks are tracked.
@@ -132,6 +134,16 @@ impl Strategies {
     /// Changes how bytes in flight are kept from changing.
     pub fn set_stable(&self, to: StableStrategy) {
         self.stable.store(to as u8, Ordering::Relaxed);
+    }
+
+    /// Whether bytes in flight are kept from changing, in files that have no setting of their own.
+    pub fn stable_pages(&self) -> StablePages {
+        StablePages::from_index(self.stable_pages.load(Ordering::Relaxed))
+    }
+
+    /// Changes that from the next write on.
+    pub fn set_stable_pages(&self, to: StablePages) {
+        self.stable_pages.store(to as u8, Ordering::Relaxed);
     }
 
     /// What uncached requests do.
@@ -165,6 +177,9 @@ mod tests {
         s.set_dirty_tracking(DirtyTracking::Block);
         s.set_stable(StableStrategy::Snapshot);
         s.set_uncached(UncachedStrategy::Private);
+        assert_eq!(s.stable_pages(), StablePages::Auto);
+        s.set_stable_pages(StablePages::On);
+        assert_eq!(s.stable_pages(), StablePages::On);
         assert_eq!(s.dirty_tracking(), DirtyTracking::Block);
         assert_eq!(s.stable(), StableStrategy::Snapshot);
         assert_eq!(s.uncached(), UncachedStrategy::Private);

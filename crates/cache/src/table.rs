@@ -31,6 +31,7 @@
 //! lock). If another task held the lock meanwhile, the copy is thrown away. That saves two locked
 //! operations, each of which would keep the processor from overlapping one copy with the next.
 
+mod head;
 pub mod index;
 pub mod owners;
 pub(crate) mod slots;
@@ -40,6 +41,7 @@ use crate::memory::zeroed::ZeroTable;
 use forebay_base::Result;
 use forebay_base::sync::atomic::{AtomicU64, Ordering, fence};
 use forebay_base::sync::relax;
+pub(crate) use head::Head;
 
 /// Smallest block whose state is tracked, bytes.
 pub const MIN_BLOCK: u32 = 512;
@@ -165,6 +167,13 @@ impl Blocks {
         })
     }
 
+    /// The run as a mask, if it is not empty and lies within the first 64 blocks of the folio.
+    #[inline]
+    pub(crate) fn first_mask(self) -> Option<u64> {
+        let fits = self.start < self.end && self.end <= 64;
+        fits.then(|| (u64::MAX << self.start) & (u64::MAX >> (64 - self.end)))
+    }
+
     /// All blocks of the frames that the run touches, `per` blocks a frame.
     pub fn whole_frames(self, per: u32) -> Self {
         Self { start: self.start / per * per, end: self.end.next_multiple_of(per) }
@@ -277,19 +286,23 @@ impl Table {
     #[inline]
     pub fn prefetch(&self, slot: Slot) {
         let at = slot as usize * self.layout.stride;
-        if let Some(words) = self.words.get(at..=at + LINE) {
-            prefetch_line(&words[0]);
-            prefetch_line(&words[LINE]);
+        if let Some(second) = self.words.get(at + LINE) {
+            prefetch_line(&self.words[at]);
+            prefetch_line(second);
         }
+    }
+
+    /// The first words of a slot.
+    #[inline]
+    pub(crate) fn head(&self, slot: Slot) -> Head<'_> {
+        let words = self.words.get(slot as usize * self.layout.stride..);
+        words.and_then(Head::new).expect("a slot of the table")
     }
 
     /// Mapping id and folio index that the slot holds; id 0 is a free slot.
     #[inline]
     pub fn key(&self, slot: Slot) -> (u32, u64) {
-        #[cfg(all(test, not(shuttle)))]
-        KEYS_LOOKED_AT.set(KEYS_LOOKED_AT.get() + 1);
-        let owner = self.word(slot, OWNER).load(Ordering::Acquire) as u32;
-        (owner, self.word(slot, INDEX).load(Ordering::Acquire))
+        self.head(slot).key()
     }
 
     /// Sets the key. Lock held.
@@ -301,7 +314,7 @@ impl Table {
     /// The next slot in the index chain; 0 at its end.
     #[inline]
     pub fn next(&self, slot: Slot) -> Slot {
-        self.word(slot, NEXT).load(Ordering::Acquire) as Slot
+        self.head(slot).next()
     }
 
     /// Links the slot to its successor in the index chain. Bucket lock held.
@@ -357,21 +370,6 @@ impl Table {
     #[inline]
     pub(crate) fn is_locked(&self, slot: Slot) -> bool {
         self.word(slot, LOCK).load(Ordering::Relaxed) & HELD != 0
-    }
-
-    /// The version of an unlocked slot, for [`Table::unchanged_since`].
-    #[inline]
-    pub fn version(&self, slot: Slot) -> Option<u64> {
-        let word = self.word(slot, LOCK).load(Ordering::Acquire);
-        (word & HELD == 0).then_some(word)
-    }
-
-    /// Whether no task has held the lock since [`Table::version`]: then the words and bytes read in
-    /// between are consistent.
-    #[inline]
-    pub fn unchanged_since(&self, slot: Slot, version: u64) -> bool {
-        fence(Ordering::Acquire);
-        self.word(slot, LOCK).load(Ordering::Relaxed) == version
     }
 
     /// A word of state bits: 64 blocks.
@@ -466,18 +464,6 @@ impl Table {
         ((self.word(slot, OWNER).load(Ordering::Relaxed) & FREQ_MASK) >> FREQ_SHIFT) as u32
     }
 
-    /// Raises the frequency by one, up to 3. Needs no lock: if the word changes meanwhile, this
-    /// raise is lost, which does not matter.
-    #[inline]
-    pub fn raise_freq(&self, slot: Slot) {
-        let word = self.word(slot, OWNER);
-        let old = word.load(Ordering::Relaxed);
-        if old & FREQ_MASK != FREQ_MASK {
-            let new = old + (1 << FREQ_SHIFT);
-            let _ = word.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed);
-        }
-    }
-
     /// Sets the frequency.
     pub fn set_freq(&self, slot: Slot, freq: u32) {
         self.update_owner(slot, FREQ_MASK, u64::from(freq) << FREQ_SHIFT);
@@ -558,7 +544,7 @@ mod tests {
         );
         assert_eq!(table.replace_frame(2, 3, None), Some(0));
         for want in [1, 2, 3, 3] {
-            table.raise_freq(2);
+            table.head(2).raise_freq();
             assert_eq!(table.freq(2), want);
         }
         table.set_queue(2, 2);
@@ -569,12 +555,12 @@ mod tests {
     #[test]
     fn lock_excludes_and_moves_the_version() {
         let table = Table::new(Layout::new(65536), 1).unwrap();
-        let version = table.version(1).unwrap();
-        assert!(table.unchanged_since(1, version) && table.try_lock(1));
-        assert!(!table.try_lock(1) && table.version(1).is_none());
-        assert!(!table.unchanged_since(1, version));
+        let version = table.head(1).version().unwrap();
+        assert!(table.head(1).unchanged_since(version) && table.try_lock(1));
+        assert!(!table.try_lock(1) && table.head(1).version().is_none());
+        assert!(!table.head(1).unchanged_since(version));
         table.unlock(1);
-        assert!(table.version(1).is_some() && !table.unchanged_since(1, version));
+        assert!(table.head(1).version().is_some() && !table.head(1).unchanged_since(version));
     }
 
     /// A cache that is made smaller releases the memory of its table, not only that of its frames.

@@ -95,7 +95,7 @@ impl Lab {
             return None;
         }
         let mut bytes = [0; BLOCK];
-        if !folio.copy_out(block as usize * BLOCK, &mut bytes) {
+        if !folio.copy_out(&mut bytes) {
             return None;
         }
         folio.touch(one(block), false);

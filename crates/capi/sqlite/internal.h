@@ -82,7 +82,7 @@ struct File {
     const char *name;
     /* Flags of open(2); NULL in `file` means that another process has the file. */
     int how;
-    /* Permissions of a new file; 0 for the usual ones. */
+    /* Permissions of a new file in a volume; 0 for the usual ones. */
     uint32_t mode;
     fby_file *file;
     Store *store;
@@ -124,18 +124,24 @@ int store_close(File *file);
  */
 int store_is_parents(const File *file);
 int store_is_in_volume(const char *name);
+/*
+ * Whether the rollback journal is of a database that a parent process had open at fork(2), and this
+ * process has not: a child leaves it alone.
+ */
+int store_is_journal_of_parent(const char *journal);
 /* Whether the name of a journal was synced since this process has its database open. */
 int store_is_journal_durable(const char *journal);
 void store_note_journal(const char *journal, int is_durable);
 int store_make_volume(const char *name, sqlite3_int64 bytes);
 
 /* names.c */
-/*
- * A new journal gets the permissions of its database, on the host its owner, too. The first is
- * called before the journal is opened, the second after that: no other user can read it in between.
- */
+/* In a volume: a new journal gets the permissions of its database. */
 void store_take_mode(File *file, const char *database);
-int store_take_owner(const File *file, const char *database);
+/*
+ * Makes a file of the host unless the name exists, as a symbolic link, too. A journal gets
+ * permissions and owner of its database, NULL for another file.
+ */
+int store_make_file(const char *name, const char *database, int *exists);
 int store_delete(const char *name);
 int store_access(const char *name, int flags, int *result);
 int store_sync_directory(const char *name);

@@ -6,9 +6,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* Permissions of a new database, less the umask: as SQLite's own VFS has it. */
+#define DATABASE_MODE 0644
+
+static int is_log(const char *name) {
+    static const char suffix[] = "-wal";
+    size_t length = strlen(name);
+    return length >= sizeof suffix && strcmp(name + length - (sizeof suffix - 1), suffix) == 0;
+}
+
 /*
  * The cache retains what a closed file could not write, and tries again, also when the name is gone:
- * a journal that found no space would keep its space, and its failures would refuse later writes.
+ * a log that found no space would keep its space, and its failures would refuse later writes.
  */
 static void drop_failed_content(const char *name) {
     fby_cache *cache;
@@ -17,7 +26,7 @@ static void drop_failed_content(const char *name) {
     if (!store_has_failed_close())
         return;
     cache = turn_take(&turn, name);
-    if (cache && fby_open(cache, name, O_RDWR, NULL, 0, &file) == 0) {
+    if (cache && fby_open(cache, name, O_RDWR | O_NOFOLLOW, NULL, 0, &file) == 0) {
         fby_ftruncate(file, 0);
         fby_close(file);
     }
@@ -28,6 +37,8 @@ int store_delete(const char *name) {
     const char *inner = inner_of(name);
     Store *store;
     int result;
+    if (store_is_journal_of_parent(name))
+        return SQLITE_IOERR_DELETE;
     if (inner) {
         result = store_hold(name, 0, &store);
         if (result == 0) {
@@ -35,7 +46,9 @@ int store_delete(const char *name) {
             store_end(store);
         }
     } else {
-        drop_failed_content(name);
+        /* Of a rollback journal the cache has nothing. */
+        if (is_log(name))
+            drop_failed_content(name);
         result = unlink(name) == 0 ? 0 : -errno;
     }
     if (result == -ENOENT)
@@ -52,7 +65,7 @@ static int64_t cached_size(const char *name) {
     fby_file *file;
     fby_cache *cache = turn_take(&turn, name);
     int64_t size = 0;
-    if (cache && (size = fby_open(cache, name, O_RDONLY, NULL, 0, &file)) == 0) {
+    if (cache && (size = fby_open(cache, name, O_RDONLY | O_NOFOLLOW, NULL, 0, &file)) == 0) {
         size = fby_lseek(file, 0, SEEK_END);
         fby_close(file);
     }
@@ -71,27 +84,52 @@ static int64_t attributes_in(const char *name, fby_attr *attr) {
 }
 
 void store_take_mode(File *file, const char *database) {
-    struct stat found;
     fby_attr attr;
-    if (inner_of(database)) {
-        if (attributes_in(database, &attr) >= 0)
-            file->mode = attr.mode & 0777;
-    } else if (stat(database, &found) == 0) {
-        file->mode = found.st_mode & 0777;
-    }
+    if (attributes_in(database, &attr) >= 0)
+        file->mode = attr.mode & 0777;
 }
 
 /* The umask has no part in it: users who share a database recover each other's journals. */
-int store_take_owner(const File *file, const char *database) {
-    struct stat found, own;
-    if (inner_of(database) || stat(database, &found) != 0 || stat(file->name, &own) != 0)
+static int take_owner(int file, const struct stat *database) {
+    struct stat own;
+    if (fstat(file, &own) != 0)
+        return -errno;
+    if (geteuid() == 0 && (own.st_uid != database->st_uid || own.st_gid != database->st_gid) &&
+        fchown(file, database->st_uid, database->st_gid) != 0)
+        return -errno;
+    if ((own.st_mode ^ database->st_mode) & 0777 && fchmod(file, database->st_mode & 0777) != 0)
+        return -errno;
+    return 0;
+}
+
+/*
+ * O_EXCL follows no link. The owner of the folder can put another file in the place of the new one,
+ * so owner and permissions change by descriptor.
+ */
+int store_make_file(const char *name, const char *database, int *exists) {
+    const int how = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    mode_t mode = DATABASE_MODE;
+    struct stat found;
+    int file, result = 0;
+    *exists = 0;
+    if (database) {
+        if (stat(database, &found) != 0)
+            return failed(NULL, -errno, SQLITE_IOERR_FSTAT, database);
+        mode = found.st_mode & 0777;
+    }
+    do
+        file = open(name, how, mode);
+    while (file < 0 && errno == EINTR);
+    if (file < 0 && errno == EEXIST) {
+        *exists = 1;
         return SQLITE_OK;
-    if (geteuid() == 0 && (own.st_uid != found.st_uid || own.st_gid != found.st_gid) &&
-        chown(file->name, found.st_uid, found.st_gid) != 0)
-        return failed(NULL, -errno, SQLITE_CANTOPEN, file->name);
-    if ((own.st_mode ^ found.st_mode) & 0777 && chmod(file->name, found.st_mode & 0777) != 0)
-        return failed(NULL, -errno, SQLITE_CANTOPEN, file->name);
-    return SQLITE_OK;
+    }
+    if (file < 0)
+        return failed(NULL, -errno, SQLITE_CANTOPEN, name);
+    if (database)
+        result = take_owner(file, &found);
+    close(file);
+    return result < 0 ? failed(NULL, result, SQLITE_CANTOPEN, name) : SQLITE_OK;
 }
 
 static int access_in(const char *name, int flags, int *result) {
@@ -101,12 +139,6 @@ static int access_in(const char *name, int flags, int *result) {
     if (got >= 0 || got == -ENOENT || got == -ENOTDIR)
         return SQLITE_OK;
     return failed(NULL, got, SQLITE_IOERR_ACCESS, name);
-}
-
-static int is_log(const char *name) {
-    static const char suffix[] = "-wal";
-    size_t length = strlen(name);
-    return length >= sizeof suffix && strcmp(name + length - (sizeof suffix - 1), suffix) == 0;
 }
 
 /* An empty file counts as none: it is a journal whose transaction is over. */
@@ -149,6 +181,11 @@ static int sync_in(const char *name, const char *folder) {
 
 static int sync_host(const char *folder) {
     int result = 0, file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (file < 0 && errno == EACCES) {
+        /* Only who may read a folder gets a descriptor to sync it. */
+        sync();
+        return 0;
+    }
     if (file < 0)
         return -errno;
     if (fsync(file) != 0)
@@ -185,5 +222,8 @@ int store_has_moved(const File *file) {
     }
     if (stat(file->name, &host) != 0)
         return 1;
+    /* As libforebay knows a block device: by its number, whatever name it has. */
+    if (S_ISBLK(host.st_mode))
+        return file->node->dev != host.st_rdev || file->node->ino != 0;
     return host.st_dev != file->node->dev || host.st_ino != file->node->ino;
 }

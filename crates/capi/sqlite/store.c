@@ -37,7 +37,9 @@ static struct {
     pid_t process;
     Store *stores;
     Node *nodes;
-} all = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, 0, NULL, NULL};
+    /* What parent processes had open at fork(2). Only names are read there. */
+    Node *parents;
+} all = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL};
 
 int failed(File *file, int64_t result, int code, const char *name) {
     int error = (int)-result;
@@ -50,6 +52,8 @@ int failed(File *file, int64_t result, int code, const char *name) {
     else if ((error == ENOSPC || error == EDQUOT || error == EFBIG) &&
              (code == SQLITE_IOERR_WRITE || code == SQLITE_IOERR_TRUNCATE))
         code = SQLITE_FULL;
+    else if (error == ELOOP && code == SQLITE_CANTOPEN)
+        code = SQLITE_CANTOPEN_SYMLINK;
     else if (error == EBUSY && (code == SQLITE_CANTOPEN || code == SQLITE_IOERR_ACCESS))
         code = SQLITE_BUSY;
     if (code != SQLITE_BUSY && !(code == SQLITE_CANTOPEN && error == ENOENT))
@@ -57,15 +61,23 @@ int failed(File *file, int64_t result, int code, const char *name) {
     return code;
 }
 
-/* In a child of fork(2) what the parent made is of no use, and its memory is left alone. */
+/* In a child of fork(2) what the parent made is of no use, and none of its memory is freed. */
+static void begin_child(void) {
+    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t unchanged = PTHREAD_COND_INITIALIZER;
+    Node *parents = all.nodes, **end = &parents;
+    while (*end)
+        end = &(*end)->next;
+    *end = all.parents;
+    memset(&all, 0, sizeof all);
+    all.mutex = fresh;
+    all.changed = unchanged;
+    all.parents = parents;
+}
+
 static void lock_all(void) {
-    if (all.process && all.process != getpid()) {
-        pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-        pthread_cond_t unchanged = PTHREAD_COND_INITIALIZER;
-        memset(&all, 0, sizeof all);
-        all.mutex = fresh;
-        all.changed = unchanged;
-    }
+    if (all.process && all.process != getpid())
+        begin_child();
     pthread_mutex_lock(&all.mutex);
     all.process = getpid();
 }
@@ -314,20 +326,17 @@ int store_make_volume(const char *name, sqlite3_int64 bytes) {
     return result < 0 && result != -EEXIST ? failed(NULL, result, SQLITE_CANTOPEN, name) : SQLITE_OK;
 }
 
-/* Device and inode of an open file. */
+/* Device and inode of an open file: its name may be that of another file by now. */
 static int identity(const File *file, uint64_t *dev, uint64_t *ino) {
-    struct stat host;
     fby_attr attr;
-    if (file->store) {
-        int64_t got = fby_statx(file->file, &attr, sizeof attr);
-        *dev = 0;
-        *ino = got < 0 ? 0 : attr.ino;
-        return got < 0 ? (int)got : 0;
-    }
-    if (stat(file->name, &host) != 0)
-        return -errno;
-    *dev = host.st_dev;
-    *ino = host.st_ino;
+    int64_t got = fby_statx(file->file, &attr, sizeof attr);
+    *dev = *ino = 0;
+    if (got < 0)
+        return (int)got;
+    if (got < (int64_t)sizeof attr)
+        return -ENOSYS; /* A library that is older than its header. */
+    *dev = attr.dev;
+    *ino = attr.ino;
     return 0;
 }
 
@@ -366,17 +375,29 @@ static void end_node(Node *node) {
     free(node);
 }
 
-/* The node of the database of a rollback journal, NULL for another name. Needs the lock. */
-static Node *database_of(const char *journal) {
+/* The node, in a list, of the database of a rollback journal; NULL for another name. */
+static Node *database_in(Node *node, const char *journal) {
     static const char suffix[] = "-journal";
     size_t length = strlen(journal);
-    Node *node = all.nodes;
     if (length < sizeof suffix || strcmp(journal + length - (sizeof suffix - 1), suffix) != 0)
         return NULL;
     length -= sizeof suffix - 1;
     while (node && (strncmp(node->name, journal, length) != 0 || node->name[length]))
         node = node->next;
     return node;
+}
+
+/* Needs the lock. */
+static Node *database_of(const char *journal) {
+    return database_in(all.nodes, journal);
+}
+
+int store_is_journal_of_parent(const char *journal) {
+    int is_parents;
+    lock_all();
+    is_parents = !database_of(journal) && database_in(all.parents, journal);
+    unlock_all();
+    return is_parents;
 }
 
 int store_is_journal_durable(const char *journal) {
@@ -423,16 +444,6 @@ static int open_as_allowed(File *file, fby_cache *cache) {
     return result;
 }
 
-/*
- * In a volume a symbolic link leads to a file whose other openers look for a journal of another
- * name. On the host xFullPathname has followed it.
- */
-static int is_link(const File *file) {
-    fby_attr attr;
-    int64_t got = fby_stat(file->store->volume, inner_of(file->name), AT_SYMLINK_NOFOLLOW, &attr, sizeof attr);
-    return got >= 0 && S_ISLNK(attr.mode);
-}
-
 /* The caller has the turn of the name of a host file, or holds the volume. */
 static int open_held(File *file, fby_cache *cache) {
     uint64_t dev, ino;
@@ -462,13 +473,12 @@ static int open_on_host(File *file) {
     return result;
 }
 
-static int open_in_volume(File *file, int *is_refused) {
+static int open_in_volume(File *file) {
     int is_buffered = !sqlite3_uri_boolean(file->name, "direct_io", 1);
     int result = store_hold(file->name, is_buffered, &file->store);
     if (result < 0)
         return result;
-    *is_refused = is_link(file);
-    result = *is_refused ? -ELOOP : open_held(file, NULL);
+    result = open_held(file, NULL);
     if (result < 0) {
         store_end(file->store);
         file->store = NULL;
@@ -477,12 +487,7 @@ static int open_in_volume(File *file, int *is_refused) {
 }
 
 int store_open(File *file) {
-    int is_refused = 0;
-    int result = inner_of(file->name) ? open_in_volume(file, &is_refused) : open_on_host(file);
-    if (is_refused) {
-        sqlite3_log(SQLITE_CANTOPEN_SYMLINK, "forebay: %s is a symbolic link", file->name);
-        return SQLITE_CANTOPEN_SYMLINK;
-    }
+    int result = inner_of(file->name) ? open_in_volume(file) : open_on_host(file);
     return result < 0 ? failed(file, result, SQLITE_CANTOPEN, file->name) : SQLITE_OK;
 }
 

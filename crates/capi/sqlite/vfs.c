@@ -16,7 +16,7 @@ static sqlite3_vfs *host(const sqlite3_vfs *self) {
 }
 
 static int flags_of_open(int flags) {
-    int how = O_RDWR;
+    int how = O_RDWR | O_NOFOLLOW;
     if (flags & SQLITE_OPEN_CREATE)
         how |= O_CREAT;
     if (flags & SQLITE_OPEN_EXCLUSIVE)
@@ -36,6 +36,24 @@ static int is_name_durable(const File *file, int flags, int exists) {
     return store_is_journal_durable(file->name);
 }
 
+/* Makes a file of the host here, so that it is opened as one that exists. */
+static int make_new(File *file, int flags, int *exists) {
+    const int journal = SQLITE_OPEN_MAIN_JOURNAL | SQLITE_OPEN_WAL;
+    const char *database = flags & journal ? sqlite3_filename_database(file->name) : NULL;
+    int result;
+    if (store_is_in_volume(file->name)) {
+        result = store_access(file->name, SQLITE_ACCESS_READ, exists);
+        if (database && !*exists)
+            store_take_mode(file, database);
+        return result;
+    }
+    result = store_make_file(file->name, database, exists);
+    if (*exists && file->how & O_EXCL)
+        return SQLITE_CANTOPEN;
+    file->how &= ~(O_CREAT | O_EXCL);
+    return result;
+}
+
 /*
  * A connection that only reads opens the file for writing, too, if it may: only then no other
  * process writes it.
@@ -44,8 +62,6 @@ static int open_new(File *file, const char *name, int flags) {
     int creates = flags & SQLITE_OPEN_CREATE;
     /* What store_access does not find out is taken as a new file: its name is synced once more. */
     int exists = !creates, result;
-    const int journal = SQLITE_OPEN_MAIN_JOURNAL | SQLITE_OPEN_WAL;
-    const char *database = creates && flags & journal ? sqlite3_filename_database(name) : NULL;
     sqlite3_int64 volume_bytes;
     file->is_database = (flags & SQLITE_OPEN_MAIN_DB) != 0;
     file->name = name;
@@ -58,60 +74,93 @@ static int open_new(File *file, const char *name, int flags) {
     if (result == SQLITE_OK && file->is_database && volume_bytes > 0 && creates && strstr(name, "//"))
         result = store_make_volume(name, volume_bytes);
     if (result == SQLITE_OK && creates)
-        result = store_access(name, SQLITE_ACCESS_READ, &exists);
-    if (database && !exists)
-        store_take_mode(file, database);
+        result = make_new(file, flags, &exists);
     if (result == SQLITE_OK)
         result = store_open(file);
-    if (result == SQLITE_OK && database && !exists) {
-        result = store_take_owner(file, database);
-        if (result != SQLITE_OK)
-            store_close(file);
-    }
     file->sync_directory = !is_name_durable(file, flags, exists);
     return result;
 }
 
-/* Behind the memory of a file of SQLite's own VFS, for a rollback journal. */
+/*
+ * Behind the memory of a file of SQLite's own VFS, for a rollback journal. That VFS knows no parent
+ * process: what changes a journal is refused in a child of fork(2), whose parent needs it.
+ */
 typedef struct {
     const char *name;
     const sqlite3_io_methods *theirs;
     sqlite3_io_methods methods;
+    /* That opened it. */
+    pid_t process;
+    int sync_directory;
 } Journal;
 
 static Journal *journal_of(sqlite3_file *base) {
     return (Journal *)(void *)((char *)base + (vfs.szOsFile - (int)sizeof(Journal)));
 }
 
-/* SQLite's own VFS syncs the folder with it, where it opened the journal to create it. */
+static int is_parents(const Journal *journal) {
+    return journal->process != getpid();
+}
+
+static int write_journal(sqlite3_file *base, const void *buf, int bytes, sqlite3_int64 offset) {
+    const Journal *journal = journal_of(base);
+    return is_parents(journal) ? SQLITE_IOERR_WRITE : journal->theirs->xWrite(base, buf, bytes, offset);
+}
+
+static int truncate_journal(sqlite3_file *base, sqlite3_int64 size) {
+    const Journal *journal = journal_of(base);
+    return is_parents(journal) ? SQLITE_IOERR_TRUNCATE : journal->theirs->xTruncate(base, size);
+}
+
+/* With this a rollback begins. */
+static int journal_size(sqlite3_file *base, sqlite3_int64 *size) {
+    const Journal *journal = journal_of(base);
+    return is_parents(journal) ? SQLITE_IOERR_FSTAT : journal->theirs->xFileSize(base, size);
+}
+
 static int sync_journal(sqlite3_file *base, int flags) {
     Journal *journal = journal_of(base);
-    int result = journal->theirs->xSync(base, flags);
-    if (result == SQLITE_OK)
+    int result = is_parents(journal) ? SQLITE_IOERR_FSYNC : journal->theirs->xSync(base, flags);
+    if (result != SQLITE_OK || !journal->sync_directory)
+        return result;
+    result = store_sync_directory(journal->name);
+    if (result == SQLITE_OK) {
+        journal->sync_directory = 0;
         store_note_journal(journal->name, 1);
+    }
     return result;
 }
 
 /*
  * A rollback journal of the host, by SQLite's own VFS: it is written once, read only after a
- * failure, and in our cache it would displace pages of databases. A journal whose name is durable
- * is opened without leave to create it, so that its folder is not synced again.
+ * failure, and in our cache it would displace pages of databases. It is made here and opened as one
+ * that exists, because SQLite's own VFS ignores a failed sync of the folder. If it cannot be made,
+ * that VFS tries and finds the error.
  */
 static int open_journal(sqlite3_vfs *own, const char *name, sqlite3_file *base, int flags, int *out) {
     Journal *journal = journal_of(base);
-    int result = SQLITE_CANTOPEN;
-    if (access(name, F_OK) == 0 && store_is_journal_durable(name))
-        result = own->xOpen(own, name, base, flags & ~SQLITE_OPEN_CREATE, out);
-    if (result != SQLITE_OK) {
+    int exists = 1, result;
+    base->pMethods = NULL;
+    if (store_is_journal_of_parent(name))
+        return SQLITE_CANTOPEN;
+    if (flags & SQLITE_OPEN_CREATE &&
+        store_make_file(name, sqlite3_filename_database(name), &exists) == SQLITE_OK)
+        flags &= ~SQLITE_OPEN_CREATE;
+    if (!exists)
         store_note_journal(name, 0);
-        result = own->xOpen(own, name, base, flags, out);
-    }
+    result = own->xOpen(own, name, base, flags, out);
     if (result != SQLITE_OK || !base->pMethods)
         return result;
     journal->name = name;
     journal->theirs = base->pMethods;
     journal->methods = *base->pMethods;
+    journal->methods.xWrite = write_journal;
+    journal->methods.xTruncate = truncate_journal;
+    journal->methods.xFileSize = journal_size;
     journal->methods.xSync = sync_journal;
+    journal->process = getpid();
+    /* Also of a hot one: without its name nothing ends a rollback that a power loss interrupts. */
+    journal->sync_directory = !store_is_journal_durable(name);
     base->pMethods = &journal->methods;
     return SQLITE_OK;
 }

@@ -11,7 +11,7 @@ use crate::handle::{Kind, borrow, give, take};
 use crate::sized::{Plain, input, output, path, place};
 use crate::volume::{OpenVolume, direct_io, fby_volume};
 use forebay::vfs::{Fallocate, Seek};
-use forebay::{File, OpenOptions, Result};
+use forebay::{Error, File, IoFlags, OpenOptions, Result};
 use libc::iovec;
 use std::ffi::{c_char, c_int, c_void};
 use std::io::IoSlice;
@@ -56,7 +56,12 @@ impl OpenFile {
         len: u64,
         call: impl FnOnce(&File) -> Result<T>,
     ) -> Result<T> {
-        call(&self.file).map_err(|e| e.with_path(&self.path).with_range(offset, len))
+        call(&self.file).map_err(|error| self.failed_at(error, offset, len))
+    }
+
+    #[cold]
+    fn failed_at(&self, error: Error, offset: u64, len: u64) -> Error {
+        error.with_path(&self.path).with_range(offset, len)
     }
 }
 
@@ -110,9 +115,9 @@ fn options(flags: c_int, how: &fby_open_how) -> Result<OpenOptions> {
 }
 
 /// Opens a file or block device of the host on a cache. `flags` are those of open(2): O_RDONLY,
-/// O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_DIRECT, O_DSYNC, O_SYNC, O_CLOEXEC
-/// (which is always so). -EBUSY if another process or cache has it open: it is locked until it is
-/// closed.
+/// O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_DIRECT, O_DSYNC, O_SYNC, O_NOFOLLOW,
+/// O_CLOEXEC (which is always so). -EBUSY if another process or cache has it open: it is locked
+/// until it is closed.
 ///
 /// # Safety
 /// `cache` is an open cache, `path` a string, `how` has `how_size` bytes, `file` is a place for a
@@ -247,31 +252,71 @@ pub unsafe extern "C" fn fby_preadv2(
 ) -> i64 {
     border("fby_preadv2", || {
         // SAFETY: the caller's promise.
-        let (file, iov) = unsafe { (borrow::<OpenFile>(file)?, vector("read", iov, iovcnt)?) };
-        let (offset, flags) = (offset_of("read", offset)?, io_flags(flags)?);
-        let mut done = 0;
-        for buf in iov {
-            if buf.iov_len == 0 && iov.len() > 1 {
-                continue;
-            }
-            let into: &mut [u8] = match buf.iov_len {
-                0 => &mut [],
-                // SAFETY: the caller promises memory that no other thread uses, and `vector` that
-                // it is not NULL. One slice lives at a time, so buffers may overlap.
-                len => unsafe { std::slice::from_raw_parts_mut(buf.iov_base.cast(), len) },
-            };
-            let (at, len) = (offset + done, into.len() as u64);
-            match file.call_at(at, len, |file| file.read_at_with(into, at, flags)) {
-                Ok(read) => done += read as u64,
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            }
-            if done < len {
-                break;
-            }
+        let file = unsafe { borrow::<OpenFile>(file)? };
+        // SAFETY: the caller's promise.
+        if let Some(into) = unsafe { only_buffer(iov, iovcnt) }
+            && flags == 0
+            && let Ok(at) = u64::try_from(offset)
+        {
+            let len = into.len() as u64;
+            let read = file.call_at(at, len, |file| file.read_at(into, at))?;
+            return Ok(read as i64);
         }
-        Ok(done as i64)
+        // SAFETY: the caller's promise.
+        let iov = unsafe { vector("read", iov, iovcnt)? };
+        let (offset, flags) = (offset_of("read", offset)?, io_flags(flags)?);
+        // SAFETY: the caller promises memory that no other thread uses, and `vector` that it is not
+        // NULL.
+        unsafe { read_in_turn(file, iov, offset, flags) }
     })
+}
+
+/// The memory of the caller's buffer if there is one only, and it is as `vector` wants it. Most
+/// reads are of one buffer, and this is less than to go through a list.
+///
+/// # Safety
+/// As for [`vector`], and no other thread uses the memory.
+#[inline]
+unsafe fn only_buffer<'a>(iov: *const iovec, iovcnt: c_int) -> Option<&'a mut [u8]> {
+    if iovcnt != 1 || iov.is_null() {
+        return None;
+    }
+    // SAFETY: the caller promises one element.
+    let buf = unsafe { &*iov };
+    if buf.iov_base.is_null() || buf.iov_len > isize::MAX as usize {
+        return None;
+    }
+    // SAFETY: the caller's promise; it is not NULL, and no longer than memory can be.
+    Some(unsafe { std::slice::from_raw_parts_mut(buf.iov_base.cast(), buf.iov_len) })
+}
+
+/// Reads at `offset` into the buffers in turn.
+///
+/// # Safety
+/// No other thread uses the memory of the buffers, and `vector` has checked them.
+#[inline(never)]
+unsafe fn read_in_turn(file: &OpenFile, iov: &[iovec], offset: u64, flags: IoFlags) -> Result<i64> {
+    let mut done = 0;
+    for buf in iov {
+        if buf.iov_len == 0 && iov.len() > 1 {
+            continue;
+        }
+        let into: &mut [u8] = match buf.iov_len {
+            0 => &mut [],
+            // SAFETY: the caller's promise. One slice lives at a time, so buffers may overlap.
+            len => unsafe { std::slice::from_raw_parts_mut(buf.iov_base.cast(), len) },
+        };
+        let (at, len) = (offset + done, into.len() as u64);
+        match file.call_at(at, len, |file| file.read_at_with(into, at, flags)) {
+            Ok(read) => done += read as u64,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+        if done < len {
+            break;
+        }
+    }
+    Ok(done as i64)
 }
 
 /// Writes the buffers in turn at `offset`, into the cache. Returns the bytes written: fewer than

@@ -83,6 +83,7 @@ pub(crate) fn open_options(flags: c_int, rwf: u32) -> Result<OpenOptions> {
         | libc::O_APPEND
         | libc::O_CLOEXEC
         | libc::O_DIRECT
+        | libc::O_NOFOLLOW
         | libc::O_SYNC;
     only("open", flags as u32, known as u32)?;
     let (reads, writes) = match flags & libc::O_ACCMODE {
@@ -112,6 +113,7 @@ pub(crate) fn open_options(flags: c_int, rwf: u32) -> Result<OpenOptions> {
     let mut options = OpenOptions::new();
     options.read(reads).write(writes).truncate(given(libc::O_TRUNC)).io_flags(io_flags);
     options.create(given(libc::O_CREAT)).create_new(given(libc::O_CREAT | libc::O_EXCL));
+    options.no_follow(given(libc::O_NOFOLLOW));
     if given(libc::O_APPEND) {
         options.append(true);
     }

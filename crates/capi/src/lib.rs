@@ -28,7 +28,7 @@ mod volume;
 
 /// Version of the interface that a program was compiled with: the number of the soname in the
 /// upper 16 bits, and a number that grows with each addition in the lower 16.
-pub const FBY_ABI_VERSION: u32 = 0x0000_0002;
+pub const FBY_ABI_VERSION: u32 = 0x0000_0003;
 
 /// The version of the interface that the library has, as `FBY_ABI_VERSION` counts. A program may
 /// use what its header declares if this is not lower than its own `FBY_ABI_VERSION`.

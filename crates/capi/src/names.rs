@@ -30,11 +30,11 @@ pub struct fby_time {
 #[derive(Clone, Copy)]
 pub struct fby_attr {
     /// What of the following is known, in the bits of statx(2): STATX_SIZE, ... Of a host file only
-    /// the size is: its other attributes are the host's, see stat(2).
+    /// size and inode are: its other attributes are the host's, see stat(2).
     pub mask: u32,
     /// Kind and permissions, as in stat(2).
     pub mode: u32,
-    /// Number of the inode.
+    /// Number of the inode; 0 for a block device of the host.
     pub ino: u64,
     /// Bytes.
     pub size: u64,
@@ -56,6 +56,9 @@ pub struct fby_attr {
     pub ctime: fby_time,
     /// When it was made.
     pub btime: fby_time,
+    /// Host files: number of the device that has the file, as in stat(2), or of the block device
+    /// that was opened. 0 in a volume.
+    pub dev: u64,
 }
 
 // SAFETY: numbers; each of 8 bytes stands behind an even number of those of 4, so that there is no
@@ -81,6 +84,7 @@ fn attr_of(attr: &Attr, block_size: u32) -> fby_attr {
         mtime: time_of(attr.mtime),
         ctime: time_of(attr.ctime),
         btime: time_of(attr.btime),
+        dev: 0,
     }
 }
 
@@ -107,7 +111,9 @@ pub unsafe extern "C" fn fby_statx(
             None => {
                 let none = fby_time { sec: 0, nsec: 0, reserved: 0 };
                 let (size, block_size) = (file.size()?, file.block_size()?);
-                let (mask, mode, ino, allocated_bytes) = (libc::STATX_SIZE, 0, 0, 0);
+                let (dev, ino) = file.host_inode().unwrap_or_default();
+                let (mask, mode) = (libc::STATX_SIZE | libc::STATX_INO, 0);
+                let allocated_bytes = 0;
                 let (nlink, uid, gid) = (0, 0, 0);
                 let (atime, mtime, ctime, btime) = (none, none, none, none);
                 Ok(fby_attr {
@@ -124,6 +130,7 @@ pub unsafe extern "C" fn fby_statx(
                     mtime,
                     ctime,
                     btime,
+                    dev,
                 })
             }
         })?;

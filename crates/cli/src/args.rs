@@ -6,6 +6,7 @@ mod volume;
 pub use volume::{CpArgs, CreateArgs, ExtentsArgs, FsckArgs, GrowArgs, LsArgs, RecoverArgs};
 
 use crate::attach::{AttachArgs, DetachArgs, ListArgs};
+use crate::behaviours::{Given, Store};
 use crate::failure::{Failure, Outcome};
 use crate::generate::GenerateArgs;
 use crate::lab::LabArgs;
@@ -98,14 +99,9 @@ pub struct CacheArgs {
     /// Bytes for everything that grows [default: 25% of RAM, at most 50% of the cgroup's limit]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub cache_size: Option<u64>,
-    /// What requests do with the cache
-    #[arg(long, value_name = "MODE", default_value = "cached",
-          value_parser = PossibleValuesParser::new(["cached", "uncached", "direct"]))]
-    pub mode: String,
-    /// Whether an image is opened with `O_DIRECT`
-    #[arg(long, value_name = "MODE", default_value = "auto",
-          value_parser = PossibleValuesParser::new(["auto", "on", "off"]))]
-    pub direct_io: String,
+    /// The options of the five behaviours.
+    #[command(flatten)]
+    pub behaviours: Given,
     /// I/O engine
     #[arg(long, value_name = "ENGINE", default_value = "auto",
           value_parser = PossibleValuesParser::new(["auto", "io_uring", "threads"]))]
@@ -124,6 +120,16 @@ impl CacheArgs {
                 Err(Failure::usage(format!("--cache-size {size}: at least {least}")))
             }
             size => Ok(size),
+        }
+    }
+
+    /// Refuses options that make no sense for any of these.
+    pub fn check_behaviours(&self, command: &str, stores: &[Store]) -> Outcome {
+        match self.behaviours.refusal(stores) {
+            Some((entry, why)) => {
+                Err(Failure::usage(format!("{command}: --{}: {why}", entry.flag)))
+            }
+            None => Ok(()),
         }
     }
 }
@@ -167,32 +173,6 @@ pub struct ExportArgs {
     /// Serve at most this many bytes
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size_limit: Option<u64>,
-    /// Unit of lookup and ageing in the cache, 4k to 2M [default: 64k]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub folio_size: Option<u64>,
-    /// Unit of dirty tracking, 512 to 4k [default: 4k]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub block_size: Option<u64>,
-    /// What a write-out takes of a dirty folio: the dirty blocks, or all of it [default: block]
-    #[arg(long, value_name = "UNIT",
-          value_parser = PossibleValuesParser::new(forebay::DirtyTracking::WORDS))]
-    pub dirty_tracking: Option<String>,
-    /// How bytes in flight are kept from changing, where a device needs that [default: auto]
-    #[arg(long, value_name = "STRATEGY",
-          value_parser = PossibleValuesParser::new(forebay::StableStrategy::WORDS))]
-    pub stable: Option<String>,
-    /// Whether bytes in flight are kept from changing: where a device asks for it, always, never
-    #[arg(long, value_name = "WHEN", default_value = "auto",
-          value_parser = PossibleValuesParser::new(forebay::StablePages::WORDS))]
-    pub stable_pages: String,
-    /// What uncached requests do with what is not cached [default: ours]
-    #[arg(long, value_name = "STRATEGY",
-          value_parser = PossibleValuesParser::new(forebay::UncachedStrategy::WORDS))]
-    pub uncached_strategy: Option<String>,
-    /// How blocks of volumes are given out [default: reserve]
-    #[arg(long, value_name = "MODE",
-          value_parser = PossibleValuesParser::new(["interleaved", "serialized", "reserve"]))]
-    pub alloc: Option<String>,
     /// Threads that serve clients, 1 to 64 [default: the CPUs, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: Option<u16>,

@@ -7,6 +7,7 @@
 
 mod args;
 mod attach;
+mod behaviours;
 mod control;
 mod daemon;
 mod doctor;

@@ -16,6 +16,7 @@ mod words;
 
 pub use helper::command_line;
 
+use crate::behaviours::{self, Given, Mode, Served};
 use crate::control::server::ControlServer;
 use crate::daemon::{self, Started};
 use crate::failure::{Failure, Outcome, status};
@@ -23,7 +24,7 @@ use crate::volume::at;
 use crate::{doctor, live, mounts, output, signals};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use forebay::{Cache, CacheConfig, Volume, VolumeOptions};
+use forebay::{Cache, CacheConfig, ExportMode, Volume, VolumeOptions};
 use forebay_base::units::{MIB, format_size};
 use forebay_base::world::RealWorld;
 use forebay_base::{Error, ErrorKind};
@@ -53,7 +54,7 @@ pub struct MountArgs {
     pub dir: PathBuf,
     /// Options as in fstab; `forebay mount --help` lists them
     #[arg(short = 'o', long = "options", value_name = "OPTIONS", value_delimiter = ',')]
-    #[arg(long_help = words::HELP)]
+    #[arg(long_help = words::help())]
     pub options: Vec<String>,
     /// Which cache keeps the content of files, as `-o cache=`, which it overrules
     #[arg(long, value_name = "MODE", value_parser = PossibleValuesParser::new(CacheMode::WORDS))]
@@ -62,6 +63,9 @@ pub struct MountArgs {
     #[arg(long, value_name = "WHAT", conflicts_with = "cache")]
     #[arg(value_parser = PossibleValuesParser::new(CacheMode::ALIASES))]
     pub kernel_cache: Option<String>,
+    /// The options of the five behaviours.
+    #[command(flatten)]
+    pub behaviours: Given,
     /// Stay in the foreground
     #[arg(short, long)]
     pub foreground: bool,
@@ -104,6 +108,10 @@ pub fn mount(args: &MountArgs) -> Outcome<u8> {
     if let Some(mode) = args.cache.as_ref().or(args.kernel_cache.as_ref()) {
         wanted.fuse.cache = mode.parse()?;
     }
+    wanted.behaviours.overrule_by(&args.behaviours);
+    wanted.check_behaviours()?;
+    let mode = Mode::Mount(wanted.fuse.mode.clone());
+    mode.set(wanted.behaviours.mode(ExportMode::Cached));
     wanted.live = args.live.or(wanted.live);
     live::options(&wanted.live)?;
     let volume = absolute(&args.volume)?;
@@ -168,6 +176,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     cache.add_rows(Arc::new(session.memory_rows(&how)));
     let page = live::serve(&cache, &board, http)?;
     target.serve(Live {
+        behaviours: behaviours_of(&opened, wanted),
         board,
         page: page.as_ref().map(live::uri),
         cache: cache.clone(),
@@ -175,7 +184,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
         dir: dir.to_path_buf(),
         kind,
         number: rustix::fs::makedev(number.0, number.1),
-        mode: how.cache,
+        cache_mode: how.cache,
         front_bytes: how.memory_bound(),
         trees: Box::new(session.trees()),
         figures,
@@ -241,9 +250,20 @@ fn open(cache: &Cache, volume: &Path, wanted: &Wanted) -> Outcome<Volume> {
                 }
                 std::thread::sleep(ENDING_LOOK);
             }
-            opened => return Ok(opened?),
+            opened => {
+                let opened = opened?;
+                wanted.behaviours.tune(cache)?;
+                return Ok(opened);
+            }
         }
     }
+}
+
+/// The options of the five behaviours of a mount, to be shown and changed.
+fn behaviours_of(volume: &Volume, wanted: &Wanted) -> behaviours::Live {
+    let mode = Mode::Mount(wanted.fuse.mode.clone());
+    let served = vec![Served::Volume(volume.clone())];
+    behaviours::Live::new(volume.cache(), mode, served, wanted.behaviours.direct_io())
 }
 
 /// Where there can be no mounts, what to use instead.
@@ -258,11 +278,7 @@ fn not_mounted(e: Error) -> Failure {
 }
 
 fn volume_options(wanted: &Wanted) -> VolumeOptions {
-    VolumeOptions::default()
-        .read_only(wanted.read_only())
-        .direct_io(wanted.direct_io)
-        .noatime(wanted.noatime())
-        .alloc(wanted.alloc)
+    wanted.behaviours.volume_options().read_only(wanted.read_only()).noatime(wanted.noatime())
 }
 
 /// A control socket that was asked for must work; the usual one is a convenience.
@@ -296,6 +312,7 @@ fn config(wanted: &Wanted, how: &mut Options) -> Outcome<CacheConfig> {
     }
     config.budget = whole - bound;
     config.aio = wanted.aio;
+    wanted.behaviours.configure(&mut config);
     Ok(config)
 }
 
@@ -390,7 +407,7 @@ mod tests {
     /// Where the kernel keeps the content, ours needs a quarter.
     #[test]
     fn sizes_unless_given_follow_the_cache_mode() {
-        let (own, small, kernel) = (sizes("cache=own"), sizes(""), sizes("cache=kernel"));
+        let (own, small, kernel) = (sizes("cache=own"), sizes("cache=small"), sizes(""));
         assert_eq!(own, small);
         assert_eq!(kernel.0, (own.0 / 4).max(words::CACHE_MIN));
         assert!(own.1 >= kernel.1 && kernel.1 >= 1 << 14, "{own:?} {kernel:?}");

@@ -18,8 +18,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What a file without the attribute has.
-const DEFAULT: &str = "cached";
+/// Stands for no attribute: the mode of the mount counts.
+const DEFAULT: &str = "default";
 
 /// `forebay policy`
 #[derive(Args, Debug)]
@@ -29,7 +29,7 @@ pub struct PolicyArgs {
     pub path: PathBuf,
     /// The new policy; without it the present one is shown
     #[arg(value_name = "POLICY",
-          value_parser = PossibleValuesParser::new(["cached", "uncached", "direct"]))]
+          value_parser = PossibleValuesParser::new(["cached", "uncached", "direct", DEFAULT]))]
     pub policy: Option<String>,
     /// Everything below a directory as well
     #[arg(short = 'R', long)]

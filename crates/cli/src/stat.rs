@@ -121,25 +121,10 @@ fn show(stat: &Value) {
         stat["aio_reason"].as_str().unwrap_or("?"),
     ));
     for export in stat["exports"].as_array().into_iter().flatten() {
-        let text = |key: &str| export[key].as_str().unwrap_or("?").to_string();
-        let direct = if export["direct_io"].as_bool() == Some(true) { "on" } else { "off" };
-        output::line(format!(
-            "export {:?}: {} {}, {}{}, direct-io {direct} ({})",
-            text("name"),
-            text("path"),
-            format_size(export["size"].as_u64().unwrap_or(0)),
-            text("mode"),
-            if export["read_only"].as_bool() == Some(true) { ", read-only" } else { "" },
-            text("direct_io_reason"),
-        ));
-        let need = |key: &str| u8::from(export[key].as_bool() == Some(true));
-        output::line(format!(
-            "  stable_pages_required {} ({}), its device {} ({})",
-            need("stable_pages_required"),
-            text("stable_pages_reason"),
-            need("device_stable_pages_required"),
-            text("device_stable_pages_reason"),
-        ));
+        show_store(&format!("export {}", export["name"]), export);
+    }
+    for device in stat["devices"].as_array().into_iter().flatten() {
+        show_store(&format!("device {}", text_of(device, "device")), device);
     }
     stat["mounts"].as_array().into_iter().flatten().for_each(show_mount);
     let (hits, misses) = (counter(stat, "hits") as f64, counter(stat, "misses") as f64);
@@ -160,18 +145,59 @@ fn show(stat: &Value) {
     output::table(&rows);
 }
 
-fn show_mount(mount: &Value) {
-    let text = |key: &str| mount[key].as_str().unwrap_or("?").to_string();
-    let direct = if mount["direct_io"].as_bool() == Some(true) { "on" } else { "off" };
+fn text_of<'a>(shown: &'a Value, key: &str) -> &'a str {
+    shown[key].as_str().unwrap_or("?")
+}
+
+fn read_only(shown: &Value) -> &'static str {
+    if shown["read_only"].as_bool() == Some(true) { ", read-only" } else { "" }
+}
+
+fn direct_io(shown: &Value) -> String {
+    let direct = if shown["direct_io"].as_bool() == Some(true) { "on" } else { "off" };
+    format!("direct-io {direct} ({})", text_of(shown, "direct_io_reason"))
+}
+
+/// What exports and devices have.
+fn show_store(what: &str, shown: &Value) {
     output::line(format!(
-        "mount {}: {}, {}{}, cache {}, direct-io {direct} ({})",
-        text("dir"),
-        text("volume"),
-        text("kind"),
-        if mount["read_only"].as_bool() == Some(true) { ", read-only" } else { "" },
-        text("cache"),
-        text("direct_io_reason"),
+        "{what}: {} {}, {}{}, {}",
+        text_of(shown, "path"),
+        format_size(shown["size"].as_u64().unwrap_or(0)),
+        text_of(shown, "mode"),
+        read_only(shown),
+        direct_io(shown),
     ));
+    show_behaviours(shown);
+}
+
+/// What came of the options of the five behaviours, and their values.
+fn show_behaviours(shown: &Value) {
+    let need = |key: &str| u8::from(shown[key].as_bool() == Some(true));
+    output::line(format!(
+        "  stable_pages_required {} ({}), its device {} ({})",
+        need("stable_pages_required"),
+        text_of(shown, "stable_pages_reason"),
+        need("device_stable_pages_required"),
+        text_of(shown, "device_stable_pages_reason"),
+    ));
+    let options = shown["options"].as_object().into_iter().flatten();
+    let set = options.filter_map(|(name, value)| Some(format!("{name}={}", value.as_str()?)));
+    output::line(format!("  {}", set.collect::<Vec<_>>().join(" ")));
+}
+
+fn show_mount(mount: &Value) {
+    output::line(format!(
+        "mount {}: {}, {}{}, cache {}, {}, {}",
+        text_of(mount, "dir"),
+        text_of(mount, "volume"),
+        text_of(mount, "kind"),
+        read_only(mount),
+        text_of(mount, "cache"),
+        text_of(mount, "mode"),
+        direct_io(mount),
+    ));
+    show_behaviours(mount);
     let (known, open) = (&mount["inodes_known"], &mount["open_files"]);
     let trees = &mount["process_trees"];
     output::line(format!(

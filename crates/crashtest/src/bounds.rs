@@ -9,6 +9,8 @@
 //! No locks.
 
 use crate::setup::Setup;
+use forebay_base::sync::Arc;
+use forebay_cache::PageCache;
 use forebay_lfs::Volume;
 use forebay_sim::SimDisk;
 
@@ -81,6 +83,18 @@ impl Bounds {
                  than {}",
                 self.memory
             )),
+        }
+    }
+
+    /// Checks that no part of a page cache's budget exceeds its bound.
+    ///
+    /// # Errors
+    /// A part does.
+    pub fn check_cache(&self, cache: Option<&Arc<PageCache>>) -> Result<(), String> {
+        let rows = cache.map(|cache| cache.budget()).unwrap_or_default();
+        match rows.iter().find(|(_, now, bound)| now > bound) {
+            Some((what, now, bound)) => Err(format!("{what}: {now} bytes, at most {bound}")),
+            None => Ok(()),
         }
     }
 

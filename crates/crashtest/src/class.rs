@@ -63,7 +63,7 @@ pub const ONE_STEP: usize = 0;
 pub const TWO_STEPS: usize = 1;
 
 /// Number of classes.
-pub const COUNT: usize = 19;
+pub const COUNT: usize = 24;
 
 /// All classes. The first two are drawn by number: three and two runs of each round.
 pub static CLASSES: [Class; COUNT] = [
@@ -77,6 +77,11 @@ pub static CLASSES: [Class; COUNT] = [
     of_one_client("crowded", 1, case::draw_crowded),
     of_several("several-clients", 2, clients::draw_several),
     of_several("dropped-futures", 2, clients::draw_dropped),
+    of_several("clients-decay", 1, clients::draw_decay),
+    of_several("clients-host-full", 1, clients::draw_host_full),
+    of_several("clients-growing", 1, clients::draw_growing),
+    of_several("clients-older-checkpoint", 1, clients::draw_older),
+    of_several("clients-late-writes", 1, clients::draw_late),
     of_one_client("no-sums", 2, case::draw_no_sums),
     of_one_client("flags", 2, case::draw_flags),
     of_one_client("decay", 2, case::draw_decay),

@@ -9,14 +9,16 @@
 //! A dropped operation may take effect or not. It takes no effect after a change of the same block
 //! that began later and was acknowledged, and it harms no other operation.
 //!
-//! Reading order: `plan`, `history`, `names`, `log`, `client`, `ground`, `run`, `judge`, `search`,
-//! `life`.
+//! Reading order: `plan`, `history`, `names`, `log`, `client`, `weather`, `ground`, `run`, `grow`,
+//! `judge`, `search`, `life`, `draw`.
 
 mod client;
+mod draw;
 mod drop;
 mod early;
 mod file;
 mod ground;
+mod grow;
 mod history;
 mod judge;
 mod life;
@@ -25,6 +27,10 @@ mod names;
 mod plan;
 mod run;
 mod search;
+mod weather;
 
+pub(crate) use draw::{
+    draw_decay, draw_dropped, draw_growing, draw_host_full, draw_late, draw_older, draw_several,
+};
 pub(crate) use ground::Ground;
-pub(crate) use search::{carry_out, draw_dropped, draw_several, list_steps};
+pub(crate) use search::{carry_out, list_steps};

@@ -6,7 +6,7 @@
 
 use crate::class;
 use crate::run::Ran;
-use forebay_sim::CrashState;
+use forebay_sim::{CrashState, FaultCounts, PowerCut};
 use std::collections::HashSet;
 use std::ops::AddAssign;
 
@@ -43,6 +43,8 @@ pub struct Counts {
     pub second_states: u64,
     /// Kills of the process while the machine keeps running.
     pub kills: u64,
+    /// Of the kills, those after a fault of the disk: a failed request, decay, or a full host.
+    pub kills_failing: u64,
     /// States with a write that was lost.
     pub lost: u64,
     /// States with a write that was torn.
@@ -105,7 +107,7 @@ pub struct Counts {
 
 impl Counts {
     /// All, by their names.
-    pub fn named(&self) -> [(&'static str, u64); 35] {
+    pub fn named(&self) -> [(&'static str, u64); 36] {
         [
             ("workloads", self.workloads),
             ("cuts", self.cuts),
@@ -114,6 +116,7 @@ impl Counts {
             ("second_lives", self.second_lives),
             ("second_states", self.second_states),
             ("kills", self.kills),
+            ("kills_failing", self.kills_failing),
             ("lost", self.lost),
             ("torn", self.torn),
             ("reordered", self.reordered),
@@ -162,6 +165,7 @@ impl AddAssign for Counts {
         self.second_lives += other.second_lives;
         self.second_states += other.second_states;
         self.kills += other.kills;
+        self.kills_failing += other.kills_failing;
         self.lost += other.lost;
         self.torn += other.torn;
         self.reordered += other.reordered;
@@ -274,6 +278,12 @@ impl Seen {
     pub(crate) fn second(&mut self, state: &CrashState) {
         self.state(state);
         self.counts.second_states += 1;
+    }
+
+    /// Counts a kill at a moment.
+    pub(crate) fn kill(&mut self, cut: &PowerCut) {
+        self.counts.kills += 1;
+        self.counts.kills_failing += u64::from(cut.faults() != FaultCounts::default());
     }
 
     /// Counts a state with its verdict; `is_new`: it was recovered, not known before.

@@ -222,7 +222,7 @@ pub fn search(
         }
         let mut draw = subject.setup.seed ^ (n as u64) << 32;
         let kill = depth.kills > 0 && split_mix(&mut draw).is_multiple_of(depth.kills);
-        if kill && subject.setup.is_healthy() {
+        if kill {
             search.killed(n, &cut, seen)?;
         }
     }
@@ -363,7 +363,7 @@ impl<'a> Search<'a> {
         let at = |what| Violation { spot: Spot::Killed(n), what };
         let setup = self.subject.setup;
         let mut draw = setup.seed ^ 0x0dead ^ (n as u64) << 32;
-        seen.counts.kills += 1;
+        seen.kill(cut);
         let kill = split_mix(&mut draw);
         let left = |world| match setup.late {
             true => cut.killed_late(kill, (LATE_NANOS, setup.behind_slots()), SimWorld::new(world)),
@@ -384,7 +384,7 @@ impl<'a> Search<'a> {
 }
 
 /// Writes in flight at the kill of the process complete within this time.
-const LATE_NANOS: u64 = 3_000_000;
+pub const LATE_NANOS: u64 = 3_000_000;
 
 /// Lives that may follow one life, at most. Each starts from a crash state of the one before.
 const NEXT_LIVES: u32 = 3;
@@ -398,7 +398,7 @@ fn slot(state: &CrashState, at: u64, number: usize) -> Option<(u64, u64, Superbl
 /// Offsets of the slots of the superblock with the highest number; `one`: of one of them. All are
 /// returned only if the previous checkpoint has trees of its own. A slot that only marks the volume
 /// as open again has no substitute in the slot before it.
-fn newest_slots(state: &CrashState, one: bool) -> Vec<u64> {
+pub fn newest_slots(state: &CrashState, one: bool) -> Vec<u64> {
     let slots_at = |end| slot_offsets(end).into_iter().enumerate();
     let front = slots_at(state.size()).take(SLOTS as usize / 2);
     let front = front.filter_map(|(number, at)| slot(state, at, number)).max_by_key(|s| s.0);

@@ -2,6 +2,7 @@
 //!
 //! No locks.
 
+use crate::bounds::Bounds;
 use crate::read_tree::ReadTree;
 use crate::run::{Decayed, Progress, Ran, Stable, Synced};
 use crate::script::{Paths, Script, Unreadable, read_all, without_content};
@@ -257,10 +258,14 @@ fn open_and<T>(
     let device: DeviceRef = Arc::new(disk.clone());
     let asked: WorldRef = world.clone();
     let options = setup.options(&asked).map_err(|e| e.to_string())?;
+    let bounds = Bounds::of(setup);
     let seen = world.run(async {
         let volume = Volume::open(&device, &asked, &options).await;
         let volume = volume.map_err(|e| format!("it does not open: {e}"))?;
-        look(&volume).await
+        bounds.check_memory(&volume)?;
+        let found = look(&volume).await?;
+        bounds.check_memory(&volume)?;
+        bounds.check_cache(options.cache.as_ref()).map(|()| found)
     });
     world.stop();
     seen

@@ -12,7 +12,7 @@ use forebay_base::units::parse_size;
 use forebay_base::world::{RealWorld, WorldRef};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{Aio, Engine, FileIdentity};
-use forebay_cache::strategy::{DirtyTracking, StableStrategy, UncachedStrategy};
+use forebay_cache::strategy::{DirtyTracking, StablePages, StableStrategy, UncachedStrategy};
 use forebay_cache::{Config, PageCache, RowSource, Stats};
 use forebay_iomap::MappedFile;
 use std::path::Path;
@@ -210,6 +210,11 @@ impl Cache {
         forebay_base::task::block_on(self.shared.pages.resize(bytes))
     }
 
+    /// Bytes of a folio.
+    pub fn folio_size(&self) -> u32 {
+        self.shared.pages.config().folio_size
+    }
+
     /// Name of the I/O engine, and why it was chosen.
     pub fn engine(&self) -> (&'static str, String) {
         self.shared.engine.kind()
@@ -228,6 +233,7 @@ impl Cache {
             ("uncached_window", dirty.uncached_window.load(Ordering::Relaxed).to_string()),
             ("dirty_tracking", pages.strategies.dirty_tracking().to_string()),
             ("stable", pages.strategies.stable().to_string()),
+            ("stable_pages", pages.strategies.stable_pages().to_string()),
             ("uncached_strategy", pages.strategies.uncached().to_string()),
         ]
         .into_iter()
@@ -248,9 +254,22 @@ impl Cache {
         match name {
             "dirty_tracking" => pages.strategies.set_dirty_tracking(value.parse()?),
             "stable" => pages.strategies.set_stable(value.parse()?),
+            "stable_pages" => return self.set_stable_pages(value.parse()?),
             "uncached_strategy" => pages.strategies.set_uncached(value.parse()?),
             _ => return self.tune_number(name, value),
         }
+        Ok(())
+    }
+
+    /// Sets whether bytes in flight are kept from changing, in files without a setting of their
+    /// own. `Off` is refused while a volume with checksums is open: its files keep them stable.
+    fn set_stable_pages(&self, to: StablePages) -> Result<()> {
+        let open = self.shared.volumes.all();
+        if to == StablePages::Off && open.iter().any(|open| open.volume.content_limits().sums) {
+            let text = "stable_pages=off: the volume keeps checksums of what is written";
+            return Err(Error::new(ErrorKind::Unsupported, "tune", text));
+        }
+        self.shared.pages.strategies.set_stable_pages(to);
         Ok(())
     }
 

@@ -24,7 +24,7 @@ use crate::volume::Volume;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::DirectIo;
+use forebay_block::{DirectIo, FileIdentity};
 use forebay_cache::strategy::StablePages;
 use forebay_iomap::MappedFile;
 use forebay_vfs::{Attr, Extent, Fallocate, Ino, Seek};
@@ -445,6 +445,16 @@ impl File {
         }
     }
 
+    /// Device and inode of the host file that was opened, whatever its path leads to by now. For a
+    /// block device its number and 0. `None` for a device object and a file of a volume.
+    pub fn host_inode(&self) -> Option<(u64, u64)> {
+        let Kind::Raw(raw) = &self.opener.kind else { return None };
+        Some(match raw.identity()? {
+            FileIdentity::Inode(dev, ino) => (dev, ino),
+            FileIdentity::Block(number) => (number, 0),
+        })
+    }
+
     /// Attributes. `Unsupported` for a raw image, whose attributes are the host's.
     pub fn metadata(&self) -> Result<Attr> {
         match &self.opener.kind {
@@ -493,14 +503,23 @@ impl File {
         }
     }
 
-    /// Switches direct I/O below the cache while a raw image is in use. Dirty data is flushed
-    /// first, and no range is dirty in the system's page cache while it is on. Errors:
-    /// `Unsupported` in a volume, which keeps what it was opened with, and for an image that is
-    /// not eligible.
+    /// Switches direct I/O below the cache while the file is in use; in a volume, below all of it.
+    /// Dirty data is flushed first, and no range is dirty in the system's page cache while it is
+    /// on. Whether the image is eligible is found out anew. Errors: `Unsupported` for an image that
+    /// is not, or a device object.
     pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.set_direct_io(mode),
-            Kind::Volume(_) => of_raw("set direct I/O"),
+            Kind::Volume(inside) => inside.volume.set_direct_io(mode),
+        }
+    }
+
+    /// Decides again about direct I/O that is `Auto`, if what is below the image has changed; says
+    /// whether it has. A front end calls this now and then.
+    pub fn refresh_direct_io(&self) -> Result<bool> {
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.refresh_direct_io(),
+            Kind::Volume(inside) => inside.volume.refresh_direct_io(),
         }
     }
 
@@ -530,13 +549,15 @@ impl File {
         }
     }
 
-    /// Whether the device decides about stable bytes (`Auto`) or this call does. Applies from the
-    /// next write on, for all openers of the file. `Off` is `Unsupported` for files with checksums.
+    /// Whether the cache's setting `stable_pages` decides about stable bytes (`Auto`) or this call
+    /// does. Applies from the next write on, for all openers of the file. `Off` is `Unsupported`
+    /// for files with checksums.
     pub fn set_stable_pages(&self, to: StablePages) -> Result<()> {
         self.mapped()?.set_stable_pages(to)
     }
 
-    /// The value that [`File::set_stable_pages`] set last; `Auto` at first.
+    /// What is in force: the value that [`File::set_stable_pages`] set last, unless it is `Auto`;
+    /// then the setting of the cache. `Auto`: the device decides.
     pub fn stable_pages(&self) -> Result<StablePages> {
         Ok(self.mapped()?.stable_pages())
     }

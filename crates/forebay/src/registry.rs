@@ -321,6 +321,10 @@ impl Closing {
     pub fn raw(&self) -> Option<(&Arc<FileDevice>, View)> {
         self.raw.as_ref().map(|raw| (&raw.device, raw.view))
     }
+
+    pub fn identity(&self) -> Option<FileIdentity> {
+        self.raw.as_ref().map(|raw| raw.key)
+    }
 }
 
 impl Drop for Closing {

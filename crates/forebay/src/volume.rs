@@ -25,6 +25,7 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{
     Aio, BlockDevice, DeviceRef, DirectIo, Engine, FileDevice, FileIdentity, FileOptions,
 };
+use forebay_cache::strategy::StablePages;
 pub use forebay_lfs::{AllocMode, AllocStats, CleanStats, FileExtent, VolumeInfo};
 pub use forebay_lfs::{Finding, FindingKind, FsckProgress, FsckReport};
 use forebay_vfs::{FileSystem, Ino, NotifyingFs, OpenFlags, ReadOnly, StatFs, Timestamp};
@@ -234,6 +235,45 @@ impl Volume {
     /// Whether direct I/O is on below the cache, and why.
     pub fn direct_io(&self) -> (bool, String) {
         self.open.device.direct_io()
+    }
+
+    /// Switches direct I/O below the volume while it is in use, as [`crate::File::set_direct_io`]
+    /// does for an image.
+    pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
+        let device = &self.open.device;
+        device.announce_direct_io(mode);
+        if !self.read_only()
+            && let Err(error) = self.sync()
+        {
+            device.announce_direct_io(DirectIo::Off);
+            return Err(error.with_path(self.path()));
+        }
+        device.set_direct_io(mode)
+    }
+
+    /// Decides again about direct I/O that is `Auto`, as [`crate::File::refresh_direct_io`] does.
+    pub fn refresh_direct_io(&self) -> Result<bool> {
+        let is_outdated = self.open.device.is_direct_io_outdated();
+        if is_outdated {
+            self.set_direct_io(DirectIo::Auto)?;
+        }
+        Ok(is_outdated)
+    }
+
+    /// Bytes of a block: the unit of content, of checksums and of state in the cache.
+    pub fn block_size(&self) -> u32 {
+        self.open.volume.content_limits().unit
+    }
+
+    /// Whether the cache keeps bytes of files from changing while in flight, and why. Files with a
+    /// setting of their own may differ.
+    pub fn stable_pages_required(&self) -> (bool, &'static str) {
+        let limits = self.open.volume.content_limits();
+        match self.cache.shared.pages.strategies.stable_pages() {
+            StablePages::On => (true, "switched on"),
+            StablePages::Off if !limits.sums => (false, "switched off"),
+            _ => (limits.stable.required, limits.stable.reason),
+        }
     }
 
     /// Whether the device below needs bytes that do not change while in flight, and why.

@@ -4,6 +4,7 @@
 
 use crate::device::PAYLOAD_MAX;
 use crate::drops::QUEUE_BYTES;
+use crate::ioctl::MountMode;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_vfs::copy;
 use rustix::mount::MountFlags;
@@ -24,10 +25,10 @@ pub enum CacheMode {
     Own,
     /// As [`CacheMode::Own`], but the kernel also keeps files of up to [`SMALL_BYTES`] that were
     /// opened for reading only. Such files may be in both caches.
-    #[default]
     Small,
     /// The kernel's, for all openings but those with `O_DIRECT`. Writes are still requests to us,
     /// and ours keeps them until they are durable.
+    #[default]
     Kernel,
 }
 
@@ -88,6 +89,8 @@ pub struct Options {
     pub via: Via,
     /// Which cache keeps the content of files.
     pub cache: CacheMode,
+    /// The mode of openings that have none of their own.
+    pub mode: MountMode,
     /// Where the process can be asked; [`crate::CONTROL_ATTRIBUTE`] tells others.
     pub control: Option<PathBuf>,
     /// Reader threads, 1 to 64; none: as many as CPUs.
@@ -109,6 +112,7 @@ impl Default for Options {
             allow_other: false,
             via: Via::Auto,
             cache: CacheMode::default(),
+            mode: MountMode::default(),
             control: None,
             threads: None,
             inodes_max: Self::inodes_for(256 << 20),

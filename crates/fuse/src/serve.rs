@@ -29,6 +29,7 @@ pub use beside::Served;
 use crate::device::PAYLOAD_MAX;
 use crate::handles::{Handle, Handles};
 use crate::inodes::Inodes;
+use crate::ioctl::MountMode;
 use crate::notify::Notifier;
 use crate::options::{CacheMode, Options};
 use crate::payload::Spares;
@@ -65,6 +66,7 @@ pub(crate) struct Core {
     pub inodes: Arc<Inodes>,
     pub trees: Trees,
     pub cache: CacheMode,
+    pub mount_mode: MountMode,
     pub fills: Fills,
     pub control: Option<PathBuf>,
     pub notifier: Notifier,
@@ -240,6 +242,7 @@ impl Core {
             inodes: Arc::default(),
             trees: Trees::default(),
             cache: options.cache,
+            mount_mode: options.mode.clone(),
             fills: Fills::default(),
             control: options.control.clone(),
             notifier,

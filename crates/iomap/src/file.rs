@@ -339,6 +339,7 @@ impl MappedFile {
     }
 }
 
+#[inline]
 fn end_of(offset: u64, len: usize) -> Option<u64> {
     offset.checked_add(len as u64).filter(|&end| end < 1 << 63)
 }

@@ -56,14 +56,15 @@ impl MappedFile {
         };
         self.cache.latencies.read.add(self.cache.world.now().saturating_sub(began));
         if flags.contains(IoFlags::HELD_ABOVE) && !direct {
-            self.drop_unreferenced(&(offset..offset + got as u64));
+            self.drop_unreferenced(offset..offset + got as u64);
         }
         Ok(got)
     }
 
     /// Drops blocks that the cache above has just read, unless ordinary requests use them, too.
-    pub(crate) fn drop_unreferenced(&self, range: &Range<u64>) {
-        for (index, part) in self.pieces(range.clone()) {
+    #[inline(never)]
+    pub(crate) fn drop_unreferenced(&self, range: Range<u64>) {
+        for (index, part) in self.pieces(range) {
             if let Some(folio) = self.cache.lock_folio(&self.mapping, index) {
                 folio.drop_unreferenced(self.mapping.blocks_touched(index, &part));
             }

@@ -4,6 +4,8 @@ use crate::file::{Handle, MappedFile};
 use forebay_base::units::is_aligned;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::State;
+use forebay_cache::folio::fault_in_for_writing;
+use std::ops::Range;
 
 impl MappedFile {
     /// Reads if it needs no waiting, and no readahead is due: otherwise `None`, and `dst` may hold
@@ -16,54 +18,73 @@ impl MappedFile {
         dst: &mut [u8],
         flags: IoFlags,
     ) -> Option<Result<usize>> {
-        let cuts = self.mapping.bounds.cuts();
+        let mapping = &*self.mapping;
+        let cuts = mapping.bounds.cuts();
         let range = match self.check_read(offset, dst.len(), flags) {
             Ok(range) => range,
             Err(error) => return Some(Err(error)),
         };
-        let bypass = flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT | IoFlags::HELD_ABOVE);
         if flags.contains(IoFlags::DIRECT) {
             return None;
         }
-        // A stream whose window is to be topped up, and a read of more than a folio that is only
-        // partly cached, take the slow path before a block is touched: one read is one touch.
-        if !bypass && handle.streams.hit(offset, range.end) {
+        let is_touch = !flags.intersects(IoFlags::UNCACHED | IoFlags::HELD_ABOVE);
+        // A stream that wants its window topped up goes the slow way before anything is touched: one
+        // read is one touch.
+        if is_touch && handle.streams.hit(offset, range.end) {
             return None;
         }
-        let mapping = &*self.mapping;
-        if range.end - range.start > mapping.folio_size() && !self.all_cached(&range) {
-            return None;
-        }
-        let start = range.start;
-        let mut blocks_hit = 0;
-        for (index, part) in self.pieces(range.clone()) {
-            let at = (part.start - mapping.folio_start(index)) as usize;
-            let folio = self.cache.lookup(mapping, index, at)?;
-            let blocks = mapping.blocks_touched(index, &part);
-            // An ordinary read makes such blocks stay, which takes the lock.
-            let is_passing = folio.any_uncached(blocks) || !bypass && folio.any_held_above(blocks);
-            if !folio.uptodate(blocks) || is_passing {
-                return None;
-            }
-            let into = &mut dst[(part.start - start) as usize..(part.end - start) as usize];
-            if !folio.copy_out(at, into) {
-                return None;
-            }
-            if !bypass {
-                let same = !is_aligned(part.start, mapping.block_size());
-                folio.touch(blocks, same);
-            }
-            blocks_hit += u64::from(blocks.len());
-        }
+        let len = range.end - range.start;
+        let index = mapping.folio_index(range.start);
+        let at = range.start - mapping.folio_start(index);
+        let blocks_hit = if len == 0 {
+            0
+        } else if at + len <= mapping.folio_size() {
+            self.copy_cached(index, at, &mut dst[..len as usize], is_touch)?
+        } else {
+            self.copy_cached_folios(range.clone(), dst, is_touch)?
+        };
         if mapping.bounds.cuts() != cuts {
             // A truncate ran meanwhile: the bytes may be zeros that lie below a newer end.
             return None;
         }
         self.cache.hits.add(blocks_hit);
         if flags.contains(IoFlags::HELD_ABOVE) {
-            self.drop_unreferenced(&range);
+            self.drop_unreferenced(range);
         }
-        Some(Ok((range.end - start) as usize))
+        Some(Ok(len as usize))
+    }
+
+    /// Copies bytes out of one folio, from `at` bytes into it on, if all their blocks are cached.
+    /// Returns the number of these blocks.
+    #[inline]
+    fn copy_cached(&self, index: u64, at: u64, dst: &mut [u8], is_touch: bool) -> Option<u64> {
+        let mapping = &*self.mapping;
+        let folio = self.cache.lookup(mapping, index, at as usize)?;
+        let blocks = mapping.blocks_within(at, dst.len() as u64);
+        if !folio.is_hit(blocks) || !folio.copy_out(dst) {
+            return None;
+        }
+        if is_touch {
+            folio.touch(blocks, !is_aligned(at, mapping.block_size()));
+        }
+        Some(u64::from(blocks.len()))
+    }
+
+    /// As `copy_cached`, for a range of several folios. One that is longer than a folio, and only
+    /// partly cached, is found out before anything is touched.
+    #[inline(never)]
+    fn copy_cached_folios(&self, range: Range<u64>, dst: &mut [u8], is_touch: bool) -> Option<u64> {
+        let (mapping, start) = (&*self.mapping, range.start);
+        if range.end - start > mapping.folio_size() && !self.all_cached(&range) {
+            return None;
+        }
+        let mut blocks_hit = 0;
+        for (index, part) in self.pieces(range) {
+            let at = part.start - mapping.folio_start(index);
+            let into = (part.start - start) as usize..(part.end - start) as usize;
+            blocks_hit += self.copy_cached(index, at, &mut dst[into], is_touch)?;
+        }
+        Some(blocks_hit)
     }
 
     pub(crate) fn read_nowait(
@@ -91,12 +112,14 @@ impl MappedFile {
         let cuts = mapping.bounds.cuts();
         let range = self.check_read(offset, dst.len(), flags).ok()?;
         for (index, piece) in self.pieces(range.clone()) {
+            let into = (piece.start - range.start) as usize..(piece.end - range.start) as usize;
+            // Not under the lock of the folio.
+            fault_in_for_writing(&mut dst[into.clone()]);
             let folio = self.cache.lock_folio(mapping, index)?;
             let blocks = mapping.blocks_touched(index, &piece);
             if !folio.all(State::Uptodate, blocks) {
                 return None;
             }
-            let into = (piece.start - range.start) as usize..(piece.end - range.start) as usize;
             folio.copy_out((piece.start - mapping.folio_start(index)) as usize, &mut dst[into]);
             if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT | IoFlags::HELD_ABOVE) {
                 folio.keep(blocks);

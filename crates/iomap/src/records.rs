@@ -9,6 +9,12 @@
 //!                                                                     no space: freed ◀────┘
 //! ```
 //!
+//! A record is to write-out what an `InFlight` is to an operation: each of its bios owns it, and
+//! with it the ticket, the blocks and the places, so a dropped task releases nothing early. It is a
+//! type of its own for two reasons. It publishes each bio as that ends, where an operation gives
+//! back everything at once. And it is used again, so that write-out allocates nothing; an
+//! `InFlight` is made for each operation.
+//!
 //! Invariants: P1 a record is emptied once all its bios are over, and before its ticket ends: a
 //! task that waited for the ticket finds it among the kept ones. P2 the kept records stay within
 //! the cache's limit; a record in use is never refused. records.P3 the lists of frames of a record

@@ -38,23 +38,31 @@ impl Fresh {
 }
 
 impl MappedFile {
-    /// Whether bytes in flight must not change, and why: what the map asks for now, unless
-    /// [`MappedFile::set_stable_pages`] overrides that.
+    /// Whether bytes in flight must not change, and why: what the map asks for now, unless the
+    /// file or the cache has a setting. A map with checksums always asks: they would not match the
+    /// bytes written.
     pub fn stable_need(&self) -> StableWrites {
         match self.stable_pages() {
             StablePages::Auto => self.ops.limits().stable,
             StablePages::On => StableWrites { required: true, reason: "switched on" },
-            StablePages::Off => StableWrites { required: false, reason: "switched off" },
+            StablePages::Off => match self.ops.limits() {
+                limits if limits.sums => limits.stable,
+                _ => StableWrites { required: false, reason: "switched off" },
+            },
         }
     }
 
-    /// The mode last set by [`MappedFile::set_stable_pages`].
+    /// The file's own setting, unless that is `Auto`: then that of the cache.
     pub fn stable_pages(&self) -> StablePages {
-        StablePages::from_index(self.stable_pages.load(Ordering::Relaxed))
+        match StablePages::from_index(self.stable_pages.load(Ordering::Relaxed)) {
+            StablePages::Auto => self.cache.strategies.stable_pages(),
+            own => own,
+        }
     }
 
-    /// Overrides the map's need from the next write on. `Off` is `Unsupported` while the map keeps
-    /// checksums: they would not match the bytes written.
+    /// Overrides the map's need from the next write on; `Auto` leaves it to the cache's setting.
+    /// `Off` is `Unsupported` while the map keeps checksums: they would not match the bytes
+    /// written.
     pub fn set_stable_pages(&self, to: StablePages) -> Result<()> {
         if to == StablePages::Off && self.ops.limits().sums {
             let text = "stable_pages=off: the map keeps checksums of what is written";

@@ -140,10 +140,12 @@ fn in_words(summary: &Summary) -> String {
 /// How often each kind of fault happened, and the largest step.
 fn of_faults(counts: &Counts) -> String {
     format!(
-        "later lives {}, older checkpoints {}, late writes {}, failed reads {}, without space {}, \
-         decayed {}, refused steps {}, grown {}; writes past the cache {}, uncached {}, durable {}; \
+        "kills after a fault {}, later lives {}, older checkpoints {}, late writes {}, \
+         failed reads {}, without space {}, decayed {}, refused steps {}, grown {}; \
+         writes past the cache {}, uncached {}, durable {}; \
          operations dropped {}; given up: {} files after refused steps, \
          {} runs, {} reads at the end; largest step: {} polls, {} requests, {} bytes",
+        counts.kills_failing,
         counts.third_lives,
         counts.older,
         counts.late,

@@ -3,7 +3,9 @@
 //! Invariants:
 //! 1. A socket file is replaced only if no server listens on it. Two servers that find the same
 //!    stale file at once take turns (a lock on the directory), so that one of them fails.
-//! 2. No client can connect before the file has mode 0600: that is set before `listen`.
+//! 2. The file has mode 0600 from its first moment: the socket has it before `bind`, which gives it
+//!    to the file. Nothing sets a mode by the path, where another user of the folder may have put a
+//!    hard link to another file meanwhile.
 //! 3. At the end the file is removed if it is still the one that this server made.
 
 use forebay_base::{Error, ErrorKind, Result};
@@ -51,8 +53,8 @@ impl Listener {
         remove_stale(path, &address)?;
         let fd = stream_socket().map_err(|e| failed(OP, e))?;
         let go = || -> rustix::io::Result<(u64, u64)> {
+            rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
             rustix::net::bind(&fd, &address)?;
-            rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
             let stat = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
             rustix::net::listen(&fd, BACKLOG)?;
             Ok((stat.st_dev, stat.st_ino))
@@ -141,7 +143,58 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::net::TcpStream;
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    /// Sockets that the other user of the folder takes, and tries until then at most.
+    const TAKEN: u64 = 30;
+    const TRIES: u32 = 200_000;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    /// The story: the file got its mode by its path after `bind`. Another user of the folder put a
+    /// hard link to another file there in between: that file became private, and the socket, which
+    /// the user had renamed, was not.
+    #[test]
+    fn socket_replaced_by_a_hard_link_is_private_and_the_linked_file_unchanged() {
+        let dir = std::env::temp_dir().join(format!("forebay-listen-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let [path, victim, link, own] = ["sock", "victim", "link", "own"].map(|n| dir.join(n));
+        fs::write(&victim, "precious").unwrap();
+        fs::set_permissions(&victim, fs::Permissions::from_mode(0o644)).unwrap();
+        let (is_over, taken, open) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Acquire) {
+                    drop(fs::hard_link(&victim, &link));
+                    let is_socket = fs::rename(&path, &own).is_ok()
+                        && fs::symlink_metadata(&own).unwrap().file_type().is_socket();
+                    drop(fs::rename(&link, &path));
+                    if is_socket {
+                        taken.fetch_add(1, Ordering::Relaxed);
+                        open.fetch_add(u64::from(mode(&own) != 0o600), Ordering::Relaxed);
+                    }
+                    drop((fs::remove_file(&own), fs::remove_file(&path)));
+                }
+            });
+            for _ in 0..TRIES {
+                drop(Listener::unix(&path));
+                if taken.load(Ordering::Relaxed) >= TAKEN {
+                    break;
+                }
+            }
+            is_over.store(true, Ordering::Release);
+        });
+        let (taken, open) = (taken.into_inner(), open.into_inner());
+        println!("{taken} sockets were taken, {open} of them with another mode");
+        assert_eq!((mode(&victim), open), (0o644, 0), "{taken} sockets were taken");
+        assert!(taken >= TAKEN, "{taken} sockets were taken");
+        fs::remove_dir_all(&dir).unwrap();
+    }
 
     /// The story: a client whose machine was switched off kept its connection and its memory for
     /// ever.

@@ -251,14 +251,15 @@ impl PowerCut {
 
     /// The disk after a kill of the process while the machine runs on, as [`PowerCut::killed`]. But
     /// some of the writes in flight to bytes in `within` are still in flight. They complete within
-    /// `spread` nanoseconds of the next life, and before it changes anything.
+    /// `spread` nanoseconds of the next life, and before it changes anything: the lock on the image
+    /// outlives them, so a real next life does not even read before.
     pub fn killed_late(
         &self,
         seed: u64,
         (spread, within): (Nanos, Range<u64>),
         world: Arc<SimWorld>,
     ) -> SimDisk {
-        let (mut media, mut state) = (self.media.clone(), seed);
+        let (mut media, mut state) = (self.media.clone().for_next_user(), seed);
         let mut late = Vec::new();
         for part in &self.parts[self.media.pending.len()..] {
             let bytes = |number: u64| number * u64::from(self.config.sector);
@@ -275,9 +276,10 @@ impl PowerCut {
     }
 
     /// The disk after a kill of the process while the machine runs on: all completed writes, still
-    /// volatile, and any of those in flight, by the seed.
+    /// volatile, and any of those in flight, by the seed. It no longer fails, and it has evicted
+    /// what a failed flush has lost: while it still reads back, no next user can know of the loss.
     pub fn killed(&self, seed: u64, world: Arc<SimWorld>) -> SimDisk {
-        let (mut media, mut state) = (self.media.clone(), seed);
+        let (mut media, mut state) = (self.media.clone().for_next_user(), seed);
         for part in &self.parts[self.media.pending.len()..] {
             if split_mix(&mut state) & 1 == 0 {
                 media.store(part.op, part.changes.clone(), false);

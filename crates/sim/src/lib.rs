@@ -3,6 +3,7 @@
 //! - [`disk`]: the simulated disk, in a [`forebay_base::sim_world::SimWorld`]. [`image`] holds its
 //!   sectors; [`fault`] injects faults; [`crash`] lists the states that a power loss may leave;
 //!   [`reads`] records what a program reads of such a state.
+//! - [`slow_page`]: memory that is absent until the test provides it.
 //! - [`counted`]: an allocator for tests which assert that an operation allocates nothing.
 
 pub mod config;
@@ -14,6 +15,7 @@ pub mod image;
 mod media;
 mod power_cut;
 pub mod reads;
+pub mod slow_page;
 
 pub use config::SimConfig;
 pub use crash::{CrashState, CrashStates, Fate, Tear};

@@ -68,6 +68,17 @@ impl Media {
         }
     }
 
+    /// The media as the next user of the disk finds them: sectors that a failed flush has lost read
+    /// as what is durable, and nothing limits the space.
+    pub fn for_next_user(mut self) -> Self {
+        self.current = self.durable.clone();
+        for change in self.pending.iter().flat_map(|p| &p.changes) {
+            self.current.set(change.clone());
+        }
+        self.space = None;
+        self
+    }
+
     fn pick(&mut self, n: u64) -> u64 {
         split_mix(&mut self.rng) % n.max(1)
     }

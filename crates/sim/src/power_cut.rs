@@ -4,6 +4,7 @@
 //! No locks.
 
 use crate::config::SimConfig;
+use crate::fault::FaultCounts;
 use crate::media::{Media, Pending};
 use forebay_base::world::split_mix;
 
@@ -38,6 +39,11 @@ impl PowerCut {
             sum = split_mix(&mut sum);
         }
         sum
+    }
+
+    /// The faults of the disk until then.
+    pub fn faults(&self) -> FaultCounts {
+        self.media.counts
     }
 
     /// Writes that may be lost.

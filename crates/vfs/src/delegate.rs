@@ -166,6 +166,16 @@ macro_rules! delegate_open_file {
             self.$($to)+.read_slice(offset, dst, flags)
         }
     };
+    (@ wait_read [$($to:tt)+]) => {
+        fn wait_read(
+            &self,
+            offset: u64,
+            dst: &mut [u8],
+            flags: $crate::delegate::IoFlags,
+        ) -> $crate::delegate::Result<usize> {
+            self.$($to)+.wait_read(offset, dst, flags)
+        }
+    };
     (@ write [$($to:tt)+]) => {
         fn write(
             &self,

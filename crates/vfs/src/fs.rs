@@ -66,6 +66,16 @@ pub struct Wrote {
     pub len: usize,
 }
 
+/// An opening, with what a front end needs of it at once.
+pub struct Opened {
+    /// The open file.
+    pub file: OpenFileRef,
+    /// Its attributes.
+    pub attr: Attr,
+    /// The value of the extended attribute that was asked for, if there is one.
+    pub xattr: Result<Option<Vec<u8>>>,
+}
+
 /// A mounted file system.
 pub trait FileSystem: Send + Sync {
     /// Its figures. True ones: what it says is available can be written.
@@ -206,6 +216,56 @@ pub trait FileSystem: Send + Sync {
     /// `setattr`.
     fn open(&self, ino: Ino, flags: OpenFlags) -> BoxFuture<'_, Result<OpenFileRef>>;
 
+    /// [`FileSystem::open`], and the attributes and an extended attribute of the inode: one step,
+    /// if an implementation can.
+    fn open_with_xattr<'a>(
+        &'a self,
+        ino: Ino,
+        flags: OpenFlags,
+        name: XattrName<'a>,
+    ) -> BoxFuture<'a, Result<Opened>> {
+        Box::pin(async move {
+            let file = self.open(ino, flags).await?;
+            let attr = self.getattr(ino).await?;
+            Ok(Opened { file, attr, xattr: self.find_xattr(ino, name).await })
+        })
+    }
+
+    /// [`FileSystem::create`], and an extended attribute of `dir`: one step, if an implementation
+    /// can.
+    fn create_with_xattr<'a>(
+        &'a self,
+        dir: Ino,
+        name: Name<'a>,
+        new: &'a NewInode,
+        flags: OpenFlags,
+        xattr: XattrName<'a>,
+    ) -> BoxFuture<'a, Result<Opened>> {
+        Box::pin(async move {
+            let (attr, file) = self.create(dir, name, new, flags).await?;
+            Ok(Opened { file, attr, xattr: self.find_xattr(dir, xattr).await })
+        })
+    }
+
+    /// Value of an extended attribute, if there is one.
+    fn find_xattr<'a>(
+        &'a self,
+        ino: Ino,
+        name: XattrName<'a>,
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>>> {
+        Box::pin(async move {
+            // Nearly all inodes have none: an empty list costs less than an error with its words.
+            let names = self.listxattr(ino).await?;
+            if !names.iter().any(|known| **known == *name.as_bytes()) {
+                return Ok(None);
+            }
+            match self.getxattr(ino, name).await {
+                Err(e) if e.kind() == ErrorKind::NoAttribute => Ok(None),
+                found => found.map(Some),
+            }
+        })
+    }
+
     /// Everything that was done before this call is durable after it.
     fn syncfs(&self) -> BoxFuture<'_, Result<()>>;
 }
@@ -256,9 +316,15 @@ pub trait OpenFile: Send + Sync {
 
     /// `read` for a caller that blocks: the device may borrow its memory.
     fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
-        if let Some(done) = self.try_read(offset, dst, flags) {
-            return done;
+        match self.try_read(offset, dst, flags) {
+            Some(done) => done,
+            None => self.wait_read(offset, dst, flags),
         }
+    }
+
+    /// `read_slice` without a `try_read`, for a caller whose own has just returned `None`. A second
+    /// one would find a window of read-ahead moved on, and not top it up.
+    fn wait_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
         let (buf, done) = block_on(self.read(offset, AlignedBuf::new(dst.len()), flags));
         let len = done?;
         dst[..len].copy_from_slice(&buf[..len]);
@@ -282,8 +348,19 @@ pub trait OpenFile: Send + Sync {
     ) -> Result<Wrote> {
         match self.try_write(offset, src, flags, privileges) {
             Some(done) => done,
-            None => block_on(self.write(offset, AlignedBuf::copy_of(src), flags, privileges)).1,
+            None => self.wait_write(offset, src, flags, privileges),
         }
+    }
+
+    /// `write_slice` without a `try_write`, for a caller whose own has just returned `None`.
+    fn wait_write(
+        &self,
+        offset: u64,
+        src: &[u8],
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Result<Wrote> {
+        block_on(self.write(offset, AlignedBuf::copy_of(src), flags, privileges)).1
     }
 
     /// Prepares or zeroes `[offset, offset + len)`. `InvalidInput` for no bytes, then `BadHandle`,

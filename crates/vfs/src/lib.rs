@@ -27,7 +27,7 @@ pub mod types;
 pub use beside::NotifyingFs;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use export::{BufResult, Export, ExportInfo, Extent, ZeroMode};
-pub use fs::{FileSystem, OpenFile, OpenFileRef, ReadResult, WriteResult, Wrote};
+pub use fs::{FileSystem, OpenFile, OpenFileRef, Opened, ReadResult, WriteResult, Wrote};
 pub use name::{Name, XattrName};
 pub use readonly::ReadOnly;
 pub use types::{

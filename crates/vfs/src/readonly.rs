@@ -142,7 +142,7 @@ struct Reader(OpenFileRef);
 impl OpenFile for Reader {
     crate::delegate_open_file!(
         [0]
-        ino flags try_read read read_slice seek
+        ino flags try_read read read_slice wait_read seek
     );
 
     fn write(

@@ -15,6 +15,7 @@ use crate::harness::image::Image;
 use crate::harness::load::{Slice, Target};
 use crate::harness::meter::MachineTime;
 use crate::harness::options::Options;
+use crate::report::lack::not_installed;
 use crate::report::model::{Good, Report};
 use crate::rivals::empty::Empty;
 use crate::rivals::fio;
@@ -42,7 +43,7 @@ struct Attached(PathBuf);
 impl Attached {
     fn new(options: &Options, image: &Path, cache: u64) -> Result<Self> {
         let (cache, aio) = (cache.to_string(), options.aio.as_str());
-        let words = ["--cache-size", &cache, "--aio", aio].map(OsStr::new);
+        let words = ["--cache-size", &cache, "--aio", aio, "--mode", "cached"].map(OsStr::new);
         let said = forebay(&[&["attach".as_ref(), image.as_os_str()], &words[..]].concat())?;
         let device = said.lines().next().unwrap_or_default().trim();
         if device.starts_with("/dev/") {
@@ -61,7 +62,7 @@ impl Drop for Attached {
 /// Runs it.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     if !program_exists("fio") {
-        return Err(Error::new(ErrorKind::NotFound, "fio", "Debian's package fio has it"));
+        return Err(not_installed("fio", "Debian's package fio has it"));
     }
     let size = options.size_or(32 * MIB, 512 * MIB);
     let image = Image::create(&options.dir, "attach", size, options.keep)?;

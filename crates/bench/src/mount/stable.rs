@@ -9,11 +9,12 @@
 use super::ground::{self, Ground, Plot, Who};
 use crate::harness::backing::Backing;
 use crate::harness::options::Options;
+use crate::report::lack::not_installed;
 use crate::report::model::{Good, Report, median};
 use crate::rivals::server::program_exists;
 use crate::stable::dbench::{self, Table};
 use forebay_base::units::{GIB, MIB, format_size};
-use forebay_base::{Error, ErrorKind, Result};
+use forebay_base::{Error, Result};
 
 /// What the cache counts of it.
 const COUNTED: [&str; 4] = ["stable_waits", "stable_hits", "stable_copies", "stable_fallbacks"];
@@ -29,7 +30,7 @@ struct Run {
 /// Runs it.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     if !program_exists("dbench") {
-        return Err(Error::new(ErrorKind::NotFound, "dbench", "Debian's package dbench has it"));
+        return Err(not_installed("dbench", "Debian's package dbench has it"));
     }
     let seconds = options.seconds.map_or(if options.quick { 1 } else { 12 }, |s| s.max(1.0) as u64);
     let cache = if options.quick { 64 * MIB } else { 256 * MIB };

@@ -6,22 +6,26 @@
 use forebay_base::{Error, ErrorKind};
 
 /// Whether this says that the machine has not what is asked for: the kernel or a program cannot do
-/// it, a program or a folder that we looked for is not there, or only root may. A file that a
-/// system call did not find is none.
+/// it, a program is [not installed](not_installed), or only root may. Nothing else that is not
+/// found is a lack: a file, a name in a volume, or a part of this program.
 pub fn is_lack(e: &Error) -> bool {
     match e.kind() {
         ErrorKind::Unsupported => true,
-        ErrorKind::NotFound => std::error::Error::source(e).is_none(),
         ErrorKind::Permission => !rustix::process::geteuid().is_root(),
         _ => false,
     }
+}
+
+/// A program that this machine does not have, which is a lack.
+pub fn not_installed(op: &'static str, text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Unsupported, op, text)
 }
 
 /// A program that did not start: what is not there is a lack.
 pub fn not_started(program: &str, e: std::io::Error) -> Error {
     match e.kind() {
         std::io::ErrorKind::NotFound => {
-            Error::new(ErrorKind::NotFound, "start", format!("{program} is not installed"))
+            not_installed("start", format!("{program} is not installed"))
         }
         _ => Error::from_io("start", e).with_path(program),
     }
@@ -54,6 +58,11 @@ mod tests {
         let mut all = Report::default();
         all.absorb(report);
         assert_eq!(all.failed(), 3);
+        // The story: a bench whose own helper was not there said "not run", and exited with 0.
+        let gone = Error::new(ErrorKind::NotFound, "start worker", "no program to start");
+        all.left_out("a helper of our own", gone);
+        all.left_out("a name", Error::new(ErrorKind::NotFound, "lookup", "no such file"));
+        assert_eq!(all.failed(), 5, "{}", all.table());
         let refused = os(13);
         assert_eq!(is_lack(&refused), !rustix::process::geteuid().is_root());
     }

@@ -134,7 +134,7 @@ impl Bench<'_> {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
-        Err(Error::new(ErrorKind::Unsupported, "run forebay", said))
+        Err(Error::new(ErrorKind::Io, "run forebay", said))
     }
 
     /// The server may answer NBD a moment before it listens here.

@@ -3,7 +3,7 @@
 //! Invariants: V1 a server listens on a Unix socket in a folder of its own, and both are gone
 //! after drop. V2 drop ends the child: SIGTERM, and SIGKILL after five seconds.
 
-use crate::report::lack::not_started;
+use crate::report::lack::{not_installed, not_started};
 use forebay_base::{Error, ErrorKind, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
@@ -53,15 +53,16 @@ pub struct Server {
 /// The `forebay` program: `$FOREBAY_BIN`, else the one in the directory of this program's file, in
 /// the directory above it (for tests and examples), or in a directory of `PATH`.
 pub fn forebay_binary() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("FOREBAY_BIN") {
-        return Ok(PathBuf::from(path));
+    if let Some(path) = std::env::var_os("FOREBAY_BIN").map(PathBuf::from) {
+        let gone = || Error::new(ErrorKind::NotFound, "find FOREBAY_BIN", "no such program");
+        return if path.is_file() { Ok(path) } else { Err(gone().with_path(path)) };
     }
     let exe = std::env::current_exe().map_err(|e| Error::from_io("find this program", e))?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let near = exe.ancestors().skip(1).take(2).map(Path::to_path_buf);
     let mut programs = near.chain(std::env::split_paths(&path)).map(|dir| dir.join("forebay"));
     let text = "install forebay, or set FOREBAY_BIN to the program";
-    let missing = || Error::new(ErrorKind::NotFound, "find forebay", text);
+    let missing = || not_installed("find forebay", text);
     programs.find(|program| program.is_file()).ok_or_else(missing)
 }
 

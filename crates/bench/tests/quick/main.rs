@@ -3,6 +3,7 @@
 
 mod check;
 mod database;
+mod lack;
 mod loop_memory;
 
 use check::{check_page, check_ratios, check_rows, names, no_program, ran};

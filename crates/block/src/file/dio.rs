@@ -1,6 +1,6 @@
 //! Whether direct I/O is possible on a file, what it needs, and the descriptor for it.
 
-use super::kind::Below;
+use super::kind::{Below, Kind};
 use super::options::{DirectIo, FileOptions};
 use crate::sys;
 use forebay_base::buf::BUF_ALIGN;
@@ -18,6 +18,18 @@ pub(crate) struct Dio {
     pub memory_align: u32,
 }
 
+/// Whether direct I/O is possible, or why not.
+pub(crate) type Possible = std::result::Result<(), String>;
+
+/// The last decision on direct I/O.
+#[derive(Default)]
+pub(crate) struct Decision {
+    /// What was asked for.
+    pub mode: DirectIo,
+    /// Why it came out as it did.
+    pub reason: String,
+}
+
 /// Finds the alignments that direct I/O on this file needs, or why it is not possible (checklist
 /// L1).
 pub(crate) fn direct(
@@ -31,7 +43,7 @@ pub(crate) fn direct(
     if magic == libc::TMPFS_MAGIC as u64 && !is_block {
         return Err("the file lives in memory (tmpfs)".into());
     }
-    let (offset_align, memory_align) = alignments(fd, below)?;
+    let (offset_align, memory_align) = alignments(fd, || below.logical)?;
     let block = if options.logical_block == 0 { 4096 } else { options.logical_block };
     if offset_align > block {
         return Err(format!(
@@ -53,6 +65,22 @@ pub(crate) fn direct(
 }
 
 impl Dio {
+    /// Whether direct I/O is possible now, or why not (checklist L1): what is below the file may
+    /// have changed. The layers above align by what it needed when the file was opened.
+    pub fn check(&self, fd: BorrowedFd<'_>, kind: Kind) -> Possible {
+        let stat = rustix::fs::fstat(fd).map_err(|e| e.to_string())?;
+        let logical = || Below::of(fd, kind, &stat).logical;
+        let (offset_align, memory_align) = alignments(fd, logical)?;
+        if offset_align > self.offset_align || memory_align > self.memory_align {
+            return Err(format!(
+                "it needs offsets aligned to {offset_align} and memory to {memory_align} by now, \
+                 and was opened with {} and {}",
+                self.offset_align, self.memory_align
+            ));
+        }
+        Ok(())
+    }
+
     /// Opens the file for direct I/O, once: a file without it takes one descriptor, not two. The
     /// caller has locked `fd`, and shares its lock with the new descriptor (file.F1). One call at a
     /// time.
@@ -71,8 +99,11 @@ fn below_is_block(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fstat(fd).is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::BlockDevice)
 }
 
-/// Alignment of offsets and of memory, bytes.
-fn alignments(fd: BorrowedFd<'_>, below: &Below) -> std::result::Result<(u32, u32), String> {
+/// Alignment of offsets and of memory, bytes. `logical`: the block size of the device below.
+fn alignments(
+    fd: BorrowedFd<'_>,
+    logical: impl FnOnce() -> u32,
+) -> std::result::Result<(u32, u32), String> {
     let asked = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     match asked {
         Ok(x) if x.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
@@ -82,7 +113,10 @@ fn alignments(fd: BorrowedFd<'_>, below: &Below) -> std::result::Result<(u32, u3
             Ok((x.stx_dio_offset_align, x.stx_dio_mem_align.max(1)))
         }
         // An older kernel: the block size of the device is safe for both.
-        _ => Ok((below.logical, below.logical)),
+        _ => {
+            let logical = logical();
+            Ok((logical, logical))
+        }
     }
 }
 
@@ -105,14 +139,14 @@ fn reopen(path: &Path, fd: BorrowedFd<'_>, read_only: bool) -> std::io::Result<O
 
 impl DirectIo {
     /// Decides, for a mode, whether direct I/O is on, and why.
-    pub(crate) fn decide(self, dio: &std::result::Result<Dio, String>) -> Result<(bool, String)> {
-        match (self, dio) {
+    pub(crate) fn decide(self, possible: Possible) -> Result<(bool, String)> {
+        match (self, possible) {
             (Self::Off, _) => Ok((false, "switched off".into())),
             (Self::Auto, Ok(_)) => Ok((true, "auto: the file is eligible".into())),
             (Self::On, Ok(_)) => Ok((true, "switched on".into())),
             (Self::Auto, Err(why)) => Ok((false, format!("auto: {why}"))),
             (Self::On, Err(why)) => {
-                Err(Error::new(ErrorKind::Unsupported, "turn direct I/O on", why.clone()))
+                Err(Error::new(ErrorKind::Unsupported, "turn direct I/O on", why))
             }
         }
     }

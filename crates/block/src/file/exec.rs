@@ -282,20 +282,20 @@ mod tests {
         let path = std::env::temp_dir().join(format!("forebay-sync-on-{}", std::process::id()));
         let options = FileOptions { create_size: Some(4096), ..Default::default() };
         let mut file = Inner::open(&path, &options).unwrap();
-        file.set_direct(DirectIo::On)
+        file.set_direct(DirectIo::On, file.check_direct())
             .expect("this test requires direct I/O on the temporary folder");
-        file.set_direct(DirectIo::Off).unwrap();
+        file.set_direct(DirectIo::Off, Ok(())).unwrap();
         std::fs::remove_file(&path).unwrap();
         // No file, and nothing to sync: EINVAL.
         let not_a_file = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let real = std::mem::replace(&mut file.buffered, not_a_file);
-        file.set_direct(DirectIo::On).unwrap_err();
+        file.set_direct(DirectIo::On, Ok(())).unwrap_err();
         assert!(!file.is_direct(), "F2: what may be dirty below is not bypassed");
         file.buffered = real;
         let now = || file.sync_failures.load(Ordering::Acquire);
         assert!(file.flush(now()).is_err(), "F5: told once");
         file.flush(now()).unwrap();
-        file.set_direct(DirectIo::On).unwrap();
+        file.set_direct(DirectIo::On, Ok(())).unwrap();
         assert!(file.is_direct());
     }
 }

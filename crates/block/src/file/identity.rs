@@ -2,7 +2,7 @@
 
 use super::FileDevice;
 use super::kind::Kind;
-use forebay_base::{Error, Result};
+use forebay_base::{Error, ErrorKind, Result};
 use rustix::fs::{FileType, Stat};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -34,6 +34,21 @@ impl FileIdentity {
         let stat = stat.map_err(|e| Error::from_io("open", e.into()).with_path(path))?;
         Ok(Self::of(&stat))
     }
+
+    /// Of the file that has this path itself. Errors: `SymlinkLoop` if the last name is a symbolic
+    /// link; the system's.
+    pub fn of_path_no_follow(path: &Path) -> Result<Self> {
+        let stat = rustix::fs::lstat(path);
+        let stat = stat.map_err(|e| Error::from_io("open", e.into()).with_path(path))?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Symlink => Err(link_refused().with_path(path)),
+            _ => Ok(Self::of(&stat)),
+        }
+    }
+}
+
+pub(super) fn link_refused() -> Error {
+    Error::new(ErrorKind::SymlinkLoop, "open", "the last name is a symbolic link")
 }
 
 /// A regular file's size and times: they change with its content.

@@ -3,7 +3,7 @@
 //!
 //! Lock rule: `switching` before `edge` before the gate's mutex.
 
-use super::dio::Dio;
+use super::dio::{Decision, Dio, Possible};
 use super::gate::Gate;
 use super::kind::{Kind, size_of};
 use super::length::Length;
@@ -33,7 +33,7 @@ pub(crate) struct Inner {
     pub(crate) direct_on: AtomicBool,
     /// Direct I/O will be turned on: writers already meet its needs.
     pub(crate) announced: AtomicBool,
-    pub(crate) direct_reason: Mutex<String>,
+    pub(crate) decision: Mutex<Decision>,
     pub(crate) switching: Mutex<()>,
     pub(crate) edge: Mutex<()>,
     pub(crate) gate: Gate,
@@ -161,9 +161,9 @@ impl Inner {
         Err(Error::new(ErrorKind::ChangedBelow, "check", text).with_path(&self.path))
     }
 
-    /// Sets the mode. Nothing is in flight.
-    pub(crate) fn set_direct(&self, mode: DirectIo) -> Result<()> {
-        let (on, reason) = mode.decide(&self.dio)?;
+    /// Sets the mode, if direct I/O is possible or not for a reason. Nothing is in flight.
+    pub(crate) fn set_direct(&self, mode: DirectIo, possible: Possible) -> Result<()> {
+        let (on, reason) = mode.decide(possible)?;
         if on && !self.is_direct() {
             let fail = |e: rustix::io::Errno| Error::from_io("turn direct I/O on", e.into());
             if let Ok(dio) = &self.dio {
@@ -181,12 +181,22 @@ impl Inner {
                 .map_err(fail)?;
         }
         self.direct_on.store(on, Ordering::Release);
-        *self.reason() = reason;
+        *self.decision() = Decision { mode, reason };
         Ok(())
     }
 
-    pub(crate) fn reason(&self) -> MutexGuard<'_, String> {
-        self.direct_reason.lock().unwrap_or_else(|p| p.into_inner())
+    /// Whether direct I/O is possible now. A file that was not eligible when it was opened is not
+    /// later either.
+    pub(crate) fn check_direct(&self) -> Possible {
+        match &self.dio {
+            Ok(dio) => dio.check(self.buffered.as_fd(), self.kind),
+            Err(why) => Err(why.clone()),
+        }
+    }
+
+    /// The last decision on direct I/O.
+    pub(crate) fn decision(&self) -> MutexGuard<'_, Decision> {
+        self.decision.lock().unwrap_or_else(|p| p.into_inner())
     }
 
     /// Whether a flush must also make the file's size durable; the caller does it.

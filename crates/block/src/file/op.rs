@@ -6,7 +6,7 @@
 //! O3 an op holds one bio at a time, and none between two.
 
 use super::inner::Inner;
-use super::pace::{self, Pace};
+use super::pace::{self, Pace, READ_AHEAD_BYTES, WRITE_BACK_BYTES};
 use super::xfer::{Next as Step, View, Xfer};
 use crate::bio::{Bio, BioFlags, BioOp};
 use crate::check::check_range;
@@ -55,7 +55,8 @@ struct Inside {
     pass: Pass,
     /// It is one.
     reading: Option<Reading>,
-    /// The op's part of the write-back on its disk. Declared last: its drop submits other ops.
+    /// The op's part of the write-back or read-ahead on its disk. Declared last: its drop submits
+    /// other ops.
     share: Option<Share>,
 }
 
@@ -198,8 +199,22 @@ impl Op {
 
 /// State that the files of one disk share.
 struct Disk {
-    pace: Pace<Box<Op>>,
+    /// Paced by all reads.
+    write_back: Pace<Box<Op>>,
+    /// Paced by the reads that are no read-ahead themselves.
+    read_ahead: Pace<Box<Op>>,
     spares: Arc<Spares>,
+}
+
+impl Disk {
+    fn new() -> Self {
+        let (write_back, read_ahead) = (Pace::new(WRITE_BACK_BYTES), Pace::new(READ_AHEAD_BYTES));
+        Self { write_back, read_ahead, spares: Arc::default() }
+    }
+
+    fn pace(&self, class: Class) -> &Pace<Box<Op>> {
+        if class == Class::Readahead { &self.read_ahead } else { &self.write_back }
+    }
 }
 
 /// The disk of one file, and how to submit to it.
@@ -217,7 +232,7 @@ impl DiskQueue {
         let mut disks = DISKS.lock().unwrap_or_else(|p| p.into_inner());
         disks.retain(|_, known| known.strong_count() > 0);
         let known = disks.get(&disk).and_then(Weak::upgrade).unwrap_or_else(|| {
-            let new = Arc::new(Disk { pace: Pace::new(), spares: Arc::default() });
+            let new = Arc::new(Disk::new());
             disks.insert(disk, Arc::downgrade(&new));
             new
         });
@@ -229,33 +244,47 @@ impl DiskQueue {
         self.disk.spares.clone()
     }
 
-    /// Counts a read as in progress on the disk until the result is dropped.
+    /// Counts a read that a caller waits for as in progress on the disk until the result is
+    /// dropped.
     pub(crate) fn note(&self, op: BioOp) -> Option<Reading> {
+        self.note_read(op, false)
+    }
+
+    fn note_read(&self, op: BioOp, is_ahead: bool) -> Option<Reading> {
         (op == BioOp::Read).then(|| {
-            self.disk.pace.begin_read();
-            Reading(self.disk.clone())
+            self.disk.write_back.begin_read();
+            if !is_ahead {
+                self.disk.read_ahead.begin_read();
+            }
+            Reading { disk: self.disk.clone(), is_ahead }
         })
     }
 
     /// Counts a request that this thread carries out itself.
     pub(crate) fn note_op(&self, op: &mut Op) {
-        op.inside_mut().reading = self.note(op.bio().op);
+        let is_ahead = class_of(op.bio()) == Class::Readahead;
+        op.inside_mut().reading = self.note_read(op.bio().op, is_ahead);
     }
 
-    /// The bytes of a bio that is paced; `None` for any other bio.
+    /// The bytes of a bio that is paced: write-back, and reads that no caller waits for. `None` for
+    /// any other bio.
     fn paced(bio: &Bio) -> Option<u64> {
-        let back = bio.op == BioOp::Write && bio.flags.contains(BioFlags::BACKGROUND);
-        (back && bio.len > 0).then_some(bio.len)
+        let is_paced = match bio.op {
+            BioOp::Write => bio.flags.contains(BioFlags::BACKGROUND),
+            BioOp::Read => class_of(bio) == Class::Readahead,
+            BioOp::Flush | BioOp::Discard | BioOp::WriteZeroes => false,
+        };
+        (is_paced && bio.len > 0).then_some(bio.len)
     }
 
     /// Admits a request to the engine, or holds it back.
     pub(crate) fn admit(&self, mut op: Box<Op>) -> Option<Box<Op>> {
         self.note_op(&mut op);
         let Some(bytes) = Self::paced(op.bio()) else { return Some(op) };
-        let waited_for = op.bio().flags.contains(BioFlags::SYNC);
-        op.inside_mut().share = Some(Share { disk_queue: self.clone(), bytes });
+        let (waited_for, class) = (op.bio().flags.contains(BioFlags::SYNC), class_of(op.bio()));
+        op.inside_mut().share = Some(Share { disk_queue: self.clone(), class, bytes });
         // The share of a held request is not counted yet; it stays in the request until `next`.
-        self.disk.pace.admit(bytes, waited_for, op, pace::now())
+        self.disk.pace(class).admit(bytes, waited_for, op, pace::now())
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -268,27 +297,36 @@ impl DiskQueue {
 }
 
 /// A read that is on its way.
-pub(crate) struct Reading(Arc<Disk>);
+pub(crate) struct Reading {
+    disk: Arc<Disk>,
+    is_ahead: bool,
+}
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        self.0.pace.end_read(pace::now());
+        let now = pace::now();
+        self.disk.write_back.end_read(now);
+        if !self.is_ahead {
+            self.disk.read_ahead.end_read(now);
+        }
     }
 }
 
-/// A request's part of the write-back in progress.
+/// A request's part of the write-back or of the read-ahead in progress.
 pub(crate) struct Share {
     disk_queue: DiskQueue,
+    class: Class,
     bytes: u64,
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
         let disk_queue = &self.disk_queue;
-        if disk_queue.disk.pace.over(self.bytes) {
+        let pace = disk_queue.disk.pace(self.class);
+        if pace.over(self.bytes) {
             // The end of one request must not end the next within itself, and so on: the draining
             // thread submits all.
-            while let Some((_, op)) = disk_queue.disk.pace.next(pace::now()) {
+            while let Some((_, op)) = pace.next(pace::now()) {
                 // An op of another file on the same disk, perhaps with another engine.
                 let DiskQueue { engine, aio, .. } = op
                     .inside()
@@ -418,16 +456,19 @@ mod tests {
         let disk_queue = DiskQueue::new(u64::MAX, &engine, Aio::Threads);
         let later = || pace::now() + (1 << 40);
         assert!(disk_queue.note(BioOp::Write).is_none());
+        let Disk { write_back, read_ahead, .. } = &*disk_queue.disk;
+        let ahead = disk_queue.note_read(BioOp::Read, true);
+        assert!(write_back.is_read(later()) && !read_ahead.is_read(later()), "read-ahead");
         let reading = disk_queue.note(BioOp::Read);
-        assert!(disk_queue.disk.pace.is_read(later()));
-        drop(reading);
-        assert!(
-            disk_queue.disk.pace.is_read(pace::now()) && !disk_queue.disk.pace.is_read(later())
-        );
+        assert!(write_back.is_read(later()) && read_ahead.is_read(later()));
+        drop((reading, ahead));
+        for pace in [write_back, read_ahead] {
+            assert!(pace.is_read(pace::now()) && !pace.is_read(later()));
+        }
     }
 
     #[test]
-    fn write_back_is_paced_with_and_without_sync() {
+    fn write_back_is_paced_with_and_without_sync_and_reads_only_ahead() {
         let paced = |op, flags, len| {
             let bio = Bio::new(op, 0, len, DataRef::None, Box::new(drop)).with_flags(flags);
             (DiskQueue::paced(&bio), class_of(&bio))
@@ -435,10 +476,44 @@ mod tests {
         let (sync, back) = (BioFlags::SYNC, BioFlags::BACKGROUND);
         assert_eq!(paced(BioOp::Write, back, 4096), (Some(4096), Class::WriteBack));
         assert_eq!(paced(BioOp::Write, sync | back, 4096), (Some(4096), Class::Sync));
+        assert_eq!(paced(BioOp::Read, back, 4096), (Some(4096), Class::Readahead));
         for (op, flags, len) in
-            [(BioOp::Write, sync, 4096), (BioOp::Read, back, 4096), (BioOp::Write, back, 0)]
+            [(BioOp::Write, sync, 4096), (BioOp::Read, sync | back, 4096), (BioOp::Write, back, 0)]
         {
             assert_eq!(paced(op, flags, len).0, None, "{op:?} {flags:?}");
         }
+    }
+
+    /// The story: a stream's read-ahead of 2 MiB was at the disk at once, and each concurrent read
+    /// of 4 KiB waited for it.
+    #[test]
+    fn read_ahead_concurrent_with_waited_read_is_held_until_earlier_ends() {
+        use crate::bio::Completion;
+        use crate::{FileDevice, FileOptions};
+        use forebay_base::buf::AlignedBuf;
+        use std::sync::mpsc::channel;
+        let path = std::env::temp_dir().join(format!("forebay-ahead-{}", std::process::id()));
+        let (engine, len) = (Engine::new(Aio::Threads).unwrap(), READ_AHEAD_BYTES);
+        let create_size = Some(8 * len);
+        let options = FileOptions { create_size, ..FileOptions::default() };
+        let device = FileDevice::open(&path, &options, &engine).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        // A disk of its own: other tests read the real one.
+        let disk_queue = DiskQueue::new(u64::MAX - 1, &engine, Aio::Threads);
+        let (_waited, (tx, rx)) = (disk_queue.note(BioOp::Read), channel());
+        let mut admitted = Vec::new();
+        for n in 0..8 {
+            let (tx, data) = (tx.clone(), DataRef::Buf(AlignedBuf::new(len as usize)));
+            let end = move |done: Completion| tx.send(done.result.map(|()| n)).unwrap();
+            let bio = Bio::new(BioOp::Read, n * len, len, data, Box::new(end));
+            let op = device.enter(bio.with_flags(BioFlags::BACKGROUND)).expect("the gate is open");
+            admitted.extend(disk_queue.admit(op));
+        }
+        drop(tx);
+        assert_eq!(admitted.len(), 1, "the others are held");
+        engine.submit(admitted.into_iter().map(|op| op as Boxed), Aio::Threads);
+        let mut ended: Vec<u64> = rx.iter().map(Result::unwrap).collect();
+        ended.sort_unstable();
+        assert_eq!(ended, (0..8).collect::<Vec<_>>(), "H1: each end admits the next");
     }
 }

@@ -56,7 +56,7 @@ impl Inner {
             dio,
             direct_on: AtomicBool::new(false),
             announced: AtomicBool::new(false),
-            direct_reason: Mutex::default(),
+            decision: Mutex::default(),
             switching: Mutex::default(),
             edge: Mutex::default(),
             gate: Gate::default(),
@@ -74,7 +74,8 @@ impl Inner {
             unreported_error: AtomicBool::new(false),
             until_closed: OnceLock::new(),
         };
-        file.set_direct(options.direct_io)?;
+        let possible = file.dio.as_ref().map(drop).map_err(String::clone);
+        file.set_direct(options.direct_io, possible)?;
         Ok(file)
     }
 }
@@ -88,6 +89,7 @@ fn open_fd(path: &Path, options: &FileOptions) -> Result<(OwnedFd, bool)> {
     flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
     // O_EXCL on a block device that is mounted, or part of another one, fails.
     flags.set(OFlags::EXCL, is_block && !options.read_only);
+    flags.set(OFlags::NOFOLLOW, options.no_follow);
     let mode = Mode::from_raw_mode(0o644);
     let fail = |e: rustix::io::Errno| Error::from_io("open", e.into());
     match rustix::fs::open(path, flags, mode) {
@@ -95,6 +97,7 @@ fn open_fd(path: &Path, options: &FileOptions) -> Result<(OwnedFd, bool)> {
             let fd = rustix::fs::open(path, flags | OFlags::CREATE, mode).map_err(fail)?;
             Ok((fd, true))
         }
+        Err(rustix::io::Errno::LOOP) if options.no_follow => Err(super::identity::link_refused()),
         other => other.map(|fd| (fd, false)).map_err(fail),
     }
 }

@@ -61,6 +61,8 @@ pub struct FileOptions {
     pub create_size: Option<u64>,
     /// Logical block to show, 512..=4096; 0 takes what the file needs.
     pub logical_block: u32,
+    /// Refuse a path whose last name is a symbolic link: `SymlinkLoop`.
+    pub no_follow: bool,
     /// How long to wait for a lock that no visible living process holds, as after a kill -9; zero
     /// means no wait. If a living process holds it, opening fails at once.
     pub lock_wait: Duration,
@@ -76,6 +78,7 @@ impl Default for FileOptions {
             size_limit: None,
             create_size: None,
             logical_block: 0,
+            no_follow: false,
             lock_wait: Duration::from_secs(5),
         }
     }

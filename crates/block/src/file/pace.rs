@@ -1,15 +1,18 @@
-//! Reads before write-back: while a disk is being read, only little write-back is in progress.
+//! Reads before write-back, and reads that a caller waits for before read-ahead: while a disk is
+//! being read, only little of the less urgent kind is in progress.
 //!
 //! A disk has a queue of its own, whose order we cannot change: a read that arrives after 64 MiB of
-//! write-back waits for them. So while a read is in progress, or was within the last [`RECENT`],
-//! write-back above [`DEPTH_BYTES`] is held back here. It is admitted as earlier write-back
-//! completes. This includes write-back that a sync waits for: the sync loses little, because the
-//! disk stays busy. There is one pace per disk, for all files on it.
+//! write-back waits for them, and one that arrives after 2 MiB of read-ahead waits for these. So
+//! while a read is in progress, or was within the last [`RECENT`], requests of the less urgent kind
+//! above [`WRITE_BACK_BYTES`] or [`READ_AHEAD_BYTES`] are held back here. They are admitted as
+//! earlier ones of their kind complete. This includes write-back that a sync waits for: the sync
+//! loses little, because the disk stays busy. A [`Pace`] is for one kind on one disk, for all files
+//! on it.
 //!
-//! Invariants: H1 write-back is held only while some is in progress, so that a later completion
-//! admits it. H2 held write-back is admitted in order of arrival, but what a sync waits for first;
-//! each [`TURN`]th time the other, so that it is not held for ever. H3 admitted write-back counts
-//! as in progress until `over`, which is called once, however it ends. Lock rule: the lock is
+//! Invariants: H1 a request is held only while one of its kind is in progress, so that a later
+//! completion admits it. H2 held requests are admitted in order of arrival, but what a sync waits
+//! for first; each [`TURN`]th time another, so that it is not held for ever. H3 an admitted request
+//! counts as in progress until `over`, which is called once, however it ends. Lock rule: the lock is
 //! innermost; no request is submitted or ended while it is held.
 
 use std::collections::VecDeque;
@@ -18,7 +21,10 @@ use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Write-back in progress on a disk that is being read, bytes. A single request may be larger.
-const DEPTH_BYTES: u64 = 1 << 20;
+pub(crate) const WRITE_BACK_BYTES: u64 = 1 << 20;
+/// Read-ahead in progress on a disk that callers wait for reads of, bytes. A single request may be
+/// larger. It is enough to keep a disk busy that answers within 0.2 ms.
+pub(crate) const READ_AHEAD_BYTES: u64 = 512 << 10;
 /// A disk is being read so long after a read was over.
 const RECENT: Duration = Duration::from_millis(10);
 /// Write-back that no sync waits for is admitted after at most so many others.
@@ -26,11 +32,11 @@ const TURN: u32 = 4;
 
 struct State<T> {
     on_its_way_bytes: u64,
-    /// Held write-back: first that which a sync waits for, then the rest.
+    /// Held requests: first those that a sync waits for, then the rest.
     held: [VecDeque<(u64, T)>; 2],
     /// How many of the first kind were admitted since one of the second.
     turns: u32,
-    /// A thread is submitting the writes that may be admitted.
+    /// A thread is submitting the requests that may be admitted.
     draining: bool,
 }
 
@@ -46,20 +52,23 @@ impl<T> State<T> {
     }
 }
 
-/// The order of one disk. Times are nanoseconds of any clock that starts above [`RECENT`].
+/// What one kind of requests to one disk may have in progress. Times are nanoseconds of any clock
+/// that starts above [`RECENT`].
 pub(crate) struct Pace<T> {
+    /// Bytes in progress while the disk is being read.
+    depth_bytes: u64,
     state: Mutex<State<T>>,
-    /// Reads on their way.
+    /// Reads on their way, of those that are more urgent.
     reads: AtomicU32,
     last_read: AtomicU64,
 }
 
 impl<T> Pace<T> {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(depth_bytes: u64) -> Self {
         let held = [VecDeque::new(), VecDeque::new()];
         let state = State { on_its_way_bytes: 0, held, turns: 0, draining: false };
         let (reads, last_read) = (AtomicU32::new(0), AtomicU64::new(0));
-        Self { state: Mutex::new(state), reads, last_read }
+        Self { depth_bytes, state: Mutex::new(state), reads, last_read }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
@@ -89,11 +98,11 @@ impl<T> Pace<T> {
     }
 
     fn fits(&self, state: &State<T>, bytes: u64, now: u64) -> bool {
-        let little = state.on_its_way_bytes + bytes <= DEPTH_BYTES;
+        let little = state.on_its_way_bytes + bytes <= self.depth_bytes;
         state.on_its_way_bytes == 0 || little || !self.is_read(now)
     }
 
-    /// Admits a write of `bytes` (above 0), or holds it back. `waited_for`: a sync waits for it.
+    /// Admits a request of `bytes` (above 0), or holds it back. `waited_for`: a sync waits for it.
     pub(crate) fn admit(&self, bytes: u64, waited_for: bool, item: T, now: u64) -> Option<T> {
         let mut state = self.lock();
         if !state.holds() && self.fits(&state, bytes, now) {
@@ -104,7 +113,7 @@ impl<T> Pace<T> {
         None
     }
 
-    /// A write of `bytes` is over. True if the caller has to call `next` until it returns `None`.
+    /// A request of `bytes` is over. True if the caller has to call `next` until it returns `None`.
     pub(crate) fn over(&self, bytes: u64) -> bool {
         let mut state = self.state.lock().unwrap_or_else(|p| p.into_inner());
         let left = state.on_its_way_bytes.checked_sub(bytes);
@@ -112,7 +121,7 @@ impl<T> Pace<T> {
         !std::mem::replace(&mut state.draining, true)
     }
 
-    /// Takes the next held write that may be admitted.
+    /// Takes the next held request that may be admitted.
     pub(crate) fn next(&self, now: u64) -> Option<(u64, T)> {
         let mut state = self.lock();
         let turn = state.turn();
@@ -147,7 +156,7 @@ mod tests {
     /// held write-back was admitted before it ended.
     #[test]
     fn pace_long_read_counts_until_end() {
-        let (pace, start) = (Pace::new(), 100 * MS);
+        let (pace, start) = (Pace::new(WRITE_BACK_BYTES), 100 * MS);
         pace.begin_read();
         assert_eq!(pace.admit(1 << 20, false, 0, start), Some(0));
         assert_eq!(pace.admit(1 << 20, false, 1, start + 500 * MS), None);
@@ -161,7 +170,7 @@ mod tests {
     /// A stalled disk: nothing completes by itself.
     #[test]
     fn write_back_during_reads_is_held() {
-        let pace = Pace::new();
+        let pace = Pace::new(WRITE_BACK_BYTES);
         let start = 100 * MS;
         // Without reads all write-back is admitted.
         for n in 0..64 {
@@ -190,7 +199,7 @@ mod tests {
 
     #[test]
     fn write_back_held_is_admitted_after_reads() {
-        let pace = Pace::new();
+        let pace = Pace::new(WRITE_BACK_BYTES);
         read(&pace, 100 * MS);
         assert_eq!(pace.admit(1 << 20, false, 0, 100 * MS), Some(0));
         (1..9).for_each(|n| assert_eq!(pace.admit(1 << 20, false, n, 105 * MS), None));
@@ -208,7 +217,7 @@ mod tests {
     /// all of it.
     #[test]
     fn write_back_of_sync_is_held_and_admitted_first() {
-        let (pace, start) = (Pace::new(), 100 * MS);
+        let (pace, start) = (Pace::new(WRITE_BACK_BYTES), 100 * MS);
         read(&pace, start);
         assert_eq!(pace.admit(1 << 20, true, 0, start), Some(0));
         for n in 1..9 {

@@ -72,6 +72,37 @@ fn l1_block_below_direct_io_size_is_reported() {
     assert!(open(&below.0, &FileOptions::default()).unwrap().direct_io().0);
 }
 
+/// The device below got blocks larger than the image's: direct I/O was still said to be on, and its
+/// requests failed. The outcome is decided again, both ways; a mode that was demanded stays.
+#[test]
+fn l1_outcome_is_decided_again_when_the_device_below_changes() {
+    let Some(below) = with_sectors("l1-again", 512) else { return };
+    let resize = |sector: &str| {
+        let mut command = Command::new("losetup");
+        let done = command.args(["--sector-size", sector]).arg(&below.0).status();
+        assert!(done.is_ok_and(|status| status.success()), "losetup --sector-size {sector}");
+    };
+    let options = FileOptions { logical_block: 512, read_only: true, ..Default::default() };
+    let device = open(&below.0, &options).unwrap();
+    assert!(device.direct_io().0 && !device.is_direct_io_outdated());
+    resize("4096");
+    assert!(device.is_direct_io_outdated(), "{:?}", device.direct_io());
+    device.set_direct_io(DirectIo::Auto).unwrap();
+    let (on, why) = device.direct_io();
+    assert!(!on && why.starts_with("auto: ") && why.contains("4096"), "{why}");
+    assert!(!device.is_direct_io_outdated());
+    let forced = device.set_direct_io(DirectIo::On).unwrap_err();
+    assert_eq!(forced.kind(), ErrorKind::Unsupported);
+    let mut bytes = AlignedBuf::new(4096);
+    device.read_into(0, &mut bytes).unwrap();
+    resize("512");
+    assert!(device.is_direct_io_outdated());
+    device.set_direct_io(DirectIo::Auto).unwrap();
+    assert_eq!(device.direct_io(), (true, "auto: the file is eligible".to_string()));
+    device.set_direct_io(DirectIo::Off).unwrap();
+    assert!(!device.is_direct_io_outdated(), "it was switched off");
+}
+
 /// Valid and invalid requests of all kinds, some while the gate is closed for a switch, with the
 /// device dropped while they are in flight: each completes once.
 #[test]

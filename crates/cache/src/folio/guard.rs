@@ -9,7 +9,7 @@ use crate::folio::batch::Freed;
 use crate::mapping::Mapping;
 use crate::memory::arena::{FRAME_SIZE, Frame};
 use crate::stats::Counters;
-use crate::table::{Blocks, Slot, State, Table};
+use crate::table::{Blocks, Head, Slot, State, Table};
 use forebay_base::sync::atomic::Ordering;
 use std::cell::Cell;
 use std::ops::Range;
@@ -17,30 +17,69 @@ use std::ops::Range;
 /// A folio read without its lock. The bytes read are valid only if [`FolioRead::intact`] says so
 /// afterwards (see [`crate::table`]).
 pub struct FolioRead<'a> {
-    pub(crate) cache: &'a PageCache,
-    pub(crate) slot: Slot,
-    pub(crate) version: u64,
+    cache: &'a PageCache,
+    slot: Slot,
+    head: Head<'a>,
+    version: u64,
+    /// Where the copy begins within the folio, and the frame there.
+    offset: usize,
+    frame: Option<Frame>,
 }
 
-impl FolioRead<'_> {
+impl<'a> FolioRead<'a> {
+    /// The folio in a slot whose version was read before its key. Its bytes from `offset` on are
+    /// prefetched.
+    #[inline]
+    pub(crate) fn new(
+        cache: &'a PageCache,
+        (slot, head, version): (Slot, Head<'a>, u64),
+        offset: usize,
+    ) -> Self {
+        let at = offset / FRAME_SIZE;
+        let frame = if at < cache.table.layout().frames { head.frame(at) } else { None };
+        if let Some(frame) = frame {
+            cache.arena.prefetch(frame, offset % FRAME_SIZE);
+        }
+        Self { cache, slot, head, version, offset, frame }
+    }
+
     /// Whether all blocks of the run are up to date.
     #[inline]
     pub fn uptodate(&self, blocks: Blocks) -> bool {
         self.cache.table.all(self.slot, State::Uptodate, blocks)
     }
 
-    /// Copies bytes out, from `offset` within the folio. False if the folio changed meanwhile:
-    /// `dst` is then invalid. The blocks must have been up to date.
+    /// Whether a read of the blocks is a hit: they are up to date, and none came in by an uncached
+    /// request.
+    #[inline]
+    pub fn is_hit(&self, blocks: Blocks) -> bool {
+        match blocks.first_mask() {
+            Some(mask) => {
+                self.head.bits(State::Uptodate) & mask == mask
+                    && self.head.bits(State::Uncached) & mask == 0
+            }
+            None => is_hit_in_groups(&self.cache.table, self.slot, blocks),
+        }
+    }
+
+    /// Copies bytes out, from the offset that the folio was looked up for. False if the folio
+    /// changed meanwhile: `dst` is then invalid. The blocks must have been up to date.
     #[inline]
     #[must_use]
-    pub fn copy_out(&self, offset: usize, dst: &mut [u8]) -> bool {
-        copy_out(self.cache, self.slot, offset, dst) && self.intact()
+    pub fn copy_out(&self, dst: &mut [u8]) -> bool {
+        let within = self.offset % FRAME_SIZE;
+        if dst.len() > FRAME_SIZE - within {
+            return copy_out(self.cache, self.slot, self.offset, dst) && self.intact();
+        }
+        let Some(frame) = self.frame else { return false };
+        self.cache.arena.copy_out(frame, within, dst);
+        self.intact()
     }
 
     /// Whether the folio is unchanged since it was looked up.
     #[inline]
     pub fn intact(&self) -> bool {
-        self.cache.table.unchanged_since(self.slot, self.version)
+        self.head.unchanged_since(self.version)
     }
 
     /// Ages: marks the blocks referenced; raises the folio's frequency if any was referenced
@@ -49,20 +88,29 @@ impl FolioRead<'_> {
     /// ages a little: no harm.
     #[inline]
     pub fn touch(&self, blocks: Blocks, same: bool) {
-        touch(&self.cache.table, self.slot, blocks, same);
+        let Some(mask) = blocks.first_mask() else {
+            return touch_groups(&self.cache.table, self.slot, blocks, same);
+        };
+        let seen = self.head.bits(State::Referenced);
+        if seen & mask != mask {
+            self.head.set_referenced(mask);
+        }
+        if seen & mask != 0 && !same {
+            self.head.raise_freq();
+        }
     }
+}
 
-    /// Whether any block goes once it is flushed, because a cache above holds it.
-    #[inline]
-    pub fn any_held_above(&self, blocks: Blocks) -> bool {
-        self.cache.table.any(self.slot, State::HeldAbove, blocks)
-    }
+/// As [`FolioRead::is_hit`], for blocks beyond the first group.
+#[inline(never)]
+fn is_hit_in_groups(table: &Table, slot: Slot, blocks: Blocks) -> bool {
+    table.all(slot, State::Uptodate, blocks) && !table.any(slot, State::Uncached, blocks)
+}
 
-    /// Whether any of the blocks came in by an uncached request.
-    #[inline]
-    pub fn any_uncached(&self, blocks: Blocks) -> bool {
-        self.cache.table.any(self.slot, State::Uncached, blocks)
-    }
+/// As [`FolioRead::touch`], for blocks beyond the first group.
+#[inline(never)]
+fn touch_groups(table: &Table, slot: Slot, blocks: Blocks, same: bool) {
+    touch(table, slot, blocks, same);
 }
 
 #[inline]
@@ -76,12 +124,12 @@ fn touch(table: &Table, slot: Slot, blocks: Blocks, same: bool) {
         }
     }
     if again && !same {
-        table.raise_freq(slot);
+        table.head(slot).raise_freq();
     }
 }
 
 /// Copies bytes out; false if a frame is missing, which only a reader without the lock can meet.
-#[inline]
+#[inline(never)]
 fn copy_out(cache: &PageCache, slot: Slot, mut offset: usize, mut dst: &mut [u8]) -> bool {
     while !dst.is_empty() {
         let within = offset % FRAME_SIZE;
@@ -465,6 +513,11 @@ impl FolioWrite<'_> {
         let size = self.mapping.size();
         let end = size - size % self.mapping.block_size();
         let whole = self.mapping.blocks_inside(self.index, &(0..end));
+        for (g, mask) in blocks.masks() {
+            // An ordinary request has used them meanwhile: they are ordinary blocks from now on.
+            let used = mask & self.cache.table.bits(self.slot, State::Referenced, g);
+            self.cache.table.clear_bits(self.slot, State::HeldAbove, g, used);
+        }
         self.drop_idle(blocks.within(whole), |t, s, g| t.bits(s, State::HeldAbove, g));
     }
 

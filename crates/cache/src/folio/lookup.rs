@@ -29,16 +29,13 @@ pub fn fault_in_for_writing(dst: &mut [u8]) {
 
 impl PageCache {
     /// The folio, for reading without its lock, if it is cached. `None` is a hint (see
-    /// [`crate::table::index`]). The caller says where in the folio it will read: the bytes are
-    /// prefetched while the states are checked.
+    /// [`crate::table::index`]). `offset` is where in the folio the caller will read: these bytes
+    /// are prefetched while the states are checked. Beyond the folio: it reads no bytes.
     #[inline]
     pub fn lookup(&self, mapping: &Mapping, index: u64, offset: usize) -> Option<FolioRead<'_>> {
         self.table.prefetch(mapping.guess_slot(index));
-        let slot = self.index.find(&self.table, mapping.id, index)?;
-        self.prefetch(slot, offset);
-        let version = self.table.version(slot)?;
-        let folio = FolioRead { cache: self, slot, version };
-        (self.table.key(slot) == (mapping.id, index)).then_some(folio)
+        let found = self.index.find_unlocked(&self.table, mapping.id, index)?;
+        Some(FolioRead::new(self, found, offset))
     }
 
     #[inline]
@@ -174,7 +171,7 @@ mod tests {
     use crate::Retention;
     use crate::config::Config;
     use forebay_base::world::RealWorld;
-    use std::os::fd::{AsRawFd, FromRawFd};
+    use forebay_sim::slow_page::SlowPage;
     use std::sync::Barrier;
 
     fn cache() -> forebay_base::sync::Arc<PageCache> {
@@ -205,79 +202,11 @@ mod tests {
         }
     }
 
-    /// A page of memory that is absent: its reader waits until the test provides it.
-    struct SlowPage {
-        fault: std::fs::File,
-        base: *mut u8,
-    }
-
-    const PAGE: usize = 4096;
-
-    impl SlowPage {
-        /// `ioctl` of a userfaultfd with four words, as linux/userfaultfd.h has them.
-        fn call(&self, number: u64, words: &mut [u64; 4]) {
-            // SAFETY: each structure that is used here is at most four words long.
-            let done =
-                unsafe { libc::ioctl(self.fault.as_raw_fd(), number as _, words.as_mut_ptr()) };
-            assert_eq!(done, 0, "{number:x}: {}", std::io::Error::last_os_error());
-        }
-
-        fn new() -> Self {
-            let user_mode_only = 1;
-            // SAFETY: a system call without pointers.
-            let fd =
-                unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | user_mode_only) };
-            let error = std::io::Error::last_os_error();
-            assert!(fd >= 0, "this test requires userfaultfd(2): {error}");
-            let (access, flags) =
-                (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-            // SAFETY: a new mapping of its own, of one page.
-            let base = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, access, flags, -1, 0) };
-            assert_ne!(base, libc::MAP_FAILED);
-            // SAFETY: the descriptor is new, and owned by nothing else.
-            let fault = unsafe { std::fs::File::from_raw_fd(fd as i32) };
-            let page = Self { fault, base: base.cast() };
-            // UFFDIO_API, and UFFDIO_REGISTER for missing pages.
-            page.call(0xc018_aa3f, &mut [0xaa, 0, 0, 0]);
-            page.call(0xc020_aa00, &mut [base as u64, PAGE as u64, 1, 0]);
-            page
-        }
-
-        fn bytes(&self) -> &[u8] {
-            // SAFETY: the page is mapped as long as self, and written by the kernel only, before
-            // the first read of it returns.
-            unsafe { std::slice::from_raw_parts(self.base, PAGE) }
-        }
-
-        /// Waits until a thread waits for the page.
-        fn wait_for_fault(&self) {
-            use std::io::Read;
-            let mut message = [0; 32];
-            (&self.fault).read_exact(&mut message).unwrap();
-            assert_eq!(message[0], 0x12, "a page fault");
-        }
-
-        /// Provides the page: UFFDIO_ZEROPAGE.
-        fn let_come(&self) {
-            self.call(0xc020_aa04, &mut [self.base as u64, PAGE as u64, 0, 0]);
-        }
-    }
-
-    impl Drop for SlowPage {
-        fn drop(&mut self) {
-            // SAFETY: the mapping is that of `new`, and no reference to it remains.
-            unsafe { libc::munmap(self.base.cast(), PAGE) };
-        }
-    }
-
-    // SAFETY: the page is read only, and the descriptor is for any thread.
-    unsafe impl Sync for SlowPage {}
-
     /// The story: a write copied from absent memory under the folio lock. Other users of the folio
     /// spun until the page was present; if it came from a file of the same process, for ever.
     #[test]
     fn write_from_absent_memory_does_not_hold_folio_lock() {
-        let (cache, page) = (cache(), SlowPage::new());
+        let (cache, (page, pager)) = (cache(), SlowPage::new());
         let mapping = cache.new_mapping(4096, 1 << 20);
         let block = Blocks { start: 0, end: 1 };
         let mut pool = cache.take_frames(1).unwrap();
@@ -293,12 +222,12 @@ mod tests {
                 let folio = cache.lock_for_write(&mapping, 0, 0, src, false).unwrap();
                 folio.copy_in(0, src);
             });
-            page.wait_for_fault();
+            pager.wait_for_fault();
             let is_free = cache.table.try_lock(slot);
             if is_free {
                 cache.table.unlock(slot);
             }
-            page.let_come();
+            pager.provide();
             assert!(is_free, "the writer waits for its memory under the folio lock");
         });
         let mut back = [1; 4096];
@@ -321,8 +250,8 @@ mod tests {
         folio.mark_dirty(block, Retention::Keep);
         drop(folio);
         let (reader, mut bytes) = (cache.lookup(&mapping, 0, 0).unwrap(), [0; 16]);
-        assert!(reader.copy_out(0, &mut bytes) && bytes == [1; 16]);
+        assert!(reader.copy_out(&mut bytes) && bytes == [1; 16]);
         drop(cache.lock_folio(&mapping, 0).unwrap());
-        assert!(!reader.copy_out(0, &mut bytes), "a writer had the lock meanwhile");
+        assert!(!reader.copy_out(&mut bytes), "a writer had the lock meanwhile");
     }
 }

@@ -178,7 +178,9 @@ impl Arena {
     #[inline]
     fn at(&self, frame: Frame, offset: usize, len: usize) -> *mut u8 {
         let start = frame as usize * FRAME_SIZE + offset;
-        assert!(start + len <= self.bytes, "frame {frame} + {offset} + {len} leaves the arena");
+        if start + len > self.bytes {
+            leaves_arena(frame, offset, len);
+        }
         self.region.base().wrapping_add(start)
     }
 
@@ -246,6 +248,12 @@ impl Arena {
         // SAFETY: two different frames inside the arena.
         unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
     }
+}
+
+/// Apart from the check, so that a hit does not store its numbers for the message.
+#[cold]
+fn leaves_arena(frame: Frame, offset: usize, len: usize) -> ! {
+    panic!("frame {frame} + {offset} + {len} leaves the arena")
 }
 
 /// Has the processor fetch the cache line of a value; a hint.

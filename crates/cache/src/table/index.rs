@@ -5,7 +5,7 @@
 //! lock. "There" is decided by comparing the key again under the folio lock.
 
 use crate::memory::zeroed::ZeroTable;
-use crate::table::{Slot, Table};
+use crate::table::{Head, Slot, Table};
 use forebay_base::Result;
 use forebay_base::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use forebay_base::sync::{Mutex, MutexGuard};
@@ -107,15 +107,40 @@ impl Index {
         self.walk(table, self.bucket(id, index), id, index, MAX_STEPS)
     }
 
+    /// Lookup without a lock, for a reader without the folio's: the slot, its first words, and the
+    /// version that it had before its key was read. A hint, and nothing while the slot is locked.
+    #[inline]
+    pub(crate) fn find_unlocked<'t>(
+        &self,
+        table: &'t Table,
+        id: u32,
+        index: u64,
+    ) -> Option<(Slot, Head<'t>, u64)> {
+        let mut slot = self.heads[self.bucket(id, index)].load(Ordering::Acquire);
+        for _ in 0..MAX_STEPS {
+            if slot == 0 {
+                return None;
+            }
+            let head = table.head(slot);
+            let version = head.version();
+            if head.key() == (id, index) {
+                return version.map(|version| (slot, head, version));
+            }
+            slot = head.next();
+        }
+        None
+    }
+
     #[inline]
     fn walk(&self, t: &Table, bucket: usize, id: u32, index: u64, max: u32) -> Option<Slot> {
         let mut slot = self.heads[bucket].load(Ordering::Acquire);
         let mut steps = 0;
         while slot != 0 && steps < max {
-            if t.key(slot) == (id, index) {
+            let head = t.head(slot);
+            if head.key() == (id, index) {
                 return Some(slot);
             }
-            slot = t.next(slot);
+            slot = head.next();
             steps += 1;
         }
         None

@@ -330,6 +330,29 @@ mod tests {
         mapping.domain.leave(mapping.id);
     }
 
+    /// The same of a writer that waits for space, where dirty blocks are dropped.
+    #[test]
+    fn dropped_dirty_block_wakes_writer_after_folio_lock() {
+        let config = crate::Config { huge_pages: false, ..crate::Config::with_budget(4 << 20) };
+        let cache = PageCache::new(config, forebay_base::world::RealWorld::with_seed(1)).unwrap();
+        let mapping = cache.new_mapping(4096, 1 << 20);
+        let block = crate::folio::Blocks { start: 0, end: 1 };
+        let mut pool = cache.take_frames(1).unwrap();
+        let folio = cache.lock_or_create(&mapping, 0).unwrap();
+        folio.install_frames(block, &mut pool);
+        folio.mark_dirty(block, Retention::Keep);
+        drop(folio);
+        let watch = std::sync::Arc::new(Watch(cache.clone(), Default::default()));
+        let place = mapping.domain.take_ticket();
+        assert!(place.first(&watch.clone().into()), "no other writer waits");
+        let folio = cache.lock_folio(&mapping, 0).unwrap();
+        folio.discard(block);
+        let early = watch.1[1].load(Ordering::Relaxed);
+        drop(folio);
+        let [free, locked] = [0, 1].map(|i: usize| watch.1[i].load(Ordering::Relaxed));
+        assert_eq!((early, free, locked), (0, 1, 0), "woken early, with the folio free, locked");
+    }
+
     /// A file of one dirty folio. If it is `stuck`, nothing of it can be written.
     struct Fake {
         mapping: Arc<Mapping>,

@@ -68,7 +68,8 @@ static void sizes_and_ranges(fby_file *file) {
     char byte = 1, block[4096] = {0};
     IS(fby_ftruncate(file, 3 * SIZE), 0);
     IS(fby_statx(file, &attr, sizeof attr), sizeof attr);
-    CHECK(attr.mask == 0x200 && attr.size == 3 * SIZE && attr.block_size == 4096);
+    CHECK(attr.mask == 0x300 && attr.size == 3 * SIZE && attr.block_size == 4096);
+    CHECK(attr.ino != 0 && attr.dev != 0);
     IS(fby_lseek(file, 0, SEEK_END), 3 * SIZE);
     IS(fby_lseek(file, -1, SEEK_END), 3 * SIZE - 1);
     FAILS(fby_lseek(file, -3 * SIZE - 1, SEEK_END), EINVAL, "seek");
@@ -145,6 +146,8 @@ static void opens(fby_cache *cache, const char *folder) {
     CHECK(stat_mode(name, &st) == 0600 && st.st_size == 8192);
     IS(fby_close(file), 0);
     FAILS(fby_open(cache, name, O_RDWR | O_CREAT | O_EXCL, NULL, 0, &file), EEXIST, name);
+    CHECK(symlink(name, in_folder(folder, "link")) == 0);
+    FAILS(fby_open(cache, in_folder(folder, "link"), O_RDWR | O_NOFOLLOW, NULL, 0, &file), ELOOP, "link");
     IS(fby_open(cache, name, O_WRONLY | O_TRUNC, NULL, 0, &file), 0);
     FAILS(read_at(file, &byte, 1, 0, 0), EBADF, "not opened");
     FAILS(read_at(file, &byte, 1, 0, 0), EBADF, name);

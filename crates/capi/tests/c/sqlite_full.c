@@ -10,6 +10,18 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
+/* Opens of rollback journals on the cache. */
+static int cached_journals;
+
+int fby_open(fby_cache *cache, const char *path, int flags, const fby_open_how *how, size_t how_size,
+             fby_file **file) {
+    static const char end[] = "-journal";
+    size_t length = strlen(path);
+    REAL(fby_open);
+    cached_journals += length >= sizeof end && strcmp(path + length - (sizeof end - 1), end) == 0;
+    return call(cache, path, flags, how, how_size, file);
+}
+
 static uint64_t failed_bytes(void) {
     fby_stats stats;
     CHECK(fby_cache_stats(forebay_sqlite_cache(), &stats, sizeof stats) > 0);
@@ -51,6 +63,20 @@ static void log_without_space_is_dropped(const char *folder, const char *uri) {
     closed(db);
 }
 
+/*
+ * The cache has never had a rollback journal of the host. To look for its content there would wait
+ * for any process that holds a lock on it.
+ */
+static void journal_is_deleted_past_the_cache(const char *uri) {
+    sqlite3 *db = opened(uri);
+    IS(store_has_failed_close(), 1);
+    CHECK(strcmp(text(db, "PRAGMA journal_mode=delete"), "delete") == 0);
+    cached_journals = 0;
+    ran(db, "UPDATE t SET a = a + 1 WHERE rowid = 1");
+    IS(cached_journals, 0);
+    closed(db);
+}
+
 int main(int argc, char **argv) {
     char uri[600], journal[600];
     struct stat found;
@@ -78,6 +104,7 @@ int main(int argc, char **argv) {
     CHECK(strcmp(text(db, "PRAGMA integrity_check"), "ok") == 0);
     closed(db);
     log_without_space_is_dropped(argv[1], uri);
+    journal_is_deleted_past_the_cache(uri);
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
     IS(sqlite3_shutdown(), SQLITE_OK);
     return 0;

@@ -5,24 +5,33 @@
 
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 static int folder_syncs;
+/* The next sync of a folder fails. */
+static int is_next_failing;
 
-static void count(int fd) {
+/* Whether the sync is to be done. */
+static int count(int fd) {
     struct stat found;
+    int is_failing;
     CHECK(fstat(fd, &found) == 0);
-    folder_syncs += S_ISDIR(found.st_mode);
+    if (!S_ISDIR(found.st_mode))
+        return 1;
+    folder_syncs++;
+    is_failing = is_next_failing;
+    is_next_failing = 0;
+    errno = EIO;
+    return !is_failing;
 }
 
 /* These take the place of libc's functions, and count syncs of folders. */
 int fsync(int fd) {
-    count(fd);
-    return (int)syscall(SYS_fsync, fd);
+    return count(fd) ? (int)syscall(SYS_fsync, fd) : -1;
 }
 
 int fdatasync(int fd) {
-    count(fd);
-    return (int)syscall(SYS_fdatasync, fd);
+    return count(fd) ? (int)syscall(SYS_fdatasync, fd) : -1;
 }
 
 static const char *uri_of(const char *folder, const char *name, const char *more) {
@@ -112,6 +121,64 @@ static void name_of_an_old_journal_is_synced(const char *folder) {
     closed(db);
 }
 
+/* A name whose sync failed is not durable: the transaction fails, and the next sync does it. */
+static void name_whose_sync_failed_is_synced_again(const char *folder) {
+    sqlite3 *db = opened(uri_of(folder, "failing.db", ""));
+    ran(db, "PRAGMA journal_mode=truncate; PRAGMA synchronous=off; CREATE TABLE t(a)");
+    CHECK(unlink(in_folder(folder, "failing.db-journal")) == 0);
+    closed(db);
+    db = opened(uri_of(folder, "failing.db", ""));
+    ran(db, "PRAGMA journal_mode=truncate; PRAGMA synchronous=full");
+    folder_syncs = 0;
+    is_next_failing = 1;
+    IS(sqlite3_exec(db, "INSERT INTO t VALUES(1)", NULL, NULL, NULL), SQLITE_IOERR);
+    IS(is_next_failing, 0);
+    IS(sqlite3_extended_errcode(db), SQLITE_IOERR_DIR_FSYNC);
+    /* The rollback truncates the journal, and syncs it with its folder. */
+    ran(db, "INSERT INTO t VALUES(2)");
+    IS(folder_syncs, 2);
+    ran(db, "INSERT INTO t VALUES(3)");
+    IS(folder_syncs, 2);
+    IS(number(db, "SELECT sum(a) FROM t"), 5);
+    closed(db);
+}
+
+/* Dies in a transaction that has changed the database, by SQLite's own VFS. */
+static void leave_a_hot_journal(const char *folder) {
+    char uri[600];
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        snprintf(uri, sizeof uri, "file:%s/hot.db?vfs=unix", folder);
+        sqlite3 *db = opened(uri);
+        ran(db, "CREATE TABLE t(a, pad); PRAGMA cache_size=5; PRAGMA journal_mode=truncate");
+        ran(db, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<100) "
+                "INSERT INTO t SELECT 1, randomblob(3000) FROM n");
+        ran(db, "BEGIN; UPDATE t SET a = 2, pad = randomblob(3000)");
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+/* A rollback that a power loss interrupts needs the journal again, and so its name. */
+static void name_of_a_hot_journal_is_synced(const char *folder) {
+    sqlite3 *db;
+    struct stat found;
+    leave_a_hot_journal(folder);
+    CHECK(stat(in_folder(folder, "hot.db-journal"), &found) == 0 && found.st_size > 0);
+    folder_syncs = 0;
+    db = opened(uri_of(folder, "hot.db", ""));
+    ran(db, "PRAGMA journal_mode=truncate; PRAGMA synchronous=full");
+    IS(number(db, "SELECT sum(a) FROM t"), 100);
+    IS(folder_syncs, 1);
+    /* The rollback has deleted the journal; these have one of their own. */
+    ran(db, "UPDATE t SET a = 2 WHERE rowid = 1");
+    IS(folder_syncs, 2);
+    ran(db, "UPDATE t SET a = 3 WHERE rowid = 1");
+    IS(folder_syncs, 2);
+    closed(db);
+}
+
 #define READERS 3
 #define WRITES 400
 
@@ -161,6 +228,8 @@ int main(int argc, char **argv) {
     names_end_at_504_bytes(argv[1]);
     budget_in_a_name_counts_at_the_open_of_the_database(argv[1]);
     name_of_an_old_journal_is_synced(argv[1]);
+    name_whose_sync_failed_is_synced_again(argv[1]);
+    name_of_a_hot_journal_is_synced(argv[1]);
     journal_opens_while_readers_look_for_it(argv[1]);
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
     IS(sqlite3_shutdown(), SQLITE_OK);

@@ -29,6 +29,22 @@ fn sqlite_journals_are_found_opened_and_synced() {
     sanitized("sqlite_journals");
 }
 
+/// Runs as root: only then a link may lead to what the owner of the database could not write.
+#[test]
+fn sqlite_link_on_host_is_refused() {
+    sanitized("sqlite_links");
+}
+
+#[test]
+fn sqlite_child_of_fork_leaves_the_journal_of_its_parent() {
+    sanitized("sqlite_children");
+}
+
+#[test]
+fn sqlite_replaced_database_has_the_locks_of_the_opened_file() {
+    sanitized("sqlite_replaced");
+}
+
 #[test]
 fn sqlite_slow_open_or_close_delays_no_other_database() {
     sanitized("sqlite_stalls");

@@ -152,7 +152,9 @@ fn sqlite_in_volume_power_loss_without_syncs_is_seen_to_lose() {
         let judge = judge_of(&dir, &program, &base, &recorded, &mut draw).output().unwrap();
         let text = String::from_utf8_lossy(&judge.stderr);
         if !judge.status.success() {
-            assert!(text.contains(" commits, not "), "{text}");
+            // A checkpoint of the log without syncs may also damage the database.
+            let seen = text.contains(" commits, not ") || text.contains("integrity_check");
+            assert!(seen, "{text}");
             return;
         }
     }

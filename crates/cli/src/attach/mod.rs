@@ -17,6 +17,7 @@ mod target;
 pub use list::{DetachArgs, ListArgs, detach, list};
 
 use crate::args::{CacheArgs, size};
+use crate::behaviours::{self, Mode, Served, Store};
 use crate::control::server::ControlServer;
 use crate::daemon::{self, Started};
 use crate::failure::{Failure, Outcome, status};
@@ -24,7 +25,7 @@ use crate::mount::start_watchdog;
 use crate::volume::at::{self, Named};
 use crate::{output, signals};
 use clap::Args;
-use forebay::{Cache, CacheConfig, DirectIo, LiveMode, OpenOptions, Volume, VolumeOptions};
+use forebay::{Cache, CacheConfig, ExportMode, LiveMode, OpenOptions, Volume};
 use forebay_base::units::{MIB, format_size};
 use forebay_base::world::RealWorld;
 use forebay_block::loopdev::FileLoop;
@@ -102,6 +103,11 @@ fn check(args: &AttachArgs) -> Outcome {
     if !sector.is_power_of_two() || !(512..=4096).contains(&sector) {
         return Err(Failure::usage(format!("--sector-size {sector}: 512, 1k, 2k or 4k")));
     }
+    let store = match Named::parse(&args.image) {
+        Some(_) => Store::Volume,
+        None => Store::Image,
+    };
+    args.cache.check_behaviours("attach", &[store])?;
     args.cache.size(CACHE_MIN).map(drop)
 }
 
@@ -109,6 +115,7 @@ fn check(args: &AttachArgs) -> Outcome {
 struct Source {
     export: Arc<dyn Export>,
     volume: Option<Volume>,
+    served: Served,
     shown: String,
     /// Device and inode number of an image; a file of a volume has none on the host.
     identity: Option<(u64, u64)>,
@@ -116,28 +123,28 @@ struct Source {
 }
 
 fn open(cache: &Cache, args: &AttachArgs, mode: &LiveMode) -> Outcome<Source> {
-    let direct_io: DirectIo = args.cache.direct_io.parse()?;
-    let read_only = args.cache.read_only;
+    let (given, read_only) = (&args.cache.behaviours, args.cache.read_only);
     let image = |path: &Path| {
         let shown = path.display().to_string();
         std::fs::canonicalize(path).map_err(|e| Failure::io(shown, &e))
     };
     let Some(Named { image: path, path: inside }) = Named::parse(&args.image) else {
         let path = image(Path::new(&args.image))?;
-        let mut how = OpenOptions::new();
-        let file = how.read(true).write(!read_only).direct_io(direct_io).open(cache, &path)?;
+        let mut how = given.open_options();
+        let file = how.read(true).write(!read_only).open(cache, &path)?;
         let shown = path.display().to_string();
         let meta = std::fs::metadata(&path).map_err(|e| Failure::io(shown.clone(), &e))?;
         return Ok(Source {
             export: file.export_live(mode)?,
             volume: None,
+            served: Served::File(file.clone()),
             shown,
             identity: Some((meta.dev(), meta.ino())),
             residency: Box::new(move || file.residency(0, file.size()?)),
         });
     };
     let path = image(&path)?;
-    let options = VolumeOptions::default().read_only(read_only).direct_io(direct_io);
+    let options = given.volume_options().read_only(read_only);
     let volume = cache.open_volume(&path, &options).map_err(|e| at::in_use(&path, &inside, e))?;
     let shown = format!("{}:{}", path.display(), String::from_utf8_lossy(&inside));
     let mut how = OpenOptions::new();
@@ -147,8 +154,9 @@ fn open(cache: &Cache, args: &AttachArgs, mode: &LiveMode) -> Outcome<Source> {
         let failure = Failure::from(e);
         Failure { message: format!("{shown}: {}", failure.message), ..failure }
     })?;
+    let served = Served::File(file.clone());
     let residency = Box::new(move || file.residency(0, file.size()?));
-    Ok(Source { export, volume: Some(volume), shown, identity: None, residency })
+    Ok(Source { export, volume: Some(volume), served, shown, identity: None, residency })
 }
 
 /// The cache's settings and the front end's; together they use `--cache-size`.
@@ -169,6 +177,7 @@ fn config(args: &AttachArgs) -> Outcome<(CacheConfig, Options)> {
     }
     config.budget = whole - bound;
     config.aio = args.cache.aio.parse()?;
+    args.cache.behaviours.configure(&mut config);
     Ok((config, how))
 }
 
@@ -228,16 +237,20 @@ fn below(source: &Source, how: &Options, args: &AttachArgs) -> Outcome<Below> {
 fn serve(args: &AttachArgs) -> Outcome<u8> {
     let (config, mut how) = config(args)?;
     let cache = Cache::new(config)?;
-    let mode = LiveMode::new(args.cache.mode.parse()?);
+    let given = &args.cache.behaviours;
+    let mode = LiveMode::new(given.mode(ExportMode::Direct));
     let source = open(&cache, args, &mode)?;
+    given.tune(&cache)?;
     how.source.clone_from(&source.shown);
     let Below { session, watchdog, device } = below(&source, &how, args)?;
     let shown = device.path().display().to_string();
+    let (mode, files) = (Mode::Export(mode), vec![source.served.clone()]);
     let target = Target::new(Live {
         board: Board::new(CacheSource::new("attach", &cache)),
         cache: cache.clone(),
         device,
-        mode,
+        behaviours: behaviours::Live::new(&cache, mode, files, given.direct_io()),
+        served: source.served,
         shown: source.shown.clone(),
         size: source.export.info().size,
         read_only: args.cache.read_only,

@@ -4,12 +4,13 @@
 //! let the device go, and everything, when it is over.
 
 use super::{CACHE_MIN, DATA_MIN};
+use crate::behaviours::{self, Served};
 use crate::control::answers;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
 use crate::live;
 use crate::volume::at;
-use forebay::{Cache, LiveMode, Residency};
+use forebay::{Cache, Residency};
 use forebay_base::units::parse_size;
 use forebay_block::loopdev::FileLoop;
 use forebay_live::Board;
@@ -25,9 +26,11 @@ pub struct Live {
     pub board: Arc<Board>,
     /// The device.
     pub device: FileLoop,
-    /// How requests use the cache; changed live.
-    pub mode: LiveMode,
-    /// What is below it, for people.
+    /// The options of the five behaviours.
+    pub behaviours: behaviours::Live,
+    /// What is below it.
+    pub served: Served,
+    /// The same, for people.
     pub shown: String,
     /// Bytes.
     pub size: u64,
@@ -86,34 +89,31 @@ impl Target {
 impl Live {
     fn stat(&self, start: Instant) -> Value {
         let mut stat = answers::stat(&self.cache, start);
-        stat["devices"] = json!([{
-            "device": self.device.path().display().to_string(),
-            "path": self.shown,
-            "by": "device (loop over FUSE)",
-            "size": self.size,
-            "mode": self.mode.get().to_string(),
-            "read_only": self.read_only,
-        }]);
+        let mut shown = self.behaviours.stat(&self.served);
+        shown["device"] = self.device.path().display().to_string().into();
+        shown["path"] = self.shown.clone().into();
+        shown["by"] = "device (loop over FUSE)".into();
+        shown["size"] = self.size.into();
+        shown["read_only"] = self.read_only.into();
+        stat["devices"] = json!([shown]);
         stat
     }
 
     fn tunables(&self) -> Value {
-        let mut all = answers::tunables(&self.cache);
+        let mut all = self.behaviours.tunables();
         let whole = self.cache.stats().budget_bytes + self.front_bytes;
         all.insert("cache_size".into(), whole.to_string().into());
-        all.insert("mode".into(), self.mode.get().to_string().into());
         all.into()
     }
 
     fn tune(&self, name: &str, value: &str) -> forebay::Result<()> {
         match name {
-            "mode" => value.parse().map(|mode| self.mode.set(mode)),
             "cache_size" => {
                 let least = CACHE_MIN.max(self.front_bytes + DATA_MIN);
                 let whole = answers::whole_size(parse_size(value)?, least)?;
                 self.cache.resize(whole - self.front_bytes)
             }
-            _ => self.cache.tune(name, value),
+            _ => self.behaviours.tune(name, value),
         }
     }
 

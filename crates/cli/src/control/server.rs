@@ -6,10 +6,12 @@ use super::proto::{REQUEST_MAX, Refusal, Request, encode_reply};
 use crate::failure::{Failure, Outcome};
 use forebay_live::server::accept_until;
 use forebay_vfs::FileSystem;
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,6 +21,8 @@ use std::time::Duration;
 
 /// Connections served at a time; more are closed at once.
 pub const CONNECTIONS: usize = 16;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
 /// A connection that is silent for longer is closed.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -185,15 +189,21 @@ impl Drop for ControlServer {
     }
 }
 
-/// Binds `path` with mode 0600.
+/// Binds `path` with mode 0600. The socket has that mode before it is bound, so the file has it
+/// from its first moment: by the path another user of the folder could lead a later chmod(2) to
+/// another file.
 pub fn listen(path: &Path) -> Outcome<UnixListener> {
     let what = format!("control socket {}", path.display());
     clear_stale(path, &what)?;
-    // Between bind and chmod the peer check (C1) holds the door.
-    let listener = UnixListener::bind(path).map_err(|e| Failure::io(&what, &e))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-        .map_err(|e| Failure::io(&what, &e))?;
-    Ok(listener)
+    let bound = || -> rustix::io::Result<UnixListener> {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        Ok(socket.into())
+    };
+    bound().map_err(|e| Failure::io(&what, &e.into()))
 }
 
 /// Removes a socket that no process answers on, left over from a process that was killed. Anything
@@ -273,6 +283,7 @@ fn serve(shared: &Shared, mut stream: &UnixStream) -> std::io::Result<()> {
 mod tests {
     use super::super::client::Client;
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     struct Echo;
 

@@ -18,10 +18,11 @@ mod spec;
 mod target;
 
 use crate::args::ExportArgs;
+use crate::behaviours::{self, Mode, Store};
 use crate::control::server::ControlServer;
 use crate::failure::{Failure, Outcome, status};
 use crate::{live, output, signals};
-use forebay::{Cache, CacheConfig, LiveMode};
+use forebay::{Cache, CacheConfig, ExportMode, LiveMode};
 use forebay_base::units::{MIB, format_size};
 use forebay_nbd::ServerConfig;
 use listen::{Cleanup, CleanupGuard};
@@ -57,16 +58,15 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let cleanup = Cleanup::default();
     let _guard = CleanupGuard(cleanup.clone());
     let wanted = listen::wanted(args, &cleanup)?;
-    let (http, direct_io) = (live::bind(&args.live)?, args.cache.direct_io.parse()?);
-    let mode = LiveMode::new(args.cache.mode.parse()?);
+    let (http, given) = (live::bind(&args.live)?, &args.cache.behaviours);
+    let mode = LiveMode::new(given.mode(ExportMode::Cached));
     let (config, server) = config(args)?;
     log::info!("a cache of up to {}", format_size(config.budget));
     let cache = Cache::new(config)?;
-    let opened = specs.iter().map(|s| served::open(&cache, s, args));
-    let opened = opened.collect::<Outcome<Vec<Served>>>()?;
+    let opened = open_all(&cache, &specs, args)?;
     let mut exports = Vec::new();
     for served in &opened {
-        exports.push((served.name.clone(), served.file.export_live(&mode)?));
+        exports.push((served.name.clone(), served.export(&mode)?));
     }
     let listening = front::listen(wanted, exports, server)?;
     cache.add_rows(listening.rows());
@@ -74,14 +74,15 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     if let Socket::Unix(path) = &place.socket {
         cleanup.add(path);
     }
+    let files = opened.iter().map(|served| served.file.clone()).collect();
+    let shown = behaviours::Live::new(&cache, Mode::Export(mode), files, given.direct_io());
     let target = Arc::new_cyclic(|me| Target {
         board: Watched::board(&cache, me),
+        behaviours: shown,
         cache: cache.clone(),
         served: opened,
         place: place.clone(),
-        mode,
         front: Box::new(listening.numbers()),
-        direct_io: Mutex::new(direct_io),
         resizing: Mutex::new(()),
         start: Instant::now(),
         page: OnceLock::new(),
@@ -121,6 +122,13 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     })
 }
 
+/// Opens the images, and sets what depends on all of them.
+fn open_all(cache: &Cache, specs: &[ImageSpec], args: &ExportArgs) -> Outcome<Vec<Served>> {
+    let opened = specs.iter().map(|s| served::open(cache, s, args)).collect::<Outcome<_>>()?;
+    args.cache.behaviours.tune(cache)?;
+    Ok(opened)
+}
+
 /// What clap cannot check.
 fn check(args: &ExportArgs, specs: &[ImageSpec]) -> Outcome {
     if specs.len() > 1 && (args.offset != 0 || args.size_limit.is_some()) {
@@ -128,26 +136,12 @@ fn check(args: &ExportArgs, specs: &[ImageSpec]) -> Outcome {
         return Err(Failure::usage(text).hint("start one `forebay export` for each"));
     }
     let inside = specs.iter().any(|spec| spec.inside.is_some());
-    if inside && (args.offset != 0 || args.size_limit.is_some() || args.block_size.is_some()) {
-        let text = "export: --offset, --size-limit and --block-size are for images";
+    if inside && (args.offset != 0 || args.size_limit.is_some()) {
+        let text = "export: --offset and --size-limit are for images";
         return Err(Failure::usage(text).hint("a file of a volume is served as it is"));
     }
-    if args.alloc.is_some() && !inside {
-        let text = "export: --alloc is for volumes, which give out blocks";
-        return Err(Failure::usage(text).hint("an image has its blocks where they are"));
-    }
-    for size in [args.folio_size].into_iter().flatten() {
-        if !size.is_power_of_two() || !(4096..=2 * MIB).contains(&size) {
-            let text = format!("--folio-size {size}: a power of two from 4k to 2M");
-            return Err(Failure::usage(text));
-        }
-    }
-    for size in [args.block_size].into_iter().flatten() {
-        if !size.is_power_of_two() || !(512..=4096).contains(&size) {
-            let text = format!("--block-size {size}: a power of two from 512 to 4k");
-            return Err(Failure::usage(text));
-        }
-    }
+    let stores: Vec<Store> = specs.iter().map(ImageSpec::store).collect();
+    args.cache.check_behaviours("export", &stores)?;
     args.cache.size(CACHE_MIN).map(drop)
 }
 
@@ -165,18 +159,7 @@ fn config(args: &ExportArgs) -> Outcome<(CacheConfig, ServerConfig)> {
     config.budget = whole - server.memory_bound() as u64;
     config.prefault = args.prefault;
     config.aio = args.cache.aio.parse()?;
-    if let Some(word) = &args.dirty_tracking {
-        config.dirty_tracking = word.parse()?;
-    }
-    if let Some(word) = &args.stable {
-        config.stable = word.parse()?;
-    }
-    if let Some(word) = &args.uncached_strategy {
-        config.uncached_strategy = word.parse()?;
-    }
-    if let Some(size) = args.folio_size {
-        config.folio_size = u32::try_from(size).expect("checked to be 2 MiB at most");
-    }
+    args.cache.behaviours.configure(&mut config);
     Ok((config, server))
 }
 

@@ -2,15 +2,16 @@
 
 use super::spec::ImageSpec;
 use crate::args::ExportArgs;
+use crate::behaviours;
 use crate::failure::{Failure, Outcome};
 use crate::volume::at;
-use forebay::{
-    AllocMode, Cache, DirectIo, File, OpenOptions, Residency, Result, StablePages, VolumeOptions,
-};
+use forebay::{Cache, File, LiveMode, OpenOptions, Residency, Result};
+use forebay_vfs::Export;
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// See the module.
 pub struct Served {
@@ -23,37 +24,26 @@ pub struct Served {
     /// Writes are refused.
     pub read_only: bool,
     /// The open file.
-    pub file: File,
+    pub file: behaviours::Served,
+    /// The file behind `file`, with the calls of its own type.
+    opened: File,
 }
 
 impl Served {
     /// Bytes.
     pub fn size(&self) -> u64 {
         // Opening the file loaded its attributes: this reads memory.
-        self.file.size().unwrap_or(0)
+        self.opened.size().unwrap_or(0)
     }
 
-    /// Whether bytes in flight are kept from changing, and why.
-    pub fn stable_pages_required(&self) -> (bool, &'static str) {
-        self.file.stable_pages_required().unwrap_or((true, "not known"))
-    }
-
-    /// Whether the need for stable pages comes from the device or was set.
-    pub fn stable_pages(&self) -> StablePages {
-        self.file.stable_pages().unwrap_or(StablePages::Auto)
-    }
-
-    /// Switches direct I/O of an image; a volume keeps what it was opened with.
-    pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
-        match self.file.volume() {
-            Some(_) => Ok(()),
-            None => self.file.set_direct_io(mode),
-        }
+    /// For clients.
+    pub fn export(&self, mode: &LiveMode) -> Result<Arc<dyn Export>> {
+        self.opened.export_live(mode)
     }
 
     /// What is in the cache.
     pub fn residency(&self) -> Result<Residency> {
-        self.file.residency(0, self.file.size()?)
+        self.opened.residency(0, self.opened.size()?)
     }
 }
 
@@ -78,30 +68,24 @@ pub fn open(cache: &Cache, spec: &ImageSpec, args: &ExportArgs) -> Outcome<Serve
             (file, format!("{image}:{}", path.display()), None)
         }
     };
-    file.set_stable_pages(args.stable_pages.parse()?)?;
     let (direct, reason) = file.direct_io();
     log::info!("{shown}: direct-io {}: {reason}", if direct { "on" } else { "off" });
-    Ok(Served { name: spec.name.clone(), shown, identity, read_only: args.cache.read_only, file })
+    let (name, read_only) = (spec.name.clone(), args.cache.read_only);
+    let opened = file.clone();
+    Ok(Served { name, shown, identity, read_only, file: behaviours::Served::File(file), opened })
 }
 
 fn raw(cache: &Cache, spec: &ImageSpec, args: &ExportArgs) -> Outcome<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(!args.cache.read_only);
-    options.direct_io(args.cache.direct_io.parse()?).offset(args.offset);
+    let mut options = args.cache.behaviours.open_options();
+    options.read(true).write(!args.cache.read_only).offset(args.offset);
     if let Some(bytes) = args.size_limit {
         options.size_limit(bytes);
-    }
-    if let Some(bytes) = args.block_size {
-        options.block_size(u32::try_from(bytes).expect("checked to be 4 KiB at most"));
     }
     Ok(options.open(cache, &spec.path)?)
 }
 
 fn inside(cache: &Cache, spec: &ImageSpec, path: &Path, args: &ExportArgs) -> Outcome<File> {
-    let options = VolumeOptions::default()
-        .read_only(args.cache.read_only)
-        .direct_io(args.cache.direct_io.parse()?)
-        .alloc(args.alloc.as_deref().map_or(Ok(AllocMode::default()), str::parse)?);
+    let options = args.cache.behaviours.volume_options().read_only(args.cache.read_only);
     let volume = cache
         .open_volume(&spec.path, &options)
         .map_err(|e| at::in_use(&spec.path, path.as_os_str().as_bytes(), e))?;

@@ -2,6 +2,7 @@
 //! the URIs that clients use.
 
 use super::served::path_of;
+use crate::behaviours::Store;
 use crate::failure::{Failure, Outcome};
 use crate::volume::at::Named;
 use std::fmt::Write;
@@ -27,6 +28,11 @@ impl ImageSpec {
             Some(Named { image, path }) => Self { name, path: image, inside: Some(path_of(&path)) },
             None => Self { name, path: word.into(), inside: None },
         }
+    }
+
+    /// What has its bytes.
+    pub fn store(&self) -> Store {
+        if self.inside.is_some() { Store::Volume } else { Store::Image }
     }
 }
 

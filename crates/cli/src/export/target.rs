@@ -3,17 +3,18 @@
 use super::served::Served;
 use super::spec::Place;
 use super::{CACHE_MIN, DATA_MIN, client_memory};
+use crate::behaviours;
 use crate::control::answers;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
 use crate::live;
 use crate::volume::{at, extents};
-use forebay::{Cache, DirectIo, Error, ErrorKind, LiveMode, Volume};
+use forebay::{Cache, Error, ErrorKind, Volume};
 use forebay_base::units::parse_size;
 use forebay_live::metrics::label;
 use forebay_live::{Board, CacheSource, FrontEnd, Number, Server};
 use forebay_vfs::FileSystem;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
@@ -43,12 +44,10 @@ pub struct Target {
     pub served: Vec<Served>,
     /// Where.
     pub place: Place,
-    /// How; changed live.
-    pub mode: LiveMode,
+    /// The options of the five behaviours.
+    pub behaviours: behaviours::Live,
     /// The server.
     pub front: Box<dyn Front>,
-    /// As it was set last.
-    pub direct_io: Mutex<DirectIo>,
     /// The turn of the one who changes the size.
     pub resizing: Mutex<()>,
     /// When the process began to serve.
@@ -106,30 +105,18 @@ impl Target {
     }
 
     fn export(&self, served: &Served) -> Value {
-        let (direct, reason) = served.file.direct_io();
-        let (stable, why) = served.stable_pages_required();
-        let (below, why_below) = served.file.device_stable_pages_required();
-        json!({
-            "name": served.name,
-            "path": served.shown,
-            "uri": self.place.uri(&served.name),
-            "size": served.size(),
-            "mode": self.mode.get().to_string(),
-            "read_only": served.read_only,
-            "direct_io": direct,
-            "direct_io_reason": reason,
-            "stable_pages": served.stable_pages().to_string(),
-            "stable_pages_required": stable,
-            "stable_pages_reason": why,
-            "device_stable_pages_required": below,
-            "device_stable_pages_reason": why_below,
-            "alloc": served.file.volume().map(answers::alloc),
-        })
+        let mut shown = self.behaviours.stat(&served.file);
+        shown["name"] = served.name.clone().into();
+        shown["path"] = served.shown.clone().into();
+        shown["uri"] = self.place.uri(&served.name).into();
+        shown["size"] = served.size().into();
+        shown["read_only"] = served.read_only.into();
+        shown
     }
 
     fn stable_needs(&self) -> String {
         let (exports, devices) = (
-            |s: &Served| (s.name.clone(), s.stable_pages_required().0),
+            |s: &Served| (s.name.clone(), s.file.stable_pages_required().0),
             |s: &Served| (s.shown.clone(), s.file.device_stable_pages_required().0),
         );
         let exports = needs("export", self.served.iter().map(exports));
@@ -137,23 +124,15 @@ impl Target {
     }
 
     fn tunables(&self) -> Value {
-        let mut all = answers::tunables(&self.cache);
-        let mode = *self.direct_io.lock().unwrap_or_else(|p| p.into_inner());
-        all.insert("direct_io".into(), mode.to_string().into());
+        let mut all = self.behaviours.tunables();
         all.insert("cache_size".into(), self.cache_size().to_string().into());
-        if let Some(served) = self.served.first() {
-            all.insert("stable_pages".into(), served.stable_pages().to_string().into());
-        }
-        all.insert("mode".into(), self.mode.get().to_string().into());
         all.insert("poll_us".into(), self.front.poll_us().to_string().into());
         Value::Object(all)
     }
 
     fn tune(&self, name: &str, value: &str) -> forebay::Result<()> {
         match name {
-            "direct_io" => {}
-            "cache_size" => return self.resize(parse_size(value)?),
-            "mode" => return value.parse().map(|mode| self.mode.set(mode)),
+            "cache_size" => self.resize(parse_size(value)?),
             "poll_us" => {
                 let bad = || {
                     let text = format!("poll_us={value}: microseconds, 0 to 1000");
@@ -161,21 +140,10 @@ impl Target {
                 };
                 let micros = value.parse().ok().filter(|n| *n <= 1000).ok_or_else(bad)?;
                 self.front.set_poll_us(micros);
-                return Ok(());
+                Ok(())
             }
-            "stable_pages" => {
-                let to = value.parse()?;
-                return self.served.iter().try_for_each(|served| served.file.set_stable_pages(to));
-            }
-            _ => return self.cache.tune(name, value),
+            _ => self.behaviours.tune(name, value),
         }
-        let mode: DirectIo = value.parse()?;
-        let mut current = self.direct_io.lock().unwrap_or_else(|p| p.into_inner());
-        for served in &self.served {
-            served.set_direct_io(mode)?;
-        }
-        *current = mode;
-        Ok(())
     }
 
     /// The one number: the cache and the server.

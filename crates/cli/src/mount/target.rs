@@ -5,6 +5,7 @@
 
 use super::DATA_MIN;
 use super::words::CACHE_MIN;
+use crate::behaviours::{self, Served};
 use crate::control::answers;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
@@ -33,8 +34,10 @@ pub struct Live {
     pub kind: MountKind,
     /// Number of the mount's device, as stat(2) gives it.
     pub number: u64,
+    /// The options of the five behaviours.
+    pub behaviours: behaviours::Live,
     /// Which cache keeps the content of files.
-    pub mode: CacheMode,
+    pub cache_mode: CacheMode,
     /// All memory of the front end, bytes at most.
     pub front_bytes: u64,
     /// The numbers of the mount.
@@ -129,30 +132,32 @@ impl Target {
 impl Live {
     fn stat(&self, start: Instant) -> Value {
         let mut stat = answers::stat(&self.cache, start);
-        let (direct, reason) = self.volume.direct_io();
         let now = (self.figures)();
-        stat["mounts"] = json!([{
+        let mut shown = json!({
             "dir": self.dir.display().to_string(),
             "volume": self.volume.path().display().to_string(),
             "kind": match self.kind { MountKind::Block => "block", MountKind::Plain => "plain" },
             "read_only": self.volume.read_only() || self.volume.damage().is_some(),
             "damage": self.volume.damage().map(|error| error.to_string()),
-            "cache": self.mode.word(),
-            "direct_io": direct,
-            "direct_io_reason": reason,
+            "cache": self.cache_mode.word(),
             "inodes_known": now.inodes_known,
             "open_files": now.open_files,
             "kernel_fills": now.kernel_fills,
             "kernel_fill_bytes": now.kernel_fill_bytes,
             "process_trees": (self.trees)(),
-            "alloc": answers::alloc(&self.volume),
             "page": self.page,
-        }]);
+        });
+        if let (Value::Object(shown), Value::Object(more)) =
+            (&mut shown, self.behaviours.stat(&Served::Volume(self.volume.clone())))
+        {
+            shown.extend(more);
+        }
+        stat["mounts"] = json!([shown]);
         stat
     }
 
     fn tunables(&self) -> Value {
-        let mut all = answers::tunables(&self.cache);
+        let mut all = self.behaviours.tunables();
         let whole = self.cache.stats().budget_bytes + self.front_bytes;
         all.insert("cache_size".into(), whole.to_string().into());
         all.into()
@@ -160,7 +165,7 @@ impl Live {
 
     fn tune(&self, name: &str, value: &str) -> forebay::Result<()> {
         if name != "cache_size" {
-            return self.cache.tune(name, value);
+            return self.behaviours.tune(name, value);
         }
         let least = CACHE_MIN.max(self.front_bytes + DATA_MIN);
         let whole = answers::whole_size(parse_size(value)?, least)?;

@@ -2,9 +2,10 @@
 //!
 //! Invariant: O1 a word that is not known is refused by name, and so is a value that makes no sense.
 
+use crate::behaviours::{ENTRIES, Entry, Given, Store};
 use crate::failure::{Failure, Outcome};
 use crate::live::LiveArgs;
-use forebay::{Aio, AllocMode, DirectIo};
+use forebay::Aio;
 use forebay_base::units::{MIB, format_size, parse_size};
 use forebay_fuse::Options;
 use forebay_fuse::options::{REQUEST_TIMEOUT_SECONDS_MAX, REQUEST_TIMEOUT_SECONDS_MIN, Via};
@@ -16,7 +17,21 @@ use std::time::Duration;
 pub const CACHE_MIN: u64 = 32 * MIB;
 
 /// All words, for `--help`.
-pub const HELP: &str = "Options as in fstab, separated by commas:\n\
+pub fn help() -> String {
+    let row = |entry: &Entry| {
+        let word = format!("{}={}", entry.name, entry.value_name());
+        format!("{word:<24}as --{}\n", entry.flag)
+    };
+    let options: String = ENTRIES.iter().map(row).collect();
+    format!("{WORDS}{options}{IGNORED}")
+}
+
+/// Words for mount(8) itself.
+const IGNORED: &str = "Words for mount(8) itself (defaults, auto, noauto, nofail, user, users, \
+  nouser, _netdev, x-...) are\naccepted and do nothing here.";
+
+/// The words that no other front end has.
+const WORDS: &str = "Options as in fstab, separated by commas:\n\
   ro, rw                 refuse changes, or not\n\
   allow_other            others than the one who mounts may use it, as mode bits say;\n\
   \x20                       root's mounts always\n\
@@ -26,15 +41,12 @@ pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   \x20                       reading leaves no trace, or does\n\
   cache_size=SIZE        bytes for everything that grows [default: 25% of RAM,\n\
   \x20                       at most 50% of the cgroup's limit; a quarter of that with\n\
-  \x20                       cache=kernel]\n\
+  \x20                       cache=kernel, the default]\n\
   cache=MODE             which cache keeps the content of files: own (Forebay's), kernel,\n\
   \x20                       or small: own, but files of up to 128k opened for reading\n\
-  \x20                       are in the kernel's, too [default: small]\n\
+  \x20                       are in the kernel's, too [default: kernel]\n\
   kernel_cache=WHAT      the same by older words: never (own), small, always (kernel)\n\
-  direct_io=MODE         open the image with O_DIRECT: auto, on, off\n\
   aio=ENGINE             auto, io_uring, threads\n\
-  alloc=MODE             how blocks are given out: interleaved, serialized, reserve\n\
-  \x20                       [default: reserve]\n\
   threads=N              threads that read requests, 1 to 64 [default: the CPUs]\n\
   control=PATH           control socket [default: one in the user's runtime folder]\n\
   request_timeout=N      seconds, 300 to 26000, after which a request that the daemon has\n\
@@ -44,9 +56,7 @@ pub const HELP: &str = "Options as in fstab, separated by commas:\n\
   http=ADDRESS:PORT      a page to watch the cache, metrics and a health answer\n\
   http_insecure          allow an address there that others can reach\n\
   via=HOW                auto, block (a loop device, so that umount and sync reach us),\n\
-  \x20                       plain, helper\n\
-Words for mount(8) itself (defaults, auto, noauto, nofail, user, users, nouser, _netdev, x-...) are\n\
-accepted and do nothing here.";
+  \x20                       plain, helper\n";
 
 /// What was asked for.
 #[derive(Debug, Clone)]
@@ -59,12 +69,10 @@ pub struct Wanted {
     pub inodes: Option<usize>,
     /// Control socket.
     pub control: Option<PathBuf>,
-    /// How blocks are given out.
-    pub alloc: AllocMode,
+    /// The options of the five behaviours.
+    pub behaviours: Given,
     /// I/O engine.
     pub aio: Aio,
-    /// Bypass the system's page cache below us.
-    pub direct_io: DirectIo,
     /// The live view.
     pub live: LiveArgs,
 }
@@ -81,9 +89,8 @@ impl Wanted {
             cache_size: None,
             inodes: None,
             control: None,
-            alloc: AllocMode::default(),
+            behaviours: Given::default(),
             aio: Aio::default(),
-            direct_io: DirectIo::default(),
             live: LiveArgs::default(),
         };
         for word in words.iter().map(|word| word.trim()).filter(|word| !word.is_empty()) {
@@ -136,8 +143,6 @@ impl Wanted {
                 self.control = Some(path);
             }
             "cache" | "kernel_cache" => self.fuse.cache = value.parse()?,
-            "direct_io" => self.direct_io = value.parse()?,
-            "alloc" => self.alloc = value.parse()?,
             "http" => self.live.http = Some(value.to_string()),
             "aio" => self.aio = value.parse()?,
             "threads" => self.fuse.threads = Some(number(1, 64)?),
@@ -156,9 +161,20 @@ impl Wanted {
                     _ => return Err(bad(word, "auto, block, plain or helper")),
                 }
             }
-            _ => return Err(bad(word, "no such option")),
+            _ => {
+                let entry = Entry::find(name).ok_or_else(|| bad(word, "no such option"))?;
+                self.behaviours.set(entry, value).map_err(|why| bad(word, &why))?;
+            }
         }
         Ok(())
+    }
+
+    /// Refuses options that make no sense on a mount.
+    pub fn check_behaviours(&self) -> Outcome {
+        match self.behaviours.refusal(&[Store::Volume]) {
+            Some((entry, why)) => Err(Failure::usage(format!("mount: {}: {why}", entry.name))),
+            None => Ok(()),
+        }
     }
 
     /// Whether changes are refused.
@@ -206,7 +222,7 @@ mod tests {
                 assert_eq!(mode(format!("kernel_cache={word}")), wanted);
             }
         }
-        assert_eq!(mode(String::new()), CacheMode::Small, "the default");
+        assert_eq!(mode(String::new()), CacheMode::Kernel, "the default");
         assert!(parse("cache=both").unwrap_err().message.contains("both"));
     }
 
@@ -238,7 +254,8 @@ mod tests {
             section.split("| word after `-o` |").nth(1).unwrap().split_once("\n\n").unwrap();
         let cells = table.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
         let documented: BTreeSet<String> = cells.flat_map(words).collect();
-        let lines = HELP.lines().skip(1).take_while(|line| !line.starts_with("Words"));
+        let help = help();
+        let lines = help.lines().skip(1).take_while(|line| !line.starts_with("Words"));
         let lines = lines.filter(|line| !line.starts_with(' '));
         let offered: BTreeSet<String> =
             lines.flat_map(|line| words(line.split("  ").next().unwrap())).collect();
@@ -252,7 +269,7 @@ mod tests {
             |text: &str| words(text.split_once('(').unwrap().1.split_once("x-").unwrap().0);
         let mount8 = |text: &str| listed(text.split("mount(8) itself ").nth(1).unwrap());
         let ignored = mount8(rest);
-        assert_eq!(ignored, mount8(HELP));
+        assert_eq!(ignored, mount8(&help));
         // Each is understood, and so is nothing else that other file systems have.
         for word in documented.iter().chain(&ignored) {
             let no_such = |value: &str| {

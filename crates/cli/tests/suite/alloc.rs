@@ -53,7 +53,7 @@ fn a_direct_write_takes_its_turn_from_so_many_pages_on() {
         server.stop();
     }
     let image = ["export", "disk", "-U", "sock", "--alloc", "reserve"];
-    assert!(folder.refused(2, &image).contains("--alloc is for volumes"));
+    assert!(folder.refused(2, &image).contains("--alloc: an image allocates no blocks"));
     assert!(folder.refused(2, &["export", "vol:/disk", "--alloc", "x"]).contains("interleaved"));
 }
 

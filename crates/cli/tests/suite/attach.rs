@@ -123,7 +123,7 @@ fn what_of_its_image_is_cached_is_shown() {
     let folder = Folder::new();
     image(&folder, "disk", 64 << 20);
     image(&folder, "other", 1 << 20);
-    let device = Device::new(folder, &["disk"]);
+    let device = Device::new(folder, &["disk", "--mode", "cached"]);
     let resident = || {
         let found = device.folder.ok(&["fincore", "disk", "--json"]);
         let found: Value = serde_json::from_str(&found).expect("JSON");

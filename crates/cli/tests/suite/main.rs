@@ -4,6 +4,8 @@
 
 mod alloc;
 mod attach;
+mod attach_once;
+mod behaviours;
 mod cache_size;
 #[path = "../../../nbd/tests/suite/common/certificates.rs"]
 mod certificates;

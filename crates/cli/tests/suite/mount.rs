@@ -264,7 +264,7 @@ fn what_the_kernel_may_cache_is_an_option_too() {
         (&["-o", "kernel_cache=never", "--kernel-cache=always"], "cache kernel"),
         (&["-o", "cache=kernel"], "cache kernel"),
         (&["-o", "kernel_cache=never"], "cache own"),
-        (&[], "cache small"),
+        (&[], "cache kernel"),
     ] {
         place.folder.ok(&[&["mount", "vol", "mnt"], words].concat());
         assert!(shown().contains(wanted), "{words:?}: {}", shown());

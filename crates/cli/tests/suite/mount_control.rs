@@ -33,7 +33,7 @@ fn stat_and_tune_find_a_mount() {
         let mount = &stat["mounts"][0];
         assert_eq!(mount["volume"], folder.path("vol").display().to_string());
         assert_eq!(mount["dir"], folder.path("mnt").display().to_string());
-        assert_eq!((&mount["kind"], &mount["cache"]), (&"block".into(), &"small".into()));
+        assert_eq!((&mount["kind"], &mount["cache"]), (&"block".into(), &"kernel".into()));
         assert!(mount["inodes_known"].as_u64().unwrap() >= 2, "{mount}");
         assert!(stat["stats"]["dirty_bytes"].is_u64());
     }
@@ -43,7 +43,7 @@ fn stat_and_tune_find_a_mount() {
         json(&folder.ok(&["stat", "mnt", "--json"]))["mounts"][0]["open_files"] == 1
     });
     drop(held);
-    assert!(folder.ok(&["stat", "mnt"]).contains("cache small"));
+    assert!(folder.ok(&["stat", "mnt"]).contains("cache kernel"));
     until("no open file, in the metrics too", || {
         folder.ok(&["stat", "mnt", "--prometheus"]).contains("forebay_mount_open_files 0")
     });

@@ -46,7 +46,7 @@ fn an_opening_is_uncached_by_ioctl() {
         return;
     }
     let place = Place::new(128 << 20);
-    place.mount("");
+    place.mount("cache=own");
     let held = made(&place, "file", 4 << 20);
     for (mode, blocks) in [(1, 0), (2, 0), (0, 1024)] {
         let line = format!("exec python3 -c \"$0\" {mode} < mnt/file");
@@ -72,9 +72,9 @@ fn policies_are_set_shown_and_inherited() {
     std::fs::write(place.mnt("dir/before"), b"x").unwrap();
     std::os::unix::fs::symlink("before", place.mnt("dir/link")).unwrap();
     let of = |path: &str| folder.ok(&["policy", &format!("mnt/{path}")]);
-    assert_eq!(of("dir"), "cached\n");
+    assert_eq!(of("dir"), "default\n");
     folder.ok(&["policy", "mnt/dir", "uncached"]);
-    assert_eq!((of("dir"), of("dir/before")), ("uncached\n".into(), "cached\n".into()));
+    assert_eq!((of("dir"), of("dir/before")), ("uncached\n".into(), "default\n".into()));
     // By open, by mkdir, by mknod, without a name at first, by a rename from elsewhere.
     std::fs::write(place.mnt("dir/file"), b"x").unwrap();
     std::fs::create_dir_all(place.mnt("dir/a/b")).unwrap();
@@ -89,7 +89,7 @@ os.mknod('mnt/dir/node')";
     for path in ["dir/file", "dir/a", "dir/a/b", "dir/a/b/file", "dir/node"] {
         assert_eq!(of(path), "uncached\n", "{path}");
     }
-    assert_eq!(of("dir/moved"), "cached\n", "it was not made there");
+    assert_eq!(of("dir/moved"), "default\n", "it was not made there");
     // Times of what was made are what the file system has, not what they were before it had a
     // policy.
     let changed = |path: &str| place.run("stat", &["-c", "%z", &format!("mnt/{path}")]);
@@ -102,11 +102,14 @@ os.mknod('mnt/dir/node')";
 
     folder.ok(&["policy", "-R", "mnt/dir", "direct"]);
     assert_eq!((of("dir/before"), of("dir/a/b")), ("direct\n".into(), "direct\n".into()));
-    folder.ok(&["policy", "-R", "mnt/dir", "cached"]);
-    let all = folder.ok(&["policy", "-R", "mnt/dir"]);
-    assert!(all.lines().count() == 8 && all.lines().all(|l| l.starts_with("cached ")), "{all}");
-    std::fs::write(place.mnt("dir/later"), b"x").unwrap();
-    assert_eq!(of("dir/later"), "cached\n");
+    for policy in ["cached", "default"] {
+        folder.ok(&["policy", "-R", "mnt/dir", policy]);
+        let all = folder.ok(&["policy", "-R", "mnt/dir"]);
+        assert!(all.lines().count() == 8 && all.lines().all(|l| l.starts_with(policy)), "{all}");
+        std::fs::write(place.mnt("dir/later"), b"x").unwrap();
+        assert_eq!(of("dir/later"), format!("{policy}\n"));
+        std::fs::remove_file(place.mnt("dir/later")).unwrap();
+    }
 
     assert!(folder.refused(2, &["policy", "mnt/dir", "sometimes"]).contains("sometimes"));
     assert!(folder.refused(3, &["policy", "run", "uncached"]).contains("not on a mount"));

@@ -2,11 +2,12 @@
 
 Roles: `user` drops to uid 1000 and opens, creates, renames and removes names of DIR by chance; `remover` drops to
 uid 1000, too, makes files in DIR, which has the sticky bit, and removes, renames and replaces them; `root` makes,
-renames and chmods files of its own there, none of which anyone else may open. All go on until standard input
+renames and chmods files of its own there, none of which anyone else may open; `linker` drops to uid 1000, renames the
+sockets away, connects to them, and puts hard links to DIR/victim in their places. All go on until standard input
 is closed. NAMES in the environment is the number of names. Then they print their counts as JSON. Before that they
 print a line for each race: a name that was the user's, or free, was root's in the next call.
 """
-import ctypes, errno, fcntl, json, os, random, select, socket, struct, sys
+import ctypes, errno, fcntl, json, os, random, select, socket, stat, struct, sys
 
 role, folder, secret, sockets = sys.argv[1], sys.argv[2], sys.argv[3].encode(), sys.argv[4:]
 NAMES = [f"{folder}/f{n}" for n in range(int(os.environ["NAMES"]))]
@@ -39,10 +40,10 @@ def goes_on():
 
 def check(fd):
     """A descriptor must be of an own file, with nothing of root's in it."""
-    stat = os.fstat(fd)
-    if stat.st_uid != OWN:
+    of = os.fstat(fd)
+    if of.st_uid != OWN:
         note("violations")
-        print(f"a descriptor of a file of {stat.st_uid}, mode {stat.st_mode:o}", file=sys.stderr)
+        print(f"a descriptor of a file of {of.st_uid}, mode {of.st_mode:o}", file=sys.stderr)
     if secret in (attempt("read", lambda: os.pread(fd, 4096, 0)) or b""):
         note("violations")
         print("root's content in an own file", file=sys.stderr)
@@ -82,7 +83,8 @@ def user():
                 continue
             note("opened")
             check(fd)
-            attempt("ioctl", lambda: fcntl.ioctl(fd, SET_MODE, struct.pack("I", random.randrange(3))))
+            mode = struct.pack("I", random.randrange(3))
+            attempt("ioctl", lambda: fcntl.ioctl(fd, SET_MODE, mode) and note("modes set"))
             if how & os.O_ACCMODE == os.O_RDWR:
                 attempt("write", lambda: os.pwrite(fd, b"own", 0))
             held.append(fd)
@@ -93,7 +95,8 @@ def user():
             if random.random() < 0.2:
                 attempt("rename", lambda: os.rename(name, random.choice(NAMES)))
             if random.random() < 0.02:
-                attempt("tree", lambda: fcntl.ioctl(base, SET_TREE_MODE, struct.pack("I", 1)))
+                tree = struct.pack("I", 1)
+                attempt("tree", lambda: fcntl.ioctl(base, SET_TREE_MODE, tree) and note("trees set"))
     for fd in held:
         check(fd)
 
@@ -155,5 +158,40 @@ def root():
             note("made")
 
 
-{"user": user, "remover": remover, "root": root}[role]()
+def linker():
+    become_user()
+    victim, own, link = f"{folder}/victim", f"{folder}/own", f"{folder}/link"
+    expected = os.stat(victim).st_mode
+
+    def connect(path):
+        end = socket.socket(socket.AF_UNIX)
+        try:
+            end.connect(path)
+            note("violations")
+            print(f"{path} lets others in", file=sys.stderr)
+        finally:
+            end.close()
+
+    while goes_on():
+        for path in sockets * 32:
+            attempt("link", lambda: os.path.lexists(link) or os.link(victim, link))
+            # A quick one meets the moment between the steps of a server that starts.
+            try:
+                os.rename(path, own)
+            except OSError:
+                continue
+            attempt("replace", lambda: os.rename(link, path))
+            if stat.S_ISSOCK(os.lstat(own).st_mode):
+                race()
+                for _ in range(20):
+                    attempt("connect", lambda: connect(own))
+            attempt("unlink", lambda: os.unlink(path))
+            os.unlink(own)
+            if os.stat(victim).st_mode != expected:
+                note("violations")
+                print(f"the victim has mode {os.stat(victim).st_mode:o}", file=sys.stderr)
+                return
+
+
+{"user": user, "remover": remover, "linker": linker, "root": root}[role]()
 print(json.dumps(count))

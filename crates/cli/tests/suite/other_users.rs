@@ -1,9 +1,9 @@
 //! A user of a mount gets no descriptor of another user's file and removes none, whatever interface
-//! makes that.
+//! makes that; and no socket of root's lets a user in.
 
 use crate::common::lab::Lab;
 use crate::common::place::{Place, may_run};
-use crate::common::wait;
+use crate::common::{Folder, Server, wait};
 use forebay::OpenOptions;
 use forebay_fuse::CacheMode;
 use serde_json::Value;
@@ -215,14 +215,16 @@ fn user_beside_root_on_every_interface_gets_no_file_of_root() {
     let sockets = ["mount.ctl", "sock", "ctl"].map(|name| folder.path(name));
     let users = [(); 2].map(|()| Player::new("user", &place.mnt("shared"), 8, &sockets));
     let root = Player::new("root", &place.mnt("shared"), 8, &[]);
-    let (mut copies, mut exported, mut rounds) = (0, 0, 0);
+    let (mut copies, mut run, mut exported, mut rounds) = (0, 0, 0, 0);
     let bounds = Bounds::new(12, 5, 200);
     while bounds.goes_on(rounds, &users) {
         // A user's file may be in the way of a copy: that name is refused then.
         let done = folder.forebay(&["cp", "-r", "shared", "vol:/"]);
         copies += u64::from(done.status.success());
         let word = format!("cp --remove-destination -p shared/f{} mnt/shared", rounds % 8);
-        folder.forebay(&["run", "--uncached", "--", "sh", "-c", &word]);
+        run += u64::from(
+            folder.forebay(&["run", "--uncached", "--", "sh", "-c", &word]).status.success(),
+        );
         // What root's client writes over NBD stands in a file with a name that users create.
         let (disk, own) = (place.mnt("disk"), place.mnt("shared/exported"));
         client.write(rounds * 4096 % (1 << 20), SECRET.as_bytes()).unwrap();
@@ -237,13 +239,51 @@ fn user_beside_root_on_every_interface_gets_no_file_of_root() {
     let root = root.end();
     client.disconnect();
     server.stop();
-    println!("{rounds} rounds, {copies} copies without a refusal, {exported} names of an export");
+    println!(
+        "{rounds} rounds, {copies} copies without a refusal, {run} by `run`, \
+         {exported} names of an export"
+    );
     println!("root {root}");
     judge(&counts);
     assert_eq!(sum(&counts, "sockets refused"), 2 * sockets.len() as u64);
     assert!(
-        exported > 0 && root["made"].as_u64() > Some(0),
-        "each interface made files of root's: {exported} by NBD, {root}"
+        copies > 0 && run > 0 && exported > 0 && root["made"].as_u64() > Some(0),
+        "each interface made files of root's: {copies} by `cp`, {run} by `run`, {exported} by NBD, \
+         {root}"
     );
+    for set in ["modes set", "trees set"] {
+        assert!(sum(&counts, set) > 0, "the ioctls of the users work: {set}, {counts:?}");
+    }
     place.umount();
+}
+
+/// In a folder where a user may rename, that user takes the sockets of root's exports away while
+/// they start, and leaves hard links to another file of root's in their places.
+#[test]
+fn user_beside_the_sockets_of_root_gets_no_connection_and_no_file_changes() {
+    if !may_run() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.image("disk.img", 1 << 20);
+    let (shared, victim) = (folder.path("shared"), folder.path("shared/victim"));
+    make_dir(&shared, 0o777);
+    std::fs::write(&victim, SECRET).unwrap();
+    // A user may link only what it may write.
+    std::fs::set_permissions(&victim, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let sockets = ["shared/sock", "shared/ctl"].map(|name| folder.path(name));
+    let users = [Player::new("linker", &shared, 1, &sockets)];
+    let (mut rounds, mut started, bounds) = (0, 0, Bounds::new(20, 10, 1000));
+    while bounds.goes_on(rounds, &users) {
+        let words = ["export", "-U", "shared/sock", "--control", "shared/ctl", "disk.img"];
+        // A file of the user may be in the way of a socket.
+        started += u64::from(Server::try_start(folder.command(&words), sockets[0].clone()).is_ok());
+        rounds += 1;
+    }
+    let counts = users.map(Player::end);
+    println!("{rounds} rounds, {started} exports started; linker {}", counts[0]);
+    assert_eq!(sum(&counts, "violations"), 0, "{counts:?}");
+    assert!(started > 0 && sum(&counts, "connect EACCES") > 0, "{started}, {counts:?}");
+    let mode = std::fs::metadata(&victim).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o666, "the mode of a file that was linked over a socket");
 }

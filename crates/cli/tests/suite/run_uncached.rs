@@ -22,7 +22,7 @@ struct Lab {
 impl Lab {
     fn new(words: &str) -> Self {
         let place = Place::new(128 << 20);
-        place.mount(words);
+        place.mount(&format!("cache=own,{words}"));
         let mut held = File::create_new(place.mnt("file")).expect("new");
         held.write_all(&bytes_of(1, LEN)).expect("room");
         held.sync_all().expect("durable");

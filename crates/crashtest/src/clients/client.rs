@@ -8,7 +8,9 @@ use super::history::{Change, Kind, NEVER, Span, ZEROS, fill};
 use super::log::{Changed, Log, Synced, of_checkpoint};
 use super::names::{Answer, At, How, NameAct};
 use super::plan::{Act, Drop, Step};
+use super::weather::Weather;
 use crate::bounds::Bounds;
+use crate::run::is_nearly_full;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::World;
@@ -19,7 +21,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-const BOTH: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
+/// For reading and writing.
+pub const BOTH: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
 const LETTERS: [&[u8]; 3] = [b"a", b"b", b"c"];
 /// The second directory.
 pub const DIRECTORY: &[u8] = b"d";
@@ -39,6 +42,8 @@ pub struct Site {
     pub block: u64,
     /// What the volume may hold in memory.
     pub bounds: Bounds,
+    /// What happens to the disk meanwhile.
+    pub weather: Weather,
 }
 
 /// One client.
@@ -54,6 +59,10 @@ pub struct Client {
 struct Of {
     step: usize,
     dropped: Option<Drop>,
+    /// The file that it reads.
+    reads: Option<u64>,
+    /// It may find the volume full.
+    may_be_full: bool,
 }
 
 fn name(at: At) -> Name<'static> {
@@ -83,15 +92,21 @@ fn is_answer(kind: ErrorKind) -> bool {
 }
 
 impl Client {
-    /// Carries out its steps, until something is wrong.
-    pub async fn work(mut self, steps: Vec<(usize, Step)>) {
+    /// Carries out its steps, until something is wrong. Returns the inode of the file that it
+    /// opened last.
+    pub async fn work(mut self, steps: Vec<(usize, Step)>) -> Option<u64> {
         for (number, step) in steps {
             if self.site.log.is_wrong() {
                 break;
             }
-            self.carry_out(Of { step: number, dropped: step.dropped }, step.act).await;
+            self.site.weather.before_step(number);
+            let may_be_full = !matches!(step.act, Act::Read(..) | Act::Sync(_) | Act::SyncFs);
+            let of = Of { step: number, dropped: step.dropped, reads: None, may_be_full };
+            self.carry_out(of, step.act).await;
             self.check_memory(number);
+            self.site.weather.after_step(number, &self).await;
         }
+        self.opened.as_ref().map(Opened::ino)
     }
 
     fn check_memory(&self, step: usize) {
@@ -150,11 +165,23 @@ impl Client {
         let settled = matches!(done, Some(Ok(_)));
         log.end(of.step, changed, settled, |past| match &done {
             Some(Ok(_)) => past.happened(changed),
+            Some(Err(error)) if error.kind() == ErrorKind::NoSpace && of.may_be_full => {}
             Some(Err(error)) => {
-                past.note_failed(error.kind(), || format!("step {}, {text}: {error}", of.step));
+                let ino = match changed {
+                    Changed::Content(ino, _) => Some(ino),
+                    _ => of.reads,
+                };
+                let what = || format!("step {}, {text}: {error}", of.step);
+                past.note_failed(error.kind(), ino, what);
             }
             None => past.dropped += 1,
         });
+        if let Some(Err(error)) = &done
+            && error.kind() == ErrorKind::NoSpace
+            && of.may_be_full
+        {
+            self.judge_full(of, &format!("{text}: {error}")).await;
+        }
         (done, changed, begin)
     }
 
@@ -177,8 +204,9 @@ impl Client {
             answer.is_some_and(|answer| answer.is_ok()),
             |past| match answer {
                 // It may have happened or not.
+                Some(Err(ErrorKind::NoSpace)) => {}
                 Some(Err(kind)) if !is_answer(kind) => {
-                    past.note_failed(kind, || format!("step {}, {text}: {kind:?}", of.step));
+                    past.note_failed(kind, None, || format!("step {}, {text}: {kind:?}", of.step));
                 }
                 Some(answer) => {
                     // An inode that lost its last name meanwhile.
@@ -189,7 +217,20 @@ impl Client {
                 None => past.dropped += 1,
             },
         );
+        if answer == Some(Err(ErrorKind::NoSpace)) {
+            self.judge_full(of, &text).await;
+        }
         answer.and_then(|answer| answer.ok())
+    }
+
+    /// Judges an operation that found no space, by the figures of the volume.
+    async fn judge_full(&self, of: Of, text: &str) {
+        let is_full = match &self.site.volume {
+            Some(volume) => is_nearly_full(volume).await,
+            None => false,
+        };
+        let what = || format!("step {}, {text}: no space, and a quarter is free", of.step);
+        self.site.log.look(|past| past.note_full(is_full, what));
     }
 
     async fn open(&mut self, of: Of, text: String, at: At) {
@@ -197,9 +238,16 @@ impl Client {
         let dir = self.dir(at);
         let look_up = async { Ok(volume.lookup(dir, name(at)).await?.ino.0) };
         let Some(ino) = self.names(of, text, NameAct::Lookup(at), look_up).await else { return };
-        // It may have lost its last name meanwhile.
-        if let Ok(file) = volume.open(Ino(ino), BOTH).await {
-            self.opened = Some(Opened::File(volume, file));
+        match volume.open(Ino(ino), BOTH).await {
+            Ok(file) => self.opened = Some(Opened::File(volume, file)),
+            // It may have lost its last name meanwhile.
+            Err(error) if is_answer(error.kind()) => {}
+            Err(error) => {
+                let what = || format!("step {}, opening #{ino}: {error}", of.step);
+                self.site.log.end(of.step, Changed::Nothing, true, |past| {
+                    past.note_failed(error.kind(), None, what);
+                });
+            }
         }
     }
 
@@ -296,6 +344,7 @@ impl Client {
         let text = format!("{text} of #{ino}");
         let none = |_: &mut super::log::Past| Changed::Nothing;
         let read = opened.read(at, len, flags);
+        let of = Of { reads: Some(ino), ..of };
         let (done, _, begin) = self.operation(of, text, none, read).await;
         let Some(Ok(bytes)) = done else { return };
         self.site.log.look(|past| {

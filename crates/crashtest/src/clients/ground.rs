@@ -33,6 +33,8 @@ pub struct Ground {
     pub files: BTreeMap<u64, (u8, u64)>,
     /// Files that an earlier life has left, and their content.
     pub left: BTreeMap<u64, Arc<Vec<u8>>>,
+    /// Blocks of files that cannot be read, because they have decayed: inode and number.
+    pub decayed: Vec<(u64, u64)>,
 }
 
 impl Ground {

@@ -252,6 +252,24 @@ impl FileHistory {
         Ok(())
     }
 
+    /// As [`FileHistory::check`] from the begin of the file on, for the blocks that `readable`
+    /// names by their numbers.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check_where(
+        &self,
+        bytes: &[u8],
+        block: u64,
+        span: Span,
+        readable: impl Fn(u64) -> bool,
+    ) -> Result<(), String> {
+        let parts = (0..).zip(bytes.chunks(block as usize));
+        parts
+            .filter(|(number, _)| readable(*number))
+            .try_for_each(|(number, part)| self.check(number * block, part, block, span))
+    }
+
     fn check_block(
         &self,
         range: Range<u64>,

@@ -11,7 +11,7 @@ use super::run::Ran;
 use super::search::Clients;
 use crate::verdict::{Checked, Found, Recoveries};
 use forebay_sim::CrashState;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -68,6 +68,9 @@ impl Remains {
                 ground.names = names_of(found)?;
                 let files = found.files.values();
                 ground.left = files.map(|(ino, content)| (*ino, content.clone())).collect();
+                let bad = found.unreadable.iter();
+                let blocks = bad.flat_map(|(ino, blocks)| blocks.iter().map(|n| (*ino, *n as u64)));
+                ground.decayed = blocks.collect();
             }
             Self::Image(bytes, _) => drop(ground.left.insert(IMAGE, bytes.clone())),
         }
@@ -102,7 +105,7 @@ impl Judge<'_> {
     pub fn of(&self, remains: &Remains, time: u64) -> Checked<()> {
         match remains {
             Remains::Volume(found) => self.volume(found, time),
-            Remains::Image(bytes, _) => self.content(IMAGE, bytes, (0, time)),
+            Remains::Image(bytes, _) => self.content(IMAGE, bytes, &BTreeSet::new(), (0, time)),
         }
     }
 
@@ -114,11 +117,17 @@ impl Judge<'_> {
         let synced = acked.map(|sync| sync.begin).max().unwrap_or(0);
         let prefixes = orders.prefixes(synced, now);
         let is_known = |ino| orders.is_known(ino);
+        let (all, none) = (&found.unreadable, BTreeSet::new());
+        let bad = all.iter().flat_map(|(ino, blocks)| blocks.iter().map(|n| (*ino, *n as u64)));
+        if let Some((ino, n)) = bad.into_iter().find(|at| !self.ran.past.had_decayed(*at, time)) {
+            return Err(format!("block {n} of #{ino} cannot be read, and has not decayed"));
+        }
         let mut why = None;
         for prefix in prefixes.iter().filter(|prefix| prefix.are(&names, is_known)) {
             let content = found.files.values().try_for_each(|(ino, content)| {
                 let floor = prefix.floors.get(ino).copied().unwrap_or(0);
-                self.content(*ino, content, (floor, time))
+                let bad = all.get(ino).unwrap_or(&none);
+                self.content(*ino, content, bad, (floor, time))
             });
             match content {
                 Ok(()) => return Ok(()),
@@ -135,8 +144,15 @@ impl Judge<'_> {
         }))
     }
 
-    /// The content of one file, which was there before `floor`: a rename promises that.
-    fn content(&self, ino: u64, bytes: &[u8], (floor, time): (u64, u64)) -> Checked<()> {
+    /// The content of one file, which was there before `floor`: a rename promises that. `bad` are
+    /// blocks that could not be read.
+    fn content(
+        &self,
+        ino: u64,
+        bytes: &[u8],
+        bad: &BTreeSet<usize>,
+        (floor, time): (u64, u64),
+    ) -> Checked<()> {
         let past = &self.ran.past;
         // The contract: what was written past the cache, and what the file grew by since, may be
         // missing behind a rename that is durable, where the disk loses it.
@@ -148,7 +164,8 @@ impl Judge<'_> {
         let unknown = FileHistory::default();
         let file = past.files.get(&ino).unwrap_or(&unknown);
         let checked = file.check_size(bytes.len() as u64, span);
-        let checked = checked.and_then(|()| file.check(0, bytes, self.block, span));
+        let readable = |number: u64| !bad.contains(&(number as usize));
+        let checked = checked.and_then(|()| file.check_where(bytes, self.block, span, readable));
         checked.map_err(|what| format!("#{ino}, at {time}: {what}"))
     }
 }

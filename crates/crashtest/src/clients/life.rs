@@ -8,6 +8,7 @@ use super::plan::{Draw, Step, steps};
 use super::run::{Ran, run};
 use super::search::{ALL_UPTO, Clients, count};
 use crate::counts::Seen;
+use crate::setup::Setup;
 use crate::verdict::{Checked, Recoveries};
 use forebay_sim::SimDisk;
 use std::collections::HashSet;
@@ -50,6 +51,9 @@ impl Life<'_> {
         seen: &mut Seen,
     ) -> Checked<()> {
         let Clients { setup, is_volume, draw } = self.clients;
+        // With many kills most lives would end in an opening that fails.
+        let failing = if setup.late { Vec::new() } else { setup.failing.clone() };
+        let setup = &Setup { grown_bytes: None, failing, ..setup.clone() };
         let ground = remains.ground()?;
         let plan = steps(&Draw { seed: self.seed, steps: STEPS, ..*draw }).into_iter();
         let plan: Vec<(usize, Step)> = (FIRST_STEP..).zip(plan).collect();

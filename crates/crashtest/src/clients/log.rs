@@ -6,10 +6,12 @@
 
 use super::history::{Change, FileHistory, NEVER};
 use super::names::{Answer, NameAct, NameOp};
+use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Mutex;
 use forebay_base::{Error, ErrorKind};
 use forebay_sim::{FaultCounts, SimDisk};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Steps of the world from the begin of an operation to its end, at most.
 pub const OP_STEPS_MAX: u64 = 60_000;
@@ -49,11 +51,17 @@ pub struct Past {
     pub syncs: Vec<Synced>,
     /// Operations that were dropped while they waited.
     pub dropped: u64,
-    /// Operations that failed because the disk fails.
+    /// Blocks that have decayed: inode, number, and when. Until they are written anew each read of
+    /// them fails.
+    pub decayed: Vec<(u64, u64, u64)>,
+    /// Operations that failed because the disk fails, or because a block had decayed.
     pub failed: u64,
     /// Operations that found no space.
     pub full: u64,
-    /// The disk has failed a request of this run: operations may be refused.
+    /// The host has refused a request of this run for lack of space.
+    pub has_full_host: bool,
+    /// The disk has failed a request of this run: operations may be refused. A full host and decay
+    /// do not count: they lose nothing that makes a volume read-only.
     pub has_failed: bool,
     /// It fails reads alone: nothing can be lost, so no volume turns read-only.
     pub is_lossless: bool,
@@ -85,10 +93,11 @@ pub fn of_checkpoint(error: Error) -> Error {
 }
 
 impl Log {
-    /// Of a run on this disk that begins with these files.
-    pub fn new(disk: &SimDisk, files: BTreeMap<u64, FileHistory>) -> Self {
+    /// Of a run on this disk that begins with these files, and with these decayed blocks.
+    pub fn new(disk: &SimDisk, files: BTreeMap<u64, FileHistory>, decayed: &[(u64, u64)]) -> Self {
+        let decayed = decayed.iter().map(|(ino, block)| (*ino, *block, 0)).collect();
         // The files come first.
-        let past = Past { files, clock: 1, ..Past::default() };
+        let past = Past { files, decayed, clock: 1, ..Past::default() };
         let (disk, before) = (disk.clone(), disk.fault_counts());
         let log = Self { past: Mutex::new(past), disk, before };
         log.tick(|_| ());
@@ -106,9 +115,25 @@ impl Log {
         done
     }
 
+    /// The world of the run.
+    pub fn world(&self) -> Arc<SimWorld> {
+        self.disk.world().clone()
+    }
+
     /// The volume is open.
     pub fn note_opened(&self) {
         self.tick(|past| past.opened = Some(past.clock));
+    }
+
+    /// A block of a file has decayed.
+    pub fn note_decayed(&self, ino: u64, block: u64) {
+        self.tick(|past| past.decayed.push((ino, block, past.clock)));
+    }
+
+    /// Whether the disk has failed a request since the run began.
+    fn has_failed(&self) -> bool {
+        let FaultCounts { no_space, rotten, .. } = self.before;
+        FaultCounts { no_space, rotten, ..self.disk.fault_counts() } != self.before
     }
 
     /// The operation of a step begins.
@@ -129,9 +154,10 @@ impl Log {
     /// happens before the end of what begins later.
     pub fn end(&self, step: usize, changed: Changed, settled: bool, end: impl FnOnce(&mut Past)) {
         let steps = self.disk.world().steps();
-        let has_failed = self.disk.fault_counts() != self.before;
+        let has_failed = self.has_failed();
+        let has_full_host = self.disk.fault_counts().no_space != self.before.no_space;
         self.tick(|past| {
-            past.has_failed = has_failed;
+            (past.has_failed, past.has_full_host) = (has_failed, has_full_host);
             if let Some((what, since)) = past.running.remove(&step)
                 && steps - since > OP_STEPS_MAX
             {
@@ -178,12 +204,16 @@ impl Past {
         self.wrong.get_or_insert(what);
     }
 
-    /// Records a failed operation. That is a violation, unless it found no space or the disk has
-    /// failed a request: operations that another client drops are no excuse.
-    pub fn note_failed(&mut self, kind: ErrorKind, what: impl FnOnce() -> String) {
+    /// Records a failed operation, of this file if it is one of content. That is a violation,
+    /// unless the host is full, its file has decayed, or the disk has failed a request: operations
+    /// that another client drops are no excuse.
+    pub fn note_failed(&mut self, kind: ErrorKind, of: Option<u64>, what: impl FnOnce() -> String) {
         match kind {
-            ErrorKind::NoSpace => self.full += 1,
-            ErrorKind::Io if self.has_failed => self.failed += 1,
+            ErrorKind::NoSpace if self.has_full_host => self.full += 1,
+            // A sync that a full host refuses gives up what is not in the cache: EIO from then on.
+            ErrorKind::Io if self.has_failed || self.has_full_host => self.failed += 1,
+            // A write to a part of a block reads the block first.
+            ErrorKind::Corrupt if of.is_some_and(|ino| self.has_decayed(ino)) => self.failed += 1,
             // A failed write or flush may have lost what went past the cache. A read of it finds
             // old content, which does not match its checksum.
             ErrorKind::Corrupt | ErrorKind::ReadOnly | ErrorKind::Shutdown
@@ -193,6 +223,25 @@ impl Past {
             }
             _ => self.note_wrong(what()),
         }
+    }
+
+    /// Records that a change, or a checkpoint, found no space. That is right while the volume is
+    /// nearly full by its own figures.
+    pub fn note_full(&mut self, is_nearly_full: bool, what: impl FnOnce() -> String) {
+        match is_nearly_full || self.has_full_host {
+            true => self.full += 1,
+            false => self.note_wrong(what()),
+        }
+    }
+
+    /// Whether a block of a file has decayed.
+    pub fn has_decayed(&self, ino: u64) -> bool {
+        self.decayed.iter().any(|(of, ..)| *of == ino)
+    }
+
+    /// Whether a block of a file had decayed at a time.
+    pub fn had_decayed(&self, (ino, block): (u64, u64), time: u64) -> bool {
+        self.decayed.iter().any(|(of, n, since)| (*of, *n) == (ino, block) && *since <= time)
     }
 
     /// The disk fails, and a write past the cache of this file had not worked by then.

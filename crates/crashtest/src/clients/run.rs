@@ -7,7 +7,7 @@
 //!
 //! No locks across a wait.
 
-use super::client::{Client, DIRECTORY, Site, all_names, path};
+use super::client::{BOTH, Client, DIRECTORY, Site, all_names, path};
 use super::early::EarlyRelease;
 use super::file::{IMAGE, Opened};
 use super::ground::{Ground, IMAGE_BYTES};
@@ -15,15 +15,15 @@ use super::history::Span;
 use super::log::{Changed, Log, Past, Synced, of_checkpoint};
 use super::names::{At, Names, Orders};
 use super::plan::Step;
+use super::weather::Weather;
 use crate::bounds::Bounds;
 use crate::setup::Setup;
 use forebay_base::sim_world::SimWorld;
-use forebay_base::sync::Arc as SharedArc;
+use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, WorldRef};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::{BioOp, DeviceRef};
-use forebay_cache::PageCache;
 use forebay_iomap::identity::Identity;
 use forebay_iomap::{MapOps, MappedFile};
 use forebay_lfs::Volume;
@@ -36,6 +36,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// With this step the clients begin to work on the larger volume.
+const GROWN_BEFORE: usize = 15;
 /// Steps of the world in one run, at most (M1).
 const STEPS_MAX: u64 = 400_000;
 
@@ -51,6 +53,12 @@ pub struct Ran {
     pub failed: [u64; 3],
     /// Files, or volumes, that could not be read at the end, because the disk had failed.
     pub unchecked: u64,
+    /// Requests that the host refused for lack of space.
+    pub no_space: u64,
+    /// Sectors that decayed.
+    pub rotten: u64,
+    /// The volume was made larger.
+    pub grown: bool,
 }
 
 /// A run that has ended, and its violation.
@@ -72,14 +80,19 @@ pub fn run(
 ) -> Outcome {
     let world = disk.world().clone();
     world.set_step_limit(world.steps() + STEPS_MAX);
-    let log = Arc::new(Log::new(disk, ground.histories()));
+    let log = Arc::new(Log::new(disk, ground.histories(), &ground.decayed));
     disk.clear_log();
     disk.record_cuts();
     setup.failing.iter().for_each(|rule| disk.inject(rule.clone()));
+    let before = disk.fault_counts();
+    if let Some(bytes) = setup.host_bytes {
+        disk.limit_space(disk.allocated() + bytes);
+    }
     let is_lossless = setup.failing.iter().all(FaultRule::is_of_reads);
     log.look(|past| past.is_lossless = is_lossless);
-    let (before, unchecked) = (disk.fault_counts(), Cell::new(0));
-    let life = Life { setup, steps, disk, log: &log, before, unchecked: &unchecked };
+    let (unchecked, grown) = (Cell::new(0), Cell::new(false));
+    let (unread, larger) = (&unchecked, &grown);
+    let life = Life { setup, steps, disk, log: &log, before, unchecked: unread, grown: larger };
     let done = bounded(&world, &log, async {
         match is_volume {
             true => life.volume().await,
@@ -99,7 +112,17 @@ pub fn run(
     let failed = disk.log();
     let failed = |op| failed.iter().filter(|e| e.op == op && e.fault.is_some()).count() as u64;
     let failed = [BioOp::Read, BioOp::Write, BioOp::Flush].map(failed);
-    Ok(Ran { cuts, past, orders, failed, unchecked: unchecked.get() })
+    let faults = disk.fault_counts();
+    Ok(Ran {
+        cuts,
+        past,
+        orders,
+        failed,
+        unchecked: unchecked.get(),
+        no_space: faults.no_space - before.no_space,
+        rotten: faults.rotten - before.rotten,
+        grown: grown.get(),
+    })
 }
 
 /// Runs a life. If the world is stuck or does not end, the error names the operations that wait
@@ -116,15 +139,17 @@ fn bounded(
 }
 
 /// One run.
-struct Life<'a> {
-    setup: &'a Setup,
+pub(super) struct Life<'a> {
+    pub(super) setup: &'a Setup,
     steps: &'a [(usize, Step)],
     disk: &'a SimDisk,
-    log: &'a Arc<Log>,
+    pub(super) log: &'a Arc<Log>,
     /// Faults of the disk before the run.
     before: FaultCounts,
     /// What [`Ran::unchecked`] becomes.
     unchecked: &'a Cell<u64>,
+    /// What [`Ran::grown`] becomes.
+    pub(super) grown: &'a Cell<bool>,
 }
 
 impl Life<'_> {
@@ -150,28 +175,48 @@ impl Life<'_> {
             Err(error) => return self.give_up(false, || format!("it does not open: {error}")),
         };
         self.log.note_opened();
+        Bounds::of(self.setup).check_memory(&volume)?;
         let directory = volume.lookup(Ino::ROOT, Name::new(DIRECTORY).map_err(text)?).await;
         let dirs = match directory {
             Ok(directory) => [Ino::ROOT, directory.ino],
             Err(error) => return self.give_up(false, || text(error)),
         };
         let block = u64::from(self.setup.block_bytes);
-        let (log, shared) = (self.log.clone(), volume.clone());
-        let bounds = Bounds::of(self.setup);
-        let site = Site { world, log, volume: Some(shared), dirs, block, bounds };
-        self.clients(&site, None).await;
+        let mut site = self.site(Some(volume.clone()), dirs, block);
+        let opened = self.clients(&site, self.first_half(), &|_| None).await;
+        let (volume, cache) = match self.setup.grown_bytes {
+            _ if self.log.is_wrong() => return Ok(()),
+            None => (volume, options.cache),
+            Some(bytes) => {
+                // Nothing of the clients is left that could keep the smaller volume.
+                site.volume = None;
+                let Some((volume, cache)) = self.grow(volume, &device, bytes).await? else {
+                    return Ok(());
+                };
+                site.volume = Some(volume.clone());
+                let files = reopened(&volume, &opened).await;
+                self.clients(&site, self.second_half(), &|n| files.get(n).cloned().flatten()).await;
+                (volume, cache)
+            }
+        };
         if self.log.is_wrong() {
             return Ok(());
         }
         self.disk.heal();
-        self.check_budget(options.cache.as_ref())?;
+        Bounds::of(self.setup).check_cache(cache.as_ref())?;
         self.check_files(&volume, &site).await?;
         drop(site);
         let begin = self.log.begin(usize::MAX, "closing".into(), |_| Changed::Nothing).0;
         let done = volume.close().await.map_err(of_checkpoint);
         let is_closed = done.is_ok();
         self.all_synced(begin, done);
-        if is_closed { bounds.check_closed(&volume) } else { Ok(()) }
+        if is_closed { Bounds::of(self.setup).check_closed(&volume) } else { Ok(()) }
+    }
+
+    fn site(&self, volume: Option<Volume>, dirs: [Ino; 2], block: u64) -> Site {
+        let (world, log) = (self.disk.world().clone(), self.log.clone());
+        let (bounds, weather) = (Bounds::of(self.setup), Weather::new(self.setup, self.disk));
+        Site { world, log, volume, dirs, block, bounds, weather }
     }
 
     async fn image(&self) -> Result<(), String> {
@@ -188,56 +233,65 @@ impl Life<'_> {
         let file = MappedFile::new(&cache, map, block, IMAGE_BYTES, false).map_err(text)?;
         let handle = Arc::new(file.open_handle());
         let opened = Opened::Image(file.clone(), handle.clone());
-        let (log, dirs, block) = (self.log.clone(), [Ino::ROOT; 2], u64::from(block));
-        let bounds = Bounds::of(self.setup);
+        let block = u64::from(block);
         self.log.note_opened();
-        let site = Site { world, log, volume: None, dirs, block, bounds };
-        self.clients(&site, Some(&opened)).await;
+        let site = self.site(None, [Ino::ROOT; 2], block);
+        self.clients(&site, self.steps, &|_| Some(opened.clone())).await;
         if self.log.is_wrong() {
             return Ok(());
         }
         self.disk.heal();
-        self.check_budget(Some(&cache))?;
+        Bounds::of(self.setup).check_cache(Some(&cache))?;
         self.check_content(&opened, block).await?;
         let begin = self.log.begin(usize::MAX, "the last sync".into(), |_| Changed::Nothing).0;
         self.all_synced(begin, file.sync(&handle).await);
         Ok(())
     }
 
-    /// Runs all clients, interleaved by the seed, until the last one is done.
-    async fn clients(&self, site: &Site, opened: Option<&Opened>) {
-        let count = self.steps.iter().map(|(_, step)| step.client + 1).max().unwrap_or(0);
+    /// Runs all clients, interleaved by the seed, until the last one is done. Returns the inodes of
+    /// the files that each of them opened last.
+    async fn clients(
+        &self,
+        site: &Site,
+        steps: &[(usize, Step)],
+        opened: &dyn Fn(usize) -> Option<Opened>,
+    ) -> Vec<Option<u64>> {
+        let count = steps.iter().map(|(_, step)| step.client + 1).max().unwrap_or(0);
         let (left, done) = (Arc::new(AtomicUsize::new(count)), Arc::new(WaitQueue::new()));
+        let last = Arc::new(Mutex::new(vec![None; count]));
         for n in 0..count {
-            let own = self.steps.iter().filter(|(_, step)| step.client == n).cloned();
+            let own = steps.iter().filter(|(_, step)| step.client == n).cloned();
             let own: Vec<(usize, Step)> = own.collect();
-            let client = Client { site: site.clone(), opened: opened.cloned() };
-            let (left, done) = (left.clone(), done.clone());
+            let client = Client { site: site.clone(), opened: opened(n) };
+            let (left, done, last) = (left.clone(), done.clone(), last.clone());
             let work = async move {
-                client.work(own).await;
+                let ino = client.work(own).await;
+                last.lock()[n] = ino;
                 left.fetch_sub(1, Ordering::AcqRel);
                 done.wake_all();
             };
             site.world.spawn(&format!("client {n}"), Box::pin(work));
         }
         done.wait_until(|| (left.load(Ordering::Acquire) == 0).then_some(())).await;
+        last.lock().clone()
+    }
+
+    /// The steps before the volume is made larger; all of them if it is not.
+    fn first_half(&self) -> &[(usize, Step)] {
+        let end = self.steps.partition_point(|(number, _)| *number < GROWN_BEFORE);
+        if self.setup.grown_bytes.is_some() { &self.steps[..end] } else { self.steps }
+    }
+
+    fn second_half(&self) -> &[(usize, Step)] {
+        &self.steps[self.first_half().len()..]
     }
 
     /// Records the end of the last sync of everything, or of the close.
-    fn all_synced(&self, begin: u64, done: forebay_base::Result<()>) {
+    pub(super) fn all_synced(&self, begin: u64, done: forebay_base::Result<()>) {
         self.log.end(usize::MAX, Changed::Nothing, true, |past| match done {
             Ok(()) => past.syncs.push(Synced { of: None, begin, end: past.clock }),
-            Err(error) => past.note_failed(error.kind(), || format!("at the end: {error}")),
+            Err(error) => past.note_failed(error.kind(), None, || format!("at the end: {error}")),
         });
-    }
-
-    /// Checks that no part of the cache's budget exceeds its bound (run.M2).
-    fn check_budget(&self, cache: Option<&SharedArc<PageCache>>) -> Result<(), String> {
-        let rows = cache.map(|cache| cache.budget()).unwrap_or_default();
-        match rows.iter().find(|(_, now, bound)| now > bound) {
-            Some((what, now, bound)) => Err(format!("{what}: {now} bytes, at most {bound}")),
-            None => Ok(()),
-        }
     }
 
     /// Reads every file that has a name.
@@ -268,24 +322,70 @@ impl Life<'_> {
     }
 
     async fn check_content(&self, opened: &Opened, block: u64) -> Result<(), String> {
-        let begin = self.log.look(|past| past.clock);
         let asked = self.setup.file_bytes.max(IMAGE_BYTES) * 2;
         let len = if opened.ino() == IMAGE { IMAGE_BYTES } else { asked };
-        let read = opened.read(0, len, IoFlags::empty()).await;
-        let bytes = match read {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                let ino = opened.ino();
-                return self.give_up(true, || format!("reading #{ino} at the end: {error}"));
+        let ino = opened.ino();
+        match self.check_range(opened, (0, len), block).await {
+            Err(error)
+                if error.kind() == ErrorKind::Corrupt
+                    && self.log.look(|past| past.has_decayed(ino)) =>
+            {
+                self.check_blocks(opened, len, block).await
             }
-        };
-        self.log.look(|past| {
+            Err(error) => self.give_up(true, || format!("reading #{ino} at the end: {error}")),
+            Ok(checked) => checked.map(drop),
+        }
+    }
+
+    /// Reads a file block by block: those that have decayed may fail.
+    async fn check_blocks(&self, opened: &Opened, len: u64, block: u64) -> Result<(), String> {
+        let ino = opened.ino();
+        for number in 0..len / block {
+            match self.check_range(opened, (number * block, block), block).await {
+                Ok(Ok(0)) => break,
+                Ok(checked) => drop(checked?),
+                Err(error) => {
+                    let decayed = |past: &mut Past| past.had_decayed((ino, number), past.clock);
+                    if error.kind() != ErrorKind::Corrupt || !self.log.look(decayed) {
+                        self.give_up(true, || format!("block {number} of #{ino}: {error}"))?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a range, and compares it with the history of the file. How many bytes there were.
+    async fn check_range(
+        &self,
+        opened: &Opened,
+        (at, len): (u64, u64),
+        block: u64,
+    ) -> forebay_base::Result<Result<u64, String>> {
+        let begin = self.log.look(|past| past.clock);
+        let bytes = opened.read(at, len, IoFlags::empty()).await?;
+        Ok(self.log.look(|past| {
             let span = Span { from: begin, to: past.clock + 1, crashed: false };
             let file = past.files.entry(opened.ino()).or_default();
-            let checked = file.check_read((0, len), &bytes, block, span);
-            checked.map_err(|what| format!("#{} at the end: {what}", opened.ino()))
-        })
+            let checked = file.check_read((at, len), &bytes, block, span);
+            let checked = checked.map_err(|what| format!("#{} at the end: {what}", opened.ino()));
+            checked.map(|()| bytes.len() as u64)
+        }))
     }
+}
+
+/// The files that clients opened last, on the volume that was opened again. Those that had no name
+/// any more are gone.
+async fn reopened(volume: &Volume, inos: &[Option<u64>]) -> Vec<Option<Opened>> {
+    let mut files = Vec::new();
+    for ino in inos {
+        files.push(match ino {
+            Some(ino) => volume.open(Ino(*ino), BOTH).await.ok(),
+            None => None,
+        });
+    }
+    let of = |file: Option<_>| file.map(|file| Opened::File(volume.clone(), file));
+    files.into_iter().map(of).collect()
 }
 
 #[cfg(test)]
@@ -298,7 +398,8 @@ mod tests {
     fn running() -> (Arc<SimWorld>, Log) {
         let world = SimWorld::new(1);
         world.set_step_limit(1_000);
-        let log = Log::new(&SimDisk::new(world.clone(), SimConfig::default()), BTreeMap::new());
+        let log =
+            Log::new(&SimDisk::new(world.clone(), SimConfig::default()), BTreeMap::new(), &[]);
         log.begin(3, "Sync(true) of #4".into(), |_| Changed::Nothing);
         (world, log)
     }

@@ -11,17 +11,15 @@ use super::judge::Remains;
 use super::life::{Life, judge_of};
 use super::plan::{Draw, Step, steps};
 use super::run::{Ran, run};
-use crate::case::{self, Case, Kind};
+use crate::case::{Case, Kind};
 use crate::class::Part;
 use crate::counts::Seen;
-use crate::search::{STATES_MIN, Share, Spot, Violation};
+use crate::search::{LATE_NANOS, STATES_MIN, Share, Spot, Violation, newest_slots};
 use crate::setup::{Base, Setup, all_kept};
 use crate::verdict::{Checked, Recoveries};
-use forebay_base::ErrorKind;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::split_mix;
-use forebay_block::BioOp;
-use forebay_sim::{CrashState, Fate, Fault, FaultRule, PowerCut};
+use forebay_sim::{CrashState, Fate, PowerCut};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
@@ -37,6 +35,8 @@ const MEMO_MAX: usize = 200;
 const LIVE_ON: u64 = 150;
 /// At one in this many moments the processes are killed while the machine runs on.
 const KILLS: u64 = 40;
+/// If the setup asks for it, one in this many states is also recovered from an older checkpoint.
+const OLDER: u64 = 8;
 
 /// How a workload of several clients is drawn.
 #[derive(Debug, Clone)]
@@ -87,30 +87,6 @@ struct Search<'a> {
     memo: Memo,
 }
 
-/// A volume that two or three clients use.
-pub fn draw_several(seed: u64) -> (Kind, Setup) {
-    let mut rng = seed ^ 0xc1;
-    let mut pick = |n: u64| split_mix(&mut rng) % n;
-    let overlay_bytes = [32 << 20, 256 << 10, 64 << 10][pick(3) as usize];
-    let op = [BioOp::Read, BioOp::Write, BioOp::Write, BioOp::Flush][pick(4) as usize];
-    let rule = FaultRule::on(op, Fault::Fail(ErrorKind::Io)).nth(3 + pick(20));
-    let rule = rule.times(1 + pick(12)).one_in(1 + pick(2));
-    let failing = if pick(4) == 0 { vec![rule] } else { Vec::new() };
-    let plain = case::some_without_sums(Setup::with_content(seed));
-    (Kind::Clients, Setup { near_end: false, discard: false, overlay_bytes, failing, ..plain })
-}
-
-/// Several clients of a volume or of a raw image, some of whose operations are dropped.
-pub fn draw_dropped(seed: u64) -> (Kind, Setup) {
-    let (_, plain) = draw_several(seed);
-    if seed.is_multiple_of(2) {
-        return (Kind::Dropped, plain);
-    }
-    let sector = if seed % 8 == 1 { 4096 } else { 512 };
-    let block_bytes = plain.block_bytes.max(sector);
-    (Kind::DroppedOnImage, Setup { sector, block_bytes, failing: Vec::new(), ..plain })
-}
-
 fn chosen(clients: &Clients, keep: Option<&[usize]>) -> Vec<(usize, Step)> {
     let all = clients.steps().into_iter().enumerate();
     all.filter(|(n, _)| keep.is_none_or(|keep| keep.contains(n))).collect()
@@ -135,7 +111,8 @@ pub fn carry_out(
     let clients = &Clients::of(case);
     let (steps, setup) = (chosen(clients, keep), &clients.setup);
     let share = Share::begin(STATES_PER_RECOVERY, seen);
-    let disk = base.disk.mount(SimWorld::new(setup.seed ^ 0xc11e));
+    let first = base.disk.grown(setup.grown_bytes.unwrap_or(0));
+    let disk = first.mount(SimWorld::new(setup.seed ^ 0xc11e));
     let ran = run(setup, (&disk, &base.ground), clients.is_volume, &steps);
     let mut ran = ran.map_err(|what| Violation { spot: Spot::Running, what })?;
     seen.counts.workloads += 1;
@@ -155,8 +132,8 @@ pub fn carry_out(
             }
             search.state(n, cut, &state, None, seen)?;
         }
-        // A flush that failed may have lost what the disk's cache still shows.
-        if setup.is_healthy() && split_mix(&mut draw).is_multiple_of(KILLS) {
+        let kills = if setup.late { KILLS / 8 } else { KILLS };
+        if split_mix(&mut draw).is_multiple_of(kills) {
             search.killed(n, cut, seen)?;
         }
         if stop(seen) {
@@ -173,6 +150,9 @@ pub fn count(ran: &Ran, seen: &mut Seen) {
     counts.syncs_failed += past.failed;
     counts.full += u64::from(past.full > 0);
     counts.unchecked += ran.unchecked;
+    counts.no_space += ran.no_space;
+    counts.rotten += ran.rotten;
+    counts.grown += u64::from(ran.grown);
     counts.dropped += past.dropped;
     counts.reads_failed += reads;
     counts.writes_failed += writes;
@@ -215,6 +195,11 @@ impl Search<'_> {
             self.memo.judged.insert((key, cut.tag()));
         }
         let mut draw = clients.setup.seed ^ sum;
+        let older = split_mix(&mut draw).is_multiple_of(OLDER);
+        if clients.setup.older && is_fresh && (older || then.is_some()) {
+            self.older(cut, state, seen).map_err(|what| at(what, false))?;
+        }
+        let judge = judge_of(clients, &self.ran);
         let drawn = is_fresh && split_mix(&mut draw).is_multiple_of(LIVE_ON);
         if !then.unwrap_or(drawn) {
             return Ok(());
@@ -225,19 +210,38 @@ impl Search<'_> {
         done.map_err(|what| at(format!("then {what}"), true))
     }
 
+    /// Damages a sector in each of the newest slots of the superblock, and recovers that: the
+    /// previous checkpoint and the log after it must give what the histories allow.
+    fn older(&mut self, cut: &PowerCut, state: &CrashState, seen: &mut Seen) -> Checked<()> {
+        let newest = newest_slots(state, state.sum().is_multiple_of(3));
+        let Some(first) = newest.first() else { return Ok(()) };
+        let spoiled = newest[1..].iter().fold(state.spoiled(*first), |s, at| s.spoiled(*at));
+        seen.state(&spoiled);
+        seen.counts.older += 1;
+        let (remains, is_new) = Remains::of(self.clients, &spoiled, &mut self.memo.recoveries)?;
+        seen.checked(remains.key(), is_new);
+        let damaged = |what| format!("with slots at {newest:?} damaged: {what}");
+        judge_of(self.clients, &self.ran).of(&remains, cut.tag()).map_err(damaged)
+    }
+
     /// Kills the processes at this moment while the machine runs on. Other clients continue with
     /// the content of the disk's volatile cache, and then the power fails.
     fn killed(&mut self, n: usize, cut: &PowerCut, seen: &mut Seen) -> Result<(), Violation> {
         let at = |what| Violation { spot: Spot::Killed(n), what };
         let clients = self.clients;
         let mut draw = clients.setup.seed ^ 0x0dead ^ (n as u64) << 32;
-        seen.counts.kills += 1;
-        let kill = split_mix(&mut draw);
-        let left = |world| cut.killed(kill, SimWorld::new(world));
-        let (mut disk, recoveries) = (left(5), &mut self.memo.recoveries);
+        seen.kill(cut);
+        let (kill, late) = (split_mix(&mut draw), (LATE_NANOS, clients.setup.behind_slots()));
+        // Both disks begin with the same reads, so late writes land at the same moment of them.
+        let left = || match clients.setup.late {
+            true => cut.killed_late(kill, late.clone(), SimWorld::new(5)),
+            false => cut.killed(kill, SimWorld::new(5)),
+        };
+        let (mut disk, recoveries) = (left(), &mut self.memo.recoveries);
+        seen.counts.late += disk.late_writes() as u64;
         let remains = match clients.is_volume {
             true => {
-                let found = recoveries.recover(&clients.setup, &left(6), None).map_err(at)?;
+                let found = recoveries.recover(&clients.setup, &left(), None).map_err(at)?;
                 Remains::Volume(Rc::new(found))
             }
             false => {

@@ -3,7 +3,7 @@
 //!
 //! No locks across a wait.
 
-use super::Shared;
+use super::{Shared, is_nearly_full};
 use forebay_base::ErrorKind;
 use forebay_base::sync::Arc;
 use forebay_base::world::World;
@@ -43,7 +43,11 @@ impl Concurrent {
                     done
                 }
             };
-            shared.judge_concurrent(self.name(), done);
+            let is_full = match (self, &done) {
+                (Self::Sync(_), _) | (_, Ok(())) => false,
+                _ => is_nearly_full(&volume).await,
+            };
+            shared.judge_concurrent(self.name(), is_full, done);
             shared.known.lock().running -= 1;
             shared.idle.wake_all();
         };
@@ -53,11 +57,12 @@ impl Concurrent {
 
 impl Shared {
     /// A concurrent task may fail after a fault of the disk, because a failed commit fails for all
-    /// tasks that wait for it. It may also find the volume full. Nothing else explains an error.
-    fn judge_concurrent(&self, what: &str, done: forebay_base::Result<()>) {
+    /// tasks that wait for it. A checkpoint or the cleaner may also find the volume full, a sync
+    /// may not. Nothing else explains an error.
+    fn judge_concurrent(&self, what: &str, is_full: bool, done: forebay_base::Result<()>) {
         let Err(error) = done else { return };
         log::debug!("{what} failed: {error}");
-        if error.kind() == ErrorKind::NoSpace || self.has_met_fault() {
+        if error.kind() == ErrorKind::NoSpace && is_full || self.has_met_fault() {
             return;
         }
         let wrong = &mut self.known.lock().wrong;

@@ -90,3 +90,11 @@ fn several_clients_crashed_anywhere_keep_what_was_synced() {
 fn dropped_operations_crashed_anywhere_harm_nothing_else() {
     look_at("dropped-futures", seeds(30));
 }
+
+/// Decay, a full host, growth, older checkpoints, and late writes of killed processes.
+#[test]
+fn clients_beside_each_fault_crashed_anywhere_keep_what_was_synced() {
+    for class in CLASSES.iter().filter(|class| class.name.starts_with("clients-")) {
+        look_at(class.name, seeds(6));
+    }
+}

@@ -26,6 +26,8 @@ pub(super) struct RawOptions {
     pub block_size: Option<u32>,
     /// Size to give an empty image.
     pub create_size: Option<u64>,
+    /// Refuse a symbolic link.
+    pub no_follow: bool,
 }
 
 impl Cache {
@@ -46,7 +48,10 @@ impl Cache {
     }
 
     fn open_once(&self, path: &Path, options: &RawOptions, access: Access) -> Result<Option<File>> {
-        let key = FileIdentity::of_path(path)?;
+        let key = match options.no_follow {
+            true => FileIdentity::of_path_no_follow(path)?,
+            false => FileIdentity::of_path(path)?,
+        };
         let (offset, size_limit) = (options.offset, options.size_limit);
         let view = View { offset, size_limit, block_size: options.block_size.unwrap_or(4096) };
         let mut claim = match self.shared.registry.claim(key) {
@@ -71,6 +76,7 @@ impl Cache {
             create_size: options.create_size,
             // Direct I/O needs units no larger than the cache's blocks (checklist L1).
             logical_block: options.block_size.unwrap_or(0),
+            no_follow: options.no_follow,
             ..FileOptions::default()
         };
         let device = FileDevice::open(path, &file_options, &self.shared.engine)?;

@@ -10,7 +10,7 @@ use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_block::{DeviceRef, DirectIo};
 use forebay_vfs::path::{Last, Place, SYMLINKS_MAX, resolve, resolve_parent};
-use forebay_vfs::{FileKind, Ino, Name, NewInode, OpenFileRef, OpenFlags};
+use forebay_vfs::{Attr, FileKind, Ino, Name, NewInode, OpenFileRef, OpenFlags};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -46,6 +46,7 @@ pub struct OpenOptions {
     size_limit: Option<u64>,
     block_size: Option<u32>,
     create_size: Option<u64>,
+    no_follow: bool,
 }
 
 macro_rules! options {
@@ -60,6 +61,16 @@ macro_rules! options {
 
 fn nonsense<T>(text: &str) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidInput, "open", text))
+}
+
+/// Resolving a path finds a symbolic link only if the last name is not followed.
+fn not_a_link(attr: Attr) -> Result<Attr> {
+    match attr.kind {
+        FileKind::Symlink => {
+            Err(Error::new(ErrorKind::SymlinkLoop, "open", "the last name is a symbolic link"))
+        }
+        _ => Ok(attr),
+    }
 }
 
 impl OpenOptions {
@@ -91,6 +102,9 @@ impl OpenOptions {
         /// Permission bits of a new file. Default: 0o644 in a volume, where no umask applies, and
         /// 0o666 less the umask on the host.
         mode: u16 => Some;
+        /// Refuses a path whose last name is a symbolic link: `SymlinkLoop`, and the target is
+        /// neither opened nor made. Links to directories on the way are followed.
+        no_follow: bool;
         /// Flags of every request on this file, such as [`IoFlags::UNCACHED`].
         io_flags: IoFlags;
         /// Raw images: whether to bypass the system's page cache below this one.
@@ -153,6 +167,7 @@ impl OpenOptions {
             size_limit: self.size_limit,
             block_size: self.block_size,
             create_size: self.create_size.filter(|_| self.create || self.create_new),
+            no_follow: self.no_follow,
         }
     }
 
@@ -171,7 +186,9 @@ impl OpenOptions {
 
     fn make_raw(&self, path: &Path) -> Result<()> {
         let mut options = std::fs::OpenOptions::new();
-        options.write(true).create(true).create_new(self.create_new).truncate(false);
+        // A file that has to be new is not made through a symbolic link.
+        let has_to_be_new = self.create_new || self.no_follow;
+        options.write(true).create(true).create_new(has_to_be_new).truncate(false);
         if let Some(mode) = self.mode {
             options.mode(mode.into());
         }
@@ -179,7 +196,10 @@ impl OpenOptions {
         if !self.create_new && path.exists() {
             return Ok(());
         }
-        options.open(path).map(drop).map_err(|e| Error::from_io("open", e))
+        match options.open(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && !self.create_new => Ok(()),
+            made => made.map(drop).map_err(|e| Error::from_io("open", e)),
+        }
     }
 
     /// Opens a block device object on `cache`: RAM, or one of the caller's own. Files on the same
@@ -221,13 +241,17 @@ impl OpenOptions {
         Ok(flags)
     }
 
+    fn last(&self) -> Last {
+        if self.no_follow { Last::NoFollow } else { Last::Follow }
+    }
+
     fn open_inside(&self, volume: &Volume, path: &Path) -> Result<File> {
         let flags = self.check_inside()?;
         let fs = &*volume.open.fs;
         let bytes = path.as_os_str().as_bytes();
         let found = match self.create_new {
             true => Err(Error::new(ErrorKind::NotFound, "open", "to be made")),
-            false => block_on(resolve(fs, Ino::ROOT, bytes, Last::Follow)),
+            false => block_on(resolve(fs, Ino::ROOT, bytes, self.last())).and_then(not_a_link),
         };
         let file = match found {
             Ok(attr) => block_on(fs.open(attr.ino, flags))?,
@@ -255,7 +279,7 @@ impl OpenOptions {
             };
             let made = block_on(fs.create(dir, Name::new(&name)?, &new, flags));
             match made {
-                Err(e) if e.kind() == ErrorKind::SymlinkLoop => {
+                Err(e) if e.kind() == ErrorKind::SymlinkLoop && !self.no_follow => {
                     let link = block_on(fs.lookup(dir, Name::new(&name)?))?;
                     (start, path) = (dir, block_on(fs.readlink(link.ino))?);
                 }

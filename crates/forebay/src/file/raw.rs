@@ -8,7 +8,7 @@ use crate::registry::Closing;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_block::{DirectIo, FileDevice};
+use forebay_block::{DirectIo, FileDevice, FileIdentity};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::{Handle, MappedFile, Source, Target};
 use forebay_vfs::{Fallocate, Seek};
@@ -80,8 +80,15 @@ impl RawOpener {
     pub fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
         match self.try_read(offset, dst, flags) {
             Some(done) => done,
-            None => block_on(self.file.read(&self.handle, offset, Target::Slice(dst), flags)),
+            None => self.read_waiting(offset, dst, flags),
         }
+    }
+
+    /// Reads what is not all cached. Apart from `read_slice`, so that a hit does not set up a
+    /// stack frame for it.
+    #[inline(never)]
+    fn read_waiting(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
+        block_on(self.file.read(&self.handle, offset, Target::Slice(dst), flags))
     }
 
     pub async fn read(&self, offset: u64, buf: &mut AlignedBuf, flags: IoFlags) -> Result<usize> {
@@ -206,11 +213,24 @@ impl RawOpener {
         device.set_direct_io(mode)
     }
 
+    pub fn refresh_direct_io(&self) -> Result<bool> {
+        let is_outdated = self.device.as_ref().is_some_and(|d| d.is_direct_io_outdated());
+        if is_outdated {
+            self.set_direct_io(DirectIo::Auto)?;
+        }
+        Ok(is_outdated)
+    }
+
     pub fn direct_io(&self) -> (bool, String) {
         match &self.device {
             Some(device) => device.direct_io(),
             None => (false, "a device object".into()),
         }
+    }
+
+    /// Which file of the host it is; `None` for a device object.
+    pub fn identity(&self) -> Option<FileIdentity> {
+        self.closing.identity()
     }
 
     #[cfg(test)]

@@ -73,6 +73,7 @@ fn tunables_change_and_unknown_ones_are_named() {
         let (value, shown) = match name {
             "dirty_tracking" => ("folio", "folio"),
             "stable" => ("snapshot", "snapshot"),
+            "stable_pages" => ("on", "on"),
             "uncached_strategy" => ("private", "private"),
             "cache_size" => ("12M", "12582912"),
             _ => ("1M", "1048576"),

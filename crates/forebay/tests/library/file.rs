@@ -200,6 +200,45 @@ fn options_make_empty_and_refuse_in_both_places() {
     }
 }
 
+/// The target is neither opened, also if the cache has it open already, nor made.
+#[test]
+fn link_with_no_follow_is_refused_in_both_places() {
+    let places = Places::new("file-no-follow");
+    let kept = places.made("kept");
+    for (name, target) in [("open", "kept"), ("dangling", "missing")] {
+        std::os::unix::fs::symlink(places.dir.path(target), places.dir.path(name)).unwrap();
+        places.volume.symlink(format!("/{target}"), format!("/{name}")).unwrap();
+    }
+    let mut options = OpenOptions::read_write();
+    for create in [false, true] {
+        options.create(create).no_follow(true);
+        for name in ["open", "dangling"] {
+            for opened in places.open(&options, name) {
+                refused(opened, ErrorKind::SymlinkLoop, name);
+            }
+        }
+    }
+    for opened in places.open(OpenOptions::new().read(true), "missing") {
+        refused(opened, ErrorKind::NotFound, "missing");
+    }
+    for file in places.open(&options, "kept").into_iter().chain(places.open(&options, "new")) {
+        file.unwrap().close().unwrap();
+    }
+    drop(kept);
+}
+
+#[test]
+fn host_inode_is_that_of_the_opened_file_after_a_rename() {
+    use std::os::unix::fs::MetadataExt;
+    let places = Places::new("file-host-inode");
+    let [host, inside] = places.made("a");
+    let found = std::fs::metadata(places.dir.path("a")).unwrap();
+    std::fs::rename(places.dir.path("a"), places.dir.path("b")).unwrap();
+    std::fs::write(places.dir.path("a"), "another file").unwrap();
+    assert_eq!(host.host_inode(), Some((found.dev(), found.ino())));
+    assert_eq!(inside.host_inode(), None);
+}
+
 #[test]
 fn stream_reads_writes_and_seeks_as_std_does() {
     let places = Places::new("file-stream");

@@ -46,8 +46,8 @@ pub enum Notice {
     },
     /// These inodes, where nobody uses them.
     Prune(Vec<u64>),
-    /// Nothing: it is asked for a copy of what it has cached of `[offset, offset + size)`, as far as
-    /// no page is absent.
+    /// Nothing: it is asked for a copy of what it has cached of a range, up to the first page that
+    /// is absent.
     Retrieve {
         /// The number that the answer, a `NOTIFY_REPLY`, has as its own.
         number: u64,

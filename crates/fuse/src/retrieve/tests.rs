@@ -71,9 +71,13 @@ fn pages_that_differ_are_found() {
     // A read of a part: the stored byte is in it, or not.
     let part = |from: usize, to: usize| compared(&kernels, from as u64, &ours[from..to]).0;
     let (at, page) = (150 * PAGE, 151 * PAGE);
-    assert_eq!(part(at + 100, at + 101), [at as u64 + 100..at as u64 + 101]);
+    let is_range = |found: Vec<Range<u64>>, from: usize, to: usize| match &found[..] {
+        [only] => *only == (from as u64..to as u64),
+        _ => false,
+    };
+    assert!(is_range(part(at + 100, at + 101), at + 100, at + 101));
     assert_eq!(part(at + 101, page), []);
-    assert_eq!(part(at + 50, page + 10), [at as u64 + 50..page as u64]);
+    assert!(is_range(part(at + 50, page + 10), at + 50, page));
     let nothing = vec![None; 200];
     assert_eq!(compared(&nothing, 0, &ours).0, []);
 }

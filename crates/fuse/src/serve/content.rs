@@ -79,21 +79,21 @@ impl Core {
         Some(done.map(|done| self.wrote(&handle, io, &done)))
     }
 
-    /// A read by a thread that may wait: how many bytes are in `dst`.
+    /// A read by a thread that may wait, after [`Core::read_now`]: how many bytes are in `dst`.
     pub fn read_here(&self, io: &ReadIn, dst: &mut [u8]) -> Result<usize> {
         let handle = self.handle(io.fh)?;
         let size = (io.size as usize).min(dst.len());
         let flags = self.flags_of_read(&handle, io);
-        let done = handle.file.read_slice(io.offset, &mut dst[..size], flags);
+        let done = handle.file.wait_read(io.offset, &mut dst[..size], flags);
         done.inspect_err(|error| log_failed_read(&handle, io, error))
     }
 
-    /// A write by a thread that may wait.
+    /// A write by a thread that may wait, after [`Core::write_now`].
     pub fn write_here(&self, io: &WriteIn, src: &[u8]) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
         let (flags, _counted) = self.flags_of_write(&handle, io);
         let _range = block_on(self.write_range(&handle, io.offset, src.len(), flags));
-        let done = handle.file.write_slice(io.offset, src, flags, privileges_of(io))?;
+        let done = handle.file.wait_write(io.offset, src, flags, privileges_of(io))?;
         Ok(self.wrote(&handle, io, &done))
     }
 
@@ -291,6 +291,17 @@ mod tests {
                 (buf, Ok(Wrote { offset, len }))
             })
         }
+        fn try_write(
+            &self,
+            offset: u64,
+            src: &[u8],
+            _: IoFlags,
+            _: Privileges,
+        ) -> Option<Result<Wrote>> {
+            let at = offset as usize;
+            self.0.lock()[at..at + src.len()].copy_from_slice(src);
+            Some(Ok(Wrote { offset, len: src.len() }))
+        }
         fn fallocate(
             &self,
             _: Fallocate,
@@ -325,6 +336,10 @@ mod tests {
         assert!(first.as_mut().poll(&mut cx).is_pending());
         assert!(second.as_mut().poll(&mut cx).is_pending());
         assert!(core.write_now(&write_in(fh, 0, 2), b"abc").is_none(), "it has to wait");
+        let beyond = WriteIn { offset: 100, ..write_in(fh, 0, 2) };
+        assert!(core.write_now(&beyond, b"abc").is_none(), "in the middle, too");
+        let apart_now = WriteIn { offset: 8189, ..write_in(fh, 0, 2) };
+        assert!(core.write_now(&apart_now, b"abc").is_some(), "this one meets none");
         assert!(apart.as_mut().poll(&mut cx).is_pending());
         assert!(file.0.lock()[4096] == 3, "one that overlaps none is carried out meanwhile");
         let mut is_over = false;
@@ -336,6 +351,97 @@ mod tests {
         let found = file.0.lock()[..4096].to_vec();
         assert_eq!((found[0], found[4095]), (2, 2), "first and last byte");
         block_on(apart).unwrap();
+    }
+
+    /// B3, of a thread that may wait: its write comes behind one that is on its way.
+    #[test]
+    fn write_of_a_thread_waits_for_an_overlapping_one_on_its_way() {
+        let core = core(CacheMode::Own);
+        let file = Arc::new(Halves(Mutex::new(vec![0; 8192])));
+        let handle = Handle::new(file.clone(), IoFlags::empty(), MODE_CACHED, Caching::default());
+        let fh = core.handles.add(handle);
+        let io = WriteIn { size: 4096, ..write_in(fh, 0, 2) };
+        let mut first = Box::pin(core.write(io, AlignedBuf::copy_of(&[1; 4096])));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(first.as_mut().poll(&mut cx).is_pending());
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| core.write_here(&write_in(fh, 0, 2), b"abc").map(drop));
+            // Its range is queued; then it can only wait.
+            while core.write_ranges.waiting(Ino(7)) == 0 && !thread.is_finished() {
+                std::thread::yield_now();
+            }
+            let is_overtaken = file.0.lock()[0] != 1;
+            while first.as_mut().poll(&mut cx).is_pending() {}
+            thread.join().unwrap().unwrap();
+            assert!(!is_overtaken, "it has overtaken the first one");
+        });
+        assert_eq!(file.0.lock()[..4], *b"abc\x01");
+    }
+
+    /// A file that always has to wait, and counts how often it was tried.
+    #[derive(Default)]
+    struct Waits(Mutex<[u32; 2]>);
+
+    impl OpenFile for Waits {
+        fn ino(&self) -> Ino {
+            Ino(7)
+        }
+        fn flags(&self) -> OpenFlags {
+            OpenFlags::READ | OpenFlags::WRITE
+        }
+        fn write(
+            &self,
+            offset: u64,
+            buf: AlignedBuf,
+            _: IoFlags,
+            _: Privileges,
+        ) -> BoxFuture<'_, WriteResult> {
+            let len = buf.len();
+            Box::pin(async move { (buf, Ok(Wrote { offset, len })) })
+        }
+        fn fallocate(
+            &self,
+            _: Fallocate,
+            _: u64,
+            _: u64,
+            _: Privileges,
+        ) -> BoxFuture<'_, Result<()>> {
+            Box::pin(async { Ok(()) })
+        }
+        fn seek(&self, _: Seek, offset: u64) -> BoxFuture<'_, Result<u64>> {
+            Box::pin(async move { Ok(offset) })
+        }
+        fn sync(&self, _: bool) -> BoxFuture<'_, Result<()>> {
+            Box::pin(async { Ok(()) })
+        }
+        fn try_read(&self, _: u64, _: &mut [u8], _: IoFlags) -> Option<Result<usize>> {
+            self.0.lock()[0] += 1;
+            None
+        }
+        fn read(&self, _: u64, buf: AlignedBuf, _: IoFlags) -> BoxFuture<'_, ReadResult> {
+            let len = buf.len();
+            Box::pin(async move { (buf, Ok(len)) })
+        }
+        fn try_write(&self, _: u64, _: &[u8], _: IoFlags, _: Privileges) -> Option<Result<Wrote>> {
+            self.0.lock()[1] += 1;
+            None
+        }
+    }
+
+    /// A request that had to wait tried its fast path twice. The first try of a read had moved its
+    /// stream on, so the second one found nothing to read ahead.
+    #[test]
+    fn request_that_waits_is_tried_once() {
+        let core = core(CacheMode::Own);
+        let file = Arc::new(Waits::default());
+        let handle = Handle::new(file.clone(), IoFlags::empty(), MODE_CACHED, Caching::default());
+        let fh = core.handles.add(handle);
+        let (io, mut bytes) = (ReadIn { fh, offset: 0, size: 9, read_flags: 2, flags: 0 }, [0; 16]);
+        assert!(core.read_now(&io, &mut bytes).is_none());
+        assert_eq!(core.read_here(&io, &mut bytes).unwrap(), 9);
+        assert!(core.write_now(&write_in(fh, 2, 0), b"abc").is_none());
+        assert!(core.write_here(&write_in(fh, 2, 0), b"abc").is_ok());
+        assert_eq!(*file.0.lock(), [1, 1], "tries of the read and of the write");
     }
 
     fn core(mode: CacheMode) -> Arc<Core> {

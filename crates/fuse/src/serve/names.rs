@@ -7,7 +7,7 @@
 //! No locks.
 
 use super::openings::{fopen, reads_only};
-use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, Undo, fail, open_flags, sync_flags};
+use super::{Answer, BLOCK_BYTES, Core, LONG, Outcome, Undo, fail, open_flags, policy, sync_flags};
 use crate::handles::{Caching, Handle};
 use crate::inodes::Mark;
 use crate::ioctl::MODE_CACHED;
@@ -15,7 +15,9 @@ use crate::proto::consts::{FOpen, OPEN_KILL_SUIDGID, open};
 use crate::proto::reply::{Body, ENTRY_OUT_BYTES};
 use crate::proto::request::Header;
 use forebay_base::{ErrorKind, IoFlags, Result};
-use forebay_vfs::{Attr, FileKind, Ino, Name, NewInode, OpenFileRef, OpenFlags, RenameFlags};
+use forebay_vfs::{
+    Attr, FileKind, Ino, Name, NewInode, OpenFileRef, OpenFlags, Opened, RenameFlags,
+};
 
 /// How often a `CREATE` whose name is taken and free again is tried.
 const CREATE_TRIES: usize = 16;
@@ -74,7 +76,7 @@ impl Core {
         let new = new_inode(header, kind, mode, rdev);
         let seen = self.epoch();
         let attr = self.fs.mknod(Ino(header.node), Name::new(name)?, &new).await?;
-        let attr = self.inherit(Ino(header.node), attr).await;
+        let (attr, _) = self.inherit(Ino(header.node), attr).await;
         Ok(self.entry(&attr, seen))
     }
 
@@ -82,7 +84,7 @@ impl Core {
         let new = new_inode(header, FileKind::Directory, mode, 0);
         let seen = self.epoch();
         let attr = self.fs.mkdir(Ino(header.node), Name::new(name)?, &new).await?;
-        let attr = self.inherit(Ino(header.node), attr).await;
+        let (attr, _) = self.inherit(Ino(header.node), attr).await;
         Ok(self.entry(&attr, seen))
     }
 
@@ -210,8 +212,13 @@ impl Core {
         let (dir, name) = (Ino(header.node), Name::new(name)?);
         for _ in 0..CREATE_TRIES {
             let seen = self.epoch();
-            match self.fs.create(dir, name, &new, how).await {
-                Ok((attr, file)) => return Ok(self.made(header, (attr, seen), file, flags).await),
+            match self.fs.create_with_xattr(dir, name, &new, how, policy::name()).await {
+                Ok(Opened { file, attr, xattr }) => {
+                    let policy = Self::policy_of(dir, xattr);
+                    let attr = self.set_policy(attr, policy.as_deref()).await;
+                    let made = (attr, policy.as_deref());
+                    return Ok(self.made(header, made, (file, flags), seen));
+                }
                 Err(e) if e.kind() != ErrorKind::Exists || flags & open::EXCL != 0 => {
                     return Err(e);
                 }
@@ -226,16 +233,15 @@ impl Core {
         fail(ErrorKind::Stale, "create", "it comes and goes")
     }
 
-    /// Tells the kernel of an opening of what was just made in the directory that was asked.
-    async fn made(
+    /// Tells the kernel of an opening of what was just made, with this policy.
+    fn made(
         &self,
         header: &Header,
-        (attr, seen): (Attr, u64),
-        file: OpenFileRef,
-        flags: u32,
+        (attr, policy): (Attr, Option<&[u8]>),
+        (file, flags): (OpenFileRef, u32),
+        seen: u64,
     ) -> Outcome {
-        let attr = self.inherit(Ino(header.node), attr).await;
-        let mode = self.mode(attr.ino, header.pid).await;
+        let mode = self.mode(policy, header.pid);
         let caching = self.caching(&attr, flags, mode);
         self.opened(file, (flags, mode), caching, Some((&attr, seen)))
     }
@@ -249,17 +255,17 @@ impl Core {
         let how = open_flags(flags, keeps(kill));
         let seen = self.epoch();
         let (attr, file) = self.fs.tmpfile(Ino(header.node), &new, how).await?;
-        Ok(self.made(header, (attr, seen), file, flags).await)
+        let (attr, policy) = self.inherit(Ino(header.node), attr).await;
+        Ok(self.made(header, (attr, policy.as_deref()), (file, flags), seen))
     }
 
     pub(super) async fn open(&self, header: &Header, flags: u32, kill: u32) -> Result<Outcome> {
         let node = Ino(header.node);
-        let file = self.fs.open(node, open_flags(flags, keeps(kill))).await?;
-        let mode = self.mode(node, header.pid).await;
-        let caching = match self.asks_attributes(flags) {
-            true => self.caching(&self.fs.getattr(node).await?, flags, mode),
-            false => Caching { is_cached: false, drops_at_end: true, is_program: false },
-        };
+        let how = open_flags(flags, keeps(kill));
+        let Opened { file, attr, xattr } =
+            self.fs.open_with_xattr(node, how, policy::name()).await?;
+        let mode = self.mode(Self::policy_of(node, xattr).as_deref(), header.pid);
+        let caching = self.caching(&attr, flags, mode);
         Ok(self.opened(file, (flags, mode), caching, None))
     }
 

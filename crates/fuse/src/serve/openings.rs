@@ -62,11 +62,6 @@ impl Core {
         Caching { is_cached, drops_at_end, is_program: attr.perm & 0o111 != 0 }
     }
 
-    /// Whether attributes decide about the kernel's cache for an opening.
-    pub(super) fn asks_attributes(&self, flags: u32) -> bool {
-        self.cache != CacheMode::Own || reads_only(flags)
-    }
-
     /// Whether the kernel keeps what this opening reads and writes through its cache (O2).
     fn is_held_above(&self, handle: &Handle) -> bool {
         let is_kept = self.cache == CacheMode::Kernel && handle.caching.is_cached;
@@ -115,7 +110,7 @@ impl Core {
         self.drop_behind(handle, io.offset..end);
     }
 
-    /// A range is read into the kernel's cache, or kept there by a write, and must not stay there (O3).
+    /// A range is read into the kernel's cache, or kept there by a write, and must not stay (O3).
     pub(super) fn drop_behind(&self, handle: &Handle, range: Range<u64>) {
         let mut behind = handle.behind.lock();
         behind.push(range);
@@ -270,8 +265,8 @@ mod tests {
         assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, 8192..16_384)]);
     }
 
-    /// O3 of writes: with `cache=kernel` an ioctl makes an opening uncached, whose writes the kernel
-    /// keeps. It holds their pages until the answer, so none is dropped before the next ones.
+    /// O3 of writes: the kernel caches an opening that an ioctl makes uncached, and keeps what is
+    /// written. It holds the pages until the answer, so none is dropped before the next ones.
     #[test]
     fn writes_of_an_opening_made_uncached_are_dropped() {
         let (core, attr) = core(CacheMode::Kernel);

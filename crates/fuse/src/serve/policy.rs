@@ -4,8 +4,9 @@
 //! The policy is an extended attribute of the file. One of a directory is not its own: what is made in it
 //! gets the same, directories too.
 //!
-//! Invariants: K1 a file without the attribute is cached. K2 what is made in a directory with a policy has it
-//! before its maker is answered, and one that cannot be given is no reason not to make the file.
+//! Invariants: K1 a file without the attribute has the mode of the mount. K2 what is made in a
+//! directory with a policy has it before its maker is answered, and one that cannot be given is no
+//! reason not to make the file.
 //!
 //! No locks.
 
@@ -20,7 +21,7 @@ use forebay_vfs::{Attr, FileKind, Ino, SetXattr, XattrName};
 const WORDS: [(&[u8], u32); 3] =
     [(b"cached", MODE_CACHED), (b"uncached", MODE_UNCACHED), (b"direct", MODE_DIRECT)];
 
-fn name() -> XattrName<'static> {
+pub(super) fn name() -> XattrName<'static> {
     XattrName::new(POLICY_ATTRIBUTE.as_bytes()).expect("a valid name")
 }
 
@@ -33,42 +34,41 @@ pub(super) fn check(name: &[u8], value: &[u8]) -> Result<()> {
 }
 
 impl Core {
-    /// The attribute of an inode, if it has one.
-    async fn own_policy(&self, ino: Ino) -> Option<Vec<u8>> {
-        // Nearly all have none at all: a list of nothing is no error that somebody has to word.
-        let value = match self.fs.listxattr(ino).await {
-            Ok(names) if !names.iter().any(|n| **n == *POLICY_ATTRIBUTE.as_bytes()) => return None,
-            Ok(_) => self.fs.getxattr(ino, name()).await,
-            Err(e) => Err(e),
-        };
-        match value {
-            Ok(value) => Some(value),
-            Err(e) if e.kind() == ErrorKind::NoAttribute => None,
-            Err(e) => {
-                log::warn!("the policy of {ino:?} cannot be read, it is cached: {e}");
-                None
+    /// The attribute of an inode, if it has one and it can be read.
+    pub(super) fn policy_of(ino: Ino, found: Result<Option<Vec<u8>>>) -> Option<Vec<u8>> {
+        found.unwrap_or_else(|e| {
+            log::warn!("the policy of {ino:?} cannot be read, it has that of the mount: {e}");
+            None
+        })
+    }
+
+    /// The mode that an opening of a file begins with (K1): that of the file, else that of the tree
+    /// of processes that opens it, else that of the mount. A tree overrules a file that is cached.
+    pub(super) fn mode(&self, policy: Option<&[u8]>, pid: u32) -> u32 {
+        let known = WORDS.iter().find(|(word, _)| policy == Some(word));
+        match known.map(|(_, mode)| *mode) {
+            Some(mode) if mode != MODE_CACHED => mode,
+            own => {
+                let of_tree = self.trees.mode_of(pid, look);
+                of_tree.or(own).unwrap_or_else(|| self.mount_mode.get())
             }
         }
     }
 
-    /// The mode that an opening of a file begins with (K1): that of the file, else that of the tree of
-    /// processes which it is opened by.
-    pub(super) async fn mode(&self, ino: Ino, pid: u32) -> u32 {
-        let value = self.own_policy(ino).await;
-        let known = WORDS.iter().find(|(word, _)| value.as_deref() == Some(word));
-        match known.map_or(MODE_CACHED, |(_, mode)| *mode) {
-            MODE_CACHED => self.trees.mode_of(pid, look).unwrap_or(MODE_CACHED),
-            mode => mode,
+    /// What was made in `dir` gets its policy (K2), as far as it can have one; its attributes then,
+    /// and the policy.
+    pub(super) async fn inherit(&self, dir: Ino, made: Attr) -> (Attr, Option<Vec<u8>>) {
+        if !matches!(made.kind, FileKind::File | FileKind::Directory) {
+            return (made, None);
         }
+        let policy = Self::policy_of(dir, self.fs.find_xattr(dir, name()).await);
+        (self.set_policy(made, policy.as_deref()).await, policy)
     }
 
-    /// What was made in `dir` gets its policy (K2), as far as it can have one; its attributes then.
-    pub(super) async fn inherit(&self, dir: Ino, made: Attr) -> Attr {
-        if !matches!(made.kind, FileKind::File | FileKind::Directory) {
-            return made;
-        }
-        let Some(value) = self.own_policy(dir).await else { return made };
-        let set = self.fs.setxattr(made.ino, name(), &value, SetXattr::Create).await;
+    /// Gives something new this policy (K2); its attributes then.
+    pub(super) async fn set_policy(&self, made: Attr, policy: Option<&[u8]>) -> Attr {
+        let Some(value) = policy else { return made };
+        let set = self.fs.setxattr(made.ino, name(), value, SetXattr::Create).await;
         match set {
             Ok(()) => self.fs.getattr(made.ino).await.unwrap_or(made),
             // It was there already, with a policy of its own.
@@ -78,5 +78,45 @@ impl Core {
                 made
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ioctl::MountMode;
+    use crate::options::Options;
+    use forebay_base::task::block_on;
+    use forebay_base::world::RealWorld;
+    use forebay_testkit::mem_fs::MemFs;
+    use forebay_vfs::{Name, NewInode};
+    use std::sync::Arc;
+
+    /// K1: the mount decides for files without a policy, from the next opening on.
+    #[test]
+    fn mode_of_the_mount_is_that_of_files_without_a_policy() {
+        let options = Options { mode: MountMode::default(), ..Options::default() };
+        let core =
+            Core::new(Arc::new(MemFs::default()), RealWorld::new(), Default::default(), &options);
+        let new = NewInode::of(FileKind::File, 0o600);
+        let made = |file: &[u8], policy: Option<&[u8]>| {
+            let ino =
+                block_on(core.fs.mknod(Ino::ROOT, Name::new(file).unwrap(), &new)).unwrap().ino;
+            if let Some(policy) = policy {
+                block_on(core.fs.setxattr(ino, name(), policy, SetXattr::Create)).unwrap();
+            }
+            ino
+        };
+        let (plain, cached) = (made(b"plain", None), made(b"cached", Some(b"cached")));
+        let direct = made(b"direct", Some(b"direct"));
+        for mode in [MODE_CACHED, MODE_UNCACHED, MODE_DIRECT] {
+            assert!(options.mode.set(mode));
+            let modes = [plain, cached, direct].map(|ino| {
+                let policy = Core::policy_of(ino, block_on(core.fs.find_xattr(ino, name())));
+                core.mode(policy.as_deref(), 0)
+            });
+            assert_eq!(modes, [mode, MODE_CACHED, MODE_DIRECT]);
+        }
+        assert!(!options.mode.set(3), "no such mode");
     }
 }

@@ -73,6 +73,15 @@ impl WriteRanges {
     }
 }
 
+#[cfg(test)]
+impl WriteRanges {
+    /// Ranges of a file behind the first one.
+    pub fn waiting(&self, ino: Ino) -> usize {
+        let shard = self.shard(ino.0).lock();
+        shard.files.get(&ino.0).map_or(0, |taken| taken.len().saturating_sub(1))
+    }
+}
+
 impl WriteRange<'_> {
     /// Whether no earlier range overlaps this one (L1, L2).
     fn is_granted(&self) -> bool {

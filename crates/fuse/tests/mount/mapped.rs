@@ -21,7 +21,7 @@ fn opening_a_mapped_file_leaves_its_pages_mapped() {
     if !may_run() {
         return;
     }
-    let (mib, opens) = (number("FOREBAY_MAP_MIB", 4), number("FOREBAY_OPENS", 20));
+    let (mib, opens) = (number("FOREBAY_MAP_MIB", 64), number("FOREBAY_OPENS", 1000));
     for mode in [CacheMode::Own, CacheMode::Small, CacheMode::Kernel] {
         let lab =
             Lab::new(Arc::new(MemFs::default()), &Options { cache: mode, ..Options::default() });

@@ -10,6 +10,8 @@ fn crash_test_without_violation_ends_with_summary() {
     assert_eq!(status, Some(0), "{out}{err}");
     let last = out.lines().last().expect("a summary");
     assert!(last.starts_with("no violation: ") && last.contains(" crash states, "), "{last}");
+    let recovered = last.split(", ").find_map(|part| part.strip_suffix(" recovered"));
+    assert!(recovered.is_some_and(|n| n.parse::<u64>().is_ok_and(|n| n > 80)), "{last}");
     let (_, classes) = last.split_once("; classes: ").expect("the classes of runs");
     assert_eq!(classes.matches(" states, ").count(), CLASSES.len(), "{last}");
     assert!(CLASSES.iter().all(|class| classes.contains(class.name)), "{last}");

@@ -48,7 +48,6 @@ pub(crate) struct FileOps {
     pub ino: Ino,
     pub unit: u32,
     sums: bool,
-    stable: StableWrites,
     dirt: Arc<Dirt>,
     /// What the tree said of blocks that are overwritten.
     pub told: Told,
@@ -97,14 +96,10 @@ impl FileOps {
     pub fn new(inner: &Inner, ino: Ino) -> Self {
         let geometry = inner.layout.geometry;
         let sums = geometry.sum == SumAlgorithm::Crc32c;
-        let stable = match sums {
-            true => StableWrites { required: true, reason: "checksums of the volume" },
-            false => inner.device.limits().stable_writes,
-        };
         let dirt = inner.state.lock().dirt.clone();
         let (inner, device) = (inner.me.clone(), inner.staging.clone());
         let told = Told::default();
-        Self { inner, device, ino, unit: geometry.block_bytes(), sums, stable, dirt, told }
+        Self { inner, device, ino, unit: geometry.block_bytes(), sums, dirt, told }
     }
 
     /// D12: whether it is below the inode's mapping.
@@ -384,7 +379,16 @@ impl MapOps for FileOps {
     }
 
     fn limits(&self) -> MapLimits {
-        MapLimits { unit: self.unit, sums: self.sums, stable: self.stable }
+        // The device's need changes when direct I/O below the volume is switched.
+        let stable = match self.sums {
+            true => StableWrites { required: true, reason: "checksums of the volume" },
+            false => self.device.limits().stable_writes,
+        };
+        MapLimits { unit: self.unit, sums: self.sums, stable }
+    }
+
+    fn unit(&self) -> u32 {
+        self.unit
     }
 
     fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {

@@ -1,27 +1,33 @@
 //! Every operation on a file of a volume, and the close of the volume, is dropped after each of its
-//! polls.
+//! polls in the simulated world, and after some of its polls on both real engines.
 //!
 //! No locks.
 
 use crate::names::lookup::Stop;
 use crate::tests::reuse::{check, create, read, setup, write};
 use crate::tests::setup::Setup;
-use crate::{OpenOptions, Volume};
+use crate::{CreateOptions, FsckReport, OpenOptions, Volume, fsck};
 use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
-use forebay_base::world::WorldRef;
-use forebay_block::DeviceRef;
+use forebay_base::task::block_on;
+use forebay_base::world::{RealWorld, WorldRef};
+use forebay_block::{Aio, DeviceRef, DirectIo, Engine, FileDevice, FileOptions};
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, PageCache};
 use forebay_sim::SimDisk;
 use forebay_testkit::dropped_ops::{Checked, Drops, Op, Outcome, SIZE, Subject, ended_after};
-use forebay_vfs::{Fallocate, FileSystem, Ino, Name, OpenFileRef, OpenFlags, Privileges, SetAttr};
+use forebay_vfs::{
+    Fallocate, FileSystem, Ino, Name, OpenFileRef, OpenFlags, Privileges, SetAttr, Timestamp,
+};
+use std::path::Path;
 use std::sync::Arc;
 
 /// A cache that is large enough for the file, and can be made smaller.
-async fn open(setup: &Setup, disk: &SimDisk, strategy: UncachedStrategy) -> Volume {
-    let device: DeviceRef = Arc::new(disk.clone());
-    let world: WorldRef = disk.world().clone();
+async fn open(
+    setup: &Setup,
+    (device, world): (&DeviceRef, &WorldRef),
+    strategy: UncachedStrategy,
+) -> Volume {
     let config = Config {
         huge_pages: false,
         folio_size: 65536,
@@ -31,8 +37,14 @@ async fn open(setup: &Setup, disk: &SimDisk, strategy: UncachedStrategy) -> Volu
     let cache = PageCache::new(config, world.clone()).unwrap();
     cache.resize(4 << 20).await.unwrap();
     cache.strategies.set_uncached(strategy);
-    let options = OpenOptions { cache: Some(cache), ..setup.options(&world) };
-    Volume::open(&device, &world, &options).await.unwrap()
+    let options = OpenOptions { cache: Some(cache), ..setup.options(world) };
+    Volume::open(device, world, &options).await.unwrap()
+}
+
+async fn open_on(setup: &Setup, disk: &SimDisk, strategy: UncachedStrategy) -> Volume {
+    let device: DeviceRef = Arc::new(disk.clone());
+    let world: WorldRef = disk.world().clone();
+    open(setup, (&device, &world), strategy).await
 }
 
 /// Carries the operation out on an open file, by the calls of the volume. What it answers does not
@@ -68,36 +80,47 @@ enum Layer {
     Volume,
 }
 
+/// Drops an operation on a new file of a volume, and closes the volume.
+async fn drop_on(
+    layer: Layer,
+    (device, world): (&DeviceRef, &WorldRef),
+    (op, polls, strategy): (Op, u32, UncachedStrategy),
+) -> Checked<Outcome> {
+    let volume = open(&setup(0), (device, world), strategy).await;
+    let (ino, opened) = create(&volume, "f").await.unwrap();
+    let content = volume.0.content("drop", ino).map_err(Stop::open).unwrap();
+    let (file, world) = (content.file.clone(), world.clone());
+    let handle = file.open_handle();
+    let subject = Subject { file, handle, world };
+    let done = match layer {
+        Layer::Mapped => subject.drop_one(op, polls).await,
+        Layer::Volume => {
+            let running = run_on(&volume, &opened, &subject, op);
+            subject.drop_running(op, polls, running).await
+        }
+    };
+    drop((subject, content, opened));
+    volume.close().await.map_err(|error| format!("close: {error}"))?;
+    done
+}
+
+fn checked(report: &FsckReport) -> Checked<()> {
+    match report.findings.is_empty() {
+        true => Ok(()),
+        false => Err(format!("fsck finds {:?}", report.findings)),
+    }
+}
+
 fn drop_one(
     layer: Layer,
     seed: u64,
     (op, polls, strategy): (Op, u32, UncachedStrategy),
 ) -> Checked<Outcome> {
-    let setup = setup(0);
-    let disk = setup.blank_of(seed);
-    let done = disk.world().run(async {
-        let volume = open(&setup, &disk, strategy).await;
-        let (ino, opened) = create(&volume, "f").await.unwrap();
-        let content = volume.0.content("drop", ino).map_err(Stop::open).unwrap();
-        let (file, world): (_, WorldRef) = (content.file.clone(), disk.world().clone());
-        let handle = file.open_handle();
-        let subject = Subject { file, handle, world };
-        let done = match layer {
-            Layer::Mapped => subject.drop_one(op, polls).await,
-            Layer::Volume => {
-                let running = run_on(&volume, &opened, &subject, op);
-                subject.drop_running(op, polls, running).await
-            }
-        };
-        drop((subject, content, opened));
-        volume.close().await.map_err(|error| format!("close: {error}"))?;
-        done
-    });
+    let disk = setup(0).blank_of(seed);
+    let (device, world): (DeviceRef, WorldRef) = (Arc::new(disk.clone()), disk.world().clone());
+    let done = disk.world().run(drop_on(layer, (&device, &world), (op, polls, strategy)));
     disk.world().stop();
-    let findings = check(&disk).findings;
-    if !findings.is_empty() {
-        return Err(format!("fsck finds {findings:?}"));
-    }
+    checked(&check(&disk))?;
     done.map_err(|what| format!("{layer:?}, seed {seed}: {what}"))
 }
 
@@ -121,13 +144,83 @@ fn operation_of_a_volume_dropped_at_any_poll_leaves_nothing_behind() {
     drop_all(Layer::Volume);
 }
 
+/// One operation on a file of a volume in a file of the host, dropped after so many polls.
+fn drop_one_real(
+    (engine, path): (&Engine, &Path),
+    direct_io: DirectIo,
+    (op, polls, strategy): (Op, u32, UncachedStrategy),
+) -> Checked<Outcome> {
+    let _ = std::fs::remove_file(path);
+    let options = FileOptions {
+        direct_io,
+        create_size: Some(setup(0).volume_bytes),
+        ..FileOptions::default()
+    };
+    let device: DeviceRef = FileDevice::open(path, &options, engine).unwrap();
+    let world: WorldRef = RealWorld::with_seed(1);
+    let create = CreateOptions {
+        block_bytes: setup(0).block_bytes,
+        segment_bytes: 64 << 10,
+        ..CreateOptions::new([7; 16], [9; 16], Timestamp::new(1, 0))
+    };
+    block_on(Volume::create(&device, &world, &create)).unwrap();
+    let done = block_on(drop_on(Layer::Volume, (&device, &world), (op, polls, strategy)));
+    checked(&block_on(fsck(&device, &world, &mut |_| ())).unwrap())?;
+    done.map_err(|what| format!("{direct_io:?}: {what}"))
+}
+
+/// Operations that are to be dropped on a real engine, at least.
+const DROPS: u32 = 32;
+/// Rounds within which that has to happen.
+const ROUNDS: u32 = 20;
+
+/// The kernel answers in an order of its own, so the polls at which an operation is dropped are a
+/// sample of those that it may take. On a busy machine many operations end before they can be
+/// dropped.
+fn drop_all_real(aio: Aio) {
+    let engine = match Engine::new(aio) {
+        Ok(engine) => engine,
+        Err(error) => {
+            let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
+            assert!(aio == Aio::IoUring && allowed, "the engine {aio} is needed: {error}");
+            return eprintln!("skipped: needs the engine {aio}: {error}");
+        }
+    };
+    let name = format!("forebay-dropped-volume-{}-{aio}.img", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    for direct_io in [DirectIo::Auto, DirectIo::Off] {
+        let mut all = Drops::default();
+        for _ in 0..ROUNDS {
+            all.add_all(true, |op, polls, strategy| {
+                drop_one_real((&engine, &path), direct_io, (op, polls, strategy))
+            });
+            if all.drops >= DROPS && all.on_device_dropped >= DROPS / 4 {
+                break;
+            }
+        }
+        println!("{aio}, {direct_io:?}: {all:?}");
+        assert!(all.drops >= DROPS && all.on_device_dropped >= DROPS / 4, "{all:?}");
+    }
+    let _ = std::fs::remove_file(&path);
+}
+
+#[test]
+fn operation_of_a_volume_dropped_on_threads_leaves_nothing_behind() {
+    drop_all_real(Aio::Threads);
+}
+
+#[test]
+fn operation_of_a_volume_dropped_on_io_uring_leaves_nothing_behind() {
+    drop_all_real(Aio::IoUring);
+}
+
 /// Drops the close of a volume with dirty data; true if it ended before. A second close works.
 fn close_dropped(polls: u32) -> bool {
     let setup = setup(0);
     let disk = setup.blank();
     let bytes = vec![7; 100_000];
     let ended = disk.world().run(async {
-        let volume = open(&setup, &disk, UncachedStrategy::Ours).await;
+        let volume = open_on(&setup, &disk, UncachedStrategy::Ours).await;
         let (_, file) = create(&volume, "f").await.unwrap();
         write(&file, 0, &bytes).await.unwrap();
         drop(file);
@@ -140,7 +233,7 @@ fn close_dropped(polls: u32) -> bool {
     disk.world().stop();
     assert!(check(&disk).is_clean(), "dropped after {polls} polls");
     disk.world().run(async {
-        let volume = open(&setup, &disk, UncachedStrategy::Ours).await;
+        let volume = open_on(&setup, &disk, UncachedStrategy::Ours).await;
         let name = Name::new(b"f").unwrap();
         let ino = volume.lookup(Ino::ROOT, name).await.unwrap().ino;
         let file = volume.open(ino, OpenFlags::READ).await.unwrap();

@@ -398,11 +398,8 @@ impl OpenFile for VolumeFile {
         })
     }
 
-    fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
-        match self.try_read(offset, dst, flags) {
-            Some(done) => done,
-            None => block_on(self.read_now(offset, Target::Slice(dst), flags)),
-        }
+    fn wait_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
+        block_on(self.read_now(offset, Target::Slice(dst), flags))
     }
 
     fn try_write(
@@ -445,17 +442,14 @@ impl OpenFile for VolumeFile {
         })
     }
 
-    fn write_slice(
+    fn wait_write(
         &self,
         offset: u64,
         src: &[u8],
         flags: IoFlags,
         privileges: Privileges,
     ) -> Result<Wrote> {
-        match self.try_write(offset, src, flags, privileges) {
-            Some(done) => done,
-            None => block_on(self.write_now(offset, Source::Slice(src), flags, privileges)),
-        }
+        block_on(self.write_now(offset, Source::Slice(src), flags, privileges))
     }
 
     fn fallocate(

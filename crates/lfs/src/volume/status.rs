@@ -8,7 +8,7 @@ use crate::files::map_ops::FileOps;
 use crate::names::lookup::Stop;
 use crate::volume::Volume;
 use forebay_base::{Error, Result};
-use forebay_iomap::{MapOps, MappedFile};
+use forebay_iomap::{MapLimits, MapOps, MappedFile};
 use forebay_vfs::{Attr, FileKind, Ino, Name};
 use std::sync::Arc;
 
@@ -67,6 +67,11 @@ impl Volume {
     /// file meanwhile.
     pub fn map_of(&self, ino: Ino) -> Arc<dyn MapOps> {
         Arc::new(FileOps::new(&self.0, ino))
+    }
+
+    /// Block size, checksums and need for stable bytes of all files.
+    pub fn content_limits(&self) -> MapLimits {
+        FileOps::new(&self.0, Ino::ROOT).limits()
     }
 
     /// Bytes of memory in use in addition to the page cache: changes that no checkpoint has merged,

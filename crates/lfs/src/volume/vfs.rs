@@ -10,10 +10,10 @@ use crate::volume::open_file::VolumeFile;
 use forebay_base::Result;
 use forebay_base::task::BoxFuture;
 use forebay_vfs::name::NAME_MAX;
-use forebay_vfs::rules;
+use forebay_vfs::rules::{self, At};
 use forebay_vfs::{
     Attr, Cookie, DirEntry, FileKind, FileSystem, Ino, Name, NewInode, OpenFile, OpenFileRef,
-    OpenFlags, Privileges, RenameFlags, SetAttr, SetXattr, StatFs, Timestamp, XattrName,
+    OpenFlags, Opened, Privileges, RenameFlags, SetAttr, SetXattr, StatFs, Timestamp, XattrName,
 };
 
 impl Volume {
@@ -25,21 +25,57 @@ impl Volume {
         Box::pin(self.0.tried(op))
     }
 
-    /// Opens, with what has to be looked at first.
+    /// Opens in one hold of the lock, with what has to be looked up first, and truncates if that is
+    /// asked for. `look` returns the inode, whether a truncation is of it, and an extended
+    /// attribute.
     async fn open_tried(
         &self,
+        op: &'static str,
         flags: OpenFlags,
-        mut look: impl FnMut(&mut State, Timestamp) -> Tried<(Ino, bool)>,
-    ) -> Result<VolumeFile> {
+        mut look: impl FnMut(&mut State, Timestamp) -> Tried<(Ino, bool, Option<Vec<u8>>)>,
+    ) -> Result<Opened> {
         let opened = self.0.tried(|state, now| {
-            let (ino, cut) = look(state, now)?;
-            Ok((VolumeFile::count(&self.0, state, ino, flags)?, cut))
+            let (ino, cut, xattr) = look(state, now)?;
+            let attr = state.attr(op, ino)?;
+            Ok((VolumeFile::count(&self.0, state, ino, flags)?, attr, cut, xattr))
         });
-        let (file, cut) = opened.await?;
+        let (file, mut attr, cut, xattr) = opened.await?;
         if cut && flags.contains(OpenFlags::TRUNCATE) {
             self.truncate_on_open(file.ino(), flags).await?;
+            attr = self.0.tried(|state, _| state.attr(op, file.ino())).await?;
         }
-        Ok(file)
+        Ok(Opened { file: std::sync::Arc::new(file), attr, xattr: Ok(xattr) })
+    }
+
+    async fn create_opened(
+        &self,
+        at: At<'_>,
+        new: &NewInode,
+        flags: OpenFlags,
+        xattr: Option<XattrName<'_>>,
+    ) -> Result<Opened> {
+        let opened = self.open_tried("create", flags, |state, now| {
+            let value = xattr.map_or(Ok(None), |name| find_xattr(state, at.0, name))?;
+            let ((ino, kind), old) = state.create_file(at, new, flags, now)?;
+            Ok((ino, old && kind == FileKind::File, value))
+        });
+        let opened = opened.await?;
+        self.note(at.0, at.1, &opened.attr);
+        Ok(opened)
+    }
+
+    async fn open_opened(
+        &self,
+        ino: Ino,
+        flags: OpenFlags,
+        xattr: Option<XattrName<'_>>,
+    ) -> Result<Opened> {
+        let opened = self.open_tried("open", flags, |state, _| {
+            let kind = rules::names::open(state, ino, flags)?;
+            let value = xattr.map_or(Ok(None), |name| find_xattr(state, ino, name))?;
+            Ok((ino, kind == FileKind::File, value))
+        });
+        opened.await
     }
 
     async fn truncate_on_open(&self, ino: Ino, flags: OpenFlags) -> Result<()> {
@@ -47,6 +83,11 @@ impl Volume {
         let set = SetAttr { privileges, ..SetAttr::size(0) };
         self.0.setattr(ino, &set).await
     }
+}
+
+fn find_xattr(state: &State, ino: Ino, name: XattrName<'_>) -> Tried<Option<Vec<u8>>> {
+    let value = state.get("getxattr", ino)?.xattrs.get(name.as_bytes());
+    Ok(value.map(|value| value.to_vec()))
 }
 
 impl FileSystem for Volume {
@@ -140,15 +181,20 @@ impl FileSystem for Volume {
         flags: OpenFlags,
     ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>> {
         Box::pin(async move {
-            let file = self.open_tried(flags, |state, now| {
-                let ((ino, kind), old) = state.create_file((dir, name), new, flags, now)?;
-                Ok((ino, old && kind == FileKind::File))
-            });
-            let file: OpenFileRef = std::sync::Arc::new(file.await?);
-            let attr = self.0.tried(|state, _| state.attr("create", file.ino())).await?;
-            self.note(dir, name, &attr);
-            Ok((attr, file))
+            let opened = self.create_opened((dir, name), new, flags, None).await?;
+            Ok((opened.attr, opened.file))
         })
+    }
+
+    fn create_with_xattr<'a>(
+        &'a self,
+        dir: Ino,
+        name: Name<'a>,
+        new: &'a NewInode,
+        flags: OpenFlags,
+        xattr: XattrName<'a>,
+    ) -> BoxFuture<'a, Result<Opened>> {
+        Box::pin(self.create_opened((dir, name), new, flags, Some(xattr)))
     }
 
     fn tmpfile<'a>(
@@ -233,13 +279,16 @@ impl FileSystem for Volume {
     }
 
     fn open(&self, ino: Ino, flags: OpenFlags) -> BoxFuture<'_, Result<OpenFileRef>> {
-        Box::pin(async move {
-            let file = self.open_tried(flags, |state, _| {
-                let kind = rules::names::open(state, ino, flags)?;
-                Ok((ino, kind == FileKind::File))
-            });
-            Ok(std::sync::Arc::new(file.await?) as OpenFileRef)
-        })
+        Box::pin(async move { Ok(self.open_opened(ino, flags, None).await?.file) })
+    }
+
+    fn open_with_xattr<'a>(
+        &'a self,
+        ino: Ino,
+        flags: OpenFlags,
+        name: XattrName<'a>,
+    ) -> BoxFuture<'a, Result<Opened>> {
+        Box::pin(self.open_opened(ino, flags, Some(name)))
     }
 
     fn syncfs(&self) -> BoxFuture<'_, Result<()>> {

@@ -217,6 +217,10 @@ impl OpenFile for NotifyingFile {
         self.read_compared(offset, dst, flags, |dst| self.file.read_slice(offset, dst, flags))
     }
 
+    fn wait_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
+        self.read_compared(offset, dst, flags, |dst| self.file.wait_read(offset, dst, flags))
+    }
+
     fn write_slice(
         &self,
         offset: u64,

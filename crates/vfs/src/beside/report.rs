@@ -22,13 +22,13 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Without a mount.
-    pub fn new(fs: Arc<dyn FileSystem>) -> Self {
+    pub(super) fn new(fs: Arc<dyn FileSystem>) -> Self {
         let (some, observer) = Default::default();
         Self { fs, some, observer }
     }
 
     /// Registers the mount; `Busy` if there is one.
-    pub fn observe(&self, observer: Weak<dyn Observer>) -> Result<()> {
+    pub(super) fn observe(&self, observer: Weak<dyn Observer>) -> Result<()> {
         let mut slot = self.observer.write();
         if slot.as_ref().is_some_and(|old| old.strong_count() > 0) {
             return Err(Error::new(ErrorKind::Busy, "mount", "it is mounted already"));
@@ -39,7 +39,7 @@ impl Shared {
     }
 
     /// The mount is over.
-    pub fn forget(&self) {
+    pub(super) fn forget(&self) {
         let mut slot = self.observer.write();
         self.some.store(false, Ordering::Release);
         *slot = None;

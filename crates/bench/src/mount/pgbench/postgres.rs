@@ -3,6 +3,7 @@
 //! drop. It syncs what it commits, everywhere alike.
 
 use crate::harness::meter::cpu_seconds_with_ended;
+use crate::report::lack::not_installed;
 use crate::rivals::mounted::call;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_testkit::cgroup::field;
@@ -31,7 +32,7 @@ pub fn binaries() -> Result<PathBuf> {
         .collect();
     found.sort();
     let none = "no PostgreSQL server in /usr/lib/postgresql: apt-get install postgresql";
-    let missing = || Error::new(ErrorKind::NotFound, "find postgres", none);
+    let missing = || not_installed("find postgres", none);
     found.pop().map(|(_, path)| path).ok_or_else(missing)
 }
 

@@ -5,6 +5,7 @@
 //! T2 A process that a test started does not outlive it.
 
 pub mod browser;
+pub mod front;
 pub mod lab;
 pub mod nbd;
 pub mod place;
@@ -170,7 +171,7 @@ impl Server {
         started.unwrap_or_else(|text| panic!("no URI; standard error: {text}"))
     }
 
-    fn try_start(mut command: Command, socket: PathBuf) -> Result<Self, String> {
+    pub fn try_start(mut command: Command, socket: PathBuf) -> Result<Self, String> {
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
         let out = child.stdout.take().expect("it is piped");

@@ -5,10 +5,13 @@ use super::lab::{Lab, NONE, at_once};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_cache::Config;
 use forebay_cache::strategy::UncachedStrategy;
+use forebay_iomap::Target;
+use forebay_sim::slow_page::SlowPage;
 use forebay_testkit::remap::{Remap, RemapOptions};
 use std::pin::pin;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 const BLOCK: u64 = 4096;
 
@@ -129,4 +132,50 @@ fn read_overtaken_by_truncate_and_growth_shows_valid_bytes() {
         }
     }
     assert!(overtaken > 5, "reads that were overtaken: {overtaken}");
+}
+
+/// Whether another user of a folio gets its lock. It spins for it, so it runs on a thread, which is
+/// let go by `then`.
+fn is_lockable(lab: &Lab, index: u64, then: impl FnOnce()) -> bool {
+    let is_locked = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(lab.cache.lock_folio(&lab.file.mapping, index));
+            is_locked.store(true, Ordering::Release);
+        });
+        // A free lock is taken at once; only a held one takes the time.
+        let tries = (0..2_000).take_while(|_| !is_locked.load(Ordering::Acquire));
+        tries.for_each(|_| std::thread::sleep(Duration::from_millis(1)));
+        let is_free = is_locked.load(Ordering::Acquire);
+        then();
+        is_free
+    })
+}
+
+/// The story: reads that copy under the folio lock touched their target there for the first time.
+/// If its page was absent, other users of the folio spun until it was there: for ever, if the page
+/// came from a file of the same process. NOWAIT reads of uncached blocks did not touch it before.
+#[test]
+fn read_into_absent_memory_does_not_hold_folio_lock() {
+    for is_cached in [false, true] {
+        let lab = Lab::plain(BLOCK as u32);
+        // Dirty blocks of an uncached write: a read that does not wait copies them under the lock.
+        match is_cached {
+            false => lab.run(lab.write(0, &[5; BLOCK as usize], IoFlags::UNCACHED)),
+            true => lab.disk.poke(0, &[5; BLOCK as usize]),
+        }
+        let flags = if is_cached { NONE } else { IoFlags::NOWAIT };
+        let (mut page, pager) = SlowPage::new();
+        let is_free = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let dst = Target::Slice(page.bytes_mut());
+                let read = lab.file.read(&lab.handle, 0, dst, flags);
+                assert_eq!(lab.run(read).unwrap(), BLOCK as usize, "{flags:?}");
+            });
+            pager.wait_for_fault();
+            is_lockable(&lab, 0, || pager.provide())
+        });
+        assert!(is_free, "{flags:?}: the reader waits for its memory under the folio lock");
+        assert_eq!(page.bytes(), [5; BLOCK as usize], "{flags:?}");
+    }
 }

@@ -1,0 +1,261 @@
+//! What a running process shows of the options, and changes.
+//!
+//! Lock: one for the last `direct_io`, held while a switch is made.
+
+use super::{ENTRIES, Entry, Store};
+use crate::control::answers;
+use forebay::{Cache, DirectIo, Error, ErrorKind, ExportMode, File, LiveMode, Result, Volume};
+use forebay_fuse::ioctl::{MODE_CACHED, MODE_DIRECT, MODE_UNCACHED, MountMode};
+use serde_json::{Map, Value, json};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How requests use the cache; changed live.
+pub enum Mode {
+    /// Of exports and devices.
+    Export(LiveMode),
+    /// Of openings on a mount.
+    Mount(MountMode),
+}
+
+impl Mode {
+    /// The mode now.
+    pub fn get(&self) -> ExportMode {
+        match self {
+            Self::Export(mode) => mode.get(),
+            Self::Mount(mode) => match mode.get() {
+                MODE_UNCACHED => ExportMode::Uncached,
+                MODE_DIRECT => ExportMode::Direct,
+                _ => ExportMode::Cached,
+            },
+        }
+    }
+
+    /// Sets it for requests, or openings, from now on.
+    pub fn set(&self, to: ExportMode) {
+        match self {
+            Self::Export(mode) => mode.set(to),
+            Self::Mount(mode) => {
+                let is_known = mode.set(match to {
+                    ExportMode::Cached => MODE_CACHED,
+                    ExportMode::Uncached => MODE_UNCACHED,
+                    ExportMode::Direct => MODE_DIRECT,
+                });
+                debug_assert!(is_known, "one of the three");
+            }
+        }
+    }
+}
+
+/// What is served under one name.
+#[derive(Clone)]
+pub enum Served {
+    /// An image, or a file of a volume.
+    File(File),
+    /// A volume.
+    Volume(Volume),
+}
+
+impl Served {
+    /// The volume that it is, or is in.
+    pub fn volume(&self) -> Option<&Volume> {
+        match self {
+            Self::File(file) => file.volume(),
+            Self::Volume(volume) => Some(volume),
+        }
+    }
+
+    /// Whether it is in a volume.
+    pub fn store(&self) -> Store {
+        if self.volume().is_some() { Store::Volume } else { Store::Image }
+    }
+
+    fn direct_io(&self) -> (bool, String) {
+        match self {
+            Self::File(file) => file.direct_io(),
+            Self::Volume(volume) => volume.direct_io(),
+        }
+    }
+
+    fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
+        match self {
+            Self::File(file) => file.set_direct_io(mode),
+            Self::Volume(volume) => volume.set_direct_io(mode),
+        }
+    }
+
+    /// Decides again, if what is below has changed.
+    fn refresh_direct_io(&self) {
+        let done = match self {
+            Self::File(file) => file.refresh_direct_io(),
+            Self::Volume(volume) => volume.refresh_direct_io(),
+        };
+        match done {
+            Ok(false) => {}
+            Ok(true) => {
+                let (on, reason) = self.direct_io();
+                log::warn!("direct-io {}: {reason}", if on { "on" } else { "off" });
+            }
+            Err(e) => log::warn!("what is below has changed: {e}"),
+        }
+    }
+
+    /// Whether bytes in flight are kept from changing, and why.
+    pub fn stable_pages_required(&self) -> (bool, &'static str) {
+        match self {
+            Self::File(file) => file.stable_pages_required().unwrap_or((true, "not known")),
+            Self::Volume(volume) => volume.stable_pages_required(),
+        }
+    }
+
+    /// Whether the device below needs that, and why.
+    pub fn device_stable_pages_required(&self) -> (bool, &'static str) {
+        match self {
+            Self::File(file) => file.device_stable_pages_required(),
+            Self::Volume(volume) => volume.device_stable_pages_required(),
+        }
+    }
+
+    fn block_size(&self) -> u32 {
+        match self {
+            Self::File(file) => file.block_size().unwrap_or(0),
+            Self::Volume(volume) => volume.block_size(),
+        }
+    }
+}
+
+/// The options of a running process.
+pub struct Live {
+    cache: Cache,
+    mode: Mode,
+    served: Vec<Served>,
+    /// The value that the start or `tune` set last.
+    direct_io: Mutex<DirectIo>,
+    /// Decides again about direct I/O. Dropped before the process lets go of what it serves.
+    _watch: Watch,
+}
+
+/// How often it is checked whether what is below the images has changed.
+const WATCH_PERIOD: Duration = Duration::from_secs(2);
+
+/// A thread that decides again about direct I/O that is `auto`. It ends when this is dropped.
+struct Watch {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    fn new(served: Vec<Served>) -> Self {
+        let (stop, stopped) = channel::<()>();
+        let work = move || {
+            while stopped.recv_timeout(WATCH_PERIOD) == Err(RecvTimeoutError::Timeout) {
+                served.iter().for_each(Served::refresh_direct_io);
+            }
+        };
+        let thread = std::thread::Builder::new().name("forebay-below".into()).spawn(work);
+        if let Err(e) = &thread {
+            log::warn!("changes below the images are not noticed: {e}");
+        }
+        Self { stop: Some(stop), thread: thread.ok() }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the thread that watches what is below the images panicked");
+        }
+    }
+}
+
+impl Live {
+    /// Of a process that has opened everything and was started with this `direct_io`.
+    pub fn new(cache: &Cache, mode: Mode, served: Vec<Served>, direct_io: DirectIo) -> Self {
+        let watch = Watch::new(served.clone());
+        let (cache, direct_io) = (cache.clone(), Mutex::new(direct_io));
+        Self { cache, mode, served, direct_io, _watch: watch }
+    }
+
+    fn direct_io(&self) -> MutexGuard<'_, DirectIo> {
+        self.direct_io.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    fn stores(&self) -> Vec<Store> {
+        self.served.iter().map(Served::store).collect()
+    }
+
+    /// The value that is in force for what is served.
+    fn value(&self, entry: &Entry, served: &Served) -> Option<String> {
+        if entry.refusal(&[served.store()]).is_some() {
+            return None;
+        }
+        match entry.name {
+            "folio_size" => Some(self.cache.folio_size().to_string()),
+            "block_size" => Some(served.block_size().to_string()),
+            "mode" => Some(self.mode.get().to_string()),
+            "direct_io" => Some(self.direct_io().to_string()),
+            "alloc" => served.volume().map(|volume| volume.alloc_mode().to_string()),
+            name => {
+                let all = self.cache.tunables();
+                all.into_iter().find_map(|(known, value)| (known == name).then_some(value))
+            }
+        }
+    }
+
+    /// What `stat` shows of one thing that is served: each option, and what came of it.
+    pub fn stat(&self, served: &Served) -> Value {
+        let options: Map<String, Value> = ENTRIES
+            .iter()
+            .map(|entry| (entry.name.to_string(), self.value(entry, served).into()))
+            .collect();
+        let (direct, reason) = served.direct_io();
+        let (stable, why) = served.stable_pages_required();
+        let (below, why_below) = served.device_stable_pages_required();
+        json!({
+            "mode": self.mode.get().to_string(),
+            "direct_io": direct,
+            "direct_io_reason": reason,
+            "stable_pages": options["stable_pages"],
+            "stable_pages_required": stable,
+            "stable_pages_reason": why,
+            "device_stable_pages_required": below,
+            "device_stable_pages_reason": why_below,
+            "alloc": served.volume().map(answers::alloc),
+            "options": options,
+        })
+    }
+
+    /// The knobs: those of the cache, and the options that can change.
+    pub fn tunables(&self) -> Map<String, Value> {
+        let mut all = answers::tunables(&self.cache);
+        all.insert("direct_io".into(), self.direct_io().to_string().into());
+        all.insert("mode".into(), self.mode.get().to_string().into());
+        all
+    }
+
+    /// Changes an option, or a knob of the cache (behaviours.O1).
+    pub fn tune(&self, name: &str, value: &str) -> Result<()> {
+        let Some(entry) = Entry::find(name) else { return self.cache.tune(name, value) };
+        let refused = |why: &str| Err(Error::new(ErrorKind::InvalidInput, "tune", why));
+        if let Some(why) = entry.refusal(&self.stores()).or(entry.fixed()) {
+            return refused(&format!("{name}: {why}"));
+        }
+        if let Err(why) = entry.check(value) {
+            return refused(&format!("{name}={value}: {why}"));
+        }
+        match name {
+            "mode" => self.mode.set(value.parse()?),
+            "direct_io" => {
+                let mode: DirectIo = value.parse()?;
+                let mut last = self.direct_io();
+                self.served.iter().try_for_each(|served| served.set_direct_io(mode))?;
+                *last = mode;
+            }
+            _ => return self.cache.tune(name, value),
+        }
+        Ok(())
+    }
+}

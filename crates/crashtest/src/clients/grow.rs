@@ -1,0 +1,50 @@
+//! A volume that is made larger between the steps of its clients.
+//!
+//! No locks.
+
+use super::log::{Changed, of_checkpoint};
+use super::run::Life;
+use crate::bounds::Bounds;
+use forebay_base::sync::Arc;
+use forebay_base::world::WorldRef;
+use forebay_block::DeviceRef;
+use forebay_cache::PageCache;
+use forebay_lfs::{Volume, grow};
+
+/// A volume that was opened again, and the cache of its files.
+type Opened = (Volume, Option<Arc<PageCache>>);
+
+impl Life<'_> {
+    /// Closes the volume, makes it larger, and opens it again. `None`: it was full and could not be
+    /// closed.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(super) async fn grow(
+        &self,
+        volume: Volume,
+        device: &DeviceRef,
+        bytes: u64,
+    ) -> Result<Option<Opened>, String> {
+        let begin = self.log.begin(usize::MAX, "closing to grow".into(), |_| Changed::Nothing).0;
+        let done = volume.close().await.map_err(of_checkpoint);
+        let is_closed = done.is_ok();
+        self.all_synced(begin, done);
+        drop(volume);
+        if !is_closed {
+            return Ok(None);
+        }
+        let (old, new) = grow(device, Some(bytes)).await.map_err(|e| format!("growing: {e}"))?;
+        if new.segments <= old.segments {
+            return Err(format!("{} segments, and then {}", old.segments, new.segments));
+        }
+        let asked: WorldRef = self.log.world();
+        let options = self.setup.options(&asked).map_err(|error| error.to_string())?;
+        let cache = options.cache.clone();
+        let larger = Volume::open(device, &asked, &options).await;
+        let larger = larger.map_err(|error| format!("larger, it does not open: {error}"))?;
+        Bounds::of(self.setup).check_memory(&larger)?;
+        self.grown.set(true);
+        Ok(Some((larger, cache)))
+    }
+}
