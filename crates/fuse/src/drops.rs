@@ -65,12 +65,12 @@ impl Behind {
     }
 
     /// Removes the oldest range, or a first part of it, if more than the window and a step remain,
-    /// or too many ranges.
-    pub fn pop_old(&mut self) -> Option<Range<u64>> {
+    /// or too many ranges. Without a window only their number counts.
+    pub fn pop_old(&mut self, has_window: bool) -> Option<Range<u64>> {
         if self.ranges.len() > BEHIND_MAX {
             return self.pop();
         }
-        if self.bytes <= WINDOW_BYTES + STEP_BYTES {
+        if !has_window || self.bytes <= WINDOW_BYTES + STEP_BYTES {
             return None;
         }
         let excess = self.bytes - WINDOW_BYTES;

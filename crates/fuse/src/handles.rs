@@ -21,6 +21,8 @@ pub(crate) struct Caching {
     pub is_cached: bool,
     /// What it has cached of the file is dropped when the file has no opening left.
     pub drops_at_end: bool,
+    /// It may be executed: pages of it may be mapped, also through an uncached opening.
+    pub is_program: bool,
 }
 
 /// An opening.
@@ -59,8 +61,9 @@ impl Handle {
         crate::ioctl::mode_flags(self.mode()).unwrap_or_default()
     }
 
+    /// Whether a map of it can be stored into: that takes both rights.
     fn is_writer(&self) -> bool {
-        self.file.flags().contains(OpenFlags::WRITE)
+        self.file.flags().contains(OpenFlags::READ | OpenFlags::WRITE)
     }
 }
 
@@ -123,7 +126,7 @@ impl Handles {
         self.0.read().counts.contains_key(&ino.0)
     }
 
-    /// Whether an inode is open for writing.
+    /// Whether an inode is open for reading and writing.
     pub fn has_writer(&self, ino: Ino) -> bool {
         self.0.read().counts.get(&ino.0).is_some_and(|count| count.writers > 0)
     }

@@ -13,6 +13,7 @@
 use crate::device::Device;
 use crate::drops::Drops;
 pub use crate::proto::notify::Notice;
+use crate::retrieve::Retriever;
 use forebay_base::task::{Pick, WaitQueue, block_on};
 use rustix::io::Errno;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -48,12 +49,14 @@ struct Shared {
     device: OnceLock<Weak<Device>>,
     /// Pages that the kernel is to drop, which have a thread of their own.
     drops: Drops,
+    /// What the kernel holds of files.
+    retriever: Retriever,
 }
 
 impl Default for Shared {
     fn default() -> Self {
-        let (state, changed, device, drops) = Default::default();
-        Self { state, changed, waiting: WaitQueue::with_keys(), device, drops }
+        let (state, changed, device, drops, retriever) = Default::default();
+        Self { state, changed, waiting: WaitQueue::with_keys(), device, drops, retriever }
     }
 }
 
@@ -71,9 +74,15 @@ impl Notifier {
         &self.0.drops
     }
 
+    /// Compares what the kernel has of files.
+    pub(crate) fn retriever(&self) -> &Retriever {
+        &self.0.retriever
+    }
+
     /// The notices are for this connection.
     pub(crate) fn attach(&self, device: &Arc<Device>) {
         let _is_set_once = self.0.device.set(Arc::downgrade(device));
+        self.0.retriever.attach(device);
     }
 
     /// Tells at once, by a thread that answers a request, that the attributes of an inode are stale which
@@ -191,6 +200,7 @@ impl Notifier {
 
     pub(crate) fn close(&self) {
         self.0.drops.close();
+        self.0.retriever.close();
         let mut state = self.lock();
         state.closed = true;
         state.queue.clear();

@@ -26,6 +26,7 @@ use crate::notify::{self, Notice, Notifier};
 use crate::options::Options;
 use crate::payload::Payload;
 use crate::proto::consts::{InitFlags, VERSION_MAJOR, VERSION_MINOR, VERSION_MINOR_MIN, opcode};
+use crate::proto::notify::RetrieveReply;
 use crate::proto::reply::{Body, InitOut};
 use crate::proto::request::{Header, InitIn, Op, Request};
 use crate::serve::{Core, Served, errno_of};
@@ -344,6 +345,8 @@ impl Shared {
         self.change(|state| state.readers -= 1);
         if self.lock().readers == 0 {
             self.syncs.stop();
+            // No answer comes any more.
+            self.notifier.retriever().close();
         }
     }
 
@@ -356,7 +359,8 @@ impl Shared {
         match header.opcode {
             opcode::FORGET | opcode::BATCH_FORGET => return self.forget(&incoming.whole()),
             // Requests are not called back: those of one file system end by themselves.
-            opcode::INTERRUPT | opcode::NOTIFY_REPLY => return,
+            opcode::INTERRUPT => return,
+            opcode::NOTIFY_REPLY => return self.retrieved(header.unique, incoming),
             _ => {}
         }
         let unanswered = Unanswered { shared: self, unique: header.unique };
@@ -380,6 +384,18 @@ impl Shared {
             }
         }
         unanswered.answered();
+    }
+
+    /// A copy of cached pages; see [`crate::retrieve`].
+    fn retrieved(&self, number: u64, incoming: &Incoming) {
+        match RetrieveReply::parse(incoming.head()) {
+            Ok(RetrieveReply { offset, size }) => {
+                let data = incoming.rest();
+                let data = &data[..data.len().min(size as usize)];
+                self.notifier.retriever().answered(number, offset, data);
+            }
+            Err(e) => log::error!("{e}"),
+        }
     }
 
     fn forget(&self, message: &[u8]) {

@@ -12,8 +12,9 @@
 //! and the other way round. Z2 while the mount is notified, no lock or range is held for which a
 //! request of the mount could wait: the notification follows the change, outside of it. Z3 data
 //! that the mount holds back (stores into mappings) is written before it is read or overwritten
-//! here. Z4 an inode that loses its last name here lives as long as the mount's kernel knows it. Z5
-//! without a mount a call costs one more check.
+//! here; a read has the mount's kernel drop no other pages. Z4 an inode that loses its last name
+//! here lives as long as the mount's kernel knows it. Z5 without a mount a call costs one more
+//! check.
 //!
 //! Limit: of a store into a mapping and a concurrent write here to the same page, one is lost.
 //!

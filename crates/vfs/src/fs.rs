@@ -332,9 +332,10 @@ pub trait OpenFile: Send + Sync {
     }
 
     /// Before a caller that blocks looks at a range in another way than by a read: waits for stores
-    /// that a mount holds back of it.
-    fn hand_over(&self, offset: u64, len: u64) {
-        let _ = (offset, len);
+    /// that a mount holds back of it. Error: `WouldBlock` with `NOWAIT` if it has to wait.
+    fn hand_over(&self, offset: u64, len: u64, flags: IoFlags) -> Result<()> {
+        let _ = (offset, len, flags);
+        Ok(())
     }
 
     /// `write` for a caller that blocks: the device may borrow its memory.

@@ -384,6 +384,11 @@ impl FolioWrite<'_> {
         let size = self.mapping.size();
         let end = size - size % self.mapping.block_size();
         let whole = self.mapping.blocks_inside(self.index, &(0..end));
+        for (g, mask) in blocks.masks() {
+            // An ordinary request has used them meanwhile: they are ordinary blocks from now on.
+            let used = mask & self.cache.table.bits(self.slot, State::Referenced, g);
+            self.cache.table.clear_bits(self.slot, State::HeldAbove, g, used);
+        }
         self.drop_idle(blocks.within(whole), |t, s, g| t.bits(s, State::HeldAbove, g));
     }
 

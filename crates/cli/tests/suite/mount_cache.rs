@@ -168,3 +168,54 @@ fn uncached_read_leaves_both_caches_as_they_were() {
         place.umount();
     }
 }
+
+/// A backup by the library of a file that a program has open for writing. It dropped each page of
+/// it from the kernel, the only cache that had them. Stores by a map are in the copy all the same,
+/// also in a hole.
+#[test]
+fn library_read_leaves_pages_of_programs_in_the_kernel() {
+    if !may_run() {
+        return;
+    }
+    let len = 8 * MIB;
+    let place = Place::new(128 << 20);
+    place.mount("cache=kernel");
+    let mut file = made(&place, "file", len);
+    file.set_len(len as u64 + 4 * MIB as u64).unwrap();
+    read_again(&mut file);
+    let before = held(&place, "file").1;
+    assert!(before >= len as u64, "{before}");
+    let mut wanted = bytes_of(len as u64, len);
+    wanted.resize(len + 4 * MIB, 0);
+    let copied = |copy: &str, wanted: &[u8]| {
+        place.folder.ok(&["cp", "vol:/file", copy]);
+        assert!(std::fs::read(place.folder.path(copy)).unwrap() == wanted, "{copy}");
+    };
+    copied("before", &wanted);
+    // The program's pages of the hole go: they cost no device anything.
+    let kept = held(&place, "file").1;
+    assert!(kept >= len as u64, "{kept} of {before} bytes are left");
+    let store = "import mmap, sys
+file = open('mnt/file', 'r+b')
+view = mmap.mmap(file.fileno(), 0)
+for at in (20487, 9 << 20):
+    view[at] = 255 - view[at]
+print('ready', flush=True)
+sys.stdin.read()";
+    let mut command = std::process::Command::new("python3");
+    command.args(["-c", store]).current_dir(place.folder.path(""));
+    command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    let mut storing = command.spawn().expect("python3");
+    let (mut out, mut said) = (storing.stdout.take().expect("piped"), [0; 6]);
+    out.read_exact(&mut said).unwrap();
+    for at in [20_487, 9 * MIB] {
+        wanted[at] = 255 - wanted[at];
+    }
+    copied("after", &wanted);
+    let kept = held(&place, "file").1;
+    assert!(kept >= len as u64 - 4096, "{kept} of {before} bytes are left");
+    drop(storing.stdin.take());
+    assert!(storing.wait().unwrap().success());
+    drop(file);
+    place.umount();
+}

@@ -64,13 +64,14 @@ impl VolumeOpener {
     }
 
     /// The mapping and a handle on it, for a pin. Errors: `BadHandle` if it is not open for
-    /// reading, `IsDirectory` and `InvalidInput` for inodes without content.
-    pub fn reader(&self) -> Result<&(Arc<MappedFile>, Handle)> {
+    /// reading, `IsDirectory` and `InvalidInput` for inodes without content, `WouldBlock` with
+    /// `NOWAIT` if the first use has to wait.
+    pub fn reader(&self, flags: IoFlags) -> Result<&(Arc<MappedFile>, Handle)> {
         if let Some(reader) = self.reader.get() {
             return Ok(reader);
         }
         // An empty read: from its first read on the open file keeps its mapping.
-        self.file.read_slice(0, &mut [], IoFlags::empty())?;
+        self.file.read_slice(0, &mut [], flags & IoFlags::NOWAIT)?;
         let file = self.mapped()?;
         let handle = file.open_handle();
         Ok(self.reader.get_or_init(|| (file, handle)))

@@ -11,16 +11,16 @@ use forebay_iomap::{Handle, MappedFile, PinRequest};
 impl File {
     /// The mapping and this opener's handle on it, to pin a range. First waits until a mount of the
     /// volume has written back its stores into maps of the range (Z3). Errors: `BadHandle` if not
-    /// opened for reading.
-    fn reader(&self, offset: u64, len: usize) -> Result<(&MappedFile, &Handle)> {
+    /// opened for reading, `WouldBlock` with `NOWAIT`.
+    fn reader(&self, offset: u64, len: usize, flags: IoFlags) -> Result<(&MappedFile, &Handle)> {
         match &self.opener.kind {
             Kind::Raw(raw) => {
                 raw.check_readable()?;
                 Ok((&raw.file, &raw.handle))
             }
             Kind::Volume(inside) => {
-                let (file, handle) = inside.reader()?;
-                inside.open().hand_over(offset, len as u64);
+                let (file, handle) = inside.reader(flags)?;
+                inside.open().hand_over(offset, len as u64, flags)?;
                 Ok((file, handle))
             }
         }
@@ -86,7 +86,7 @@ impl File {
         may_copy: bool,
     ) -> Result<Option<Pinned>> {
         let flags = flags | self.opener.read_flags;
-        let (file, handle) = self.reader(offset, len)?;
+        let (file, handle) = self.reader(offset, len, flags)?;
         let request = PinRequest { offset, len, flags, may_copy, blocking: true };
         match file.try_pin(handle, &request) {
             Some(done) => done.map(Some),

@@ -17,7 +17,7 @@ fn d1_d2_sequential_ranges_are_dropped_in_steps_behind_the_reader() {
     let start = 3 * step;
     for at in (start..20 * MIB).step_by(step as usize) {
         behind.push(at..at + step);
-        while let Some(range) = behind.pop_old() {
+        while let Some(range) = behind.pop_old(true) {
             assert!(range.end + WINDOW_BYTES <= at + step, "{range:?} at {at}");
             dropped.push(range);
         }
@@ -44,7 +44,7 @@ fn d1_d2_random_ranges_are_dropped_oldest_first() {
     let mut dropped = Vec::new();
     for n in 0..5000 {
         behind.push(at(n)..at(n) + 4096);
-        while let Some(range) = behind.pop_old() {
+        while let Some(range) = behind.pop_old(true) {
             dropped.push(range);
         }
         assert!(behind.ranges.len() <= BEHIND_MAX);

@@ -189,6 +189,8 @@ pub mod notify_code {
     pub const INVAL_ENTRY: i32 = 3;
     /// A name that is gone.
     pub const DELETE: i32 = 6;
+    /// A copy of what is cached of an inode, as an answer.
+    pub const RETRIEVE: i32 = 5;
     /// Inodes that nobody uses.
     pub const PRUNE: i32 = 9;
 }

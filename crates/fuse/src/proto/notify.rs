@@ -2,7 +2,9 @@
 //!
 //! No locks.
 
-use super::consts::{OUT_HEADER_BYTES, notify_code};
+use super::consts::{IN_HEADER_BYTES, OUT_HEADER_BYTES, notify_code};
+use forebay_base::Result;
+use forebay_base::codec::Reader;
 
 /// What the kernel has to forget.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +46,18 @@ pub enum Notice {
     },
     /// These inodes, where nobody uses them.
     Prune(Vec<u64>),
+    /// Nothing: it is asked for a copy of what it has cached of a range, up to the first page that
+    /// is absent.
+    Retrieve {
+        /// The number that the answer, a `NOTIFY_REPLY`, has as its own.
+        number: u64,
+        /// Which inode.
+        node: u64,
+        /// First byte.
+        offset: u64,
+        /// How many.
+        size: u32,
+    },
 }
 
 impl Notice {
@@ -51,7 +65,9 @@ impl Notice {
     pub fn name(&self) -> Option<(u64, &[u8])> {
         match self {
             Self::Entry { dir, name } | Self::Delete { dir, name, .. } => Some((*dir, name)),
-            Self::Inode { .. } | Self::Store { .. } | Self::Prune(_) => None,
+            Self::Inode { .. } | Self::Store { .. } | Self::Prune(_) | Self::Retrieve { .. } => {
+                None
+            }
         }
     }
 
@@ -103,11 +119,38 @@ impl Notice {
                 nodes.iter().for_each(|node| out.extend_from_slice(&node.to_le_bytes()));
                 notify_code::PRUNE
             }
+            Self::Retrieve { number, node, offset, size } => {
+                out.extend_from_slice(&number.to_le_bytes());
+                out.extend_from_slice(&node.to_le_bytes());
+                out.extend_from_slice(&offset.to_le_bytes());
+                out.extend_from_slice(&size.to_le_bytes());
+                out.extend_from_slice(&[0; 4]);
+                notify_code::RETRIEVE
+            }
         };
         let len = out.len() as u32;
         out[..4].copy_from_slice(&len.to_le_bytes());
         out[4..8].copy_from_slice(&code.to_le_bytes());
         out
+    }
+}
+
+/// The head of a `NOTIFY_REPLY`, whose number is in the header of the message; the bytes follow it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetrieveReply {
+    /// First byte.
+    pub offset: u64,
+    /// How many: fewer than were asked for if a page is absent.
+    pub size: u32,
+}
+
+impl RetrieveReply {
+    /// Parses the head of a message.
+    pub fn parse(head: &[u8]) -> Result<Self> {
+        let args = head.get(IN_HEADER_BYTES..).unwrap_or_default();
+        let mut r = Reader::new("FUSE notify reply", args);
+        r.u64("dummy1")?;
+        Ok(Self { offset: r.u64("offset")?, size: r.u32("size")? })
     }
 }
 

@@ -6,7 +6,7 @@
 use super::consts::{
     FOpen, IN_HEADER_BYTES, InitFlags, OUT_HEADER_BYTES, WRITE_HEADER_BYTES, opcode,
 };
-use super::notify::Notice;
+use super::notify::{Notice, RetrieveReply};
 use super::reply::{Body, ENTRY_OUT_BYTES, InitOut, Valid, dirent_bytes, header};
 use super::request::{Op, Request};
 use forebay_base::ErrorKind;
@@ -252,4 +252,14 @@ fn p3_golden_notices() {
     let prune = Notice::Prune(vec![5, 6]);
     let text = "0200000000000000000000000000000005000000000000000600000000000000";
     assert_eq!(hex(&prune.encode()), head("30", "09") + text);
+    let retrieve = Notice::Retrieve { number: 9, node: 3, offset: 0x1fff, size: 0x1000 };
+    let text = "09000000000000000300000000000000ff1f0000000000000010000000000000";
+    assert_eq!(hex(&retrieve.encode()), head("30", "05") + text);
+    // What it is answered with, up to the bytes.
+    let mut reply = vec![0; 80];
+    reply[48..56].copy_from_slice(&0x1fff_u64.to_le_bytes());
+    reply[56..60].copy_from_slice(&7_u32.to_le_bytes());
+    let parsed = RetrieveReply::parse(&reply).unwrap();
+    assert_eq!(parsed, RetrieveReply { offset: 0x1fff, size: 7 });
+    assert!((0..60).all(|len| RetrieveReply::parse(&reply[..len]).is_err()), "it is cut off");
 }

@@ -11,6 +11,7 @@
 use super::Core;
 use crate::handles::Handle;
 use crate::inodes::Mark;
+use crate::ioctl::MODE_UNCACHED;
 use crate::notify::Notice;
 use crate::proto::consts::WRITE_CACHE;
 use crate::proto::reply::Valid;
@@ -20,6 +21,7 @@ use forebay_base::task::BoxFuture;
 use forebay_vfs::beside::{Change, Observer, Ticket};
 use forebay_vfs::types::{S_ISGID, S_ISUID};
 use forebay_vfs::{Attr, FileKind, FileSystem, Ino, NotifyingFs, OpenFileRef, Privileges, Wrote};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,6 +88,10 @@ impl Core {
             return;
         }
         let ino = handle.file.ino();
+        if handle.caching.is_cached && handle.mode() == MODE_UNCACHED {
+            // The kernel keeps what it hands over. It is dropped when it has its answer (O3).
+            self.drop_behind(handle, done.offset..done.offset + done.len as u64);
+        }
         if done.offset != io.offset {
             self.notifier.owe(ino.0, done.offset.min(io.offset), u64::MAX);
         } else if !handle.caching.is_cached && self.inodes.marked(ino, Mark::Content) {
@@ -108,12 +114,21 @@ impl Observer for Core {
     }
 
     fn holds_back(&self, ino: Ino) -> bool {
-        // A map that can be stored into keeps its file open for writing.
+        // A map that can be stored into keeps its file open for reading and writing.
         self.inodes.marked(ino, Mark::Content) && self.handles.has_writer(ino)
     }
 
     fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket {
         self.give(Notice::content(ino.0, offset, len))
+    }
+
+    fn differing<'a>(
+        &'a self,
+        ino: Ino,
+        offset: u64,
+        bytes: &'a [u8],
+    ) -> BoxFuture<'a, Vec<Range<u64>>> {
+        Box::pin(self.notifier.retriever().differing(ino.0, offset, bytes))
     }
 
     fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()> {

@@ -4,7 +4,7 @@
 //! Invariants: O1 every reply to an open says KEEP_CACHE: an opening drops nothing that the kernel
 //! has, and each change drops what it makes stale. O2 with `cache=kernel`, a request by which the
 //! kernel fills its cache, or hands over bytes that it keeps, carries `HELD_ABOVE`. O3 an uncached
-//! opening leaves no page behind that was read through it.
+//! opening leaves no page behind that was read or written through it, except pages that are mapped.
 //!
 //! Lock: that of a handle's ranges; those of the queue of drops are taken under it.
 
@@ -59,7 +59,7 @@ impl Core {
             MODE_UNCACHED => reads_only && flags & super::o_direct() == 0,
             _ => false,
         };
-        Caching { is_cached, drops_at_end }
+        Caching { is_cached, drops_at_end, is_program: attr.perm & 0o111 != 0 }
     }
 
     /// Whether the kernel keeps what this opening reads and writes through its cache (O2).
@@ -98,7 +98,9 @@ impl Core {
         if !is_fill(io) {
             return;
         }
-        let is_uncached = handle.mode() == MODE_UNCACHED;
+        // If the kernel does not cache what the opening reads, a fault of a map asks. Mapped pages
+        // are read again by every access after a drop, so they stay.
+        let is_uncached = handle.mode() == MODE_UNCACHED && handle.caching.is_cached;
         self.inodes.mark_fill(handle.file.ino(), !is_uncached);
         self.fills.add(u64::from(io.size));
         if !is_uncached {
@@ -108,11 +110,11 @@ impl Core {
         self.drop_behind(handle, io.offset..end);
     }
 
-    /// A range is read into the kernel's cache and must not stay there (O3).
-    fn drop_behind(&self, handle: &Handle, range: Range<u64>) {
+    /// A range is read into the kernel's cache, or kept there by a write, and must not stay (O3).
+    pub(super) fn drop_behind(&self, handle: &Handle, range: Range<u64>) {
         let mut behind = handle.behind.lock();
         behind.push(range);
-        while let Some(old) = behind.pop_old() {
+        while let Some(old) = behind.pop_old(!handle.caching.is_program) {
             self.drop_range(handle, old);
         }
     }
@@ -261,6 +263,51 @@ mod tests {
         core.release(uncached);
         core.release(other);
         assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, 8192..16_384)]);
+    }
+
+    /// O3 of writes: the kernel caches an opening that an ioctl makes uncached, and keeps what is
+    /// written. It holds the pages until the answer, so none is dropped before the next ones.
+    #[test]
+    fn writes_of_an_opening_made_uncached_are_dropped() {
+        let (core, attr) = core(CacheMode::Kernel);
+        let fh = opened(&core, &attr, open::RDWR, MODE_CACHED);
+        let write = |offset, write_flags| {
+            let io = WriteIn { fh, offset, size: 4096, write_flags, flags: 2 };
+            assert!(matches!(core.write_now(&io, &[7; 4096]), Some(Ok(_))));
+        };
+        write(0, 0);
+        assert!(core.handle(fh).unwrap().set_mode(MODE_UNCACHED));
+        (2..2048).for_each(|page| write(page * 4096, 0));
+        write(4096, WRITE_CACHE);
+        let most = 2048 * 4096 - (4 << 20);
+        let queued = core.notifier.drops().queued();
+        assert!(queued[0].1.start == 8192 && queued[0].1.end <= most, "{queued:?}");
+        core.release(fh);
+        assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, 8192..2048 * 4096)]);
+    }
+
+    /// A program read its text again and again under `forebay run --uncached`: each page was
+    /// dropped some faults later. So did a program that had mapped a file for writing.
+    #[test]
+    fn mapped_pages_of_uncached_openings_are_not_dropped_behind_faults() {
+        let (core, attr) = core(CacheMode::Own);
+        let fault = |fh, page: u64| {
+            let offset = page * 131_072;
+            let io = ReadIn { fh, offset, size: 131_072, read_flags: 0, flags: 0 };
+            core.note_fill(&core.handle(fh).unwrap(), &io);
+        };
+        let program = Attr { perm: 0o755, ..attr };
+        let text = opened(&core, &program, 0, MODE_UNCACHED);
+        let map = opened(&core, &attr, open::RDWR, MODE_UNCACHED);
+        for page in 0..160 {
+            fault(text, page * 7 % 160);
+            fault(map, page);
+        }
+        assert_eq!(core.notifier.drops().queued(), []);
+        core.release(text);
+        assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, 0..160 * 131_072)]);
+        core.release(map);
+        assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, ALL)]);
     }
 
     /// With `cache=own` the kernel keeps mapped pages for as long as the file is open.

@@ -5,11 +5,34 @@
 use super::observer::{Change, Observer};
 use super::report::{Outstanding, Shared, handed_over, telling};
 use crate::fs::{OpenFile, OpenFileRef, ReadResult, WriteResult, Wrote};
-use crate::types::{Fallocate, Privileges, Seek};
+use crate::types::{Fallocate, Ino, Privileges, Seek};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, block_on};
-use forebay_base::{IoFlags, Result};
+use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use std::sync::Arc;
+
+/// Bytes that are compared at a time for a caller who does not read them.
+const COMPARED_BYTES: usize = 256 << 10;
+
+/// Waits until data that the mount holds back of a range is written, as far as that differs from
+/// `bytes`, which were read from `offset` on (Z3): whether there was any.
+async fn differing_handed_over(
+    observer: &dyn Observer,
+    ino: Ino,
+    offset: u64,
+    bytes: &[u8],
+) -> bool {
+    let differing = observer.differing(ino, offset, bytes).await;
+    for range in &differing {
+        handed_over(observer, ino, range.start, range.end - range.start).await;
+    }
+    !differing.is_empty()
+}
+
+/// The mount may hold stores back, and the caller must not wait.
+fn would_block<T>(op: &'static str) -> Result<T> {
+    Err(Error::new(ErrorKind::WouldBlock, op, "a mount may hold stores back"))
+}
 
 /// An open file that notifies the mount of its changes.
 pub(super) struct NotifyingFile {
@@ -25,6 +48,60 @@ impl NotifyingFile {
     /// The mount, if it may hold stores back that a read has to see.
     fn held_back(&self) -> Option<Arc<dyn Observer>> {
         self.shared.observer().filter(|observer| observer.holds_back(self.file.ino()))
+    }
+
+    /// Reads by `read`, once more if the mount holds stores back of what was read (Z3).
+    fn read_compared(
+        &self,
+        offset: u64,
+        dst: &mut [u8],
+        flags: IoFlags,
+        read: impl Fn(&mut [u8]) -> Result<usize>,
+    ) -> Result<usize> {
+        let Some(observer) = self.held_back() else { return read(dst) };
+        if flags.contains(IoFlags::NOWAIT) {
+            return would_block("read");
+        }
+        let len = read(dst)?;
+        let compared = differing_handed_over(&*observer, self.file.ino(), offset, &dst[..len]);
+        match block_on(compared) {
+            // Only stores that began after this call differ once more.
+            true => read(dst),
+            false => Ok(len),
+        }
+    }
+
+    /// Seeks in a file of which the mount may hold stores back. A store makes data of a hole, and
+    /// no hole of data: so only holes are handed over. What the kernel has cached of a hole costs
+    /// no device anything.
+    async fn seek_held_back(
+        &self,
+        observer: &dyn Observer,
+        what: Seek,
+        offset: u64,
+    ) -> Result<u64> {
+        let ino = self.file.ino();
+        let size = self.shared.fs.getattr(ino).await?.size;
+        loop {
+            let found = self.file.seek(what, offset).await;
+            let hole = match (what, &found) {
+                (Seek::Data, Ok(data)) => offset..*data,
+                (Seek::Data, Err(_)) => offset..size,
+                (Seek::Hole, Ok(hole)) => {
+                    *hole..self.file.seek(Seek::Data, *hole).await.unwrap_or(size)
+                }
+                (Seek::Hole, Err(_)) => return found,
+            };
+            if hole.start >= hole.end.min(size) {
+                return found;
+            }
+            handed_over(observer, ino, hole.start, hole.end - hole.start).await;
+            let again = self.file.seek(what, offset).await;
+            let is_same = matches!((&found, &again), (Ok(a), Ok(b)) if a == b);
+            if what == Seek::Data || is_same || again.is_err() {
+                return again;
+            }
+        }
     }
 
     /// The change that a write makes; the place of an append is known afterwards.
@@ -52,9 +129,17 @@ impl OpenFile for NotifyingFile {
 
     fn read(&self, offset: u64, buf: AlignedBuf, flags: IoFlags) -> BoxFuture<'_, ReadResult> {
         let Some(observer) = self.held_back() else { return self.file.read(offset, buf, flags) };
+        if flags.contains(IoFlags::NOWAIT) {
+            return Box::pin(async move { (buf, would_block("read")) });
+        }
         Box::pin(async move {
-            handed_over(&*observer, self.file.ino(), offset, buf.len() as u64).await;
-            self.file.read(offset, buf, flags).await
+            let (buf, done) = self.file.read(offset, buf, flags).await;
+            let Ok(len) = done else { return (buf, done) };
+            match differing_handed_over(&*observer, self.file.ino(), offset, &buf[..len]).await {
+                // Only stores that began after this call differ once more.
+                true => self.file.read(offset, buf, flags).await,
+                false => (buf, Ok(len)),
+            }
         })
     }
 
@@ -109,20 +194,31 @@ impl OpenFile for NotifyingFile {
         })
     }
 
-    fn hand_over(&self, offset: u64, len: u64) {
-        if let Some(observer) = self.held_back() {
-            block_on(handed_over(&*observer, self.file.ino(), offset, len));
+    fn hand_over(&self, offset: u64, len: u64, flags: IoFlags) -> Result<()> {
+        let Some(observer) = self.held_back() else { return Ok(()) };
+        if flags.contains(IoFlags::NOWAIT) {
+            return would_block("hand over");
         }
+        let (mut at, end) = (offset, offset.saturating_add(len));
+        let mut buf = AlignedBuf::new(len.min(COMPARED_BYTES as u64) as usize);
+        while at < end {
+            let most = (end - at).min(COMPARED_BYTES as u64) as usize;
+            let read = self.file.read_slice(at, &mut buf[..most], IoFlags::empty())?;
+            if read == 0 {
+                break;
+            }
+            block_on(differing_handed_over(&*observer, self.file.ino(), at, &buf[..read]));
+            at += read as u64;
+        }
+        Ok(())
     }
 
     fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
-        self.hand_over(offset, dst.len() as u64);
-        self.file.read_slice(offset, dst, flags)
+        self.read_compared(offset, dst, flags, |dst| self.file.read_slice(offset, dst, flags))
     }
 
     fn wait_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
-        self.hand_over(offset, dst.len() as u64);
-        self.file.wait_read(offset, dst, flags)
+        self.read_compared(offset, dst, flags, |dst| self.file.wait_read(offset, dst, flags))
     }
 
     fn write_slice(
@@ -157,9 +253,6 @@ impl OpenFile for NotifyingFile {
 
     fn seek(&self, what: Seek, offset: u64) -> BoxFuture<'_, Result<u64>> {
         let Some(observer) = self.held_back() else { return self.file.seek(what, offset) };
-        Box::pin(async move {
-            handed_over(&*observer, self.file.ino(), 0, u64::MAX).await;
-            self.file.seek(what, offset).await
-        })
+        Box::pin(async move { self.seek_held_back(&*observer, what, offset).await })
     }
 }

@@ -5,6 +5,7 @@
 use crate::fs::OpenFileRef;
 use crate::types::Ino;
 use forebay_base::task::BoxFuture;
+use std::ops::Range;
 
 /// A change of the file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub enum Change {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ticket(pub u64);
 
-/// A mount, as others see it. None of these waits, but for the four that say so.
+/// A mount, as others see it. None of these waits, but for those that say so.
 pub trait Observer: Send + Sync {
     /// Whether the mount knows an inode: then its changes must be reported.
     fn knows(&self, ino: Ino) -> bool;
@@ -48,8 +49,21 @@ pub trait Observer: Send + Sync {
     /// Whether stores into maps of a file may be held back.
     fn holds_back(&self, ino: Ino) -> bool;
 
-    /// Requests data that the mount holds back of a range.
+    /// Requests data that the mount holds back of a range, and has the mount's kernel drop it.
     fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket;
+
+    /// The parts of a range, from `offset` on, in which the mount holds other bytes than `bytes`,
+    /// which were read here: stores may be held back of them. Drops nothing. Waits for the
+    /// mount's kernel, and for no request of the mount. By default it is not known: all of it.
+    fn differing<'a>(
+        &'a self,
+        ino: Ino,
+        offset: u64,
+        bytes: &'a [u8],
+    ) -> BoxFuture<'a, Vec<Range<u64>>> {
+        let (_, all) = (ino, offset..offset.saturating_add(bytes.len() as u64));
+        Box::pin(std::future::ready(vec![all]))
+    }
 
     /// The content of a file will change, and so may its end, whatever the result. Waits for
     /// appends of programs at the end that the kernel knows.

@@ -11,6 +11,7 @@ use forebay_testkit::mem_fs::MemFs;
 use forebay_vfs::beside::{Change, NotifyingFs, Observer, Ticket};
 use forebay_vfs::*;
 use hooked::Hooked;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -32,6 +33,8 @@ struct Mount {
     waited: Mutex<Vec<u64>>,
     kept: Mutex<Vec<OpenFileRef>>,
     holds: AtomicBool,
+    /// What differs from bytes that are read, if that is known.
+    differing: Mutex<Option<Vec<Range<u64>>>>,
     /// Telling takes for ever.
     stuck: AtomicBool,
     /// Runs when the next change is announced, as a program on the mount.
@@ -61,6 +64,16 @@ impl Observer for Mount {
     fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket {
         self.handed.lock().push((ino, offset, len));
         Ticket(1000)
+    }
+    fn differing<'a>(
+        &'a self,
+        _: Ino,
+        offset: u64,
+        bytes: &'a [u8],
+    ) -> BoxFuture<'a, Vec<Range<u64>>> {
+        let all = offset..offset + bytes.len() as u64;
+        let differing = self.differing.lock().take().unwrap_or_else(|| vec![all]);
+        Box::pin(std::future::ready(differing))
     }
     fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()> {
         self.about_to.lock().push(ino);
@@ -226,6 +239,77 @@ fn z3_data_held_by_mount_is_requested_first() {
     file.write_slice(7, b"abc", IoFlags::empty(), Privileges::Drop).unwrap();
     assert_eq!(*mount.handed.lock(), [(attr.ino, 1, 2), (attr.ino, 7, 3)]);
     assert!(mount.waited.lock().ends_with(&[1000, mount.told.lock().len() as u64]));
+}
+
+/// A file of three pages, the second a hole, in which a mount may hold stores back.
+fn held_back() -> (NotifyingFs, Arc<Mount>, OpenFileRef) {
+    let (fs, mount) = lab();
+    let both = OpenFlags::READ | OpenFlags::WRITE;
+    let new = NewInode::of(FileKind::File, 0o644);
+    let (_, file) = block_on(fs.create(Ino::ROOT, name("f"), &new, both)).unwrap();
+    for offset in [0, 8192] {
+        file.write_slice(offset, &[7; 4096], IoFlags::empty(), Privileges::Drop).unwrap();
+    }
+    mount.holds.store(true, Ordering::Relaxed);
+    (fs, mount, file)
+}
+
+/// Z3: a hand-over makes the mount's kernel drop pages, so a read asks for what differs alone. A
+/// backup by the library dropped every page of a file that a program had open for writing.
+#[test]
+fn z3_read_hands_over_only_what_differs() {
+    let (_fs, mount, file) = held_back();
+    let none = IoFlags::empty();
+    let handed = || std::mem::take(&mut *mount.handed.lock());
+    let ino = file.ino();
+    for (differing, wanted) in
+        [(vec![], vec![]), (vec![4096..8192, 9000..9001], vec![(ino, 4096, 4096), (ino, 9000, 1)])]
+    {
+        let set = || *mount.differing.lock() = Some(differing.clone());
+        set();
+        assert_eq!(file.read_slice(0, &mut [0; 12_288], none).unwrap(), 12_288);
+        assert_eq!(handed(), wanted, "read_slice");
+        set();
+        assert_eq!(block_on(file.read(0, AlignedBuf::new(9000), none)).1.unwrap(), 9000);
+        assert_eq!(handed(), wanted, "read");
+        set();
+        file.hand_over(0, 12_288, none).unwrap();
+        assert_eq!(handed(), wanted, "pins");
+    }
+}
+
+/// A store can only make data of a hole: a seek hands over holes. It handed over the complete
+/// file.
+#[test]
+fn z3_seek_hands_over_holes_alone() {
+    let (_fs, mount, file) = held_back();
+    let seek = |what, offset| {
+        let found = block_on(file.seek(what, offset)).ok();
+        let handed = std::mem::take(&mut *mount.handed.lock());
+        (found, handed.into_iter().map(|(_, offset, len)| (offset, len)).collect::<Vec<_>>())
+    };
+    assert_eq!(seek(Seek::Data, 100), (Some(100), vec![]));
+    assert_eq!(seek(Seek::Data, 5000), (Some(8192), vec![(5000, 3192)]));
+    assert_eq!(seek(Seek::Hole, 0), (Some(4096), vec![(4096, 4096)]));
+    assert_eq!(seek(Seek::Hole, 8192), (Some(12_288), vec![]), "the end");
+    assert_eq!(seek(Seek::Data, 12_288), (None, vec![]));
+}
+
+/// With `NOWAIT` nothing waits for the kernel of a mount.
+#[test]
+fn nowait_read_does_not_wait_for_a_mount() {
+    let (_fs, mount, file) = held_back();
+    mount.stuck.store(true, Ordering::Relaxed);
+    let flags = IoFlags::NOWAIT;
+    let kind = |e: forebay_base::Error| e.kind();
+    let would_block = Err(ErrorKind::WouldBlock);
+    assert_eq!(file.read_slice(0, &mut [0; 3], flags).map_err(kind), would_block);
+    let (buf, done) = block_on(file.read(0, AlignedBuf::new(3), flags));
+    assert_eq!((buf.len(), done.map_err(kind)), (3, would_block));
+    assert_eq!(file.hand_over(0, 3, flags).map_err(kind), Err(ErrorKind::WouldBlock));
+    mount.holds.store(false, Ordering::Relaxed);
+    file.hand_over(0, 3, flags).unwrap();
+    assert_eq!(file.read_slice(0, &mut [0; 3], flags).unwrap(), 3);
 }
 
 /// Z4, and one mount at a time.

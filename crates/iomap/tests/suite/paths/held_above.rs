@@ -62,6 +62,22 @@ fn held_above_write_leaves_blocks_of_other_users_cached() {
     });
 }
 
+/// A read of the library that finds such blocks in the cache makes them stay, as a copying read
+/// does.
+#[test]
+fn held_above_blocks_stay_when_an_ordinary_read_hits_them() {
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        let (at, first) = (1 << 20, 256);
+        lab.write(at, &[1; 4 * 4096], ABOVE).await;
+        lab.read(at, 2 * 4096, ABOVE).await;
+        lab.read(at, 2 * 4096, IoFlags::UNCACHED).await;
+        lab.read(at + 4096, 4096, NONE).await;
+        lab.sync().await.unwrap();
+        assert_eq!(lab.blocks(State::Uptodate), BTreeSet::from([first + 1]));
+    });
+}
+
 /// A failed flush may have lost the blocks: as with ordinary writes they are kept for that, and
 /// written again.
 #[test]
