@@ -1,3 +1,7 @@
+//! Tests of the comparison, with a kernel that is a socket.
+//!
+//! No locks.
+
 use super::*;
 use forebay_base::task::block_on;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
