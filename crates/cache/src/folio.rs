@@ -1,6 +1,7 @@
-//! Folios: [`guard`] (reading and changing one), `fills` (bringing blocks in), `pins` and
-//! [`pinned`] (reading without a copy), [`batch`] and `pool` (frames on their way), `lookup` (the
-//! operations of the cache that return guards). Their states are in [`crate::table`].
+//! Folios: [`read`](mod@read) (without the lock), [`guard`] (under it), `fills` (bringing blocks
+//! in), `pins` and [`pinned`] (reading without a copy), [`batch`] and `pool` (frames on their way),
+//! `lookup` (the operations of the cache that return guards). Their states are in
+//! [`crate::table`].
 
 pub mod batch;
 mod fills;
@@ -9,6 +10,7 @@ mod lookup;
 pub mod pinned;
 mod pins;
 mod pool;
+pub mod read;
 
 pub use crate::table::owners::Label;
 pub use crate::table::{Blocks, Layout, STATES, Slot, State, Table};

@@ -5,6 +5,7 @@
 //! No locks.
 
 use crate::border::{border, invalid, null, of_errno};
+use crate::buffers::{bytes, only_buffer, vector};
 use crate::cache::{OpenCache, fby_cache};
 use crate::flags::{io_flags, open_options, unsupported};
 use crate::handle::{Kind, borrow, give, take};
@@ -206,35 +207,6 @@ pub(crate) fn offset_of(op: &'static str, offset: i64) -> Result<u64> {
     u64::try_from(offset).map_err(|_| invalid(op, format!("offset {offset}")))
 }
 
-/// The caller's buffers.
-///
-/// # Safety
-/// `iov` is NULL, or has `iovcnt` elements that do not change meanwhile.
-#[inline]
-unsafe fn vector<'a>(op: &'static str, iov: *const iovec, iovcnt: c_int) -> Result<&'a [iovec]> {
-    let count = usize::try_from(iovcnt).ok().filter(|count| *count <= libc::UIO_MAXIOV as usize);
-    let count = count.ok_or_else(|| invalid(op, format!("{iovcnt} buffers")))?;
-    if count == 0 {
-        return Ok(&[]);
-    }
-    if iov.is_null() {
-        return Err(null(op));
-    }
-    // SAFETY: the caller promises `iovcnt` elements.
-    let vector = unsafe { std::slice::from_raw_parts(iov, count) };
-    let mut total = 0_usize;
-    for buf in vector {
-        if buf.iov_base.is_null() && buf.iov_len > 0 {
-            return Err(null(op));
-        }
-        total = total.saturating_add(buf.iov_len);
-    }
-    if total > isize::MAX as usize {
-        return Err(invalid(op, "the buffers are longer than memory"));
-    }
-    Ok(vector)
-}
-
 /// Reads at `offset` into the buffers in turn. Returns the bytes read: fewer than asked only at the
 /// end of the file, or if an error came after the first bytes. `flags`: FBY_RWF_DONTCACHE,
 /// FBY_RWF_DIRECT, FBY_RWF_FALLBACK, FBY_RWF_NOWAIT, FBY_RWF_HIPRI; others are -EOPNOTSUPP.
@@ -269,25 +241,6 @@ pub unsafe extern "C" fn fby_preadv2(
         // NULL.
         unsafe { read_in_turn(file, iov, offset, flags) }
     })
-}
-
-/// The memory of the caller's buffer if there is one only, and it is as `vector` wants it. Most
-/// reads are of one buffer, and this is less than to go through a list.
-///
-/// # Safety
-/// As for [`vector`], and no other thread uses the memory.
-#[inline]
-unsafe fn only_buffer<'a>(iov: *const iovec, iovcnt: c_int) -> Option<&'a mut [u8]> {
-    if iovcnt != 1 || iov.is_null() {
-        return None;
-    }
-    // SAFETY: the caller promises one element.
-    let buf = unsafe { &*iov };
-    if buf.iov_base.is_null() || buf.iov_len > isize::MAX as usize {
-        return None;
-    }
-    // SAFETY: the caller's promise; it is not NULL, and no longer than memory can be.
-    Some(unsafe { std::slice::from_raw_parts_mut(buf.iov_base.cast(), buf.iov_len) })
 }
 
 /// Reads at `offset` into the buffers in turn.
@@ -350,19 +303,6 @@ pub unsafe extern "C" fn fby_pwritev2(
         });
         wrote.map(|wrote| wrote as i64)
     })
-}
-
-/// Memory of the caller.
-///
-/// # Safety
-/// `len` bytes can be read at `at` and do not change; it may be NULL if `len` is 0.
-#[inline]
-unsafe fn bytes<'a>(at: *const c_void, len: usize) -> &'a [u8] {
-    match len {
-        0 => &[],
-        // SAFETY: the caller's promise.
-        len => unsafe { std::slice::from_raw_parts(at.cast(), len) },
-    }
 }
 
 /// Writes `len` bytes at the end of the file, in one step with other appends. Returns the offset

@@ -16,6 +16,7 @@
 #![expect(non_camel_case_types, reason = "the types have the names that C sees")]
 
 mod border;
+mod buffers;
 mod cache;
 mod file;
 mod flags;

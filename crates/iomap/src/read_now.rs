@@ -28,8 +28,8 @@ impl MappedFile {
             return None;
         }
         let is_touch = !flags.intersects(IoFlags::UNCACHED | IoFlags::HELD_ABOVE);
-        // A stream that wants its window topped up goes the slow way before anything is touched: one
-        // read is one touch.
+        // A stream whose window is to be topped up takes the slow path before a block is touched:
+        // one read is one touch.
         if is_touch && handle.streams.hit(offset, range.end) {
             return None;
         }

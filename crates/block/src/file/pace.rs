@@ -12,8 +12,8 @@
 //! Invariants: H1 a request is held only while one of its kind is in progress, so that a later
 //! completion admits it. H2 held requests are admitted in order of arrival, but what a sync waits
 //! for first; each [`TURN`]th time another, so that it is not held for ever. H3 an admitted request
-//! counts as in progress until `over`, which is called once, however it ends. Lock rule: the lock is
-//! innermost; no request is submitted or ended while it is held.
+//! counts as in progress until `over`, which is called once, however it ends. Lock rule: the lock
+//! is innermost; no request is submitted or ended while it is held.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 /// Write-back in progress on a disk that is being read, bytes. A single request may be larger.
 pub(crate) const WRITE_BACK_BYTES: u64 = 1 << 20;
 /// Read-ahead in progress on a disk that callers wait for reads of, bytes. A single request may be
-/// larger. It is enough to keep a disk busy that answers within 0.2 ms.
-pub(crate) const READ_AHEAD_BYTES: u64 = 512 << 10;
+/// larger. Two of the longest requests: while one completes, the disk works at the other.
+pub(crate) const READ_AHEAD_BYTES: u64 = 1 << 20;
 /// A disk is being read so long after a read was over.
 const RECENT: Duration = Duration::from_millis(10);
 /// Write-back that no sync waits for is admitted after at most so many others.

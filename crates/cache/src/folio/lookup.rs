@@ -1,6 +1,7 @@
 //! Finding, locking and making folios; waiting for a state of their blocks.
 
-use super::guard::{FolioRead, FolioWrite};
+use super::guard::FolioWrite;
+use super::read::FolioRead;
 use crate::ageing::queues::SMALL;
 use crate::cache::PageCache;
 use crate::mapping::Mapping;

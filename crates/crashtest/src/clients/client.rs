@@ -104,7 +104,8 @@ impl Client {
             let of = Of { step: number, dropped: step.dropped, reads: None, may_be_full };
             self.carry_out(of, step.act).await;
             self.check_memory(number);
-            self.site.weather.after_step(number, &self).await;
+            let (opened, log) = (self.opened.as_ref(), &self.site.log);
+            self.site.weather.after_step(number, opened, log).await;
         }
         self.opened.as_ref().map(Opened::ino)
     }

@@ -5,8 +5,8 @@
 //!
 //! No locks.
 
-use super::client::Client;
 use super::file::Opened;
+use super::log::Log;
 use crate::setup::Setup;
 use forebay_base::world::split_mix;
 use forebay_lfs::Volume;
@@ -21,6 +21,8 @@ const DECAYS: u64 = 5;
 pub struct Weather {
     disk: SimDisk,
     seed: u64,
+    /// Of the volume, bytes.
+    block: u64,
     rots: bool,
     healed_at: Option<usize>,
 }
@@ -28,8 +30,9 @@ pub struct Weather {
 impl Weather {
     /// As the setup says, on this disk.
     pub fn new(setup: &Setup, disk: &SimDisk) -> Self {
-        let (seed, rots, healed_at) = (setup.seed, setup.rot, setup.healed_at);
-        Self { disk: disk.clone(), seed, rots, healed_at }
+        let (seed, block) = (setup.seed, u64::from(setup.block_bytes));
+        let (rots, healed_at) = (setup.rot, setup.healed_at);
+        Self { disk: disk.clone(), seed, block, rots, healed_at }
     }
 
     /// What happens before a step.
@@ -39,13 +42,13 @@ impl Weather {
         }
     }
 
-    /// What happens after a step of a client.
-    pub async fn after_step(&self, number: usize, client: &Client) {
+    /// What happens after a step of a client, to the file that it opened last.
+    pub async fn after_step(&self, number: usize, opened: Option<&Opened>, log: &Log) {
         let mut draw = self.seed ^ 0xdeca1 ^ (number as u64) << 32;
         if !self.rots || !split_mix(&mut draw).is_multiple_of(DECAYS) {
             return;
         }
-        let Some(Opened::File(volume, file)) = &client.opened else { return };
+        let Some(Opened::File(volume, file)) = opened else { return };
         let ino = file.ino();
         let held = stored(volume, ino).await;
         // A failure of it is judged where a client asks for a checkpoint.
@@ -61,7 +64,7 @@ impl Weather {
         let (offset, at, len) = stored[(split_mix(&mut draw) % stored.len() as u64) as usize];
         let within = split_mix(&mut draw) % len;
         self.disk.rot(at + within);
-        client.site.log.note_decayed(ino.0, (offset + within) / client.site.block);
+        log.note_decayed(ino.0, (offset + within) / self.block);
     }
 }
 
