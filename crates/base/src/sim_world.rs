@@ -272,7 +272,7 @@ impl SimWorld {
             let future = task.future.take()?;
             Some((std::mem::take(&mut task.name), future))
         });
-        // A task may be woken after it has ended.
+        // A task may be woken in its last poll.
         let Some((name, mut future)) = taken else { return };
         let waker = Waker::from(me);
         let polled = self.guarded(&name, || future.as_mut().poll(&mut Context::from_waker(&waker)));

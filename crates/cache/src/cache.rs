@@ -86,7 +86,7 @@ pub struct PageCache {
     /// The budget is being changed.
     pub(crate) resizing: AtomicBool,
     pub(crate) resize_wait: WaitQueue,
-    /// A task adjusts the number of frames to the memory of files.
+    /// A task fits the frames to files and claims (fit.T2).
     pub(crate) fitting: AtomicBool,
     next_mapping: AtomicU32,
     /// Counters.

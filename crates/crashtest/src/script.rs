@@ -204,7 +204,8 @@ pub struct Script {
     pub synced: Vec<Option<u64>>,
     /// The first is before the first step.
     pub moments: Vec<Moment>,
-    /// Files that were closed after a truncation to 0 bytes: inode, and the number of steps before.
+    /// Files that were closed after a truncation to 0 bytes: inode, and the number of steps with
+    /// the close.
     pub closed: Vec<(u64, usize)>,
     /// Files that replaced another one: inode, and the step that did it.
     pub replacing: Vec<(u64, usize)>,

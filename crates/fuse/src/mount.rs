@@ -38,7 +38,7 @@ const HELPER: &str = "fusermount3";
 pub enum MountKind {
     /// umount(2), sync(2) and syncfs(2) reach us.
     Block,
-    /// They do not: what is written is durable by fsync, by `forebay umount`, or soon.
+    /// They do not: data is durable by fsync, by `forebay umount`, or by later write-back.
     Plain,
 }
 

@@ -104,8 +104,8 @@ impl HostFs {
         if let Ok(attr) = &there
             && !flags.contains(OpenFlags::EXCLUSIVE)
         {
-            // Without O_CREAT: with it, fs.protected_regular and its like have their say on
-            // sticky directories, and rights are not ours.
+            // Without O_CREAT: with it, fs.protected_regular and the like refuse some files in
+            // sticky directories, and the contract has no rights.
             match attr.kind {
                 FileKind::Directory => return refuse(ErrorKind::IsDirectory, "create"),
                 FileKind::Symlink => return refuse(ErrorKind::SymlinkLoop, "create"),

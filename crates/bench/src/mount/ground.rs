@@ -53,7 +53,7 @@ pub struct Plot<'a> {
     pub options: &'a Options,
     /// Name of the part.
     pub part: &'static str,
-    /// Bytes of each image, and what the host has of it.
+    /// Bytes of each image, and how its file is made.
     pub image: (u64, Backing),
     /// Bytes of our cache.
     pub cache: u64,

@@ -13,7 +13,7 @@ use std::fmt::Write;
 /// Least noise of a bench: two runs of the same program differ by so much.
 const NOISE_MIN: f64 = 0.03;
 
-/// A figure of a bench: its value, and whether less of it is better.
+/// Figures of a bench by name: value, and whether less is better.
 type Figures = BTreeMap<String, (f64, bool)>;
 
 /// The noise of a bench in a run: the median over its rows of how far its rounds lie from their

@@ -101,8 +101,8 @@ impl PageCache {
         let (files, known) = (self.file_bytes(), self.known_bytes());
         let records = self.record_bytes();
         let private = self.counters.private_bytes.load(Ordering::Relaxed);
-        // Open files take precedence; other known files have the rest of their part. Their row
-        // shows their use, since requests may use the remainder.
+        // Open files take precedence; other known files have the rest of their part. The bound of
+        // each is its use, since requests may use the remainder.
         let part = share / 4 * 3 - records_limit(share) + self.taken_off_frames();
         let files_bound = files.min(part);
         let known_bound = known.min(part - files_bound);

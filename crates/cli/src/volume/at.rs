@@ -219,7 +219,7 @@ impl OpenVolume {
         }
     }
 
-    /// Makes everything durable, here and in the process that has it open, and lets the volume go.
+    /// Makes everything durable, here or in the process that has the volume open, and lets it go.
     pub fn finish(self) -> Outcome {
         let synced = block_on(self.fs.syncfs()).map_err(|e| e.with_path(&self.image));
         synced?;

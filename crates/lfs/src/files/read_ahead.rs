@@ -121,7 +121,7 @@ impl Near {
         streams.into_iter().filter_map(|s| s.held).for_each(|held| staging.forget(&held.2));
     }
 
-    /// What is kept at `staged` is not what it should be.
+    /// Lets go of what is kept at `staged`: it is wrong.
     fn drop_kept(&self, staged: u64, staging: &Staging) {
         let mut streams = self.0.lock();
         let held = |s: &&mut Stream| s.held.as_ref().is_some_and(|held| held.2.contains(&staged));

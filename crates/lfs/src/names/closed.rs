@@ -9,7 +9,7 @@
 //! Invariants: Y11 what is left of a file is its content: only one that owes nothing and has no error to tell
 //! is left, and it is found again only with the data and the size that it was left with. Y12 of a file that
 //! is removed, or whose volume is let go of, nothing is left. Y13 files of which nothing is in the cache
-//! any more are forgotten before they are more than a part of the others.
+//! any more are forgotten before they are more than half of the others.
 //!
 //! No locks: the volume's state lock covers it.
 

@@ -1,7 +1,8 @@
-//! A bit of every sector of an image flipped in turn: whoever opens and reads it gets an error that says
-//! where, or what was written; never other bytes, a name too many or too few, a panic.
+//! A bit of an image is flipped, in some sectors in turn. Whoever opens and reads it gets an error
+//! that says where, or what was written; never other bytes, a name too many or too few, a panic.
 //!
-//! `FOREBAY_FLIPS` sets how many sectors are drawn (default 150); as many as there are takes each once.
+//! `FOREBAY_FLIPS` sets how many sectors are drawn (default 150); with as many as there are, each is
+//! drawn once.
 //!
 //! No locks.
 

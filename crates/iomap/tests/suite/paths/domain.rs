@@ -177,8 +177,8 @@ fn hung_device_leaves_others_their_share() {
     });
 }
 
-/// A file whose data could not be written held the flusher up for its pause, and with it every file
-/// that the flusher had.
+/// The story: a file whose data could not be written held up the flusher for its pause, and with it
+/// all files of that flusher.
 #[test]
 fn failing_file_does_not_delay_other_files() {
     let lab = Lab::new(config(), 4096, Lab::sim(SIZE));
