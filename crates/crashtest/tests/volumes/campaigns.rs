@@ -84,7 +84,10 @@ fn campaign_of_many_states_finds_no_violation() {
         let is_common =
             ["workloads", "cuts", "states", "recovered", "lost", "torn"].contains(&name);
         let is_given_up = ["unknown", "ended_early", "unchecked"].contains(&name);
-        assert!(count > 0 || is_given_up || !(is_common || is_long), "no {name}");
+        // Some 40 of 200,000 states: 50,000 may have none.
+        let is_rare = name == "refused" && wanted < 200_000;
+        let is_exempt = is_given_up || is_rare;
+        assert!(count > 0 || is_exempt || !(is_common || is_long), "no {name}");
     }
 }
 
