@@ -87,17 +87,8 @@ pub(crate) async fn find_owners(
     (data, items): (&BTreeMap<u64, Overlay>, &Items),
     stored: &mut BTreeMap<u64, (u64, i64)>,
 ) -> Result<()> {
-    // Of data that died with its inode all is a hole.
-    let max_blocks = tree.geometry().max_blocks();
-    let is_dead = |overlay: &Overlay| {
-        let mut holes = 0;
-        overlay.pieces().all(|(_, piece)| {
-            holes += piece.blocks;
-            piece.at == Where::Hole
-        }) && holes == max_blocks
-    };
     let is_unknown = |(data_id, (ino, bytes)): &(&u64, &(u64, i64))| {
-        *ino == 0 && *bytes != 0 && data.get(data_id).is_some_and(|overlay| !is_dead(overlay))
+        *ino == 0 && *bytes != 0 && data.get(data_id).is_some_and(|overlay| !overlay.is_dead)
     };
     let unknown = stored.iter().filter(is_unknown).map(|(data_id, _)| *data_id);
     let mut unknown: BTreeSet<u64> = unknown.collect();

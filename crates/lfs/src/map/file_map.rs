@@ -107,6 +107,14 @@ impl FileMap {
         overlay.owner = self.owners.get(&data_id).copied().unwrap_or(overlay.owner);
     }
 
+    /// All of some data is a hole from now on, because no inode has it any more.
+    pub fn put_dead(&mut self, data_id: u64, hole: &Piece) {
+        self.put(data_id, 0, hole);
+        if let Some(overlay) = self.changes.get_mut(&data_id) {
+            overlay.is_dead = true;
+        }
+    }
+
     /// Content that was staged for these blocks is in a durable record at `at`.
     pub fn resolve(&mut self, data_id: u64, blocks: &Range<u64>, staged: &Range<u64>, at: Place) {
         if let Some(overlay) = self.changes.get_mut(&data_id) {
@@ -239,6 +247,7 @@ impl FileMap {
             let under = changes.entry(data_id).or_default();
             under.put_over(&newer, block_bytes);
             under.owner = newer.owner;
+            under.is_dead |= newer.is_dead;
         }
         let pieces = changes.values().map(|overlay| overlay.count() as u64).sum::<u64>();
         self.change_count += pieces;

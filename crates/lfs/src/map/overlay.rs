@@ -183,6 +183,8 @@ pub(crate) struct Overlay {
     pieces: BTreeMap<u64, Kept>,
     /// Whose content it is, if that is known: 0 if not.
     pub owner: u64,
+    /// No inode has it any more, so no inode says what of it is stored.
+    pub is_dead: bool,
 }
 
 impl Overlay {

@@ -2,8 +2,10 @@
 //!
 //! No locks.
 
+use crate::format::change::{Blocks, Change};
 use crate::format::place::Place;
 use crate::map::overlay::Where;
+use crate::space::Need;
 use crate::tests::setup::Setup;
 use crate::volume::fsck::{FindingKind, FsckReport, fsck};
 use crate::{OpenOptions, Volume};
@@ -210,6 +212,42 @@ fn what_a_recovery_stores_counts_for_its_file() {
         assert_eq!(found.allocated_bytes, 4 * 4096);
     });
     disk.world().stop();
+}
+
+/// A file whose every block a recovery found punched, up to the last that a file can have, was taken
+/// for one that had died: its inode told of the stored bytes of before from then on.
+#[test]
+fn what_a_recovery_punches_counts_for_its_file() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (ino, file) = create(&volume, "f").await.unwrap();
+        write(&file, 0, &[1; 2 * 4096]).await.unwrap();
+        volume.syncfs().await.unwrap();
+        volume.checkpoint().await.unwrap();
+        let inner = &volume.0;
+        {
+            let mut state = inner.state.lock();
+            let data_id = state.nodes.get(ino.0).unwrap().inode.data_id;
+            let end = inner.layout.geometry.max_blocks();
+            for (block, blocks) in [(2, end - 2), (0, 2)] {
+                let punch = Change::Punch(Blocks { data_id, block, blocks }, state.draw());
+                state.append(&[punch], Need::Urgent).unwrap();
+            }
+        }
+        volume.syncfs().await.unwrap();
+    });
+    disk.world().stop();
+    let disk = disk.power_cut(1).in_world(SimWorld::new(2));
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let found = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap();
+        assert_eq!(found.allocated_bytes, 0);
+    });
+    disk.world().stop();
+    let report = check(&disk.in_world(SimWorld::new(3)));
+    assert!(report.is_clean(), "{:?}", report.findings);
 }
 
 /// Filled, emptied, filled again: as much fits each time, and when all is gone the room is what it was, to 1

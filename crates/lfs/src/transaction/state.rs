@@ -255,7 +255,8 @@ impl State {
         let may_be_in_tree = data_id != 0 && self.map.may_be_in_tree(data_id);
         if may_be_in_tree && !self.has_nothing(ino, data_id) {
             let blocks = self.layout.geometry.max_blocks();
-            self.put(data_id, 0, &Piece::hole(blocks, sequence));
+            self.counters.note_sequence(sequence);
+            self.map.put_dead(data_id, &Piece::hole(blocks, sequence));
         }
     }
 
