@@ -214,8 +214,8 @@ fn what_a_recovery_stores_counts_for_its_file() {
     disk.world().stop();
 }
 
-/// A file whose every block a recovery found punched, up to the last that a file can have, was taken
-/// for one that had died: its inode told of the stored bytes of before from then on.
+/// A file was taken for one that had died if recovery found each of its blocks punched, up to the
+/// last that a file can have. From then on its inode had the number of stored bytes of before.
 #[test]
 fn what_a_recovery_punches_counts_for_its_file() {
     let setup = setup(0);
