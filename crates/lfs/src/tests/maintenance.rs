@@ -99,6 +99,27 @@ async fn emptied(volume: &Volume, (writers, files): (u64, u64)) {
     file.sync(false).await.unwrap();
 }
 
+/// Writers and an unlinker fill a volume at the same time. Each gets an answer, what was accepted
+/// can be synced, the space comes back when all is unlinked, and fsck finds nothing.
+fn all_are_answered(setup: &Setup, disk: &SimDisk, (writers, files): (u64, u64), seed: u64) {
+    disk.world().run(async {
+        let volume = open(setup, disk).await.unwrap();
+        let world: WorldRef = disk.world().clone();
+        let mut tasks: Vec<BoxFuture<'static, ()>> = Vec::new();
+        for number in 0..writers {
+            tasks.push(Box::pin(writer(volume.clone(), number, seed, files)));
+        }
+        tasks.push(Box::pin(unlinker(volume.clone(), (writers, files), seed)));
+        beside(&world, tasks).await;
+        volume.syncfs().await.expect("what was accepted has space");
+        emptied(&volume, (writers, files)).await;
+        volume.close().await.unwrap();
+    });
+    disk.world().stop();
+    let report = check(&disk.in_world(SimWorld::new(seed)));
+    assert!(report.is_clean(), "seed {seed}: {:?}", report.findings);
+}
+
 /// Z11, J1, J4: tasks that find a volume full wait for the maintenance, while others write, sync
 /// and unlink, and each gets an answer.
 #[test]
@@ -108,22 +129,7 @@ fn full_volume_with_writers_and_unlinkers_answers_all() {
     for seed in seeds(12) {
         let setup = setup(if seed % 2 == 0 { 0 } else { 64 << 10 });
         let disk = setup.blank_of(seed);
-        disk.world().run(async {
-            let volume = open(&setup, &disk).await.unwrap();
-            let world: WorldRef = disk.world().clone();
-            let mut tasks: Vec<BoxFuture<'static, ()>> = Vec::new();
-            for number in 0..WRITERS {
-                tasks.push(Box::pin(writer(volume.clone(), number, seed, FILES)));
-            }
-            tasks.push(Box::pin(unlinker(volume.clone(), (WRITERS, FILES), seed)));
-            beside(&world, tasks).await;
-            volume.syncfs().await.expect("what was accepted has space");
-            emptied(&volume, (WRITERS, FILES)).await;
-            volume.close().await.unwrap();
-        });
-        disk.world().stop();
-        let report = check(&disk.in_world(SimWorld::new(seed)));
-        assert!(report.is_clean(), "seed {seed}: {:?}", report.findings);
+        all_are_answered(&setup, &disk, (WRITERS, FILES), seed);
     }
 }
 
@@ -379,22 +385,7 @@ fn full_volume_with_padded_records_answers_all() {
     for seed in seeds(4) {
         let setup = Setup { inode_cache_bytes: 2 << 20, ..setup(0) };
         let disk = padded_disk(seed);
-        disk.world().run(async {
-            let volume = open(&setup, &disk).await.unwrap();
-            let world: WorldRef = disk.world().clone();
-            let mut tasks: Vec<BoxFuture<'static, ()>> = Vec::new();
-            for number in 0..WRITERS {
-                tasks.push(Box::pin(writer(volume.clone(), number, seed, FILES)));
-            }
-            tasks.push(Box::pin(unlinker(volume.clone(), (WRITERS, FILES), seed)));
-            beside(&world, tasks).await;
-            volume.syncfs().await.expect("what was accepted has space");
-            emptied(&volume, (WRITERS, FILES)).await;
-            volume.close().await.unwrap();
-        });
-        disk.world().stop();
-        let report = check(&disk.in_world(SimWorld::new(seed)));
-        assert!(report.is_clean(), "seed {seed}: {:?}", report.findings);
+        all_are_answered(&setup, &disk, (WRITERS, FILES), seed);
     }
 }
 
