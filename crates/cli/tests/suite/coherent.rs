@@ -201,11 +201,13 @@ fn appends_from_both_sides_are_all_there() {
             .map(|(w, n)| record(w, n))
             .collect();
         wanted.sort();
-        for text in [std::fs::read(lab.mnt("log")).unwrap(), lab.volume.read("log").unwrap()] {
+        let mount = std::fs::read(lab.mnt("log")).unwrap();
+        for (side, text) in [("mount", mount), ("library", lab.volume.read("log").unwrap())] {
             let text = String::from_utf8(text).unwrap();
             let mut found: Vec<String> = text.split_inclusive('\n').map(str::to_string).collect();
             found.sort();
-            assert!(found == wanted, "{mode:?}: {} records", found.len());
+            let first = found.iter().zip(&wanted).find(|(found, wanted)| found != wanted);
+            assert!(found == wanted, "{mode:?}, {side}: {} records; {first:?}", found.len());
         }
     }
 }
