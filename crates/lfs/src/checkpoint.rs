@@ -158,7 +158,7 @@ impl State {
             in_flight: self.reservations.keys().collect(),
             is_merged: false,
             before: self.space.segments.snapshot(),
-            counters: self.counters,
+            counters: self.counters.snapshot(),
             inodes: self.nodes.count(),
             ticket,
             nodes,

@@ -23,6 +23,7 @@ mod grow;
 mod hostile;
 mod late;
 mod limits;
+mod lock_count;
 mod log;
 mod log_end;
 mod maintenance;

@@ -49,9 +49,9 @@ use crate::transaction::memory::Memory;
 use crate::transaction::options::OpenOptions;
 use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
+use crate::transaction::state_lock::StateLock;
 use crate::volume::maintenance::Maintenance;
 use forebay_base::buf::DataRef;
-use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::AtomicBool;
 use forebay_base::task::WaitQueue;
 use forebay_base::units::MIB;
@@ -283,7 +283,8 @@ impl Volume {
             world: world.clone(),
             options: options.clone(),
             layout,
-            state: Mutex::new(state),
+            sequence: state.counters.sequence(),
+            state: StateLock::new(state),
             log: forebay_base::sync::Arc::new(Log::new(head)),
             repair: Box::new(Repair(me.clone())),
             alloc: Allocator::new(options.alloc, options.serialized_dio_pages, options.lock_points),

@@ -16,6 +16,7 @@ use crate::format::change::{Change, Size};
 use crate::names::closed::RetainedMapping;
 use crate::names::content::{Content, PendingWriteBack};
 use crate::names::lookup::Tried;
+use crate::names::open_times::OpenTimes;
 use crate::space::Need;
 use crate::transaction::state::State;
 use crate::transaction::sync_errors::Lost;
@@ -107,7 +108,7 @@ impl OpenFiles {
         let left = left.filter(|(_, same)| *same).map(|(mapping, _)| mapping);
         let file = MappedFile::open_in(cache, domain, ops.clone(), geometry, left)?;
         let handle = file.open_handle();
-        let new = Arc::new(Content { file, handle, ops, ino });
+        let new = Arc::new(Content { file, handle, ops, ino, times: OpenTimes::default() });
         let mut state = self.state.lock();
         let attached = state.nodes.update(ino.0, |node| {
             debug_assert!(node.content.is_none(), "D11: made by one at a time");

@@ -404,7 +404,7 @@ impl MapOps for FileOps {
     }
 
     fn sequence(&self) -> u64 {
-        self.files.upgrade().map_or(0, |files| files.state.lock().draw())
+        self.files.upgrade().map_or(0, |files| files.sequence.draw())
     }
 
     fn publish(&self, reservation: &Reservation, written: &[Written], size: u64) {

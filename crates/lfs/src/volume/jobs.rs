@@ -7,6 +7,7 @@
 use crate::checkpoint::How;
 use crate::space::{Bytes, Need};
 use crate::transaction::requests::Maintainer;
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use crate::volume::maintenance::{Job, Kind, Maintenance, Reasons};
 use forebay_base::task::BoxFuture;
@@ -65,12 +66,16 @@ impl Maintainer for Inner {
         self.world.spawn("forebay-lfs maintenance", Box::pin(task));
     }
 
-    /// Runs after each group, so it looks at the state in place and wakes the task only if
-    /// something is due.
+    /// Runs after each group, so it looks at the state in place, in one hold, and wakes the task
+    /// only if something is due.
     fn on_written(&self) {
-        let reasons = self.reasons_to_checkpoint();
-        let cleans = self.should_clean();
-        let removed = self.removed_to_free();
+        let begun = self.maintenance.control.lock().freeing_bytes;
+        let (reasons, is_low, removed) = {
+            let mut state = self.state.lock();
+            let removed = self.removed_to_free(&state, begun);
+            (self.reasons_to_checkpoint(&state), self.cleaner.is_low(&mut state), removed)
+        };
+        let cleans = is_low && self.should_clean();
         if !reasons.any() && !cleans && removed.is_none() {
             return;
         }
@@ -93,8 +98,7 @@ impl Maintainer for Inner {
 /// Conditions.
 impl Inner {
     /// Why a checkpoint is due, if it is.
-    fn reasons_to_checkpoint(&self) -> Reasons {
-        let state = self.state.lock();
+    fn reasons_to_checkpoint(&self, state: &State) -> Reasons {
         if state.life.is_closed() || state.life.is_read_only() {
             return Reasons::default();
         }
@@ -119,9 +123,9 @@ impl Inner {
         (volume / LOG_PART).max(self.layout.segment_bytes())
     }
 
-    /// Whether little is free, and cleaning may bring something.
+    /// Whether cleaning may bring something where little is free.
     fn should_clean(&self) -> bool {
-        if !self.cleaner.is_low() || self.check_running("clean").is_err() {
+        if self.check_running("clean").is_err() {
             return false;
         }
         let number = self.checkpoints.number();
@@ -130,13 +134,11 @@ impl Inner {
     }
 
     /// Much was removed: it is made free at once, so that what is written next goes there and not
-    /// to addresses that were never written (W17). Tried once for so much: requests for space see
-    /// to the rest. The bytes that were removed in all.
-    fn removed_to_free(&self) -> Option<u64> {
+    /// to addresses that were never written (W17). Tried once for so much, beyond the `begun` bytes
+    /// of the last time: requests for space see to the rest. The bytes that were removed in all.
+    fn removed_to_free(&self, state: &State, begun: u64) -> Option<u64> {
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
         let much = (volume / REMOVED_PART).clamp(REMOVED_MIN, REMOVED_MAX);
-        let begun = self.maintenance.control.lock().freeing_bytes;
-        let state = self.state.lock();
         let is_much = state.removed_bytes.not_free_beyond(begun) >= much;
         (is_much && !state.life.is_closed()).then_some(state.removed_bytes.total())
     }

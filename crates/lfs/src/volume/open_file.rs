@@ -208,14 +208,21 @@ impl VolumeFile {
     }
 
     fn touch_atime(&self) {
-        if !self.inner.options.noatime {
-            let now = self.inner.options.clock.now();
+        let options = &self.inner.options;
+        if options.noatime || options.read_only {
+            return;
+        }
+        let now = options.clock.now();
+        if self.content.get().is_none_or(|(content, _)| !content.times.is_read(now)) {
             self.inner.state.lock().touch_atime(self.ino, now, false);
         }
     }
 
     fn touch_content(&self, privileges: Privileges) -> Result<()> {
         let now = self.inner.options.clock.now();
+        if self.content.get().is_some_and(|(content, _)| content.times.try_write(now)) {
+            return Ok(());
+        }
         let (done, waits) = {
             let mut state = self.inner.state.lock();
             let done = state.touch_content(self.ino, now, privileges);
