@@ -10,7 +10,8 @@
 //!     > settle ........................... new root, dead places go their way
 //!   any step fails: what was frozen goes back below what changed since; the old root holds
 //! ```
-//! Invariants: H11 a checkpoint is exactly the records up to its mark. H12 a slot is written when
+//! Invariants: H11 a checkpoint is exactly the records up to its mark, or up to the record that a
+//! replay in parts has reached. H12 a slot is written when
 //! everything that it leads to is flushed. H13 no write or flush failed between the first node and
 //! the last slot, or the checkpoint did not happen. H14 while what is frozen is looked up, each
 //! task that had reserved before the freeze still finds what is younger; so nothing is frozen again
@@ -65,6 +66,8 @@ pub(crate) enum How {
     Close,
     /// In a segment that nothing was written to: there is no log yet.
     Fresh,
+    /// Behind the last record that a replay in parts has applied (bounded.R27).
+    Replayed,
 }
 
 /// Makes checkpoints: one at a time, each in a turn.
@@ -253,7 +256,7 @@ impl Checkpoints {
             }
             state.check_lost(state.map.changes())?;
             let ticket = match how {
-                How::Fresh => 0,
+                How::Fresh | How::Replayed => 0,
                 How::Log | How::Close => state.append_cut(false),
                 How::Moving => state.append_cut(true),
             };

@@ -33,6 +33,7 @@ mod node_places;
 mod overwrite;
 mod read_only;
 mod removed;
+mod replay;
 pub(crate) mod reuse;
 mod scan_cache;
 mod setup;

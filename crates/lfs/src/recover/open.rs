@@ -58,6 +58,7 @@ pub(crate) async fn find(
     slots: (&Superblock, Option<&Superblock>),
     layout: Layout,
     options: &OpenOptions,
+    is_bounded: bool,
 ) -> Result<Opened> {
     let (newest, older) = slots;
     // Before anything is allocated in proportion to what the slot claims.
@@ -77,9 +78,9 @@ pub(crate) async fn find(
     let is_clean = newest.state & STATE_CLEAN != 0
         || is_larger && options.plant.has(Planted::GrownTakenForClosed);
     let mut found = if is_clean {
-        Found { state, head: Head::of(newest), records: 0, damage: None }
+        Found::clean(state, Head::of(newest))
     } else {
-        roll_forward(device, tree, newest, state, options).await?
+        roll_forward(device, tree, newest, state, options, is_bounded).await?
     };
     if let Err(error) = check_counters(&found.state) {
         if !options.read_only {
@@ -196,6 +197,17 @@ impl Opened {
     /// Prepares the state for a life of its own: a generation of its own, and a fresh segment of the log.
     /// What was dead in the checkpoint before `newest`, too, was free then, and is what was left for this.
     pub fn prepare(&mut self, device: &DeviceRef, newest: u64, plant: Plant) -> Result<()> {
+        self.check_damage()?;
+        log::debug!("{}: {} records of the log applied", device.name(), self.found.records);
+        if self.found.rest.is_some() {
+            // The generation of the next record: the log goes on with that.
+            self.found.state.space.segments.reclaim(newest);
+            return Ok(());
+        }
+        self.begin_generation(newest, plant)
+    }
+
+    fn check_damage(&self) -> Result<()> {
         if let Some(damage) = &self.found.damage {
             let text = format!("{damage}; it can be opened for reading");
             let error = Error::new(damage.kind(), "open", text);
@@ -204,7 +216,10 @@ impl Opened {
                 None => error,
             });
         }
-        log::debug!("{}: {} records of the log applied", device.name(), self.found.records);
+        Ok(())
+    }
+
+    fn begin_generation(&mut self, newest: u64, plant: Plant) -> Result<()> {
         let Found { state, head, .. } = &mut self.found;
         head.generation = head.generation.saturating_add(UNRECORDED_GENERATIONS);
         // Births that were drawn and never recorded are not drawn again.

@@ -73,11 +73,13 @@ pub(crate) struct Memory {
     told_nodes: AtomicU64,
     /// Most that changes have taken, bytes.
     changes_most: AtomicU64,
+    /// The same while the log was replayed: merged before the volume is served.
+    replay_peak: u64,
 }
 
 impl Memory {
-    /// Of a volume that was opened like this.
-    pub fn new(options: &OpenOptions) -> Self {
+    /// Of a volume that was opened like this, and whose replay took `replay_peak` bytes of changes.
+    pub fn new(options: &OpenOptions, replay_peak: u64) -> Self {
         let parts = ["nodes of a volume's tree", "names of a volume", "changes of a volume"];
         let cache = options.cache.as_ref().filter(|_| options.of_budget);
         let budget = cache.map(|cache| (cache.clone(), Claim::new(cache, &parts)));
@@ -89,7 +91,13 @@ impl Memory {
             told: AtomicU64::new(0),
             told_nodes: AtomicU64::new(0),
             changes_most: AtomicU64::new(0),
+            replay_peak,
         }
+    }
+
+    /// Most that changes took while the log was replayed, bytes.
+    pub fn replay_peak(&self) -> u64 {
+        self.replay_peak
     }
 
     /// Bound of names, bytes.

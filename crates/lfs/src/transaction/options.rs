@@ -50,7 +50,8 @@ pub struct OpenOptions {
     /// back to its file system then, and has to get them again before they are written; without it
     /// they stay written.
     pub discard: bool,
-    /// What changes may take in memory until a checkpoint has merged them, bytes.
+    /// What changes may take in memory until a checkpoint has merged them, bytes; twice as much
+    /// while an opening for writing replays the log.
     pub overlay_bytes: u64,
     /// Clean nodes of the tree that are kept in memory, bytes.
     pub node_cache_bytes: usize,
