@@ -121,6 +121,7 @@ impl Handles {
         Some(handle)
     }
 
+    /// Whether the inode has an opening.
     pub fn has_open(&self, ino: Ino) -> bool {
         self.0.read().counts.contains_key(&ino.0)
     }

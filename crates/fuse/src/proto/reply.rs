@@ -70,6 +70,7 @@ impl Body {
         self.0.len()
     }
 
+    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
