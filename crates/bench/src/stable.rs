@@ -238,7 +238,7 @@ fn on_delay_device(
     Ok((outcome, extra, cache))
 }
 
-/// The same comparison with a cache of half the data, which has to reclaim for each new frame.
+/// The comparison with a cache of half the data, which has to reclaim for each new frame.
 fn scarce(options: &Options, report: &mut Report) -> Result<()> {
     let (outcome, extra, _) = on_delay_device(options, SCARCE, 5)?;
     outcome.add_rows(report, "scarce");

@@ -47,11 +47,11 @@ pub enum MountKind {
 #[derive(Debug)]
 pub struct Mounted {
     device: OwnedFd,
-    /// Its type.
+    /// The type of the mount.
     pub kind: MountKind,
-    /// Its directory, with all symbolic links resolved.
+    /// The directory of the mount, with all symbolic links resolved.
     pub dir: PathBuf,
-    /// Its device number, major and minor.
+    /// The device number of the mount, major and minor.
     pub number: (u32, u32),
 }
 

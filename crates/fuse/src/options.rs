@@ -42,7 +42,7 @@ impl CacheMode {
     pub const ALIASES: [&'static str; 3] = ["never", "small", "always"];
     const ALL: [Self; 3] = [Self::Own, Self::Small, Self::Kernel];
 
-    /// Its value of `cache=`.
+    /// The value of the option `cache=` for this mode.
     pub fn word(self) -> &'static str {
         Self::WORDS[self as usize]
     }

@@ -28,7 +28,7 @@ const TRIES: u32 = 64;
 pub(crate) struct Process {
     /// Pid of its parent; 0: it has none.
     parent: u32,
-    /// Its start time, in clock ticks since boot.
+    /// The start time of the process, in clock ticks since boot.
     start: u64,
 }
 

@@ -34,10 +34,10 @@
 //! ```
 //! A segment:
 //! ```text
-//!  free ──the log needs room───▶ open log ───┐ full, or the volume was opened again
-//!   ▲ ├──a run needs room─────▶ open data ──┴▶ sealed ──nothing live at a checkpoint──▶ dead
-//!   │ └──a node needs room────▶ tree: its places come and go one by one               │
-//!   └────────────────── the next checkpoint is durable, and nobody reads there ───────┘
+//!  free ──the log needs space──▶ open log ───┐ full, or the volume was opened again
+//!   ▲ ├──a run needs space────▶ open data ──┴▶ sealed ──nothing live at a checkpoint──▶ dead
+//!   │ └──a node needs space───▶ tree: its places come and go one by one               │
+//!   └────────────────── the next checkpoint is durable, and no task reads there ──────┘
 //! ```
 //! Invariants, in addition to those of each module: I11 the log has the order in which changes were
 //! applied; recovery restores a prefix of it. I12 an acknowledged sync is durable: its records, all

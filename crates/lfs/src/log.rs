@@ -59,7 +59,7 @@ pub(crate) const GROUPS_AHEAD: usize = 2;
 /// Content that is written as a part of a record.
 #[derive(Clone)]
 pub(crate) struct Payload {
-    /// Its range in the staging area, where extents find it until the record is durable.
+    /// The range in the staging area where extents find the content until the record is durable.
     pub staged: Range<u64>,
     /// A multiple of the block size.
     pub bytes: std::sync::Arc<Vec<u8>>,
@@ -72,9 +72,9 @@ pub(crate) struct Payload {
 pub(crate) struct Run {
     /// The inode that it belongs to.
     pub ino: u64,
-    /// Its place.
+    /// The place of the run.
     pub at: Place,
-    /// Its length, bytes.
+    /// The length of the run, bytes.
     pub len: u64,
     /// Sums of its blocks.
     pub sums: std::sync::Arc<[u32]>,
@@ -89,7 +89,7 @@ pub(crate) struct Pending {
     /// Encoded changes, and their number.
     pub body: Vec<u8>,
     pub changes: u32,
-    /// Its content, contiguous: that of several files may share a record.
+    /// Content of the record, contiguous. Content of several files may share a record.
     pub payloads: Vec<Payload>,
     pub runs: Vec<Run>,
     /// Log space granted to it, bytes; 0 after the record was laid out.

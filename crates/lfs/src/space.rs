@@ -238,7 +238,7 @@ impl Space {
 
     /// Segments that stay free whatever is written, without those kept for the cleaner.
     fn kept_least(&self, pairs: u64) -> u64 {
-        // What is promised of the log may have the segment that is kept for it.
+        // The grants of the log may use the segment that is kept for the log.
         let log = self.log_segments().max(KEPT_SEGMENTS - KEPT_FROM_LOG);
         self.left_alone(KEPT_FROM_LOG + self.kept_content(), pairs) + log
     }

@@ -271,7 +271,7 @@ pub struct BadMagic;
 pub struct ClientOption<'a> {
     /// Option code.
     pub code: u32,
-    /// Its data.
+    /// The data of the option.
     pub data: &'a [u8],
 }
 

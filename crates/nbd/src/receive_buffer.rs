@@ -21,7 +21,7 @@ impl ReceiveBuffer {
         self.start == self.buf.len()
     }
 
-    /// Its allocated memory, bytes.
+    /// The allocated memory of the buffer, bytes.
     pub fn memory(&self) -> usize {
         self.buf.capacity()
     }

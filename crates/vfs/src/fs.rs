@@ -75,7 +75,7 @@ pub struct Wrote {
 pub struct Opened {
     /// The open file.
     pub file: OpenFileRef,
-    /// Its attributes.
+    /// The attributes of the file.
     pub attr: Attr,
     /// The value of the requested extended attribute, if there is one.
     pub xattr: Result<Option<Vec<u8>>>,

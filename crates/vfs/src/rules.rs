@@ -54,7 +54,7 @@ pub trait View {
 /// The part of an inode that the rules read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
-    /// Its kind.
+    /// The kind of the file.
     pub kind: FileKind,
     /// Permission, set-id and sticky bits.
     pub perm: u16,

@@ -117,11 +117,11 @@ impl fmt::Debug for Timestamp {
 /// Attributes of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
-    /// Its number.
+    /// The inode number.
     pub ino: Ino,
     /// Distinguishes inodes that successively had the same number.
     pub generation: u64,
-    /// Its kind.
+    /// The kind of the file.
     pub kind: FileKind,
     /// Permission, set-id and sticky bits (T2).
     pub perm: u16,
@@ -158,7 +158,7 @@ impl Attr {
 /// Attributes of a new inode. The front end applies umask and permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewInode {
-    /// Its kind.
+    /// The kind of the file.
     pub kind: FileKind,
     /// Permission bits; bits beyond 0o7777 are ignored.
     pub perm: u16,
@@ -302,13 +302,13 @@ impl Cookie {
 /// An entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirEntry {
-    /// Its position; passing it to `readdir` continues after the entry.
+    /// The position of the entry. After passing it, `readdir` continues after the entry.
     pub cookie: Cookie,
-    /// Its inode.
+    /// The inode of the entry.
     pub ino: Ino,
     /// Kind of that inode.
     pub kind: FileKind,
-    /// Its name.
+    /// The name of the entry.
     pub name: Box<[u8]>,
 }
 

@@ -16,7 +16,7 @@ use std::time::Instant;
 /// The work of a slice.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Its name in rows.
+    /// The name of the shape in rows.
     pub name: &'static str,
     /// Direct writers.
     pub direct: usize,
@@ -86,7 +86,7 @@ pub fn pattern(tag: u64, len: u64) -> AlignedBuf {
 /// Result of a slice.
 pub struct Written {
     pub slice: Slice,
-    /// Of each job: its file, whether it is direct, and bytes per second.
+    /// For each job: its file, whether it is direct, and bytes per second.
     pub jobs: Vec<(Ino, bool, f64)>,
 }
 

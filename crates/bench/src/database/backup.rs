@@ -55,7 +55,7 @@ const WAYS: [(Way, &str); 7] = [
 ];
 
 impl Way {
-    /// Its name in a job.
+    /// The name of this way in a job.
     pub fn name(self) -> &'static str {
         WAYS.iter().find(|(way, _)| *way == self).map_or("", |(_, name)| name)
     }
@@ -244,7 +244,7 @@ impl Backup {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Its state, or its error if it failed (B1).
+    /// The state of the backup, or its error if it failed (B1).
     pub fn progress(&mut self) -> Result<Progress> {
         let ended = self.shared.ended.load(Ordering::Acquire);
         if ended && let Some(thread) = self.thread.take() {

@@ -30,7 +30,7 @@ pub enum Own {
 /// A variant: a cache for the database, with a method of backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column {
-    /// Its name in reports.
+    /// The name of the column in reports.
     pub name: &'static str,
     /// How the backup reads.
     pub way: Way,

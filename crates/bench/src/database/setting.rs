@@ -21,7 +21,7 @@ pub enum Form {
 impl Form {
     pub const ALL: [Self; 4] = [Self::Files, Self::Itself, Self::Brisk, Self::Fast];
 
-    /// Its name as a part of the bench.
+    /// The name of this form of the bench.
     pub fn name(self) -> &'static str {
         match self {
             Self::Files => "files",

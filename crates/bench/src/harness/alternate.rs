@@ -33,7 +33,7 @@ pub type SliceFn<'a> = Box<dyn FnMut(&Turn) -> Result<Slice> + 'a>;
 
 /// One of the variants that are compared.
 pub struct Variant<'a> {
-    /// Its name in the rows.
+    /// The name of the variant in rows.
     pub name: &'static str,
     /// Runs one slice. Work that must not be timed (syncing, dropping caches) it does outside the
     /// time of the slice that it returns.

@@ -76,7 +76,7 @@ impl BackedImage {
         Ok(image)
     }
 
-    /// Its path.
+    /// The path of the image.
     pub fn path(&self) -> &Path {
         &self.path
     }

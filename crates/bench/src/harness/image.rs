@@ -81,12 +81,12 @@ impl Image {
         direct.or_else(|_| options.open(&self.path))
     }
 
-    /// Its path.
+    /// The path of the image.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its size, bytes.
+    /// The size of the image, bytes.
     pub fn size(&self) -> u64 {
         self.size
     }

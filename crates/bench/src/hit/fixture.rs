@@ -35,7 +35,7 @@ impl Target for Memory {
     }
 }
 
-/// The same file mapped, so that the kernel's cache is used without system calls.
+/// The file of the kernel variant, mapped, so that the kernel's cache is used without system calls.
 pub struct Mapped(FileMap);
 
 impl Target for Mapped {

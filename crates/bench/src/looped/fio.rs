@@ -48,7 +48,7 @@ impl Default for Jobs {
 }
 
 impl Jobs {
-    /// The same jobs, with the time and seed of one slice.
+    /// These jobs with the time and seed of one slice.
     pub fn for_turn(&self, time: Duration, seed: u64) -> Self {
         Self { millis: time.as_millis() as u64, seed, ..*self }
     }

@@ -107,7 +107,7 @@ impl Ground {
         Ok(Self { name: who.name(), kind })
     }
 
-    /// Its mount point.
+    /// The mount point.
     pub fn path(&self) -> PathBuf {
         match &self.kind {
             Kind::Ours(mounted) => mounted.path(),

@@ -48,7 +48,7 @@ type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 /// Content of a chart.
 #[derive(Clone, Copy, Debug)]
 pub struct Chart<'a> {
-    /// Its title.
+    /// The title of the chart.
     pub title: &'a str,
     /// Unit of the values.
     pub unit: &'a str,

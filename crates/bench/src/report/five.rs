@@ -14,9 +14,9 @@ const LINEAGE: &str = include_str!("../../../../docs/lineage.md");
 pub struct Behaviour {
     /// Name of its bench, and of its line in `docs/lineage.md`.
     pub bench: &'static str,
-    /// Its name in words.
+    /// The name of the behaviour in words.
     pub title: &'static str,
-    /// Its promise, for results that contain none.
+    /// The promise of the behaviour, for results that contain none.
     pub promise: &'static str,
 }
 

@@ -95,7 +95,7 @@ pub struct Summary {
 pub struct Plot {
     /// Name of the bench that it belongs to.
     pub behaviour: &'static str,
-    /// Its title.
+    /// The title of the plot.
     pub title: String,
     /// Unit of the values.
     pub unit: String,

@@ -60,7 +60,7 @@ impl Empty {
         Ok(this)
     }
 
-    /// Its mount point.
+    /// The mount point.
     pub fn path(&self) -> PathBuf {
         self.folder.mount()
     }

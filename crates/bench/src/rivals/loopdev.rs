@@ -66,7 +66,7 @@ impl Making {
 }
 
 impl FsKind {
-    /// Its name for mount(8).
+    /// The name of the file system for mount(8).
     pub fn name(self) -> &'static str {
         match self {
             Self::Xfs => "xfs",
@@ -256,7 +256,7 @@ impl LoopFs {
         self.mount()
     }
 
-    /// Its mount point.
+    /// The mount point.
     pub fn path(&self) -> PathBuf {
         self.folder.join("mnt")
     }

@@ -145,7 +145,7 @@ impl Mounted {
         self.folder.image()
     }
 
-    /// Its mount point.
+    /// The mount point.
     pub fn path(&self) -> PathBuf {
         self.folder.mount()
     }

@@ -223,7 +223,7 @@ impl Server {
         self.folder.join("socket")
     }
 
-    /// Its process id.
+    /// The process id of the server.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -177,7 +177,7 @@ impl OurVolume {
         &self.device
     }
 
-    /// Its statistics.
+    /// The statistics of the volume.
     pub fn statfs(&self) -> Result<StatFs> {
         block_on(self.volume.statfs())
     }
@@ -217,7 +217,7 @@ pub struct VolumeFile {
 }
 
 impl VolumeFile {
-    /// The same file with other flags on each call.
+    /// This file with other flags on each call.
     pub fn with(&self, flags: IoFlags) -> Self {
         Self { file: self.file.clone(), flags }
     }

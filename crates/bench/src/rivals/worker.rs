@@ -23,7 +23,7 @@ pub struct Worker {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Its cgroup, if it has one. It is removed after the child has ended.
+    /// The cgroup of the child, if it has one. It is removed after the child has ended.
     group: Option<Memcg>,
 }
 
@@ -68,12 +68,12 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Its memory cgroup, if it has one.
+    /// The memory cgroup of the child, if it has one.
     pub fn group(&self) -> Option<&Memcg> {
         self.group.as_ref()
     }
 
-    /// Its pid.
+    /// The process id of the child.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -27,7 +27,7 @@ pub enum Notice {
         node: u64,
         /// Offset of the byte.
         offset: u64,
-        /// Its value.
+        /// The value of the byte.
         byte: u8,
     },
     /// A cached name, or the cached absence of one, is stale.

@@ -60,12 +60,12 @@ impl Body {
         Self(Vec::with_capacity(bytes))
     }
 
-    /// Its bytes.
+    /// The bytes of the body.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Its length, bytes.
+    /// The length of the body, bytes.
     pub fn len(&self) -> usize {
         self.0.len()
     }

@@ -30,7 +30,7 @@ pub enum Problem {
     Copy(Place, Error),
     /// Neither copy of a node is valid: the items between these keys are lost.
     Lost {
-        /// Its places.
+        /// The places of the node.
         places: [Place; 2],
         /// The lowest key that may be lost, in stored form.
         low: Vec<u8>,

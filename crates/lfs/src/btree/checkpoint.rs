@@ -20,7 +20,7 @@ use forebay_base::Result;
 
 /// A tree and its changes.
 pub struct TreeChanges<'a> {
-    /// Its root.
+    /// The root of the tree.
     pub root: TreeRoot,
     /// The changes.
     pub changes: &'a mut dyn Changes,

@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// Result of a merge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Merged {
-    /// Its root.
+    /// The root of the new tree.
     pub root: TreeRoot,
     /// Changes that were applied.
     pub changes: u64,

@@ -83,7 +83,7 @@ impl Leaf {
         self.items.end = self.items.end.min(self.items.start + count);
     }
 
-    /// Its items.
+    /// The items of the leaf.
     pub fn iter(&self) -> impl Iterator<Item = InLeaf<'_>> {
         let node = self.leaf.node();
         self.items.clone().map(move |at| InLeaf { node, at })

@@ -62,12 +62,12 @@ impl StoredNode {
         Node::again(&self.bytes, self.known)
     }
 
-    /// Its bytes, which are equal in both copies.
+    /// The bytes of the node, which are equal in both copies.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Its two places.
+    /// The places of the two copies.
     pub fn places(&self) -> [Place; 2] {
         self.node().header.places
     }

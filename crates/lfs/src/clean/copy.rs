@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   from:  ..cc..bbb.........a..     runs of a victim
-//!            ▼                ▼      read as they lie, what is dead between them too, if it is little
+//!            ▼                ▼      read as they lie, with small dead gaps between them
 //!            cc..bbb          a
-//!                    ▼               each block held against its sum
+//!                    ▼               each block compared with its checksum
 //!   buffer:       abbbcc             in the order of keys
 //!                    ▼               one write
 //!   to:           abbbcc             the segment that is being filled

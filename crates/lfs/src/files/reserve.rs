@@ -83,7 +83,7 @@ impl OpenFiles {
 struct Wanted<'a> {
     key: u64,
     places: &'a [Place],
-    /// Its content goes into records.
+    /// The content goes into log records.
     staged: bool,
     how: How,
     /// Number of failures of the log before the reservation.

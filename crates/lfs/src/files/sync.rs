@@ -55,7 +55,7 @@ impl State {
     /// After a successful commit: checks that all inodes are completely in the log.
     ///
     /// # Errors
-    /// Of the first inode that is not.
+    /// The error of the first inode that is not.
     fn check_all_published(&mut self) -> Result<()> {
         self.sync_errors.inos().into_iter().try_for_each(|ino| self.check_published(ino))
     }

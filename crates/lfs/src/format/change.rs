@@ -30,11 +30,11 @@ const EXCHANGE: u8 = 1;
 pub struct Entry<'a> {
     /// The directory.
     pub dir: u64,
-    /// Its position in the order of the directory.
+    /// The position of the entry in the order of the directory.
     pub cookie: Cookie,
     /// The inode.
     pub child: u64,
-    /// Its type.
+    /// The type of the inode.
     pub kind: FileType,
     /// The name.
     pub name: &'a [u8],
@@ -49,7 +49,8 @@ pub struct Rename<'a> {
     pub to: Entry<'a>,
     /// Inode that `to` denoted before; 0: none.
     pub replaced: u64,
-    /// Both names stay and exchange their inodes: `from` and `to` are the entries before.
+    /// Both names stay and exchange their inodes. `from` and `to` are the entries before the
+    /// exchange.
     pub exchange: bool,
 }
 
@@ -69,7 +70,7 @@ pub struct Blocks {
 pub struct Size {
     /// The file.
     pub ino: u64,
-    /// Its data.
+    /// The data id of the file.
     pub data_id: u64,
     /// Bytes.
     pub size: u64,
@@ -129,7 +130,7 @@ pub enum Change<'a> {
         stored_bytes: u32,
         /// Where they were.
         from: Place,
-        /// Their new place.
+        /// The new place of these blocks.
         to: Place,
     },
     /// A segment's entry in the usage table.

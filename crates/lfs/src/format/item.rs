@@ -30,7 +30,7 @@ const WHAT: &str = "item";
 pub struct EntryItem<'a> {
     /// The inode.
     pub child: u64,
-    /// Its type.
+    /// The type of the inode.
     pub kind: FileType,
     /// The name.
     pub name: &'a [u8],
@@ -43,7 +43,7 @@ pub struct XattrItem<'a> {
     pub name: &'a [u8],
     /// Length of the complete value, bytes.
     pub value_bytes: u32,
-    /// Its first piece.
+    /// The first piece of the value.
     pub piece: &'a [u8],
 }
 
@@ -63,21 +63,21 @@ pub struct DeadItem {
 /// A value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Item<'a> {
-    /// Of [`Key::Inode`].
+    /// The value of [`Key::Inode`].
     Inode(Inode),
-    /// Of [`Key::Target`], and of [`Key::Xattr`] from the second piece on.
+    /// The value of [`Key::Target`], and of [`Key::Xattr`] from the second piece on.
     Piece(&'a [u8]),
-    /// Of [`Key::Xattr`], the first piece.
+    /// The value of [`Key::Xattr`], the first piece.
     Xattr(XattrItem<'a>),
-    /// Of [`Key::Entry`].
+    /// The value of [`Key::Entry`].
     Entry(EntryItem<'a>),
-    /// Of [`Key::Extent`].
+    /// The value of [`Key::Extent`].
     Extent(Extent<'a>),
-    /// Of [`Key::Dead`].
+    /// The value of [`Key::Dead`].
     Dead(DeadItem),
-    /// Of [`Key::Orphan`]: the sequence of the record that made it an orphan.
+    /// The value of [`Key::Orphan`]: the sequence of the record that made it an orphan.
     Orphan(u64),
-    /// Of [`Key::Usage`].
+    /// The value of [`Key::Usage`].
     Usage(Usage<'a>),
 }
 

@@ -65,7 +65,7 @@ pub struct NodePointer {
     pub places: [Place; 2],
     /// The checkpoint that wrote it.
     pub birth: u64,
-    /// Its checksum.
+    /// The checksum of the node.
     pub sum: u32,
 }
 
@@ -98,7 +98,7 @@ impl NodePointer {
 pub struct Node<'a> {
     /// The header.
     pub header: NodeHeader,
-    /// Its checksum.
+    /// The checksum of the node.
     pub sum: u32,
     bytes: &'a [u8],
     count: usize,

@@ -59,7 +59,7 @@ impl RecordKind {
 /// The fields of a header that the record's writer chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordFields {
-    /// Its kind, never `Unknown` for a writer.
+    /// The kind of the record, never `Unknown` for a writer.
     pub kind: RecordKind,
     /// The tree that the changes belong to.
     pub tree: u64,
@@ -78,7 +78,7 @@ pub struct RecordFields {
 pub struct RecordHeader {
     /// The fields chosen by its writer.
     pub fields: RecordFields,
-    /// Its place.
+    /// The place of the record.
     pub place: Place,
     /// Checksum of header and changes, which the next record has as `predecessor`.
     pub sum: u32,
@@ -405,7 +405,7 @@ pub struct RecordBuilder<'b> {
 pub struct Finished {
     /// Length of the record, after which the next one begins.
     pub length: u32,
-    /// Its checksum, the `predecessor` of the next record.
+    /// The checksum of the record, which is the `predecessor` of the next one.
     pub sum: u32,
 }
 

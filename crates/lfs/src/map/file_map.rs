@@ -38,7 +38,7 @@ pub(crate) struct FileMap {
     tree_bytes: u64,
     /// Content that got its address since the last freeze, bytes.
     fresh_bytes: u64,
-    /// The same count for the changes that a checkpoint is merging.
+    /// `fresh_bytes` of the changes that a checkpoint is merging.
     frozen_fresh_bytes: u64,
 }
 
@@ -214,7 +214,7 @@ impl FileMap {
         self.change_count
     }
 
-    /// Their approximate bytes in the tree.
+    /// The approximate bytes in the tree of the pieces since the last freeze.
     pub fn tree_bytes(&self) -> u64 {
         self.tree_bytes
     }

@@ -31,7 +31,7 @@ pub(crate) enum Where {
 pub(crate) enum Sums {
     /// The volume has no sums.
     None,
-    /// Of one block.
+    /// The checksum of one block.
     One(u32),
     /// Sums of the run that contains the blocks, and the index of the first block in it.
     Run(Arc<[u32]>, usize),
@@ -65,7 +65,7 @@ pub(crate) struct Piece {
     pub birth: u64,
     /// Where they are stored.
     pub at: Where,
-    /// Their sums.
+    /// The checksums of these blocks.
     pub sums: Sums,
 }
 
@@ -95,7 +95,7 @@ impl Piece {
         (first + self.blocks as usize <= sums.len()).then_some(first)
     }
 
-    /// Their sums.
+    /// The checksums of these blocks.
     pub fn own_sums(&self) -> &[u32] {
         match &self.sums {
             Sums::None => &[],

@@ -23,9 +23,9 @@ const LOOKS: usize = 3;
 pub(crate) struct RetainedMapping {
     /// Number of its mapping.
     pub mapping: u32,
-    /// Its data id at the close.
+    /// The data id of the file at the close.
     pub data_id: u64,
-    /// Its size at the close, bytes.
+    /// The size of the file at the close, bytes.
     pub size: u64,
 }
 

@@ -41,7 +41,7 @@ const ENTRY_BYTES: u64 = 128;
 
 /// Accounting of names and attributes in memory.
 pub(crate) struct Cache {
-    /// Its bound in bytes; with 0, only what is necessary is kept.
+    /// The limit in bytes. With 0 only what is necessary stays in memory.
     pub bytes_max: usize,
     ring: VecDeque<u64>,
     bytes: usize,
@@ -62,7 +62,7 @@ pub(crate) struct Ahead {
     pub items: usize,
     /// Leaves of the tree that are read together.
     pub leaves: usize,
-    /// Of a directory: the cookie from which on entries are in memory.
+    /// For a directory: the cookie from which on entries are in memory.
     pub end: Option<Cookie>,
     /// The caller scans inodes in order: the following ones are kept in stored form.
     pub is_window: bool,

@@ -34,12 +34,12 @@ impl Items {
         self.bytes
     }
 
-    /// What is said of a key: nothing, that there is nothing, or a value.
+    /// The change of a key: none, a removal, or a new value.
     pub fn get(&self, key: Key) -> Option<Option<&[u8]>> {
         self.list.get(&key.to_bytes()).map(|value| value.as_deref())
     }
 
-    /// What is said of a range of keys.
+    /// The changes of a range of keys.
     pub fn range(
         &self,
         keys: &Range<KeyBytes>,
@@ -48,7 +48,7 @@ impl Items {
         found.into_iter().flatten().map(|(key, value)| (key, value.as_deref()))
     }
 
-    /// Says what is under a key.
+    /// Sets the change of a key: a new value, or a removal.
     pub fn put(&mut self, key: KeyBytes, value: Option<Box<[u8]>>) {
         self.bytes += value.as_ref().map_or(0, |value| value.len() as u64);
         if let Some(old) = self.list.insert(key, value).flatten() {

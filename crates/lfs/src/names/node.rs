@@ -34,7 +34,7 @@ pub(crate) struct Node {
     pub unlogged_size: Option<u64>,
     /// Content of a regular file that is open or has unwritten data.
     pub content: Option<Arc<Content>>,
-    /// Its memory as it was counted, bytes.
+    /// The bytes that were counted for this inode.
     pub counted_bytes: usize,
     /// Time of loading, by the cache's clock.
     pub loaded: u64,

@@ -5,7 +5,7 @@
 //!   free ──taken──▶ open ──full──▶ sealed ──nothing live at checkpoint k──▶ dead since k
 //!    ▲ │                             ▲                                          │
 //!    │ └── found used by recovery ───┘                                          │
-//!    └── discarded ◀── checkpoint k + 1 is durable, and nobody holds a pin ─────┘
+//!    └── discarded ◀── checkpoint k + 1 is durable, and no task holds a pin ────┘
 //! ```
 //! Invariants: W11 live bytes of a segment are those that the trees of the newest durable
 //! checkpoint refer to. They change only with a checkpoint. W12 a segment dies at a checkpoint only

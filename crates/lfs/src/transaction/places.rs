@@ -19,7 +19,7 @@ impl State {
         }
     }
 
-    /// Closes the windows of a file that nobody writes any more.
+    /// Closes the windows of a file that no task writes any more.
     pub fn close_windows(&mut self, ino: u64) {
         self.room.close(&mut self.space, ino);
     }

@@ -14,7 +14,7 @@ use forebay_base::ErrorKind;
 /// A new inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Made {
-    /// Its kind.
+    /// The kind of the file.
     pub kind: FileKind,
     /// Permission bits.
     pub perm: u16,

@@ -96,7 +96,7 @@ pub struct Done {
     pub rate: f64,
     /// CPU seconds of the processes that read the files.
     pub cpu_seconds: f64,
-    /// Its duration.
+    /// Duration of the backup.
     pub seconds: f64,
 }
 

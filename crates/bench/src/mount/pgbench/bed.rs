@@ -24,7 +24,7 @@ impl Bed {
         Ok(Self::Xfs(LoopFs::with(dir, "pgbench", size.max(320 << 20), FsKind::Xfs, &how)?))
     }
 
-    /// Its mount point.
+    /// The mount point.
     pub fn path(&self) -> PathBuf {
         match self {
             Self::Xfs(fs) => fs.path(),

@@ -254,7 +254,7 @@ pub enum Load {
 }
 
 impl Load {
-    /// Its name in rows.
+    /// The name of the load in rows.
     pub fn name(self) -> &'static str {
         match self {
             Self::Select => "select",

@@ -25,7 +25,7 @@ use std::time::Duration;
 enum Slowness {
     /// It blocks its thread until the gate is open.
     Blocks,
-    /// Its future is pending until the gate is open.
+    /// The operation's future is pending until the gate is open.
     Pends,
     Panics,
 }
