@@ -1,8 +1,8 @@
 //! `stable`: the cost to writers of stable pages: bytes in flight that must not change. Four
 //! clients run a mix with rewrites of pages in flight, without the requirement and with it by each
-//! strategy. The mix runs on a delay device, on the disk, on a volume, whose checksums require
-//! stable pages, and on the kernel's XFS on a loop device with its setting off and on. A verifying
-//! device checks the bytes under concurrent writers.
+//! strategy. The mix runs on a delay device, on the disk, and on a volume, whose checksums require
+//! stable pages. It also runs on the kernel's XFS on a loop device, with its setting off and on. A
+//! verifying device checks the bytes under concurrent writers.
 //!
 //! Invariant: T1 all variants of a device use one file behind one cache, so that only the
 //! requirement and the strategy differ.

@@ -1,12 +1,12 @@
-//! What the kernel knows of inodes: its exact lookup count of each, marks for what it may have
-//! cached of each, and the open files of inodes that have no name but that the kernel still knows.
+//! What the kernel knows of inodes: its exact lookup count of each, and marks for what it may have
+//! cached of each. Also the open files of inodes without a name that the kernel still knows.
 //!
 //! Invariants: N1 the count of an inode is the number of replies that named it, less what the
 //! kernel has forgotten; an inode with count 0 is not in the table. N2 a kept inode is in the
 //! table. N3 an inode is marked before the answer leaves that lets the kernel cache something of
-//! it. N4 the content mark is removed only after the kernel has dropped all content, and only if no
-//! read has filled its cache since that drop began. The root always counts as known and as having
-//! all marks.
+//! it. N4 the content mark is removed only after the kernel has dropped all content. It stays if a
+//! read has filled the kernel's cache since that drop began. The root always counts as known and as
+//! having all marks.
 //!
 //! Locks: one for each shard, and one for the kept inodes, taken under a shard's. Open files are
 //! dropped after both are released.

@@ -269,8 +269,8 @@ impl Space {
 
     /// Segments that the cleaner may fill while there are `dirt` bytes of accepted content. That
     /// content may use `held` bytes that are given out and not in use. The cleaner may use the
-    /// segments for data, the one kept for the cleaner, and those kept for nodes of operations that
-    /// make space (P24), because the cleaner makes space.
+    /// segments for data and the one kept for the cleaner. It may also use those kept for nodes of
+    /// operations that make space (P24), because the cleaner makes space.
     pub fn clean_segments(&self, dirt: u64, held: u64) -> u64 {
         let (free, dirt) = (self.segments.free(), self.dirt_segments(dirt, held));
         let room = free.saturating_sub(self.kept_least(self.need_nodes.0) + dirt);

@@ -49,9 +49,9 @@ pub struct ServerConfig {
     /// half is kept for clients below their fair share (half of it divided by `clients_max`), so
     /// that clients with many requests cannot starve others.
     pub total_memory: usize,
-    /// A client with outstanding work (it does not take its replies, or does not send the rest of a
-    /// write) is disconnected if other clients wait for memory and it moved less than `rate_min`
-    /// over this time.
+    /// A client has outstanding work if it does not take its replies, or does not send the rest of
+    /// a write. Such a client is disconnected if other clients wait for memory and it moved less
+    /// than `rate_min` over this time.
     pub stall_timeout: Duration,
     /// Least progress of a client with outstanding work, bytes per second.
     pub rate_min: u64,

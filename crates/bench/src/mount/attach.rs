@@ -1,6 +1,6 @@
 //! `attach`: random 4 KiB reads at depth 32 of the block device that `forebay attach` makes of a
-//! raw image, all of it cached. It is compared with a loop device on a file of an empty FUSE
-//! server, and with the kernel's loop device on an image of the same size, buffered and direct.
+//! raw image, all of it cached. The rivals are a loop device on a file of an empty FUSE server, and
+//! the kernel's loop device, buffered and direct, on an image of the same size.
 //!
 //! All variants use the same client: fio with libaio and O_DIRECT, one job. Before the first slice
 //! the image is completely in Forebay's cache, and the file below `kernel-loop-buffered` in the

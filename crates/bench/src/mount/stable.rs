@@ -1,6 +1,6 @@
 //! `stable`: the real `dbench 4` on a mounted volume, whose checksums need bytes that do not change
-//! during a write-out. It compares the strategy `wait` (writers wait for the write-out, as in the
-//! patch) with `cow` (a copy is made of a block that a writer hits), and with XFS on a loop device.
+//! during a write-out. With the strategy `wait`, writers wait for the write-out, as in the patch.
+//! With `cow`, a block that a writer hits is copied. The rival is XFS on a loop device.
 //!
 //! Both strategies run on one mount, in turns, and each run begins on an empty directory. The
 //! longest time of a strategy is the median, over its runs, of each run's longest time.

@@ -1,6 +1,6 @@
-//! Sequential cold reads by one thread: through Forebay's cache, uncached with requests of four
-//! sizes, with O_DIRECT at depth 4, and by the kernel's buffered read and RWF_DONTCACHE, each with
-//! the best readahead setting.
+//! Sequential cold reads by one thread. Forebay reads through its cache, uncached with requests of
+//! four sizes, and with O_DIRECT at depth 4. The kernel reads buffered and with RWF_DONTCACHE. Each
+//! variant has its best readahead setting.
 //!
 //! Invariants: Q1 each slice reads one window of the file once, from a cold cache; all variants of
 //! a cycle use the same window. Q2 the disk's readahead setting is restored.

@@ -2,10 +2,10 @@
 //!
 //! Invariants: K1 a change raises `epoch` before it checks whether the kernel may have cached what
 //! it made stale; an answer marks the inode before it checks `epoch`. So at least one of them sees
-//! the other. K2 an answer during which a change happened is not cached. K3 in a file that another
-//! front end has changed since the kernel knows it, or is about to change, an `O_APPEND` goes to
-//! the daemon's end of file, not the kernel's. K4 the kernel's size of a file is at least what
-//! other front ends have made it.
+//! the other. K2 an answer during which a change happened is not cached. K3 another front end may
+//! have changed a file since the kernel learned its size, or may be about to change it. Then an
+//! `O_APPEND` goes to the daemon's end of file, not the kernel's. K4 the kernel's size of a file is
+//! at least what other front ends have made it.
 //!
 //! No locks.
 

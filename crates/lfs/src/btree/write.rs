@@ -9,7 +9,7 @@
 //! *Split*: when more than two nodes' worth is pending, one node of the configured fill is written.
 //! When a kept node follows, all pending items are divided into nodes of equal size, one if they
 //! fit. *Merge*: less than [`min_used_bytes`] never becomes a separate node. It is merged with the
-//! kept node that follows, else with the one before, which is why one kept node is held back, or
+//! kept node that follows, else with the one before. For this reason one kept node is held back, or
 //! taken back from the level above.
 //!
 //! Invariants: B51 with items of up to a third of a node's space (I1), every node but the root uses

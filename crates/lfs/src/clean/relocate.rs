@@ -446,8 +446,8 @@ mod tests {
     use crate::tests::clean::{found, sparse_of};
     use crate::tests::reuse::setup;
 
-    /// The story: a task that waited for space waited for a complete pass, for seconds on a volume
-    /// of 8 GiB, although the segments it needed had been emptied long before.
+    /// The story: a task that waited for space waited for a complete pass, which took seconds on a
+    /// volume of 8 GiB. The segments that it needed had been emptied long before.
     #[test]
     fn what_is_emptied_comes_free_before_a_pass_is_over() {
         let setup = setup(0);

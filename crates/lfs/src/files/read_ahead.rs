@@ -132,9 +132,10 @@ impl Near {
 }
 
 impl Near {
-    /// The staging offset at which the bytes at `at`, those of a small file in the tree `root`, can
-    /// be read without waiting for the device, and a pin. `pin`: of their segment. `sums`: of their
-    /// blocks, if any; a buffer that does not match is dropped (N23).
+    /// The staging offset at which bytes of a small file in the tree `root` can be read without
+    /// waiting for the device, and a pin. The bytes are stored at `at`. `pin`: the pin of their
+    /// segment. `sums`: the checksums of their blocks, if any. A buffer that does not match them is
+    /// dropped (N23).
     pub(crate) async fn look_near(
         &self,
         resources: &Resources,

@@ -1,14 +1,14 @@
 //! The cache of names and attributes: bounded in bytes, evicted by the clock algorithm.
 //!
 //! ```text
-//!   made, loaded ──▶ ring ──hand──▶ looked at since? ──▶ once more
+//!   made, loaded ──▶ ring ──hand──▶ used since? ──▶ kept for a round
 //!                      ▲              open, owes something, just loaded for a waiter? ──▶ stays
 //!                      └── stays ──── else it goes; of a large directory some entries at a time
 //! ```
 //! Invariants: Q31 evicted inodes and entries are in the tree or among the changes since: nothing
 //! is lost. Times that are ahead of the log (S14) are recorded before. Q32 objects that were loaded
-//! after a task began to wait are not evicted before that task has tried again, so that a task
-//! which needs several objects makes progress. Q33 each inode in memory is in the ring, once.
+//! after a task began to wait are not evicted before that task has tried again. So a task that
+//! needs several objects makes progress. Q33 each inode in memory is in the ring, once.
 //!
 //! No locks: the volume's state lock covers it.
 

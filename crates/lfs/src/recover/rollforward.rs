@@ -8,11 +8,11 @@
 //!   the first one whose out-of-line data is bad is the end
 //! ```
 //! Invariants: R11 a record is applied only after all records before it. R12 a record that a later
-//! record calls durable is never taken for the torn tail, even if its data is bad or a record
-//! between them is lost. [`evidence`] searches for such later records. R13 recovery does not assume
-//! that what it read was flushed: the volume flushes before it serves requests. R14 recovery writes
-//! nothing to the device. R18 an unreadable place ends the log only if the search for evidence
-//! could read everything else (`docs/reference/crash-contract.md`).
+//! record calls durable is never taken for the torn tail. This holds even if its data is bad, or a
+//! record between them is lost. [`evidence`] searches for such later records. R13 recovery does not
+//! assume that what it read was flushed: the volume flushes before it serves requests. R14 recovery
+//! writes nothing to the device. R18 an unreadable place ends the log only if the search for
+//! evidence could read everything else (`docs/reference/crash-contract.md`).
 //!
 //! No locks: during recovery nothing else uses the volume.
 
