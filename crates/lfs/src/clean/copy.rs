@@ -41,12 +41,12 @@ const BUFFER_BYTES: u64 = MIB;
 const AHEAD_BYTES: u64 = 2 * MIB;
 const AHEAD_LEAST: u64 = 64 * KIB;
 const AHEAD_SHARE: u64 = 16;
-/// M35: twice live and dead bytes that are read, once bytes that are written, once descriptions of
-/// pieces.
+/// M35: the memory of a copy, as a multiple of the live bytes of one read. Two reads with their
+/// dead bytes take four times that, the write once, and the descriptions of the pieces once.
 pub(super) const COPY_TIMES: u64 = 6;
 /// Memory of a piece of a round with its sums, bytes; it exists twice.
 const PIECE_BYTES: u64 = 256;
-/// Most dead bytes between two runs that are read in one transfer.
+/// The most dead bytes between two runs that one transfer reads.
 const GAP_BYTES: u64 = 16 * KIB;
 
 /// Writes in flight to the segments that are being filled (M32).
@@ -79,7 +79,7 @@ pub(super) struct Copied {
     pub bad: BTreeSet<u32>,
     /// Segments with blocks that could not be read, which may succeed next time.
     pub failed: BTreeSet<u32>,
-    /// Number of such blocks.
+    /// Number of blocks of both kinds.
     pub bad_blocks: u64,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   made, loaded ──▶ ring ──hand──▶ used since? ──▶ kept for a round
-//!                      ▲              open, owes something, just loaded for a waiter? ──▶ stays
+//!                      ▲              open, has new times, just loaded for a waiter? ──▶ stays
 //!                      └── stays ──── else it goes; of a large directory some entries at a time
 //! ```
 //! Invariants: Q31 evicted inodes and entries are in the tree or among the changes since: nothing
