@@ -122,9 +122,8 @@ impl VolumeFile {
             let file = &content.file;
             let done = file.write_to_place(handle, offset, again, flags, &mut place).await;
             let full = done.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace);
-            // Another writer may have taken the new space, so this repeats. For blocks that the
-            // file has already, no more space can be made. An exception is I/O past the cache,
-            // where other files may have dirty data to write out.
+            // Another writer may take the new space, so this repeats. An overwrite gets no new
+            // space, except past the cache: writing out dirty data of other files may help it.
             let (size, unit) = (content.file.size(), self.inner.layout.block_bytes());
             let start = if append { size } else { offset };
             let first = place.as_ref().map_or(start, |place| place.start);
