@@ -2,8 +2,7 @@
 //!
 //! Invariants:
 //! 1. Small replies are collected in chunks. The data of a large read are sent from their own
-//! buffer,
-//!    which forms one piece with the reply's header.
+//!    buffer, which forms one piece with the reply's header.
 //! 2. Only the last piece grows. `start <= end <= len` in a chunk.
 //! 3. Buffers freed by sending are passed to the caller, which does the accounting.
 

@@ -6,8 +6,7 @@
 //! 2. Cached data is read directly into the connection's replies, and written directly from its
 //!    input, without an allocation.
 //! 3. Memory charged for a task is released when the task ends, or passes to the reply that uses
-//! its
-//!    buffer. That also holds if the connection is closed by then.
+//!    its buffer. That also holds if the connection is closed by then.
 
 use crate::config::{DropReason, RECEIVE_MIN, receive_memory};
 use crate::conn::{Book, Conn, Phase};

@@ -2,12 +2,12 @@
 //! choose from.
 //!
 //! - `interleaved`, the baseline: block by block. It releases the state lock between blocks, as
-//! f2fs released the lock of its log. A concurrent request then takes the next block.
+//!   f2fs released the lock of its log. A concurrent request then takes the next block.
 //! - `serialized`, the patch: block by block under one mutex, from the lookup in the map until the
-//! last block of the request has its place. Direct writes take the mutex from a configured number
-//! of pages on, write-back always takes it.
+//!   last block of the request has its place. Direct writes take the mutex from a configured
+//!   number of pages on, write-back always takes it.
 //! - `reserve`, the Forebay strategy: the whole request while the state lock is held once, out of
-//! the window of its stream.
+//!   the window of its stream.
 //!
 //! Reading order: `runs` (runs that were taken and are not in use), `window` (streams and their
 //! windows), `strategy` (the three strategies).
