@@ -1,7 +1,7 @@
-//! The next numbers of a volume, and how many bytes were removed.
+//! The next free numbers of a volume, and the bytes of removed content.
 //!
-//! A number is never given out twice (`state.S13`): each counter only grows, past every number that
-//! a record names.
+//! A number is never given out twice (`state.S13`). Each counter only grows, and passes every
+//! number that a record names.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -55,7 +55,7 @@ impl Counters {
         Self { next_ino, next_data_id, sequence: Sequence::new(next_sequence) }
     }
 
-    /// Stores them.
+    /// Writes the counters to a superblock.
     pub fn store(&self, superblock: &mut Superblock) {
         (superblock.next_ino, superblock.next_data_id) = (self.next_ino, self.next_data_id);
         superblock.next_sequence = self.next_sequence();
@@ -84,47 +84,48 @@ impl Counters {
         self.sequence.next()
     }
 
-    /// The sequence that was given out last.
+    /// The last sequence number that was given out.
     pub fn last_sequence(&self) -> u64 {
         self.next_sequence() - 1
     }
 
-    /// Gives out a sequence.
+    /// Gives out a sequence number.
     pub fn draw_sequence(&mut self) -> u64 {
         self.sequence.draw()
     }
 
-    /// Skips sequences that an earlier life may have given out without a record.
+    /// Skips sequence numbers that may have been given out without a record before the volume was
+    /// opened.
     pub fn skip_sequences(&mut self, count: u64) {
         self.sequence.skip(count);
     }
 
-    /// A record names this inode (S13).
+    /// Notes an inode number that a record names (S13).
     pub fn note_ino(&mut self, ino: u64) {
         self.next_ino = self.next_ino.max(ino.saturating_add(1));
     }
 
-    /// A record names this data.
+    /// Notes a data id that a record names.
     pub fn note_data_id(&mut self, data_id: u64) {
         self.next_data_id = self.next_data_id.max(data_id.saturating_add(1));
     }
 
-    /// A record names this sequence.
+    /// Notes a sequence number that a record names.
     pub fn note_sequence(&mut self, sequence: u64) {
         self.sequence.0.fetch_max(sequence.saturating_add(1), Ordering::AcqRel);
     }
 
-    /// An injected fault: inodes are numbered anew, so numbers are given out twice.
+    /// An injected fault: restarts the inode numbers, so that numbers are given out twice.
     pub fn restart_inos(&mut self, next_ino: u64) {
         self.next_ino = next_ino;
     }
 }
 
-/// Content that was removed since the volume was opened, bytes, about.
+/// The approximate bytes of content that were removed since the volume was opened.
 #[derive(Debug, Default)]
 pub(crate) struct RemovedBytes {
     total: u64,
-    /// Of that, bytes that two checkpoints have made free.
+    /// Of these, the bytes that two checkpoints have made free.
     free: u64,
 }
 
@@ -133,17 +134,17 @@ impl RemovedBytes {
         self.total = self.total.saturating_add(bytes);
     }
 
-    /// Bytes that were removed in all.
+    /// All bytes that were removed.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Bytes of them that are not free beyond the first `ignored` ones.
+    /// The removed bytes that are not free yet, without the first `ignored` bytes.
     pub fn not_free_beyond(&self, ignored: u64) -> u64 {
         self.total.saturating_sub(self.free.max(ignored))
     }
 
-    /// The first `total` bytes that were removed are free.
+    /// Notes that the first `total` removed bytes are free.
     pub fn note_free(&mut self, total: u64) {
         self.free = self.free.max(total);
     }
