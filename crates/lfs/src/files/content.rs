@@ -84,18 +84,19 @@ impl OpenFiles {
             return refuse(ErrorKind::Unsupported, op, "the volume was opened without a cache");
         };
         let _making = self.making.lock();
-        if let Some(content) = self.content_there(op, ino)? {
-            return Ok(content);
-        }
-        let ops = Arc::new(FileOps::new(self, ino));
-        let (size, left) = {
+        let (size, left, ops) = {
             let mut state = self.state.lock();
+            rules::regular(&*state, op, ino)?;
             let (data_id, size) = {
                 let node = state.get(op, ino)?;
+                if let Some(content) = &node.content {
+                    return Ok(content.clone());
+                }
                 (node.inode.data_id, node.live_size().unwrap_or(node.inode.size))
             };
             let same = |left: &RetainedMapping| (left.data_id, left.size) == (data_id, size);
-            (size, state.left.take(ino.0).map(|left| (left.mapping, same(&left))))
+            let left = state.left.take(ino.0).map(|left| (left.mapping, same(&left)));
+            (size, left, Arc::new(FileOps::of(self, ino, &state)))
         };
         let block_size = self.layout.geometry.block_bytes();
         let geometry = Geometry { block_size, size, read_only: false };

@@ -171,6 +171,8 @@ fn lock_count_of_names_and_syncs_stays_low() {
         let (locks, file) = fixture.count(fixture.volume.open(ino, BOTH)).await;
         let file = file.unwrap();
         found.push(("open of a cached file", locks));
+        // The mapping is looked up, continued and attached; the fourth is for `atime`.
+        found.push(("its first read", fixture.count(async { read_cached(&file) }).await.0));
         found.push(("getattr", fixture.count(fixture.volume.getattr(ino)).await.0));
         // The change, and one look at what it left in the cache.
         let unlinked = fixture.volume.unlink(Ino::ROOT, name("c"));
@@ -185,6 +187,7 @@ fn lock_count_of_names_and_syncs_stays_low() {
             ("close", 2),
             ("look up", 1),
             ("open of a cached file", 1),
+            ("its first read", 4),
             ("getattr", 1),
             ("unlink", 2),
             ("fdatasync, one dirty block", 13),

@@ -64,11 +64,13 @@ impl VolumeFile {
     /// The content, and the handle of this opener. Errors: `IsDirectory`, `InvalidInput`,
     /// `BadHandle`.
     fn content(&self, op: &'static str, needed: OpenFlags) -> Result<&(Arc<Content>, Handle)> {
-        let there = self.content.get();
-        if there.is_none() {
+        let (there, allowed) =
+            (self.content.get(), rules::check_handle(op, self.ino, self.flags, needed));
+        if there.is_none() && allowed.is_err() {
+            // The error of another kind of inode comes first.
             rules::regular(&*self.inner.state.lock(), op, self.ino).map_err(Stop::open)?;
         }
-        rules::check_handle(op, self.ino, self.flags, needed)?;
+        allowed?;
         if let Some(there) = there {
             return Ok(there);
         }
