@@ -2,7 +2,8 @@
 //! started it waits for its word.
 
 use crate::failure::{Failure, Outcome, status};
-use crate::{helper, logger};
+use crate::helper;
+use forebay_live::logger;
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};

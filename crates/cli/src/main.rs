@@ -19,7 +19,6 @@ mod generate;
 mod helper;
 mod lab;
 mod live;
-mod logger;
 mod machine;
 mod mount;
 mod mounts;
@@ -38,6 +37,7 @@ mod volume;
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
 use failure::{Failure, status};
+use forebay_live::logger;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => return ExitCode::from(usage(&e)),
     };
-    logger::install(cli.verbose);
+    logger::install("forebay", cli.verbose);
     let result = match &cli.command {
         Command::Export(args) => export::export(args),
         Command::Create(args) => volume::create::create(args).map(|()| status::OK),
