@@ -6,7 +6,7 @@
 //!   forebay <- live <- bench, cli
 //!   iomap, vfs <- lfs <- forebay       block, vfs <- fuse <- bench, cli
 //!   lfs, sim <- crashtest             forebay <- capi, redb
-//!   bench, crashtest <- lab
+//!   bench, crashtest, live <- lab
 //!   iomap, vfs <- testkit <- bench, crashtest, memfs      fuse <- memfs
 //! ```
 //! sim, testkit, bench, crashtest and lab are never a normal dependency of a layer, and the program
@@ -144,7 +144,7 @@ const RULES: &[Rule] = &[
     rule("forebay-crashtest", BELOW_CRASHTEST, &[], true),
     rule("forebay-memfs", BELOW_MEMFS, &[], true),
     rule("forebay-cli", BELOW_CLI, APPARATUS, true),
-    rule("forebay-lab", &["forebay-bench", "forebay-crashtest"], &[], true),
+    rule("forebay-lab", &["forebay-bench", "forebay-crashtest", "forebay-live"], &[], true),
     rule("xtask", &[], &[], false),
 ];
 

@@ -94,8 +94,6 @@ strategy! {
     /// They are cached for the time of the request and dropped behind it; writers start write-out
     /// themselves and wait for it.
     DropBehind = "dropbehind",
-    /// They pass through private memory and not the cache; writers wait for the device.
-    Private = "private",
     /// Straight to and from the caller where nothing is cached; windows of read-ahead and
     /// write-behind otherwise.
     Ours = "ours",
@@ -169,6 +167,9 @@ mod tests {
         }
         let text = "sometimes".parse::<UncachedStrategy>().unwrap_err().to_string();
         assert!(text.contains("sometimes") && text.contains("dropbehind"), "{text}");
+        // A strategy of earlier versions: a line of fstab that names it learns what there is.
+        let text = "private".parse::<UncachedStrategy>().unwrap_err().to_string();
+        assert!(text.contains("private") && text.contains("ours"), "{text}");
     }
 
     #[test]
@@ -176,12 +177,12 @@ mod tests {
         let s = Strategies::new(DirtyTracking::Folio, StableStrategy::Wait, UncachedStrategy::Ours);
         s.set_dirty_tracking(DirtyTracking::Block);
         s.set_stable(StableStrategy::Snapshot);
-        s.set_uncached(UncachedStrategy::Private);
+        s.set_uncached(UncachedStrategy::DropBehind);
         assert_eq!(s.stable_pages(), StablePages::Auto);
         s.set_stable_pages(StablePages::On);
         assert_eq!(s.stable_pages(), StablePages::On);
         assert_eq!(s.dirty_tracking(), DirtyTracking::Block);
         assert_eq!(s.stable(), StableStrategy::Snapshot);
-        assert_eq!(s.uncached(), UncachedStrategy::Private);
+        assert_eq!(s.uncached(), UncachedStrategy::DropBehind);
     }
 }

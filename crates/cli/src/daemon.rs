@@ -2,7 +2,8 @@
 //! started it waits for its word.
 
 use crate::failure::{Failure, Outcome, status};
-use crate::logger;
+use crate::helper;
+use forebay_live::logger;
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -22,7 +23,7 @@ pub enum Started {
 pub fn start() -> Outcome<Started> {
     let exe = std::env::current_exe().map_err(|e| Failure::io("find this program", &e))?;
     let mut command = Command::new(exe);
-    command.args(with_daemon(crate::mount::command_line().into_iter().skip(1)));
+    command.args(with_daemon(helper::command_line().into_iter().skip(1)));
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|e| Failure::io("start the daemon", &e))?;
     let mut said = Vec::new();

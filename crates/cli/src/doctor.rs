@@ -3,48 +3,33 @@
 //! Every check ends in one line: `ok`, `note` (works, could be better) or `problem`.
 
 mod container;
+mod finding;
 
-use crate::args::DoctorArgs;
 use crate::failure::{Failure, Outcome};
 use crate::{machine, output};
+use clap::Args;
+use finding::{Finding, Level};
 use forebay_base::units::format_size;
 use forebay_block::{Aio, DirectIo, Engine, FileDevice, FileOptions};
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Level {
-    Ok,
-    Note,
-    Problem,
-}
-
-struct Finding {
-    level: Level,
-    what: &'static str,
-    text: String,
-    advice: Option<&'static str>,
+/// `forebay doctor`
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// Say also how this image would be opened
+    #[arg(value_name = "IMAGE")]
+    pub image: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What is missing for a mount, and what to use instead; None: nothing is.
 pub fn without_mounts() -> Option<(String, &'static str)> {
     let found = container::fuse();
     found.advice.map(|advice| (found.text, advice))
-}
-
-impl Finding {
-    fn ok(what: &'static str, text: impl Into<String>) -> Self {
-        Self { level: Level::Ok, what, text: text.into(), advice: None }
-    }
-
-    fn note(what: &'static str, text: impl Into<String>, advice: &'static str) -> Self {
-        Self { level: Level::Note, what, text: text.into(), advice: Some(advice) }
-    }
-
-    fn problem(what: &'static str, text: impl Into<String>, advice: &'static str) -> Self {
-        Self { level: Level::Problem, what, text: text.into(), advice: Some(advice) }
-    }
 }
 
 /// Runs the command. A problem makes it fail, a note does not.
@@ -103,20 +88,9 @@ fn to_json(finding: &Finding) -> Value {
     })
 }
 
-/// The first two numbers of a release.
-fn version(release: &str) -> (u32, u32) {
-    let mut parts = release.split('.').map(|p| p.parse::<u32>().unwrap_or(0));
-    (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
-}
-
-/// The version that runs.
-fn linux() -> (u32, u32) {
-    version(&rustix::system::uname().release().to_string_lossy())
-}
-
 fn kernel() -> Finding {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    if version(&release) >= (5, 10) {
+    if machine::version(&release) >= (5, 10) {
         Finding::ok("kernel", format!("Linux {release}"))
     } else {
         let advice = "Forebay is tested on 5.10 and newer";

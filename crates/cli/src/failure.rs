@@ -1,7 +1,7 @@
 //! How a command fails: one line, perhaps a hint, and an exit status that means something.
 
-use crate::logger;
 use forebay_base::{Error, ErrorKind};
+use forebay_live::logger;
 
 /// Exit statuses, as `docs/reference/cli.md` documents them.
 pub mod status {

@@ -1,17 +1,38 @@
 //! `forebay fincore`: how much of a file is cached, by Forebay or by the kernel.
 
-use crate::args::{FincoreArgs, Which};
 use crate::control::client::{Client, own_or_root};
 use crate::control::proto::Request;
+use crate::control::which::Which;
 use crate::failure::{Failure, Outcome, status};
 use crate::output;
+use clap::Args;
 use forebay_base::kernel_cache;
 use forebay_base::units::format_size;
 use serde_json::Value;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// `forebay fincore`
+#[derive(Args, Debug)]
+pub struct FincoreArgs {
+    /// The file
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Which process.
+    #[command(flatten)]
+    pub which: Which,
+    /// Look into the kernel's page cache instead
+    #[arg(long, conflicts_with_all = ["control", "pid"])]
+    pub kernel: bool,
+    /// List the resident ranges
+    #[arg(long, conflicts_with = "kernel")]
+    pub runs: bool,
+    /// Print JSON
+    #[arg(long, conflicts_with = "kernel")]
+    pub json: bool,
+}
 
 /// Runs the command.
 pub fn fincore(args: &FincoreArgs) -> Outcome {

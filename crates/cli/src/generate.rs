@@ -3,9 +3,8 @@
 //!
 //! G1 What is generated has every command and option that `--help` has.
 
-use crate::args::Cli;
 use crate::failure::{Failure, Outcome};
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 use std::path::{Path, PathBuf};
 
@@ -20,14 +19,14 @@ pub struct GenerateArgs {
     pub dir: PathBuf,
 }
 
-/// Runs the command.
-pub fn generate(args: &GenerateArgs) -> Outcome {
+/// Runs the command. `description` is that of the complete command line.
+pub fn generate(args: &GenerateArgs, description: Command) -> Outcome {
     let folder = |name: &str| {
         let path = args.dir.join(name);
         std::fs::create_dir_all(&path).map_err(|e| failed(&path, &e))?;
         Ok::<_, Failure>(path)
     };
-    let command = Cli::command().disable_help_subcommand(true);
+    let command = description.disable_help_subcommand(true);
     let man = folder("man")?;
     clap_mangen::generate_to(command.clone(), &man).map_err(|e| failed(&man, &e))?;
     let completions = folder("completions")?;

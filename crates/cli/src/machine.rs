@@ -92,6 +92,17 @@ fn own_group(groups: &str, version: u8) -> Option<&str> {
     })
 }
 
+/// The first two numbers of a release.
+pub fn version(release: &str) -> (u32, u32) {
+    let mut parts = release.split('.').map(|p| p.parse::<u32>().unwrap_or(0));
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+}
+
+/// The first two numbers of the kernel's release.
+pub fn linux_version() -> (u32, u32) {
+    version(&rustix::system::uname().release().to_string_lossy())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,8 @@
 //! The forebay command.
 //!
-//! `args` is the command line, one module per command, `control` the socket between a running
-//! process and the commands that ask it. Libraries never print; everything a user sees is here.
+//! `args` is the command line, with one module for each command. `control` is the socket between a
+//! running process and the commands that ask it. Libraries never print; everything a user sees is
+//! here. `xtask/layers/cli.txt` has the modules as layers, the lowest first.
 
 #![forbid(unsafe_code)]
 
@@ -15,12 +16,13 @@ mod export;
 mod failure;
 mod fincore;
 mod generate;
+mod helper;
 mod lab;
 mod live;
-mod logger;
 mod machine;
 mod mount;
 mod mounts;
+mod options;
 mod output;
 mod policy;
 mod progress;
@@ -33,16 +35,17 @@ mod umount;
 mod volume;
 
 use args::{Cli, Command};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use failure::{Failure, status};
+use forebay_live::logger;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse_from(mount::command_line()) {
+    let cli = match Cli::try_parse_from(helper::command_line()) {
         Ok(cli) => cli,
         Err(e) => return ExitCode::from(usage(&e)),
     };
-    logger::install(cli.verbose);
+    logger::install("forebay", cli.verbose);
     let result = match &cli.command {
         Command::Export(args) => export::export(args),
         Command::Create(args) => volume::create::create(args).map(|()| status::OK),
@@ -65,7 +68,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Fincore(args) => fincore::fincore(args).map(|()| status::OK),
         Command::Doctor(args) => doctor::doctor(args).map(|()| status::OK),
-        Command::Generate(args) => generate::generate(args).map(|()| status::OK),
+        Command::Generate(args) => generate::generate(args, Cli::command()).map(|()| status::OK),
         Command::Bench(args) => lab::run("bench", args, cli.verbose),
         Command::CrashTest(args) => lab::run("crash-test", args, cli.verbose),
     };

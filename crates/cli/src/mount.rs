@@ -10,11 +10,8 @@
 //! P2 Exit status 0 of the process that stays means that everything accepted is durable.
 //! P3 Whoever is told that the mount is gone can open the image.
 
-mod helper;
 mod target;
 mod words;
-
-pub use helper::command_line;
 
 use crate::behaviours::{self, Given, Mode, Served};
 use crate::control::server::ControlServer;
@@ -38,10 +35,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use target::{Figures, Live, Numbers, Target, Watched};
-use words::Wanted;
-
-/// Least that is left of `cache_size` for data, bytes.
-const DATA_MIN: u64 = 4 * MIB;
+use words::{DATA_MIN, Wanted};
 
 /// `forebay mount`
 #[derive(Args, Debug)]

@@ -1,28 +1,92 @@
 //! `forebay stat` and `forebay tune`.
 
-use crate::args::{StatArgs, TuneArgs, TuneWord};
 use crate::control::client::Client;
 use crate::control::proto::Request;
+use crate::control::which::Which;
 use crate::failure::{Failure, Outcome};
-use crate::output;
+use crate::{output, volume};
+use clap::Args;
 use forebay_base::units::format_size;
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+/// `forebay stat`
+#[derive(Args, Debug)]
+pub struct StatArgs {
+    /// A mount: its process. Or a volume, or a path in one: what that is
+    #[arg(value_name = "DIR|VOLUME[:/PATH]")]
+    pub path: Option<String>,
+    /// Which process.
+    #[command(flatten)]
+    pub which: Which,
+    /// Show what the memory is used for, and each part's bound
+    #[arg(long, conflicts_with_all = ["prometheus", "watch"])]
+    pub budget: bool,
+    /// Print JSON
+    #[arg(long, conflicts_with = "prometheus")]
+    pub json: bool,
+    /// Print again every SECONDS, with rates
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+          value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub watch: Option<u32>,
+    /// With --watch: stop after N times
+    #[arg(long, value_name = "N", requires = "watch")]
+    pub count: Option<u64>,
+    /// Print in the text format of Prometheus
+    #[arg(long, conflicts_with = "watch")]
+    pub prometheus: bool,
+}
+
+/// `forebay tune`
+#[derive(Args, Debug)]
+pub struct TuneArgs {
+    /// Which process.
+    #[command(flatten)]
+    pub which: Which,
+    /// A mount whose process is meant, and settings to change; no setting shows all
+    #[arg(value_name = "DIR|NAME=VALUE", value_parser = tune_word)]
+    pub words: Vec<TuneWord>,
+    /// Evict everything clean from the cache
+    #[arg(long)]
+    pub drop_clean: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A word after `tune`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TuneWord {
+    /// `NAME=VALUE`
+    Set(String, String),
+    /// Anything without `=`: a mount.
+    Mount(PathBuf),
+}
+
+fn tune_word(text: &str) -> Result<TuneWord, String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => {
+            Ok(TuneWord::Set(name.trim().to_string(), value.trim().to_string()))
+        }
+        None if Path::new(text).is_dir() => Ok(TuneWord::Mount(text.into())),
+        _ => Err("expected NAME=VALUE or a mount; `forebay tune` alone lists the names".into()),
+    }
+}
 
 /// Runs `forebay stat`.
 pub fn stat(args: &StatArgs) -> Outcome {
     match &args.path {
         None => process(Client::find(&args.which)?, args),
         Some(word) if Path::new(word).is_dir() => {
-            args.which.none_beside("stat", Path::new(word))?;
+            args.which.refuse_with_mount("stat", Path::new(word))?;
             process(Client::of_mount(Path::new(word))?, args)
         }
         Some(_) if args.budget || args.prometheus || args.watch.is_some() => {
             let text = "stat: --budget, --prometheus and --watch are about a process";
             Err(Failure::usage(text).hint("name a mount, or none of them"))
         }
-        Some(word) => crate::volume::stat::stat(word, args),
+        Some(word) => volume::stat::stat(word, &args.which, args.json),
     }
 }
 
@@ -264,7 +328,7 @@ pub fn tune(args: &TuneArgs) -> Outcome {
     let (dirs, settings) = split(&args.words)?;
     let mut client = match dirs {
         Some(dir) => {
-            args.which.none_beside("tune", dir)?;
+            args.which.refuse_with_mount("tune", dir)?;
             Client::of_mount(dir)?
         }
         None => Client::find(&args.which)?,

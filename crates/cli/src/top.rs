@@ -6,15 +6,38 @@
 
 mod frame;
 
-use crate::args::TopArgs;
 use crate::control::client::Client;
 use crate::control::proto::Request;
+use crate::control::which::Which;
 use crate::failure::{Failure, Outcome};
 use crate::{output, signals};
+use clap::Args;
 use frame::{History, Look};
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
+
+/// `forebay top`
+#[derive(Args, Debug)]
+pub struct TopArgs {
+    /// A mount: its process
+    #[arg(value_name = "DIR", conflicts_with_all = ["control", "pid"])]
+    pub dir: Option<PathBuf>,
+    /// Which process.
+    #[command(flatten)]
+    pub which: Which,
+    /// Look again every SECONDS
+    #[arg(long, value_name = "SECONDS", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub interval: u32,
+    /// Look for a second, print what was seen, and end
+    #[arg(long)]
+    pub once: bool,
+    /// Print JSON, an object a line
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// Runs the command.
 pub fn top(args: &TopArgs) -> Outcome {

@@ -7,10 +7,17 @@
 //!
 //! Locks: one, a leaf, around the totals of all threads.
 
-use crate::case::{Bases, Case};
-use crate::counts::{Counts, Seen};
-use crate::search::{Spot, Violation};
-use crate::shrink::{Failure, attempt, shrink};
+mod bases;
+mod cases;
+mod class;
+mod shrink;
+
+pub use self::bases::Bases;
+pub use self::class::{CLASSES, Class, by_name as class_by_name};
+use self::shrink::attempt;
+pub use self::shrink::{Failure, shrink};
+use crate::search::{Counts, Seen, Spot, Violation};
+use crate::workload::Case;
 use forebay_lfs::fault::Planted;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -10,7 +10,7 @@
 //! that began later and was acknowledged, and it harms no other operation.
 //!
 //! Reading order: `plan`, `history`, `names`, `log`, `client`, `weather`, `ground`, `run`, `grow`,
-//! `judge`, `search`, `life`, `draw`.
+//! `workload`, `judge`, `life`, `search`, `draw`.
 
 mod client;
 mod draw;
@@ -28,9 +28,9 @@ mod plan;
 mod run;
 mod search;
 mod weather;
+mod workload;
 
 pub(crate) use draw::{
     draw_decay, draw_dropped, draw_growing, draw_host_full, draw_late, draw_older, draw_several,
 };
-pub(crate) use ground::Ground;
 pub(crate) use search::{carry_out, list_steps};

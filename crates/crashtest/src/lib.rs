@@ -15,41 +15,27 @@
 //!
 //! Workloads of several *clients*, and with dropped operations, have histories instead of a script.
 //!
-//! Reading order: `setup`, `script`, `run`, `verdict`, `search`; then `short`, `replacing`,
-//! `crowding` and `case`, the kinds of workload; `clients`; `class`, the table from which a
-//! campaign draws; `campaign`, `shrink`.
+//! The folders are layers, each above the one before it, and this is the order to read them:
+//! `workload`, `run`, `verdict`, `search`, `clients`, `campaign`.
 //!
 //! No layer depends on this crate. For locks see `campaign`.
 #![forbid(unsafe_code)]
 
-mod bounds;
 mod campaign;
-mod case;
-mod class;
 mod clients;
-mod counts;
-mod crowding;
-mod read_tree;
-mod replacing;
 mod run;
-mod script;
 mod search;
-mod setup;
-mod short;
-mod shrink;
 mod verdict;
+mod workload;
 
-pub use bounds::Usage;
-pub use campaign::{Options, Progress, Summary, campaign, missing_step};
-pub use case::{Bases, Case, Kind};
-pub use class::{CLASSES, Class, Part, by_name as class_by_name};
-pub use counts::{ClassCounts, Counts, Seen};
-pub use crowding::crowding;
+pub use campaign::{
+    Bases, CLASSES, Class, Failure, Options, Progress, Summary, campaign, class_by_name,
+    missing_step, shrink,
+};
 pub use forebay_lfs::fault::Planted;
-pub use replacing::replacing;
 pub use run::{Progress as Known, Synced};
-pub use script::Script;
-pub use search::{Depth, Spot, Subject, Violation, look_at, search};
-pub use setup::{Base, Setup};
-pub use shrink::{Failure, shrink};
+pub use search::{
+    ClassCounts, Counts, Depth, Part, Seen, Spot, Subject, Violation, look_at, search,
+};
 pub use verdict::{Found, Past, Recoveries, judge, look, sound};
+pub use workload::{Base, Case, Kind, Script, Setup, Usage, crowding, replacing};

@@ -9,86 +9,28 @@
 //! No locks across a wait.
 
 mod concurrent;
+mod known;
 mod ran;
 
 use self::concurrent::Concurrent;
+pub(crate) use self::known::is_nearly_full;
+use self::known::{Known, Shared};
 pub use self::ran::{Decayed, Progress, Ran, Stable, Synced};
-use crate::bounds::Bounds;
-use crate::script::{Oracle, Script, read_file};
-use crate::setup::Setup;
+use crate::workload::{Bounds, Oracle, Script, Setup, read_file};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::{WaitQueue, yield_now};
 use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_cache::PageCache;
 use forebay_lfs::{Volume, grow};
-use forebay_sim::{FaultCounts, SimDisk};
+use forebay_sim::SimDisk;
 use forebay_testkit::fs_check::{Answer, Op, Outcome, Runner, Shape, Target, Times, find};
 use forebay_vfs::{FileSystem, Ino, OpenFlags};
-use std::ops::Range;
 
 /// ENOSPC.
 const NO_SPACE: i32 = 28;
 /// EUCLEAN.
 const BAD_SUM: i32 = 117;
-
-#[derive(Default)]
-struct Known {
-    now: Progress,
-    ran: Ran,
-    running: usize,
-    /// The first violation that a task found which runs concurrently with the steps.
-    wrong: Option<String>,
-}
-
-struct Shared {
-    known: Mutex<Known>,
-    idle: WaitQueue,
-    disk: SimDisk,
-    /// Faults of the disk before the run.
-    before: FaultCounts,
-}
-
-impl Shared {
-    /// Changes what is known; later moments record it (run.U1).
-    fn learn(&self, change: impl FnOnce(&mut Known)) {
-        let tag = {
-            let mut known = self.known.lock();
-            change(&mut known);
-            let now = known.now;
-            known.ran.history.push(now);
-            known.ran.history.len() as u64 - 1
-        };
-        self.disk.tag_cuts(tag);
-    }
-
-    /// Records that a write is durable, and with it every name that existed before it.
-    fn stable(&self, of: Option<&(u64, Range<u64>)>, steps: usize) {
-        let Some((ino, range)) = of.cloned() else { return };
-        self.learn(|known| {
-            known.now.acked = known.now.acked.max(steps - 1);
-            known.ran.stable.push(Stable { ino, range, steps });
-            known.now.stable = known.ran.stable.len();
-        });
-    }
-
-    fn synced(&self, of: Option<u64>, steps: usize, done: bool) {
-        self.learn(|known| match done {
-            true => {
-                known.now.acked = known.now.acked.max(steps);
-                known.ran.syncs.push((of, steps));
-                known.now.syncs = known.ran.syncs.len();
-            }
-            false => known.ran.syncs_failed += 1,
-        });
-    }
-
-    /// Whether the disk has refused a request of this run, or has decayed. An operation may fail
-    /// only then, or because the volume itself is full.
-    fn has_met_fault(&self) -> bool {
-        self.disk.fault_counts() != self.before
-    }
-}
 
 /// Executes `script` on the volume on `disk`, with concurrent syncs now and then.
 pub fn run(setup: &Setup, script: &Script, disk: &SimDisk) -> Ran {
@@ -148,12 +90,6 @@ async fn explains_no_space(volume: &Volume, op: &Op) -> bool {
         Op::SetXattr { len, .. } if *len > LONG_VALUE => true,
         _ => is_nearly_full(volume).await,
     }
-}
-
-/// Whether less than a quarter of a volume is free by its own figures.
-pub(crate) async fn is_nearly_full(volume: &Volume) -> bool {
-    let stat = volume.statfs().await;
-    stat.is_ok_and(|stat| stat.blocks_available < stat.blocks / 4)
 }
 
 /// A value of an attribute that every volume takes has at most so many bytes.

@@ -9,19 +9,20 @@
 //!
 //! No locks.
 
-use crate::counts::{Counts, Seen};
+mod counts;
+mod spot;
+
+pub use self::counts::{CLASS_COUNT, ClassCounts, Counts, Seen};
+pub use self::spot::{Part, Spot, Violation};
 use crate::run::{Ran, run};
-use crate::script::Script;
-use crate::setup::{Base, Setup};
 use crate::verdict::{Checked, Found, Past, Recoveries, judge};
+use crate::workload::{Base, Script, Setup};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::split_mix;
 use forebay_lfs::format::superblock::{SLOT_BYTES, SLOTS, Superblock, slot_offsets};
 use forebay_sim::{CrashState, Fate, PowerCut, SimDisk};
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::rc::Rc;
-use std::str::FromStr;
 
 /// How much of each workload the search inspects.
 #[derive(Debug, Clone, Copy)]
@@ -69,61 +70,6 @@ impl Depth {
         let live_on = if setup.lives > 2 { plain.live_on.div_ceil(4) } else { plain.live_on };
         Self { kills, live_on, ..plain }
     }
-}
-
-/// Where a violation was found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Spot {
-    /// While the workload ran.
-    Running,
-    /// After a power loss at this moment, with these fates of the pending writes (letters of
-    /// [`Fate`]). With the flag: in the life after that.
-    Cut(usize, String, bool),
-    /// When the process was killed at this moment, or later.
-    Killed(usize),
-}
-
-impl fmt::Display for Spot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Running => f.write_str("run"),
-            Self::Cut(cut, fates, false) => write!(f, "{cut}:{fates}"),
-            Self::Cut(cut, fates, true) => write!(f, "{cut}:{fates}:then"),
-            Self::Killed(cut) => write!(f, "{cut}:killed"),
-        }
-    }
-}
-
-impl FromStr for Spot {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is none of run, CUT:FATES, CUT:FATES:then, CUT:killed");
-        if text == "run" {
-            return Ok(Self::Running);
-        }
-        let mut parts = text.split(':');
-        let cut = parts.next().and_then(|cut| cut.parse().ok()).ok_or_else(wrong)?;
-        match (parts.next(), parts.next(), parts.next()) {
-            (Some("killed"), None, None) => Ok(Self::Killed(cut)),
-            (Some(fates), then @ (None | Some("then")), None) => {
-                match fates.chars().all(|letter| Fate::from_letter(letter).is_some()) {
-                    true => Ok(Self::Cut(cut, fates.into(), then.is_some())),
-                    false => Err(wrong()),
-                }
-            }
-            _ => Err(wrong()),
-        }
-    }
-}
-
-/// A violation of the crash contract.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Violation {
-    /// Where.
-    pub spot: Spot,
-    /// A sentence that describes it.
-    pub what: String,
 }
 
 /// A workload and the disk from which it starts.
@@ -486,20 +432,5 @@ impl Life<'_> {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spots_read_back() {
-        for text in ["run", "3:", "12:+.<e0", "12:+.:then", "7:killed"] {
-            assert_eq!(text.parse::<Spot>().unwrap().to_string(), text);
-        }
-        for text in ["", "3", "x:+", "3:+:later", "3:+:then:x", "3:?", "-1:+"] {
-            assert!(text.parse::<Spot>().is_err(), "{text}");
-        }
     }
 }

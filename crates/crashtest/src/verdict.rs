@@ -2,11 +2,11 @@
 //!
 //! No locks.
 
-use crate::bounds::Bounds;
-use crate::read_tree::ReadTree;
+mod read_tree;
+
+use self::read_tree::ReadTree;
 use crate::run::{Decayed, Progress, Ran, Stable, Synced};
-use crate::script::{Paths, Script, Unreadable, read_all, without_content};
-use crate::setup::Setup;
+use crate::workload::{Bounds, Paths, Script, Setup, Unreadable, read_all, without_content};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{WorldRef, split_mix};
 use forebay_block::DeviceRef;

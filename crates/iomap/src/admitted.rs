@@ -36,14 +36,6 @@ impl Ahead<'_> {
         self.from <= range.start && self.left.load(Ordering::Relaxed) > 0
     }
 
-    /// The blocks of `range` have places on the device now: their space here is used.
-    pub fn placed(&self, range: &Range<u64>, block: u64) {
-        let from = round_down(range.start, block).max(self.from);
-        let bytes = round_up(range.end, block).saturating_sub(from);
-        let left = self.left.load(Ordering::Relaxed);
-        self.used(bytes.min(left));
-    }
-
     fn used(&self, bytes: u64) {
         self.left.fetch_sub(bytes, Ordering::Relaxed);
         self.ops.arrived(bytes);

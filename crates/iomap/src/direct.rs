@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// A run that is about to be written past the cache, with its places.
-pub(crate) struct Run {
+struct Run {
     pub flight: InFlight,
     /// Bytes of a unit of the map and the device.
     unit: u64,
@@ -123,7 +123,7 @@ impl MappedFile {
 
     /// Reserves space for a range that is held exclusively. May wait for other tasks to make space,
     /// which may need private memory for that: the caller must hold no permit.
-    pub(crate) async fn reserve_run(&self, range: &Range<u64>, held: Exclusive<'_>) -> Result<Run> {
+    async fn reserve_run(&self, range: &Range<u64>, held: Exclusive<'_>) -> Result<Run> {
         let mut flight = InFlight::new(self, held, range.clone());
         let limits = self.ops.limits();
         let unit = u64::from(limits.unit.max(self.device().limits().logical_block));
@@ -135,7 +135,7 @@ impl MappedFile {
 
     /// Writes a run to its places, and publishes it. Returns the resources of the operation, which
     /// are released when the caller and all bios have dropped them.
-    pub(crate) async fn write_reserved(
+    async fn write_reserved(
         &self,
         run: Run,
         range: &Range<u64>,
@@ -161,7 +161,7 @@ impl MappedFile {
             Source::Owned(_) => !len.is_multiple_of(tail),
             Source::Slice(_) => pieces.len() > 1 || !len.is_multiple_of(tail),
         };
-        if is_copied && flight.permit.is_none() {
+        if is_copied {
             let permit = self.cache.private(len.next_multiple_of(tail) as u64).await;
             flight.permit = Some(permit.keep(&self.cache));
         }
@@ -192,7 +192,7 @@ impl MappedFile {
 
     /// Writes dirty blocks of the range out and drops cached ones; the caller holds the range
     /// exclusively.
-    pub(crate) async fn evict_for_direct(&self, range: &Range<u64>) -> Result<()> {
+    async fn evict_for_direct(&self, range: &Range<u64>) -> Result<()> {
         let mapping = &*self.mapping;
         for index in self.cache.folios_present(mapping, range) {
             let blocks = mapping.blocks_touched(index, range);

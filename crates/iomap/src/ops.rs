@@ -16,7 +16,7 @@
 //! planned before that has ended: a reader that maps holds the extent's `pin` for as long. O5 a
 //! size is published when the bytes below it are: never beyond a block that is dirty or in
 //! write-out. O6 reserving waits before any block is captured: a wait for space holds no block in
-//! write-out. O7 mapping waits for no reservation to end: a holder of one may map.
+//! write-out.
 
 use forebay_base::sync::Mutex;
 use forebay_base::task::BoxFuture;

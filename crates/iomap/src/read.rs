@@ -84,7 +84,7 @@ impl MappedFile {
         }
         if direct {
             Counters::add(&self.cache.counters.direct_read_bytes, range.end - range.start);
-            return self.read_around(range, range.start, dst, Past::Straight).await;
+            return self.read_around(range, range.start, dst).await;
         }
         let leaves_nothing = IoFlags::UNCACHED | IoFlags::DIRECT | IoFlags::HELD_ABOVE;
         match flags.intersects(leaves_nothing) {
@@ -230,7 +230,7 @@ impl MappedFile {
             }
         }
         // No frames, or it was evicted each time: past the cache then.
-        self.read_around(&piece, base, dst, Past::Straight).await
+        self.read_around(&piece, base, dst).await
     }
 
     /// The part of a run that lies within the file now; bytes that a truncate has removed meanwhile
@@ -255,7 +255,7 @@ impl MappedFile {
         while at < range.end {
             let step = at..range.end.min(at + UNCACHED_STEP);
             self.uncached_readahead(handle, &step, limit).await;
-            self.read_around(&step, range.start, dst, Past::Straight).await?;
+            self.read_around(&step, range.start, dst).await?;
             at = step.end;
         }
         Ok(())
@@ -281,13 +281,7 @@ impl MappedFile {
     /// (lineage.U1), blocks of an uncached window are dropped when consumed (lineage.U2). The rest
     /// is read from the device and not cached. Hits and misses are decided block by block
     /// (lineage.U3).
-    pub(crate) async fn read_around(
-        &self,
-        range: &Range<u64>,
-        base: u64,
-        dst: &mut Target<'_>,
-        past: Past,
-    ) -> Result<()> {
+    async fn read_around(&self, range: &Range<u64>, base: u64, dst: &mut Target<'_>) -> Result<()> {
         let mut absent: Option<Range<u64>> = None;
         for (index, part) in self.pieces(range.clone()) {
             let mut at = part.start;
@@ -295,7 +289,7 @@ impl MappedFile {
                 let (run, there) = self.next_run(index, at..part.end).await;
                 if there {
                     if let Some(gone) = absent.take() {
-                        self.read_absent(gone, base, dst, past).await?;
+                        self.read_absent(gone, base, dst).await?;
                     }
                     if !self.consume(index, run.clone(), base, dst) {
                         continue;
@@ -308,14 +302,14 @@ impl MappedFile {
             }
         }
         if let Some(gone) = absent {
-            self.read_absent(gone, base, dst, past).await?;
+            self.read_absent(gone, base, dst).await?;
         }
         Ok(())
     }
 
     /// The longest run from `range.start` on, within one folio, that is all cached or all absent;
     /// waits for blocks that are on their way.
-    pub(crate) async fn next_run(&self, index: u64, range: Range<u64>) -> (Range<u64>, bool) {
+    async fn next_run(&self, index: u64, range: Range<u64>) -> (Range<u64>, bool) {
         let mapping = &*self.mapping;
         let blocks = mapping.blocks_touched(index, &range);
         loop {
@@ -368,13 +362,7 @@ impl MappedFile {
 
     /// Reads a run that is not cached: straight into the caller's memory if it is aligned, else
     /// through a private buffer.
-    pub(crate) async fn read_absent(
-        &self,
-        run: Range<u64>,
-        base: u64,
-        dst: &mut Target<'_>,
-        past: Past,
-    ) -> Result<()> {
+    async fn read_absent(&self, run: Range<u64>, base: u64, dst: &mut Target<'_>) -> Result<()> {
         Counters::add(&self.cache.counters.uncached_read_bytes, run.end - run.start);
         let mut at = run.start;
         let mut cuts = self.mapping.bounds.cuts();
@@ -386,7 +374,8 @@ impl MappedFile {
             // Sums are of whole units.
             let unit = if limits.sums { u64::from(limits.unit) } else { device_block };
             let start = round_down(at, unit);
-            let longest = round_down(self.longest_past(past), unit).max(unit);
+            let longest = u64::from(self.device().limits().max_transfer);
+            let longest = round_down(longest, unit).max(unit);
             let end = round_up(run.end, unit).min(start + longest);
             let mut extent = self.ops.map(start..end);
             if matches!(extent, MapFuture::Later(_)) {
@@ -399,7 +388,7 @@ impl MappedFile {
             let into = (at - base) as usize..(upto - base) as usize;
             if extent.device_offset.is_some()
                 && permit.is_none()
-                && self.needs_permit(at - start, unit, &into, dst, past)
+                && self.needs_permit(at - start, unit, &into, dst)
             {
                 permit = self.cache.try_private(end - start);
                 if permit.is_none() {
@@ -412,8 +401,7 @@ impl MappedFile {
             match extent.device_offset {
                 None => dst.bytes()[into].fill(0),
                 Some(device_at) => {
-                    let done =
-                        self.read_device(device_at, at - start, into, dst, past, &extent).await;
+                    let done = self.read_device(device_at, at - start, into, dst, &extent).await;
                     let now = self.mapping.bounds.cuts();
                     if now != cuts {
                         // A truncate removed bytes during the read: repeats it for the remaining
@@ -432,15 +420,6 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Longest read past the cache, bytes: through private memory no more than a quarter of that.
-    fn longest_past(&self, past: Past) -> u64 {
-        let longest = u64::from(self.device().limits().max_transfer);
-        match past {
-            Past::Private => longest.min(self.cache.private_limit() / 4),
-            Past::Straight => longest,
-        }
-    }
-
     /// Whether the read of `into`, from `skip` bytes into a unit on, needs private memory without a
     /// permit: the device cannot borrow the caller's memory for it.
     fn needs_permit(
@@ -449,7 +428,6 @@ impl MappedFile {
         unit: u64,
         into: &Range<usize>,
         dst: &mut Target<'_>,
-        past: Past,
     ) -> bool {
         let aligned = skip == 0 && is_aligned(into.len() as u64, unit);
         let memory = dst.bytes()[into.clone()].as_ptr() as u64;
@@ -457,20 +435,19 @@ impl MappedFile {
             Target::Slice(_) => is_aligned(memory, u64::from(self.device().limits().memory_align)),
             Target::Owned(buf) => into.len() == buf.len(),
         };
-        past == Past::Private || !aligned || !lent
+        !aligned || !lent
     }
 
     /// Reads `into.len()` bytes that begin `skip` bytes after `device_at` into `dst[into]`. If
     /// bytes read straight into the caller's memory do not match their checksum, they are read
     /// again into private memory, which no other thread can change, before they are reported
     /// corrupt.
-    pub(crate) async fn read_device(
+    async fn read_device(
         &self,
         device_at: u64,
         skip: u64,
         into: Range<usize>,
         dst: &mut Target<'_>,
-        past: Past,
         extent: &Extent,
     ) -> Result<()> {
         let unit = match &extent.sums {
@@ -478,7 +455,7 @@ impl MappedFile {
             None => u64::from(self.device().limits().logical_block),
         };
         let want = into.len() as u64;
-        let aligned = past != Past::Private && skip == 0 && is_aligned(want, unit);
+        let aligned = skip == 0 && is_aligned(want, unit);
         if aligned && self.read_straight(device_at, into.clone(), dst).await? {
             if self.matches(extent, &dst.bytes()[into.clone()]) {
                 return Ok(());
@@ -535,13 +512,4 @@ impl MappedFile {
         let Some(sums) = &extent.sums else { return true };
         bytes.chunks(self.ops.unit() as usize).zip(sums.iter()).all(|(b, &sum)| crc32c(b) == sum)
     }
-}
-
-/// How bytes get past the cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Past {
-    /// Straight into the caller's memory, where that is aligned.
-    Straight,
-    /// Always through private memory.
-    Private,
 }

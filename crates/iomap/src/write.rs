@@ -54,7 +54,7 @@ impl MappedFile {
         if range.end > self.size() {
             return None;
         }
-        let passing = self.write_now(&range, flags)?;
+        let passing = self.write_now(flags)?;
         if passing.is_uncached() {
             self.ops.announce(&range);
         }
@@ -193,7 +193,7 @@ impl MappedFile {
         growth: &mut Option<Growth<'_>>,
     ) -> Result<Put> {
         let mut ahead = ahead.unwrap_or_else(|| self.nothing_ahead());
-        if self.passes_by(flags) {
+        if flags.contains(IoFlags::DIRECT) {
             // What is written past the cache asks for its space when it reserves.
             ahead = self.nothing_ahead();
         }
@@ -221,7 +221,7 @@ impl MappedFile {
         if !self.mapping.domain.free_run() {
             return fail("too much is dirty");
         }
-        let Some(passing) = self.write_now(range, flags) else {
+        let Some(passing) = self.write_now(flags) else {
             return fail("the uncached strategy waits for the device");
         };
         let done = match self.try_write_range(range, src, passing) {

@@ -1,5 +1,5 @@
 //! Write-out: finds dirty runs, reserves space for them, captures and issues them, and publishes
-//! each as its bio ends. The steps and their rules (ops.O1 to O7) are in [`crate::ops`].
+//! each as its bio ends. The steps and their rules (ops.O1 to O6) are in [`crate::ops`].
 
 use crate::file::MappedFile;
 use crate::ops::{Class, Place, Reservation};

@@ -8,10 +8,10 @@
 mod args;
 mod crash_test;
 mod generate;
-mod logger;
 
 use args::CrashTestArgs;
 use clap::FromArgMatches;
+use forebay_live::logger;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         return ExitCode::from(status);
     }
     let matches = args::command().get_matches_from(words);
-    logger::install(matches.get_count("verbose"));
+    logger::install("forebay-lab", matches.get_count("verbose"));
     let status = match matches.subcommand() {
         Some(("bench", matches)) => forebay_bench::run_matched(matches),
         Some(("crash-test", matches)) => match CrashTestArgs::from_arg_matches(matches) {

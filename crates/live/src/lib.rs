@@ -6,6 +6,8 @@
 //!                                                               └──▶ control socket ──▶ top
 //! ```
 //!
+//! Programs also install the [`logger`].
+//!
 //! Reading order: [`source`] and [`sample`] (what is sampled), [`json`] and [`metrics`] (the
 //! outputs), [`board`] (how often), [`http`] (requests), [`server`] (connections and their limits).
 //!
@@ -26,6 +28,7 @@
 pub mod board;
 pub mod http;
 pub mod json;
+pub mod logger;
 pub mod metrics;
 pub mod sample;
 pub mod server;

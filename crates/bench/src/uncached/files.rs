@@ -112,7 +112,6 @@ impl Cells<'_> {
         variants.push(Variant::new("ours", |turn| with(&ours, "ours", turn)));
         if strategies {
             let own = &ours;
-            variants.push(Variant::new("ours-private", move |turn| with(own, "private", turn)));
             variants
                 .push(Variant::new("ours-dropbehind", move |turn| with(own, "dropbehind", turn)));
             variants.push(Variant::new("ours-noaccess", |turn| with(&noaccess, "noaccess", turn)));
@@ -190,9 +189,7 @@ fn add_ratios(outcome: &Outcome, name: &str, cell: &str, report: &mut Report) {
         ("kernel-buffered", "kernel buffered in a cgroup"),
     ];
     outcome.compare(report, &format!("{cell}, 32 files"), "ours", &rivals);
-    for other in
-        ["ours-private", "ours-dropbehind", "ours-noaccess", "kernel-buffered", "dontcache"]
-    {
+    for other in ["ours-dropbehind", "ours-noaccess", "kernel-buffered", "dontcache"] {
         let ratio = outcome.ratio(other, "direct");
         if ratio.is_finite() {
             let other = other.replace("ours-", "").replace('-', "_");

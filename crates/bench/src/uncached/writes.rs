@@ -181,7 +181,6 @@ impl Bench<'_> {
             Ok(slice)
         }));
         if cell.strategies {
-            variants.push(Variant::new("ours-private", |turn| with("private", turn)));
             variants.push(Variant::new("ours-dropbehind", |turn| with("dropbehind", turn)));
             variants.push(Variant::new("ours-noaccess", |turn| with("noaccess", turn)));
         }
@@ -251,7 +250,7 @@ fn add_ratios(outcome: &Outcome, cell: &Cell, report: &mut Report) {
 
 fn add_summary(outcome: &Outcome, cell: &Cell, report: &mut Report) {
     let name = cell.name;
-    for other in ["private", "dropbehind", "noaccess"] {
+    for other in ["dropbehind", "noaccess"] {
         let ratio = outcome.ratio(&format!("ours-{other}"), "dontcache");
         report.ratio(&format!("{other}_{name}_vs_dontcache"), ratio);
     }

@@ -95,7 +95,7 @@ fn uncached_reports_every_row_and_ratio() {
             ("ours-uncached", "uncached_seqread_64k_rate"),
             ("kernel-buffered", "uncached_seqread_4m_rate"),
             ("ours", "randread_j1_rate"),
-            ("ours-private", "randread_j16_rate"),
+            ("ours-dropbehind", "randread_j16_rate"),
             ("ours-noaccess", "randread_j16_resident_after"),
             ("ours", "read64k_p99_9"),
             ("ours-dropbehind", "seqwrite_p99_9"),

@@ -16,12 +16,12 @@ mod target;
 
 pub use list::{DetachArgs, ListArgs, detach, list};
 
-use crate::args::{CacheArgs, size};
 use crate::behaviours::{self, Mode, Served, Store};
 use crate::control::server::ControlServer;
 use crate::daemon::{self, Started};
 use crate::failure::{Failure, Outcome, status};
 use crate::mount::start_watchdog;
+use crate::options::{CacheArgs, size};
 use crate::volume::at::{self, Named};
 use crate::{output, signals};
 use clap::Args;
@@ -43,11 +43,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use target::{Live, ResidencyOf, Target};
-
-/// Smallest `--cache-size`, bytes, and the least of it that is left for data.
-const CACHE_MIN: u64 = 32 * MIB;
-const DATA_MIN: u64 = 4 * MIB;
+use target::{CACHE_MIN, DATA_MIN, Live, ResidencyOf, Target};
 
 /// `forebay attach`
 #[derive(Args, Debug)]

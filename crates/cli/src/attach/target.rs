@@ -3,20 +3,24 @@
 //! Lock: one for what is served, held for reading while a question is answered, and for writing to
 //! let the device go, and everything, when it is over.
 
-use super::{CACHE_MIN, DATA_MIN};
 use crate::behaviours::{self, Served};
 use crate::control::answers;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
 use crate::live;
-use crate::volume::at;
+use crate::volume::map;
 use forebay::{Cache, Residency};
-use forebay_base::units::parse_size;
+use forebay_base::units::{MIB, parse_size};
 use forebay_block::loopdev::FileLoop;
 use forebay_live::Board;
 use serde_json::{Value, json};
 use std::sync::{Arc, RwLock};
 use std::time::Instant;
+
+/// Smallest `--cache-size`, bytes.
+pub const CACHE_MIN: u64 = 32 * MIB;
+/// Least that is left of it for data, bytes.
+pub const DATA_MIN: u64 = 4 * MIB;
 
 /// What is served.
 pub struct Live {
@@ -145,7 +149,7 @@ impl ControlTarget for Target {
             },
             Request::DropClean => Ok(live.cache.drop_clean().into()),
             Request::Residency(device, ino) => live.residency((device, ino)),
-            Request::Extents(..) | Request::Volume(..) => Err(at::not_open()),
+            Request::Extents(..) | Request::Volume(..) => Err(map::not_open()),
             Request::Detach => Err(answers::no_device()),
             Request::Sync => Err(answers::no_mount()),
         }

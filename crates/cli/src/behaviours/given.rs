@@ -141,7 +141,7 @@ mod tests {
             ("block_size", "512"),
             ("dirty_tracking", "folio"),
             ("stable", "cow"),
-            ("uncached_strategy", "private"),
+            ("uncached_strategy", "noaccess"),
             ("mode", "uncached"),
             ("direct_io", "off"),
             ("alloc", "serialized"),
@@ -155,7 +155,7 @@ mod tests {
             config.stable.to_string(),
             config.uncached_strategy.to_string(),
         ];
-        assert_eq!(shown, ["2097152", "folio", "cow", "private"]);
+        assert_eq!(shown, ["2097152", "folio", "cow", "noaccess"]);
         assert_eq!(all.mode(ExportMode::Direct), ExportMode::Uncached);
         let volume = all.volume_options();
         assert_eq!(

@@ -6,7 +6,7 @@
 
 use super::paths::{own_uid, sockets, uid_of};
 use super::proto::{REPLY_MAX, Refusal, Request, decode_reply};
-use crate::args::Which;
+use super::which::Which;
 use crate::failure::{Failure, Outcome, status};
 use crate::mounts;
 use crate::remote::client::RemoteFs;

@@ -13,3 +13,4 @@ pub mod client;
 pub mod paths;
 pub mod proto;
 pub mod server;
+pub mod which;

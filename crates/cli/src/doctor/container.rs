@@ -1,6 +1,6 @@
 //! What a container takes away, and what is there instead.
 
-use super::Finding;
+use super::finding::Finding;
 use crate::machine;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -56,7 +56,7 @@ pub fn fuse() -> Finding {
     let device = std::fs::File::options().read(true).write(true).open("/dev/fuse");
     let inside = kind().is_some();
     match device {
-        Ok(_) if super::linux() < KERNEL_MIN => Finding::note(
+        Ok(_) if machine::linux_version() < KERNEL_MIN => Finding::note(
             "fuse",
             "/dev/fuse is there, but mounts need Linux 6.6",
             "`forebay export` and the library work",

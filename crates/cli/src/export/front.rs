@@ -1,10 +1,10 @@
 //! The NBD server as `export` uses it: on threads of its own, ended by [`Running::stop`].
 
-use super::Event;
-use super::listen::Wanted;
+use super::args::ExportArgs;
+use super::listen::{Wanted, tls_mode};
+use super::run::Event;
 use super::spec::{Place, Socket};
 use super::target::Front;
-use crate::args::ExportArgs;
 use crate::failure::{Failure, Outcome};
 use forebay::RowSource;
 use forebay_base::ErrorKind;
@@ -120,21 +120,6 @@ pub fn config(args: &ExportArgs, memory: u64) -> Outcome<ServerConfig> {
         config.tls = Some((TlsIdentity::load(folder, args.tls_verify_peer)?, mode));
     }
     Ok(config.normalized())
-}
-
-/// Whether clients may or must use TLS: must, if there are certificates and nothing else is said.
-pub fn tls_mode(args: &ExportArgs) -> Outcome<TlsMode> {
-    let mode = match args.tls.as_deref() {
-        Some("off") => TlsMode::Off,
-        Some("on") => TlsMode::On,
-        None if args.tls_certificates.is_none() => TlsMode::Off,
-        _ => TlsMode::Require,
-    };
-    if mode != TlsMode::Off && args.tls_certificates.is_none() {
-        let text = "export: --tls without --tls-certificates";
-        return Err(Failure::usage(text).hint("a folder with server-cert.pem and server-key.pem"));
-    }
-    Ok(mode)
 }
 
 fn clamped(bytes: u64) -> usize {

@@ -1,7 +1,6 @@
 //! Where clients come in: the Unix socket or TCP port, and what has to be removed at the end.
 
-use super::front;
-use crate::args::ExportArgs;
+use super::args::ExportArgs;
 use crate::failure::{Failure, Outcome};
 use forebay_nbd::TlsMode;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -68,7 +67,7 @@ pub fn wanted(args: &ExportArgs, cleanup: &Cleanup) -> Outcome<Wanted> {
 
 /// Others can reach an address that is not loopback: that must be meant.
 fn check_address(ip: IpAddr, args: &ExportArgs) -> Outcome {
-    if ip.is_loopback() || front::tls_mode(args)? == TlsMode::Require {
+    if ip.is_loopback() || tls_mode(args)? == TlsMode::Require {
         return Ok(());
     }
     let text = format!("{ip}: everybody who can reach this address can use the images");
@@ -79,6 +78,21 @@ fn check_address(ip: IpAddr, args: &ExportArgs) -> Outcome {
     }
     log::warn!("{text}");
     Ok(())
+}
+
+/// Whether clients may or must use TLS: must, if there are certificates and nothing else is said.
+pub fn tls_mode(args: &ExportArgs) -> Outcome<TlsMode> {
+    let mode = match args.tls.as_deref() {
+        Some("off") => TlsMode::Off,
+        Some("on") => TlsMode::On,
+        None if args.tls_certificates.is_none() => TlsMode::Off,
+        _ => TlsMode::Require,
+    };
+    if mode != TlsMode::Off && args.tls_certificates.is_none() {
+        let text = "export: --tls without --tls-certificates";
+        return Err(Failure::usage(text).hint("a folder with server-cert.pem and server-key.pem"));
+    }
+    Ok(mode)
 }
 
 /// URIs outlive the folder they were made in.

@@ -10,45 +10,33 @@
 //! X2 Exit status 0 means that everything accepted is durable.
 //! X3 The sockets that were made are removed, also after an error and by the second signal.
 
+mod args;
 mod front;
 mod listen;
 mod run;
 mod served;
+mod sizes;
 mod spec;
 mod target;
 
-use crate::args::ExportArgs;
+pub use args::ExportArgs;
+
 use crate::behaviours::{self, Mode, Store};
 use crate::control::server::ControlServer;
 use crate::failure::{Failure, Outcome, status};
 use crate::{live, output, signals};
 use forebay::{Cache, CacheConfig, ExportMode, LiveMode};
-use forebay_base::units::{MIB, format_size};
+use forebay_base::units::format_size;
 use forebay_nbd::ServerConfig;
 use listen::{Cleanup, CleanupGuard};
-use run::Child;
+use run::{Child, Event};
 use served::{Served, look_at};
+use sizes::{CACHE_MIN, DATA_MIN, client_memory};
 use spec::{ImageSpec, Socket};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 use target::{Target, Watched};
-
-/// Smallest `--cache-size`, bytes: half of it for requests of clients, a third or so for data.
-const CACHE_MIN: u64 = 16 * MIB;
-/// Least that is left of it for data, bytes.
-const DATA_MIN: u64 = 4 * MIB;
-
-/// Why the wait is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// SIGTERM or SIGINT.
-    Stop,
-    /// The server ended by itself; its result says why.
-    ServerEnded,
-    /// The command of `--run` has ended with this status.
-    ChildEnded(u8),
-}
 
 /// Runs the command and gives its exit status.
 pub fn export(args: &ExportArgs) -> Outcome<u8> {
@@ -161,13 +149,6 @@ fn config(args: &ExportArgs) -> Outcome<(CacheConfig, ServerConfig)> {
     config.aio = args.cache.aio.parse()?;
     args.cache.behaviours.configure(&mut config);
     Ok((config, server))
-}
-
-/// What requests of clients may use of `--cache-size`. The server takes requests of up to a quarter
-/// of it. Clients that do not ask for the limit send 32 MiB at most by the protocol, and 1 MiB in
-/// practice (nbdfuse).
-fn client_memory(whole: u64) -> u64 {
-    (whole / 8).clamp(8 * MIB, 128 * MIB)
 }
 
 /// A control socket that was asked for must work; the usual one is a convenience.

@@ -1,12 +1,22 @@
-//! The command of `--run`.
+//! How an export ends: by a signal, by its server, or by the command of `--run`.
 
-use super::Event;
 use super::spec::{Place, Socket};
 use crate::failure::{Failure, Outcome};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc::Sender;
+
+/// Why the wait is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// SIGTERM or SIGINT.
+    Stop,
+    /// The server ended by itself; its result says why.
+    ServerEnded,
+    /// The command of `--run` has ended with this status.
+    ChildEnded(u8),
+}
 
 /// A running command. It is waited for by a thread of its own, which reports its end.
 pub struct Child {

@@ -1,7 +1,7 @@
 //! What is served under one name: an image, or a file of a volume.
 
+use super::args::ExportArgs;
 use super::spec::ImageSpec;
-use crate::args::ExportArgs;
 use crate::behaviours;
 use crate::failure::{Failure, Outcome};
 use crate::volume::at;
@@ -103,9 +103,4 @@ fn inside(cache: &Cache, spec: &ImageSpec, path: &Path, args: &ExportArgs) -> Ou
 
 fn absolute(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
-}
-
-/// A path in a volume from its bytes.
-pub fn path_of(bytes: &[u8]) -> PathBuf {
-    PathBuf::from(std::ffi::OsStr::from_bytes(bytes))
 }

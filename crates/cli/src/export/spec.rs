@@ -1,11 +1,12 @@
 //! What `forebay export` was asked for, checked before anything is opened: names of exports, and
 //! the URIs that clients use.
 
-use super::served::path_of;
 use crate::behaviours::Store;
 use crate::failure::{Failure, Outcome};
 use crate::volume::at::Named;
+use std::ffi::OsStr;
 use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Longest export name, bytes: what the NBD protocol asks servers to support.
@@ -25,7 +26,9 @@ pub struct ImageSpec {
 impl ImageSpec {
     fn new(name: String, word: &str) -> Self {
         match Named::parse(word) {
-            Some(Named { image, path }) => Self { name, path: image, inside: Some(path_of(&path)) },
+            Some(Named { image, path }) => {
+                Self { name, path: image, inside: Some(PathBuf::from(OsStr::from_bytes(&path))) }
+            }
             None => Self { name, path: word.into(), inside: None },
         }
     }

@@ -1,14 +1,14 @@
 //! What a running export answers on its control socket.
 
 use super::served::Served;
+use super::sizes::{CACHE_MIN, DATA_MIN, client_memory};
 use super::spec::Place;
-use super::{CACHE_MIN, DATA_MIN, client_memory};
 use crate::behaviours;
 use crate::control::answers;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
 use crate::live;
-use crate::volume::{at, extents};
+use crate::volume::{at, map};
 use forebay::{Cache, Error, ErrorKind, Volume};
 use forebay_base::units::parse_size;
 use forebay_live::metrics::label;
@@ -212,8 +212,8 @@ impl ControlTarget for Target {
             },
             Request::DropClean => Ok(self.cache.drop_clean().into()),
             Request::Residency(dev, ino) => self.residency((dev, ino)),
-            Request::Extents(dev, ino, file) => extents::answer(self.open_volume((dev, ino)), file),
-            Request::Volume(..) => Err(at::not_open()),
+            Request::Extents(dev, ino, file) => map::answer(self.open_volume((dev, ino)), file),
+            Request::Volume(..) => Err(map::not_open()),
             Request::Detach => Err(answers::no_device()),
             Request::Sync => Err(answers::no_mount()),
         }

@@ -3,14 +3,13 @@
 //! Lock: one for what is served, held for reading while a question is answered, and for writing once, when
 //! the mount is over: from then on nothing here holds the image.
 
-use super::DATA_MIN;
-use super::words::CACHE_MIN;
+use super::words::{CACHE_MIN, DATA_MIN};
 use crate::behaviours::{self, Served};
 use crate::control::answers;
 use crate::control::proto::{Refusal, Request};
 use crate::control::server::ControlTarget;
 use crate::live;
-use crate::volume::{at, extents};
+use crate::volume::{at, map};
 use forebay::{Cache, Volume};
 use forebay_base::task::block_on;
 use forebay_base::units::parse_size;
@@ -210,9 +209,9 @@ impl ControlTarget for Target {
             Request::DropClean => Ok(live.cache.drop_clean().into()),
             Request::Residency(device, ino) => live.residency(device, ino),
             Request::Extents(device, ino, file) => {
-                extents::answer(live.is((device, ino)).then_some(&live.volume), file)
+                map::answer(live.is((device, ino)).then_some(&live.volume), file)
             }
-            Request::Volume(..) => Err(at::not_open()),
+            Request::Volume(..) => Err(map::not_open()),
             Request::Detach => Err(answers::no_device()),
             Request::Sync => {
                 let synced = block_on(live.volume.file_system().syncfs());

@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// Smallest `cache_size`, bytes.
 pub const CACHE_MIN: u64 = 32 * MIB;
+/// Least that is left of `cache_size` for data, bytes.
+pub const DATA_MIN: u64 = 4 * MIB;
 
 /// All words, for `--help`.
 pub fn help() -> String {

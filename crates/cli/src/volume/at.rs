@@ -4,9 +4,10 @@
 //! A1 A volume that another process has open is used through that process, or the command fails and
 //!    names it; it is never opened in addition.
 
-use crate::args::Which;
+use super::map;
 use crate::control::client::{Client, own_or_root};
-use crate::control::proto::{Refusal, Request};
+use crate::control::proto::Request;
+use crate::control::which::Which;
 use crate::failure::{Failure, Outcome, status};
 use crate::mounts;
 use forebay::{Cache, CacheConfig, VolumeOptions};
@@ -79,11 +80,6 @@ pub struct OpenVolume {
     /// The process that has it open, if it is not this one.
     pub pid: Option<u32>,
     has: Has,
-}
-
-/// What a process answers of a volume that it does not have open.
-pub fn not_open() -> Refusal {
-    Refusal::new("not-found", "this process does not have that volume open")
 }
 
 /// Opens a volume, or finds the process that has it open (A1).
@@ -214,7 +210,7 @@ impl OpenVolume {
             Has::Local(volume) => Ok(volume.extents(ino)?),
             Has::Elsewhere(socket, (dev, inode)) => {
                 let asked = Request::Extents(*dev, *inode, ino.0);
-                super::extents::from_json(&Client::open(socket)?.ask(&asked)?)
+                map::from_json(&Client::open(socket)?.ask(&asked)?)
             }
         }
     }

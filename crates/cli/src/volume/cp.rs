@@ -1,5 +1,6 @@
 //! `forebay cp`: copies into a volume, out of one, or from one to another.
 
+use super::args::CpArgs;
 use super::at::{Access, Named, OpenVolume, open};
 use super::compare::Comparer;
 use super::copy::{Copier, How};
@@ -7,7 +8,6 @@ use super::host::Host;
 use super::inside::{Inside, Node};
 use super::report::Report;
 use super::side::Side;
-use crate::args::CpArgs;
 use crate::failure::{Failure, Outcome, status};
 use crate::output;
 use forebay_base::ErrorKind;

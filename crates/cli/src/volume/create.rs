@@ -1,6 +1,6 @@
 //! `forebay create`: makes a volume.
 
-use crate::args::CreateArgs;
+use super::args::CreateArgs;
 use crate::failure::{Failure, Outcome, status};
 use crate::output;
 use forebay::{CreateVolume, Volume};

@@ -4,8 +4,8 @@
 //! for is
 //!    named, too, and is no damage.
 
+use super::args::FsckArgs;
 use super::at::show;
-use crate::args::FsckArgs;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use crate::progress::Progress;

@@ -1,6 +1,6 @@
 //! `forebay grow`: makes a volume larger, while no process has it open.
 
-use crate::args::GrowArgs;
+use super::args::GrowArgs;
 use crate::failure::Outcome;
 use crate::output;
 use forebay::Volume;

@@ -1,7 +1,7 @@
 //! `forebay ls`: lists what is in a volume.
 
+use super::args::LsArgs;
 use super::at::{Access, Named, OpenVolume, open};
-use crate::args::LsArgs;
 use crate::failure::Outcome;
 use crate::output;
 use forebay_base::Result;

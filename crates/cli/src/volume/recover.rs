@@ -7,13 +7,14 @@
 //! Invariant: Y1 what may be missing is a problem that is named and counted: an older checkpoint, a
 //! log that ends at a damaged place.
 
+use super::args::RecoverArgs;
 use super::at::{Access, OpenVolume, open, open_older};
 use super::copy::{Copier, How};
 use super::cp::find;
 use super::host::Host;
 use super::inside::Inside;
 use super::report::Report;
-use crate::args::{RecoverArgs, Which};
+use crate::control::which::Which;
 use crate::failure::{Failure, Outcome, status};
 use crate::output;
 use forebay_base::Error;

@@ -2,7 +2,7 @@
 
 use super::at::{Access, Named, OpenVolume, open};
 use super::ls::{attributes, date, kind};
-use crate::args::StatArgs;
+use crate::control::which::Which;
 use crate::failure::Outcome;
 use crate::output;
 use forebay_base::task::block_on;
@@ -12,17 +12,17 @@ use forebay_vfs::{Attr, Ino};
 use serde_json::{Value, json};
 
 /// Runs the command.
-pub fn stat(word: &str, args: &StatArgs) -> Outcome {
+pub fn stat(word: &str, which: &Which, as_json: bool) -> Outcome {
     let named = Named::or_root(word);
-    let volume = open(&named.image, Access::Read, &args.which)?;
+    let volume = open(&named.image, Access::Read, which)?;
     if Named::parse(word).is_none() {
-        return whole(&volume, args.json);
+        return whole(&volume, as_json);
     }
     let found = block_on(resolve(&*volume.fs, Ino::ROOT, &named.path, Last::NoFollow));
     let attr = found.map_err(|e| e.with_path(named.show()))?;
     let names = block_on(volume.fs.listxattr(attr.ino)).map_err(|e| e.with_path(named.show()))?;
     let names: Vec<String> = names.iter().map(|n| super::ls::show(n)).collect();
-    if args.json {
+    if as_json {
         let mut object = attributes(&attr);
         object["path"] = named.show().into();
         object["attributes"] = names.into();

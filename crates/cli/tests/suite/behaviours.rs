@@ -160,9 +160,7 @@ fn uncached_strategy_decides_what_an_uncached_read_leaves() {
             front.read(2 * MIB, LEFT as usize);
             front.resident()
         };
-        for (strategy, is_kept) in
-            [("noaccess", true), ("dropbehind", false), ("private", false), ("ours", false)]
-        {
+        for (strategy, is_kept) in [("noaccess", true), ("dropbehind", false), ("ours", false)] {
             let resident = left(strategy);
             assert_eq!(resident >= LEFT, is_kept, "{kind:?} {strategy}: {resident} bytes");
         }

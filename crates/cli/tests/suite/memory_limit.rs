@@ -24,8 +24,8 @@ const NO_HOLE: u16 = 2;
 /// Files served at once, and clients of them.
 const FILES: usize = 10_000;
 const AT_ONCE: usize = 8;
-/// Clients that write through private memory, and clients that do not go on.
-const PRIVATE: u64 = 64;
+/// Clients whose requests are not aligned, and clients that do not go on.
+const UNALIGNED: u64 = 64;
 const BLOCKED: u64 = 128;
 /// Clients that zero, and clients of very small requests.
 const ZEROERS: u64 = 64;
@@ -153,17 +153,16 @@ fn tiny_requests_by_the_ten_thousand() {
     alive(server, &group);
 }
 
-/// Each private write took a megabyte, as many at a time as there were. (Here the share of clients
-/// bounds them as well; `v1_private_requests_share_their_part_of_budget` is about private memory
-/// alone.)
+/// Reads that are not aligned go through private memory. (Here the share of clients bounds them as
+/// well; `v1_unaligned_reads_share_their_part_of_budget` is about private memory alone.)
 #[test]
-fn many_private_writers_at_once() {
-    let Some(group) = group("private") else { return };
+fn many_unaligned_clients_at_once() {
+    let Some(group) = group("unaligned") else { return };
     let folder = Folder::new();
-    let words = ["--mode", "uncached", "--uncached-strategy", "private"];
+    let words = ["--mode", "uncached"];
     let server = serve(&folder, &group, &words);
     std::thread::scope(|scope| {
-        for part in 0..PRIVATE {
+        for part in 0..UNALIGNED {
             let server = &server;
             scope.spawn(move || {
                 let mut client = server.client("");

@@ -2,8 +2,8 @@
 //!
 //! No locks.
 
-use crate::case::{self, Kind};
-use crate::setup::Setup;
+use crate::workload::draw::some_without_sums;
+use crate::workload::{Kind, Setup};
 use forebay_base::ErrorKind;
 use forebay_base::world::split_mix;
 use forebay_block::BioOp;
@@ -18,7 +18,7 @@ pub fn draw_several(seed: u64) -> (Kind, Setup) {
     let rule = FaultRule::on(op, Fault::Fail(ErrorKind::Io)).nth(3 + pick(20));
     let rule = rule.times(1 + pick(12)).one_in(1 + pick(2));
     let failing = if pick(4) == 0 { vec![rule] } else { Vec::new() };
-    let plain = case::some_without_sums(Setup::with_content(seed));
+    let plain = some_without_sums(Setup::with_content(seed));
     (Kind::Clients, Setup { near_end: false, discard: false, overlay_bytes, failing, ..plain })
 }
 

@@ -5,8 +5,7 @@
 use super::client::{DIRECTORY, path};
 use super::file::IMAGE;
 use super::history::{FileHistory, fill};
-use super::names::At;
-use crate::setup::{Base, Setup, all_kept};
+use crate::workload::{Base, Ground, Setup, all_kept};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::WorldRef;
@@ -23,19 +22,6 @@ use std::sync::Arc;
 pub const IMAGE_BYTES: u64 = 64 << 10;
 /// Patterns of what files begin with.
 const FIRST_IDS: u8 = 240;
-
-/// What clients know of a disk at first.
-#[derive(Debug, Default)]
-pub struct Ground {
-    /// Inodes by their names.
-    pub names: BTreeMap<At, u64>,
-    /// Files: pattern and size.
-    pub files: BTreeMap<u64, (u8, u64)>,
-    /// Files that an earlier life has left, and their content.
-    pub left: BTreeMap<u64, Arc<Vec<u8>>>,
-    /// Blocks of files that cannot be read, because they have decayed: inode and number.
-    pub decayed: Vec<(u64, u64)>,
-}
 
 impl Ground {
     /// A volume with two directories and four files, everything durable.

@@ -4,7 +4,7 @@
 
 use super::log::{Changed, of_checkpoint};
 use super::run::Life;
-use crate::bounds::Bounds;
+use crate::workload::Bounds;
 use forebay_base::sync::Arc;
 use forebay_base::world::WorldRef;
 use forebay_block::DeviceRef;

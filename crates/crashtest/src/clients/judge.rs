@@ -4,12 +4,12 @@
 
 use super::client::{all_names, path};
 use super::file::IMAGE;
-use super::ground::{Ground, IMAGE_BYTES};
+use super::ground::IMAGE_BYTES;
 use super::history::{FileHistory, Span};
-use super::names::At;
 use super::run::Ran;
-use super::search::Clients;
+use super::workload::Clients;
 use crate::verdict::{Checked, Found, Recoveries};
+use crate::workload::{At, Ground};
 use forebay_sim::CrashState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

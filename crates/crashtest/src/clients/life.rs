@@ -6,10 +6,10 @@
 use super::judge::{Judge, Remains};
 use super::plan::{Draw, Step, steps};
 use super::run::{Ran, run};
-use super::search::{ALL_UPTO, Clients, count};
-use crate::counts::Seen;
-use crate::setup::Setup;
+use super::workload::{ALL_UPTO, Clients, count};
+use crate::search::Seen;
 use crate::verdict::{Checked, Recoveries};
+use crate::workload::Setup;
 use forebay_sim::SimDisk;
 use std::collections::HashSet;
 

@@ -14,6 +14,7 @@
 //! No locks.
 
 use super::history::NEVER;
+use crate::workload::At;
 use forebay_base::ErrorKind;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -23,9 +24,6 @@ pub const NAME_OPS_MAX: usize = 64;
 const STATES_MAX: usize = 20_000;
 /// Inodes from this number on stand for those of creations without an answer.
 const UNKNOWN: u64 = 1 << 40;
-
-/// A name: directory 0 (the root) or 1, and a letter.
-pub type At = (u8, u8);
 
 /// What an operation does to names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 //!
 //! No locks.
 
-use super::names::{At, How};
+use super::names::How;
+use crate::workload::At;
 use forebay_base::IoFlags;
 use forebay_base::world::split_mix;
 

@@ -10,14 +10,13 @@
 use super::client::{BOTH, Client, DIRECTORY, Site, all_names, path};
 use super::early::EarlyRelease;
 use super::file::{IMAGE, Opened};
-use super::ground::{Ground, IMAGE_BYTES};
+use super::ground::IMAGE_BYTES;
 use super::history::Span;
 use super::log::{Changed, Log, Past, Synced, of_checkpoint};
-use super::names::{At, Names, Orders};
+use super::names::{Names, Orders};
 use super::plan::Step;
 use super::weather::Weather;
-use crate::bounds::Bounds;
-use crate::setup::Setup;
+use crate::workload::{At, Bounds, Ground, Setup};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;

@@ -6,25 +6,20 @@
 //!
 //! No locks.
 
-use super::ground::IMAGE_BYTES;
 use super::judge::Remains;
 use super::life::{Life, judge_of};
-use super::plan::{Draw, Step, steps};
+use super::plan::Step;
 use super::run::{Ran, run};
-use crate::case::{Case, Kind};
-use crate::class::Part;
-use crate::counts::Seen;
-use crate::search::{LATE_NANOS, STATES_MIN, Share, Spot, Violation, newest_slots};
-use crate::setup::{Base, Setup, all_kept};
+use super::workload::{ALL_UPTO, Clients, count};
+use crate::search::{LATE_NANOS, Part, STATES_MIN, Seen, Share, Spot, Violation, newest_slots};
 use crate::verdict::{Checked, Recoveries};
+use crate::workload::{Base, Case, all_kept};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::split_mix;
 use forebay_sim::{CrashState, Fate, PowerCut};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-/// All subsets of up to this many pending writes.
-pub const ALL_UPTO: usize = 4;
 /// Crash states of a moment, at most. There are many moments, and most states of one read the same.
 const STATES: usize = 12;
 /// States for each recovery, about: [`Share`].
@@ -37,39 +32,6 @@ const LIVE_ON: u64 = 150;
 const KILLS: u64 = 40;
 /// If the setup asks for it, one in this many states is also recovered from an older checkpoint.
 const OLDER: u64 = 8;
-
-/// How a workload of several clients is drawn.
-#[derive(Debug, Clone)]
-pub struct Clients {
-    /// The volume, or the disk of an image.
-    pub setup: Setup,
-    /// A volume; else a raw image.
-    pub is_volume: bool,
-    /// The steps.
-    pub draw: Draw,
-}
-
-impl Clients {
-    /// As the kind of the workload says.
-    pub fn of(case: &Case) -> Self {
-        let setup = case.setup.clone();
-        let (is_volume, drops) = match case.kind {
-            Kind::Clients => (true, 0),
-            Kind::Dropped => (true, 3),
-            _ => (false, 3),
-        };
-        let unit = u64::from(if is_volume { setup.block_bytes } else { setup.sector });
-        let bytes = if is_volume { setup.file_bytes } else { IMAGE_BYTES };
-        let (seed, clients) = (setup.seed, 2 + (setup.seed >> 3) as usize % 2);
-        let draw = Draw { seed, steps: 30, clients, bytes, unit, names: is_volume, drops };
-        Self { setup, is_volume, draw }
-    }
-
-    /// Its steps.
-    pub fn steps(&self) -> Vec<Step> {
-        steps(&self.draw)
-    }
-}
 
 /// What was recovered of one workload (X2).
 #[derive(Default)]
@@ -141,23 +103,6 @@ pub fn carry_out(
         }
     }
     Ok(())
-}
-
-/// Adds the counters of a life.
-pub fn count(ran: &Ran, seen: &mut Seen) {
-    let (counts, past, [reads, writes, flushes]) = (&mut seen.counts, &ran.past, ran.failed);
-    counts.syncs += past.syncs.len() as u64;
-    counts.syncs_failed += past.failed;
-    counts.full += u64::from(past.full > 0);
-    counts.unchecked += ran.unchecked;
-    counts.no_space += ran.no_space;
-    counts.rotten += ran.rotten;
-    counts.grown += u64::from(ran.grown);
-    counts.dropped += past.dropped;
-    counts.reads_failed += reads;
-    counts.writes_failed += writes;
-    counts.flushes_failed += flushes;
-    counts.most_memory = counts.most_memory.max(past.most_memory);
 }
 
 impl Search<'_> {

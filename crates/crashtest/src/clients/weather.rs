@@ -7,7 +7,7 @@
 
 use super::file::Opened;
 use super::log::Log;
-use crate::setup::Setup;
+use crate::workload::Setup;
 use forebay_base::world::split_mix;
 use forebay_lfs::Volume;
 use forebay_sim::SimDisk;

@@ -3,7 +3,7 @@
 //!
 //! No locks across a wait.
 
-use super::{Shared, is_nearly_full};
+use super::known::{Shared, is_nearly_full};
 use forebay_base::ErrorKind;
 use forebay_base::sync::Arc;
 use forebay_base::world::World;

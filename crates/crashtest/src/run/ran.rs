@@ -2,8 +2,7 @@
 //!
 //! No locks.
 
-use super::Script;
-use crate::bounds::Usage;
+use crate::workload::{Script, Usage};
 use forebay_base::IoFlags;
 use forebay_sim::PowerCut;
 use std::ops::Range;

@@ -74,7 +74,7 @@ fn tunables_change_and_unknown_ones_are_named() {
             "dirty_tracking" => ("folio", "folio"),
             "stable" => ("snapshot", "snapshot"),
             "stable_pages" => ("on", "on"),
-            "uncached_strategy" => ("private", "private"),
+            "uncached_strategy" => ("noaccess", "noaccess"),
             "cache_size" => ("12M", "12582912"),
             _ => ("1M", "1048576"),
         };

@@ -49,7 +49,7 @@ fn remap_agrees_with_the_model() {
     });
 }
 
-/// All four uncached strategies, changed while requests are in progress, on both maps.
+/// All three uncached strategies, changed while requests are in progress, on both maps.
 #[test]
 fn u8_strategies_mixed_agree_with_the_model() {
     each(seeds(3), |seed| {

@@ -287,18 +287,15 @@ fn writer_throttle_time_is_counted() {
 
 /// The story: a reader past the cache held private memory while it asked the map where bytes are
 /// stored. A map that reads a tree for that takes such memory itself, and the remainder was not
-/// enough, for ever. Nor does the map wait for the reservation that a private write has by then
-/// (O7).
+/// enough, for ever.
 #[test]
 fn v1_the_map_is_asked_without_a_permit() {
-    use forebay_cache::strategy::UncachedStrategy;
     use std::sync::OnceLock;
     let keep: OnceLock<Arc<Gated>> = OnceLock::new();
     let lab = Lab::with_map(Config::with_budget(8 << 20), 4096, Lab::sim(MIB), MIB, |disk| {
         keep.get_or_init(|| Gated::new(Arc::new(Identity::new(disk)))).clone()
     });
     let gated = keep.get().unwrap();
-    lab.cache.strategies.set_uncached(UncachedStrategy::Private);
     let old = |at: u64| (at..at + 5000).map(Lab::old).collect::<Vec<u8>>();
     lab.run(async {
         // It waits for memory that another task has, and asks the map again when it has it.
@@ -308,7 +305,7 @@ fn v1_the_map_is_asked_without_a_permit() {
         gated.tree.get_or_init(|| lab.cache.clone());
         drop(held);
         assert!(read.await == old(5));
-        // The edges of a write are read while its buffer is counted.
+        // The edges of a write are read into the cache.
         lab.write(MIB / 2 + 7, &[0xab; 5000], UNCACHED).await;
         let mut back = old(MIB / 2);
         back[7..].fill(0xab);

@@ -6,7 +6,6 @@ use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::world::World;
 use forebay_block::DeviceRef;
-use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, PageCache, State};
 use forebay_iomap::{MapOps, MappedFile, Source, Target};
 use forebay_testkit::remap::{Remap, RemapOptions};
@@ -188,26 +187,23 @@ fn f4_read_dropped_in_map_leaves_no_block_reading() {
 /// place, the older bytes could overwrite a later write that had been acknowledged.
 #[test]
 fn e4_direct_write_dropped_keeps_range_until_bio_ends() {
-    for flags in [IoFlags::DIRECT, IoFlags::UNCACHED] {
-        let lab = Lab::plain(4096);
-        lab.cache.strategies.set_uncached(UncachedStrategy::Private);
-        lab.run(async {
-            let range = BLOCK..2 * BLOCK;
-            {
-                let mut write = pin!(lab.write(BLOCK, &[1; BLOCK as usize], flags));
-                assert!(at_once(write.as_mut()).is_none());
-                assert!(lab.file.mapping.is_exclusive(&range));
-            }
-            let mapping = &lab.file.mapping;
-            assert!(mapping.is_exclusive(&range), "{flags:?}: its bio is out");
-            assert_eq!(mapping.write_outs(), 1, "{flags:?}: a sync has to wait for it");
-            lab.write(BLOCK, &[2; BLOCK as usize], IoFlags::DIRECT).await;
-            lab.sleep_ms(20).await;
-            assert!(!mapping.is_exclusive(&range));
-            assert_eq!(mapping.write_outs(), 0);
-            assert_eq!(lab.disk.peek(BLOCK, 4096), [2; BLOCK as usize]);
-        });
-    }
+    let lab = Lab::plain(4096);
+    lab.run(async {
+        let range = BLOCK..2 * BLOCK;
+        {
+            let mut write = pin!(lab.write(BLOCK, &[1; BLOCK as usize], IoFlags::DIRECT));
+            assert!(at_once(write.as_mut()).is_none());
+            assert!(lab.file.mapping.is_exclusive(&range));
+        }
+        let mapping = &lab.file.mapping;
+        assert!(mapping.is_exclusive(&range), "its bio is out");
+        assert_eq!(mapping.write_outs(), 1, "a sync has to wait for it");
+        lab.write(BLOCK, &[2; BLOCK as usize], IoFlags::DIRECT).await;
+        lab.sleep_ms(20).await;
+        assert!(!mapping.is_exclusive(&range));
+        assert_eq!(mapping.write_outs(), 0);
+        assert_eq!(lab.disk.peek(BLOCK, 4096), [2; BLOCK as usize]);
+    });
 }
 
 /// The story: a dropped truncate had moved the size and not truncated the storage. Dirty blocks

@@ -7,7 +7,7 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::task::FutureSlot;
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_block::{BioOp, DeviceRef};
-use forebay_cache::strategy::{DirtyTracking, UncachedStrategy};
+use forebay_cache::strategy::DirtyTracking;
 use forebay_cache::writeback::{Which, WriteOut, WriteOutPass};
 use forebay_cache::{Config, State};
 use forebay_iomap::file::Geometry;
@@ -439,38 +439,6 @@ fn direct_write_refused_does_not_grow_file() {
             }
             let grown = if at % 4096 == 0 { at + len as u64 } else { size };
             assert_eq!(lab.file.size(), grown, "{at} {len}");
-        }
-    });
-}
-
-/// The story: a private write held private memory while it waited for space on the device. With
-/// enough of them no other task got as far as asking for space. A map that needs such memory to
-/// make space, or waits for several requests, waited for ever.
-#[test]
-fn v1_private_write_waiting_for_space_holds_no_memory() {
-    let (lab, map) = gated(Config::with_budget(4 << 20));
-    lab.cache.strategies.set_uncached(UncachedStrategy::Private);
-    let (writers, len) = (8u64, 32768);
-    lab.run(async {
-        map.reserve.close();
-        let write = |i: u64| {
-            let lab = &lab;
-            async move { lab.write(i * 65536 + 77, &vec![1; len], IoFlags::UNCACHED).await }
-        };
-        let mut all: Vec<_> = (0..writers).map(|i| Box::pin(write(i))).collect();
-        let all = std::future::poll_fn(|cx| {
-            all.retain_mut(|one| one.as_mut().poll(cx).is_pending());
-            if all.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-        });
-        let room = async {
-            map.reserve.arrived(writers).await;
-            // The task that makes space can have all of the memory.
-            drop(lab.cache.private(lab.cache.private_limit()).await);
-            map.reserve.open();
-        };
-        both(all, room).await;
-        for i in 0..writers {
-            assert_eq!(lab.read(i * 65536 + 77, len, NONE).await, vec![1; len]);
         }
     });
 }

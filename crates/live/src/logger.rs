@@ -1,13 +1,16 @@
-//! The logger behind `log`: one line per message on standard error; from a process that stays in
-//! the background, to the system's log.
+//! The logger behind `log`, for programs: one line for each message on standard error. A process in
+//! the background logs to the system's log.
 //!
-//! B1 What a process in the background has to say is said: it has no standard error.
+//! Invariant: B1 no message of a process in the background is lost for lack of a standard error.
+//!
+//! No locks.
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use std::fmt::Arguments;
 use std::io::Write;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -15,14 +18,17 @@ use std::time::Duration;
 const SYSLOG: &str = "/dev/log";
 /// The kernel's log takes messages of root, if no process listens there.
 const KERNEL_LOG: &str = "/dev/kmsg";
-/// How long a message waits for room there.
+/// How long a message waits for space there.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// `LOG_DAEMON`.
 const FACILITY: u32 = 3 << 3;
 
-struct Lines;
+struct Lines {
+    /// Name of the program, with which each line begins.
+    program: &'static str,
+}
 
-static LINES: Lines = Lines;
+static LINES: OnceLock<Lines> = OnceLock::new();
 static IN_BACKGROUND: AtomicBool = AtomicBool::new(false);
 
 impl Log for Lines {
@@ -33,10 +39,12 @@ impl Log for Lines {
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
             match in_background() {
-                true => to_system(record.level(), record.args()),
+                true => to_system(self.program, record.level(), record.args()),
                 false => {
                     let level = record.level().as_str().to_ascii_lowercase();
-                    eprintln!("forebay: {level}: {}", record.args());
+                    let mut error = std::io::stderr().lock();
+                    // No other place is left for the message.
+                    let _said = writeln!(error, "{}: {level}: {}", self.program, record.args());
                 }
             }
         }
@@ -45,8 +53,9 @@ impl Log for Lines {
     fn flush(&self) {}
 }
 
-/// Installs it. `verbose` counts `-v`; `FOREBAY_LOG` (error, warn, info, debug, trace) wins.
-pub fn install(verbose: u8) {
+/// Installs it for `program`. `verbose` counts `-v`; `FOREBAY_LOG` (`error`, `warn`, `info`,
+/// `debug`, `trace`) overrules it.
+pub fn install(program: &'static str, verbose: u8) {
     let wanted = std::env::var("FOREBAY_LOG").ok().and_then(|v| v.parse::<LevelFilter>().ok());
     let level = wanted.unwrap_or(match verbose {
         0 => LevelFilter::Warn,
@@ -54,26 +63,26 @@ pub fn install(verbose: u8) {
         2 => LevelFilter::Debug,
         _ => LevelFilter::Trace,
     });
-    // Fails only if a logger is there already, and then that one may stay.
-    if log::set_logger(&LINES).is_ok() {
+    // Fails only if a logger is installed already, which then stays.
+    if log::set_logger(LINES.get_or_init(|| Lines { program })).is_ok() {
         log::set_max_level(level);
     }
 }
 
-/// From now on there is no standard error (B1).
+/// The process has no standard error from now on (logger.B1).
 pub fn go_to_background() {
     IN_BACKGROUND.store(true, Ordering::Release);
 }
 
-/// Whether there is none.
+/// Whether the process has no standard error.
 pub fn in_background() -> bool {
     IN_BACKGROUND.load(Ordering::Acquire)
 }
 
 /// To syslog(3), else to the kernel's log.
-fn to_system(level: Level, what: &Arguments<'_>) {
+fn to_system(program: &str, level: Level, what: &Arguments<'_>) {
     let path = std::env::var_os("FOREBAY_SYSLOG").map_or_else(|| SYSLOG.into(), PathBuf::from);
-    let line = line(level, std::process::id(), what);
+    let line = line(program, level, std::process::id(), what);
     let sent = UnixDatagram::unbound().and_then(|socket| {
         socket.set_write_timeout(Some(PATIENCE))?;
         socket.send_to(line.as_bytes(), path)
@@ -85,14 +94,14 @@ fn to_system(level: Level, what: &Arguments<'_>) {
     }
 }
 
-fn line(level: Level, pid: u32, what: &Arguments<'_>) -> String {
+fn line(program: &str, level: Level, pid: u32, what: &Arguments<'_>) -> String {
     let severity = match level {
         Level::Error => 3,
         Level::Warn => 4,
         Level::Info => 6,
         Level::Debug | Level::Trace => 7,
     };
-    format!("<{}>forebay[{pid}]: {what}", FACILITY | severity)
+    format!("<{}>{program}[{pid}]: {what}", FACILITY | severity)
 }
 
 #[cfg(test)]
@@ -101,7 +110,10 @@ mod tests {
 
     #[test]
     fn b1_lines_are_as_the_systems_log_takes_them() {
-        assert_eq!(line(Level::Error, 7, &format_args!("a {}", 1)), "<27>forebay[7]: a 1");
-        assert_eq!(line(Level::Warn, 7, &format_args!("b")), "<28>forebay[7]: b");
+        assert_eq!(
+            line("forebay", Level::Error, 7, &format_args!("a {}", 1)),
+            "<27>forebay[7]: a 1"
+        );
+        assert_eq!(line("forebay", Level::Warn, 7, &format_args!("b")), "<28>forebay[7]: b");
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! No locks.
 
-use crate::setup::Setup;
+use super::setup::Setup;
 use forebay_base::sync::Arc;
 use forebay_cache::PageCache;
 use forebay_lfs::Volume;

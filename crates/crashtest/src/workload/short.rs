@@ -6,7 +6,7 @@
 //!
 //! No locks.
 
-use crate::setup::MAKE;
+use super::furniture::MAKE;
 use forebay_testkit::fs_check::{Op, Path, Target};
 use forebay_vfs::{Fallocate, FileKind, OpenFlags, Privileges, RenameFlags, SetAttr, SetXattr};
 
@@ -167,8 +167,7 @@ fn replacement(number: u64, fill: u64, none: RenameFlags, ops: &mut Vec<Op>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::script::Script;
-    use crate::setup::{Base, Setup};
+    use crate::workload::{Base, Script, Setup};
     use std::collections::BTreeSet;
 
     /// B1, and each operation has an effect on the existing files.

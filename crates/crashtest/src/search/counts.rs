@@ -4,11 +4,13 @@
 //!
 //! No locks.
 
-use crate::class;
 use crate::run::Ran;
 use forebay_sim::{CrashState, FaultCounts, PowerCut};
 use std::collections::HashSet;
 use std::ops::AddAssign;
+
+/// Number of classes of runs.
+pub const CLASS_COUNT: usize = 24;
 
 /// Distinct results that are kept, at most.
 const DIGESTS_MAX: usize = 2_000_000;
@@ -101,8 +103,8 @@ pub struct Counts {
     pub most_requests: u64,
     /// Most memory of a volume after a step, without its frames, bytes.
     pub most_memory: u64,
-    /// Of each class, in the order of [`class::CLASSES`].
-    pub classes: [ClassCounts; class::COUNT],
+    /// Of each class, in the order of [`crate::CLASSES`].
+    pub classes: [ClassCounts; CLASS_COUNT],
 }
 
 impl Counts {
@@ -146,13 +148,6 @@ impl Counts {
             ("most_requests", self.most_requests),
             ("most_memory", self.most_memory),
         ]
-    }
-}
-
-impl Counts {
-    /// Of each class, by its name.
-    pub fn by_class(&self) -> impl Iterator<Item = (&'static str, ClassCounts)> {
-        class::CLASSES.iter().map(|class| class.name).zip(self.classes)
     }
 }
 

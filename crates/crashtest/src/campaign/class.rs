@@ -10,21 +10,12 @@
 //!
 //! No locks.
 
-use crate::case::{self, Case, Kind};
 use crate::clients;
-use crate::counts::Seen;
-use crate::search::{Depth, Spot, Subject, Violation, look_at, search};
-use crate::setup::{Base, Setup};
+use crate::search::{
+    CLASS_COUNT, ClassCounts, Counts, Depth, Part, Seen, Subject, Violation, look_at, search,
+};
+use crate::workload::{Base, Case, Kind, Setup, draw};
 use forebay_base::world::split_mix;
-
-/// The part of a run to execute.
-#[derive(Clone, Copy, Default)]
-pub struct Part<'a> {
-    /// The steps at these positions; none: all.
-    pub keep: Option<&'a [usize]>,
-    /// This spot alone; none: every state of every moment.
-    pub spot: Option<&'a Spot>,
-}
 
 /// Executes a run until `stop` returns true.
 pub type CarryOut =
@@ -62,19 +53,16 @@ pub const ONE_STEP: usize = 0;
 /// Index of the class of runs of two steps.
 pub const TWO_STEPS: usize = 1;
 
-/// Number of classes.
-pub const COUNT: usize = 24;
-
 /// All classes. The first two are drawn by number: three and two runs of each round.
-pub static CLASSES: [Class; COUNT] = [
-    of_one_client("one-step", 0, case::draw_none),
-    of_one_client("two-steps", 0, case::draw_none),
-    of_one_client("names", 1, case::draw_names),
-    of_one_client("names-failing", 1, case::draw_names_failing),
-    of_one_client("replacing", 1, case::draw_replacing),
-    of_one_client("content", 2, case::draw_content),
-    of_one_client("content-failing", 1, case::draw_content_failing),
-    of_one_client("crowded", 1, case::draw_crowded),
+pub static CLASSES: [Class; CLASS_COUNT] = [
+    of_one_client("one-step", 0, draw::none),
+    of_one_client("two-steps", 0, draw::none),
+    of_one_client("names", 1, draw::names),
+    of_one_client("names-failing", 1, draw::names_failing),
+    of_one_client("replacing", 1, draw::replacing),
+    of_one_client("content", 2, draw::content),
+    of_one_client("content-failing", 1, draw::content_failing),
+    of_one_client("crowded", 1, draw::crowded),
     of_several("several-clients", 2, clients::draw_several),
     of_several("dropped-futures", 2, clients::draw_dropped),
     of_several("clients-decay", 1, clients::draw_decay),
@@ -82,16 +70,23 @@ pub static CLASSES: [Class; COUNT] = [
     of_several("clients-growing", 1, clients::draw_growing),
     of_several("clients-older-checkpoint", 1, clients::draw_older),
     of_several("clients-late-writes", 1, clients::draw_late),
-    of_one_client("no-sums", 2, case::draw_no_sums),
-    of_one_client("flags", 2, case::draw_flags),
-    of_one_client("decay", 2, case::draw_decay),
-    of_one_client("host-full", 1, case::draw_host_full),
-    of_one_client("late-writes", 1, case::draw_late_writes),
-    of_one_client("third-lives", 1, case::draw_third_lives),
-    of_one_client("growing", 1, case::draw_growing),
-    of_one_client("older-checkpoint", 1, case::draw_older),
-    of_one_client("large", 1, case::draw_large),
+    of_one_client("no-sums", 2, draw::no_sums),
+    of_one_client("flags", 2, draw::flags),
+    of_one_client("decay", 2, draw::decay),
+    of_one_client("host-full", 1, draw::host_full),
+    of_one_client("late-writes", 1, draw::late_writes),
+    of_one_client("third-lives", 1, draw::third_lives),
+    of_one_client("growing", 1, draw::growing),
+    of_one_client("older-checkpoint", 1, draw::older),
+    of_one_client("large", 1, draw::large),
 ];
+
+impl Counts {
+    /// Of each class, by its name.
+    pub fn by_class(&self) -> impl Iterator<Item = (&'static str, ClassCounts)> {
+        CLASSES.iter().map(|class| class.name).zip(self.classes)
+    }
+}
 
 /// Rounds in which each class is drawn as often as its weight says.
 pub fn cycle() -> u64 {
@@ -157,7 +152,7 @@ mod tests {
     /// class.Q1, and names are distinct.
     #[test]
     fn cycle_draws_each_class_by_its_weight() {
-        let mut drawn = [0; COUNT];
+        let mut drawn = [0; CLASS_COUNT];
         for round in 100..100 + 3 * cycle() {
             drawn[of_round(7, round).0] += 1;
         }

@@ -9,7 +9,6 @@
 //!
 //! No locks.
 
-use crate::verdict::Checked;
 use forebay_sim::{CrashState, Read, Reads};
 use std::collections::HashMap;
 
@@ -58,7 +57,7 @@ impl<T> ReadTree<T> {
     ///
     /// # Errors
     /// The same reads led to something else before (read_tree.N1).
-    pub fn learn(&mut self, reads: &Reads, result: T) -> Checked<()> {
+    pub fn learn(&mut self, reads: &Reads, result: T) -> Result<(), String> {
         let Some(list) = reads.list() else { return Ok(()) };
         if self.steps.len() + list.len() > STEPS_MAX {
             *self = Self::default();

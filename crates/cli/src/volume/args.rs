@@ -1,6 +1,7 @@
 //! The options of the commands for volumes.
 
-use super::{Which, size};
+use crate::control::which::Which;
+use crate::options::size;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use crate::setup::Setup;
+use super::setup::Setup;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};

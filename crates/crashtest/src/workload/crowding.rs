@@ -3,7 +3,7 @@
 //!
 //! No locks.
 
-use crate::setup::MAKE;
+use super::furniture::MAKE;
 use forebay_base::world::split_mix;
 use forebay_testkit::fs_check::{Op, Path};
 use forebay_vfs::{OpenFlags, Privileges};

@@ -2,8 +2,6 @@
 //!
 //! No locks.
 
-use crate::clients::Ground;
-use crate::crowding;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{WorldRef, split_mix};
 use forebay_base::{Error, ErrorKind, IoFlags};
@@ -12,11 +10,9 @@ use forebay_cache::{Config, PageCache};
 use forebay_lfs::fault::{Plant, Planted};
 use forebay_lfs::format::superblock::{SLOT_BYTES, SLOTS};
 use forebay_lfs::{AllocMode, CreateOptions, OpenOptions, Volume};
-use forebay_sim::{CrashState, Fate, Fault, FaultRule, SimConfig, SimDisk};
-use forebay_testkit::fs_check::op::Make;
-use forebay_testkit::fs_check::{Op, Path, Runner, Target, Times};
-use forebay_testkit::mem_fs::MemFs;
-use forebay_vfs::{ManualClock, OpenFlags, Privileges, SetXattr, Timestamp};
+use forebay_sim::{Fault, FaultRule, SimConfig, SimDisk};
+use forebay_testkit::fs_check::Op;
+use forebay_vfs::{ManualClock, Timestamp};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -266,100 +262,4 @@ impl Setup {
         world.stop();
         made.map(|()| disk)
     }
-}
-
-/// The disk from which a workload starts.
-pub struct Base {
-    /// The disk.
-    pub disk: CrashState,
-    /// The content of the volume on it.
-    pub fs: MemFs,
-    /// What workloads of several clients know of it.
-    pub(crate) ground: Ground,
-}
-
-impl Base {
-    /// An empty volume.
-    ///
-    /// # Errors
-    /// Those of creating the volume.
-    pub fn empty(setup: &Setup) -> Result<Self, Error> {
-        let disk = all_kept(&setup.blank()?);
-        Ok(Self { disk, fs: MemFs::default(), ground: Ground::default() })
-    }
-
-    /// A few files and directories, everything durable.
-    ///
-    /// # Errors
-    /// What the volume says.
-    pub fn furnished(setup: &Setup) -> Result<Self, Error> {
-        Self::made(setup, furniture())
-    }
-
-    /// Files with content all over the volume, and a block or two live in each segment.
-    ///
-    /// # Errors
-    /// What the volume says.
-    pub fn crowded(setup: &Setup) -> Result<Self, Error> {
-        Self::made(setup, crowding::before())
-    }
-
-    fn made(setup: &Setup, ops: Vec<Op>) -> Result<Self, Error> {
-        let disk = setup.blank()?;
-        let (fs, world) = (MemFs::default(), disk.world().clone());
-        let device: DeviceRef = Arc::new(disk.clone());
-        let asked: WorldRef = world.clone();
-        let options = OpenOptions { clean_percent: 0, ..setup.options(&asked)? };
-        let made = world.run(async {
-            let volume = Volume::open(&device, &asked, &options).await?;
-            let mut here = Runner::new(Times::Ignore, None);
-            let mut there = Runner::new(Times::Ignore, None);
-            for op in ops {
-                let (done, wanted) = (here.apply(&volume, &op).await, there.apply(&fs, &op).await);
-                debug_assert_eq!(done, wanted, "{op:?}");
-            }
-            here.close_all();
-            there.close_all();
-            volume.close().await
-        });
-        world.stop();
-        made.map(|()| Self { disk: all_kept(&disk), fs, ground: Ground::default() })
-    }
-}
-
-pub(crate) fn all_kept(disk: &SimDisk) -> CrashState {
-    let cut = disk.cut_now();
-    cut.state(&vec![Fate::Whole; cut.pending()])
-}
-
-/// Mode and owner of the files that workloads make.
-pub(crate) const MAKE: Make = Make { perm: 0o644, owner: (0, 0) };
-
-/// The steps that make the content of [`Base::furnished`]: `/0` with three blocks of 4 KiB and an
-/// attribute, `/1` with less than a block, `/3/2` in a directory, an empty directory `/4`.
-fn furniture() -> Vec<Op> {
-    let flags = OpenFlags::READ | OpenFlags::WRITE;
-    let create =
-        |path: &[u8], slot| Op::Create { path: Path(path.to_vec()), make: MAKE, slot, flags };
-    let write = |slot, len, fill| Op::Write {
-        slot,
-        offset: 0,
-        len,
-        fill,
-        append: false,
-        privileges: Privileges::Keep,
-    };
-    let of = Target::Path(Path(vec![0]));
-    vec![
-        create(&[0], 0),
-        write(0, 9001, 11),
-        Op::SetXattr { of, name: 0, len: 30, fill: 5, how: SetXattr::Any },
-        create(&[1], 1),
-        write(1, 701, 12),
-        Op::Mkdir { path: Path(vec![3]), make: MAKE },
-        create(&[3, 2], 2),
-        write(2, 301, 13),
-        Op::Mkdir { path: Path(vec![4]), make: MAKE },
-        Op::SyncFs,
-    ]
 }

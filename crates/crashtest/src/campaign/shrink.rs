@@ -4,11 +4,9 @@
 //!
 //! No locks.
 
-use crate::case::{Bases, Case};
-use crate::class::Part;
-use crate::counts::Seen;
-use crate::search::{Spot, Violation};
-use crate::setup::Base;
+use super::bases::Bases;
+use crate::search::{Part, Seen, Spot, Violation};
+use crate::workload::{Base, Case};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
