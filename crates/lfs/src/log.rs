@@ -5,7 +5,7 @@
 //!   queued ──group takes it──▶ writing ──completed──▶ written ──flush began later, worked──▶ durable
 //!     ▲                           │ failed, dropped       │ flush failed
 //!     └────── repair: fresh segment, new generation ◀─────┘
-//!              (its runs of data are read back, checked, and written again)
+//!              (after a failed flush its runs of data are read back, checked, and written again)
 //! ```
 //! Whoever waits for a record carries the log forward: it takes the turn to write a group of all that is
 //! queued, or the turn to flush, whichever is free and helps. One group may be written while another is
@@ -29,6 +29,9 @@
 //! in its stead; whoever goes without having looked wakes all.
 //! L9 after a task was dropped, its write turn ends only when the device has ended every write of
 //! the turn: a late write would replace bytes that the next turn wrote to the same address.
+//! L12 a failed write of a record loses nothing that the device had completed; only a failed flush
+//! does, and a failed write with FUA, which may have flushed. `flush_failures` counts these alone,
+//! and decides which runs of data are in doubt.
 //!
 //! Locks: `ctl`, like the state lock; the two are never held together. Below `ctl` that of a flush
 //! turn, a leaf.
@@ -77,8 +80,17 @@ pub(crate) struct Run {
     pub len: u64,
     /// Of its blocks.
     pub sums: std::sync::Arc<[u32]>,
-    /// How often the log had failed when its room was reserved, or before it was written again.
-    pub failures: u64,
+    /// Failed flushes known when its space was reserved, or before it was written again.
+    pub flush_failures: u64,
+    /// A good flush began after it was written (K13): no later failure loses it.
+    pub is_flushed: bool,
+}
+
+impl Run {
+    /// Whether one of so many failed flushes may have lost it (L12).
+    pub fn is_in_doubt(&self, flush_failures: u64) -> bool {
+        !self.is_flushed && self.flush_failures < flush_failures
+    }
 }
 
 /// A record that is not durable.
@@ -163,7 +175,10 @@ pub(crate) struct Ctl {
     pub cut: Option<(u64, Head)>,
     /// A mark is to be written when the log is idle.
     pub mark_armed: bool,
+    /// Failed writes and flushes (L5).
     pub failures: u64,
+    /// Those that may have lost completed writes (L12).
+    pub flush_failures: u64,
     pub last_error: Option<Error>,
     pub repair: bool,
     pub flushes: u64,
@@ -203,6 +218,7 @@ impl Log {
             cut: None,
             mark_armed: false,
             failures: 0,
+            flush_failures: 0,
             last_error: None,
             repair: false,
             flushes: 0,
@@ -214,6 +230,11 @@ impl Log {
     /// How many failures there were: who waits tells those that come from now on (L5).
     pub fn failures(&self) -> u64 {
         self.ctl.lock().failures
+    }
+
+    /// How many failed flushes there were: each may have lost completed writes (L12).
+    pub fn flush_failures(&self) -> u64 {
+        self.ctl.lock().flush_failures
     }
 
     /// What is to be done for `ticket`; takes the turn. `None`: another waiter has it.
@@ -276,7 +297,13 @@ impl Log {
         }
     }
 
-    /// Something went wrong with what is not durable (L4).
+    /// A flush failed, or a write that may have flushed: completed writes may be lost (L12).
+    pub fn fail_flush(ctl: &mut Ctl, error: Error) {
+        ctl.flush_failures += 1;
+        Self::fail(ctl, error);
+    }
+
+    /// Something went wrong with what is not durable (L4). Of completed writes nothing is lost.
     pub fn fail(ctl: &mut Ctl, error: Error) {
         log::warn!("the log moves to another segment: {error}");
         ctl.failures += 1;
@@ -430,14 +457,15 @@ mod tests {
                 drop(turn);
             }
             let ctl = log.ctl.lock();
-            let state = (ctl.failures, ctl.repair, ctl.flushing);
-            assert_eq!(state, (failures, failures > 0, false), "{is_dropped_first}");
+            let state = (ctl.failures, ctl.flush_failures, ctl.repair, ctl.flushing);
+            let wanted = (failures, failures, failures > 0, false);
+            assert_eq!(state, wanted, "{is_dropped_first}");
         }
         // The device dropped the request without an answer.
         let turn = begin();
         let flight = turn.flight();
         drop(turn);
         drop(flight);
-        assert_eq!(log.failures(), 3);
+        assert_eq!((log.failures(), log.flush_failures()), (3, 3));
     }
 }

@@ -215,8 +215,10 @@ impl FileOps {
         let start = pieces.first().map_or(0, |w| w.place.device_offset);
         let (mut parts, mut runs) = (Vec::new(), Vec::new());
         // Q1: a flush may have failed while the write was on its way.
-        let (failures, reserved) =
-            state.reservations.get(share).map_or((0, 0), |grant| (grant.failures, grant.sequence));
+        let (flush_failures, reserved) = state
+            .reservations
+            .get(share)
+            .map_or((0, 0), |grant| (grant.flush_failures, grant.sequence));
         for written in pieces {
             let birth = birth_of(files, state, written, reserved);
             let from = written.place.offset / unit;
@@ -238,7 +240,8 @@ impl FileOps {
                     };
                     if let Source::Run(place) = source {
                         let (ino, len) = (self.ino.0, count * unit);
-                        runs.push(Run { ino, at: place, len, sums: own.into(), failures });
+                        let (sums, is_flushed) = (own.into(), false);
+                        runs.push(Run { ino, at: place, len, sums, flush_failures, is_flushed });
                     }
                     // The injected fault: files of other classes than the large ones are shorter.
                     let short = files.plant.has(Planted::BlockNumberShort);

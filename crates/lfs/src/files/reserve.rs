@@ -87,8 +87,8 @@ struct Wanted<'a> {
     /// Its content goes into records.
     staged: bool,
     how: How,
-    /// How often the log had failed before.
-    failures: u64,
+    /// Failed flushes known before.
+    flush_failures: u64,
 }
 
 impl FileOps {
@@ -129,7 +129,7 @@ impl FileOps {
 
     /// Promises what the records will take (M12).
     fn share(&self, files: &Arc<OpenFiles>, wanted: &Wanted<'_>) -> Result<Arc<Share>> {
-        let Wanted { key, places, staged, how, failures } = *wanted;
+        let Wanted { key, places, staged, how, flush_failures } = *wanted;
         let growth = self.growth_of(places);
         let direct = how.class == Class::Direct;
         let cost = match direct {
@@ -160,7 +160,7 @@ impl FileOps {
             segments.push(at.segment);
         }
         let sequence = state.counters.next_sequence();
-        let grant = Grant { cost, failures, sequence, segments, bytes, flying_bytes, growth };
+        let grant = Grant { cost, flush_failures, sequence, segments, bytes, flying_bytes, growth };
         state.reservations.insert(key, grant);
         Ok(Arc::new(Share { files: self.files.clone(), key }))
     }
@@ -173,7 +173,7 @@ impl FileOps {
         total: u64,
         how: How,
     ) -> Result<Reservation> {
-        let failures = files.log.failures();
+        let flush_failures = files.log.flush_failures();
         let mut at = files.staging.take(total).start;
         let key = at;
         let mut places = Vec::with_capacity(runs.len());
@@ -182,7 +182,7 @@ impl FileOps {
             places.push(Place { offset: run.start, len, device_offset: at });
             at += len;
         }
-        let wanted = Wanted { key, places: &places, staged: true, how, failures };
+        let wanted = Wanted { key, places: &places, staged: true, how, flush_failures };
         match self.share(files, &wanted) {
             Ok(owner) => Ok(Reservation::new(places, owner)),
             Err(error) => {
@@ -198,22 +198,22 @@ impl FileOps {
         files: &Arc<OpenFiles>,
         taken: Taken<'_>,
         how: How,
-        failures: u64,
+        flush_failures: u64,
     ) -> Result<Reservation> {
         let Some(key) = taken.places().first().map(|place| place.device_offset) else {
             return Ok(Reservation::in_place(taken.keep()));
         };
-        let wanted = Wanted { key, places: taken.places(), staged: false, how, failures };
+        let wanted = Wanted { key, places: taken.places(), staged: false, how, flush_failures };
         let owner = self.share(files, &wanted)?;
         Ok(Reservation::new(taken.keep(), owner))
     }
 
     async fn take_waiting(&self, runs: Vec<Range<u64>>, how: How) -> Result<Reservation> {
         let files = self.files()?;
-        let failures = files.log.failures();
+        let flush_failures = files.log.flush_failures();
         let taken = files.take_places(self.ino.0, &runs, (how.class, how.over)).await?;
         files.alloc.point().await;
-        self.reservation(&files, taken, how, failures)
+        self.reservation(&files, taken, how, flush_failures)
     }
 
     /// At once, or what has to be waited for.
@@ -238,9 +238,9 @@ impl FileOps {
         if !files.alloc.at_once() {
             return Ok(MapFuture::Later(Box::pin(self.take_waiting(runs.to_vec(), how))));
         }
-        let failures = files.log.failures();
+        let flush_failures = files.log.flush_failures();
         let taken = files.take_reserved(self.ino.0, runs, (class, how.over))?;
-        Ok(MapFuture::Now(Some(self.reservation(files, taken, how, failures))))
+        Ok(MapFuture::Now(Some(self.reservation(files, taken, how, flush_failures))))
     }
 
     /// There was no room (M14).

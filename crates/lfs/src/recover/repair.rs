@@ -1,4 +1,4 @@
-//! After a failed write or flush: the data that records point at is had again before they are.
+//! After a failed flush: the data that records point at is written again before they are.
 //!
 //! A device may lose, after a failed flush, whatever it had completed since the last good one, although it
 //! reads back until then. So every run is read back, held against its sums, and written again; a block that
@@ -6,9 +6,10 @@
 //! written as what has taken its place in the file since. What cannot be had from any of them, or takes no
 //! write where it lies, twice in a row, on a device that works elsewhere, is left out of its record: the
 //! blocks stay what they were, and the file is marked, until they are written anew or cut off.
+//! A host without space does not make the repair omit a run: that repair fails, and is tried again.
 //!
-//! Invariants: Q1 no record that is laid out after a failure points at bytes that were not written since:
-//! each run knows how many failures there were before its write. Q2 what is lost gets into no tree: what the
+//! Invariants: Q1 no record that is laid out after a failed flush points at bytes that the flush may have
+//! lost and that were not written since: each run knows how many flushes had failed before its write. Q2 what is lost gets into no tree: what the
 //! blocks were before is known to the log alone, so no checkpoint is made until they are written anew, or cut
 //! off. Q3 what the cache holds is not left out: a record behind it may rely on it, as a rename does, or a
 //! size. Each block is looked at for itself, under its folio's lock: neither who uses the folio meanwhile nor
@@ -36,6 +37,7 @@ use forebay_base::codec::{Reader, Writer};
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::BioFlags;
+use forebay_iomap::ops::is_bad;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -73,14 +75,14 @@ impl DataRepair for Repair {
 }
 
 impl Resources {
-    /// Writes the runs of these records, and of those that are queued, again, if something failed since they
-    /// were written. What a device that works does not give back is left out; if nothing of it works, that is
-    /// an error, and all of it is tried again.
+    /// Writes the runs of these records, and of those that are queued, again, if a flush has failed since
+    /// they were written. What a device that works does not give back is left out; if nothing of it works,
+    /// that is an error, and all of it is tried again.
     /// `hold` is of the caller's write turn (L9).
     pub(crate) async fn rewrite_runs(&self, records: &mut [Pending], hold: &Hold) -> Result<()> {
-        let failures = self.log.failures();
+        let failures = self.log.flush_failures();
         let stale = |record: &Pending| {
-            let runs = record.runs.iter().filter(|run| run.failures < failures);
+            let runs = record.runs.iter().filter(|run| run.is_in_doubt(failures));
             runs.cloned().collect::<Vec<_>>()
         };
         let mut runs: Vec<Run> = records.iter().flat_map(stale).collect();
@@ -91,11 +93,14 @@ impl Resources {
             owners(records.iter().chain(state.queue.iter()), &places, &self.layout.geometry)?
         };
         let (mut lost, mut written, mut failed) = (Vec::new(), BTreeMap::new(), None);
+        let mut refused = None;
         for run in runs {
             let owner = owners.get(&run.at).copied();
             match self.rewrite(&run, owner, hold).await {
                 Ok(Some(again)) => drop(written.insert(run.at, again)),
                 Ok(None) => lost.push(run),
+                // It stays in doubt, and in its record.
+                Err(error) if error.kind() == ErrorKind::NoSpace => refused = Some(error),
                 Err(error) => {
                     lost.push(run);
                     failed = Some(error);
@@ -124,7 +129,7 @@ impl Resources {
                 state.map.renew(*data_id, *at, &again.sums);
             }
         }
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 
     /// Writes a run again, each block as [`Resources::blocks_again`] has it. None: nobody has one of them.
@@ -138,8 +143,11 @@ impl Resources {
         let offset = self.layout.device_offset(run.at);
         let write =
             || write_all(&self.device, vec![(offset, bytes.clone())], BioFlags::SYNC, hold.clone());
-        if write().await.is_err() {
+        let done = write().await;
+        if is_bad(&done) {
             self.writes_failed(&[offset]);
+        }
+        if done.is_err() {
             // One that fails once is no loss.
             write().await?;
         }
@@ -153,7 +161,7 @@ impl Resources {
         let at = self.layout.device_offset(Place::new(segment, 0));
         let zeros = vec![0; self.layout.align as usize];
         let done = write_all(&self.device, vec![(at, zeros)], BioFlags::SYNC, hold.clone()).await;
-        if done.is_err() {
+        if is_bad(&done) {
             self.writes_failed(&[at]);
         }
         self.state.lock().space.segments.give_back(segment);
@@ -396,7 +404,7 @@ fn renew(
     let mut same = sizes.is_empty();
     for run in &mut record.runs {
         let Some(Again { sums, .. }) = written.get(&run.at) else { continue };
-        run.failures = run.failures.max(failures);
+        run.flush_failures = run.flush_failures.max(failures);
         same &= run.sums == *sums;
         run.sums = sums.clone();
     }

@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 pub(crate) struct Grant {
     /// Of the log, bytes.
     pub cost: u64,
-    /// How often the log had failed when it was made.
-    pub failures: u64,
+    /// Failed flushes known when it was made.
+    pub flush_failures: u64,
     /// The next sequence then; for an injected fault.
     pub sequence: u64,
     /// Segments of its runs, one for each.
@@ -128,8 +128,8 @@ mod tests {
 
     fn grant(cost: u64, bytes: u64) -> Grant {
         let growth = Growth { entries: 2, bytes: 10 };
-        let (failures, sequence, segments) = (0, 1, Vec::new());
-        Grant { cost, failures, sequence, segments, bytes, flying_bytes: bytes, growth }
+        let (flush_failures, sequence, segments) = (0, 1, Vec::new());
+        Grant { cost, flush_failures, sequence, segments, bytes, flying_bytes: bytes, growth }
     }
 
     /// M17, M18: the sums follow the reservations, and a record takes no more than there is.
