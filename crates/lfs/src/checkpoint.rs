@@ -410,7 +410,7 @@ impl Checkpoints {
     fn unfailed(&self, failures: u64) -> Result<()> {
         match self.log.failures() == failures || self.plant.has(Planted::SwallowedFlushError) {
             true => Ok(()),
-            false => Err(Error::new(ErrorKind::Io, "checkpoint", "a write or flush of the log failed meanwhile")),
+            false => Err(self.log.failed_meanwhile("checkpoint")),
         }
     }
 

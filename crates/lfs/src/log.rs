@@ -51,7 +51,7 @@ use crate::format::record::RecordKind;
 use crate::format::superblock::Superblock;
 use forebay_base::sync::Mutex;
 use forebay_base::task::{Pick, WaitQueue};
-use forebay_base::{Error, Result};
+use forebay_base::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -297,6 +297,15 @@ impl Log {
         }
     }
 
+    /// The error of an operation that a failure of the log during it made void. Its kind is that of
+    /// the failure: a host without space is no failing device.
+    pub fn failed_meanwhile(&self, operation: &'static str) -> Error {
+        let cause = self.ctl.lock().last_error.clone();
+        let kind = cause.as_ref().map_or(ErrorKind::Io, Error::kind);
+        let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
+        Error::new(kind, operation, format!("a write or flush of the log failed meanwhile{cause}"))
+    }
+
     /// A flush failed, or a write that may have flushed: completed writes may be lost (L12).
     pub fn fail_flush(ctl: &mut Ctl, error: Error) {
         ctl.flush_failures += 1;
@@ -366,7 +375,6 @@ impl Due {
 mod tests {
     use super::turn::{FlushTurn, WriteTurn};
     use super::*;
-    use forebay_base::ErrorKind;
     use forebay_base::sync::Arc;
 
     /// L9: the write turn of a dropped task ends with the last write that carries a hold of it.

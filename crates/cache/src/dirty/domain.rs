@@ -376,7 +376,7 @@ impl Domain {
         self.next_look.store(at, Ordering::SeqCst);
     }
 
-    fn looks_too_late(&self, queue: &Queue) -> bool {
+    pub(crate) fn looks_too_late(&self, queue: &Queue) -> bool {
         queue.next_look(self.limits.expire_nanos()) < self.next_look.load(Ordering::SeqCst)
     }
 

@@ -260,7 +260,7 @@ impl Cleaner {
         self.flush_all().await?;
         if self.log.failures() != failures {
             // What failed may have been of these.
-            return Err(Error::new(ErrorKind::Io, "clean", "a write or flush failed meanwhile"));
+            return Err(self.log.failed_meanwhile("clean"));
         }
         let (mut gone, mut said) = (0, Ok(()));
         for live in copied.live.chunks(SAY_AT_ONCE) {

@@ -490,9 +490,15 @@ impl MapOps for FileOps {
         })
     }
 
-    fn failures_reported(&self) -> Option<u64> {
-        // L7.
-        self.files.upgrade().map(|files| files.log.failures())
+    fn flush_failures(&self) -> Option<u64> {
+        // L7, L12.
+        self.files.upgrade().map(|files| files.log.flush_failures())
+    }
+
+    fn has_lost_content(&self) -> bool {
+        let Some(files) = self.files.upgrade() else { return false };
+        let state = files.state.lock();
+        [Lost::Run, Lost::Data].into_iter().any(|lost| state.sync_errors.has(self.ino.0, lost))
     }
 
     /// One record, appended in one step: no request of the device belongs to it.
