@@ -11,9 +11,10 @@
 //! cache (checklist L2). F3 the file's size changes only by [`BlockDevice::grow`], never by a
 //! write. F4 a request that direct I/O cannot take fails with `Unaligned`; the layer above aligns
 //! by [`Limits`]. F5 the system reports a lost write only once per open file, to the first sync; so
-//! a failed sync also fails the flushes in progress, and a failed synchronous write the next flush.
-//! F6 where direct I/O is possible, [`Limits`] has its alignments, on or off, so that a request
-//! that waits at the gate during a switch fits afterwards too. F7 in the last page of a file whose
+//! a failed sync also fails the flushes in progress, and a failed synchronous write the next flush,
+//! unless it was direct and found no space. F6 where direct I/O is possible, [`Limits`] has its
+//! alignments, on or off, so that a request that waits at the gate during a switch fits afterwards
+//! too. F7 in the last page of a file whose
 //! end is unaligned, three kinds of requests take turns under `edge`: direct writes, writes through
 //! the page cache (the tail of a write, growing), and zeroing. Where they meet, the kernel reports
 //! EIO to the next sync. So such requests run on threads that may block. In other pages only

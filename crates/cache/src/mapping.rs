@@ -387,12 +387,15 @@ impl Mapping {
         self.failed.lock().within(numbers).collect()
     }
 
-    pub(crate) fn fail(&self, numbers: Range<u64>, now: Nanos) {
+    /// The write-out of the blocks failed. True: the flusher's timer expires too late for their
+    /// retry, and the caller wakes it once it holds no lock.
+    #[must_use]
+    pub(crate) fn fail(&self, numbers: Range<u64>, now: Nanos) -> bool {
         let mut failed = self.failed.lock();
         let fresh = failed.insert(numbers) << self.block_shift;
         self.failing.store(true, Ordering::Release);
         // Under the lock, so that the domain learns of failure and repair in their order.
-        self.domain.add_failed(self.id, fresh, now);
+        self.domain.add_failed(self.id, fresh, now)
     }
 
     /// The blocks were written after all, or are not wanted any more.

@@ -316,11 +316,19 @@ pub trait MapOps: Send + Sync {
     /// carried out on its thread.
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>>;
 
-    /// How many commits have failed by now, for a map that flushes one at a time and counts each
-    /// failure before the next flush begins. A successful commit then need not wait for concurrent
-    /// ones. `None`: the result of a flush that failed first may arrive last.
-    fn failures_reported(&self) -> Option<u64> {
+    /// How many flushes of the device have failed by now, for a map that flushes one at a time and
+    /// counts each failure before the next flush begins. A successful commit then need not wait for
+    /// concurrent ones. A failed commit during which no flush has failed has lost nothing: what it
+    /// covers waits for the next one. `None`: the result of a flush that failed first may arrive
+    /// last, and each failed commit counts as a failed flush.
+    fn flush_failures(&self) -> Option<u64> {
         None
+    }
+
+    /// Whether the map knows that content of the file is lost, so that its commits fail. After such
+    /// a commit the blocks that it covers are written again, as far as the cache holds them.
+    fn has_lost_content(&self) -> bool {
+        false
     }
 
     /// Whether a write with FUA is durable and found after a crash, so that it needs no commit.

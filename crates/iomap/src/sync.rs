@@ -3,7 +3,8 @@
 //! A completed write is not durable. Blocks written since the last flush are kept in the cache
 //! (within a window) until a flush that began after them has succeeded. If it fails they become
 //! dirty again and are rewritten. Blocks that were not kept are lost, and fsync fails from then on
-//! (docs/reference/failure-protocol.md).
+//! (docs/reference/failure-protocol.md). A commit can also fail without a failed flush, as on a host
+//! without space. Then nothing is lost, and the blocks wait for the next commit (flushes.X4).
 //!
 //! Flushes of one file are taken in turn and shared: all callers that arrive during one flush share
 //! the next.
@@ -46,24 +47,35 @@ impl Running {
         file.publish_size();
         // `flight` is dropped before `self`: if this future is dropped, the failure is counted
         // first.
-        let heard = file.ops.failures_reported();
+        let heard = file.ops.flush_failures();
         let flight = file.mapping.domain.flushes.begin(file.device_address(), heard);
         let began = file.cache.world.now();
         let done = file.ops.commit(Commit::Data, here).await;
         file.cache.latencies.flush.add(file.cache.world.now().saturating_sub(began));
+        let heard_since = file.ops.flush_failures();
+        let is_lossless = done.is_err() && heard.is_some() && heard_since == heard;
         match done {
-            Ok(()) => flight.worked(file.ops.failures_reported()).await,
+            Ok(()) => flight.worked(heard_since).await,
+            Err(_) if is_lossless => flight.lost_nothing(),
             Err(_) => drop(flight),
         }
-        self.end(done)
+        self.end(done, is_lossless && !file.ops.has_lost_content())
     }
 
-    /// `done`: the device's result. Returns the result to report: after a successful flush it is an
-    /// error if the failed flush of another file may have lost blocks that this one covers.
-    fn end(&mut self, done: Result<()>) -> Result<()> {
+    /// `done`: the device's result; `keeps`: it is an error, and what the flush covers is not lost.
+    /// Returns the result to report: after a successful flush it is an error if the failed flush of
+    /// another file may have lost blocks that this one covers.
+    fn end(&mut self, done: Result<()>, keeps: bool) -> Result<()> {
         self.over = true;
         let (file, unflushed) = (&*self.file, &self.file.mapping.unflushed);
-        let covered = std::mem::take(&mut self.covered);
+        let mut covered = std::mem::take(&mut self.covered);
+        if keeps {
+            let pinned = covered.pinned.total() > 0;
+            unflushed.put_back(std::mem::take(&mut covered));
+            if pinned {
+                file.mapping.domain.flush_later(file.mapping.id, file.cache.world.now());
+            }
+        }
         let certified = done.is_ok() && (covered.is_empty() || unflushed.is_certified(&covered));
         // Blocks lost by other files' failed flushes. If this flush failed, blocks written after it
         // began may be lost, too.
@@ -105,7 +117,7 @@ impl Drop for Running {
         if !self.over {
             let error = Error::new(ErrorKind::Shutdown, "flush", "its task was dropped");
             // The waiters of the flush get the error.
-            let _told = self.end(Err(error));
+            let _told = self.end(Err(error), false);
         }
     }
 }

@@ -414,7 +414,7 @@ impl Checkpoints {
     fn unfailed(&self, failures: u64) -> Result<()> {
         match self.log.failures() == failures || self.plant.has(Planted::SwallowedFlushError) {
             true => Ok(()),
-            false => Err(Error::new(ErrorKind::Io, "checkpoint", "a flush failed meanwhile")),
+            false => Err(self.log.failed_meanwhile("checkpoint")),
         }
     }
 

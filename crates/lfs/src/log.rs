@@ -6,7 +6,7 @@
 //!   queued ──group takes it──▶ writing ──completed──▶ written ──flush began later, worked──▶ durable
 //!     ▲                           │ failed, dropped       │ flush failed
 //!     └────── repair: fresh segment, new generation ◀─────┘
-//!              (its runs of data are read back, checked, and written again)
+//!              (after a failed flush its runs of data are read back, checked, and written again)
 //! ```
 //! A task that waits for a record advances the log itself: it takes the turn to write a group of
 //! all queued records, or the turn to flush, whichever is free and helps. One group may be written
@@ -30,6 +30,9 @@
 //! an error wakes others in its place; one that leaves without a check wakes all. L9 after a task
 //! was dropped, its write turn ends only when the device has ended every write of the turn. A late
 //! write would replace bytes that the next turn wrote to the same address.
+//! L12 a failed write of a record loses nothing that the device had completed. Only a failed flush
+//! does, and a failed write with FUA, which may have flushed. `flush_failures` counts these alone,
+//! and decides which runs of data are in doubt.
 //!
 //! Locks: `ctl` is at the level of the state lock; the two are never held together. Below `ctl` the
 //! lock of a flush turn, a leaf.
@@ -49,7 +52,7 @@ use crate::format::record::RecordKind;
 use crate::format::superblock::Superblock;
 use forebay_base::sync::Mutex;
 use forebay_base::task::{Pick, WaitQueue};
-use forebay_base::{Error, Result};
+use forebay_base::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -78,8 +81,17 @@ pub(crate) struct Run {
     pub len: u64,
     /// Sums of its blocks.
     pub sums: std::sync::Arc<[u32]>,
-    /// Number of failures of the log when its space was reserved, or before it was written again.
-    pub failures: u64,
+    /// Number of failed flushes when its space was reserved, or before it was written again.
+    pub flush_failures: u64,
+    /// A good flush began after it was written (K13): no later failure loses it.
+    pub is_flushed: bool,
+}
+
+impl Run {
+    /// Whether one of so many failed flushes may have lost it (L12).
+    pub fn is_in_doubt(&self, flush_failures: u64) -> bool {
+        !self.is_flushed && self.flush_failures < flush_failures
+    }
 }
 
 /// A record that is not durable yet.
@@ -164,7 +176,10 @@ pub(crate) struct Ctl {
     pub cut: Option<(u64, Head)>,
     /// A mark is to be written when the log is idle.
     pub mark_armed: bool,
+    /// Failed writes and flushes (L5).
     pub failures: u64,
+    /// Those that may have lost completed writes (L12).
+    pub flush_failures: u64,
     pub last_error: Option<Error>,
     pub repair: bool,
     pub flushes: u64,
@@ -205,6 +220,7 @@ impl Log {
             cut: None,
             mark_armed: false,
             failures: 0,
+            flush_failures: 0,
             last_error: None,
             repair: false,
             flushes: 0,
@@ -216,6 +232,11 @@ impl Log {
     /// Number of failures so far, from which a waiting task recognizes later ones (L5).
     pub fn failures(&self) -> u64 {
         self.ctl.lock().failures
+    }
+
+    /// How many flushes have failed: each may have lost completed writes (L12).
+    pub fn flush_failures(&self) -> u64 {
+        self.ctl.lock().flush_failures
     }
 
     /// The next step for `ticket`; takes the turn for it. `None`: another task has it.
@@ -278,7 +299,23 @@ impl Log {
         }
     }
 
-    /// Records a failure that concerns records which are not durable (L4).
+    /// The error of an operation that a failure of the log during it made void. Its kind is that of
+    /// the failure: a host without space is no failing device.
+    pub fn failed_meanwhile(&self, operation: &'static str) -> Error {
+        let cause = self.ctl.lock().last_error.clone();
+        let kind = cause.as_ref().map_or(ErrorKind::Io, Error::kind);
+        let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
+        Error::new(kind, operation, format!("a write or flush of the log failed meanwhile{cause}"))
+    }
+
+    /// A flush failed, or a write that may have flushed: completed writes may be lost (L12).
+    pub fn fail_flush(ctl: &mut Ctl, error: Error) {
+        ctl.flush_failures += 1;
+        Self::fail(ctl, error);
+    }
+
+    /// Records a failure that concerns records which are not durable (L4). It loses no completed
+    /// write.
     pub fn fail(ctl: &mut Ctl, error: Error) {
         log::warn!("the log moves to another segment: {error}");
         ctl.failures += 1;
@@ -342,7 +379,6 @@ impl Due {
 mod tests {
     use super::turn::{FlushTurn, WriteTurn};
     use super::*;
-    use forebay_base::ErrorKind;
     use forebay_base::sync::Arc;
 
     /// L9: the write turn of a dropped task ends with the last write that carries a hold of it.
@@ -433,14 +469,15 @@ mod tests {
                 drop(turn);
             }
             let ctl = log.ctl.lock();
-            let state = (ctl.failures, ctl.repair, ctl.flushing);
-            assert_eq!(state, (failures, failures > 0, false), "{is_dropped_first}");
+            let state = (ctl.failures, ctl.flush_failures, ctl.repair, ctl.flushing);
+            let wanted = (failures, failures, failures > 0, false);
+            assert_eq!(state, wanted, "{is_dropped_first}");
         }
         // The device dropped the request without completing it.
         let turn = begin();
         let flight = turn.flight();
         drop(turn);
         drop(flight);
-        assert_eq!(log.failures(), 3);
+        assert_eq!((log.failures(), log.flush_failures()), (3, 3));
     }
 }

@@ -14,6 +14,7 @@ mod damage;
 mod differential;
 mod dropped;
 mod dropped_ops;
+mod failed_writes;
 pub(crate) mod faults;
 mod flips;
 mod full;

@@ -167,7 +167,10 @@ impl Xfer {
                 return Ok(Next::More);
             }
             Err(e) => {
-                if self.rwf & libc::RWF_DSYNC != 0 {
+                // A direct write that finds no space fails before its sync. The error of a lost
+                // write of the page cache stays to be reported to the descriptor that flushes.
+                let is_refused = self.direct && e.raw_os_error() == Some(libc::ENOSPC);
+                if self.rwf & libc::RWF_DSYNC != 0 && !is_refused {
                     file.note_sync_failure();
                 }
                 return Err(Error::from_io(op, e).with_path(&file.path));
@@ -203,6 +206,7 @@ mod tests {
     use crate::file::DirectIo;
     use crate::file::FileOptions;
     use forebay_base::buf::{AlignedBuf, Segment};
+    use forebay_base::sync::atomic::Ordering;
 
     /// The result of a transfer of 8 KiB when the system calls move these numbers of bytes.
     fn moved(file: &Inner, op: BioOp, offset: u64, calls: &[usize]) -> (Result<()>, AlignedBuf) {
@@ -248,6 +252,32 @@ mod tests {
                 let cut = direct && write && spans.pad > 0;
                 assert_eq!(spans.main, if cut { aligned } else { there });
             }
+        }
+    }
+
+    /// A synchronous write that the host refused for lack of space failed the next flush, and with
+    /// it all that the device had completed: a volume on a full host lost what was intact. Through
+    /// the page cache ENOSPC may be the system's only report of an earlier write that it lost.
+    #[test]
+    fn synchronous_direct_write_without_space_fails_no_flush() {
+        let path = std::env::temp_dir().join(format!("forebay-refused-{}", std::process::id()));
+        let options = FileOptions { create_size: Some(16384), ..Default::default() };
+        let file = Inner::open(&path, &options).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let cases = [(true, libc::ENOSPC, 0), (true, libc::EIO, 1), (false, libc::ENOSPC, 1)];
+        for (direct, errno, failures) in cases {
+            let mut buf = AlignedBuf::new(8192);
+            let segment = Segment { ptr: buf.as_mut_ptr(), len: buf.len() };
+            // SAFETY: buf outlives the list, which ends with this round.
+            let iovs = unsafe { IoVecs::new(&[segment]) };
+            let view = View { direct, ..View::of(&file) };
+            let mut xfer =
+                Xfer::plan(&file, &view, BioOp::Write, (0, 8192), BioFlags::FUA, iovs).unwrap();
+            let seen = file.sync_failures.load(Ordering::Acquire);
+            xfer.note(&file, Err(io::Error::from_raw_os_error(errno))).err().expect("it failed");
+            let now = file.sync_failures.load(Ordering::Acquire);
+            assert_eq!(now - seen, failures, "direct {direct}, errno {errno}");
+            assert_eq!(file.flush(now).is_err(), failures > 0, "direct {direct}, errno {errno}");
         }
     }
 

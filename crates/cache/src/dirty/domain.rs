@@ -192,17 +192,14 @@ impl Domain {
         self.limits.total.keep_more(-(bytes as i64));
     }
 
-    /// Counts bytes of file `id` whose write-out has failed, and schedules their retry.
-    pub(crate) fn add_failed(&self, id: u32, bytes: u64, now: Nanos) {
+    /// Counts bytes of file `id` whose write-out has failed, and schedules their retry. True as in
+    /// [`Domain::dirtied`].
+    #[must_use]
+    pub(crate) fn add_failed(&self, id: u32, bytes: u64, now: Nanos) -> bool {
         self.fail_more(bytes as i64);
-        let sooner = {
-            let mut queue = self.queue.lock();
-            queue.failed(id, now);
-            self.looks_too_late(&queue)
-        };
-        if sooner {
-            self.wake_flusher();
-        }
+        let mut queue = self.queue.lock();
+        queue.failed(id, now);
+        self.looks_too_late(&queue)
     }
 
     /// Counts bytes that are failed no more; `healed`: the file has no failed ones now.
@@ -376,7 +373,7 @@ impl Domain {
         self.next_look.store(at, Ordering::SeqCst);
     }
 
-    fn looks_too_late(&self, queue: &Queue) -> bool {
+    pub(crate) fn looks_too_late(&self, queue: &Queue) -> bool {
         queue.next_look(self.limits.expire_nanos()) < self.next_look.load(Ordering::SeqCst)
     }
 

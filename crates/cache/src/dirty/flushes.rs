@@ -8,7 +8,9 @@
 //! every concurrent flush of the same object is over: one of these may have failed in the device
 //! before it, and be reported after it. Where an object takes its flushes in turn, and reports each
 //! failure before the next begins, it waits only for flushes that began before the last failure. X3
-//! a flush that is dropped before it is over counts as failed: its outcome is unknown.
+//! a flush that is dropped before it is over counts as failed: its outcome is unknown. X4 a request
+//! of a map may fail although no flush of the device did, as for lack of space. Then nothing is
+//! lost, and it counts neither as failed nor as successful.
 //!
 //! Lock: one, a leaf; wakers are called after it.
 
@@ -47,14 +49,14 @@ impl Flushes {
     }
 
     /// A flush is about to be sent to `object` (the address of a device object). It counts as
-    /// failed unless [`Flight::worked`] is called. `heard`: how many of the object's flushes have
-    /// failed by now, if it takes them in turn; else `None`.
+    /// failed unless [`Flight::worked`] or [`Flight::lost_nothing`] is called. `heard`: how many of
+    /// the object's flushes have failed by now, if it takes them in turn; else `None`.
     pub fn begin(self: &Arc<Self>, object: usize, heard: Option<u64>) -> Flight {
         let mut under_way = self.under_way.lock();
         let number = under_way.next;
         under_way.next += 1;
         under_way.flushes.insert(number, Sent { object, heard: heard.unwrap_or(0) });
-        Flight { flushes: self.clone(), number, object, worked: false }
+        Flight { flushes: self.clone(), number, object, is_lossless: false }
     }
 
     /// Waits for the flushes of `object` in progress that may have failed before one that succeeded
@@ -77,23 +79,29 @@ pub struct Flight {
     flushes: Arc<Flushes>,
     number: u64,
     object: usize,
-    worked: bool,
+    /// No completed write was lost.
+    is_lossless: bool,
 }
 
 impl Flight {
     /// The device reports success. Waits until that counts (X2). `heard`: as for
     /// [`Flushes::begin`], but how many have failed at the end of this flush.
     pub async fn worked(mut self, heard: Option<u64>) {
-        self.worked = true;
+        self.is_lossless = true;
         let (flushes, object) = (self.flushes.clone(), self.object);
         drop(self);
         flushes.wait_for_others(object, heard).await;
+    }
+
+    /// The request failed, and no flush of the device did (X4).
+    pub fn lost_nothing(mut self) {
+        self.is_lossless = true;
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        if !self.worked {
+        if !self.is_lossless {
             // Counted before the flush is over (X1).
             self.flushes.failures.fetch_add(1, Ordering::SeqCst);
         }
@@ -122,6 +130,11 @@ mod tests {
         assert!(poll().is_ready(), "neither one of another object nor one that began later counts");
         drop(elsewhere);
         assert_eq!(flushes.failures(), 2);
+        flushes.begin(1, Some(0)).lost_nothing();
+        assert_eq!(flushes.failures(), 2, "X4");
+        let mut good = pin!(flushes.begin(2, None).worked(None));
+        let mut poll = || good.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(poll().is_ready(), "X4: it is over");
     }
 
     /// The story: sixteen files of a volume, each synced, waited for one another. A flush with its

@@ -14,7 +14,8 @@
 //! moved since, the block is lost, whichever file's flush failed: no later flush certifies it. W3
 //! the epoch is the domain's ([`crate::dirty::flushes`]): a flush of any of its files moves it.
 //! W4 a block that is dropped while a flush that covers it is in progress counts as unpinned if
-//! that flush fails.
+//! that flush fails. W5 what a request covered that failed without a failed flush (flushes.X4)
+//! waits for the next flush, unless the epoch has moved meanwhile.
 //!
 //! Lock: one; below it that of the reused sets.
 
@@ -143,6 +144,26 @@ impl Unflushed {
         std::mem::replace(&mut state.covered, Covered { epoch, ..Covered::default() })
     }
 
+    /// A flush that [`Unflushed::end_flush`] is about to end has made nothing durable and lost
+    /// nothing (W5).
+    pub fn put_back(&self, mut covered: Covered) {
+        let mut state = self.state.lock();
+        state.look(self.epoch());
+        let State { covered: next, lost, given_up, .. } = &mut *state;
+        // `drop_blocks` has counted these as unpinned.
+        for run in given_up.iter() {
+            covered.pinned.remove(run);
+        }
+        let into = if covered.epoch == next.epoch { next } else { lost };
+        if into.pinned.total() == 0 {
+            std::mem::swap(&mut into.pinned, &mut covered.pinned);
+        }
+        for run in covered.pinned.iter() {
+            into.pinned.insert(run);
+        }
+        into.unpinned |= covered.unpinned;
+    }
+
     /// Whether no flush of the domain has failed since this one began.
     pub fn is_certified(&self, covered: &Covered) -> bool {
         covered.epoch == self.epoch()
@@ -236,6 +257,30 @@ mod tests {
         fail_one(&unflushed.flushes);
         assert!(done(&unflushed, unflushed.epoch(), Some(8..9)), "the epoch moved");
         assert!(unflushed.pinned_within(0..4).iter().eq(std::iter::once(&(1..2))));
+    }
+
+    /// W5: a failed request that lost nothing leaves its blocks to the next flush. If another flush
+    /// failed meanwhile, they are lost.
+    #[test]
+    fn blocks_of_failed_request_wait_for_next_flush() {
+        let unflushed = Unflushed::default();
+        assert!(done(&unflushed, unflushed.epoch(), Some(0..4)));
+        assert!(done(&unflushed, unflushed.epoch(), None));
+        let covered = unflushed.begin_flush();
+        assert!(done(&unflushed, unflushed.epoch(), Some(6..8)), "while the request runs");
+        unflushed.drop_blocks(1..2, true);
+        unflushed.put_back(covered);
+        assert!(unflushed.end_flush().iter().eq(std::iter::once(1..2)));
+        assert!(unflushed.take_lost().is_empty());
+        let covered = unflushed.begin_flush();
+        assert!(covered.pinned.iter().eq([0..1, 2..4, 6..8]) && covered.unpinned);
+        assert!(unflushed.is_certified(&covered));
+        fail_one(&unflushed.flushes);
+        unflushed.put_back(covered);
+        unflushed.end_flush();
+        assert!(unflushed.begin_flush().is_empty(), "W2");
+        let lost = unflushed.take_lost();
+        assert!(lost.pinned.iter().eq([0..1, 2..4, 6..8]) && lost.unpinned);
     }
 
     /// The story: a direct write replaced a block that a flush in progress covered, and the flush

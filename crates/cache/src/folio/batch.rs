@@ -56,11 +56,21 @@ impl Extend<Frame> for FrameBatch {
 pub(crate) struct Freed<'a> {
     cache: &'a PageCache,
     batch: FrameBatch,
+    /// Some were given back, and no waiter was woken for them.
+    has_given: bool,
 }
 
 impl<'a> Freed<'a> {
     pub fn new(cache: &'a PageCache) -> Self {
-        Self { cache, batch: FrameBatch::default() }
+        Self { cache, batch: FrameBatch::default(), has_given: false }
+    }
+
+    /// Gives all back for a caller that holds a folio lock. True: it calls
+    /// [`PageCache::wake_for_frames`] once the lock is released.
+    #[must_use]
+    pub fn put(mut self) -> bool {
+        self.give();
+        std::mem::take(&mut self.has_given)
     }
 
     /// A frame has left a folio of mapping `id`, whose lock is held. It is given back unless a
@@ -83,14 +93,18 @@ impl<'a> Freed<'a> {
         if self.batch.is_empty() {
             return;
         }
-        self.cache.give_frames(&self.batch);
+        self.cache.put_frames(&self.batch);
         self.batch.truncate(0);
+        self.has_given = true;
     }
 }
 
 impl Drop for Freed<'_> {
     fn drop(&mut self) {
         self.give();
+        if self.has_given {
+            self.cache.wake_for_frames();
+        }
     }
 }
 

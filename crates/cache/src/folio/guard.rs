@@ -58,21 +58,30 @@ pub struct FolioWrite<'a> {
     wakes: Cell<Wakes>,
 }
 
-/// Tasks that wait for what changed under a folio lock.
-#[derive(Clone, Copy, Default)]
-struct Wakes {
-    flusher: bool,
-    writers: bool,
+/// Tasks that wait for what changed under a folio lock: a set of the constants.
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Wakes(u8);
+
+impl Wakes {
+    const NONE: Self = Self(0);
+    const FLUSHER: Self = Self(1);
+    /// They wait until less is dirty.
+    const WRITERS: Self = Self(2);
+    /// Tasks that wait for frames.
+    const FRAMES: Self = Self(4);
+
+    fn has(self, task: Self) -> bool {
+        self.0 & task.0 != 0
+    }
 }
 
 impl Drop for FolioWrite<'_> {
     #[inline]
     fn drop(&mut self) {
         self.cache.table.unlock(self.slot);
-        let Wakes { flusher, writers } = self.wakes.get();
-        self.mapping.domain.wake_flusher_if(flusher);
-        if writers {
-            self.mapping.domain.wake_writers(false);
+        // One comparison, for a write that hits.
+        if self.wakes.get() != Wakes::NONE {
+            self.wake();
         }
     }
 }
@@ -86,14 +95,40 @@ impl<'a> FolioWrite<'a> {
         slot: Slot,
         index: u64,
     ) -> Self {
-        Self { cache, mapping, slot, index, wakes: Cell::default() }
+        Self { cache, mapping, slot, index, wakes: Cell::new(Wakes::NONE) }
     }
 }
 
 impl FolioWrite<'_> {
-    fn defer_flusher_wake(&self, is_late: bool) {
+    fn defer_wake(&self, tasks: Wakes) {
+        self.wakes.set(Wakes(self.wakes.get().0 | tasks.0));
+    }
+
+    /// The flusher is woken when the lock is released, if its timer `is_late`.
+    pub(crate) fn defer_flusher_wake(&self, is_late: bool) {
+        if is_late {
+            self.defer_wake(Wakes::FLUSHER);
+        }
+    }
+
+    /// If frames were given back, the waiters that they serve are woken when the lock is released.
+    pub(crate) fn defer_frames_wake(&self, has_given: bool) {
+        if has_given {
+            self.defer_wake(Wakes::FRAMES);
+        }
+    }
+
+    /// Wakes the tasks; the lock is released.
+    #[cold]
+    fn wake(&self) {
         let wakes = self.wakes.get();
-        self.wakes.set(Wakes { flusher: wakes.flusher | is_late, ..wakes });
+        self.mapping.domain.wake_flusher_if(wakes.has(Wakes::FLUSHER));
+        if wakes.has(Wakes::WRITERS) {
+            self.mapping.domain.wake_writers(false);
+        }
+        if wakes.has(Wakes::FRAMES) {
+            self.cache.wake_for_frames();
+        }
     }
 
     /// Whether all blocks of the run have the state.
@@ -228,6 +263,7 @@ impl FolioWrite<'_> {
                 freed.leave(frame, self.mapping.id);
             }
         }
+        self.defer_frames_wake(freed.put());
     }
 
     // ---- writes ----
@@ -347,7 +383,7 @@ impl FolioWrite<'_> {
             self.mapping.domain.count_dirty_folio(-1);
         }
         self.mapping.domain.sub_dirty(bytes);
-        self.wakes.set(Wakes { writers: true, ..self.wakes.get() });
+        self.defer_wake(Wakes::WRITERS);
     }
 
     /// Drops blocks whatever their state, dirty ones included: they are being overwritten, punched

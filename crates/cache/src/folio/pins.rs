@@ -7,6 +7,7 @@
 //! Locks: the folio lock.
 
 use crate::cache::PageCache;
+use crate::folio::batch::Freed;
 use crate::folio::guard::{FolioWrite, FramePool};
 use crate::folio::pinned::Pinned;
 use crate::memory::arena::{FRAME_SIZE, Frame};
@@ -93,7 +94,9 @@ impl FolioWrite<'_> {
         self.cache.arena.copy_between(old, fresh, 0, from);
         self.cache.arena.copy_between(old, fresh, to, FRAME_SIZE - to);
         self.cache.table.replace_frame(self.slot, at, Some(fresh));
-        self.cache.leave_folio(old, self.mapping.id);
+        let mut freed = Freed::new(self.cache);
+        freed.leave(old, self.mapping.id);
+        self.defer_frames_wake(freed.put());
         (from + FRAME_SIZE - to) as u64
     }
 
@@ -148,15 +151,6 @@ impl PageCache {
         let folios_left = |limit: u64| limit.saturating_sub(self.words.folio_pins());
         frames <= self.pin_limit().saturating_sub(self.words.pinned())
             && self.folio_pin_limit().is_none_or(|limit| folios <= folios_left(limit))
-    }
-
-    /// A frame has left its folio, whose lock is held: gives it back unless a write-out or a pin
-    /// holds it. Then the last of these gives it back.
-    pub(crate) fn leave_folio(&self, frame: Frame, id: u32) {
-        if self.words.leave(frame) {
-            self.disown(frame, id);
-            self.give_frames(&[frame]);
-        }
     }
 
     /// The blocks of a group of a folio, whose lock is held, that are in pinned frames.

@@ -84,14 +84,27 @@ impl PageCache {
     }
 
     pub(crate) fn give_frames(&self, freed: &[Frame]) {
-        if freed.is_empty() {
-            return;
+        if !freed.is_empty() {
+            let free = self.put_frames(freed);
+            self.wake_for_free(free);
         }
-        let mut free = {
-            let mut alloc = self.frames.lock();
-            freed.iter().for_each(|&f| alloc.give(f));
-            alloc.free()
-        };
+    }
+
+    /// Gives frames back and wakes no waiter: the caller calls [`Self::wake_for_frames`] once it
+    /// holds no folio lock. Returns how many are free.
+    pub(crate) fn put_frames(&self, freed: &[Frame]) -> usize {
+        let mut alloc = self.frames.lock();
+        freed.iter().for_each(|&f| alloc.give(f));
+        alloc.free()
+    }
+
+    /// Wakes the waiters that the free frames serve.
+    pub(crate) fn wake_for_frames(&self) {
+        let free = self.frames.lock().free();
+        self.wake_for_free(free);
+    }
+
+    fn wake_for_free(&self, mut free: usize) {
         // The oldest waiter is always woken: it reclaims any further frames itself. The others are
         // woken if there are enough frames for them.
         let mut is_oldest = true;

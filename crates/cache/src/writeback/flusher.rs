@@ -353,6 +353,61 @@ mod tests {
         assert_eq!((early, free, locked), (0, 1, 0), "woken early, with the folio free, locked");
     }
 
+    /// The same of a task that waits for frames, where a folio gives one back.
+    #[test]
+    fn freed_frame_wakes_waiter_after_folio_lock() {
+        let config = crate::Config { huge_pages: false, ..crate::Config::with_budget(4 << 20) };
+        let cache = PageCache::new(config, forebay_base::world::RealWorld::with_seed(1)).unwrap();
+        let mapping = cache.new_mapping(4096, 1 << 20);
+        let block = crate::folio::Blocks { start: 0, end: 1 };
+        let mut pool = cache.take_frames(1).unwrap();
+        let folio = cache.lock_or_create(&mapping, 0).unwrap();
+        folio.install_frames(block, &mut pool);
+        folio.mark_dirty(block, Retention::Keep);
+        drop(folio);
+        let rest = cache.take_frames(cache.stats().frames_free as usize).unwrap();
+        let watch = std::sync::Arc::new(Watch(cache.clone(), Default::default()));
+        let waker = watch.clone().into();
+        let mut waiter = Box::pin(cache.wait_frames(&mapping, 1));
+        assert!(waiter.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+        let folio = cache.lock_folio(&mapping, 0).unwrap();
+        folio.discard(block);
+        let early = watch.1[1].load(Ordering::Relaxed);
+        drop(folio);
+        let [free, locked] = [0, 1].map(|i: usize| watch.1[i].load(Ordering::Relaxed));
+        assert_eq!((early, free, locked), (0, 1, 0), "woken early, with the folio free, locked");
+        drop((waiter, rest));
+    }
+
+    /// The same of the flusher, where blocks are to be tried again sooner than it would look. It
+    /// was also woken under the lock of the file's failed blocks.
+    #[test]
+    fn failed_block_wakes_flusher_after_folio_lock() {
+        let config = crate::Config { huge_pages: false, ..crate::Config::with_budget(4 << 20) };
+        let cache = PageCache::new(config, forebay_base::world::RealWorld::with_seed(1)).unwrap();
+        let mapping = cache.new_mapping(4096, 1 << 20);
+        let domain = &mapping.domain;
+        let none = std::sync::Weak::<Fake>::new();
+        let _first = domain.join(mapping.id, mapping.dirty.clone(), none);
+        let block = crate::folio::Blocks { start: 0, end: 1 };
+        let mut pool = cache.take_frames(1).unwrap();
+        let folio = cache.lock_or_create(&mapping, 0).unwrap();
+        folio.install_frames(block, &mut pool);
+        folio.mark_dirty(block, Retention::Keep);
+        drop(folio);
+        domain.take_wake();
+        domain.set_next_look(&domain.queue(), u64::MAX);
+        let watch = std::sync::Arc::new(Watch(cache.clone(), Default::default()));
+        let waker = watch.clone().into();
+        let mut woken = Box::pin(domain.flusher_wakes.wait_until(|| None::<()>));
+        assert!(woken.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+        crate::writeback::fail_unwritten(&cache, &mapping, 0, block);
+        let [free, locked] = [0, 1].map(|i: usize| watch.1[i].load(Ordering::Relaxed));
+        assert_eq!((free, locked), (1, 0), "woken with the folio free, and locked");
+        cache.lock_folio(&mapping, 0).unwrap().discard(block);
+        domain.leave(mapping.id);
+    }
+
     /// A file of one dirty folio. If it is `stuck`, nothing of it can be written.
     struct Fake {
         mapping: Arc<Mapping>,

@@ -192,7 +192,7 @@ impl FolioWrite<'_> {
             }
             // Blocks redirtied meanwhile are dirty anyway.
             self.mark_failed(piece.blocks);
-            self.mapping.fail(numbers, now);
+            self.defer_flusher_wake(self.mapping.fail(numbers, now));
             self.mapping.domain.end_write(bytes);
             return;
         }
@@ -276,7 +276,8 @@ impl FolioWrite<'_> {
     fn fail_unwritten(&self, blocks: Blocks) {
         // They are not taken, so a sync that looks meanwhile finds them dirty.
         for run in self.writable(blocks, DirtyTracking::Block) {
-            self.mapping.fail(self.mapping.block_numbers(self.index, run), self.cache.world.now());
+            let numbers = self.mapping.block_numbers(self.index, run);
+            self.defer_flusher_wake(self.mapping.fail(numbers, self.cache.world.now()));
         }
     }
 
@@ -294,6 +295,7 @@ impl FolioWrite<'_> {
                 freed.push(frame);
             }
         }
+        self.defer_frames_wake(freed.put());
     }
 
     /// The flush that followed worked: the blocks need not be kept any more.
@@ -309,7 +311,7 @@ impl FolioWrite<'_> {
             self.clear_unflushed(run);
             self.mark_failed(run);
             let numbers = self.mapping.block_numbers(self.index, run);
-            self.mapping.fail(numbers, self.cache.world.now());
+            self.defer_flusher_wake(self.mapping.fail(numbers, self.cache.world.now()));
         }
     }
 }

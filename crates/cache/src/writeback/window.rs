@@ -12,6 +12,7 @@ use crate::dirty::domain::{Domain, Held};
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::task::FutureSlot;
+use forebay_base::world::Nanos;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Wake, Waker};
@@ -200,16 +201,32 @@ impl<'a> Flush<'a> {
     }
 }
 
+impl Domain {
+    /// A flush of file `id` has failed and lost nothing. If the window still has to be opened after
+    /// a pause, the flusher flushes the file again.
+    pub fn flush_later(&self, id: u32, now: Nanos) {
+        let is_late = {
+            let mut queue = self.queue();
+            queue.flush_later(id, now);
+            self.looks_too_late(&queue)
+        };
+        self.wake_flusher_if(is_late);
+    }
+}
+
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
     use crate::config::Config;
     use crate::dirty::dirty_folios::DirtyFolios;
     use crate::dirty::pass::{WriteOut, WriteOutPass};
+    use crate::mapping::Mapping;
     use forebay_base::sim_world::SimWorld;
     use forebay_base::sync::Arc;
     use forebay_base::sync::atomic::{AtomicUsize, Ordering};
     use forebay_base::task::{WaitQueue, yield_now};
+    use forebay_base::world::World;
+    use std::time::Duration;
 
     /// A file with `bytes` to flush. Counts flushes: those in progress, and the most at a time.
     struct Owes {
@@ -276,6 +293,63 @@ mod tests {
                 domain.sub_unflushed(&file.dirty_folios, left.max(0) as u64);
             });
         }
+    }
+
+    /// A file whose flushes are refused, as by a full host, until `works` is set.
+    struct Refused {
+        cache: Arc<PageCache>,
+        mapping: Arc<Mapping>,
+        works: AtomicBool,
+        tries: AtomicUsize,
+    }
+
+    impl WriteOut for Refused {
+        fn write_out(self: std::sync::Arc<Self>, _: WriteOutPass, slot: &mut FutureSlot<u64>) {
+            slot.put(async { 0 });
+        }
+
+        fn flush(self: std::sync::Arc<Self>, slot: &mut FutureSlot<()>) {
+            slot.put(async move {
+                let tries = self.tries.fetch_add(1, Ordering::SeqCst);
+                assert!(tries < 1000, "Q-e: the flusher spins");
+                let (domain, dirty) = (&self.mapping.domain, &self.mapping.dirty);
+                if self.works.load(Ordering::SeqCst) {
+                    let all = dirty.unflushed.load(Ordering::SeqCst);
+                    domain.sub_unflushed(dirty, all.max(0) as u64);
+                } else {
+                    domain.flush_later(self.mapping.id, self.cache.world.now());
+                }
+            });
+        }
+
+        fn is_settled(&self) -> bool {
+            true
+        }
+    }
+
+    /// Blocks whose flush was refused stay in the window. No writer keeps more of the file, so no
+    /// task lists it for a flush: callers that wait for frames would wait for ever.
+    #[test]
+    fn refused_flush_is_tried_again_after_pause() {
+        let world = SimWorld::new(1);
+        let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
+        let cache = PageCache::new(config, world.clone()).unwrap();
+        let mapping = Arc::new(cache.new_mapping(4096, 1 << 20));
+        let (works, tries) = Default::default();
+        let file = std::sync::Arc::new(Refused { cache: cache.clone(), mapping, works, tries });
+        let weak = std::sync::Arc::downgrade(&file);
+        cache.join(&file.mapping, weak);
+        let (domain, window) = (&file.mapping.domain, cache.unflushed_window());
+        domain.keep_unflushed(file.mapping.id, &file.mapping.dirty, window / 4 * 3, window);
+        domain.wake_flusher();
+        world.run(world.sleep(Duration::from_secs(1)));
+        let tries = file.tries.load(Ordering::SeqCst);
+        assert!((10..30).contains(&tries), "{tries} flushes in a second");
+        file.works.store(true, Ordering::SeqCst);
+        world.run(world.sleep(Duration::from_millis(100)));
+        assert_eq!(cache.dirty.unflushed_bytes(), 0, "the window is open");
+        domain.leave(file.mapping.id);
+        world.run(async {});
     }
 
     /// The story: while the flushes of 64 small files waited for the device, each step of the

@@ -210,8 +210,7 @@ impl Past {
     pub fn note_failed(&mut self, kind: ErrorKind, of: Option<u64>, what: impl FnOnce() -> String) {
         match kind {
             ErrorKind::NoSpace if self.has_full_host => self.full += 1,
-            // A sync that a full host refuses gives up what is not in the cache: EIO from then on.
-            ErrorKind::Io if self.has_failed || self.has_full_host => self.failed += 1,
+            ErrorKind::Io if self.has_failed => self.failed += 1,
             // A write to a part of a block reads the block first.
             ErrorKind::Corrupt if of.is_some_and(|ino| self.has_decayed(ino)) => self.failed += 1,
             // A failed write or flush may have lost what went past the cache. A read of it finds

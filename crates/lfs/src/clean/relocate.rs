@@ -24,9 +24,9 @@ use crate::space::admission::{Growth, MAP_ITEM_BYTES};
 use crate::space::segment::{Phase, Pin};
 use crate::transaction::append::Content;
 use crate::transaction::state::State;
+use forebay_base::Result;
 use forebay_base::units::MIB;
 use forebay_base::world::Nanos;
-use forebay_base::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -261,7 +261,7 @@ impl Cleaner {
         self.flush_all().await?;
         if self.log.failures() != failures {
             // These copies may be among the failed writes.
-            return Err(Error::new(ErrorKind::Io, "clean", "a write or flush failed meanwhile"));
+            return Err(self.log.failed_meanwhile("clean"));
         }
         let (mut gone, mut said) = (0, Ok(()));
         for live in copied.live.chunks(SAY_AT_ONCE) {

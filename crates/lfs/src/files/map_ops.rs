@@ -221,8 +221,10 @@ impl FileOps {
         let start = pieces.first().map_or(0, |w| w.place.device_offset);
         let (mut parts, mut runs) = (Vec::new(), Vec::new());
         // Q1: a flush may have failed while the write was in flight.
-        let (failures, reserved) =
-            state.reservations.get(share).map_or((0, 0), |grant| (grant.failures, grant.sequence));
+        let (flush_failures, reserved) = state
+            .reservations
+            .get(share)
+            .map_or((0, 0), |grant| (grant.flush_failures, grant.sequence));
         for written in pieces {
             let birth = birth_of(files, state, written, reserved);
             let from = written.place.offset / unit;
@@ -244,7 +246,8 @@ impl FileOps {
                     };
                     if let Source::Run(place) = source {
                         let (ino, len) = (self.ino.0, count * unit);
-                        runs.push(Run { ino, at: place, len, sums: own.into(), failures });
+                        let (sums, is_flushed) = (own.into(), false);
+                        runs.push(Run { ino, at: place, len, sums, flush_failures, is_flushed });
                     }
                     // The injected fault: block numbers of large files are truncated.
                     let short = files.plant.has(Planted::BlockNumberShort);
@@ -493,9 +496,15 @@ impl MapOps for FileOps {
         })
     }
 
-    fn failures_reported(&self) -> Option<u64> {
-        // L7.
-        self.files.upgrade().map(|files| files.log.failures())
+    fn flush_failures(&self) -> Option<u64> {
+        // L7, L12.
+        self.files.upgrade().map(|files| files.log.flush_failures())
+    }
+
+    fn has_lost_content(&self) -> bool {
+        let Some(files) = self.files.upgrade() else { return false };
+        let state = files.state.lock();
+        [Lost::Run, Lost::Data].into_iter().any(|lost| state.sync_errors.has(self.ino.0, lost))
     }
 
     /// One record, appended in one step: no request to the device is needed.

@@ -86,8 +86,8 @@ struct Wanted<'a> {
     /// The content goes into log records.
     staged: bool,
     how: How,
-    /// Number of failures of the log before the reservation.
-    failures: u64,
+    /// Number of failed flushes before the reservation.
+    flush_failures: u64,
 }
 
 impl FileOps {
@@ -128,7 +128,7 @@ impl FileOps {
 
     /// Grants the log space for the records (M12).
     fn share(&self, files: &Arc<OpenFiles>, wanted: &Wanted<'_>) -> Result<Arc<Share>> {
-        let Wanted { key, places, staged, how, failures } = *wanted;
+        let Wanted { key, places, staged, how, flush_failures } = *wanted;
         let growth = self.growth_of(places);
         let direct = how.class == Class::Direct;
         let cost = match direct {
@@ -159,7 +159,7 @@ impl FileOps {
             segments.push(at.segment);
         }
         let sequence = state.counters.next_sequence();
-        let grant = Grant { cost, failures, sequence, segments, bytes, flying_bytes, growth };
+        let grant = Grant { cost, flush_failures, sequence, segments, bytes, flying_bytes, growth };
         state.reservations.insert(key, grant);
         Ok(Arc::new(Share { files: self.files.clone(), key }))
     }
@@ -172,7 +172,7 @@ impl FileOps {
         total: u64,
         how: How,
     ) -> Result<Reservation> {
-        let failures = files.log.failures();
+        let flush_failures = files.log.flush_failures();
         let mut at = files.staging.take(total).start;
         let key = at;
         let mut places = Vec::with_capacity(runs.len());
@@ -181,7 +181,7 @@ impl FileOps {
             places.push(Place { offset: run.start, len, device_offset: at });
             at += len;
         }
-        let wanted = Wanted { key, places: &places, staged: true, how, failures };
+        let wanted = Wanted { key, places: &places, staged: true, how, flush_failures };
         match self.share(files, &wanted) {
             Ok(owner) => Ok(Reservation::new(places, owner)),
             Err(error) => {
@@ -197,22 +197,22 @@ impl FileOps {
         files: &Arc<OpenFiles>,
         taken: Taken<'_>,
         how: How,
-        failures: u64,
+        flush_failures: u64,
     ) -> Result<Reservation> {
         let Some(key) = taken.places().first().map(|place| place.device_offset) else {
             return Ok(Reservation::in_place(taken.keep()));
         };
-        let wanted = Wanted { key, places: taken.places(), staged: false, how, failures };
+        let wanted = Wanted { key, places: taken.places(), staged: false, how, flush_failures };
         let owner = self.share(files, &wanted)?;
         Ok(Reservation::new(taken.keep(), owner))
     }
 
     async fn take_waiting(&self, runs: Vec<Range<u64>>, how: How) -> Result<Reservation> {
         let files = self.files()?;
-        let failures = files.log.failures();
+        let flush_failures = files.log.flush_failures();
         let taken = files.take_places(self.ino.0, &runs, (how.class, how.over)).await?;
         files.alloc.point().await;
-        self.reservation(&files, taken, how, failures)
+        self.reservation(&files, taken, how, flush_failures)
     }
 
     /// Reserves at once, or returns a future.
@@ -237,9 +237,9 @@ impl FileOps {
         if !files.alloc.at_once() {
             return Ok(MapFuture::Later(Box::pin(self.take_waiting(runs.to_vec(), how))));
         }
-        let failures = files.log.failures();
+        let flush_failures = files.log.flush_failures();
         let taken = files.take_reserved(self.ino.0, runs, (class, how.over))?;
-        Ok(MapFuture::Now(Some(self.reservation(files, taken, how, failures))))
+        Ok(MapFuture::Now(Some(self.reservation(files, taken, how, flush_failures))))
     }
 
     /// Reserves after a failure for lack of space (M14).

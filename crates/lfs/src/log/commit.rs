@@ -8,7 +8,8 @@
 //! could not detect that they are missing.
 //!
 //! The log uses the layers above through two traits: [`RecordOwner`] owns the queue and learns
-//! which records became durable, [`DataRepair`] learns of failures and writes data again.
+//! which records became durable, [`DataRepair`] learns of failures and writes data again after a
+//! failed flush.
 //!
 //! Locks: `ctl` and those of the owner in turn, never together; none across a wait.
 
@@ -21,17 +22,17 @@ use crate::format::record::RecordKind;
 use crate::log::group_layout::Batch;
 use crate::log::turn::{FlushTurn, WriteTurn};
 use crate::log::{ANY, Ctl, GROUPS_AHEAD, Group, Head, Log, Pending, Step};
-use forebay_base::Result;
 use forebay_base::buf::DataRef;
 use forebay_base::sync::Arc;
 use forebay_base::task::{BoxFuture, yield_now};
+use forebay_base::{Error, Result};
 use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
 
 /// The owner of the records: what the log requests from it, and reports to it.
 pub(crate) trait RecordOwner: Send + Sync {
     /// Takes queued records, up to the size of a group. `None`: a run of one was written before the
-    /// last of `failures`, and has to be written again first (Q1 of `repair`).
-    fn take_queue(&self, failures: u64) -> Option<Vec<Pending>>;
+    /// last of so many failed flushes, and has to be written again first (Q1 of `repair`).
+    fn take_queue(&self, flush_failures: u64) -> Option<Vec<Pending>>;
 
     /// Takes a free segment for the log.
     fn take_segment(&self) -> Result<u32>;
@@ -54,7 +55,8 @@ pub(crate) trait DataRepair: Send + Sync {
     /// Reports failed writes at these device offsets.
     fn on_write_failure(&self, offsets: &[u64]);
 
-    /// Writes the runs of these records again, and those of queued records.
+    /// Writes the runs of these records again, and those of queued records, if a failed flush may
+    /// have lost them.
     fn rewrite_runs<'a>(
         &'a self,
         records: &'a mut [Pending],
@@ -130,27 +132,21 @@ impl Committer<'_> {
         let durable_through = self.log.ctl.lock().durable.sequence - 1;
         let hold = turn.hold();
         let group = turn.group.as_mut().expect("put there above");
+        if is_covered {
+            // No flush has failed since the runs were taken: see `cover_runs`.
+            let runs = group.records.iter_mut().flat_map(|record| &mut record.runs);
+            runs.for_each(|run| run.is_flushed = true);
+        }
+        let fua = self.may_use_fua(has_runs && !is_covered);
         let done = match self.lay_out(group, durable_through) {
-            Ok(writes) => {
-                let fua = self.may_use_fua(has_runs && !is_covered);
-                let flags = if fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
-                let mut failed = Vec::new();
-                let written = match here && writes.len() == 1 {
-                    true => write_here(self.device, writes, flags, &mut failed, hold).await,
-                    false => write_each(self.device, writes, flags, &mut failed, hold).await,
-                };
-                if !failed.is_empty() {
-                    self.repair.on_write_failure(&failed);
-                }
-                written.map(|()| fua)
-            }
-            Err(error) => Err(error),
+            Ok(writes) => self.write_records(writes, fua, here, hold).await,
+            Err(error) => Err((error, false)),
         };
         let mut durable = None;
         turn.end(|ctl, group| {
             let group = group.expect("put there above");
             match done {
-                Ok(fua) => {
+                Ok(()) => {
                     ctl.head = group.head;
                     ctl.written_ticket = last_ticket(&group).max(ctl.written_ticket);
                     ctl.group_count += 1;
@@ -162,9 +158,12 @@ impl Committer<'_> {
                         debug_assert!(ctl.groups.len() <= GROUPS_AHEAD, "L6: so many ahead");
                     }
                 }
-                Err(error) => {
+                Err((error, may_have_flushed)) => {
                     ctl.groups.push_back(group);
-                    Log::fail(ctl, error);
+                    match may_have_flushed {
+                        true => Log::fail_flush(ctl, error),
+                        false => Log::fail(ctl, error),
+                    }
                 }
             }
         });
@@ -173,6 +172,29 @@ impl Committer<'_> {
             self.log.wake_any();
         }
         self.owner.on_written();
+    }
+
+    /// Writes a group that is laid out. With an error: whether it may be that of a flush (L12). A
+    /// device can carry out a write with FUA as a write and a flush. A host without space has
+    /// refused the write itself.
+    async fn write_records(
+        &self,
+        writes: Vec<(u64, Vec<u8>)>,
+        fua: bool,
+        here: bool,
+        hold: Hold,
+    ) -> std::result::Result<(), (Error, bool)> {
+        let flags = if fua { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
+        let mut failed = Vec::new();
+        let done = match here && writes.len() == 1 {
+            true => write_here(self.device, writes, flags, &mut failed, hold).await,
+            false => write_each(self.device, writes, flags, &mut failed, hold).await,
+        };
+        if !failed.is_empty() {
+            self.repair.on_write_failure(&failed);
+        }
+        // Of several writes the error is that of the first; `failed` has all but those for space.
+        done.map_err(|error| (error, fua && !failed.is_empty()))
     }
 
     /// K13: flushes the runs of the records to be written next, and every group before them. False:
@@ -200,13 +222,13 @@ impl Committer<'_> {
     /// Takes records for a group, after a repair if one is necessary (L4, Q1).
     async fn sound_records(&self, turn: &mut WriteTurn) -> Result<Vec<Pending>> {
         loop {
-            let (repair, failures) = {
+            let (repair, flush_failures) = {
                 let ctl = self.log.ctl.lock();
-                (ctl.repair, ctl.failures)
+                (ctl.repair, ctl.flush_failures)
             };
             if repair {
                 self.take_back(turn).await?;
-            } else if let Some(records) = self.owner.take_queue(failures) {
+            } else if let Some(records) = self.owner.take_queue(flush_failures) {
                 return Ok(records);
             } else {
                 self.repair.rewrite_runs(&mut [], &turn.hold()).await?;
@@ -269,7 +291,7 @@ impl Committer<'_> {
                 // written again.
                 Ok(()) => Vec::new(),
                 Err(error) => {
-                    Log::fail(ctl, error);
+                    Log::fail_flush(ctl, error);
                     Vec::new()
                 }
             }
@@ -290,7 +312,7 @@ impl Committer<'_> {
         let done = self.flush_device(&turn, false).await;
         turn.end(|ctl| {
             if let Err(error) = &done {
-                Log::fail(ctl, error.clone());
+                Log::fail_flush(ctl, error.clone());
             }
         });
         done
@@ -316,7 +338,7 @@ impl Committer<'_> {
     }
 
     /// Takes back everything since the last successful flush, to be laid out again in a new segment
-    /// (L4).
+    /// (L4). Its runs are written again only if a flush has failed since (L12).
     async fn take_back(&self, turn: &mut WriteTurn) -> Result<()> {
         let (groups, head, failures) = {
             let mut ctl = self.log.ctl.lock();

@@ -108,7 +108,7 @@ impl Model {
         let worked = (self.io)().await;
         turn.end(|ctl| {
             if !worked {
-                Log::fail(ctl, failed());
+                Log::fail_flush(ctl, failed());
             }
         });
     }
@@ -177,7 +177,7 @@ impl Model {
 
     fn flush_is_over(&self, ctl: &mut Ctl, count: usize, covered: Vec<u64>, worked: bool) {
         if !worked {
-            return Log::fail(ctl, failed());
+            return Log::fail_flush(ctl, failed());
         }
         if ctl.repair {
             return;

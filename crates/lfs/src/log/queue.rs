@@ -95,9 +95,10 @@ impl RecordQueue {
     }
 
     /// Takes records, oldest first, up to the size of a group. `None`: a run of one of them was
-    /// written before the last of `failures` (Q1).
-    pub fn take_group(&mut self, layout: &Layout, failures: u64) -> Option<Vec<Pending>> {
-        if self.records.iter().flat_map(|record| &record.runs).any(|run| run.failures < failures) {
+    /// written before the last of so many failed flushes (Q1).
+    pub fn take_group(&mut self, layout: &Layout, flush_failures: u64) -> Option<Vec<Pending>> {
+        let mut runs = self.records.iter().flat_map(|record| &record.runs);
+        if runs.any(|run| run.is_in_doubt(flush_failures)) {
             return None;
         }
         let (mut taken, mut bytes) = (Vec::new(), 0);

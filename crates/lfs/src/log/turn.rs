@@ -152,7 +152,7 @@ impl Drop for FlushTurn {
         let flown = std::mem::replace(&mut *self.flown.lock(), Flown::Alone);
         ctl.flushing = matches!(flown, Flown::Flying);
         if let Flown::Failed(error) = flown {
-            Log::fail(&mut ctl, error);
+            Log::fail_flush(&mut ctl, error);
         }
         drop(ctl);
         self.log.wake_all();
@@ -181,7 +181,7 @@ impl Drop for Flight {
         let is_alone = matches!(*flown, Flown::Alone);
         *flown = match self.failed.take() {
             Some(error) if is_alone => {
-                Log::fail(&mut ctl, error);
+                Log::fail_flush(&mut ctl, error);
                 Flown::Ground
             }
             Some(error) => Flown::Failed(error),

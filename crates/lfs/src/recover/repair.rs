@@ -1,4 +1,4 @@
-//! Repair after a failed write or flush: the data of a record is written again before the record
+//! Repair after a failed flush: the data of a record is written again before the record
 //! itself.
 //!
 //! After a failed flush a device may lose everything that it completed since the last good flush.
@@ -7,10 +7,12 @@
 //! the page cache, which keeps it until a flush succeeds. Or it writes what has replaced the block
 //! in the file since. A block is lost if no source has it, or if two writes to its place fail while
 //! the device accepts writes elsewhere. A lost block is left out of its record: the file keeps the
-//! earlier content there. The file is marked until the block is overwritten or truncated.
+//! earlier content there. The file is marked until the block is overwritten or truncated. A write
+//! that the host refuses for lack of space loses no block: that repair fails, and is repeated.
 //!
-//! Invariants: Q1 no record that is laid out after a failure refers to bytes that were last written
-//! before it. Each run stores the number of failures at its write. Q2 no lost block gets into a
+//! Invariants: Q1 no record that is laid out after a failed flush refers to bytes that the flush may
+//! have lost and that were not written since. Each run stores the number of failed flushes at its
+//! write, or that a flush covered it. Q2 no lost block gets into a
 //! tree. Only the log knows the earlier content of the block. So no checkpoint is made until the
 //! block is overwritten or truncated. Q3 what the cache holds is not left out: a later record may
 //! depend on it, such as a rename or a change of size. The repair examines each block under the
@@ -39,6 +41,7 @@ use forebay_base::codec::{Reader, Writer};
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::BioFlags;
+use forebay_iomap::ops::is_bad;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -76,14 +79,14 @@ impl DataRepair for Repair {
 }
 
 impl Resources {
-    /// Writes the runs of `records` and of the queued records again, if a write or flush failed
-    /// since their last write. A run that a working device does not return is left out. If the
-    /// device accepts no write at all, this returns an error, and the caller repeats the whole
+    /// Writes the runs of `records` and of the queued records again, if a flush failed since their
+    /// last write. A run that a working device does not return is left out. If the device accepts
+    /// no write at all, or the host has no space, this returns an error, and the caller repeats the
     /// repair. `hold` belongs to the caller's turn to write (L9).
     pub(crate) async fn rewrite_runs(&self, records: &mut [Pending], hold: &Hold) -> Result<()> {
-        let failures = self.log.failures();
+        let failures = self.log.flush_failures();
         let stale = |record: &Pending| {
-            let runs = record.runs.iter().filter(|run| run.failures < failures);
+            let runs = record.runs.iter().filter(|run| run.is_in_doubt(failures));
             runs.cloned().collect::<Vec<_>>()
         };
         let mut runs: Vec<Run> = records.iter().flat_map(stale).collect();
@@ -94,11 +97,14 @@ impl Resources {
             owners(records.iter().chain(state.queue.iter()), &places, &self.layout.geometry)?
         };
         let (mut lost, mut written, mut failed) = (Vec::new(), BTreeMap::new(), None);
+        let mut refused = None;
         for run in runs {
             let owner = owners.get(&run.at).copied();
             match self.rewrite(&run, owner, hold).await {
                 Ok(Some(again)) => drop(written.insert(run.at, again)),
                 Ok(None) => lost.push(run),
+                // It stays in doubt, and in its record.
+                Err(error) if error.kind() == ErrorKind::NoSpace => refused = Some(error),
                 Err(error) => {
                     lost.push(run);
                     failed = Some(error);
@@ -127,7 +133,7 @@ impl Resources {
                 state.map.renew(*data_id, *at, &again.sums);
             }
         }
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 
     /// Writes a run again, with the blocks from [`Resources::blocks_again`]. None: a block is lost.
@@ -141,8 +147,11 @@ impl Resources {
         let offset = self.layout.device_offset(run.at);
         let write =
             || write_all(&self.device, vec![(offset, bytes.clone())], BioFlags::SYNC, hold.clone());
-        if write().await.is_err() {
+        let done = write().await;
+        if is_bad(&done) {
             self.writes_failed(&[offset]);
+        }
+        if done.is_err() {
             // A second attempt: one failed write does not make the block lost.
             write().await?;
         }
@@ -156,7 +165,7 @@ impl Resources {
         let at = self.layout.device_offset(Place::new(segment, 0));
         let zeros = vec![0; self.layout.align as usize];
         let done = write_all(&self.device, vec![(at, zeros)], BioFlags::SYNC, hold.clone()).await;
-        if done.is_err() {
+        if is_bad(&done) {
             self.writes_failed(&[at]);
         }
         self.state.lock().space.segments.give_back(segment);
@@ -407,7 +416,7 @@ fn renew(
     let mut same = sizes.is_empty();
     for run in &mut record.runs {
         let Some(Again { sums, .. }) = written.get(&run.at) else { continue };
-        run.failures = run.failures.max(failures);
+        run.flush_failures = run.flush_failures.max(failures);
         same &= run.sums == *sums;
         run.sums = sums.clone();
     }

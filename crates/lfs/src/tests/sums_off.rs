@@ -52,7 +52,7 @@ impl Route {
 }
 
 /// A disk with an empty volume, everything durable.
-fn blank(setup: &Setup, sums: bool) -> SimDisk {
+pub fn blank(setup: &Setup, sums: bool) -> SimDisk {
     let world = SimWorld::new(1);
     let config = SimConfig { size: setup.volume_bytes, ..SimConfig::default() };
     let disk = SimDisk::new(world.clone(), config);

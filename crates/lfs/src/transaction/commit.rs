@@ -12,8 +12,8 @@ use std::time::Duration;
 const IDLE: Duration = Duration::from_millis(10);
 
 impl RecordOwner for Resources {
-    fn take_queue(&self, failures: u64) -> Option<Vec<Pending>> {
-        self.state.lock().queue.take_group(&self.layout, failures)
+    fn take_queue(&self, flush_failures: u64) -> Option<Vec<Pending>> {
+        self.state.lock().queue.take_group(&self.layout, flush_failures)
     }
 
     fn take_segment(&self) -> Result<u32> {

@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 pub(crate) struct Grant {
     /// Log space, bytes.
     pub cost: u64,
-    /// The number of log failures when the reservation was made.
-    pub failures: u64,
+    /// The number of failed flushes when the reservation was made.
+    pub flush_failures: u64,
     /// The next sequence number at that time, for an injected fault.
     pub sequence: u64,
     /// The segments of its runs, one entry for each run.
@@ -128,8 +128,8 @@ mod tests {
 
     fn grant(cost: u64, bytes: u64) -> Grant {
         let growth = Growth { entries: 2, bytes: 10 };
-        let (failures, sequence, segments) = (0, 1, Vec::new());
-        Grant { cost, failures, sequence, segments, bytes, flying_bytes: bytes, growth }
+        let (flush_failures, sequence, segments) = (0, 1, Vec::new());
+        Grant { cost, flush_failures, sequence, segments, bytes, flying_bytes: bytes, growth }
     }
 
     /// M17, M18: the sums follow the reservations, and a record takes no more than its grant has.
