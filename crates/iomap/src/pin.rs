@@ -85,9 +85,7 @@ impl MappedFile {
     /// does not count as a touch, and a block brought in by an uncached request is refused.
     fn pin_cached(&self, range: &Range<u64>, passing: bool) -> Option<Pinned> {
         let mapping = &*self.mapping;
-        // Before a block is touched: the slow path touches each block of the range.
-        let last = mapping.folio_index(range.end.saturating_sub(1));
-        if mapping.folio_index(range.start) != last && !self.all_cached(range) {
+        if range.end - range.start > mapping.folio_size() && !self.all_cached(range) {
             return None;
         }
         let (mut pinned, mut hits) = (Pinned::new(&self.cache, mapping.id), 0);

@@ -70,12 +70,12 @@ impl MappedFile {
         Some(u64::from(blocks.len()))
     }
 
-    /// As `copy_cached`, for a range of several folios. No block is touched unless all of them are
-    /// hits: the slow path touches each block of the range, and one read is one touch.
+    /// As `copy_cached`, for a range of several folios. One that is longer than a folio, and only
+    /// partly cached, is found out before anything is touched.
     #[inline(never)]
     fn copy_cached_folios(&self, range: Range<u64>, dst: &mut [u8], is_touch: bool) -> Option<u64> {
         let (mapping, start) = (&*self.mapping, range.start);
-        if !self.all_hit(&range) {
+        if range.end - start > mapping.folio_size() && !self.all_cached(&range) {
             return None;
         }
         let mut blocks_hit = 0;

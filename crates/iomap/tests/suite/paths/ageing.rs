@@ -6,7 +6,6 @@ use forebay_base::IoFlags;
 use forebay_base::world::split_mix;
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, FRAME_SIZE, State};
-use forebay_iomap::PinRequest;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -47,32 +46,6 @@ fn a_pass_in_small_pieces_is_one_touch() {
             });
         }
     }
-}
-
-/// A read over the border of two folios touched the first one, met a block of the second that was
-/// absent, waited for it, and touched the first again. That counted as a second pass, so a scan with
-/// such reads promoted each folio that ended in one.
-#[test]
-fn read_over_folio_border_that_misses_touches_no_block_early() {
-    let config = Config { readahead_max: 0, ..Config::with_budget(16 << 20) };
-    let lab = Lab::new(config, 4096, Lab::sim(1 << 20));
-    lab.run(async {
-        let at = FOLIO - 4096;
-        lab.write(at, &[1; 4096], IoFlags::HELD_ABOVE).await;
-        let touched = || lab.blocks(State::Referenced);
-        assert!(touched().is_empty(), "such a write is no touch");
-        let mut dst = vec![0; 8192];
-        assert!(lab.file.try_read(&lab.handle, at, &mut dst, NONE).is_none());
-        assert!(touched().is_empty(), "a read that misses: {:?}", touched());
-        let (len, flags, may_copy, blocking) = (8192, NONE, false, false);
-        let request = PinRequest { offset: at, len, flags, may_copy, blocking };
-        assert!(lab.file.try_pin(&lab.handle, &request).is_none());
-        assert!(touched().is_empty(), "a pin that misses: {:?}", touched());
-        lab.read(at, 8192, NONE).await;
-        assert_eq!(touched().len(), 2);
-        lab.sync().await.unwrap();
-        assert_eq!(promoted_by_dropping(&lab), 0, "one touch");
-    });
 }
 
 /// Numbers in an order that no readahead follows.
