@@ -65,7 +65,7 @@ pub struct fby_cache_config {
     pub folio_size: u32,
     /// Longest read-ahead, bytes.
     pub readahead_max: u32,
-    /// Bytes of uncached writes to a file that start its write-back.
+    /// Window of uncached writes to a file, bytes: write-back starts when a quarter of it is dirty.
     pub uncached_window_bytes: u32,
     /// FBY_AIO_AUTO, FBY_AIO_URING or FBY_AIO_THREADS.
     pub aio: u32,
