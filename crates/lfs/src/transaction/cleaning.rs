@@ -1,7 +1,9 @@
 //! Whether the cleaner is at work and what it has freed, for tasks that wait for space.
 //!
 //! Invariants: C51 one pass at a time has the turn. C52 while a task waits for space, or for the
-//! end of a pass, the cleaner does not pause.
+//! end of a pass, the cleaner does not pause. C53 a task that lacks space waits only for a pass or
+//! a job that has begun. Cleaning that is due may be held back (requests.J4) by a caller that does
+//! not run.
 //!
 //! Lock: one, a leaf; none across a wait.
 
@@ -18,17 +20,30 @@ pub(crate) struct Cleaning {
 #[derive(Default)]
 struct Progress {
     has_pass: bool,
-    /// Background cleaning goes on until enough is free.
+    /// Background cleaning is due, or in progress, until enough is free.
     is_background: bool,
+    /// A job of background cleaning is in progress.
+    has_job: bool,
     /// Tasks that wait for space or for the end of a pass.
     waiting: u32,
-    /// How often cleaned segments became free.
+    /// How often cleaned segments became free, or a job that makes space has ended.
     freed_count: u64,
 }
 
 impl Progress {
+    /// Whether work is in progress that a task can wait for (C53).
     fn is_at_work(&self) -> bool {
-        self.has_pass || self.is_background
+        self.has_pass || self.has_job
+    }
+}
+
+/// A job of background cleaning in progress.
+pub(crate) struct CleaningJob<'a>(&'a Cleaning);
+
+impl Drop for CleaningJob<'_> {
+    fn drop(&mut self) {
+        self.0.progress.lock().has_job = false;
+        self.0.wait.wake_all();
     }
 }
 
@@ -79,33 +94,36 @@ impl Cleaning {
         self.progress.lock().waiting > 0
     }
 
-    /// Begins or ends background cleaning. It makes its own checkpoints, so no others are made for
-    /// want of free segments.
+    /// Background cleaning is due, or has ended. It makes its own checkpoints, so no others are
+    /// made for want of free segments.
     pub fn set_background(&self, is_background: bool) {
         self.progress.lock().is_background = is_background;
-        if !is_background {
-            self.wait.wake_all();
-        }
     }
 
-    /// Whether background cleaning goes on.
+    /// Whether background cleaning is due or in progress.
     pub fn is_background(&self) -> bool {
         self.progress.lock().is_background
     }
 
-    /// Some of what was cleaned is free.
+    /// A job of background cleaning begins. It ends when the guard is dropped.
+    pub fn begin_job(&self) -> CleaningJob<'_> {
+        self.progress.lock().has_job = true;
+        CleaningJob(self)
+    }
+
+    /// Some of what was cleaned is free, or a job that makes space has ended.
     pub fn note_freed(&self) {
         self.progress.lock().freed_count += 1;
         self.wait.wake_all();
     }
 
-    /// How often cleaned segments became free.
+    /// Counts the calls of [`Self::note_freed`].
     #[cfg(test)]
     pub fn freed_count(&self) -> u64 {
         self.progress.lock().freed_count
     }
 
-    /// Waits until the pass in progress has freed something or is over. False: there is none.
+    /// Waits until the work in progress has freed something or is over (C53). False: there is none.
     pub async fn part_over(&self) -> bool {
         let (is_at_work, seen) = {
             let progress = self.progress.lock();

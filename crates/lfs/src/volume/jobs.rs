@@ -234,6 +234,8 @@ impl Inner {
                 if ends_pass {
                     self.cleaning.pass_over().await;
                 }
+                // A task that waits for a pass may look before the next job begins one.
+                self.cleaning.note_freed();
                 self.requests.answer_space(callers, is_made);
             }) as BoxFuture<'static, ()>
         })
@@ -245,6 +247,7 @@ impl Inner {
         }
         self.cleaning.set_background(true);
         Some(Box::pin(async move {
+            let _job = self.cleaning.begin_job();
             let number = self.checkpoints.number();
             let goes_on = self.cleaner.clean_background().await;
             let is_over = {
