@@ -7,6 +7,7 @@ use crate::space::Need;
 use crate::tests::clean::sparse_of;
 use crate::tests::reuse::{check, create, setup, write};
 use crate::tests::setup::Setup;
+use crate::transaction::requests::HOLD;
 use crate::{OpenOptions, Volume};
 use forebay_base::task::BoxFuture;
 use forebay_base::world::WorldRef;
@@ -84,12 +85,59 @@ fn writer_does_not_wait_for_cleaning_that_is_held_back() {
         assert!(volume.0.cleaning.is_background(), "cleaning is due");
         assert!(ends(&world, files.wait_for_cleaner()).await, "no job does what it waits for");
         assert!(requests.make_space().await, "another caller is answered");
+        let before = volume.clean_stats().passes;
+        world.sleep(Duration::from_secs(1)).await;
+        assert!(volume.clean_stats().passes > before, "J6: cleaning was held back all the while");
         drop(unpolled);
         drop(file);
         volume.close().await.unwrap();
     });
     disk.world().stop();
     assert!(check(&disk).is_clean());
+}
+
+/// J5, J6: a caller that wants no pass in progress has been answered, and has not run. The job for
+/// a caller that posted meanwhile began a pass at once, which set aside space of the log. Now it
+/// begins when the first caller runs, or after a while.
+#[test]
+fn pass_for_next_caller_waits_for_caller_that_ends_passes() {
+    for runs in [true, false] {
+        let setup = setup(0);
+        let disk = setup.blank();
+        disk.world().run(async {
+            let world: WorldRef = disk.world().clone();
+            let (volume, file) = low_on_space(&setup, &disk).await;
+            let requests = &volume.0.requests;
+            let mut first = Box::pin(requests.make_space_and_end_pass());
+            let mut with_first = Box::pin(requests.make_space_and_end_pass());
+            assert!(poll_once(&mut first).await.is_pending());
+            assert!(poll_once(&mut with_first).await.is_pending());
+            // The job for these two begins.
+            world.sleep(Duration::from_nanos(1)).await;
+            let mut next = Box::pin(requests.make_space());
+            assert!(poll_once(&mut next).await.is_pending());
+            with_first.await;
+            let before = volume.clean_stats().passes;
+            let (_, other) = create(&volume, "more").await.unwrap();
+            for n in 0.. {
+                if volume.0.state.lock().lacks_space() {
+                    break;
+                }
+                write(&other, n * BLOCK as u64, &[4; BLOCK]).await.unwrap();
+            }
+            world.sleep(HOLD / 2).await;
+            assert_eq!(volume.clean_stats().passes, before, "J5: a pass before the caller ran");
+            if runs {
+                assert!(poll_once(&mut first).await.is_ready(), "answered before");
+            }
+            assert!(ends(&world, next).await, "J6: it waits for a caller that does not run");
+            assert!(volume.clean_stats().passes > before, "no pass was made: nothing is tested");
+            drop((first, file, other));
+            volume.close().await.unwrap();
+        });
+        disk.world().stop();
+        assert!(check(&disk).is_clean());
+    }
 }
 
 /// Requests space again and again until it is stopped, and counts the answers.

@@ -13,7 +13,9 @@
 //! is dropped while it waits stops no job. J4 between the answer to a request for space and the
 //! moment in which its caller runs again, background cleaning does not begin: it would set aside
 //! the space that was made. J5 nor is a pass in progress then, if the caller asked for that: a pass
-//! sets aside space of the log for what it moves.
+//! sets aside space of the log for what it moves. So no job for the next callers begins before. J6
+//! an answer holds other work back for at most [`HOLD`]: a caller whose executor does not poll it
+//! then competes for the space.
 //!
 //! Rule: a task that waits here holds no lock, no reservation and no turn, because the job may
 //! need each of them.
@@ -22,8 +24,14 @@
 
 use forebay_base::sync::Mutex;
 use forebay_base::task::{OneReceiver, OneSender, oneshot};
+use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+/// How long an answer that its caller has not seen holds other work back (J6).
+pub(crate) const HOLD: Duration = Duration::from_millis(100);
 
 /// The layer that decides on checkpoints and cleaning.
 pub(crate) trait Maintainer: Send + Sync {
@@ -47,19 +55,37 @@ pub(crate) struct Posted {
     pub removals: Vec<OneSender<()>>,
     /// The oldest change is of age.
     pub is_of_age: bool,
-    /// Answers to requests for space whose callers have not run again (J4).
-    unseen: u32,
+    /// Answers to requests for space whose callers have not run again, by number.
+    unseen: BTreeMap<u64, Unseen>,
+}
+
+/// An answer that its caller has not seen.
+struct Unseen {
+    /// Until when it holds other work back (J6).
+    until: Nanos,
+    /// No pass may begin, and not only background cleaning (J5).
+    ends_pass: bool,
+}
+
+/// Until when unseen answers hold work back. `None`: none does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// Background cleaning (J4).
+    pub cleaning: Option<Nanos>,
+    /// Jobs that make space (J5).
+    pub space: Option<Nanos>,
 }
 
 /// The answer to a request for space, until its caller has seen it (J4).
 pub(crate) struct Answer {
     is_made: bool,
+    number: u64,
     requests: Arc<Requests>,
 }
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        self.requests.posted.lock().unseen -= 1;
+        self.requests.posted.lock().unseen.remove(&self.number);
         if let Some(maintainer) = self.requests.maintainer() {
             maintainer.wake();
         }
@@ -141,18 +167,41 @@ impl Requests {
         }
     }
 
-    /// Answers requests for space.
-    pub fn answer_space(self: &Arc<Self>, callers: Vec<OneSender<Answer>>, is_made: bool) {
-        self.posted.lock().unseen += callers.len() as u32;
-        for caller in callers {
-            caller.send(Answer { is_made, requests: self.clone() });
+    /// Answers requests for space. `ends_pass`: one of the callers wants no pass in progress (J5).
+    pub fn answer_space(
+        self: &Arc<Self>,
+        callers: Vec<OneSender<Answer>>,
+        (is_made, ends_pass): (bool, bool),
+        now: Nanos,
+    ) {
+        let until = now + HOLD.as_nanos() as u64;
+        let first = {
+            let mut posted = self.posted.lock();
+            let first = posted.unseen.last_key_value().map_or(0, |(last, _)| last + 1);
+            let numbers = first..first + callers.len() as u64;
+            posted.unseen.extend(numbers.map(|number| (number, Unseen { until, ends_pass })));
+            first
+        };
+        for (number, caller) in (first..).zip(callers) {
+            caller.send(Answer { is_made, number, requests: self.clone() });
         }
     }
 
-    /// Whether a request for space was posted, or an answer to one is not seen (J4).
-    pub fn has_space_caller(&self) -> bool {
-        let posted = self.posted.lock();
-        posted.unseen > 0 || !posted.space.is_empty()
+    /// Whether a request for space was posted.
+    pub fn wants_space(&self) -> bool {
+        !self.posted.lock().space.is_empty()
+    }
+
+    /// Until when answers that were not seen hold work back (J4 to J6).
+    pub fn held(&self, now: Nanos) -> Held {
+        let mut held = Held::default();
+        for unseen in self.posted.lock().unseen.values().filter(|unseen| unseen.until > now) {
+            held.cleaning = held.cleaning.max(Some(unseen.until));
+            if unseen.ends_pass {
+                held.space = held.space.max(Some(unseen.until));
+            }
+        }
+        held
     }
 
     /// For the maintenance: what was posted.
@@ -164,7 +213,7 @@ impl Requests {
     pub fn refuse_all(&self) {
         let posted = {
             let mut posted = self.posted.lock();
-            let unseen = posted.unseen;
+            let unseen = std::mem::take(&mut posted.unseen);
             std::mem::replace(&mut *posted, Posted { unseen, ..Posted::default() })
         };
         // Without the lock: this wakes the callers.

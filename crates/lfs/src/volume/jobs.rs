@@ -6,7 +6,7 @@
 
 use crate::checkpoint::How;
 use crate::space::{Bytes, Need};
-use crate::transaction::requests::Maintainer;
+use crate::transaction::requests::{Held, Maintainer};
 use crate::volume::Inner;
 use crate::volume::maintenance::{Job, Kind, Maintenance, Reasons};
 use forebay_base::task::BoxFuture;
@@ -156,13 +156,27 @@ impl Inner {
     fn begin_due(self: &Arc<Self>, jobs: &mut Vec<Job>) {
         self.begin(jobs, Kind::WriteOut, Self::begin_write_out);
         self.begin(jobs, Kind::FreeRemoved, Self::begin_free_removed);
-        self.begin(jobs, Kind::Space, Self::begin_space);
-        // Until callers have used what was made (requests.J4).
+        // Callers use first what was made for them (requests.J4, J5).
+        let held = self.requests.held(self.world.now());
+        if held.space.is_none() {
+            self.begin(jobs, Kind::Space, Self::begin_space);
+        }
         let has_caller = jobs.iter().any(|job| job.kind == Kind::Space);
-        if !has_caller && !self.requests.has_space_caller() {
+        if !has_caller && !self.requests.wants_space() && held.cleaning.is_none() {
             self.begin(jobs, Kind::Clean, Self::begin_clean);
         }
         self.begin(jobs, Kind::Checkpoint, Self::begin_checkpoint);
+        self.begin(jobs, Kind::Hold, |inner| inner.begin_hold(held));
+    }
+
+    /// Waits until unseen answers hold back no more of what is due (requests.J6).
+    fn begin_hold(self: Arc<Self>, held: Held) -> Option<BoxFuture<'static, ()>> {
+        let cleans = self.maintenance.control.lock().cleans;
+        let until = match self.requests.wants_space() {
+            true => held.space,
+            false => held.cleaning.filter(|_| cleans),
+        };
+        until.map(|until| self.world.sleep_until(until))
     }
 
     fn begin(
@@ -236,7 +250,7 @@ impl Inner {
                 }
                 // A task that waits for a pass may look before the next job begins one.
                 self.cleaning.note_freed();
-                self.requests.answer_space(callers, is_made);
+                self.requests.answer_space(callers, (is_made, ends_pass), self.world.now());
             }) as BoxFuture<'static, ()>
         })
     }

@@ -12,6 +12,7 @@
 //! | free removed | the same, then the turn of the cleaner and that of checkpoints |
 //! | space, clean | the turn of the cleaner, then that of checkpoints |
 //! | checkpoint | the turn of checkpoints |
+//! | hold | the clock: until no answer holds back what is due (`requests.J6`) |
 //!
 //! The jobs are futures of the one task and progress independently. A job waits only for jobs
 //! below it in the table, so there is no circle. That is why a checkpoint by age or size is two
@@ -48,6 +49,8 @@ pub(crate) enum Kind {
     Space,
     Clean,
     Checkpoint,
+    /// Waits until answers that callers have not seen hold nothing back.
+    Hold,
 }
 
 /// Why a checkpoint is made without a request.
