@@ -1,4 +1,4 @@
-//! Inodes, directories and attributes: what of them is in memory, and how the rest is loaded.
+//! Inodes, directories and attributes: their copies in memory, and how others are loaded.
 //!
 //! Locks: see the modules.
 

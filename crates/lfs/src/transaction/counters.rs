@@ -1,23 +1,23 @@
-//! The next numbers of a volume, and how many bytes were removed.
+//! The next free numbers of a volume, and the bytes of removed content.
 //!
-//! A number is never given out twice (`state.S13`): each counter only grows, past every number that
-//! a record names.
+//! A number is never given out twice (`state.S13`). Each counter only grows, and passes every
+//! number that a record names.
 //!
 //! No locks: the volume's state lock covers it.
 
 use crate::format::superblock::Superblock;
 
-/// Numbers that were not given out. A copy is what a checkpoint stores.
+/// The next numbers that were not given out. A checkpoint stores a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counters {
     next_ino: u64,
     next_data_id: u64,
-    /// Volume-wide sequence of content.
+    /// The next sequence number of content, for the whole volume.
     next_sequence: u64,
 }
 
 impl Counters {
-    /// Of a new volume.
+    /// The counters of a new volume.
     pub const FIRST: Self = Self { next_ino: 1, next_data_id: 1, next_sequence: 1 };
 
     /// The counters that a checkpoint stored.
@@ -26,7 +26,7 @@ impl Counters {
         Self { next_ino, next_data_id, next_sequence }
     }
 
-    /// Stores them.
+    /// Writes the counters to a superblock.
     pub fn store(&self, superblock: &mut Superblock) {
         let Self { next_ino, next_data_id, next_sequence } = *self;
         (superblock.next_ino, superblock.next_data_id) = (next_ino, next_data_id);
@@ -45,48 +45,49 @@ impl Counters {
         self.next_sequence
     }
 
-    /// The sequence that was given out last.
+    /// The last sequence number that was given out.
     pub fn last_sequence(&self) -> u64 {
         self.next_sequence - 1
     }
 
-    /// Gives out a sequence.
+    /// Gives out a sequence number.
     pub fn draw_sequence(&mut self) -> u64 {
         self.next_sequence = self.next_sequence.saturating_add(1);
         self.next_sequence - 1
     }
 
-    /// Skips sequences that an earlier life may have given out without a record.
+    /// Skips sequence numbers that may have been given out without a record before the volume was
+    /// opened.
     pub fn skip_sequences(&mut self, count: u64) {
         self.next_sequence = self.next_sequence.saturating_add(count);
     }
 
-    /// A record names this inode (S13).
+    /// Notes an inode number that a record names (S13).
     pub fn note_ino(&mut self, ino: u64) {
         self.next_ino = self.next_ino.max(ino.saturating_add(1));
     }
 
-    /// A record names this data.
+    /// Notes a data id that a record names.
     pub fn note_data_id(&mut self, data_id: u64) {
         self.next_data_id = self.next_data_id.max(data_id.saturating_add(1));
     }
 
-    /// A record names this sequence.
+    /// Notes a sequence number that a record names.
     pub fn note_sequence(&mut self, sequence: u64) {
         self.next_sequence = self.next_sequence.max(sequence.saturating_add(1));
     }
 
-    /// An injected fault: inodes are numbered anew, so numbers are given out twice.
+    /// An injected fault: restarts the inode numbers, so that numbers are given out twice.
     pub fn restart_inos(&mut self, next_ino: u64) {
         self.next_ino = next_ino;
     }
 }
 
-/// Content that was removed since the volume was opened, bytes, about.
+/// The approximate bytes of content that were removed since the volume was opened.
 #[derive(Debug, Default)]
 pub(crate) struct RemovedBytes {
     total: u64,
-    /// Of that, bytes that two checkpoints have made free.
+    /// Of these, the bytes that two checkpoints have made free.
     free: u64,
 }
 
@@ -95,17 +96,17 @@ impl RemovedBytes {
         self.total = self.total.saturating_add(bytes);
     }
 
-    /// Bytes that were removed in all.
+    /// All bytes that were removed.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Bytes of them that are not free beyond the first `ignored` ones.
+    /// The removed bytes that are not free yet, without the first `ignored` bytes.
     pub fn not_free_beyond(&self, ignored: u64) -> u64 {
         self.total.saturating_sub(self.free.max(ignored))
     }
 
-    /// The first `total` bytes that were removed are free.
+    /// Notes that the first `total` removed bytes are free.
     pub fn note_free(&mut self, total: u64) {
         self.free = self.free.max(total);
     }

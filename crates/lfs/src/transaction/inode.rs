@@ -12,7 +12,7 @@ use forebay_vfs::rules::refuse;
 use forebay_vfs::{Attr, Ino};
 
 impl State {
-    /// `Stale` for an inode that is gone.
+    /// Returns the inode, or `Stale` if it does not exist any more.
     pub fn get(&self, op: &'static str, ino: Ino) -> Tried<&Node> {
         match self.look(ino.0)? {
             Some(node) => Ok(node),
@@ -20,7 +20,7 @@ impl State {
         }
     }
 
-    /// Attributes, with the size that is not written out yet.
+    /// The attributes, with a size that may not be written out yet.
     pub fn attr(&self, op: &'static str, ino: Ino) -> Tried<Attr> {
         let node = match self.nodes.get(ino.0) {
             Some(node) => {
@@ -36,7 +36,7 @@ impl State {
         Ok(Attr { size: node.live_size().unwrap_or(attr.size), ..attr })
     }
 
-    /// Times of an inode that a later sync has to write (S14).
+    /// Changes times of an inode, which a later sync must write (S14).
     pub fn move_times(&mut self, ino: Ino, set: impl FnOnce(&mut Inode)) {
         self.nodes.move_times(ino.0, set);
     }

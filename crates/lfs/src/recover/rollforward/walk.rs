@@ -1,6 +1,6 @@
-//! The state of a walk along the log.
+//! The state of recovery while it walks along the log.
 //!
-//! No locks: recovery has the volume to itself.
+//! No locks: during recovery nothing else uses the volume.
 
 use super::window::Window;
 use crate::btree::Tree;
@@ -13,36 +13,36 @@ use crate::transaction::state::State;
 use forebay_block::DeviceRef;
 use std::collections::{BTreeMap, VecDeque};
 
-/// A record that may not count.
+/// A record that was read and is not applied yet: it may be part of a torn tail.
 pub(super) struct Held {
-    /// Header and changes; content that came with it was verified, and is not wanted again.
+    /// Header and changes. Inline content was verified already, and is not needed here.
     pub bytes: Vec<u8>,
     pub at: Place,
     pub sequence: u64,
-    /// Head behind it.
+    /// The head after this record.
     pub head: Head,
 }
 
 pub(super) struct Walk<'a> {
     pub device: &'a DeviceRef,
-    /// Of the checkpoint.
+    /// The tree of the checkpoint.
     pub tree: &'a Tree,
     pub layout: Layout,
     pub options: &'a OpenOptions,
     pub state: State,
-    /// By the first sequence.
+    /// Segment headers by their first sequence number.
     pub headers: BTreeMap<u64, Vec<SegmentHeader>>,
-    /// Segments that may be the log's, and whose header cannot be read in either copy.
+    /// Segments that may belong to the log, and of which neither header copy can be read.
     pub hidden: Vec<u32>,
-    /// Where the next record is looked for.
+    /// The place where recovery expects the next record.
     pub head: Head,
     pub held: VecDeque<Held>,
     pub held_bytes: usize,
-    /// Every record up to this one is durable.
+    /// All records up to this one are durable.
     pub durable: u64,
-    /// The bytes that recovery needs to judge the record at the head: a place, and how many.
+    /// The place and number of bytes that recovery last needed to examine the record at the head.
     pub asked: (Place, u64),
-    /// The segment that the log names as its next one, if no valid header was found there.
+    /// The segment that the log names as the next one, if no valid header was found there.
     pub named: Option<u32>,
     pub last: Head,
     pub records: u64,
