@@ -1,6 +1,7 @@
 //! Reads of cached blocks, which never wait for I/O or for another task's operation.
 
 use crate::file::{Handle, MappedFile};
+use crate::passing::Passing;
 use forebay_base::units::is_aligned;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_cache::folio::{Blocks, fault_in_for_writing};
@@ -140,11 +141,24 @@ impl MappedFile {
                 return None;
             }
             folio.copy_out((piece.start - mapping.folio_start(index)) as usize, &mut dst[into]);
-            if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT | IoFlags::HELD_ABOVE) {
-                folio.keep(blocks);
-                folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
-            }
+        }
+        if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT | IoFlags::HELD_ABOVE) {
+            self.touch_read(&range);
         }
         (mapping.bounds.cuts() == cuts).then_some(Ok((range.end - range.start) as usize))
+    }
+
+    /// Touches and keeps what a read has copied. It does so after the last folio, because a read
+    /// that is not served touches nothing.
+    fn touch_read(&self, range: &Range<u64>) {
+        let mapping = &*self.mapping;
+        for (index, piece) in self.pieces(range.clone()) {
+            let blocks = mapping.blocks_touched(index, &piece);
+            let folio = self.cache.lock_folio(mapping, index);
+            if let Some(folio) = folio.filter(|folio| folio.all(State::Uptodate, blocks)) {
+                let is_same = !is_aligned(piece.start, mapping.block_size());
+                Passing::Cached.read(&folio, blocks, is_same);
+            }
+        }
     }
 }
