@@ -66,7 +66,7 @@ async fn overwrite(file: &OpenFileRef) {
     file.sync(true).await.unwrap();
 }
 
-/// The story: a caller was answered, and its executor did not poll it. Background cleaning was
+/// C53: a caller was answered, and its executor did not poll it. Background cleaning was
 /// due, held back for that caller, and counted as work in progress. Each operation that lacked
 /// space waited for it, for ever.
 #[test]
@@ -148,7 +148,7 @@ async fn request_on(volume: Volume, stop: Arc<AtomicBool>, answers: Arc<AtomicU6
     }
 }
 
-/// The story: two writers of a full volume requested space in turn, so a request was posted or in
+/// C53: two writers of a full volume requested space in turn, so a request was posted or in
 /// progress at all times. Background cleaning was due and never began, but an overwrite past the
 /// cache waited for it as long as the two went on.
 #[test]
