@@ -10,13 +10,13 @@
 //!     > settle ........................... new root, dead places go their way
 //!   any step fails: what was frozen goes back below what changed since; the old root holds
 //! ```
-//! Invariants: H11 a checkpoint contains exactly the records up to its mark. H12 a slot is written
-//! after everything that it refers to was flushed. H13 a checkpoint succeeds only if no write or
-//! flush failed between its first node and its last slot. H14 a task that reserved space before the
-//! freeze may still look up older content in the frozen changes. So the next freeze waits until
-//! such tasks have ended. H18 after the task of a checkpoint was dropped, the next one begins only
-//! when the device has ended every write of nodes and slots. A late slot would replace a newer one,
-//! and refer to freed nodes.
+//! Invariants: H11 a checkpoint contains exactly the records up to its mark, or up to the record
+//! that a replay in parts has reached. H12 a slot is written after everything that it refers to was
+//! flushed. H13 a checkpoint succeeds only if no write or flush failed between its first node and
+//! its last slot. H14 a task that reserved space before the freeze may still look up older content
+//! in the frozen changes. So the next freeze waits until such tasks have ended. H18 after the task
+//! of a checkpoint was dropped, the next one begins only when the device has ended every write of
+//! nodes and slots. A late slot would replace a newer one, and refer to freed nodes.
 //!
 //! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint is
 //! made at a time.
@@ -65,6 +65,8 @@ pub(crate) enum How {
     Close,
     /// In an unused segment: there is no log yet.
     Fresh,
+    /// Behind the last record that a replay in parts has applied (bounded.R27).
+    Replayed,
 }
 
 /// Makes checkpoints, one at a time.
@@ -159,7 +161,7 @@ impl State {
             in_flight: self.reservations.keys().collect(),
             is_merged: false,
             before: self.space.segments.snapshot(),
-            counters: self.counters,
+            counters: self.counters.snapshot(),
             inodes: self.nodes.count(),
             ticket,
             nodes,
@@ -254,7 +256,7 @@ impl Checkpoints {
             }
             state.check_lost(state.map.changes())?;
             let ticket = match how {
-                How::Fresh => 0,
+                How::Fresh | How::Replayed => 0,
                 How::Log | How::Close => state.append_cut(false),
                 How::Moving => state.append_cut(true),
             };

@@ -185,7 +185,7 @@ impl Cleaner {
             self.checkpoints.make_and_free(How::Log).await?;
             self.cleaning.note_freed();
         }
-        Ok(pass.emptied > 0 && !pass.stuck && self.is_low())
+        Ok(pass.emptied > 0 && !pass.stuck && self.is_low(&mut self.state.lock()))
     }
 
     /// Frees segments for a request for space: moves live data, and makes the checkpoints after

@@ -16,29 +16,11 @@
 //! - `recover`: opening, roll-forward, repair after a failed write
 //! - `volume`: the public interface, open files, the maintenance task, fsck, grow, info
 //!
-//! No layer below `checkpoint` makes a checkpoint or cleans. Operations post a request and wait
-//! (`transaction::requests`); one maintenance task decides (`volume::maintenance`).
+//! `docs/internals/volume.md` explains how they work together: the states of a record, an extent
+//! and a segment, the lock order, and in a table on each page every invariant with what holds it.
 //!
 //! `fault` (injected faults), `fuzz` and `tests` are test apparatus.
 //!
-//! In memory are the changes that no checkpoint has merged yet, open inodes, and as many names as a
-//! bound in bytes permits. Everything else is read from the tree.
-//!
-//! A record:
-//! ```text
-//!  changes ──applied, queued──▶ queued ──laid out──▶ writing ──▶ written ──flush──▶ durable
-//!      (one hold of the lock)     ▲                     │ failed    │ flush failed
-//!                                 └─ repair: fresh segment, new generation ◀──┘
-//!  at recovery:  valid, in sequence ──▶ held ──something later calls it durable──▶ applied
-//!                                        └──the log ends, its data verifies──▶ applied, else the end
-//! ```
-//! A segment:
-//! ```text
-//!  free ──the log needs space──▶ open log ───┐ full, or the volume was opened again
-//!   ▲ ├──a run needs space────▶ open data ──┴▶ sealed ──nothing live at a checkpoint──▶ dead
-//!   │ └──a node needs space───▶ tree: its places come and go one by one               │
-//!   └────────────────── the next checkpoint is durable, and no task reads there ──────┘
-//! ```
 //! Invariants, in addition to those of each module: I11 the log has the order in which changes were
 //! applied; recovery restores a prefix of it. I12 an acknowledged sync is durable: its records, all
 //! earlier ones, and the runs that they point at were flushed. Or the records were written with FUA
@@ -51,16 +33,7 @@
 //! write or flush no sync succeeds before everything since the last successful flush was written
 //! again.
 //!
-//! Locks, from the outermost:
-//! ```text
-//!   making (`files::OpenFiles`)           a mapping is made or dropped
-//!   folio, mapping (cache, iomap)         held by callers of MapOps
-//!     └── state                           names, maps, segments, queue: never across a wait
-//!           ├── turns of the cleaner and of checkpoints, while `clean/choose.rs` looks at them
-//!           └── staging area              bytes of records on their way
-//!   log control (`log::Ctl`)              turns, groups, what is durable: a leaf, never together with state
-//! ```
-//! No mapping of the cache is made or dropped under the state lock.
+//! Locks: `docs/internals/volume.md` draws their order.
 #![forbid(unsafe_code)]
 
 pub mod btree;

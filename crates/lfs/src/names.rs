@@ -13,4 +13,5 @@ pub(crate) mod load;
 pub(crate) mod lookup;
 pub(crate) mod name_cache;
 pub(crate) mod node;
+pub(crate) mod open_times;
 pub(crate) mod scan_cache;

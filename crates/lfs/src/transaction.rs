@@ -34,5 +34,6 @@ pub(crate) mod requests;
 pub(crate) mod reservations;
 pub(crate) mod resources;
 pub(crate) mod state;
+pub(crate) mod state_lock;
 pub(crate) mod sync_errors;
 mod windows;

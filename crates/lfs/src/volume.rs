@@ -49,9 +49,9 @@ use crate::transaction::memory::Memory;
 use crate::transaction::options::OpenOptions;
 use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
+use crate::transaction::state_lock::StateLock;
 use crate::volume::maintenance::Maintenance;
 use forebay_base::buf::DataRef;
-use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::AtomicBool;
 use forebay_base::task::WaitQueue;
 use forebay_base::units::MIB;
@@ -159,6 +159,15 @@ impl Parts {
     }
 }
 
+/// A volume before it is served.
+struct Recovered {
+    volume: Volume,
+    /// Nothing followed the checkpoint.
+    is_clean: bool,
+    /// The log has more that was not replayed (rollforward.bounded).
+    has_rest: bool,
+}
+
 /// An open volume. Clones share it.
 #[derive(Clone)]
 pub struct Volume(pub(crate) Arc<Inner>);
@@ -189,11 +198,7 @@ impl Volume {
         state.apply(&Change::CreateInode(ROOT_INO, root(options.now), &[]), &nowhere)?;
         let mut head = Head { segment: None, ..Head::of(&superblock) };
         fresh_head(&mut state, &mut head)?;
-        let opened = Opened {
-            found: Found { state, head, records: 0, damage: None },
-            usage: Vec::new(),
-            is_clean: true,
-        };
+        let opened = Opened { found: Found::clean(state, head), usage: Vec::new(), is_clean: true };
         let options = OpenOptions::default();
         let parts = Parts::of(device, &superblock, layout.align, &options);
         let volume = Self::assemble(device, world, &options, (&superblock, opened), parts).await?;
@@ -211,6 +216,42 @@ impl Volume {
     /// Opens a volume. It first recovers the volume if that is necessary.
     pub async fn open(device: &DeviceRef, world: &WorldRef, options: &OpenOptions) -> Result<Self> {
         let options = &options.shared();
+        let (mut is_bounded, mut changes_peak) = (!options.read_only, 0);
+        loop {
+            let found = Self::recover(device, world, options, is_bounded, changes_peak).await?;
+            let Recovered { volume, is_clean, has_rest } = found;
+            changes_peak = volume.0.memory.replay_peak();
+            if options.read_only {
+                volume.0.state.lock().life.open_for_reading();
+                return Ok(volume);
+            }
+            if has_rest {
+                match volume.0.checkpoints.make(How::Replayed).await {
+                    Ok(()) => {}
+                    // What the rest of the log names leaves too little: it is replayed in memory.
+                    Err(error) if error.kind() == ErrorKind::NoSpace => is_bounded = false,
+                    Err(error) => return Err(for_reading(error)),
+                }
+                continue;
+            }
+            match is_clean {
+                true => volume.0.checkpoints.begin_life().await?,
+                false => volume.0.checkpoints.make(How::Fresh).await.map_err(for_reading)?,
+            }
+            volume.remove_orphans().await;
+            return Ok(volume);
+        }
+    }
+
+    /// Finds the newest checkpoint and replays the log behind it, as much as memory has space for
+    /// if `is_bounded`. `changes_peak`: bytes that the parts before took.
+    async fn recover(
+        device: &DeviceRef,
+        world: &WorldRef,
+        options: &OpenOptions,
+        is_bounded: bool,
+        changes_peak: u64,
+    ) -> Result<Recovered> {
         let (superblock, older, hidden) = match options.passed_over {
             n if n > 0 && options.read_only => (slots::read_older(device, n).await?, None, None),
             _ if options.read_only => slots::read_newest_to_read(device).await?,
@@ -239,7 +280,7 @@ impl Volume {
         let layout = Layout::of(&superblock, align_of(device));
         let parts = Parts::of(device, &superblock, layout.align, options);
         let slots = (&superblock, older.as_ref());
-        let found = find(device, &parts.tree, slots, layout, options).await;
+        let found = find(device, &parts.tree, slots, layout, options, is_bounded).await;
         let mut opened = match options.read_only {
             true => found?,
             false => found.map_err(for_reading)?,
@@ -250,18 +291,10 @@ impl Volume {
         if !options.read_only {
             opened.prepare(device, superblock.checkpoint, options.plant)?;
         }
-        let is_clean = opened.is_clean;
+        let (is_clean, has_rest) = (opened.is_clean, opened.found.rest.is_some());
+        opened.found.changes_peak = opened.found.changes_peak.max(changes_peak);
         let volume = Self::assemble(device, world, options, (&superblock, opened), parts).await?;
-        if options.read_only {
-            volume.0.state.lock().life.open_for_reading();
-            return Ok(volume);
-        }
-        match is_clean {
-            true => volume.0.checkpoints.begin_life().await?,
-            false => volume.0.checkpoints.make(How::Fresh).await.map_err(for_reading)?,
-        }
-        volume.remove_orphans().await;
-        Ok(volume)
+        Ok(Recovered { volume, is_clean, has_rest })
     }
 
     async fn assemble(
@@ -276,7 +309,7 @@ impl Volume {
         let domain = options.cache.as_ref().map(|cache| cache.dirty.domain(None));
         found.state.life.bound_changes(options.overlay_bytes);
         found.state.dirt = Arc::new(Dirt::of(domain.clone()));
-        let Found { state, head, damage, .. } = found;
+        let Found { state, head, damage, changes_peak, .. } = found;
         let layout = state.layout;
         let nodes = usage_nodes(layout.segments, layout.geometry, layout.seal).await?;
         let Parts { tree, store } = parts;
@@ -285,12 +318,13 @@ impl Volume {
             world: world.clone(),
             options: options.clone(),
             layout,
-            state: Mutex::new(state),
+            sequence: state.counters.sequence(),
+            state: StateLock::new(state),
             log: forebay_base::sync::Arc::new(Log::new(head)),
             repair: Box::new(Repair(me.clone())),
             alloc: Allocator::new(options.alloc, options.serialized_dio_pages, options.lock_points),
             staging: Arc::new(Staging::new(device.clone(), options.plant)),
-            memory: Memory::new(options),
+            memory: Memory::new(options, changes_peak),
             plant: options.plant,
             tree,
             store,

@@ -61,11 +61,14 @@ impl State {
 
 impl Cleaner {
     fn levels(&self) -> Levels {
+        self.levels_of(&mut self.state.lock())
+    }
+
+    fn levels_of(&self, state: &mut State) -> Levels {
         let percent = u64::from(self.options.clean_percent.min(50));
         let (segments, bytes) = (u64::from(self.layout.segments), self.layout.segment_bytes());
         let most = segments * percent / 100 * bytes;
         let least = if percent > 0 { LOW_LEAST * bytes } else { 0 };
-        let mut state = self.state.lock();
         let room = state.room_and_planned();
         if room >= most.max(least) {
             return Levels { room, coming: 0, low: most.max(least) };
@@ -77,8 +80,8 @@ impl Cleaner {
 
     /// Whether free space, with space about to become free, is so low that cleaning has to start
     /// (K24).
-    pub fn is_low(&self) -> bool {
-        let Levels { room, coming, low } = self.levels();
+    pub fn is_low(&self, state: &mut State) -> bool {
+        let Levels { room, coming, low } = self.levels_of(state);
         room + coming < low
     }
 

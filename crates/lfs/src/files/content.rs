@@ -15,6 +15,7 @@ use crate::format::change::{Change, Size};
 use crate::names::closed::RetainedMapping;
 use crate::names::content::{Content, PendingWriteBack};
 use crate::names::lookup::Tried;
+use crate::names::open_times::OpenTimes;
 use crate::space::Need;
 use crate::transaction::state::State;
 use crate::transaction::sync_errors::Lost;
@@ -83,18 +84,19 @@ impl OpenFiles {
             return refuse(ErrorKind::Unsupported, op, "the volume was opened without a cache");
         };
         let _making = self.making.lock();
-        if let Some(content) = self.content_there(op, ino)? {
-            return Ok(content);
-        }
-        let ops = Arc::new(FileOps::new(self, ino));
-        let (size, left) = {
+        let (size, left, ops) = {
             let mut state = self.state.lock();
+            rules::regular(&*state, op, ino)?;
             let (data_id, size) = {
                 let node = state.get(op, ino)?;
+                if let Some(content) = &node.content {
+                    return Ok(content.clone());
+                }
                 (node.inode.data_id, node.live_size().unwrap_or(node.inode.size))
             };
             let same = |left: &RetainedMapping| (left.data_id, left.size) == (data_id, size);
-            (size, state.left.take(ino.0).map(|left| (left.mapping, same(&left))))
+            let left = state.left.take(ino.0).map(|left| (left.mapping, same(&left)));
+            (size, left, Arc::new(FileOps::of(self, ino, &state)))
         };
         let block_size = self.layout.geometry.block_bytes();
         let geometry = Geometry { block_size, size, read_only: false };
@@ -106,7 +108,7 @@ impl OpenFiles {
         let left = left.filter(|(_, same)| *same).map(|(mapping, _)| mapping);
         let file = MappedFile::open_in(cache, domain, ops.clone(), geometry, left)?;
         let handle = file.open_handle();
-        let new = Arc::new(Content { file, handle, ops, ino });
+        let new = Arc::new(Content { file, handle, ops, ino, times: OpenTimes::default() });
         let mut state = self.state.lock();
         let attached = state.nodes.update(ino.0, |node| {
             debug_assert!(node.content.is_none(), "D11: made by one at a time");

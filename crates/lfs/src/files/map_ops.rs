@@ -94,9 +94,14 @@ fn closed() -> Error {
 impl FileOps {
     /// The map of an inode.
     pub fn new(files: &OpenFiles, ino: Ino) -> Self {
+        Self::of(files, ino, &files.state.lock())
+    }
+
+    /// The map of an inode, for a caller that holds the state lock.
+    pub fn of(files: &OpenFiles, ino: Ino, state: &State) -> Self {
         let geometry = files.layout.geometry;
         let sums = geometry.sum == SumAlgorithm::Crc32c;
-        let dirt = files.state.lock().dirt.clone();
+        let dirt = state.dirt.clone();
         let (files, device) = (files.me.clone(), files.staging.clone());
         let told = Told::default();
         Self { files, device, ino, unit: geometry.block_bytes(), sums, dirt, told }
@@ -404,7 +409,7 @@ impl MapOps for FileOps {
     }
 
     fn sequence(&self) -> u64 {
-        self.files.upgrade().map_or(0, |files| files.state.lock().draw())
+        self.files.upgrade().map_or(0, |files| files.sequence.draw())
     }
 
     fn publish(&self, reservation: &Reservation, written: &[Written], size: u64) {

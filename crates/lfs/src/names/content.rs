@@ -3,6 +3,7 @@
 //! No locks: the volume's state lock covers it.
 
 use crate::names::closed::RetainedMapping;
+use crate::names::open_times::OpenTimes;
 use forebay_iomap::{Handle, MapOps, MappedFile};
 use forebay_vfs::Ino;
 use std::collections::BTreeSet;
@@ -17,6 +18,7 @@ pub(crate) struct Content {
     pub ops: Arc<dyn MapOps>,
     /// The inode.
     pub ino: Ino,
+    pub times: OpenTimes,
 }
 
 impl Content {

@@ -5,7 +5,7 @@
 //!
 //! No locks: the volume's state lock covers it.
 
-use crate::format::inode::{Inode, SetAttributes};
+use crate::format::inode::{Inode, SetAttributes, Time};
 use crate::names::node::Node;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +36,10 @@ impl InodeTable {
 
     /// Changes an inode. `None`: it is not in memory. To change times, use [`Self::move_times`].
     pub fn update<T>(&mut self, ino: u64, change: impl FnOnce(&mut Node) -> T) -> Option<T> {
-        self.nodes.get_mut(&ino).map(|node| change(node))
+        self.nodes.get_mut(&ino).map(|node| {
+            node.take_open_times();
+            change(node)
+        })
     }
 
     /// Adds an inode to memory. False: it replaces another copy.
@@ -79,7 +82,16 @@ impl InodeTable {
     /// Changes times of an inode without a record; a later sync records them (S16).
     pub fn move_times(&mut self, ino: u64, set: impl FnOnce(&mut Inode)) {
         if let Some(node) = self.nodes.get_mut(&ino) {
+            node.take_open_times();
             set(&mut node.inode);
+            self.moved.insert(ino);
+        }
+    }
+
+    /// A read moves `atime`, and leaves the times of writes where they are (S16).
+    pub fn move_atime(&mut self, ino: u64, atime: Time) {
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.inode.atime = atime;
             self.moved.insert(ino);
         }
     }
@@ -87,6 +99,9 @@ impl InodeTable {
     /// The times of an inode that are ahead of the log; the caller records them now.
     pub fn take_moved_times(&mut self, ino: u64) -> Option<SetAttributes> {
         let is_moved = self.moved.remove(&ino);
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.take_open_times();
+        }
         let Inode { atime, mtime, ctime, .. } = self.nodes.get(&ino).filter(|_| is_moved)?.inode;
         let (atime, mtime, ctime) = (Some(atime), Some(mtime), Some(ctime));
         Some(SetAttributes { atime, mtime, ctime, ..SetAttributes::default() })

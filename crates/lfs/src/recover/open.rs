@@ -61,6 +61,7 @@ pub(crate) async fn find(
     slots: (&Superblock, Option<&Superblock>),
     layout: Layout,
     options: &OpenOptions,
+    is_bounded: bool,
 ) -> Result<Opened> {
     let (newest, older) = slots;
     // This check comes before any allocation whose size the slot determines.
@@ -80,9 +81,9 @@ pub(crate) async fn find(
     let is_clean = newest.state & STATE_CLEAN != 0
         || is_larger && options.plant.has(Planted::GrownTakenForClosed);
     let mut found = if is_clean {
-        Found { state, head: Head::of(newest), records: 0, damage: None }
+        Found::clean(state, Head::of(newest))
     } else {
-        roll_forward(device, tree, newest, state, options).await?
+        roll_forward(device, tree, newest, state, options, is_bounded).await?
     };
     if let Err(error) = check_counters(&found.state) {
         if !options.read_only {
@@ -200,6 +201,17 @@ impl Opened {
     /// be one that is dead in both newest checkpoints: `newest` keeps such segments for this
     /// purpose.
     pub fn prepare(&mut self, device: &DeviceRef, newest: u64, plant: Plant) -> Result<()> {
+        self.check_damage()?;
+        log::debug!("{}: {} records of the log applied", device.name(), self.found.records);
+        if self.found.rest.is_some() {
+            // The generation of the next record: the log goes on with that.
+            self.found.state.space.segments.reclaim(newest);
+            return Ok(());
+        }
+        self.begin_generation(newest, plant)
+    }
+
+    fn check_damage(&self) -> Result<()> {
         if let Some(damage) = &self.found.damage {
             let text = format!("{damage}; it can be opened for reading");
             let error = Error::new(damage.kind(), "open", text);
@@ -208,7 +220,10 @@ impl Opened {
                 None => error,
             });
         }
-        log::debug!("{}: {} records of the log applied", device.name(), self.found.records);
+        Ok(())
+    }
+
+    fn begin_generation(&mut self, newest: u64, plant: Plant) -> Result<()> {
         let Found { state, head, .. } = &mut self.found;
         head.generation = head.generation.saturating_add(UNRECORDED_GENERATIONS);
         // Birth numbers that were drawn and never recorded must not be drawn again.

@@ -14,8 +14,11 @@
 //! writes nothing to the device. R18 an unreadable place ends the log only if the search for
 //! evidence could read everything else (`docs/reference/crash-contract.md`).
 //!
+//! Memory: [`bounded`].
+//!
 //! No locks: during recovery nothing else uses the volume.
 
+mod bounded;
 mod evidence;
 mod walk;
 mod window;
@@ -45,7 +48,7 @@ use forebay_base::units::round_up;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::DeviceRef;
 use std::collections::{BTreeMap, VecDeque};
-use walk::{Held, Walk};
+use walk::{Bound, Held, Walk};
 use window::Window;
 
 /// The most bytes of records that are held while no record calls them durable. The writer has at
@@ -62,15 +65,29 @@ pub(crate) struct Found {
     pub records: u64,
     /// The log is damaged after these records: the volume may only be opened read-only.
     pub damage: Option<Error>,
+    /// The log has more records that count, for which memory has no space: where they begin
+    /// (bounded.R27).
+    pub rest: Option<Head>,
+    /// Most that the changes took in memory, bytes.
+    pub changes_peak: u64,
 }
 
-/// Applies the log after the checkpoint of `superblock` to `state`.
+impl Found {
+    /// A checkpoint that no log follows.
+    pub fn clean(state: State, head: Head) -> Self {
+        Self { state, head, records: 0, damage: None, rest: None, changes_peak: 0 }
+    }
+}
+
+/// Applies the log after the checkpoint of `superblock` to `state`. `is_bounded`: as much of it as
+/// memory has space for (bounded.R27).
 pub(crate) async fn roll_forward(
     device: &DeviceRef,
     tree: &Tree,
     superblock: &Superblock,
     state: State,
     options: &OpenOptions,
+    is_bounded: bool,
 ) -> Result<Found> {
     let (head, layout) = (Head::of(superblock), state.layout);
     let mut walk = Walk {
@@ -88,6 +105,7 @@ pub(crate) async fn roll_forward(
         asked: (superblock.log_head, 0),
         named: None,
         last: head,
+        bound: if is_bounded { Bound::of(options.overlay_bytes) } else { Bound::default() },
         records: 0,
         window: Window::new(device, layout),
     };
@@ -104,8 +122,10 @@ pub(crate) async fn roll_forward(
         damage = Some(error);
     }
     let generation = youngest.max(superblock.generation);
-    let head = Head { generation, ..walk.last };
-    Ok(Found { state: walk.state, head, records: walk.records, damage })
+    let rest = walk.protect_rest();
+    let head = rest.unwrap_or(Head { generation, ..walk.last });
+    let (records, changes_peak) = (walk.records, walk.bound.changes_peak);
+    Ok(Found { state: walk.state, head, records, damage, rest, changes_peak })
 }
 
 impl Walk<'_> {
@@ -269,7 +289,7 @@ impl Walk<'_> {
                 }
                 Err(error) => return Err(error),
             }
-            self.apply(&held).await?;
+            self.take(&held).await?;
         }
         Ok(())
     }
@@ -328,11 +348,11 @@ impl Walk<'_> {
             ..head
         };
         let bytes = bytes[..record.head_bytes()].to_vec();
-        Ok(Some(Held { bytes, at, sequence: fields.sequence, head: behind }))
+        Ok(Some(Held { bytes, at, sequence: fields.sequence, head: behind, next: behind }))
     }
 
     /// Holds a valid record, and applies the held records that are known to be durable.
-    async fn advance(&mut self, held: Held) -> Result<()> {
+    async fn advance(&mut self, mut held: Held) -> Result<()> {
         let layout = self.layout;
         let record = Record::reopen(&held.bytes, held.at, &layout.geometry)?;
         self.durable = self.durable.max(record.header.fields.durable_through);
@@ -358,6 +378,7 @@ impl Walk<'_> {
                 self.state.space.segments.found(header.segment, Stream::Log);
             }
         }
+        held.next = self.head;
         self.held_bytes += held.bytes.len();
         self.held.push_back(held);
         self.drain().await
@@ -371,7 +392,7 @@ impl Walk<'_> {
             }
             let held = self.held.pop_front().expect("looked at it");
             self.held_bytes -= held.bytes.len();
-            self.apply(&held).await?;
+            self.take(&held).await?;
         }
         Ok(())
     }

@@ -68,16 +68,32 @@ impl State {
         if !changes.is_empty() {
             self.try_append(&changes, Need::Urgent)?;
         }
-        let now = time(now);
-        self.move_times(ino, |inode| (inode.mtime, inode.ctime) = (now, now));
+        let moved = time(now);
+        self.move_times(ino, |inode| (inode.mtime, inode.ctime) = (moved, moved));
+        let has_privileges = attrs::content_changed(&seen, Privileges::Drop, now).perm.is_some();
+        if let Some(node) = self.nodes.get(ino.0)
+            && let Some(content) = &node.content
+            && !has_privileges
+            && !node.xattrs.contains_key(XATTR_CAPABILITY)
+        {
+            content.times.arm_writes(now);
+        }
         Ok(())
     }
 
     /// Notes a read of `ino`, which is in memory, and may update its access time.
     pub fn touch_atime(&mut self, ino: Ino, now: Timestamp, noatime: bool) {
-        let Ok(attr) = self.attr("read", ino) else { return };
-        if !noatime && !self.life.is_read_only() && !self.life.is_closed() && relatime(&attr, now) {
-            self.move_times(ino, |inode| inode.atime = time(now));
+        let Ok(mut attr) = self.attr("read", ino) else { return };
+        if noatime || self.life.is_read_only() || self.life.is_closed() {
+            return;
+        }
+        if relatime(&attr, now) {
+            self.nodes.move_atime(ino.0, time(now));
+            attr.atime = now;
+        }
+        let content = self.nodes.get(ino.0).and_then(|node| node.content.as_ref());
+        if let Some(content) = content.filter(|_| !relatime(&attr, now)) {
+            content.times.arm_reads(attr.atime);
         }
     }
 

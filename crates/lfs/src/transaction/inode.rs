@@ -3,7 +3,7 @@
 //! Lock: the state lock, held by the caller.
 
 use crate::format::inode::Inode;
-use crate::names::inode::attr_of;
+use crate::names::inode::{attr_of, timestamp};
 use crate::names::lookup::Tried;
 use crate::names::node::Node;
 use crate::transaction::state::State;
@@ -33,7 +33,9 @@ impl State {
             },
         };
         let attr = attr_of(ino, &node.inode, self.stored_bytes(node));
-        Ok(Attr { size: node.live_size().unwrap_or(attr.size), ..attr })
+        let written = node.content.as_ref().and_then(|content| content.times.written());
+        let [mtime, ctime] = [attr.mtime, attr.ctime].map(|at| written.map_or(at, timestamp));
+        Ok(Attr { size: node.live_size().unwrap_or(attr.size), mtime, ctime, ..attr })
     }
 
     /// Changes times of an inode, which a later sync must write (S14).

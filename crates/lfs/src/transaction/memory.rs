@@ -73,11 +73,14 @@ pub(crate) struct Memory {
     told_nodes: AtomicU64,
     /// The most bytes that changes have used so far.
     changes_most: AtomicU64,
+    /// The same while the log was replayed: merged before the volume is served.
+    replay_peak: u64,
 }
 
 impl Memory {
-    /// The memory of a volume that was opened with these options.
-    pub fn new(options: &OpenOptions) -> Self {
+    /// The memory of a volume that was opened with these options, and whose replay took
+    /// `replay_peak` bytes of changes.
+    pub fn new(options: &OpenOptions, replay_peak: u64) -> Self {
         let parts = ["nodes of a volume's tree", "names of a volume", "changes of a volume"];
         let cache = options.cache.as_ref().filter(|_| options.of_budget);
         let budget = cache.map(|cache| (cache.clone(), Claim::new(cache, &parts)));
@@ -89,7 +92,13 @@ impl Memory {
             told: AtomicU64::new(0),
             told_nodes: AtomicU64::new(0),
             changes_most: AtomicU64::new(0),
+            replay_peak,
         }
+    }
+
+    /// The most that changes took while the log was replayed, bytes.
+    pub fn replay_peak(&self) -> u64 {
+        self.replay_peak
     }
 
     /// The limit for names, bytes.

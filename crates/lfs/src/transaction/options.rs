@@ -51,7 +51,8 @@ pub struct OpenOptions {
     /// bytes to its file system, which must allocate them again before the next write. Without this
     /// option they stay allocated.
     pub discard: bool,
-    /// The most memory for changes that no checkpoint has merged, bytes.
+    /// The most memory for changes that no checkpoint has merged, bytes. An opening for writing
+    /// uses at most twice that while it replays the log.
     pub overlay_bytes: u64,
     /// The memory for clean tree nodes, bytes.
     pub node_cache_bytes: usize,

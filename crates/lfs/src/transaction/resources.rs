@@ -14,13 +14,15 @@ use crate::log::staging::Staging;
 use crate::space::alloc::Allocator;
 use crate::space::nodes::VolumeStore;
 use crate::transaction::cleaning::Cleaning;
+use crate::transaction::counters::Sequence;
 use crate::transaction::memory::{Held, Memory};
 use crate::transaction::options::OpenOptions;
 use crate::transaction::requests::Requests;
 use crate::transaction::state::State;
+use crate::transaction::state_lock::StateLock;
 use forebay_base::Result;
+use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
-use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::WorldRef;
 use forebay_block::DeviceRef;
@@ -32,7 +34,9 @@ pub(crate) struct Resources {
     pub world: WorldRef,
     pub options: OpenOptions,
     pub layout: Layout,
-    pub state: Mutex<State>,
+    pub state: StateLock,
+    /// The volume-wide sequence of content; drawn without the state lock.
+    pub sequence: Sequence,
     pub log: Arc<Log>,
     /// The repair that writes data again after a failure.
     pub repair: Box<dyn DataRepair>,

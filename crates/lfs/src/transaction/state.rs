@@ -116,7 +116,7 @@ impl State {
             frozen: None,
             root: empty_root(FILES_TREE, 0),
             orphans: BTreeSet::new(),
-            counters: Counters::FIRST,
+            counters: Counters::first(),
             queue: RecordQueue::new(),
             reservations: Reservations::default(),
             dirt: Arc::default(),

@@ -7,6 +7,7 @@
 use crate::checkpoint::How;
 use crate::space::{Bytes, Need};
 use crate::transaction::requests::{Held, Maintainer};
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use crate::volume::maintenance::{Job, Kind, Maintenance, Reasons};
 use forebay_base::task::BoxFuture;
@@ -66,12 +67,16 @@ impl Maintainer for Inner {
         self.world.spawn("forebay-lfs maintenance", Box::pin(task));
     }
 
-    /// Runs after each group of records. So it examines the state directly, and wakes the task only
-    /// if a job is due.
+    /// Runs after each group of records. So it examines the state directly, in one hold of the
+    /// lock, and wakes the task only if a job is due.
     fn on_written(&self) {
-        let reasons = self.reasons_to_checkpoint();
-        let cleans = self.should_clean();
-        let removed = self.removed_to_free();
+        let begun = self.maintenance.control.lock().freeing_bytes;
+        let (reasons, is_low, removed) = {
+            let mut state = self.state.lock();
+            let removed = self.removed_to_free(&state, begun);
+            (self.reasons_to_checkpoint(&state), self.cleaner.is_low(&mut state), removed)
+        };
+        let cleans = is_low && self.should_clean();
         if !reasons.any() && !cleans && removed.is_none() {
             return;
         }
@@ -95,8 +100,7 @@ impl Maintainer for Inner {
 /// The conditions under which jobs are due.
 impl Inner {
     /// The reasons why a checkpoint is due, if any.
-    fn reasons_to_checkpoint(&self) -> Reasons {
-        let state = self.state.lock();
+    fn reasons_to_checkpoint(&self, state: &State) -> Reasons {
         if state.life.is_closed() || state.life.is_read_only() {
             return Reasons::default();
         }
@@ -122,9 +126,9 @@ impl Inner {
         (volume / LOG_PART).max(self.layout.segment_bytes())
     }
 
-    /// Whether few segments are free and cleaning may free some.
+    /// Whether cleaning may free some segments, where few are free.
     fn should_clean(&self) -> bool {
-        if !self.cleaner.is_low() || self.check_running("clean").is_err() {
+        if self.check_running("clean").is_err() {
             return false;
         }
         let number = self.checkpoints.number();
@@ -134,12 +138,11 @@ impl Inner {
 
     /// Whether so much content was removed that it must be freed at once. Then the next writes use
     /// its space, and not segments that were never written (W17). It is tried once for each such
-    /// amount. Requests for space free the rest. Returns all removed bytes.
-    fn removed_to_free(&self) -> Option<u64> {
+    /// amount, beyond the `begun` bytes of the last time. Requests for space free the rest. Returns
+    /// all removed bytes.
+    fn removed_to_free(&self, state: &State, begun: u64) -> Option<u64> {
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
         let much = (volume / REMOVED_PART).clamp(REMOVED_MIN, REMOVED_MAX);
-        let begun = self.maintenance.control.lock().freeing_bytes;
-        let state = self.state.lock();
         let is_much = state.removed_bytes.not_free_beyond(begun) >= much;
         (is_much && !state.life.is_closed()).then_some(state.removed_bytes.total())
     }

@@ -64,11 +64,13 @@ impl VolumeFile {
     /// The content, and the handle of this opener. Errors: `IsDirectory`, `InvalidInput`,
     /// `BadHandle`.
     fn content(&self, op: &'static str, needed: OpenFlags) -> Result<&(Arc<Content>, Handle)> {
-        let there = self.content.get();
-        if there.is_none() {
+        let (there, allowed) =
+            (self.content.get(), rules::check_handle(op, self.ino, self.flags, needed));
+        if there.is_none() && allowed.is_err() {
+            // The error of another kind of inode comes first.
             rules::regular(&*self.inner.state.lock(), op, self.ino).map_err(Stop::open)?;
         }
-        rules::check_handle(op, self.ino, self.flags, needed)?;
+        allowed?;
         if let Some(there) = there {
             return Ok(there);
         }
@@ -209,14 +211,21 @@ impl VolumeFile {
     }
 
     fn touch_atime(&self) {
-        if !self.inner.options.noatime {
-            let now = self.inner.options.clock.now();
+        let options = &self.inner.options;
+        if options.noatime || options.read_only {
+            return;
+        }
+        let now = options.clock.now();
+        if self.content.get().is_none_or(|(content, _)| !content.times.is_read(now)) {
             self.inner.state.lock().touch_atime(self.ino, now, false);
         }
     }
 
     fn touch_content(&self, privileges: Privileges) -> Result<()> {
         let now = self.inner.options.clock.now();
+        if self.content.get().is_some_and(|(content, _)| content.times.try_write(now)) {
+            return Ok(());
+        }
         let (done, waits) = {
             let mut state = self.inner.state.lock();
             let done = state.touch_content(self.ino, now, privileges);

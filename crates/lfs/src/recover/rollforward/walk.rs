@@ -11,7 +11,7 @@ use crate::log::Head;
 use crate::transaction::options::OpenOptions;
 use crate::transaction::state::State;
 use forebay_block::DeviceRef;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A record that was read and is not applied yet: it may be part of a torn tail.
 pub(super) struct Held {
@@ -21,6 +21,32 @@ pub(super) struct Held {
     pub sequence: u64,
     /// The head after this record.
     pub head: Head,
+    /// The same, in the segment that the record names as the next one, if it names one.
+    pub next: Head,
+}
+
+/// Part of [`overlay_bytes`](crate::OpenOptions::overlay_bytes) that the changes of a replay may
+/// take: a live volume has that much before two checkpoints have merged them.
+const OVERLAY_PARTS: u64 = 2;
+
+/// What bounds a replay, and how far it came (`bounded`).
+#[derive(Default)]
+pub(super) struct Bound {
+    /// Bytes of changes; none: the replay has no bound.
+    pub changes_max: Option<u64>,
+    /// Most that the changes took, bytes.
+    pub changes_peak: u64,
+    /// Where the log goes on behind what was applied, if the rest is only scanned.
+    pub resume: Option<Head>,
+    /// Segments that the rest names.
+    pub segments: BTreeSet<u32>,
+}
+
+impl Bound {
+    /// Of a volume that is opened for writing with so much memory for changes.
+    pub fn of(overlay_bytes: u64) -> Self {
+        Self { changes_max: Some(OVERLAY_PARTS * overlay_bytes), ..Self::default() }
+    }
 }
 
 pub(super) struct Walk<'a> {
@@ -45,6 +71,8 @@ pub(super) struct Walk<'a> {
     /// The segment that the log names as the next one, if no valid header was found there.
     pub named: Option<u32>,
     pub last: Head,
+    /// The bound of changes in memory, and what names more than it.
+    pub bound: Bound,
     pub records: u64,
     pub window: Window<'a>,
 }
