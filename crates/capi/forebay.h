@@ -197,7 +197,7 @@ typedef struct {
    */
   uint32_t readahead_max;
   /**
-   * Bytes of uncached writes to a file that start its write-back.
+   * Window of uncached writes to a file, bytes: write-back starts when a quarter of it is dirty.
    */
   uint32_t uncached_window_bytes;
   /**

@@ -1,6 +1,8 @@
 //! Counters. Relaxed atomics on the inside, a plain struct outside.
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeSet;
+use std::sync::PoisonError;
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
@@ -141,9 +143,41 @@ const STRIPES: usize = 64;
 #[derive(Default)]
 struct Stripe(AtomicU64);
 
+/// The number of a living thread that counts. Another thread takes it over when this one has ended.
+struct ThreadNumber(usize);
+
+/// Numbers that ended threads returned, and the lowest that no thread had. Of std, because it is
+/// static.
+static NUMBERS: std::sync::Mutex<(BTreeSet<usize>, usize)> =
+    std::sync::Mutex::new((BTreeSet::new(), 0));
+
+impl ThreadNumber {
+    /// The lowest number that no living thread has.
+    fn take() -> Self {
+        let mut numbers = NUMBERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let (returned, fresh) = &mut *numbers;
+        Self(returned.pop_first().unwrap_or_else(|| {
+            *fresh += 1;
+            *fresh - 1
+        }))
+    }
+}
+
+impl Drop for ThreadNumber {
+    fn drop(&mut self) {
+        NUMBERS.lock().unwrap_or_else(PoisonError::into_inner).0.insert(self.0);
+    }
+}
+
+std::thread_local! {
+    static NUMBER: ThreadNumber = ThreadNumber::take();
+    /// The same without a destructor: the hit path reads it.
+    static STRIPE: usize = NUMBER.with(|number| number.0) % STRIPES;
+}
+
 /// A counter for the hit path: each thread adds to a stripe of its own with a load and a store.
-/// Exact for the first 64 threads of the process that count; later ones share stripes with them,
-/// and a count may be lost.
+/// Exact while at most 64 threads that count are alive; more of them share stripes, and a count
+/// may be lost.
 pub struct Striped(Box<[Stripe; STRIPES]>);
 
 impl Default for Striped {
@@ -156,11 +190,8 @@ impl Striped {
     /// Adds to the calling thread's stripe.
     #[inline]
     pub fn add(&self, value: u64) {
-        static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
-        thread_local! {
-            static MINE: usize = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        }
-        let stripe = &self.0[MINE.with(|mine| *mine) % STRIPES].0;
+        // Again within bounds, so that the compiler knows it.
+        let stripe = &self.0[STRIPE.with(|stripe| *stripe) % STRIPES].0;
         stripe.store(stripe.load(Ordering::Relaxed) + value, Ordering::Relaxed);
     }
 
@@ -186,5 +217,25 @@ impl Stats {
             return 0.0;
         }
         self.written_bytes as f64 / self.cleaned_bytes as f64
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    /// The story: a thread that ended took its stripe with it. Threads of a pool come and go, so
+    /// from the 65th on two living threads shared one, and took back counts of each other.
+    #[test]
+    fn stripe_of_ended_thread_is_used_again() {
+        let counter = std::sync::Arc::new(Striped::default());
+        let count = |_| {
+            let counter = counter.clone();
+            std::thread::spawn(move || counter.add(1)).join().unwrap();
+        };
+        (0..3 * STRIPES).for_each(count);
+        assert_eq!(counter.total(), 3 * STRIPES as u64);
+        let used = counter.0.iter().filter(|stripe| stripe.0.load(Ordering::Relaxed) > 0).count();
+        assert!(used < STRIPES / 2, "{used} stripes for one thread at a time");
     }
 }

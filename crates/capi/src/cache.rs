@@ -67,7 +67,7 @@ pub struct fby_cache_config {
     /// Most bytes that a sequential reader is read ahead. Default: 2 MiB. `fby_cache_tune` turns
     /// read-ahead off: "readahead_max" to "0".
     pub readahead_max: u32,
-    /// Bytes of uncached writes to a file that start its write-back.
+    /// Window of uncached writes to a file, bytes: write-back starts when a quarter of it is dirty.
     pub uncached_window_bytes: u32,
     /// FBY_AIO_AUTO, FBY_AIO_URING or FBY_AIO_THREADS.
     pub aio: u32,

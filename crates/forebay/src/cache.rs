@@ -49,7 +49,7 @@ pub struct CacheConfig {
     pub dirty_expire_centisecs: u32,
     /// Most bytes that a sequential reader is read ahead; 0 turns read-ahead off. Default: 2 MiB.
     pub readahead_max: u32,
-    /// Dirty bytes of a file's uncached writes that start write-out.
+    /// Window of uncached writes to a file, bytes: write-out starts when a quarter of it is dirty.
     pub uncached_window_bytes: u32,
     /// Which blocks of a dirty folio a write-out writes.
     pub dirty_tracking: DirtyTracking,

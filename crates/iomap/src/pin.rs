@@ -85,28 +85,63 @@ impl MappedFile {
     /// does not count as a touch, and a block brought in by an uncached request is refused.
     fn pin_cached(&self, range: &Range<u64>, passing: bool) -> Option<Pinned> {
         let mapping = &*self.mapping;
-        if range.end - range.start > mapping.folio_size() && !self.all_cached(range) {
-            return None;
-        }
-        let (mut pinned, mut hits) = (Pinned::new(&self.cache, mapping.id), 0);
-        for (index, piece) in self.pieces(range.clone()) {
-            let folio = self.cache.lock_folio(mapping, index)?;
-            let blocks = mapping.blocks_touched(index, &piece);
-            if passing && folio.any(State::Uncached, blocks) {
-                return None;
-            }
-            // The file may have become shorter since the range was clipped.
-            if piece.end > self.size() || self.pin_part(&folio, &piece, &mut pinned).is_err() {
-                return None;
-            }
-            if !passing {
-                self.touch_pinned(&folio, &piece);
-            }
-            hits += u64::from(blocks.len());
-        }
+        let mut pinned = Pinned::new(&self.cache, mapping.id);
+        let index = mapping.folio_index(range.start);
+        let hits = if range.end - mapping.folio_start(index) <= mapping.folio_size() {
+            self.pin_cached_piece(index, range, passing, &mut pinned)?
+        } else {
+            self.pin_cached_folios(range, passing, &mut pinned)?
+        };
         self.cache.hits.add(hits);
         self.cache.pins.add(1);
         Some(pinned)
+    }
+
+    /// As `pin_cached`, for a range of several folios. One that is only partly cached touches
+    /// nothing, because the slow path pins all of it: one pin is one touch.
+    #[inline(never)]
+    fn pin_cached_folios(
+        &self,
+        range: &Range<u64>,
+        passing: bool,
+        pinned: &mut Pinned,
+    ) -> Option<u64> {
+        if !self.all_cached(range) {
+            return None;
+        }
+        let mut hits = 0;
+        for (index, piece) in self.pieces(range.clone()) {
+            hits += self.pin_cached_piece(index, &piece, passing, pinned)?;
+        }
+        Some(hits)
+    }
+
+    /// Pins a piece of one folio if it is cached. Returns the number of its blocks.
+    #[inline]
+    fn pin_cached_piece(
+        &self,
+        index: u64,
+        piece: &Range<u64>,
+        passing: bool,
+        pinned: &mut Pinned,
+    ) -> Option<u64> {
+        let mapping = &*self.mapping;
+        if piece.is_empty() {
+            return Some(0);
+        }
+        let folio = self.cache.lock_folio(mapping, index)?;
+        let blocks = mapping.blocks_touched(index, piece);
+        if passing && folio.any(State::Uncached, blocks) {
+            return None;
+        }
+        // The file may have become shorter since the range was clipped.
+        if piece.end > self.size() || self.pin_part(&folio, piece, pinned).is_err() {
+            return None;
+        }
+        if !passing {
+            self.touch_pinned(&folio, piece);
+        }
+        Some(u64::from(blocks.len()))
     }
 
     fn touch_pinned(&self, folio: &FolioWrite<'_>, piece: &Range<u64>) {

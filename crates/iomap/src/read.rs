@@ -10,11 +10,11 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{is_aligned, round_down, round_up};
 use forebay_base::{IoFlags, Result};
 use forebay_block::{BioFlags, BioOp, io};
-use forebay_cache::State;
 use forebay_cache::folio::{Blocks, fault_in_for_writing};
 use forebay_cache::readahead::Plan;
 use forebay_cache::stats::Counters;
 use forebay_cache::streams::Stream;
+use forebay_cache::{FolioRead, State};
 use std::ops::Range;
 
 /// A long uncached request is split into steps of this many bytes, so that the next one is read
@@ -95,11 +95,19 @@ impl MappedFile {
 
     /// Whether all of a range is up to date at this moment.
     pub(crate) fn all_cached(&self, range: &Range<u64>) -> bool {
+        self.all_folios(range, |folio, blocks| folio.uptodate(blocks))
+    }
+
+    /// Whether a read of all of a range is a hit at this moment.
+    pub(crate) fn all_hit(&self, range: &Range<u64>) -> bool {
+        self.all_folios(range, |folio, blocks| folio.is_hit(blocks))
+    }
+
+    fn all_folios(&self, range: &Range<u64>, is: impl Fn(&FolioRead<'_>, Blocks) -> bool) -> bool {
         self.pieces(range.clone()).all(|(index, part)| {
             let blocks = self.mapping.blocks_touched(index, &part);
-            self.cache
-                .lookup(&self.mapping, index, usize::MAX)
-                .is_some_and(|f| f.uptodate(blocks) && f.intact())
+            let folio = self.cache.lookup(&self.mapping, index, usize::MAX);
+            folio.is_some_and(|folio| is(&folio, blocks) && folio.intact())
         })
     }
 

@@ -1,10 +1,11 @@
 //! Reads of cached blocks, which never wait for I/O or for another task's operation.
 
 use crate::file::{Handle, MappedFile};
+use crate::passing::Passing;
 use forebay_base::units::is_aligned;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
-use forebay_cache::State;
-use forebay_cache::folio::fault_in_for_writing;
+use forebay_cache::folio::{Blocks, fault_in_for_writing};
+use forebay_cache::{FolioRead, State};
 use std::ops::Range;
 
 impl MappedFile {
@@ -70,20 +71,44 @@ impl MappedFile {
         Some(u64::from(blocks.len()))
     }
 
-    /// As `copy_cached`, for a range of several folios. One that is longer than a folio, and only
-    /// partly cached, is found out before anything is touched.
+    /// As `copy_cached`, without touching the blocks. Returns the folio and the blocks. Not shared
+    /// with it, because the hit path has then two instructions more.
+    fn copy_untouched(
+        &self,
+        index: u64,
+        at: u64,
+        dst: &mut [u8],
+    ) -> Option<(FolioRead<'_>, Blocks)> {
+        let mapping = &*self.mapping;
+        let folio = self.cache.lookup(mapping, index, at as usize)?;
+        let blocks = mapping.blocks_within(at, dst.len() as u64);
+        (folio.is_hit(blocks) && folio.copy_out(dst)).then_some((folio, blocks))
+    }
+
+    /// As `copy_cached`, for a range of several folios. One that is only partly cached touches
+    /// nothing, because the slow path reads all of it: one read is one touch.
     #[inline(never)]
     fn copy_cached_folios(&self, range: Range<u64>, dst: &mut [u8], is_touch: bool) -> Option<u64> {
         let (mapping, start) = (&*self.mapping, range.start);
-        if range.end - start > mapping.folio_size() && !self.all_cached(&range) {
+        if range.end - start > mapping.folio_size() && !self.all_hit(&range) {
             return None;
         }
-        let mut blocks_hit = 0;
+        // Each folio is touched when the next one was copied: a range without the check above has
+        // two.
+        let (mut blocks_hit, mut before) = (0, None::<(FolioRead<'_>, Blocks, bool)>);
+        let touch = |copied: Option<(FolioRead<'_>, Blocks, bool)>| {
+            if let Some((folio, blocks, is_same)) = copied.filter(|_| is_touch) {
+                folio.touch(blocks, is_same);
+            }
+        };
         for (index, part) in self.pieces(range) {
             let at = part.start - mapping.folio_start(index);
             let into = (part.start - start) as usize..(part.end - start) as usize;
-            blocks_hit += self.copy_cached(index, at, &mut dst[into], is_touch)?;
+            let (folio, blocks) = self.copy_untouched(index, at, &mut dst[into])?;
+            blocks_hit += u64::from(blocks.len());
+            touch(before.replace((folio, blocks, !is_aligned(at, mapping.block_size()))));
         }
+        touch(before);
         Some(blocks_hit)
     }
 
@@ -121,11 +146,24 @@ impl MappedFile {
                 return None;
             }
             folio.copy_out((piece.start - mapping.folio_start(index)) as usize, &mut dst[into]);
-            if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT | IoFlags::HELD_ABOVE) {
-                folio.keep(blocks);
-                folio.touch(blocks, !is_aligned(piece.start, mapping.block_size()));
-            }
+        }
+        if !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT | IoFlags::HELD_ABOVE) {
+            self.touch_read(&range);
         }
         (mapping.bounds.cuts() == cuts).then_some(Ok((range.end - range.start) as usize))
+    }
+
+    /// Touches and keeps what a read has copied. It does so after the last folio, because a read
+    /// that is not served touches nothing.
+    fn touch_read(&self, range: &Range<u64>) {
+        let mapping = &*self.mapping;
+        for (index, piece) in self.pieces(range.clone()) {
+            let blocks = mapping.blocks_touched(index, &piece);
+            let folio = self.cache.lock_folio(mapping, index);
+            if let Some(folio) = folio.filter(|folio| folio.all(State::Uptodate, blocks)) {
+                let is_same = !is_aligned(piece.start, mapping.block_size());
+                Passing::Cached.read(&folio, blocks, is_same);
+            }
+        }
     }
 }

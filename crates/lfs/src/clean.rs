@@ -212,6 +212,7 @@ impl Cleaner {
                 true => self.checkpoints.make_one().await,
                 false => self.checkpoints.make_two().await,
             };
+            self.cleaning.note_freed();
             if self.state.lock().has_more_space(&before) {
                 return true;
             }

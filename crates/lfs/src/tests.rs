@@ -21,6 +21,7 @@ mod full;
 mod fuzz;
 mod golden;
 mod grow;
+mod held_back;
 mod hostile;
 mod late;
 mod limits;

@@ -107,7 +107,9 @@ impl Near {
         staging: &Staging,
     ) -> Option<u64> {
         let mut streams = self.0.lock();
-        let stream = streams.iter_mut().find(|stream| device.contains(&stream.last))?;
+        // The stream of the reader: its last piece ends within what was read, or where that ends.
+        let is_readers = |last: u64| device.start < last && last <= device.end;
+        let stream = streams.iter_mut().find(|stream| is_readers(stream.last))?;
         let staged = staging.put(bytes);
         let old = stream.held.replace((root, device, staged.clone()));
         drop(streams);
@@ -183,6 +185,26 @@ mod tests {
     use crate::format::superblock::FILES_TREE;
     use forebay_block::RamDevice;
     use std::sync::Arc;
+
+    /// The story: of a piece at the very end of a segment nothing behind it was read, and what was
+    /// read was dropped. The reader read the same bytes from the device once more.
+    #[test]
+    fn piece_at_end_of_segment_is_kept_for_its_own_reader() {
+        let staging = Staging::new(Arc::new(RamDevice::new(4096)), Plant::default());
+        let (near, root) = (Near::default(), empty_root(FILES_TREE, 0));
+        let (end, bytes) = (64 * KIB, [7; 4096]);
+        let (before, last) = (end - 8192..end - 4096, end - 4096..end);
+        assert_eq!(near.look(&root, &before, &staging), Look::Alone);
+        assert_eq!(near.look(&root, &last, &staging), Look::Behind(FEWEST_BYTES));
+        let staged = near.keep(root, last.clone(), &bytes, &staging);
+        assert!(staged.is_some(), "the piece was dropped");
+        assert_eq!(near.look(&root, &last, &staging), Look::Held(staged.unwrap()));
+        // The stream's last piece ends where this one begins.
+        let behind = near.keep(root, end..end + 4096, &bytes, &staging);
+        assert_eq!(behind, None, "another reader's piece");
+        near.clear(&staging);
+        assert_eq!(staging.held_bytes(), 0);
+    }
 
     /// N21, N22: a buffer of one tree is not used for the next one, and of many readers the most
     /// recent ones are kept.

@@ -1,7 +1,9 @@
 //! Whether the cleaner runs, and what it has freed, for tasks that wait for space.
 //!
 //! Invariants: C51 one pass at a time has the turn. C52 while a task waits for space, or for the
-//! end of a pass, the cleaner does not pause.
+//! end of a pass, the cleaner does not pause. C53 a task that lacks space waits only for a pass or
+//! a job that has begun. Cleaning that is due may be held back (requests.J4) by a caller that does
+//! not run.
 //!
 //! Lock: one lock, a leaf. No lock is held across a wait.
 
@@ -18,17 +20,30 @@ pub(crate) struct Cleaning {
 #[derive(Default)]
 struct Progress {
     has_pass: bool,
-    /// Background cleaning continues until enough segments are free.
+    /// Background cleaning is due or in progress, until enough segments are free.
     is_background: bool,
+    /// A job of background cleaning is in progress.
+    has_job: bool,
     /// The number of tasks that wait for space or for the end of a pass.
     waiting: u32,
-    /// How often cleaned segments became free.
+    /// How often cleaned segments became free, or a job that makes space has ended.
     freed_count: u64,
 }
 
 impl Progress {
+    /// Whether work is in progress that a task can wait for (C53).
     fn is_at_work(&self) -> bool {
-        self.has_pass || self.is_background
+        self.has_pass || self.has_job
+    }
+}
+
+/// A job of background cleaning in progress.
+pub(crate) struct CleaningJob<'a>(&'a Cleaning);
+
+impl Drop for CleaningJob<'_> {
+    fn drop(&mut self) {
+        self.0.progress.lock().has_job = false;
+        self.0.wait.wake_all();
     }
 }
 
@@ -79,33 +94,37 @@ impl Cleaning {
         self.progress.lock().waiting > 0
     }
 
-    /// Begins or ends background cleaning. It makes its own checkpoints, so no checkpoints are made
-    /// for lack of free segments meanwhile.
+    /// Notes that background cleaning is due, or has ended. It makes its own checkpoints, so no
+    /// checkpoints are made for lack of free segments meanwhile.
     pub fn set_background(&self, is_background: bool) {
         self.progress.lock().is_background = is_background;
-        if !is_background {
-            self.wait.wake_all();
-        }
     }
 
-    /// Whether background cleaning is in progress.
+    /// Whether background cleaning is due or in progress.
     pub fn is_background(&self) -> bool {
         self.progress.lock().is_background
     }
 
-    /// Notes that cleaned segments became free, and wakes the tasks that wait.
+    /// A job of background cleaning begins. It ends when the guard is dropped.
+    pub fn begin_job(&self) -> CleaningJob<'_> {
+        self.progress.lock().has_job = true;
+        CleaningJob(self)
+    }
+
+    /// Notes that cleaned segments became free, or that a job that makes space has ended. Wakes the
+    /// tasks that wait.
     pub fn note_freed(&self) {
         self.progress.lock().freed_count += 1;
         self.wait.wake_all();
     }
 
-    /// How often cleaned segments became free.
+    /// Counts the calls of [`Self::note_freed`].
     #[cfg(test)]
     pub fn freed_count(&self) -> u64 {
         self.progress.lock().freed_count
     }
 
-    /// Waits until the current pass has freed a segment or has ended. False: no pass is in
+    /// Waits until the work in progress has freed a segment or has ended (C53). False: none is in
     /// progress.
     pub async fn part_over(&self) -> bool {
         let (is_at_work, seen) = {

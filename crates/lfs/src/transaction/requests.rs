@@ -13,7 +13,9 @@
 //! caller that is dropped while it waits stops no job. J4 after a request for space is answered,
 //! background cleaning does not begin until the caller has run. Otherwise cleaning would take the
 //! space that was made. J5 if the caller asked for that, no pass is in progress then either: a pass
-//! reserves log space for its moves.
+//! reserves log space for its moves. So no job for the next callers begins before.
+//! J6 an answer holds other work back for at most [`HOLD`]: a caller whose executor does not poll
+//! it then competes for the space.
 //!
 //! Rule: a task that waits here holds no lock, no reservation and no turn, because the job may need
 //! any of them.
@@ -22,8 +24,14 @@
 
 use forebay_base::sync::Mutex;
 use forebay_base::task::{OneReceiver, OneSender, oneshot};
+use forebay_base::world::Nanos;
 use forebay_base::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+/// How long an answer that its caller has not seen holds other work back (J6).
+pub(crate) const HOLD: Duration = Duration::from_millis(100);
 
 /// The layer that decides on checkpoints and cleaning.
 pub(crate) trait Maintainer: Send + Sync {
@@ -48,19 +56,37 @@ pub(crate) struct Posted {
     pub removals: Vec<OneSender<()>>,
     /// The oldest change has reached its age.
     pub is_of_age: bool,
-    /// Answers to requests for space whose callers have not run since (J4).
-    unseen: u32,
+    /// Answers to requests for space whose callers have not run since (J4), by number.
+    unseen: BTreeMap<u64, Unseen>,
+}
+
+/// An answer that its caller has not seen.
+struct Unseen {
+    /// Until when it holds other work back (J6).
+    until: Nanos,
+    /// No pass may begin, and not only background cleaning (J5).
+    ends_pass: bool,
+}
+
+/// Until when unseen answers hold work back. `None`: none does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// Background cleaning (J4).
+    pub cleaning: Option<Nanos>,
+    /// Jobs that make space (J5).
+    pub space: Option<Nanos>,
 }
 
 /// The answer to a request for space, until its caller has received it (J4).
 pub(crate) struct Answer {
     is_made: bool,
+    number: u64,
     requests: Arc<Requests>,
 }
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        self.requests.posted.lock().unseen -= 1;
+        self.requests.posted.lock().unseen.remove(&self.number);
         if let Some(maintainer) = self.requests.maintainer() {
             maintainer.wake();
         }
@@ -143,18 +169,41 @@ impl Requests {
         }
     }
 
-    /// Answers requests for space.
-    pub fn answer_space(self: &Arc<Self>, callers: Vec<OneSender<Answer>>, is_made: bool) {
-        self.posted.lock().unseen += callers.len() as u32;
-        for caller in callers {
-            caller.send(Answer { is_made, requests: self.clone() });
+    /// Answers requests for space. `ends_pass`: one of the callers wants no pass in progress (J5).
+    pub fn answer_space(
+        self: &Arc<Self>,
+        callers: Vec<OneSender<Answer>>,
+        (is_made, ends_pass): (bool, bool),
+        now: Nanos,
+    ) {
+        let until = now + HOLD.as_nanos() as u64;
+        let first = {
+            let mut posted = self.posted.lock();
+            let first = posted.unseen.last_key_value().map_or(0, |(last, _)| last + 1);
+            let numbers = first..first + callers.len() as u64;
+            posted.unseen.extend(numbers.map(|number| (number, Unseen { until, ends_pass })));
+            first
+        };
+        for (number, caller) in (first..).zip(callers) {
+            caller.send(Answer { is_made, number, requests: self.clone() });
         }
     }
 
-    /// Whether a request for space is posted, or an answer was not received yet (J4).
-    pub fn has_space_caller(&self) -> bool {
-        let posted = self.posted.lock();
-        posted.unseen > 0 || !posted.space.is_empty()
+    /// Whether a request for space was posted.
+    pub fn wants_space(&self) -> bool {
+        !self.posted.lock().space.is_empty()
+    }
+
+    /// Until when answers that were not seen hold work back (J4 to J6).
+    pub fn held(&self, now: Nanos) -> Held {
+        let mut held = Held::default();
+        for unseen in self.posted.lock().unseen.values().filter(|unseen| unseen.until > now) {
+            held.cleaning = held.cleaning.max(Some(unseen.until));
+            if unseen.ends_pass {
+                held.space = held.space.max(Some(unseen.until));
+            }
+        }
+        held
     }
 
     /// Gives the maintenance access to the posted requests.
@@ -166,7 +215,7 @@ impl Requests {
     pub fn refuse_all(&self) {
         let posted = {
             let mut posted = self.posted.lock();
-            let unseen = posted.unseen;
+            let unseen = std::mem::take(&mut posted.unseen);
             std::mem::replace(&mut *posted, Posted { unseen, ..Posted::default() })
         };
         // After the lock is released, because this wakes the callers.

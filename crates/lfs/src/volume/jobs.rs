@@ -6,7 +6,7 @@
 
 use crate::checkpoint::How;
 use crate::space::{Bytes, Need};
-use crate::transaction::requests::Maintainer;
+use crate::transaction::requests::{Held, Maintainer};
 use crate::transaction::state::State;
 use crate::volume::Inner;
 use crate::volume::maintenance::{Job, Kind, Maintenance, Reasons};
@@ -162,14 +162,27 @@ impl Inner {
     fn begin_due(self: &Arc<Self>, jobs: &mut Vec<Job>) {
         self.begin(jobs, Kind::WriteOut, Self::begin_write_out);
         self.begin(jobs, Kind::FreeRemoved, Self::begin_free_removed);
-        self.begin(jobs, Kind::Space, Self::begin_space);
-        // Cleaning waits until the callers have used the space that was made for them
-        // (requests.J4).
+        // Callers use the space first that was made for them (requests.J4, J5).
+        let held = self.requests.held(self.world.now());
+        if held.space.is_none() {
+            self.begin(jobs, Kind::Space, Self::begin_space);
+        }
         let has_caller = jobs.iter().any(|job| job.kind == Kind::Space);
-        if !has_caller && !self.requests.has_space_caller() {
+        if !has_caller && !self.requests.wants_space() && held.cleaning.is_none() {
             self.begin(jobs, Kind::Clean, Self::begin_clean);
         }
         self.begin(jobs, Kind::Checkpoint, Self::begin_checkpoint);
+        self.begin(jobs, Kind::Hold, |inner| inner.begin_hold(held));
+    }
+
+    /// Waits until unseen answers hold back no more of what is due (requests.J6).
+    fn begin_hold(self: Arc<Self>, held: Held) -> Option<BoxFuture<'static, ()>> {
+        let cleans = self.maintenance.control.lock().cleans;
+        let until = match self.requests.wants_space() {
+            true => held.space,
+            false => held.cleaning.filter(|_| cleans),
+        };
+        until.map(|until| self.world.sleep_until(until))
     }
 
     fn begin(
@@ -241,7 +254,9 @@ impl Inner {
                 if ends_pass {
                     self.cleaning.pass_over().await;
                 }
-                self.requests.answer_space(callers, is_made);
+                // A task that waits for a pass may look before the next job begins one.
+                self.cleaning.note_freed();
+                self.requests.answer_space(callers, (is_made, ends_pass), self.world.now());
             }) as BoxFuture<'static, ()>
         })
     }
@@ -252,6 +267,7 @@ impl Inner {
         }
         self.cleaning.set_background(true);
         Some(Box::pin(async move {
+            let _job = self.cleaning.begin_job();
             let number = self.checkpoints.number();
             let goes_on = self.cleaner.clean_background().await;
             let is_over = {

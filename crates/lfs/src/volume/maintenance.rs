@@ -12,6 +12,7 @@
 //! | free removed | the same, then the turn of the cleaner and that of checkpoints |
 //! | space, clean | the turn of the cleaner, then that of checkpoints |
 //! | checkpoint | the turn of checkpoints |
+//! | hold | the clock: until no answer holds back what is due (`requests.J6`) |
 //!
 //! The jobs are futures of one task and progress independently. A job waits only for jobs below it
 //! in the table, so no deadlock is possible. For this reason a checkpoint by age or size consists
@@ -49,6 +50,8 @@ pub(crate) enum Kind {
     Space,
     Clean,
     Checkpoint,
+    /// Waits until answers that callers have not seen hold nothing back.
+    Hold,
 }
 
 /// The reasons for a checkpoint that no caller requested.

@@ -6,6 +6,7 @@ use forebay_base::IoFlags;
 use forebay_base::world::split_mix;
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, FRAME_SIZE, State};
+use forebay_iomap::PinRequest;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -43,6 +44,60 @@ fn a_pass_in_small_pieces_is_one_touch() {
                 let promoted = promoted_by_dropping(&lab);
                 let want = if passes == 1 { 0 } else { folios };
                 assert_eq!(promoted, want, "{passes} passes by {piece}, writes {writes}");
+            });
+        }
+    }
+}
+
+/// How a request takes bytes.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Read,
+    /// Without waiting; after a refusal with it.
+    Nowait,
+    Pin,
+}
+
+/// The fast path, and the slow path if that does not serve the range.
+async fn take_by(lab: &Lab, way: Way, (at, len): (u64, usize)) {
+    let pin = PinRequest { offset: at, len, flags: NONE, may_copy: false, blocking: false };
+    match way {
+        Way::Read => drop(lab.read(at, len, NONE).await),
+        Way::Nowait => {
+            if lab.try_read(at, len, IoFlags::NOWAIT).await.is_err() {
+                lab.read(at, len, NONE).await;
+            }
+        }
+        Way::Pin => match lab.file.try_pin(&lab.handle, &pin) {
+            Some(pinned) => drop(pinned.unwrap()),
+            None => drop(lab.file.pin(&lab.handle, pin).await.unwrap().expect("a pin")),
+        },
+    }
+}
+
+/// The story: a read over the border of two folios touched the first one, found the second one
+/// absent, and touched the first one again when it had waited. So each record over a border
+/// promoted a folio that was read once. A long range did the same at a block of an uncached write.
+#[test]
+fn request_that_waits_for_second_folio_is_one_touch() {
+    for way in [Way::Read, Way::Nowait, Way::Pin] {
+        for (at, is_uncached) in [(FOLIO - 4096, false), (FOLIO - 4096, true), (0, true)] {
+            let config = Config { readahead_max: 0, ..Config::with_budget(8 << 20) };
+            let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
+            lab.run(async {
+                lab.file.prefetch(0, FOLIO).await;
+                lab.file.wait_fills().await;
+                if is_uncached {
+                    lab.write(FOLIO, &[1; 4096], IoFlags::UNCACHED).await;
+                }
+                let blocks = lab.blocks(State::Uptodate).len() as u64;
+                assert_eq!(blocks, FOLIO / 4096 + u64::from(is_uncached), "the first folio");
+                assert!(lab.blocks(State::Referenced).is_empty(), "not touched");
+                take_by(&lab, way, (at, (FOLIO + 4096 - at) as usize)).await;
+                assert!(lab.blocks(State::Referenced).contains(&(FOLIO / 4096 - 1)), "touched");
+                lab.sync().await.unwrap();
+                let promoted = promoted_by_dropping(&lab);
+                assert_eq!(promoted, 0, "{way:?} from {at}, uncached {is_uncached}");
             });
         }
     }
