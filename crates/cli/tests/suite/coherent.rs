@@ -212,6 +212,55 @@ fn appends_from_both_sides_are_all_there() {
     }
 }
 
+/// A program counts up in a mapped page, and notes each number after it. No reader of the library
+/// finds a number from before the noted one. Readers have the kernel write and drop the page, so
+/// that another one finds it absent.
+#[test]
+fn library_reads_of_a_mapped_page_never_go_back() {
+    if !may_run() {
+        return;
+    }
+    // Ends when the second word of the notes is set.
+    let script = "import mmap,struct,sys\ndef mapped(name):\n f=open(name,'r+b')\n \
+        return mmap.mmap(f.fileno(),4096)\npage,notes=mapped(sys.argv[1]),mapped(sys.argv[2])\n\
+        n=0\nwhile notes[8]==0:\n n+=1\n page[0:8]=notes[0:8]=struct.pack('<Q',n)\n";
+    for mode in MODES {
+        let lab = Lab::new(mode);
+        lab.volume.write("page", &[0; 4096]).unwrap();
+        let notes_at = lab.folder.path("notes");
+        std::fs::write(&notes_at, [0; 4096]).unwrap();
+        let notes = std::fs::File::options().read(true).write(true).open(&notes_at).unwrap();
+        let mut command = Command::new("python3");
+        command.arg("-c").arg(script).arg(lab.mnt("page")).arg(&notes_at);
+        let noted = || {
+            let mut word = [0; 8];
+            notes.read_exact_at(&mut word, 0).unwrap();
+            u64::from_le_bytes(word)
+        };
+        let reader = || {
+            let (file, mut word) = (both(&lab.volume, "page"), [0; 8]);
+            (0..2000).find_map(|round| {
+                let least = noted();
+                file.read_exact_at(&mut word, 0).unwrap();
+                let found = u64::from_le_bytes(word);
+                (found < least).then(|| format!("read {round}: {found} after {least}"))
+            })
+        };
+        let (older, done) = std::thread::scope(|scope| {
+            let program = scope.spawn(|| crate::common::output(command));
+            while noted() == 0 && !program.is_finished() {
+                std::thread::yield_now();
+            }
+            let readers: Vec<_> = (0..2).map(|_| scope.spawn(reader)).collect();
+            let found: Vec<_> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
+            notes.write_all_at(&[1], 8).unwrap();
+            (found, program.join().unwrap())
+        });
+        assert!(done.status.success(), "{mode:?}: {}", crate::common::stderr(&done));
+        assert!(older.iter().all(Option::is_none), "{mode:?}: {older:?}");
+    }
+}
+
 /// Everybody at once on the same files and names: all come to an end, and then all see the same.
 #[test]
 fn nobody_waits_for_ever_for_anybody() {

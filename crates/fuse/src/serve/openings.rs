@@ -150,10 +150,13 @@ mod tests {
     use super::*;
     use crate::ioctl::MODE_DIRECT;
     use crate::options::Options;
-    use crate::proto::consts::{WRITE_KILL_SUIDGID, opcode};
+    use crate::proto::consts::{Valid, WRITE_KILL_SUIDGID, opcode};
+    use crate::proto::request::SetAttrIn;
+    use forebay_base::buf::AlignedBuf;
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;
     use forebay_testkit::mem_fs::MemFs;
+    use forebay_vfs::beside::Observer;
     use forebay_vfs::{Ino, Name, NewInode, OpenFlags};
     use std::future::Future;
     use std::sync::Arc;
@@ -287,6 +290,31 @@ mod tests {
         assert!(queued[0].1.start == 8192 && queued[0].1.end <= most, "{queued:?}");
         core.release(fh);
         assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, 8192..2048 * 4096)]);
+    }
+
+    /// ret.R4: what the kernel may drop once it is answered counts by then; other writes do not.
+    #[test]
+    fn writes_and_truncations_of_stores_are_counted() {
+        let (core, attr) = core(CacheMode::Kernel);
+        let fh = opened(&core, &attr, open::RDWR, MODE_CACHED);
+        let counted = || core.store_writes(attr.ino);
+        let write = |write_flags| {
+            let io = WriteIn { fh, offset: 0, size: 4096, write_flags, flags: 2 };
+            assert!(matches!(core.write_now(&io, &[7; 4096]), Some(Ok(_))));
+            counted()
+        };
+        assert_eq!((write(0), write(WRITE_CACHE)), (0, 1));
+        let io = WriteIn { fh, offset: 0, size: 1, write_flags: WRITE_CACHE, flags: 2 };
+        block_on(core.write(io, AlignedBuf::copy_of(b"x"))).unwrap();
+        assert_eq!(counted(), 2);
+        let (size, none) = (100, (0, 0));
+        let set = |valid| {
+            let (mode, uid, gid) = (0o600, 0, 0);
+            let set = SetAttrIn { valid, size, atime: none, mtime: none, mode, uid, gid };
+            block_on(core.setattr(attr.ino, &set)).unwrap();
+            counted()
+        };
+        assert_eq!((set(Valid::MODE), set(Valid::SIZE)), (2, 3));
     }
 
     /// A program read its text again and again under `forebay run --uncached`: each page was

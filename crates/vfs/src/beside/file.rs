@@ -29,6 +29,23 @@ async fn differing_handed_over(
     !differing.is_empty()
 }
 
+/// Whether a read from `offset` on, which returned `bytes`, has to be repeated to see each store of
+/// the mount that was made before it (Z3). The stores that it missed are written by then. `written`
+/// was [`Observer::store_writes`] before the read.
+///
+/// The kernel drops a page when a store in it has been written, and does not report it as differing
+/// any more. If that happened between the read and the comparison, the write was counted.
+async fn is_outdated(
+    observer: &dyn Observer,
+    ino: Ino,
+    written: u64,
+    offset: u64,
+    bytes: &[u8],
+) -> bool {
+    differing_handed_over(observer, ino, offset, bytes).await
+        || observer.store_writes(ino) != written
+}
+
 /// The mount may hold stores back, and the caller must not wait.
 fn would_block<T>(op: &'static str) -> Result<T> {
     Err(Error::new(ErrorKind::WouldBlock, op, "a mount may hold stores back"))
@@ -50,7 +67,7 @@ impl NotifyingFile {
         self.shared.observer().filter(|observer| observer.holds_back(self.file.ino()))
     }
 
-    /// Reads by `read`, once more if the mount holds stores back of what was read (Z3).
+    /// Reads by `read`, once more if the mount held stores back of what was read (Z3).
     fn read_compared(
         &self,
         offset: u64,
@@ -62,10 +79,11 @@ impl NotifyingFile {
         if flags.contains(IoFlags::NOWAIT) {
             return would_block("read");
         }
+        let ino = self.file.ino();
+        let written = observer.store_writes(ino);
         let len = read(dst)?;
-        let compared = differing_handed_over(&*observer, self.file.ino(), offset, &dst[..len]);
-        match block_on(compared) {
-            // Only stores that began after this call differ once more.
+        match block_on(is_outdated(&*observer, ino, written, offset, &dst[..len])) {
+            // The second read misses only stores that were made after the first one began.
             true => read(dst),
             false => Ok(len),
         }
@@ -133,10 +151,12 @@ impl OpenFile for NotifyingFile {
             return Box::pin(async move { (buf, would_block("read")) });
         }
         Box::pin(async move {
+            let ino = self.file.ino();
+            let written = observer.store_writes(ino);
             let (buf, done) = self.file.read(offset, buf, flags).await;
             let Ok(len) = done else { return (buf, done) };
-            match differing_handed_over(&*observer, self.file.ino(), offset, &buf[..len]).await {
-                // Only stores that began after this call differ once more.
+            match is_outdated(&*observer, ino, written, offset, &buf[..len]).await {
+                // The second read misses only stores that were made after the first one began.
                 true => self.file.read(offset, buf, flags).await,
                 false => (buf, Ok(len)),
             }
