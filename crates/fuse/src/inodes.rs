@@ -5,7 +5,7 @@
 //! the table. N2 a kept inode is in the table. N3 an inode is marked before the answer leaves that lets the
 //! kernel keep something of it.
 //! N4 content is unmarked only after the kernel has dropped all of it, and
-//! if no read has filled its cache since before that. The root is always there, with all marks.
+//! if no read or write has filled its cache since before that. The root is always there, with all marks.
 //!
 //! Locks: one for each shard, and one for the kept, taken within a shard's. No open file is dropped under
 //! either.
@@ -32,7 +32,8 @@ pub(crate) enum Mark {
     /// Pages that programs have mapped, or content that it was let keep; not what an uncached
     /// opening brings in. Until the last close.
     Mapped = 16,
-    /// It has been read into the kernel's cache since its content was last dropped as a whole.
+    /// It has been read into the kernel's cache, or written through it, since its content was last
+    /// dropped as a whole.
     Filled = 32,
     /// Content that is to be dropped as a whole: the queue of drops had no capacity for it.
     DropAll = 64,
@@ -124,8 +125,8 @@ impl Inodes {
         }
     }
 
-    /// The kernel is about to be answered a read that fills its cache; `is_mapped`: for more than
-    /// one use.
+    /// The kernel is about to be answered a read that fills its cache, or a write that leaves pages
+    /// there; `is_mapped`: for more than one use.
     pub fn mark_fill(&self, ino: Ino, is_mapped: bool) {
         let mapped = if is_mapped { Mark::Mapped as u64 } else { 0 };
         if let Some(count) = self.shard(ino.0).lock().get_mut(&ino.0) {

@@ -68,6 +68,7 @@ impl Core {
             Ok(handle) => handle,
             Err(e) => return Some(Err(e)),
         };
+        self.note_write(&handle, io);
         let (flags, _counted) = self.flags_of_write(&handle, io);
         let _range = match flags.contains(IoFlags::APPEND) {
             true => None,
@@ -144,6 +145,7 @@ impl Core {
 
     pub(super) async fn write(&self, io: WriteIn, data: AlignedBuf) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
+        self.note_write(&handle, &io);
         let (flags, _counted) = self.flags_of_write(&handle, &io);
         let _range = self.write_range(&handle, io.offset, data.len(), flags).await;
         let (data, done) = handle.file.write(io.offset, data, flags, privileges_of(&io)).await;
