@@ -363,7 +363,21 @@ impl File {
     /// The extents of a range: which runs hold data. Dirty blocks in the cache count as data.
     /// Errors: `OutOfRange` past the end.
     pub fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
-        block_on(extents(&*self.mapped()?, offset, len, usize::MAX))
+        block_on(self.extents_of(&*self.mapped()?, offset, len, usize::MAX))
+    }
+
+    /// [`File::extents`] as a future, of this file's mapping and at most `max`.
+    pub(crate) async fn extents_of(
+        &self,
+        mapped: &MappedFile,
+        offset: u64,
+        len: u64,
+        max: usize,
+    ) -> Result<Vec<Extent>> {
+        match &self.opener.kind {
+            Kind::Raw(_) => extents(mapped, offset, len, max).await,
+            Kind::Volume(inside) => inside.extents(mapped, offset, len, max).await,
+        }
     }
 
     /// Which blocks of a range are cached.

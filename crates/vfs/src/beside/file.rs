@@ -9,6 +9,7 @@ use crate::types::{Fallocate, Ino, Privileges, Seek};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes that are compared at a time for a caller who does not read them.
@@ -231,6 +232,18 @@ impl OpenFile for NotifyingFile {
             at += read as u64;
         }
         Ok(())
+    }
+
+    fn hand_over_holes<'a>(&'a self, holes: &'a [Range<u64>]) -> BoxFuture<'a, bool> {
+        let observer = self.held_back().filter(|_| !holes.is_empty());
+        Box::pin(async move {
+            let Some(observer) = observer else { return false };
+            for hole in holes {
+                let len = hole.end - hole.start;
+                handed_over(&*observer, self.file.ino(), hole.start, len).await;
+            }
+            true
+        })
     }
 
     fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
