@@ -139,7 +139,8 @@ int store_make_volume(const char *name, sqlite3_int64 bytes);
 void store_take_mode(File *file, const char *database);
 /*
  * Makes a file of the host unless the name exists, as a symbolic link, too. A journal gets
- * permissions and owner of its database, NULL for another file.
+ * permissions and owner of its database, NULL for another file; SQLITE_PERM if it cannot get them,
+ * and then it does not exist.
  */
 int store_make_file(const char *name, const char *database, int *exists);
 int store_delete(const char *name);
