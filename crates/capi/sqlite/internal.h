@@ -103,6 +103,11 @@ struct File {
 };
 
 /* store.c */
+/*
+ * From now on a child of fork(2) begins without what its parent has open. SQLITE_NOMEM, or
+ * SQLITE_OK; more calls do nothing.
+ */
+int store_watch_forks(void);
 /* The path in a volume, which begins with "/"; NULL for a file of the host. */
 const char *inner_of(const char *name);
 /* Waits until no other thread opens or closes a file of this name. The cache, or NULL. */

@@ -287,6 +287,9 @@ int forebay_sqlite_register(int make_default) {
     int result;
     if (!base)
         return SQLITE_ERROR;
+    result = store_watch_forks();
+    if (result != SQLITE_OK)
+        return result;
     if (!vfs.zName) {
         vfs.iVersion = base->iVersion >= 2 ? 2 : 1;
         vfs.szOsFile = base->szOsFile > (int)sizeof(File) ? base->szOsFile : (int)sizeof(File);
