@@ -545,6 +545,14 @@ impl File {
         }
     }
 
+    /// The mode of direct I/O that was set last; `Off` for a device object.
+    pub fn direct_io_mode(&self) -> DirectIo {
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.direct_io_mode(),
+            Kind::Volume(inside) => inside.volume.direct_io_mode(),
+        }
+    }
+
     /// Whether the cache keeps this file's bytes from changing while in flight, and why: what its
     /// device needs now, unless [`File::set_stable_pages`] overrides it.
     pub fn stable_pages_required(&self) -> Result<(bool, &'static str)> {
