@@ -123,6 +123,27 @@ impl NotifyingFile {
         }
     }
 
+    /// Announces a write.
+    async fn begin_write<'a>(
+        &'a self,
+        observer: &'a dyn Observer,
+        offset: u64,
+        len: usize,
+        flags: IoFlags,
+    ) -> Outstanding<'a> {
+        let change = self.written(offset, len, flags);
+        let ino = self.file.ino();
+        if !flags.contains(IoFlags::APPEND) || !observer.holds_back(ino) {
+            return Outstanding::begin(&self.shared, observer, vec![change]).await;
+        }
+        // Stores in front of the end are not overwritten, so the kernel keeps those pages.
+        let end = self.shared.fs.getattr(ino).await.map_or(0, |attr| attr.size);
+        let behind = vec![Change::content(ino, end, u64::MAX)];
+        let mut changing = Outstanding::begin(&self.shared, observer, behind).await;
+        changing.changes = vec![change];
+        changing
+    }
+
     /// The change that a write makes; the place of an append is known afterwards.
     fn written(&self, offset: u64, len: usize, flags: IoFlags) -> Change {
         let ino = self.file.ino();
@@ -204,14 +225,11 @@ impl OpenFile for NotifyingFile {
             return self.file.write(offset, buf, flags, privileges);
         };
         Box::pin(async move {
-            let changes = vec![self.written(offset, buf.len(), flags)];
-            telling(
-                &self.shared,
-                &*observer,
-                changes,
-                self.file.write(offset, buf, flags, privileges),
-            )
-            .await
+            let mut changing = self.begin_write(&*observer, offset, buf.len(), flags).await;
+            let (buf, done) = self.file.write(offset, buf, flags, privileges).await;
+            changing.place(&done);
+            changing.paid().await;
+            (buf, done)
         })
     }
 
@@ -264,10 +282,10 @@ impl OpenFile for NotifyingFile {
         let Some(observer) = self.shared.observer() else {
             return self.file.write_slice(offset, src, flags, privileges);
         };
-        let changes = vec![self.written(offset, src.len(), flags)];
-        let owed = block_on(Outstanding::begin(&self.shared, &*observer, changes));
+        let mut changing = block_on(self.begin_write(&*observer, offset, src.len(), flags));
         let done = self.file.write_slice(offset, src, flags, privileges);
-        block_on(owed.paid());
+        changing.place(&done);
+        block_on(changing.paid());
         done
     }
 

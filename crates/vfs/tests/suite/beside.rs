@@ -178,7 +178,7 @@ fn z1_change_is_notified_before_acknowledgement() {
     block_on(file.write(1, AlignedBuf::copy_of(b"x"), IoFlags::APPEND, Privileges::Drop))
         .1
         .unwrap();
-    expect(&[content(0, u64::MAX, Some((9, b'x')))]);
+    expect(&[content(8, u64::MAX, Some((9, b'x')))]);
     block_on(file.fallocate(Fallocate::PunchHole, 1, 2, Privileges::Drop)).unwrap();
     expect(&[content(1, 2, None)]);
     block_on(fs.setattr(attr.ino, &SetAttr::size(4))).unwrap();
@@ -334,6 +334,31 @@ fn z3_seek_hands_over_holes_alone() {
     assert_eq!(seek(Seek::Hole, 0), (Some(4096), vec![(4096, 4096)]));
     assert_eq!(seek(Seek::Hole, 8192), (Some(12_288), vec![]), "the end");
     assert_eq!(seek(Seek::Data, 12_288), (None, vec![]));
+}
+
+/// Each append made the mount's kernel drop all pages of the file: a record of 50 bytes evicted a
+/// large log. It changes nothing in front of the end, except if it fails: then its place is unknown.
+#[test]
+fn append_hands_over_and_reports_from_the_end_on() {
+    let (fs, mount, file) = held_back();
+    let (ino, append) = (file.ino(), IoFlags::APPEND);
+    let seen = || {
+        let Change::Content { offset, len, .. } = mount.told.lock().pop().unwrap() else {
+            panic!("it is of content")
+        };
+        (std::mem::take(&mut *mount.handed.lock()), offset, len)
+    };
+    let reader = block_on(fs.open(ino, OpenFlags::READ)).unwrap();
+    let from = |end, place| (vec![(ino, end, u64::MAX)], place, u64::MAX);
+    file.write_slice(0, b"abc", append, Privileges::Drop).unwrap();
+    assert_eq!(seen(), from(12_288, 12_288));
+    block_on(file.write(0, AlignedBuf::copy_of(b"x"), append, Privileges::Drop)).1.unwrap();
+    assert_eq!(seen(), from(12_291, 12_291));
+    reader.write_slice(0, b"abc", append, Privileges::Drop).unwrap_err();
+    assert_eq!(seen(), from(12_292, 0));
+    mount.holds.store(false, Ordering::Relaxed);
+    file.write_slice(0, b"abc", append, Privileges::Drop).unwrap();
+    assert_eq!(seen(), (vec![], 12_292, u64::MAX));
 }
 
 /// With `NOWAIT` nothing waits for the kernel of a mount.
