@@ -16,7 +16,7 @@
 //! is the exception (D3). drop.D2 all ranges of a handle are queued before its release has been
 //! answered, and queueing never waits. drop.D3 the queue holds at most [`QUEUE_MAX`] ranges. Above
 //! that, near ranges of a file become one, with what lies between them; if that does not suffice,
-//! files are marked, and dropped as a whole. These notices have a thread of their own: those about
+//! files are marked, and dropped as a whole, in turns with the queue. These notices have a thread of their own: those about
 //! changes never wait for them.
 //!
 //! Lock: the queue's; that of an inode's shard is taken under it. The thread holds none while the
@@ -41,6 +41,9 @@ const BEHIND_MAX: usize = 256;
 pub(crate) const ALL: Range<u64> = 0..u64::MAX;
 /// Most ranges in the queue.
 const QUEUE_MAX: usize = 4096;
+/// Ranges that are dropped between two looks at marked files: a queue that is never empty must not
+/// keep them waiting.
+const POPPED_MAX: usize = QUEUE_MAX / 8;
 /// Bytes of a range in the queue: its entry in a half-full node of the tree, and as much again
 /// while ranges are merged.
 const RANGE_BYTES: u64 = 112;
@@ -91,6 +94,16 @@ impl Behind {
         self.bytes -= oldest.end - oldest.start;
         Some(oldest)
     }
+}
+
+/// What the thread does next.
+enum Next {
+    /// Drops a range of a file.
+    Range(u64, Range<u64>),
+    /// Drops the marked files of the next shard: the queue has not been empty for long.
+    SomeMarked,
+    /// Drops all marked files: the queue is empty.
+    AllMarked,
 }
 
 #[derive(Default)]
@@ -221,35 +234,48 @@ impl Drops {
             let notice = Notice::content(node, 0, u64::MAX);
             inodes.drop_content(Ino(node), || notify(&notice));
         };
-        loop {
-            let mut state = self.lock();
-            let next = loop {
-                if state.closed {
+        let (mut popped, mut shard) = (0, 0);
+        while let Some(next) = self.next(popped) {
+            let shards = match next {
+                Next::Range(node, range) => {
+                    popped += 1;
+                    match range {
+                        ALL => drop_all(node),
+                        _ => notify(&Notice::content(node, range.start, range.end - range.start)),
+                    }
+                    continue;
+                }
+                Next::SomeMarked => shard..shard + 1,
+                Next::AllMarked => 0..SHARDS,
+            };
+            (popped, shard) = (0, (shard + 1) % SHARDS);
+            for node in shards.flat_map(|n| inodes.take_all(n, Mark::DropAll)) {
+                if self.lock().closed {
                     return;
                 }
-                if let Some(next) = state.pop() {
-                    break Some(next);
-                }
-                if std::mem::take(&mut state.has_marked) {
-                    break None;
-                }
-                state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            };
-            drop(state);
-            match next {
-                Some((node, ALL)) => drop_all(node),
-                Some((node, range)) => {
-                    notify(&Notice::content(node, range.start, range.end - range.start));
-                }
-                None => {
-                    for node in (0..SHARDS).flat_map(|n| inodes.take_all(n, Mark::DropAll)) {
-                        if self.lock().closed {
-                            return;
-                        }
-                        drop_all(node);
-                    }
-                }
+                drop_all(node);
             }
+        }
+    }
+
+    /// Waits for work; `popped` ranges were taken since marked files were last looked at. None: it
+    /// is closed.
+    fn next(&self, popped: usize) -> Option<Next> {
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return None;
+            }
+            if state.has_marked && popped >= POPPED_MAX {
+                return Some(Next::SomeMarked);
+            }
+            if let Some((node, range)) = state.pop() {
+                return Some(Next::Range(node, range));
+            }
+            if std::mem::take(&mut state.has_marked) {
+                return Some(Next::AllMarked);
+            }
+            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
