@@ -515,6 +515,7 @@ mod tests {
         core.inodes.mark(handle.file.ino(), Mark::Shared);
         assert_eq!(of(open::APPEND, 2), IoFlags::APPEND, "somebody else has written");
         assert_eq!(of(open::APPEND, WRITE_CACHE), IoFlags::empty());
+        assert_eq!(of(2, 2), IoFlags::empty(), "an append by `RWF_APPEND` says nothing of it");
         assert!(handle.set_mode(crate::ioctl::MODE_UNCACHED));
         assert_eq!(of(open::DSYNC, 2), IoFlags::UNCACHED | IoFlags::DSYNC);
         let read = ReadIn { fh, offset: 0, size: 1, read_flags: 0, flags: o_direct() };
