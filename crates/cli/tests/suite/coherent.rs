@@ -10,7 +10,7 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_fuse::CacheMode;
 use forebay_vfs::Export;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::process::Command;
@@ -176,18 +176,24 @@ fn appends_from_both_sides_are_all_there() {
         return;
     }
     const EACH: usize = 300;
+    const PIECES: usize = 128;
     for mode in MODES {
         let lab = Lab::new(mode);
         lab.volume.write("log", b"").unwrap();
         // By programs one after the other, as the kernel has it; the library beside them.
-        let record = |who: usize, n: usize| format!("{who} {n:06} {}\n", "x".repeat(n % 97));
+        let record = |who: usize, n: usize| format!("{who} {n:06} {}\n", "x".repeat(n % 197));
         std::thread::scope(|scope| {
             for who in 0..2 {
                 let (lab, record) = (&lab, &record);
                 scope.spawn(move || {
-                    let mut file =
-                        std::fs::File::options().append(true).open(lab.mnt("log")).unwrap();
-                    (0..EACH).for_each(|n| file.write_all(record(who, n).as_bytes()).unwrap());
+                    let file = std::fs::File::options().append(true).open(lab.mnt("log")).unwrap();
+                    for n in 0..EACH {
+                        // One request, in as many pieces as mount.md allows.
+                        let text = record(who, n);
+                        let pieces = text.as_bytes().chunks(text.len().div_ceil(PIECES));
+                        let pieces: Vec<IoSlice<'_>> = pieces.map(IoSlice::new).collect();
+                        assert_eq!((&file).write_vectored(&pieces).unwrap(), text.len());
+                    }
                 });
             }
             let file = OpenOptions::new().append(true).open_in(&lab.volume, "log").unwrap();
