@@ -2,9 +2,9 @@
 //! complete once, limits from the device below, sparse files. Ids are those of the checklist.
 
 use crate::common::{Rng, engines, is_root, path, pattern, requires};
-use forebay_base::{Error, ErrorKind};
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::block_on;
+use forebay_base::{Error, ErrorKind};
 use forebay_block::{
     Aio, Bio, BioFlags, BioOp, BlockDevice, DirectIo, Engine, FileDevice, FileOptions, io,
 };

@@ -174,7 +174,8 @@ impl Retry {
     /// How it went.
     fn note(&mut self, succeeded: bool) {
         self.failures = if succeeded { 0 } else { self.failures + 1 };
-        self.left = 1_u32.checked_shl(self.failures).map_or(PERIODS_MAX, |n| n.min(PERIODS_MAX)) - 1;
+        self.left =
+            1_u32.checked_shl(self.failures).map_or(PERIODS_MAX, |n| n.min(PERIODS_MAX)) - 1;
     }
 }
 
