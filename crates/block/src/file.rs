@@ -21,8 +21,8 @@
 //! zeroing uses the page cache while direct I/O is on, and `fallocate` itself excludes direct
 //! writes.
 //!
-//! Lock rule: `switching` before `edge` before the gate's mutex; none is held while a bio
-//! completes.
+//! Lock rule: `turn` before `switching` before `edge` before the gate's mutex; none but `turn` is
+//! held while a bio completes.
 
 mod dio;
 mod exec;
@@ -95,39 +95,69 @@ impl FileDevice {
         (self.inner().is_direct(), self.inner().decision().reason.clone())
     }
 
+    /// The mode that was set last.
+    pub fn direct_io_mode(&self) -> DirectIo {
+        self.inner().decision().mode
+    }
+
     /// Whether `Auto` would decide otherwise by now, because what is below the file has changed.
     pub fn is_direct_io_outdated(&self) -> bool {
         let is_auto = self.inner().decision().mode == DirectIo::Auto;
         is_auto && self.inner().check_direct().is_ok() != self.inner().is_direct()
     }
 
-    /// Announces that direct I/O will be turned on, so that the limits show its need for stable
-    /// writes. The layer that caches data calls this, writes out, and then switches: by then no
-    /// write that began under the old rule is in progress. [`Self::set_direct_io`] ends the
-    /// announcement.
-    pub fn announce_direct_io(&self, mode: DirectIo) {
-        let on = mode.decide(self.inner().check_direct()).is_ok_and(|(on, _)| on);
-        self.inner().announced.store(on, Ordering::Release);
-    }
-
     /// Switches direct I/O while the device is in use. Holds new requests back and waits for those
     /// in flight (`Busy` after 30 s, nothing changed). When turning on, writes the page cache back
     /// and drops it. Blocks; not for a thread with an I/O queue attached.
     pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
+        self.switch_direct_io(mode, || Ok(()))
+    }
+
+    /// [`Self::set_direct_io`] for the layer that caches data, which writes it out by `write_out`
+    /// first. Meanwhile the limits already show the need for stable writes, so no write that began
+    /// under the old rule is in progress at the switch. If it fails nothing is switched. One switch
+    /// at a time: `write_out` must not begin another one.
+    pub fn switch_direct_io(
+        &self,
+        mode: DirectIo,
+        write_out: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let _turn = self.inner().turn.lock().unwrap_or_else(|p| p.into_inner());
+        self.switch(mode, write_out)
+    }
+
+    /// Decides again, as by [`Self::switch_direct_io`], if the mode is `Auto` and it would decide
+    /// otherwise; whether it did. A mode that is set at the same time stays, whichever comes first.
+    pub fn refresh_direct_io(&self, write_out: impl FnOnce() -> Result<()>) -> Result<bool> {
+        let _turn = self.inner().turn.lock().unwrap_or_else(|p| p.into_inner());
+        let is_outdated = self.is_direct_io_outdated();
+        if is_outdated {
+            self.switch(DirectIo::Auto, write_out)?;
+        }
+        Ok(is_outdated)
+    }
+
+    /// The caller has the turn.
+    fn switch(&self, mode: DirectIo, write_out: impl FnOnce() -> Result<()>) -> Result<()> {
+        let file = self.inner();
+        let on = mode.decide(file.check_direct()).is_ok_and(|(on, _)| on);
+        file.announced.store(on, Ordering::Release);
+        let done = write_out().and_then(|()| self.switch_written(mode));
+        file.announced.store(false, Ordering::Release);
+        done
+    }
+
+    fn switch_written(&self, mode: DirectIo) -> Result<()> {
         let file = self.inner();
         let guard = file.switching.lock().unwrap_or_else(|p| p.into_inner());
         let possible = file.check_direct();
-        if let Err(e) = mode.decide(possible.clone()) {
-            file.announced.store(false, Ordering::Release);
-            return Err(e.with_path(&file.path));
-        }
+        mode.decide(possible.clone()).map_err(|e| e.with_path(&file.path))?;
         let done = if file.gate.close(SWITCH_LIMIT) {
             file.set_direct(mode, possible).map_err(|e| e.with_path(&file.path))
         } else {
             let text = "requests in flight did not end in time";
             Err(Error::new(ErrorKind::Busy, "switch direct I/O", text).with_path(&file.path))
         };
-        file.announced.store(false, Ordering::Release);
         let mut parked = file.gate.open();
         drop(guard);
         self.submit_batch(&mut parked);

@@ -103,6 +103,11 @@ struct File {
 };
 
 /* store.c */
+/*
+ * From now on a child of fork(2) begins without what its parent has open. SQLITE_NOMEM, or
+ * SQLITE_OK; more calls do nothing.
+ */
+int store_watch_forks(void);
 /* The path in a volume, which begins with "/"; NULL for a file of the host. */
 const char *inner_of(const char *name);
 /* Waits until no other thread opens or closes a file of this name. The cache, or NULL. */
@@ -139,7 +144,8 @@ int store_make_volume(const char *name, sqlite3_int64 bytes);
 void store_take_mode(File *file, const char *database);
 /*
  * Makes a file of the host unless the name exists, as a symbolic link, too. A journal gets
- * permissions and owner of its database, NULL for another file.
+ * permissions and owner of its database, NULL for another file; SQLITE_PERM if it cannot get them,
+ * and then it does not exist.
  */
 int store_make_file(const char *name, const char *database, int *exists);
 int store_delete(const char *name);

@@ -102,9 +102,18 @@ static int take_owner(int file, const struct stat *database) {
     return 0;
 }
 
+/* Removes the name of a file that was just made, unless it leads to another one by now. */
+static void unmake(const char *name, int file) {
+    struct stat own, found;
+    if (fstat(file, &own) == 0 && lstat(name, &found) == 0 && own.st_dev == found.st_dev &&
+        own.st_ino == found.st_ino)
+        unlink(name);
+}
+
 /*
  * O_EXCL follows no link. The owner of the folder can put another file in the place of the new one,
- * so owner and permissions change by descriptor.
+ * so owner and permissions change by descriptor. A journal that the owner of its database could not
+ * open would keep that user out of the database, so none is left behind.
  */
 int store_make_file(const char *name, const char *database, int *exists) {
     const int how = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
@@ -128,8 +137,10 @@ int store_make_file(const char *name, const char *database, int *exists) {
         return failed(NULL, -errno, SQLITE_CANTOPEN, name);
     if (database)
         result = take_owner(file, &found);
+    if (result < 0)
+        unmake(name, file);
     close(file);
-    return result < 0 ? failed(NULL, result, SQLITE_CANTOPEN, name) : SQLITE_OK;
+    return result < 0 ? failed(NULL, result, SQLITE_PERM, name) : SQLITE_OK;
 }
 
 static int access_in(const char *name, int flags, int *result) {

@@ -34,6 +34,7 @@ static struct {
     int files;
     /* Whether a file of the host was ever closed with dirty data that could not be written. */
     int has_failed_close;
+    /* Since the first registration, or the fork(2) that began this process. */
     pid_t process;
     Store *stores;
     Node *nodes;
@@ -61,7 +62,10 @@ int failed(File *file, int64_t result, int code, const char *name) {
     return code;
 }
 
-/* In a child of fork(2) what the parent made is of no use, and none of its memory is freed. */
+/*
+ * In a child of fork(2) what the parent made is of no use, and none of its memory is freed. Called
+ * by fork(2) itself: the first thread of a child is alone then.
+ */
 static void begin_child(void) {
     pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t unchanged = PTHREAD_COND_INITIALIZER;
@@ -73,13 +77,23 @@ static void begin_child(void) {
     all.mutex = fresh;
     all.changed = unchanged;
     all.parents = parents;
+    all.process = getpid();
+}
+
+static int watch_result;
+
+static void watch_forks_once(void) {
+    all.process = getpid();
+    watch_result = pthread_atfork(NULL, NULL, begin_child);
+}
+
+int store_watch_forks(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    return pthread_once(&once, watch_forks_once) != 0 || watch_result != 0 ? SQLITE_NOMEM : SQLITE_OK;
 }
 
 static void lock_all(void) {
-    if (all.process && all.process != getpid())
-        begin_child();
     pthread_mutex_lock(&all.mutex);
-    all.process = getpid();
 }
 
 static void unlock_all(void) {
@@ -190,7 +204,10 @@ int store_enter(const char *budget) {
 }
 
 int forebay_sqlite_use_cache(fby_cache *cache) {
-    int result = SQLITE_BUSY;
+    int result = store_watch_forks();
+    if (result != SQLITE_OK)
+        return result;
+    result = SQLITE_BUSY;
     lock_all();
     if (!all.cache) {
         all.cache = cache;

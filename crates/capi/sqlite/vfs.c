@@ -135,7 +135,7 @@ static int sync_journal(sqlite3_file *base, int flags) {
  * A rollback journal of the host, by SQLite's own VFS: it is written once, read only after a
  * failure, and in our cache it would displace pages of databases. It is made here and opened as one
  * that exists, because SQLite's own VFS ignores a failed sync of the folder. If it cannot be made,
- * that VFS tries and finds the error.
+ * that VFS tries and finds the error. A wrong owner is no error to that VFS, so it is refused here.
  */
 static int open_journal(sqlite3_vfs *own, const char *name, sqlite3_file *base, int flags, int *out) {
     Journal *journal = journal_of(base);
@@ -143,9 +143,13 @@ static int open_journal(sqlite3_vfs *own, const char *name, sqlite3_file *base, 
     base->pMethods = NULL;
     if (store_is_journal_of_parent(name))
         return SQLITE_CANTOPEN;
-    if (flags & SQLITE_OPEN_CREATE &&
-        store_make_file(name, sqlite3_filename_database(name), &exists) == SQLITE_OK)
-        flags &= ~SQLITE_OPEN_CREATE;
+    if (flags & SQLITE_OPEN_CREATE) {
+        result = store_make_file(name, sqlite3_filename_database(name), &exists);
+        if (result == SQLITE_PERM)
+            return result;
+        if (result == SQLITE_OK)
+            flags &= ~SQLITE_OPEN_CREATE;
+    }
     if (!exists)
         store_note_journal(name, 0);
     result = own->xOpen(own, name, base, flags, out);
@@ -283,6 +287,9 @@ int forebay_sqlite_register(int make_default) {
     int result;
     if (!base)
         return SQLITE_ERROR;
+    result = store_watch_forks();
+    if (result != SQLITE_OK)
+        return result;
     if (!vfs.zName) {
         vfs.iVersion = base->iVersion >= 2 ? 2 : 1;
         vfs.szOsFile = base->szOsFile > (int)sizeof(File) ? base->szOsFile : (int)sizeof(File);

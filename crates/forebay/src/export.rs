@@ -2,7 +2,6 @@
 //! between [`File`] and [`Export`]; it serves raw images and files of a volume.
 
 use crate::file::{File, Kind};
-use crate::map::extents;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
@@ -256,7 +255,7 @@ impl Export for FileExport {
         len: u64,
         max: usize,
     ) -> BoxFuture<'static, Result<Vec<Extent>>> {
-        Box::pin(async move { extents(&self.mapped, offset, len, max).await })
+        Box::pin(async move { self.file.extents_of(&self.mapped, offset, len, max).await })
     }
 
     fn for_client(&self) -> Option<Arc<dyn Export>> {

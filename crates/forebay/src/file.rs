@@ -364,7 +364,21 @@ impl File {
     /// The extents of a range: which runs hold data. Dirty blocks in the cache count as data.
     /// Errors: `OutOfRange` past the end.
     pub fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
-        block_on(extents(&*self.mapped()?, offset, len, usize::MAX))
+        block_on(self.extents_of(&*self.mapped()?, offset, len, usize::MAX))
+    }
+
+    /// [`File::extents`] as a future, of this file's mapping and at most `max`.
+    pub(crate) async fn extents_of(
+        &self,
+        mapped: &MappedFile,
+        offset: u64,
+        len: u64,
+        max: usize,
+    ) -> Result<Vec<Extent>> {
+        match &self.opener.kind {
+            Kind::Raw(_) => extents(mapped, offset, len, max).await,
+            Kind::Volume(inside) => inside.extents(mapped, offset, len, max).await,
+        }
     }
 
     /// Which blocks of a range are cached at this moment. Read-ahead may still be adding blocks.
@@ -529,6 +543,14 @@ impl File {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.direct_io(),
             Kind::Volume(inside) => inside.volume.direct_io(),
+        }
+    }
+
+    /// The mode of direct I/O that was set last; `Off` for a device object.
+    pub fn direct_io_mode(&self) -> DirectIo {
+        match &self.opener.kind {
+            Kind::Raw(raw) => raw.direct_io_mode(),
+            Kind::Volume(inside) => inside.volume.direct_io_mode(),
         }
     }
 

@@ -238,27 +238,28 @@ impl Volume {
         self.open.device.direct_io()
     }
 
+    /// The mode of direct I/O that was set last.
+    pub fn direct_io_mode(&self) -> DirectIo {
+        self.open.device.direct_io_mode()
+    }
+
+    /// Before a switch of direct I/O.
+    fn write_out(&self) -> Result<()> {
+        match self.read_only() {
+            true => Ok(()),
+            false => self.sync().map_err(|e| e.with_path(self.path())),
+        }
+    }
+
     /// Switches direct I/O below the volume while it is in use, as [`crate::File::set_direct_io`]
     /// does for an image.
     pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
-        let device = &self.open.device;
-        device.announce_direct_io(mode);
-        if !self.read_only()
-            && let Err(error) = self.sync()
-        {
-            device.announce_direct_io(DirectIo::Off);
-            return Err(error.with_path(self.path()));
-        }
-        device.set_direct_io(mode)
+        self.open.device.switch_direct_io(mode, || self.write_out())
     }
 
     /// Decides again about direct I/O that is `Auto`, as [`crate::File::refresh_direct_io`] does.
     pub fn refresh_direct_io(&self) -> Result<bool> {
-        let is_outdated = self.open.device.is_direct_io_outdated();
-        if is_outdated {
-            self.set_direct_io(DirectIo::Auto)?;
-        }
-        Ok(is_outdated)
+        self.open.device.refresh_direct_io(|| self.write_out())
     }
 
     /// Bytes of a block: the unit of content, of checksums and of state in the cache.

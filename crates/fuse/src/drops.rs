@@ -17,8 +17,8 @@
 //! the queue is full (D3). drop.D2 all ranges of a handle are queued before its release is
 //! answered, and queueing never waits. drop.D3 the queue holds at most [`QUEUE_MAX`] ranges. Above
 //! that limit, close ranges of a file are merged, including the gaps between them. If merging does
-//! not suffice, files are marked, and all their content is dropped. These notices have their own
-//! thread, so that notices about changes never wait for them.
+//! not suffice, files are marked, and all their content is dropped, in turns with the queue. These
+//! notices have their own thread, so that notices about changes never wait for them.
 //!
 //! Lock: the queue's; the lock of an inode's shard may be taken under it. The thread holds no lock
 //! during a call of the kernel.
@@ -42,6 +42,9 @@ const BEHIND_MAX: usize = 256;
 pub(crate) const ALL: Range<u64> = 0..u64::MAX;
 /// Most ranges in the queue.
 const QUEUE_MAX: usize = 4096;
+/// Ranges that are dropped between two looks at marked files: a queue that is never empty must not
+/// keep them waiting.
+const POPPED_MAX: usize = QUEUE_MAX / 8;
 /// Memory of a range in the queue, bytes: its entry in a half-full tree node, and the same again
 /// while ranges are merged.
 const RANGE_BYTES: u64 = 112;
@@ -92,6 +95,16 @@ impl Behind {
         self.bytes -= oldest.end - oldest.start;
         Some(oldest)
     }
+}
+
+/// What the thread does next.
+enum Next {
+    /// Drops a range of a file.
+    Range(u64, Range<u64>),
+    /// Drops the marked files of the next shard: the queue has not been empty for long.
+    SomeMarked,
+    /// Drops all marked files: the queue is empty.
+    AllMarked,
 }
 
 #[derive(Default)]
@@ -222,35 +235,48 @@ impl Drops {
             let notice = Notice::content(node, 0, u64::MAX);
             inodes.drop_content(Ino(node), || notify(&notice));
         };
-        loop {
-            let mut state = self.lock();
-            let next = loop {
-                if state.closed {
+        let (mut popped, mut shard) = (0, 0);
+        while let Some(next) = self.next(popped) {
+            let shards = match next {
+                Next::Range(node, range) => {
+                    popped += 1;
+                    match range {
+                        ALL => drop_all(node),
+                        _ => notify(&Notice::content(node, range.start, range.end - range.start)),
+                    }
+                    continue;
+                }
+                Next::SomeMarked => shard..shard + 1,
+                Next::AllMarked => 0..SHARDS,
+            };
+            (popped, shard) = (0, (shard + 1) % SHARDS);
+            for node in shards.flat_map(|n| inodes.take_all(n, Mark::DropAll)) {
+                if self.lock().closed {
                     return;
                 }
-                if let Some(next) = state.pop() {
-                    break Some(next);
-                }
-                if std::mem::take(&mut state.has_marked) {
-                    break None;
-                }
-                state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            };
-            drop(state);
-            match next {
-                Some((node, ALL)) => drop_all(node),
-                Some((node, range)) => {
-                    notify(&Notice::content(node, range.start, range.end - range.start));
-                }
-                None => {
-                    for node in (0..SHARDS).flat_map(|n| inodes.take_all(n, Mark::DropAll)) {
-                        if self.lock().closed {
-                            return;
-                        }
-                        drop_all(node);
-                    }
-                }
+                drop_all(node);
             }
+        }
+    }
+
+    /// Waits for work; `popped` ranges were taken since marked files were last looked at. None: it
+    /// is closed.
+    fn next(&self, popped: usize) -> Option<Next> {
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return None;
+            }
+            if state.has_marked && popped >= POPPED_MAX {
+                return Some(Next::SomeMarked);
+            }
+            if let Some((node, range)) = state.pop() {
+                return Some(Next::Range(node, range));
+            }
+            if std::mem::take(&mut state.has_marked) {
+                return Some(Next::AllMarked);
+            }
+            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 

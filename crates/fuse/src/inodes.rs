@@ -5,8 +5,8 @@
 //! kernel has forgotten; an inode with count 0 is not in the table. N2 a kept inode is in the
 //! table. N3 an inode is marked before the answer leaves that lets the kernel cache something of
 //! it. N4 the content mark is removed only after the kernel has dropped all content. It stays if a
-//! read has filled the kernel's cache since that drop began. The root always counts as known and as
-//! having all marks.
+//! read or write has filled the kernel's cache since that drop began. The root always counts as
+//! known and as having all marks.
 //!
 //! Locks: one for each shard, and one for the kept inodes, taken under a shard's. Open files are
 //! dropped after both are released.
@@ -34,7 +34,8 @@ pub(crate) enum Mark {
     /// Pages that programs have mapped, or content that the kernel may keep, but not pages of an
     /// uncached opening. Valid until the last close.
     Mapped = 16,
-    /// Content was read into the kernel's cache since it was last dropped completely.
+    /// Content was read into the kernel's cache, or written through it, since it was last dropped
+    /// completely.
     Filled = 32,
     /// All content is to be dropped: the queue of drops had no space for the range.
     DropAll = 64,
@@ -127,8 +128,8 @@ impl Inodes {
         }
     }
 
-    /// Marks an inode before the answer of a read that fills the kernel's cache. `is_mapped`: the
-    /// kernel may keep the pages for more than one use.
+    /// Marks an inode before the answer of a read that fills the kernel's cache, or of a write that
+    /// leaves pages there. `is_mapped`: the kernel may keep the pages for more than one use.
     pub fn mark_fill(&self, ino: Ino, is_mapped: bool) {
         let mapped = if is_mapped { Mark::Mapped as u64 } else { 0 };
         if let Some(count) = self.shard(ino.0).lock().get_mut(&ino.0) {

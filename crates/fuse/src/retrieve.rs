@@ -11,9 +11,17 @@
 //! `RETRIEVE` ends at the first absent page. The pages after it are requested one by one, all at
 //! once.
 //!
-//! Invariants: ret.R1 a page that differed from `bytes` before the call is in the result. ret.R2 no
-//! page is locked or dropped, so a call waits only for the daemon's reader threads, never for a
-//! request of the mount. ret.R3 a call ends with the connection.
+//! An absent page says nothing: the kernel may have written a store and dropped the page since the
+//! caller read its bytes. Such a write is a request to the daemon, which counts it. The caller
+//! compares the counts from before its read and after the comparison. Kernels before 6.16 may drop
+//! a clean page before its write has been answered; there a reader can miss a store whose page the
+//! kernel reclaims at that moment.
+//!
+//! Invariants: ret.R1 a page that differed from `bytes` before the call is in the result, or the
+//! count of its inode has risen since then. ret.R2 no page is locked or dropped, so a call waits
+//! only for the daemon's reader threads, never for a request of the mount. ret.R3 a call ends with
+//! the connection. ret.R4 a write of stores is counted after it has taken effect and before it is
+//! answered; so is a truncation, which discards stores.
 //!
 //! Memory: at most [`PIECE_BYTES`] for each caller.
 //!
@@ -21,6 +29,7 @@
 
 use crate::device::Device;
 use crate::proto::notify::Notice;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::task::WaitQueue;
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -30,6 +39,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 /// Bytes that are compared at a time.
 const PIECE_BYTES: u64 = 256 << 10;
 const PAGE_BYTES: u64 = 4096;
+/// Counters of written stores. Inodes share them: one that has risen costs a second read.
+const COUNTERS: usize = 64;
 
 /// The answers to one call.
 #[derive(Default)]
@@ -54,10 +65,18 @@ struct Table {
 }
 
 /// Retrieves what the kernel has of files.
-#[derive(Default)]
 pub(crate) struct Retriever {
     table: Mutex<Table>,
     device: OnceLock<Weak<Device>>,
+    /// Writes and truncations of stores, by inode (R4).
+    store_writes: [AtomicU64; COUNTERS],
+}
+
+impl Default for Retriever {
+    fn default() -> Self {
+        let (table, device) = Default::default();
+        Self { table, device, store_writes: std::array::from_fn(|_| AtomicU64::default()) }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -107,6 +126,20 @@ impl Retriever {
         let calls = std::mem::take(&mut table.calls);
         drop(table);
         calls.values().for_each(|call| call.wait.wake_all());
+    }
+
+    fn counter(&self, node: u64) -> &AtomicU64 {
+        &self.store_writes[node as usize % COUNTERS]
+    }
+
+    /// Stores into maps of a file have been written, or discarded by a truncation (R4).
+    pub fn count_store_write(&self, node: u64) {
+        self.counter(node).fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How often that happened to a file, and to others that share its counter.
+    pub fn store_writes(&self, node: u64) -> u64 {
+        self.counter(node).load(Ordering::SeqCst)
     }
 
     fn register(&self) -> Option<Registered<'_>> {

@@ -52,6 +52,7 @@ use crate::types::{
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A shared open file. Dropping the last clone releases it (F3).
@@ -343,6 +344,13 @@ pub trait OpenFile: Send + Sync {
     fn hand_over(&self, offset: u64, len: u64, flags: IoFlags) -> Result<()> {
         let _ = (offset, len, flags);
         Ok(())
+    }
+
+    /// After a caller found holes of the file in another way than by a seek: waits for stores that a
+    /// mount holds back of these ranges. True: there may have been some, so that they are data now.
+    fn hand_over_holes<'a>(&'a self, holes: &'a [Range<u64>]) -> BoxFuture<'a, bool> {
+        let _ = holes;
+        Box::pin(std::future::ready(false))
     }
 
     /// Synchronous `write`: the device may write directly from the caller's memory.

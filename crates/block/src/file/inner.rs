@@ -1,7 +1,7 @@
 //! The state of an open file that its device and the requests in flight share. The invariants are
 //! in [`super`].
 //!
-//! Lock rule: `switching` before `edge` before the gate's mutex.
+//! Lock rule: `turn` before `switching` before `edge` before the gate's mutex.
 
 use super::dio::{Decision, Dio, Possible};
 use super::gate::Gate;
@@ -34,6 +34,8 @@ pub(crate) struct Inner {
     /// Direct I/O will be turned on: writers already meet its needs.
     pub(crate) announced: AtomicBool,
     pub(crate) decision: Mutex<Decision>,
+    /// One switch of direct I/O at a time, from its announcement on.
+    pub(crate) turn: Mutex<()>,
     pub(crate) switching: Mutex<()>,
     pub(crate) edge: Mutex<()>,
     pub(crate) gate: Gate,

@@ -57,6 +57,7 @@ impl Inner {
             direct_on: AtomicBool::new(false),
             announced: AtomicBool::new(false),
             decision: Mutex::default(),
+            turn: Mutex::default(),
             switching: Mutex::default(),
             edge: Mutex::default(),
             gate: Gate::default(),

@@ -2,9 +2,9 @@
 //! complete once, limits from the device below, sparse files. Ids are those of the checklist.
 
 use crate::common::{Rng, engines, is_root, path, pattern, requires};
-use forebay_base::ErrorKind;
 use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_base::task::block_on;
+use forebay_base::{Error, ErrorKind};
 use forebay_block::{
     Aio, Bio, BioFlags, BioOp, BlockDevice, DirectIo, Engine, FileDevice, FileOptions, io,
 };
@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// A loop device with sectors of its own size; detached when dropped.
@@ -103,6 +104,36 @@ fn l1_outcome_is_decided_again_when_the_device_below_changes() {
     assert!(!device.is_direct_io_outdated(), "it was switched off");
 }
 
+/// A front end found that the device below had changed, and wrote everything out to decide again.
+/// Meanwhile a user switched direct I/O off. The decision came last and turned it on again.
+#[test]
+fn refresh_during_a_switch_leaves_the_mode_that_was_set() {
+    let Some(below) = with_sectors("l1-refresh", 512) else { return };
+    let options = FileOptions { logical_block: 512, read_only: true, ..Default::default() };
+    let device = open(&below.0, &options).unwrap();
+    let mut command = Command::new("losetup");
+    let done = command.args(["--sector-size", "4096"]).arg(&below.0).status();
+    assert!(done.is_ok_and(|status| status.success()), "losetup --sector-size");
+    std::thread::scope(|scope| {
+        let write_out = || {
+            let (ended, end) = channel();
+            let user = device.clone();
+            scope.spawn(move || {
+                user.set_direct_io(DirectIo::Off).unwrap();
+                let _is_waited_for = ended.send(());
+            });
+            // Time enough for one that is not held back.
+            let _is_held_back = end.recv_timeout(Duration::from_millis(300));
+            Ok(())
+        };
+        assert!(device.refresh_direct_io(write_out).unwrap(), "it has changed");
+    });
+    assert_eq!(device.direct_io(), (false, "switched off".to_string()));
+    assert_eq!(device.direct_io_mode(), DirectIo::Off);
+    let not_asked = || -> forebay_base::Result<()> { panic!("it is not `Auto` any more") };
+    assert!(!device.refresh_direct_io(not_asked).unwrap());
+}
+
 /// Valid and invalid requests of all kinds, some while the gate is closed for a switch, with the
 /// device dropped while they are in flight: each completes once.
 #[test]
@@ -192,9 +223,13 @@ fn x1_the_need_for_stable_writes_is_inherited() {
         assert_eq!(need().required, on, "{}", need().reason);
         device.set_direct_io(DirectIo::Off).unwrap();
         assert!(!need().required && need().reason.contains("page cache"));
-        device.announce_direct_io(DirectIo::On);
-        assert_eq!(need().required, on, "what begins now is under way when it is switched");
-        device.set_direct_io(DirectIo::On).unwrap();
+        let failed = device.switch_direct_io(DirectIo::On, || {
+            assert_eq!(need().required, on, "what begins now is under way when it is switched");
+            Err(Error::new(ErrorKind::Io, "sync", "for the test"))
+        });
+        assert_eq!(failed.map_err(|e| e.kind()), Err(ErrorKind::Io));
+        assert!(!need().required && !device.direct_io().0, "nothing was switched");
+        device.switch_direct_io(DirectIo::On, || Ok(())).unwrap();
         assert_eq!(need().required, on);
     }
 }

@@ -6,9 +6,13 @@
 #include "sqlite/internal.h"
 #include "sqlite_check.h"
 
+#include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 
 static char uri[600], journal[600];
 
@@ -94,6 +98,75 @@ static void killed_parent_is_rolled_back(const char *mode) {
     closed(db);
 }
 
+static sem_t second_is_held, first_has_opened, second_has_opened;
+static __thread int waits_for_the_first;
+
+/* Up to a second: a thread that waits for a lock of the other one need not be waited for. */
+static void wait_shortly(sem_t *semaphore) {
+    struct timespec limit;
+    CHECK(clock_gettime(CLOCK_REALTIME, &limit) == 0);
+    limit.tv_sec++;
+    CHECK(sem_timedwait(semaphore, &limit) == 0 || errno == ETIMEDOUT);
+}
+
+/* Of the program and its libraries: holds the second thread where it finds that it is in a child. */
+pid_t getpid(void) {
+    if (waits_for_the_first) {
+        waits_for_the_first = 0;
+        IS(sem_post(&second_is_held), 0);
+        wait_shortly(&first_has_opened);
+    }
+    return (pid_t)syscall(SYS_getpid);
+}
+
+static void *second_in_child(void *uri_of_its_own) {
+    sqlite3 *db;
+    waits_for_the_first = 1;
+    db = opened(uri_of_its_own);
+    IS(sem_post(&second_has_opened), 0);
+    IS(number(db, "SELECT a FROM t"), 1);
+    closed(db);
+    return NULL;
+}
+
+/*
+ * The first thread that used the VFS in a child made everything anew, without a lock. The second
+ * one had found just before that this is a child, and did so again, over what was in use by then.
+ */
+static void threads_that_begin_a_child_together_keep_each_others_files(const char *folder) {
+    static char own[2][600];
+    pthread_t second;
+    sqlite3 *db;
+    int status;
+    pid_t child;
+    for (int i = 0; i < 2; i++) {
+        snprintf(own[i], sizeof own[i], "file:%s/own%d.db?vfs=forebay", folder, i);
+        db = opened(own[i]);
+        ran(db, "CREATE TABLE t(a); INSERT INTO t VALUES(1)");
+        closed(db);
+    }
+    IS(sem_init(&second_is_held, 0, 0), 0);
+    IS(sem_init(&first_has_opened, 0, 0), 0);
+    IS(sem_init(&second_has_opened, 0, 0), 0);
+    /* The parent has used the VFS, and has neither of the two open. */
+    child = fork();
+    if (child == 0) {
+        IS(pthread_create(&second, NULL, second_in_child, own[1]), 0);
+        wait_shortly(&second_is_held);
+        db = opened(own[0]);
+        IS(number(db, "SELECT a FROM t"), 1);
+        IS(sem_post(&first_has_opened), 0);
+        while (sem_wait(&second_has_opened) != 0)
+            CHECK(errno == EINTR);
+        closed(db);
+        IS(pthread_join(second, NULL), 0);
+        IS(forebay_sqlite_shutdown(), SQLITE_OK);
+        _exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    IS(status, 0);
+}
+
 int main(int argc, char **argv) {
     static const char *const modes[] = {"delete", "truncate", "persist"};
     static const char *const sql[] = {
@@ -120,6 +193,7 @@ int main(int argc, char **argv) {
     /* Each parent that is killed opens the database itself. */
     for (int mode = 0; mode < 3; mode++)
         killed_parent_is_rolled_back(modes[mode]);
+    threads_that_begin_a_child_together_keep_each_others_files(argv[1]);
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
     IS(sqlite3_shutdown(), SQLITE_OK);
     return 0;

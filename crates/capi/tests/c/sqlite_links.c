@@ -7,6 +7,7 @@
 #include "sqlite/forebay_sqlite.h"
 #include "sqlite_check.h"
 
+#include <sched.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -160,6 +161,45 @@ static void journal_takes_owner_and_permissions(const char *mode, const char *en
     umask(before);
 }
 
+static void written(const char *name, const char *text) {
+    int file = open(name, O_WRONLY);
+    CHECK(file >= 0);
+    IS(write(file, text, strlen(text)), strlen(text));
+    IS(close(file), 0);
+}
+
+/* From now on this process is root, and no file can get the owner of the database. */
+static void enter_user_namespace(void) {
+    CHECK(unshare(CLONE_NEWUSER) == 0);
+    written("/proc/self/setgroups", "deny");
+    written("/proc/self/uid_map", "0 0 1");
+    written("/proc/self/gid_map", "0 0 1");
+    IS(geteuid(), 0);
+}
+
+/*
+ * The first connection failed and left an empty log of root, which the second one opened and wrote.
+ * The owner of the database could not open it any more.
+ */
+static void journal_without_its_owner_is_refused_each_time(const char *mode, const char *end) {
+    int status;
+    pid_t child;
+    make_database(mode);
+    CHECK(chmod(database, 0666) == 0);
+    child = fork();
+    if (child == 0) {
+        enter_user_namespace();
+        for (int i = 0; i < 2; i++) {
+            sqlite3 *db = opened(uri_of("forebay"));
+            IS(sqlite3_exec(db, "INSERT INTO t VALUES(8)", NULL, NULL, NULL), SQLITE_PERM);
+            closed(db);
+            CHECK(access(with_end(end), F_OK) != 0 && errno == ENOENT);
+        }
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 static void new_database_is_writable_by_its_owner_alone(mode_t mask, mode_t wanted) {
     mode_t before = umask(mask);
     struct stat found;
@@ -214,6 +254,8 @@ int main(int argc, char **argv) {
         journal_takes_owner_and_permissions("wal", "-wal", mask);
         journal_takes_owner_and_permissions("delete", "-journal", mask);
     }
+    journal_without_its_owner_is_refused_each_time("wal", "-wal");
+    journal_without_its_owner_is_refused_each_time("delete", "-journal");
     new_database_is_writable_by_its_owner_alone(0, 0644);
     new_database_is_writable_by_its_owner_alone(077, 0600);
     IS(forebay_sqlite_shutdown(), SQLITE_OK);

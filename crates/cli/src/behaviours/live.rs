@@ -79,6 +79,14 @@ impl Served {
         }
     }
 
+    /// The value that is in force.
+    fn direct_io_mode(&self) -> DirectIo {
+        match self {
+            Self::File(file) => file.direct_io_mode(),
+            Self::Volume(volume) => volume.direct_io_mode(),
+        }
+    }
+
     fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
         match self {
             Self::File(file) => file.set_direct_io(mode),
@@ -86,8 +94,8 @@ impl Served {
         }
     }
 
-    /// Decides again, if what is below has changed.
-    fn refresh_direct_io(&self) {
+    /// Decides again, if what is below has changed. False: that failed.
+    fn refresh_direct_io(&self) -> bool {
         let done = match self {
             Self::File(file) => file.refresh_direct_io(),
             Self::Volume(volume) => volume.refresh_direct_io(),
@@ -98,8 +106,12 @@ impl Served {
                 let (on, reason) = self.direct_io();
                 log::warn!("direct-io {}: {reason}", if on { "on" } else { "off" });
             }
-            Err(e) => log::warn!("what is below has changed: {e}"),
+            Err(e) => {
+                log::warn!("what is below has changed: {e}");
+                return false;
+            }
         }
+        true
     }
 
     /// Whether bytes in flight are kept from changing, and why.
@@ -131,7 +143,7 @@ pub struct Live {
     cache: Cache,
     mode: Mode,
     served: Vec<Served>,
-    /// The value that the start or `tune` set last.
+    /// The value that the start or `tune` set last, of all that is served.
     direct_io: Mutex<DirectIo>,
     /// Decides again about direct I/O. Dropped before the process lets go of what it serves.
     _watch: Watch,
@@ -139,6 +151,33 @@ pub struct Live {
 
 /// How often it is checked whether what is below the images has changed.
 const WATCH_PERIOD: Duration = Duration::from_secs(2);
+
+/// Most periods from one failed decision to the next try: each try writes all dirty data out.
+const PERIODS_MAX: u32 = 64;
+
+/// When a decision that fails is tried again: after twice as many periods each time.
+#[derive(Default)]
+struct Retry {
+    failures: u32,
+    /// Periods to wait.
+    left: u32,
+}
+
+impl Retry {
+    /// Whether to try in this period.
+    fn is_due(&mut self) -> bool {
+        let is_due = self.left == 0;
+        self.left = self.left.saturating_sub(1);
+        is_due
+    }
+
+    /// How it went.
+    fn note(&mut self, succeeded: bool) {
+        self.failures = if succeeded { 0 } else { self.failures + 1 };
+        self.left =
+            1_u32.checked_shl(self.failures).map_or(PERIODS_MAX, |n| n.min(PERIODS_MAX)) - 1;
+    }
+}
 
 /// A thread that decides again about direct I/O that is `auto`. It ends when this is dropped.
 struct Watch {
@@ -150,8 +189,13 @@ impl Watch {
     fn new(served: Vec<Served>) -> Self {
         let (stop, stopped) = channel::<()>();
         let work = move || {
+            let mut watched: Vec<_> = served.iter().map(|one| (one, Retry::default())).collect();
             while stopped.recv_timeout(WATCH_PERIOD) == Err(RecvTimeoutError::Timeout) {
-                served.iter().for_each(Served::refresh_direct_io);
+                for (served, retry) in &mut watched {
+                    if retry.is_due() {
+                        retry.note(served.refresh_direct_io());
+                    }
+                }
             }
         };
         let thread = std::thread::Builder::new().name("forebay-below".into()).spawn(work);
@@ -196,7 +240,7 @@ impl Live {
             "folio_size" => Some(self.cache.folio_size().to_string()),
             "block_size" => Some(served.block_size().to_string()),
             "mode" => Some(self.mode.get().to_string()),
-            "direct_io" => Some(self.direct_io().to_string()),
+            "direct_io" => Some(served.direct_io_mode().to_string()),
             "alloc" => served.volume().map(|volume| volume.alloc_mode().to_string()),
             name => {
                 let all = self.cache.tunables();
@@ -236,6 +280,20 @@ impl Live {
         all
     }
 
+    /// Switches all that is served, or nothing: if one refuses, the ones before get `last` back.
+    fn set_direct_io(&self, mode: DirectIo, last: DirectIo) -> Result<()> {
+        for (at, served) in self.served.iter().enumerate() {
+            let Err(error) = served.set_direct_io(mode) else { continue };
+            for before in &self.served[..at] {
+                if let Err(e) = before.set_direct_io(last) {
+                    log::warn!("direct_io is still {mode} after a failed change: {e}");
+                }
+            }
+            return Err(error);
+        }
+        Ok(())
+    }
+
     /// Changes an option, or a knob of the cache (behaviours.O1).
     pub fn tune(&self, name: &str, value: &str) -> Result<()> {
         let Some(entry) = Entry::find(name) else { return self.cache.tune(name, value) };
@@ -249,13 +307,32 @@ impl Live {
         match name {
             "mode" => self.mode.set(value.parse()?),
             "direct_io" => {
-                let mode: DirectIo = value.parse()?;
                 let mut last = self.direct_io();
-                self.served.iter().try_for_each(|served| served.set_direct_io(mode))?;
+                let mode = value.parse()?;
+                self.set_direct_io(mode, *last)?;
                 *last = mode;
             }
             _ => return self.cache.tune(name, value),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A decision that failed for good wrote all dirty data out, and logged that, every 2 s.
+    #[test]
+    fn failed_decision_is_tried_again_after_ever_longer() {
+        let mut retry = Retry::default();
+        let mut gap = |succeeds| {
+            let gap = (1..).find(|_| retry.is_due()).unwrap();
+            retry.note(succeeds);
+            gap
+        };
+        assert_eq!([(); 9].map(|()| gap(false)), [1, 2, 4, 8, 16, 32, 64, 64, 64]);
+        assert_eq!([gap(true), gap(false), gap(false)], [64, 1, 2]);
+        (0..40).for_each(|_| assert!(gap(false) <= 64));
     }
 }

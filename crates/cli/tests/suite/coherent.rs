@@ -10,7 +10,7 @@ use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_fuse::CacheMode;
 use forebay_vfs::Export;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::process::Command;
@@ -176,18 +176,24 @@ fn appends_from_both_sides_are_all_there() {
         return;
     }
     const EACH: usize = 300;
+    const PIECES: usize = 128;
     for mode in MODES {
         let lab = Lab::new(mode);
         lab.volume.write("log", b"").unwrap();
         // By programs one after the other, as the kernel has it; the library beside them.
-        let record = |who: usize, n: usize| format!("{who} {n:06} {}\n", "x".repeat(n % 97));
+        let record = |who: usize, n: usize| format!("{who} {n:06} {}\n", "x".repeat(n % 197));
         std::thread::scope(|scope| {
             for who in 0..2 {
                 let (lab, record) = (&lab, &record);
                 scope.spawn(move || {
-                    let mut file =
-                        std::fs::File::options().append(true).open(lab.mnt("log")).unwrap();
-                    (0..EACH).for_each(|n| file.write_all(record(who, n).as_bytes()).unwrap());
+                    let file = std::fs::File::options().append(true).open(lab.mnt("log")).unwrap();
+                    for n in 0..EACH {
+                        // One request, in as many pieces as mount.md allows.
+                        let text = record(who, n);
+                        let pieces = text.as_bytes().chunks(text.len().div_ceil(PIECES));
+                        let pieces: Vec<IoSlice<'_>> = pieces.map(IoSlice::new).collect();
+                        assert_eq!((&file).write_vectored(&pieces).unwrap(), text.len());
+                    }
                 });
             }
             let file = OpenOptions::new().append(true).open_in(&lab.volume, "log").unwrap();
@@ -209,6 +215,55 @@ fn appends_from_both_sides_are_all_there() {
             let first = found.iter().zip(&wanted).find(|(found, wanted)| found != wanted);
             assert!(found == wanted, "{mode:?}, {side}: {} records; {first:?}", found.len());
         }
+    }
+}
+
+/// A program counts up in a mapped page, and notes each number after it. No reader of the library
+/// finds a number from before the noted one. Readers have the kernel write and drop the page, so
+/// that another one finds it absent.
+#[test]
+fn library_reads_of_a_mapped_page_never_go_back() {
+    if !may_run() {
+        return;
+    }
+    // Ends when the second word of the notes is set.
+    let script = "import mmap,struct,sys\ndef mapped(name):\n f=open(name,'r+b')\n \
+        return mmap.mmap(f.fileno(),4096)\npage,notes=mapped(sys.argv[1]),mapped(sys.argv[2])\n\
+        n=0\nwhile notes[8]==0:\n n+=1\n page[0:8]=notes[0:8]=struct.pack('<Q',n)\n";
+    for mode in MODES {
+        let lab = Lab::new(mode);
+        lab.volume.write("page", &[0; 4096]).unwrap();
+        let notes_at = lab.folder.path("notes");
+        std::fs::write(&notes_at, [0; 4096]).unwrap();
+        let notes = std::fs::File::options().read(true).write(true).open(&notes_at).unwrap();
+        let mut command = Command::new("python3");
+        command.arg("-c").arg(script).arg(lab.mnt("page")).arg(&notes_at);
+        let noted = || {
+            let mut word = [0; 8];
+            notes.read_exact_at(&mut word, 0).unwrap();
+            u64::from_le_bytes(word)
+        };
+        let reader = || {
+            let (file, mut word) = (both(&lab.volume, "page"), [0; 8]);
+            (0..2000).find_map(|round| {
+                let least = noted();
+                file.read_exact_at(&mut word, 0).unwrap();
+                let found = u64::from_le_bytes(word);
+                (found < least).then(|| format!("read {round}: {found} after {least}"))
+            })
+        };
+        let (older, done) = std::thread::scope(|scope| {
+            let program = scope.spawn(|| crate::common::output(command));
+            while noted() == 0 && !program.is_finished() {
+                std::thread::yield_now();
+            }
+            let readers: Vec<_> = (0..2).map(|_| scope.spawn(reader)).collect();
+            let found: Vec<_> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
+            notes.write_all_at(&[1], 8).unwrap();
+            (found, program.join().unwrap())
+        });
+        assert!(done.status.success(), "{mode:?}: {}", crate::common::stderr(&done));
+        assert!(older.iter().all(Option::is_none), "{mode:?}: {older:?}");
     }
 }
 

@@ -89,6 +89,48 @@ fn l1_stat_says_why_direct_io_is_off() {
     server.stop();
 }
 
+/// An image in memory, which direct I/O cannot have; removed when dropped.
+struct InMemory(std::path::PathBuf);
+
+impl InMemory {
+    fn new() -> Self {
+        let name = format!("forebay-tune-{}.img", std::process::id());
+        let image = Self(std::path::Path::new("/dev/shm").join(name));
+        std::fs::File::create(&image.0).unwrap().set_len(4 << 20).unwrap();
+        image
+    }
+}
+
+impl Drop for InMemory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The first of two images had been switched when the second one refused: `tune` failed, `stat`
+/// showed the old value for both, and the first one kept the new one.
+#[test]
+fn refused_direct_io_of_one_image_leaves_the_others_as_they_were() {
+    let (folder, memory) = (Folder::new(), InMemory::new());
+    folder.image("disk.img", 4 << 20);
+    let second = format!("second={}", memory.0.display());
+    let images = ["first=disk.img", &second, "--cache-size", "16M", "--direct-io", "off"];
+    let server = folder.export(&images);
+    let stat = || folder.ok(&["stat", "--json", "--control", "ctl"]);
+    let count = |text: &str, wanted: &str| text.matches(wanted).count();
+    let tune = |value: &str| folder.forebay(&["tune", "--control", "ctl", value]);
+    let refused = tune("direct_io=on");
+    assert_ne!(refused.status.code(), Some(0));
+    assert!(stderr(&refused).contains("tmpfs"), "{}", stderr(&refused));
+    let now = stat();
+    assert_eq!(count(&now, "\"direct_io\": true"), 0, "{now}");
+    assert_eq!(count(&now, "\"direct_io\": \"off\""), 2, "{now}");
+    assert_eq!(tune("direct_io=auto").status.code(), Some(0));
+    let now = stat();
+    assert_eq!(count(&now, "\"direct_io\": \"auto\""), 2, "{now}");
+    server.stop();
+}
+
 #[test]
 fn s5_the_need_for_stable_pages_is_shown_and_overridden_live() {
     let folder = Folder::new();

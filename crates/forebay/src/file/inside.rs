@@ -5,13 +5,14 @@
 //!
 //! No locks.
 
+use crate::map::extents;
 use crate::volume::Volume;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_iomap::{Handle, MappedFile};
 use forebay_vfs::{
-    Attr, Fallocate, FileSystem, Ino, OpenFile, OpenFileRef, OpenFlags, Privileges, SetAttr,
+    Attr, Extent, Fallocate, FileSystem, Ino, OpenFile, OpenFileRef, OpenFlags, Privileges, SetAttr,
 };
 use std::sync::{Arc, OnceLock};
 
@@ -81,6 +82,31 @@ impl VolumeOpener {
     /// content.
     pub fn mapped(&self) -> Result<Arc<MappedFile>> {
         self.volume.open.volume.mapped_file(self.ino())
+    }
+
+    /// The extents of a range of its mapping, at most `max`, as [`extents`] says. A mount may hold
+    /// stores back of what is a hole here: they are written first (Z3 of [`forebay_vfs::beside`]).
+    pub async fn extents(
+        &self,
+        mapped: &MappedFile,
+        offset: u64,
+        len: u64,
+        max: usize,
+    ) -> Result<Vec<Extent>> {
+        let found = extents(mapped, offset, len, max).await?;
+        let (mut end, mut holes) = (offset, Vec::new());
+        for extent in &found {
+            let start = end;
+            end += extent.len;
+            if extent.hole {
+                holes.push(start..end);
+            }
+        }
+        match self.file.hand_over_holes(&holes).await {
+            // No further than before: of the holes behind that none was handed over.
+            true => extents(mapped, offset, end - offset, max).await,
+            false => Ok(found),
+        }
     }
 
     pub fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<usize>> {

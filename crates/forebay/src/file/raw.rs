@@ -198,27 +198,28 @@ impl RawOpener {
         Ok(block_on(self.file.discard_failed()))
     }
 
+    /// Before a switch of direct I/O.
+    fn write_out(&self) -> Result<()> {
+        if self.file.read_only() { Ok(()) } else { self.sync_here() }
+    }
+
     pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
         let Some(device) = &self.device else {
             let text = "a device object has no page cache below";
             return Err(Error::new(ErrorKind::Unsupported, "set direct I/O", text));
         };
-        device.announce_direct_io(mode);
-        if !self.file.read_only()
-            && let Err(error) = self.sync_here()
-        {
-            device.announce_direct_io(DirectIo::Off);
-            return Err(error);
-        }
-        device.set_direct_io(mode)
+        device.switch_direct_io(mode, || self.write_out())
     }
 
     pub fn refresh_direct_io(&self) -> Result<bool> {
-        let is_outdated = self.device.as_ref().is_some_and(|d| d.is_direct_io_outdated());
-        if is_outdated {
-            self.set_direct_io(DirectIo::Auto)?;
+        match &self.device {
+            Some(device) => device.refresh_direct_io(|| self.write_out()),
+            None => Ok(false),
         }
-        Ok(is_outdated)
+    }
+
+    pub fn direct_io_mode(&self) -> DirectIo {
+        self.device.as_ref().map_or(DirectIo::Off, |device| device.direct_io_mode())
     }
 
     pub fn direct_io(&self) -> (bool, String) {

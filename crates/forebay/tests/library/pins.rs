@@ -3,9 +3,11 @@
 use crate::dir::Dir;
 use crate::pins_mount::Mount;
 use forebay::{
-    Aio, Cache, CacheConfig, CreateVolume, ErrorKind, File, IoFlags, OpenOptions, Volume,
-    VolumeOptions,
+    Aio, Cache, CacheConfig, CreateVolume, ErrorKind, ExportMode, File, IoFlags, OpenOptions,
+    Volume, VolumeOptions,
 };
+use forebay_base::task::block_on;
+use forebay_vfs::Extent;
 
 const NONE: IoFlags = IoFlags::empty();
 
@@ -126,4 +128,35 @@ fn pin_of_mounted_volume_file_shows_what_the_mount_held_back() {
         assert_eq!(bytes, [value; 100], "Z3: the mount holds it back");
         assert_eq!(mount.asked().last(), Some(&(4096, 100)), "only the range is asked for");
     }
+}
+
+/// A program stored into a hole by a map. The mount's kernel held the store back, so the extents of
+/// the file and of its export called the range a hole that reads as zeros: a sparse copy lost it.
+#[test]
+fn extents_of_mounted_volume_file_show_what_the_mount_held_back() {
+    let (dir, cache) = (Dir::new("extents-mounted"), cache(Aio::Threads));
+    let image = dir.path("volume");
+    Volume::create(&image, &CreateVolume::default().size(128 << 20)).unwrap();
+    let volume = cache.open_volume(&image, &VolumeOptions::default()).unwrap();
+    let mut options = OpenOptions::read_write();
+    let file = options.create(true).open_in(&volume, "/file").unwrap();
+    file.set_len(1 << 20).unwrap();
+    let mount = Mount::of(&volume);
+    let export = file.export(ExportMode::Cached).unwrap();
+    let by_file = |max: usize| file.extents(0, 1 << 20).map(|all| all[..max].to_vec());
+    let by_export = |max| block_on(export.clone().extents(0, 1 << 20, max));
+    let all: [&dyn Fn(usize) -> forebay::Result<Vec<Extent>>; 2] = [&by_file, &by_export];
+    for (extents, offset) in all.into_iter().zip([512 << 10, 256 << 10]) {
+        mount.store(&[7; 4096], offset);
+        let runs = [(offset, true), (4096, false)];
+        let runs = runs.map(|(len, hole)| Extent { len, hole, zero: hole });
+        assert_eq!(extents(2).unwrap(), runs, "Z3: the mount holds it back");
+    }
+    // The store fills a hole between data. The answer ends where it did before: the kernel was not
+    // asked for the hole behind.
+    let (start, hole) = (256 << 10, (256 << 10) - 4096);
+    mount.store(&vec![7; hole], start + 4096);
+    let found = block_on(export.extents(start, 768 << 10, 3)).unwrap();
+    assert_eq!(mount.asked().last(), Some(&(start + 4096, hole as u64)));
+    assert_eq!(found, [Extent { len: hole as u64 + 8192, hole: false, zero: false }]);
 }

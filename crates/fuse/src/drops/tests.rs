@@ -136,3 +136,33 @@ fn d3_full_queue_drops_further_files_as_a_whole() {
     let whole = seen.values().filter(|range| **range == (0, 0)).count();
     assert!((QUEUE_MAX..3 * QUEUE_MAX).contains(&whole), "{whole}");
 }
+
+/// D3: a backup goes on reading, so that the queue is never empty. Marked files waited until it was.
+#[test]
+fn d3_marked_files_are_dropped_while_the_queue_refills() {
+    let (drops, inodes) = (Drops::default(), Inodes::default());
+    let queued = QUEUE_MAX as u64;
+    let marked = queued + 1..=queued + 100;
+    for node in 1..=*marked.end() {
+        inodes.told(Ino(node));
+        drops.push(&inodes, node, 4096..8192);
+    }
+    assert!(marked.clone().all(|node| inodes.marked(Ino(node), Mark::DropAll)));
+    let seen = Mutex::new((0, std::collections::BTreeSet::new()));
+    let notify = |notice: &Notice| {
+        let Notice::Inode { node, .. } = *notice else { panic!("{notice:?}") };
+        let mut seen = seen.lock().unwrap();
+        seen.0 += 1;
+        match marked.contains(&node) {
+            true => drop(seen.1.insert(node)),
+            // Its pages have been read again.
+            false => drops.push(&inodes, node, 4096..8192),
+        }
+        if seen.1.len() == 100 || seen.0 == 4 * QUEUE_MAX {
+            drops.close();
+        }
+    };
+    drops.run(&inodes, notify);
+    let (notices, found) = seen.into_inner().unwrap();
+    assert!(found.iter().copied().eq(marked), "{} of 100 in {notices} notices", found.len());
+}

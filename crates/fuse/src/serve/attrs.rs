@@ -72,7 +72,12 @@ impl Core {
 
     pub(super) async fn setattr(&self, node: Ino, set: &SetAttrIn) -> Result<Outcome> {
         let seen = self.epoch();
-        Ok(self.attr_out(&self.fs.setattr(node, &set_of(set)).await?, seen))
+        let attr = self.fs.setattr(node, &set_of(set)).await?;
+        if set.valid.contains(Set::SIZE) {
+            // The kernel drops pages behind the end, with stores that nothing has written (ret.R4).
+            self.notifier.retriever().count_store_write(node.0);
+        }
+        Ok(self.attr_out(&attr, seen))
     }
 
     pub(super) async fn statfs(&self) -> Result<Outcome> {

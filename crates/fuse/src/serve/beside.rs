@@ -86,10 +86,12 @@ impl Core {
     /// its cache, the kernel drops the range before the request, but may have read it again. An
     /// append may have gone to another offset.
     pub(super) fn after_write(&self, handle: &Handle, io: &WriteIn, done: &Wrote) {
+        let ino = handle.file.ino();
         if io.write_flags & WRITE_CACHE != 0 {
+            // Before the answer, after which the kernel may drop the page (ret.R4).
+            self.notifier.retriever().count_store_write(ino.0);
             return;
         }
-        let ino = handle.file.ino();
         if handle.caching.is_cached && handle.mode() == MODE_UNCACHED {
             // The kernel keeps the written pages. They are dropped after the answer (O3).
             self.drop_behind(handle, done.offset..done.offset + done.len as u64);
@@ -131,6 +133,10 @@ impl Observer for Core {
         bytes: &'a [u8],
     ) -> BoxFuture<'a, Vec<Range<u64>>> {
         Box::pin(self.notifier.retriever().differing(ino.0, offset, bytes))
+    }
+
+    fn store_writes(&self, ino: Ino) -> u64 {
+        self.notifier.retriever().store_writes(ino.0)
     }
 
     fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()> {

@@ -68,6 +68,7 @@ impl Core {
             Ok(handle) => handle,
             Err(e) => return Some(Err(e)),
         };
+        self.note_write(&handle, io);
         let (flags, _counted) = self.flags_of_write(&handle, io);
         let _range = match flags.contains(IoFlags::APPEND) {
             true => None,
@@ -145,6 +146,7 @@ impl Core {
 
     pub(super) async fn write(&self, io: WriteIn, data: AlignedBuf) -> Result<Outcome> {
         let handle = self.handle(io.fh)?;
+        self.note_write(&handle, &io);
         let (flags, _counted) = self.flags_of_write(&handle, &io);
         let _range = self.write_range(&handle, io.offset, data.len(), flags).await;
         let (data, done) = handle.file.write(io.offset, data, flags, privileges_of(&io)).await;
@@ -514,6 +516,7 @@ mod tests {
         core.inodes.mark(handle.file.ino(), Mark::Shared);
         assert_eq!(of(open::APPEND, 2), IoFlags::APPEND, "somebody else has written");
         assert_eq!(of(open::APPEND, WRITE_CACHE), IoFlags::empty());
+        assert_eq!(of(2, 2), IoFlags::empty(), "an append by `RWF_APPEND` says nothing of it");
         assert!(handle.set_mode(crate::ioctl::MODE_UNCACHED));
         assert_eq!(of(open::DSYNC, 2), IoFlags::UNCACHED | IoFlags::DSYNC);
         let read = ReadIn { fh, offset: 0, size: 1, read_flags: 0, flags: o_direct() };

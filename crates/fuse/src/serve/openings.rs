@@ -113,6 +113,14 @@ impl Core {
         self.drop_behind(handle, io.offset..end);
     }
 
+    /// Before a write takes effect: what goes through the kernel's cache stays there, without a read.
+    /// The mark of the opening may be gone since: the kernel may have dropped all content.
+    pub(super) fn note_write(&self, handle: &Handle, io: &WriteIn) {
+        if handle.caching.is_cached && io.write_flags & WRITE_CACHE == 0 {
+            self.inodes.mark_fill(handle.file.ino(), false);
+        }
+    }
+
     /// Records a range that a read or write has put into the kernel's cache and that has to be
     /// dropped (O3).
     pub(super) fn drop_behind(&self, handle: &Handle, range: Range<u64>) {
@@ -151,11 +159,15 @@ impl Core {
 mod tests {
     use super::*;
     use crate::ioctl::MODE_DIRECT;
+    use crate::notify::Notice;
     use crate::options::Options;
-    use crate::proto::consts::{WRITE_KILL_SUIDGID, opcode};
+    use crate::proto::consts::{Valid, WRITE_KILL_SUIDGID, opcode};
+    use crate::proto::request::SetAttrIn;
+    use forebay_base::buf::AlignedBuf;
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;
     use forebay_testkit::mem_fs::MemFs;
+    use forebay_vfs::beside::{Change, Observer};
     use forebay_vfs::{Ino, Name, NewInode, OpenFlags};
     use std::future::Future;
     use std::sync::Arc;
@@ -291,6 +303,73 @@ mod tests {
         assert!(queued[0].1.start == 8192 && queued[0].1.end <= most, "{queued:?}");
         core.release(fh);
         assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, 8192..2048 * 4096)]);
+    }
+
+    /// ret.R4: what the kernel may drop once it is answered counts by then; other writes do not.
+    #[test]
+    fn writes_and_truncations_of_stores_are_counted() {
+        let (core, attr) = core(CacheMode::Kernel);
+        let fh = opened(&core, &attr, open::RDWR, MODE_CACHED);
+        let counted = || core.store_writes(attr.ino);
+        let write = |write_flags| {
+            let io = WriteIn { fh, offset: 0, size: 4096, write_flags, flags: 2 };
+            assert!(matches!(core.write_now(&io, &[7; 4096]), Some(Ok(_))));
+            counted()
+        };
+        assert_eq!((write(0), write(WRITE_CACHE)), (0, 1));
+        let io = WriteIn { fh, offset: 0, size: 1, write_flags: WRITE_CACHE, flags: 2 };
+        block_on(core.write(io, AlignedBuf::copy_of(b"x"))).unwrap();
+        assert_eq!(counted(), 2);
+        let (size, none) = (100, (0, 0));
+        let set = |valid| {
+            let (mode, uid, gid) = (0o600, 0, 0);
+            let set = SetAttrIn { valid, size, atime: none, mtime: none, mode, uid, gid };
+            block_on(core.setattr(attr.ino, &set)).unwrap();
+            counted()
+        };
+        assert_eq!((set(Valid::MODE), set(Valid::SIZE)), (2, 3));
+    }
+
+    /// The message by which the kernel opens a file for reading and writing, and the number of it.
+    fn opened_by_message(core: &Arc<Core>, ino: Ino) -> u64 {
+        let mut message = vec![0; 48];
+        message[..4].copy_from_slice(&48_u32.to_le_bytes());
+        message[4..8].copy_from_slice(&opcode::OPEN.to_le_bytes());
+        message[16..24].copy_from_slice(&ino.0.to_le_bytes());
+        message[40..44].copy_from_slice(&open::RDWR.to_le_bytes());
+        let outcome = block_on(core.clone().serve(crate::serve::Work::Other(message)));
+        outcome.undo.opened.expect("it is opened")
+    }
+
+    /// N3, N4. The queue of drops was full, so the kernel dropped all pages of a file that a program
+    /// had open for writing. What the program wrote then was in the kernel's cache, and no mark said
+    /// so. A change by the library was told as one of attributes, and programs went on reading the
+    /// bytes from before it.
+    #[test]
+    fn write_after_a_drop_of_all_content_marks_it_again() {
+        for (cache, is_kept) in [(CacheMode::Kernel, true), (CacheMode::Own, false)] {
+            let (core, attr) = core(cache);
+            let (ino, fh) = (attr.ino, opened_by_message(&core, attr.ino));
+            let has_content = || core.inodes.marked(ino, Mark::Content);
+            assert_eq!(has_content(), is_kept, "{cache:?}: by the opening");
+            let io = WriteIn { fh, offset: 0, size: 4096, write_flags: 0, flags: 2 };
+            let write = || assert!(matches!(core.write_now(&io, &[7; 4096]), Some(Ok(_))));
+            core.inodes.drop_content(ino, || {});
+            assert!(!has_content());
+            write();
+            assert_eq!((has_content(), core.holds_back(ino)), (is_kept, is_kept), "{cache:?}");
+            core.changed(&Change::content(ino, 0, 4096));
+            let wanted = match is_kept {
+                true => Notice::content(ino.0, 0, 4096),
+                false => Notice::attributes(ino.0),
+            };
+            assert_eq!(core.notifier.queued(), [wanted], "{cache:?}");
+            core.inodes.drop_content(ino, write);
+            assert_eq!(has_content(), is_kept, "{cache:?}: N4, written while it is dropped");
+            core.inodes.drop_content(ino, || {});
+            block_on(core.write(io, AlignedBuf::copy_of(&[7; 4096]))).unwrap();
+            assert_eq!(has_content(), is_kept, "{cache:?}: by a task");
+        }
     }
 
     /// The story: a program read its text again and again under `forebay run --uncached`, because

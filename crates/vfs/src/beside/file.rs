@@ -9,6 +9,7 @@ use crate::types::{Fallocate, Ino, Privileges, Seek};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes that are compared at a time in a seek or another call that does not read for its caller.
@@ -27,6 +28,23 @@ async fn differing_handed_over(
         handed_over(observer, ino, range.start, range.end - range.start).await;
     }
     !differing.is_empty()
+}
+
+/// Whether a read from `offset` on, which returned `bytes`, has to be repeated to see each store of
+/// the mount that was made before it (Z3). The stores that it missed are written by then. `written`
+/// was [`Observer::store_writes`] before the read.
+///
+/// The kernel drops a page when a store in it has been written, and does not report it as differing
+/// any more. If that happened between the read and the comparison, the write was counted.
+async fn is_outdated(
+    observer: &dyn Observer,
+    ino: Ino,
+    written: u64,
+    offset: u64,
+    bytes: &[u8],
+) -> bool {
+    differing_handed_over(observer, ino, offset, bytes).await
+        || observer.store_writes(ino) != written
 }
 
 /// The error if the mount may hold stores back and the caller must not wait.
@@ -50,7 +68,7 @@ impl NotifyingFile {
         self.shared.observer().filter(|observer| observer.holds_back(self.file.ino()))
     }
 
-    /// Reads by `read`, and again if the mount holds back stores into the range that was read (Z3).
+    /// Reads by `read`, and again if the mount held back stores into the range that was read (Z3).
     fn read_compared(
         &self,
         offset: u64,
@@ -62,10 +80,11 @@ impl NotifyingFile {
         if flags.contains(IoFlags::NOWAIT) {
             return would_block("read");
         }
+        let ino = self.file.ino();
+        let written = observer.store_writes(ino);
         let len = read(dst)?;
-        let compared = differing_handed_over(&*observer, self.file.ino(), offset, &dst[..len]);
-        match block_on(compared) {
-            // Only stores that began after this call could differ again.
+        match block_on(is_outdated(&*observer, ino, written, offset, &dst[..len])) {
+            // The second read misses only stores that were made after the first one began.
             true => read(dst),
             false => Ok(len),
         }
@@ -103,6 +122,27 @@ impl NotifyingFile {
         }
     }
 
+    /// Announces a write.
+    async fn begin_write<'a>(
+        &'a self,
+        observer: &'a dyn Observer,
+        offset: u64,
+        len: usize,
+        flags: IoFlags,
+    ) -> Outstanding<'a> {
+        let change = self.written(offset, len, flags);
+        let ino = self.file.ino();
+        if !flags.contains(IoFlags::APPEND) || !observer.holds_back(ino) {
+            return Outstanding::begin(&self.shared, observer, vec![change]).await;
+        }
+        // Stores in front of the end are not overwritten, so the kernel keeps those pages.
+        let end = self.shared.fs.getattr(ino).await.map_or(0, |attr| attr.size);
+        let behind = vec![Change::content(ino, end, u64::MAX)];
+        let mut changing = Outstanding::begin(&self.shared, observer, behind).await;
+        changing.changes = vec![change];
+        changing
+    }
+
     /// The change that a write makes; an append's offset is known only afterwards.
     fn written(&self, offset: u64, len: usize, flags: IoFlags) -> Change {
         let ino = self.file.ino();
@@ -132,10 +172,12 @@ impl OpenFile for NotifyingFile {
             return Box::pin(async move { (buf, would_block("read")) });
         }
         Box::pin(async move {
+            let ino = self.file.ino();
+            let written = observer.store_writes(ino);
             let (buf, done) = self.file.read(offset, buf, flags).await;
             let Ok(len) = done else { return (buf, done) };
-            match differing_handed_over(&*observer, self.file.ino(), offset, &buf[..len]).await {
-                // Only stores that began after this call could differ again.
+            match is_outdated(&*observer, ino, written, offset, &buf[..len]).await {
+                // The second read misses only stores that were made after the first one began.
                 true => self.file.read(offset, buf, flags).await,
                 false => (buf, Ok(len)),
             }
@@ -182,14 +224,11 @@ impl OpenFile for NotifyingFile {
             return self.file.write(offset, buf, flags, privileges);
         };
         Box::pin(async move {
-            let changes = vec![self.written(offset, buf.len(), flags)];
-            telling(
-                &self.shared,
-                &*observer,
-                changes,
-                self.file.write(offset, buf, flags, privileges),
-            )
-            .await
+            let mut changing = self.begin_write(&*observer, offset, buf.len(), flags).await;
+            let (buf, done) = self.file.write(offset, buf, flags, privileges).await;
+            changing.place(&done);
+            changing.paid().await;
+            (buf, done)
         })
     }
 
@@ -212,6 +251,18 @@ impl OpenFile for NotifyingFile {
         Ok(())
     }
 
+    fn hand_over_holes<'a>(&'a self, holes: &'a [Range<u64>]) -> BoxFuture<'a, bool> {
+        let observer = self.held_back().filter(|_| !holes.is_empty());
+        Box::pin(async move {
+            let Some(observer) = observer else { return false };
+            for hole in holes {
+                let len = hole.end - hole.start;
+                handed_over(&*observer, self.file.ino(), hole.start, len).await;
+            }
+            true
+        })
+    }
+
     fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
         self.read_compared(offset, dst, flags, |dst| self.file.read_slice(offset, dst, flags))
     }
@@ -230,10 +281,10 @@ impl OpenFile for NotifyingFile {
         let Some(observer) = self.shared.observer() else {
             return self.file.write_slice(offset, src, flags, privileges);
         };
-        let changes = vec![self.written(offset, src.len(), flags)];
-        let owed = block_on(Outstanding::begin(&self.shared, &*observer, changes));
+        let mut changing = block_on(self.begin_write(&*observer, offset, src.len(), flags));
         let done = self.file.write_slice(offset, src, flags, privileges);
-        block_on(owed.paid());
+        changing.place(&done);
+        block_on(changing.paid());
         done
     }
 

@@ -66,6 +66,10 @@ pub trait Observer: Send + Sync {
         Box::pin(std::future::ready(vec![all]))
     }
 
+    /// How often stores into maps of a file, which the mount's kernel held back, have been written,
+    /// or discarded by a truncation. May count those of other files as well.
+    fn store_writes(&self, ino: Ino) -> u64;
+
     /// Announces a change of a file's content, and perhaps its end, whatever the result. Waits for
     /// appends of programs to the end that the kernel knows.
     fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()>;

@@ -4,7 +4,7 @@
 //! Lock: the observer's slot, for the length of a check.
 
 use super::observer::{Change, Observer, Ticket};
-use crate::fs::FileSystem;
+use crate::fs::{FileSystem, Wrote};
 use crate::types::{Ino, OpenFlags};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::RwLock;
@@ -116,6 +116,13 @@ impl<'a> Outstanding<'a> {
         }
         changing.changes = changes;
         changing
+    }
+
+    /// After a write: an append changed nothing in front of its place.
+    pub fn place(&mut self, done: &Result<Wrote>) {
+        if let (Ok(wrote), [Change::Content { offset, .. }]) = (done, &mut self.changes[..]) {
+            *offset = wrote.offset;
+        }
     }
 
     fn tell(&mut self) -> Ticket {
