@@ -53,8 +53,8 @@ impl Core {
         let is_cached = match mode {
             MODE_CACHED => match self.cache {
                 // If the kernel caches a write across a page that is not up to date, it sends two
-                // requests. The library could append between them.
-                CacheMode::Kernel => flags & open::APPEND == 0,
+                // requests. The library could append between them. A reader appends nothing.
+                CacheMode::Kernel => reads_only || flags & open::APPEND == 0,
                 CacheMode::Own | CacheMode::Small => reads_only && (is_small || is_mapped()),
             },
             // By the kernel's read-ahead, and dropped behind.
@@ -196,6 +196,7 @@ mod tests {
             assert_eq!(is_cached(&plain, open::RDWR), all, "{cache:?}");
             assert_eq!(is_cached(&plain, open::TRUNC), all, "{cache:?}");
             assert!(!is_cached(&plain, open::RDWR | open::APPEND), "each append is one request");
+            assert_eq!(is_cached(&large, open::APPEND), all, "{cache:?}: a reader appends nothing");
             // Programs, and files whose pages the kernel has: they are or will be mapped.
             let program = Attr { perm: 0o755, ..large };
             assert!(is_cached(&program, 0));
