@@ -167,7 +167,8 @@ typedef struct fby_volume fby_volume;
 typedef struct {
   /**
    * Bytes for everything that grows with data or load. Default: the smaller of a quarter of
-   * memory and half of the limit of the memory cgroup.
+   * memory and half of the limit of the memory cgroup. At least 1 MiB; blocks of files get
+   * what bookkeeping and requests in flight leave, about 9/10.
    */
   uint64_t budget;
   /**
@@ -183,15 +184,16 @@ typedef struct {
    */
   uint64_t dirty_background_bytes;
   /**
-   * Dirty data older than this is written back, 1/100 s.
+   * Dirty data older than this is written back, 1/100 s. Default: 500.
    */
   uint32_t dirty_expire_centisecs;
   /**
-   * Bytes of a folio, a power of two from 4096 to 2097152.
+   * Bytes of a folio, a power of two from 4096 to 2097152. Default: 65536.
    */
   uint32_t folio_size;
   /**
-   * Longest read-ahead, bytes.
+   * Most bytes that a sequential reader is read ahead. Default: 2 MiB. `fby_cache_tune` turns
+   * read-ahead off: "readahead_max" to "0".
    */
   uint32_t readahead_max;
   /**
@@ -535,8 +537,10 @@ int fby_cache_create(const fby_cache_config *config, size_t config_size, fby_cac
 int fby_cache_resize(fby_cache *cache, uint64_t bytes);
 
 /**
- * Sets an option of a running cache, by the names and values of `forebay tune`: "dirty_bytes" to
- * "64M". -EINVAL for an unknown name, or a value that makes no sense.
+ * Sets an option of a running cache, by the names and values of `forebay tune` ("dirty_bytes" to
+ * "64M"): cache_size, dirty_bytes, dirty_background_bytes, dirty_expire_centisecs, readahead_max
+ * (0: none), uncached_window, dirty_tracking, stable, stable_pages, uncached_strategy. -EINVAL for
+ * an unknown name, or a value that makes no sense.
  *
  * # Safety
  * `cache` is an open cache, `name` and `value` are strings.
@@ -608,6 +612,9 @@ int fby_close(fby_file *file);
  * Reads at `offset` into the buffers in turn. Returns the bytes read: fewer than asked only at the
  * end of the file, or if an error came after the first bytes. `flags`: FBY_RWF_DONTCACHE,
  * FBY_RWF_DIRECT, FBY_RWF_FALLBACK, FBY_RWF_NOWAIT, FBY_RWF_HIPRI; others are -EOPNOTSUPP.
+ *
+ * Cached reads of a sequential stream, and those at offset 0, read ahead: up to `readahead_max`
+ * bytes behind the range become cached, partly after the call has returned.
  *
  * # Safety
  * `file` is an open file, `iov` has `iovcnt` elements, whose memory no other thread uses
@@ -699,8 +706,9 @@ int fby_fadvise(fby_file *file, int64_t offset, int64_t len, int advice);
 int64_t fby_lseek(fby_file *file, int64_t offset, int whence);
 
 /**
- * What of a range is in the cache; `len` 0 is up to the end. Fills the smaller of `info_size` and
- * the size that the library knows, and returns the latter.
+ * What of a range is in the cache at this moment; `len` 0 is up to the end. Read-ahead may still
+ * be adding blocks. Fills the smaller of `info_size` and the size that the library knows, and
+ * returns the latter.
  *
  * # Safety
  * `file` is an open file, `info` has `info_size` bytes.

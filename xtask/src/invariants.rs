@@ -21,7 +21,7 @@ use crate::source::blank_literals;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-const KNOWN: &str = "xtask/invariants.txt";
+pub const KNOWN: &str = "xtask/invariants.txt";
 /// What takes a message.
 const ASSERTS: &[&str] = &[
     "assert!(",
@@ -136,7 +136,7 @@ impl Facts {
 }
 
 /// `F1`, `S-a`: a capital letter, perhaps a dash, digits or one small letter.
-fn is_id(word: &str) -> bool {
+pub fn is_id(word: &str) -> bool {
     let mut chars = word.chars();
     let letter = chars.next().is_some_and(|c| c.is_ascii_uppercase());
     let rest = chars.as_str();
@@ -146,7 +146,7 @@ fn is_id(word: &str) -> bool {
 }
 
 /// Ids that start a sentence of the header.
-fn defined_in(text: &str) -> Vec<String> {
+pub fn defined_in(text: &str) -> Vec<String> {
     let header = text.lines().map_while(|line| line.strip_prefix("//!"));
     let (mut found, mut starts, mut drawing) = (Vec::new(), true, false);
     for line in header.map(str::trim) {

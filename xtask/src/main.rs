@@ -10,6 +10,7 @@ mod lineage;
 mod lineage_text;
 mod metadata;
 mod named;
+mod pages;
 mod reasons;
 mod requires;
 mod source;
@@ -25,8 +26,8 @@ const USAGE: &str = "usage: cargo xtask CHECK...
              as its list in xtask/layers orders them; where unsafe is forbidden. With --record it
              writes the lists of imports that still point the other way, which may only shrink
   tidy       lengths of files and functions, headers, characters, forbidden words, lost files,
-             numbered invariants that nothing asserts or tests, foreign crates without a reason,
-             language, subjects of commits
+             numbered invariants that nothing asserts or tests, the tables of invariants on the pages
+             of the volume, foreign crates without a reason, language, subjects of commits
   language   the rules of language alone: refused words and identifiers, long sentences and lines,
              doc comments that only refer elsewhere; with --record it writes the counts of old
              violations, which may only shrink

@@ -1,5 +1,6 @@
 //! House rules on source text: lengths with a ratchet, headers, characters, forbidden words.
-//! (Files that no module names: [`crate::named`]; numbered invariants: [`crate::invariants`];
+//! (Files that no module names: [`crate::named`]; numbered invariants: [`crate::invariants`],
+//! and the pages with tables of them: [`crate::pages`];
 //! foreign crates without a reason: [`crate::reasons`].)
 //!
 //! The ratchet: `xtask/exceptions.txt` names the files and functions that are over the limit and
@@ -52,6 +53,7 @@ pub fn check(root: &Path) -> Findings {
     }
     ratchet.finish(&mut findings);
     findings.extend(crate::invariants::check(root, &files));
+    findings.extend(crate::pages::check(root, &files));
     findings.extend(crate::reasons::check(root, &files));
     findings.extend(crate::language::check(root));
     findings.extend(crate::subjects::check(root));

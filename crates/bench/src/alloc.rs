@@ -1,15 +1,15 @@
-//! `alloc`: contiguous blocks for large direct writes of several writers, during write-back and
-//! small writes, on a volume with each way of giving out blocks.
+//! `alloc`: whether large direct writes of several writers get contiguous blocks, also during
+//! write-back and small writes. It compares the allocation strategies of the volume.
 //!
-//! Reading order: `ways` (of giving out blocks), `bed` (a fresh volume on some device), `load` (who
-//! writes what), `found` (what is looked at afterwards), then the parts: `delay` and `disk` in
-//! `large`, `small`, `sim`, `kernel`.
+//! Reading order: `ways` (the strategies), `bed` (a fresh volume on a device), `load` (the
+//! writers), `found` (the measurements afterwards), then the parts: `delay` and `disk` in `large`,
+//! `small`, `sim`, `kernel`.
 //!
 //! Invariants: A1 every slice begins on an empty volume with an empty cache, of the same size for
-//! all variants. A2 a slice of direct writes ends when the last is complete, one of buffered writes
-//! when they are synced. A3 extents of a file are counted in its map, runs that lie one behind the
-//! other as one, extents of a request by the allocator as it gives them out; discontiguities where
-//! requests reach the device.
+//! all variants. A2 a slice of direct writes ends with the completion of the last one, a slice of
+//! buffered writes with their sync. A3 extents of a file are counted in its map, where adjacent
+//! runs count as one. Extents of a request are counted by the allocator as it assigns them,
+//! discontiguities at the device.
 
 mod bed;
 mod found;
@@ -24,7 +24,7 @@ use crate::harness::options::Options;
 use crate::report::model::{Report, Summary};
 use forebay_base::Result;
 
-/// Runs all parts, or the one that is asked for.
+/// Runs all parts, or the selected one.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     let mut summary = Summary {

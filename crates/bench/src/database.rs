@@ -1,18 +1,18 @@
 //! `database`: SQLite in process, on Forebay and on the kernel's page cache with the same memory,
 //! while a backup runs.
 //!
-//! A thread looks up rows, most of them in a hot set that fits in memory with space to spare. For a
-//! time it is alone; then a backup reads more than memory holds; then it is alone again. What
-//! counts is how many lookups it does during the backup, and how much of the hot set is cached
-//! afterwards.
+//! A thread looks up rows, most of them in a hot set that is well below the size of the cache. It
+//! runs alone at first. Then a backup reads more than the cache holds, and then the thread is alone
+//! again. The results are the lookups during the backup, and the share of the hot set that is
+//! cached afterwards.
 //!
-//! Reading order: `data` (what is stored), `setting` (sizes and times), `engine` (SQLite and the C
-//! library), `lookups` (the child), `backup`, `column` (who takes part, and one measurement),
-//! `verdict` (what it says).
+//! Reading order: `data` (the database and the files), `setting` (sizes and times), `engine`
+//! (SQLite and the C library), `lookups` (the child process), `backup`, `column` (the variants, and
+//! one measurement), `verdict` (results).
 //!
 //! All columns read the same bytes of the same files, on XFS on a direct loop device. The order of
-//! columns is reversed with each round. Where plain `tar` costs the kernel less than
-//! `verdict::GATE` of its hot set, the run says so and is no comparison.
+//! columns is reversed with each round. If plain `tar` costs the kernel less than `verdict::GATE`
+//! of its hot set, the run says that it is no comparison.
 
 mod backup;
 mod column;
@@ -33,7 +33,7 @@ use forebay_base::{Error, Result};
 use setting::{Form, ROUNDS_MIN, SECONDS_MIN, Setting};
 use std::path::PathBuf;
 
-/// Where the files lie, removed on drop.
+/// The directory with the files, removed on drop.
 enum Bed {
     Xfs(LoopFs),
     Folder(PathBuf),
@@ -56,7 +56,7 @@ impl Drop for Bed {
     }
 }
 
-/// Runs it, with each budget that is asked for.
+/// Runs the bench for each budget of the command line.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     let swept = options.budgets.len() > 1;
@@ -70,7 +70,7 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// XFS on a loop device and all columns, or a folder and ours alone.
+/// XFS on a loop device and all columns; without it, a plain folder and Forebay's columns alone.
 fn bed(options: &Options, size: u64, report: &mut Report) -> Result<(Bed, Vec<Column>)> {
     let how = Making::best(Backing::Sparse);
     let xfs = LoopFs::with(&options.dir, "database", size.max(320 * MIB), FsKind::Xfs, &how);
@@ -110,7 +110,8 @@ fn one_budget(options: &Options, budget: u64, swept: bool, report: &mut Report) 
     Ok(())
 }
 
-/// All rounds. A column that this machine lacks is left out from then on.
+/// Runs all rounds. A column that fails because this machine lacks something is left out of later
+/// rounds.
 fn rounds(columns: &[Column], setting: &Setting, form: Form, report: &mut Report) -> Result<Found> {
     let (mut columns, mut found) = (columns.to_vec(), Found::new());
     for round in 0..setting.rounds {

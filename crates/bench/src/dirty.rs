@@ -1,15 +1,15 @@
-//! `dirty`: sub-page dirty tracking. What a small change costs that is made durable at once: bytes
-//! that reach the device for each byte changed, and synced writes per second.
+//! `dirty`: sub-page dirty tracking. Measures the cost of a small change that is made durable at
+//! once: bytes written to the device per byte changed, and synced writes per second.
 //!
-//! Reading order: `subject` (who writes and syncs),
-//! `drive` (one slice), then the parts: the `dd` line, the `fio` line, the 8 jobs, the delay
-//! device, fio through NBD, and what is not synced on a volume.
+//! Reading order: `subject` (the files that are written and synced), `drive` (one slice), then the
+//! parts: the `dd` line, the `fio` line, the 8 jobs, the delay device, fio through NBD, and
+//! unsynced writes on a volume.
 //!
-//! Invariants: Y1 bytes are counted where they leave for the device: ours by a device around the
-//! image, bare O_DIRECT by the kernel's count of our process, a file system's (metadata and journal
-//! included) by the kernel's count of the block device below. Y2 in the fio parts all of a file is
-//! cached before the first slice, for every variant that caches. Y3 an operation is a write and
-//! the sync that makes it durable; its latency is that of both.
+//! Invariants: Y1 bytes are counted where they are written to the device. For Forebay that is a
+//! device wrapper around the image, for bare O_DIRECT the kernel's count of this process. For a
+//! file system it is the kernel's count of its block device, with metadata and journal. Y2 in the
+//! fio parts each variant with a cache has cached the complete file before the first slice. Y3 an
+//! operation is a write and the sync that makes it durable; its latency covers both.
 
 mod delay;
 pub(crate) mod drive;
@@ -26,7 +26,7 @@ use crate::report::model::Report;
 use figures::Found;
 use forebay_base::Result;
 
-/// Runs all parts, or the one that is asked for.
+/// Runs all parts, or the selected one.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     let mut found = Found::default();

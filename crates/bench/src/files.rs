@@ -1,6 +1,5 @@
-//! `files`: thousands of files on one cache, each with little in it: threads, memory, and what
-//! opening one more costs (`many`); a healthy file next to one whose device fails all writes
-//! (`dead`).
+//! `files`: thousands of small files on one cache. `many` measures threads, memory, and the cost of
+//! opening one more file. `dead` measures a healthy file next to one whose device fails all writes.
 
 mod dead;
 mod many;
@@ -9,7 +8,7 @@ use crate::harness::options::Options;
 use crate::report::model::Report;
 use forebay_base::Result;
 
-/// Runs both parts, or the one that is asked for.
+/// Runs both parts, or the selected one.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     if options.wants("many") {

@@ -1,7 +1,7 @@
-//! What every bench stands on: options, load, slices that alternate, meters and images.
+//! Common to all benches: options, load, alternating slices, meters and images.
 //!
 //! Reading order: [`options`], [`load`] (one slice), [`alternate`] (slices to rounds to ratios),
-//! then what they use. Nothing here knows who is measured.
+//! then the modules that these use. Nothing here depends on the programs that are compared.
 
 pub mod alternate;
 pub mod backing;

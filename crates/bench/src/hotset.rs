@@ -1,6 +1,6 @@
-//! A hot set of half the budget, hit by one thread while another streams ten times the budget.
-//! The question is what the stream does to the hot set. Ours and the kernel's take turns, round by
-//! round, each with a stream that asks not to be cached, an ordinary one, and `dd bs=4k`.
+//! A hot set of half the budget, read by one thread while another streams ten times the budget. It
+//! measures how much of the hot set the stream evicts. Forebay and the kernel alternate by round,
+//! each with an uncached stream, an ordinary one, and `dd bs=4k`.
 
 pub mod measure;
 pub mod targets;
@@ -14,15 +14,14 @@ use forebay_base::{Error, IoFlags, Result};
 use measure::{BLOCK, HotResult, HotSpec, add_rows, measure};
 use targets::OursHot;
 
-/// A stream: name, whether it asks not to be cached, bytes of a read, and what it is called in the
-/// summary.
+/// A stream: name, whether it asks not to be cached, bytes of a read, and its name in the summary.
 const KINDS: [(&str, bool, usize, &str); 3] = [
     ("uncached", true, 1 << 20, "an uncached stream (RWF_DONTCACHE)"),
     ("cached", false, 1 << 20, "an ordinary stream"),
     ("dd4k", false, BLOCK, "dd bs=4k"),
 ];
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, image: &Image, budget: u64, report: &mut Report) -> Result<()> {
     let spec = HotSpec {
         hot: budget / 2,
@@ -64,7 +63,7 @@ pub fn run(options: &Options, image: &Image, budget: u64, report: &mut Report) -
     Ok(())
 }
 
-/// Name of a ratio: that of the uncached stream has no suffix.
+/// Name of a ratio; that of the uncached stream has no suffix.
 fn named(what: &str, kind: &str) -> String {
     if kind == "uncached" { what.to_string() } else { format!("{what}_{kind}_stream") }
 }
@@ -73,7 +72,7 @@ fn values(rounds: &[HotResult], of: impl Fn(&HotResult) -> f64) -> Vec<f64> {
     rounds.iter().map(of).collect()
 }
 
-/// The worst round counts where nothing may be lost.
+/// For losses the result is the worst round.
 fn most(rounds: &[HotResult], of: impl Fn(&HotResult) -> f64) -> f64 {
     values(rounds, of).into_iter().fold(f64::NAN, f64::max)
 }
@@ -114,7 +113,7 @@ fn add_kernel_ratios(
     report.cell("kernel's cache: a hot set beside a stream", &format!("beside {what}"), rate);
 }
 
-/// What happened, and how many folios moved up to the main queue in all.
+/// Measures Forebay; also returns the number of folios that moved to the main queue.
 fn ours(
     options: &Options,
     image: &Image,

@@ -1,7 +1,9 @@
-//! forebay-bench: compares Forebay with the kernel and bare copies, in alternating slices.
+//! forebay-bench: compares Forebay with the kernel, other servers and plain memcpy, in alternating
+//! slices.
 //!
-//! Reading order: [`harness`] (how is measured), [`rivals`] (who is measured), [`report`] (what was
-//! found), then one module per bench. `docs/internals/benchmarking.md` says what each row is.
+//! Reading order: [`harness`] (measurement), [`rivals`] (programs and caches that are compared),
+//! [`report`] (results), then one module per bench. `docs/internals/benchmarking.md` describes each
+//! row.
 //!
 //! Unsafe: only in [`harness::sys`] and in the module `database::engine`.
 
@@ -41,7 +43,7 @@ use rivals::{empty, loopdev, mounted, worker};
 
 type BenchFn = fn(&Options) -> Result<Report>;
 
-/// Every bench, with what it measures in a few words, and its parts.
+/// Every bench: its name, a summary, its parts, and its function.
 const BENCHES: &[(&str, &str, &[&str], BenchFn)] = &[
     ("hit", "4 KiB reads and writes of cached data against pread and memcpy", &[], hit::run),
     (
@@ -121,7 +123,8 @@ pub fn command() -> clap::Command {
     command.subcommand(report)
 }
 
-/// The work of a process that a bench starts: the exit code, if the arguments ask for one.
+/// Runs the work of a child process that a bench starts; returns its exit code. `None`: the
+/// arguments do not ask for such work.
 pub fn helper_process(args: &[String]) -> Option<u8> {
     match args.split_first() {
         Some((first, _)) if first == worker::WORKER => Some(jobs::serve()),
@@ -130,8 +133,8 @@ pub fn helper_process(args: &[String]) -> Option<u8> {
     }
 }
 
-/// Runs `NAME [flags]` as the command line gives them, and gives the exit code: 0 when the
-/// bench ran (bars missed or not), 1 when a part of it failed, 2 for arguments that make no sense.
+/// Runs `NAME [flags]` from the command line. Returns the exit code: 0 if the bench ran (also if it
+/// missed bars), 1 if a part failed, 2 for invalid arguments.
 pub fn run(args: Vec<String>) -> u8 {
     if let Some(code) = helper_process(&args) {
         return code;
@@ -142,14 +145,14 @@ pub fn run(args: Vec<String>) -> u8 {
     }
 }
 
-/// Prints help, or what is wrong with the command line.
+/// Prints help or the error of the command line; returns the exit code.
 fn refused(e: &clap::Error) -> u8 {
-    // A closed standard error leaves nothing to do.
+    // If standard error is closed, there is no other place to report to.
     let _printed = e.print();
     u8::try_from(e.exit_code()).unwrap_or(2)
 }
 
-/// The same for a command line that [`command`] has matched.
+/// As [`run`], for a command line that [`command`] has matched.
 pub fn run_matched(matches: &ArgMatches) -> u8 {
     let Some((name, matches)) = matches.subcommand() else { return 2 };
     if name == REPORT {

@@ -1,7 +1,7 @@
-//! `live`: what watching costs. Random 4 KiB reads of cached data by as many threads as there are
-//! CPUs, with a client that asks for the page's numbers as often as a browser does, and without.
+//! `live`: the cost of the live page. Random 4 KiB reads of cached data by as many threads as CPUs,
+//! with and without a client that requests the page's figures as often as a browser does.
 //!
-//! The two alternate, and which comes first turns about with each round.
+//! The two variants alternate, and their order changes with each round.
 
 use crate::harness::image::Rng;
 use crate::harness::options::Options;
@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 4096;
-/// Reads between two looks at the clock.
+/// Reads between two checks of the time.
 const BATCH: u64 = 256;
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     let size = options.size_or(16 * MIB, 512 * MIB);
@@ -65,7 +65,7 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// Reads a second, and how many answers a watcher got meanwhile.
+/// Reads per second, and the number of answers that the client got.
 fn once(
     file: &File,
     size: u64,
@@ -106,7 +106,7 @@ fn read(file: &File, size: u64, seed: u64, over: &AtomicBool) -> Result<u64> {
     Ok(reads)
 }
 
-/// Asks as the page does: again a second after an answer.
+/// Requests figures as the page does: again a second after each answer.
 fn watch(address: SocketAddr, over: &AtomicBool) -> Result<u64> {
     let failed = |e| Error::from_io("watch", e);
     let mut answers = 0;

@@ -1,12 +1,14 @@
-//! `loop`: the eight cells of the loop patch's table (16 jobs and 1 job; randread, read,
-//! randwrite, write), by fio over NBD, with the image opened with O_DIRECT and without, `--mode
-//! cached` in both; the kernel's loop device for comparison; memory used, context switches.
+//! `loop`: the eight cells of the loop patch's table (16 jobs and 1 job; randread, read, randwrite,
+//! write), by fio over NBD. The image is opened with O_DIRECT and without, with `--mode cached` in
+//! both. The kernel's loop device is measured for comparison, as well as memory and context
+//! switches.
 //!
-//! Invariants: B1 each slice starts cold: a server or loop device of its own, the image out of
-//! the page cache. B2 server, and fio on a loop device, run in a memory cgroup of budget + 256
-//! MiB, which is less than any job layout covers. B3 a slice that writes ends when all is synced.
-//! B4 usage is the server's, of all its threads; of the kernel's loop that of the kernel's workers,
-//! which submit for it and write back. `machine_..` is all that ran, clients included, for both.
+//! Invariants: B1 each slice starts cold, with its own server or loop device and the image out of
+//! the page cache. B2 the server, or fio on a loop device, runs in a memory cgroup of budget + 256
+//! MiB, which is less than any job layout covers. B3 a slice of writes ends when they are synced.
+//! B4 the usage is that of all threads of the server. For the kernel's loop device it is that of
+//! the kernel workers that submit its I/O and write back. `machine_..` covers the whole machine
+//! with the clients, for both.
 
 mod fio;
 
@@ -36,12 +38,12 @@ const ON: &str = "ours-direct-io-on";
 const OFF: &str = "ours-direct-io-off";
 const PATTERNS: [(&str, f64); 4] =
     [("randread", 0.97), ("read", 0.97), ("randwrite", 1.0), ("write", 0.97)];
-/// Suffix, jobs, and the share of the image that each has: as 16 x 400M and 1 x 4000M.
+/// Suffix, jobs, and each job's share of the image: as 16 x 400M and 1 x 4000M.
 const LAYOUTS: [(&str, u32, u64, u64); 2] = [("16jobs", 16, 1, 16), ("1job", 1, 5, 8)];
-/// What may be in the page cache in addition to I/O in flight, MiB.
+/// Bar: MiB in the page cache in addition to I/O in flight.
 const GROWTH_MIB: f64 = 16.0;
 
-/// Memory at the end of a slice, bytes: the image's pages, and the server's own.
+/// Memory at the end of a slice, bytes: the image's pages, and the server's resident memory.
 #[derive(Clone, Copy, Default)]
 struct Memory {
     cached: u64,
@@ -52,7 +54,7 @@ struct Bench<'a> {
     options: &'a Options,
     image: Image,
     file: File,
-    /// By variant: the most seen at the end of any slice.
+    /// By variant: the maximum over the ends of its slices.
     memory: RefCell<BTreeMap<&'static str, Memory>>,
 }
 
@@ -99,7 +101,7 @@ pub fn run(options: &Options) -> Result<Report> {
     if options.wants("memory") {
         bench.stream(&cells, &mut report)?;
     }
-    // The last, because it takes the image's blocks away.
+    // This part is the last because it deallocates the image's blocks.
     if options.wants("sparse") {
         bench.sparse(&mut report)?;
     }
@@ -149,7 +151,7 @@ impl Bench<'_> {
         let cached = most.max(self.image_cached()?);
         let resident = resident_bytes(server.pid()).unwrap_or(0);
         self.remember(name, Memory { cached, resident });
-        // The server ends before its cgroup.
+        // The server has to end before its cgroup is removed.
         drop(server);
         Ok(slice)
     }
@@ -201,7 +203,7 @@ impl Bench<'_> {
             Variant::new(OFF, |turn| self.ours(OFF, &off, &at(turn), self.group())),
         ];
         for (name, direct) in [("kernel-loop-buffered", false), ("kernel-loop-direct", true)] {
-            // A quick run shows once that the kernel's rows work.
+            // A quick run only checks once that the kernel's rows work.
             if self.options.quick && (jobs.rw != "randwrite" || jobs.count > 1) {
                 continue;
             }
@@ -238,7 +240,7 @@ impl Bench<'_> {
         }
     }
 
-    /// What the cells used, and each pattern's worse ratio under its plain name.
+    /// Adds the memory of the cells, and for each pattern the worse ratio under the pattern's name.
     fn add_cell_memory(&self, cells: &[(String, f64)], report: &mut Report) {
         for (rw, _) in PATTERNS {
             let prefix = format!("{rw}, ");
@@ -253,7 +255,7 @@ impl Bench<'_> {
         }
     }
 
-    /// One connection at depth 16: context switches, and the other modes.
+    /// One connection at depth 16: context switches, and the remaining modes.
     fn depth(&self, report: &mut Report) -> Result<()> {
         let each = self.image.size();
         let jobs = Jobs { rw: "randread", count: 1, depth: 16, each, ..Jobs::default() };
@@ -286,7 +288,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Random writes into a file without blocks, submitted from the loop and by workers.
+    /// Random writes into a file without blocks, submitted by the event loop and by workers.
     fn sparse(&self, report: &mut Report) -> Result<()> {
         let size = self.image.size();
         let jobs = Jobs { rw: "randwrite", count: 1, depth: 16, each: size, ..Jobs::default() };
@@ -297,7 +299,7 @@ impl Bench<'_> {
             let more = vec!["--direct-io".into(), "on".into()];
             let kind = Kind::Ours { cache: BUDGET, mode: "direct", aio: aio.into(), more };
             variants.push(Variant::new(name, move |turn| {
-                // Without its blocks again, and as long as before.
+                // Makes the file sparse again, with its length unchanged.
                 let cut = self.file.set_len(0).and_then(|()| self.file.set_len(size));
                 cut.map_err(|e| Error::from_io("make sparse", e))?;
                 self.ours(name, &kind, &at(turn), self.group())
@@ -311,7 +313,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// All of the image read and a part of it written, outside of any cgroup: what stays.
+    /// Reads the whole image and writes a part of it outside of any cgroup; measures what stays in
+    /// the page cache.
     fn stream(&self, cells: &[(String, f64)], report: &mut Report) -> Result<()> {
         let size = self.image.size();
         let jobs =

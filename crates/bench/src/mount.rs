@@ -1,12 +1,13 @@
-//! `mount`: a volume as programs have it, mounted, beside an empty FUSE server of as many threads, XFS on a
-//! direct loop device and the host's own file system.
+//! `mount`: a mounted volume, compared with an empty FUSE server with as many threads, XFS on a
+//! direct loop device, and the host's own file system.
 //!
-//! Reading order: [`ground`] (who takes part), then the parts: `read`, `sync`, `content` (`random` and
-//! `seq`), `names`; the behaviours through the mount: `uncached`, `dirty`, `stable`, `alloc`; `attach` and
-//! `keep` (what the kernel's cache keeps); `pgbench`, a database during a backup.
+//! Reading order: [`ground`] (the file systems that are compared), then the parts: `read`, `sync`,
+//! `content` (`random` and `seq`), `names`; the behaviours through the mount: `uncached`, `dirty`,
+//! `stable`, `alloc`; `attach` and `keep` (what the kernel's cache keeps); `pgbench`, a database
+//! during a backup.
 //!
-//! All of a part do the same calls, by the same threads, on files of the same names and sizes.
-//! Cold means: mounted anew, by a process that has cached nothing.
+//! All variants of a part make the same calls with the same threads, on files of the same names and
+//! sizes. "Cold" means that the file system was mounted anew, by a process with an empty cache.
 
 mod alloc;
 mod attach;
@@ -50,7 +51,7 @@ const PARTS: [Part; 12] = [
 /// The names of the parts.
 pub const PART_NAMES: [&str; PARTS.len()] = names_of(&PARTS);
 
-/// Runs all parts, or the one that is asked for.
+/// Runs all parts, or the selected one.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     if let Err(e) = prepare() {
@@ -64,7 +65,7 @@ pub fn run(options: &Options) -> Result<Report> {
         if options.wants(name)
             && let Err(e) = part(options, &mut report)
         {
-            // The other parts are worth having.
+            // A failed part does not prevent the other parts.
             report.left_out(&format!("mount {name}"), e);
         }
     }

@@ -1,6 +1,6 @@
-//! `nbd`: our export compared with nbdkit and qemu-nbd, random 4 KiB reads by fio's nbd engine,
-//! client on one core and server on the other. All in memory (`hits`), nothing in memory
-//! (`misses`). And what a reader feels of clients who ask for the map (`status`).
+//! `nbd`: Forebay's export compared with nbdkit and qemu-nbd, by random 4 KiB reads of fio's nbd
+//! engine. Client and server have a core each. All data is in memory in `hits`, none in `misses`.
+//! `status` measures a reader while other clients query the block status.
 
 mod best;
 mod client;
@@ -15,7 +15,7 @@ use crate::rivals::server::forebay_binary;
 use client::Cores;
 use forebay_base::Result;
 
-/// Runs both parts.
+/// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     if let Err(e) = fio::available() {

@@ -1,9 +1,9 @@
-//! What was found: rows and ratios ([`model`]), saved results ([`results`]), the five lines
-//! ([`five`]), the page ([`html`], [`chart`]), the tables of `docs/figures.md` ([`readme`]), a
-//! comparison of two runs ([`compare`]), the few lines for a newcomer ([`screen`]), and what is a
-//! lack of the machine ([`lack`]).
+//! Results of benches: rows and ratios ([`model`]), saved results ([`results`]), the table of the
+//! five behaviours ([`five`]), the HTML page ([`html`], [`chart`]), the tables of `docs/figures.md`
+//! ([`readme`]), the comparison of two runs ([`compare`]), the short summary ([`screen`]), and
+//! errors that a machine's lack explains ([`lack`]).
 //!
-//! [`options`] are those of its command line. It knows nothing of how a figure came about.
+//! [`options`] are the arguments of its command. Nothing here depends on how a figure was measured.
 
 pub mod chart;
 pub mod compare;

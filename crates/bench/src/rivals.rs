@@ -1,4 +1,5 @@
-//! Who is measured: ours, the kernel's ways, other servers, and the client that drives them.
+//! The programs and caches that are compared: Forebay, the kernel, other servers, and the client
+//! that drives them.
 
 pub mod connection;
 pub mod counted;

@@ -1,10 +1,11 @@
-//! `stable`: what a writer pays for bytes in flight that must not change. A mix of four clients
-//! with rewrites of pages in flight, with the need off, and with it on by each strategy; on a delay
-//! device and on the disk; the same on a volume, whose checksums need it; the kernel's XFS on a
-//! loop device with its knob off and on; and the verifying device under concurrent writers.
+//! `stable`: the cost to writers of stable pages: bytes in flight that must not change. Four
+//! clients run a mix with rewrites of pages in flight, without the requirement and with it by each
+//! strategy. The mix runs on a delay device, on the disk, and on a volume, whose checksums require
+//! stable pages. It also runs on the kernel's XFS on a loop device, with its setting off and on. A
+//! verifying device checks the bytes under concurrent writers.
 //!
-//! Invariant: T1 all variants of a device run on one file behind one cache, so that nothing but the
-//! need and the strategy differs.
+//! Invariant: T1 all variants of a device use one file behind one cache, so that only the
+//! requirement and the strategy differ.
 
 mod conditions;
 pub mod dbench;
@@ -32,13 +33,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Cache that holds half of the data, bytes.
+/// Size of a cache that holds half of the data, bytes.
 const SCARCE: u64 = 40 << 20;
-/// Blocks that the verifying device has to see.
+/// Blocks that the verifying device has to check.
 const CHECKED: u64 = 10_000_000;
 const OFF: &str = "not-needed";
 
-/// Need and strategy of each of our variants.
+/// Requirement and strategy of each variant of Forebay.
 const VARIANTS: [(&str, StablePages, StableStrategy); 5] = [
     (OFF, StablePages::Off, StableStrategy::Auto),
     ("wait", StablePages::On, StableStrategy::Wait),
@@ -87,7 +88,7 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// What the cache counted in a slice, and how long flushes took.
+/// Counters of the cache for one slice, and durations of its flushes.
 struct Cost {
     counted: Vec<(&'static str, u64)>,
     flushes: Flushes,
@@ -148,7 +149,7 @@ fn flush_rows<'a>(
     report.row(variant, &format!("{prefix}_flush_max"), "ms", &max);
 }
 
-/// All our variants on one file.
+/// Alternates all variants of Forebay on one file.
 fn alternate_ours(
     plan: &Plan,
     files: Option<u64>,
@@ -179,7 +180,7 @@ fn cache(options: &Options, budget: u64) -> Result<Cache> {
     Cache::new(CacheConfig::with_budget(budget).aio(options.aio.parse()?))
 }
 
-/// Has all that fits in the cache.
+/// Reads the file, so that the cache holds as much of it as fits.
 fn fill(file: &File) -> Result<()> {
     let mut buf = vec![0; 1 << 20];
     for at in (0..mix::SIZE).step_by(buf.len()) {
@@ -192,7 +193,7 @@ fn max_of(outcome: &Outcome, variant: &str) -> f64 {
     median(&outcome.per_round(variant).iter().map(max_ms).collect::<Vec<_>>())
 }
 
-/// Longest write and rate of `cow` over those of the other forms of ours, more is better.
+/// Adds cells of `cow` over Forebay's other variants: longest write and rate, more is better.
 fn compare(outcome: &Outcome, place: &str, report: &mut Report) {
     let rival = "waiting (stable pages as they were)";
     report.cell(
@@ -217,7 +218,7 @@ fn mean_rows(outcome: &Outcome, report: &mut Report, names: &[&str], prefix: &st
     }
 }
 
-/// All our variants on a fresh delay device behind a cache of `budget` bytes.
+/// All variants of Forebay on a fresh delay device behind a cache of `budget` bytes.
 fn on_delay_device(
     options: &Options,
     budget: u64,
@@ -227,7 +228,7 @@ fn on_delay_device(
         DelayOptions { per_io: PER_IO, bandwidth: Some(BANDWIDTH), ..DelayOptions::default() };
     let device = DelayDevice::new(Arc::new(RamDevice::new(mix::SIZE)), &RealWorld::new(), delays);
     let cache = cache(options, budget)?;
-    // Filling the cache is no part of it.
+    // Filling the cache is not delayed, since it is not measured.
     device.set(DelayOptions::default());
     let file = OpenOptions::read_write().open_device(&cache, device.clone())?;
     fill(&file)?;
@@ -237,7 +238,7 @@ fn on_delay_device(
     Ok((outcome, extra, cache))
 }
 
-/// The same in a cache that holds half of the data, and has to reclaim for each fresh frame.
+/// The comparison with a cache of half the data, which has to reclaim for each new frame.
 fn scarce(options: &Options, report: &mut Report) -> Result<()> {
     let (outcome, extra, _) = on_delay_device(options, SCARCE, 5)?;
     outcome.add_rows(report, "scarce");
@@ -360,7 +361,7 @@ fn verify(options: &Options, report: &mut Report) -> Result<()> {
             mismatches += seen.mismatches;
             corrupt += seen.corrupt_reads;
         }
-        // As many in the quick form too: changes in flight are a matter of chance.
+        // The quick form checks as many blocks, because changes in flight occur at random.
         let (blocks, time) = ((each / 8).max(40_000), (limit / 8).max(Duration::from_millis(500)));
         let off = verified.run(StableStrategy::Auto, StablePages::Off, blocks, time)?;
         changed += off.mismatches;

@@ -1,11 +1,11 @@
-//! `uncached`: reads of 32 files (`files`) and writes (`writes`) by every strategy, a buffered
-//! writer next to an uncached one ([`compete`]), random reads
-//! of a file ten times the budget and more (`random`), a hot set during a stream
-//! ([`crate::hotset`]), sequential reads (`sequential`); and on a volume (`volume`).
+//! `uncached`: reads of 32 files (`files`) and writes (`writes`) by every strategy; a buffered
+//! writer next to an uncached one ([`compete`]); random reads of a file of at least ten times the
+//! budget (`random`); a hot set during a stream ([`crate::hotset`]); sequential reads
+//! (`sequential`); and a volume (`volume`).
 //!
-//! Invariants: N1 variants that fill a cache and variants that pass it by use different files,
-//! so that none helps or hinders another. N2 both files are on the disk and out of the page
-//! cache at the start.
+//! Invariants: N1 variants that fill a cache and variants that bypass it use different files, so
+//! that they do not influence each other. N2 both files are on the disk and out of the page cache
+//! at the start.
 
 pub mod compete;
 mod files;

@@ -1,12 +1,12 @@
-//! `volume`: the log-structured volume compared with XFS, ext4 and btrfs on a direct loop device
+//! `volume`: the log-structured volume compared with XFS, ext4 and btrfs on a direct loop device,
 //! and with the host's own file system.
 //!
-//! Reading order: [`places`] (who takes part), `overwrite` (a load), then the parts: `sync`,
-//! `random`, `seq` with `flush`, `sustained`, `names`, `open`, `full`.
+//! Reading order: [`places`] (the file systems that are compared), `overwrite` (a load), then the
+//! parts: `sync`, `random`, `seq` with `flush`, `sustained`, `names`, `open`, `full`.
 //!
-//! Invariants: W1 what is compared does the same calls on files of the same size in images of the
-//! same size. W2 bytes to the device are counted where they leave: ours at the door of the device,
-//! the kernel's by the loop device.
+//! Invariants: W1 all variants make the same calls on files of the same size in images of the same
+//! size. W2 bytes written are counted at the device: Forebay's by a device wrapper, the kernel's by
+//! the loop device.
 
 mod flush;
 mod full;
@@ -42,14 +42,14 @@ const PARTS: [Part; 7] = [
 /// The names of the parts.
 pub const PART_NAMES: [&str; PARTS.len()] = names_of(&PARTS);
 
-/// Runs all parts, or the one that is asked for.
+/// Runs all parts, or the selected one.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     for (name, part) in PARTS {
         if options.wants(name)
             && let Err(e) = part(options, &mut report)
         {
-            // The other parts are worth having.
+            // A failed part does not prevent the other parts.
             report.left_out(&format!("volume {name}"), e);
         }
     }

@@ -51,7 +51,8 @@ pub const FBY_CACHE_PREFAULT: u32 = 1;
 #[derive(Clone, Copy)]
 pub struct fby_cache_config {
     /// Bytes for everything that grows with data or load. Default: the smaller of a quarter of
-    /// memory and half of the limit of the memory cgroup.
+    /// memory and half of the limit of the memory cgroup. At least 1 MiB; blocks of files get
+    /// what bookkeeping and requests in flight leave, about 9/10.
     pub budget: u64,
     /// Largest budget that fby_cache_resize can give it. Default: all of memory.
     pub budget_max: u64,
@@ -59,11 +60,12 @@ pub struct fby_cache_config {
     pub dirty_bytes: u64,
     /// Write-back starts above this many dirty bytes. Default: a tenth of the cache.
     pub dirty_background_bytes: u64,
-    /// Dirty data older than this is written back, 1/100 s.
+    /// Dirty data older than this is written back, 1/100 s. Default: 500.
     pub dirty_expire_centisecs: u32,
-    /// Bytes of a folio, a power of two from 4096 to 2097152.
+    /// Bytes of a folio, a power of two from 4096 to 2097152. Default: 65536.
     pub folio_size: u32,
-    /// Longest read-ahead, bytes.
+    /// Most bytes that a sequential reader is read ahead. Default: 2 MiB. `fby_cache_tune` turns
+    /// read-ahead off: "readahead_max" to "0".
     pub readahead_max: u32,
     /// Bytes of uncached writes to a file that start its write-back.
     pub uncached_window_bytes: u32,
@@ -193,8 +195,10 @@ pub unsafe extern "C" fn fby_cache_resize(cache: *mut fby_cache, bytes: u64) -> 
     })
 }
 
-/// Sets an option of a running cache, by the names and values of `forebay tune`: "dirty_bytes" to
-/// "64M". -EINVAL for an unknown name, or a value that makes no sense.
+/// Sets an option of a running cache, by the names and values of `forebay tune` ("dirty_bytes" to
+/// "64M"): cache_size, dirty_bytes, dirty_background_bytes, dirty_expire_centisecs, readahead_max
+/// (0: none), uncached_window, dirty_tracking, stable, stable_pages, uncached_strategy. -EINVAL for
+/// an unknown name, or a value that makes no sense.
 ///
 /// # Safety
 /// `cache` is an open cache, `name` and `value` are strings.

@@ -211,6 +211,9 @@ pub(crate) fn offset_of(op: &'static str, offset: i64) -> Result<u64> {
 /// end of the file, or if an error came after the first bytes. `flags`: FBY_RWF_DONTCACHE,
 /// FBY_RWF_DIRECT, FBY_RWF_FALLBACK, FBY_RWF_NOWAIT, FBY_RWF_HIPRI; others are -EOPNOTSUPP.
 ///
+/// Cached reads of a sequential stream, and those at offset 0, read ahead: up to `readahead_max`
+/// bytes behind the range become cached, partly after the call has returned.
+///
 /// # Safety
 /// `file` is an open file, `iov` has `iovcnt` elements, whose memory no other thread uses
 /// meanwhile.
@@ -475,8 +478,9 @@ pub struct fby_residency_info {
 // SAFETY: numbers of one size.
 unsafe impl Plain for fby_residency_info {}
 
-/// What of a range is in the cache; `len` 0 is up to the end. Fills the smaller of `info_size` and
-/// the size that the library knows, and returns the latter.
+/// What of a range is in the cache at this moment; `len` 0 is up to the end. Read-ahead may still
+/// be adding blocks. Fills the smaller of `info_size` and the size that the library knows, and
+/// returns the latter.
 ///
 /// # Safety
 /// `file` is an open file, `info` has `info_size` bytes.

@@ -27,15 +27,16 @@ use std::path::Path;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CacheConfig {
-    /// Bytes for everything that grows with data or load. A limit, not a reservation: memory is
-    /// taken as it is used.
+    /// Bytes for everything that grows with data or load, at least 1 MiB. A limit, not a
+    /// reservation: memory is taken as it is used. Blocks of files get what bookkeeping and
+    /// requests in flight leave, about 9/10.
     pub budget: u64,
     /// Largest budget that [`Cache::resize`] can set. The cache reserves address space for it,
     /// which costs next to nothing. Default: all of RAM.
     pub budget_max: Option<u64>,
     /// Allocate all of the memory at start.
     pub prefault: bool,
-    /// Bytes of a folio, 4 KiB..2 MiB.
+    /// Bytes of a folio, a power of two from 4 KiB to 2 MiB. Default: 64 KiB.
     pub folio_size: u32,
     /// I/O engine.
     pub aio: Aio,
@@ -43,9 +44,10 @@ pub struct CacheConfig {
     pub dirty_bytes: Option<u64>,
     /// Background write-out starts above this many dirty bytes. Default: a tenth of the cache.
     pub dirty_background_bytes: Option<u64>,
-    /// The flusher writes out data that has been dirty for longer than this, in 1/100 s.
+    /// The flusher writes out data that has been dirty for longer than this, in 1/100 s. Default:
+    /// 500.
     pub dirty_expire_centisecs: u32,
-    /// Longest read-ahead window of a stream, bytes.
+    /// Most bytes that a sequential reader is read ahead; 0 turns read-ahead off. Default: 2 MiB.
     pub readahead_max: u32,
     /// Dirty bytes of a file's uncached writes that start write-out.
     pub uncached_window_bytes: u32,
@@ -296,7 +298,7 @@ impl Cache {
             "uncached_window" => dirty.uncached_window.store(number, Ordering::Relaxed),
             _ => {
                 let names: Vec<_> = self.tunables().into_iter().map(|(n, _)| n).collect();
-                return bad(format!("no knob `{name}`; there are {}", names.join(", ")));
+                return bad(format!("no option `{name}`; there are {}", names.join(", ")));
             }
         }
         dirty.wake_all_flushers();

@@ -95,7 +95,8 @@ impl File {
     }
 
     /// Reads at `offset` through the cache. Returns the bytes read: fewer than asked only at the
-    /// end of the file.
+    /// end of the file. Reads of a sequential stream, and those at offset 0, read ahead: up to
+    /// `readahead_max` bytes behind the range become cached, partly after the call has returned.
     #[inline]
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.read_at_with(buf, offset, IoFlags::empty())
@@ -366,7 +367,7 @@ impl File {
         block_on(extents(&*self.mapped()?, offset, len, usize::MAX))
     }
 
-    /// Which blocks of a range are cached.
+    /// Which blocks of a range are cached at this moment. Read-ahead may still be adding blocks.
     pub fn residency(&self, offset: u64, len: u64) -> Result<Residency> {
         Ok(residency(&*self.mapped()?, offset, len))
     }

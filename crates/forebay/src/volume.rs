@@ -50,7 +50,8 @@ const LOOK_BYTES: u64 = MIB;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CreateVolume {
-    /// Bytes of the image; `None`: the size of the file or of the block device.
+    /// Bytes of the image; `None`: the size of the file or of the block device. A new file needs
+    /// a size.
     pub size: Option<u64>,
     /// Bytes of a block, a power of two: 512 to 4096.
     pub block_size: u32,

@@ -1,10 +1,10 @@
-//! Deadlines of requests (`request_timeout=`). A request that takes longer is answered EIO; the
-//! answer of its operation, which may end much later, is dropped.
+//! Deadlines of requests (`request_timeout=`). A request that exceeds its deadline is answered EIO.
+//! Its operation goes on, and the late answer is dropped.
 //!
 //! Invariants: deadlines.T1 a request is answered once: by its operation or by its deadline.
 //! deadlines.T2 an operation that ends after its deadline is reported ([`Overdue::ended`]): the
-//! kernel took it for failed and may cache what it has changed. deadlines.T3 without a limit
-//! nothing is kept of a request.
+//! kernel took it for failed, so its caches may be stale. deadlines.T3 without a limit no state is
+//! kept for a request.
 //!
 //! Lock: one, a leaf.
 
@@ -12,24 +12,24 @@ use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A request's message, as far as it says what the request changes; empty if it changes nothing.
+/// The part of a request's message that says what the request changes; empty if it changes nothing.
 pub(crate) type Message = Vec<u8>;
 
 #[derive(Default)]
 struct State {
-    /// Requests without an answer, and when they were read.
+    /// Requests without an answer, and the time at which each was read.
     open: HashMap<u64, (Instant, Message)>,
-    /// Requests that their deadline has answered, and whose operation has not ended.
+    /// Requests that were answered at their deadline and whose operation has not ended.
     late: HashMap<u64, Message>,
     /// Late operations that have ended since the last [`Deadlines::wait`].
     ended: Vec<Message>,
     closed: bool,
 }
 
-/// What [`Deadlines::wait`] found.
+/// Result of [`Deadlines::wait`].
 #[derive(Default)]
 pub(crate) struct Overdue {
-    /// Requests that the caller has to answer.
+    /// Requests that the caller has to answer with EIO.
     pub requests: Vec<(u64, Message)>,
     /// Late operations that have ended (T2).
     pub ended: Vec<Message>,
@@ -44,7 +44,7 @@ pub(crate) struct Deadlines {
 }
 
 impl Deadlines {
-    /// `limit`: longest time to an answer; none without it.
+    /// `limit`: the longest time from reading a request to its answer; `None`: no limit.
     pub fn new(limit: Option<Duration>) -> Self {
         Self { limit, ..Self::default() }
     }
@@ -58,7 +58,7 @@ impl Deadlines {
         self.limit.is_some()
     }
 
-    /// Starts the time of a request that was read.
+    /// Starts the time limit of a request that was read.
     pub fn begin(&self, unique: u64, message: impl FnOnce() -> Message) {
         if self.has_limit() {
             let message = message();
@@ -66,7 +66,8 @@ impl Deadlines {
         }
     }
 
-    /// Ends the time of a request. False: its deadline has answered it, the caller must not (T1).
+    /// Ends the time limit of a request. False: it was answered at its deadline, so the caller must
+    /// not answer it (T1).
     pub fn may_answer(&self, unique: u64) -> bool {
         if !self.has_limit() {
             return true;
@@ -87,8 +88,8 @@ impl Deadlines {
         self.lock().late.len()
     }
 
-    /// Waits for requests over their limit and for late operations that have ended; returns after
-    /// an eighth of the limit in any case. None: closed, or there is no limit.
+    /// Waits until a request exceeds its limit or a late operation ends; returns after an eighth of
+    /// the limit in any case. `None`: closed, or there is no limit.
     pub fn wait(&self) -> Option<Overdue> {
         let limit = self.limit?;
         let mut state = self.lock();

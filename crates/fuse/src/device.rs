@@ -1,12 +1,13 @@
 //! /dev/fuse: one message in, one out.
 //!
-//! The payload of a `WRITE` is read to the start of an aligned buffer, its head beside it; of other
-//! requests head and rest are put together again.
+//! `readv` puts the payload of a `WRITE` at the start of an aligned buffer and its header into a
+//! separate array. Other requests are joined again from these two parts.
 //!
-//! Invariants: D1 a buffer that is read into has room for the longest message that the kernel was allowed.
-//! D2 the payload is the buffer's beginning.
+//! Invariants: D1 the buffer has space for the longest message that the kernel may send. D2 the
+//! payload begins at the start of the buffer.
 //!
-//! No locks; the device takes and gives whole messages, from any thread.
+//! No locks: each read and each write of the device transfers one complete message, from any
+//! thread.
 
 use crate::deadlines::Deadlines;
 use crate::proto::consts::{OUT_HEADER_BYTES, WRITE_HEADER_BYTES};
@@ -19,23 +20,23 @@ use std::time::Duration;
 
 /// Longest payload of a request, bytes.
 pub const PAYLOAD_MAX: usize = 1 << 20;
-/// Bytes that the kernel insists on having room for.
+/// Least buffer size that the kernel accepts, bytes.
 const LEAST_BYTES: usize = 8192;
 const _: () = assert!(PAYLOAD_MAX >= LEAST_BYTES);
 
-/// The open device; it is the connection.
+/// The open device; the descriptor is the connection.
 pub struct Device {
     fd: OwnedFd,
     pub(crate) deadlines: Deadlines,
 }
 
-/// A message as it was read.
+/// One message as it was read.
 pub struct Incoming {
-    /// Its beginning; of a `WRITE` all but the payload.
+    /// The first bytes of the message; of a `WRITE`, all but the payload.
     pub head: [u8; WRITE_HEADER_BYTES],
-    /// What came after the head.
+    /// The bytes after the head.
     pub payload: AlignedBuf,
-    /// Bytes of the whole message.
+    /// Length of the complete message, bytes.
     pub len: usize,
 }
 
@@ -46,22 +47,22 @@ impl Default for Incoming {
 }
 
 impl Incoming {
-    /// Room for the longest.
+    /// A buffer for the longest message.
     pub fn new() -> Self {
         Self { head: [0; WRITE_HEADER_BYTES], payload: AlignedBuf::new(PAYLOAD_MAX), len: 0 }
     }
 
-    /// The head as far as it was read.
+    /// The part of the head that was read.
     pub fn head(&self) -> &[u8] {
         &self.head[..self.len.min(WRITE_HEADER_BYTES)]
     }
 
-    /// What came after the head.
+    /// The bytes after the head.
     pub fn rest(&self) -> &[u8] {
         &self.payload[..self.len.saturating_sub(WRITE_HEADER_BYTES)]
     }
 
-    /// The whole message, if it is no longer than its head: as most are.
+    /// The complete message if it fits into the head, as most do.
     pub fn short(&self) -> Option<&[u8]> {
         (self.len <= WRITE_HEADER_BYTES).then(|| self.head())
     }
@@ -71,7 +72,8 @@ impl Incoming {
         [self.head(), self.rest()].concat()
     }
 
-    /// The payload as a buffer of its own: this one, if it is full, and another of that length in its place.
+    /// Returns the payload as a buffer of its own. A full buffer is handed over and replaced by
+    /// `another`; the bytes of a partly filled one are copied.
     pub fn take_payload(&mut self, another: impl FnOnce(usize) -> AlignedBuf) -> AlignedBuf {
         match self.rest().len() == PAYLOAD_MAX {
             true => std::mem::replace(&mut self.payload, another(PAYLOAD_MAX)),
@@ -80,23 +82,23 @@ impl Incoming {
     }
 }
 
-/// What reading a message came to.
+/// Result of reading a message.
 pub enum Read {
-    /// There is one.
+    /// A message was read.
     Message,
-    /// Nothing this time.
+    /// No message was read; the caller reads again.
     Again,
-    /// The connection is over: unmounted or aborted.
+    /// The connection has ended: unmounted or aborted.
     Ended,
 }
 
 impl Device {
-    /// Of a mount: [`crate::Mounted::into_device`].
+    /// `fd` is the descriptor of a mount: [`crate::Mounted::into_device`].
     pub fn new(fd: OwnedFd) -> Self {
         Self { fd, deadlines: Deadlines::default() }
     }
 
-    /// The same; a request that is not answered in time is answered EIO.
+    /// Like [`Device::new`], with a time limit: a request that exceeds it is answered EIO.
     pub(crate) fn with_limit(fd: OwnedFd, limit: Option<Duration>) -> Self {
         Self { fd, deadlines: Deadlines::new(limit) }
     }
@@ -106,25 +108,26 @@ impl Device {
         let Incoming { head, payload, len } = into;
         let mut parts = [IoSliceMut::new(head), IoSliceMut::new(payload)];
         match rustix::io::readv(&self.fd, &mut parts) {
-            // The device never says so: the other end of what stands for it in tests is closed.
+            // Only in tests: the device never returns 0 bytes, a closed socket does.
             Ok(0) => Ok(Read::Ended),
             Ok(n) => {
                 *len = n;
                 Ok(Read::Message)
             }
-            // Interrupted; or the asker was, before the request was ours.
+            // The read was interrupted, or the caller of the request was before the kernel handed
+            // it over.
             Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => Ok(Read::Again),
             Err(Errno::NODEV | Errno::CONNABORTED) => Ok(Read::Ended),
             Err(e) => Err(e),
         }
     }
 
-    /// Answers a request. False: the kernel does not wait for the answer any more.
+    /// Answers a request. False: the kernel does not wait for this answer any more.
     pub fn reply(&self, unique: u64, errno: i32, body: &[u8]) -> bool {
         self.deadlines.may_answer(unique) && self.send(unique, errno, body)
     }
 
-    /// Answers a request whose deadline has passed.
+    /// Answers EIO to a request whose deadline has passed.
     pub(crate) fn answer_overdue(&self, unique: u64) {
         self.send(unique, Errno::IO.raw_os_error(), &[]);
     }
@@ -141,7 +144,7 @@ impl Device {
             Err(Errno::NOENT | Errno::NODEV) => false,
             Err(e) => {
                 log::error!("the kernel refused the answer to request {unique}: {e}");
-                // The caller must not wait for ever.
+                // The program must not wait for ever, so it gets EIO instead.
                 if !body.is_empty() {
                     self.send(unique, Errno::IO.raw_os_error(), &[]);
                 }
@@ -150,7 +153,7 @@ impl Device {
         }
     }
 
-    /// Tells the kernel something.
+    /// Sends a notification to the kernel.
     pub fn notify(&self, message: &[u8]) -> Result<(), Errno> {
         rustix::io::write(&self.fd, message).map(drop)
     }
@@ -167,7 +170,7 @@ mod tests {
         (Device::new(a), b)
     }
 
-    /// D1, D2: what comes after the head lies at the start of the buffer, which is aligned.
+    /// D1, D2: the bytes after the head begin at the start of the buffer, which is aligned.
     #[test]
     fn d1_d2_the_payload_is_the_buffers_beginning() {
         let (device, kernel) = pair();
@@ -181,7 +184,7 @@ mod tests {
             assert_eq!(incoming.rest(), message.get(WRITE_HEADER_BYTES..).unwrap_or_default());
             assert_eq!(incoming.rest().as_ptr() as usize % 4096, 0);
         }
-        // A payload that does not fill the buffer is copied, and the buffer stays.
+        // A payload that does not fill the buffer is copied, and the buffer stays in place.
         let at = incoming.payload.as_ptr();
         assert_eq!(incoming.take_payload(AlignedBuf::new).len(), 5000 - WRITE_HEADER_BYTES);
         assert_eq!(incoming.payload.as_ptr(), at);
@@ -191,7 +194,7 @@ mod tests {
         assert!(matches!(device.read(&mut incoming), Ok(Read::Ended)));
     }
 
-    /// P3: a reply is one message, as long as it says.
+    /// P3: a reply is one message, of the length in its header.
     #[test]
     fn p3_a_reply_is_one_message() {
         let (device, kernel) = pair();

@@ -4,23 +4,24 @@
 //!   READ through the handle ─▶ Behind: its FIFO ── more than the window ──▶ Drops ─▶ kernel
 //!                                        └──────── the rest, at RELEASE ──────▲
 //! ```
-//! The kernel reads an uncached opening ahead as any other. Each handle remembers the ranges that
-//! were read through it, and drops them some MiB behind the reader. Pages that were cached before
-//! cause no `READ`, so they stay.
+//! The kernel reads ahead for an uncached opening as for any other. Each handle records the ranges
+//! that were read through it, and drops them some MiB behind the reader. Pages that were cached
+//! before cause no `READ`, so they stay cached.
 //!
-//! A notice may wait in the kernel for a page that only an answer of ours unlocks, and the request
-//! for it may wait for one of the few background slots of the connection. A `RELEASE` holds such a
-//! slot until its answer. So no answer waits for a notice, or for capacity in the queue.
+//! In the kernel a notice may wait for a page that only an answer of this daemon unlocks. The
+//! request for that page may wait for one of the few background slots of the connection. A
+//! `RELEASE` holds such a slot until its answer. So no answer waits for a notice, or for space in
+//! the queue.
 //!
-//! Invariants: drop.D1 a notice covers only ranges that were read through its handle; a full queue
-//! is the exception (D3). drop.D2 all ranges of a handle are queued before its release has been
+//! Invariants: drop.D1 a notice covers only ranges that were read through its handle, except when
+//! the queue is full (D3). drop.D2 all ranges of a handle are queued before its release is
 //! answered, and queueing never waits. drop.D3 the queue holds at most [`QUEUE_MAX`] ranges. Above
-//! that, near ranges of a file become one, with what lies between them; if that does not suffice,
-//! files are marked, and dropped as a whole. These notices have a thread of their own: those about
-//! changes never wait for them.
+//! that limit, close ranges of a file are merged, including the gaps between them. If merging does
+//! not suffice, files are marked, and all their content is dropped. These notices have their own
+//! thread, so that notices about changes never wait for them.
 //!
-//! Lock: the queue's; that of an inode's shard is taken under it. The thread holds none while the
-//! kernel works.
+//! Lock: the queue's; the lock of an inode's shard may be taken under it. The thread holds no lock
+//! during a call of the kernel.
 
 use crate::inodes::{Inodes, Mark, SHARDS};
 use crate::proto::notify::Notice;
@@ -29,25 +30,25 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Bound, Range};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Bytes that stay behind a reader: more than the kernel reads ahead, so that no page is dropped
-/// before it was used.
+/// Bytes that are kept behind a reader: more than the kernel reads ahead, so that no page is
+/// dropped before the reader has used it.
 const WINDOW_BYTES: u64 = 4 << 20;
-/// Bytes that a sequential reader drops at a time. Where such a piece ends is a multiple of it: a
-/// page of several would go as a whole.
+/// Bytes that a sequential reader drops at a time. Each piece ends at a multiple of it: the kernel
+/// drops a large folio as a whole, also if only a part of it is in the range.
 const STEP_BYTES: u64 = 1 << 20;
-/// Most ranges that stay behind a reader: 16 bytes each for each uncached opening.
+/// Most ranges that are kept behind a reader, 16 bytes each for each uncached opening.
 const BEHIND_MAX: usize = 256;
-/// All of a file.
+/// The range of a complete file.
 pub(crate) const ALL: Range<u64> = 0..u64::MAX;
 /// Most ranges in the queue.
 const QUEUE_MAX: usize = 4096;
-/// Bytes of a range in the queue: its entry in a half-full node of the tree, and as much again
+/// Memory of a range in the queue, bytes: its entry in a half-full tree node, and the same again
 /// while ranges are merged.
 const RANGE_BYTES: u64 = 112;
-/// Bytes of a full queue.
+/// Memory of a full queue, bytes.
 pub(crate) const QUEUE_BYTES: u64 = QUEUE_MAX as u64 * RANGE_BYTES;
 
-/// Ranges that were read through one handle and have not been dropped, oldest first.
+/// Ranges that were read through one handle and are still to be dropped, oldest first.
 #[derive(Default)]
 pub(crate) struct Behind {
     ranges: VecDeque<Range<u64>>,
@@ -55,7 +56,7 @@ pub(crate) struct Behind {
 }
 
 impl Behind {
-    /// A range is being read.
+    /// Records a range that is being read.
     pub fn push(&mut self, range: Range<u64>) {
         self.bytes += range.end - range.start;
         match self.ranges.back_mut() {
@@ -64,8 +65,8 @@ impl Behind {
         }
     }
 
-    /// Removes the oldest range, or a first part of it, if more than the window and a step remain,
-    /// or too many ranges. Without a window only their number counts.
+    /// Removes the oldest range, or its first part, if more than the window and a step remain, or
+    /// if there are too many ranges. Without a window only the number of ranges counts.
     pub fn pop_old(&mut self, has_window: bool) -> Option<Range<u64>> {
         if self.ranges.len() > BEHIND_MAX {
             return self.pop();
@@ -95,17 +96,17 @@ impl Behind {
 
 #[derive(Default)]
 struct State {
-    /// The end of each range, by its inode and start. Ranges of an inode do not touch.
+    /// The end of each range, by its inode and start. Ranges of one inode never touch each other.
     ranges: BTreeMap<(u64, u64), u64>,
-    /// The range that the thread took last: it goes round in the order of the keys.
+    /// The range that the thread took last: it visits the ranges in cyclic order of their keys.
     last: (u64, u64),
-    /// Inodes are marked, to be dropped as a whole.
+    /// Some inode is marked [`Mark::DropAll`].
     has_marked: bool,
     closed: bool,
 }
 
 impl State {
-    /// Adds a range, as one with those that it touches.
+    /// Adds a range, merged with the ranges that it touches.
     fn insert(&mut self, node: u64, mut range: Range<u64>) {
         let before = self.ranges.range(..=(node, range.start)).next_back();
         if let Some((&(other, start), &end)) = before
@@ -173,7 +174,7 @@ impl State {
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// For the thread.
+    /// Wakes the thread.
     changed: Condvar,
 }
 
@@ -194,7 +195,7 @@ impl Drops {
         }
         state.insert(node, range);
         let limit = if state.has_marked { QUEUE_MAX / 8 * 7 } else { QUEUE_MAX };
-        // With many files merging frees too little to be done for each range.
+        // With ranges of many files merging frees too little to be repeated for each new range.
         if state.ranges.len() > limit && !state.has_marked {
             state.merge_near();
         }
@@ -206,7 +207,7 @@ impl Drops {
         self.0.changed.notify_one();
     }
 
-    /// No notice is of use any more.
+    /// Ends the thread: the mount is over, so no further notice has an effect.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -215,7 +216,7 @@ impl Drops {
         self.0.changed.notify_all();
     }
 
-    /// The thread's work, until [`Drops::close`]; `notify` gives the kernel a notice.
+    /// The work of the thread, until [`Drops::close`]; `notify` sends a notice to the kernel.
     pub fn run(&self, inodes: &Inodes, notify: impl Fn(&Notice)) {
         let drop_all = |node| {
             let notice = Notice::content(node, 0, u64::MAX);
@@ -253,7 +254,7 @@ impl Drops {
         }
     }
 
-    /// Bytes of the queue now.
+    /// Memory of the queue now, bytes.
     pub fn bytes(&self) -> u64 {
         self.lock().ranges.len() as u64 * RANGE_BYTES
     }

@@ -1,9 +1,9 @@
-//! What the parser is tried with: functions that take any bytes. `cargo test` drives them over the kept
-//! corpus in `fuzz/corpus` and over changes of it; with the feature `fuzz` so does cargo-fuzz (`fuzz/` beside
-//! `crates/`), guided by coverage.
+//! Fuzz targets of the request parser: functions that accept any bytes. `cargo test` runs them on
+//! the corpus in `fuzz/corpus` and on mutations of it. With the feature `fuzz`, cargo-fuzz (`fuzz/`
+//! next to `crates/`) runs them, guided by coverage.
 //!
-//! Invariants: Z1 a target never panics; its error is `Corrupt` or `Protocol`. Z2 what a target takes lies
-//! within what it was given, and parsing it again gives the same.
+//! Invariants: Z1 a target never panics; its error is `Corrupt` or `Protocol`. Z2 a parsed request
+//! refers only to bytes of its input, and parsing the input again gives an equal request.
 //!
 //! No locks.
 
@@ -11,13 +11,14 @@ use crate::proto::consts::{IN_HEADER_BYTES, WRITE_HEADER_BYTES, opcode};
 use crate::proto::request::{Op, Request};
 use forebay_base::Result;
 
-/// Takes any bytes; whether they are a request, or why not.
+/// Parses any bytes as a request; returns the parser's error.
 pub type Target = fn(&[u8]) -> Result<()>;
 
-/// Each target's name and entry.
+/// Name and function of each target.
 pub const TARGETS: &[(&str, Target)] = &[("request", request)];
 
-/// A message as the device gives it. Its length is put right first: the kernel's always is.
+/// The input is a message as the device returns it. Its length field is corrected first, because
+/// the kernel's is always right.
 pub fn request(data: &[u8]) -> Result<()> {
     let mut message = data.to_vec();
     if let Some(len) = message.first_chunk_mut::<4>() {

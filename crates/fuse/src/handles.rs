@@ -1,10 +1,10 @@
-//! Open files of the kernel, by number.
+//! Files that the kernel has open, by handle number.
 //!
-//! Invariants: handle.H1 a number denotes one opening from the reply that gave it to its release.
-//! handle.H2 the counts of an inode are those of its openings in the table; an inode without
-//! openings has no counts.
+//! Invariants: handle.H1 a number denotes one opening, from the reply that contains it to its
+//! release. handle.H2 the counts of an inode are those of its openings in the table; an inode
+//! without openings has no counts.
 //!
-//! Lock: one, held for a few steps. No open file is dropped under it.
+//! Lock: one, held for a few steps. Open files are dropped after it is released.
 
 use crate::drops::Behind;
 use forebay_base::IoFlags;
@@ -17,28 +17,28 @@ use std::sync::Arc;
 /// How the kernel treats the content of an opening.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Caching {
-    /// Its cache serves reads, and takes the bytes of writes.
+    /// The kernel's cache serves its reads, and keeps the bytes of its writes.
     pub is_cached: bool,
-    /// What it has cached of the file is dropped when the file has no opening left.
+    /// The kernel's cached pages of the file are dropped when its last opening is released.
     pub drops_at_end: bool,
-    /// It may be executed: pages of it may be mapped, also through an uncached opening.
+    /// The file is executable: the kernel may map its pages, also through an uncached opening.
     pub is_program: bool,
 }
 
-/// An opening.
+/// One opening.
 pub(crate) struct Handle {
     pub file: OpenFileRef,
-    /// Durability that it was opened with; requests say the present one where they can.
+    /// Durability flags at open; requests that carry their own flags override them.
     pub sync: IoFlags,
     pub caching: Caching,
-    /// What it has brought into the kernel's cache and must not leave there.
+    /// Ranges that this opening has brought into the kernel's cache and that are to be dropped.
     pub behind: Mutex<Behind>,
-    /// One of [`crate::ioctl`].
+    /// One of the modes of [`crate::ioctl`].
     mode: AtomicU32,
 }
 
 impl Handle {
-    /// An opening in one of the modes of [`crate::ioctl`].
+    /// An opening in `mode`, one of the modes of [`crate::ioctl`].
     pub fn new(file: OpenFileRef, sync: IoFlags, mode: u32, caching: Caching) -> Self {
         Self { file, sync, caching, behind: Mutex::default(), mode: AtomicU32::new(mode) }
     }
@@ -47,7 +47,7 @@ impl Handle {
         self.mode.load(Ordering::Relaxed)
     }
 
-    /// False: no such mode.
+    /// Sets the mode. False: there is no such mode.
     pub fn set_mode(&self, mode: u32) -> bool {
         let known = crate::ioctl::mode_flags(mode).is_some();
         if known {
@@ -61,13 +61,13 @@ impl Handle {
         crate::ioctl::mode_flags(self.mode()).unwrap_or_default()
     }
 
-    /// Whether a map of it can be stored into: that takes both rights.
+    /// Whether a shared map of this opening can be written: mmap(2) requires read and write access.
     fn is_writer(&self) -> bool {
         self.file.flags().contains(OpenFlags::READ | OpenFlags::WRITE)
     }
 }
 
-/// Openings of an inode.
+/// Numbers of openings of an inode.
 #[derive(Default)]
 struct Count {
     all: u32,
@@ -78,7 +78,7 @@ struct Count {
 struct Table {
     slots: Vec<Option<Arc<Handle>>>,
     free: Vec<u32>,
-    /// Openings by inode (handle.H2).
+    /// Counts of openings by inode (handle.H2).
     counts: HashMap<u64, Count>,
 }
 
@@ -87,7 +87,7 @@ struct Table {
 pub(crate) struct Handles(RwLock<Table>);
 
 impl Handles {
-    /// Numbers an opening.
+    /// Adds an opening and returns its number.
     pub fn add(&self, handle: Handle) -> u64 {
         let mut table = self.0.write();
         let at = table.free.pop().unwrap_or_else(|| {
@@ -106,7 +106,7 @@ impl Handles {
         table.slots.get(usize::try_from(fh).ok()?)?.clone()
     }
 
-    /// Removes an opening. The file itself is closed by the last user of the result.
+    /// Removes an opening. The file is closed when the last reference to the result is dropped.
     pub fn remove(&self, fh: u64) -> Option<Arc<Handle>> {
         let mut table = self.0.write();
         let handle = table.slots.get_mut(usize::try_from(fh).ok()?)?.take()?;
@@ -121,7 +121,7 @@ impl Handles {
         Some(handle)
     }
 
-    /// Whether an inode is open.
+    /// Whether the inode has an opening.
     pub fn has_open(&self, ino: Ino) -> bool {
         self.0.read().counts.contains_key(&ino.0)
     }
@@ -131,13 +131,13 @@ impl Handles {
         self.0.read().counts.get(&ino.0).is_some_and(|count| count.writers > 0)
     }
 
-    /// Removes all.
+    /// Removes all openings.
     pub fn clear(&self) {
         let all = std::mem::take(&mut *self.0.write());
         drop(all);
     }
 
-    /// How many there are.
+    /// The number of openings.
     pub fn len(&self) -> usize {
         let table = self.0.read();
         table.slots.len() - table.free.len()
@@ -155,7 +155,7 @@ mod tests {
         Handle::new(file, IoFlags::empty(), crate::ioctl::MODE_CACHED, Caching::default())
     }
 
-    /// H1: a number is given again only after its release.
+    /// H1: a number is reused only after its release.
     #[test]
     fn h1_numbers_denote_one_opening() {
         let (fs, handles) = (MemFs::default(), Handles::default());
@@ -173,7 +173,7 @@ mod tests {
         assert!(handles.len() == 0 && handles.get(b).is_none() && !handles.has_open(Ino::ROOT));
     }
 
-    /// H2
+    /// H2: the counts follow the openings.
     #[test]
     fn h2_openings_are_counted_by_inode() {
         let (fs, handles) = (MemFs::default(), Handles::default());

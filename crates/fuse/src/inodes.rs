@@ -1,48 +1,50 @@
-//! What the kernel knows of inodes: how often each was named to it, exactly, what it may keep of them, and
-//! those that live on only because it knows them.
+//! What the kernel knows of inodes: its exact lookup count of each, and marks for what it may have
+//! cached of each. Also the open files of inodes without a name that the kernel still knows.
 //!
-//! Invariants: N1 the count of an inode is what was told less what was forgotten; one that is 0 is not in
-//! the table. N2 a kept inode is in the table. N3 an inode is marked before the answer leaves that lets the
-//! kernel keep something of it.
-//! N4 content is unmarked only after the kernel has dropped all of it, and
-//! if no read has filled its cache since before that. The root is always there, with all marks.
+//! Invariants: N1 the count of an inode is the number of replies that named it, less what the
+//! kernel has forgotten; an inode with count 0 is not in the table. N2 a kept inode is in the
+//! table. N3 an inode is marked before the answer leaves that lets the kernel cache something of
+//! it. N4 the content mark is removed only after the kernel has dropped all content. It stays if a
+//! read has filled the kernel's cache since that drop began. The root always counts as known and as
+//! having all marks.
 //!
-//! Locks: one for each shard, and one for the kept, taken within a shard's. No open file is dropped under
-//! either.
+//! Locks: one for each shard, and one for the kept inodes, taken under a shard's. Open files are
+//! dropped after both are released.
 
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 use forebay_vfs::{Ino, OpenFileRef};
 use std::collections::HashMap;
 
-/// Parts of the table, each with a lock of its own.
+/// Shards of the table, each with its own lock.
 pub(crate) const SHARDS: usize = 16;
 
-/// What the kernel may keep of an inode.
+/// What the kernel may have cached of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// Attributes, since it was last told that they are stale.
+    /// Attributes, since the last notice that they are stale.
     Attributes = 1,
-    /// Content, since it knows the inode.
+    /// Content, since the kernel knows the inode.
     Content = 2,
-    /// Set-id bits among the attributes: the kernel does not ask again for a mode after a write.
+    /// Set-id bits in the mode: the kernel does not ask again for the mode after a write.
     SetId = 4,
-    /// A size that may be older than ours, since it knows the inode: others have changed the content.
+    /// The kernel's size may be stale, since it knows the inode: another front end has changed the
+    /// content.
     Shared = 8,
-    /// Pages that programs have mapped, or content that it was let keep; not what an uncached
-    /// opening brings in. Until the last close.
+    /// Pages that programs have mapped, or content that the kernel may keep, but not pages of an
+    /// uncached opening. Valid until the last close.
     Mapped = 16,
-    /// It has been read into the kernel's cache since its content was last dropped as a whole.
+    /// Content was read into the kernel's cache since it was last dropped completely.
     Filled = 32,
-    /// Content that is to be dropped as a whole: the queue of drops had no capacity for it.
+    /// All content is to be dropped: the queue of drops had no space for the range.
     DropAll = 64,
 }
 
-/// Counts are shifted by so much, marks below.
+/// The count is shifted left by this number of bits; the marks are in the bits below.
 const COUNT_SHIFT: u32 = 7;
 const MARKS: u64 = (1 << COUNT_SHIFT) - 1;
 
-/// See the module.
+/// The table of inodes that the kernel knows, with counts and marks.
 #[derive(Default)]
 pub(crate) struct Inodes {
     shards: [Mutex<HashMap<u64, u64>>; SHARDS],
@@ -56,7 +58,7 @@ impl Inodes {
         &self.shards[ino as usize % SHARDS]
     }
 
-    /// The kernel is about to be told of an inode.
+    /// Counts an inode; called before the reply that names it leaves.
     pub fn told(&self, ino: Ino) {
         let mut shard = self.shard(ino.0).lock();
         let count = shard.entry(ino.0).or_insert_with(|| {
@@ -66,7 +68,8 @@ impl Inodes {
         *count = count.saturating_add(1 << COUNT_SHIFT) | Mark::Attributes as u64;
     }
 
-    /// The kernel has forgotten it `times` times, or could not be told.
+    /// Subtracts `times` from the count: the kernel has forgotten the inode, or did not accept the
+    /// reply that named it.
     pub fn forgot(&self, ino: Ino, times: u64) {
         let mut shard = self.shard(ino.0).lock();
         let Some(count) = shard.get_mut(&ino.0) else { return };
@@ -88,19 +91,19 @@ impl Inodes {
         drop(kept);
     }
 
-    /// Whether the kernel knows it.
+    /// Whether the kernel knows the inode.
     pub fn knows(&self, ino: Ino) -> bool {
         ino == Ino::ROOT || self.shard(ino.0).lock().contains_key(&ino.0)
     }
 
-    /// The kernel is about to be answered what it may keep (N3).
+    /// Marks what the kernel may cache; called before the answer leaves (N3).
     pub fn mark(&self, ino: Ino, mark: Mark) {
         if let Some(count) = self.shard(ino.0).lock().get_mut(&ino.0) {
             *count |= mark as u64;
         }
     }
 
-    /// Whether it may keep that.
+    /// Whether the mark is set.
     pub fn marked(&self, ino: Ino, mark: Mark) -> bool {
         ino == Ino::ROOT || self.marks(ino) & mark as u64 != 0
     }
@@ -109,7 +112,7 @@ impl Inodes {
         self.shard(ino.0).lock().get(&ino.0).map_or(0, |count| count & MARKS)
     }
 
-    /// The kernel is about to be told that this is stale: whether it may have any.
+    /// Clears a mark before the notice that this is stale; returns whether it was set.
     pub fn take(&self, ino: Ino, mark: Mark) -> bool {
         if ino == Ino::ROOT {
             return true;
@@ -124,8 +127,8 @@ impl Inodes {
         }
     }
 
-    /// The kernel is about to be answered a read that fills its cache; `is_mapped`: for more than
-    /// one use.
+    /// Marks an inode before the answer of a read that fills the kernel's cache. `is_mapped`: the
+    /// kernel may keep the pages for more than one use.
     pub fn mark_fill(&self, ino: Ino, is_mapped: bool) {
         let mapped = if is_mapped { Mark::Mapped as u64 } else { 0 };
         if let Some(count) = self.shard(ino.0).lock().get_mut(&ino.0) {
@@ -133,7 +136,7 @@ impl Inodes {
         }
     }
 
-    /// Has the kernel drop all content of an inode, which `notify` asks it for (N4).
+    /// Drops all content of an inode from the kernel's cache; `notify` sends the notice (N4).
     pub fn drop_content(&self, ino: Ino, notify: impl FnOnce()) {
         self.take(ino, Mark::Filled);
         notify();
@@ -144,7 +147,7 @@ impl Inodes {
         }
     }
 
-    /// Keeps an inode without a name for as long as the kernel knows it.
+    /// Keeps a file without a name open for as long as the kernel knows its inode.
     pub fn keep(&self, file: OpenFileRef) {
         let ino = file.ino().0;
         let shard = self.shard(ino).lock();
@@ -162,17 +165,17 @@ impl Inodes {
         drop(spare);
     }
 
-    /// How many the kernel knows.
+    /// The number of inodes that the kernel knows.
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Some of them: up to `max` of one shard.
+    /// Up to `max` inodes of one shard.
     pub fn some(&self, shard: usize, max: usize) -> Vec<u64> {
         self.shards[shard % SHARDS].lock().keys().take(max).copied().collect()
     }
 
-    /// Those of one shard that have a mark, which they lose.
+    /// Removes a mark from all inodes of one shard; returns those that had it.
     pub fn take_all(&self, shard: usize, mark: Mark) -> Vec<u64> {
         let mut taken = Vec::new();
         for (ino, count) in self.shards[shard % SHARDS].lock().iter_mut() {
@@ -184,7 +187,7 @@ impl Inodes {
         taken
     }
 
-    /// The kernel knows nothing any more.
+    /// Forgets everything: the connection has ended.
     pub fn clear(&self) {
         self.shards.iter().for_each(|shard| shard.lock().clear());
         self.len.store(0, Ordering::Relaxed);
@@ -201,7 +204,7 @@ mod tests {
     use forebay_testkit::mem_fs::MemFs;
     use forebay_vfs::{FileKind, FileSystem, Name, NewInode, OpenFlags};
 
-    /// N1: a `FORGET` that comes after the lookup that revived its inode leaves one.
+    /// N1: a `FORGET` that arrives after a second lookup of its inode leaves a count of one.
     #[test]
     fn n1_counts_are_exact() {
         let inodes = Inodes::default();
@@ -216,7 +219,7 @@ mod tests {
         assert_eq!((inodes.len(), inodes.some(7, 9)), (1, vec![23]));
     }
 
-    /// N3: marks come and go beside the count.
+    /// N3: setting and clearing marks does not change the count.
     #[test]
     fn n3_marks_stay_beside_the_count() {
         let inodes = Inodes::default();
@@ -236,7 +239,7 @@ mod tests {
         assert!(attributes(Ino::ROOT) && attributes(Ino::ROOT));
     }
 
-    /// N4: a read during the drop may have put pages back.
+    /// N4: a read during the drop may have filled the kernel's cache again, so the mark stays.
     #[test]
     fn n4_content_stays_marked_if_it_is_read_while_it_is_dropped() {
         let (inodes, ino) = (Inodes::default(), Ino(9));
@@ -253,7 +256,7 @@ mod tests {
         }
     }
 
-    /// N2: what has no name any more goes when it is forgotten, and not before.
+    /// N2: a file without a name is kept open until the kernel forgets it, and no longer.
     #[test]
     fn n2_kept_until_forgotten() {
         let (fs, inodes) = (MemFs::default(), Inodes::default());

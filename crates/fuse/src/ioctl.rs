@@ -1,5 +1,5 @@
-//! Our own ioctls on open files of a mount: what requests on this opening do with the cache, or those of
-//! whole trees of processes. And the mode of openings that have none of their own.
+//! The ioctls of a mount on open files. They set how the requests of one opening, or of a tree of
+//! processes, use the cache. And the default mode of a mount.
 //!
 //! No locks.
 
@@ -9,26 +9,28 @@ use std::sync::Arc;
 
 /// Sets the mode, a `u32`: `_IOW(0xfb, 1, u32)`.
 pub const SET_MODE: u32 = 1 << 30 | 4 << 16 | 0xfb << 8 | 1;
-/// Gives the mode, a `u32`: `_IOR(0xfb, 2, u32)`.
+/// Returns the mode, a `u32`: `_IOR(0xfb, 2, u32)`.
 pub const GET_MODE: u32 = 2 << 30 | 4 << 16 | 0xfb << 8 | 2;
-/// On an open directory: what the caller and all that it starts open from now on has this mode, until the
-/// directory is closed. `_IOW(0xfb, 3, u32)`. EREMOTE: the process of the mount cannot see the caller.
+/// On an open directory: sets the mode of all files that the caller and its descendants open from
+/// now on, until the directory is closed. `_IOW(0xfb, 3, u32)`. EREMOTE: the serving process cannot
+/// see the caller's pid.
 pub const SET_TREE_MODE: u32 = 1 << 30 | 4 << 16 | 0xfb << 8 | 3;
 
-/// Through the cache.
+/// Requests use the cache.
 pub const MODE_CACHED: u32 = 0;
-/// `UNCACHED`.
+/// Requests have the flag `UNCACHED`.
 pub const MODE_UNCACHED: u32 = 1;
-/// `DIRECT`; what is not aligned is `UNCACHED`.
+/// Requests have the flag `DIRECT`; unaligned ones fall back to `UNCACHED`.
 pub const MODE_DIRECT: u32 = 2;
 
-/// The mode of openings whose file has no policy and whose process is in no tree with a mode; it
-/// can be changed while the mount is served. Clones share it. At first: through the cache.
+/// The default mode of a mount: of openings whose file has no policy and whose process is in no
+/// tree with a mode. It can be changed while the mount is served. Clones share it. Initially
+/// [`MODE_CACHED`].
 #[derive(Debug, Clone, Default)]
 pub struct MountMode(Arc<AtomicU32>);
 
 impl MountMode {
-    /// The mode now.
+    /// The current mode.
     pub fn get(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
@@ -43,7 +45,7 @@ impl MountMode {
     }
 }
 
-/// The flags of a mode; none: there is no such mode.
+/// The flags of a mode; `None`: there is no such mode.
 pub fn mode_flags(mode: u32) -> Option<IoFlags> {
     match mode {
         MODE_CACHED => Some(IoFlags::empty()),

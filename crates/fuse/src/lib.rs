@@ -1,29 +1,29 @@
-//! forebay-fuse: a file system of ours, [`forebay_vfs::FileSystem`], as a mount of the kernel's.
+//! forebay-fuse: serves a [`forebay_vfs::FileSystem`] as a FUSE mount.
 //!
-//! Reading order: [`proto`] (the kernel's protocol, no I/O), [`options`], [`mod@mount`] (how the
-//! kernel is asked for a mount), [`device`] (one message of /dev/fuse in, one out), `inodes` and
-//! `handles` (what the kernel knows of us), `deadlines` (of requests), `trees` (who asks), `serve`
-//! (a request answered by the contract), `sweep` (what it shall forget), [`session`] (threads,
-//! ending), [`notify`], [`watchdog`].
+//! Reading order: [`proto`] (the kernel's protocol, no I/O), [`options`], [`mod@mount`] (makes and
+//! ends mounts), [`device`] (messages of /dev/fuse), `inodes` and `handles` (what the kernel
+//! knows), `deadlines` (of requests), `trees` (modes of process trees), `serve` (answers a request
+//! by calls of the file system), `sweep` (bounds the inodes that the kernel knows), [`session`]
+//! (threads, start and end), [`notify`], [`watchdog`].
 //!
 //! ```text
 //!   reader threads, as many as CPUs        background tasks of the world        notify thread
 //!   read /dev/fuse ─▶ parse ─▶ first poll ──pending──▶ polled when woken           queue ─▶ write
 //!        ▲              │ ready                              │ ready
 //!        └── writev ◀───┘                          writev ◀──┘
-//!   while another one listens, a reader thread does what has to wait itself: reads, writes, syncs
-//!   and up to four threads that sync: fsync(2) is I/O upon I/O, on a thread that may wait
+//!   Reads, writes and syncs that have to wait run on a reader thread while another one listens.
+//!   Up to four sync threads take the other syncs: fsync(2) is several I/Os in a row.
 //! ```
-//! Invariants: U1 each request that wants an answer gets one, also when its handler panics. U2 what the
-//! kernel knows of an inode is counted before it is told, and taken back if it could not be told. U3 of the
-//! reader threads at least half, and one at least, wait for no device and for no lock that is held across a
-//! wait; none waits for a notification. U4 an inode that
-//! has lost its last name lives until the kernel has forgotten it. U5 `DESTROY` is answered when everything
-//! is durable and the file system is given back.
+//! Invariants: U1 each request that expects an answer gets one, also when its handler panics. U2
+//! the daemon counts an inode before the reply that names it leaves, and takes the count back if
+//! the kernel did not accept the reply. U3 at least half of the reader threads, and at least one,
+//! wait neither for a device nor for a lock that is held across a wait; no reader thread waits for
+//! a notification. U4 an inode that has lost its last name lives until the kernel has forgotten it.
+//! U5 the session answers `DESTROY` after everything is durable and the file system is released.
 //!
-//! Locks, all leaves, none held across a call of the file system: the table of handles, the shards of the
-//! inodes, the inodes kept without a name, the queue of notices, the removals of names, the session's
-//! state. And the slot of the file system, see [`session`].
+//! Locks, all leaves, none held across a call of the file system: the table of handles, the shards
+//! of the inodes, the inodes kept without a name, the queue of notices, the removals of names, the
+//! session's state. In addition the lock of the slot of the file system, see [`session`].
 #![forbid(unsafe_code)]
 
 mod deadlines;
@@ -52,11 +52,12 @@ pub use options::{CacheMode, Options};
 pub use serve::Served;
 pub use session::{Ending, Session};
 
-/// An extended attribute that the root of each mount has: the process that serves it, in decimal, as that
-/// process knows itself. Not listed.
+/// An extended attribute of the root of each mount: the pid of the serving process, in decimal, in
+/// that process's own pid namespace. It is not listed.
 pub const PID_ATTRIBUTE: &str = "system.forebay.pid";
-/// Another one of roots: the path of the control socket of that process, if it has one. Not listed.
+/// An extended attribute of the root of each mount: the path of the serving process's control
+/// socket, if it has one. It is not listed.
 pub const CONTROL_ATTRIBUTE: &str = "system.forebay.control";
-/// An extended attribute of files: what their openings do with the cache, `cached`, `uncached` or `direct`.
-/// What is made in a directory that has it gets it, too.
+/// An extended attribute of files: how their openings use the cache, `cached`, `uncached` or
+/// `direct`. New files and directories inherit it from their directory.
 pub const POLICY_ATTRIBUTE: &str = "user.forebay.policy";

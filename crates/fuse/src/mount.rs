@@ -1,12 +1,12 @@
-//! How the kernel is asked for a mount, and asked to end it.
+//! Makes a mount and ends it.
 //!
 //! ```text
-//!   root:      type fuseblk.forebay on a loop device of 64 KiB of memory, which goes with the mount
-//!              else type fuse.forebay
-//!   anybody:   fusermount3, which passes /dev/fuse over a socket
+//!   root:        type fuseblk.forebay on a loop device of 64 KiB of memory
+//!                else type fuse.forebay
+//!   other users: fusermount3, which passes /dev/fuse over a socket
 //! ```
-//! Invariants: W1 a mount that failed leaves neither a mount nor a loop device. W2 the mount checks rights by
-//! mode bits (`default_permissions`), whoever may look in.
+//! Invariants: W1 a mount that failed leaves neither a mount nor a loop device. W2 the kernel
+//! checks permissions by mode bits (`default_permissions`), also if other users have access.
 //!
 //! No locks.
 
@@ -28,39 +28,40 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Bytes of the device that is there because the type needs one.
+/// Size of the loop device, bytes; the type `fuseblk` needs a block device, which is not used.
 const DUMMY_BYTES: u64 = 64 << 10;
-/// The helper of FUSE for those who are not root.
+/// The set-user-ID helper of FUSE for users other than root.
 const HELPER: &str = "fusermount3";
 
-/// How a mount was made.
+/// Type of a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MountKind {
-    /// umount(2), sync(2) and syncfs(2) reach us.
+    /// The kernel passes umount(2), sync(2) and syncfs(2) on to the daemon.
     Block,
-    /// They do not: data is durable by fsync, by `forebay umount`, or by later write-back.
+    /// The kernel does not pass them on: data becomes durable by fsync, by `forebay umount`, or by
+    /// later write-back.
     Plain,
 }
 
-/// A mount that nobody serves yet: every call on it waits.
+/// A mount that no daemon serves yet: every call on it waits.
 #[derive(Debug)]
 pub struct Mounted {
     device: OwnedFd,
-    /// How it was made.
+    /// The type of the mount.
     pub kind: MountKind,
-    /// Where, with all links resolved.
+    /// The directory of the mount, with all symbolic links resolved.
     pub dir: PathBuf,
-    /// Its device number, major and minor.
+    /// The device number of the mount, major and minor.
     pub number: (u32, u32),
 }
 
 impl Mounted {
-    /// The connection, for who serves it.
+    /// Returns the connection, for a [`crate::Session`].
     pub fn into_device(self) -> OwnedFd {
         self.device
     }
 
-    /// A connection that was made elsewhere.
+    /// For tests: a mount with a given connection.
     #[cfg(test)]
     pub(crate) fn of(device: OwnedFd, kind: MountKind, dir: PathBuf, number: (u32, u32)) -> Self {
         Self { device, kind, dir, number }
@@ -95,7 +96,7 @@ pub fn mount(dir: &Path, options: &Options) -> Result<Mounted> {
     Ok(Mounted { device, kind, dir, number })
 }
 
-/// Device number of what is mounted on `dir`, without asking whoever serves it.
+/// Device number of the file system that is mounted on `dir`, without a request to its daemon.
 pub(crate) fn number_of(dir: &Path) -> Result<(u32, u32)> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
     let stat = rustix::fs::statx(CWD, dir, flags, StatxFlags::empty());
@@ -122,12 +123,12 @@ fn options_text(device: &OwnedFd, more: &str) -> CString {
 
 fn block(dir: &Path, options: &Options) -> Result<OwnedFd> {
     let device = open_device()?;
-    // Tools that look through a loop device show the name of what is behind it.
+    // Tools such as `losetup` show the name of the loop device's backing file.
     let dummy = MemoryLoop::attach(&options.source, DUMMY_BYTES)?;
     let text = options_text(&device, ",blksize=4096");
     rustix::mount::mount(dummy.path(), dir, "fuseblk.forebay", options.flags, &*text)
         .map_err(|e| fail("mount", dir, e))?;
-    // From here on the mount alone holds the device, which goes with it.
+    // From here on only the mount uses the loop device, which is detached with it.
     Ok(device)
 }
 
@@ -139,7 +140,7 @@ fn plain(dir: &Path, options: &Options) -> Result<OwnedFd> {
     Ok(device)
 }
 
-/// The words that the helper takes.
+/// The mount options for the helper.
 fn helper_words(options: &Options) -> String {
     use rustix::mount::MountFlags as F;
     let source = options.source.replace('\\', "\\\\").replace(',', "\\,");
@@ -161,13 +162,13 @@ fn by_helper(dir: &Path, options: &Options) -> Result<OwnedFd> {
             .map_err(|e| fail("mount", dir, e))?;
     let mut command = Command::new(HELPER);
     command.arg("-o").arg(helper_words(options)).arg("--").arg(dir);
-    // The socket is its standard input, so that no other child of ours inherits it.
+    // The socket is the helper's standard input, so that no other child process inherits it.
     command.env("_FUSE_COMMFD", "0").stdin(Stdio::from(theirs)).stderr(Stdio::piped());
     let output = command.output().map_err(|e| {
         let text = "mounting without root needs fusermount3 (package fuse3)";
         Error::new(ErrorKind::Unsupported, "mount", format!("{text}: {e}"))
     })?;
-    // Its end of the socket is closed with the command, which is ours.
+    // `Command` keeps a copy of the helper's end of the socket, so it is closed here.
     drop(command);
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
@@ -190,8 +191,8 @@ fn received(socket: &OwnedFd) -> Option<OwnedFd> {
     })
 }
 
-/// Ends a mount. `lazy`: names go at once, and the rest when nobody uses it any more; else `Busy` while
-/// somebody does.
+/// Ends a mount. With `lazy` the mount disappears at once and is released after its last use;
+/// without it a mount in use is `Busy`.
 pub fn unmount(dir: &Path, lazy: bool) -> Result<()> {
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {

@@ -1,12 +1,14 @@
-//! Telling the kernel to forget: one thread, which holds no lock while the kernel works.
+//! Notifications to the kernel about stale caches. One thread sends them, and holds no lock during
+//! a call of the kernel.
 //!
-//! A notice may wait in the kernel for pages that a request of ours has to fill, so no reply ever waits for
-//! a notice; but for one of attributes alone of a file that is open, which waits for nothing. If the
-//! process dies meanwhile, [`crate::watchdog`] ends the wait.
+//! In the kernel a notice may wait for pages that a request to this daemon has to fill, so no reply
+//! waits for a notice. The exception is a notice of attributes alone, for an open file, which the
+//! kernel never delays. If the process dies during a wait, [`crate::watchdog`] ends the connection.
 //!
-//! Invariants: V1 notices leave in the order in which they were given. V2 what the kernel does not know
-//! is no error. V3 the queue is bounded in number: callers wait for room, threads and tasks that answer
-//! requests never. What they owe beyond it is told by inode as a whole, once for each.
+//! Invariants: V1 notices are sent in the order in which they were queued. V2 a notice about an
+//! object that the kernel does not know is no error. V3 the queue is bounded: callers wait for
+//! space, but threads and tasks that answer requests never do. If the queue is full they mark the
+//! inode, and one notice later reports all of its content as stale.
 //!
 //! Lock: the queue's, a leaf.
 
@@ -19,21 +21,21 @@ use rustix::io::Errno;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// Most notices that wait.
+/// Most notices in the queue.
 const QUEUE_MAX: usize = 4096;
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Notice>,
-    /// Names with notices that the kernel has not carried out: how many.
+    /// Names with a notice that the kernel has not carried out, and the number of these notices.
     names: HashMap<(u64, Box<[u8]>), usize>,
-    /// Given, and gone to the kernel.
+    /// Notices queued so far, and notices that the kernel has carried out.
     given: u64,
     gone: u64,
     closed: bool,
-    /// Inodes of which everything is stale, for which there was no room.
-    owed: BTreeSet<u64>,
-    /// A `Prune` waits or is under way.
+    /// Inodes whose whole content has to be reported as stale, because the queue was full (V3).
+    stale: BTreeSet<u64>,
+    /// A `Prune` notice is queued or being sent.
     pruning: bool,
     /// The kernel refused a `Prune` as unknown.
     no_prune: bool,
@@ -41,15 +43,15 @@ struct State {
 
 struct Shared {
     state: Mutex<State>,
-    /// For the thread.
+    /// Wakes the thread.
     changed: Condvar,
-    /// For callers: by the number of what they wait for, 0 for room.
+    /// Callers that wait: for the notice of that number, or for space in the queue (0).
     waiting: WaitQueue<u64>,
-    /// For what is told at once.
+    /// For notices that are sent at once, without the queue.
     device: OnceLock<Weak<Device>>,
-    /// Pages that the kernel is to drop, which have a thread of their own.
+    /// Ranges of cached pages that the kernel is to drop; they have their own thread.
     drops: Drops,
-    /// What the kernel holds of files.
+    /// Copies of the pages that the kernel has cached.
     retriever: Retriever,
 }
 
@@ -60,7 +62,7 @@ impl Default for Shared {
     }
 }
 
-/// Gives notices to the thread. Clones share it.
+/// Queues notices for the thread. Clones share the queue.
 #[derive(Clone, Default)]
 pub struct Notifier(Arc<Shared>);
 
@@ -69,24 +71,24 @@ impl Notifier {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The queue of pages that the kernel is to drop.
+    /// The queue of cached pages that the kernel is to drop.
     pub(crate) fn drops(&self) -> &Drops {
         &self.0.drops
     }
 
-    /// Compares what the kernel has of files.
+    /// Compares the kernel's cached pages with content that was read.
     pub(crate) fn retriever(&self) -> &Retriever {
         &self.0.retriever
     }
 
-    /// The notices are for this connection.
+    /// Sets the connection to which the notices are sent.
     pub(crate) fn attach(&self, device: &Arc<Device>) {
         let _is_set_once = self.0.device.set(Arc::downgrade(device));
         self.0.retriever.attach(device);
     }
 
-    /// Tells at once, by a thread that answers a request, that the attributes of an inode are stale which
-    /// that request holds open: neither pages nor locks are waited for in the kernel.
+    /// Sends at once that the attributes of an inode are stale. Called by a thread that answers a
+    /// request which holds the inode open; the kernel then waits neither for pages nor for locks.
     pub(crate) fn tell_attributes(&self, node: u64) {
         let notice = Notice::attributes(node);
         match self.0.device.get().and_then(Weak::upgrade) {
@@ -95,13 +97,13 @@ impl Notifier {
         }
     }
 
-    /// Queues a notice, and waits if too many wait already. Not for threads that answer requests.
+    /// Queues a notice, and waits while the queue is full. Not for threads that answer requests.
     pub fn send(&self, notice: Notice) {
         block_on(self.room());
         self.put(self.lock(), notice);
     }
 
-    /// Queues a notice, unless too many wait already: then false.
+    /// Queues a notice. False: the queue is full.
     pub fn try_send(&self, notice: Notice) -> bool {
         let state = self.lock();
         let room = state.queue.len() < QUEUE_MAX;
@@ -111,17 +113,18 @@ impl Notifier {
         room
     }
 
-    /// Queues a notice of someone who has waited for room. Gives its number.
+    /// Queues a notice of a caller that has waited for space. Returns the notice's number.
     pub(crate) fn give(&self, notice: Notice) -> u64 {
         self.put(self.lock(), notice)
     }
 
-    /// Queues that a range of a file is stale, by a thread that answers requests (V3).
+    /// Queues that a range of a file is stale; for threads that answer requests, so it never waits
+    /// (V3).
     pub(crate) fn owe(&self, node: u64, offset: u64, len: u64) {
         let mut state = self.lock();
         match state.queue.len() < QUEUE_MAX {
             true => drop(self.put(state, Notice::content(node, offset, len))),
-            false => drop(state.owed.insert(node)),
+            false => drop(state.stale.insert(node)),
         }
     }
 
@@ -138,7 +141,7 @@ impl Notifier {
         state.given
     }
 
-    /// Waits until there is room.
+    /// Waits until the queue has space.
     pub(crate) async fn room(&self) {
         let room = || {
             let state = self.lock();
@@ -147,7 +150,7 @@ impl Notifier {
         self.0.waiting.wait_for(0, room).await;
     }
 
-    /// Waits until the kernel has done what it was told by that number.
+    /// Waits until the kernel has carried out the notice of that number.
     pub(crate) async fn gone(&self, number: u64) {
         let gone = || {
             let state = self.lock();
@@ -156,13 +159,15 @@ impl Notifier {
         self.0.waiting.wait_for(number, gone).await;
     }
 
-    /// Waits until the kernel has done what it was told before. Not for threads that answer requests.
+    /// Waits until the kernel has carried out all notices queued before. Not for threads that
+    /// answer requests.
     pub fn settle(&self) {
         let given = self.lock().given;
         block_on(self.gone(given));
     }
 
-    /// Queues a notice to forget some inodes, unless one is under way or this kernel knows none.
+    /// Queues a notice to forget some inodes, unless one is in progress or the kernel does not
+    /// support it.
     pub(crate) fn try_prune(&self, some: impl FnOnce() -> Vec<u64>) {
         let mut state = self.lock();
         if state.pruning || state.no_prune || state.queue.len() >= QUEUE_MAX {
@@ -172,7 +177,7 @@ impl Notifier {
         self.put(state, Notice::Prune(some()));
     }
 
-    /// Whether the kernel has refused such a notice.
+    /// Whether the kernel supports `Prune`, as far as is known.
     pub(crate) fn can_prune(&self) -> bool {
         !self.lock().no_prune
     }
@@ -183,7 +188,7 @@ impl Notifier {
         !state.names.is_empty() && state.names.contains_key(&(dir, name.into()))
     }
 
-    /// Takes all queued notices as a kernel does.
+    /// Takes all queued notices as if the kernel had carried them out.
     #[cfg(test)]
     pub(crate) fn deliver_all(&self) {
         let queue = std::mem::take(&mut self.lock().queue);
@@ -192,7 +197,7 @@ impl Notifier {
         }
     }
 
-    /// What waits.
+    /// The queued notices.
     #[cfg(test)]
     pub(crate) fn queued(&self) -> Vec<Notice> {
         self.lock().queue.iter().cloned().collect()
@@ -210,7 +215,7 @@ impl Notifier {
         self.0.waiting.wake_all();
     }
 
-    /// Counts a notice that the kernel has answered. Gives how many have gone.
+    /// Counts a notice that the kernel has carried out. Returns the new count.
     fn told(&self, notice: &Notice, unknown: bool) -> u64 {
         let mut state = self.lock();
         state.gone += 1;
@@ -241,7 +246,7 @@ impl Notifier {
                 if let Some(notice) = state.queue.pop_front() {
                     break notice;
                 }
-                if let Some(node) = state.owed.pop_first() {
+                if let Some(node) = state.stale.pop_first() {
                     state.given += 1;
                     break Notice::content(node, 0, u64::MAX);
                 }
@@ -259,11 +264,11 @@ impl Notifier {
 /// What the kernel's answer to a notice means (V2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
-    /// It is done, or not cached or in use: then there is nothing to forget.
+    /// The kernel has carried it out, or found nothing cached, or found it in use.
     Done,
-    /// The kernel does not know such a notice.
+    /// The kernel does not support this kind of notice.
     Unknown,
-    /// Anything else.
+    /// The kernel failed for another reason.
     Failed(Errno),
 }
 
@@ -277,7 +282,7 @@ fn meaning(answer: Result<(), Errno>) -> Answer {
     }
 }
 
-/// True: the kernel does not know such a notice.
+/// Sends a notice. True: the kernel does not support this kind.
 pub(crate) fn tell(device: &Device, notice: &Notice) -> bool {
     let answer = meaning(device.notify(&notice.encode()));
     if let Answer::Failed(e) = answer {
@@ -295,7 +300,7 @@ mod tests {
         Notice::Inode { node, offset: -1, len: 0 }
     }
 
-    /// V1: and `settle` waits for what was given.
+    /// V1: notices are sent in order, and `settle` waits for all queued ones.
     #[test]
     fn v1_notices_leave_in_order() {
         let kind = SocketType::SEQPACKET;
@@ -317,7 +322,7 @@ mod tests {
         notifier.settle();
     }
 
-    /// V2: a kernel that does not know a kind of notice is not asked again.
+    /// V2: a kind of notice that the kernel does not support is not sent again.
     #[test]
     fn v2_what_the_kernel_does_not_know_is_no_error() {
         let nothing_to_forget = [Errno::NOENT, Errno::NOTEMPTY, Errno::BUSY, Errno::NODEV];
@@ -329,7 +334,7 @@ mod tests {
             assert_eq!(meaning(Err(errno)), Answer::Unknown, "{errno}");
         }
         assert_eq!(meaning(Err(Errno::BADF)), Answer::Failed(Errno::BADF), "not of the notice");
-        // The next one is asked after an ordinary answer, and none after that of a kernel without.
+        // After an ordinary answer the next `Prune` is sent; after `Unknown` none is.
         let notifier = Notifier::default();
         for (unknown, can) in [(false, true), (true, false)] {
             notifier.try_prune(|| vec![1]);
@@ -344,7 +349,7 @@ mod tests {
         assert!(notifier.can_prune(), "another kind of notice");
     }
 
-    /// V3
+    /// V3: the queue is bounded, and marked inodes are counted once.
     #[test]
     fn v3_the_queue_is_bounded() {
         let notifier = Notifier::default();
@@ -353,10 +358,10 @@ mod tests {
         let notifier = Notifier::default();
         (0..9).for_each(|n| notifier.try_prune(|| vec![n]));
         assert_eq!(notifier.lock().queue, [Notice::Prune(vec![0])], "one at a time");
-        // What is owed beyond the bound is owed once for each inode, and told.
+        // With a full queue each inode is marked once.
         (0..QUEUE_MAX as u64).for_each(|n| notifier.owe(n, 0, 1));
         (0..9).for_each(|n| notifier.owe(n % 3, n, 1));
         let state = notifier.lock();
-        assert_eq!((state.queue.len(), state.owed.len()), (QUEUE_MAX, 4));
+        assert_eq!((state.queue.len(), state.stale.len()), (QUEUE_MAX, 4));
     }
 }

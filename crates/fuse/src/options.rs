@@ -1,4 +1,4 @@
-//! How a mount is made and served.
+//! Options of a mount.
 //!
 //! No locks.
 
@@ -17,17 +17,17 @@ pub const REQUEST_TIMEOUT_SECONDS_MIN: u64 = 300;
 /// Largest `request_timeout`, seconds: the kernel's own limit, which is longer, has 16 bits.
 pub const REQUEST_TIMEOUT_SECONDS_MAX: u64 = 26_000;
 
-/// Which of the two caches, the kernel's or ours, keeps the content of files.
+/// Which of the two caches, the kernel's or Forebay's, keeps the content of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheMode {
-    /// Ours: every read and write is a request to us. The kernel keeps mapped pages, and those of
-    /// executables, until the last close.
+    /// Forebay's cache: every read and write is a request to the daemon. The kernel keeps mapped
+    /// pages, and those of executables, until the last close.
     Own,
     /// As [`CacheMode::Own`], but the kernel also keeps files of up to [`SMALL_BYTES`] that were
-    /// opened for reading only. Such files may be in both caches.
+    /// opened for reading only. Such a file may be in both caches.
     Small,
-    /// The kernel's, for all openings but those with `O_DIRECT`. Writes are still requests to us,
-    /// and ours keeps them until they are durable.
+    /// The kernel's cache, for all openings but those with `O_DIRECT`. Writes are still requests to
+    /// the daemon, and Forebay's cache keeps them until they are durable.
     #[default]
     Kernel,
 }
@@ -36,13 +36,13 @@ pub enum CacheMode {
 pub const SMALL_BYTES: u64 = 128 << 10;
 
 impl CacheMode {
-    /// Its words as values of `cache=`, in the order of the variants.
+    /// The values of the option `cache=`, in the order of the variants.
     pub const WORDS: [&'static str; 3] = ["own", "small", "kernel"];
-    /// The words of `kernel_cache=` for the same, which said what the kernel may keep.
+    /// The values of the older option `kernel_cache=`, in the same order.
     pub const ALIASES: [&'static str; 3] = ["never", "small", "always"];
     const ALL: [Self; 3] = [Self::Own, Self::Small, Self::Kernel];
 
-    /// Its word.
+    /// The value of the option `cache=` for this mode.
     pub fn word(self) -> &'static str {
         Self::WORDS[self as usize]
     }
@@ -62,45 +62,48 @@ impl FromStr for CacheMode {
     }
 }
 
-/// How the kernel is asked for the mount.
+/// How the mount is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Via {
-    /// The best that works: block device, then plain, then helper.
+    /// The first that works of: block device, plain, helper.
     #[default]
     Auto,
-    /// Type `fuseblk.forebay` on a loop device of its own: umount(2) and sync(2) reach us. Needs root.
+    /// Type `fuseblk.forebay` on a loop device of its own: umount(2) and sync(2) reach the daemon.
+    /// Needs root.
     Block,
     /// Type `fuse.forebay`. Needs root.
     Plain,
-    /// Type `fuse.forebay` by fusermount3, for anybody.
+    /// Type `fuse.forebay` by fusermount3, for any user.
     Helper,
 }
 
 /// The settings of a mount.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What the table of mounts shows as the source, where the type lets us choose.
+    /// The source that the table of mounts shows, if the type permits a choice.
     pub source: String,
-    /// What the kernel keeps to itself: read-only, no set-id, no devices, no execution, times of access.
+    /// Mount flags that the kernel applies by itself: read-only, no set-id, no devices, no
+    /// execution, access times.
     pub flags: MountFlags,
-    /// Other users may look in; rights are checked by mode bits. Root's mounts always allow it.
+    /// Whether other users have access; mode bits are checked. Always true of root's mounts.
     pub allow_other: bool,
-    /// How the kernel is asked.
+    /// How the mount is made.
     pub via: Via,
     /// Which cache keeps the content of files.
     pub cache: CacheMode,
-    /// The mode of openings that have none of their own.
+    /// The default mode of openings.
     pub mode: MountMode,
-    /// Where the process can be asked; [`crate::CONTROL_ATTRIBUTE`] tells others.
+    /// The path of the daemon's control socket, which [`crate::CONTROL_ATTRIBUTE`] publishes.
     pub control: Option<PathBuf>,
-    /// Reader threads, 1 to 64; none: as many as CPUs.
+    /// Reader threads, 1 to 64; `None`: as many as CPUs.
     pub threads: Option<usize>,
-    /// Inodes that the kernel may know before it is asked to forget some; 32 bytes each here.
+    /// Inodes that the kernel may know before it is asked to forget some; each takes 32 bytes in
+    /// the daemon.
     pub inodes_max: usize,
-    /// Bytes for requests that wait: what programs have handed over or will be answered with, and what the
-    /// kernel reads and writes of its own accord. Beyond it the kernel keeps requests to itself.
+    /// Bytes for requests that wait: data of writes and replies, and the kernel's own read-ahead
+    /// and write-back. Above this limit the kernel holds its requests back.
     pub request_bytes: u64,
-    /// Longest time to an answer: a request that takes longer ends with EIO. None: no limit.
+    /// Longest time from a request to its answer; later it is answered EIO. `None`: no limit.
     pub request_timeout: Option<Duration>,
 }
 
@@ -123,20 +126,21 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How many inodes the kernel may know where there are so many bytes for the cache: their
-    /// counts take a thirty-second part.
+    /// Inodes that the kernel may know with a cache of `cache_bytes`: their counts take a
+    /// thirty-second part of that.
     pub fn inodes_for(cache_bytes: u64) -> usize {
         (cache_bytes / 1024).clamp(1 << 14, 1 << 24) as usize
     }
 
-    /// Bytes that the front end may use beside the cache: for each thread two buffers, a spare one and a
-    /// request beyond the bound (a copy, at most), the requests that wait, counts of inodes.
+    /// Bytes that the front end may use in addition to the cache. For each thread that is two
+    /// buffers, a spare one and one request above the bound (at most a copy). Then waiting requests
+    /// and counts of inodes.
     pub fn memory_bound(&self) -> u64 {
         self.memory_rows(0, 0, 0).iter().map(|(_, _, bound)| bound).sum()
     }
 
-    /// Its parts: what, bytes now where `waiting` bytes of requests wait, `inodes` are known and the
-    /// queue of drops has so many bytes, bound in bytes.
+    /// The parts of [`Options::memory_bound`]: label, bytes now, bound in bytes. `waiting`: bytes
+    /// of waiting requests; `inodes`: known inodes; `drops`: bytes in the queue of drops.
     pub(crate) fn memory_rows(
         &self,
         waiting: u64,
@@ -153,27 +157,27 @@ impl Options {
         ]
     }
 
-    /// Bytes of requests that wait.
+    /// Most bytes of requests that wait.
     pub(crate) fn payload_max(&self) -> u64 {
         u64::from(self.background()) * PAYLOAD_MAX as u64
     }
 
     /// The kernel's own limit in seconds, 0 for none. It ends the whole connection, so the daemon's
-    /// EIO has to come first. The kernel counts from when it made a request: that may wait for
-    /// space as long as the limit, then for its answer as long again, and for an eighth of it until
-    /// that is noticed.
+    /// EIO has to come first. The kernel counts from the creation of a request. The request may
+    /// wait one limit for space and one limit for its answer, and the daemon notices that up to an
+    /// eighth of the limit later.
     pub(crate) fn kernel_timeout(&self) -> u16 {
         let Some(limit) = self.request_timeout else { return 0 };
         let seconds = limit.as_secs().max(REQUEST_TIMEOUT_SECONDS_MIN).saturating_mul(5) / 2;
         u16::try_from(seconds).unwrap_or(0)
     }
 
-    /// How many requests of its own accord the kernel may have under way.
+    /// Most requests of the kernel's own (read-ahead, write-back) in progress at a time.
     pub(crate) fn background(&self) -> u16 {
         (self.request_bytes / PAYLOAD_MAX as u64).clamp(4, 256) as u16
     }
 
-    /// How many reader threads there are.
+    /// The number of reader threads.
     pub(crate) fn thread_count(&self) -> usize {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         self.threads.unwrap_or(processors).clamp(1, 64)

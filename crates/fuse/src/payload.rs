@@ -1,12 +1,13 @@
-//! Memory of requests that wait: what programs have handed over, and what they will be answered with.
+//! Bound on the memory of requests that wait: data that programs have written, and buffers of
+//! replies.
 //!
-//! Who holds some gives it back without a further request of the kernel's: so threads that wait for room wait
-//! for a device at most, never for each other.
+//! A request that holds memory releases it without a further request of the kernel. So a reader
+//! thread that waits for space waits at most for a device, never for another reader thread.
 //!
-//! Invariant: M1 a reader thread takes a request only while those that wait hold no more than the
-//! bound; each thread may take one beyond it. M2 with a limit, threads stop waiting when there was
-//! no space for so long: what holds it does not end. Space that was free in between, if only for a
-//! moment, starts that time anew.
+//! Invariants: M1 a reader thread takes a request only while waiting requests hold no more than the
+//! bound; each thread may exceed it by one request. M2 if a limit is set, threads stop waiting
+//! after that time without space: the requests that hold it do not end. Any moment with free space
+//! restarts the time.
 //!
 //! Locks: one for waiting and one for spare buffers, leaves.
 
@@ -16,18 +17,18 @@ use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// See the module.
+/// Counter of the bytes that waiting requests hold, with its bound.
 pub(crate) struct Payload {
     used: AtomicU64,
     max: u64,
-    /// Longest time without space (M2).
+    /// Longest time without free space (M2).
     limit: Option<Duration>,
-    /// Since when there is none, if there is a limit.
+    /// Since when there has been no free space; only kept if a limit is set.
     full_since: Mutex<Option<Instant>>,
     freed: Condvar,
 }
 
-/// Bytes of a request that waits.
+/// Bytes that one waiting request holds; dropping this releases them.
 pub(crate) struct Held(Arc<Payload>, u64);
 
 fn is_over(limit: Duration, since: Option<Instant>) -> bool {
@@ -35,7 +36,7 @@ fn is_over(limit: Duration, since: Option<Instant>) -> bool {
 }
 
 impl Payload {
-    /// Up to `max` bytes; `limit`: see M2.
+    /// A bound of `max` bytes. `limit`: see M2.
     pub fn new(max: u64, limit: Option<Duration>) -> Arc<Self> {
         let (used, full_since, freed) = Default::default();
         Arc::new(Self { used, max, limit, full_since, freed })
@@ -49,13 +50,13 @@ impl Payload {
         self.full_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there was no space for as long as the limit (M2).
+    /// Whether there has been no free space for as long as the limit (M2).
     pub fn is_stuck(&self) -> bool {
         let Some(limit) = self.limit else { return false };
         !self.has_space() && is_over(limit, *self.lock())
     }
 
-    /// Waits until another request may be taken (M1), or the limit is over (M2).
+    /// Waits until another request may be taken (M1), or until the limit has passed (M2).
     pub fn wait_for_space(&self) {
         if self.has_space() {
             return;
@@ -66,15 +67,15 @@ impl Payload {
         }
     }
 
-    /// Wakes those that wait for space if the limit is over.
+    /// Wakes threads that wait for space if the limit has passed.
     pub fn wake_if_stuck(&self) {
         if self.is_stuck() {
             self.freed.notify_all();
         }
     }
 
-    /// Notes that the bound was crossed. Crossings may be noted in another order than they
-    /// happened, so each looks at the present: the last one is right.
+    /// Notes that the bound was crossed. Threads may call this in another order than they crossed
+    /// it, so each reads the present state: the last call is right.
     fn note_crossing(&self) {
         let mut since = self.lock();
         if self.limit.is_some() {
@@ -102,22 +103,22 @@ impl Drop for Held {
         let Self(payload, bytes) = self;
         let before = payload.used.fetch_sub(*bytes, Ordering::SeqCst);
         if before > payload.max && before - *bytes <= payload.max {
-            // A thread that saw no space waits by now, or has not looked under the lock yet.
+            // A thread that saw no space is waiting already, or has yet to check again under the
+            // lock.
             payload.note_crossing();
             payload.freed.notify_all();
         }
     }
 }
 
-/// Buffers of requests that are over, for others: one that is new has to be made zeros, and the system to
-/// find memory for it.
+/// Buffers of finished requests for reuse: a new buffer has to be allocated and zeroed.
 pub(crate) struct Spares {
     bufs: Mutex<Vec<AlignedBuf>>,
     max: usize,
 }
 
 impl Spares {
-    /// Keeps up to `max` of them.
+    /// Keeps up to `max` buffers.
     pub fn new(max: usize) -> Self {
         Self { bufs: Mutex::default(), max }
     }
@@ -126,7 +127,7 @@ impl Spares {
         self.bufs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One of `len` bytes, at most [`PAYLOAD_MAX`]; what is in it is of no account.
+    /// A buffer of `len` bytes, at most [`PAYLOAD_MAX`], with arbitrary content.
     pub fn take(&self, len: usize) -> AlignedBuf {
         let spare = match len == PAYLOAD_MAX {
             true => self.lock().pop(),
@@ -135,7 +136,7 @@ impl Spares {
         spare.unwrap_or_else(|| AlignedBuf::new(len.min(PAYLOAD_MAX)))
     }
 
-    /// Nobody needs it any more.
+    /// Returns a buffer for reuse.
     pub fn give(&self, buf: AlignedBuf) {
         if buf.len() != PAYLOAD_MAX {
             return;
@@ -151,7 +152,7 @@ impl Spares {
 mod tests {
     use super::*;
 
-    /// Only whole ones are kept, and no more of them than allowed.
+    /// Only buffers of full size are kept, and no more than the maximum.
     #[test]
     fn spare_buffers_are_few_and_whole() {
         let spares = Spares::new(1);
@@ -166,7 +167,7 @@ mod tests {
         assert_eq!(spares.take(5 * PAYLOAD_MAX).len(), PAYLOAD_MAX);
     }
 
-    /// M1: threads wait while there is too much, and go on when it is given back.
+    /// M1: threads wait while the bound is exceeded, and continue when bytes are released.
     #[test]
     fn m1_requests_that_wait_are_bounded() {
         let payload = Payload::new(100, None);
@@ -191,8 +192,8 @@ mod tests {
         assert_eq!(payload.used.load(Ordering::SeqCst), 0);
     }
 
-    /// M2: threads stop waiting when there was no space for the limit, and not when there was some
-    /// in between.
+    /// M2: threads stop waiting after the limit without free space, but a moment with free space
+    /// restarts it.
     #[test]
     fn m2_no_space_for_the_limit_ends_the_wait() {
         let ended = Payload::new(100, Some(Duration::ZERO));

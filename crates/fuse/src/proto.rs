@@ -1,9 +1,10 @@
-//! The kernel's protocol on /dev/fuse, version 7.45 (Linux 6.18) and what it has of older ones: requests
-//! are parsed, replies and notifications encoded. No I/O.
+//! The kernel's protocol on /dev/fuse, version 7.45 (Linux 6.18), with the requests of older
+//! versions. Requests are parsed, replies and notifications encoded. No I/O.
 //!
-//! Invariants: P1 no bytes make the parser panic, or allocate. P2 what it takes lies within the message:
-//! lengths that disagree, a name without its NUL and bytes too many are refused. P3 a reply is as long as
-//! its header says. P4 numbers are the host's, and that is little-endian.
+//! Invariants: P1 on any input the parser neither panics nor allocates. P2 a parsed request lies
+//! within the message: the parser refuses contradictory lengths, names without NUL and trailing
+//! bytes. P3 a reply is as long as its header says. P4 numbers have the host's byte order, which
+//! has to be little-endian.
 //!
 //! No locks.
 

@@ -1,23 +1,23 @@
-//! Whether the kernel holds stores back: what it has of a file, compared with what was read from
-//! ours, without dropping a page.
+//! Finds out whether programs have stored into mapped pages in the kernel's cache. It compares the
+//! kernel's copy of a file with what the library has read, and drops no page.
 //!
-//! A store into a shared map makes a page dirty in the kernel, and no request tells us so: neither
-//! mmap(2) nor the first store causes one. FUSE offers two notices for pages. `INVAL_INODE` writes
-//! a dirty page to us, but drops it then, and drops clean ones as well: a backup by the library
-//! would empty the kernel's cache of a database that a program has open. `RETRIEVE` sends us a copy
-//! of cached pages, and changes nothing. So a reader retrieves its range, compares, and invalidates
-//! the pages that differ.
+//! A store into a shared map makes a page dirty in the kernel, and the daemon gets no request:
+//! neither mmap(2) nor the first store causes one. FUSE offers two notices for pages. `INVAL_INODE`
+//! writes a dirty page back, but also drops it, and clean pages as well. A backup by the library
+//! would thus empty the kernel's cache of a database that a program has open. `RETRIEVE` returns a
+//! copy of cached pages, and changes nothing. So a reader retrieves its range, compares, and
+//! invalidates only pages that differ.
 //!
-//! `RETRIEVE` ends at the first page that is absent. The pages behind it are asked for one by one,
-//! all at once.
+//! `RETRIEVE` ends at the first absent page. The pages after it are requested one by one, all at
+//! once.
 //!
-//! Invariants: ret.R1 a page that differed from `bytes` since before the call is in the result.
-//! ret.R2 pages are not locked or dropped, so a call never waits for a request of the mount; for
-//! its threads alone. ret.R3 a call ends with the connection.
+//! Invariants: ret.R1 a page that differed from `bytes` before the call is in the result. ret.R2 no
+//! page is locked or dropped, so a call waits only for the daemon's reader threads, never for a
+//! request of the mount. ret.R3 a call ends with the connection.
 //!
 //! Memory: at most [`PIECE_BYTES`] for each caller.
 //!
-//! Locks: the table's, and one for each call, leaves.
+//! Locks: the table's and one for each call, all leaves.
 
 use crate::device::Device;
 use crate::proto::notify::Notice;
@@ -36,7 +36,7 @@ const PAGE_BYTES: u64 = 4096;
 struct Found {
     /// Requests without an answer.
     pending: usize,
-    /// Bytes of the kernel by offset.
+    /// The kernel's bytes, each part with its offset.
     parts: Vec<(u64, Vec<u8>)>,
 }
 
@@ -64,7 +64,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A call in the table, until this is dropped.
+/// Keeps a call in the table until it is dropped.
 struct Registered<'a> {
     retriever: &'a Retriever,
     number: u64,
@@ -77,7 +77,7 @@ impl Drop for Registered<'_> {
     }
 }
 
-/// Adds the pages of `range` in which `ours` and `kernels` differ; both begin at `at`.
+/// Adds the parts of pages in which `ours` and `kernels` differ; both begin at offset `at`.
 fn add_differing(out: &mut Vec<Range<u64>>, at: u64, ours: &[u8], kernels: &[u8]) {
     let len = ours.len().min(kernels.len());
     let (mut pos, end) = (at, at + len as u64);
@@ -95,12 +95,12 @@ fn add_differing(out: &mut Vec<Range<u64>>, at: u64, ours: &[u8], kernels: &[u8]
 }
 
 impl Retriever {
-    /// The notices are for this connection.
+    /// Sets the connection to which the notices are sent.
     pub fn attach(&self, device: &Arc<Device>) {
         let _is_set_once = self.device.set(Arc::downgrade(device));
     }
 
-    /// No answer comes any more (R3).
+    /// Ends all calls: no further answer can arrive (R3).
     pub fn close(&self) {
         let mut table = lock(&self.table);
         table.closed = true;
@@ -120,7 +120,8 @@ impl Retriever {
         Some(Registered { retriever: self, number, call })
     }
 
-    /// The kernel's bytes of these ranges as far as it has them, in any order. Error: it refused.
+    /// Returns the kernel's bytes of these ranges, as far as they are cached, in any order. Error:
+    /// the kernel refused.
     async fn ask(
         &self,
         node: u64,
@@ -137,7 +138,8 @@ impl Retriever {
             let notice = Notice::Retrieve { number: *number, node, offset: range.start, size };
             match device.notify(&notice.encode()) {
                 Ok(()) => {}
-                // Unknown to the kernel, or the connection is over: it has nothing.
+                // The kernel does not know the inode, or the connection has ended: nothing is
+                // cached.
                 Err(Errno::NOENT | Errno::NODEV) => {
                     lock(&call.found).pending -= 1;
                     break;
@@ -153,7 +155,7 @@ impl Retriever {
         Ok(std::mem::take(&mut lock(&call.found).parts))
     }
 
-    /// An answer of the kernel: the whole message in two parts, head and data.
+    /// Takes an answer of the kernel to the call `number`.
     pub fn answered(&self, number: u64, offset: u64, data: &[u8]) {
         let call = lock(&self.table).calls.get(&number).cloned();
         let Some(call) = call else { return };
@@ -169,8 +171,8 @@ impl Retriever {
         }
     }
 
-    /// The parts of a range, from `offset` on, in which the kernel has other bytes than `bytes`
-    /// (R1), by pages.
+    /// Returns the parts of pages, from `offset` on, in which the kernel's bytes differ from
+    /// `bytes` (R1).
     pub async fn differing(&self, node: u64, offset: u64, bytes: &[u8]) -> Vec<Range<u64>> {
         let (mut out, end, mut at) = (Vec::new(), offset + bytes.len() as u64, offset);
         while at < end {

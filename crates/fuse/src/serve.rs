@@ -1,12 +1,13 @@
-//! A request answered by the contract of `vfs`.
+//! Answers a request by calls of the file system ([`forebay_vfs::FileSystem`]).
 //!
-//! What can be answered without waiting is ([`Core::read_now`], [`Core::write_now`]); a thread that may wait
-//! does the rest of that itself ([`Core::read_here`], [`Core::write_here`]); else there is a future
-//! ([`Core::serve`]), which the reader thread polls once and a background task from then on.
+//! [`Core::read_now`] and [`Core::write_now`] answer what needs no waiting. A thread that may wait
+//! carries out other reads and writes itself ([`Core::read_here`], [`Core::write_here`]). All other
+//! requests become a future ([`Core::serve`]): the reader thread polls it once, later a background
+//! task does.
 //!
-//! Invariants: R1 what an answer tells the kernel is counted, and noted in its [`Undo`], before it leaves.
-//! R2 the errno `ENOSYS` means to the kernel "do not ask again", so it is only given where that is
-//! documented: `ACCESS`, `BMAP`, `POLL`, locks, maps of DAX, and what is not known.
+//! Invariants: R1 what an answer tells the kernel is counted, and noted in its [`Undo`], before the
+//! answer leaves. R2 the kernel takes the errno `ENOSYS` as "do not ask again". So it is used only
+//! where that is documented: `ACCESS`, `BMAP`, `POLL`, locks, DAX maps, and unknown requests.
 //!
 //! No locks.
 
@@ -50,16 +51,17 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Preferred size of requests that the kernel is told, bytes.
+/// Preferred request size that the kernel is told, bytes.
 const BLOCK_BYTES: u32 = 4096;
-/// How long the kernel may keep names and settled attributes.
+/// How long the kernel may cache names, and attributes of inodes that are settled.
 const LONG: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long it may keep the attributes of what changed a moment ago: storage is still being assigned.
+/// How long the kernel may cache attributes of an inode that changed recently, because delayed
+/// allocation still changes its block count.
 const SHORT: Duration = Duration::from_secs(1);
-/// Until then after its last change an inode is not settled, seconds.
+/// An inode is settled so many seconds after its last change.
 const SETTLED_AFTER: u64 = 60;
 
-/// What is served.
+/// The state of one mount, apart from its threads.
 pub(crate) struct Core {
     pub fs: Arc<dyn FileSystem>,
     pub handles: Handles,
@@ -71,23 +73,23 @@ pub(crate) struct Core {
     pub control: Option<PathBuf>,
     pub notifier: Notifier,
     pub inodes_max: usize,
-    /// Minor version of the protocol, once it is agreed on.
+    /// Minor version of the protocol, set at `INIT`.
     pub minor: AtomicU32,
-    /// Changes that others than the kernel have made.
+    /// Number of changes by other front ends.
     pub epoch: AtomicU64,
-    /// Appends on their way to the end that the kernel knows.
+    /// Appends in progress to the end of file that the kernel knows.
     pub appends: Appends,
-    /// Changes by others on their way.
+    /// Changes by other front ends that are in progress.
     pub changes: Changes,
-    /// Removals of names, and changes of the same names by other interfaces.
+    /// Removals of names, and changes of the same names by other front ends.
     pub removals: Removals,
-    /// Writes on their way, where they overlap one after the other.
+    /// Ranges of writes in progress; overlapping writes are carried out one after the other.
     pub write_ranges: WriteRanges,
-    /// How often the bound was met.
+    /// How often an inode was added above the bound.
     pub pruned: AtomicUsize,
-    /// Names are being called stale.
+    /// A task is reporting names as stale.
     pub sweeping: AtomicBool,
-    /// Buffers for what is read and written.
+    /// Spare buffers for reads and writes.
     pub spares: Spares,
     pub world: WorldRef,
     pub me: Weak<Core>,
@@ -97,12 +99,12 @@ pub(crate) struct Core {
 pub(crate) enum Work {
     Read(ReadIn),
     Write(WriteIn, AlignedBuf),
-    /// Any other, the whole message.
+    /// Any other request: the complete message.
     Other(Vec<u8>),
 }
 
 impl Work {
-    /// Bytes that it holds at most until it is answered.
+    /// The most bytes that it holds until it is answered.
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Read(io) => u64::from(io.size),
@@ -112,7 +114,7 @@ impl Work {
     }
 }
 
-/// What a request holds beside its message.
+/// The most bytes that a request holds in addition to its message.
 fn more_bytes(message: &[u8]) -> u64 {
     let code =
         message.get(4..8).and_then(|word| word.first_chunk()).map(|b| u32::from_le_bytes(*b));
@@ -128,22 +130,22 @@ fn more_bytes(message: &[u8]) -> u64 {
     }
 }
 
-/// What the kernel is answered.
+/// The answer to the kernel.
 pub(crate) enum Answer {
     Errno(i32),
     Body(Body),
-    /// So many bytes of a buffer.
+    /// The first bytes of a buffer, with their number.
     Data(AlignedBuf, usize),
 }
 
-/// What is to be taken back if the kernel cannot be told.
+/// What is to be undone if the kernel does not accept the answer.
 #[derive(Default)]
 pub(crate) struct Undo {
     pub inodes: Vec<Ino>,
     pub opened: Option<u64>,
 }
 
-/// An answer and what depends on it.
+/// An answer, and what is to be undone if the kernel does not accept it.
 pub(crate) struct Outcome {
     pub answer: Answer,
     pub undo: Undo,
@@ -167,7 +169,7 @@ impl Outcome {
     }
 }
 
-/// What an error is to the kernel (R2).
+/// The errno of an error (R2).
 pub(crate) fn errno_of(e: &Error) -> i32 {
     match e.errno() {
         ENOSYS => ErrorKind::Unsupported.errno(),
@@ -180,7 +182,7 @@ fn fail<T>(kind: ErrorKind, op: &'static str, why: &str) -> Result<T> {
     Err(Error::new(kind, op, why))
 }
 
-/// How long the kernel may keep what it is told of an inode.
+/// How long the kernel may cache attributes and names of an inode.
 fn valid(attr: &Attr) -> Valid {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let age = now.abs_diff(u64::try_from(attr.ctime.sec).unwrap_or(0));
@@ -192,7 +194,7 @@ fn o_direct() -> u32 {
     rustix::fs::OFlags::DIRECT.bits()
 }
 
-/// What an open file's flags say of reads.
+/// Flags of reads on a file that was opened with these flags.
 fn read_flags(flags: u32) -> IoFlags {
     match flags & o_direct() != 0 {
         true => IoFlags::DIRECT | IoFlags::FALLBACK,
@@ -200,7 +202,7 @@ fn read_flags(flags: u32) -> IoFlags {
     }
 }
 
-/// What they say of durability.
+/// Durability of writes on a file that was opened with these flags.
 fn sync_flags(flags: u32) -> IoFlags {
     if flags & open::SYNC_ONLY != 0 {
         return IoFlags::SYNC;
@@ -208,7 +210,7 @@ fn sync_flags(flags: u32) -> IoFlags {
     if flags & open::DSYNC != 0 { IoFlags::DSYNC } else { IoFlags::empty() }
 }
 
-/// How the contract opens what the kernel opens.
+/// The flags of [`forebay_vfs`] for an open(2) with these flags.
 fn open_flags(flags: u32, keep: bool) -> OpenFlags {
     let access = match flags & open::ACCMODE {
         0 => OpenFlags::READ,
@@ -223,13 +225,13 @@ fn open_flags(flags: u32, keep: bool) -> OpenFlags {
     all
 }
 
-/// The kernel says when privileges go.
+/// Whether set-id bits are dropped, as the kernel's request says.
 fn privileges(kill: bool) -> Privileges {
     if kill { Privileges::Drop } else { Privileges::Keep }
 }
 
 impl Core {
-    /// Serves `fs`; nothing is known of it yet.
+    /// Serves `fs`; the kernel knows no inode of it yet.
     pub fn new(
         fs: Arc<dyn FileSystem>,
         world: WorldRef,
@@ -261,7 +263,7 @@ impl Core {
         })
     }
 
-    /// What the kernel has open under this number.
+    /// The opening of this number.
     pub fn handle(&self, fh: u64) -> Result<Arc<Handle>> {
         match self.handles.get(fh) {
             Some(handle) => Ok(handle),
@@ -269,14 +271,16 @@ impl Core {
         }
     }
 
-    /// Counts an inode that the kernel is about to be told of, and sees to the bound.
+    /// Counts an inode before the reply that names it leaves, and enforces the bound on known
+    /// inodes.
     fn told(&self, ino: Ino, undo: &mut Undo) {
         self.inodes.told(ino);
         undo.inodes.push(ino);
         self.bound_inodes();
     }
 
-    /// The reply that names an inode to the kernel; its attributes were asked for at that epoch.
+    /// The reply that names an inode to the kernel; `seen`: the epoch before its attributes were
+    /// read.
     fn entry(&self, attr: &Attr, seen: u64) -> Outcome {
         let (mut body, mut undo) = (Body::with_capacity(160), Undo::default());
         self.told(attr.ino, &mut undo);
@@ -284,7 +288,7 @@ impl Core {
         Outcome { answer: Answer::Body(body), undo }
     }
 
-    /// Takes back what the kernel could not be told.
+    /// Takes back what an answer had counted, because the kernel did not accept it.
     pub fn undo(&self, undo: Undo) {
         undo.inodes.iter().for_each(|ino| self.inodes.forgot(*ino, 1));
         if let Some(fh) = undo.opened {
@@ -292,7 +296,7 @@ impl Core {
         }
     }
 
-    /// Answers a request, however long it takes.
+    /// Answers a request; may wait.
     pub async fn serve(self: Arc<Self>, work: Work) -> Outcome {
         let outcome = match work {
             Work::Read(io) => self.read(io).await,

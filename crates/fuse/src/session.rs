@@ -1,16 +1,18 @@
-//! A mount that is served: threads, the first message and the last.
+//! Serves a mount: its threads, its first and its last message.
 //!
 //! ```text
 //!   INIT ─▶ negotiated, ready ─▶ requests ─▶ DESTROY, or the connection is over ─▶ Ending: sync, give the
 //!   file system back, answer DESTROY, join the threads
 //! ```
-//! Invariants: S1 before `INIT` was answered nothing else is. S2 an [`Ending`] lets go of the file system
-//! after the last request is answered. S3 a reader thread that ends for another reason than the end of the
-//! connection says so in the log, and the session ends when none is left. S4 `DESTROY` is answered also when
-//! there is no [`Ending`]: a session that did not start, or is dropped, answers it at once.
+//! Invariants: S1 the reply to `INIT` comes before any other reply. S2 an [`Ending`] releases the
+//! file system after the last request is answered. S3 a reader thread that ends before the
+//! connection does logs why, and the session ends when no reader thread is left. S4 `DESTROY` is
+//! answered also without an [`Ending`]: a session that did not start, or is dropped, answers it at
+//! once.
 //!
-//! Locks: the session's state, a leaf; those of its modules; and the slot of the file system, which is held
-//! for reading while a reader thread handles a request, and for writing once, at the end.
+//! Locks: the session's state, a leaf; those of its modules; and the slot of the file system. A
+//! reader thread holds the slot's lock shared while it handles a request; the end of the session
+//! takes it exclusively, once.
 
 mod overdue;
 mod readers;
@@ -51,8 +53,8 @@ const EIO: i32 = 5;
 const EPROTO: i32 = 71;
 const ENOTCONN: i32 = 107;
 
-/// What we take of what the kernel has. Not `ATOMIC_O_TRUNC`: the kernel refuses to truncate a program that
-/// runs only after such an `OPEN`.
+/// Capabilities that the daemon uses if the kernel has them. Not `ATOMIC_O_TRUNC`: with it the
+/// kernel refuses to truncate a running executable only after `OPEN` has truncated the file.
 const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::EXPORT_SUPPORT)
     .union(InitFlags::BIG_WRITES)
@@ -68,21 +70,21 @@ const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::INIT_EXT)
     .union(InitFlags::DIRECT_IO_ALLOW_MMAP);
 
-/// See the module.
+/// A mount that is being served.
 pub struct Session {
     shared: Arc<Shared>,
-    /// None: an [`Ending`] has them.
+    /// Empty after they were moved to an [`Ending`].
     threads: Vec<JoinHandle<()>>,
     alive: Alive,
 }
 
-/// A session that is over, but for its last answer.
+/// A session that has ended, except that `DESTROY` is not answered yet.
 pub struct Ending {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Answers a request with EIO if nobody else does (U1).
+/// Answers a request with EIO on drop, if it was not answered (U1).
 struct Unanswered<'a> {
     shared: &'a Shared,
     unique: u64,
@@ -101,8 +103,9 @@ impl Drop for Unanswered<'_> {
 }
 
 impl Session {
-    /// Serves a file system on a mount; returns when the kernel has agreed and requests are answered. Others
-    /// use it by the [`forebay_vfs::NotifyingFs`] that is given here, or not at all.
+    /// Serves a file system on a mount; returns when `INIT` is answered and requests are served.
+    /// Other front ends may change the file system only through the [`forebay_vfs::NotifyingFs`] in
+    /// `fs`.
     pub fn start(
         mounted: Mounted,
         fs: impl Into<Served>,
@@ -113,7 +116,7 @@ impl Session {
         let Served { fs, beside } = fs.into();
         let core = Core::new(fs, world.clone(), notifier.clone(), options);
         if let Some(beside) = &beside {
-            // Before the kernel can ask for anything.
+            // Set before the kernel can send a request.
             let mount: Weak<Core> = Arc::downgrade(&core);
             beside.observe(mount)?;
         }
@@ -157,17 +160,18 @@ impl Session {
         }
     }
 
-    /// Tells the kernel what others than its own callers have changed.
+    /// Sends notices about changes by other front ends to the kernel.
     pub fn notifier(&self) -> Notifier {
         self.shared.notifier.clone()
     }
 
-    /// What a watchdog looks at.
+    /// The thread that a watchdog observes.
     pub fn alive(&self) -> Alive {
         self.alive
     }
 
-    /// Asks for figures: inodes that the kernel knows, and what it has open.
+    /// Returns a function for two figures: inodes that the kernel knows, and files that it has
+    /// open.
     pub fn figures(&self) -> impl Fn() -> (usize, usize) + Send + Sync + 'static {
         let shared = self.shared.clone();
         move || {
@@ -176,13 +180,15 @@ impl Session {
         }
     }
 
-    /// Asks for requests and bytes by which the kernel has filled its cache so far.
+    /// Returns a function for two figures: requests and bytes by which the kernel has filled its
+    /// cache.
     pub fn fills(&self) -> impl Fn() -> (u64, u64) + Send + Sync + 'static {
         let shared = self.shared.clone();
         move || shared.core.read().as_ref().map_or((0, 0), |core| core.fills.totals())
     }
 
-    /// What the mount takes of memory: what, bytes now, bound in bytes. Does not hold the session.
+    /// Returns a function for the mount's memory: label, bytes now, bound in bytes. It does not
+    /// keep the session alive.
     pub fn memory_rows(
         &self,
         options: &Options,
@@ -196,13 +202,13 @@ impl Session {
         }
     }
 
-    /// Asks for another: trees of processes that have a mode of their own.
+    /// Returns a function for the number of process trees with a mode.
     pub fn trees(&self) -> impl Fn() -> usize + Send + Sync + 'static {
         let shared = self.shared.clone();
         move || shared.core.read().as_ref().map_or(0, |core| core.trees.len())
     }
 
-    /// Serves until the mount is gone.
+    /// Serves until the mount has ended.
     pub fn wait(mut self) -> Ending {
         self.shared.wait(|state| state.destroy.is_some() || state.readers == 0);
         Ending { shared: self.shared.clone(), threads: std::mem::take(&mut self.threads) }
@@ -218,7 +224,7 @@ impl Drop for Session {
 }
 
 impl Ending {
-    /// Makes everything durable, when the last request is answered.
+    /// Waits for the last request and makes everything durable.
     pub fn sync(&self) -> Result<()> {
         self.shared.wait(|state| state.tasks == 0);
         let core = self.shared.core.read().clone();
@@ -228,7 +234,7 @@ impl Ending {
         }
     }
 
-    /// Lets go of the file system.
+    /// Waits for the last request and releases the file system.
     pub fn release(&self) {
         self.shared.wait(|state| state.tasks == 0);
         self.shared.leave();
@@ -239,7 +245,8 @@ impl Ending {
         }
     }
 
-    /// Answers `DESTROY`: umount(2) returns. `synced` is what it is told; nobody looks at it.
+    /// Answers `DESTROY`, so umount(2) returns. `synced` becomes its errno, which the kernel
+    /// ignores.
     pub fn finish(self, synced: &Result<()>) {
         self.release();
         let destroy = self.shared.lock().destroy.take();
@@ -261,7 +268,6 @@ impl Ending {
 }
 
 impl Shared {
-    /// Starts all threads.
     fn spawn_all(self: &Arc<Self>, readers: usize) -> Result<(Vec<JoinHandle<()>>, Alive)> {
         self.lock().readers = readers;
         let mut threads = Vec::new();
@@ -291,7 +297,7 @@ impl Shared {
         Ok((threads, alive))
     }
 
-    /// There is going to be no [`Ending`]. Readers end with the mount, whoever takes that away (S4).
+    /// Ends the session without an [`Ending`]. Reader threads end when the mount does (S4).
     fn abandon(&self) {
         self.leave();
         self.notifier.close();
@@ -345,12 +351,12 @@ impl Shared {
         self.change(|state| state.readers -= 1);
         if self.lock().readers == 0 {
             self.syncs.stop();
-            // No answer comes any more.
+            // No answer can arrive any more.
             self.notifier.retriever().close();
         }
     }
 
-    /// Answers a message, or sees to it that it is answered.
+    /// Answers a message, or hands it to a task or thread that does.
     fn take(self: &Arc<Self>, incoming: &mut Incoming, own: &mut Own) {
         let header = match Header::parse(incoming.head()) {
             Ok(header) => header,
@@ -358,7 +364,7 @@ impl Shared {
         };
         match header.opcode {
             opcode::FORGET | opcode::BATCH_FORGET => return self.forget(&incoming.whole()),
-            // Requests are not called back: those of one file system end by themselves.
+            // Interrupts are ignored: each request of the file system ends by itself.
             opcode::INTERRUPT => return,
             opcode::NOTIFY_REPLY => return self.retrieved(header.unique, incoming),
             _ => {}
@@ -367,7 +373,7 @@ impl Shared {
         match header.opcode {
             opcode::INIT => self.init(&header, &incoming.whole()),
             opcode::DESTROY => self.destroy(header.unique),
-            // A release is carried out in any case: the kernel does not ask for it again.
+            // A release is carried out in any case: the kernel does not repeat it.
             code if self.payload.is_stuck()
                 && !matches!(code, opcode::RELEASE | opcode::RELEASEDIR) =>
             {
@@ -375,7 +381,8 @@ impl Shared {
             }
             code => {
                 self.device.deadlines.begin(header.unique, || overdue::changes(code, incoming));
-                // Held meanwhile: who takes the file system out waits for this (S2).
+                // Held while the request is handled: the end of the session waits for this lock
+                // (S2).
                 let core = self.core.read();
                 match &*core {
                     None => drop(self.device.reply(header.unique, ENOTCONN, &[])),
@@ -448,8 +455,8 @@ impl Shared {
     }
 }
 
-/// What both sides can do, with so many requests of the kernel's own accord at a time, and its
-/// limit for an answer in seconds.
+/// The capabilities of both sides, with the maximum of the kernel's own requests at a time, and the
+/// kernel's time limit in seconds.
 pub fn agreed(init: &InitIn, background: u16, timeout: u16) -> InitOut {
     log::debug!("FUSE {}.{}, {:?}", init.major, init.minor, init.flags);
     let limit = if timeout > 0 { InitFlags::REQUEST_TIMEOUT } else { InitFlags::empty() };

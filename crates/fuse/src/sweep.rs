@@ -1,12 +1,13 @@
-//! The bound on what the kernel knows: beyond it, it is asked to forget.
+//! Bounds the number of inodes that the kernel knows: above the bound, the kernel is asked to
+//! forget some.
 //!
-//! Linux 6.18 is told which inodes to forget where nobody uses them (`PRUNE`). Older ones can only be told
-//! that a name is stale: then names of known directories are gone through, and those of files that nobody has
-//! open are called stale, whose inodes the kernel then forgets. A directory is not called stale, because who
-//! works in it would lose its path.
+//! Linux 6.18 accepts a list of inodes to forget if they are unused (`PRUNE`). Older kernels accept
+//! only notices that a name is stale. Then the daemon lists known directories, and reports names of
+//! files that are not open as stale; the kernel forgets their inodes. Names of directories are not
+//! reported, because processes that work in them would lose their path.
 //!
-//! Invariants: Q1 one request to forget is under way at a time. Q2 the kernel is asked for `PRUNE` only if
-//! its version knows it and it has not refused.
+//! Invariants: Q1 one `PRUNE` is in progress at a time. Q2 `PRUNE` is sent only if the kernel's
+//! protocol version has it and the kernel has not refused it.
 //!
 //! No locks.
 
@@ -19,16 +20,17 @@ use std::sync::Arc;
 
 /// Inodes that the kernel is asked to forget at a time.
 const BATCH: usize = 4096;
-/// Beyond the bound it is asked with each so many that it is told of.
+/// Above the bound one of so many new inodes triggers a request to forget.
 const EVERY: usize = 32;
 /// First minor version with `PRUNE`.
 const PRUNE_SINCE: u32 = 45;
-/// Directories that are gone through at a time.
+/// Directories that are listed at a time.
 const DIRECTORIES: usize = 8;
 
 impl Core {
-    /// The kernel is told of an inode, perhaps of one too many. What is in use it keeps, so it is asked now
-    /// and then, one shard after the other, and no more than it gets done.
+    /// Called when the kernel gets to know an inode. Above the bound, every so many calls ask it to
+    /// forget inodes of one shard, in rotation. The kernel keeps inodes in use, so asking more
+    /// often would be in vain.
     pub(crate) fn bound_inodes(&self) {
         if self.inodes.len() <= self.inodes_max {
             return;
@@ -52,10 +54,11 @@ impl Core {
         }
     }
 
-    /// Calls names stale.
+    /// Reports names as stale.
     async fn sweep(self: &Arc<Self>, shard: usize) {
         let (mut seen, mut left) = (0, BATCH);
-        // A shard may have none: so all of them, from another one each time.
+        // One shard may contain no directory, so all are searched, beginning with another one each
+        // time.
         for number in (0..SHARDS).flat_map(|n| self.inodes.some(shard + n, usize::MAX)) {
             if seen == DIRECTORIES {
                 break;

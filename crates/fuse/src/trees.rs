@@ -1,68 +1,68 @@
-//! Trees of processes whose openings have a mode of their own: who asks is looked for among the descendants
-//! of those who have registered.
+//! Trees of processes with a cache mode of their own. A process that opens a file belongs to a tree
+//! if one of its ancestors, or itself, has registered.
 //!
-//! A process registers itself on an open directory, and is registered as long as that is open. As a subreaper
-//! it stays an ancestor of all that it has started, however they fork and whatever namespace they move to. So
-//! the parents of who opens a file are walked up, in the system's table of processes, until one that has
-//! registered is met or there are no more.
+//! A process registers itself through an open directory, and stays registered as long as that is
+//! open. As a subreaper it stays an ancestor of all processes that it has started, also across
+//! forks and namespaces. So an open walks up the parents in /proc until it meets a registered
+//! process or the end.
 //!
-//! Invariants: T1 where nobody has registered nothing is looked at. T2 a process is known by its number and
-//! its start: numbers are used again. T3 a verdict on a process stays for as long as the registrations do:
-//! nobody enters or leaves a tree alive.
+//! Invariants: T1 without registrations no process is inspected. T2 a process is identified by its
+//! pid and its start time, since pids are reused. T3 the cached mode of a process is valid as long
+//! as the registrations do not change: a living process neither enters nor leaves a tree.
 //!
-//! Lock: one, a leaf; no process is looked at under it.
+//! Lock: one, a leaf; no process is inspected under it.
 
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::HashMap;
 
-/// Registrations at a time: anybody may ask, and each opening looks through all.
+/// Most registrations: any user may register, and each open searches all of them.
 const ROOTS_MAX: usize = 256;
-/// Verdicts that are kept at most.
+/// Most cached results.
 const VERDICTS_MAX: usize = 4096;
-/// A process that dies while its descendants are looked at makes them look again, so often.
+/// How often the walk is repeated if an ancestor ends during it.
 const TRIES: u32 = 64;
 
-/// What is looked at of a process.
+/// Parent and start time of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Process {
-    /// Number of its parent; 0: it has none.
+    /// Pid of its parent; 0: it has none.
     parent: u32,
-    /// When it began, in ticks of the system's clock.
+    /// The start time of the process, in clock ticks since boot.
     start: u64,
 }
 
 #[derive(Default)]
 struct State {
-    /// By open directory: who, since when, and the mode.
+    /// By handle of the open directory: pid, start time, mode.
     roots: HashMap<u64, (u32, u64, u32)>,
-    /// By number: since when, and the mode.
+    /// By pid: start time and mode (`None`: the process is in no tree).
     verdicts: HashMap<u32, (u64, Option<u32>)>,
-    /// Changes with the registrations.
+    /// Raised by each change of the registrations.
     generation: u64,
 }
 
-/// See the module.
+/// The registered processes, and a cache of the modes that were found.
 #[derive(Default)]
 pub(crate) struct Trees {
     count: AtomicUsize,
     state: Mutex<State>,
 }
 
-/// What registering came to.
+/// Result of a registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Added {
     Done,
-    /// The process is in another world of processes.
+    /// The daemon cannot see the process in its pid namespace.
     Unseen,
-    /// As many as there may be have registered.
+    /// The number of registrations is at its maximum.
     TooMany,
 }
 
-/// Looks at a process in the system's table; none: it is gone, or cannot be seen.
+/// Reads parent and start time of a process from /proc; `None`: it has ended, or cannot be seen.
 pub(crate) fn look(pid: u32) -> Option<Process> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may have any byte.
+    // The name in parentheses may contain any byte, so the last parenthesis counts.
     let rest = &text[text.iter().rposition(|byte| *byte == b')')? + 1..];
     let mut words = std::str::from_utf8(rest).ok()?.split_ascii_whitespace();
     let parent = words.nth(1)?.parse().ok()?;
@@ -70,7 +70,7 @@ pub(crate) fn look(pid: u32) -> Option<Process> {
 }
 
 impl Trees {
-    /// Registers a process by an open directory.
+    /// Registers a process, with the handle of its open directory.
     pub fn add(
         &self,
         fh: u64,
@@ -88,7 +88,7 @@ impl Trees {
         Added::Done
     }
 
-    /// The directory is closed.
+    /// Removes the registration of a directory that was closed.
     pub fn remove(&self, fh: u64) {
         if self.count.load(Ordering::Acquire) > 0 {
             let mut state = self.state.lock();
@@ -97,7 +97,7 @@ impl Trees {
         }
     }
 
-    /// How many have registered.
+    /// The number of registrations.
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
@@ -108,7 +108,7 @@ impl Trees {
         self.count.store(state.roots.len(), Ordering::Release);
     }
 
-    /// The mode of the nearest tree that a process is in.
+    /// The mode of the nearest registered ancestor.
     pub fn mode_of(&self, pid: u32, look: impl Fn(u32) -> Option<Process>) -> Option<u32> {
         if self.count.load(Ordering::Acquire) == 0 || pid == 0 {
             return None;
@@ -139,7 +139,8 @@ impl Trees {
     }
 }
 
-/// Up from a process: the mode that was met. None: somebody went meanwhile, and the look is worth nothing.
+/// Walks up from a process to a registered one; returns its mode. `None`: an ancestor ended
+/// meanwhile, so the walk has to be repeated.
 fn walk(
     roots: &HashMap<u64, (u32, u64, u32)>,
     mut pid: u32,
@@ -155,7 +156,7 @@ fn walk(
             return Some(None);
         }
         pid = process.parent;
-        // Nobody is older than a parent: its number is another's by now.
+        // No process is older than its parent: such a pid was reused.
         let parent = look(pid).filter(|parent| parent.start <= process.start)?;
         process = parent;
     }
@@ -172,7 +173,8 @@ mod tests {
             .collect()
     }
 
-    /// T1, T3: descendants are found, however deep, and nobody else; nobody is looked at in vain.
+    /// T1, T3: exactly the descendants are found, at any depth, and without registrations no
+    /// process is inspected.
     #[test]
     fn t1_t3_descendants_and_nobody_else() {
         let all = table(&[(1, 0, 0), (5, 1, 10), (6, 5, 11), (7, 6, 11), (8, 1, 12), (9, 7, 20)]);
@@ -205,22 +207,22 @@ mod tests {
         assert_eq!(trees.mode_of(9, look), None);
     }
 
-    /// T2: the number of one that registered, or of a parent, is another's.
+    /// T2: the pid of a registered process, or of a parent, was reused.
     #[test]
     fn t2_numbers_are_used_again() {
         let trees = Trees::default();
         let first = table(&[(1, 0, 0), (5, 1, 10), (6, 5, 11)]);
         assert_eq!(trees.add(3, 5, 1, |pid| first.get(&pid).copied()), Added::Done);
         assert_eq!(trees.mode_of(6, |pid| first.get(&pid).copied()), Some(1));
-        // 6 is another process, by the same number.
+        // Pid 6 was reused by another process.
         let later = table(&[(1, 0, 0), (5, 1, 10), (6, 1, 30)]);
         assert_eq!(trees.mode_of(6, |pid| later.get(&pid).copied()), None);
-        // 5 is one: it was not closed yet.
+        // Pid 5 was reused while its directory was still open.
         let later = table(&[(1, 0, 0), (5, 1, 40), (7, 5, 50)]);
         assert_eq!(trees.mode_of(7, |pid| later.get(&pid).copied()), None);
     }
 
-    /// A parent that dies during the look: its child has another one, and that counts.
+    /// The story: a parent ended during the walk. Its child has a new parent, which counts.
     #[test]
     fn a_parent_that_dies_is_looked_for_again() {
         let trees = Trees::default();
@@ -243,7 +245,8 @@ mod tests {
         assert_eq!(look(u32::MAX), None);
     }
 
-    /// Anybody could make each opening of everybody look through as many registrations as he liked.
+    /// The story: any user could make each open of all users search an unlimited number of
+    /// registrations.
     #[test]
     fn registrations_are_bounded() {
         let trees = Trees::default();

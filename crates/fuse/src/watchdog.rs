@@ -1,19 +1,19 @@
-//! A process beside the one that serves a mount, which ends the connection when that one dies.
+//! A second process that aborts the connection of a mount when the serving process dies.
 //!
-//! A process that is killed while one of its threads waits in the kernel for a page that a request of the
-//! mount has to fill never closes /dev/fuse: the thread waits for the request, the request for an answer, and
-//! every call on the mount for ever. The watchdog sees the death and aborts the connection; then every call
-//! fails with ENOTCONN.
+//! Suppose a thread of the serving process waits in the kernel for a page that a request of the
+//! same mount has to fill. If the process is then killed, it never closes /dev/fuse. The thread
+//! waits for the request, the request for an answer, and every call on the mount for ever. The
+//! watchdog observes the death and aborts the connection; then every call fails with ENOTCONN.
 //!
-//! It watches one thread, which does nothing else: a thread in the kernel keeps the process as a whole from
-//! ending.
+//! It observes one thread, which does nothing else: a thread that waits in the kernel keeps the
+//! process as a whole from ending.
 //!
-//! Invariants: G1 only the connection it was started for is aborted. Numbers are used again, so its file in
-//! the kernel's list is opened while the process lives: that one denotes no other later. Where there is no
-//! such list, only a mount with that number in that place, and only while the dying process holds one. G2 it
-//! ends with the mount, and when it is told to. G3 it has nothing of the mount open while the process lives.
-//! G4 it watches before the mount is said to be ready, and a process that died before that is dead all the
-//! same.
+//! Invariants: G1 only the connection it was started for is aborted. Device numbers are reused, so
+//! the watchdog opens the connection's `abort` file while the process lives: an open file never
+//! denotes a later connection. Without fusectl it aborts only a mount with that number at that
+//! directory, and only while the dying process has /dev/fuse open. G2 it ends with the mount, or
+//! when it is told to. G3 it has nothing of the mount open while the process lives. G4 it observes
+//! before the mount is reported as ready, and detects a process that died before that.
 //!
 //! No locks.
 
@@ -34,10 +34,11 @@ use std::thread::JoinHandle;
 /// `PIDFD_THREAD`, since Linux 6.9.
 const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(OFlags::EXCL.bits());
 
-/// How long a process that dies has to close the connection before it is looked at; and how often then.
+/// How long a dying process gets to close the connection before the first check, and the interval
+/// of the checks.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
 
-/// A process and the thread in it that lives as long as it is well.
+/// A process, and a thread in it that ends when the session does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Alive {
     pid: i32,
@@ -45,7 +46,7 @@ pub struct Alive {
 }
 
 impl Alive {
-    /// Starts the thread; it ends with `until`.
+    /// Starts the thread, which runs `until` and ends after it.
     pub(crate) fn start(until: impl FnOnce() + Send + 'static) -> Result<(Self, JoinHandle<()>)> {
         let (sender, receiver) = std::sync::mpsc::channel();
         let thread =
@@ -66,7 +67,7 @@ impl Alive {
 pub struct Watchdog(Child);
 
 impl Watchdog {
-    /// Runs `command` with the arguments that [`run`] takes added: it has to call that.
+    /// Runs `command` with the arguments of [`run`] added; the command has to call that function.
     pub fn start(
         mut command: Command,
         alive: Alive,
@@ -75,12 +76,12 @@ impl Watchdog {
     ) -> Result<Self> {
         let numbers = [alive.pid.to_string(), alive.tid.to_string()];
         command.args(numbers).arg(format!("{major}:{minor}")).arg(dir);
-        // It lives as long as the mount, and is not to keep anything else in use.
+        // It lives as long as the mount, and must not keep another directory in use.
         command.current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let fail = |e| Error::from_io("start the watchdog", e);
         let mut child = command.spawn().map_err(fail)?;
-        // A death before it watches is none that it sees (G4).
+        // Waits for its first byte: a death before it observes would be missed (G4).
         let mut word = [0; 1];
         let said = child.stdout.take().map_or(Ok(()), |mut out| out.read_exact(&mut word));
         if let Err(e) = said {
@@ -91,7 +92,7 @@ impl Watchdog {
         Ok(Self(child))
     }
 
-    /// The mount is over: ends it.
+    /// Ends the watchdog, because the mount has ended.
     pub fn stop(mut self) {
         if let Some(mut stdin) = self.0.stdin.take() {
             let _ = stdin.write_all(b"q");
@@ -100,8 +101,8 @@ impl Watchdog {
     }
 }
 
-/// The work of the watchdog: arguments as [`Watchdog::start`] gives them; standard input ends with the
-/// process, or says `q`.
+/// The work of the watchdog. Arguments are those that [`Watchdog::start`] adds. Standard input ends
+/// with the process, or delivers `q`.
 pub fn run(args: &[OsString]) -> Result<()> {
     let bad = || Error::new(ErrorKind::InvalidInput, "watchdog", "PID TID MAJOR:MINOR DIR");
     let [pid, tid, number, dir] = args else { return Err(bad()) };
@@ -109,11 +110,11 @@ pub fn run(args: &[OsString]) -> Result<()> {
     let (pid, tid) = (int(pid).ok_or_else(bad)?, int(tid).ok_or_else(bad)?);
     let number = number.to_str().and_then(|w| w.split_once(':')).ok_or_else(bad)?;
     let number = (number.0.parse().map_err(|_| bad())?, number.1.parse().map_err(|_| bad())?);
-    // A signal for the terminal's processes is none for us.
+    // Signals of the terminal's process group must not end the watchdog.
     let _ = rustix::process::setsid();
     let watched = Watched::open(pid, tid);
     let file = abort_file(number);
-    // Who started it may be gone already.
+    // Writing fails if the process that started it has ended.
     let _ = std::io::stdout().write_all(b"w").and_then(|()| std::io::stdout().flush());
     if !watched.told_to_end() && !watched.ends_by_itself(pid) {
         abort(file, &PathBuf::from(dir), number)?;
@@ -121,7 +122,7 @@ pub fn run(args: &[OsString]) -> Result<()> {
     Ok(())
 }
 
-/// The process of the mount, and the thread in it that is to live as long as it; none: gone already.
+/// The process of the mount and its observed thread; `None`: it had ended already.
 struct Watched {
     process: Option<OwnedFd>,
     thread: Option<OwnedFd>,
@@ -132,15 +133,15 @@ impl Watched {
         let open =
             |id, flags| Pid::from_raw(id).ok_or(Errno::SRCH).and_then(|id| pidfd_open(id, flags));
         let thread = match open(tid, THREAD) {
-            // A kernel that knows no threads there.
+            // Before Linux 6.9 there are no pidfds of threads: then the process is observed.
             Err(Errno::INVAL) => open(pid, PidfdFlags::empty()),
             opened => opened,
         };
         Self { process: open(pid, PidfdFlags::empty()).ok(), thread: thread.ok() }
     }
 
-    /// Waits until the thread dies (false) or the process says that all is over (true). A thread that is
-    /// dead already is not waited for: what is in the pipe tells how it ended.
+    /// Waits until the thread ends (false) or the process reports the end of the mount (true). If
+    /// the thread has ended already, the pipe tells which of the two it was.
     fn told_to_end(&self) -> bool {
         let stdin = std::io::stdin();
         let patience = if self.thread.is_some() { None } else { Some(&Timespec::default()) };
@@ -160,14 +161,15 @@ impl Watched {
         }
     }
 
-    /// Waits until the rest of the process has ended, or says that all is over: true; or is seen to be
-    /// held up with the connection open: false. A process that merely takes its time closes it, and its
-    /// number may be another mount's by then.
+    /// Waits until the rest of the process has ended or reports the end of the mount: true. If it
+    /// is found dying with the connection open: false. A process that is merely slow closes the
+    /// connection, and another mount may then get its number.
     fn ends_by_itself(&self, pid: i32) -> bool {
         let Some(process) = &self.process else { return true };
         let stdin = std::io::stdin();
         loop {
-            // The pipe ends with the process's descriptors, the connection among them.
+            // The pipe closes together with the process's other descriptors, such as the
+            // connection.
             let mut both =
                 [PollFd::new(process, PollFlags::IN), PollFd::new(&stdin, PollFlags::IN)];
             match poll(&mut both, Some(&PATIENCE)) {
@@ -189,7 +191,8 @@ fn holds_device(pid: i32) -> bool {
     })
 }
 
-/// What ends a connection when it is written to; nothing, once that is gone (G1).
+/// Opens the file that aborts the connection when it is written; writing has no effect after the
+/// connection has ended (G1).
 fn abort_file(number: (u32, u32)) -> Option<OwnedFd> {
     let file = format!("{}/abort", number.0 << 20 | number.1);
     let known = Path::new("/sys/fs/fuse/connections").join(&file);
@@ -198,8 +201,8 @@ fn abort_file(number: (u32, u32)) -> Option<OwnedFd> {
     opened.or_else(|_| abort_file_unmounted(&file)).ok()
 }
 
-/// Ends the connection (G1). The process that serves it holds it: so it is there, though perhaps out of the
-/// tree.
+/// Aborts the connection (G1). It still exists, because the serving process has it open, though it
+/// may be unmounted.
 fn abort(file: Option<OwnedFd>, dir: &Path, number: (u32, u32)) -> Result<()> {
     if file.is_some_and(|file| rustix::io::write(file, b"1").is_ok()) {
         return Ok(());
@@ -207,8 +210,8 @@ fn abort(file: Option<OwnedFd>, dir: &Path, number: (u32, u32)) -> Result<()> {
     if number_of(dir)? != number {
         return Ok(());
     }
-    // While this is open the mount is in use: it is aborted and stays, so that nobody writes into the
-    // directory below it. That needs no answer: the root is not asked for.
+    // As long as this is open the mount is in use, so it is aborted but stays mounted. Otherwise
+    // programs would write into the directory below. Opening it sends no request to the daemon.
     let held = rustix::fs::open(dir, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let held = held.map_err(|e| Error::from_io("open", e.into()).with_path(dir))?;
     let flags = UnmountFlags::FORCE | UnmountFlags::NOFOLLOW;
@@ -220,7 +223,7 @@ fn abort(file: Option<OwnedFd>, dir: &Path, number: (u32, u32)) -> Result<()> {
     }
 }
 
-/// By the kernel's list of connections, which need not be mounted anywhere. For root.
+/// The `abort` file through a private mount of fusectl, which need not be mounted. Needs root.
 fn abort_file_unmounted(file: &str) -> std::result::Result<OwnedFd, Errno> {
     let list = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_create(list.as_fd())?;
@@ -242,8 +245,8 @@ mod tests {
         root
     }
 
-    /// G1. The process was seen to hold the connection, which ended a moment later; another mount had its
-    /// number when that was aborted, and lost its daemon.
+    /// G1. The story: the process was found with the connection open, which ended a moment later.
+    /// Another mount had got its number when that number was aborted, and lost its daemon.
     #[test]
     fn g1_a_number_that_is_used_again_is_not_aborted() {
         if !may_run() {
@@ -253,7 +256,8 @@ mod tests {
         std::fs::create_dir(&dir).unwrap();
         let options = Options { via: Via::Plain, ..Options::default() };
         let greeted = |device: OwnedFd| rustix::io::read(device, &mut [0; 1 << 18]);
-        // Others mount, too: until one has the number of the one before.
+        // Other processes mount, too, so this is repeated until a mount gets the number of the one
+        // before.
         let again = (0..1000).find_map(|_| {
             let first = mount(&dir, &options).unwrap();
             let (number, file) = (first.number, abort_file(first.number).unwrap());
@@ -267,7 +271,7 @@ mod tests {
             aborted.unwrap();
             same.then_some(greeting)
         });
-        // And the one that is meant is.
+        // The mount with this number is aborted.
         let third = mount(&dir, &options).unwrap();
         abort(abort_file(third.number), &dir, third.number).unwrap();
         let ended = greeted(third.into_device());
@@ -278,8 +282,8 @@ mod tests {
         assert!(ended.is_err(), "{ended:?}");
     }
 
-    /// A daemon that was killed took longer to end than its watchdog waited; its mount was gone by then, and
-    /// a new one, which had got the same number, was aborted (G1).
+    /// The story: a killed daemon took longer to end than its watchdog waited. Its mount had ended
+    /// by then, and a new mount with the same number was aborted (G1).
     #[test]
     fn g1_who_does_not_hold_the_device_is_not_held_up() {
         let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();

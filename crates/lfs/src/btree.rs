@@ -1,26 +1,27 @@
-//! The tree of a volume: a copy-on-write B+tree of items by key. It does no I/O but what a [`NodeStore`]
-//! does for it, and knows nothing of log, overlay or segments.
+//! The tree of a volume: a copy-on-write B+tree of items by key. It does all I/O through a
+//! [`NodeStore`], and does not depend on log, overlay or segments.
 //!
 //! ```text
 //!   a checkpoint:  changes in key order ──▶ merge ──▶ new nodes (both copies) ──▶ new root
 //!                  old root ─ read ─────────┘  └──▶ Ledger: places that are given up, places that were taken
 //!   a reader:      root ──▶ get, floor, Cursor ──▶ NodeCache ──▶ NodeStore (first copy, else the second)
 //! ```
-//! Reading order: [`store`] (what the tree asks for, two copies), [`cache`], [`read`], [`write`](mod@write)
-//! (how nodes are filled; with what: `waiting`), [`merge`](mod@merge), [`checkpoint`](mod@checkpoint),
-//! [`check`](mod@check), [`map`](mod@map) (an overlay's pieces as changes), [`device`].
+//! Reading order: [`store`] (interface to the device, two copies), [`cache`], [`read`],
+//! [`write`](mod@write) (fills nodes, with items from `waiting`), [`merge`](mod@merge),
+//! [`checkpoint`](mod@checkpoint), [`check`](mod@check), [`map`](mod@map) (turns an overlay's
+//! pieces into changes), [`device`].
 //!
-//! Invariants: B11 a node that a root leads to is never changed, and its places are given up only by the
-//! merge that replaces it: an old root reads as before until its places are used again. B12 an inner node's
-//! first key is empty, the others are the lowest keys that there may be in their children: what is below a
-//! child lies between its key and the next one; a node where that does not hold is corrupt, whatever its
-//! checksum says. B13 a child is one level below its parent, so no walk is deeper than the root's level.
-//! B14 no node is empty; a tree without items has no root. B15 every node but the root uses at least a
-//! third of its room ([`min_used_bytes`]). B16 a cursor's place is a key: it goes on over any root of the
-//! tree.
+//! Invariants: B11 a node that is reachable from a root never changes. Only the merge that replaces
+//! it gives up its places, so an old root reads as before until its places are reused. B12 an inner
+//! node's first key is empty; each other key is the lowest possible key in its child. All keys
+//! below a child lie between the child's key and the next one. A node that violates this is
+//! corrupt, whatever its checksum. B13 a child is one level below its parent, so no walk is deeper
+//! than the root's level. B14 no node is empty; a tree without items has no root. B15 every node
+//! but the root uses at least a third of its space ([`min_used_bytes`]). B16 a cursor's position is
+//! a key: it can continue in any root of the tree.
 //!
-//! Locks: one in [`cache`] and one around the last node that could not be read, leaves, held for a
-//! few steps and never across a wait.
+//! Locks: one in [`cache`] and one around the last unreadable node, leaves, held for a few steps
+//! and never across a wait.
 
 mod ahead;
 pub mod cache;
@@ -63,17 +64,17 @@ use std::sync::Arc;
 
 const WHAT: &str = "tree";
 
-/// Both addresses of a node that the device gave back from neither, and the error that says so.
+/// Both places of a node that the device could read from neither, and the error of that read.
 type UnreadableNode = ([Place; 2], Error);
 
-/// How the trees of a volume are read and written; roots are given with each call.
+/// Reads and writes the trees of a volume; each call names the root.
 #[derive(Clone)]
 pub struct Tree {
     store: Arc<dyn NodeStore>,
     cache: Arc<NodeCache>,
     geometry: Geometry,
     seal: Seal,
-    /// The last such node.
+    /// The last node that the device could read from neither place.
     unreadable: Arc<Mutex<Option<UnreadableNode>>>,
 }
 
@@ -99,26 +100,26 @@ impl Tree {
     }
 }
 
-/// The root of a tree that has nothing.
+/// The root of an empty tree.
 pub fn empty_root(tree: u64, since: u64) -> TreeRoot {
     TreeRoot { tree, places: None, birth: 0, sum: 0, level: 0, since }
 }
 
-/// Where a node is, what it must be, and between which keys it lies.
+/// A pointer to a node, with the range of keys that the node may have.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Link {
     pub(crate) pointer: NodePointer,
     pub(crate) tree: u64,
     pub(crate) level: u8,
-    /// The lowest key that there may be.
+    /// The lowest possible key in the node.
     pub(crate) low: KeyBytes,
-    /// Above all of its keys; none: it goes up to the last one.
+    /// All keys of the node are below this one; `None`: no upper bound.
     pub(crate) high: Option<KeyBytes>,
     pub(crate) is_root: bool,
 }
 
 impl Link {
-    /// To the root; none if there is nothing in the tree. `Corrupt` for a level that cannot be.
+    /// The link to the root; `None` if the tree is empty. `Corrupt` for an impossible level.
     pub(crate) fn root(root: &TreeRoot) -> Result<Option<Self>> {
         let Some(places) = root.places else { return Ok(None) };
         if root.level > MAX_LEVEL {
@@ -129,12 +130,12 @@ impl Link {
         Ok(Some(Self { pointer, tree, level, low: KeyBytes::EMPTY, high: None, is_root: true }))
     }
 
-    /// Whether `key` lies below it, if it is anywhere.
+    /// Whether `key` lies in the range of the node.
     pub(crate) fn has(&self, key: &[u8]) -> bool {
         self.low.as_slice() <= key && self.high.is_none_or(|high| key < high.as_slice())
     }
 
-    /// To child `n` of the node that this leads to; none behind the last one.
+    /// The link to child `n` of the node that this leads to; `None` after the last one.
     pub(crate) fn child(&self, node: &Node<'_>, n: usize, g: &Geometry) -> Result<Option<Self>> {
         let Some((key, pointer)) = node.child(n, g)? else { return Ok(None) };
         let low = if n == 0 { self.low } else { KeyBytes::copy_of(key) };
@@ -143,7 +144,8 @@ impl Link {
         Ok(Some(Self { pointer, tree: self.tree, level, low, high, is_root: false }))
     }
 
-    /// B12, B14: whether the node's keys lie where its parents say. First and last tell, keys rise.
+    /// B12, B14: checks that the node's keys lie in its range. Keys rise, so the first and the last
+    /// key suffice.
     pub(crate) fn check_shape(&self, node: &Node<'_>) -> Result<()> {
         let bad = |why: &str| {
             let text = format!("{}: node at {:?}: {why}", self.tree, self.pointer.places);
@@ -159,7 +161,7 @@ impl Link {
             if !first.is_empty() {
                 return bad("its first key is not empty (B12)");
             }
-            // The first child begins where the node does; the next one begins above that.
+            // The first child has the lower bound of the node; the second key must be above it.
             match node.raw(1) {
                 Some((second, _)) if second > self.low.as_slice() => lowest = second,
                 Some(_) => return bad("its keys are below its place in the tree (B12)"),

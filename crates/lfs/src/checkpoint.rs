@@ -1,5 +1,5 @@
-//! Checkpoints: what changed since the last one goes into the trees, and a slot names their new
-//! roots.
+//! Checkpoints: merge the changes since the last one into the trees, and write a slot of the
+//! superblock that names the new roots.
 //!
 //! ```text
 //!   freeze (under the lock: both overlays change hands, a mark is queued)
@@ -10,16 +10,16 @@
 //!     > settle ........................... new root, dead places go their way
 //!   any step fails: what was frozen goes back below what changed since; the old root holds
 //! ```
-//! Invariants: H11 a checkpoint is exactly the records up to its mark. H12 a slot is written when
-//! everything that it leads to is flushed. H13 no write or flush failed between the first node and
-//! the last slot, or the checkpoint did not happen. H14 while what is frozen is looked up, each
-//! task that had reserved before the freeze still finds what is younger; so nothing is frozen again
-//! before those tasks are done. H18 after the task of a checkpoint was dropped, the next one begins
-//! only when the device has ended every write of nodes and slots: a late slot would replace a newer
-//! one, and name nodes that were freed.
+//! Invariants: H11 a checkpoint contains exactly the records up to its mark, or up to the record
+//! that a replay in parts has reached. H12 a slot is written after everything that it refers to was
+//! flushed. H13 a checkpoint succeeds only if no write or flush failed between its first node and
+//! its last slot. H14 a task that reserved space before the freeze may still look up older content
+//! in the frozen changes. So the next freeze waits until such tasks have ended. H18 after the task
+//! of a checkpoint was dropped, the next one begins only when the device has ended every write of
+//! nodes and slots. A late slot would replace a newer one, and refer to freed nodes.
 //!
-//! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint at a
-//! time.
+//! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint is
+//! made at a time.
 
 pub(crate) mod changes;
 mod close;
@@ -54,40 +54,42 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Where a checkpoint's log begins.
+/// Where the log of a checkpoint begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
-    /// Behind a mark.
+    /// After a mark.
     Log,
-    /// The same, in a log segment of its own: the one before is left, so that it becomes free.
+    /// After a mark, in a new log segment: the previous one is left, so that it becomes free.
     Moving,
-    /// Behind a mark, and nothing follows: the volume is closed.
+    /// After a mark, and nothing follows: the volume is closed.
     Close,
-    /// In a segment that nothing was written to: there is no log yet.
+    /// In an unused segment: there is no log yet.
     Fresh,
+    /// Behind the last record that a replay in parts has applied (bounded.R27).
+    Replayed,
 }
 
-/// Makes checkpoints: one at a time, each in a turn.
+/// Makes checkpoints, one at a time.
 pub(crate) struct Checkpoints {
     files: Arc<OpenFiles>,
     turn: Mutex<Turn>,
-    /// Taken by the task that makes a checkpoint, and kept by its writes (H18).
+    /// Taken by the task that makes a checkpoint, and held by its writes (H18).
     pub turns: TurnLock,
-    /// Nodes of the usage table.
+    /// Places of the nodes of the usage table.
     usage: Mutex<Vec<[Place; 2]>>,
     usage_nodes: u64,
 }
 
 struct Turn {
-    /// Checkpoints that were made in this life, repeated ones aside.
+    /// Number of checkpoints since the volume was opened, without repeated slots.
     merged: u64,
     superblock: Superblock,
-    /// A checkpoint that closes the volume: its slot may be on the device, and is not known to be
+    /// A checkpoint that closes the volume: its slot may be on the device, but is not known to be
     /// durable (H16).
     closing: Option<Settled>,
-    /// Segments that were discarded before they were used again.
+    /// Number of segments that were discarded before reuse.
     discarded: u64,
-    /// Segments that are free and not discarded, for an injected fault.
+    /// Free segments that are not discarded yet, for an injected fault.
     late: Vec<u32>,
 }
 
@@ -99,18 +101,18 @@ impl Deref for Checkpoints {
     }
 }
 
-/// What became of the tree of files.
+/// Result of merging into the tree of files.
 struct Merged {
     root: TreeRoot,
     ledger: Ledger,
     deltas: Deltas,
-    /// By data id: whose, and bytes stored more.
+    /// By data id: its inode, and the change of its stored bytes.
     stored: BTreeMap<u64, (u64, i64)>,
     nodes: i64,
 }
 
 impl Checkpoints {
-    /// Of a volume whose newest slot is `superblock`, and whose usage table has these nodes.
+    /// For a volume whose newest slot is `superblock`, and whose usage table has these nodes.
     pub fn new(
         files: Arc<OpenFiles>,
         superblock: Superblock,
@@ -128,24 +130,25 @@ impl Checkpoints {
         self.turn.lock().superblock.clone()
     }
 
-    /// Of the newest checkpoint.
+    /// Number of the newest checkpoint.
     pub fn number(&self) -> u64 {
         self.turn.lock().superblock.checkpoint
     }
 
-    /// How many were made in this life: each counts what is live in segments anew.
+    /// Number of merged checkpoints since the volume was opened: each counts the live bytes of
+    /// segments again.
     pub fn merged(&self) -> u64 {
         self.turn.lock().merged
     }
 
-    /// Waits until the checkpoint that is being made is over.
+    /// Waits until the checkpoint in progress has ended.
     pub async fn made(&self) {
         drop(self.turns.take().await);
     }
 }
 
 impl State {
-    /// Freezes what has changed.
+    /// Freezes the changes.
     fn freeze(&mut self, ticket: u64) {
         let (nodes, bytes) = (self.merge_nodes(Growth::default()), self.changes_bytes());
         let items = Arc::new(std::mem::take(&mut self.items));
@@ -158,7 +161,7 @@ impl State {
             in_flight: self.reservations.keys().collect(),
             is_merged: false,
             before: self.space.segments.snapshot(),
-            counters: self.counters,
+            counters: self.counters.snapshot(),
             inodes: self.nodes.count(),
             ticket,
             nodes,
@@ -167,14 +170,14 @@ impl State {
         self.count_nodes();
     }
 
-    /// What was frozen goes back below what has changed since.
+    /// Puts the frozen changes back below the newer ones.
     fn thaw(&mut self) {
         let Some(frozen) = self.frozen.take_if(|frozen| !frozen.is_merged) else { return };
         self.map.thaw();
         let mut items = Arc::unwrap_or_clone(frozen.items);
         items.put_over(std::mem::take(&mut self.items));
         self.items = items;
-        // They were taken for counted when they were frozen.
+        // When they were frozen they were assumed to be counted.
         for (_, piece) in self.map.changes().values().flat_map(Overlay::pieces) {
             if let Where::Run(place) = piece.at {
                 self.space.segments.touch(place.segment);
@@ -183,7 +186,7 @@ impl State {
         self.count_nodes();
     }
 
-    /// Drops what is merged, when no reservation from before the freeze is left (H14).
+    /// Drops the merged changes, when no reservation from before the freeze is left (H14).
     pub fn drop_shadow(&mut self) {
         let is_over = |frozen: &mut Frozen| frozen.is_merged && frozen.in_flight.is_empty();
         if self.frozen.take_if(is_over).is_some() {
@@ -192,12 +195,12 @@ impl State {
     }
 }
 
-/// A checkpoint that is being made. Dropped before it is durable, by an error or because its task
-/// was dropped, it did not happen: what was frozen goes back. One that closes the volume is over
-/// before its slot is written (H16).
+/// A checkpoint in progress. If it is dropped before it is durable, by an error or because its task
+/// was dropped, the frozen changes are put back. One that closes the volume counts as done before
+/// its slot is written (H16).
 struct Making<'a> {
     checkpoints: &'a Checkpoints,
-    /// Places of nodes taken so far, and given up.
+    /// Places of nodes allocated and given up so far.
     taken: Ledger,
     is_over: bool,
 }
@@ -209,7 +212,7 @@ impl Drop for Making<'_> {
         }
         let mut state = self.checkpoints.state.lock();
         state.thaw();
-        // A slot may name them, and some may be on their way still.
+        // A slot may refer to them, and writes to some may be in flight.
         state.space.nodes.hold(self.taken.taken.concat());
     }
 }
@@ -229,7 +232,7 @@ impl NodeOwner for Checkpoints {
 }
 
 impl Checkpoints {
-    /// Makes a checkpoint. Its error: the one before holds, and nothing is lost.
+    /// Makes a checkpoint. After an error the previous one is valid, and no change is lost.
     pub async fn make(&self, how: How) -> Result<()> {
         let guard = self.turns.take().await;
         let done = self.checkpoint_in_turn(how).await;
@@ -238,7 +241,7 @@ impl Checkpoints {
         done
     }
 
-    /// What [`Checkpoints::checkpoint_in_turn`] attempts.
+    /// The steps of [`Checkpoints::checkpoint_in_turn`].
     pub(crate) async fn attempt(&self, how: How) -> Result<()> {
         let free = || {
             let mut state = self.state.lock();
@@ -253,7 +256,7 @@ impl Checkpoints {
             }
             state.check_lost(state.map.changes())?;
             let ticket = match how {
-                How::Fresh => 0,
+                How::Fresh | How::Replayed => 0,
                 How::Log | How::Close => state.append_cut(false),
                 How::Moving => state.append_cut(true),
             };
@@ -295,7 +298,7 @@ impl Checkpoints {
         if how == How::Fresh { copies.for_a_life() } else { Ok(()) }
     }
 
-    /// Behind which head the checkpoint's log begins.
+    /// The head of the log at which the checkpoint's log begins.
     fn cut_head(&self, ticket: u64) -> Result<Head> {
         let ctl = self.log.ctl.lock();
         match ctl.cut {
@@ -305,10 +308,11 @@ impl Checkpoints {
         }
     }
 
-    /// Everything frozen is durable; waits until its places are known, too.
+    /// Waits until the places of all frozen content are known, which is durable already.
     async fn resolved(&self) {
         let resolved = || {
-            // Under the lock: who resolves meanwhile must find the overlay, and not a copy of it.
+            // Under the lock: a task that resolves places meanwhile must find the overlay itself,
+            // not a copy.
             let state = self.state.lock();
             let frozen = state.map.frozen();
             let staged = frozen.is_some_and(|changes| changes.values().any(Overlay::is_staged));
@@ -318,7 +322,7 @@ impl Checkpoints {
     }
 }
 
-/// A checkpoint of which all but the slot is durable.
+/// A checkpoint of which everything but the slot is durable.
 struct Settled {
     merged: Merged,
     usage: Vec<[Place; 2]>,
@@ -383,8 +387,8 @@ impl Checkpoints {
         Ok(Settled { merged, usage, given_up, plan, superblock })
     }
 
-    /// A volume that was closed is open again: a slot says so, and tells of the generation, before
-    /// anything else is written.
+    /// Writes a slot for a volume that was closed and is opened again, with the new generation,
+    /// before anything else is written.
     pub(crate) async fn begin_life(&self) -> Result<()> {
         let head = self.log.ctl.lock().head;
         let failures = self.log.failures();
@@ -406,7 +410,7 @@ impl Checkpoints {
         copies.for_a_life()
     }
 
-    /// H13.
+    /// Fails if a write or flush has failed since `failures` was read (H13).
     fn unfailed(&self, failures: u64) -> Result<()> {
         match self.log.failures() == failures || self.plant.has(Planted::SwallowedFlushError) {
             true => Ok(()),
@@ -414,7 +418,7 @@ impl Checkpoints {
         }
     }
 
-    /// The checkpoint is durable.
+    /// Completes a checkpoint that is durable.
     fn settle(&self, settled: Settled, number: u64) {
         let Settled { merged, usage, given_up, plan, superblock } = settled;
         let mut pairs = merged.ledger.freed.clone();
@@ -450,7 +454,7 @@ impl Checkpoints {
         self.files.tidy(None, usize::MAX);
     }
 
-    /// Merges what is frozen: content first, so that inodes can say what is stored.
+    /// Merges the frozen changes: content first, so that inodes get their stored bytes.
     async fn merge(
         &self,
         data: &BTreeMap<u64, Overlay>,
@@ -493,7 +497,7 @@ impl Checkpoints {
         Ok(Merged { root: names.root, ledger, deltas, stored, nodes })
     }
 
-    /// Inodes of which more or less is stored, as they are to be.
+    /// Changes of inodes whose stored bytes have changed.
     async fn inodes(
         &self,
         root: &TreeRoot,
@@ -527,7 +531,7 @@ impl Checkpoints {
 }
 
 impl State {
-    /// So much more is stored for a file, as the tree has it now.
+    /// Adds `bytes` to a file's stored bytes, which the tree now has.
     fn store_bytes(&mut self, ino: u64, data_id: u64, bytes: i64) {
         let is_stored = self.nodes.update(ino, |node| {
             let is_own = node.recorded.data_id == data_id && bytes != 0;
@@ -549,7 +553,7 @@ impl State {
         }
     }
 
-    /// The same for an inode that is not in memory, and has changed again.
+    /// As [`State::store_bytes`], for an inode that is not in memory and has changed again.
     fn store_bytes_of_item(&mut self, ino: u64, data_id: u64, bytes: i64) {
         let (key, geometry) = (Key::Inode(ino), self.layout.geometry);
         let Some(Some(value)) = self.items.get(key) else { return };

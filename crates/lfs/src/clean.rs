@@ -1,4 +1,4 @@
-//! The cleaner: makes free segments of those of which little is live, by moving that.
+//! The cleaner: frees segments with little live data by moving that data.
 //!
 //! ```text
 //!   pick: sealed, counted, little live ──▶ gather: extents of the tree there, by address
@@ -7,19 +7,19 @@
 //!      │                                     ▼ ▲ segment by segment
 //!      └── checkpoint: they are dead ◀──── record: blocks that did not change have moved
 //! ```
-//! A move is said as any content is ([`Change::Map`](crate::format::change::Change::Map)), with the
-//! birth and the sums that it had. Of two with the same birth the later one counts (V3), so it
-//! needs no kind of record of its own, and replay has nothing to decide: it is appended only for
-//! what is there in that hold of the lock.
+//! A move is recorded as any content is ([`Change::Map`](crate::format::change::Change::Map)), with
+//! the birth and the sums that the data had. Of two extents with the same birth the later record
+//! counts (V3). So moves need no kind of record of their own, and replay needs no decision: the
+//! record is appended only for data that is still at the old place in the same hold of the lock.
 //!
-//! Invariants: C41 what is moved was at the old place in the hold of the lock that says so: what
-//! was overwritten, cut or removed meanwhile stays so. C42 a move keeps birth and sums: a younger
-//! write in flight still wins, and a damaged block does not get a sum that matches it. C43 what a
-//! move's record points at was flushed before, with no failure since its write began: no repair has
-//! to have it again. C44 a segment is pinned from the beginning of a pass until it is cleaned, and
-//! dies as any other: by a checkpoint that finds nothing in it. C45 a pass ends: it goes once
-//! through the tree. C46 what the cleaner fills is kept from data, so that there is a way out when
-//! all else is full.
+//! Invariants: C41 moved data was at the old place in the hold of the lock that appends the record:
+//! data that was overwritten, truncated or removed meanwhile stays so. C42 a move keeps birth and
+//! sums: a younger write in flight still wins, and a damaged block gets no sum that matches it. C43
+//! the data that a move's record points at was flushed before, without a failure since its write
+//! began, so that no repair has to write it again. C44 a segment is pinned from the beginning of a
+//! pass until it is cleaned, and dies like any other: by a checkpoint that finds no live data in
+//! it. C45 a pass ends: it reads the tree once. C46 segments that the cleaner fills are not
+//! available to data, so that the cleaner can work when everything else is full.
 //!
 //! Locks: the state lock, the log's and the turn in turn; none across a wait.
 
@@ -37,32 +37,32 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Passes for one request for space, each of which brought a part of a segment.
+/// Most passes for one request for space; a pass may free only a part of a segment.
 const PASSES_MAX: u32 = 256;
-/// Passes that fail, one after the other, before a request for space is refused.
+/// Failed passes in a row before a request for space is refused.
 const FAILURES_MAX: u32 = 6;
 
-/// What the cleaner has done since the volume was opened.
+/// Counters of the cleaner since the volume was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CleanStats {
-    /// Times that it went through the tree.
+    /// Passes through the tree.
     pub passes: u64,
-    /// Segments of which all was moved that was found.
+    /// Segments from which all live data that was found was moved.
     pub segments: u64,
     /// Bytes of content that were moved.
     pub moved_bytes: u64,
-    /// Bytes that were copied and were overwritten, or cut off, before they were moved.
+    /// Bytes that were copied, but overwritten or truncated before they were moved.
     pub overtaken_bytes: u64,
-    /// Segments that were discarded before they were used again.
+    /// Segments that were discarded before reuse.
     pub discarded: u64,
-    /// Blocks that stay where they are, for they could not be read or are not what their sums say.
+    /// Blocks that were not moved, because they could not be read or did not match their sums.
     pub bad_blocks: u64,
 }
 
-/// Why a pass is made.
+/// Reason for a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hurry {
-    /// Little is free.
+    /// Little space is free.
     Background,
     /// A task waits for space.
     Now,
@@ -74,15 +74,15 @@ pub(crate) struct Cleaner {
     record: Mutex<Record>,
 }
 
-/// What the cleaner knows of its passes.
+/// State of the cleaner.
 #[derive(Default)]
 struct Record {
     /// The volume is being closed.
     is_over: bool,
-    /// Segments with a block that cannot be moved, or with more than was counted, and their
-    /// fillings.
+    /// Segments with a block that cannot be moved, or with more live data than was counted, with
+    /// their fillings.
     bad: BTreeMap<u32, u64>,
-    /// Segments that passes went through, their fillings, and after which checkpoint.
+    /// Segments that passes have processed: their filling, and the checkpoint at that time.
     tried: BTreeMap<u32, (u64, u64)>,
     stats: CleanStats,
 }
@@ -95,7 +95,7 @@ impl Deref for Cleaner {
     }
 }
 
-/// Nothing is moved. If the volume was not closed after all, the cleaner continues.
+/// The cleaner is stopped while this exists. If the volume was not closed after all, it continues.
 pub(crate) struct Stopped<'a>(&'a Cleaner);
 
 impl Drop for Stopped<'_> {
@@ -104,21 +104,20 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// What a pass has brought.
+/// Result of a pass.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Pass {
     /// Segments that should be dead with the next checkpoint.
     pub emptied: u64,
-    /// Something was moved.
+    /// Some data was moved.
     moved: bool,
     /// Open segments were sealed: they can be picked when a checkpoint has counted them.
     sealed: bool,
-    /// There is something to be had, and nowhere to put it as things are; or an error ended the
-    /// pass.
+    /// There is data to move, but no space for it at present; or an error ended the pass.
     stuck: bool,
 }
 
-/// The end of a pass releases what it has counted on (K22), and its memory.
+/// The end of a pass releases the space that it has counted on (K22), and its memory.
 struct Planned<'a>(&'a Cleaner);
 
 impl Drop for Planned<'_> {
@@ -134,17 +133,17 @@ impl Drop for Planned<'_> {
 }
 
 impl Cleaner {
-    /// Of a volume that makes checkpoints with `checkpoints`.
+    /// The cleaner of a volume that makes checkpoints with `checkpoints`.
     pub fn new(checkpoints: Arc<Checkpoints>) -> Self {
         Self { checkpoints, record: Mutex::default() }
     }
 
-    /// What was done since the volume was opened.
+    /// Counters since the volume was opened.
     pub fn stats(&self) -> CleanStats {
         CleanStats { discarded: self.checkpoints.discarded(), ..self.record.lock().stats }
     }
 
-    /// Nothing more is moved until this is dropped, because the volume is closed. Waits for the
+    /// Stops the cleaner until the result is dropped, because the volume is closed. Waits for the
     /// pass in progress.
     pub async fn stop(&self) -> Stopped<'_> {
         let stopped = Stopped(self);
@@ -166,7 +165,8 @@ impl Cleaner {
         }
     }
 
-    /// A pass in the background, and the checkpoints that it is for. False: that was all for now.
+    /// A pass in the background, and the checkpoints after it. False: there is no more work for
+    /// now.
     pub async fn clean_background(&self) -> bool {
         let goes_on = self.clean_and_free().await;
         goes_on.unwrap_or_else(|error| {
@@ -181,29 +181,30 @@ impl Cleaner {
     async fn clean_and_free(&self) -> Result<bool> {
         let pass = self.clean(Hurry::Background).await?;
         if pass.moved || self.is_coming() {
-            // K24: what is dead is free then.
+            // Dead segments are free after that (K24).
             self.checkpoints.make_and_free(How::Log).await?;
             self.cleaning.note_freed();
         }
-        Ok(pass.emptied > 0 && !pass.stuck && self.is_low())
+        Ok(pass.emptied > 0 && !pass.stuck && self.is_low(&mut self.state.lock()))
     }
 
-    /// Segments for a request for space: moves what is live, and makes the checkpoints after which
-    /// they are free. False: no more can be had.
+    /// Frees segments for a request for space: moves live data, and makes the checkpoints after
+    /// which the segments are free. False: no more can be freed.
     pub async fn clean_for_space(&self) -> bool {
         let _hurry = self.cleaning.hurry();
         let (before, mut failures) = (self.state.lock().space_levels(), 0);
-        // Each pass that empties something leaves less that can be emptied. A pass may bring a part
-        // of a segment only, and nodes of the checkpoints take one now and then.
+        // It ends, because each pass that empties a segment leaves fewer to empty. A pass may free
+        // only a part of a segment, and checkpoints sometimes need one for their nodes.
         for _ in 0..PASSES_MAX {
             let done = self.clean(Hurry::Now).await;
             log::debug!("cleaned for space: {done:?}, there was {before:?}");
             let Pass { moved, sealed, stuck, .. } =
                 done.unwrap_or(Pass { stuck: true, ..Pass::default() });
-            // Checkpoints make nodes and the log free, and other operations continue meanwhile.
+            // Checkpoints free nodes and log space, and other operations continue meanwhile, so a
+            // stuck pass is tried again.
             failures = if stuck { failures + 1 } else { 0 };
             let goes_on = moved || sealed || (1..FAILURES_MAX).contains(&failures);
-            // Another pass may have emptied what there was.
+            // Another pass may have emptied the remaining segments.
             if !goes_on && !self.state.lock().space.segments.has_dead() {
                 return false;
             }
@@ -221,13 +222,13 @@ impl Cleaner {
         false
     }
 
-    /// One pass: picks segments and moves what is live there.
+    /// One pass: picks segments and moves their live data.
     pub async fn clean(&self, hurry: Hurry) -> Result<Pass> {
         let _turn = self.cleaning.take_turn().await;
         self.check_open()?;
         let _planned = Planned(self);
         if hurry == Hurry::Now {
-            // A checkpoint in progress may take nodes, and then makes free what is dead.
+            // A checkpoint in progress may take nodes, and afterwards frees dead segments.
             self.checkpoints.made().await;
         }
         let (victims, any) = self.pick(hurry);
@@ -247,7 +248,7 @@ impl Cleaner {
             emptied > 0 || stats.moved_bytes > before
         };
         match done {
-            // What was moved before becomes free with a checkpoint all the same.
+            // Data that was moved before the error still becomes free with a checkpoint.
             Err(error) if moved && error.kind() != ErrorKind::Shutdown => {
                 log::warn!("a pass of the cleaner ends early: {error}");
                 Ok(Pass { emptied, moved, stuck: true, ..Pass::default() })

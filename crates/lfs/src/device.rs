@@ -1,5 +1,5 @@
-//! The device below a volume: where things lie on it, the superblock's slots, and writes that
-//! outlive the task that submitted them.
+//! The device below a volume: layout of segments, superblock slots, and writes that outlive the
+//! task that submitted them.
 //!
 //! No locks.
 

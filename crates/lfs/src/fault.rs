@@ -1,89 +1,97 @@
-//! Faults that tests plant, to see that the suite finds them. Nobody else asks for any.
+//! Faults that tests inject, to check that the test suite finds them. No other code sets any.
 //!
 //! No locks.
 
-/// A mistake to make.
+/// A fault that a test injects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Planted {
     /// A commit returns when its group is written, before the flush.
     AckBeforeFlush,
-    /// Roll-forward takes a record whose checksum is wrong.
+    /// Roll-forward accepts a record whose checksum is wrong.
     TornRecord,
-    /// A run's record is appended while its data is on its way.
+    /// The record of a run is appended while its data is still being written.
     PublishedEarly,
-    /// Roll-forward follows what an older generation left behind instead of the younger one.
+    /// Roll-forward follows old records of an earlier generation instead of those of the younger
+    /// one.
     StaleTail,
-    /// A slot tells of what recovery has read before that is flushed.
+    /// A slot with the state that recovery has read is written before that state is flushed.
     UnflushedRecovery,
-    /// A size is published before the bytes below it.
+    /// A size is published before the bytes that it covers.
     SizeBeforeData,
-    /// A flush that failed counts as done.
+    /// A failed flush counts as done.
     SwallowedFlushError,
-    /// A rename does not write out what it puts in another file's place.
+    /// A rename does not write out the file that replaces another one.
     RenameBeforeData,
-    /// Out-of-line data above the durable part of the log is not looked at.
+    /// Recovery does not verify the data runs of records after the durable part of the log.
     UnverifiedData,
-    /// A new group goes out with FUA while an earlier one is not flushed.
+    /// A new group is written with FUA while an earlier one is not flushed.
     EarlyFua,
-    /// The cleaner moves what was overwritten while it copied, too.
+    /// The cleaner also moves blocks that were overwritten while it copied them.
     CleanerMovesLive,
-    /// The sequence of content is drawn when its room is reserved, and not when it is fixed.
+    /// The sequence number of content is drawn when its space is reserved, not when its bytes are
+    /// fixed.
     SequenceAtReserve,
-    /// What is published last counts, whenever its content was fixed.
+    /// The content that is published last wins, whenever its bytes were fixed.
     PublishedOutOfOrder,
-    /// A segment is free when a checkpoint finds nothing in it, before that is durable; it is taken next.
+    /// A segment is free as soon as a checkpoint finds it empty, before that checkpoint is durable.
+    /// It is taken next.
     SegmentReusedEarly,
-    /// A block of what is written out is taken for clean, and left out of the record.
+    /// One dirty block of a write-out is taken for clean, and is left out of the record.
     LostDirtyBit,
-    /// A checkpoint holds the new name of a rename, and the next one that the old one is gone.
+    /// One checkpoint contains the new name of a rename, and only the next one removes the old
+    /// name.
     HalfRename,
     /// A segment is discarded when it is in use again.
     DiscardAfterReuse,
-    /// Roll-forward takes what is sealed without the volume's secret, too, as whoever writes a file can.
+    /// Roll-forward also accepts records that are sealed without the secret of the volume. Any
+    /// writer of a file can make such records.
     ForgedRecord,
-    /// What a checkpoint replaces stays in what the inode says is stored.
+    /// Replaced bytes are not subtracted from the stored bytes of an inode by a checkpoint.
     StoredBytesDrift,
-    /// A sync that begins while another client's flush is in progress waits for that flush alone.
+    /// A sync that begins during the flush of another client waits only for that flush.
     JoinedCommit,
     /// Two concurrent appends may get the same range.
     AppendRangeTwice,
-    /// A writer publishes the size up to its own end: bytes of another one below it are missing.
+    /// A writer publishes the size up to the end of its own write, although bytes of another writer
+    /// before it are missing.
     SizeOfOneWriter,
-    /// A dropped task takes the records of its group with it, and later groups count as complete.
+    /// When a task is dropped, the records of its group are lost, and later groups count as
+    /// complete.
     ForgottenGroup,
-    /// A dropped zeroing of a raw image releases its range while its request is in flight.
+    /// When a zeroing of a raw image is dropped, it releases its range while its request is in
+    /// flight.
     RangeReleasedEarly,
     /// A write with `DSYNC` returns before its record is committed.
     DsyncWithoutCommit,
-    /// A read does not hold blocks against their checksums.
+    /// A read does not compare blocks with their checksums.
     SkippedSum,
-    /// A write of content that the host refuses for want of space counts as done.
+    /// A write of content that the host refuses for lack of space counts as done.
     NoSpaceSwallowed,
-    /// A write of content that fails counts as done.
+    /// A failed write of content counts as done.
     SwallowedWriteError,
-    /// Recovery goes on in the segment where the log ended.
+    /// Recovery continues the log in the segment where it ended.
     TailReused,
-    /// Content that has gone out in a record stays in memory.
+    /// Content that was written in a log record stays in memory.
     StagedKept,
-    /// A commit that failed is tried again until it works.
+    /// A failed commit is tried again until it succeeds.
     RetriesForever,
     /// On a volume without checksums a record is written before the flush that covers its data.
     RecordBeforeData,
-    /// An opening with no record behind the checkpoint, as after a recovery that was cut, takes the
-    /// count of inodes for the last of their numbers.
+    /// An opening that finds no record after the checkpoint, as after an interrupted recovery,
+    /// takes the number of inodes for the last inode number.
     InodesCountedAnew,
-    /// A record keeps only the low bits of the number of a block.
+    /// A record keeps only the low bits of a block number.
     BlockNumberShort,
-    /// An opening takes a volume with segments that no usage table counts, as there are until the
-    /// first checkpoint behind a growth, for one that was closed: it does not read the log.
+    /// After a growth, and until the first checkpoint, a volume has segments that are in no usage
+    /// table. An opening takes such a volume for a closed one, and does not read the log.
     GrownTakenForClosed,
     /// Nodes that a checkpoint replaces are free as soon as it is durable, although the checkpoint
-    /// before it has them.
+    /// before it refers to them.
     NodesReusedEarly,
 }
 
 impl Planted {
-    /// All of them.
+    /// All faults.
     pub const ALL: [Self; 36] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
@@ -123,7 +131,7 @@ impl Planted {
         Self::NodesReusedEarly,
     ];
 
-    /// Its name.
+    /// The name of the fault, for command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::AckBeforeFlush => "ack-before-flush",
@@ -165,23 +173,23 @@ impl Planted {
         }
     }
 
-    /// From its name.
+    /// The fault with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|fault| fault.name() == name)
     }
 }
 
-/// What is planted in a volume.
+/// The fault that is injected into a volume, if any.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Plant(pub Option<Planted>);
 
 impl Plant {
-    /// Whether to make this mistake.
+    /// Whether this fault is injected.
     #[inline]
     pub fn has(self, fault: Planted) -> bool {
         self.0 == Some(fault)
     }
 }
 
-/// What a seal is without the secret of the volume.
+/// The seal key of records that are made without the secret of the volume.
 pub const NO_SECRET: [u8; 16] = [0; 16];

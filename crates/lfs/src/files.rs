@@ -1,4 +1,4 @@
-//! Files that are open or were closed recently: the mapping that iomap sees, and its content.
+//! Files that are open or were closed recently: the mapping that iomap uses, and their content.
 //!
 //! Locks: see the modules.
 

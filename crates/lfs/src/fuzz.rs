@@ -1,10 +1,11 @@
-//! What the decoders are tried with: a function for each, which takes any bytes, and the means to make bytes
-//! that get far: valid structures from a seed ([`make`], [`make_tree`]) and changes of them whose checksums
-//! are put in order again ([`mutate`]). `cargo test` drives them over the kept corpus in
-//! `fuzz/corpus`; with the feature `fuzz` so does cargo-fuzz (`fuzz/` beside `crates/`), guided by coverage.
+//! Fuzz targets for the decoders. There is one function for each decoder, which takes any bytes.
+//! Inputs that get past the first checks are valid structures from a seed ([`make`],
+//! [`make_tree`]), and mutations of them with corrected checksums ([`mutate`]). `cargo test` runs
+//! the targets over the corpus in `fuzz/corpus`. With the feature `fuzz`, cargo-fuzz runs them
+//! guided by coverage (`fuzz/` beside `crates/`).
 //!
-//! Invariants: Z1 a target never panics; its error is `Corrupt` or `Unsupported`. Z2 what a target takes
-//! encodes to the bytes that it was given.
+//! Invariants: Z1 a target never panics. Its error is `Corrupt` or `Unsupported`. Z2 a structure
+//! that a target decodes encodes to the same bytes.
 //!
 //! No locks.
 
@@ -25,16 +26,16 @@ use forebay_base::Result;
 use forebay_base::codec::{Reader, Writer};
 use make::{geometry, seal, short_geometry};
 
-/// Where records of the fuzzer lie.
+/// The place of the records in fuzz inputs.
 pub const RECORD_AT: Place = Place::new(3, 8192);
 
-/// Takes any bytes; whether they are what the decoder takes, or why not.
+/// A target: takes any bytes, and returns the error of the decoder, if any.
 pub type Target = fn(&[u8]) -> Result<()>;
 
-/// Puts the checksums of changed bytes in order.
+/// Corrects the checksums of changed bytes.
 pub type Reseal = fn(&mut [u8]);
 
-/// Each target's name, entry, and what puts its checksums in order.
+/// Each target: name, function, and the function that corrects its checksums.
 pub const TARGETS: &[(&str, Target, Reseal)] = &[
     ("superblock", superblock, mutate::seal_superblock),
     ("segment", segment, mutate::seal_segment),
@@ -45,12 +46,12 @@ pub const TARGETS: &[(&str, Target, Reseal)] = &[
     ("summary", summary, mutate::seal_summary),
 ];
 
-/// The four bytes at `at` as a number, 0 if they are not there.
+/// The four bytes at `at` as a number, or 0 if the data is too short.
 pub(crate) fn word(data: &[u8], at: usize) -> u32 {
     data.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_le_bytes(*word))
 }
 
-/// A slot of the superblock, at the place of the slot that it names.
+/// Decodes a superblock slot, at the place that it names.
 pub fn superblock(data: &[u8]) -> Result<()> {
     let superblock = Superblock::decode(data, word(data, 12) % 8)?;
     let mut again = [0xaa; SLOT_BYTES];
@@ -59,7 +60,7 @@ pub fn superblock(data: &[u8]) -> Result<()> {
     superblock.access().map(drop)
 }
 
-/// The header of the log segment that it names.
+/// Decodes the header of the log segment that it names.
 pub fn segment(data: &[u8]) -> Result<()> {
     let g = geometry(true);
     let header = SegmentHeader::decode(data, seal(), word(data, 8), &g)?;
@@ -69,7 +70,7 @@ pub fn segment(data: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// A record at [`RECORD_AT`], in volumes with features and in one without.
+/// Decodes a record at [`RECORD_AT`], in volumes with features and in one without.
 pub fn record(data: &[u8]) -> Result<()> {
     let without = record_in(data, &geometry(false));
     without.or(record_in(data, &short_geometry())).or(record_in(data, &geometry(true)))
@@ -80,7 +81,7 @@ fn record_in(data: &[u8], g: &Geometry) -> Result<()> {
     let mut again = [0xaa; RECORD_HEADER_BYTES];
     record.header.encode_into(&mut Writer::new("header", &mut again)).expect("there is room");
     assert!(again == data[..RECORD_HEADER_BYTES], "a header encodes to other bytes (Z2)");
-    // Whatever a caller does before it has checked.
+    // Calls what a caller may call before it has checked the changes.
     for change in record.changes(g).flatten() {
         if let Change::Map(_, _, extent) = change {
             record.resolve(&extent).expect("an extent within the record");
@@ -90,7 +91,8 @@ fn record_in(data: &[u8], g: &Geometry) -> Result<()> {
     record.payload().map(drop)
 }
 
-/// One change after the other, in a volume without features, with short extents, with all others.
+/// Decodes a sequence of changes, in volumes without features, with short extents, and with all
+/// other features.
 pub fn change(data: &[u8]) -> Result<()> {
     let without = changes_in(data, &geometry(false));
     without.or(changes_in(data, &short_geometry())).or(changes_in(data, &geometry(true)))
@@ -109,7 +111,7 @@ fn changes_in(data: &[u8], g: &Geometry) -> Result<()> {
     Ok(())
 }
 
-/// Length of a key, a key, its value.
+/// Decodes the length of a key, the key, and its value.
 pub fn item(data: &[u8]) -> Result<()> {
     let mut r = Reader::new("key and value", data);
     let len = r.u8("key length")?;
@@ -128,7 +130,7 @@ fn value_in(key: Key, value: &[u8], g: &Geometry) -> Result<()> {
     Ok(())
 }
 
-/// A node at the first of the places that it names.
+/// Decodes a node at the first of the places that it names.
 pub fn node(data: &[u8]) -> Result<()> {
     let g = geometry(true);
     let at = Place::new(word(data, 16), word(data, 20));
@@ -149,7 +151,7 @@ pub fn node(data: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The summary of the segment that it names.
+/// Decodes the summary of the segment that it names.
 pub fn summary(data: &[u8]) -> Result<()> {
     let g = geometry(true);
     let summary = Summary::open(data, seal(), word(data, 8), &g)?;

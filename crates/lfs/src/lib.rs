@@ -1,8 +1,8 @@
 //! forebay-lfs: the volume, a log-structured and checksummed file system in one image.
 //!
 //! The folders are layers: each imports only from those before it in this list. `cargo xtask
-//! layers` checks it; imports that still point the other way are listed in
-//! `xtask/layers/lfs-allowed.txt`. Read the folders in this order.
+//! layers` checks that; imports that still violate it are listed in `xtask/layers/lfs-allowed.txt`.
+//! Read the folders in this order.
 //! - [`format`](mod@format): the stored form, without I/O; `docs/reference/format.md` draws it
 //! - `device`: layout, superblock slots, writes that outlive their task
 //! - [`btree`]: the copy-on-write tree
@@ -10,56 +10,30 @@
 //! - `log`: records and groups of records, and how they become durable
 //! - `map`: where a file's blocks are
 //! - `names`: inodes, directories and attributes, and their cache
-//! - `transaction`: the state that space, log, map and names make up, and one change applied to it
-//! - `files`: the mapping that iomap sees, open and recently closed files
-//! - `checkpoint` and `clean`: changes get into the tree, and space becomes free
+//! - `transaction`: the state that space, log, map and names share; applies one change
+//! - `files`: the mapping that iomap uses, open and recently closed files
+//! - `checkpoint` and `clean`: merge changes into the tree, and free space
 //! - `recover`: opening, roll-forward, repair after a failed write
 //! - `volume`: the public interface, open files, the maintenance task, fsck, grow, info
 //!
-//! No layer below `checkpoint` makes a checkpoint or cleans. Operations post a request and wait
-//! (`transaction::requests`); one maintenance task decides (`volume::maintenance`).
+//! `docs/internals/volume.md` explains how they work together: the states of a record, an extent
+//! and a segment, the lock order, and in a table on each page every invariant with what holds it.
 //!
 //! `fault` (injected faults), `fuzz` and `tests` are test apparatus.
 //!
-//! In memory are changes that no checkpoint has merged yet, what is open, and as much of the names
-//! as a bound of bytes allows; for all else the tree is asked.
-//!
-//! A record:
-//! ```text
-//!  changes ──applied, queued──▶ queued ──laid out──▶ writing ──▶ written ──flush──▶ durable
-//!      (one hold of the lock)     ▲                     │ failed    │ flush failed
-//!                                 └─ repair: fresh segment, new generation ◀──┘
-//!  at recovery:  valid, in sequence ──▶ held ──something later calls it durable──▶ applied
-//!                                        └──the log ends, its data verifies──▶ applied, else the end
-//! ```
-//! A segment:
-//! ```text
-//!  free ──the log needs room───▶ open log ───┐ full, or the volume was opened again
-//!   ▲ ├──a run needs room─────▶ open data ──┴▶ sealed ──nothing live at a checkpoint──▶ dead
-//!   │ └──a node needs room────▶ tree: its places come and go one by one               │
-//!   └────────────────── the next checkpoint is durable, and nobody reads there ───────┘
-//! ```
-//! Invariants, beside those of each module: I11 the order of the log is the order in which things
-//! were applied; what is recovered is a prefix of it. I12 an acknowledged sync is durable: its
-//! records and all before them were flushed, or went out with FUA behind a flush of all before
-//! them; and their runs before them. I13 a record points only at bytes whose write had completed
-//! when it was appended. I14 where runs overlap, the one whose content was fixed later counts,
+//! Invariants, in addition to those of each module: I11 the log has the order in which changes were
+//! applied; recovery restores a prefix of it. I12 an acknowledged sync is durable: its records, all
+//! earlier ones, and the runs that they point at were flushed. Or the records were written with FUA
+//! after a flush of everything before them. I13 a record points only at bytes whose write had
+//! completed when it was appended. I14 where runs overlap, the content with the later birth counts,
 //! whatever the order of completion. I15 a recoverable size never covers bytes that were not
-//! written. I16 nothing that one of the two newest durable checkpoints, or the log behind the older
-//! one, refers to is overwritten with anything else. I17 what recovery read is flushed, and in a
-//! checkpoint, before it is served; a second recovery finds the same. I18 after a failed write or
-//! flush no sync succeeds before everything since the last good flush is written again.
+//! written. I16 nothing that one of the two newest durable checkpoints, or the log since the older
+//! one, refers to is overwritten with anything else. I17 what recovery has read is flushed and
+//! checkpointed before it is served, so that a second recovery finds the same. I18 after a failed
+//! write or flush no sync succeeds before everything since the last successful flush was written
+//! again.
 //!
-//! Locks, from the outermost:
-//! ```text
-//!   making (`files::OpenFiles`)           a mapping is made or dropped
-//!   folio, mapping (cache, iomap)         held by callers of MapOps
-//!     └── state                           names, maps, segments, queue: never across a wait
-//!           ├── turns of the cleaner and of checkpoints, while `clean/choose.rs` looks at them
-//!           └── staging area              bytes of records on their way
-//!   log control (`log::Ctl`)              turns, groups, what is durable: a leaf, never together with state
-//! ```
-//! No mapping of the cache is made or dropped under the state lock.
+//! Locks: `docs/internals/volume.md` draws their order.
 #![forbid(unsafe_code)]
 
 pub mod btree;

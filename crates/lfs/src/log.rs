@@ -1,37 +1,38 @@
-//! The log: records in the order in which things happened, and who makes them durable.
+//! The log: records in the order in which changes were applied, and the tasks that make them
+//! durable.
 //!
-//! A record on its way:
+//! States of a record:
 //! ```text
 //!   queued ──group takes it──▶ writing ──completed──▶ written ──flush began later, worked──▶ durable
 //!     ▲                           │ failed, dropped       │ flush failed
 //!     └────── repair: fresh segment, new generation ◀─────┘
 //!              (its runs of data are read back, checked, and written again)
 //! ```
-//! Whoever waits for a record carries the log forward: it takes the turn to write a group of all that is
-//! queued, or the turn to flush, whichever is free and helps. One group may be written while another is
-//! flushed.
+//! A task that waits for a record advances the log itself: it takes the turn to write a group of
+//! all queued records, or the turn to flush, whichever is free and helps. One group may be written
+//! while another is flushed.
 //!
-//! Invariants: L1 groups are laid out one after the other by whoever holds the write turn; a group that is
-//! not flushed is in `groups`, in order. L2 a flush covers the groups whose writes had completed when it
-//! began.
-//! L3 `durable_*` moves only after a good flush, or a FUA write when nothing before it was unflushed.
-//! L4 after a failure nothing becomes durable before a repair: the records since the last good flush
-//! are laid out again, in a fresh segment and generation. L5 a commit that waited while it failed
-//! gets the error; a later one starts the repair. A task that is dropped in its turn fails no other
-//! commit: the records of a dropped write turn are laid out again as after a failure. A dropped flush
-//! is repeated by the next waiter, or counts as failed if the device says so when it ends.
-//! L6 at most [`GROUPS_AHEAD`] groups are written and not flushed, so that how far
-//! recovery has to look behind the end of the log is bounded. L7 one flush of the device at a time, whoever
-//! asks for it: of two side by side one could fail and drop what the other is believed to have covered.
-//! L8 while somebody waits for a record, somebody holds a turn, or is awake and will look for one: who ends a
-//! turn wakes those who have their answer, one for each turn that is free and that it will not take itself,
-//! and after a failure everybody. Who was woken, or counted on itself, and goes with an error, wakes others
-//! in its stead; whoever goes without having looked wakes all.
-//! L9 after a task was dropped, its write turn ends only when the device has ended every write of
-//! the turn: a late write would replace bytes that the next turn wrote to the same address.
+//! Invariants: L1 the holder of the write turn lays out groups one after the other; groups that are
+//! not flushed are in `groups`, in order. L2 a flush covers the groups whose writes had completed
+//! when it began. L3 `durable_*` advances only after a successful flush, or after a FUA write when
+//! nothing before it was unflushed. L4 after a failure nothing becomes durable before a repair: the
+//! records since the last successful flush are laid out again, in a new segment and generation. L5
+//! a commit that waited during the failure gets the error; a later one starts the repair. A task
+//! that is dropped in its turn fails no other commit: the records of a dropped write turn are laid
+//! out again as after a failure. A dropped flush is repeated by the next waiter, or counts as
+//! failed if the device says so when it ends. L6 at most [`GROUPS_AHEAD`] groups are written and
+//! not flushed, so recovery has to read a bounded range after the end of the log. L7 only one flush
+//! of the device is in flight, whoever asks for it. Of two concurrent ones the first could fail,
+//! and drop data that the second seems to have covered. L8 while a task waits for a record, some
+//! task holds a turn, or is awake and will take one. A task that ends a turn wakes the waiters
+//! whose records are durable. It also wakes one waiter for each free turn that it does not take
+//! itself, and after a failure all waiters. A task that was woken, or counted itself, and returns
+//! an error wakes others in its place; one that leaves without a check wakes all. L9 after a task
+//! was dropped, its write turn ends only when the device has ended every write of the turn. A late
+//! write would replace bytes that the next turn wrote to the same address.
 //!
-//! Locks: `ctl`, like the state lock; the two are never held together. Below `ctl` that of a flush
-//! turn, a leaf.
+//! Locks: `ctl` is at the level of the state lock; the two are never held together. Below `ctl` the
+//! lock of a flush turn, a leaf.
 
 pub(crate) mod commit;
 pub(crate) mod group_layout;
@@ -52,76 +53,76 @@ use forebay_base::{Error, Result};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// L6.
+/// Most groups that are written and not flushed (L6).
 pub(crate) const GROUPS_AHEAD: usize = 2;
 
-/// Content that goes into a record.
+/// Content that is written as a part of a record.
 #[derive(Clone)]
 pub(crate) struct Payload {
-    /// Where extents find it until the record is durable: bytes of the staging area.
+    /// The range in the staging area where extents find the content until the record is durable.
     pub staged: Range<u64>,
-    /// Whole blocks.
+    /// A multiple of the block size.
     pub bytes: std::sync::Arc<Vec<u8>>,
-    /// Whose content it is: data ids and blocks.
+    /// The data ids and blocks that it belongs to.
     pub blocks: Vec<(u64, Range<u64>)>,
 }
 
-/// Content that a record points at.
+/// Content in a data run to which a record refers.
 #[derive(Debug, Clone)]
 pub(crate) struct Run {
-    /// Whose content it is.
+    /// The inode that it belongs to.
     pub ino: u64,
-    /// Where it is.
+    /// The place of the run.
     pub at: Place,
-    /// Bytes.
+    /// The length of the run, bytes.
     pub len: u64,
-    /// Of its blocks.
+    /// Sums of its blocks.
     pub sums: std::sync::Arc<[u32]>,
-    /// How often the log had failed when its room was reserved, or before it was written again.
+    /// Number of failures of the log when its space was reserved, or before it was written again.
     pub failures: u64,
 }
 
-/// A record that is not durable.
+/// A record that is not durable yet.
 pub(crate) struct Pending {
     pub ticket: u64,
     pub kind: RecordKind,
-    /// Changes, encoded, and how many.
+    /// Encoded changes, and their number.
     pub body: Vec<u8>,
     pub changes: u32,
-    /// Content in it, one behind the other: that of several files may share a record.
+    /// Content of the record, contiguous. Content of several files may share a record.
     pub payloads: Vec<Payload>,
     pub runs: Vec<Run>,
-    /// What it was promised of the log, bytes; 0 when that is settled.
+    /// Log space granted to it, bytes; 0 after the record was laid out.
     pub cost: u64,
-    /// A checkpoint holds everything up to it; and whether the log leaves its segment for it.
+    /// Set for the last record of a checkpoint; true: the log moves to another segment after it.
     pub cut: Option<bool>,
 }
 
 impl Pending {
-    /// Bytes of its content.
+    /// Length of its content, bytes.
     pub fn payload_bytes(&self) -> u64 {
         self.payloads.iter().map(|payload| payload.bytes.len() as u64).sum()
     }
 }
 
-/// Where the next record goes.
+/// Position of the next record.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {
-    /// Open segment; none: the next record opens one.
+    /// The open segment; `None`: the next record opens one.
     pub segment: Option<u32>,
-    /// The one before.
+    /// The previous segment.
     pub previous: Option<u32>,
-    /// First free byte; 0: the segment's header is to be written first.
+    /// First free byte; 0: the segment's header has to be written first.
     pub offset: u32,
-    /// Of the next record.
+    /// Sequence of the next record.
     pub sequence: u64,
     pub generation: u64,
-    /// Sum of the last record.
+    /// Checksum of the last record.
     pub predecessor: u32,
 }
 
 impl Head {
-    /// Where the log of a checkpoint begins.
+    /// The position at which the log of a checkpoint begins.
     pub fn of(superblock: &Superblock) -> Self {
         Self {
             segment: Some(superblock.log_head.segment),
@@ -134,20 +135,20 @@ impl Head {
     }
 }
 
-/// Records that were written together.
+/// Records that are written together.
 pub(crate) struct Group {
     pub records: Vec<Pending>,
-    /// Where the content of each is, for those that have some.
+    /// The place of each record's content, if it has some.
     pub payloads: Vec<Option<Place>>,
-    /// Head behind it.
+    /// Position after the group.
     pub head: Head,
-    /// Ticket of a checkpoint's last record, and the head behind that.
+    /// Ticket of a checkpoint's last record, and the position after it.
     pub cut: Option<(u64, Head)>,
-    /// Segments it opened; free again if it fails.
+    /// Segments that the group has opened; they are free again if it fails.
     pub opened: Vec<u32>,
 }
 
-/// See the module.
+/// State of the log.
 pub(crate) struct Ctl {
     pub head: Head,
     pub writing: bool,
@@ -155,11 +156,11 @@ pub(crate) struct Ctl {
     pub groups: VecDeque<Group>,
     pub written_ticket: u64,
     pub durable_ticket: u64,
-    /// Head behind the last durable record.
+    /// Position after the last durable record.
     pub durable: Head,
-    /// Highest `durable_through` that a durable record tells.
+    /// Highest `durable_through` in a durable record.
     pub declared: u64,
-    /// The last durable record that a checkpoint is to begin behind, and the head behind it.
+    /// Ticket of the last durable record that ends a checkpoint, and the position after it.
     pub cut: Option<(u64, Head)>,
     /// A mark is to be written when the log is idle.
     pub mark_armed: bool,
@@ -170,26 +171,27 @@ pub(crate) struct Ctl {
     pub group_count: u64,
 }
 
-/// See the module.
+/// The log, with the tasks that wait for it.
 pub(crate) struct Log {
     pub ctl: Mutex<Ctl>,
-    /// Each with the ticket that it waits for; [`ANY`]: it looks whenever a turn ends.
+    /// Waiting tasks, each with the ticket of its record; [`ANY`]: the task checks whenever a turn
+    /// ends.
     wait: WaitQueue<u64>,
 }
 
-/// The ticket of who waits for something else than a record.
+/// The ticket of a task that waits for something other than a record.
 pub(crate) const ANY: u64 = 0;
 
-/// What a waiter can do.
+/// What a waiting task has to do.
 pub(crate) enum Step {
     Done(Result<()>),
     Write,
-    /// Of so many groups.
+    /// Flush this number of groups.
     Flush(usize),
 }
 
 impl Log {
-    /// A log that goes on at `head`; everything before is durable.
+    /// A log that continues at `head`; everything before is durable.
     pub fn new(head: Head) -> Self {
         let ctl = Ctl {
             head,
@@ -211,12 +213,12 @@ impl Log {
         Self { ctl: Mutex::new(ctl), wait: WaitQueue::with_keys() }
     }
 
-    /// How many failures there were: who waits tells those that come from now on (L5).
+    /// Number of failures so far, from which a waiting task recognizes later ones (L5).
     pub fn failures(&self) -> u64 {
         self.ctl.lock().failures
     }
 
-    /// What is to be done for `ticket`; takes the turn. `None`: another waiter has it.
+    /// The next step for `ticket`; takes the turn for it. `None`: another task has it.
     pub fn step(&self, ticket: u64, entered: u64, early: bool) -> Option<Step> {
         let mut ctl = self.ctl.lock();
         if ctl.durable_ticket >= ticket || early && ctl.written_ticket >= ticket {
@@ -247,28 +249,28 @@ impl Log {
         None
     }
 
-    /// What the flush in progress covers at most.
+    /// The last ticket that the flush in progress can cover.
     pub fn ticket_in_progress(&self) -> Option<u64> {
         let ctl = self.ctl.lock();
         ctl.flushing.then_some(ctl.written_ticket)
     }
 
-    /// Waits until `check` gives a value: for `ticket`, or for [`ANY`] turn to end.
+    /// Waits until `check` returns a value: for `ticket`, or, with [`ANY`], whenever a turn ends.
     pub async fn wait_for<T>(&self, ticket: u64, check: impl FnMut() -> Option<T> + Unpin) -> T {
         self.wait.wait_for(ticket, check).await
     }
 
-    /// Wakes those who wait for [`ANY`] thing.
+    /// Wakes the tasks that wait for [`ANY`].
     pub fn wake_any(&self) {
         self.wait.wake_matching(|ticket| pick(*ticket == ANY));
     }
 
-    /// Wakes everybody.
+    /// Wakes all waiting tasks.
     pub fn wake_all(&self) {
         self.wait.wake_all();
     }
 
-    /// Who has its answer goes: of an error, others may have counted on it (L8).
+    /// Called when a task has its result: after an error, others may have counted on it (L8).
     pub fn leave(&self, result: &Result<()>) {
         if result.is_err() {
             let due = Due::of(&self.ctl.lock());
@@ -276,7 +278,7 @@ impl Log {
         }
     }
 
-    /// Something went wrong with what is not durable (L4).
+    /// Records a failure that concerns records which are not durable (L4).
     pub fn fail(ctl: &mut Ctl, error: Error) {
         log::warn!("the log moves to another segment: {error}");
         ctl.failures += 1;
@@ -289,19 +291,19 @@ fn pick(wanted: bool) -> Pick {
     if wanted { Pick::Wake } else { Pick::Skip }
 }
 
-/// Whom the end of a turn wakes (L8); made under the lock under which the turn ends.
+/// The tasks to wake at the end of a turn (L8); computed under the same lock.
 pub(crate) struct Due {
     everybody: bool,
     durable: u64,
     written: u64,
     crowded: bool,
-    /// These turns are free, and there is something to do.
+    /// These turns are free, and there is work for them.
     write: bool,
     flush: bool,
 }
 
 impl Due {
-    /// What the end of a turn leaves to do.
+    /// The work that remains at the end of a turn.
     pub fn of(ctl: &Ctl) -> Self {
         let crowded = ctl.groups.len() >= GROUPS_AHEAD;
         Self {
@@ -314,7 +316,8 @@ impl Due {
         }
     }
 
-    /// Whether who waits for `ticket` is awake now: it has its answer, or takes a turn that is free.
+    /// Whether the task that waits for `ticket` should be woken: its record is durable, or it can
+    /// take a free turn.
     fn is_for(&mut self, ticket: u64) -> bool {
         if ticket <= self.durable {
             return true;
@@ -325,7 +328,7 @@ impl Due {
         }
     }
 
-    /// `mine`: what who held the turn waits for; it looks again by itself.
+    /// `mine`: the ticket of the turn's holder, which checks its record itself.
     pub fn wake(mut self, log: &Log, mine: u64) {
         if self.everybody {
             return log.wake_all();
@@ -388,9 +391,9 @@ mod tests {
         (log, begin)
     }
 
-    /// A flushing task was dropped, and the log let a second flush begin while the device still had
-    /// the first. The first could fail later and drop data that the second was believed to have
-    /// covered (L7).
+    /// L7. The story: a flushing task was dropped, and the log began a second flush while the first
+    /// was in flight. The first could fail later, and drop data that the second seemed to have
+    /// covered.
     #[test]
     fn flush_of_dropped_task_ends_before_next_one_begins() {
         let (log, begin) = flush_turns();
@@ -411,7 +414,7 @@ mod tests {
     }
 
     /// L5: a dropped task fails no commit, but a flush that the device failed counts, whether the
-    /// device or the drop came first.
+    /// device or the drop was first.
     #[test]
     fn flush_of_dropped_task_fails_log_only_if_device_failed_it() {
         let (log, begin) = flush_turns();
@@ -433,7 +436,7 @@ mod tests {
             let state = (ctl.failures, ctl.repair, ctl.flushing);
             assert_eq!(state, (failures, failures > 0, false), "{is_dropped_first}");
         }
-        // The device dropped the request without an answer.
+        // The device dropped the request without completing it.
         let turn = begin();
         let flight = turn.flight();
         drop(turn);

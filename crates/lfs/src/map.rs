@@ -1,4 +1,4 @@
-//! Where a file's blocks are: changes since the last checkpoint, over the extents of the tree.
+//! Maps blocks of files to places: changes since the last checkpoint, over the extents of the tree.
 //!
 //! Locks: see the modules.
 

@@ -1,4 +1,4 @@
-//! Inodes, directories and attributes: what of them is in memory, and how the rest is loaded.
+//! Inodes, directories and attributes: their copies in memory, and how others are loaded.
 //!
 //! Locks: see the modules.
 
@@ -13,4 +13,5 @@ pub(crate) mod load;
 pub(crate) mod lookup;
 pub(crate) mod name_cache;
 pub(crate) mod node;
+pub(crate) mod open_times;
 pub(crate) mod scan_cache;

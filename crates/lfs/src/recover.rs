@@ -1,6 +1,7 @@
-//! How a volume is found again after a crash, and what it does after a failed write or flush.
+//! Recovery: how a volume is found again after a crash, and what it does after a failed write or
+//! flush.
 //!
-//! Locks: see the modules.
+//! Locks: see the submodules.
 
 pub(crate) mod open;
 pub(crate) mod repair;

@@ -35,14 +35,16 @@ use forebay_base::{Error, ErrorKind, Result};
 
 /// Segments that data never takes (P12).
 pub(crate) const KEPT_SEGMENTS: u64 = 2;
-/// One of them the log takes only for what is never refused.
+/// The segment of these that the log may use only for records that are never refused.
 const KEPT_FROM_LOG: u64 = 1;
-/// So often what is written between checkpoints for want of room doubles, if they bring none.
+/// How often the bytes written between two checkpoints may double while space is short and the
+/// checkpoints free little.
 const FRUITLESS_MOST: u32 = 3;
-/// Marks of checkpoints that the log has space for in addition to all grants: two make space.
+/// The log keeps space for so many checkpoint marks in addition to all grants, because it takes two
+/// checkpoints to free space.
 const MARKS: u64 = 2;
 
-/// Written bytes: of the log itself, of content in its records, which stays there, and of data.
+/// Bytes written: of the log itself, of content in log records, and of data.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Bytes {
     pub log: u64,
@@ -50,42 +52,43 @@ pub(crate) struct Bytes {
     pub data: u64,
 }
 
-/// Segments, addresses for nodes, heads of streams, and the grants.
+/// Free and used segments, places for tree nodes, the open segments, and the grants.
 pub(crate) struct Space {
     layout: Layout,
     pub segments: Segments,
     pub nodes: NodeSlots,
-    /// Pairs of nodes that checkpoints may need (P13), and operations that make space (P24).
+    /// Pairs of nodes that checkpoints may need (P13), and pairs for operations that make space
+    /// (P24).
     need_nodes: (u64, u64),
-    /// Pairs that writes of content leave to checkpoints at least (P25).
+    /// Pairs that writes of content always leave to checkpoints (P25).
     least_nodes: u64,
-    /// Nodes that were taken since the last freeze, pairs.
+    /// Pairs of nodes that were taken since the last freeze.
     nodes_taken: u64,
-    /// Bytes that the open log segment surely takes.
+    /// Bytes that the open log segment can take in any case.
     log_left: u64,
-    /// Open log segment.
+    /// The open log segment.
     log: Option<u32>,
-    /// Content of files may be in it.
+    /// The open log segment may contain content of files.
     log_has_content: bool,
-    /// Bytes since the last freeze.
+    /// Bytes written since the last freeze.
     written: Bytes,
     frozen_bytes: u64,
-    /// Checkpoints that were made because little is free, since one with which much died.
+    /// Checkpoints for lack of space since the last one after which many segments died.
     fruitless: u32,
-    /// Sum of promises, bytes.
+    /// Sum of all grants of the log, bytes.
     promised: u64,
-    /// How often operations recorded a change.
+    /// How many changes operations have recorded.
     recorded: u64,
-    /// Open data segment, and the first byte that was not given out.
+    /// The open data segment, as the place of the first byte that was not given out.
     data: Option<Place>,
-    /// The segment that the cleaner fills, and the first byte that is not written.
+    /// The segment that the cleaner fills, as the place of the first byte that is not written.
     clean: Option<Place>,
-    /// Segments that it will fill in addition (P15).
+    /// Segments that the cleaner will fill in addition (P15).
     clean_planned: u64,
 }
 
 impl Space {
-    /// All free.
+    /// A ledger with all segments free.
     pub fn new(layout: Layout) -> Self {
         Self {
             layout,
@@ -108,24 +111,24 @@ impl Space {
         }
     }
 
-    /// An open log segment that has content is not free after the log has left it: one more is kept
-    /// instead.
+    /// An open log segment with content is not free after the log has left it. So one more segment
+    /// is kept instead.
     fn kept_content(&self) -> u64 {
         u64::from(self.log_has_content)
     }
 
-    /// Segments that are not free for this: kept ones, and those for nodes.
+    /// Segments that stay free: the kept ones, and those for `pairs` pairs of nodes.
     fn left_alone(&self, kept: u64, pairs: u64) -> u64 {
         kept + self.nodes.segments_for(pairs)
     }
 
-    /// Segments that `dirt` bytes of accepted content take if open or held ones have `beside` bytes
-    /// for it.
+    /// Segments that `dirt` bytes of accepted content take if open or held segments have `beside`
+    /// bytes for it.
     fn dirt_segments(&self, dirt: u64, beside: u64) -> u64 {
         dirt.saturating_sub(self.data_left() + beside).div_ceil(self.layout.segment_bytes())
     }
 
-    /// Bytes that the log surely takes if `room` is left to others.
+    /// Bytes that the log can take in any case if the space in `room` is left to other needs.
     fn log_room(&self, need: Need, room: &OtherNeeds) -> u64 {
         let kept = self.left_alone(KEPT_FROM_LOG + self.kept_for_cleaner(), room.pairs);
         let free = self.segments.free().saturating_sub(kept);
@@ -145,12 +148,14 @@ impl Space {
         (self.log_left + free * self.layout.log_bytes()).saturating_sub(marks)
     }
 
-    /// Checkpoints, and what makes room, may need so many pairs of nodes (P13, P24).
+    /// Sets the pairs of nodes that checkpoints (P13) and operations that make space (P24) may
+    /// need.
     pub fn need_nodes(&mut self, pairs: u64, spare: u64) {
         self.need_nodes = (pairs, spare);
     }
 
-    /// Content leaves so many pairs to checkpoints, whether they need them just now or not (P25).
+    /// Sets the pairs that content always leaves to checkpoints, whether they need them now or not
+    /// (P25).
     pub fn least_nodes(&mut self, pairs: u64) {
         self.least_nodes = pairs;
     }
@@ -175,7 +180,7 @@ impl Space {
         self.segments.free() < wanted
     }
 
-    /// Promises `cost` bytes of the log (P11), or `NoSpace`.
+    /// Grants `cost` bytes of the log (P11), or returns `NoSpace`.
     pub fn promise(&mut self, cost: u64, need: Need, room: &OtherNeeds) -> Result<()> {
         let is_full =
             self.lacks_nodes(need, room) || self.promised + cost > self.log_room(need, room);
@@ -188,41 +193,42 @@ impl Space {
         Ok(())
     }
 
-    /// A promise was used, or is not needed.
+    /// Ends a grant that was used or is not needed.
     pub fn settle(&mut self, cost: u64) {
         debug_assert!(self.promised >= cost, "P11: what is settled was promised");
         self.promised = self.promised.saturating_sub(cost);
     }
 
-    /// An operation recorded a change, for which it had space.
+    /// Counts a recorded change of an operation that had a grant for it.
     pub fn note_recorded(&mut self) {
         self.recorded += 1;
     }
 
-    /// How often operations recorded a change: a task that lacks space, and sees this grow, lost it
-    /// to another one.
+    /// How many changes operations have recorded. A task that lacks space and sees this number grow
+    /// lost the space to another task.
     pub fn recorded(&self) -> u64 {
         self.recorded
     }
 
-    /// The open log segment is filled up to `head`.
+    /// Notes that the open log segment is filled up to `head`.
     pub fn log_head(&mut self, head: u64) {
         self.log_left = self.layout.left(head);
     }
 
-    /// Bytes of data that there is space for after all grants; accepted content is not counted.
+    /// Bytes that are free for new data after all grants. It does not subtract accepted content.
     pub fn data_room(&self) -> u64 {
         let free = self.free_beside(self.kept_for_cleaner());
         self.data_left() + free * self.layout.segment_bytes()
     }
 
-    /// The same for what was accepted before, which may have what is kept from what is new (P14).
+    /// Bytes that are free for accepted content. It may use space that is kept from new content
+    /// (P14).
     pub fn owed_room(&self) -> u64 {
         self.overwrite_space(self.need_nodes.0)
     }
 
-    /// The same for overwrites of stored content (P25), if checkpoints may need `pairs` of nodes.
-    /// They leave what checkpoints, the log and the cleaner need to continue, and no more.
+    /// Bytes that are free for overwrites of stored content (P25), if checkpoints may need `pairs`
+    /// of nodes. They leave only what checkpoints, the log and the cleaner need to continue.
     pub fn overwrite_space(&self, pairs: u64) -> u64 {
         let free = self.segments.free();
         let kept = self.kept_least(pairs.max(self.least_nodes)) + self.kept_for_cleaner();
@@ -230,67 +236,69 @@ impl Space {
         self.data_left() + free * self.layout.segment_bytes()
     }
 
-    /// Segments that stay free whatever is written, the cleaner's aside.
+    /// Segments that stay free whatever is written, without those kept for the cleaner.
     fn kept_least(&self, pairs: u64) -> u64 {
-        // What is promised of the log may have the segment that is kept for it.
+        // The grants of the log may use the segment that is kept for the log.
         let log = self.log_segments().max(KEPT_SEGMENTS - KEPT_FROM_LOG);
         self.left_alone(KEPT_FROM_LOG + self.kept_content(), pairs) + log
     }
 
-    /// Segments that the log takes for what it was promised.
+    /// Segments that the log takes for its grants.
     fn log_segments(&self) -> u64 {
         let marks = MARKS * self.layout.cost(0, 0);
         let log = (self.promised + marks).saturating_sub(self.log_left);
         log.div_ceil(self.layout.log_bytes())
     }
 
-    /// Pairs that nothing new has (P13, P24).
+    /// Pairs of nodes that new content must leave free (P13, P24).
     fn nodes_kept(&self) -> u64 {
         self.need_nodes.0 + self.need_nodes.1
     }
 
-    /// Free segments without kept ones, those of nodes and the log, and `more` others.
+    /// Free segments after subtracting the kept ones, those for nodes and the log, and `more`
+    /// segments.
     fn free_beside(&self, more: u64) -> u64 {
         self.segments.free().saturating_sub(self.kept_least(self.nodes_kept()) + more)
     }
 
-    /// One more segment is left alone, into which the cleaner can move all live data of another one;
-    /// and those that a pass counts on (P15).
+    /// Segments that are kept for the cleaner (P15): one into which it can move all live data of
+    /// another segment, or those that a pass counts on.
     fn kept_for_cleaner(&self) -> u64 {
         u64::from(self.clean_left() < self.layout.segment_bytes()).max(self.clean_planned)
     }
 
-    /// Segments that the cleaner may fill, with `dirt` bytes of accepted content that may use `held`
-    /// bytes given out and not in use: those of data, the one kept for the cleaner, and those kept
-    /// for nodes of operations that make space (P24), because the cleaner makes space.
+    /// Segments that the cleaner may fill while there are `dirt` bytes of accepted content. That
+    /// content may use `held` bytes that are given out and not in use. The cleaner may use the
+    /// segments for data and the one kept for the cleaner. It may also use those kept for nodes of
+    /// operations that make space (P24), because the cleaner makes space.
     pub fn clean_segments(&self, dirt: u64, held: u64) -> u64 {
         let (free, dirt) = (self.segments.free(), self.dirt_segments(dirt, held));
         let room = free.saturating_sub(self.kept_least(self.need_nodes.0) + dirt);
         if room > 0 || self.clean_left() == self.layout.segment_bytes() {
             return room;
         }
-        // Without it there is no way out: what it takes makes more free.
+        // Without this segment the cleaner could never begin. It frees more than it takes.
         let kept = self.left_alone(KEPT_FROM_LOG, self.need_nodes.0) + self.log_segments();
         free.saturating_sub(kept).min(1)
     }
 
-    /// Bytes that are left of the segment that the cleaner fills.
+    /// Bytes that are left in the segment that the cleaner fills.
     pub fn clean_left(&self) -> u64 {
         self.clean.map_or(0, |at| self.layout.segment_bytes() - u64::from(at.offset))
     }
 
-    /// Keeps segments for the cleaner, in addition to the one that it fills, until it takes them or
-    /// calls this again.
+    /// Keeps segments for the cleaner in addition to the one that it fills. They are kept until the
+    /// cleaner takes them or calls this again.
     pub fn plan_clean(&mut self, segments: u64) {
         self.clean_planned = segments;
     }
 
-    /// Segments that are kept for the pass in progress.
+    /// Segments that are kept for the current pass of the cleaner.
     pub fn clean_planned(&self) -> u64 {
         self.clean_planned
     }
 
-    /// A run of at most `bytes` bytes for the cleaner: place and length.
+    /// Takes a run of at most `bytes` bytes for the cleaner: place and length.
     pub fn take_clean(&mut self, bytes: u64) -> Result<(Place, u64)> {
         if self.clean_left() == 0 {
             let taken = self.segments.take(Stream::Data)?;
@@ -305,7 +313,7 @@ impl Space {
         Ok((at, len))
     }
 
-    /// Whether something of the open data segment is dead, and nothing on its way there.
+    /// Whether some of the open data segment is dead, and no write to it is in flight.
     pub fn seals_data(&self) -> bool {
         self.data.is_some_and(|at| self.has_dead(at))
     }
@@ -317,14 +325,14 @@ impl Space {
         })
     }
 
-    /// Nothing more is given out of the open data segment.
+    /// Seals the open data segment: nothing more is given out of it.
     pub fn seal_data(&mut self) {
         if let Some(open) = self.data.take() {
             self.segments.seal(open.segment);
         }
     }
 
-    /// The cleaner's segment is sealed, if something of it is dead.
+    /// Seals the segment of the cleaner, if some of it is dead.
     pub fn seal_clean(&mut self) -> bool {
         let open = self.clean.filter(|at| self.has_dead(*at));
         if let Some(open) = open {
@@ -334,7 +342,8 @@ impl Space {
         open.is_some()
     }
 
-    /// A write to this segment failed (W18): the cleaner fills it no further. False: that is known.
+    /// Notes a failed write to this segment (W18): the cleaner stops filling it. False: the failure
+    /// was known.
     pub fn fail(&mut self, segment: u32) -> bool {
         if let Some(open) = self.clean.take_if(|at| at.segment == segment) {
             self.segments.seal(open.segment);
@@ -343,7 +352,7 @@ impl Space {
         self.segments.fail(segment)
     }
 
-    /// A segment for the log, which goes on there.
+    /// Takes a segment for the log, which continues there.
     pub fn take_log(&mut self) -> Result<u32> {
         let taken = self.segments.take(Stream::Log)?;
         self.log_has_content = false;
@@ -353,53 +362,55 @@ impl Space {
         Ok(taken)
     }
 
-    /// For an opening where none is free: one that is dead in the newest checkpoint.
+    /// Takes a segment that is dead in the newest checkpoint, for an opening that finds none free.
     pub fn take_dead_log(&mut self) -> Option<u32> {
         let taken = self.segments.take_dead(Stream::Log)?;
         self.log = Some(taken);
         Some(taken)
     }
 
-    /// A log segment of a group that failed: nothing in it counts.
+    /// Returns a log segment of a failed group: none of its records counts.
     pub fn give_back_log(&mut self, segment: u32) {
         self.segments.give_back(segment);
         self.log = self.log.filter(|open| *open != segment);
     }
 
-    /// Content of files is going into the log.
+    /// Notes that content of files goes into the open log segment.
     pub fn log_takes_content(&mut self) {
         self.log_has_content = true;
     }
 
-    /// Whether it pays to leave the open log segment: it is half full, or it has content, which would
-    /// keep it from becoming free later.
+    /// Whether it pays to leave the open log segment: it is half full, or it has content, which
+    /// would later keep it from becoming free.
     pub fn log_is_used(&self) -> bool {
         let used = self.log_has_content || self.log_left < self.layout.log_bytes() / 2;
         self.segments.free() > 0 && used
     }
 
-    /// Whether the log has space for `cost` bytes of content, and for one more segment
+    /// Whether the log has space for `cost` bytes of content and for one more segment
     /// ([`Self::kept_content`]). Content in the log takes space from new content.
     pub fn has_room_for_content(&self, cost: u64, room: &OtherNeeds) -> bool {
         self.promised + cost + self.layout.log_bytes() <= self.log_room(Need::New, room)
     }
 
-    /// So much more of the log is written, `content` bytes of it content of files.
+    /// Notes that the log grew by `bytes` bytes, of which `content` bytes are content of files.
     pub fn log_grows(&mut self, bytes: u64, content: u64) {
         self.written.log += bytes.saturating_sub(content);
         self.written.content += content;
     }
 
-    /// Since the last freeze.
+    /// Bytes written since the last freeze.
     pub fn written(&self) -> Bytes {
         self.written
     }
 
-    /// A freeze: written bytes are counted anew. `left`: unused bytes of a segment.
+    /// Freezes the counters: written bytes are counted from zero again. `left`: the unused bytes of
+    /// a segment.
     pub fn freeze(&mut self, left: &dyn Fn(u32) -> u64) {
         let Bytes { log, content, data } = std::mem::take(&mut self.written);
         (self.frozen_bytes, self.nodes_taken) = (log + content + data, 0);
-        // An open segment without live data and without writes is not kept for its rest.
+        // An open data segment without live data and without writes in flight is sealed although it
+        // has unused bytes.
         if let Some(open) = self.data
             && u64::from(open.offset) > self.layout.segment_bytes() / 8
             && self.segments.is_idle(open.segment, left(open.segment))
@@ -407,32 +418,32 @@ impl Space {
             self.data = None;
             self.segments.seal(open.segment);
         }
-        // What was moved there is all gone again.
+        // All data that the cleaner moved into its segment is dead.
         if let Some(open) = self.clean.filter(|at| self.segments.is_idle(at.segment, 0)) {
             self.clean = None;
             self.segments.seal(open.segment);
         }
     }
 
-    /// Little is free: an eighth of the segments.
+    /// Whether few segments are free: less than an eighth.
     pub fn is_short(&self) -> bool {
         let kept = self.left_alone(KEPT_SEGMENTS + self.kept_content(), self.nodes_kept());
         let free = self.segments.free().saturating_sub(kept);
         free <= u64::from(self.layout.segments) / 8
     }
 
-    /// Bytes that are written between two checkpoints for lack of space. Each checkpoint writes the
-    /// tree, and after scattered overwrites no segment dies with it.
+    /// Bytes to write before the next checkpoint for lack of space. Each checkpoint writes tree
+    /// nodes, and after scattered overwrites it frees no segment. So the distance grows.
     pub fn short_bytes(&self, room: u64) -> u64 {
         (room / 4).max(self.layout.segment_bytes() / 2) << self.fruitless
     }
 
-    /// One was made because little is free.
+    /// Counts a checkpoint that was made for lack of space.
     pub fn made_short(&mut self) {
         self.fruitless = (self.fruitless + 1).min(FRUITLESS_MOST);
     }
 
-    /// Replaces a segment of nodes after a failed write, if a segment is free that is not granted.
+    /// Adds a segment for nodes after a failed write, if a segment is free that is not granted.
     pub fn add_sound(&mut self) -> bool {
         if !self.may_open_owed() {
             return false;
@@ -441,7 +452,7 @@ impl Space {
         taken.inspect(|segment| self.nodes.add(*segment)).is_some()
     }
 
-    /// Two places for a node, and segments for them if there are none.
+    /// Takes two places for the copies of a node, and segments for them if the open ones are full.
     pub fn take_node(&mut self) -> Result<[Place; 2]> {
         while self.nodes.wants_segment() {
             let segment = self.segments.take(Stream::Tree)?;
@@ -455,7 +466,8 @@ impl Space {
         self.nodes.take().ok_or_else(none)
     }
 
-    /// Checkpoint `number` is durable, and gave these places of nodes up.
+    /// Handles a durable checkpoint `number` that no longer needs the nodes at the places
+    /// `given_up`.
     pub fn settle_checkpoint(&mut self, plan: &Plan, given_up: Vec<Place>, number: u64) {
         if 4 * plan.died().len() as u64 * self.layout.segment_bytes() >= self.frozen_bytes {
             self.fruitless = 0;
@@ -466,7 +478,7 @@ impl Space {
         }
     }
 
-    /// What a checkpoint changes for these places of nodes.
+    /// Adds to `deltas` the live bytes of nodes that a checkpoint writes and gives up.
     pub fn count_nodes(&self, taken: &[Place], given_up: &[Place], deltas: &mut Deltas) {
         let bytes = self.layout.geometry.node_bytes() as i64;
         for (places, by) in [(taken, bytes), (given_up, -bytes)] {
@@ -476,13 +488,13 @@ impl Space {
         }
     }
 
-    /// A run of at most `bytes` bytes, whole blocks, for data: place and length.
+    /// Takes a run of at most `bytes` bytes, whole blocks, for new data: place and length.
     pub fn take_data(&mut self, bytes: u64) -> Result<(Place, u64)> {
         let may_open = self.has_segment();
         self.take_run(bytes, may_open)
     }
 
-    /// The same for what was accepted before ([`Self::owed_room`]).
+    /// Takes a run for accepted content, which may use more space ([`Self::owed_room`]).
     pub fn take_owed(&mut self, bytes: u64) -> Result<(Place, u64)> {
         let may_open = self.may_open_owed();
         self.take_run(bytes, may_open)
@@ -512,12 +524,12 @@ impl Space {
         Ok((at, len))
     }
 
-    /// A run has landed, or its reservation has gone.
+    /// Notes that the write of a run has completed, or that its reservation has ended.
     pub fn land(&mut self, segment: u32) {
         self.segments.fly(segment, -1);
     }
 
-    /// Takes back the end of what was given out last; false: it is something else.
+    /// Returns the end of the run that was given out last. False: this run is not the last one.
     pub fn give_back_data(&mut self, place: Place, bytes: u64) -> bool {
         let Some(at) = self.data.filter(|at| {
             at.segment == place.segment && u64::from(place.offset) + bytes == u64::from(at.offset)
@@ -529,34 +541,34 @@ impl Space {
         true
     }
 
-    /// Bytes that are left of the open data segment.
+    /// Bytes that are left in the open data segment.
     pub fn data_left(&self) -> u64 {
         self.data.map_or(0, |at| self.layout.segment_bytes() - u64::from(at.offset))
     }
 
-    /// Whether data may have another segment.
+    /// Whether new data may take another segment.
     pub fn has_segment(&self) -> bool {
         self.data_room() - self.data_left() >= self.layout.segment_bytes()
     }
 
-    /// Whether data is being given out of this segment.
+    /// Whether this is the open data segment.
     pub fn is_open(&self, segment: u32) -> bool {
         self.data.is_some_and(|at| at.segment == segment)
     }
 
-    /// A data segment that nothing of was ever used: free.
+    /// Frees a data segment of which no byte was ever used.
     pub fn release(&mut self, segment: u32) {
         self.segments.hold(segment, -(self.layout.segment_bytes() as i64));
         self.segments.give_back(segment);
     }
 
-    /// Sum of promises, bytes.
+    /// Sum of all grants, bytes.
     #[cfg(test)]
     pub fn promised(&self) -> u64 {
         self.promised
     }
 
-    /// Free segments, and how many runs they make.
+    /// The number of free segments, and the number of contiguous runs that they form.
     pub fn free_runs(&self) -> (u64, u64) {
         let is_free = |n: u32| self.segments.get(n).is_some_and(|s| s.phase == Phase::Free);
         let begins = |n: u32| n == 0 || !is_free(n - 1);
@@ -564,13 +576,13 @@ impl Space {
         (self.segments.free(), free.filter(|n| begins(*n)).count() as u64)
     }
 
-    /// Segments of data.
+    /// The number of data segments in use.
     pub fn data_segments(&self) -> u64 {
         let is_data = |s: &Segment| s.stream == Stream::Data && s.phase != Phase::Free;
         self.segments.iter().filter(|(_, segment)| is_data(segment)).count() as u64
     }
 
-    /// Whether records are in this segment.
+    /// Whether this is a log segment.
     pub fn is_log(&self, segment: u32) -> bool {
         self.segments.get(segment).is_some_and(|segment| segment.stream == Stream::Log)
     }

@@ -1,6 +1,7 @@
-//! One change: recorded, queued for the log and applied to names, map and space in one hold of the
-//! state lock. And what looks at several of these parts at once: admission of content, lookups that
-//! say what is missing in memory, eviction.
+//! The state of a volume and its changes. While the state lock is held once, a change is recorded,
+//! queued for the log, and applied to names, map and space. This module also contains operations on
+//! several of these parts: admission of content, lookups that report what is missing in memory, and
+//! eviction.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -33,5 +34,6 @@ pub(crate) mod requests;
 pub(crate) mod reservations;
 pub(crate) mod resources;
 pub(crate) mod state;
+pub(crate) mod state_lock;
 pub(crate) mod sync_errors;
 mod windows;

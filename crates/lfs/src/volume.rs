@@ -1,8 +1,8 @@
-//! A volume: made, opened, shared by its users.
+//! A volume: created, opened, and shared by its users.
 //!
-//! How it is found again is in [`crate::recover::open`].
+//! [`crate::recover::open`] describes how an opening finds the volume.
 //!
-//! Locks: see the crate.
+//! Locks: see the documentation of the crate.
 
 pub(crate) mod digest;
 pub(crate) mod extents;
@@ -49,9 +49,9 @@ use crate::transaction::memory::Memory;
 use crate::transaction::options::OpenOptions;
 use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
+use crate::transaction::state_lock::StateLock;
 use crate::volume::maintenance::Maintenance;
 use forebay_base::buf::DataRef;
-use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::AtomicBool;
 use forebay_base::task::WaitQueue;
 use forebay_base::units::MIB;
@@ -62,31 +62,33 @@ use forebay_vfs::Timestamp;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
-/// Fewest segments of a volume: three kept, two of the tree, one of each other stream, some to
-/// fill.
+/// The fewest segments of a volume: three kept ones, two for the tree, one for each other stream,
+/// and some to fill.
 const SEGMENTS_MIN: u64 = 10;
 
-/// How a volume is made.
+/// The options for creating a volume.
 #[derive(Debug, Clone)]
 pub struct CreateOptions {
-    /// Bytes of a block, a power of two: 512 to 4096, not below the device's.
+    /// Bytes of a block: a power of two from 512 to 4096, and at least a block of the device.
     pub block_bytes: u32,
-    /// Bytes of a segment, a power of two: 64 KiB to 1 GiB.
+    /// Bytes of a segment: a power of two from 64 KiB to 1 GiB.
     pub segment_bytes: u32,
     /// Blocks of files have checksums.
     pub sums: bool,
-    /// Where content is takes less room; a program that does not know of it cannot open the volume.
+    /// Extents are stored in a shorter form. A program that does not know this feature cannot open
+    /// the volume.
     pub short_extents: bool,
-    /// Name of the volume among all volumes.
+    /// Identifies the volume among all volumes.
     pub uuid: [u8; 16],
-    /// Secret: what others write must not verify. From the system's random numbers.
+    /// A random secret of the volume. Checksums include it, so that blocks written by users do not
+    /// pass for structures of the volume.
     pub nonce: [u8; 16],
-    /// When.
+    /// The time of creation.
     pub now: Timestamp,
 }
 
 impl CreateOptions {
-    /// 4 KiB blocks, 64 MiB segments, checksums, short extents.
+    /// The default options: 4 KiB blocks, 64 MiB segments, checksums, short extents.
     pub fn new(uuid: [u8; 16], nonce: [u8; 16], now: Timestamp) -> Self {
         let (block_bytes, segment_bytes, sums, short_extents) = (4096, 64 << 20, true, true);
         Self { block_bytes, segment_bytes, sums, short_extents, uuid, nonce, now }
@@ -112,7 +114,7 @@ impl CreateOptions {
     }
 }
 
-/// What the users of a volume share.
+/// What the users of an open volume share.
 pub(crate) struct Inner {
     pub resources: Arc<Resources>,
     pub files: Arc<OpenFiles>,
@@ -122,7 +124,7 @@ pub(crate) struct Inner {
     pub me: Weak<Inner>,
     /// Leaves are being read ahead for a client that scans inodes in order.
     pub is_reading_on: AtomicBool,
-    /// What is wrong with the log of a volume that is open for reading.
+    /// The damage of the log, on a volume that is opened read-only.
     pub damage: Option<Error>,
     pub names: Remembered,
 }
@@ -135,14 +137,14 @@ impl Deref for Inner {
     }
 }
 
-/// How the trees of a volume are reached.
+/// The trees of a volume, and the store of their nodes.
 pub(crate) struct Parts {
     pub tree: Tree,
     store: Arc<VolumeStore>,
 }
 
 impl Parts {
-    /// Of a volume whose device has blocks of `align` bytes.
+    /// For a volume whose device has blocks of `align` bytes.
     pub fn of(
         device: &DeviceRef,
         superblock: &Superblock,
@@ -157,18 +159,27 @@ impl Parts {
     }
 }
 
+/// A volume before it is served.
+struct Recovered {
+    volume: Volume,
+    /// Nothing followed the checkpoint.
+    is_clean: bool,
+    /// The log has more that was not replayed (rollforward.bounded).
+    has_rest: bool,
+}
+
 /// An open volume. Clones share it.
 #[derive(Clone)]
 pub struct Volume(pub(crate) Arc<Inner>);
 
-/// Bytes that groups of records on this device are padded to.
+/// Groups of records on this device are padded to a multiple of so many bytes.
 pub(crate) fn align_of(device: &DeviceRef) -> u32 {
     let limits = device.limits();
     limits.logical_block.max(limits.physical_block).clamp(512, 4096)
 }
 
 impl Volume {
-    /// Makes an empty volume on all of a device; what was there is lost.
+    /// Creates an empty volume on the whole device. The content of the device is lost.
     pub async fn create(
         device: &DeviceRef,
         world: &WorldRef,
@@ -187,16 +198,12 @@ impl Volume {
         state.apply(&Change::CreateInode(ROOT_INO, root(options.now), &[]), &nowhere)?;
         let mut head = Head { segment: None, ..Head::of(&superblock) };
         fresh_head(&mut state, &mut head)?;
-        let opened = Opened {
-            found: Found { state, head, records: 0, damage: None },
-            usage: Vec::new(),
-            is_clean: true,
-        };
+        let opened = Opened { found: Found::clean(state, head), usage: Vec::new(), is_clean: true };
         let options = OpenOptions::default();
         let parts = Parts::of(device, &superblock, layout.align, &options);
         let volume = Self::assemble(device, world, &options, (&superblock, opened), parts).await?;
         volume.0.checkpoints.make(How::Fresh).await?;
-        // Every slot says the same: nothing follows.
+        // All slots say that no log follows, whichever of them an opening reads.
         let mut superblock = volume.0.checkpoints.superblock();
         superblock.state = STATE_CLEAN;
         for checkpoint in 2..=u64::from(SLOTS / 2) + 1 {
@@ -206,9 +213,45 @@ impl Volume {
         flush(device).await
     }
 
-    /// Opens a volume; recovers it first, if need be.
+    /// Opens a volume. It first recovers the volume if that is necessary.
     pub async fn open(device: &DeviceRef, world: &WorldRef, options: &OpenOptions) -> Result<Self> {
         let options = &options.shared();
+        let (mut is_bounded, mut changes_peak) = (!options.read_only, 0);
+        loop {
+            let found = Self::recover(device, world, options, is_bounded, changes_peak).await?;
+            let Recovered { volume, is_clean, has_rest } = found;
+            changes_peak = volume.0.memory.replay_peak();
+            if options.read_only {
+                volume.0.state.lock().life.open_for_reading();
+                return Ok(volume);
+            }
+            if has_rest {
+                match volume.0.checkpoints.make(How::Replayed).await {
+                    Ok(()) => {}
+                    // What the rest of the log names leaves too little: it is replayed in memory.
+                    Err(error) if error.kind() == ErrorKind::NoSpace => is_bounded = false,
+                    Err(error) => return Err(for_reading(error)),
+                }
+                continue;
+            }
+            match is_clean {
+                true => volume.0.checkpoints.begin_life().await?,
+                false => volume.0.checkpoints.make(How::Fresh).await.map_err(for_reading)?,
+            }
+            volume.remove_orphans().await;
+            return Ok(volume);
+        }
+    }
+
+    /// Finds the newest checkpoint and replays the log behind it, as much as memory has space for
+    /// if `is_bounded`. `changes_peak`: bytes that the parts before took.
+    async fn recover(
+        device: &DeviceRef,
+        world: &WorldRef,
+        options: &OpenOptions,
+        is_bounded: bool,
+        changes_peak: u64,
+    ) -> Result<Recovered> {
         let (superblock, older, hidden) = match options.passed_over {
             n if n > 0 && options.read_only => (slots::read_older(device, n).await?, None, None),
             _ if options.read_only => slots::read_newest_to_read(device).await?,
@@ -237,7 +280,7 @@ impl Volume {
         let layout = Layout::of(&superblock, align_of(device));
         let parts = Parts::of(device, &superblock, layout.align, options);
         let slots = (&superblock, older.as_ref());
-        let found = find(device, &parts.tree, slots, layout, options).await;
+        let found = find(device, &parts.tree, slots, layout, options, is_bounded).await;
         let mut opened = match options.read_only {
             true => found?,
             false => found.map_err(for_reading)?,
@@ -248,18 +291,10 @@ impl Volume {
         if !options.read_only {
             opened.prepare(device, superblock.checkpoint, options.plant)?;
         }
-        let is_clean = opened.is_clean;
+        let (is_clean, has_rest) = (opened.is_clean, opened.found.rest.is_some());
+        opened.found.changes_peak = opened.found.changes_peak.max(changes_peak);
         let volume = Self::assemble(device, world, options, (&superblock, opened), parts).await?;
-        if options.read_only {
-            volume.0.state.lock().life.open_for_reading();
-            return Ok(volume);
-        }
-        match is_clean {
-            true => volume.0.checkpoints.begin_life().await?,
-            false => volume.0.checkpoints.make(How::Fresh).await.map_err(for_reading)?,
-        }
-        volume.remove_orphans().await;
-        Ok(volume)
+        Ok(Recovered { volume, is_clean, has_rest })
     }
 
     async fn assemble(
@@ -274,7 +309,7 @@ impl Volume {
         let domain = options.cache.as_ref().map(|cache| cache.dirty.domain(None));
         found.state.life.bound_changes(options.overlay_bytes);
         found.state.dirt = Arc::new(Dirt::of(domain.clone()));
-        let Found { state, head, damage, .. } = found;
+        let Found { state, head, damage, changes_peak, .. } = found;
         let layout = state.layout;
         let nodes = usage_nodes(layout.segments, layout.geometry, layout.seal).await?;
         let Parts { tree, store } = parts;
@@ -283,12 +318,13 @@ impl Volume {
             world: world.clone(),
             options: options.clone(),
             layout,
-            state: Mutex::new(state),
+            sequence: state.counters.sequence(),
+            state: StateLock::new(state),
             log: forebay_base::sync::Arc::new(Log::new(head)),
             repair: Box::new(Repair(me.clone())),
             alloc: Allocator::new(options.alloc, options.serialized_dio_pages, options.lock_points),
             staging: Arc::new(Staging::new(device.clone(), options.plant)),
-            memory: Memory::new(options),
+            memory: Memory::new(options, changes_peak),
             plant: options.plant,
             tree,
             store,
@@ -320,8 +356,9 @@ impl Volume {
         Ok(Self(inner))
     }
 
-    /// What was open without a name when the last life ended goes. What cannot go is no reason not
-    /// to open the volume: it is tried again when there is room, or by the next opening.
+    /// Removes the orphans: inodes without a name that were open before the volume was last closed
+    /// or crashed. A failed removal does not fail the opening. It is tried again when there is
+    /// space, or by the next opening.
     async fn remove_orphans(&self) {
         let orphans: Vec<u64> = self.0.state.lock().orphans.iter().copied().collect();
         for ino in orphans {
@@ -343,20 +380,20 @@ impl Volume {
         }
     }
 
-    /// One number for all that a recovery of the present state would find. For tests and tools.
+    /// A digest of everything that a recovery of the current state would find. For tests and tools.
     pub async fn digest(&self) -> Result<u64> {
         self.0.digest().await
     }
 
-    /// Makes a checkpoint: what is behind it is not gone through again by a recovery.
+    /// Makes a checkpoint. A recovery need not read the log before it.
     pub async fn checkpoint(&self) -> Result<()> {
         self.0.checkpoints.make(How::Log).await
     }
 
-    /// Makes everything durable, and says so if nothing is changed concurrently: then the next
-    /// opening has no log to read, and nothing can be changed any more. A caller that wants to know
-    /// whether that worked calls it before the last reference goes. A close that failed is to be
-    /// tried again; until one works it may be that nothing can be changed any more.
+    /// Makes everything durable, and writes slots that say so if nothing is changed concurrently.
+    /// Then the next opening has no log to read, and the volume accepts no change any more. A
+    /// caller that needs to know the result calls this before it drops the last reference. A failed
+    /// close must be tried again. Until it succeeds the volume may already refuse changes.
     pub async fn close(&self) -> Result<()> {
         if self.0.options.read_only {
             self.0.files.near.clear(&self.0.staging);
@@ -365,7 +402,7 @@ impl Volume {
         if self.0.checkpoints.is_closing() {
             self.0.checkpoints.make(How::Close).await?;
         }
-        // What is accepted may need the room that the cleaner makes.
+        // Accepted content may need the space that the cleaner makes.
         self.0.files.sync_everything().await?;
         let _stopped = self.0.cleaner.stop().await;
         self.0.checkpoints.make(How::Close).await?;
@@ -374,7 +411,7 @@ impl Volume {
     }
 }
 
-/// A volume that cannot be opened for writing, because something of it is lost, can be read.
+/// Adds to the error of an opening that the volume can be opened read-only, if it is corrupt.
 fn for_reading(error: Error) -> Error {
     if error.kind() != ErrorKind::Corrupt {
         return error;
@@ -387,7 +424,7 @@ fn for_reading(error: Error) -> Error {
     }
 }
 
-/// Refuses a slot with a number above [`COUNT_MAX`].
+/// Refuses a slot that contains a number above [`COUNT_MAX`].
 fn check_numbers(superblock: &Superblock) -> Result<()> {
     let Superblock { checkpoint, generation, log_sequence, next_sequence, .. } = *superblock;
     let Superblock { inode_count, next_ino, next_data_id, next_tree, .. } = *superblock;

@@ -1,24 +1,24 @@
-//! What bounds a server, and why a client may be cut off.
+//! Limits of a server, and the reasons for which it drops a client.
 
 use crate::stream::CIPHER_LEN;
 use crate::tls::{SESSION_BYTES, TlsIdentity, TlsMode};
 use forebay_base::IoFlags;
 use std::time::Duration;
 
-/// Least that is received at once, bytes, however much is buffered.
+/// Least size of a receive, bytes, also when the memory for received bytes is used up.
 pub(crate) const RECEIVE_MIN: usize = 4096;
 
-/// Least memory over all clients, bytes.
+/// Least total memory of requests and replies, bytes.
 const TOTAL_MIN: usize = 2 << 20;
 
-/// Most memory of buffers that all threads keep for reuse, bytes, in addition to the `total` of
-/// requests.
+/// Most memory of the buffers that all threads keep for reuse, bytes; not included in the `total`
+/// of requests.
 pub(crate) fn pool_memory(total: usize) -> usize {
     total / 16
 }
 
-/// Most memory of received bytes not parsed yet, in bytes, not counting [`RECEIVE_MIN`] per client;
-/// in addition to the `total` of requests.
+/// Most memory of received bytes that are not parsed yet, bytes, apart from [`RECEIVE_MIN`] per
+/// client; not included in the `total` of requests.
 pub(crate) fn receive_memory(total: usize) -> usize {
     total / 16
 }
@@ -37,7 +37,7 @@ pub struct ServerConfig {
     pub options_max: u32,
     /// Longest data of an option, bytes.
     pub option_len_max: usize,
-    /// Longest read or write, bytes. An export may ask for less.
+    /// Longest read or write, bytes. An export may have a lower limit.
     pub request_max: u32,
     /// Most requests of one client in flight.
     pub inflight_max: u32,
@@ -49,24 +49,24 @@ pub struct ServerConfig {
     /// half is kept for clients below their fair share (half of it divided by `clients_max`), so
     /// that clients with many requests cannot starve others.
     pub total_memory: usize,
-    /// While other clients wait for memory, a client with outstanding work (it takes no replies, or
-    /// does not send the rest of a write) is disconnected if it moved less than `rate_min` over
-    /// this time.
+    /// A client has outstanding work if it does not take its replies, or does not send the rest of
+    /// a write. Such a client is disconnected if other clients wait for memory and it moved less
+    /// than `rate_min` over this time.
     pub stall_timeout: Duration,
     /// Least progress of a client with outstanding work, bytes per second.
     pub rate_min: u64,
     /// When the table of clients is full, the server drops the client that was silent for longest,
     /// if that is at least this long. A client with a request in progress is not idle.
     pub idle_timeout: Duration,
-    /// A TCP peer that says nothing for this long is probed, and cut off if it does not answer six
+    /// A TCP peer that is silent for this long is probed, and dropped if it does not answer six
     /// probes ten seconds apart. Zero: never.
     pub keepalive: Duration,
     /// Time for requests in flight to finish when the server is stopped.
     pub drain_timeout: Duration,
     /// Certificate and key for TLS, and whether clients may or must use it.
     pub tls: Option<(TlsIdentity, TlsMode)>,
-    /// Longest time that a thread polls for work before it sleeps, as long as polling finds some.
-    /// Zero: never. [`Server::set_poll`](crate::Server::set_poll) changes it live.
+    /// Longest time that a thread polls for work before it sleeps; it polls only while polling
+    /// finds work. Zero: never. [`Server::set_poll`](crate::Server::set_poll) changes it live.
     pub poll: Duration,
     /// Flags of every read and write, such as `UNCACHED`.
     pub io_flags: IoFlags,
@@ -97,12 +97,12 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Most that `poll` may be.
+    /// Largest value of `poll`.
     pub const POLL_MAX: Duration = Duration::from_millis(1);
 
-    /// The configuration with contradictory values corrected: at least one thread and one client,
-    /// and a request that fits a client's memory and, in addition to that of a client at its limit,
-    /// half of all memory.
+    /// The configuration with contradictory values corrected. There is at least one thread and one
+    /// client. A request fits into a client's memory, and, next to a client at its limit, into half
+    /// of the total memory.
     #[must_use]
     pub fn normalized(mut self) -> Self {
         self.threads = self.threads.max(1);
@@ -112,7 +112,7 @@ impl ServerConfig {
         self.total_memory = self.total_memory.max(TOTAL_MIN);
         self.client_memory = self.client_memory.max(64 << 10);
         if self.tls_mode() != TlsMode::Off {
-            // Sessions may use a quarter of it.
+            // TLS sessions may use a quarter of the total memory.
             let fit = (self.total_memory / 4 / SESSION_BYTES).max(1);
             self.clients_max = self.clients_max.min(fit);
         }
@@ -121,16 +121,16 @@ impl ServerConfig {
         self
     }
 
-    /// Least that `total_memory` can be set to while the server runs, bytes: the sessions of all
-    /// clients must leave most of it to requests.
+    /// Least value of `total_memory` while the server runs, bytes: the TLS sessions of all clients
+    /// must leave most of it to requests.
     pub(crate) fn total_least(&self) -> usize {
         let sessions = if self.tls_mode() == TlsMode::Off { 0 } else { self.clients_max };
         (sessions * SESSION_BYTES * 4).max(TOTAL_MIN)
     }
 
-    /// Received at once by a thread, bytes at most.
+    /// Most bytes that a thread receives at once.
     pub(crate) fn scratch_len(&self) -> usize {
-        // Room for the longest partial option and a record of TLS.
+        // Large enough for the longest partial option and a TLS record.
         (self.total_memory / 64).clamp(256 << 10, 512 << 10)
     }
 
@@ -145,7 +145,7 @@ impl ServerConfig {
         self.memory_bound_at(self.total_memory)
     }
 
-    /// The bound of all memory with another total, set while the server runs.
+    /// As [`ServerConfig::memory_bound`], with another total that was set while the server runs.
     pub(crate) fn memory_bound_at(&self, total: usize) -> usize {
         let receive_buffer = receive_memory(total) + self.clients_max * RECEIVE_MIN;
         total + pool_memory(total) + receive_buffer + self.scratch_memory()
@@ -157,34 +157,35 @@ impl ServerConfig {
     }
 }
 
-/// Why the server dropped a client. A client that leaves by itself has no reason here.
+/// Why the server dropped a client. A client that disconnects by itself has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DropReason {
     /// The bytes are not NBD.
     BadMagic,
-    /// Client flags that we did not offer.
+    /// The client sent flags that the server did not offer.
     BadClientFlags,
     /// An option longer than the limit.
     OptionTooLong,
     /// More options than the limit.
     TooManyOptions,
-    /// EXPORT_NAME with a name that is not there: the protocol has no other answer.
+    /// EXPORT_NAME with an unknown name: the protocol has no error reply for it.
     UnknownExport,
     /// The handshake took too long.
     HandshakeTimeout,
-    /// No TLS where it is required, or something that is not TLS where it was agreed on.
+    /// TLS is required but not used, or the bytes after STARTTLS are not TLS.
     Tls,
-    /// Dropped for a newer client before its handshake was done.
+    /// Dropped in favour of a newer client before its handshake ended.
     Evicted,
-    /// Refused because there are too many clients.
+    /// Refused because the maximum of clients is reached.
     TooManyClients,
-    /// A write longer than the limit: its data cannot be skipped in good faith.
+    /// A write longer than the limit: the server does not receive and discard that many bytes.
     WriteTooLong,
-    /// Took no replies, or did not send the rest of a write, while others waited for memory.
+    /// The client did not take its replies, or did not send the rest of a write, while other
+    /// clients waited for memory.
     Stalled,
-    /// Silent for long, and dropped for a newer client.
+    /// Idle for long, and dropped in favour of a newer client.
     Idle,
-    /// The socket failed, or the client went away in the middle of something.
+    /// The socket failed, or the client disconnected in the middle of a message.
     ConnectionLost,
     /// The server was stopped and this client's requests did not finish in time.
     ServerStopped,
@@ -209,7 +210,7 @@ impl DropReason {
         Self::ServerStopped,
     ];
 
-    /// A few words for the log.
+    /// A short description for the log.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::BadMagic => "not the NBD protocol",

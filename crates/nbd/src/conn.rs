@@ -1,12 +1,12 @@
-//! One connection: its socket, its protocol state, and its books.
+//! One connection: its socket, its protocol state, and its account of memory.
 //!
 //! Invariants:
-//! 1. `Book::charged` is what this connection adds to the server's memory: chunks of replies,
-//!    data waiting to be sent, payloads being received, and `in_tasks` for requests under way.
+//! 1. `Book::charged` is the part of the server's memory that this connection uses: chunks of
+//!    replies, data to be sent, payloads being received, and `in_tasks` for requests in progress.
 //! 2. `receive_buffer` holds received bytes that were not consumed: a partial message, or complete
-//!    requests while the connection is blocked. Then the socket is not read. Its memory is counted
-//!    apart (`Memory::buffered`), so that it never takes memory from its requests.
-//! 3. A connection with nothing charged is never blocked on its own account.
+//!    requests while the connection is blocked. Then the socket is not read. This memory is counted
+//!    separately (`Memory::buffered`), so that it never takes memory from requests.
+//! 3. A connection with nothing charged is never blocked because of its own memory.
 
 use crate::config::DropReason;
 use crate::exec::Key;
@@ -23,7 +23,7 @@ use rustix::event::epoll::EventFlags;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Where a connection stands.
+/// Phase of a connection.
 pub(crate) enum Phase {
     Handshake(Handshake),
     Live(Box<Transmission>),
@@ -35,17 +35,17 @@ pub(crate) struct Book {
     pub out: OutQueue,
     /// Bytes charged to this connection (invariant 1).
     pub charged: usize,
-    /// The part of it that belongs to requests under way.
+    /// The part of `charged` that belongs to requests in progress.
     pub in_tasks: usize,
-    /// Requests under way.
+    /// Number of requests in progress.
     pub inflight: u32,
-    /// Requests that make much work.
+    /// Requests with few bytes and much work, by class.
     pub classes: RequestClasses,
-    /// Why the next received request may not start.
+    /// Why the next received request must not start.
     pub blocked: Option<Verdict>,
-    /// In the loop's list of connections to be settled.
+    /// The connection is in the loop's list of connections to settle.
     pub dirty: bool,
-    /// The export it uses, from the end of its handshake on.
+    /// The export, set when the handshake has ended.
     pub export: Option<Arc<dyn Export>>,
 }
 
@@ -64,25 +64,25 @@ impl Book {
         }
     }
 
-    /// The export of a connection whose handshake is over.
+    /// The export of a connection whose handshake has ended.
     pub fn export(&self) -> Arc<dyn Export> {
         self.export.clone().expect("set where transmission begins")
     }
 }
 
-/// What all loops know of a connection, wherever it is.
+/// State of a connection that all loops can access.
 pub(crate) struct Life {
-    /// The loop that it is on or moves to.
+    /// The loop that has the connection, or to which it moves.
     pub at: AtomicUsize,
-    /// Milliseconds from the server's start to when bytes moved last; [`Life::BUSY`] while it is
-    /// not idle.
+    /// Time at which bytes moved last, in milliseconds from the server's start; [`Life::BUSY`]
+    /// while the connection is not idle.
     pub idle_since: AtomicU64,
-    /// It is not counted any more: it is closed, or will be.
+    /// It is not counted any more: it is closed, or about to be.
     pub gone: AtomicBool,
 }
 
 impl Life {
-    /// A request is under way, or the handshake is not over.
+    /// A request is in progress, or the handshake has not ended.
     pub const BUSY: u64 = u64::MAX;
 
     /// A connection on loop `at`.
@@ -97,24 +97,24 @@ impl Life {
     }
 }
 
-/// How fast a peer does what only it can do, such as taking its replies.
+/// Measures the rate at which a peer does its part, such as taking replies.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     since: Option<Instant>,
     moved: u64,
-    /// Too slow over the last whole period.
+    /// The peer was too slow in the last complete period.
     pub slow: bool,
 }
 
 impl Pace {
-    /// `bytes` went over the wire.
+    /// Counts bytes that were sent or received.
     pub fn count(&mut self, bytes: usize) {
         self.moved += bytes as u64;
     }
 
-    /// Checks the progress of a period. `owes`: only the peer can end the outstanding work.
-    pub fn look(&mut self, owes: bool, now: Instant, period: Duration, rate_min: u64) {
-        if !owes {
+    /// Checks the progress of a period. `is_outstanding`: only the peer can end the work.
+    pub fn look(&mut self, is_outstanding: bool, now: Instant, period: Duration, rate_min: u64) {
+        if !is_outstanding {
             *self = Self::default();
             return;
         }
@@ -139,21 +139,21 @@ pub(crate) struct Conn {
     pub label: String,
     pub phase: Phase,
     pub receive_buffer: ReceiveBuffer,
-    /// What of it is in the server's books, bytes.
+    /// Bytes of the receive buffer that are counted in the server's memory.
     pub buffered_counted: usize,
     pub book: Book,
-    /// When it was accepted.
+    /// Time of accept.
     pub since: Instant,
-    /// More requests are welcome. False after DISC, end of file, or stop.
+    /// Further requests are accepted. False after DISC, end of file, or stop.
     pub reading: bool,
-    /// Why it is to be cut off as soon as it is settled.
+    /// If set, the connection is closed when it is settled; the inner value is the reason.
     pub doom: Option<Option<DropReason>>,
-    /// The socket takes no more; since when it takes nothing.
+    /// Set while the socket takes no more bytes, to the time since when it takes none.
     pub send_full: Option<Instant>,
     pub life: Arc<Life>,
-    /// When bytes moved last.
+    /// Time at which bytes moved last.
     pub moved_at: Instant,
-    /// How it sends the rest of a write, and how it takes replies.
+    /// Rate at which the peer sends the rest of a write, and at which it takes replies.
     pub sending: Pace,
     pub taking: Pace,
     /// The events registered with epoll.
@@ -170,7 +170,7 @@ impl Conn {
         self.reading && self.book.blocked.is_none() && self.doom.is_none() && !self.starting_tls
     }
 
-    /// Judges its pace, and says when it moved last.
+    /// Measures the peer's rates, and updates the time of its last bytes.
     pub fn look(&mut self, start: Instant, now: Instant, period: Duration, rate_min: u64) {
         let half = matches!(&self.phase, Phase::Live(live) if live.is_mid_request());
         self.sending.look(half && self.wants_input(), now, period, rate_min);

@@ -1,16 +1,16 @@
-//! One event-loop thread: epoll over its sockets, its wake-up, and the queues of its exports.
+//! One event-loop thread: epoll over its sockets, its eventfd, and the I/O queues of its exports.
 //!
 //! ```text
 //! turn:  wait -> receive + parse + serve hits -> run woken tasks -> flush and reap queues
 //!          ^         -> run woken tasks -> settle: send all replies, unblock, close
-//!          `---- without sleeping if a task is woken, else look around for a moment, then sleep
+//!          `---- without sleeping if a task is woken, else poll for a moment, then sleep
 //! ```
 //!
 //! Invariants:
-//! 1. No call here waits except `epoll_wait`, and that only when there is nothing to do.
+//! 1. Only `epoll_wait` waits, and only when there is nothing to do.
 //! 2. A connection is read only if its next request may start (`Conn::wants_input`).
 //! 3. A connection whose state changed is in `core.dirty` until it is settled in the same turn.
-//! 4. One receive per readable connection and turn, so a busy one cannot starve the others.
+//! 4. Each readable connection gets one receive per turn, so that a busy one cannot starve others.
 
 mod clients;
 mod poll;
@@ -42,7 +42,7 @@ const EVENTS_MAX: usize = 256;
 const ACCEPTS_MAX: usize = 64;
 const TICK: Duration = Duration::from_millis(50);
 
-/// Tokens in epoll that stand for no connection have this in their upper half.
+/// Upper half of epoll tokens that denote no connection.
 const SPECIAL: u32 = u32::MAX;
 const WAKE: u32 = 0;
 const QUEUE: u32 = 1;
@@ -50,7 +50,7 @@ const LISTENER: u32 = 1 << 16;
 
 #[derive(Default)]
 struct Slot {
-    /// How often the slot was used: a late event or task of an earlier use does not match.
+    /// Number of uses of the slot: an event or task of an earlier use does not match.
     generation: u32,
     conn: Option<Conn>,
 }
@@ -63,12 +63,12 @@ pub(crate) struct EventLoop {
     slots: Vec<Slot>,
     free: Vec<u32>,
     handshakes: usize,
-    /// Blocked for want of the server's memory.
+    /// Connections that are blocked because the server's memory is used up.
     waiting: Vec<Key>,
-    /// The server's memory in use when they were last asked, bytes, and when.
+    /// The server's memory in use when these were last checked, bytes, and the time of that check.
     waiting_since: (usize, Instant),
     scratch: Box<[u8]>,
-    /// Received through TLS and not decrypted; empty while no client uses TLS.
+    /// Bytes received through TLS and not decrypted yet; empty while no client uses TLS.
     cipher: Vec<u8>,
     queues: Vec<Box<dyn LocalQueue>>,
     listeners: Vec<Listener>,
@@ -76,7 +76,7 @@ pub(crate) struct EventLoop {
     done: Vec<(Ticket, Outcome)>,
     poller: Poller,
     next_tick: Instant,
-    /// When the last tick or sleep ended: for what need not be exact.
+    /// Time when the last tick or sleep ended, for uses that need no exact time.
     now: Instant,
     stop_at: Option<Instant>,
     serial: u64,
@@ -142,7 +142,7 @@ impl EventLoop {
         &self.core.shared.loops[self.me]
     }
 
-    /// Runs until the server is stopped and everything is finished.
+    /// Runs until the server is stopped and all work has ended.
     pub fn run(&mut self) -> Result<()> {
         let mut events: Vec<Event> = Vec::with_capacity(EVENTS_MAX);
         let mut busy = true;
@@ -160,7 +160,7 @@ impl EventLoop {
         pool_memory(shared.memory.total()) / shared.config.threads
     }
 
-    /// One turn. True if it is worth another one before anything else happens.
+    /// One turn. True: another turn should follow without a sleep.
     fn turn(&mut self, events: &[Event]) -> bool {
         let mut reap = self.core.exec.len() > 0;
         for event in events {
@@ -202,14 +202,14 @@ impl EventLoop {
         if slot.generation == key.1 { slot.conn.as_mut() } else { None }
     }
 
-    /// Takes in a connection that is counted already.
+    /// Adds a connection that is already counted.
     fn insert(&mut self, mut conn: Conn) -> Key {
         let at = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             self.slots.len() as u32 - 1
         });
         let slot = &mut self.slots[at as usize];
-        // SPECIAL marks tokens that stand for no connection.
+        // `SPECIAL` is reserved for tokens that denote no connection.
         slot.generation = (slot.generation + 1) % SPECIAL;
         let key = (at, slot.generation);
         conn.book.key = key;
@@ -230,7 +230,7 @@ impl EventLoop {
         key
     }
 
-    /// Takes in the connections that other loops sent.
+    /// Adds the connections that other loops have handed over.
     fn adopt(&mut self) {
         if self.me == 0 {
             return;
@@ -267,7 +267,7 @@ impl EventLoop {
         // Closing the socket removes it from epoll: no other descriptor refers to it.
     }
 
-    /// A socket has something for us.
+    /// Handles the events of a socket.
     fn ready(&mut self, key: Key, flags: EventFlags) {
         let Some(conn) = self.conn(key) else { return };
         if flags.contains(EventFlags::OUT) {
@@ -275,7 +275,7 @@ impl EventLoop {
         }
         let wants = conn.wants_input();
         if flags.intersects(EventFlags::HUP | EventFlags::ERR) && !wants {
-            // The client cannot take an answer, and epoll would report it again and again.
+            // The client cannot receive replies, and epoll would report the event again and again.
             let clean = !conn.reading && conn.book.inflight == 0;
             conn.doom = Some((!clean).then_some(DropReason::ConnectionLost));
         } else if wants && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
@@ -287,7 +287,7 @@ impl EventLoop {
         }
     }
 
-    /// Notes what parsing led to: the end of a handshake, a wait for memory.
+    /// Handles results of parsing: the end of a handshake, or a wait for memory.
     fn after_parse(&mut self, key: Key, was_handshaking: bool) {
         let Some(conn) = &self.slots[key.0 as usize].conn else { return };
         if conn.book.blocked == Some(Verdict::ServerFull) && !self.waiting.contains(&key) {
@@ -303,11 +303,11 @@ impl EventLoop {
         }
     }
 
-    /// Moves a connection to the loop with the fewest, if that is another one.
+    /// Moves a connection to the loop with the fewest connections, if that is another one.
     fn hand_over(&mut self, key: Key) -> bool {
         let shared = self.core.shared.clone();
         let count = |at: &usize| shared.loops[*at].conns.load(Ordering::Relaxed);
-        // Handshakes count too, so loop 0 takes fewer when many are under way.
+        // Handshakes count as well, so loop 0 takes fewer connections while many are in progress.
         let Some(target) = (0..shared.loops.len()).min_by_key(count) else { return false };
         if target == self.me || self.stop_at.is_some() {
             return false;
@@ -343,8 +343,8 @@ impl EventLoop {
         polled
     }
 
-    /// Settles every connection whose state changed, and those that wait for memory. True if
-    /// that started anything new.
+    /// Settles every connection whose state changed, and those that wait for memory. True if a
+    /// blocked connection continued.
     fn settle_all(&mut self) -> bool {
         let mut resumed = false;
         while let Some(at) = self.core.dirty.pop() {
@@ -353,7 +353,7 @@ impl EventLoop {
         if self.waiting.is_empty() {
             return resumed;
         }
-        // Asking each of many waiters in vain, turn after turn, would cost the others.
+        // Checking all waiting connections in each turn in vain would slow down the others.
         let (used, now) = (self.core.shared.memory.used(), Instant::now());
         if used >= self.waiting_since.0 && now < self.waiting_since.1 + TICK {
             return resumed;
@@ -397,8 +397,8 @@ impl EventLoop {
                 self.begin_tls(key);
             }
         } else if conn.book.blocked.is_some() && conn.reading {
-            // The event may have freed memory. If the connection is still blocked it used none and
-            // is not marked again, so this loop ends.
+            // The event may have freed memory. A connection that remains blocked has used none and
+            // is not marked again, so the loop in `settle_all` ends.
             if self.resume(key) {
                 return true;
             }

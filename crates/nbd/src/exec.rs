@@ -1,11 +1,11 @@
-//! A small executor: the requests of one event-loop thread that could not be served at once.
+//! A small executor for the requests of one event-loop thread that could not be served at once.
 //!
 //! Invariants:
 //! 1. A wake is never lost: the waker queues its task, then checks whether the loop sleeps. The
 //!    loop marks itself asleep, then checks the queue (both in one total order).
-//! 2. A wake on the loop's own thread costs no system call and takes no lock; one from another
+//! 2. A wake on the loop's own thread costs no system call and takes no lock. A wake from another
 //!    thread writes the eventfd only if the loop sleeps.
-//! 3. A slot's waker outlives its tasks: a late wake only polls the next task once too often.
+//! 3. A slot's waker outlives its task: a late wake only polls the slot's next task once more.
 //!
 //! Locks: `Home::remote` is a leaf, held for a push or a swap.
 
@@ -25,15 +25,15 @@ use std::task::{Context, Poll, Wake, Waker};
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// The loop that runs on this thread (0: none), and its tasks woken from this thread.
+    /// The loop that runs on this thread (0: none), and its tasks that were woken on this thread.
     static HERE: RefCell<(u64, Vec<u32>)> = const { RefCell::new((0, Vec::new())) };
 }
 
-/// What other threads know of a loop: how to wake it.
+/// The part of a loop that other threads use to wake it.
 pub(crate) struct Home {
     id: u64,
     remote: Mutex<Vec<u32>>,
-    /// Something was put into `remote` since it was emptied last.
+    /// A task was put into `remote` since it was last emptied.
     has_remote: AtomicBool,
     sleeping: AtomicBool,
     event: OwnedFd,
@@ -47,16 +47,16 @@ impl Home {
         Ok(Self { id, remote: Mutex::new(Vec::new()), has_remote, sleeping, event })
     }
 
-    /// Readable when another thread wants the loop to run.
+    /// The eventfd, which is readable when another thread wakes the loop.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Wakes the loop if it sleeps. Call after the change for it is visible.
+    /// Wakes the loop if it sleeps. The caller's change must be visible to the loop before.
     pub fn nudge(&self) {
         if self.sleeping.swap(false, Ordering::SeqCst) {
-            // Any number but zero makes it readable, whatever its byte order. Full (EAGAIN) means
-            // that a wake is pending, and nothing else can go wrong.
+            // Any number but zero makes the eventfd readable, in any byte order. EAGAIN (it is
+            // full) means that a wake is pending; no other error is possible.
             let _ = rustix::io::write(&self.event, &[1; 8]);
         }
     }
@@ -94,14 +94,14 @@ impl Wake for SlotWaker {
     }
 }
 
-/// A request under way.
+/// The future of a request in progress.
 pub(crate) enum Work {
     Buf(BoxFuture<'static, BufResult>),
     Unit(BoxFuture<'static, Result<()>>),
     Map(BoxFuture<'static, Result<Vec<Extent>>>),
 }
 
-/// How it ended.
+/// Result of a request.
 pub(crate) enum Outcome {
     Buf(AlignedBuf, Result<()>),
     Unit(Result<()>),
@@ -118,10 +118,10 @@ impl Work {
     }
 }
 
-/// Which connection: its slot, and the use of that slot.
+/// A connection: its slot, and the generation of that slot.
 pub(crate) type Key = (u32, u32);
 
-/// The connection of a request, and its charge, bytes.
+/// The connection of a request, and the memory charged for it, bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Ticket {
     pub key: Key,
@@ -151,12 +151,12 @@ impl Executor {
         Self { home, slots: Vec::new(), free: Vec::new(), batch: Vec::new() }
     }
 
-    /// How many requests are under way.
+    /// The number of requests in progress.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Starts `work`. `Some`: it ended at once.
+    /// Starts `work`. `Some`: it ended at its first poll.
     pub fn start(&mut self, ticket: Ticket, mut work: Work) -> Option<Outcome> {
         let at = self.free.pop().unwrap_or_else(|| {
             let slot = self.slots.len() as u32;
@@ -179,19 +179,18 @@ impl Executor {
         }
     }
 
-    /// Polls every task woken so far, once; `done` gets those that ended. Says whether any
-    /// task was polled.
+    /// Polls every woken task once, and adds the ended ones to `done`. True if any task was polled.
     pub fn run(&mut self, done: &mut Vec<(Ticket, Outcome)>) -> bool {
         let mut batch = std::mem::take(&mut self.batch);
         HERE.with_borrow_mut(|(_, ready)| std::mem::swap(ready, &mut batch));
-        // Cleared first: a task queued later sets it again.
+        // Cleared before: a wake after this point sets it again.
         if self.home.has_remote.swap(false, Ordering::AcqRel) {
             batch.append(&mut self.home.remote.lock());
         }
         let polled = !batch.is_empty();
         for at in batch.drain(..) {
             let slot = &mut self.slots[at as usize];
-            // Cleared before the poll: a wake from within it queues the task again.
+            // Cleared before the poll: a wake during the poll queues the task again.
             slot.shared.queued.store(false, Ordering::Release);
             let Some((ticket, work)) = &mut slot.task else { continue };
             if let Poll::Ready(outcome) = work.poll(&mut Context::from_waker(&slot.waker)) {
@@ -210,7 +209,8 @@ impl Executor {
             || self.home.has_remote.load(Ordering::Acquire)
     }
 
-    /// Says that the loop is about to sleep. False: something was woken meanwhile, do not.
+    /// Announces that the loop is about to sleep. False: a task was woken, so the loop must not
+    /// sleep.
     pub fn may_sleep(&self) -> bool {
         self.home.sleeping.store(true, Ordering::SeqCst);
         let idle = HERE.with_borrow(|(_, ready)| ready.is_empty())
@@ -221,11 +221,11 @@ impl Executor {
         idle
     }
 
-    /// Says that the loop is awake, and empties the eventfd if it was what ended the sleep.
+    /// Announces that the loop is awake, and empties the eventfd if that ended the sleep.
     pub fn awake(&self, by_event: bool) {
         self.home.sleeping.store(false, Ordering::SeqCst);
         if by_event {
-            // EAGAIN: an earlier read consumed this wake, too.
+            // EAGAIN: an earlier read has consumed this wake as well.
             let _ = rustix::io::read(&self.home.event, &mut [0u8; 8]);
         }
     }

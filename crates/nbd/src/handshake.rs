@@ -15,22 +15,23 @@
 //!
 //! Invariants:
 //! 1. An option is answered exactly once, unless it ends the session.
-//! 2. Names from the network are only compared with the names of exports; nothing is built of them.
+//! 2. Names from the network are only compared with names of exports; no path or object is made
+//!    from them.
 //! 3. Metadata contexts hold only for the export named with them, and only if structured
-//!    replies had been agreed on before.
-//! 4. Where TLS is required nothing is told to who does not use it, and nothing that was agreed on
-//!    before it holds afterwards.
+//!    replies were negotiated before.
+//! 4. If TLS is required, a client without it gets no information. STARTTLS cancels everything that
+//!    was negotiated before it.
 
 use crate::config::DropReason;
 use crate::proto::{self, HandshakeFlags, OptionError, TransmissionFlags, info, opt, rep};
 use crate::tls::TlsMode;
 use forebay_vfs::ExportInfo;
 
-/// The exports, as the handshake sees them.
+/// The exports that the handshake can offer.
 pub trait Directory {
-    /// How many exports there are. Export 0 is the default, served under the empty name too.
+    /// The number of exports. Export 0 is the default, also under the empty name.
     fn count(&self) -> usize;
-    /// Name of one.
+    /// The name of an export.
     fn name(&self, index: usize) -> &str;
     /// The description of one export.
     fn info(&self, index: usize) -> ExportInfo;
@@ -45,24 +46,24 @@ pub struct HandshakeLimits {
     pub option_len_max: usize,
     /// Longest read or write, bytes.
     pub request_max: u32,
-    /// Whether TLS may or must be used.
+    /// Whether clients may or must use TLS.
     pub tls: TlsMode,
 }
 
 /// The negotiated parameters of a session.
 #[derive(Debug, Clone)]
 pub struct Session {
-    /// Which export.
+    /// Index of the export.
     pub export: usize,
     /// The export's description when the session began.
     pub info: ExportInfo,
     /// Longest read or write, bytes.
     pub request_max: u32,
-    /// Longest payload that is read and thrown away when a write is refused, bytes.
+    /// Longest payload that is received and discarded when a write is refused, bytes.
     pub payload_max: u32,
-    /// Replies to reads are chunks.
+    /// Replies to reads are structured chunks.
     pub structured: bool,
-    /// BLOCK_STATUS may be asked for.
+    /// The client may send BLOCK_STATUS.
     pub block_status: bool,
 }
 
@@ -86,9 +87,9 @@ pub struct Handshake {
     flags: Option<HandshakeFlags>,
     options: u32,
     structured: bool,
-    /// Everything goes through TLS.
+    /// The connection uses TLS.
     secure: bool,
-    /// Export for which base:allocation was chosen.
+    /// Export for which the context base:allocation was selected.
     context_for: Option<usize>,
 }
 
@@ -100,8 +101,8 @@ impl Handshake {
         Self { limits, flags, options, structured, secure, context_for: None }
     }
 
-    /// Consumes at most one message of `input`; says how many bytes that was. Call again while
-    /// it consumes.
+    /// Consumes at most one message of `input`; returns its length in bytes. Call again until it
+    /// returns 0.
     pub fn feed(&mut self, input: &[u8], out: &mut Vec<u8>, dir: &dyn Directory) -> (usize, Step) {
         let Some(flags) = self.flags else { return self.client_flags(input) };
         let option = match proto::parse_option(input, self.limits.option_len_max) {
@@ -122,7 +123,8 @@ impl Handshake {
 
     fn client_flags(&mut self, input: &[u8]) -> (usize, Step) {
         let Some(bits) = proto::Reader(input).u32() else { return (0, Step::More) };
-        // A client without FIXED_NEWSTYLE may still use EXPORT_NAME, so only unknown bits end it.
+        // A client without FIXED_NEWSTYLE may still use EXPORT_NAME, so only unknown bits end the
+        // session.
         match HandshakeFlags::from_bits(bits) {
             Some(flags) => {
                 self.flags = Some(flags);
@@ -142,7 +144,7 @@ impl Handshake {
     ) -> Step {
         let locked = self.limits.tls == TlsMode::Require && !self.secure;
         match code {
-            // It has no answer but the end.
+            // The protocol has no error reply for EXPORT_NAME.
             opt::EXPORT_NAME if locked => return Step::Close(Some(DropReason::Tls)),
             opt::STARTTLS => return self.start_tls(data, out),
             _ if locked && code != opt::ABORT => {
@@ -174,7 +176,7 @@ impl Handshake {
             refuse(out, code, rep::ERR_INVALID, "once, and without data");
         } else {
             proto::put_option_reply(out, code, rep::ACK, &[]);
-            // Options agreed on before TLS could have come from an attacker.
+            // An attacker could have injected options before TLS.
             (self.secure, self.structured, self.context_for) = (true, false, None);
             return Step::StartTls;
         }
@@ -241,7 +243,7 @@ impl Handshake {
         if query.wanted.contains(&info::DESCRIPTION) && !session.info.description.is_empty() {
             put(info::DESCRIPTION, &[clip(&session.info.description)]);
         }
-        // Sent without a request, too: it does no harm, and helps clients that read it.
+        // Sent even if not requested: that does no harm, and helps clients that use it.
         let (min, preferred) = (block_min(&session.info), block_preferred(&session.info));
         let (min, preferred) = (min.to_be_bytes(), preferred.to_be_bytes());
         put(info::BLOCK_SIZE, &[&min, &preferred, &session.request_max.to_be_bytes()]);
@@ -252,7 +254,7 @@ impl Handshake {
     fn meta(&mut self, code: u32, data: &[u8], out: &mut Vec<u8>, dir: &dyn Directory) {
         let set = code == opt::SET_META_CONTEXT;
         if set {
-            // Each attempt replaces the earlier choice, a failed one too.
+            // Each attempt replaces the earlier selection, also a failed one.
             self.context_for = None;
         }
         let Some(query) = proto::parse_meta_query(data) else {
@@ -272,7 +274,7 @@ impl Handshake {
         let found = if set {
             query.queries.iter().any(exact)
         } else {
-            // A list may ask for a whole namespace, or for everything by asking for nothing.
+            // A list may ask for a namespace; an empty list of queries asks for everything.
             let mut queries = query.queries.iter();
             query.queries.is_empty() || queries.any(|q| exact(q) || *q == b"base:")
         };
@@ -311,7 +313,7 @@ fn find(dir: &dyn Directory, name: &[u8]) -> Option<usize> {
         .or_else(|| (name.is_empty() && dir.count() > 0).then_some(0))
 }
 
-/// At most [`proto::STRING_MAX`] bytes of a text, cut between characters.
+/// At most [`proto::STRING_MAX`] bytes of a text, truncated between characters.
 fn clip(text: &str) -> &[u8] {
     let mut end = text.len().min(proto::STRING_MAX);
     while !text.is_char_boundary(end) {
@@ -320,7 +322,7 @@ fn clip(text: &str) -> &[u8] {
     &text.as_bytes()[..end]
 }
 
-/// Smallest request as the protocol allows to say it: a power of two up to 64 KiB.
+/// Smallest request size in the form of the protocol: a power of two up to 64 KiB.
 pub(crate) fn block_min(info: &ExportInfo) -> u32 {
     info.min_block.clamp(1, 1 << 16).next_power_of_two()
 }
@@ -329,7 +331,7 @@ fn block_preferred(info: &ExportInfo) -> u32 {
     info.preferred_block.clamp(512, 32 << 20).next_power_of_two().max(block_min(info))
 }
 
-/// The transmission flags of a session; only what the export supports.
+/// The transmission flags of a session; only features that the export supports.
 pub fn transmission_flags(session: &Session) -> TransmissionFlags {
     use TransmissionFlags as F;
     let info = &session.info;

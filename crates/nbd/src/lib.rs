@@ -1,13 +1,14 @@
 //! forebay-nbd: an NBD server over [`forebay_vfs::Export`].
 //!
-//! Reading order: [`proto`] (bytes), [`handshake`] and [`transmission`] (what a connection may
-//! say when, without I/O), `serve` (requests to answers), `exec` (late requests), `event_loop`
-//! (sockets), [`server`].
+//! Reading order: [`proto`] (messages), [`handshake`] and [`transmission`] (the two phases of a
+//! connection, without I/O), `serve` (carries out requests), `exec` (requests that have to wait),
+//! `event_loop` (sockets), [`server`].
 //!
 //! A few event-loop threads serve all clients; their number depends on neither clients nor queue
-//! depth. One turn of a loop receives what is there, answers hits straight into the connection's
-//! replies, starts what is late, and sends all replies of a connection with one system call.
-//! The features of the protocol, and the test of each, are in `docs/reference/nbd.md`.
+//! depth. One turn of a loop receives bytes, copies cached data directly into the connection's
+//! replies, and starts tasks for requests that have to wait. Then it sends all replies of a
+//! connection with one system call. The features of the protocol, and the test of each, are in
+//! `docs/reference/nbd.md`.
 
 #![forbid(unsafe_code)]
 

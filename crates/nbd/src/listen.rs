@@ -1,11 +1,11 @@
 //! Listening sockets: a Unix socket file that belongs to one server, or a TCP port.
 //!
 //! Invariants:
-//! 1. A socket file is replaced only if no server listens on it. Two servers that find the same
-//!    stale file at once take turns (a lock on the directory), so that one of them fails.
-//! 2. The file has mode 0600 from its first moment: the socket has it before `bind`, which gives it
-//!    to the file. Nothing sets a mode by the path, where another user of the folder may have put a
-//!    hard link to another file meanwhile.
+//! 1. A socket file is replaced only if no server listens on it. Servers that find the same stale
+//!    file at once are serialized by a lock on the directory, so that all but one of them fail.
+//! 2. The file always has mode 0600: the socket has it before `bind`, which gives it to the file.
+//!    No call sets a mode by path, because another user of the directory could have put a hard link
+//!    to another file there.
 //! 3. At the end the file is removed if it is still the one that this server made.
 
 use forebay_base::{Error, ErrorKind, Result};
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const BACKLOG: i32 = 1024;
-/// Probes of a silent TCP peer: how far apart, how many, and the shortest silence before them.
+/// Probes of a silent TCP peer: their interval, their number, and the shortest silence before them.
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBES: u32 = 6;
 const PROBE_MIN: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ const PROBE_MIN: Duration = Duration::from_secs(1);
 /// A listening socket.
 pub(crate) struct Listener {
     fd: OwnedFd,
-    /// The file, and which one it was (device, inode).
+    /// Path of the socket file, with its device and inode number.
     file: Option<(PathBuf, (u64, u64))>,
 }
 
@@ -35,7 +35,7 @@ fn failed(op: &'static str, e: Errno) -> Error {
 }
 
 impl Listener {
-    /// Listens on a socket file. `Busy`: another server does, or the file is not a socket.
+    /// Listens on a socket file. `Busy`: another server listens there, or the file is not a socket.
     pub fn unix(path: &Path) -> Result<Self> {
         Self::unix_at(path).map_err(|e| e.with_path(path))
     }
@@ -63,7 +63,7 @@ impl Listener {
         Ok(Self { fd, file: Some((path.to_path_buf(), id)) })
     }
 
-    /// Listens on a TCP port; says which, since port 0 means any.
+    /// Listens on a TCP port; returns the address, since port 0 selects any free port.
     pub fn tcp(address: SocketAddr) -> Result<(Self, SocketAddr)> {
         let go = || {
             let listener = TcpListener::bind(address)?;
@@ -74,11 +74,11 @@ impl Listener {
         go().map_err(|e| Error::from_io("listen", e))
     }
 
-    /// The next connection, probed after `keepalive` of silence. `AGAIN`: none is waiting.
+    /// Accepts a connection; a peer is probed after `keepalive` of silence. `AGAIN`: there is none.
     pub fn accept(&self, keepalive: Duration) -> rustix::io::Result<OwnedFd> {
         let fd = rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         if self.file.is_none() {
-            // A peer that is gone already shows when the socket is read.
+            // If the peer has disconnected, these calls fail, and reading the socket reports it.
             let _ = sockopt::set_tcp_nodelay(&fd, true);
             if !keepalive.is_zero() {
                 let _ = sockopt::set_socket_keepalive(&fd, true);
@@ -90,12 +90,12 @@ impl Listener {
         Ok(fd)
     }
 
-    /// For epoll.
+    /// The descriptor for epoll.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// For the log.
+    /// The kind of socket for the log.
     pub fn kind(&self) -> &'static str {
         if self.file.is_some() { "unix" } else { "tcp" }
     }
@@ -131,7 +131,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
     match rustix::net::connect(&probe, address) {
         Err(Errno::CONNREFUSED) => {}
         Err(Errno::NOENT) => return Ok(()),
-        // A full backlog (AGAIN) is a listener too.
+        // A full backlog (AGAIN) also means that a server listens.
         _ => return Err(Error::new(ErrorKind::Busy, OP, "another server listens there")),
     }
     match rustix::fs::unlink(path) {
@@ -148,7 +148,7 @@ mod tests {
     use std::os::unix::fs::{FileTypeExt, PermissionsExt};
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// Sockets that the other user of the folder takes, and tries until then at most.
+    /// Sockets for which the other user wins the race, and the most attempts until then.
     const TAKEN: u64 = 30;
     const TRIES: u32 = 200_000;
 
@@ -156,9 +156,9 @@ mod tests {
         fs::metadata(path).unwrap().permissions().mode() & 0o777
     }
 
-    /// The story: the file got its mode by its path after `bind`. Another user of the folder put a
-    /// hard link to another file there in between: that file became private, and the socket, which
-    /// the user had renamed, was not.
+    /// The story: the mode was set by path after `bind`. In between another user of the directory
+    /// put a hard link to another file there. That file became private, and the socket, which the
+    /// user had renamed, did not.
     #[test]
     fn socket_replaced_by_a_hard_link_is_private_and_the_linked_file_unchanged() {
         let dir = std::env::temp_dir().join(format!("forebay-listen-{}", std::process::id()));

@@ -1,10 +1,10 @@
-//! The replies of one connection that wait to be sent, in order.
+//! The replies of one connection that are still to be sent, in order.
 //!
 //! Invariants:
-//! 1. Small replies are gathered in chunks. A large read's data stay in their own buffer, in one
-//!    piece with the reply's header, and are sent from there.
+//! 1. Small replies are collected in chunks. The data of a large read are sent from their own
+//!    buffer, which forms one piece with the reply's header.
 //! 2. Only the last piece grows. `start <= end <= len` in a chunk.
-//! 3. Memory freed by sending goes back to the caller, which does the accounting.
+//! 3. Buffers freed by sending are passed to the caller, which does the accounting.
 
 use crate::pool::CHUNK_LEN;
 use crate::proto::READ_HEADER_MAX;
@@ -29,13 +29,13 @@ impl Piece {
     }
 }
 
-/// Memory that is no longer needed.
+/// A buffer that is no longer needed.
 pub(crate) enum Freed {
     Chunk(Box<[u8]>),
     Data(AlignedBuf),
 }
 
-/// The queue of replies of one connection.
+/// The queue of replies of a connection.
 #[derive(Default)]
 pub(crate) struct OutQueue {
     pieces: VecDeque<Piece>,
@@ -54,7 +54,7 @@ impl OutQueue {
         }
     }
 
-    /// The free bytes at the end of the last chunk; the caller then commits those it used.
+    /// The free bytes at the end of the last chunk; the caller commits those that it has filled.
     pub fn tail(&mut self) -> &mut [u8] {
         match self.pieces.back_mut() {
             Some(Piece::Chunk { buf, end, .. }) => &mut buf[*end..],
@@ -62,7 +62,7 @@ impl OutQueue {
         }
     }
 
-    /// Makes the first `n` bytes of the tail part of the replies.
+    /// Adds the first `n` bytes of the tail to the replies.
     pub fn commit(&mut self, n: usize) {
         if let Some(Piece::Chunk { buf, end, .. }) = self.pieces.back_mut() {
             *end += n;
@@ -79,7 +79,7 @@ impl OutQueue {
         self.pieces.push_back(Piece::Data { head, head_len, buf, sent: 0 });
     }
 
-    /// Fills `slices` from the front; says how many, and how many bytes they have.
+    /// Fills `slices` from the front; returns their number, and their bytes.
     pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES_MAX]) -> (usize, usize) {
         let (mut n, mut bytes) = (0, 0);
         for piece in &self.pieces {
@@ -102,7 +102,7 @@ impl OutQueue {
         (n, bytes)
     }
 
-    /// `n` bytes were sent from the front.
+    /// Removes `n` sent bytes from the front.
     pub fn advance(&mut self, mut n: usize, mut freed: impl FnMut(Freed)) {
         while let Some(front) = self.pieces.front_mut() {
             let left = front.left();

@@ -1,10 +1,9 @@
 //! Buffers of one event-loop thread, kept for reuse so that they are neither zeroed nor
 //! allocated again for each request.
 //!
-//! Invariants:
-//! 1. What is kept, chunks and buffers together, is bounded, in bytes.
-//! 2. A buffer handed out has exactly the length asked for and stale content: its user fills it
-//!    whole before any byte of it is sent or stored.
+//! 1. The kept memory, of chunks and buffers together, is bounded.
+//! 2. A buffer has exactly the requested length and arbitrary old content: its user overwrites all
+//!    of it before any byte is sent or stored.
 
 use forebay_base::buf::AlignedBuf;
 
@@ -22,12 +21,12 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Keeps at most so many bytes.
+    /// A pool that keeps at most `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Self {
         Self { chunks: Vec::new(), bufs: Vec::new(), bytes: 0, bytes_max }
     }
 
-    /// From now on at most so many.
+    /// Sets the maximum of kept memory, bytes.
     #[inline]
     pub fn limit(&mut self, bytes_max: usize) {
         if bytes_max != self.bytes_max {
@@ -36,7 +35,7 @@ impl Pool {
         }
     }
 
-    /// Most that is kept, bytes.
+    /// The maximum of kept memory, bytes.
     pub fn bytes_max(&self) -> usize {
         self.bytes_max
     }
@@ -79,7 +78,7 @@ impl Pool {
         self.trim();
     }
 
-    /// Buffers go before chunks: every small reply needs a chunk.
+    /// Frees buffers before chunks: every small reply needs a chunk.
     fn trim(&mut self) {
         while self.bytes > self.bytes_max || self.bufs.len() > BUFS_MAX {
             if !self.bufs.is_empty() {

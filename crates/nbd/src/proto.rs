@@ -1,9 +1,10 @@
-//! The NBD protocol on the wire: constants, and bytes to values and back. No I/O, no state.
+//! The NBD protocol: constants, parsing and encoding of messages. No I/O, no state.
 //!
 //! Everything is big-endian. Invariants:
-//! 1. No function panics, whatever the bytes are; lengths are checked before they are used.
-//! 2. No function allocates more than its input is long (parsing) or its output needs (building).
-//! 3. A parser that sees a prefix of a valid message says "more", never "wrong" and never a value.
+//! 1. No function panics on any input; lengths are checked before use.
+//! 2. Parsing allocates no more than the length of the input, encoding no more than the message.
+//! 3. For a prefix of a valid message a parser asks for more bytes; it returns neither an error nor
+//!    a value.
 
 use forebay_base::{Error, ErrorKind};
 
@@ -32,41 +33,41 @@ pub const CHUNK_LEN: usize = 20;
 pub const READ_HEADER_MAX: usize = CHUNK_LEN + 8;
 /// Longest string of the protocol (names, queries, descriptions), bytes.
 pub const STRING_MAX: usize = 4096;
-/// The id we give to the only metadata context that we have.
+/// The id of the only metadata context that the server offers.
 pub const ALLOCATION_CONTEXT_ID: u32 = 1;
 /// The name of that context.
 pub const ALLOCATION_CONTEXT: &str = "base:allocation";
 
 bitflags::bitflags! {
-    /// Handshake flags: server's (greeting) and client's (answer) have the same bits.
+    /// Handshake flags; server (greeting) and client (answer) use the same bits.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct HandshakeFlags: u32 {
         /// Options are negotiated in the fixed newstyle.
         const FIXED_NEWSTYLE = 1;
-        /// No 124 zero bytes after the answer to EXPORT_NAME.
+        /// The 124 zero bytes after the answer to EXPORT_NAME are omitted.
         const NO_ZEROES = 2;
     }
 
-    /// What an export can do.
+    /// Features of an export.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct TransmissionFlags: u16 {
-        /// Always set.
+        /// Always set: the flags field is valid.
         const HAS_FLAGS = 1;
         /// Writes are refused.
         const READ_ONLY = 1 << 1;
-        /// FLUSH is served.
+        /// FLUSH is supported.
         const SEND_FLUSH = 1 << 2;
         /// The FUA flag is honoured.
         const SEND_FUA = 1 << 3;
-        /// TRIM is served.
+        /// TRIM is supported.
         const SEND_TRIM = 1 << 5;
-        /// WRITE_ZEROES is served.
+        /// WRITE_ZEROES is supported.
         const SEND_WRITE_ZEROES = 1 << 6;
         /// The DF flag is honoured (structured replies only).
         const SEND_DF = 1 << 7;
-        /// A flush on one connection covers the completed writes of all.
+        /// A flush on one connection covers completed writes of all connections.
         const CAN_MULTI_CONN = 1 << 8;
-        /// CACHE is served.
+        /// CACHE is supported.
         const SEND_CACHE = 1 << 10;
         /// The FAST_ZERO flag is honoured.
         const SEND_FAST_ZERO = 1 << 11;
@@ -75,15 +76,15 @@ bitflags::bitflags! {
     /// Flags of one request.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct CommandFlags: u16 {
-        /// Durable when answered.
+        /// The reply is sent after the data is durable.
         const FUA = 1;
         /// WRITE_ZEROES: keep the space allocated.
         const NO_HOLE = 1 << 1;
-        /// READ: answer in one chunk.
+        /// READ: reply with one chunk.
         const DF = 1 << 2;
         /// BLOCK_STATUS: one extent only.
         const REQ_ONE = 1 << 3;
-        /// WRITE_ZEROES: fail rather than be slow.
+        /// WRITE_ZEROES: fail instead of writing zeros slowly.
         const FAST_ZERO = 1 << 4;
         /// Unknown bits, kept so that they can be refused.
         const _ = !0;
@@ -92,7 +93,7 @@ bitflags::bitflags! {
 
 /// Option codes.
 pub mod opt {
-    /// Enter transmission the old way.
+    /// Begin transmission, without an error reply (obsolete form of GO).
     pub const EXPORT_NAME: u32 = 1;
     /// End the session.
     pub const ABORT: u32 = 2;
@@ -100,9 +101,9 @@ pub mod opt {
     pub const LIST: u32 = 3;
     /// Encrypt the session.
     pub const STARTTLS: u32 = 5;
-    /// Ask about an export.
+    /// Query an export.
     pub const INFO: u32 = 6;
-    /// Ask about an export and enter transmission.
+    /// Query an export and begin transmission.
     pub const GO: u32 = 7;
     /// Use structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
@@ -116,9 +117,9 @@ pub mod opt {
 
 /// Option reply codes.
 pub mod rep {
-    /// Done.
+    /// Success.
     pub const ACK: u32 = 1;
-    /// One export of a list.
+    /// One export in a list.
     pub const SERVER: u32 = 2;
     /// One piece of information.
     pub const INFO: u32 = 3;
@@ -126,25 +127,25 @@ pub mod rep {
     pub const META_CONTEXT: u32 = 4;
     /// The option is not known or not supported.
     pub const ERR_UNSUP: u32 = (1 << 31) + 1;
-    /// The server's policy forbids it.
+    /// Forbidden by the server's policy.
     pub const ERR_POLICY: u32 = (1 << 31) + 2;
-    /// Not without TLS.
+    /// TLS is required first.
     pub const ERR_TLS_REQD: u32 = (1 << 31) + 5;
-    /// The option's data makes no sense.
+    /// The option's data is invalid.
     pub const ERR_INVALID: u32 = (1 << 31) + 3;
-    /// No such export.
+    /// Unknown export.
     pub const ERR_UNKNOWN: u32 = (1 << 31) + 6;
     /// The option's data is too long.
     pub const ERR_TOO_BIG: u32 = (1 << 31) + 9;
 }
 
-/// Kinds of information of INFO and GO.
+/// Types of information in INFO and GO.
 pub mod info {
     /// Size and flags.
     pub const EXPORT: u16 = 0;
     /// Canonical name.
     pub const NAME: u16 = 1;
-    /// Text for people.
+    /// Description for users.
     pub const DESCRIPTION: u16 = 2;
     /// Block sizes.
     pub const BLOCK_SIZE: u16 = 3;
@@ -152,19 +153,19 @@ pub mod info {
 
 /// Structured reply chunk types.
 pub mod chunk {
-    /// The last chunk of the reply (a flag).
+    /// Flag of the last chunk of a reply.
     pub const DONE: u16 = 1;
     /// No payload.
     pub const NONE: u16 = 0;
     /// Offset and data.
     pub const OFFSET_DATA: u16 = 1;
-    /// Extents of one context.
+    /// Extents of one metadata context.
     pub const BLOCK_STATUS: u16 = 5;
     /// Error number and message.
     pub const ERROR: u16 = (1 << 15) + 1;
 }
 
-/// Error numbers that the protocol knows.
+/// Error numbers of the protocol.
 pub mod errno {
     /// Operation not permitted.
     pub const EPERM: u32 = 1;
@@ -186,32 +187,32 @@ pub mod errno {
 
 /// Bits of a base:allocation extent.
 pub mod state {
-    /// Nothing is allocated.
+    /// The extent is not allocated.
     pub const HOLE: u32 = 1;
-    /// Reads as zeros.
+    /// The extent reads as zeros.
     pub const ZERO: u32 = 2;
 }
 
 /// The command of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Command {
-    /// Send data.
+    /// Read data.
     Read,
-    /// Take data.
+    /// Write data.
     Write,
     /// End the session.
     Disconnect,
     /// Make completed writes durable.
     Flush,
-    /// Give space back.
+    /// Deallocate a range.
     Trim,
-    /// Bring into the cache.
+    /// Load a range into the cache.
     Cache,
     /// Zero a range.
     WriteZeroes,
-    /// Reports which blocks are allocated.
+    /// Query the allocation of a range.
     BlockStatus,
-    /// Anything else, with its code.
+    /// Any other command, with its code.
     Unknown(u16),
 }
 
@@ -249,11 +250,11 @@ impl Command {
 /// A request header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Flags, unknown bits included.
+    /// Flags, with unknown bits.
     pub flags: CommandFlags,
     /// The command.
     pub command: Command,
-    /// The client's name for this request.
+    /// The client's id of this request, which its reply repeats.
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
@@ -261,7 +262,7 @@ pub struct Request {
     pub len: u32,
 }
 
-/// The bytes are not a message of this protocol.
+/// The bytes are no message of this protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BadMagic;
 
@@ -270,7 +271,7 @@ pub struct BadMagic;
 pub struct ClientOption<'a> {
     /// Option code.
     pub code: u32,
-    /// Its data.
+    /// The data of the option.
     pub data: &'a [u8],
 }
 
@@ -316,14 +317,14 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// A string with its length before it.
+    /// A string that follows its length.
     pub fn string(&mut self) -> Option<&'a [u8]> {
         let len = self.u32()?;
         self.take(usize::try_from(len).ok()?)
     }
 }
 
-/// Parses a request header. `Ok(None)`: fewer than [`REQUEST_LEN`] bytes, so far right.
+/// Parses a request header. `Ok(None)`: the input is a prefix of one, shorter than [`REQUEST_LEN`].
 #[inline]
 pub fn parse_request(input: &[u8]) -> Result<Option<Request>, BadMagic> {
     let Some(head) = input.first_chunk::<REQUEST_LEN>() else {
@@ -377,12 +378,12 @@ pub fn put_option(out: &mut Vec<u8>, code: u32, data: &[u8]) {
     out.extend_from_slice(data);
 }
 
-/// Data of INFO and GO: the export's name and the information wanted.
+/// Data of INFO and GO: name of the export, and the requested types of information.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InfoQuery<'a> {
     /// Export name.
     pub name: &'a [u8],
-    /// Kinds wanted, see [`info`].
+    /// Requested types, see [`info`].
     pub wanted: Vec<u16>,
 }
 
@@ -403,7 +404,7 @@ pub fn parse_info_query(data: &[u8]) -> Option<InfoQuery<'_>> {
 pub struct MetaQuery<'a> {
     /// Export name.
     pub name: &'a [u8],
-    /// Contexts asked for.
+    /// Requested contexts.
     pub queries: Vec<&'a [u8]>,
 }
 
@@ -412,7 +413,7 @@ pub fn parse_meta_query(data: &[u8]) -> Option<MetaQuery<'_>> {
     let mut r = Reader(data);
     let name = r.string()?;
     let count = r.u32()? as usize;
-    // Each query has at least its length: a count that cannot fit is a lie.
+    // Each query takes at least its length field, so a larger count is invalid.
     if count > r.0.len() / 4 {
         return None;
     }
@@ -423,14 +424,14 @@ pub fn parse_meta_query(data: &[u8]) -> Option<MetaQuery<'_>> {
     r.0.is_empty().then_some(MetaQuery { name, queries })
 }
 
-/// The server's greeting.
+/// Encodes the server's greeting.
 pub fn put_greeting(out: &mut Vec<u8>, flags: HandshakeFlags) {
     out.extend_from_slice(&NBD_MAGIC.to_be_bytes());
     out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
     out.extend_from_slice(&(flags.bits() as u16).to_be_bytes());
 }
 
-/// A reply to an option.
+/// Encodes a reply to an option.
 pub fn put_option_reply(out: &mut Vec<u8>, option: u32, reply: u32, parts: &[&[u8]]) {
     let len: usize = parts.iter().map(|p| p.len()).sum();
     out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
@@ -440,7 +441,7 @@ pub fn put_option_reply(out: &mut Vec<u8>, option: u32, reply: u32, parts: &[&[u
     parts.iter().for_each(|p| out.extend_from_slice(p));
 }
 
-/// Header of a simple reply. Data of a read follow it when `error` is 0.
+/// Header of a simple reply. If `error` is 0, the data of a read follow it.
 #[inline]
 pub fn simple_reply(cookie: u64, error: u32) -> [u8; SIMPLE_REPLY_LEN] {
     let mut out = [0; SIMPLE_REPLY_LEN];
@@ -462,7 +463,7 @@ pub fn chunk_header(cookie: u64, flags: u16, kind: u16, len: u32) -> [u8; CHUNK_
     out
 }
 
-/// The header of a successful read's reply, and its length in bytes.
+/// The header of a successful reply to a read, and its length in bytes.
 #[inline]
 pub fn read_header(request: &Request, structured: bool) -> ([u8; READ_HEADER_MAX], usize) {
     let mut out = [0; READ_HEADER_MAX];
@@ -470,8 +471,8 @@ pub fn read_header(request: &Request, structured: bool) -> ([u8; READ_HEADER_MAX
         out[..SIMPLE_REPLY_LEN].copy_from_slice(&simple_reply(request.cookie, 0));
         return (out, SIMPLE_REPLY_LEN);
     }
-    // The length field covers the offset, so a request within 8 bytes of 4 GiB must be
-    // refused before this; the limit on a request's length does.
+    // The length field includes the offset, so a request within 8 bytes of 4 GiB must be refused
+    // before; the limit of a request's length ensures that.
     let len = request.len.saturating_add(8);
     let header = chunk_header(request.cookie, chunk::DONE, chunk::OFFSET_DATA, len);
     out[..CHUNK_LEN].copy_from_slice(&header);
@@ -479,8 +480,8 @@ pub fn read_header(request: &Request, structured: bool) -> ([u8; READ_HEADER_MAX
     (out, READ_HEADER_MAX)
 }
 
-/// A whole reply without data: `error` 0 is success. Only reads and block status must be
-/// answered by chunks; the others may be, and are, answered simply.
+/// Encodes a complete reply without data: `error` 0 is success. Only replies to reads and block
+/// status have to be structured; the others are simple replies.
 pub fn put_status(out: &mut Vec<u8>, request: &Request, structured: bool, error: u32) {
     let needs_chunk = matches!(request.command, Command::Read | Command::BlockStatus);
     if !(structured && needs_chunk) {
@@ -497,7 +498,7 @@ pub fn put_status(out: &mut Vec<u8>, request: &Request, structured: bool, error:
     }
 }
 
-/// A whole reply to BLOCK_STATUS: `(length, state bits)` for each extent.
+/// Encodes a complete reply to BLOCK_STATUS: `(length, state bits)` for each extent.
 pub fn put_block_status(out: &mut Vec<u8>, cookie: u64, extents: &[(u32, u32)]) {
     let len = 4 + 8 * extents.len() as u32;
     out.extend_from_slice(&chunk_header(cookie, chunk::DONE, chunk::BLOCK_STATUS, len));
@@ -508,7 +509,7 @@ pub fn put_block_status(out: &mut Vec<u8>, cookie: u64, extents: &[(u32, u32)]) 
     }
 }
 
-/// A short text for an error chunk.
+/// A short message for an error chunk.
 pub fn error_text(error: u32) -> &'static str {
     match error {
         errno::EPERM => "not permitted",
@@ -522,7 +523,7 @@ pub fn error_text(error: u32) -> &'static str {
     }
 }
 
-/// The protocol's number for an error of the stack.
+/// The error number of the protocol for an error.
 pub fn error_number(error: &Error) -> u32 {
     match (error.kind(), error.errno()) {
         (ErrorKind::ReadOnly | ErrorKind::Permission, _) | (_, 1 | 13 | 30) => errno::EPERM,

@@ -1,8 +1,8 @@
-//! Received bytes that were not consumed yet.
+//! Received bytes that are not consumed yet.
 //!
 //! Invariants:
-//! 1. `start <= buf.len()`; bytes before `start` are consumed. They are moved away only when they
-//!    are more than the remaining ones, so that consuming n bytes in any steps copies at most n.
+//! 1. `start <= buf.len()`; bytes before `start` are consumed. They are removed only when they
+//!    outnumber the remaining ones, so consuming n bytes in any steps copies at most n bytes.
 //! 2. An empty buffer holds no memory.
 
 /// A buffer of received bytes.
@@ -21,7 +21,7 @@ impl ReceiveBuffer {
         self.start == self.buf.len()
     }
 
-    /// Its memory, bytes.
+    /// The allocated memory of the buffer, bytes.
     pub fn memory(&self) -> usize {
         self.buf.capacity()
     }

@@ -33,30 +33,30 @@ struct RequestClass {
 }
 
 impl RequestClasses {
-    /// Joins the line.
+    /// Adds a request to the queue of its class.
     pub fn push(&mut self, class: usize, ticket: Ticket) {
         self.0[class].waiting.push_back(ticket);
     }
 
-    /// The next one that may begin (A1).
+    /// Removes the next request that may begin (A1).
     pub fn next(&mut self, class: usize) -> Option<Ticket> {
         let RequestClass { waiting, under_way } = &mut self.0[class];
         if *under_way < LIMITS[class] { waiting.pop_front() } else { None }
     }
 
-    /// It was begun, and is not over yet.
+    /// Counts a request that has begun and not ended.
     pub fn begun(&mut self, class: usize) {
         self.0[class].under_way += 1;
         debug_assert!(self.0[class].under_way <= LIMITS[class], "A1: beyond the limit");
     }
 
-    /// One that was begun is over.
+    /// Counts the end of a request that had begun.
     pub fn over(&mut self, class: usize) {
         debug_assert!(self.0[class].under_way > 0, "A1: it was begun");
         self.0[class].under_way -= 1;
     }
 
-    /// Those that have not begun leave; what they are charged.
+    /// Removes the requests that have not begun; returns the memory charged for them, bytes.
     pub fn drain(&mut self) -> usize {
         self.0.iter_mut().flat_map(|class| class.waiting.drain(..)).map(|ticket| ticket.cost).sum()
     }

@@ -1,12 +1,12 @@
-//! Requests to answers: what one event-loop thread does with a request of any of its
-//! connections, and with the end of one that was late.
+//! Carries out requests: starts each request of an event-loop thread's connections, and answers
+//! those that had to wait when their tasks end.
 //!
 //! Invariants:
 //! 1. A request is answered exactly once: at once, or when its task ends.
-//! 2. Hits are read straight into the connection's replies and written straight from its input;
-//!    neither allocates.
-//! 3. What a task was charged is released when it ends, or passes to the reply that holds its
-//!    buffer, whether its connection is still there or not.
+//! 2. Cached data is read directly into the connection's replies, and written directly from its
+//!    input, without an allocation.
+//! 3. Memory charged for a task is released when the task ends, or passes to the reply that uses
+//!    its buffer. That also holds if the connection is closed by then.
 
 use crate::config::{DropReason, RECEIVE_MIN, receive_memory};
 use crate::conn::{Book, Conn, Phase};
@@ -27,19 +27,20 @@ use forebay_base::{Error, IoFlags, Result};
 use forebay_vfs::{Export, Extent, ZeroMode};
 use std::sync::Arc;
 
-/// Reads up to this many bytes are gathered in chunks, longer ones are sent from their buffer.
+/// Reads of up to this many bytes are copied into chunks, longer ones are sent from their buffer.
 const SMALL_READ: usize = 64 << 10;
-/// A late read up to this many bytes is copied into a chunk: cheaper than a slice of its own.
+/// A read that had to wait is copied into a chunk up to this many bytes, since that is cheaper than
+/// a separate slice.
 const COPY_MAX: usize = 16 << 10;
-/// What a late request costs in addition to its data, bytes: the futures of export, cache and map,
-/// a bio and its lists, and what rounding its buffer to whole pages adds. Measured:
-/// `cli/tests/suite/memory_limit.rs` holds the memory of the process against it.
+/// Memory of a request that has to wait in addition to its data, bytes. It covers the futures of
+/// export, cache and map, a bio with its lists, and rounding of its buffer to pages.
+/// `cli/tests/suite/memory_limit.rs` compares it with the memory of the process.
 const OVERHEAD: usize = 8 << 10;
-/// Memory of zeros that an export may write instead of zeroing, bytes.
+/// Memory of the zeros that an export writes if the device cannot zero a range, bytes.
 const ZEROS_MAX: usize = 256 << 10;
-/// Most extents in an answer to BLOCK_STATUS.
+/// Most extents in a reply to BLOCK_STATUS.
 const EXTENTS_MAX: usize = 8192;
-/// Replies of a handshake that may wait to be sent, bytes.
+/// Most bytes of replies of a handshake that wait to be sent.
 const HANDSHAKE_OUT_MAX: usize = 2 * CHUNK_LEN;
 
 const _: () = assert!(SMALL_READ + READ_HEADER_MAX <= CHUNK_LEN);
@@ -51,7 +52,7 @@ pub(crate) struct Core {
     pub stats: Arc<LoopStats>,
     pub pool: Pool,
     pub exec: Executor,
-    /// Slots of connections to be settled at the end of the turn.
+    /// Slots of connections to settle at the end of the turn.
     pub dirty: Vec<u32>,
     pub text: Vec<u8>,
 }
@@ -83,7 +84,7 @@ impl Core {
         self.shared.memory.release(bytes);
     }
 
-    /// Whether the request may start; otherwise the connection is blocked with the reason.
+    /// Whether the request may start; otherwise the connection is blocked with that verdict.
     fn admit(&self, book: &mut Book, request: &Request) -> bool {
         let cost = cost(request);
         let waits = book.blocked == Some(Verdict::ServerFull);
@@ -96,7 +97,7 @@ impl Core {
         verdict == Verdict::Yes
     }
 
-    /// Accounts for a change of the buffered bytes.
+    /// Updates the count of buffered bytes.
     pub fn count_stash(&self, conn: &mut Conn) {
         let now = conn.receive_buffer.memory();
         if now != conn.buffered_counted {
@@ -107,7 +108,7 @@ impl Core {
         }
     }
 
-    /// How much may be received at once, if none of it can be consumed.
+    /// Most bytes that may be received at once, in case that none of them can be consumed.
     pub fn receive_max(&self) -> usize {
         let Shared { config, memory, .. } = &*self.shared;
         let buffered = memory.buffered.load(Ordering::Relaxed);
@@ -122,7 +123,7 @@ impl Core {
         let waiting = &self.shared.memory.waiting;
         if now == Some(Verdict::ServerFull) {
             if waiting.fetch_add(1, Ordering::SeqCst) == 0 {
-                // Others may hold what this one waits for, and sleep.
+                // Another loop may hold the memory and sleep, so all loops are woken.
                 self.shared.loops.iter().for_each(|l| l.home.nudge());
             }
         } else if book.blocked == Some(Verdict::ServerFull) {
@@ -131,8 +132,8 @@ impl Core {
         book.blocked = now;
     }
 
-    /// Consumes what can be consumed of `input`; says how much that was. `conn.doom` is set if
-    /// the connection is to be cut off. Stops where transmission begins if `pause` says so.
+    /// Consumes the complete messages of `input`; returns their length. Sets `conn.doom` if the
+    /// connection has to be closed. `pause`: stop where transmission begins.
     pub fn parse(&mut self, conn: &mut Conn, input: &[u8], pause: bool) -> usize {
         let mut rest = input;
         loop {
@@ -171,7 +172,7 @@ impl Core {
         input.len() - rest.len()
     }
 
-    /// One step of the handshake. True: transmission begins.
+    /// Carries out one step of the handshake. True: transmission begins.
     fn negotiate(&mut self, conn: &mut Conn, rest: &mut &[u8]) -> bool {
         let Phase::Handshake(handshake) = &mut conn.phase else { return false };
         self.set_blocked(&mut conn.book, None);
@@ -206,7 +207,7 @@ impl Core {
         }
     }
 
-    /// Makes the tail of the replies at least `need` bytes long.
+    /// Makes the free tail of the replies at least `need` bytes long.
     fn room(&mut self, book: &mut Book, need: usize) {
         debug_assert!(need <= CHUNK_LEN);
         if book.out.room() < need {
@@ -223,7 +224,7 @@ impl Core {
         }
     }
 
-    /// Answers without data.
+    /// Sends a reply without data.
     fn status(&mut self, book: &mut Book, request: &Request, structured: bool, error: u32) {
         if error != 0 {
             bump(&self.stats.errors, 1);
@@ -265,7 +266,7 @@ impl Core {
         if let Some(buf) = buf {
             return self.write_buf(book, ticket, buf);
         }
-        // Ranges of no length change nothing; check() has refused an empty BLOCK_STATUS.
+        // An empty range changes nothing; `check` has refused an empty BLOCK_STATUS.
         if request.len == 0 && request.command != Command::Flush {
             return self.status(book, &request, session.structured, 0);
         }
@@ -336,7 +337,7 @@ impl Core {
         self.start(book, ticket, work);
     }
 
-    /// Like [`Self::write`]; the buffer was charged when it began to fill.
+    /// Like [`Self::write`], for a buffer that was charged when its payload began to arrive.
     fn write_buf(&mut self, book: &mut Book, ticket: Ticket, buf: AlignedBuf) {
         let flags = self.write_flags(&ticket.request);
         let export = book.export();
@@ -351,7 +352,7 @@ impl Core {
 
     fn other(&mut self, book: &mut Book, ticket: Ticket) {
         if let Some(class) = class_of(ticket.request.command) {
-            return self.line_up(book, class, ticket);
+            return self.enqueue(book, class, ticket);
         }
         let work = match ticket.request.command {
             Command::Flush => Work::Unit(book.export().flush()),
@@ -361,8 +362,8 @@ impl Core {
         self.start(book, ticket, work);
     }
 
-    /// Queues a request with much work behind the others of its class.
-    fn line_up(&mut self, book: &mut Book, class: usize, ticket: Ticket) {
+    /// Queues a request in its class.
+    fn enqueue(&mut self, book: &mut Book, class: usize, ticket: Ticket) {
         self.charge(book, ticket.cost);
         book.inflight += 1;
         book.in_tasks += ticket.cost;
@@ -370,11 +371,11 @@ impl Core {
         self.run_class(book, class);
     }
 
-    /// Starts the next requests of a class as far as they may begin. One client's requests must not
-    /// take all turns, nor fill the device's queue, nor hold all ranges.
+    /// Starts the next requests of a class up to its limit. So one client's requests take neither
+    /// all turns, nor the whole queue of the device, nor all ranges.
     fn run_class(&mut self, book: &mut Book, class: usize) {
         while let Some(ticket) = book.classes.next(class) {
-            match self.exec.start(ticket, lane_work(&ticket.request, book.export())) {
+            match self.exec.start(ticket, class_work(&ticket.request, book.export())) {
                 Some(outcome) => self.finish(book, &ticket, outcome),
                 None => {
                     book.classes.begun(class);
@@ -384,7 +385,7 @@ impl Core {
         }
     }
 
-    /// Starts a task whose cost is charged already.
+    /// Starts a task whose memory is already charged.
     fn start(&mut self, book: &mut Book, ticket: Ticket, work: Work) {
         book.inflight += 1;
         book.in_tasks += ticket.cost;
@@ -394,7 +395,7 @@ impl Core {
         }
     }
 
-    /// A task of a connection that is still there has ended.
+    /// Handles the end of a task whose connection is open.
     pub fn complete(&mut self, book: &mut Book, ticket: &Ticket, outcome: Outcome) {
         self.finish(book, ticket, outcome);
         if let Some(class) = class_of(ticket.request.command) {
@@ -443,7 +444,7 @@ impl Core {
         let (head, head_len) = proto::read_header(&ticket.request, ticket.structured);
         bump(&self.stats.bytes_read, buf.len() as u64);
         if buf.len() > COPY_MAX {
-            // The charge stays with the buffer until it is sent.
+            // The memory stays charged until the buffer is sent.
             return book.out.push_data(head, head_len, buf);
         }
         self.room(book, head_len + buf.len());
@@ -455,7 +456,7 @@ impl Core {
         self.release(book, ticket.cost);
     }
 
-    /// A task has ended whose connection is closed: the charge stayed with the task.
+    /// Handles the end of a task whose connection is closed: its memory is still charged.
     pub fn orphan_done(&mut self, ticket: &Ticket, outcome: Outcome) {
         if let Outcome::Buf(buf, _) = outcome {
             self.pool.put_buf(buf);
@@ -463,7 +464,7 @@ impl Core {
         self.shared.memory.release(ticket.cost);
     }
 
-    /// `n` bytes of the replies were sent.
+    /// Handles `n` bytes of replies that were sent.
     pub fn sent(&mut self, book: &mut Book, n: usize) {
         let (mut freed, pool) = (0, &mut self.pool);
         book.out.advance(n, |piece| match piece {
@@ -481,7 +482,7 @@ impl Core {
         }
     }
 
-    /// A connection is closed: releases its charges, except those of its tasks.
+    /// Closes a connection's account: releases its memory, except that of its tasks.
     pub fn close_book(&mut self, conn: &mut Conn, reason: Option<DropReason>) {
         self.set_blocked(&mut conn.book, None);
         conn.receive_buffer = ReceiveBuffer::default();
@@ -489,7 +490,7 @@ impl Core {
         if conn.stream.is_tls() {
             self.shared.memory.release(SESSION_BYTES);
         }
-        // Those that have not begun hold nothing.
+        // Queued requests hold no buffers.
         conn.book.in_tasks -= conn.book.classes.drain();
         self.shared.memory.release(conn.book.charged - conn.book.in_tasks);
         conn.book.charged = conn.book.in_tasks;
@@ -500,8 +501,8 @@ impl Core {
     }
 }
 
-/// The calls to the export for a request with a class.
-fn lane_work(request: &Request, export: Arc<dyn Export>) -> Work {
+/// The future of a request that has a class.
+fn class_work(request: &Request, export: Arc<dyn Export>) -> Work {
     let Request { flags, command, offset, len, .. } = *request;
     let (len, fua) = (u64::from(len), flags.contains(CommandFlags::FUA));
     match command {
@@ -519,13 +520,13 @@ fn lane_work(request: &Request, export: Arc<dyn Export>) -> Work {
     }
 }
 
-/// The memory of a request, bytes.
+/// The memory charged for a request, bytes.
 fn cost(request: &Request) -> usize {
     let len = request.len as usize;
     OVERHEAD
         + match request.command {
             Command::Read | Command::Write => len,
-            // Where the device cannot zero, zeros are written.
+            // If the device cannot zero a range, zeros are written.
             Command::WriteZeroes => len.min(ZEROS_MAX),
             _ => 0,
         }
@@ -535,8 +536,8 @@ fn extents_max(flags: CommandFlags) -> usize {
     if flags.contains(CommandFlags::REQ_ONE) { 1 } else { EXTENTS_MAX }
 }
 
-/// The extents of an answer: neighbours of one kind merged, clipped to the request, bounded in
-/// number. `None`: the export gave no usable map.
+/// The extents of a reply: merged if equal, clipped to the request, limited in number. `None`: the
+/// export returned no usable map.
 fn block_status(request: &Request, extents: &[Extent]) -> Option<Vec<(u32, u32)>> {
     let mut left = u64::from(request.len);
     let mut out: Vec<(u32, u32)> = Vec::new();

@@ -1,10 +1,10 @@
-//! The server: its exports, its listeners, its threads.
+//! The server: its exports, listeners and threads.
 //!
 //! `Server::new`, `listen_*`, then `run` on one thread until `stop` on another. Thread 0 accepts
-//! and holds all handshakes; a connection moves to the least busy thread when its transmission
-//! begins, and stays there.
+//! connections and carries out all handshakes. A connection moves to the thread with the fewest
+//! connections when its transmission begins, and stays there.
 //!
-//! Lock: `Server::listeners`, a leaf; and those of `shared`.
+//! Locks: `Server::listeners`, a leaf; and those of `shared`.
 
 use crate::config::{DropReason, RECEIVE_MIN, ServerConfig, pool_memory, receive_memory};
 use crate::event_loop::EventLoop;
@@ -25,15 +25,15 @@ fn nanos(poll: Duration) -> u64 {
     poll.min(ServerConfig::POLL_MAX).as_nanos() as u64
 }
 
-/// An NBD server. See the module.
+/// An NBD server.
 pub struct Server {
     shared: Arc<Shared>,
     listeners: Mutex<Vec<Listener>>,
 }
 
 impl Server {
-    /// A server of named exports. The first is the default: the empty name stands for it too.
-    /// `InvalidInput`: no export, a name twice, or a name longer than 4096 bytes.
+    /// A server of named exports. The first is the default, also under the empty name.
+    /// `InvalidInput`: no export, a duplicate name, or a name longer than 4096 bytes.
     pub fn new(config: ServerConfig, exports: Vec<(String, Arc<dyn Export>)>) -> Result<Self> {
         let bad = |why: String| Err(Error::new(ErrorKind::InvalidInput, "serve NBD", why));
         if exports.is_empty() {
@@ -78,15 +78,15 @@ impl Server {
     }
 
     /// Listens on a Unix socket at `path`, mode 0600. A stale file is replaced; `Busy` if another
-    /// server listens there or the file is no socket. The server removes the file when it stops.
+    /// server listens there or the file is not a socket. The server removes the file when it stops.
     pub fn listen_unix(&self, path: impl AsRef<Path>) -> Result<()> {
         let listener = Listener::unix(path.as_ref())?;
         self.listeners.lock().push(listener);
         Ok(())
     }
 
-    /// Listens on a TCP address; returns it with the port that was chosen if `address` has port
-    /// 0. The protocol has no authentication: anything but loopback is the caller's decision.
+    /// Listens on a TCP address; returns it with the selected port if `address` has port 0. The
+    /// protocol has no authentication, so the caller decides on any address but loopback.
     pub fn listen_tcp(&self, address: SocketAddr) -> Result<SocketAddr> {
         let (listener, local) = Listener::tcp(address)?;
         self.listeners.lock().push(listener);
@@ -94,7 +94,7 @@ impl Server {
     }
 
     /// Serves until [`Server::stop`], on this thread and `config.threads - 1` more. Errors of
-    /// clients never end it; an error here means that the system gave us no epoll or no thread.
+    /// clients never end it; an error here means that epoll or a thread could not be created.
     pub fn run(&self) -> Result<()> {
         let mut listeners = std::mem::take(&mut *self.listeners.lock());
         if listeners.is_empty() {
@@ -103,7 +103,7 @@ impl Server {
         let go = |index: usize, listeners: Vec<Listener>| {
             let result =
                 EventLoop::new(self.shared.clone(), index, listeners).and_then(|mut l| l.run());
-            // A server with some of its loops missing would serve clients badly.
+            // Without one of its loops the server would leave connections unserved.
             self.stop();
             result
         };
@@ -125,7 +125,7 @@ impl Server {
                 let other = handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 result = result.and(other);
             }
-            // A connection may have been sent to a loop that was about to end.
+            // A connection may have been handed to a loop that was about to end.
             for one in &self.shared.loops {
                 one.inbox.lock().clear();
                 one.conns.store(0, Ordering::Relaxed);
@@ -135,15 +135,15 @@ impl Server {
         })
     }
 
-    /// Ends [`Server::run`]: no new clients, no new requests; requests in flight are finished and
-    /// answered within `drain_timeout`. Any thread may call it, more than once.
+    /// Ends [`Server::run`]: no new clients, no new requests. Requests in flight are completed and
+    /// answered within `drain_timeout`. Any thread may call it, repeatedly.
     pub fn stop(&self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.loops.iter().for_each(|l| l.home.nudge());
     }
 
-    /// Sets how long a thread polls for work at most before it sleeps; at first `config.poll`. At
-    /// most [`ServerConfig::POLL_MAX`].
+    /// Sets the longest time that a thread polls before it sleeps, initially `config.poll`. At most
+    /// [`ServerConfig::POLL_MAX`].
     pub fn set_poll(&self, poll: Duration) {
         self.shared.poll_nanos.store(nanos(poll), Ordering::Relaxed);
     }
@@ -153,7 +153,7 @@ impl Server {
         Duration::from_nanos(self.shared.poll_nanos.load(Ordering::Relaxed))
     }
 
-    /// The counters now.
+    /// The current counters.
     pub fn stats(&self) -> Stats {
         Stats {
             connections: self.shared.clients(),
@@ -163,7 +163,7 @@ impl Server {
         }
     }
 
-    /// The uses of memory: purpose, bytes now, bytes at most. The bounds add up to
+    /// The uses of memory: label, bytes now, most bytes. The bounds add up to
     /// [`Server::memory_bound`].
     pub fn memory_rows(&self) -> Vec<(&'static str, u64, u64)> {
         let Shared { config, memory, loops, .. } = &*self.shared;
@@ -181,22 +181,22 @@ impl Server {
     }
 
     /// Sets the memory of requests and replies over all clients, in place of
-    /// [`ServerConfig::total_memory`]: at least 2 MiB, and with TLS four times what the sessions of
-    /// `clients_max` need. The memory of other buffers follows. Requests in flight stay. A request
-    /// longer than half of it, of a size that the server had announced, is served when the others
-    /// use less than half, one at a time.
+    /// [`ServerConfig::total_memory`]. The minimum is 2 MiB, and with TLS four times the memory of
+    /// `clients_max` sessions. The limits of other buffers follow. Requests in flight are not
+    /// affected. A request longer than half the total, of a size that the server had announced, is
+    /// served when the others use less than half, one at a time.
     pub fn set_total_memory(&self, bytes: usize) {
         self.shared.memory.set_total(bytes.max(self.shared.config.total_least()));
-        // The loops free kept buffers beyond the new limit.
+        // Wakes the loops, so that they free kept buffers above the new limit.
         self.shared.loops.iter().for_each(|l| l.home.nudge());
     }
 
-    /// As it was set last, bytes.
+    /// The total that was last set, bytes.
     pub fn total_memory(&self) -> usize {
         self.shared.memory.total()
     }
 
-    /// All memory that it may use for its clients now, bytes.
+    /// Most memory that the server may use for its clients now, bytes.
     pub fn memory_bound(&self) -> usize {
         self.shared.config.memory_bound_at(self.total_memory())
     }
@@ -207,12 +207,12 @@ impl Server {
         config.memory_bound_at(bytes.max(config.total_least()))
     }
 
-    /// The limits in force at start.
+    /// The configuration at start.
     pub fn config(&self) -> &ServerConfig {
         &self.shared.config
     }
 
-    /// How many clients were cut off for `reason`.
+    /// The number of clients that were dropped for `reason`.
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.stats().dropped_for(reason)
     }

@@ -1,5 +1,5 @@
-//! What the threads of the server share: exports, connections, counters, and the inboxes by which
-//! connections move from thread to thread.
+//! State that the threads of the server share: exports, connections, counters, and the inboxes
+//! through which connections move from thread to thread.
 //!
 //! Locks: `LoopHandle::inbox` and `Shared::lives` are leaves.
 
@@ -14,28 +14,28 @@ use forebay_vfs::{Export, ExportInfo};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What others know of a loop.
+/// The part of a loop that other threads use.
 pub(crate) struct LoopHandle {
     pub home: Arc<Home>,
     pub stats: Arc<LoopStats>,
-    /// Connections that move here.
+    /// Connections that are handed to this loop.
     pub inbox: Mutex<Vec<Conn>>,
-    /// Connections that are here or on their way.
+    /// Number of connections of this loop, with those in its inbox.
     pub conns: AtomicUsize,
-    /// Some of its connections are to be closed ([`Life::gone`]).
+    /// Some connections of this loop have to be closed ([`Life::gone`]).
     pub evict: AtomicBool,
 }
 
-/// What all loops share.
+/// State that all loops share.
 pub(crate) struct Shared {
     pub config: ServerConfig,
     pub exports: Vec<(String, Arc<dyn Export>)>,
     pub memory: Memory,
     pub stop: AtomicBool,
     pub loops: Vec<LoopHandle>,
-    /// Longest polling time before a sleep, nanoseconds; 0 is off.
+    /// Longest time of polling before a sleep, nanoseconds; 0: off.
     pub poll_nanos: AtomicU64,
-    /// Loops that poll now, and how many may.
+    /// Number of loops that poll now, and its maximum.
     pub pollers: AtomicUsize,
     pub pollers_max: usize,
     /// Every connection.
@@ -49,8 +49,8 @@ impl Shared {
         self.loops.iter().map(|l| l.conns.load(Ordering::Relaxed)).sum()
     }
 
-    /// Tells the connection that has been idle for longest to go, if it was for `least`. Its place
-    /// is free at once; says which loop is to close it.
+    /// Marks the connection that has been idle for longest to be closed, if it was idle for
+    /// `least`. It does not count any more; returns the loop that has to close it.
     pub fn evict_idle(&self, now: Instant, least: Duration) -> Option<usize> {
         let lives = self.lives.lock();
         let since = |life: &&Arc<Life>| life.idle_since.load(Ordering::Relaxed);

@@ -1,14 +1,15 @@
-//! Counters of a server, and the books on memory in use.
+//! Counters of a server, and the account of memory in use.
 //!
 //! Invariants:
-//! 1. A [`LoopStats`] is written by its loop's thread alone, so a bump is a plain load and store.
-//! 2. `Memory::used` is the sum of what all connections and all orphaned requests are charged.
+//! 1. Only its loop's thread writes a [`LoopStats`], so an increment is a plain load and store.
+//! 2. `Memory::used` is the sum of the memory charged for all connections, and for requests whose
+//!    connections are closed.
 
 use crate::config::{DropReason, ServerConfig};
 use crate::proto::Command;
 use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// How many kinds of commands are counted apart.
+/// Number of command kinds that are counted separately.
 pub const KINDS: usize = 7;
 
 const _: () =
@@ -50,9 +51,9 @@ pub struct Stats {
     /// Requests by command code: read, write, disconnect, flush, trim, cache, write zeroes and
     /// block status (the last two counted together).
     pub requests: [u64; KINDS],
-    /// Bytes sent in answers to reads.
+    /// Bytes sent in replies to reads.
     pub bytes_read: u64,
-    /// Bytes taken from writes.
+    /// Bytes received in writes.
     pub bytes_written: u64,
     /// Requests answered with an error.
     pub errors: u64,
@@ -62,26 +63,26 @@ pub struct Stats {
     pub turns: u64,
     /// Turns that began with a sleep.
     pub sleeps: u64,
-    /// Looks around before a sleep that found work, and those that did not.
+    /// Polls before a sleep that found work.
     pub poll_hits: u64,
     /// Polls before a sleep that found no work.
     pub poll_misses: u64,
-    /// Time that they took, nanoseconds of CPU.
+    /// CPU time of polling, nanoseconds.
     pub poll_nanos: u64,
     /// System calls that received.
     pub receives: u64,
     /// System calls that sent.
     pub sends: u64,
-    /// Clients cut off, by reason; only reasons that occurred.
+    /// Clients dropped, by reason; only reasons that occurred.
     pub dropped: Vec<(DropReason, u64)>,
     /// Memory in use for requests and replies, bytes.
     pub memory_used: usize,
-    /// The most it ever was, bytes.
+    /// Maximum of `memory_used`, bytes.
     pub memory_peak: usize,
 }
 
 impl Stats {
-    /// How many clients were cut off for `reason`.
+    /// The number of clients that were dropped for `reason`.
     pub fn dropped_for(&self, reason: DropReason) -> u64 {
         self.dropped.iter().find(|(r, _)| *r == reason).map_or(0, |(_, n)| *n)
     }
@@ -119,23 +120,23 @@ pub(crate) fn kind(command: Command) -> usize {
     usize::from(command.code()).min(KINDS - 1)
 }
 
-/// Whether a request may take memory.
+/// Whether memory may be charged for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Yes,
-    /// This client uses too much.
+    /// This client uses too much memory.
     ClientFull,
-    /// All together use too much.
+    /// All clients together use too much memory.
     ServerFull,
 }
 
-/// The books on memory of all connections, bytes.
+/// The account of memory of all connections, bytes.
 pub(crate) struct Memory {
     used: AtomicUsize,
     peak: AtomicUsize,
     /// Memory of received bytes that wait to be parsed.
     pub buffered: AtomicUsize,
-    /// How many connections wait for memory of the server.
+    /// Number of connections that wait for the server's memory.
     pub waiting: AtomicUsize,
     client_max: usize,
     total_max: AtomicUsize,
@@ -155,22 +156,22 @@ impl Memory {
         }
     }
 
-    /// Bytes over all clients from now on. Requests in flight stay.
+    /// Sets the total over all clients, bytes. Requests in flight are not affected.
     pub fn set_total(&self, bytes: usize) {
         self.total_max.store(bytes, Ordering::SeqCst);
     }
 
-    /// Bytes over all clients.
+    /// The total over all clients, bytes.
     pub fn total(&self) -> usize {
         self.total_max.load(Ordering::SeqCst)
     }
 
-    /// Memory that any client may use whatever the others do, bytes.
+    /// Memory that each client may use regardless of the others, bytes.
     pub fn fair_share(&self) -> usize {
         self.total() / 2 / self.clients
     }
 
-    /// Whether a client that uses `used` may use `cost` more. `waited`: it waits already.
+    /// Whether a client that uses `used` bytes may use `cost` more. `waited`: it already waits.
     #[inline]
     pub fn admits(&self, used: usize, cost: usize, waited: bool) -> Verdict {
         if used > 0 && used + cost > self.client_max {
@@ -179,14 +180,14 @@ impl Memory {
         let (others, total_max) = (self.used.load(Ordering::Relaxed), self.total());
         let (total, half) = (others + cost, total_max / 2);
         let fair = used + cost <= self.fair_share();
-        // The lower half is for all clients; if some wait for memory they come first. The upper
-        // half is for clients below their fair share.
+        // The lower half is for all clients, but if some wait for memory, they take precedence. The
+        // upper half is for clients below their fair share.
         let others_wait = !waited && self.waiting.load(Ordering::Relaxed) > 0;
         if total <= half && (fair || !others_wait) {
             return Verdict::Yes;
         }
-        // Only if the total was lowered after the server had announced a request size to this
-        // client.
+        // This happens only if the total was lowered after the server had announced its request
+        // size to this client.
         if cost > half && others <= half {
             return Verdict::Yes;
         }
@@ -241,8 +242,8 @@ mod tests {
         assert_eq!(memory.peak(), (8 << 20) + 1);
     }
 
-    /// The story: a client that had been offered requests of 4 MiB waited for ever once the total
-    /// was 4 MiB and other clients were active.
+    /// The story: a client with an announced request size of 4 MiB waited for ever when the total
+    /// became 4 MiB and other clients were active.
     #[test]
     fn request_larger_than_lowered_total_is_served_alone() {
         let config = ServerConfig { total_memory: 16 << 20, ..Default::default() };

@@ -1,4 +1,4 @@
-//! The layer between a socket and the protocol: none, or TLS.
+//! The layer between a socket and the protocol: plain, or TLS.
 //!
 //! Invariants:
 //! 1. No call waits: the socket does not block.
@@ -11,10 +11,10 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 use std::io::{IoSlice, IoSliceMut, Write};
 
-/// Encrypted bytes received at once.
+/// Most encrypted bytes received at once.
 pub(crate) const CIPHER_LEN: usize = 128 << 10;
 
-/// A client's socket, in the clear or through TLS.
+/// A client's socket, plain or with TLS.
 pub(crate) struct Stream {
     fd: OwnedFd,
     tls: Option<Box<Session>>,
@@ -23,23 +23,23 @@ pub(crate) struct Stream {
 /// The result of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// So many bytes of the first buffer, then of the second.
+    /// Bytes in the first buffer, then in the second one.
     Bytes(usize, usize),
-    /// The peer sends nothing more.
+    /// The peer has closed its direction.
     End,
-    /// Nothing now.
+    /// No bytes are available now.
     Nothing,
     /// The socket failed.
     Lost,
-    /// The bytes are not TLS, or of a client that is not wanted.
+    /// The bytes are not TLS, or the client is not accepted.
     BadTls,
 }
 
-/// How sending went.
+/// Result of sending.
 pub(crate) enum Sent {
-    /// So many bytes were taken; the socket may take more.
+    /// Bytes that were sent; the socket may take more.
     Some(usize),
-    /// So many bytes were taken, and the socket takes no more.
+    /// Bytes that were sent; the socket takes no more.
     Full(usize),
     /// The socket failed.
     Lost,
@@ -52,7 +52,7 @@ impl AsFd for Stream {
 }
 
 impl Stream {
-    /// Without TLS.
+    /// A plain stream.
     pub fn plain(fd: OwnedFd) -> Self {
         Self { fd, tls: None }
     }
@@ -61,7 +61,8 @@ impl Stream {
         self.tls.is_some()
     }
 
-    /// From here on every byte, in both directions, belongs to the session; `early` came already.
+    /// Switches both directions to TLS; `early` are bytes of the session that were already
+    /// received.
     pub fn begin_tls(&mut self, session: Session, early: &[u8], plain: &mut [u8]) -> Received {
         debug_assert!(self.tls.is_none());
         let session = self.tls.insert(Box::new(session));
@@ -71,8 +72,8 @@ impl Stream {
         decrypted(session, early, plain)
     }
 
-    /// One receive of at most `most` bytes in addition to `room`, which is filled first, then
-    /// `rest`; under TLS only `rest`, through `cipher`.
+    /// Receives at most `most` bytes in addition to `room`, which is filled first, then `rest`.
+    /// With TLS it fills only `rest`, and uses `cipher` for encrypted bytes.
     pub fn receive(
         &mut self,
         room: Option<&mut [u8]>,
@@ -103,7 +104,7 @@ impl Stream {
         self.tls.as_ref().is_some_and(|session| session.has_ended())
     }
 
-    /// Something of the session waits to be sent.
+    /// Whether TLS messages of the session are to be sent.
     pub fn wants_send(&self) -> bool {
         self.tls.as_ref().is_some_and(|session| session.wants_send())
     }
@@ -133,11 +134,11 @@ impl Stream {
         }
     }
 
-    /// Ends the stream: notifies a TLS peer, if the socket takes it.
+    /// Ends the stream: notifies a TLS peer, if the socket takes the message.
     pub fn close(&mut self) {
         if let Some(session) = &mut self.tls {
             session.close();
-            // A client that has gone does not need the message.
+            // A client that has disconnected does not need the message.
             let _ = session.send(&mut Wire(&self.fd));
         }
     }
@@ -168,7 +169,7 @@ fn write(fd: &OwnedFd, slices: &[IoSlice<'_>]) -> rustix::io::Result<usize> {
     rustix::net::sendmsg(fd, slices, &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
 }
 
-/// The socket as rustls wants it.
+/// The socket with the traits that rustls needs.
 struct Wire<'a>(&'a OwnedFd);
 
 impl Write for Wire<'_> {

@@ -1,9 +1,9 @@
 //! TLS: the operator's configuration, and the session of one connection, without I/O.
 //!
 //! Invariants:
-//! 1. The memory of a session is bounded by `SESSION_BYTES`: received bytes are decrypted and taken
-//!    out at once, and at most `OUT_BYTES` of encrypted bytes wait to be sent.
-//! 2. No byte before the session began is taken for part of it, or the other way round.
+//! 1. The memory of a session is bounded by `SESSION_BYTES`: received bytes are decrypted and
+//!    removed at once, and at most `OUT_BYTES` of encrypted bytes wait to be sent.
+//! 2. No byte from before the session is taken for a part of it, or the other way round.
 
 use forebay_base::{Error, ErrorKind, Result};
 use rustls::pki_types::pem::PemObject;
@@ -14,23 +14,23 @@ use std::io::{ErrorKind as IoKind, IoSlice, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Encrypted bytes that may wait to be sent, per session.
+/// Most encrypted bytes of a session that wait to be sent.
 const OUT_BYTES: usize = 32 << 10;
 /// Most memory of a session, bytes: bytes to send, incomplete records, keys.
 pub(crate) const SESSION_BYTES: usize = 128 << 10;
 
-/// What an unfinished record from earlier receives may add to a receive, bytes.
+/// Most bytes that an incomplete record of earlier receives adds to a receive.
 pub(crate) const RECORD_MAX: usize = 18 << 10;
 
 /// Whether clients may, or must, use TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TlsMode {
-    /// They may not.
+    /// Clients must not use it.
     #[default]
     Off,
-    /// They may.
+    /// Clients may use it.
     On,
-    /// Nothing else is served.
+    /// Clients must use it.
     Require,
 }
 
@@ -50,9 +50,9 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
 }
 
 impl TlsIdentity {
-    /// Reads `server-cert.pem` and `server-key.pem` of a folder, the layout of QEMU and nbdkit.
-    /// With `verify_peer` clients need a certificate that one of `ca-cert.pem` has signed.
-    /// `InvalidInput`: a file is missing, or does not hold what it should.
+    /// Reads `server-cert.pem` and `server-key.pem` from a directory, the layout of QEMU and
+    /// nbdkit. With `verify_peer` clients need a certificate that one in `ca-cert.pem` has signed.
+    /// `InvalidInput`: a file is missing or invalid.
     pub fn load(folder: &Path, verify_peer: bool) -> Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let chain = certificates(&folder.join("server-cert.pem"))?;
@@ -79,7 +79,7 @@ impl TlsIdentity {
         Ok(Self(Arc::new(config)))
     }
 
-    /// A session of one client; `None` if it cannot be made.
+    /// A session for one client; `None` if it cannot be created.
     pub(crate) fn session(&self) -> Option<Session> {
         let made = ServerConnection::new(self.0.clone());
         let mut inner = made.map_err(|e| log::warn!("nbd: TLS: {e}")).ok()?;
@@ -96,8 +96,8 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Decrypts received bytes into the front of `plain`, which is longer by [`RECORD_MAX`] at
-    /// least. `Err`: this is no TLS, or a client that is not accepted.
+    /// Decrypts received bytes into the front of `plain`, which must be longer by at least
+    /// [`RECORD_MAX`]. `Err`: the bytes are not TLS, or the client is not accepted.
     pub fn decrypt(
         &mut self,
         mut cipher: &[u8],
@@ -106,7 +106,8 @@ impl Session {
         debug_assert!(plain.len() >= cipher.len() + RECORD_MAX);
         let mut got = 0;
         while !cipher.is_empty() && !self.ended {
-            // From memory: fails only if something was not taken out, which is done below.
+            // Reading from memory fails only if decrypted bytes were not removed, which happens
+            // below.
             let fed = self.inner.read_tls(&mut cipher).unwrap_or(0);
             let state = self.inner.process_new_packets()?;
             self.ended = state.peer_has_closed();
@@ -124,23 +125,23 @@ impl Session {
         Ok(got)
     }
 
-    /// Nothing more will come.
+    /// Whether the peer has ended its stream.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Takes bytes to send, as many as there is space for.
+    /// Encrypts bytes to send, as many as there is space for; returns their number.
     pub fn encrypt(&mut self, slices: &[IoSlice<'_>]) -> usize {
-        // Into memory: it does not fail, and takes less when it is full.
+        // Writing to memory does not fail; it takes fewer bytes when the limit is reached.
         self.inner.writer().write_vectored(slices).unwrap_or(0)
     }
 
-    /// Encrypted bytes wait to be sent.
+    /// Whether encrypted bytes are to be sent.
     pub fn wants_send(&self) -> bool {
         self.inner.wants_write()
     }
 
-    /// Sends them, as far as `wire` takes them. Says whether it took all.
+    /// Sends encrypted bytes, as far as `wire` takes them. True: all were sent.
     pub fn send(&mut self, wire: &mut dyn Write) -> std::io::Result<bool> {
         while self.inner.wants_write() {
             match self.inner.write_tls(wire) {

@@ -1,4 +1,4 @@
-//! The transmission phase of one connection, without I/O: bytes in, requests out.
+//! The transmission phase of one connection, without I/O: parses received bytes into requests.
 //!
 //! ```text
 //!            +--------------------------------------------+
@@ -12,38 +12,38 @@
 //! ```
 //!
 //! Invariants:
-//! 1. A request that was handed out passed [`check`]: flags known, range inside the export,
-//!    length within limits, writable.
-//! 2. Nothing is consumed of a request that the gate does not admit.
-//! 3. At most one payload buffer per connection is filling.
+//! 1. A returned request has passed [`check`]: its flags are known, its range is inside the
+//!    export, its length within limits, and the export is writable if the request writes.
+//! 2. No byte of a request is consumed before the gate admits it.
+//! 3. At most one payload buffer per connection is being filled.
 
 use crate::config::DropReason;
 use crate::handshake::{Session, block_min};
 use crate::proto::{self, Command, CommandFlags, Request, errno};
 use forebay_base::buf::AlignedBuf;
 
-/// Decides whether there is memory for a request, and gives it its buffer.
+/// Decides whether there is memory for a request, and provides its buffer.
 pub trait Gate {
-    /// Whether `request` may start now. `whole`: its payload, if any, lies in the input.
+    /// Whether `request` may start now. `whole`: its payload, if any, is completely in the input.
     fn admit(&mut self, request: &Request, whole: bool) -> bool;
     /// A buffer of `len` bytes for the payload of an admitted request.
     fn buffer(&mut self, len: usize) -> AlignedBuf;
 }
 
-/// What the client wants.
+/// Result of parsing.
 #[derive(Debug)]
 pub enum Incoming<'a> {
     /// A request without data.
     Request(Request),
-    /// A write whose data lie in the input.
+    /// A write whose data is in the input.
     Write(Request, &'a [u8]),
-    /// A write whose data came in pieces.
+    /// A write whose data arrived in several receives.
     WriteBuf(Request, AlignedBuf),
-    /// A request to be answered with this error number.
+    /// A request to answer with this error number.
     Reject(Request, u32),
     /// The session ends after the requests in flight.
     Disconnect,
-    /// The gate refused. Try again when memory is free.
+    /// The gate refused the request. Parse again when memory was freed.
     Blocked,
     /// More bytes are needed.
     More,
@@ -66,12 +66,13 @@ pub struct Transmission {
 }
 
 impl Transmission {
-    /// Begins.
+    /// Begins the phase.
     pub fn new(session: Session) -> Self {
         Self { session, rx: Rx::Header }
     }
 
-    /// The rest of a payload buffer that the socket may fill directly, then [`Self::filled`].
+    /// The unfilled part of a payload buffer, into which the socket may receive; then call
+    /// [`Self::filled`].
     pub fn payload_room(&mut self) -> Option<&mut [u8]> {
         match &mut self.rx {
             Rx::Fill { buf, filled, .. } => Some(&mut buf[*filled..]),
@@ -79,19 +80,19 @@ impl Transmission {
         }
     }
 
-    /// Whether a request has begun and its data are missing.
+    /// Whether a request has begun whose data is incomplete.
     pub fn is_mid_request(&self) -> bool {
         matches!(self.rx, Rx::Fill { .. } | Rx::Skip { .. })
     }
 
-    /// `n` bytes were put into [`Self::payload_room`]; a surplus is ignored.
+    /// Counts `n` bytes that were put into [`Self::payload_room`]; a surplus is ignored.
     pub fn filled(&mut self, n: usize) {
         if let Rx::Fill { buf, filled, .. } = &mut self.rx {
             *filled = (*filled + n).min(buf.len());
         }
     }
 
-    /// Takes the next thing out of `input`, advancing it.
+    /// Parses the next request in `input` and consumes its bytes.
     #[inline]
     pub fn next<'a>(
         &mut self,
@@ -128,7 +129,7 @@ impl Transmission {
             return Err(DropReason::WriteTooLong);
         }
         if let Err(error) = error {
-            // A rejection costs a reply: it is admitted like any request without data.
+            // A rejection costs a reply, so it is admitted like a request without data.
             let refusal = Request { command: Command::Flush, ..request };
             if !gate.admit(&refusal, true) {
                 return Ok(Incoming::Blocked);
@@ -187,11 +188,11 @@ impl Transmission {
     }
 }
 
-/// Whether a request may be served; otherwise the error number of its answer.
+/// Whether a request may be served; otherwise the error number for its reply.
 pub fn check(session: &Session, request: &Request) -> Result<(), u32> {
     use CommandFlags as F;
     let info = &session.info;
-    // FUA means nothing for a command that writes nothing, and is allowed there.
+    // FUA has no effect on commands that write nothing, and is permitted there.
     let fua = if info.read_only { F::empty() } else { F::FUA };
     let (allowed, writes) = match request.command {
         Command::Read if session.structured => (F::DF | fua, false),

@@ -1,6 +1,6 @@
-//! A wrapper around the file system that a mount serves, for other users in the process: the
-//! library, exports, sessions on the control socket. It notifies the mount's kernel, which caches
-//! answers, of their changes.
+//! A wrapper around the file system that a mount serves, for other front ends in the process: the
+//! library, exports, sessions on the control socket. It notifies the mount, whose kernel caches
+//! replies, of their changes.
 //!
 //! ```text
 //!   kernel ─▶ mount ──────────────▶ file system ◀── NotifyingFs ◀── library, exports, sessions
@@ -8,12 +8,12 @@
 //!                └──────────── Observer ◀──────────────┘   "this changed": before the call returns
 //! ```
 //!
-//! Invariants: Z1 a change acknowledged here is visible through the mount to each later request,
-//! and the other way round. Z2 while the mount is notified, no lock or range is held for which a
-//! request of the mount could wait: the notification follows the change, outside of it. Z3 data
-//! that the mount holds back (stores into mappings) is written before it is read or overwritten
-//! here; a read has the mount's kernel drop no other pages. Z4 an inode that loses its last name
-//! here lives as long as the mount's kernel knows it. Z5 without a mount a call costs one more
+//! Invariants: Z1 a change acknowledged here is visible to each later request of the mount, and the
+//! other way round. Z2 while the mount is notified, no lock or range is held for which a request of
+//! the mount could wait: the notification follows the change, outside of its locks. Z3 stores into
+//! mappings that the mount's kernel holds back are written before they are read or overwritten
+//! here; a read makes that kernel drop no other pages. Z4 an inode that loses its last name here
+//! lives as long as the mount's kernel knows it. Z5 without a mount a call costs one additional
 //! check.
 //!
 //! Limit: of a store into a mapping and a concurrent write here to the same page, one is lost.
@@ -36,7 +36,7 @@ use std::sync::{Arc, Weak};
 
 pub use observer::{Change, Observer, Ticket};
 
-/// Changes of these names, and of the directories that hold them.
+/// Changes of these names, and of the directories that contain them.
 fn changes_of(names: &[(Ino, Name<'_>)]) -> Vec<Change> {
     let change = |(dir, name): &(Ino, Name<'_>)| {
         let name = name.as_bytes().into();
@@ -49,7 +49,7 @@ fn changes_of(names: &[(Ino, Name<'_>)]) -> Vec<Change> {
 pub struct NotifyingFs(Arc<Shared>);
 
 impl NotifyingFs {
-    /// Of `fs`, which a mount may serve.
+    /// A wrapper of `fs`, which a mount may serve.
     pub fn new(fs: Arc<dyn FileSystem>) -> Self {
         Self(Arc::new(Shared::new(fs)))
     }
@@ -65,7 +65,7 @@ impl NotifyingFs {
         self.0.observe(observer)
     }
 
-    /// The mount is over.
+    /// Unregisters the mount, which has ended.
     pub fn forget(&self) {
         self.0.forget();
     }
@@ -74,7 +74,7 @@ impl NotifyingFs {
         Arc::new(NotifyingFile::new(file, self.0.clone()))
     }
 
-    /// Carries out what changes names: the entries, and attributes of `also`.
+    /// Runs `op`, which changes names, and reports the entries and the attributes of `also`.
     async fn names<T>(
         &self,
         entries: &[(Ino, Name<'_>)],
@@ -87,8 +87,8 @@ impl NotifyingFs {
         telling(&self.0, &*observer, changes, op).await
     }
 
-    /// The inode that `name` denotes, held if the mount knows it (Z4): another interface may remove
-    /// its other names before this one is removed.
+    /// Looks up `name`, and opens its inode if the mount knows it (Z4): another front end may
+    /// remove its other names before this one is removed.
     async fn hold(
         &self,
         observer: &dyn Observer,
@@ -103,7 +103,7 @@ impl NotifyingFs {
         (Some(attr), held)
     }
 
-    /// Whether an inode that was held while a name of it went has no other name.
+    /// Whether an open inode that has lost a name has no other one.
     async fn has_no_name(&self, file: &OpenFileRef) -> bool {
         self.0.fs.getattr(file.ino()).await.is_ok_and(|attr| attr.nlink == 0)
     }
@@ -118,14 +118,14 @@ impl NotifyingFs {
         let Some(observer) = self.0.observer() else { return op.await };
         let mut changing =
             Outstanding::begin(&self.0, &*observer, changes_of(&[(dir, name)])).await;
-        // After removals by the mount that were under way: they may have put another inode there.
+        // After removals in progress by the mount, which may have put another inode there.
         let (attr, held) = self.hold(&*observer, dir, name).await;
         changing.changes.extend(attr.map(|attr| Change::Attributes(attr.ino)));
         let done = op.await;
         if let (Ok(()), Some(file)) = (&done, held)
             && self.has_no_name(&file).await
         {
-            // The kernel counts it as gone.
+            // The kernel is told that the inode has no name.
             let (name, gone) = (name.as_bytes().into(), Some(file.ino()));
             changing.changes[0] = Change::Entry { dir, name, gone };
             observer.keep(file);
@@ -144,7 +144,7 @@ impl NotifyingFs {
         let Some(observer) = self.0.observer() else { return op.await };
         let changes = changes_of(&[(dir, name), (new_dir, new_name)]);
         let mut changing = Outstanding::begin(&self.0, &*observer, changes).await;
-        // Not before, as in `removing`.
+        // After removals in progress by the mount, as in `removing`.
         let moved = self.0.fs.lookup(dir, name).await.ok();
         let (there, held) = self.hold(&*observer, new_dir, new_name).await;
         let both = moved.into_iter().chain(there);
@@ -159,7 +159,7 @@ impl NotifyingFs {
         done
     }
 
-    /// Opens by `op`, which may cut the content of `ino`.
+    /// Runs `op`, which opens `ino` and may truncate it.
     async fn opening<T>(
         &self,
         ino: Ino,
@@ -197,7 +197,7 @@ impl NotifyingFs {
                 there => there?,
             };
             if there.kind != FileKind::File {
-                // Nothing to truncate, or nothing that can be opened so.
+                // The inode has no content to truncate, or `open` refuses it.
                 let keeping = flags - OpenFlags::TRUNCATE;
                 match self.0.fs.open(there.ino, keeping).await {
                     Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => {
@@ -248,7 +248,8 @@ impl FileSystem for NotifyingFs {
         Box::pin(async move {
             let mut change = Change::Attributes(ino);
             if let Some(size) = set.size {
-                // A larger size changes what follows the old end, zeros of which may be kept.
+                // A larger size changes the range after the old end, whose zeros the kernel may
+                // have cached.
                 let old = self.0.fs.getattr(ino).await.map_or(size, |attr| attr.size.min(size));
                 change = Change::content(ino, old, u64::MAX);
             }

@@ -1,5 +1,5 @@
-//! The time of day, which inodes are stamped with. Given to a file system, so that a test can stamp
-//! two of them alike.
+//! The time of day for the timestamps of inodes. A file system gets a clock, so that a test can
+//! give two file systems equal timestamps.
 //!
 //! No locks.
 
@@ -7,9 +7,9 @@ use crate::types::Timestamp;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Tells the time of day.
+/// Provides the time of day.
 pub trait Clock: Send + Sync {
-    /// Now.
+    /// The current time.
     fn now(&self) -> Timestamp;
 }
 
@@ -31,7 +31,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is moved. Begins in the year 2001.
+/// A clock that only moves when told to. Begins in the year 2001.
 #[derive(Debug)]
 pub struct ManualClock {
     nanos: AtomicU64,
@@ -46,7 +46,7 @@ impl Default for ManualClock {
 }
 
 impl ManualClock {
-    /// Moves on by `nanos`.
+    /// Advances the clock by `nanos`.
     pub fn advance(&self, nanos: u64) {
         self.nanos.fetch_add(nanos, Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
-//! `copy_file_range`: copies the bytes here, by reading and writing, so that they do not travel
-//! through the front end and holes stay holes. The files share no storage.
+//! `copy_file_range`: copies bytes by reading and writing in this process, so that the data does
+//! not pass through the front end, and holes stay holes. The files share no storage.
 //!
 //! No locks. The copy is not atomic: a concurrent write to either file may appear in part.
 
@@ -8,15 +8,15 @@ use crate::types::{Fallocate, FileKind, OpenFlags, Privileges, Seek, check_range
 use forebay_base::buf::AlignedBuf;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 
-/// Bytes in flight at a time.
+/// Bytes copied at a time.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Memory that a copy holds at most, bytes: a piece, and for a moment what was read of it.
+/// Most memory of a copy, bytes: a piece, and for a moment a second buffer of the same size.
 pub const MEMORY_BYTES: u64 = 2 * PIECE_BYTES;
 
-/// Copies up to `len` bytes between two open files of `fs` and returns how many: fewer at the end
-/// that `from` has now, or when an error comes after the first piece. `IsDirectory` and
-/// `InvalidInput` for what has no content, `BadHandle` if `from` is not open to read or `to` not to
-/// write, `InvalidInput` if the two ranges overlap in one file.
+/// Copies up to `len` bytes between two open files of `fs`; returns the number of copied bytes.
+/// That is smaller at the present end of `from`, or if an error follows the first piece.
+/// `IsDirectory` and `InvalidInput` for an inode without content. `BadHandle` if `from` is not open
+/// for reading or `to` not for writing. `InvalidInput` if the two ranges overlap in one file.
 pub async fn copy_range(
     fs: &dyn FileSystem,
     (from, from_offset): (&dyn OpenFile, u64),
@@ -44,7 +44,7 @@ pub async fn copy_range(
     if !from.flags().contains(handles.0) || !to.flags().contains(handles.1) {
         return Err(Error::new(ErrorKind::BadHandle, "copy", "open to read and to write"));
     }
-    // What a copy within one file makes longer is not read again.
+    // A copy within one file does not read bytes that it has appended itself.
     let len = len.min(end.unwrap_or(0).saturating_sub(from_offset));
     if from.ino() == to.ino() && from_offset.abs_diff(to_offset) < len {
         return Err(Error::new(ErrorKind::InvalidInput, "copy", "the ranges overlap"));
@@ -73,7 +73,7 @@ struct Copy<'a> {
 }
 
 impl Copy<'_> {
-    /// Copies some bytes from `skip` on, a hole or a piece of data; 0 at the end.
+    /// Copies a hole or a piece of data at `skip`; returns its length, 0 at the end.
     async fn step(&self, skip: u64, left: u64) -> Result<u64> {
         let (at, to) = (self.from_offset + skip, self.to_offset + skip);
         let size = self.fs.getattr(self.from.ino()).await?.size;
@@ -102,13 +102,13 @@ impl Copy<'_> {
         Ok(wrote?.len as u64)
     }
 
-    /// A hole in the target, which grows by it.
+    /// Makes a hole in the target, extending it if necessary.
     async fn zero(&self, offset: u64, len: u64) -> Result<()> {
         self.to.fallocate(Fallocate::PunchHole, offset, len, self.privileges).await?;
         if self.fs.getattr(self.to.ino()).await?.size >= offset + len {
             return Ok(());
         }
-        // Its last byte reaches to where it has to; who has written beyond meanwhile loses nothing.
+        // Zeroes the last byte only, which extends the file: concurrent writes beyond it are kept.
         let how = Fallocate::ZeroRange { keep_size: false };
         self.to.fallocate(how, offset + len - 1, 1, self.privileges).await
     }

@@ -1,6 +1,6 @@
-//! Wrappers of a [`FileSystem`](crate::FileSystem) or an [`OpenFile`](crate::OpenFile): one macro
-//! each writes the methods that a wrapper passes on as they are. A wrapper names them, so that a
-//! method that is new in the contract is passed on deliberately.
+//! Macros for wrappers of a [`FileSystem`](crate::FileSystem) or an [`OpenFile`](crate::OpenFile):
+//! they generate the methods that a wrapper passes on unchanged. A wrapper names these methods, so
+//! that each new method of the trait is passed on deliberately.
 //!
 //! No locks.
 
@@ -8,8 +8,8 @@ pub use forebay_base::buf::AlignedBuf;
 pub use forebay_base::task::BoxFuture;
 pub use forebay_base::{IoFlags, Result};
 
-/// Passes the named methods of [`FileSystem`](crate::FileSystem) on, in its `impl` for a wrapper.
-/// The brackets hold what follows `self.` to reach the inner file system.
+/// Generates the named methods of [`FileSystem`](crate::FileSystem) in its `impl` for a wrapper.
+/// The brackets contain the expression after `self.` that denotes the inner file system.
 ///
 /// ```
 /// # use forebay_base::{Result, task::BoxFuture};
@@ -120,8 +120,8 @@ macro_rules! delegate_file_system {
     };
 }
 
-/// Passes the named methods of [`OpenFile`](crate::OpenFile) on, in its `impl` for a wrapper. The
-/// brackets hold what follows `self.` to reach the inner file.
+/// Generates the named methods of [`OpenFile`](crate::OpenFile) in its `impl` for a wrapper. The
+/// brackets contain the expression after `self.` that denotes the inner file.
 #[macro_export]
 macro_rules! delegate_open_file {
     ($to:tt $($name:ident)+) => { $($crate::delegate_open_file!(@ $name $to);)+ };

@@ -1,8 +1,7 @@
-//! An export as a file system with one file: what a loop device wants below it.
+//! An export as a file system with one file, for a loop device on that file.
 //!
-//! Invariants: O1 the file has the export's size, from the first byte to the last; nothing changes
-//! it. O2 `DIRECT` of an opener is about the kernel's cache, not about ours: the export's own mode
-//! decides there.
+//! Invariants: O1 the file always has the size of the export. O2 `DIRECT` of an opening concerns
+//! the kernel's cache, not Forebay's: the mode of the export decides whether that is used.
 //!
 //! No locks.
 
@@ -29,7 +28,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Of an export; times are those of `made`.
+    /// A file system for an export; all timestamps are `made`.
     pub fn new(export: Arc<dyn Export>, made: Timestamp) -> Self {
         Self { export, made }
     }
@@ -218,7 +217,7 @@ impl FileSystem for Disk {
     }
 }
 
-/// The open file, or the directory.
+/// The open file, or the open directory.
 struct Opened {
     export: Arc<dyn Export>,
     ino: Ino,
@@ -226,7 +225,7 @@ struct Opened {
 }
 
 impl Opened {
-    /// How much of a read lies before the end; the directory has nothing to read.
+    /// Number of bytes of a read that lie before the end; a directory has none.
     fn readable(&self, offset: u64, len: usize) -> Result<usize> {
         self.check("read", OpenFlags::READ)?;
         let left = self.export.size().saturating_sub(offset);
@@ -241,7 +240,7 @@ impl Opened {
         }
     }
 
-    /// A range that can be changed: within the size (O1).
+    /// Checks that a range to change lies within the size (O1).
     fn check_range(&self, op: &'static str, offset: u64, len: u64) -> Result<()> {
         self.check(op, OpenFlags::WRITE)?;
         match offset.checked_add(len).is_some_and(|end| end <= self.export.size()) {
@@ -253,7 +252,7 @@ impl Opened {
     }
 }
 
-/// What goes on to the export (O2).
+/// The flags that are passed to the export (O2).
 fn passed(flags: IoFlags) -> IoFlags {
     flags - (IoFlags::DIRECT | IoFlags::FALLBACK)
 }
@@ -289,7 +288,7 @@ impl OpenFile for Opened {
                 let (buf, done) = self.export.clone().read(offset, buf, passed(flags)).await;
                 return (buf, done.map(|()| len));
             }
-            // Across the end: exports take no such request.
+            // The range crosses the end, and exports refuse such requests.
             let part = AlignedBuf::new(len);
             let (part, done) = self.export.clone().read(offset, part, passed(flags)).await;
             buf[..len].copy_from_slice(&part);

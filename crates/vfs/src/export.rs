@@ -1,4 +1,4 @@
-//! A range of bytes that a block front end serves. A contract, no implementation.
+//! The interface of an export: a range of bytes that a block front end serves.
 //!
 //! No locks.
 
@@ -7,33 +7,33 @@ use forebay_base::task::{BoxFuture, LocalQueue};
 use forebay_base::{IoFlags, Result};
 use std::sync::Arc;
 
-/// What an export tells its clients. Read anew for each client.
+/// Description of an export for clients. It is read again for each client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportInfo {
     /// Size in bytes.
     pub size: u64,
-    /// Smallest request, bytes: any offset and length that are multiples of it are served.
+    /// Smallest request, bytes: any multiple of it is served as offset and length.
     pub min_block: u32,
-    /// Request size that costs no read-modify-write, bytes.
+    /// Smallest request without read-modify-write, bytes.
     pub preferred_block: u32,
     /// Longest request, bytes.
     pub max_request: u32,
     /// Writes are refused.
     pub read_only: bool,
-    /// Trim gives space back.
+    /// Trim deallocates storage.
     pub can_trim: bool,
     /// Zeroing is faster than writing zeros.
     pub fast_zero: bool,
-    /// One line for people.
+    /// A line of text for users.
     pub description: String,
 }
 
-/// One run of an export's map.
+/// One extent of an export's map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     /// Length in bytes.
     pub len: u64,
-    /// Nothing is allocated here.
+    /// Nothing is allocated.
     pub hole: bool,
     /// It reads as zeros.
     pub zero: bool,
@@ -42,7 +42,7 @@ pub struct Extent {
 /// How to zero a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ZeroMode {
-    /// Keep the space allocated.
+    /// Keep the storage allocated.
     pub keep_allocated: bool,
     /// Fail with `Unsupported` rather than write zeros block by block.
     pub fast_only: bool,
@@ -50,24 +50,24 @@ pub struct ZeroMode {
     pub fua: bool,
 }
 
-/// An owned buffer back, and how it went.
+/// The buffer of the caller, and the result.
 pub type BufResult = (AlignedBuf, Result<()>);
 
 /// A range of bytes that front ends serve: size, reads, writes, flush, trim, zero, map.
 ///
-/// Any byte range inside the size is accepted. `try_*` are the fast paths: they finish without
-/// waiting and without allocation or say `None`, having changed nothing. The futures own their
+/// Any byte range inside the size is accepted. `try_*` are the fast paths: they complete without
+/// waiting and without allocation, or return `None` and have changed nothing. The futures own their
 /// buffers and may be dropped at any time; the request may still take effect then.
 pub trait Export: Send + Sync {
-    /// What to tell clients.
+    /// The description for clients.
     fn info(&self) -> ExportInfo;
 
-    /// The size of [`Export::info`], bytes, for who asks with each request.
+    /// The size of [`Export::info`], bytes; called for each request.
     fn size(&self) -> u64 {
         self.info().size
     }
 
-    /// Reads if no waiting is needed.
+    /// Reads if that needs no waiting.
     fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<()>>;
 
     /// Reads `buf.len()` bytes.
@@ -78,7 +78,7 @@ pub trait Export: Send + Sync {
         flags: IoFlags,
     ) -> BoxFuture<'static, BufResult>;
 
-    /// Writes if no waiting is needed.
+    /// Writes if that needs no waiting.
     fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<()>>;
 
     /// Writes `buf`. `IoFlags::DSYNC` is FUA.
@@ -89,13 +89,13 @@ pub trait Export: Send + Sync {
         flags: IoFlags,
     ) -> BoxFuture<'static, BufResult>;
 
-    /// Makes every completed write durable, whichever client made it.
+    /// Makes every completed write durable, of all clients.
     fn flush(self: Arc<Self>) -> BoxFuture<'static, Result<()>>;
 
-    /// Gives the range back; it may read as zeros afterwards. Advisory.
+    /// Deallocates the range, which may read as zeros afterwards. Advisory.
     fn trim(self: Arc<Self>, offset: u64, len: u64, fua: bool) -> BoxFuture<'static, Result<()>>;
 
-    /// The range reads as zeros afterwards.
+    /// Makes the range read as zeros.
     fn zero(
         self: Arc<Self>,
         offset: u64,
@@ -103,11 +103,11 @@ pub trait Export: Send + Sync {
         mode: ZeroMode,
     ) -> BoxFuture<'static, Result<()>>;
 
-    /// Brings the range into the cache.
+    /// Loads the range into the cache.
     fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>>;
 
-    /// The map of the range, in order from its start on, at most `max` (1 or more) extents, so it
-    /// may end early. No poll of it is long, however many extents there are.
+    /// The map of the range in ascending order, at most `max` (1 or more) extents, so it may end
+    /// early. Each poll is short, however many extents there are.
     fn extents(
         self: Arc<Self>,
         offset: u64,
@@ -115,12 +115,12 @@ pub trait Export: Send + Sync {
         max: usize,
     ) -> BoxFuture<'static, Result<Vec<Extent>>>;
 
-    /// The same export for one client of its own: streams are told apart by client, and each
-    /// client is told of a write error once. `None`: there is nothing to tell apart.
+    /// The same export for one client: read-ahead streams are detected for each client, and each
+    /// client gets a write error once. `None`: the export has no state for each client.
     fn for_client(&self) -> Option<Arc<dyn Export>> {
         None
     }
 
-    /// An I/O queue for the calling event-loop thread, if the engine below has such a thing.
+    /// An I/O queue for the calling event-loop thread, if the I/O engine has such queues.
     fn attach_thread(&self) -> Option<Box<dyn LocalQueue>>;
 }

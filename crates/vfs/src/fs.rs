@@ -1,43 +1,48 @@
-//! The contract of a file system: a full POSIX tree, by inode number and name. No paths, no users.
+//! The interface of a file system: a full POSIX tree, by inode number and name. It has no paths and
+//! no users.
 //!
-//! **Not here.** Rights (mode bits, sticky directories, who may chown, immutable inodes), umask,
-//! file locks, `O_NOFOLLOW`, trailing slashes, `.` and `..` as names: the front end's business, on
-//! a mount the kernel's (`default_permissions`). ACLs: `system.*` attributes are refused.
+//! **Not included.** Permissions (mode bits, sticky directories, who may chown, immutable inodes),
+//! umask, file locks, `O_NOFOLLOW`, trailing slashes, `.` and `..` as names. The front end handles
+//! these; on a mount the kernel does (`default_permissions`). ACLs: `system.*` attributes are
+//! refused.
 //!
 //! Invariants: F1 a name is a [`Name`]; it denotes one entry, an entry one inode, and a directory
 //! has one entry (the root none). The tree has no loops. F2 `nlink` counts the entries of an inode,
-//! and for a directory is 2 plus the directories in it; a removed directory has 0. F3 an inode
-//! without a name lives while an [`OpenFile`] of it does, with everything one can do to it by
-//! number; then it and its content are gone, and its number is answered with `Stale`. Opening works
-//! for every kind and with no flags: that only keeps it. F4 a listing goes on after the cookie it
-//! is given. An entry that is there from the first call to the last is returned exactly once,
-//! whatever else is made, renamed or removed meanwhile; a listing ends even if entries are made all
-//! the time. F5 times: see below. F6 `rename` is one step, to a reader and after a crash. F7 a call
-//! that fails has changed nothing. F8 what lies beyond what was ever written reads as zeros, also
-//! after a shrink and a growth, and costs no storage.
+//! and for a directory is 2 plus the number of its subdirectories; a removed directory has 0. F3 an
+//! inode without a name lives as long as an [`OpenFile`] of it, and supports all operations by
+//! number. After that it and its content are freed, and its number gives `Stale`. Any kind of inode
+//! can be opened, also without flags, which only keeps it alive. F4 a listing continues after the
+//! cookie that it is given. An entry that exists from the first call to the last is returned
+//! exactly once, whatever else is created, renamed or removed; a listing ends even if entries are
+//! created all the time. F5 times: see below. F6 `rename` is one step, to a reader and after a
+//! crash. F7 a call that fails has changed nothing. F8 bytes that were never written read as zeros,
+//! also after the file was shrunk and grown, and use no storage.
 //!
-//! **Times.** "Now" is the file system's clock. `mtime` and `ctime` become now with a write of a
-//! byte or more, a new size (also the same one), a fallocate; of a directory with each entry that
-//! comes, goes or is replaced. `ctime` alone: any other attribute, extended attributes, a link more
-//! or less, and of what a rename moves. A rename onto another link of the same inode, an empty
-//! `SetAttr` and a write of no bytes change nothing. `atime`: a read, listing or readlink moves it
-//! by [`crate::types::relatime`], or never where a volume is mounted `noatime`; it alone makes
-//! nothing dirty that a sync would have to wait for.
+//! **Times.** "Now" is the file system's clock. `mtime` and `ctime` become now with a write of at
+//! least one byte, a new size (also an equal one) and a fallocate; those of a directory with each
+//! entry that is added, removed or replaced. `ctime` alone becomes now with any other attribute,
+//! extended attributes, a link more or less, and for an inode that a rename moves. A rename onto
+//! another link of the same inode, an empty `SetAttr` and a write of no bytes change nothing.
+//! `atime`: a read, listing or readlink updates it by [`crate::types::relatime`], or never if the
+//! volume is mounted `noatime`. An update of `atime` alone makes nothing dirty that a sync has to
+//! wait for.
 //!
-//! **Set-id bits** go ([`crate::types::without_set_id`]) with a change of owner or group, even to
-//! the same, of anything but a directory; and with a write of a byte or more, a new size, a
-//! fallocate, unless the caller says [`Privileges::Keep`]. `security.capability` goes with all of
-//! these. Permission bits in the same `SetAttr` win.
+//! **Set-id bits** are dropped ([`crate::types::without_set_id`]) with a change of owner or group
+//! (also to the same value) of anything but a directory. They are also dropped with a write of at
+//! least one byte, a new size and a fallocate, unless the caller passes [`Privileges::Keep`].
+//! `security.capability` is dropped with all of these. Permission bits in the same `SetAttr` take
+//! precedence.
 //!
-//! **Order of refusals.** `Stale` for an unknown inode, `NotDirectory` for a parent that is none,
-//! `NotFound` for a directory that was removed; then as POSIX and Linux have it, see each call. Any
-//! call may fail with `Io`, `Corrupt`, `NoMemory`, `Shutdown`; one that changes anything with
-//! `ReadOnly` and `NoSpace`. Removing, truncating and syncing work on a full volume.
+//! **Order of errors.** `Stale` for an unknown inode, `NotDirectory` for a parent that is not a
+//! directory, `NotFound` for a directory that was removed; then as in POSIX and Linux, see each
+//! call. Any call may fail with `Io`, `Corrupt`, `NoMemory`, `Shutdown`; a call that changes
+//! anything also with `ReadOnly` and `NoSpace`. Removing, truncating and syncing work on a full
+//! volume.
 //!
 //! **Waiting.** Futures may be dropped at any time; the call may still take effect then. `try_*`
-//! finish without waiting and allocating or say `None`, having changed nothing.
+//! complete without waiting or allocating, or return `None` and have changed nothing.
 //!
-//! No locks: a contract.
+//! No locks: only traits and types.
 
 use crate::name::{Name, XattrName};
 use crate::types::{
@@ -49,49 +54,49 @@ use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use std::sync::Arc;
 
-/// A shared open file. The last clone that goes releases it (F3).
+/// A shared open file. Dropping the last clone releases it (F3).
 pub type OpenFileRef = Arc<dyn OpenFile>;
-/// The buffer back, and how many bytes were read into it: fewer than its length only at the end.
+/// The buffer, and the number of bytes read into it: fewer than its length only at the end of file.
 pub type ReadResult = (AlignedBuf, Result<usize>);
-/// The buffer back, and where its bytes went.
+/// The buffer, and the range to which it was written.
 pub type WriteResult = (AlignedBuf, Result<Wrote>);
 
-/// What a write did.
+/// Result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wrote {
     /// Offset of the first byte; with `IoFlags::APPEND` the file system chose it.
     pub offset: u64,
-    /// Bytes, from the start of the buffer on. Fewer than asked for only where room ran out, and
-    /// at the end of the largest file.
+    /// Number of bytes written, from the start of the buffer on. Fewer than requested only if space
+    /// ran out, or at the largest file size.
     pub len: usize,
 }
 
-/// An opening, with what a front end needs of it at once.
+/// An opening, with data that a front end needs for its reply.
 pub struct Opened {
     /// The open file.
     pub file: OpenFileRef,
-    /// Its attributes.
+    /// The attributes of the file.
     pub attr: Attr,
-    /// The value of the extended attribute that was asked for, if there is one.
+    /// The value of the requested extended attribute, if there is one.
     pub xattr: Result<Option<Vec<u8>>>,
 }
 
 /// A mounted file system.
 pub trait FileSystem: Send + Sync {
-    /// Its figures. True ones: what it says is available can be written.
+    /// Statistics of the file system. Space that it reports as available can really be written.
     fn statfs(&self) -> BoxFuture<'_, Result<StatFs>>;
 
     /// The inode that `name` denotes in `dir`, or `NotFound`.
     fn lookup<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>>;
 
-    /// The directory that `dir` is in; the root's is the root. `NotFound` if `dir` was removed.
+    /// The parent directory of `dir`; the root's is the root. `NotFound` if `dir` was removed.
     fn parent(&self, dir: Ino) -> BoxFuture<'_, Result<Ino>>;
 
-    /// Attributes.
+    /// Attributes of an inode.
     fn getattr(&self, ino: Ino) -> BoxFuture<'_, Result<Attr>>;
 
-    /// Those of each of some inodes, as they stand together in a listing: many of its others are
-    /// asked for next.
+    /// Attributes of each of several inodes that are adjacent in a listing: the caller will request
+    /// those of the following entries next.
     fn getattr_listed<'a>(&'a self, inos: &'a [Ino]) -> BoxFuture<'a, Vec<Result<Attr>>> {
         Box::pin(async move {
             let mut all = Vec::with_capacity(inos.len());
@@ -103,12 +108,12 @@ pub trait FileSystem: Send + Sync {
     }
 
     /// Sets attributes, all or none, and returns them. A size: `IsDirectory` or `InvalidInput` for
-    /// what is no regular file, `FileTooLarge` beyond [`crate::types::FILE_SIZE_MAX`]. A mode:
-    /// `Unsupported` for a symbolic link.
+    /// an inode that is not a regular file, `FileTooLarge` beyond [`crate::types::FILE_SIZE_MAX`].
+    /// A mode: `Unsupported` for a symbolic link.
     fn setattr<'a>(&'a self, ino: Ino, set: &'a SetAttr) -> BoxFuture<'a, Result<Attr>>;
 
-    /// Makes a regular file, pipe, socket or device. `InvalidInput` for the other kinds, `Exists`
-    /// if the name is taken.
+    /// Creates a regular file, pipe, socket or device. `InvalidInput` for other kinds, `Exists` if
+    /// the name exists.
     fn mknod<'a>(
         &'a self,
         dir: Ino,
@@ -116,7 +121,7 @@ pub trait FileSystem: Send + Sync {
         new: &'a NewInode,
     ) -> BoxFuture<'a, Result<Attr>>;
 
-    /// Makes a directory; `new.kind` is not looked at. `Exists`, then `TooManyLinks` for `dir`.
+    /// Creates a directory; `new.kind` is ignored. `Exists`, then `TooManyLinks` for `dir`.
     fn mkdir<'a>(
         &'a self,
         dir: Ino,
@@ -124,8 +129,8 @@ pub trait FileSystem: Send + Sync {
         new: &'a NewInode,
     ) -> BoxFuture<'a, Result<Attr>>;
 
-    /// Makes a symbolic link to `target`: any bytes but NUL. `NotFound` for none,
-    /// `NameTooLong` for more than [`crate::types::SYMLINK_MAX`]. Its permission bits are 0o777.
+    /// Creates a symbolic link to `target`: any bytes but NUL. `NotFound` if it is empty,
+    /// `NameTooLong` if it exceeds [`crate::types::SYMLINK_MAX`]. Its permission bits are 0o777.
     fn symlink<'a>(
         &'a self,
         dir: Ino,
@@ -134,9 +139,9 @@ pub trait FileSystem: Send + Sync {
         new: &'a NewInode,
     ) -> BoxFuture<'a, Result<Attr>>;
 
-    /// Makes a regular file and opens it, in one step. A name that is taken: `Exists` with
+    /// Creates a regular file and opens it, in one step. If the name exists: `Exists` with
     /// `OpenFlags::EXCLUSIVE`, else `SymlinkLoop` for a symbolic link and `IsDirectory` for a
-    /// directory; anything else is opened as by [`FileSystem::open`].
+    /// directory; any other inode is opened as by [`FileSystem::open`].
     fn create<'a>(
         &'a self,
         dir: Ino,
@@ -145,8 +150,8 @@ pub trait FileSystem: Send + Sync {
         flags: OpenFlags,
     ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>>;
 
-    /// Makes a regular file without a name, for which [`FileSystem::link`] may find one later
-    /// unless `OpenFlags::EXCLUSIVE` is given (`O_TMPFILE`). An implementation may lack it:
+    /// Creates a regular file without a name (`O_TMPFILE`). [`FileSystem::link`] may give it one
+    /// later, unless `OpenFlags::EXCLUSIVE` is set. An implementation may lack this call:
     /// `Unsupported`.
     fn tmpfile<'a>(
         &'a self,
@@ -158,23 +163,23 @@ pub trait FileSystem: Send + Sync {
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "tmpfile", "not kept here")) })
     }
 
-    /// One more name for `ino`. `Exists`, `NotPermitted` for a directory, `NotFound` for an inode
+    /// Adds a name for `ino`. `Exists`, `NotPermitted` for a directory, `NotFound` for an inode
     /// that has lost its last name, `TooManyLinks`.
     fn link<'a>(&'a self, ino: Ino, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>>;
 
-    /// Removes a name. `IsDirectory` for one of a directory.
+    /// Removes a name. `IsDirectory` if it denotes a directory.
     fn unlink<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<()>>;
 
     /// Removes an empty directory. `NotDirectory`, `NotEmpty`.
     fn rmdir<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<()>>;
 
-    /// Moves an entry, in this order of refusals: the flags; `NotFound` without the old name; with
+    /// Moves an entry. Errors in this order: the flags; `NotFound` without the old name; with
     /// `NOREPLACE` `Exists`; with `EXCHANGE` `NotFound` without the new name; `InvalidInput` for a
-    /// directory into itself or below itself, with `EXCHANGE` from either side; `NotEmpty` onto a
-    /// directory that the old one lies below; success without a change if both names denote the
-    /// same inode; `NotDirectory` for a directory onto something else, `IsDirectory` the other way
-    /// round, `NotEmpty`; `TooManyLinks` for the new parent. What was at the new name loses it as
-    /// by unlink or rmdir.
+    /// directory into itself or below itself, with `EXCHANGE` in either direction; `NotEmpty` onto
+    /// a directory that contains the old one; success without a change if both names denote the
+    /// same inode; `NotDirectory` for a directory onto another kind, `IsDirectory` the other way
+    /// round, `NotEmpty`; `TooManyLinks` for the new parent. An inode at the new name loses that
+    /// name as by unlink or rmdir.
     fn rename<'a>(
         &'a self,
         dir: Ino,
@@ -184,19 +189,19 @@ pub trait FileSystem: Send + Sync {
         flags: RenameFlags,
     ) -> BoxFuture<'a, Result<()>>;
 
-    /// Target of a symbolic link; `InvalidInput` for anything else.
+    /// Target of a symbolic link; `InvalidInput` for other kinds.
     fn readlink(&self, ino: Ino) -> BoxFuture<'_, Result<Vec<u8>>>;
 
-    /// Up to `max` (1 or more) entries of `dir` after `after`; an empty list: that was the last
-    /// (F4). Without `.` and `..`. Cookies are in the order of the listing and valid as long as
-    /// their entry exists, for each caller; any number may be given as `after`.
+    /// Up to `max` (1 or more) entries of `dir` after `after`, without `.` and `..`; an empty list
+    /// at the end (F4). Cookies are in the order of the listing. A cookie is valid as long as its
+    /// entry exists, for all callers; any number may be passed as `after`.
     fn readdir(&self, dir: Ino, after: Cookie, max: usize) -> BoxFuture<'_, Result<Vec<DirEntry>>>;
 
     /// Value of an extended attribute, or `NoAttribute`.
     fn getxattr<'a>(&'a self, ino: Ino, name: XattrName<'a>) -> BoxFuture<'a, Result<Vec<u8>>>;
 
-    /// Sets one. `Exists` and `NoAttribute` by `how`; `TooBig` for more than 64 KiB; `NoSpace`
-    /// where the list of all names would be longer than 64 KiB.
+    /// Sets an extended attribute. `Exists` and `NoAttribute` by `how`; `TooBig` for more than 64
+    /// KiB; `NoSpace` if the list of all names would exceed 64 KiB.
     fn setxattr<'a>(
         &'a self,
         ino: Ino,
@@ -205,10 +210,10 @@ pub trait FileSystem: Send + Sync {
         how: SetXattr,
     ) -> BoxFuture<'a, Result<()>>;
 
-    /// The names of all, in any order.
+    /// The names of all extended attributes, in any order.
     fn listxattr(&self, ino: Ino) -> BoxFuture<'_, Result<Vec<Box<[u8]>>>>;
 
-    /// Removes one, or `NoAttribute`.
+    /// Removes an extended attribute, or `NoAttribute`.
     fn removexattr<'a>(&'a self, ino: Ino, name: XattrName<'a>) -> BoxFuture<'a, Result<()>>;
 
     /// Opens an inode of any kind (F3). `IsDirectory` for a directory with `WRITE`; `InvalidInput`
@@ -216,8 +221,8 @@ pub trait FileSystem: Send + Sync {
     /// `setattr`.
     fn open(&self, ino: Ino, flags: OpenFlags) -> BoxFuture<'_, Result<OpenFileRef>>;
 
-    /// [`FileSystem::open`], and the attributes and an extended attribute of the inode: one step,
-    /// if an implementation can.
+    /// [`FileSystem::open`], and the attributes and an extended attribute of the inode: in one
+    /// step, if an implementation supports that.
     fn open_with_xattr<'a>(
         &'a self,
         ino: Ino,
@@ -231,8 +236,8 @@ pub trait FileSystem: Send + Sync {
         })
     }
 
-    /// [`FileSystem::create`], and an extended attribute of `dir`: one step, if an implementation
-    /// can.
+    /// [`FileSystem::create`], and an extended attribute of `dir`: in one step, if an
+    /// implementation supports that.
     fn create_with_xattr<'a>(
         &'a self,
         dir: Ino,
@@ -247,14 +252,15 @@ pub trait FileSystem: Send + Sync {
         })
     }
 
-    /// Value of an extended attribute, if there is one.
+    /// Value of an extended attribute; `None` if there is none.
     fn find_xattr<'a>(
         &'a self,
         ino: Ino,
         name: XattrName<'a>,
     ) -> BoxFuture<'a, Result<Option<Vec<u8>>>> {
         Box::pin(async move {
-            // Nearly all inodes have none: an empty list costs less than an error with its words.
+            // Nearly all inodes have no attributes, and an empty list costs less than an error with
+            // its text.
             let names = self.listxattr(ino).await?;
             if !names.iter().any(|known| **known == *name.as_bytes()) {
                 return Ok(None);
@@ -266,32 +272,32 @@ pub trait FileSystem: Send + Sync {
         })
     }
 
-    /// Everything that was done before this call is durable after it.
+    /// Makes everything durable that was done before this call.
     fn syncfs(&self) -> BoxFuture<'_, Result<()>>;
 }
 
-/// An open file: keeps its inode (F3), and is where content is read and written. Dropping the last
-/// reference releases it and reports nothing: who wants to know of errors calls [`OpenFile::sync`].
+/// An open file: keeps its inode alive (F3), and reads and writes its content. Dropping the last
+/// reference releases it and reports no errors: a caller that needs them calls [`OpenFile::sync`].
 ///
-/// Every call on content: `IsDirectory` for a directory, `InvalidInput` for another kind that is no
-/// regular file, `BadHandle` if it was not opened for that.
+/// Errors of every call on content: `IsDirectory` for a directory, `InvalidInput` for another kind
+/// that is not a regular file, `BadHandle` if the open flags do not permit the call.
 pub trait OpenFile: Send + Sync {
-    /// Which inode.
+    /// The inode.
     fn ino(&self) -> Ino;
 
-    /// How it was opened.
+    /// The flags of the opening.
     fn flags(&self) -> OpenFlags;
 
-    /// Reads if no waiting is needed.
+    /// Reads if that needs no waiting.
     fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<usize>> {
         let _ = (offset, dst, flags);
         None
     }
 
-    /// Reads up to `buf.len()` bytes; fewer only at the end, none beyond it.
+    /// Reads up to `buf.len()` bytes; fewer only at the end of file, none beyond it.
     fn read(&self, offset: u64, buf: AlignedBuf, flags: IoFlags) -> BoxFuture<'_, ReadResult>;
 
-    /// Writes if no waiting is needed.
+    /// Writes if that needs no waiting.
     fn try_write(
         &self,
         offset: u64,
@@ -303,9 +309,9 @@ pub trait OpenFile: Send + Sync {
         None
     }
 
-    /// Writes `buf`; with `IoFlags::APPEND` at the end, whatever `offset` says, atomically with
-    /// other appends. Ends at [`crate::types::FILE_SIZE_MAX`] at the latest; `FileTooLarge` for one
-    /// that begins there.
+    /// Writes `buf`; with `IoFlags::APPEND` at the end of file, whatever `offset` is, atomically
+    /// with other appends. Stops at [`crate::types::FILE_SIZE_MAX`]; `FileTooLarge` if it begins
+    /// there.
     fn write(
         &self,
         offset: u64,
@@ -314,7 +320,7 @@ pub trait OpenFile: Send + Sync {
         privileges: Privileges,
     ) -> BoxFuture<'_, WriteResult>;
 
-    /// `read` for a caller that blocks: the device may borrow its memory.
+    /// Synchronous `read`: the device may read directly into the caller's memory.
     fn read_slice(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
         match self.try_read(offset, dst, flags) {
             Some(done) => done,
@@ -322,8 +328,8 @@ pub trait OpenFile: Send + Sync {
         }
     }
 
-    /// `read_slice` without a `try_read`, for a caller whose own has just returned `None`. A second
-    /// one would find a window of read-ahead moved on, and not top it up.
+    /// `read_slice` without a `try_read`, for a caller whose `try_read` has just returned `None`. A
+    /// second `try_read` would advance the read-ahead window again, and not refill it.
     fn wait_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
         let (buf, done) = block_on(self.read(offset, AlignedBuf::new(dst.len()), flags));
         let len = done?;
@@ -331,14 +337,15 @@ pub trait OpenFile: Send + Sync {
         Ok(len)
     }
 
-    /// Before a caller that blocks looks at a range in another way than by a read: waits for stores
-    /// that a mount holds back of it. Error: `WouldBlock` with `NOWAIT` if it has to wait.
+    /// Called before a synchronous caller inspects a range by another method than a read. Waits
+    /// until stores into mappings of that range, which a mount holds back, are written.
+    /// `WouldBlock` with `NOWAIT` if it has to wait.
     fn hand_over(&self, offset: u64, len: u64, flags: IoFlags) -> Result<()> {
         let _ = (offset, len, flags);
         Ok(())
     }
 
-    /// `write` for a caller that blocks: the device may borrow its memory.
+    /// Synchronous `write`: the device may write directly from the caller's memory.
     fn write_slice(
         &self,
         offset: u64,
@@ -352,7 +359,8 @@ pub trait OpenFile: Send + Sync {
         }
     }
 
-    /// `write_slice` without a `try_write`, for a caller whose own has just returned `None`.
+    /// `write_slice` without a `try_write`, for a caller whose `try_write` has just returned
+    /// `None`.
     fn wait_write(
         &self,
         offset: u64,
@@ -363,8 +371,8 @@ pub trait OpenFile: Send + Sync {
         block_on(self.write(offset, AlignedBuf::copy_of(src), flags, privileges)).1
     }
 
-    /// Prepares or zeroes `[offset, offset + len)`. `InvalidInput` for no bytes, then `BadHandle`,
-    /// then `FileTooLarge`. Drops privileges as a write does unless told to keep them.
+    /// Allocates or zeroes `[offset, offset + len)`. `InvalidInput` for no bytes, then `BadHandle`,
+    /// then `FileTooLarge`. Drops privileges as a write does, unless told to keep them.
     fn fallocate(
         &self,
         how: Fallocate,
@@ -374,21 +382,22 @@ pub trait OpenFile: Send + Sync {
     ) -> BoxFuture<'_, Result<()>>;
 
     /// The first offset from `offset` on that may be data, or that is in a hole. `PastEnd` from the
-    /// end of the file on, and where no data follows. What is called data may be zeros, what is
-    /// called a hole is. Sees data that is not written out yet.
+    /// end of file on, and if no data follows. A range reported as data may be zeros; a range
+    /// reported as a hole is. Data that is not written back yet is included.
     fn seek(&self, what: Seek, offset: u64) -> BoxFuture<'_, Result<u64>>;
 
     /// Makes everything durable that was done to this inode before: its content, and the metadata
-    /// to find it, or with `data_only` false all its metadata. For a directory, its entries. Fails
-    /// once for each opener if anything was lost.
+    /// to find it, or with `data_only` false all its metadata. For a directory, its entries. If
+    /// data was lost, it fails once for each opener.
     fn sync(&self, data_only: bool) -> BoxFuture<'_, Result<()>>;
 
-    /// As `sync`, for who polls it on threads that may wait for a device: polls may carry out I/O.
+    /// As `sync`, for a caller that polls it on threads that may wait for a device: polls may carry
+    /// out I/O.
     fn sync_waiting(&self, data_only: bool) -> BoxFuture<'_, Result<()>> {
         self.sync(data_only)
     }
 
-    /// As `sync`, for a caller that blocks: I/O may be carried out on its thread.
+    /// Synchronous `sync`: I/O may be carried out on the calling thread.
     fn sync_here(&self, data_only: bool) -> Result<()> {
         block_on(self.sync_waiting(data_only))
     }

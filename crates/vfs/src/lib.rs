@@ -1,14 +1,15 @@
 //! forebay-vfs: the interfaces that front ends use.
 //!
-//! Two contracts: [`Export`], a range of bytes (NBD), and [`FileSystem`] with [`OpenFile`], the
-//! POSIX tree (mount, library, command line). In addition, what their users and implementors share:
-//! [`rules`] say what is refused and what changes, [`path`] finds an inode by path, [`copy`] copies
-//! a range. forebay-testkit has a file system in memory, and checks any two against each other.
+//! Two interfaces: [`Export`], a range of bytes (NBD), and [`FileSystem`] with [`OpenFile`], the
+//! POSIX tree (mount, library, command line). In addition, code that callers and implementations
+//! share: [`rules`] decide which calls fail and what a call changes, [`path`] resolves paths,
+//! [`copy`] copies a range. forebay-testkit has a file system in memory, and compares any two with
+//! each other.
 //!
-//! Reading order: [`types`], [`name`], [`fs`] (the contract, rule by rule), [`rules`], [`path`],
-//! [`copy`], [`beside`] (who is told of changes), [`delegate`] (for wrappers).
+//! Reading order: [`types`], [`name`], [`fs`] (the interface, rule by rule), [`rules`], [`path`],
+//! [`copy`], [`beside`] (notifies a mount of changes), [`delegate`] (for wrappers).
 //!
-//! No locks of its own, apart from those in [`beside`].
+//! No locks, apart from those in [`beside`].
 #![forbid(unsafe_code)]
 
 pub mod beside;

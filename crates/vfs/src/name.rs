@@ -1,8 +1,9 @@
-//! Names of directory entries and of extended attributes: bytes, checked once, where they come in.
+//! Names of directory entries and of extended attributes: bytes that are checked once, on
+//! construction.
 //!
-//! Invariants: N1 a [`Name`] has 1 to 255 bytes, no `/`, no NUL, and is neither `.` nor `..`: what
-//! a file system is asked for, and what it stores, is always an entry. N2 an [`XattrName`] has 1 to
-//! 255 bytes, no NUL, and begins with a namespace that we keep, followed by at least one byte.
+//! Invariants: N1 a [`Name`] has 1 to 255 bytes, no `/`, no NUL, and is neither `.` nor `..`, so
+//! every name in a call or in storage can be an entry. N2 an [`XattrName`] has 1 to 255 bytes, no
+//! NUL, and begins with a supported namespace, followed by at least one byte.
 //!
 //! No locks.
 
@@ -15,17 +16,17 @@ pub const NAME_MAX: usize = 255;
 pub const XATTR_NAME_MAX: usize = 255;
 /// Longest value of an extended attribute, bytes.
 pub const XATTR_SIZE_MAX: usize = 64 << 10;
-/// All names of an inode's extended attributes, each with a NUL behind it, bytes.
+/// Length of all names of an inode's extended attributes, each with a NUL, bytes.
 pub const XATTR_LIST_MAX: usize = 64 << 10;
-/// Namespaces of extended attributes that are kept. `system.` (ACLs) is refused.
+/// Supported namespaces of extended attributes. `system.` (ACLs) is refused.
 pub const XATTR_NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
-/// The name of a directory entry (N1). Bytes, in no encoding.
+/// The name of a directory entry (N1): bytes in no particular encoding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name<'a>(&'a [u8]);
 
 impl<'a> Name<'a> {
-    /// Checks `bytes`: `NameTooLong`, else `NotFound` for no bytes at all, else `InvalidInput`.
+    /// Checks `bytes`: `NameTooLong`, `NotFound` if empty, else `InvalidInput`.
     pub fn new(bytes: &'a [u8]) -> Result<Self> {
         let error = |kind, why: &str| {
             let text = format!("`{}`: {why}", bytes.escape_ascii());
@@ -68,8 +69,8 @@ impl fmt::Debug for Name<'_> {
 pub struct XattrName<'a>(&'a [u8]);
 
 impl<'a> XattrName<'a> {
-    /// Checks `bytes`: `DoesNotFit` for its length, `Unsupported` for a namespace that is not kept,
-    /// `InvalidInput` for the rest.
+    /// Checks `bytes`: `DoesNotFit` for its length, `Unsupported` for another namespace, else
+    /// `InvalidInput`.
     pub fn new(bytes: &'a [u8]) -> Result<Self> {
         let error = |kind, why: &str| {
             let shown = &bytes[..bytes.len().min(64)];
@@ -91,7 +92,7 @@ impl<'a> XattrName<'a> {
         }
     }
 
-    /// The bytes, with the namespace.
+    /// The bytes, including the namespace.
     pub fn as_bytes(self) -> &'a [u8] {
         self.0
     }

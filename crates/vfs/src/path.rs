@@ -1,11 +1,11 @@
-//! From a path to an inode: for the library and the command line, which have no kernel to do it.
+//! Resolves paths to inodes, for the library and the command line, where no kernel does it.
 //!
-//! Invariants: P1 a walk makes at most 40 steps through symbolic links; one more is `SymlinkLoop`.
-//! P2 it never leaves the volume: an absolute target begins at the volume's root, and the root's
-//! `..` is the root.
+//! Invariants: P1 a walk follows at most 40 symbolic links; one more is `SymlinkLoop`. P2 it never
+//! leaves the volume: an absolute target begins at the volume's root, and `..` of the root is the
+//! root.
 //!
-//! No locks. Each step is one call of the file system: what is renamed meanwhile is seen before or
-//! after.
+//! No locks. Each step is one call of the file system, so a concurrent rename is seen before or
+//! after it.
 
 use crate::fs::FileSystem;
 use crate::name::Name;
@@ -13,7 +13,7 @@ use crate::types::{Attr, FileKind, Ino};
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
 
-/// Symbolic links in one walk (P1).
+/// Most symbolic links in one walk (P1).
 pub const SYMLINKS_MAX: u32 = 40;
 /// Longest path, bytes.
 pub const PATH_MAX: usize = 4095;
@@ -21,42 +21,43 @@ pub const PATH_MAX: usize = 4095;
 /// Whether a symbolic link at the end of a path is followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Last {
-    /// It is, unless a slash follows anyway.
+    /// It is followed.
     Follow,
-    /// It is itself what was asked for.
+    /// It is not followed, unless a slash comes after it.
     NoFollow,
 }
 
-/// A path that is written `VOLUME:/path/in/it`.
+/// A path of the form `VOLUME:/path/in/it`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumePath<'a> {
-    /// What comes before the colon: the image's path on the host.
+    /// The part before the colon: the path of the image on the host.
     pub volume: &'a [u8],
-    /// What comes after it, with its slash.
+    /// The part after the colon, with its slash.
     pub path: &'a [u8],
 }
 
 impl<'a> VolumePath<'a> {
-    /// Splits at the first `:/`. `None`: this is no path in a volume. So no host path with `:/` in
-    /// it can be meant; a link to such a file can.
+    /// Splits at the first `:/`. `None`: this is not a path in a volume. So a host path that
+    /// contains `:/` cannot be expressed, except through a link to it.
     pub fn parse(text: &'a [u8]) -> Option<Self> {
         let at = text.windows(2).position(|w| w == b":/")?;
         (at > 0).then(|| Self { volume: &text[..at], path: &text[at + 1..] })
     }
 }
 
-/// Where the last component of a path is, or would be made.
+/// Directory and name of a path's last component, which need not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The directory.
     pub dir: Ino,
-    /// The name in it; a [`Name`]. `None`: the path ends in the directory itself (`/`, `a/..`).
+    /// The name in the directory, which is a valid [`Name`]. `None`: the path ends in the directory
+    /// itself (`/`, `a/..`).
     pub name: Option<Box<[u8]>>,
-    /// A slash follows: only a directory will do.
+    /// A slash follows, so the inode has to be a directory.
     pub directory: bool,
 }
 
-/// Finds the inode of `path`, which begins at `start` unless it has a slash in front.
+/// Resolves `path`, which begins at `start` unless it has a leading slash.
 pub async fn resolve(fs: &dyn FileSystem, start: Ino, path: &[u8], last: Last) -> Result<Attr> {
     let mut walk = Walk::new(start, path)?;
     loop {
@@ -75,8 +76,8 @@ pub async fn resolve(fs: &dyn FileSystem, start: Ino, path: &[u8], last: Last) -
     }
 }
 
-/// Finds the directory of the last component, and that component, which need not exist. For making,
-/// removing and renaming.
+/// Resolves the directory of the last component, and returns that component, which need not exist.
+/// For calls that create, remove and rename.
 pub async fn resolve_parent(fs: &dyn FileSystem, start: Ino, path: &[u8]) -> Result<Place> {
     let mut walk = Walk::new(start, path)?;
     let place = walk.descend(fs).await?;
@@ -90,11 +91,11 @@ fn not_directory(name: &[u8]) -> Error {
     Error::new(ErrorKind::NotDirectory, "resolve", format!("`{}`", name.escape_ascii()))
 }
 
-/// A walk: where it is, and what is left of the path.
+/// A walk: the current directory, and the remaining components.
 struct Walk {
     at: Ino,
     left: VecDeque<Box<[u8]>>,
-    /// The path, or the link that was last in it, ended in a slash.
+    /// The path, or the last symbolic link in it, ended in a slash.
     directory: bool,
     symlinks: u32,
 }
@@ -125,7 +126,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Goes down to the directory of the last component.
+    /// Walks to the directory of the last component.
     async fn descend(&mut self, fs: &dyn FileSystem) -> Result<Place> {
         while let Some(part) = self.left.pop_front() {
             match &*part {
@@ -155,7 +156,7 @@ impl Walk {
         }
     }
 
-    /// Goes on at the link that was the last component.
+    /// Continues at the target of a symbolic link that was the last component.
     async fn follow(&mut self, fs: &dyn FileSystem, place: Place, link: &Attr) -> Result<()> {
         self.at = place.dir;
         self.push_target(fs, link.ino).await

@@ -1,8 +1,7 @@
-//! A read-only wrapper: refuses each call that changes the file system with `ReadOnly`, and passes
-//! no such call on.
+//! A read-only wrapper: refuses each call that changes the file system with `ReadOnly`.
 //!
-//! Invariants: R1 a call that could change anything never reaches the file system below, a sync
-//! neither: there is nothing that it could make durable.
+//! Invariants: R1 no call that could change anything reaches the inner file system. A sync does not
+//! either: there is nothing that it could make durable.
 //!
 //! No locks.
 
@@ -20,7 +19,7 @@ use std::sync::Arc;
 pub struct ReadOnly(Arc<dyn FileSystem>);
 
 impl ReadOnly {
-    /// Of `fs`, which others may still write.
+    /// A wrapper of `fs`, which other callers may still write.
     pub fn new(fs: Arc<dyn FileSystem>) -> Self {
         Self(fs)
     }
@@ -136,7 +135,8 @@ impl FileSystem for ReadOnly {
     }
 }
 
-/// An open file of it: not opened to write, so that the one below refuses writes by itself.
+/// An open file of the wrapper: it was opened without `WRITE`, so the inner file refuses writes
+/// itself.
 struct Reader(OpenFileRef);
 
 impl OpenFile for Reader {

@@ -1,15 +1,16 @@
-//! The rules of names and attributes, once for every implementation: which calls fail, in which
-//! order errors are checked, and what a successful call changes. They are functions of a [`View`];
-//! the caller carries out their answer.
+//! The rules of names and attributes, shared by all implementations: which calls fail, the order of
+//! error checks, and what a successful call changes. They are functions of a [`View`]; the caller
+//! carries out the result.
 //!
-//! Each of them has its case in `suite` of forebay-testkit, which is written against the contract
-//! and run on the host's file systems, too: an oracle that shares a mistake does not find it.
+//! Each rule has its test case in `suite` of forebay-testkit. That suite is written from the
+//! interface and also runs on the host's file systems, because an oracle that shares this code
+//! would share its mistakes.
 //!
 //! Invariants: Y1 a rule only reads: a refused call has changed nothing (F7). Y2 a rule depends
-//! only on what it reads: one that stops because an object is not loaded ([`View::Stop`]) is called
-//! again when it is.
+//! only on what it reads. If it stops because an object is not loaded ([`View::Stop`]), the caller
+//! loads the object and calls the rule again.
 //!
-//! No locks: the caller holds locks that keep the view unchanged until the answer is carried out.
+//! No locks: the caller holds locks that keep the view unchanged until the result is carried out.
 
 pub mod attrs;
 pub mod names;
@@ -24,52 +25,52 @@ use forebay_base::{Error, ErrorKind, Result};
 /// A directory and a name in it.
 pub type At<'a> = (Ino, Name<'a>);
 
-/// What an entry says of its inode.
+/// An inode of a directory entry, with its kind.
 pub type Child = (Ino, FileKind);
 
-/// How a look ends.
+/// Result of reading from a view.
 pub type Look<T, V> = std::result::Result<T, <V as View>::Stop>;
 
-/// What the rules look at.
+/// The state that the rules read.
 pub trait View {
-    /// What ends a look: an error, or that something is not at hand.
+    /// Why reading stops: an error, or an object that is not loaded.
     type Stop: From<Error>;
 
-    /// An inode; none: there is none with this number.
+    /// An inode; `None`: no inode has this number.
     fn inode(&self, ino: Ino) -> Look<Option<Seen>, Self>;
 
-    /// What a name in a directory denotes.
+    /// The inode that a name in a directory denotes.
     fn entry(&self, at: At<'_>) -> Look<Option<Child>, Self>;
 
     /// Whether a directory has entries.
     fn has_entries(&self, dir: Ino) -> Look<bool, Self>;
 
-    /// Links of an inode, at most.
+    /// Most links of an inode.
     fn links_max(&self) -> u32 {
         LINK_MAX
     }
 }
 
-/// What the rules see of an inode.
+/// The part of an inode that the rules read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
-    /// What it is.
+    /// The kind of the file.
     pub kind: FileKind,
     /// Permission, set-id and sticky bits.
     pub perm: u16,
-    /// Names it has.
+    /// Number of its names.
     pub nlink: u32,
     /// Group.
     pub gid: u32,
-    /// Of a directory: where its entry is.
+    /// Parent of a directory.
     pub parent: Ino,
-    /// A program has it open.
+    /// It is open.
     pub is_open: bool,
     /// It never had a name, and may get one.
     pub is_linkable: bool,
 }
 
-/// What changes of an inode's attributes; `None` stays.
+/// Changes of an inode's attributes; `None`: unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Patch {
     /// Permission bits.
@@ -78,20 +79,21 @@ pub struct Patch {
     pub uid: Option<u32>,
     /// Group.
     pub gid: Option<u32>,
-    /// Names it has.
+    /// Number of its names.
     pub nlink: Option<u32>,
-    /// Last read.
+    /// Time of access.
     pub atime: Option<Timestamp>,
-    /// Last change of the content.
+    /// Time of modification.
     pub mtime: Option<Timestamp>,
-    /// Last change.
+    /// Time of change.
     pub ctime: Option<Timestamp>,
-    /// [`crate::types::XATTR_CAPABILITY`] goes, if it is there.
+    /// [`crate::types::XATTR_CAPABILITY`] is removed, if the inode has it.
     pub drops_capability: bool,
 }
 
 impl Patch {
-    /// The entries of a directory with `nlink` links have changed, by `more` directories.
+    /// The changes of a directory with `nlink` links whose entries changed, with `more`
+    /// subdirectories.
     fn of_directory(nlink: u32, more: i32, now: Timestamp) -> Self {
         let nlink = (more != 0).then(|| nlink.saturating_add_signed(more));
         Self { nlink, mtime: Some(now), ctime: Some(now), ..Self::default() }
@@ -101,7 +103,7 @@ impl Patch {
         Self { ctime: Some(now), ..Self::default() }
     }
 
-    /// Brings attributes up to date.
+    /// Applies the changes to attributes.
     pub fn apply(&self, attr: &mut Attr) {
         let Self { perm, uid, gid, nlink, atime, mtime, ctime, drops_capability: _ } = *self;
         attr.perm = perm.unwrap_or(attr.perm);
@@ -127,7 +129,7 @@ pub(crate) fn is_dir(child: Child) -> bool {
     child.1 == FileKind::Directory
 }
 
-/// `Stale` for an inode that is gone.
+/// Reads an inode: `Stale`.
 pub fn inode<V: View + ?Sized>(view: &V, op: &'static str, ino: Ino) -> Look<Seen, V> {
     match view.inode(ino)? {
         Some(seen) => Ok(seen),
@@ -135,7 +137,7 @@ pub fn inode<V: View + ?Sized>(view: &V, op: &'static str, ino: Ino) -> Look<See
     }
 }
 
-/// A directory: `Stale`, `NotDirectory`.
+/// Reads a directory: `Stale`, `NotDirectory`.
 pub fn directory<V: View + ?Sized>(view: &V, op: &'static str, dir: Ino) -> Look<Seen, V> {
     let seen = inode(view, op, dir)?;
     match seen.kind {
@@ -144,7 +146,7 @@ pub fn directory<V: View + ?Sized>(view: &V, op: &'static str, dir: Ino) -> Look
     }
 }
 
-/// A directory that is in the tree: also `NotFound`.
+/// Reads a directory that was not removed: also `NotFound`.
 pub fn live_directory<V: View + ?Sized>(view: &V, op: &'static str, dir: Ino) -> Look<Seen, V> {
     let seen = directory(view, op, dir)?;
     match seen.nlink {
@@ -153,7 +155,7 @@ pub fn live_directory<V: View + ?Sized>(view: &V, op: &'static str, dir: Ino) ->
     }
 }
 
-/// What has content: `Stale`, `IsDirectory`, `InvalidInput`.
+/// Reads an inode with content: `Stale`, `IsDirectory`, `InvalidInput`.
 pub fn regular<V: View + ?Sized>(view: &V, op: &'static str, ino: Ino) -> Look<Seen, V> {
     let seen = inode(view, op, ino)?;
     match seen.kind {
@@ -163,7 +165,7 @@ pub fn regular<V: View + ?Sized>(view: &V, op: &'static str, ino: Ino) -> Look<S
     }
 }
 
-/// The entry of a name: also `NotFound`.
+/// Reads the entry of a name: also `NotFound`.
 pub fn find<V: View + ?Sized>(view: &V, op: &'static str, at: At<'_>) -> Look<Child, V> {
     live_directory(view, op, at.0)?;
     match view.entry(at)? {
@@ -172,7 +174,7 @@ pub fn find<V: View + ?Sized>(view: &V, op: &'static str, at: At<'_>) -> Look<Ch
     }
 }
 
-/// The directory of a name that is free: also `Exists`.
+/// Reads the directory of a name that must not exist: also `Exists`.
 pub fn check_free<V: View + ?Sized>(view: &V, op: &'static str, at: At<'_>) -> Look<Seen, V> {
     let dir = live_directory(view, op, at.0)?;
     match view.entry(at)? {
@@ -181,7 +183,7 @@ pub fn check_free<V: View + ?Sized>(view: &V, op: &'static str, at: At<'_>) -> L
     }
 }
 
-/// Whether an inode may have a link more: `TooManyLinks`.
+/// Checks that an inode may have another link: `TooManyLinks`.
 fn check_links<V: View + ?Sized>(view: &V, op: &'static str, ino: Ino, nlink: u32) -> Look<(), V> {
     match nlink < view.links_max() {
         true => Ok(()),
@@ -189,7 +191,7 @@ fn check_links<V: View + ?Sized>(view: &V, op: &'static str, ino: Ino, nlink: u3
     }
 }
 
-/// Flags of an opening: `Unsupported` for unknown ones, `InvalidInput`.
+/// Checks the flags of an opening: `Unsupported` for unknown ones, `InvalidInput`.
 pub fn check_open_flags(flags: OpenFlags) -> Result<()> {
     let unknown = flags.bits() & !OpenFlags::all().bits();
     if unknown != 0 {
@@ -201,7 +203,7 @@ pub fn check_open_flags(flags: OpenFlags) -> Result<()> {
     }
 }
 
-/// Whether an opening with `flags` serves for what needs `needed`: `BadHandle`.
+/// Checks that an opening with `flags` permits a call that requires `needed`: `BadHandle`.
 pub fn check_handle(op: &'static str, ino: Ino, flags: OpenFlags, needed: OpenFlags) -> Result<()> {
     match flags.contains(needed) {
         true => Ok(()),

@@ -1,5 +1,5 @@
-//! What the file-system contract speaks of: inodes, attributes, times, limits, flags; and the rules
-//! of attributes that every implementation shares, as functions.
+//! Types of the file-system interface: inodes, attributes, times, limits, flags; and functions on
+//! attributes that all implementations share.
 //!
 //! Invariants: T1 a [`Timestamp`] has less than 10^9 nanoseconds; the second may be negative. T2
 //! permission bits are within 0o7777.
@@ -13,22 +13,21 @@ use std::fmt;
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
 /// Longest target of a symbolic link, bytes.
 pub const SYMLINK_MAX: usize = 4095;
-/// Links of an inode, if an implementation has no lower limit of its own.
+/// Most links of an inode, if an implementation has no lower limit.
 pub const LINK_MAX: u32 = i32::MAX as u32;
 /// Set user id on execution.
 pub const S_ISUID: u16 = 0o4000;
-/// Set group id on execution; on a directory: what is made in it takes its group.
+/// Set group id on execution; on a directory: new inodes in it inherit its group.
 pub const S_ISGID: u16 = 0o2000;
-/// The sticky bit: in such a directory only the owner of an inode, or of the directory, removes and
-/// renames.
+/// The sticky bit: only the owner of an inode or of the directory may remove or rename an entry.
 pub const S_ISVTX: u16 = 0o1000;
-/// Execute permission of the group: with it, [`S_ISGID`] is a privilege.
+/// Execute permission of the group: with it, [`S_ISGID`] gives a privilege.
 pub const S_IXGRP: u16 = 0o0010;
-/// The attribute that gives capabilities on execution: goes with every write, truncate and change
-/// of owner.
+/// The attribute that gives capabilities on execution: it is removed by every write, truncation and
+/// change of owner.
 pub const XATTR_CAPABILITY: &[u8] = b"security.capability";
 
-/// Number of an inode. Never 0. Used again only with another generation.
+/// Number of an inode. Never 0. Reused only with another generation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ino(pub u64);
 
@@ -43,7 +42,7 @@ impl fmt::Debug for Ino {
     }
 }
 
-/// What an inode is.
+/// Kind of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FileKind {
     /// A regular file.
@@ -63,7 +62,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [FileKind; 7] = [
         Self::File,
         Self::Directory,
@@ -87,7 +86,7 @@ impl FileKind {
         }
     }
 
-    /// The kind that a mode says; `None` if it says none.
+    /// The kind in a mode; `None` if there is none.
     pub fn of_mode(mode: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.mode_bits() == mode & 0o170_000)
     }
@@ -103,7 +102,7 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
-    /// `sec` seconds and `nsec` nanoseconds; more than 999,999,999 count as that.
+    /// `sec` seconds and `nsec` nanoseconds; larger values of `nsec` are reduced to 999,999,999.
     pub const fn new(sec: i64, nsec: u32) -> Self {
         Self { sec, nsec: if nsec > 999_999_999 { 999_999_999 } else { nsec } }
     }
@@ -115,36 +114,37 @@ impl fmt::Debug for Timestamp {
     }
 }
 
-/// What is known of an inode, but for its content.
+/// Attributes of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
-    /// Its number.
+    /// The inode number.
     pub ino: Ino,
-    /// Tells inodes apart that had the same number one after the other.
+    /// Distinguishes inodes that successively had the same number.
     pub generation: u64,
-    /// What it is.
+    /// The kind of the file.
     pub kind: FileKind,
     /// Permission, set-id and sticky bits (T2).
     pub perm: u16,
-    /// Names it has; a directory: 2, and one for each directory in it.
+    /// Number of its names; of a directory: 2, and one for each subdirectory.
     pub nlink: u32,
     /// Owner.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Device number of a device, as the system encodes it in 32 bits; else 0.
+    /// Device number of a device, in the system's 32-bit encoding; else 0.
     pub rdev: u32,
-    /// Bytes; of a symbolic link: of its target. Of a directory: implementation's own.
+    /// Size in bytes; of a symbolic link: length of its target. Of a directory: defined by the
+    /// implementation.
     pub size: u64,
-    /// Bytes of storage it takes. Approximate.
+    /// Allocated storage, bytes. Approximate.
     pub allocated_bytes: u64,
-    /// Last read; see [`relatime`].
+    /// Time of access; see [`relatime`].
     pub atime: Timestamp,
-    /// Last change of the content; of a directory: of its entries.
+    /// Time of modification of the content; of a directory: of its entries.
     pub mtime: Timestamp,
-    /// Last change of anything but `atime`.
+    /// Time of the last change of anything but `atime`.
     pub ctime: Timestamp,
-    /// When it was made.
+    /// Time of creation.
     pub btime: Timestamp,
 }
 
@@ -155,29 +155,30 @@ impl Attr {
     }
 }
 
-/// A new inode, as its maker wants it. Umask and rights are the front end's business.
+/// Attributes of a new inode. The front end applies umask and permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewInode {
-    /// What it is.
+    /// The kind of the file.
     pub kind: FileKind,
-    /// Permission bits; more than 0o7777 is ignored.
+    /// Permission bits; bits beyond 0o7777 are ignored.
     pub perm: u16,
     /// Owner.
     pub uid: u32,
     /// Group, unless the directory has [`S_ISGID`].
     pub gid: u32,
-    /// Device number; ignored for what is no device.
+    /// Device number; ignored for other kinds.
     pub rdev: u32,
 }
 
 impl NewInode {
-    /// A new inode of root's.
+    /// A new inode owned by root.
     pub const fn of(kind: FileKind, perm: u16) -> Self {
         Self { kind, perm, uid: 0, gid: 0, rdev: 0 }
     }
 
-    /// Group and permission bits in a directory of this group and these bits: one with [`S_ISGID`]
-    /// gives its group to what is made in it, and the bit itself to directories.
+    /// Group and permission bits of a new inode in a directory with this group and these bits. A
+    /// directory with [`S_ISGID`] passes its group to new inodes, and the bit itself to
+    /// directories.
     pub fn inherit(&self, (dir_gid, dir_perm): (u32, u16)) -> (u32, u16) {
         let perm = self.perm & 0o7777;
         match (dir_perm & S_ISGID != 0, self.kind) {
@@ -191,28 +192,28 @@ impl NewInode {
 /// A time to set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetTime {
-    /// The file system's own now (`UTIME_NOW`).
+    /// The current time of the file system's clock (`UTIME_NOW`).
     Now,
-    /// This one.
+    /// This time.
     To(Timestamp),
 }
 
-/// Attributes to set; `None` leaves one as it is (`UTIME_OMIT`, `-1`).
+/// Attributes to set; `None`: unchanged (`UTIME_OMIT`, `-1`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SetAttr {
-    /// Permission bits; more than 0o7777 is ignored.
+    /// Permission bits; bits beyond 0o7777 are ignored.
     pub perm: Option<u16>,
     /// Owner.
     pub uid: Option<u32>,
     /// Group.
     pub gid: Option<u32>,
-    /// Bytes, of a regular file. Shrinking cuts off, growing adds a hole.
+    /// Size of a regular file, bytes. A smaller size truncates, a larger one adds a hole.
     pub size: Option<u64>,
-    /// Last read.
+    /// Time of access.
     pub atime: Option<SetTime>,
-    /// Last change of the content.
+    /// Time of modification.
     pub mtime: Option<SetTime>,
-    /// Whether a new size leaves set-id bits.
+    /// Whether a new size keeps set-id bits.
     pub privileges: Privileges,
 }
 
@@ -227,7 +228,7 @@ impl SetAttr {
         Self { perm: Some(perm), ..Self::default() }
     }
 
-    /// Whether nothing is to be set.
+    /// Whether no attribute is to be set.
     pub fn is_empty(&self) -> bool {
         let Self { perm, uid, gid, size, atime, mtime, privileges: _ } = self;
         perm.is_none()
@@ -237,19 +238,19 @@ impl SetAttr {
     }
 }
 
-/// Whether a write or truncate leaves the set-id bits, as only a caller with `CAP_FSETID` may have
-/// it.
+/// Whether a write or truncation keeps set-id bits, which only a caller with `CAP_FSETID` may
+/// request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Privileges {
-    /// They go; see [`without_set_id`].
+    /// They are dropped; see [`without_set_id`].
     #[default]
     Drop,
-    /// They stay.
+    /// They are kept.
     Keep,
 }
 
 impl Privileges {
-    /// What [`OpenFlags::TRUNCATE`] leaves.
+    /// The privileges that [`OpenFlags::TRUNCATE`] with these flags keeps.
     pub fn of_open(flags: OpenFlags) -> Self {
         match flags.contains(OpenFlags::KEEP_PRIVILEGES) {
             true => Self::Keep,
@@ -258,8 +259,8 @@ impl Privileges {
     }
 }
 
-/// Permission bits of a regular file after a write, truncate or change of owner that drops
-/// privileges: set-user-id goes, set-group-id goes where it is a privilege.
+/// Permission bits of a regular file after a write, truncation or change of owner that drops
+/// privileges: set-user-id is dropped, set-group-id only if it gives a privilege.
 pub fn without_set_id(perm: u16) -> u16 {
     match perm & S_IXGRP != 0 {
         true => perm & !(S_ISUID | S_ISGID),
@@ -267,7 +268,7 @@ pub fn without_set_id(perm: u16) -> u16 {
     }
 }
 
-/// Whether a read at `now` moves `atime`: when it is not newer than the last change, or a day old.
+/// Whether a read at `now` updates `atime`: if it is not newer than the last change, or a day old.
 pub fn relatime(attr: &Attr, now: Timestamp) -> bool {
     let day = 24 * 60 * 60;
     attr.atime <= attr.mtime
@@ -275,7 +276,7 @@ pub fn relatime(attr: &Attr, now: Timestamp) -> bool {
         || now.sec.saturating_sub(attr.atime.sec) >= day
 }
 
-/// Checks that `[offset, offset + len)` ends within the largest file: `FileTooLarge`.
+/// Checks that `[offset, offset + len)` ends within the largest file size: `FileTooLarge`.
 pub fn check_range(op: &'static str, offset: u64, len: u64) -> Result<()> {
     match offset.checked_add(len) {
         Some(end) if end <= FILE_SIZE_MAX => Ok(()),
@@ -286,8 +287,8 @@ pub fn check_range(op: &'static str, offset: u64, len: u64) -> Result<()> {
     }
 }
 
-/// A place in a directory's listing: after which entry. Entries have cookies from [`Cookie::FIRST`]
-/// on, so that a front end has room for `.` and `..`, up to `i64::MAX`.
+/// A position in a directory listing. Cookies of entries are from [`Cookie::FIRST`] to `i64::MAX`,
+/// so that a front end can use lower values for `.` and `..`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cookie(pub u64);
 
@@ -301,13 +302,13 @@ impl Cookie {
 /// An entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirEntry {
-    /// Where it is in the listing; a listing goes on after it from here.
+    /// The position of the entry. After passing it, `readdir` continues after the entry.
     pub cookie: Cookie,
-    /// Its inode.
+    /// The inode of the entry.
     pub ino: Ino,
-    /// What that is.
+    /// Kind of that inode.
     pub kind: FileKind,
-    /// Its name.
+    /// The name of the entry.
     pub name: Box<[u8]>,
 }
 
@@ -315,30 +316,30 @@ bitflags::bitflags! {
     /// How a file is opened.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct OpenFlags: u32 {
-        /// To read.
+        /// For reading.
         const READ = 1 << 0;
-        /// To write.
+        /// For writing.
         const WRITE = 1 << 1;
-        /// Its size becomes 0. Needs `WRITE`.
+        /// Truncates the file to 0 bytes. Needs `WRITE`.
         const TRUNCATE = 1 << 2;
-        /// `create` only: `Exists` if the name is taken.
+        /// `create` only: `Exists` if the name exists.
         const EXCLUSIVE = 1 << 3;
-        /// `TRUNCATE` leaves the set-id bits ([`Privileges::Keep`]).
+        /// `TRUNCATE` keeps the set-id bits ([`Privileges::Keep`]).
         const KEEP_PRIVILEGES = 1 << 4;
     }
 
-    /// How a rename is done.
+    /// Variants of a rename.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct RenameFlags: u32 {
-        /// `Exists` if the new name is taken. `RENAME_NOREPLACE`.
+        /// `Exists` if the new name exists. `RENAME_NOREPLACE`.
         const NOREPLACE = 1 << 0;
-        /// The two change places. `RENAME_EXCHANGE`.
+        /// Exchanges the two entries. `RENAME_EXCHANGE`.
         const EXCHANGE = 1 << 1;
     }
 }
 
 impl RenameFlags {
-    /// `InvalidInput` for unknown bits and for both together.
+    /// `InvalidInput` for unknown bits, and for both flags together.
     pub fn check(self) -> Result<()> {
         let unknown = self.bits() & !Self::all().bits();
         if unknown != 0 || self == Self::all() {
@@ -349,25 +350,27 @@ impl RenameFlags {
     }
 }
 
-/// What `fallocate` does with a range.
+/// Operations of `fallocate` on a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fallocate {
-    /// The range can be written later. Room is not set aside: a write may still find none.
+    /// Prepares the range for writes. No space is reserved, so a write may still fail with
+    /// `NoSpace`.
     Allocate {
-        /// The size stays.
+        /// The size does not change.
         keep_size: bool,
     },
-    /// The range becomes a hole. The size stays.
+    /// Turns the range into a hole. The size does not change.
     PunchHole,
-    /// The range reads as zeros.
+    /// Makes the range read as zeros.
     ZeroRange {
-        /// The size stays.
+        /// The size does not change.
         keep_size: bool,
     },
 }
 
 impl Fallocate {
-    /// Linux' mode bits. Collapse, insert, unshare and what comes later: `Unsupported`.
+    /// The operation of Linux mode bits. `Unsupported` for collapse, insert, unshare and unknown
+    /// bits.
     pub fn from_linux(mode: u32) -> Result<Self> {
         const KEEP_SIZE: u32 = 1;
         const PUNCH_HOLE: u32 = 2;
@@ -384,47 +387,47 @@ impl Fallocate {
         }
     }
 
-    /// Whether a range beyond the end makes the file longer.
+    /// Whether a range beyond the end of file extends the file.
     pub fn grows(self) -> bool {
         matches!(self, Self::Allocate { keep_size: false } | Self::ZeroRange { keep_size: false })
     }
 }
 
-/// What to look for from an offset on.
+/// What to search for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seek {
     /// Bytes that may be other than zero.
     Data,
-    /// Bytes that are zero, the end of the file at the latest.
+    /// Bytes that are zero; the end of file counts as a hole.
     Hole,
 }
 
-/// How an extended attribute is set.
+/// How an existing extended attribute is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SetXattr {
-    /// Whether or not it is there.
+    /// Set it whether or not it exists.
     #[default]
     Any,
-    /// `Exists` if it is there.
+    /// `Exists` if it exists.
     Create,
-    /// `NoAttribute` if it is not there.
+    /// `NoAttribute` if it does not exist.
     Replace,
 }
 
-/// A file system in figures.
+/// Statistics of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatFs {
-    /// Unit of the block figures, bytes.
+    /// Unit of the block counts, bytes.
     pub block_size: u32,
-    /// Blocks in all.
+    /// Total blocks.
     pub blocks: u64,
-    /// Blocks that nothing uses.
+    /// Unused blocks.
     pub blocks_free: u64,
-    /// Blocks that a user can still fill.
+    /// Blocks that users can still write.
     pub blocks_available: u64,
-    /// Inodes in all, used or not.
+    /// Total inodes, used or not.
     pub files: u64,
-    /// Inodes that can still be made.
+    /// Inodes that can still be created.
     pub files_free: u64,
     /// Longest name, bytes.
     pub name_max: u32,
@@ -442,7 +445,7 @@ mod tests {
         assert_eq!(FileKind::of_mode(0o644), None);
     }
 
-    /// T1: out of range is brought into it.
+    /// T1: a value out of range is reduced to the range.
     #[test]
     fn t1_times_stay_in_range() {
         assert_eq!(Timestamp::new(-5, u32::MAX).nsec, 999_999_999);

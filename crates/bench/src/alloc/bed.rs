@@ -1,4 +1,4 @@
-//! A fresh volume on a device: in memory, slow, or a file on the disk.
+//! A fresh volume on a device: in memory, simulated slow, or a file on the disk.
 
 use super::ways::BANDWIDTH;
 use crate::harness::image::Image;
@@ -15,17 +15,17 @@ use forebay_vfs::{Clock, SystemClock};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time of a discontiguity on the slow device.
+/// Time that the slow device adds for each discontiguity.
 pub const SEEK: Duration = Duration::from_millis(1);
-/// Cache of each volume, bytes.
+/// Size of each volume's cache, bytes.
 const BUDGET: u64 = 128 << 20;
 
-/// See the module.
+/// A device on which volumes are made and opened.
 pub struct Bed {
     pub world: WorldRef,
     device: Arc<Counted>,
     delay: Option<Arc<DelayDevice>>,
-    /// Removed when the bed goes.
+    /// Removes the image when the bed is dropped.
     _image: Option<Image>,
 }
 
@@ -35,13 +35,13 @@ impl Bed {
         Self { world, device, delay, _image: None }
     }
 
-    /// In memory.
+    /// A device in memory.
     pub fn memory(size: u64) -> Self {
         Self::on(RealWorld::new(), Arc::new(RamDevice::new(size)), None)
     }
 
-    /// In memory, 100 MB/s and 1 ms for each discontiguity, one request at a time; the clock is
-    /// that of `world`.
+    /// A device in memory with 100 MB/s and 1 ms for each discontiguity, one request at a time. The
+    /// delays use the clock of `world`.
     pub fn slow(size: u64, world: WorldRef) -> Self {
         let options =
             DelayOptions { bandwidth: Some(BANDWIDTH), seek: SEEK, ..DelayOptions::default() };
@@ -49,7 +49,7 @@ impl Bed {
         Self::on(world, delay.clone(), Some(delay))
     }
 
-    /// A file on the disk to be measured, all of it written.
+    /// A fully written file on the disk to be measured.
     pub fn disk(options: &Options, size: u64) -> Result<Self> {
         let image = Image::create(&options.dir, "alloc", size, options.keep)?;
         let engine = Engine::new(options.aio.parse()?)?;
@@ -58,12 +58,12 @@ impl Bed {
         Ok(Self { _image: Some(image), ..bed })
     }
 
-    /// Writes so far.
+    /// Writes to the device so far.
     pub fn writes(&self) -> u64 {
         self.device.requests()
     }
 
-    /// Discontiguities so far, of a slow device.
+    /// Discontiguities so far; `None` except on the slow device.
     pub fn seeks(&self) -> Option<u64> {
         self.delay.as_ref().map(|delay| delay.seeks())
     }
@@ -74,7 +74,8 @@ impl Bed {
 
     /// Makes an empty volume.
     pub async fn make(&self) -> Result<()> {
-        // As everybody gets them, where those have room for windows of two requests.
+        // Large devices get the default segment size, small ones smaller segments that still hold
+        // windows of two requests.
         let segment = match self.device.size() {
             size @ 0x8000_0000.. => forebay::segment_for(size).into(),
             size => (size / 32).max(64 << 10),
@@ -89,7 +90,7 @@ impl Bed {
         Volume::create(&self.device(), &self.world, &options).await
     }
 
-    /// Opens what was made, with an empty cache.
+    /// Opens the volume with an empty cache.
     pub async fn open(&self, alloc: AllocMode, pages: u32, lock_points: bool) -> Result<Volume> {
         let config = Config { huge_pages: false, ..Config::with_budget(BUDGET) };
         let options = OpenOptions {
@@ -102,7 +103,7 @@ impl Bed {
         Volume::open(&self.device(), &self.world, &options).await
     }
 
-    /// [`Bed::make`] and [`Bed::open`], for a caller that blocks.
+    /// [`Bed::make`] and [`Bed::open`] for a synchronous caller.
     pub fn fresh(&self, alloc: AllocMode, pages: u32) -> Result<Volume> {
         block_on(async {
             self.make().await?;

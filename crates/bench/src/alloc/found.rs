@@ -1,4 +1,4 @@
-//! What is looked at when the writers of a slice are done.
+//! Measurements after the writers of a slice have ended.
 
 use super::bed::Bed;
 use super::load::{self, Shape, Written};
@@ -14,17 +14,17 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Files that are read again, and most of each, bytes.
+/// Number of files that are read again, and the most bytes read of each.
 const READ_FILES: usize = 2;
 const READ_BYTES: u64 = 64 * MIB;
 
 /// Figures of one slice by name and unit, in the order of the rows.
 pub type Figures = Vec<(&'static str, &'static str, f64)>;
 
-/// Extents of files: how many in all, their bytes, and where they are on the device, in order.
+/// Extents of files: their number, their bytes, and their device ranges in ascending order.
 type Found = (u64, u64, Vec<(u64, u64)>);
 
-/// Looks at the extents of files.
+/// Collects the extents of files.
 pub fn extents(volume: &Volume, inodes: &[Ino]) -> Result<Found> {
     let (mut count, mut bytes, mut live) = (0, 0, Vec::new());
     for ino in inodes {
@@ -38,7 +38,7 @@ pub fn extents(volume: &Volume, inodes: &[Ino]) -> Result<Found> {
     Ok((count, bytes, live))
 }
 
-/// Runs between what is live: how many, and their mean length in KiB.
+/// Free runs between live extents: their number, and their mean length in KiB.
 fn free_runs(live: &[(u64, u64)]) -> (f64, f64) {
     let gaps: Vec<u64> =
         live.windows(2).map(|w| w[1].0.saturating_sub(w[0].1)).filter(|gap| *gap > 0).collect();
@@ -46,7 +46,7 @@ fn free_runs(live: &[(u64, u64)]) -> (f64, f64) {
     (gaps.len() as f64, sum as f64 / 1024.0 / gaps.len().max(1) as f64)
 }
 
-/// Reads some files from the start to the end with an empty cache: MiB/s.
+/// Reads some files from start to end with an empty cache; returns MiB/s.
 fn cold_read(bed: &Bed, inodes: &[Ino]) -> Result<f64> {
     let volume = block_on(bed.open(AllocMode::Reserve, 64, false))?;
     let (begin, mut bytes) = (Instant::now(), 0);
@@ -66,15 +66,15 @@ fn cold_read(bed: &Bed, inodes: &[Ino]) -> Result<f64> {
     Ok(bytes as f64 / MIB as f64 / seconds)
 }
 
-/// Share of the data segments that were begun, but for the open end of the last, that holds
-/// nothing.
+/// Share of the data segments in use that holds no live data; the unwritten end of the open segment
+/// does not count.
 fn tail_waste(volume: &Volume, live: u64) -> f64 {
     let free = volume.free_space();
     let begun = free.data_bytes.saturating_sub(free.open_bytes);
     if begun == 0 { 0.0 } else { 1.0 - live as f64 / begun as f64 }
 }
 
-/// One slice on a fresh volume: what it did, and what is found afterwards.
+/// One slice on a fresh volume: its operations, and the figures measured afterwards.
 pub fn slice(bed: &Bed, mode: AllocMode, pages: u32, shape: &Shape) -> Result<(Slice, Figures)> {
     let volume = bed.fresh(mode, pages)?;
     let (writes, seeks) = (bed.writes(), bed.seeks());
@@ -104,7 +104,7 @@ pub fn slice(bed: &Bed, mode: AllocMode, pages: u32, shape: &Shape) -> Result<(S
     Ok((written.slice, figures))
 }
 
-/// Every other file goes: in how many runs is what lies between those that stay.
+/// Removes every other file; returns the free runs between the remaining ones.
 fn after_removing(bed: &Bed, mode: AllocMode, pages: u32, written: &Written) -> Result<Figures> {
     let volume = block_on(bed.open(mode, pages, false))?;
     let mut stay = Vec::new();
@@ -127,19 +127,19 @@ fn after_removing(bed: &Bed, mode: AllocMode, pages: u32, written: &Written) -> 
 pub struct All(RefCell<BTreeMap<&'static str, Vec<Figures>>>);
 
 impl All {
-    /// Keeps those of a slice.
+    /// Adds the figures of a slice.
     pub fn add(&self, variant: &'static str, figures: Figures) {
         self.0.borrow_mut().entry(variant).or_default().push(figures);
     }
 
-    /// One figure of a variant, slice by slice.
+    /// One figure of a variant, by slice.
     pub fn values(&self, variant: &str, name: &str) -> Vec<f64> {
         let all = self.0.borrow();
         let slices = all.get(variant).into_iter().flatten().flatten();
         slices.filter(|figure| figure.0 == name).map(|figure| figure.2).collect()
     }
 
-    /// A row for each figure.
+    /// Adds a row for each figure.
     pub fn rows(&self, report: &mut Report, prefix: &str) {
         for (variant, slices) in self.0.borrow().iter() {
             let Some(first) = slices.first() else { continue };
@@ -173,7 +173,7 @@ mod tests {
         let figure = |name: &str| figures.iter().find(|f| f.0 == name).unwrap().2;
         assert_eq!(figure("extents_per_request"), 1.0);
         assert!(figure("extents_per_file") <= 4.0 && figure("tail_waste") >= 0.0);
-        // Writers that hardly met leave no gap: how many there are is their timing's.
+        // If the writers hardly overlap there may be no gap: the number depends on timing.
         assert_eq!(figure("free_runs") > 0.0, figure("free_run_kib") > 0.0, "{figures:?}");
         assert!(figure("cold_read") > 0.0 && figure("record_bytes_per_request") > 512.0 * 4.0);
     }

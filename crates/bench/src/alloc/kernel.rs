@@ -1,6 +1,6 @@
-//! The kernel's file systems on a loop device with direct I/O: f2fs, which the patch was made for,
-//! where this host has it; XFS and ext4, too. The same writers, O_DIRECT, and `filefrag`'s
-//! extents.
+//! The kernel's file systems on a loop device with direct I/O: f2fs, for which the patch was
+//! written, if this host has it; XFS and ext4. The same writers with O_DIRECT; extents as
+//! `filefrag` counts them.
 
 use super::load::Shape;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
@@ -22,7 +22,7 @@ use std::process::Command;
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// Extents of a file, as `filefrag` counts them.
+/// Number of extents of a file, as `filefrag` counts them.
 fn extents(path: &Path) -> Result<f64> {
     let output = Command::new("filefrag").arg(path).output();
     let output = output.map_err(|e| Error::from_io("filefrag", e))?;
@@ -39,7 +39,7 @@ fn one(path: &Path, shape: &Shape, tag: u64, barrier: &Barrier) -> Result<(Insta
     let file = options.open(path);
     let mut buf = AlignedBuf::new(shape.request as usize);
     buf.fill(tag as u8 | 1);
-    // A writer that failed has to reach this point, too.
+    // A writer that failed must reach the barrier, too, or the others would wait for ever.
     barrier.wait();
     let (file, begin) = (file.map_err(fail)?, Instant::now());
     for n in 0..shape.count {
@@ -48,7 +48,7 @@ fn one(path: &Path, shape: &Shape, tag: u64, barrier: &Barrier) -> Result<(Insta
     Ok((begin, Instant::now()))
 }
 
-/// Writes fresh files; the slice, and extents per file.
+/// Writes fresh files; returns the slice, and extents per file.
 fn write(folder: &Path, shape: &Shape) -> Result<(Slice, f64)> {
     let paths: Vec<PathBuf> = (0..shape.direct).map(|n| folder.join(format!("job{n}"))).collect();
     paths.iter().for_each(|path| drop(std::fs::remove_file(path)));
@@ -73,7 +73,7 @@ fn write(folder: &Path, shape: &Shape) -> Result<(Slice, f64)> {
     Ok((slice, sum / paths.len() as f64))
 }
 
-/// One file system, if this host has it.
+/// Adds the rows of one file system, if this host has it.
 fn rows(options: &Options, kind: FsKind, report: &mut Report, summary: &mut Summary) -> Result<()> {
     let count = if options.quick { 2 } else { 32 };
     let size = if options.quick { 512 * MIB } else { 3 * GIB };
@@ -114,7 +114,7 @@ fn rate(slice: &Slice) -> f64 {
     slice.bytes as f64 / slice.seconds.max(1e-9) / 1e6
 }
 
-/// Runs the part: what this host does not have is named as not run.
+/// Runs the part; file systems that this host lacks are reported as not run.
 pub fn run(options: &Options, report: &mut Report, summary: &mut Summary) {
     for kind in [FsKind::F2fs, FsKind::Xfs, FsKind::Ext4] {
         if let Err(e) = rows(options, kind, report, summary) {

@@ -1,9 +1,9 @@
-//! Requests of 2 MiB: ten and sixteen writers, and ten next to four buffered ones; on a device of
-//! 100 MB/s with 1 ms for each discontiguity, and on the disk.
+//! Requests of 2 MiB: ten and sixteen direct writers, and ten next to four buffered writers. They
+//! run on a device of 100 MB/s with 1 ms for each discontiguity, and on the disk.
 //!
-//! On the slow device twice: with every writer going at its own pace, and with all of them
-//! beginning each request at the same moment (`waves`): there a writer waits for the device most of
-//! the time, so that on few cores hardly two of them are given blocks at the same time.
+//! The slow device is measured twice: with writers at their own pace, and with all writers
+//! beginning each request at the same moment (`waves`). At their own pace writers mostly wait for
+//! the device, so on few cores two of them rarely allocate at the same time.
 
 use super::bed::Bed;
 use super::found::{self, All};
@@ -17,20 +17,20 @@ use forebay_base::Result;
 use forebay_base::units::{GIB, MIB};
 use forebay_base::world::RealWorld;
 
-/// Bars: extents for each request, fairness, share of the expected ratio, waste.
+/// Bars: extents per request, fairness, share of the expected ratio, waste.
 const EXTENTS_BAR: f64 = 1.05;
 const FAIRNESS_BAR: f64 = 1.2;
 const SHARE_BAR: f64 = 0.9;
 const WASTE_BAR: f64 = 0.04;
 const SMALL_BAR: f64 = 0.95;
 
-/// The worst of ours over all cells that ran.
+/// The worst figures of Forebay's strategy over all cells that ran.
 #[derive(Default)]
 pub struct Worst {
     extents: Vec<f64>,
     fairness: Vec<f64>,
     waste: Vec<f64>,
-    /// Measured ratio, and the one expected of its discontiguities.
+    /// The measured ratio, and the ratio expected from the number of discontiguities.
     fragment_cost: Option<(f64, f64)>,
 }
 
@@ -41,7 +41,7 @@ impl Worst {
         self.waste.push(median(&all.values("reserve", "tail_waste")));
     }
 
-    /// Keeps the ratio that is farthest below what is expected.
+    /// Keeps the ratio that is farthest below the expected one.
     fn note_cost(&mut self, measured: f64, expected: f64) {
         let share = |(measured, expected): (f64, f64)| measured / expected;
         if self.fragment_cost.is_none_or(|worst| measured / expected < share(worst)) {
@@ -49,7 +49,7 @@ impl Worst {
         }
     }
 
-    /// The ratios that are judged.
+    /// Adds the ratios that have bars.
     pub fn judge(&self, report: &mut Report) {
         let most = |values: &[f64]| values.iter().copied().fold(f64::NAN, f64::max);
         if self.extents.is_empty() {
@@ -69,7 +69,7 @@ impl Worst {
     }
 }
 
-/// One shape with each way, alternating.
+/// Measures one shape with each strategy, in alternating slices.
 pub fn cell(
     options: &Options,
     bed: &Bed,
@@ -121,7 +121,7 @@ fn compare(outcome: &Outcome, place: &str, shape: &Shape, report: &mut Report) {
     outcome.compare(report, &cell, "reserve", &others);
 }
 
-/// On the slow device.
+/// The part on the slow device.
 pub fn delay(options: &Options, report: &mut Report, worst: &mut Worst) -> Result<()> {
     let size = if options.quick { GIB } else { 4 * GIB };
     let bed = Bed::slow(size, RealWorld::new());
@@ -161,7 +161,7 @@ pub fn delay(options: &Options, report: &mut Report, worst: &mut Worst) -> Resul
     Ok(())
 }
 
-/// On the disk.
+/// The part on the disk.
 pub fn disk(
     options: &Options,
     report: &mut Report,

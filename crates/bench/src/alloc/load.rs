@@ -1,4 +1,4 @@
-//! Who writes what: some direct writers and some buffered ones, each its own file, on a volume.
+//! The writers of a slice: some direct and some buffered ones, each with its own file on a volume.
 
 use super::ways::REQUEST;
 use crate::harness::hist::Hist;
@@ -13,10 +13,10 @@ use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFl
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// What the writers of a slice do.
+/// The work of a slice.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// In the names of rows.
+    /// The name of the shape in rows.
     pub name: &'static str,
     /// Direct writers.
     pub direct: usize,
@@ -31,7 +31,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Of 2 MiB requests.
+    /// Requests of 2 MiB.
     pub const fn large(name: &'static str, direct: usize, buffered: usize, count: u64) -> Self {
         Self { name, direct, buffered, request: REQUEST, count, waves: false }
     }
@@ -42,18 +42,18 @@ impl Shape {
         Self { name: "append4k", direct: jobs, buffered: 0, request, count, waves }
     }
 
-    /// Bytes of all writers.
+    /// Bytes that all writers write.
     pub fn bytes(&self) -> u64 {
         (self.direct + self.buffered) as u64 * self.request * self.count
     }
 
-    /// Whether writer `n` is a direct one.
+    /// Whether writer `n` is direct.
     pub fn is_direct(&self, n: usize) -> bool {
         n < self.direct
     }
 }
 
-/// A file of a job.
+/// Creates the file of a job.
 pub async fn create(volume: &Volume, name: &str) -> Result<(Ino, OpenFileRef)> {
     let name = Name::new(name.as_bytes())?;
     let flags = OpenFlags::READ | OpenFlags::WRITE;
@@ -62,7 +62,7 @@ pub async fn create(volume: &Volume, name: &str) -> Result<(Ino, OpenFileRef)> {
     Ok((attr.ino, file))
 }
 
-/// One request; the buffer comes back.
+/// Writes one request; the caller gets the buffer back.
 pub async fn write(
     file: &OpenFileRef,
     buf: AlignedBuf,
@@ -73,7 +73,7 @@ pub async fn write(
     done.map(|_| buf)
 }
 
-/// A buffer that neither compresses nor is all the same.
+/// A buffer of incompressible bytes, determined by `tag`.
 pub fn pattern(tag: u64, len: u64) -> AlignedBuf {
     let mut buf = AlignedBuf::new(len as usize);
     let mut state = tag;
@@ -83,15 +83,15 @@ pub fn pattern(tag: u64, len: u64) -> AlignedBuf {
     buf
 }
 
-/// What the writers did.
+/// Result of a slice.
 pub struct Written {
     pub slice: Slice,
-    /// Of each job: its file, whether it is a direct one, and bytes per second.
+    /// For each job: its file, whether it is direct, and bytes per second.
     pub jobs: Vec<(Ino, bool, f64)>,
 }
 
 impl Written {
-    /// The most that a direct writer got over the least.
+    /// Rate of the fastest direct writer over that of the slowest.
     pub fn fairness(&self) -> f64 {
         let rates = || self.jobs.iter().filter(|job| job.1).map(|job| job.2);
         rates().fold(0.0, f64::max) / rates().fold(f64::INFINITY, f64::min)
@@ -129,7 +129,7 @@ fn one(
         match block_on(write(file, buf, at * shape.request, flags)) {
             Ok(back) => buf = back,
             Err(error) => {
-                // The others count on us at the barrier.
+                // The other writers wait at the barrier for this one, too.
                 failed = Some(error);
                 buf = AlignedBuf::new(0);
             }
@@ -145,7 +145,7 @@ fn one(
     Ok(Job { start: begin, end: Instant::now(), hist })
 }
 
-/// Carries a shape out, a thread for each job.
+/// Runs a shape with one thread for each job.
 pub fn run(volume: &Volume, shape: &Shape) -> Result<Written> {
     let all = shape.direct + shape.buffered;
     let mut files = Vec::new();

@@ -1,7 +1,6 @@
-//! Ten writers of 2 MiB in the simulated world, on the slow device in simulated time: every lock is
-//! a point at which another writer may go on, as on a machine with a core for each writer. A
-//! labelled row: it says what meeting at the locks costs, not how often writers meet on this
-//! machine.
+//! Ten writers of 2 MiB in the simulated world, on the slow device in simulated time. Every lock is
+//! a point at which another writer may continue, as on a machine with a core for each writer. So
+//! these rows show the cost of contention, not how often it occurs on this machine.
 
 use super::bed::Bed;
 use super::load::{Shape, create, pattern, write};
@@ -15,16 +14,16 @@ use forebay_base::world::WorldRef;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use forebay_lfs::{AllocMode, Volume};
 
-/// What one run found.
+/// Result of one run.
 struct Ran {
     /// Bytes per second of simulated time.
     rate: f64,
-    /// Discontiguities for each request.
+    /// Discontiguities per request.
     seeks: f64,
     extents: f64,
 }
 
-/// All writers' requests, each wave begun by all at the same moment.
+/// Runs the requests of all writers; each wave begins at the same moment for all of them.
 async fn waves(world: &WorldRef, volume: &Volume, shape: &Shape) -> Result<()> {
     let mut files = Vec::new();
     for n in 0..shape.direct {

@@ -1,7 +1,7 @@
-//! Readers and writers of 4 KiB at random, 1, 8 and 16 of each: what giving out blocks costs where
-//! there is nothing to gain. In memory, where the processor is what is measured, and on the disk.
-//! The patch also with a threshold of 1: the loss that made its author add one. And how giving out
-//! goes with a second writer.
+//! Random 4 KiB readers and writers, 1, 8 and 16 of each: the overhead of an allocation strategy if
+//! there is nothing to gain. In memory, where the CPU is the limit, and on the disk. The patch's
+//! strategy also with a threshold of 1, which showed the loss that the threshold was added for. And
+//! how allocation scales to a second writer.
 
 use super::bed::Bed;
 use super::load::{create, pattern, write};
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 const FILE: u64 = 16 * MIB;
 const BLOCK: u64 = 4 * KIB;
 
-/// Those of [`WAYS`], and the patch with a threshold that serialises everything.
+/// The strategies of [`WAYS`], and the patch's with a threshold that serializes every request.
 const VARIANTS: [(&str, AllocMode, u32); 4] =
     [WAYS[0], WAYS[1], ("serialized-1", AllocMode::Serialized, 1), WAYS[2]];
 
@@ -56,8 +56,7 @@ fn one(file: &OpenFileRef, writes: bool, seed: u64, end: Instant) -> Result<Job>
     }
 }
 
-/// `writers` and `readers` on files of their own for a while; what the writers did, and the
-/// readers.
+/// Runs `writers` and `readers` for `time`, each on its own file; returns the results of both.
 fn mix(
     volume: &Volume,
     writers: usize,
@@ -105,8 +104,8 @@ fn mix(
     Ok(slice)
 }
 
-/// All variants with so many writers and readers: `reserve` over `interleaved`, and the patch with
-/// a threshold of 1 over 64.
+/// Measures all variants with these numbers of writers and readers. Adds the ratios `reserve` over
+/// `interleaved`, and the patch's threshold 1 over 64.
 fn cell(
     options: &Options,
     bed: &Bed,

@@ -1,9 +1,9 @@
-//! The backup: one thread that reads files from begin to end, each way as its users do, no faster
+//! The backup: one thread that reads files from start to end, by one of several methods, no faster
 //! than its pace.
 //!
-//! All ways read the same bytes, in pieces of the same size, at the same pace.
+//! All methods read the same bytes, in pieces of the same size, at the same pace.
 //!
-//! Invariant: B1 a backup that fails, or that has nothing to read, says so.
+//! Invariant: B1 a backup that fails, or finds nothing to read, reports an error.
 
 use super::engine::{CachedFile, UNCACHED};
 use crate::harness::image::open_with;
@@ -24,18 +24,18 @@ use std::time::{Duration, Instant};
 /// Bytes of one read.
 pub const PIECE: usize = 256 << 10;
 
-/// How it reads.
+/// How the backup reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// Through Forebay, ordinary reads.
     Forebay,
     /// Through Forebay, uncached reads.
     ForebayUncached,
-    /// Through the kernel, ordinary reads: as `tar`.
+    /// Through the kernel, ordinary reads, as `tar` does.
     Plain,
-    /// As `nocache`: after each file it gives up the pages that were not cached before.
+    /// As `nocache`: after each file it drops the pages that were not cached before.
     Nocache,
-    /// Gives up what it has read, piece by piece.
+    /// Drops each piece after reading it (POSIX_FADV_DONTNEED).
     Behind,
     /// O_DIRECT.
     Direct,
@@ -43,7 +43,7 @@ pub enum Way {
     Dontcache,
 }
 
-/// All, with their names in a job.
+/// All methods, with their names in a job.
 const WAYS: [(Way, &str); 7] = [
     (Way::Forebay, "forebay"),
     (Way::ForebayUncached, "forebay-uncached"),
@@ -55,12 +55,12 @@ const WAYS: [(Way, &str); 7] = [
 ];
 
 impl Way {
-    /// Its name in a job.
+    /// The name of this way in a job.
     pub fn name(self) -> &'static str {
         WAYS.iter().find(|(way, _)| *way == self).map_or("", |(_, name)| name)
     }
 
-    /// The way of this name.
+    /// The method of this name.
     pub fn of_name(name: &str) -> Option<Self> {
         WAYS.iter().find(|(_, own)| *own == name).map(|(way, _)| *way)
     }
@@ -135,7 +135,7 @@ fn runs_of_false(flags: &[bool]) -> impl Iterator<Item = (usize, usize)> + '_ {
     })
 }
 
-/// A backup that runs.
+/// A running backup.
 pub struct Backup {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<Result<()>>>,
@@ -149,18 +149,18 @@ struct Shared {
     micros: AtomicU64,
 }
 
-/// What a backup is to read.
+/// The work of a backup.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// How.
+    /// How it reads.
     pub way: Way,
-    /// A file, or a folder of files.
+    /// A file, or a directory of files.
     pub what: PathBuf,
-    /// Bytes in all; the files are read again from the first one on if they have fewer.
+    /// Total bytes; if the files have fewer, they are read again from the first one on.
     pub bytes: u64,
-    /// Bytes a second; 0: as fast as they come.
+    /// Bytes per second; 0: unlimited.
     pub pace: u64,
-    /// It stops after this time at the latest.
+    /// Time after which it stops in any case.
     pub limit: Duration,
 }
 
@@ -220,7 +220,7 @@ impl Plan {
     }
 }
 
-/// How far a backup is.
+/// State of a backup.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
     /// Whether it has ended.
@@ -230,7 +230,7 @@ pub struct Progress {
 }
 
 impl Backup {
-    /// Starts it.
+    /// Starts the backup.
     pub fn start(plan: Plan) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let own = shared.clone();
@@ -244,7 +244,7 @@ impl Backup {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// How far it is; its error, if it failed (B1).
+    /// The state of the backup, or its error if it failed (B1).
     pub fn progress(&mut self) -> Result<Progress> {
         let ended = self.shared.ended.load(Ordering::Acquire);
         if ended && let Some(thread) = self.thread.take() {
@@ -259,7 +259,7 @@ impl Backup {
 impl Drop for Backup {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        // Its error is of no interest to a caller that gave it up.
+        // The caller has abandoned the backup, so its error is ignored.
         let _ended = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -335,7 +335,8 @@ mod tests {
         assert!(progress.rate <= 80.0 * 1.048_576 * 1.03, "{progress:?}");
     }
 
-    /// Without the limit a backup of more bytes than any disk gives would never end.
+    /// Without the limit, a backup of more bytes than the disk can deliver in time would hardly
+    /// end.
     #[test]
     fn backup_without_pace_stops_at_its_limit() {
         let dir = folder("limit");

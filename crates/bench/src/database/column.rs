@@ -1,8 +1,9 @@
-//! The columns of `database`, and one measurement of one: alone, during the backup, and after it.
+//! The columns of `database`, and one measurement of a column: alone, during the backup, and after
+//! it.
 //!
-//! A column of the kernel has a memory cgroup of the budget, what its processes hold when the
-//! database is open, and [`slack`]. Processes of a cgroup end before it does. The lookups go on
-//! without a gap while the backup is watched.
+//! A column of the kernel has a memory cgroup. Its limit is the budget, the memory of its processes
+//! when the database is open, and [`slack`]. Processes of a cgroup end before the cgroup is
+//! removed. The lookups continue without a gap while the backup is polled.
 
 use super::backup::Way;
 use super::setting::{Form, Setting};
@@ -15,27 +16,27 @@ use forebay_testkit::cgroup::Memcg;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// What memory SQLite has above the cache below it.
+/// Memory that SQLite uses above the cache below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Own {
-    /// A small cache of its own.
+    /// A small page cache of SQLite's.
     Small,
-    /// A small cache, and the file mapped.
+    /// A small page cache of SQLite's, and the file mapped.
     Mapped,
-    /// All of the budget in a cache of its own.
+    /// The whole budget in SQLite's page cache.
     Budget,
 }
 
-/// A way to keep database and backup.
+/// A variant: a cache for the database, with a method of backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column {
-    /// Its name in reports.
+    /// The name of the column in reports.
     pub name: &'static str,
     /// How the backup reads.
     pub way: Way,
-    /// What SQLite keeps.
+    /// Memory that SQLite uses.
     pub own: Own,
-    /// Whether the backup has a cgroup of its own.
+    /// Whether the backup has its own cgroup.
     pub apart: bool,
 }
 
@@ -43,15 +44,15 @@ const fn column(name: &'static str, way: Way, own: Own, apart: bool) -> Column {
     Column { name, way, own, apart }
 }
 
-/// Ours, ordinary reads of the backup.
+/// Forebay, with ordinary reads of the backup.
 pub const OURS: &str = "ours";
-/// Ours, uncached reads.
+/// Forebay, with uncached reads of the backup.
 pub const OURS_UNCACHED: &str = "ours-uncached";
-/// The kernel, plain `tar`.
+/// The kernel, with a backup by plain `tar`.
 pub const TAR: &str = "xfs-tar";
 /// SQLite's own cache.
 pub const SQLITE: &str = "sqlite-cache";
-/// The kernel at its best: what an administrator can do about a backup.
+/// The kernel at its best: methods by which an administrator can protect the cache from a backup.
 pub const BEST: [&str; 5] =
     ["xfs-nocache", "xfs-drop-behind", "xfs-direct", "xfs-dontcache", "xfs-tar-apart"];
 
@@ -70,57 +71,57 @@ pub const COLUMNS: [Column; 10] = [
 ];
 
 impl Column {
-    /// Whether it goes through Forebay.
+    /// Whether its files go through Forebay.
     pub fn is_ours(&self) -> bool {
         matches!(self.way, Way::Forebay | Way::ForebayUncached)
     }
 }
 
-/// Memory of a cgroup for the backup alone, bytes.
+/// Memory limit of a cgroup for the backup alone, bytes.
 pub const APART: u64 = 64 * MIB;
 /// KiB of SQLite's own cache.
 pub const CACHE_KIB: u64 = 1024;
 
-/// What the kernel counts for its own structures of a full page cache, bytes.
+/// Memory that the kernel charges for its own structures when the page cache is full, bytes.
 pub fn slack(budget: u64) -> u64 {
     budget / 64 + 4 * MIB
 }
 
-/// KiB of SQLite's cache that fill a budget with the headers of its pages.
+/// Size of SQLite's page cache in KiB; with the headers of its pages it fills the budget.
 fn cache_kib(own: Own, budget: u64) -> u64 {
     if own == Own::Budget { budget / 1024 * 95 / 100 } else { CACHE_KIB }
 }
 
-/// What one column did in one round.
+/// Result of one column in one round.
 #[derive(Debug, Clone, Default)]
 pub struct Run {
-    /// Lookups a second in each step.
+    /// Lookups per second in each step.
     pub steps: Vec<f64>,
-    /// Steps alone, and steps during the backup; those after it follow.
+    /// Numbers of steps alone and during the backup; the remaining steps come after it.
     pub phases: (usize, usize),
-    /// Lookups a second: alone, during the backup, after it.
+    /// Lookups per second: alone, during the backup, after it.
     pub rates: [f64; 3],
-    /// 99 % of lookups took less, us: alone, during the backup, after it.
+    /// 99th percentile of a lookup's time, us: alone, during the backup, after it.
     pub p99: [f64; 3],
-    /// Share of the hot set that was cached before the backup and after it. Of SQLite's own cache
-    /// nothing is known.
+    /// Share of the hot set that was cached before the backup and after it. `None` for SQLite's own
+    /// page cache, which cannot be inspected.
     pub hot: Option<[f64; 2]>,
     /// MB/s of the backup.
     pub backup: f64,
-    /// Bytes: the limit of the cgroup, or what the process holds.
+    /// Limit of the cgroup, or resident memory of the process, bytes.
     pub memory: u64,
-    /// Percent of the CPUs that the hypervisor took meanwhile.
+    /// Percent of the CPU time that the hypervisor took during the run.
     pub stolen: f64,
 }
 
 impl Run {
-    /// Share of the hot set that the backup cost, percent.
+    /// Share of the hot set that the backup evicted, percent.
     pub fn lost_percent(&self) -> Option<f64> {
         self.hot.map(|[before, after]| (before - after).max(0.0) / before.max(1e-9) * 100.0)
     }
 }
 
-/// Sums of a phase.
+/// Sums over the steps of a phase.
 #[derive(Default)]
 struct Phase {
     ops: f64,
@@ -144,7 +145,7 @@ fn number(answer: &Value, key: &str) -> f64 {
     answer[key].as_f64().unwrap_or(0.0)
 }
 
-/// The processes of a column. The reader ends before the cgroup that it is in.
+/// The processes of a column. The reader ends before its cgroup is removed.
 struct Processes {
     reader: Option<Worker>,
     lookups: Worker,
@@ -164,7 +165,7 @@ impl Processes {
         Ok(Self { reader: Some(reader), lookups, apart })
     }
 
-    /// Sets the limit, bytes, from what the processes hold now.
+    /// Sets the cgroup's limit, bytes, from the memory that the processes hold now.
     fn limit(&self, budget: u64) -> Result<u64> {
         let Some(group) = self.lookups.group() else { return Ok(0) };
         let limit = budget + slack(budget) + group.heap_bytes().unwrap_or(0);
@@ -208,7 +209,7 @@ pub fn measure(column: &Column, setting: &Setting, form: Form, seed: u64) -> Res
     processes.ask("open", job)?;
     let limit = processes.limit(setting.budget)?;
     processes.ask("warm", json!({}))?;
-    // What the cold lookups take is there before anything counts.
+    // Some steps before the measurement cache the cold pages that lookups touch.
     let step = setting.step();
     processes.ask("lookups", json!({ "micros": (step * 8).as_micros() as u64 }))?;
     let before = processes.hot_share(column, setting)?;
@@ -223,7 +224,7 @@ pub fn measure(column: &Column, setting: &Setting, form: Form, seed: u64) -> Res
     Ok(run)
 }
 
-/// The timed part; of the hot set, what is cached after the backup.
+/// The timed part; returns the result, with the share of the hot set cached after the backup.
 fn phases(
     processes: &mut Processes,
     column: &Column,
@@ -247,7 +248,7 @@ fn phases(
         let progress = processes.ask("progress", json!({}))?;
         let ended = progress["ended"] == true;
         run.backup = number(&progress, "rate");
-        // The step in which it ended is neither, unless it is the only one.
+        // The step in which the backup ended counts to no phase, unless it is the only one.
         let phase = if ended && run.phases.1 > 0 { 2 } else { 1 };
         run.steps.push(sums[phase].add(&answer));
         run.phases.1 += 1;
@@ -267,7 +268,7 @@ fn phases(
     Ok(run)
 }
 
-/// What all columns did in all rounds.
+/// Results of all columns, by round.
 pub type Found = BTreeMap<&'static str, Vec<Run>>;
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! The database, its hot set, and the files of the backup.
 //!
-//! A row fills a page of its own, so that the page of a row is known from the row and "a hot row"
-//! and "a hot page" are the same. The hot set is drawn from all leaf pages of the finished file, so
-//! it is scattered, and it is kept in a file next to the database.
+//! Each row fills a page, so "a hot row" and "a hot page" are the same, and the page of a row is
+//! known. The hot set is drawn from all leaf pages of the finished file, so it is scattered. It is
+//! kept in a file next to the database.
 //!
-//! Invariant: D1 a row begins with its number, so a lookup that returns other bytes is found out.
+//! Invariant: D1 a row begins with its number, so a lookup that returns other bytes is detected.
 
 use super::engine::{Connection, Statement, uri};
 use crate::harness::image::{Rng, drop_file_cache};
@@ -15,11 +15,11 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Bytes of a page of the database.
+/// Size of a page of the database, bytes.
 pub const PAGE: usize = 4096;
-/// Bytes of a row: two of them do not fit in a page, and one needs no overflow page.
+/// Size of a row: two rows do not fit in a page, and one needs no overflow page.
 const ROW: usize = 3900;
-/// Bytes of a file of the backup.
+/// Size of a file of the backup, bytes.
 const FILE: u64 = 64 << 20;
 
 /// A row and the page that it fills.
@@ -31,7 +31,7 @@ pub struct Hot {
     pub page: u32,
 }
 
-/// Makes a database of so many rows with SQLite's own VFS, and drops it from the kernel's cache.
+/// Makes a database of `rows` rows with SQLite's own VFS, and drops it from the kernel's cache.
 pub fn make_database(path: &Path, rows: u64) -> Result<()> {
     {
         let db = Connection::open(&uri(path, "vfs=unix"))?;
@@ -49,19 +49,19 @@ pub fn make_database(path: &Path, rows: u64) -> Result<()> {
     drop_cached(path)
 }
 
-/// Whether these bytes are those of the row (D1).
+/// Whether `data` is the row of this number (D1).
 #[inline]
 pub fn is_row(data: &[u8], row: u64) -> bool {
     data.len() == ROW && data[..8] == row.to_le_bytes()
 }
 
-/// Writes a file out and drops it from the kernel's cache.
+/// Writes a file back and drops it from the kernel's cache.
 pub fn drop_cached(path: &Path) -> Result<()> {
     let file = File::open(path).and_then(|file| drop_file_cache(&file));
     file.map_err(|e| Error::from_io("drop from the cache", e).with_path(path))
 }
 
-/// A number as SQLite's records hold it, and the bytes that it takes.
+/// Decodes a varint of SQLite's record format; returns the value and its length.
 fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut value = 0;
     for (n, byte) in bytes.iter().take(8).enumerate() {
@@ -73,7 +73,7 @@ fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
     None
 }
 
-/// The row of a leaf page of a table that holds one row; nothing for other pages.
+/// The row of a table leaf page that holds one row; `None` for other pages.
 fn row_of_leaf(page: &[u8]) -> Option<u32> {
     const LEAF_OF_TABLE: u8 = 0x0d;
     let cells = u16::from_be_bytes([page[3], page[4]]);
@@ -86,7 +86,7 @@ fn row_of_leaf(page: &[u8]) -> Option<u32> {
     u32::try_from(row).ok()
 }
 
-/// Draws so many leaf pages of the database.
+/// Draws `count` leaf pages of the database.
 pub fn draw_hot_set(path: &Path, count: usize, seed: u64) -> Result<Vec<Hot>> {
     let fail = |e| Error::from_io("draw the hot set", e).with_path(path);
     let file = File::open(path).map_err(fail)?;
@@ -111,7 +111,7 @@ pub fn draw_hot_set(path: &Path, count: usize, seed: u64) -> Result<Vec<Hot>> {
     Ok(hot)
 }
 
-/// Writes a hot set down.
+/// Writes a hot set to a file.
 pub fn save_hot_set(path: &Path, hot: &[Hot]) -> Result<()> {
     let bytes: Vec<u8> = hot
         .iter()
@@ -121,7 +121,7 @@ pub fn save_hot_set(path: &Path, hot: &[Hot]) -> Result<()> {
     std::fs::write(path, bytes).map_err(|e| Error::from_io("write", e).with_path(path))
 }
 
-/// Reads it.
+/// Reads a hot set from a file.
 pub fn load_hot_set(path: &Path) -> Result<Vec<Hot>> {
     let bytes = std::fs::read(path).map_err(|e| Error::from_io("read", e).with_path(path))?;
     let number = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
@@ -131,7 +131,7 @@ pub fn load_hot_set(path: &Path) -> Result<Vec<Hot>> {
         .collect())
 }
 
-/// Writes so many bytes below `at`, in files, none of them zeros.
+/// Writes files of `bytes` bytes in all to the new directory `at`, without zeros.
 pub fn make_files(at: &Path, bytes: u64) -> Result<()> {
     let fail = |e| Error::from_io("write files", e).with_path(at);
     std::fs::create_dir(at).map_err(fail)?;
@@ -167,7 +167,7 @@ mod tests {
         for hot in &hot {
             let mut page = [0; PAGE];
             file.read_exact_at(&mut page, u64::from(hot.page) * PAGE as u64).unwrap();
-            // SQLite puts a cell at the end of its page.
+            // SQLite puts the first cell at the end of the page.
             assert!(is_row(&page[PAGE - ROW..], u64::from(hot.row)), "D1: {hot:?}");
         }
         save_hot_set(&dir.join("hot"), &hot).unwrap();

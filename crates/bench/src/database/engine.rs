@@ -1,9 +1,9 @@
-//! SQLite and Forebay's C library in this process: a connection, one prepared statement, and files
-//! on the cache of the VFS.
+//! SQLite and Forebay's C library in this process: a connection, a prepared statement, and files on
+//! the cache that the VFS uses.
 //!
-//! Unsafe: calls of C. A pointer of a connection, a statement or a file is valid from its opening
-//! to the drop of its owner. A statement holds its connection, so it is dropped first. One thread
-//! at a time uses a connection, which is neither `Send` nor `Sync`; any thread may use a file.
+//! Unsafe: calls of C. The pointer of a connection, statement or file is valid from its opening to
+//! the drop of its owner. A statement holds its connection, so it is dropped first. A connection is
+//! neither `Send` nor `Sync`, so one thread uses it; any thread may use a file.
 
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_c as _;
@@ -61,7 +61,7 @@ fn c_string(path: &Path) -> Result<CString> {
         .map_err(|_| Error::new(ErrorKind::InvalidInput, "open", "a name with a zero byte"))
 }
 
-/// A name for SQLite: `file:PATH?vfs=VFS`, the characters that URIs use escaped.
+/// A URI for SQLite: `file:PATH?vfs=VFS`, with the special characters of URIs escaped.
 pub fn uri(path: &Path, parameters: &str) -> String {
     let mut out = String::from("file:");
     for c in path.to_string_lossy().chars() {
@@ -75,7 +75,7 @@ pub fn uri(path: &Path, parameters: &str) -> String {
     out + "?" + parameters
 }
 
-/// Makes the VFS `forebay` known to SQLite.
+/// Registers the VFS `forebay` with SQLite.
 pub fn register() -> Result<()> {
     // SAFETY: the function takes no pointer.
     match unsafe { forebay_sqlite_register(0) } {
@@ -100,7 +100,7 @@ impl Connection {
         this.check("open a database", code).map_err(|e| e.with_path(uri)).map(|()| Rc::new(this))
     }
 
-    /// Runs statements that give no rows to the caller.
+    /// Runs statements whose rows are ignored.
     pub fn run(&self, text: &str) -> Result<()> {
         let text = c_string(Path::new(text))?;
         // SAFETY: open; no callback, and the error's text is read from the connection.
@@ -113,7 +113,7 @@ impl Connection {
         if code == sqlite::SQLITE_OK {
             return Ok(());
         }
-        // SAFETY: open, or a null pointer, for which there is a text, too.
+        // SAFETY: open, or a null pointer, for which SQLite returns a text, too.
         let text = unsafe { CStr::from_ptr(sqlite::sqlite3_errmsg(self.0)) };
         let text = format!("{} (SQLite code {code})", text.to_string_lossy());
         Err(Error::new(ErrorKind::Io, op, text))
@@ -135,7 +135,7 @@ pub struct Statement {
 }
 
 impl Statement {
-    /// Prepares it.
+    /// Prepares a statement.
     pub fn new(db: &Rc<Connection>, text: &str) -> Result<Self> {
         let text = c_string(Path::new(text))?;
         let mut statement = null_mut();
@@ -147,8 +147,8 @@ impl Statement {
         db.check("prepare a statement", code).map(|()| this)
     }
 
-    /// Runs it with a number, and bytes if there are any, and gives the first column of the first
-    /// row to `see`. False without a row.
+    /// Runs it with a number and, if not empty, bytes; passes the first column of the first row to
+    /// `see`. False: there was no row.
     #[inline]
     pub fn with(&self, number: i64, bytes: &[u8], see: impl FnOnce(&[u8])) -> Result<bool> {
         // SAFETY: open; the bytes live until the statement is reset below.
@@ -183,16 +183,16 @@ impl Drop for Statement {
     }
 }
 
-/// A file of the host on the cache of the VFS.
+/// A file of the host, opened on the cache that the VFS uses.
 pub struct CachedFile(*mut c_void);
 
-// SAFETY: the library lets any thread use a file.
+// SAFETY: any thread may use a file of the library.
 unsafe impl Send for CachedFile {}
-// SAFETY: and several at once.
+// SAFETY: several threads may use a file at once.
 unsafe impl Sync for CachedFile {}
 
 impl CachedFile {
-    /// Opens it for reading. There is a cache once a database is open.
+    /// Opens it for reading. The cache exists once a database is open.
     pub fn open(path: &Path) -> Result<Self> {
         let name = c_string(path)?;
         let mut file = null_mut();
@@ -205,7 +205,7 @@ impl CachedFile {
         if code < 0 { Err(last_error("open", code.into()).with_path(path)) } else { Ok(Self(file)) }
     }
 
-    /// Reads at an offset; fewer bytes than asked at the end.
+    /// Reads at an offset; fewer bytes than requested only at the end of file.
     pub fn read_at(&self, buf: &mut [u8], offset: u64, flags: c_int) -> Result<usize> {
         let iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
         // SAFETY: open; the vector is one buffer that this call alone uses.
@@ -213,7 +213,7 @@ impl CachedFile {
         usize::try_from(got).map_err(|_| last_error("read", got))
     }
 
-    /// Whether the page at an offset is in the cache.
+    /// Whether the range is in the cache.
     pub fn is_resident(&self, offset: u64, len: u64) -> Result<bool> {
         let mut info = ResidencyInfo::default();
         // SAFETY: open; the struct has the layout and the size that it is passed with.

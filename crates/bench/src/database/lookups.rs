@@ -1,7 +1,7 @@
-//! The child's side of `database`: a process with one connection that looks rows up, and a backup
-//! that runs in it or in another child. One job for each line, as [`crate::rivals::worker`] has it.
+//! The child process of `database`: one connection that looks up rows, and a backup that runs in
+//! this child or in another one. It reads one job per line, see [`crate::rivals::worker`].
 //!
-//! Invariant: L1 each row that a lookup returns is compared with what was stored.
+//! Invariant: L1 each row that a lookup returns is compared with the stored row.
 
 use super::backup::{Backup, Plan, Way};
 use super::data::{Hot, PAGE, is_row, load_hot_set};
@@ -17,14 +17,15 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Lookups of a thousand that ask for a hot row.
+/// Lookups of a hot row, per thousand.
 const HOT_PER_MILLE: u64 = 995;
-/// Threads that read the hot set in.
+/// Threads that read the hot set before the measurement.
 const WARM_THREADS: usize = 8;
-/// Passes over the hot set before anything counts: a page that was read again is known as hot.
+/// Passes over the hot set before the measurement: the cache takes a page that is read again for
+/// hot.
 const WARM_PASSES: usize = 2;
 
-/// What the child has open from job to job.
+/// State that the child keeps from job to job.
 #[derive(Default)]
 pub struct State {
     open: Option<Open>,
@@ -71,7 +72,7 @@ fn count(job: &Value, key: &str) -> u64 {
 }
 
 impl State {
-    /// Does a job of the database or of the backup.
+    /// Carries out a job.
     pub fn work(&mut self, job: &Value) -> Result<Value> {
         match text(job, "work") {
             "open" => self.open = Some(Open::new(job)?),
@@ -134,7 +135,7 @@ impl Open {
         Ok(open)
     }
 
-    /// Looks a row up, and compares it with what was stored (L1).
+    /// Looks up a row, and compares it with the stored one (L1).
     #[inline]
     fn lookup(&mut self, row: u64) -> Result<()> {
         let mut right = false;
@@ -146,9 +147,9 @@ impl Open {
         Err(Error::new(ErrorKind::Corrupt, "look up", text))
     }
 
-    /// Reads the hot pages with several threads, because a cold disk is slow for one, and then
-    /// looks each hot row up. In the order in which they were drawn: in that of the file,
-    /// read-ahead would fill the cache with what lies between them.
+    /// Reads the hot pages with several threads, because one thread is slow on a cold disk, and
+    /// then looks up each hot row. It reads them in the order in which they were drawn: in file
+    /// order, read-ahead would fill the cache with the pages between them.
     fn warm(&mut self) -> Result<()> {
         let share = self.hot.len().div_ceil(WARM_THREADS).max(1);
         let pages = &self.pages;
@@ -185,7 +186,7 @@ impl Open {
         Ok(json!({ "ops": ops, "seconds": seconds, "hist": hist.occupied() }))
     }
 
-    /// Hot pages that are cached.
+    /// Number of hot pages that are cached.
     fn resident(&self) -> Result<u64> {
         let hot = self.hot.iter();
         match &self.pages {
@@ -211,7 +212,7 @@ mod tests {
     use super::super::data::{draw_hot_set, make_database, save_hot_set};
     use super::*;
 
-    /// L1: the rows of another database are found out.
+    /// L1: rows of another database are detected.
     #[test]
     fn wrong_row_is_an_error() {
         let dir = PathBuf::from(format!("/var/tmp/forebay-wrong-{}", std::process::id()));

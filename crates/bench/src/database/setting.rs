@@ -1,4 +1,4 @@
-//! What a run of `database` backs up, and its sizes, times and places.
+//! Parameters of a run of `database`: what is backed up, sizes, times and paths.
 
 use super::data;
 use forebay_base::{Error, Result};
@@ -14,14 +14,14 @@ pub enum Form {
     Itself,
     /// Other files, at 1 GB/s.
     Brisk,
-    /// Other files, as fast as the disk gives them.
+    /// Other files, as fast as the disk delivers them.
     Fast,
 }
 
 impl Form {
     pub const ALL: [Self; 4] = [Self::Files, Self::Itself, Self::Brisk, Self::Fast];
 
-    /// Its name as a part.
+    /// The name of this form of the bench.
     pub fn name(self) -> &'static str {
         match self {
             Self::Files => "files",
@@ -31,7 +31,7 @@ impl Form {
         }
     }
 
-    /// Bytes a second of the backup, if it has a pace.
+    /// Pace of the backup in bytes per second, if it has one.
     pub fn pace(self) -> Option<u64> {
         match self {
             Self::Files | Self::Itself => Some(PACE),
@@ -40,7 +40,7 @@ impl Form {
         }
     }
 
-    /// What is backed up, and how fast, in words.
+    /// Files and pace of the backup, in words.
     pub fn words(self) -> String {
         let what = if self == Self::Itself { "the database itself" } else { "other files" };
         match self.pace() {
@@ -50,38 +50,38 @@ impl Form {
     }
 }
 
-/// Steps of a run, of which a quarter are alone.
+/// Steps of a run; a quarter of them are before the backup.
 const STEPS: u32 = 80;
-/// Bytes a second of a backup that has a pace.
+/// Pace of an ordinary backup, bytes per second.
 const PACE: u64 = 200_000_000;
-/// The same of a brisk one: what one flash disk gives.
+/// Pace of a brisk backup: the rate of one flash disk.
 const BRISK: u64 = 1_000_000_000;
-/// Bytes a second that a disk is expected to give at most; a faster backup ends earlier.
+/// Rate at which a disk is expected to deliver at most; on a faster disk the backup ends earlier.
 const DISK: u64 = 1_000_000_000;
-/// A run is judged from so many seconds and rounds on.
+/// Least seconds and rounds of a run that is judged.
 pub const SECONDS_MIN: f64 = 20.0;
 pub const ROUNDS_MIN: usize = 5;
 
 /// Sizes, times and places of the runs with one budget.
 #[derive(Debug, Clone)]
 pub struct Setting {
-    /// Bytes of our cache, and of the kernel's.
+    /// Size of Forebay's cache, and of the kernel's, bytes.
     pub budget: u64,
-    /// Of one run, alone, during the backup and after it.
+    /// Seconds of one run: alone, during the backup and after it.
     pub seconds: f64,
     pub rounds: usize,
-    /// Bytes of the other files.
+    /// Total size of the other files, bytes.
     pub files_bytes: u64,
     pub folder: PathBuf,
 }
 
 impl Setting {
-    /// Rows, each of which fills a page: four times the budget.
+    /// Number of rows, each of which fills a page: four times the budget.
     pub fn rows(&self) -> u64 {
         self.budget * 4 / data::PAGE as u64
     }
 
-    /// 65 % of the budget.
+    /// Number of hot pages: 65 % of the budget.
     pub fn hot_pages(&self) -> usize {
         (self.budget * 65 / 100 / data::PAGE as u64) as usize
     }
@@ -105,8 +105,8 @@ impl Setting {
         }
     }
 
-    /// What a backup reads at its pace in two thirds of a run: 2.5 GiB in 20 s; 12.5 GiB of a disk
-    /// that gives 1 GB/s. The database once.
+    /// Bytes that a backup reads in two thirds of a run: 2.5 GiB in 20 s at its pace, 12.5 GiB of a
+    /// disk with 1 GB/s. The database is read once.
     pub fn backup_bytes(&self, form: Form) -> u64 {
         let pace = form.pace().unwrap_or(DISK);
         let bytes = (pace as f64 * self.seconds * 0.67) as u64;
@@ -116,8 +116,8 @@ impl Setting {
         }
     }
 
-    /// The time after which a backup stops where it is: a disk that gives a fifth of its rate must
-    /// not make a run five times as long.
+    /// Time after which a backup is stopped: on a disk with a fifth of the expected rate a run must
+    /// not take five times as long.
     pub fn backup_limit(&self) -> Duration {
         Duration::from_secs_f64(self.seconds * 1.5)
     }
@@ -126,7 +126,7 @@ impl Setting {
         Duration::from_secs_f64(self.seconds) / STEPS
     }
 
-    /// Steps alone and steps after the backup.
+    /// Numbers of steps before and after the backup.
     pub fn steps(&self) -> (usize, usize) {
         (STEPS as usize / 4, STEPS as usize / 12)
     }

@@ -1,9 +1,10 @@
-//! What the runs of `database` say: rows, ratios and bars, the chart, and whether the run is a
-//! comparison at all.
+//! Results of `database`: rows, ratios and bars, the chart, and whether the run is a comparison at
+//! all.
 //!
-//! Invariants: V1 every column that ran has its rows, whatever they show. V2 ratios are of runs of
-//! one round; the median of rounds counts, of a loss the worst round. V3 a bar is judged only in a
-//! run of full length in which the gate holds and each backup that is compared kept its pace.
+//! Invariants: V1 every column that ran has its rows, whatever they show. V2 ratios compare runs of
+//! one round. The result is the median over rounds; for losses it is the worst round. V3 a bar is
+//! judged only in a run of full length in which the gate holds and each compared backup kept its
+//! pace.
 
 use super::column::{BEST, Found, OURS, OURS_UNCACHED, Run, SQLITE, TAR, slack};
 use super::data::PAGE;
@@ -11,12 +12,12 @@ use super::setting::{Form, Setting};
 use crate::report::model::{Good, Plot, Report, median};
 use forebay_base::units::{MIB, format_size};
 
-/// Percent of the hot set that plain `tar` must cost the kernel.
+/// Share of the hot set that plain `tar` must cost the kernel, percent.
 pub const GATE: f64 = 20.0;
-/// Share of its pace that a backup must make to be compared.
+/// Share of its pace that a backup must reach to be compared.
 const PACE_MIN: f64 = 0.9;
 
-/// Whether plain `tar` costs the kernel enough to compare anything; nothing if it did not run.
+/// Whether plain `tar` costs the kernel enough hot pages for a comparison.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Gate {
     Holds(f64),
@@ -55,18 +56,18 @@ fn during(run: &Run) -> f64 {
     run.rates[1]
 }
 
-/// V2. Lookups during the backup, a column's over another's.
+/// Lookups during the backup of one column over those of another (V2).
 fn ratio(found: &Found, ours: &str, other: &str) -> f64 {
     let pairs = values(found, ours, during).into_iter().zip(values(found, other, during));
     median(&pairs.map(|(a, b)| a / b.max(1e-9)).collect::<Vec<_>>())
 }
 
-/// Lookups during the backup over those alone.
+/// Lookups during the backup over those before it.
 fn share(found: &Found, column: &str) -> f64 {
     median(&values(found, column, |run| run.rates[1] / run.rates[0].max(1e-9)))
 }
 
-/// The way of the kernel that keeps the most lookups during the backup.
+/// The kernel's column with the most lookups during the backup.
 fn best(found: &Found) -> Option<&'static str> {
     let ran = BEST.into_iter().filter(|name| found.contains_key(name));
     ran.max_by(|a, b| {
@@ -75,8 +76,8 @@ fn best(found: &Found) -> Option<&'static str> {
     })
 }
 
-/// The least that a backup made of its pace, in columns that are compared; without a pace, what
-/// ours made of the rate of plain `tar` on the kernel.
+/// The least share of its pace that a compared backup reached. Without a pace: the rate of
+/// Forebay's backup over that of plain `tar` on the kernel.
 fn pace_share(found: &Found, form: Form, names: &[&str]) -> f64 {
     let rate = |name: &&str| median(&values(found, name, |run| run.backup));
     let Some(pace) = form.pace() else { return rate(&OURS) / rate(&TAR).max(1e-9) };
@@ -84,7 +85,7 @@ fn pace_share(found: &Found, form: Form, names: &[&str]) -> f64 {
     rates.fold(f64::INFINITY, f64::min) * 1e6 / pace as f64
 }
 
-/// Names of figures: of the form, and of the budget where several are compared.
+/// Builds names of figures, with the form, and with the budget if several are compared.
 struct Names {
     form: Form,
     suffix: String,
@@ -96,7 +97,7 @@ impl Names {
     }
 }
 
-/// Adds what was found with one budget and one form.
+/// Adds the results with one budget and one form.
 pub fn add(report: &mut Report, setting: &Setting, form: Form, swept: bool, found: &Found) {
     let suffix = if swept { format!("_{}m", setting.budget / MIB) } else { String::new() };
     let names = Names { form, suffix };
@@ -200,7 +201,7 @@ fn ratios(report: &mut Report, setting: &Setting, names: &Names, gate: Gate, fou
     );
 }
 
-/// Lookups over time in the last round, of the columns that a reader asks for first.
+/// Lookups over time in the last round, of the most important columns.
 fn chart(report: &mut Report, setting: &Setting, form: Form, found: &Found) {
     let shown = [OURS, OURS_UNCACHED, TAR, best(found).unwrap_or(TAR), "xfs-mmap-tar", SQLITE];
     let mut series: Vec<(String, Vec<f64>)> = Vec::new();

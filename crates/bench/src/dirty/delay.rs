@@ -1,12 +1,14 @@
-//! The fio line on a device of known speed: 50 us for each request, 100 MB/s, no volatile cache.
+//! The fio line on a simulated device of known speed: 50 us per request, 100 MB/s, no volatile
+//! cache.
 //!
-//! Invariant: a request begins when the bytes before it are paid for at 100 MB/s, and takes 50 us
-//! from then on; the two do not add up, as on a device that overlaps latency and transfer. Requests
-//! end in order. A flush costs nothing: there is no cache to flush.
+//! Invariant: a request begins when the bytes of earlier requests have been transferred at 100
+//! MB/s, and takes 50 us from then on. Latency and transfer overlap, as on a real device, so they
+//! do not add up. Requests complete in order. A flush takes no time, because there is no volatile
+//! cache.
 //!
-//! `DelayDevice` of the block layer is another disk: there latency and transfer add up, requests
-//! are served one at a time, and the system's timers end them, which are late by more than the 50
-//! us to be measured. This one overlaps them and waits for the last stretch in a loop.
+//! `DelayDevice` of the block layer models another disk: latency and transfer add up, and requests
+//! are served one at a time. System timers complete them, which are late by more than the 50 us to
+//! be measured. This device spins for the last part of the wait instead.
 
 use super::drive::{self, Drive};
 use super::figures::{SMALL, WRITE};
@@ -24,11 +26,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Time of a request.
+/// Latency of a request.
 const PER_IO: Duration = Duration::from_micros(50);
 /// Bytes per second.
 const RATE: u64 = 100_000_000;
-/// The system's timers are not later than this.
+/// System timers are at most this late; that time is spent spinning.
 const LATE: Duration = Duration::from_micros(300);
 
 struct Shared {
@@ -38,7 +40,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// See the module.
+/// A device in memory with this speed.
 struct Paced {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -55,7 +57,7 @@ fn wait_until(at: Instant) {
 }
 
 impl Shared {
-    /// When a transfer that comes now ends.
+    /// Books the transfer of a request that arrives now; returns when the request completes.
     fn book(&self, len: u64) -> Instant {
         let mut paid = lock(&self.paid);
         let begin = (*paid).max(Instant::now());
@@ -148,7 +150,7 @@ impl BlockDevice for Paced {
     }
 }
 
-/// Ours on such a device. The cache goes before the device.
+/// Forebay on such a device. The cache is dropped before the device.
 struct Ours {
     file: File,
     cache: Cache,
@@ -167,7 +169,7 @@ impl Ours {
 
 impl Drop for Ours {
     fn drop(&mut self) {
-        // Everything was synced by the slices.
+        // The slices have synced everything.
         let _ = self.cache.shutdown();
     }
 }
@@ -183,7 +185,7 @@ impl Subject for Ours {
     }
 }
 
-/// The device alone.
+/// The device without a cache.
 struct Bare {
     device: Arc<Counted>,
     unit: u64,

@@ -1,5 +1,5 @@
-//! One slice: jobs that write at random places, each write synced before the next. And slices of
-//! several subjects in turns.
+//! One slice: jobs that write at random offsets, and sync each write before the next. And
+//! alternating slices of several subjects.
 
 use super::subject::Subject;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
@@ -13,38 +13,38 @@ use forebay_base::buf::AlignedBuf;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// What one slice does.
+/// Parameters of a slice.
 #[derive(Clone, Copy)]
 pub struct Drive {
-    /// Jobs, each with a file and a thread of its own.
+    /// Jobs, each with its own file and thread.
     pub jobs: usize,
     /// Bytes of each file.
     pub size: u64,
-    /// How long.
+    /// Duration.
     pub time: Duration,
-    /// Offsets follow from this.
+    /// Seed of the offsets.
     pub seed: u64,
 }
 
-/// Jobs where there are many, with a file each.
+/// Number of jobs in parts with many jobs, each with its own file.
 pub const JOBS: usize = 16;
 
-/// The file of a job, of so many.
+/// Name of the file of job `job` out of `jobs`.
 pub fn file_of(job: usize, jobs: usize) -> String {
     if jobs == 1 { "one".to_string() } else { format!("many{job}") }
 }
 
-/// Whose CPU time a slice costs.
+/// Scope of the CPU time that is charged to a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cost {
-    /// This process's: all of ours is in it.
+    /// This process: it does all the work.
     Own,
-    /// The machine's: a daemon has a part in it.
+    /// The machine: a daemon does a part of the work.
     Machine,
 }
 
-/// Subjects in turns, each with so many jobs on files of so many bytes; a round counts if the host
-/// was steady.
+/// Alternates slices of the subjects, with `jobs` jobs on files of `size` bytes. A round counts
+/// only if the host was steady.
 pub fn in_turns<S: Subject>(
     options: &Options,
     subjects: &[(&'static str, S)],
@@ -69,7 +69,7 @@ pub fn in_turns<S: Subject>(
     alternate(&mut variants.collect::<Vec<_>>(), &plan)
 }
 
-/// Runs one slice; the bytes of the operations are in the slice.
+/// Runs one slice; its result includes the bytes of the operations.
 pub fn run(subject: &(dyn Subject + '_), drive: &Drive) -> Result<Slice> {
     let before = Usage::own();
     let barrier = Barrier::new(drive.jobs);
@@ -107,7 +107,7 @@ fn one_job(subject: &dyn Subject, drive: &Drive, job: usize, barrier: &Barrier) 
     let mut now = start;
     while now - start < drive.time {
         let offset = rng.below(drive.size / unit) * unit;
-        // No two writes of a run are the same, whatever the device might make of that.
+        // No two writes are equal, so that no device can save a write of unchanged data.
         buf[..8].copy_from_slice(&rng.draw().to_le_bytes());
         subject.write_synced(job, &buf, offset)?;
         ops += 1;

@@ -1,15 +1,14 @@
-//! What the parts have in common: sizes, the tally of bytes, and what line and pictures are made
-//! of.
+//! Common to all parts: sizes, the tally of bytes, and the data of the summary line and the plots.
 
 use crate::report::model::{Good, Plot, Report, Summary, median, number};
 use forebay_base::units::{KIB, MIB};
 use std::cell::Cell;
 
-/// Folios of the machines that the patch was made on.
+/// Folio size of the machines on which the patch was developed.
 pub const SMALL: u64 = 64 * KIB;
-/// The largest there are.
+/// Largest folio size.
 pub const LARGE: u64 = 2 * MIB;
-/// Bytes of a write.
+/// Size of a write, bytes.
 pub const WRITE: u64 = 4 * KIB;
 
 /// Bytes changed and bytes that the device was asked to write.
@@ -25,25 +24,25 @@ impl Tally {
         self.written.get() as f64 / self.changed.get() as f64
     }
 
-    /// Adds to both.
+    /// Adds to both counts.
     pub fn add(&self, changed: u64, written: u64) {
         self.changed.set(self.changed.get() + changed);
         self.written.set(self.written.get() + written);
     }
 }
 
-/// What the line and the pictures are made of: per variant operations per second and bytes written
-/// per byte changed.
+/// Data of the summary line and the plots: per variant, operations per second and bytes written per
+/// byte changed.
 #[derive(Default)]
 pub struct Found {
-    /// Of the fio line.
+    /// Results of the fio line.
     pub fio: Vec<(&'static str, f64, f64)>,
-    /// Of the dd line.
+    /// Results of the dd line.
     pub dd: Vec<(String, f64)>,
 }
 
 impl Found {
-    /// Notes a variant of the fio line.
+    /// Adds a variant's results of the fio line.
     pub fn note(&mut self, name: &'static str, rates: &[f64], tally: &Tally) {
         self.fio.push((name, median(rates), tally.amplification()));
     }
@@ -55,7 +54,7 @@ impl Found {
         }
     }
 
-    /// The line and the pictures.
+    /// Adds the summary line and the plots.
     pub fn add_to(self, report: &mut Report) {
         if !self.fio.is_empty() {
             report.summaries.push(Summary {
@@ -91,7 +90,7 @@ impl Found {
     }
 }
 
-/// A bar that a figure has to meet on the point.
+/// Adds a ratio whose bar is an exact value.
 pub fn exactly(report: &mut Report, name: &str, value: f64, bar: f64) {
     report.ratio_with_bar(name, value, Good::Exactly, bar);
 }

@@ -21,7 +21,7 @@ const JOBS: usize = 8;
 /// Rounds of the dd line.
 const DD_COUNT: u64 = 16;
 
-/// A slice, with the device's bytes before and after.
+/// Runs a slice, and adds the bytes that the device wrote during it to the tally.
 fn counted_slice(tally: &Tally, subject: &dyn Subject, drive: &Drive) -> Result<Slice> {
     let before = subject.device_bytes()?;
     let slice = drive::run(subject, drive)?;
@@ -29,7 +29,7 @@ fn counted_slice(tally: &Tally, subject: &dyn Subject, drive: &Drive) -> Result<
     Ok(slice)
 }
 
-/// Everybody who takes part, each under its name and with its count.
+/// All subjects of a part, each with its name and its tally.
 #[derive(Default)]
 struct Field<'a> {
     subjects: Vec<(&'static str, Box<dyn Subject + 'a>, Tally)>,
@@ -40,7 +40,7 @@ impl<'a> Field<'a> {
         self.subjects.push((name, Box::new(subject), Tally::default()));
     }
 
-    /// Alternates them all; adds rows and notes.
+    /// Alternates all subjects; adds rows and notes.
     fn run(&self, options: &Options, report: &mut Report, part: &Part) -> Result<Outcome> {
         let mut variants = Vec::new();
         for (name, subject, tally) in &self.subjects {
@@ -74,7 +74,7 @@ struct Part {
     prefix: &'static str,
     jobs: usize,
     size: u64,
-    /// Length of a variant's share of a cycle, milliseconds.
+    /// Time of each variant in a cycle, milliseconds.
     millis: u64,
 }
 
@@ -84,7 +84,7 @@ impl Part {
             rounds: options.rounds_or(1, 5),
             cycles: if options.quick { 1 } else { 3 },
             slice: options.millis(40, self.millis),
-            // Short turns: a disk that stalls for a moment stalls for everybody.
+            // The turns are short, so that a stall of the disk affects all variants.
             passes: if options.quick { 1 } else { 5 },
             gate: Some("direct-4k"),
             repeats_max: if options.quick { 0 } else { 2 },
@@ -102,7 +102,7 @@ fn paths(images: &[Image]) -> Vec<PathBuf> {
     images.iter().map(|image| image.path().to_path_buf()).collect()
 }
 
-/// File systems on loop devices, as far as they are to be had; `bytes` of files fit.
+/// Loop devices with file systems for `bytes` bytes of files, as far as this host has them.
 fn loops(options: &Options, report: &mut Report, bytes: u64) -> Vec<(&'static str, LoopFs)> {
     let kinds = [("xfs-on-loop", FsKind::Xfs), ("ext4-on-loop", FsKind::Ext4)];
     let (mut made, best) = (Vec::new(), Making::best(Backing::Written));
@@ -115,8 +115,8 @@ fn loops(options: &Options, report: &mut Report, bytes: u64) -> Vec<(&'static st
     made
 }
 
-/// The patch's first line: `dd bs=4k count=16 oflag=sync` from the start of a file, over and over
-/// at places that are not cached.
+/// The patch's first example, `dd bs=4k count=16 oflag=sync` from the start of a file, repeated at
+/// uncached offsets.
 pub fn dd(options: &Options, report: &mut Report, found: &mut Found) -> Result<()> {
     let times: u64 = if options.quick { 4 } else { 32 };
     let images = images(options, "dirty-dd", 1, times * LARGE)?;
@@ -177,7 +177,7 @@ fn dd_kernel(path: &std::path::Path, buf: &[u8]) -> Result<()> {
     (0..DD_COUNT).try_for_each(|_| file.write_all(buf)).map_err(fail)
 }
 
-/// `fio --rw=randwrite --bs=4k --fsync=1` on a file of 128 MiB that is wholly cached.
+/// `fio --rw=randwrite --bs=4k --fsync=1` on a completely cached file of 128 MiB.
 pub fn fio(options: &Options, report: &mut Report, found: &mut Found) -> Result<()> {
     let size = options.size_or(8 * MIB, 128 * MIB);
     let image = |name| images(options, name, 1, size);
@@ -219,7 +219,7 @@ pub fn fio(options: &Options, report: &mut Report, found: &mut Found) -> Result<
     Ok(())
 }
 
-/// Others in a cell of ours by block.
+/// Variants that are compared with Forebay's block tracking.
 const OTHERS: [(&str, &str); 4] = [
     ("direct-4k", "O_DIRECT"),
     ("ext4", "kernel ext4"),
@@ -267,7 +267,8 @@ fn add_ours(
     Ok(())
 }
 
-/// Files on each file system that takes part. They are removed, and so closed, before it goes.
+/// Adds files on each file system. They are removed, and thus closed, before the file system is
+/// unmounted.
 fn add_loops(
     field: &mut Field<'_>,
     fs: &[(&'static str, LoopFs)],
@@ -284,8 +285,8 @@ fn add_loops(
     Ok(all)
 }
 
-/// The line of the upstream series: `numjobs=8 rw=randwrite bs=4k fdatasync=1`, a file for each
-/// job, all cached, folios of 2 MiB.
+/// The example of the upstream series: `numjobs=8 rw=randwrite bs=4k fdatasync=1`, one file per
+/// job, completely cached, folios of 2 MiB.
 pub fn jobs(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(16 * MIB, 128 * MIB) / JOBS as u64;
     let size = size.max(LARGE);

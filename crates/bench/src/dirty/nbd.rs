@@ -1,7 +1,7 @@
-//! The fio line by fio itself, through `forebay export`: its nbd engine, `--rw=randwrite --bs=4k
-//! --fsync=1`.
+//! The fio line, run by fio itself through `forebay export`: its nbd engine, `--rw=randwrite
+//! --bs=4k --fsync=1`.
 //!
-//! Invariant: all of the image is in the server's cache before the first slice (Y2 of the bench).
+//! Invariant: the complete image is in the server's cache before the first slice (dirty.Y2).
 
 use super::figures::{SMALL, WRITE};
 use super::subject::written_by;
@@ -15,7 +15,7 @@ use forebay_base::Result;
 use forebay_base::units::MIB;
 use std::cell::Cell;
 
-/// Runs the part, where fio and the `forebay` program are to be had.
+/// Runs the part, if fio and the `forebay` program are installed.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(8 * MIB, 128 * MIB);
     if let Err(e) = fio::available().and_then(|()| forebay_binary().map(drop)) {
@@ -76,7 +76,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// A server with all of an image in its cache.
+/// Starts a server with a complete image in its cache.
 fn start(options: &Options, mode: &str, size: u64) -> Result<(Image, Server)> {
     let image = Image::create(&options.dir, &format!("dirty-nbd-{mode}"), size, options.keep)?;
     let words = ["--dirty-tracking", mode, "--folio-size"].map(str::to_string);

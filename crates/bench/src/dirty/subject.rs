@@ -1,5 +1,5 @@
-//! Who writes and syncs: ours, a bare O_DIRECT file, a file of the kernel's; and how many bytes the
-//! device below is asked to write for it.
+//! The subjects that are written and synced: a file of Forebay, a bare O_DIRECT file, a file in the
+//! kernel's page cache. Each counts the bytes that its device is asked to write.
 
 use crate::harness::image::Image;
 use crate::harness::load::Target;
@@ -15,22 +15,22 @@ use rustix::fs::OFlags;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Files that are written and synced, one for each job.
+/// One file per job, which is written and synced.
 pub trait Subject: Sync {
     /// Writes all of `buf` to file `job` and makes it durable.
     fn write_synced(&self, job: usize, buf: &[u8], offset: u64) -> Result<()>;
 
-    /// Bytes that the device was asked to write so far, by any process.
+    /// Bytes that any process has written to the device so far.
     fn device_bytes(&self) -> Result<u64>;
 
-    /// Bytes of an operation, which starts at a multiple of it.
+    /// Size and alignment of an operation, bytes.
     fn unit(&self) -> u64 {
         super::figures::WRITE
     }
 }
 
-/// Bytes that a process has had written by its own I/O past the page cache, and what a file system
-/// did in its name.
+/// Bytes that a process has written past the page cache, and that a file system has written on its
+/// behalf.
 pub fn written_by(pid: u32) -> Result<u64> {
     let text = read(format!("/proc/{pid}/io").as_ref())?;
     let value = text.lines().find_map(|line| line.strip_prefix("write_bytes: "));
@@ -41,7 +41,7 @@ fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|e| Error::from_io("read", e).with_path(path))
 }
 
-/// Files behind a cache of ours.
+/// Files behind a cache of Forebay.
 pub struct Cached {
     cache: Cache,
     files: Vec<File>,
@@ -49,7 +49,7 @@ pub struct Cached {
 }
 
 impl Cached {
-    /// Opens the images on a cache that holds them all and as much again.
+    /// Opens the images on a cache of twice their size.
     pub fn open(
         options: &Options,
         images: &[Image],
@@ -69,13 +69,12 @@ impl Cached {
         Ok(Self { files, devices, cache })
     }
 
-    /// Reads everything in (Y2).
+    /// Reads all files, so that they are cached (Y2).
     pub fn fill(&self) -> Result<()> {
         self.files.iter().try_for_each(fill)
     }
 
-    /// Writes that sync themselves, one after the other from `offset` on, to a place that is not
-    /// cached.
+    /// `count` writes with `IoFlags::SYNC`, in order from `offset` on, to uncached blocks.
     pub fn write_in_order(&self, buf: &[u8], offset: u64, count: u64) -> Result<()> {
         for i in 0..count {
             let at = offset + i * buf.len() as u64;
@@ -85,7 +84,7 @@ impl Cached {
     }
 }
 
-/// Reads all of a file in.
+/// Reads a complete file, so that it is cached.
 pub fn fill(file: &File) -> Result<()> {
     let mut buf = vec![0; MIB as usize];
     for at in (0..file.size()?).step_by(buf.len()) {
@@ -99,7 +98,7 @@ pub fn fill(file: &File) -> Result<()> {
     Err(Error::new(forebay_base::ErrorKind::Io, "fill the cache", text))
 }
 
-/// A cache for files of `bytes` bytes in all, with nothing in the way of the writers.
+/// A cache for files of `bytes` bytes, whose limits never make a writer wait.
 pub fn new_cache(
     options: &Options,
     bytes: u64,
@@ -128,7 +127,7 @@ impl Subject for Cached {
     }
 }
 
-/// O_DIRECT writes of one size, each with an fdatasync.
+/// O_DIRECT writes of one size, each followed by fdatasync.
 pub struct Bare {
     files: Vec<KernelFile>,
     unit: u64,
@@ -161,14 +160,14 @@ fn sync(file: &std::fs::File) -> Result<()> {
     file.sync_data().map_err(|e| Error::from_io("fdatasync", e))
 }
 
-/// Files of the kernel's page cache, on some file system.
+/// Files in the kernel's page cache, on some file system.
 pub struct Buffered {
     files: Vec<KernelFile>,
     stat: PathBuf,
 }
 
 impl Buffered {
-    /// Opens existing files and reads all of them in (`dirty`, Y2).
+    /// Opens existing files and reads them, so that they are cached (`dirty`, Y2).
     pub fn open(paths: &[PathBuf]) -> Result<Self> {
         let mut files = Vec::new();
         let mut buf = vec![0; MIB as usize];

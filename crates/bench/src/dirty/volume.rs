@@ -1,9 +1,9 @@
-//! On a volume: what a small change costs there, synced and not.
+//! The cost of a small change on a volume, synced and not.
 //!
-//! Invariants: V1 synced: each write of 4 KiB is made durable before the next; log, data and
-//! whatever else the volume writes for it are counted at the door of its device. V2 not synced:
-//! each block of the file is dirtied at most once, in random order, then all is synced once; the
-//! volume is closed within the count: its checkpoint, the tree in two copies, is in it.
+//! Invariants: V1 synced: each write of 4 KiB is made durable before the next. All bytes that the
+//! volume writes for it (log, data, metadata) are counted at its device. V2 not synced: each block
+//! of the file is dirtied at most once, in random order, and all are synced once at the end. The
+//! count includes the close of the volume, with its checkpoint and the two copies of the tree.
 
 use super::figures::{SMALL, Tally, WRITE};
 use super::subject::Subject;
@@ -18,12 +18,12 @@ use forebay::DirtyTracking;
 use forebay_base::Result;
 use forebay_base::units::MIB;
 
-/// Bytes that a volume's own records may add to what is synced.
+/// Bar: bytes written per byte changed, with syncs.
 const SYNCED: f64 = 2.1;
-/// And to what is not.
+/// Bar: bytes written per byte changed, without syncs.
 const UNSYNCED: f64 = 1.10;
 
-/// Files on a volume of their own, all cached.
+/// Files on a volume, all cached.
 pub struct OnVolume {
     files: Vec<VolumeFile>,
     volume: OurVolume,
@@ -31,7 +31,7 @@ pub struct OnVolume {
 }
 
 impl OnVolume {
-    /// Makes a volume with `count` files of `size` bytes, written and in the cache.
+    /// Makes a volume with `count` files of `size` bytes, written and cached.
     pub fn new(
         options: &Options,
         label: &str,
@@ -40,7 +40,7 @@ impl OnVolume {
         sums: bool,
     ) -> Result<Self> {
         let all = size * count as u64;
-        // Fresh room for what the slices write, a few times the files.
+        // Free space for the slices' writes, a few times the size of the files.
         let bytes = 2 * all + if options.quick { 192 * MIB } else { 4096 * MIB };
         let image = BackedImage::create(&options.dir, label, bytes, Backing::Sparse, options.keep)?;
         let mut spec = VolumeSpec::new(&options.aio, bytes, 2 * all + 96 * MIB)?;
@@ -70,14 +70,14 @@ impl Subject for OnVolume {
     }
 }
 
-/// Ratios of the synced variants.
+/// Adds the ratios of the synced variants.
 pub fn add_synced(report: &mut Report, tally: &Tally, sums: bool) {
     let suffix = if sums { "" } else { "_nosums" };
     let name = format!("write_amplification_volume_synced{suffix}");
     report.ratio_with_bar(&name, tally.amplification(), Good::AtMost, SYNCED);
 }
 
-/// V2, with checksums and without.
+/// The unsynced part (V2), with checksums and without.
 pub fn unsynced(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(16 * MIB, 512 * MIB);
     let mut series = Vec::new();
@@ -103,7 +103,7 @@ pub fn unsynced(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Bytes changed, bytes written, writes.
+/// One pass without syncs; returns bytes changed, bytes written, and writes.
 fn one_pass(options: &Options, size: u64, sums: bool) -> Result<(u64, u64, u64)> {
     let label = format!("dirty-unsynced-{sums}");
     let held = OnVolume::new(options, &label, (1, size), DirtyTracking::Block, sums)?;

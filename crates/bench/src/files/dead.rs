@@ -1,7 +1,8 @@
-//! A healthy file, alone and next to a file whose device fails all writes, on one cache.
+//! A healthy file, alone and next to a file whose device fails all writes, on the same cache.
 //!
-//! Invariants: K1 the dead file has dirty data that cannot be written before the first slice, and
-//! its writer goes on. K2 its device heals at the end, so that nothing waits for it for ever.
+//! Invariants: K1 before the first slice the failing file has dirty data that cannot be written,
+//! and its writer continues. K2 its device works again at the end, so that nothing waits for it for
+//! ever.
 
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
 use crate::harness::image::{Image, Rng};
@@ -20,11 +21,12 @@ use std::time::{Duration, Instant};
 
 const ALONE: &str = "healthy-alone";
 const BESIDE: &str = "healthy-beside-dead";
-/// Bytes of the dead device, and between two of its writes.
+/// Size of the failing device, and the pause between two writes to it.
 const DEAD: u64 = 64 * MIB;
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// One slice of the healthy file: random writes of 4 KiB, then a sync, whose time counts.
+/// One slice of the healthy file: random writes of 4 KiB, then a sync, which is included in the
+/// time.
 fn slice(healthy: &Flagged, size: u64, turn: &Turn) -> Result<Slice> {
     let load = Load {
         write: true,
@@ -44,12 +46,13 @@ fn slice(healthy: &Flagged, size: u64, turn: &Turn) -> Result<Slice> {
     Ok(slice)
 }
 
-/// Writes to the dead file until it is told to stop; what fails, fails.
+/// Writes to the failing file until it is told to stop; errors are ignored.
 fn write_dead(file: &File, stop: &AtomicBool, tried: &AtomicU64) {
     let (mut rng, block) = (Rng::new(7), [0x5a; 4096]);
     while !stop.load(Ordering::Relaxed) {
         let at = rng.below(DEAD / 4096) * 4096;
-        // Its writer is told by the call or by the next sync; here only its neighbour matters.
+        // The error is reported by this call or by the next sync; only the healthy file is
+        // measured.
         let _ = file.write_at(&block, at);
         tried.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(PAUSE);
@@ -70,7 +73,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let dead = OpenOptions::read_write().open_device(&beside.cache, device.clone())?;
     device.arm(Fault { ops: vec![BioOp::Write], ..Fault::default() });
     let targets = [(ALONE, alone.with(IoFlags::empty())), (BESIDE, beside.with(IoFlags::empty()))];
-    // K1: dirty data that a sync could not write.
+    // K1: dirty data that a sync cannot write.
     for at in (0..budget / 16).step_by(4096) {
         dead.write_at(&[0xa5; 4096], at)?;
     }

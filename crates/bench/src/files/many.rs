@@ -1,7 +1,7 @@
 //! Many files of 4 KiB on one cache: opened, written, synced, closed, opened again and compared.
 //!
-//! Invariants: M1 threads and memory are counted with all files of a wave open, and above what the
-//! process had before the cache was made. M2 what one more file costs is measured on files in
+//! Invariants: M1 threads and memory are counted with all files of a wave open, minus what the
+//! process had before the cache was made. M2 the cost of one more file is measured on files in
 //! memory (/dev/shm), where a sync costs next to nothing: on a disk its time would hide all else.
 //! M3 every file is read back and compared.
 
@@ -16,23 +16,23 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 const BLOCK: usize = 4096;
-/// Bytes of the cache, in the quick form and in full.
+/// Size of the cache in the quick form and in the full one, bytes.
 const BUDGETS: [u64; 2] = [32 * MIB, 256 * MIB];
-/// Threads of the bench that open, write, sync and close.
+/// Threads of the bench that open, write, sync and close files.
 const HANDS: usize = 4;
-/// Files in a folder.
+/// Files per directory.
 const FOLDER: usize = 1000;
-/// Number of open files with which one more is cheap.
+/// Number of open files at which the cost of one more is the baseline.
 const FEW: usize = 10;
 const THREADS: f64 = 12.0;
 const OVER_MIB: f64 = 32.0;
 
-/// A folder with the files, removed on drop.
+/// A directory with the files, removed on drop.
 struct Folder(PathBuf);
 
 const PREFIX: &str = "forebay-bench-files-";
 
-/// Removes the folders in `parent` of benches that were killed.
+/// Removes directories in `parent` that killed benches have left.
 fn sweep(parent: &Path) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -70,7 +70,7 @@ impl Drop for Folder {
     }
 }
 
-/// What the process used before there was a cache (M1).
+/// Threads and memory of the process before the cache was made (M1).
 #[derive(Clone, Copy)]
 struct Before {
     threads: u64,
@@ -108,8 +108,8 @@ fn content(n: usize) -> [u8; BLOCK] {
     block
 }
 
-/// Has `work` done for each item by a few threads; the results in order, up to the first failure,
-/// which comes with them.
+/// Runs `work` on each item with a few threads. Returns the results in order up to the first
+/// failure, and that failure.
 fn by_hands<T: Send + Sync, R: Send>(
     items: &[T],
     work: impl Fn(&T) -> Result<R> + Sync,
@@ -141,7 +141,7 @@ fn by_hands<T: Send + Sync, R: Send>(
     (done, failed)
 }
 
-/// The soft limit of open files is made the hard one; returns it.
+/// Raises the soft limit of open files to the hard limit, which it returns.
 fn raise_nofile() -> u64 {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -149,7 +149,7 @@ fn raise_nofile() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Descriptors that one open file of ours holds.
+/// Number of descriptors that one open file of Forebay holds.
 fn descriptors_of_one(cache: &Cache, path: &Path) -> Result<u64> {
     let count = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64;
     let before = count();
@@ -159,7 +159,7 @@ fn descriptors_of_one(cache: &Cache, path: &Path) -> Result<u64> {
     Ok(held.max(1))
 }
 
-/// Descriptors that are left to everything else.
+/// Descriptors that are reserved for everything else.
 const SPARE: u64 = 256;
 
 /// Runs the part.
@@ -181,7 +181,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let start = Instant::now();
     let written = waves(&cache, &folder, total, at_once, before, &mut most, write_one);
     let seconds = start.elapsed().as_secs_f64();
-    // All were closed; now they are opened anew, and what is not cached any more is read.
+    // All files were closed; now they are opened again, and uncached ones are read from the disk.
     let compared = written.and_then(|()| {
         let again = Instant::now();
         waves(&cache, &folder, total, at_once, before, &mut most, compare_one)?;
@@ -229,7 +229,7 @@ fn compare_one(cache: &Cache, path: &Path, n: usize) -> Result<File> {
     Err(Error::new(ErrorKind::Corrupt, "compare", text).with_path(path))
 }
 
-/// All files, so many open at once; the first failure ends it.
+/// Opens all files in waves of a given size; ends at the first failure.
 fn waves(
     cache: &Cache,
     folder: &Folder,
@@ -252,7 +252,7 @@ fn waves(
     Ok(())
 }
 
-/// Open, write and close of one more file: with few open ones, many, and few again (M2).
+/// Opens, writes and closes one more file: with few open files, with many, and with few again (M2).
 fn one_more(options: &Options, wanted: usize, at_once: usize, report: &mut Report) -> Result<()> {
     let memory = Path::new("/dev/shm");
     let folder = Folder::new(if memory.is_dir() { memory } else { &options.dir })?;
@@ -281,7 +281,7 @@ fn one_more(options: &Options, wanted: usize, at_once: usize, report: &mut Repor
     let open = |names: &[usize]| by_hands(names, |n| write_one(&cache, &folder.file(*n), *n));
     let (few, failed) = open(&names[..FEW]);
     failed.map_or(Ok(()), Err)?;
-    // The first time makes the files.
+    // The first pass creates the files.
     measure(None)?;
     let first = measure(Some("10 open, before"))?;
     let (many, failed) = open(&names[FEW..]);
@@ -300,7 +300,7 @@ fn one_more(options: &Options, wanted: usize, at_once: usize, report: &mut Repor
     drop(few);
     let ratio = cost / median(&[first, second]);
     report.ratio_with_bar(&name, ratio, Good::AtMost, 1.5);
-    // The files are thrown away.
+    // The files are not needed any more, so errors of the shutdown are ignored.
     let _ = cache.shutdown();
     Ok(())
 }
@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn what_a_killed_bench_left_is_removed_and_nothing_else() {
         let parent = std::env::temp_dir().join(format!("forebay-many-{}", std::process::id()));
-        // Process ids end at 2^22.
+        // Process ids are below 2^22.
         let dead = parent.join(format!("{PREFIX}4194305"));
         let other = parent.join("else-4194305");
         std::fs::create_dir_all(dead.join("0")).unwrap();

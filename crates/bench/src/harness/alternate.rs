@@ -1,12 +1,11 @@
-//! Alternating slices: every variant runs for a short while in each cycle, cycles make a round,
-//! ratios are taken within rounds, and the median of the rounds is what counts.
+//! Alternating slices. Every variant runs for a short time in each cycle, and several cycles are a
+//! round. Ratios are taken within rounds, and the result is the median of the rounds.
 //!
-//! Invariants: H1 within a pass every variant runs once, in an order that is drawn anew for each
-//! pass (from its number, so that a run can be repeated): with orders that only turn, each variant
-//! would always run behind the same one. H2 a ratio never mixes rounds. H3 a round whose gate (bare
-//! O_DIRECT) varies by more than [`GATE_SPREAD`] between its cycles is run again, at most
-//! `repeats_max` times in all; how often, and how many rounds were kept although they varied, is
-//! reported.
+//! Invariants: H1 within a pass every variant runs once, in an order drawn from the number of the
+//! pass, so that a run can be repeated. With a rotated order each variant would always run after
+//! the same one. H2 a ratio never mixes rounds. H3 a round whose gate (bare O_DIRECT) varies by
+//! more than [`GATE_SPREAD`] between its cycles is run again, at most `repeats_max` times in all.
+//! The report contains the number of repeats, and of rounds that were kept although they varied.
 
 use crate::harness::image::Rng;
 use crate::harness::load::Slice;
@@ -18,26 +17,26 @@ use std::time::Duration;
 /// Most that the gate may vary within a round: standard deviation over mean.
 pub const GATE_SPREAD: f64 = 0.15;
 
-/// What a variant is told about the slice it is to run.
+/// Parameters of one slice.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
-    /// Same for all variants of a pass, different between passes.
+    /// Equal for all variants of a pass, different between passes.
     pub seed: u64,
-    /// Counts cycles over the whole run, repeated ones included.
+    /// Number of the cycle in the run; repeated cycles count, too.
     pub cycle: u64,
-    /// How long to run.
+    /// Duration.
     pub time: Duration,
 }
 
 /// Runs one slice.
 pub type SliceFn<'a> = Box<dyn FnMut(&Turn) -> Result<Slice> + 'a>;
 
-/// One thing that is measured.
+/// One of the variants that are compared.
 pub struct Variant<'a> {
-    /// Its name in the rows.
+    /// The name of the variant in rows.
     pub name: &'static str,
-    /// One slice. What must not be timed (syncing, dropping caches) it does outside of the
-    /// slice that it returns.
+    /// Runs one slice. Work that must not be timed (syncing, dropping caches) it does outside the
+    /// time of the slice that it returns.
     pub run: SliceFn<'a>,
 }
 
@@ -48,7 +47,7 @@ impl<'a> Variant<'a> {
     }
 }
 
-/// How long and how often.
+/// Durations and repetitions.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Rounds to keep.
@@ -57,18 +56,18 @@ pub struct Plan {
     pub cycles: usize,
     /// Time of each variant in a cycle.
     pub slice: Duration,
-    /// Slices into which that time is cut; the variants alternate at each.
+    /// Number of slices into which that time is split; the variants alternate after each.
     pub passes: u32,
     /// Variant whose spread decides whether a round counts.
     pub gate: Option<&'static str>,
-    /// Rounds that may be run again, in all.
+    /// Most rounds that are run again, in all.
     pub repeats_max: usize,
-    /// Print a line per cycle.
+    /// Print a line for each cycle.
     pub lines: bool,
 }
 
-/// A slice of work that other processes have a part in, a mount's daemon or a worker: what it cost
-/// is reported for the whole machine, and for no process alone.
+/// Runs a slice in which other processes do a part of the work, such as the daemon of a mount. Its
+/// CPU usage is that of the machine, and no usage is reported for this process.
 pub fn whole_machine(work: impl FnOnce() -> Result<Slice>) -> Result<Slice> {
     let before = Usage::of_machine();
     let slice = work()?;
@@ -184,8 +183,9 @@ impl Outcome {
         median(&ratios.collect::<Vec<_>>())
     }
 
-    /// The better of several others, round by round: the median of ours over the most of them in
-    /// `figure`, or over the least where `less` is better. NaN when ours or all others did not run.
+    /// The ratio of a variant to the best of several others, round by round; returns the median.
+    /// The best has the highest `figure`, or the lowest if `less` is better. NaN if the variant or
+    /// all others did not run.
     pub fn ratio_to_best(
         &self,
         ours: &str,
@@ -204,8 +204,8 @@ impl Outcome {
         median(&ratios.collect::<Vec<_>>())
     }
 
-    /// Notes what ours reaches in this cell over each of the others that ran: variant, and what it
-    /// is called in the summary.
+    /// Adds the ratio of a variant to each of the others that ran, for the best and worst cells.
+    /// `others`: variant, and its name in the summary.
     pub fn compare(&self, report: &mut Report, cell: &str, ours: &str, others: &[(&str, &str)]) {
         for (variant, rival) in others {
             let ratio = self.ratio(ours, variant);
@@ -231,12 +231,12 @@ impl Outcome {
         quantile(&ratios.collect::<Vec<_>>(), q)
     }
 
-    /// How many rounds were kept.
+    /// Number of rounds that were kept.
     pub fn rounds(&self) -> usize {
         self.rounds.len()
     }
 
-    /// Adds the usual rows of every variant, their metrics starting with `prefix`.
+    /// Adds the usual rows of every variant; the names of their metrics begin with `prefix`.
     pub fn add_rows(&self, report: &mut Report, prefix: &str) {
         for name in &self.names {
             let rounds = self.per_round(name);
@@ -251,7 +251,7 @@ impl Outcome {
             add("p99", "us", &|s| s.hist.percentile(99.0) as f64 / 1e3);
             add("p99_9", "us", &|s| s.hist.percentile(99.9) as f64 / 1e3);
             add("max", "us", &|s| s.hist.max() as f64 / 1e3);
-            // Where the work is done in several processes there is only the machine's.
+            // If several processes did the work there is only the usage of the machine.
             if rounds.iter().any(|s| s.usage.cpu_seconds > 0.0) {
                 add("cpu_per_io", "us", &|s| per_op(s, s.usage.cpu_seconds * 1e6));
                 add("voluntary_switches_per_io", "1", &|s| per_op(s, s.usage.voluntary as f64));
@@ -281,7 +281,7 @@ impl Outcome {
         }
     }
 
-    /// Says how often rounds were repeated.
+    /// Adds a note on how often rounds were repeated.
     pub fn add_notes(&self, report: &mut Report, what: &str, gate: &str) {
         let (rounds, repeated, unsteady) = (self.rounds(), self.repeated, self.unsteady);
         let percent = GATE_SPREAD * 100.0;
@@ -300,8 +300,7 @@ mod tests {
         Slice { ops, seconds: 1.0, ..Slice::default() }
     }
 
-    /// The work of a mount is done by another process; its rows had `cpu_per_io` of ours alone.
-    /// Rounds of one cycle of slices that take no time.
+    /// Rounds of one cycle, with slices that take no time.
     fn short(rounds: usize) -> Plan {
         Plan {
             rounds,
@@ -335,7 +334,7 @@ mod tests {
         assert!(!whole.contains("x_voluntary"), "{whole}");
     }
 
-    /// H1.
+    /// H1: the variant that runs before another one changes from pass to pass.
     #[test]
     fn orders_are_drawn_and_not_turned() {
         let orders: Vec<Vec<usize>> = (0..64).map(|pass| order_of(pass, 4)).collect();
@@ -345,13 +344,13 @@ mod tests {
             assert_eq!(sorted, [0, 1, 2, 3]);
         }
         let behind = |a, b| orders.iter().filter(|o| o.windows(2).any(|w| w == [a, b])).count();
-        // Who runs behind whom changes; when orders only turned, 1 ran behind 0 in 3 passes of 4.
+        // With a rotated order, 1 ran after 0 in 3 passes of 4.
         let counts: Vec<usize> = (1..4).map(|b| behind(0, b)).collect();
         assert!(counts.iter().all(|n| (6..32).contains(n)), "{counts:?}");
         assert_eq!(orders, (0..64).map(|pass| order_of(pass, 4)).collect::<Vec<_>>());
     }
 
-    /// H2: over all rounds at once it would be another figure.
+    /// H2: a ratio over all rounds at once would be another figure.
     #[test]
     fn the_better_of_two_is_taken_by_round() {
         let ours = Variant::new("ours", |_| Ok(slice(100)));
@@ -371,7 +370,7 @@ mod tests {
         );
     }
 
-    /// H3.
+    /// H3: a round whose gate varies is repeated, and the report says so.
     #[test]
     fn an_unsteady_round_is_repeated_and_said_so() {
         let mut calls = 0;

@@ -1,7 +1,8 @@
-//! How an image that holds a file system is made: sparse, preallocated, or written.
+//! How the file of an image is made: sparse, preallocated, or written.
 //!
-//! Invariants: B1 an image is made and durable before anything is timed on it. B2 what was written
-//! is never punched out again by who makes a file system on it: see [`crate::rivals::loopdev`].
+//! Invariants: B1 an image is complete and durable before anything is timed on it. B2 written
+//! blocks are not discarded when a file system is made on the image: see
+//! [`crate::rivals::loopdev`].
 
 use forebay_base::buf::AlignedBuf;
 use forebay_base::{Error, Result};
@@ -10,23 +11,23 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What the host's file system has of an image before the first byte goes into it.
+/// Allocation of an image's blocks on the host before the first write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// A size and no blocks.
+    /// No blocks, only a size.
     Sparse,
-    /// All blocks, none of them written: the first write to each costs the host a change of its
+    /// All blocks allocated and unwritten: the first write to each makes the host change its extent
     /// map.
     Preallocated,
-    /// All blocks written: "warm".
+    /// All blocks written ("warm").
     Written,
 }
 
 impl Backing {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Written, Self::Sparse, Self::Preallocated];
 
-    /// Makes the file, `size` bytes long.
+    /// Makes a file of `size` bytes.
     pub fn make(self, path: &Path, size: u64) -> Result<()> {
         let fail = |e| Error::from_io("make image", e).with_path(path);
         let mut options = File::options();
@@ -50,7 +51,7 @@ fn write_all(path: &Path, size: u64) -> std::io::Result<()> {
     let direct = options.clone().custom_flags(OFlags::DIRECT.bits() as i32).open(path);
     let file = direct.or_else(|_| options.open(path))?;
     let mut chunk = AlignedBuf::new(4 << 20);
-    // Not zeros: no layer below may treat them as a hole.
+    // Not zeros, so that no layer below stores a hole.
     chunk.fill(0xa5);
     let len = chunk.len() as u64;
     for at in (0..size / len).map(|n| n * len) {
@@ -60,7 +61,7 @@ fn write_all(path: &Path, size: u64) -> std::io::Result<()> {
     file.write_all_at(&chunk[..rest], size - rest as u64)
 }
 
-/// An image of a volume, removed on drop unless it is to be kept.
+/// An image file, removed on drop unless it is to be kept.
 pub struct BackedImage {
     path: PathBuf,
     keep: bool,
@@ -75,7 +76,7 @@ impl BackedImage {
         Ok(image)
     }
 
-    /// Where it is.
+    /// The path of the image.
     pub fn path(&self) -> &Path {
         &self.path
     }

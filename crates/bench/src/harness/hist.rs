@@ -1,4 +1,4 @@
-//! Latencies: an HDR histogram of two digits, so each figure is off by at most 0.8 %.
+//! Latency histogram: an HDR histogram of two digits, so each figure is off by at most 0.8 %.
 
 use hdrhistogram::Histogram;
 
@@ -23,32 +23,32 @@ impl Hist {
         self.0.record_n(nanos, n).expect("the histogram grows with its values");
     }
 
-    /// Adds everything that `other` holds.
+    /// Adds the values of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.0.add(&other.0).expect("the histogram grows with its values");
     }
 
-    /// How many values were counted.
+    /// Number of values.
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// The largest value; 0 without any.
+    /// The largest value; 0 if there are none.
     pub fn max(&self) -> u64 {
         self.0.max()
     }
 
-    /// The mean; 0 without values.
+    /// The mean; 0 if there are no values.
     pub fn mean(&self) -> f64 {
         self.0.mean()
     }
 
-    /// The value at or below which `p` percent of the values lie; 0 without values.
+    /// The value at or below which `p` percent of the values lie; 0 if there are none.
     pub fn percentile(&self, p: f64) -> u64 {
         self.0.value_at_percentile(p)
     }
 
-    /// Values and their counts: `record_n` of each pair makes the same histogram.
+    /// Values and their counts; `record_n` of each pair restores an equal histogram.
     pub fn occupied(&self) -> Vec<(u64, u64)> {
         let steps = self.0.iter_recorded();
         steps.map(|step| (step.value_iterated_to(), step.count_at_value())).collect()
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(none.mean(), 0.0);
     }
 
-    /// A clock that went wrong is recorded all the same.
+    /// Any value is recorded, such as that of a clock that has jumped.
     #[test]
     fn hist_takes_every_value() {
         let mut hist = Hist::default();

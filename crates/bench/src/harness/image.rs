@@ -1,6 +1,6 @@
-//! Test images: files full of data that neither compresses nor repeats, removed at the end.
+//! Test images: files of incompressible, non-repeating data, removed at the end.
 //!
-//! Invariant: I1 an image is written whole, synced, and out of the page cache when made.
+//! Invariant: I1 a new image is completely written, synced, and out of the page cache.
 
 use forebay_base::buf::AlignedBuf;
 use forebay_base::world::split_mix;
@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 
 const CHUNK: usize = 1 << 20;
 
-/// A file of the bench. Removed on drop unless it is to be kept.
+/// A file of a bench. Removed on drop unless it is to be kept.
 pub struct Image {
     path: PathBuf,
     size: u64,
     keep: bool,
 }
 
-/// Removes the images in `dir` of benches that were killed: those whose process is gone.
+/// Removes images in `dir` that killed benches have left: those whose process has ended.
 pub fn sweep(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -31,17 +31,17 @@ pub fn sweep(dir: &Path) {
     }
 }
 
-/// Random numbers from a seed.
+/// Pseudo-random numbers from a seed.
 #[derive(Clone, Copy, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// Any seed will do.
+    /// A generator; any seed is valid.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// The next 64-bit number.
     #[inline]
     pub fn draw(&mut self) -> u64 {
         split_mix(&mut self.0)
@@ -81,17 +81,17 @@ impl Image {
         direct.or_else(|_| options.open(&self.path))
     }
 
-    /// Where it is.
+    /// The path of the image.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes.
+    /// The size of the image, bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Opens it for reading and writing, with these further flags.
+    /// Opens it for reading and writing, with further flags.
     pub fn open(&self, flags: OFlags) -> Result<File> {
         open_with(&self.path, flags)
     }
@@ -104,13 +104,13 @@ pub fn open_with(path: &Path, flags: OFlags) -> Result<File> {
     options.open(path).map_err(|e| Error::from_io("open", e).with_path(path))
 }
 
-/// Writes the file out and drops its pages from the kernel's cache.
+/// Writes a file back and drops its pages from the kernel's cache.
 pub fn drop_file_cache(file: &File) -> std::io::Result<()> {
     file.sync_data()?;
     Ok(fadvise(file, 0, None, Advice::DontNeed)?)
 }
 
-/// Drops all clean pages of the machine; false if that is not allowed here.
+/// Drops all clean pages of the machine; false if this process may not.
 pub fn drop_all_caches() -> bool {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "1").is_ok()
@@ -147,7 +147,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("forebay-bench-sweep-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let own = format!("forebay-bench-x-{}.img", std::process::id());
-        // Process ids end at 2^22.
+        // Process ids are below 2^22.
         for name in ["forebay-bench-x-4194305.img", own.as_str(), "disk-4194305.img"] {
             std::fs::write(dir.join(name), "").unwrap();
         }

@@ -1,7 +1,7 @@
-//! One slice of load: threads that read or write a target for a while.
+//! One slice of load: threads that read or write a target for some time.
 //!
-//! Invariants: L1 every variant of a round gets the same seed, so the same offsets. L2 the slice
-//! ends for all threads at one deadline; an operation that started before it is counted.
+//! Invariants: L1 every variant of a round gets the same seed, so the same offsets. L2 all threads
+//! stop at one deadline; an operation that began before it is counted.
 
 use crate::harness::hist::Hist;
 use crate::harness::image::Rng;
@@ -11,30 +11,30 @@ use forebay_base::buf::AlignedBuf;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// Something that one slice reads or writes.
+/// The file, device or memory that a slice reads or writes.
 pub trait Target {
-    /// Reads the whole of `buf`.
+    /// Reads until `buf` is full.
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<()>;
 
-    /// Writes the whole of `buf`.
+    /// Writes all of `buf`.
     fn write(&self, buf: &[u8], offset: u64) -> Result<()>;
 }
 
-/// Where the operations of a slice go.
+/// Order of the offsets of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// Anywhere in the range, block-aligned.
+    /// Random block-aligned offsets in the range.
     Random,
-    /// From the start of the range on, once; threads take turns.
+    /// Each block once, from the start of the range on; the threads share them.
     Sequential,
 }
 
-/// What one slice does.
+/// Parameters of a slice.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Write rather than read.
+    /// Writes instead of reads.
     pub write: bool,
-    /// Where.
+    /// Order of the offsets.
     pub pattern: Pattern,
     /// Threads, each with one operation at a time.
     pub threads: usize,
@@ -44,27 +44,27 @@ pub struct Load {
     pub start: u64,
     /// Bytes of the range.
     pub len: u64,
-    /// How long. A sequential slice ends earlier, at the end of its range.
+    /// Duration; a sequential slice ends earlier, at the end of its range.
     pub time: Duration,
-    /// Offsets follow from this.
+    /// Seed of the offsets.
     pub seed: u64,
-    /// One operation in so many is timed on its own.
+    /// One operation out of so many is timed.
     pub sample_every: u32,
 }
 
-/// What one slice did.
+/// Result of a slice.
 #[derive(Debug, Default)]
 pub struct Slice {
-    /// Operations.
+    /// Number of operations.
     pub ops: u64,
-    /// Bytes.
+    /// Bytes read or written.
     pub bytes: u64,
-    /// Wall seconds.
+    /// Wall-clock seconds.
     pub seconds: f64,
-    /// CPU and switches.
+    /// CPU time and context switches of the process.
     pub usage: Usage,
-    /// What the whole machine used meanwhile, where that was looked at: clients and the kernel's
-    /// threads are in it. All switches are counted as voluntary ones.
+    /// Usage of the whole machine, if it was measured: it includes clients and kernel threads. All
+    /// switches are counted as voluntary.
     pub machine: Usage,
     /// Latencies of the sampled operations.
     pub hist: Hist,
@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    /// Notes where it is read.
+    /// A target that records the offsets of its reads.
     struct Places(std::sync::Mutex<Vec<u64>>);
 
     impl Target for Places {
@@ -205,7 +205,7 @@ mod tests {
         }
     }
 
-    /// L1.
+    /// L1: equal seeds give equal offsets.
     #[test]
     fn the_same_seed_goes_to_the_same_places() {
         let places = |seed| {

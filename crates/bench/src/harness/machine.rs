@@ -1,4 +1,4 @@
-//! What the machine is, as far as it explains the numbers.
+//! Describes the machine, as far as that explains the figures.
 
 use forebay_base::{Error, Result};
 use forebay_testkit::cgroup;
@@ -37,7 +37,7 @@ pub fn queue_dir(dir: &Path) -> Option<String> {
     found.exists().then(|| found.display().to_string())
 }
 
-/// Where the kernel counts what is written to the block device that holds `path`.
+/// The kernel's `stat` file of the block device that holds `path`.
 pub fn device_stat(path: &Path) -> Result<PathBuf> {
     let fail = |e: rustix::io::Errno| Error::from_io("stat", e.into()).with_path(path);
     let device = rustix::fs::stat(path).map_err(fail)?.st_dev;
@@ -77,13 +77,13 @@ fn cpu_model() -> String {
     model.and_then(|line| line.split(": ").nth(1)).unwrap_or("?").to_string()
 }
 
-/// RAM, bytes.
+/// Size of RAM, bytes.
 pub fn memory_bytes() -> u64 {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     cgroup::field(&info, "MemTotal:") * 1024
 }
 
-/// RAM that could be had without swapping, bytes.
+/// RAM that is available without swapping, bytes.
 pub fn available_bytes() -> u64 {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     cgroup::field(&info, "MemAvailable:") * 1024

@@ -1,4 +1,4 @@
-//! What a stretch of work cost: CPU time and context switches of a process, memory, page cache.
+//! Meters: CPU time and context switches of a process, memory, page cache.
 
 use crate::harness::sys;
 use forebay_testkit::cgroup::field;
@@ -8,7 +8,7 @@ use std::fs;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// CPU and context switches of a process so far, or, as a difference, of a stretch of work.
+/// CPU time and context switches of a process so far, or a difference of two such values.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     /// CPU seconds of all threads, user and system.
@@ -20,7 +20,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// This process, ended threads included.
+    /// Usage of this process, with its ended threads.
     pub fn own() -> Self {
         let now = clock_gettime(ClockId::ProcessCPUTime);
         let (voluntary, involuntary) = sys::own_switches();
@@ -28,20 +28,20 @@ impl Usage {
         Self { cpu_seconds, voluntary, involuntary }
     }
 
-    /// All of the machine since boot, every switch as a voluntary one.
+    /// Usage of the machine since boot; all switches are counted as voluntary.
     pub fn of_machine() -> Self {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         Self { cpu_seconds: busy_seconds(&stat), voluntary: field(&stat, "ctxt "), involuntary: 0 }
     }
 
-    /// Adds what something else used.
+    /// Adds another usage.
     pub fn add(&mut self, other: &Self) {
         self.cpu_seconds += other.cpu_seconds;
         self.voluntary += other.voluntary;
         self.involuntary += other.involuntary;
     }
 
-    /// What was used since `before`.
+    /// Usage since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             cpu_seconds: (self.cpu_seconds - before.cpu_seconds).max(0.0),
@@ -51,10 +51,9 @@ impl Usage {
     }
 }
 
-/// Usage of another process, or of the kernel's workers. CPU of a process is that of all its
-/// threads, ended ones included, by the kernel's own sum. Switches are counted by thread: threads
-/// that end between two looks keep what they had at the last look, so for a server with a thread
-/// per connection, look while it works.
+/// Usage of another process, or of the kernel's workers. CPU time is the kernel's own sum of all
+/// threads, with ended ones. Switches are read by thread: a thread that ends keeps the value of the
+/// last look. So for a server with a thread per connection, call [`Watch::look`] often.
 #[derive(Clone, Debug)]
 pub struct Watch {
     whose: Whose,
@@ -65,17 +64,17 @@ pub struct Watch {
 #[derive(Clone, Copy, Debug)]
 enum Whose {
     Process(u32),
-    /// Where the kernel's loop driver submits its I/O, and where write-back runs.
+    /// The kernel threads in which the loop driver submits I/O, and in which write-back runs.
     Kworkers,
 }
 
 impl Watch {
-    /// Watches a process from here on.
+    /// Starts to measure a process.
     pub fn start(pid: u32) -> Self {
         Self::of(Whose::Process(pid))
     }
 
-    /// Watches the kernel's workers, for every process that gives them work.
+    /// Starts to measure the kernel's workers, for all processes that use them.
     pub fn kworkers() -> Self {
         Self::of(Whose::Kworkers)
     }
@@ -87,7 +86,7 @@ impl Watch {
         watch
     }
 
-    /// Notes what each live thread has used so far.
+    /// Reads the usage of each live thread.
     pub fn look(&mut self) {
         let (folder, kernel) = match self.whose {
             Whose::Process(pid) => (format!("/proc/{pid}/task"), false),
@@ -122,25 +121,25 @@ impl Watch {
         sum
     }
 
-    /// What was used since the start, up to now.
+    /// Usage since the start.
     pub fn used(&mut self) -> Usage {
         self.look();
         self.sum().since(&self.start)
     }
 }
 
-/// utime and stime of a process, all its threads, ended ones included; in steps of a clock tick.
+/// CPU time (utime and stime) of a process with its ended threads, in steps of a clock tick.
 pub fn process_cpu_seconds(pid: u32) -> Option<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name in parentheses: the state is the first field, utime and stime the 12th and
-    // 13th.
+    // The fields after the name in parentheses: state is the first, utime and stime are the 12th
+    // and 13th.
     let rest = stat.rsplit(')').next()?;
     let times = rest.split_whitespace().skip(11).take(2);
     let ticks: u64 = times.map(|n| n.parse::<u64>().unwrap_or(0)).sum();
     Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// The same with that of its children that have ended and were waited for.
+/// As [`process_cpu_seconds`], with children that have ended and were waited for.
 pub fn cpu_seconds_with_ended(pid: u32) -> Option<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let rest = stat.rsplit(')').next()?;
@@ -149,7 +148,7 @@ pub fn cpu_seconds_with_ended(pid: u32) -> Option<f64> {
     Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Has `work` done on a thread of its own and calls `look` every so often until it is over.
+/// Runs `work` on its own thread and calls `look` at intervals until `work` has ended.
 pub fn looking<R: Send>(
     every: Duration,
     mut look: impl FnMut(),
@@ -158,7 +157,7 @@ pub fn looking<R: Send>(
     std::thread::scope(|scope| {
         let (working, over) = mpsc::channel::<()>();
         let worker = scope.spawn(move || {
-            // Gone when the work is over, also when it panics.
+            // Dropped when the work ends, also if it panics.
             let _working = working;
             work()
         });
@@ -180,8 +179,8 @@ fn busy_seconds(stat: &str) -> f64 {
     [0, 1, 2, 5, 6].into_iter().map(|index| tick_seconds(stat, index)).sum()
 }
 
-/// CPU seconds of the machine since boot: used by anybody, used by this process and the children
-/// it has waited for, and stolen by the hypervisor.
+/// CPU seconds since boot: of the whole machine, of this process with children it has waited for,
+/// and stolen by the hypervisor.
 #[derive(Clone, Copy, Debug)]
 pub struct MachineTime {
     busy: f64,
@@ -191,30 +190,31 @@ pub struct MachineTime {
 }
 
 impl MachineTime {
-    /// Up to now.
+    /// The values now.
     pub fn now() -> Self {
         let hertz = rustix::param::clock_ticks_per_second() as f64;
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         let (busy, stolen) = (busy_seconds(&stat), tick_seconds(&stat, 7));
         let own = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-        // After the name in parentheses: state is the first field, utime the 12th; four in a row.
+        // The fields after the name in parentheses: state is the first, utime the 12th; four in a
+        // row count.
         let rest = own.rsplit(')').next().unwrap_or_default();
         let fields = rest.split_whitespace().skip(11).take(4);
         let own = fields.map(|n| n.parse().unwrap_or(0.0)).sum::<f64>() / hertz;
         Self { busy, own, stolen, at: Instant::now() }
     }
 
-    /// CPU seconds that anybody has used since `before`.
+    /// CPU seconds of the machine since `before`.
     pub fn busy_seconds_since(&self, before: &Self) -> f64 {
         self.busy - before.busy
     }
 
-    /// Since then.
+    /// Time since these values were read.
     pub fn elapsed(&self) -> Duration {
         self.at.elapsed()
     }
 
-    /// Share of all CPUs, in percent, that others used since `before`, and that was stolen.
+    /// Percent of all CPUs that other processes used since `before`, and that was stolen.
     pub fn others_percent(&self, before: &Self) -> (f64, f64) {
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get()) as f64;
         let all = ((self.at - before.at).as_secs_f64() * cpus).max(1e-9);
@@ -236,7 +236,7 @@ pub fn kswapd_seconds() -> f64 {
     nanos as f64 / 1e9
 }
 
-/// RssAnon + RssShmem of a process, bytes; `None` once it is gone.
+/// RssAnon + RssShmem of a process, bytes; `None` if the process has ended.
 pub fn resident_bytes(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status
@@ -260,7 +260,7 @@ mod tests {
         assert!(threads_of(pid) >= 1);
         let machine = MachineTime::now();
         let (before, mut watch) = (Usage::own(), Watch::start(pid));
-        // Several ticks of the process's CPU time as /proc counts it.
+        // /proc counts CPU time in ticks, so run for several of them.
         while Usage::own().since(&before).cpu_seconds < 0.05 {
             std::hint::black_box(&before);
         }

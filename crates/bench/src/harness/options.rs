@@ -105,7 +105,6 @@ pub fn command(benches: &[Described]) -> Command {
     command.subcommand(all.arg(without))
 }
 
-/// `--budgets` of `database`.
 fn budgets() -> Arg {
     Arg::new("budgets")
         .long("budgets")
@@ -117,7 +116,7 @@ fn budgets() -> Arg {
 }
 
 impl Default for Options {
-    /// Those of a command line without any.
+    /// The options of an empty command line.
     fn default() -> Self {
         let matches = Self::augment_args(Command::new("bench")).get_matches_from(["bench"]);
         Self::from_arg_matches(&matches).expect("no option is required")
@@ -125,7 +124,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// From the arguments of the subcommand of a bench, or of [`ALL`].
+    /// From the arguments of a bench's subcommand, or of [`ALL`].
     ///
     /// # Errors
     /// A part that no chosen bench has.
@@ -156,18 +155,19 @@ impl Options {
         }
     }
 
-    /// The number of rounds: as asked for, or these defaults.
+    /// Number of rounds: that of the command line, or these defaults.
     pub fn rounds_or(&self, quick: usize, full: usize) -> usize {
         self.rounds.unwrap_or(if self.quick { quick } else { full })
     }
 
-    /// Bytes of the image, whole MiB, at least 1: as asked for, or these defaults.
+    /// Size of the image in bytes, a multiple of 1 MiB and at least that: from the command line, or
+    /// these defaults.
     pub fn size_or(&self, quick: u64, full: u64) -> u64 {
         let size = self.size.unwrap_or(if self.quick { quick } else { full });
         (size >> 20).max(1) << 20
     }
 
-    /// Whether this part of the bench is to run.
+    /// Whether this part of the bench was selected.
     pub fn wants(&self, part: &str) -> bool {
         self.part.as_deref().is_none_or(|wanted| wanted == part)
     }
@@ -178,8 +178,8 @@ impl Options {
     }
 }
 
-/// The options that the command line gave, as words. Where results go, and what `all` leaves out,
-/// is not among them.
+/// The options of the command line, as words, apart from output files and the benches that `all`
+/// omits.
 fn given(matches: &ArgMatches) -> Vec<String> {
     let described = Options::augment_args(Command::new("")).arg(budgets());
     let mut words = Vec::new();
@@ -204,7 +204,7 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|e| e.to_string())
 }
 
-/// A size of whole MiB.
+/// Parses a size of at least 16 MiB.
 fn budget(text: &str) -> Result<u64, String> {
     match size(text)? >> 20 {
         mib @ 16.. => Ok(mib << 20),

@@ -1,7 +1,7 @@
-//! The only unsafe code of the benches: anonymous memory, page-cache residency, process usage.
+//! The only unsafe code of the harness: anonymous memory, page-cache residency, process usage.
 //!
-//! Invariants: S1 a [`Region`] owns its mapping alone from `new` to drop. S2 a file mapped for
-//! `mincore` is never read or written through the mapping.
+//! Invariants: S1 a [`Region`] is the only owner of its mapping from `new` to drop. S2 a file
+//! mapped for `mincore` is never read or written through the mapping.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::fs::File;
@@ -48,7 +48,7 @@ impl Region {
         Ok(region)
     }
 
-    /// Share of the region, 0..=1, that sits on 2 MiB pages, by /proc/self/smaps.
+    /// Share of the region, 0..=1, on pages of 2 MiB, by /proc/self/smaps.
     pub fn huge_share(&self) -> f64 {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
         let start = self.map as usize + self.skip;
@@ -90,9 +90,9 @@ impl Drop for Region {
     }
 }
 
-/// A file mapped shared, to read and to write; the first bytes of it, all populated.
+/// The first bytes of a file, mapped shared for reading and writing, and populated.
 ///
-/// Invariant: S3 the file is not made shorter while it is mapped: it belongs to one bench.
+/// Invariant: S3 only one bench uses the file, and does not shorten it while it is mapped.
 pub struct FileMap {
     map: *mut u8,
     len: usize,
@@ -140,8 +140,8 @@ impl Drop for FileMap {
     }
 }
 
-/// Bytes of `[offset, offset + len)` of the file that are in the kernel's page cache: by
-/// cachestat, or by mincore where the kernel is older than 6.5.
+/// Bytes of `[offset, offset + len)` of the file in the kernel's page cache: by cachestat, or by
+/// mincore before Linux 6.5.
 pub fn page_cache_bytes(file: &File, offset: u64, len: u64) -> io::Result<u64> {
     let range = [offset, len];
     let mut stat = [0u64; 5];
@@ -153,13 +153,13 @@ pub fn page_cache_bytes(file: &File, offset: u64, len: u64) -> io::Result<u64> {
     if rc == 0 { Ok(stat[0] * PAGE as u64) } else { mincore_bytes(file, offset, len) }
 }
 
-/// The same by mincore alone.
+/// As [`page_cache_bytes`], by mincore alone.
 pub fn mincore_bytes(file: &File, offset: u64, len: u64) -> io::Result<u64> {
     let pages = mincore(file, offset, len as usize)?;
     Ok(pages.into_iter().filter(|cached| *cached).count() as u64 * PAGE as u64)
 }
 
-/// Of each page of the file, whether it is in the kernel's page cache.
+/// For each page of the file, whether it is in the kernel's page cache.
 pub fn mincore_pages(file: &File) -> io::Result<Vec<bool>> {
     match file.metadata()?.len() {
         0 => Ok(Vec::new()),
@@ -182,8 +182,8 @@ fn mincore(file: &File, offset: u64, len: usize) -> io::Result<Vec<bool>> {
     result.map(|()| pages.iter().map(|page| page & 1 == 1).collect())
 }
 
-/// Voluntary and involuntary context switches of all threads of this process so far, ended
-/// threads included.
+/// Voluntary and involuntary context switches so far of all threads of this process, with ended
+/// ones.
 pub fn own_switches() -> (u64, u64) {
     // SAFETY: rusage is plain data for which all zeros is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! The files, maps and caches that the variants of `hit` read and write. The invariants are in
+//! The files, mappings and caches that the variants of `hit` read and write. The invariants are in
 //! [`super`].
 
 use crate::harness::alternate::Plan;
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 const BLOCK: usize = 4096;
 
-/// A memcpy in place of a file.
+/// Plain memory in place of a file: the variant `memcpy`.
 pub struct Memory(RefCell<Region>);
 
 impl Target for Memory {
@@ -35,7 +35,7 @@ impl Target for Memory {
     }
 }
 
-/// The kernel's cache without a system call: the same file, mapped.
+/// The file of the kernel variant, mapped, so that the kernel's cache is used without system calls.
 pub struct Mapped(FileMap);
 
 impl Target for Mapped {
@@ -52,7 +52,7 @@ impl Target for Mapped {
     }
 }
 
-/// All variants on images of one size, and how they take turns.
+/// All variants on images of one size, and their plan.
 pub struct Bench {
     pub kernel: KernelFile,
     pub mapped: Mapped,
@@ -75,7 +75,7 @@ fn plan(options: &Options) -> Plan {
     }
 }
 
-/// A cache that holds the whole image and whose limits let a slice dirty all of it (hit.T1).
+/// A cache that holds the complete image, with limits that let a slice dirty all of it (hit.T1).
 fn open_ours(options: &Options, image: &Image) -> Result<Ours> {
     let size = image.size();
     let budget = size + size / 2 + (64 << 20);
@@ -122,7 +122,7 @@ impl Bench {
         }
     }
 
-    /// Reads the image through every cache, twice: the second time all of it must be there.
+    /// Reads the image through every cache, twice, so that all of it is cached.
     pub fn warm(&self) -> Result<()> {
         let load = self.load(false, self.size, Duration::from_secs(3600), 0);
         let load = Load { pattern: Pattern::Sequential, block: 1 << 20, ..load };

@@ -1,10 +1,10 @@
-//! `hit`: 4 KiB reads and writes of data that is already cached, one thread: the kernel's pread
-//! and pwrite, the same file mapped, a bare memcpy, and ours through the library, over the whole
-//! image and over a hot set of 1 MiB; in `pins` reads without a copy; and in `ways` the
-//! same reads through a mount and over NBD.
+//! `hit`: 4 KiB reads and writes of cached data by one thread, over the complete image and over a
+//! hot set of 1 MiB. The variants are the kernel's pread and pwrite, the same file mapped, a bare
+//! memcpy, and Forebay's library. `pins` reads without a copy; `ways` reads also through a mount
+//! and over NBD.
 //!
-//! Invariants: T1 nothing in a slice reaches the disk: caches are warm before, dirty data is
-//! written out between rounds, outside the slices. T2 all variants of a cycle use the same offsets.
+//! Invariants: T1 no slice causes disk I/O: caches are warm before, and dirty data is written back
+//! between rounds, outside the slices. T2 all variants of a cycle use the same offsets.
 
 mod fixture;
 mod pins;
@@ -22,7 +22,7 @@ use forebay_base::{Error, Result};
 
 const HOT: u64 = 1 << 20;
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     let size = options.size_or(64 << 20, 1 << 30);
@@ -38,7 +38,7 @@ pub fn run(options: &Options) -> Result<Report> {
 }
 
 impl Bench {
-    /// What the caches hold before the first slice.
+    /// Adds rows for what the caches hold before the first slice.
     fn add_residency(&self, report: &mut Report) -> Result<()> {
         let cached = page_cache_bytes(&self.kernel.file, 0, self.size);
         let cached = cached.map_err(|e| Error::from_io("cachestat", e))?;
@@ -87,7 +87,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One kind of access, all variants.
+    /// Measures one kind of access with all variants.
     fn group(&self, report: &mut Report, name: &str, write: bool, len: u64) -> Result<Outcome> {
         let cycles = self.plan.cycles as u64;
         let ends_round = |turn: &Turn| write && turn.cycle % cycles == cycles - 1;
@@ -108,7 +108,7 @@ impl Bench {
             }
             Ok(done)
         });
-        // Its dirty data is the kernel file's, which writes it out.
+        // Its dirty pages are those of the kernel's file, whose variant syncs them.
         let mapped = Variant::new("mmap", |turn| slice(&self.mapped, turn));
         let memcpy = Variant::new("memcpy", |turn| slice(&self.memory, turn));
         let outcome = alternate(&mut [kernel, mapped, memcpy, ours], &self.plan)?;

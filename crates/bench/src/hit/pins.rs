@@ -1,7 +1,9 @@
-//! Pin and unpin compared with a copying hit, of 4 KiB and of 64 KiB, both through the library.
+//! Pin and unpin compared with a copying read of cached data, 4 KiB and 64 KiB, through the
+//! library.
 //!
-//! Invariants: pins.H1 both variants use the same offsets of an image that is all cached. pins.H2 a
-//! pin that is a copy, or short, fails the bench: its time is that of another thing.
+//! Invariants: pins.H1 both variants use the same offsets of a completely cached image. pins.H2 a
+//! pin that was copied, or is short, fails the bench, because its time would measure something
+//! else.
 
 use super::fixture::Bench;
 use crate::harness::alternate::{Turn, Variant, alternate};
@@ -12,7 +14,7 @@ use forebay_base::units::{KIB, format_size};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use std::hint::black_box;
 
-/// A read that pins, looks at the first byte of each run, and unpins.
+/// A read that pins, reads the first byte of each run, and unpins.
 struct Pinning<'a>(&'a File);
 
 impl Target for Pinning<'_> {
@@ -38,10 +40,9 @@ impl Target for Pinning<'_> {
     }
 }
 
-/// Sizes, and what the time of a pin may be of that of a copying hit.
+/// Sizes, and the bar: time of a pin over that of a copying read.
 const SIZES: [(u64, &str, f64); 2] = [(4 * KIB, "4k", 1.2), (64 * KIB, "64k", 0.5)];
 
-/// Runs it.
 pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     for (block, name, bar) in SIZES {
         let pinning = Pinning(&bench.ours.file);
@@ -56,7 +57,7 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
         let group = format!("pin_{name}");
         outcome.add_rows(report, &group);
         outcome.add_notes(report, &group, "memcpy");
-        // Rates: the time of a pin over that of a copying hit is the inverse.
+        // The ratio of times is the inverse of the ratio of rates.
         let ratio = outcome.ratio("copy", "pin");
         report.ratio_with_bar(&format!("pin_{name}_time_vs_copy"), ratio, Good::AtMost, bar);
         let size = format_size(bench.size);

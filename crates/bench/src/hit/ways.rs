@@ -1,10 +1,10 @@
-//! The ways to data that is cached: random 4 KiB reads, one at a time, by the kernel's pread of a
-//! file, by our library, through a mount of ours, through one of which the kernel caches, and over
-//! NBD.
+//! Interfaces to cached data: random 4 KiB reads, one at a time. They go by the kernel's pread of a
+//! file, by Forebay's library, through a mount whose content Forebay caches, through one whose
+//! content the kernel caches, and over NBD.
 //!
-//! Invariants: G1 all ways are alternated, with the same offsets in files of one size, all of it
-//! cached where it is served from. G2 a way that needs another process is charged with what the
-//! whole machine used meanwhile.
+//! Invariants: G1 all variants alternate, with the same offsets in files of one size, each
+//! completely cached by the cache that serves it. G2 a variant with a second process is charged the
+//! CPU usage of the whole machine.
 
 use super::fixture::Bench;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
@@ -22,14 +22,14 @@ use forebay_base::{Error, Result};
 use std::cell::RefCell;
 use std::time::Duration;
 
-/// As much of the image as is read.
+/// Most bytes of the image that are read.
 const LEN_MAX: u64 = 256 * MIB;
-/// Modes of `kernel_cache`, and what the rows are called.
+/// Names of rows, and the value of `kernel_cache` for each.
 const MOUNTS: [(&str, &str); 2] =
     [("ours-on-a-mount", "small"), ("ours-on-a-mount-always", "always")];
 const NBD: &str = "ours-over-nbd";
 
-/// Our server, and a client that has one request on its way.
+/// Forebay's NBD server, and a client with one request in flight.
 struct Served {
     client: RefCell<Connection>,
     _server: Server,
@@ -45,7 +45,7 @@ impl Target for Served {
     }
 }
 
-/// A file on a mount, open from before it was read through to the end.
+/// A file on a mount, opened before it was read completely.
 struct OnMount {
     file: KernelFile,
     _mounted: Mounted,
@@ -65,7 +65,7 @@ impl OnMount {
     fn new(options: &Options, len: u64, mode: &str) -> Result<Self> {
         let mounted = keep::filled(options, "hit", len, mode)?;
         let path = mounted.path().join(keep::LARGE);
-        // To be read only: that is what a mode looks at.
+        // Opened for reading only, since the cache mode depends on that.
         let file =
             std::fs::File::open(&path).map_err(|e| Error::from_io("open", e).with_path(path))?;
         Ok(Self { file: KernelFile::new(file), _mounted: mounted })
@@ -81,7 +81,6 @@ fn served(options: &Options, image: &Image) -> Result<Served> {
     Ok(Served { client, _server: server })
 }
 
-/// Runs it.
 pub(super) fn run(bench: &Bench, options: &Options, report: &mut Report) -> Result<()> {
     let len = bench.size.min(LEN_MAX);
     let image = Image::create(&options.dir, "hit-served", len, options.keep)?;
@@ -125,7 +124,7 @@ pub(super) fn run(bench: &Bench, options: &Options, report: &mut Report) -> Resu
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// That of the other groups, with slices that a tick of the machine's clock can count.
+/// The plan of the other groups, with slices long enough for the machine's clock tick.
 fn plan(bench: &Bench) -> Plan {
     Plan { slice: bench.plan.slice * 2, ..bench.plan }
 }

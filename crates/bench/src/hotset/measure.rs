@@ -1,7 +1,7 @@
-//! One measurement: the hot thread alone, then during the stream, and what came of it.
+//! One measurement: the hot thread alone, then during the stream, and the result.
 //!
-//! Invariants: O1 the hot thread asks with NOWAIT first, so each miss is counted exactly; a miss
-//! is then read the ordinary way. O2 a hot block counts as evicted once for each miss during the
+//! Invariants: O1 the hot thread first reads with NOWAIT, so each miss is counted exactly; then it
+//! repeats the read without NOWAIT. O2 a hot block counts as evicted once for each miss during the
 //! stream, and once if it is missing at the end.
 
 use crate::harness::image::Rng;
@@ -16,36 +16,36 @@ use std::time::{Duration, Instant};
 /// Bytes of a hot read.
 pub const BLOCK: usize = 4096;
 
-/// What the two threads need.
+/// The operations that the two threads need.
 pub trait HotTarget: Sync {
-    /// Reads a block if it is cached; false if not.
+    /// Reads a block if it is cached; false if it is not.
     fn try_hot(&self, buf: &mut [u8], offset: u64) -> Result<bool>;
-    /// Reads a block, waiting for the disk if need be.
+    /// Reads a block; may wait for the disk.
     fn hot(&self, buf: &mut [u8], offset: u64) -> Result<()>;
     /// Reads a piece of the stream.
     fn stream(&self, buf: &mut [u8], offset: u64) -> Result<()>;
-    /// Cached blocks of 4 KiB in the range.
+    /// Number of cached 4 KiB blocks in the range.
     fn resident(&self, offset: u64, len: u64) -> Result<u64>;
-    /// Nanoseconds spent in reclaim so far; 0 where that is unknown.
+    /// Nanoseconds spent in reclaim so far; 0 if unknown.
     fn reclaim_nanos(&self) -> u64;
 }
 
-/// Geometry and times.
+/// Sizes and times.
 #[derive(Clone, Copy, Debug)]
 pub struct HotSpec {
     /// Bytes of the hot set, at the start of the file.
     pub hot: u64,
     /// Bytes of the file.
     pub size: u64,
-    /// Bytes to stream, round and round through the rest of the file.
+    /// Bytes to stream, cyclically through the rest of the file.
     pub stream: u64,
     /// Bytes of one read of the stream.
     pub piece: usize,
-    /// How long the hot thread runs alone, before.
+    /// How long the hot thread runs before the stream.
     pub alone: Duration,
 }
 
-/// What happened.
+/// Result of a measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HotResult {
     pub(super) reads_alone: u64,
@@ -78,14 +78,14 @@ impl HotSpec {
 }
 
 impl HotResult {
-    /// For the pipe.
+    /// Encodes the result for the pipe to the parent.
     pub fn to_json(self) -> Value {
         json!({ "counts": [self.reads_alone, self.hits_alone, self.reads_during,
             self.hits_during, self.resident_before, self.resident_after, self.stream_bytes,
             self.reclaim_nanos], "seconds": [self.seconds_alone, self.seconds_during] })
     }
 
-    /// From the pipe.
+    /// Decodes a result from the pipe.
     pub fn from_json(answer: &Value) -> Self {
         let count = |index: usize| answer["counts"][index].as_u64().unwrap_or(0);
         Self {
@@ -102,14 +102,14 @@ impl HotResult {
         }
     }
 
-    /// Points of hit ratio lost to the stream.
+    /// Loss of hit ratio during the stream, percentage points.
     pub fn hit_delta_points(&self) -> f64 {
         let alone = self.hits_alone as f64 / self.reads_alone.max(1) as f64;
         let during = self.hits_during as f64 / self.reads_during.max(1) as f64;
         (alone - during) * 100.0
     }
 
-    /// Hot blocks lost to the stream (O2).
+    /// Number of hot blocks evicted by the stream (O2).
     pub fn evicted_blocks(&self) -> u64 {
         let gone = self.resident_before.saturating_sub(self.resident_after);
         gone + (self.reads_during - self.hits_during)
@@ -120,7 +120,7 @@ impl HotResult {
         self.reclaim_nanos as f64 / 1e9 / self.seconds_during.max(1e-9)
     }
 
-    /// Share of the hot set that is gone afterwards, percent.
+    /// Share of the hot set that is not cached afterwards, percent.
     pub fn lost_percent(&self) -> f64 {
         let gone = self.resident_before.saturating_sub(self.resident_after);
         gone as f64 / self.resident_before.max(1) as f64 * 100.0
@@ -132,7 +132,7 @@ impl HotResult {
     }
 }
 
-/// The rows of one variant, a run for each round.
+/// Adds the rows of one variant, with a value for each round.
 pub fn add_rows(report: &mut Report, variant: &str, rounds: &[HotResult]) {
     let mut row = |metric: &str, unit, value: &dyn Fn(&HotResult) -> f64| {
         let values: Vec<f64> = rounds.iter().map(value).collect();
@@ -148,7 +148,7 @@ pub fn add_rows(report: &mut Report, variant: &str, rounds: &[HotResult]) {
     row("stream", "MiB/s", &|r| r.stream_bytes as f64 / 1048576.0 / r.seconds_during.max(1e-9));
 }
 
-/// Warms the hot set, hits it alone for a while, then during the stream.
+/// Warms the hot set, then reads it alone for some time, then during the stream.
 pub fn measure(target: &dyn HotTarget, spec: &HotSpec) -> Result<HotResult> {
     let mut result = HotResult::default();
     let mut buf = AlignedBuf::new(BLOCK);
@@ -177,7 +177,7 @@ pub fn measure(target: &dyn HotTarget, spec: &HotSpec) -> Result<HotResult> {
     Ok(result)
 }
 
-/// Random reads of the hot set until `stop`: reads, hits, seconds.
+/// Random reads of the hot set until `stop`; returns reads, hits and seconds.
 fn hit(
     target: &dyn HotTarget,
     hot: u64,

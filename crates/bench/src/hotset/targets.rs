@@ -1,4 +1,4 @@
-//! Whose cache is measured: ours, or the kernel's in whatever cgroup this process is in.
+//! The caches that are measured: Forebay's, or the kernel's in the cgroup of this process.
 
 use super::measure::{BLOCK, HotTarget};
 use crate::harness::load::Target;
@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::IoSliceMut;
 use std::path::Path;
 
-/// Ours: a cache of its own, the stream with flags of its own.
+/// Forebay: its own cache, and a stream with its own flags.
 pub struct OursHot {
     /// The cache and its image.
     pub ours: Ours,
@@ -21,7 +21,7 @@ pub struct OursHot {
 }
 
 impl OursHot {
-    /// The hot thread asks the ordinary way, the stream with these flags.
+    /// The hot thread reads without flags, the stream with these.
     pub fn new(ours: Ours, stream: IoFlags) -> Self {
         let (hot, stream) = (ours.with(IoFlags::empty()), ours.with(stream));
         let try_hot = Flagged { file: hot.file.clone(), flags: IoFlags::NOWAIT };
@@ -55,7 +55,7 @@ impl HotTarget for OursHot {
     }
 }
 
-/// The kernel's page cache, in whatever cgroup this process is in.
+/// The kernel's page cache, in the cgroup of this process.
 pub struct KernelHot {
     file: File,
     hot: KernelFile,

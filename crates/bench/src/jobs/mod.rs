@@ -1,6 +1,7 @@
-//! The child's side of [`crate::rivals::worker`]: does one job for each line of its standard input.
+//! The child's side of [`crate::rivals::worker`]: carries out one job for each line of its standard
+//! input.
 //!
-//! Invariant: W2 a job that fails is answered by an error, and the next one is done all the same.
+//! Invariant: W2 a job that fails is answered with an error, and does not affect the next job.
 
 use crate::database::lookups;
 use crate::harness::load::{Load, Pattern, Slice, run};
@@ -50,7 +51,7 @@ fn set_here(job: &Value) -> Result<Slice> {
     run(&parts, &load)
 }
 
-/// The child's side: answers until its input ends. Returns the exit code.
+/// The child's main loop: answers jobs until its input ends. Returns the exit code.
 pub fn serve() -> u8 {
     let mut open: Option<(PathBuf, KernelFile)> = None;
     let mut database = lookups::State::default();

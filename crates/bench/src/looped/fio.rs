@@ -1,8 +1,8 @@
-//! One fio run of the bench `loop`: jobs side by side in one image, over NBD or on a loop device,
-//! timed until what they wrote is synced.
+//! One fio run of the bench `loop`: jobs in one image, over NBD or on a loop device, timed until
+//! their writes are synced.
 //!
-//! Invariant: J1 the time of a slice is fio's run time and the sync's after it; what fio needs to
-//! start, connect and report is not in it.
+//! Invariant: J1 the time of a slice is fio's run time and the time of the sync after it. It does
+//! not include fio's start, connection and report.
 
 use crate::harness::load::Slice;
 use crate::harness::meter::looking;
@@ -13,22 +13,22 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Jobs of one kind, each in a part of the image of its own.
+/// Jobs of one kind, each in its own part of the image.
 #[derive(Clone, Copy, Debug)]
 pub struct Jobs {
     /// fio's `rw`.
     pub rw: &'static str,
     /// Bytes of a request.
     pub block: u64,
-    /// How many jobs, each with a connection of its own.
+    /// Number of jobs, each with its own connection.
     pub count: u32,
-    /// Requests in flight of each.
+    /// Requests in flight for each job.
     pub depth: u32,
-    /// Bytes of the image that each job has.
+    /// Bytes of the image for each job.
     pub each: u64,
-    /// Time at most; a sequential job ends at its end.
+    /// Longest time; a sequential job ends earlier, at the end of its part.
     pub millis: u64,
-    /// Offsets follow from this.
+    /// Seed of the offsets.
     pub seed: u64,
 }
 
@@ -41,19 +41,19 @@ pub enum Place<'a> {
 }
 
 impl Default for Jobs {
-    /// One job of 4 KiB reads, one at a time, of nothing.
+    /// One job without bytes that reads 4 KiB at a time.
     fn default() -> Self {
         Self { rw: "read", block: 4096, count: 1, depth: 1, each: 0, millis: 0, seed: 0 }
     }
 }
 
 impl Jobs {
-    /// The same for one slice.
+    /// These jobs with the time and seed of one slice.
     pub fn for_turn(&self, time: Duration, seed: u64) -> Self {
         Self { millis: time.as_millis() as u64, seed, ..*self }
     }
 
-    /// Whether there is anything to sync.
+    /// Whether the jobs write, so that a sync is needed.
     pub fn writes(&self) -> bool {
         self.rw.ends_with("write")
     }
@@ -86,7 +86,7 @@ impl Jobs {
         command
     }
 
-    /// Runs the jobs, then `sync`, whose time counts. `each_look` is called every 50 ms.
+    /// Runs the jobs, then `sync`, which is included in the time. Calls `each_look` every 50 ms.
     pub fn run(
         &self,
         place: &Place<'_>,
@@ -111,7 +111,7 @@ impl Jobs {
     }
 }
 
-/// Connects to an NBD server's default export and has everything flushed.
+/// Connects to an NBD server's default export and sends a flush.
 pub fn nbd_flush(socket: &Path) -> Result<()> {
     Connection::open(socket)?.flush()
 }

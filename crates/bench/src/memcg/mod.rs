@@ -1,9 +1,9 @@
-//! `memcg`: our export inside a memory cgroup of budget + 64 MiB, under mixed load on ten times
-//! its budget, with each I/O engine: nothing is killed, and RssAnon + RssShmem stay below
-//! budget + 32 MiB at every sample.
+//! `memcg`: `forebay export` in a memory cgroup of budget + 64 MiB, under mixed load on ten times
+//! its budget, with each I/O engine. Bars: no OOM kill, and RssAnon + RssShmem below budget + 32
+//! MiB at every sample.
 //!
-//! Invariant: E1 the server joins the cgroup before its first instruction, so that all its
-//! memory counts.
+//! Invariant: E1 the server joins the cgroup before its first instruction, so that all its memory
+//! is charged there.
 
 use crate::harness::image::Image;
 use crate::harness::load::Slice;
@@ -22,12 +22,12 @@ const ENGINES: [&str; 2] = ["io_uring", "threads"];
 const SAMPLE: Duration = Duration::from_millis(100);
 const ROOM: u64 = 64 << 20;
 const BAR_MIB: f64 = 32.0;
-/// Points of the picture.
+/// Points of the plot.
 const POINTS: usize = 120;
 
-/// What one engine did.
+/// Result of one engine.
 struct Outcome {
-    /// Bytes, one value per sample.
+    /// One value per sample, bytes.
     resident: Vec<u64>,
     slices: Vec<Slice>,
     usage: Usage,
@@ -81,13 +81,13 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / 1048576.0
 }
 
-/// At most [`POINTS`] values in MiB, each the largest of its time.
+/// At most [`POINTS`] values in MiB, each the maximum of its interval.
 fn peaks(samples: &[u64]) -> Vec<f64> {
     let chunk = samples.len().div_ceil(POINTS).max(1);
     samples.chunks(chunk).map(|part| mib(part.iter().copied().max().unwrap_or(0))).collect()
 }
 
-/// Random reads and writes, a sequential reader, a sequential writer, at once.
+/// Random reads and writes, a sequential reader and a sequential writer, all at once.
 fn jobs(seconds: f64) -> Vec<FioJob> {
     let millis = (seconds * 1e3) as u64;
     let job = |rw, block, depth, connections| FioJob {
@@ -122,7 +122,7 @@ fn one_engine(image: &Image, budget: u64, engine: &str, seconds: f64) -> Result<
     let usage = watch.used();
     let (oom_kills, limit_hits) = (group.oom_kills(), group.limit_hits());
     drop(server);
-    // A server that ended is a missed bar and not an error of the bench.
+    // A server that was killed is a missed bar, not an error of the bench.
     let slices = if survived { slices? } else { Vec::new() };
     Ok(Outcome { resident, slices, usage, oom_kills, limit_hits, survived })
 }

@@ -1,10 +1,9 @@
-//! `alloc`: writers that write 2 MiB at a time with O_DIRECT through a mount, a file each, all at
-//! once. A request of a program comes to the volume in parts, at the same time: how many runs of
-//! the image does each end in?
+//! `alloc`: several programs write 2 MiB at a time with O_DIRECT through a mount, each its own
+//! file. The kernel splits each such write into several concurrent requests. The part counts the
+//! runs of the image into which a write ends up.
 //!
-//! Invariants: A1 a run is what lies in one piece on the image, whatever the volume's own map cuts
-//! it into; a request that ends in one run counts one. A2 all writers begin each request at the
-//! same moment.
+//! Invariants: A1 a run is contiguous on the image, also if the volume's map splits it; a write in
+//! one run counts one. A2 all writers begin each write at the same moment.
 
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report};
@@ -21,9 +20,9 @@ use std::time::Instant;
 
 const REQUEST: u64 = 2 * MIB;
 const WRITERS: usize = 4;
-/// Bytes by which the buffer of the other cell misses a page.
+/// Bytes by which the buffer of the unaligned cell misses a page boundary.
 const OFF: usize = 16;
-/// The kernel's; `rustix` has it for each architecture.
+/// O_DIRECT, which differs between architectures.
 const DIRECT: OFlags = OFlags::DIRECT;
 
 /// Runs it.
@@ -60,7 +59,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Has all writers write their files (A2); seconds.
+/// Runs all writers (A2); returns the seconds.
 fn write(at: &Path, name: &str, count: u64, off: usize) -> Result<f64> {
     let wave = Barrier::new(WRITERS);
     let start = Instant::now();
@@ -85,7 +84,7 @@ fn one(path: &Path, (count, off): (u64, usize), wave: &Barrier) -> Result<()> {
     }
     let mut failed = opened.as_ref().err().map(|e| e.to_string());
     for n in 0..count {
-        // The others count on us at the barrier.
+        // The other writers wait at the barrier for this one, too.
         wave.wait();
         if let (None, Ok(file)) = (&failed, &opened) {
             let part = &buf[off..off + REQUEST as usize];
@@ -101,7 +100,7 @@ fn one(path: &Path, (count, off): (u64, usize), wave: &Barrier) -> Result<()> {
     }
 }
 
-/// Where the pieces of a file are: in the file, on the image, how long; in the file's order.
+/// The pieces of a file in file order: file offset, image offset, length.
 fn pieces(found: &Value) -> Vec<(u64, Option<u64>, u64)> {
     let all = found["extents"].as_array().into_iter().flatten();
     let number = |value: &Value| value.as_u64();
@@ -114,7 +113,7 @@ fn pieces(found: &Value) -> Vec<(u64, Option<u64>, u64)> {
     pieces
 }
 
-/// A1: runs that the requests of a file end in, on average.
+/// Mean number of runs per write (A1).
 fn runs_per_request(pieces: &[(u64, Option<u64>, u64)], size: u64) -> f64 {
     let requests = size / REQUEST;
     let mut runs = 0;
@@ -139,7 +138,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A1: pieces behind each other on the image are one run; a request over two places is two.
+    /// A1: contiguous pieces on the image are one run; a write in two places has two.
     #[test]
     fn a1_runs_are_what_lies_in_one_piece() {
         let half = REQUEST / 2;
@@ -147,7 +146,7 @@ mod tests {
         assert_eq!(runs_per_request(&one, REQUEST), 1.0);
         let torn = [(0, Some(half), half), (half, Some(9 * half), half)];
         assert_eq!(runs_per_request(&torn, REQUEST), 2.0);
-        // One long run is one for each of its requests.
+        // A long run counts one for each of its writes.
         assert_eq!(runs_per_request(&[(0, Some(0), 3 * REQUEST)], 3 * REQUEST), 1.0);
         let found = json!({ "extents": [
             { "logical": half, "physical": 7, "length": half },

@@ -1,13 +1,11 @@
 //! `attach`: random 4 KiB reads at depth 32 of the block device that `forebay attach` makes of a
-//! raw image, all of it cached, compared with a loop device on an empty FUSE server with one file,
-//! and with the kernel's loop device on an image of the same size: without direct I/O, all of it in
-//! the page cache, and with it.
+//! raw image, all of it cached. The rivals are a loop device on a file of an empty FUSE server, and
+//! the kernel's loop device, buffered and direct, on an image of the same size.
 //!
-//! The client is the same for all: fio with libaio and O_DIRECT, one job. All of the image is in
-//! our cache before the first slice, and all of the other in the page cache below
-//! `kernel-loop-buffered`: cached reads of ours and cached reads of the kernel's.
-//! `kernel-loop-direct` caches nothing and reads the disk at each request; it has an image of its
-//! own, for no page of its file may be in the page cache.
+//! All variants use the same client: fio with libaio and O_DIRECT, one job. Before the first slice
+//! the image is completely in Forebay's cache, and the file below `kernel-loop-buffered` in the
+//! page cache. `kernel-loop-direct` caches nothing and reads the disk at each request. It has its
+//! own image, because no page of its file may be in the page cache.
 
 use super::read::compare;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
@@ -37,7 +35,7 @@ use std::time::Duration;
 const DEPTH: u32 = 32;
 const SECTOR: u32 = 4096;
 
-/// A device of ours, detached on drop.
+/// A device of `forebay attach`, detached on drop.
 struct Attached(PathBuf);
 
 impl Attached {
@@ -59,7 +57,7 @@ impl Drop for Attached {
     }
 }
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     if !program_exists("fio") {
         return Err(not_installed("fio", "Debian's package fio has it"));
@@ -112,12 +110,12 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     report.ratio(&format!("{prefix}_vs_loop_buffered"), ratio("kernel-loop-buffered"));
     compare(&outcome, report, "attached: 4 KiB random reads, depth 32, ours cached");
     report.note(format!("mount attach: an image of {}, `mount` is the device", format_size(size)));
-    // Before what they lie on.
+    // Detached before the images are removed.
     drop(devices);
     Ok(())
 }
 
-/// A variant, its device, and what holds it.
+/// Name, path of the device, and the loop device that provides it.
 type Device = (&'static str, Result<PathBuf>, Option<LoopDev>);
 
 fn loop_on(name: &'static str, file: &Path, direct: bool) -> Device {
@@ -127,7 +125,7 @@ fn loop_on(name: &'static str, file: &Path, direct: bool) -> Device {
     }
 }
 
-/// Reads all of it, past the kernel's cache of the device, so that what is below has it.
+/// Reads the complete device with O_DIRECT, so that the cache below it is warm.
 fn read_through(device: &Path, size: u64) -> Result<()> {
     let mut options = File::options();
     options.read(true).custom_flags(OFlags::DIRECT.bits() as i32);
@@ -139,7 +137,7 @@ fn read_through(device: &Path, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// One slice of fio.
+/// Runs one slice of fio.
 fn one(device: &Path, turn: &Turn) -> Result<Slice> {
     let millis = turn.time.as_millis();
     let mut command = Command::new("fio");

@@ -1,10 +1,10 @@
-//! `random`: random 4 KiB buffered writes over a file far larger than the cache, until they are
-//! synced. `seq`: one file written by 1 MiB until it is synced, and read cold.
+//! `random`: random 4 KiB buffered writes over a file far larger than the cache, timed until they
+//! are synced. `seq`: one file, written by 1 MiB until it is synced, and read cold.
 //!
-//! The time of a slice of writes ends with fsync. Of `random`: a slice begins with nothing cached,
-//! and the kernel's writers run in a memory cgroup of our budget each. A read begins cold; no
-//! variant is held to a memory cgroup in `seq`, and each has written its file once before the clock
-//! starts: whose memory a virtual machine has to find first is chance.
+//! A slice of writes includes the final fsync. In `random` a slice begins with nothing cached, and
+//! each kernel variant runs in a memory cgroup of Forebay's budget. In `seq` reads begin cold, and
+//! no variant has a cgroup. Each variant writes its file once before it is timed: the first user of
+//! a page of memory pays for its allocation in a virtual machine.
 
 use super::ground::{self, ALL, Ground, Plot, Who};
 use super::read::compare;
@@ -155,7 +155,7 @@ fn judge(outcome: &Outcome, prefix: &str, report: &mut Report) {
 }
 
 fn write_slice(ground: &mut Ground, size: u64, seed: u64) -> Result<Slice> {
-    // The first time there is none.
+    // In the first slice the file does not exist.
     let _removed = std::fs::remove_file(ground.path().join(SEQ));
     let (machine, start) = (Usage::of_machine(), Instant::now());
     let file = ground.file(SEQ)?;

@@ -1,9 +1,9 @@
-//! `dirty`: what a small change costs through a mount: bytes that the process of the mount has had
-//! written, log, data and tree, over bytes that the program changed.
+//! `dirty`: the cost of a small change through a mount: bytes that the daemon has written (log,
+//! data and tree) over bytes that the program changed.
 //!
 //! Synced: each write of 4 KiB is followed by fsync. Not synced: each block of the file is dirtied
-//! at most once, in random order, then the file is synced once. Bytes are the kernel's count of
-//! what that process has written past the page cache (`/proc/PID/io`): the image is opened with
+//! at most once, in random order, then the file is synced once. The daemon's bytes are the kernel's
+//! count of its writes past the page cache (`/proc/PID/io`), since it opens the image with
 //! O_DIRECT.
 
 use crate::dirty::written_by;
@@ -19,11 +19,11 @@ use forebay_base::units::{KIB, MIB, format_size};
 use rustix::fs::OFlags;
 
 const WRITE: u64 = 4 * KIB;
-/// As in process.
+/// The bars of the same bench in process.
 const SYNCED: f64 = 2.1;
 const UNSYNCED: f64 = 1.10;
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(16 * MIB, 256 * MIB);
     let how = Mounting::new(8 * size + 192 * MIB, 4 * size + 96 * MIB, &options.aio);

@@ -1,8 +1,8 @@
-//! Who takes part: a mount of ours, an empty FUSE server, XFS on a loop device, the host's own file
-//! system.
+//! The file systems that are compared: a mount of Forebay, an empty FUSE server, XFS on a loop
+//! device, the host's own file system.
 //!
-//! Each is a directory of the kernel's, and clients know no more of it. Rivals are at their best:
-//! see [`Making::best`], and [`crate::rivals::empty`]. What is made on the host goes at the end.
+//! To the clients each is a plain directory. Each rival is configured at its best: see
+//! [`Making::best`], and [`crate::rivals::empty`]. Files on the host are removed at the end.
 
 use crate::harness::backing::Backing;
 use crate::harness::image::{drop_file_cache, open_with};
@@ -18,12 +18,12 @@ use forebay_base::{Error, Result};
 use rustix::fs::OFlags;
 use std::path::{Path, PathBuf};
 
-/// Who it is.
+/// Kind of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// A volume of ours, with checksums.
+    /// A volume of Forebay, with checksums.
     Ours,
-    /// The empty server.
+    /// The empty FUSE server.
     Empty,
     /// XFS on a loop device.
     Xfs,
@@ -31,7 +31,7 @@ pub enum Who {
     Host,
 }
 
-/// All of them.
+/// All kinds.
 pub const ALL: [Who; 4] = [Who::Ours, Who::Empty, Who::Xfs, Who::Host];
 
 impl Who {
@@ -46,20 +46,20 @@ impl Who {
     }
 }
 
-/// What all grounds of a part have in common.
+/// Parameters that all file systems of a part share.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot<'a> {
-    /// Of the run.
+    /// Options of the run.
     pub options: &'a Options,
     /// Name of the part.
     pub part: &'static str,
     /// Bytes of each image, and how its file is made.
     pub image: (u64, Backing),
-    /// Bytes of our cache.
+    /// Size of Forebay's cache, bytes.
     pub cache: u64,
 }
 
-/// A folder on the host, removed on drop.
+/// A directory on the host, removed on drop.
 struct HostFolder(PathBuf);
 
 impl Drop for HostFolder {
@@ -75,7 +75,7 @@ enum Kind {
     Host(HostFolder),
 }
 
-/// One of those who take part.
+/// One of the file systems that are compared.
 pub struct Ground {
     /// Name of the variant.
     pub name: &'static str,
@@ -107,7 +107,7 @@ impl Ground {
         Ok(Self { name: who.name(), kind })
     }
 
-    /// Where it is.
+    /// The mount point.
     pub fn path(&self) -> PathBuf {
         match &self.kind {
             Kind::Ours(mounted) => mounted.path(),
@@ -117,7 +117,7 @@ impl Ground {
         }
     }
 
-    /// Ours.
+    /// The mount, if it is one of Forebay.
     pub fn ours(&mut self) -> Option<&mut Mounted> {
         match &mut self.kind {
             Kind::Ours(mounted) => Some(mounted),
@@ -125,13 +125,13 @@ impl Ground {
         }
     }
 
-    /// Whether it can begin with no names cached: the host's cannot without those of everybody
-    /// else.
+    /// Whether its cached names can be dropped: on the host that would drop the names of all other
+    /// programs, too.
     pub fn forgets_names(&self) -> bool {
         !matches!(self.kind, Kind::Host(_))
     }
 
-    /// begins with nothing cached, on the host as far as content goes. Nothing on it may be open.
+    /// Drops everything cached; on the host only the content. No file on it may be open.
     pub fn remount(&mut self) -> Result<()> {
         match &mut self.kind {
             Kind::Ours(mounted) => mounted.remount(),
@@ -153,32 +153,32 @@ impl Ground {
         }
     }
 
-    /// Opens a file for reading and writing, made if it is not there.
+    /// Opens a file for reading and writing; creates it if it does not exist.
     pub fn file(&self, name: &str) -> Result<KernelFile> {
         Ok(KernelFile::new(open_with(&self.path().join(name), OFlags::CREATE)?))
     }
 
-    /// Makes a file of `size` bytes that do not repeat, and syncs it.
+    /// Makes a file of `size` bytes of non-repeating data, and syncs it.
     pub fn fill(&self, name: &str, size: u64) -> Result<()> {
         let file = self.file(name)?;
         write_all(&file, size, size ^ name.len() as u64)?;
         file.sync()
     }
 
-    /// Makes all of it durable.
+    /// Makes everything on it durable.
     pub fn sync(&self) -> Result<()> {
         sync_at(&self.path())
     }
 }
 
-/// syncfs(2) of the file system that this is on.
+/// syncfs(2) of the file system that contains `path`.
 pub fn sync_at(path: &Path) -> Result<()> {
     let fail = |e| Error::from_io("syncfs", e).with_path(path);
     let dir = std::fs::File::open(path).map_err(fail)?;
     rustix::fs::syncfs(&dir).map_err(|e| fail(e.into()))
 }
 
-/// Makes those that are to be had; the others are named as not run.
+/// Makes all file systems that this machine can have; reports the others as not run.
 pub fn all(plot: &Plot<'_>, who: &[Who], report: &mut Report) -> Vec<Ground> {
     let mut grounds = Vec::new();
     for who in who {

@@ -1,10 +1,11 @@
-//! `kernel`: what the kernel's cache may keep of a mount, `kernel_cache=never|small|always`, by
-//! what programs do: small files opened, read and closed again and again, random and sequential
-//! reads and random writes of a large one; and how much of the large one is then held twice.
+//! `kernel`: what the kernel's cache keeps of a mount with `kernel_cache=never|small|always`, by
+//! access pattern. The patterns are small files opened, read and closed repeatedly, and random
+//! reads, sequential reads and random writes of a large file. The part also measures how much of
+//! the large file is then in both caches.
 //!
-//! All modes serve one volume, in turns, each time mounted anew and warmed. The large file stays
-//! open from its warming to the end of its slices; the small ones are opened by each read, as that
-//! is what is measured.
+//! All modes serve one volume in turns, each time mounted anew and warmed. The large file stays
+//! open from its warming to the end of its slices. The small files are opened by each read, because
+//! the open is part of the measurement.
 
 use super::read::read_all;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
@@ -28,17 +29,17 @@ use std::time::Instant;
 
 /// The large file.
 pub const LARGE: &str = "large";
-/// Modes, and their names in the rows.
+/// Names of rows, and the value of `kernel_cache` for each.
 const MODES: [(&str, &str); 3] =
     [("mount-never", "never"), ("mount-small", "small"), ("mount-always", "always")];
-/// Small files and bytes of each.
+/// Number of small files, and size of each.
 const FILES: u64 = 1000;
 const EACH: usize = (16 * KIB) as usize;
 
-/// What programs do.
+/// The access patterns.
 const CELLS: [&str; 4] = ["small_files", "randread", "seqread", "randwrite"];
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(16 * MIB, 256 * MIB);
     let all = run_at(options, size, report)?;
@@ -58,7 +59,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The outcome of each cell.
+/// Measures each pattern.
 fn run_at(
     options: &Options,
     size: u64,
@@ -119,7 +120,7 @@ fn fill(at: &Path, size: u64) -> Result<()> {
     super::ground::sync_at(at)
 }
 
-/// One slice, warmed, and bytes of the large file that the kernel has at its end.
+/// One slice after warming, and the bytes of the large file in the kernel's cache at its end.
 fn one(at: &Path, cell: &str, size: u64, turn: &Turn) -> Result<(Slice, u64)> {
     if cell == "small_files" {
         (0..2 * FILES).try_for_each(|n| small(at, n % FILES))?;
@@ -128,7 +129,7 @@ fn one(at: &Path, cell: &str, size: u64, turn: &Turn) -> Result<(Slice, u64)> {
     let write = cell == "randwrite";
     let path = at.join(LARGE);
     let fail = |e| Error::from_io("open", e).with_path(&path);
-    // Opened only to be read where it only is: that is what a mode looks at.
+    // Opened for reading only in read slices, because the cache mode depends on that.
     let opened = std::fs::File::options().read(true).write(write).open(&path);
     let file = KernelFile::new(opened.map_err(fail)?);
     read_all(&file, size)?;
@@ -174,8 +175,8 @@ fn small_slice(at: &Path, turn: &Turn) -> Result<Slice> {
     Ok(Slice { ops, bytes: ops * EACH as u64, seconds, hist, ..Slice::default() })
 }
 
-/// A mount with `kernel_cache=` this, and [`LARGE`] of so many bytes on it, cached nowhere: for the
-/// rows of `hit`.
+/// For the rows of `hit`: a mount with this value of `kernel_cache=`, with a file [`LARGE`] of
+/// `size` bytes, not cached.
 pub fn filled(options: &Options, label: &str, size: u64, mode: &str) -> Result<Mounted> {
     let how = Mounting::new(4 * size + 128 * MIB, 2 * size + 96 * MIB, &options.aio);
     let mut mounted = Mounted::new(&options.dir, label, how)?;

@@ -1,8 +1,8 @@
-//! `names`: many files of 4 KiB, in directories of [`EACH`]: made, and after each step with nothing
-//! cached looked up, listed as `ls -l` does, read, removed.
+//! `names`: many files of 4 KiB, in directories of [`EACH`]. They are created, looked up, listed as
+//! by `ls -l`, read and removed; before each step after the first the caches are dropped.
 //!
-//! Invariants: N1 what is made or removed is durable when its time ends. Each step does the same to
-//! each file, once; all but the listing, which has its own, go in order of making.
+//! Invariants: N1 the time of a creation or removal includes the sync. Each step handles each file
+//! once, in order of creation; only the listing has its own order.
 
 use super::ground::{self, ALL, Ground, Plot};
 use super::read::RIVALS;
@@ -20,20 +20,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// Files of a directory.
+/// Files per directory.
 const EACH: u64 = 10_000;
-/// Bytes of a file.
+/// Size of a file, bytes.
 const SIZE: usize = 4096;
 
-/// A step, and its bars against XFS and against the empty server.
+/// A step, and its bar against XFS; below, the bar against the empty server.
 const STEPS: [(&str, f64); 5] =
     [("create", 0.35), ("stat", 0.4), ("ls", 1.0), ("read", 0.7), ("remove", 0.6)];
 const VS_EMPTY: f64 = 0.7;
 
-/// Seconds by variant and step, round by round.
+/// Seconds by variant and step, one value per round.
 type Times = BTreeMap<(&'static str, &'static str), Vec<f64>>;
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let count = if options.quick { 400 } else { 50_000 };
     let image = if options.quick { 192 * MIB } else { 3 * GIB };
@@ -62,14 +62,14 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         repeats_max: 0,
         lines: options.lines,
     };
-    // Its slices are all steps together; what counts is each.
+    // A slice consists of all steps; the results are the times of the steps.
     alternate(&mut variants, &plan)?;
     drop(variants);
     tell(report, &times.into_inner(), count);
     Ok(())
 }
 
-/// The seconds of each step on one ground.
+/// Runs all steps on one file system; returns the seconds of each.
 fn all_steps(ground: &mut Ground, count: u64) -> Result<Vec<(&'static str, f64)>> {
     let root = ground.path().join("names");
     let mut found = vec![("create", timed(ground, true, || make(&root, count))?)];
@@ -89,7 +89,7 @@ fn all_steps(ground: &mut Ground, count: u64) -> Result<Vec<(&'static str, f64)>
     Ok(found)
 }
 
-/// N1.
+/// The seconds of `work`, with the sync if it is `durable` (N1).
 fn timed(ground: &Ground, durable: bool, work: impl FnOnce() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     work()?;
@@ -146,7 +146,7 @@ fn expect(path: &Path, found: std::io::Result<u64>, wanted: u64) -> Result<()> {
     }
 }
 
-/// `ls -l` of each directory; what it prints is counted.
+/// Runs `ls -l` on each directory, and checks the number of lines.
 fn list(root: &Path, count: u64) -> Result<()> {
     let mut lines = 0;
     for n in (0..count).step_by(EACH as usize) {
@@ -157,7 +157,7 @@ fn list(root: &Path, count: u64) -> Result<()> {
             let said = String::from_utf8_lossy(&out.stderr).trim().to_string();
             return Err(Error::new(ErrorKind::Io, "ls", said));
         }
-        // The first line is the sum.
+        // The first line of `ls -l` is the total.
         lines += out.stdout.iter().filter(|byte| **byte == b'\n').count() as u64 - 1;
     }
     expect(root, Ok(lines), count)
@@ -180,7 +180,7 @@ fn tell(report: &mut Report, times: &Times, count: u64) {
         let rates: Vec<f64> = seconds.iter().map(|s| count as f64 / s.max(1e-9)).collect();
         report.row(variant, &format!("mount_{step}_rate"), "1/s", &rates);
     }
-    // Seconds of theirs over ours, round by round.
+    // Seconds of the rival over those of Forebay, by round.
     let ratio = |ours: &'static str, step: &'static str, rival: &'static str| {
         let of = |who| times.get(&(who, step)).map_or(&[][..], Vec::as_slice);
         let pairs = of(ours).iter().zip(of(rival)).map(|(a, b)| b / a.max(1e-9));

@@ -1,19 +1,19 @@
-//! What a machine needs for a mount: the program, root, `/dev/fuse` and a kernel.
+//! Requirements of a mount: the program, root, `/dev/fuse` and a recent kernel.
 
 use crate::rivals::server::forebay_binary;
 use forebay_base::{Error, ErrorKind, Result};
 use std::path::Path;
 
-/// The first kernel that speaks what a mount asks for.
+/// First kernel with the protocol that a mount needs.
 const LINUX_MIN: (u32, u32) = (6, 6);
 
-/// Major and minor version of a kernel's release.
+/// Major and minor version of a kernel release.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// What is needed to mount; the first thing that is missing is named.
+/// Checks the requirements; the error names the first one that is missing.
 pub fn prepare() -> Result<()> {
     let missing = |text: &str| Err(Error::new(ErrorKind::Unsupported, "mount", text));
     forebay_binary()?;

@@ -1,14 +1,14 @@
 //! `pgbench`: PostgreSQL on a mount during a backup of ten times the cache, against XFS on a
 //! loop device in a memory cgroup of the same size.
 //!
-//! All columns read and write the same bytes, with backups of the same pace; memory of PostgreSQL's
-//! own is outside both limits, measured while pgbench's clients are connected, with all of what
-//! they share; each column begins with nothing cached, and warms what it reads; the order of
-//! columns turns about with each round.
+//! All columns read and write the same bytes, with backups of the same pace. PostgreSQL's own
+//! memory is outside both limits; it is measured while pgbench's clients are connected, shared
+//! memory included. Each column begins with nothing cached and warms the files that it reads. The
+//! order of columns changes with each round.
 //!
 //! Invariants: N5 the first second of pgbench, in which it connects and plans, is in no figure. N6
-//! what is below `SECONDS_MIN`, `ROUNDS_MIN` or, of the backup, `PACE_SHARE_MIN` is shown and not
-//! judged, and says so.
+//! a run below `SECONDS_MIN` or `ROUNDS_MIN`, or a backup below `PACE_SHARE_MIN`, is shown, but not
+//! judged, and the report says so.
 
 mod backup;
 mod bed;
@@ -31,16 +31,16 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A way to keep database and backup.
+/// A variant: a cache for the database, with a method of backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Column {
     /// XFS; database and tar in one memory cgroup.
     Xfs,
-    /// Forebay; tar as it is.
+    /// Forebay; ordinary tar.
     Forebay,
-    /// XFS; tar in a cgroup of its own.
+    /// XFS; tar in its own cgroup.
     XfsApart,
-    /// Forebay; tar by `forebay run --uncached`.
+    /// Forebay; tar under `forebay run --uncached`.
     ForebayUncached,
     /// XFS; the backup reads with O_DIRECT.
     XfsDirect,
@@ -75,29 +75,29 @@ impl Column {
 
 /// Sizes and times.
 struct Setting {
-    /// Bytes: of our cache, and of the page cache in the cgroup.
+    /// Size of Forebay's cache, and of the page cache in the cgroup, bytes.
     cache: u64,
-    /// Of pgbench's tables.
+    /// Scale factor of pgbench's tables.
     scale: u32,
-    /// Of what is backed up.
+    /// Size of the files that are backed up, bytes.
     backup: u64,
-    /// Bytes a second of the backup.
+    /// Pace of the backup, bytes per second.
     pace: u64,
     /// Seconds alone and during the backup, both without [`SETTLING`].
     seconds: (u64, u64),
     rounds: usize,
     bin: PathBuf,
-    /// For sockets and logs.
+    /// Directory for sockets and logs.
     folder: PathBuf,
 }
 
 impl Setting {
-    /// Buffers of PostgreSQL's own: few.
+    /// Size of PostgreSQL's shared buffers, which are small on purpose.
     fn buffers_mib(&self) -> u64 {
         (self.cache / 16 / MIB).max(2)
     }
 
-    /// Too short to be judged (N6).
+    /// Whether the run is too short to be judged (N6).
     fn is_short(&self) -> bool {
         self.seconds.1 < SECONDS_MIN || self.rounds < ROUNDS_MIN
     }
@@ -105,38 +105,38 @@ impl Setting {
 
 /// Memory of a cgroup for tar alone, bytes.
 const TAR_ROOM: u64 = 64 * MIB;
-/// Memory for tar where it is in the cgroup of the database, and for what the kernel counts
-/// besides, bytes.
+/// Memory in the database's cgroup for tar, if it runs there, and for other memory that the kernel
+/// charges, bytes.
 const SLACK: u64 = 8 * MIB;
-/// Seconds of pgbench before it counts: its clients connect and plan, and what they take is
-/// measured (N5).
+/// Seconds of pgbench that do not count: its clients connect and plan, and their memory is measured
+/// (N5).
 const SETTLING: u64 = 1;
-/// A run is judged from so many seconds during the backup and so many rounds on.
+/// Least seconds during the backup of a run that is judged; below, the least number of rounds.
 const SECONDS_MIN: u64 = 20;
-/// The fewest during the backup that can be asked for.
+/// Least seconds during the backup that can be requested.
 const SECONDS_LEAST: u64 = 5;
 const ROUNDS_MIN: usize = 3;
-/// And where the backup reads so much of its pace.
+/// Least share of its pace at which a backup is judged.
 const PACE_SHARE_MIN: f64 = 0.9;
 
-/// What one column did with one load.
+/// Result of one column with one load.
 struct Figures {
     run: Run,
     backup: backup::Done,
-    /// CPU seconds during the backup: of the database, of our process, of the whole machine.
+    /// CPU seconds during the backup: of the database, of Forebay's process, of the whole machine.
     cpu: [f64; 3],
-    /// Share of the tables that is cached, on average of samples during the backup: pgbench draws
-    /// its rows all alike, so that is how often a read of them finds what it looks for.
+    /// Mean share of the tables that is cached, sampled during the backup. pgbench draws its rows
+    /// uniformly, so this is the hit ratio of its reads.
     hits: f64,
-    /// And at the end.
+    /// The same share at the end of the backup.
     cached: f64,
-    /// Limit of the memory cgroup, bytes; 0 without one.
+    /// Limit of the memory cgroup, bytes; 0 if there is none.
     limit: u64,
 }
 
 type Found = BTreeMap<(Column, &'static str), Vec<Figures>>;
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let setting = prepare(options)?;
     let result = with_beds(options, &setting, report);
@@ -144,7 +144,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     result
 }
 
-/// What is needed; the first thing that is missing is named.
+/// Checks the requirements; the error names the first one that is missing.
 fn prepare(options: &Options) -> Result<Setting> {
     let missing = |text: &str| Err(Error::new(ErrorKind::Unsupported, "pgbench", text));
     let bin = postgres::binaries()?;
@@ -156,7 +156,8 @@ fn prepare(options: &Options) -> Result<Setting> {
         return missing(&text);
     }
     let cache = options.size_or(64 * MIB, 256 * MIB);
-    // 15 MB each, with its index, and 30 MB for the rest: about 65 % of the cache.
+    // The database is about 65 % of the cache: 15 MB per unit of scale with its index, and 30 MB
+    // for the rest.
     let scale = u32::try_from((cache * 65 / 100_000_000).saturating_sub(22) / 15).unwrap_or(1);
     let folder = options.dir.join(format!("forebay-bench-pgbench-{}", std::process::id()));
     let fail = |e| Error::from_io("make", e).with_path(folder.clone());
@@ -182,7 +183,7 @@ fn lengths(options: &Options) -> (u64, u64) {
     ((beside / 2).max(3), beside)
 }
 
-/// What is to be said where fewer seconds were asked for than are taken.
+/// A note if the command line asks for fewer seconds than the bench uses.
 fn lengthened(options: &Options) -> Option<String> {
     let few = options.seconds.filter(|seconds| *seconds < SECONDS_LEAST as f64)?;
     Some(format!("pgbench: --seconds {few}: {SECONDS_LEAST} were taken, the fewest"))
@@ -228,7 +229,7 @@ fn with_beds(options: &Options, setting: &Setting, report: &mut Report) -> Resul
     Ok(())
 }
 
-/// The database and what is backed up; of the other bed, if there is one.
+/// Makes the database and the files of the backup, as a copy of the other bed if there is one.
 fn fill(bed: &Bed, setting: &Setting, like: Option<&Bed>) -> Result<()> {
     let (data, backup) = (bed.path().join("data"), bed.path().join("backup"));
     match like {
@@ -246,7 +247,7 @@ fn fill(bed: &Bed, setting: &Setting, like: Option<&Bed>) -> Result<()> {
     backup::fill(&backup, setting.backup)
 }
 
-/// One column with each load.
+/// Measures one column with each load.
 fn measure(column: Column, bed: &Bed, setting: &Setting) -> Result<Vec<(Load, Figures)>> {
     bed.remount()?;
     let data = bed.path().join("data");
@@ -256,7 +257,7 @@ fn measure(column: Column, bed: &Bed, setting: &Setting) -> Result<Vec<(Load, Fi
     let server = Server::start(&setting.bin, &data, &sockets, procs.as_deref())?;
     let files = server.files(&data)?;
     server.prewarm()?;
-    // Twice, so that what is read again and again is known as such.
+    // Two passes, so that the cache takes pages that are read again for hot.
     let (mut all, mut own, warm) = (Vec::new(), 0, setting.folder.join("warm"));
     let pgbench = server.address().load(Load::Select, SETTLING, &warm)?;
     settle(&server, setting, &groups, &mut own)?;
@@ -269,7 +270,7 @@ fn measure(column: Column, bed: &Bed, setting: &Setting) -> Result<Vec<(Load, Fi
     Ok(all)
 }
 
-/// Memory cgroups of a column.
+/// The memory cgroups of a column.
 struct Groups {
     database: Option<Memcg>,
     tar: Option<Memcg>,
@@ -284,13 +285,13 @@ impl Groups {
         Ok(Self { database: database.transpose()?, tar: tar.transpose()? })
     }
 
-    /// Where the backup runs: on its own, or with the database.
+    /// The cgroup of the backup: its own, or that of the database.
     fn of_backup(&self) -> Option<PathBuf> {
         self.tar.as_ref().or(self.database.as_ref()).map(Memcg::procs)
     }
 }
 
-/// Runs pgbench to its end; what it said.
+/// Waits until pgbench ends; returns its messages.
 fn finish(mut pgbench: std::process::Child) -> Result<String> {
     let mut said = String::new();
     if let Some(mut err) = pgbench.stderr.take() {
@@ -309,8 +310,9 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// While pgbench settles: the most that the database's processes have taken, its clients' among
-/// them, and the cgroup holds that in addition to the cache. `own` is what they took before.
+/// While pgbench settles, measures the most memory that the database's processes have used, with
+/// those of its clients. The cgroup gets that much in addition to the cache. `own`: the value so
+/// far.
 fn settle(server: &Server, setting: &Setting, groups: &Groups, own: &mut u64) -> Result<u64> {
     const LOOKS: u32 = 4;
     for _ in 0..LOOKS {
@@ -322,7 +324,7 @@ fn settle(server: &Server, setting: &Setting, groups: &Groups, own: &mut u64) ->
     group.set_limit(limit).map(|()| limit)
 }
 
-/// The load alone, and then during the backup.
+/// Runs the load alone and then during the backup.
 fn beside(
     column: Column,
     bed: &Bed,
@@ -360,7 +362,7 @@ fn beside(
     Ok(Figures { run, backup, cpu, hits, cached, limit })
 }
 
-/// How much of these files is cached.
+/// Share of these files that is cached.
 fn cached_share(bed: &Bed, files: &[PathBuf]) -> Result<f64> {
     let mut sizes = (0, 0);
     for file in files {
@@ -371,12 +373,12 @@ fn cached_share(bed: &Bed, files: &[PathBuf]) -> Result<f64> {
     Ok(sizes.0 as f64 / sizes.1.max(1) as f64)
 }
 
-/// Waits so long, and looks at that every now and then; the mean.
+/// Waits for `time` while sampling the cached share; returns the mean.
 fn looks(bed: &Bed, files: &[PathBuf], time: Duration) -> Result<f64> {
     const LOOKS: u32 = 8;
     let (end, mut sum) = (Instant::now() + time, 0.0);
     for left in (0..LOOKS).rev() {
-        // Half of a step before each, so that what is seen stands for all of the time.
+        // Each sample is taken in the middle of its interval, so that it represents the interval.
         let due = end - time * (2 * left + 1) / (2 * LOOKS);
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         sum += cached_share(bed, files)?;
@@ -454,7 +456,7 @@ fn rows(report: &mut Report, column: Column, load: &str, all: &[Figures]) {
     row("cpu_machine", "%", &|f| f.cpu[2] / f.backup.seconds * 100.0);
 }
 
-/// The ratio of during to alone, by column; of ours, uncached, against its bars (N6).
+/// Adds the ratios of during to alone, by column; that of Forebay's uncached column has bars (N6).
 fn judge(report: &mut Report, setting: &Setting, found: &Found) {
     let pace = setting.pace as f64 / 1e6;
     for ((column, load), all) in found {
@@ -519,8 +521,8 @@ mod tests {
         report
     }
 
-    /// N6. A backup that read nothing left the database as fast as alone, and met the bar; and the
-    /// minute of `--seconds 2` was five, without a message.
+    /// N6. The story: a backup that read nothing left the database as fast as alone, and met the
+    /// bar. And `--seconds 2` ran five seconds without a message.
     #[test]
     fn fewer_seconds_than_are_taken_are_said() {
         let of = |quick: bool, seconds: Option<f64>| {
@@ -536,7 +538,7 @@ mod tests {
         assert!(said.is_some_and(|line| line.contains("--seconds 2: 5 were taken")));
     }
 
-    /// `make run` was judged by one round of two seconds.
+    /// The story: `make run` was judged by one round of two seconds.
     #[test]
     fn a_slow_backup_and_a_short_run_are_not_judged_and_say_so() {
         assert_eq!((judged(195.0, 20, 3).missed(), judged(195.0, 20, 3).unjudged()), (1, 1));

@@ -1,9 +1,8 @@
-//! `read`: random 4 KiB reads of a file that is wholly cached, by one client and by as many as
-//! CPUs.
+//! `read`: random 4 KiB reads of a completely cached file, by one client and by as many as CPUs.
 //!
-//! The file stays open from before it was read to the end, and all of it was read before the first
-//! slice: ours is in our cache, the kernel's in the kernel's. The file is too large for what the
-//! kernel may keep of a mount of ours by default, so each read of it comes to our process.
+//! The file stays open, and was read completely before the first slice. So it is in Forebay's
+//! cache, or in the kernel's for the other variants. It is too large for the part of a mount that
+//! the kernel caches by default, so each read is a request to the daemon.
 
 use super::ground::{self, ALL, Ground, Plot};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
@@ -18,7 +17,7 @@ use forebay_base::units::{KIB, MIB, format_size};
 
 const FILE: &str = "cached";
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(16 * MIB, 512 * MIB);
     let plot = Plot {
@@ -56,7 +55,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Rivals, and what they are called where the best and the worst cells are shown.
+/// Rivals, and their names in the tables of the best and worst cells.
 pub const RIVALS: [(&str, &str); 5] = [
     ("empty-fuse", "an empty FUSE server"),
     ("xfs-on-loop", "kernel xfs on loop"),
@@ -65,12 +64,12 @@ pub const RIVALS: [(&str, &str); 5] = [
     ("kernel-loop-direct", "kernel loop, direct I/O, which reads the disk"),
 ];
 
-/// Ours over each rival, for the best and the worst cell.
+/// Adds the ratio of Forebay to each rival, for the best and worst cells.
 pub fn compare(outcome: &Outcome, report: &mut Report, cell: &str) {
     outcome.compare(report, &format!("on a mount, {cell}"), "mount", &RIVALS);
 }
 
-/// Reads a file from the start to the end, twice: the second time what was read is known as used.
+/// Reads a complete file twice, so that the cache takes its pages for used more than once.
 pub fn read_all(file: &KernelFile, size: u64) -> Result<()> {
     let mut buf = AlignedBuf::new(MIB as usize);
     for _ in 0..2 {

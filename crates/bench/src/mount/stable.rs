@@ -1,10 +1,9 @@
-//! `stable`: the real `dbench 4` on a mount of a volume, whose checksums need bytes that do not
-//! change while they are written: with writers that wait for their own write-out (`wait`, what the
-//! patch is about) and with ours, that copies only what a writer hits (`cow`); XFS for comparison
-//! on a loop device.
+//! `stable`: the real `dbench 4` on a mounted volume, whose checksums need bytes that do not change
+//! during a write-out. With the strategy `wait`, writers wait for the write-out, as in the patch.
+//! With `cow`, a block that a writer hits is copied. The rival is XFS on a loop device.
 //!
-//! Both strategies run on one mount, in turns, and what a run left is removed before the
-//! next. The longest of a strategy is the median over its runs of each run's longest.
+//! Both strategies run on one mount, in turns, and each run begins on an empty directory. The
+//! longest time of a strategy is the median, over its runs, of each run's longest time.
 
 use super::ground::{self, Ground, Plot, Who};
 use crate::harness::backing::Backing;
@@ -16,18 +15,18 @@ use crate::stable::dbench::{self, Table};
 use forebay_base::units::{GIB, MIB, format_size};
 use forebay_base::{Error, Result};
 
-/// What the cache counts of it.
+/// The cache's counters that are reported.
 const COUNTED: [&str; 4] = ["stable_waits", "stable_hits", "stable_copies", "stable_fallbacks"];
 const WAIT: &str = "mount-wait";
 const COW: &str = "mount-cow";
 
-/// One run: what dbench said, and what the cache counted.
+/// One run: dbench's table, and the increase of the cache's counters.
 struct Run {
     table: Table,
     counted: [f64; COUNTED.len()],
 }
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     if !program_exists("dbench") {
         return Err(not_installed("dbench", "Debian's package dbench has it"));
@@ -85,7 +84,7 @@ fn one(ground: &mut Ground, name: &str, seconds: u64) -> Result<Run> {
     let table = dbench::run(&at, seconds)?;
     let mut counted = counters(ground)?;
     counted.iter_mut().zip(before).for_each(|(now, before)| *now -= before);
-    // The next one begins on an empty directory.
+    // The next run begins on an empty directory.
     std::fs::remove_dir_all(&at).map_err(|e| Error::from_io("remove", e).with_path(&at))?;
     ground.sync()?;
     Ok(Run { table, counted })
@@ -108,7 +107,7 @@ fn rows(report: &mut Report, name: &str, runs: &[Run]) {
     }
 }
 
-/// The patch's table: each operation, on average and at most, with each.
+/// Prints the patch's table: mean and maximum of each operation, by variant.
 fn table(report: &mut Report, found: &[(&str, Vec<Run>); 3]) {
     let Some(first) = found[0].1.first() else { return };
     report.note("dbench 4, medians of the runs, ms:".to_string());

@@ -1,8 +1,9 @@
-//! `sync`: random 4 KiB writes, each followed by fsync, by one job and by sixteen with a file each.
+//! `sync`: random 4 KiB writes, each followed by fsync, by one job and by sixteen, each with its
+//! own file.
 //!
-//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and
-//! its fsync. S3 images are written ones, so that no variant pays for what the host has to give its
-//! blocks.
+//! Invariants: S1 each file is completely cached before the first slice. S2 an operation is a write
+//! and its fsync. S3 images are fully written before, so that no variant pays for allocation on the
+//! host.
 
 use super::ground::{self, ALL, Ground, Plot};
 use super::read::{compare, read_all};
@@ -28,15 +29,15 @@ impl Subject for Files {
     }
 
     fn device_bytes(&self) -> Result<u64> {
-        // They are not counted here: `dirty` does.
+        // `dirty` counts the bytes; this part does not.
         Ok(0)
     }
 }
 
-/// Jobs, and the bar against XFS.
+/// Number of jobs, prefix, and the bar against XFS.
 const CELLS: [(usize, &str, f64); 2] = [(1, "mount_sync", 1.2), (JOBS, "mount_sync16", 2.0)];
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(16 * MIB, 256 * MIB);
     let each = (size / JOBS as u64).max(MIB);

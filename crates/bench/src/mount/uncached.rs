@@ -1,10 +1,10 @@
-//! `uncached`: a hot set of a quarter of `cache_size`, hit at random through the mount by one
-//! thread while another reads ten times that: past the cache, by each of the ways in which a
-//! program can be told to, and as programs do.
+//! `uncached`: one thread reads a hot set of a quarter of `cache_size` at random through the mount,
+//! while another reads ten times the cache. The stream is read uncached, by each method that a
+//! program has for that, and by ordinary reads.
 //!
-//! The mount is a fresh one for each stream, and all of the hot set is cached before it begins. A
-//! block counts as evicted for each that the cache evicts meanwhile, whosever it is, and once more
-//! if it is a hot one that is missing at the end.
+//! Each stream has a fresh mount, and the complete hot set is cached before it begins. Evicted
+//! blocks are all that the cache evicts during the stream, and hot blocks that are missing at the
+//! end.
 
 use crate::harness::image::Rng;
 use crate::harness::load::Target;
@@ -30,13 +30,13 @@ const BLOCK: usize = (4 * KIB) as usize;
 /// How the stream is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// By 1 MiB, on an opening that an ioctl has made an uncached one.
+    /// By 1 MiB, through an opening that an ioctl has made uncached.
     Ioctl,
     /// By 1 MiB, of a file whose policy is `uncached`.
     Policy,
-    /// By tar, 10,240 bytes at a time, below `forebay run --uncached`.
+    /// By tar, 10,240 bytes at a time, under `forebay run --uncached`.
     Run,
-    /// By tar, as it comes.
+    /// By tar, with ordinary reads.
     Plain,
 }
 
@@ -47,7 +47,7 @@ const WAYS: [(&str, Way); 4] = [
     ("mount-cached-stream", Way::Plain),
 ];
 
-/// What came of a stream.
+/// Result of a stream.
 #[derive(Default)]
 struct Found {
     alone: f64,
@@ -57,12 +57,12 @@ struct Found {
     left: f64,
 }
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
-    // Requests, counts and buffers come out of it, too.
+    // Requests, counts and buffers also take a part of this memory.
     let cache = if options.quick { 64 * MIB } else { 192 * MIB };
     let (hot, stream) = (cache / 4, cache * if options.quick { 2 } else { 10 });
-    // The hot set is counted in our cache, so that has to be the one that keeps it.
+    // The hot set is counted in Forebay's cache, so that cache has to keep it.
     let how = Mounting::new(stream + 8 * hot + 256 * MIB, cache, &options.aio).with("cache=own");
     let mounted = Mounted::new(&options.dir, "uncached", how)?;
     fill(&mounted.path().join(HOT), hot)?;
@@ -110,7 +110,7 @@ fn open(path: &Path) -> Result<KernelFile> {
     Ok(KernelFile::new(file))
 }
 
-/// One stream.
+/// Measures one stream.
 fn one(options: &Options, mounted: &Mounted, way: Way, hot: u64) -> Result<Found> {
     mounted.remount()?;
     let (hot_path, stream_path) = (mounted.path().join(HOT), mounted.path().join(STREAM));
@@ -136,7 +136,7 @@ fn one(options: &Options, mounted: &Mounted, way: Way, hot: u64) -> Result<Found
     });
     let (bytes, time) = streamed?;
     let missing = hot_before.saturating_sub(mounted.cached_bytes(&hot_path)?) / BLOCK as u64;
-    // Still open, so that what it left can be told.
+    // The file is opened again, so that its remaining cached bytes can be queried.
     let opened = open(&stream_path)?;
     let left = mounted.cached_bytes(&stream_path)? / BLOCK as u64;
     drop(opened);
@@ -149,7 +149,7 @@ fn one(options: &Options, mounted: &Mounted, way: Way, hot: u64) -> Result<Found
     })
 }
 
-/// Random reads of the hot set until `stop`: per second.
+/// Random reads of the hot set until `stop`; returns the rate per second.
 fn hit(file: &KernelFile, hot: u64, stop: impl Fn() -> bool) -> Result<f64> {
     let (mut rng, mut buf, mut reads) = (Rng::new(hot), AlignedBuf::new(BLOCK), 0_u64);
     let start = Instant::now();
@@ -162,7 +162,7 @@ fn hit(file: &KernelFile, hot: u64, stop: impl Fn() -> bool) -> Result<f64> {
     Ok(reads as f64 / start.elapsed().as_secs_f64().max(1e-9))
 }
 
-/// Reads the stream from its start to its end: bytes, and how long.
+/// Reads the complete stream; returns bytes and duration.
 fn stream(mounted: &Mounted, path: &Path, way: Way) -> Result<(u64, Duration)> {
     let size = std::fs::metadata(path).map_err(|e| Error::from_io("stat", e))?.len();
     let start = Instant::now();
@@ -188,7 +188,7 @@ fn stream(mounted: &Mounted, path: &Path, way: Way) -> Result<(u64, Duration)> {
     Ok((size, start.elapsed()))
 }
 
-/// An archive of so many bytes, by what `wc -c` said, has all of the stream.
+/// Whether an archive, whose size `wc -c` printed, contains the complete stream.
 fn whole(said: &str, size: u64) -> Result<()> {
     match said.trim().parse::<u64>() {
         Ok(bytes) if bytes > size => Ok(()),
@@ -207,8 +207,8 @@ fn shell(line: &str, first: &Path, mounted: &Mounted) -> Result<String> {
 mod tests {
     use super::whole;
 
-    /// What tar read was not looked at: one that ended at once left the hot set alone, and met the
-    /// bar.
+    /// The story: a tar that ended at once left the hot set alone, and met the bar, because the
+    /// size of its archive was not checked.
     #[test]
     fn an_archive_that_is_cut_off_is_an_error() {
         assert!(whole("1056768\n", 1 << 20).is_ok(), "with its head and padding");

@@ -1,5 +1,4 @@
-//! Each rival at its best: the ways in which it can be told to serve are tried out, and the fastest
-//! one is measured.
+//! Each rival at its best: several of its configurations are tried, and the fastest is measured.
 
 use crate::harness::alternate::Turn;
 use crate::harness::load::Slice;
@@ -8,8 +7,8 @@ use crate::report::model::{Report, number};
 use crate::rivals::server::{Kind, Way};
 use forebay_base::Result;
 
-/// The fastest of these ways by `rate`, named in a note with the rates of all. `None`, and a line
-/// of what was not run, when none of them works here.
+/// The configuration with the highest `rate`; a note lists the rates of all. `None`: no
+/// configuration works here, which is reported as not run.
 pub fn best(
     ways: Vec<Way>,
     what: &str,
@@ -42,7 +41,7 @@ pub fn best(
     Some(way.kind)
 }
 
-/// The better of two short slices, operations per second.
+/// The better rate of two short slices, operations per second.
 pub fn try_out(options: &Options, mut slice: impl FnMut(&Turn) -> Result<Slice>) -> Result<f64> {
     let time = options.millis(60, 700);
     let mut most = 0.0;

@@ -1,6 +1,6 @@
-//! One fio run against a server, client on one core and server on the other.
+//! One fio run against a server, with client and server on separate cores.
 //!
-//! Invariant: D3 usage is the server's, not fio's.
+//! Invariant: D3 the usage is the server's, not fio's.
 
 use crate::harness::alternate::{Outcome, Turn};
 use crate::harness::load::Slice;
@@ -17,7 +17,7 @@ pub const DEPTH: u32 = 16;
 pub const LOOK: Duration = Duration::from_millis(100);
 pub const CONNECTIONS: [u32; 2] = [1, 4];
 
-/// Cores of client and server; none where there is one core or no taskset.
+/// Cores of client and server; `None` if there is one core or no taskset.
 #[derive(Clone, Copy)]
 pub struct Cores {
     /// The client's.
@@ -27,7 +27,7 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// Two cores where there are two.
+    /// Chooses two cores, if there are two.
     pub fn choose(report: &mut Report) -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
         if cpus < 2 || !program_exists("taskset") {
@@ -64,17 +64,17 @@ pub fn ours_kind(options: &Options, cache: u64, mode: &'static str) -> Kind {
     Kind::Ours { cache, mode, aio: options.aio.clone(), more: Vec::new() }
 }
 
-/// CPU of the server over operations, seconds.
+/// CPU seconds of the server per operation.
 pub fn cpu_per_io(slice: &Slice) -> f64 {
     slice.usage.cpu_seconds / slice.ops.max(1) as f64
 }
 
-/// The server's CPU per operation over a rival's: with each number of connections, and the worse.
+/// CPU of Forebay's server per operation over a rival's, by number of connections.
 #[derive(Default)]
 pub struct Worst(Vec<(&'static str, f64)>);
 
 impl Worst {
-    /// Adds one number of connections.
+    /// Adds the result with one number of connections.
     pub fn add(
         &mut self,
         report: &mut Report,
@@ -88,7 +88,7 @@ impl Worst {
         self.0.push((short, ratio));
     }
 
-    /// The worse of them against its bar.
+    /// Adds the worst of these ratios with its bar.
     pub fn add_bar(&self, report: &mut Report, short: &str, bar: f64) {
         let own = self.0.iter().filter(|(name, value)| *name == short && value.is_finite());
         let worst = own.map(|(_, value)| *value).fold(f64::NAN, f64::max);

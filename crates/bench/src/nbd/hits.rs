@@ -1,4 +1,4 @@
-//! All in memory: ours and nbdkit's memory plugin.
+//! All data in memory: Forebay's export and nbdkit's memory plugin.
 //!
 //! Invariant: D1 both servers hold the same data in memory before the first slice.
 
@@ -14,7 +14,7 @@ use crate::rivals::server::{Kind, Server, nbdcopy};
 use forebay_base::Result;
 use std::time::Duration;
 
-/// How fio asks.
+/// Connections and depth of fio's requests.
 #[derive(Clone, Copy)]
 struct Shape {
     connections: u32,
@@ -22,7 +22,7 @@ struct Shape {
     suffix: &'static str,
 }
 
-/// With one request at a time what is measured is how long client and server take to wake up.
+/// With one request at a time the wake-ups of client and server dominate.
 const SHAPES: [Shape; 3] = [
     Shape { connections: 1, depth: DEPTH, suffix: "c1" },
     Shape { connections: 4, depth: DEPTH, suffix: "c4" },
@@ -95,7 +95,7 @@ fn plan(options: &Options) -> Plan {
     }
 }
 
-/// A server that has the image in memory (D1).
+/// Starts a server with the image in memory (D1).
 fn filled(kind: &Kind, image: &Image, cores: Cores) -> Result<Server> {
     let server = Server::start(kind, image.path(), cores.server, None)?;
     match kind {
@@ -105,7 +105,7 @@ fn filled(kind: &Kind, image: &Image, cores: Cores) -> Result<Server> {
     Ok(server)
 }
 
-/// nbdkit's memory plugin in the way in which it is fastest with so many connections.
+/// nbdkit's memory plugin in its fastest configuration with this number of connections.
 fn best_memory(
     options: &Options,
     cores: Cores,
@@ -126,7 +126,7 @@ fn best_memory(
     server.map_err(|e| report.left_out(&what, e)).ok()
 }
 
-/// Threads of our server while it is busy at depth 1 and at depth 64.
+/// Reports the threads of Forebay's server while it is busy at depth 1 and at depth 64.
 fn count_threads(server: &Server, cores: Cores, report: &mut Report) -> Result<()> {
     let mut counts = Vec::new();
     for depth in [1, 64] {

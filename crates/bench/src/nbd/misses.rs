@@ -1,7 +1,7 @@
-//! Nothing in memory: ours past the cache, nbdkit's file plugin, qemu-nbd.
+//! No data in memory: Forebay's export with uncached reads, nbdkit's file plugin, qemu-nbd.
 //!
 //! Invariant: D2 each slice has a fresh server, starts with the machine's page cache dropped
-//! (quick: the image's), and touches at most a tenth of the image.
+//! (quick: the image's), and reads at most a tenth of the image.
 
 use super::best::{best, try_out};
 use super::client::{BLOCK, CONNECTIONS, Cores, DEPTH, Worst, add_switches, job, ours_kind, slice};
@@ -46,14 +46,14 @@ pub fn run(options: &Options, cores: Cores, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Name in ratios, variant, name in the summary, least rate of ours over it.
+/// Name in ratios, variant, name in the summary, and the bar: rate of Forebay over the rival's.
 const RIVALS: [(&str, &str, &str, f64); 3] = [
     ("nbdkit_file", "nbdkit-file", "nbdkit file", 1.0),
     ("nbdkit_file_cache_none", "nbdkit-file-cache-none", "nbdkit file cache=none", 1.0),
     ("qemu_nbd", "qemu-nbd", "qemu-nbd", 2.0),
 ];
 
-/// Ours, and each rival in the way in which it is fastest here with so many connections.
+/// Forebay's server, and each rival in its fastest configuration with this number of connections.
 fn servers(
     options: &Options,
     cores: Cores,

@@ -1,7 +1,8 @@
-//! What BLOCK_STATUS of four clients costs a fifth one: a checkerboard of 4 KiB, asked for whole
-//! again and again, while a client reads 4 KiB at a time.
+//! The cost of BLOCK_STATUS requests of four clients to a fifth one. The image is a checkerboard of
+//! 4 KiB blocks; the four query its complete map again and again, while the fifth reads 4 KiB at a
+//! time.
 //!
-//! Invariant: D4 the four ask throughout: a client that has the complete map asks again.
+//! Invariant: D4 the four query all the time: a client that has the complete map starts again.
 
 use super::client::{BLOCK, Cores, ours_kind, slice};
 use crate::harness::alternate::{Plan, Variant, alternate};
@@ -22,9 +23,9 @@ use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Clients who ask for the map.
+/// Clients that query the map.
 const ASKING: usize = 4;
-/// Most that the other one's p99 may be, us.
+/// Bar: the reader's p99, us.
 const P99_US: f64 = 5000.0;
 
 /// Runs the part.
@@ -33,7 +34,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         report.not_run("BLOCK_STATUS beside a reader", "no nbdinfo");
         return Ok(());
     }
-    // A disk takes minutes for the pieces of more; 4 GiB in memory: `--size 4G --dir /dev/shm`.
+    // On a disk more pieces take minutes; for 4 GiB in memory use `--size 4G --dir /dev/shm`.
     let size = options.size_or(16 << 20, 256 << 20);
     let image = Image::create(&options.dir, "nbd-status", MIB, options.keep)?;
     write_every_other(&image, size)?;
@@ -55,7 +56,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     for ((name, kind), maps) in usable.iter().zip(&maps) {
         let image = &image;
         variants.push(Variant::new(name, move |turn| {
-            // One server at a time: the image is locked.
+            // One server at a time, because each locks the image.
             let server = Server::start(kind, image.path(), None, None)?;
             let job = FioJob {
                 rw: "randread",
@@ -107,7 +108,7 @@ fn write_every_other(image: &Image, size: u64) -> Result<()> {
     made(file.sync_all())
 }
 
-/// The end of the measurement, which a thread that waits for a program observes at once.
+/// Signals the end of the measurement; a thread that waits for a program observes it at once.
 struct Over(OwnedFd);
 
 impl Over {
@@ -126,7 +127,7 @@ impl Over {
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Waits for it, or for the end of a program; true if it came.
+    /// Waits for the signal, or for the end of a program; true if it was the signal.
     fn wait_or_end_of(&self, child: &Child) -> Result<bool> {
         let failed = |e: rustix::io::Errno| Error::from_io("wait for nbdinfo", e.into());
         let pid = Pid::from_raw(child.id() as i32).expect("a program has a number");
@@ -142,7 +143,7 @@ impl Over {
     }
 }
 
-/// One who asks for the whole map; ended on drop.
+/// A program that queries the complete map; killed on drop.
 struct Asking(Child);
 
 impl Drop for Asking {
@@ -152,7 +153,7 @@ impl Drop for Asking {
     }
 }
 
-/// Runs `client` while others ask for the map.
+/// Runs `client` while other clients query the map.
 fn beside(uri: &str, maps: &AtomicU64, client: impl FnOnce() -> Result<Slice>) -> Result<Slice> {
     let over = Over::new()?;
     std::thread::scope(|scope| {
@@ -168,7 +169,8 @@ fn beside(uri: &str, maps: &AtomicU64, client: impl FnOnce() -> Result<Slice>) -
     })
 }
 
-/// At a low priority: it is the server that the reader is to wait for, if for anybody.
+/// Runs with low priority, so that the reader competes with these clients for the server, not for
+/// the CPU.
 fn ask(uri: &str, maps: &AtomicU64, over: &Over) -> Result<()> {
     while !over.is_set() {
         let mut command = Command::new("nice");

@@ -1,10 +1,10 @@
-//! Charts as SVG text: bars when every series has one value, lines otherwise. The library plotters
-//! draws them; the page needs nothing from elsewhere.
+//! Charts as SVG text: bars if every series has one value, lines otherwise. The library plotters
+//! draws them; the page loads nothing from elsewhere.
 //!
-//! Invariants: V1 what comes from outside (titles, labels, units) is escaped. V2 no NaN or
-//! infinity reaches a coordinate: such a bar says "no value", such a point leaves a gap. V3 the
-//! value axis holds zero. V4 each colour is one of this file, by which the page replaces it in a
-//! dark theme.
+//! Invariants: V1 text from results (titles, labels, units) is escaped. V2 no NaN or infinity
+//! reaches a coordinate: such a bar has the label "no value", such a point leaves a gap. V3 the
+//! value axis includes zero. V4 all colours are constants of this file, which the page replaces in
+//! its dark theme.
 
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
@@ -20,9 +20,9 @@ const LINE: u32 = 22;
 /// Height of a bar with its label, and of the axis below all bars.
 const BAR_ROW: u32 = 42;
 const BAR_AXIS: u32 = 56;
-/// Size of texts, 1.24 times what the SVG says.
+/// Font size, 1.24 times the size in the SVG.
 const TEXT: f64 = 17.0;
-/// Colours of series, as `page.css` knows them (V4).
+/// Colours of series, which `page.css` also contains (V4).
 const SERIES: [RGBColor; 8] = [
     RGBColor(0x16, 0x68, 0xb8),
     RGBColor(0xd9, 0x70, 0x1a),
@@ -33,10 +33,10 @@ const SERIES: [RGBColor; 8] = [
     RGBColor(0xb8, 0x26, 0x4f),
     RGBColor(0x1f, 0x9a, 0xa5),
 ];
-/// Colours of bars: of Forebay, and of the others.
+/// Colours of bars: Forebay, others.
 const OURS: RGBColor = SERIES[0];
 const OTHER: RGBColor = RGBColor(0x9a, 0xa7, 0xb2);
-/// Colours of grid and axes, and of texts.
+/// Colours of the grid, the axes, and text.
 const GRID: RGBColor = RGBColor(0xd9, 0xde, 0xe2);
 const AXIS: RGBColor = RGBColor(0x5b, 0x66, 0x70);
 const INK: RGBColor = RGBColor(0x1c, 0x21, 0x26);
@@ -45,22 +45,22 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 type Field<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
-/// What a chart shows.
+/// Content of a chart.
 #[derive(Clone, Copy, Debug)]
 pub struct Chart<'a> {
-    /// Its title.
+    /// The title of the chart.
     pub title: &'a str,
     /// Unit of the values.
     pub unit: &'a str,
-    /// What the x axis of lines counts.
+    /// Unit of the x axis of lines.
     pub x: &'a str,
     /// Label and values of each series.
     pub series: &'a [(String, Vec<f64>)],
-    /// Marked moments of lines: a word, and its position on the x axis.
+    /// Marks on the x axis of lines: label and position.
     pub marks: &'a [(String, f64)],
 }
 
-/// Text for HTML and SVG, inside and outside of quotes.
+/// Escapes text for HTML and SVG, inside and outside of quotes.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -76,7 +76,7 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// A value for an axis or a bar: at most four digits, `k` from 10,000, then `M` and `G`.
+/// Formats a value for an axis or a bar: at most four digits, `k` from 10,000, then `M` and `G`.
 pub fn short(value: f64) -> String {
     let size = value.abs();
     let (scaled, letter) = match size {
@@ -97,7 +97,7 @@ pub fn short(value: f64) -> String {
     format!("{text}{letter}")
 }
 
-/// The chart as one `svg` element, with its legend below if it has lines; empty without values.
+/// Draws a chart as one `svg` element, followed by a legend if it has lines; empty without values.
 pub fn draw(chart: &Chart<'_>) -> String {
     let points = chart.series.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
     let height = match points {
@@ -108,15 +108,15 @@ pub fn draw(chart: &Chart<'_>) -> String {
     let mut svg = String::new();
     let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
     let drawn = if points == 1 { bars(chart, &area) } else { lines(chart, points, &area) };
-    // A string takes everything that is written to it.
+    // Writing to a string cannot fail.
     drawn.and_then(|()| area.present()).expect("drawing to memory succeeds");
     drop(area);
     let legend = if points == 1 { String::new() } else { legend(chart) };
     format!("{}{legend}", titled(chart, height, &svg))
 }
 
-/// A chart of lines as a file of its own: white below it, the title above it, and a line of the
-/// legend for each series at its end. Empty without values.
+/// Draws a chart of lines as a complete file: white background, title above, and one legend line
+/// per series below. Empty without values.
 pub fn file(chart: &Chart<'_>) -> String {
     let inner = draw(chart);
     let Some(inner) = inner.split_once("</svg>").map(|(svg, _)| svg) else { return inner };
@@ -145,7 +145,7 @@ pub fn file(chart: &Chart<'_>) -> String {
     out
 }
 
-/// The `svg` element with a name for readers that do not see it, and as wide as its place.
+/// Adds a label for screen readers to the `svg` element, and makes it as wide as its container.
 fn titled(chart: &Chart<'_>, height: u32, svg: &str) -> String {
     let label = escape(&format!("{} ({})", chart.title, chart.unit));
     let content = svg.split_once("<svg").and_then(|(_, rest)| rest.split_once('>'));
@@ -177,7 +177,7 @@ fn is_ours(label: &str) -> bool {
     label.starts_with("ours")
 }
 
-/// Horizontal bars, each below its label, with its value at the right edge.
+/// Draws horizontal bars, each below its label, with its value at the right edge.
 fn bars(chart: &Chart<'_>, area: &Area<'_>) -> Drawn {
     let (range, rows) = (range(chart), chart.series.len() as f64);
     let (low, high) = (range.start, range.end);
@@ -215,7 +215,7 @@ fn bars(chart: &Chart<'_>, area: &Area<'_>) -> Drawn {
     Ok(())
 }
 
-/// One line for each series. Points count from 1: the first second is second 1.
+/// Draws one line for each series. Points count from 1: the first second is second 1.
 fn lines(chart: &Chart<'_>, points: usize, area: &Area<'_>) -> Drawn {
     let range = range(chart);
     let high = range.end;
@@ -290,7 +290,8 @@ mod tests {
         bars.filter_map(width).collect()
     }
 
-    /// Texts are escaped (V1), odd values have no bar (V2), colours are those of the page (V4).
+    /// Texts are escaped (V1), non-finite values have no bar (V2), colours are those of the page
+    /// (V4).
     #[test]
     fn chart_of_one_value_each_has_bars() {
         let svg = chart(&series(&[("ours<1>", &[10.0]), ("kernel", &[5.0]), ("x", &[f64::NAN])]));
@@ -329,7 +330,7 @@ mod tests {
         assert_eq!(file(&Chart { series: &[], ..chart }), "");
     }
 
-    /// V1, V2: a mark is a line with its word; one that is no number is left out.
+    /// V1, V2: a mark is a line with its label; a mark at NaN is omitted.
     #[test]
     fn chart_marks_moments_of_lines() {
         let series = series(&[("a", &[1.0, 2.0, 3.0])]);
@@ -361,7 +362,7 @@ mod tests {
         }
     }
 
-    /// The value axis holds zero (V3).
+    /// The value axis includes zero (V3).
     #[test]
     fn chart_axis_holds_zero() {
         for (values, low, high) in [([37.0, 911.0], 0.0, 911.0), ([-3.0, -4.0], -4.0, 0.0)] {

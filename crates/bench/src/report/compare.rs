@@ -1,23 +1,21 @@
-//! A comparison of two runs of the same benches: by how much each cell and each judged ratio has
-//! moved.
+//! Comparison of two runs of the same benches: the change of each cell and each judged ratio.
 //!
-//! Invariants: C1 a change is new over old, turned so that below 1 is worse. C2 the worst comes
-//! first. C3 what is within the noise of its bench is not flagged; what only one of the runs has is
-//! named. C4 quick runs are refused.
+//! Invariants: C1 a change is new over old, inverted where less is better, so that below 1 is
+//! worse. C2 the worst change comes first. C3 a change within the noise of its bench is not
+//! flagged; figures of only one run are listed. C4 quick runs are refused.
 
 use crate::report::model::{median, number};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Least noise of a bench: two runs of the same program differ by so much.
+/// Least noise of a bench: two runs of the same program differ by this much.
 const NOISE_MIN: f64 = 0.03;
 
-/// Figures of a bench by name: value, and whether less is better.
+/// Figures of a bench by name, each with its value and whether less is better.
 type Figures = BTreeMap<String, (f64, bool)>;
 
-/// The noise of a bench in a run: the median over its rows of how far its rounds lie from their
-/// middle, as a share of it.
+/// The noise of a bench in a run: the median over its rows of the relative spread of its rounds.
 fn noise(found: &Value) -> f64 {
     let rows = found["rows"].as_array().into_iter().flatten();
     let spread = |row: &Value| {
@@ -29,7 +27,7 @@ fn noise(found: &Value) -> f64 {
     if spreads.is_empty() { NOISE_MIN } else { median(&spreads).max(NOISE_MIN) }
 }
 
-/// Its cells, and its ratios that have a goal: others have no better side.
+/// The cells, and the ratios that have a bar: for others neither direction is better.
 fn figures(found: &Value) -> Figures {
     let list = |key: &str| found[key].as_array().cloned().unwrap_or_default();
     let text = |item: &Value, key: &str| item[key].as_str().unwrap_or("?").to_string();
@@ -51,7 +49,7 @@ fn figures(found: &Value) -> Figures {
     all
 }
 
-/// One figure in both runs.
+/// One figure with its values in both runs.
 struct Moved {
     bench: String,
     what: String,
@@ -61,13 +59,14 @@ struct Moved {
     noise: f64,
 }
 
-/// C1. A figure that was 0, or is, has no ratio: it is the same, or infinitely better or worse.
+/// The change of a figure (C1). If one of the values is 0, it is 1 or infinite.
 fn change(old: f64, new: f64, less: bool) -> f64 {
     let (from, to) = if less { (new, old) } else { (old, new) };
     if from == to { 1.0 } else { to / from }
 }
 
-/// The table, and how many figures are worse outside the noise. The text of an error is for people.
+/// The table, and the number of figures that are worse outside the noise. Errors are texts for the
+/// user.
 pub fn table(old: &[Value], new: &[Value]) -> Result<(String, usize), String> {
     if let Some(quick) = old.iter().chain(new).find(|value| value["quick"] == true) {
         return Err(format!("{}: a quick run gives no figures to compare", quick["bench"]));
@@ -141,8 +140,8 @@ mod tests {
             "bars": [{ "name": "p999", "value": latency, "bar": 1.0, "good": "<=", "met": true }] })
     }
 
-    /// C1..C4: nothing compared two runs, so a regression was seen only by a reader who remembered
-    /// the old figure.
+    /// C1..C4. The story: without a comparison, a regression was noticed only by readers who
+    /// remembered the old figure.
     #[test]
     fn the_worst_comes_first_and_noise_is_not_flagged() {
         let (text, worse) = table(&[run(1.0, 0.5, 1.0)], &[run(0.9, 1.0, 1.0)]).unwrap();
@@ -151,7 +150,7 @@ mod tests {
         assert!(lines[3].starts_with("| 0.900 | `uncached` | O_DIRECT: reads |"), "{text}");
         assert!(lines[3].contains("WORSE") && !lines[4].contains("WORSE"), "{text}");
         assert_eq!(worse, 2);
-        // The same in a run whose rounds lie 15 % around their middle.
+        // The same change in a run whose rounds spread by 15 %.
         let (text, worse) = table(&[run(1.0, 0.5, 15.0)], &[run(0.9, 0.4, 1.0)]).unwrap();
         assert!(worse == 0 && text.contains("better") && text.contains("15 %"), "{text}");
         let mut other = run(1.0, 0.5, 1.0);

@@ -1,13 +1,12 @@
-//! Which figures docs/figures.md shows whatever they are, and what they mean, for people.
+//! The figures that docs/figures.md always shows, with descriptions for readers.
 //!
-//! Invariant: R4 a figure is in here once. What missed its goal is shown in any case (R2), so
-//! nothing hangs on being in here but a name that people understand, and "not run" where it was
-//! not.
+//! Invariant: R4 each figure is listed once. Figures that missed their goal are shown in any case
+//! (R2). So being listed adds only a readable description, and "not run" if the figure is missing.
 
-/// A figure: bench, name of the ratio, what it is.
+/// A figure: bench, name of the ratio, description.
 pub type Fact = (&'static str, &'static str, &'static str);
 
-/// Of the engine over raw images.
+/// Figures of raw images.
 pub const ENGINE: &[Fact] = &[
     ("dirty", "write_amplification_raw", "bytes written per byte changed, random writes of 4 KiB"),
     ("dirty", "write_amplification_folio_mode", "the same, written back by folio of 64 KiB"),
@@ -57,7 +56,7 @@ pub const ENGINE: &[Fact] = &[
     ("database", "itself_lookups_vs_best_kernel", "the same, over the kernel's best way"),
 ];
 
-/// Of volumes and mounts.
+/// Figures of volumes and mounts.
 pub const VOLUMES: &[Fact] = &[
     ("volume", "sync_vs_xfs", "4 KiB writes, each with fsync, 1 thread, over XFS on a loop"),
     ("volume", "sync_vs_host", "the same, over the host's ext4"),

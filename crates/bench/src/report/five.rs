@@ -1,26 +1,26 @@
-//! The five behaviours on five lines: promise, baseline, patch, ours, kernel, and how many lines
-//! of the checklist tests hold. Made from the JSON of the benches, live or saved.
+//! The table of the five behaviours: promise, baseline, patch, Forebay, kernel, and how many lines
+//! of the checklist tests verify. It is made from JSON results.
 //!
-//! The tests column is compiled in from `docs/lineage.md`, whose freshness `cargo xtask lineage
-//! --check` holds.
+//! The tests column comes from `docs/lineage.md` at compile time; `cargo xtask lineage --check`
+//! verifies that file.
 
 use serde_json::Value;
 use std::fmt::Write;
 
-/// What `cargo xtask lineage` wrote.
+/// The file that `cargo xtask lineage` writes.
 const LINEAGE: &str = include_str!("../../../../docs/lineage.md");
 
 /// One behaviour.
 pub struct Behaviour {
     /// Name of its bench, and of its line in `docs/lineage.md`.
     pub bench: &'static str,
-    /// What it is.
+    /// The name of the behaviour in words.
     pub title: &'static str,
-    /// What it promises, for runs in which the bench said nothing.
+    /// The promise of the behaviour, for results that contain none.
     pub promise: &'static str,
 }
 
-/// In the order in which they are always shown.
+/// The behaviours in their fixed order.
 pub const BEHAVIOURS: [Behaviour; 5] = [
     Behaviour {
         bench: "dirty",
@@ -49,7 +49,7 @@ pub const BEHAVIOURS: [Behaviour; 5] = [
     },
 ];
 
-/// One line, every column a text.
+/// One line of the table, with every column as text.
 #[derive(Debug)]
 pub struct Line {
     /// Name of the bench.
@@ -63,7 +63,7 @@ pub struct Line {
 /// Names of the columns.
 pub const COLUMNS: [&str; 6] = ["promise", "baseline", "patch", "ours", "kernel", "tests"];
 
-/// The lines of all five, from what these benches found.
+/// The lines of all five behaviours, from these results.
 pub fn lines(found: &[Value]) -> Vec<Line> {
     BEHAVIOURS.iter().map(|behaviour| line(behaviour, found)).collect()
 }
@@ -101,8 +101,8 @@ pub fn missed(found: &Value) -> Vec<String> {
     missed.collect()
 }
 
-/// `n of m lines held`, from the table that starts `docs/lineage.md`: rows
-/// `| bench | checklist | held | lines |`.
+/// `n of m lines held`, from the table at the start of `docs/lineage.md`, whose rows are `| bench |
+/// checklist | held | lines |`.
 fn tests_of(lineage: &str, bench: &str) -> String {
     for row in lineage.lines() {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
@@ -118,7 +118,7 @@ fn tests_of(lineage: &str, bench: &str) -> String {
     "-".to_string()
 }
 
-/// Widths of name and columns on the terminal; with two spaces between them 118 characters.
+/// Widths of the name and the columns on a terminal; with two spaces between them 118 characters.
 const WIDTHS: [usize; 7] = [8, 26, 15, 15, 15, 16, 11];
 
 /// The table for a terminal, with a `MISS` below a line for each missed ratio.
@@ -126,7 +126,7 @@ pub fn table(found: &[Value]) -> String {
     table_of(found, true)
 }
 
-/// The table without a judgement: for runs that are small and short.
+/// The table without verdicts, for quick runs.
 pub fn shown(found: &[Value]) -> String {
     table_of(found, false)
 }
@@ -149,7 +149,7 @@ fn table_of(found: &[Value], judged: bool) -> String {
     out
 }
 
-/// One row, each cell broken at spaces to its width.
+/// Appends one row, with each cell wrapped to its width.
 fn put(out: &mut String, cells: &[&str]) {
     let broken: Vec<Vec<String>> =
         cells.iter().zip(WIDTHS).map(|(cell, width)| wrap(cell, width)).collect();
@@ -164,7 +164,7 @@ fn put(out: &mut String, cells: &[&str]) {
     }
 }
 
-/// Lines of at most `width` characters; a longer word has a line of its own.
+/// Wraps text to lines of at most `width` characters; a longer word gets its own line.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

@@ -1,9 +1,8 @@
-//! One page of what benches found: tables, pictures, verdicts, and the command behind each.
+//! The HTML page of results: tables, charts, verdicts, and the command of each bench.
 //!
-//! Invariants: W1 the page needs nothing from elsewhere: style and pictures are in it, there is
-//! no script. W2 every text that comes from a result is escaped. W3 a missing or odd value in a
-//! saved result shows as `n/a` and is never a panic. W4 a quick run says so at the top and at
-//! its bench.
+//! Invariants: W1 the page loads nothing: style and charts are embedded, there is no script. W2
+//! every text from a result is escaped. W3 a missing or invalid value in a saved result shows as
+//! `n/a` and never panics. W4 a quick run is marked at the top and at its bench.
 
 use crate::report::chart::{self, Chart, draw, escape};
 use crate::report::five::{self, BEHAVIOURS, COLUMNS};
@@ -12,12 +11,12 @@ use serde_json::Value;
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("page.css");
-/// Benches that are no behaviour of the five, in the order in which they are shown.
+/// Benches other than the five behaviours, in their fixed order.
 const MORE: [(&str, &str); 3] =
     [("hit", "More: cached data"), ("nbd", "More: over NBD"), ("memcg", "More: memory bound")];
 const QUICK: &str = "Quick run: small and short: not for quoting.";
 
-/// The page, from one JSON object for each bench.
+/// The page for one JSON object per bench.
 pub fn page(found: &[Value]) -> String {
     let mut out = String::new();
     out.push_str("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
@@ -50,7 +49,7 @@ fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value[key].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A number as people read it; thousands are set apart.
+/// A number for readers, with thousands separated.
 fn figure(value: &Value) -> String {
     let plain = number(value.as_f64().unwrap_or(f64::NAN));
     let digits = plain.trim_start_matches('-');
@@ -158,7 +157,7 @@ fn section(out: &mut String, bench: &str, title: &str, promise: &str, found: &[V
     items(out, own);
 }
 
-/// Every ratio, and how far it is from its bar.
+/// Every ratio, and its distance from its bar.
 fn ratios(out: &mut String, own: &Value) {
     let (ratios, bars) = (list(own, "ratios"), list(own, "bars"));
     if ratios.is_empty() {
@@ -202,7 +201,7 @@ fn ratios(out: &mut String, own: &Value) {
     out.push_str("</table></div>\n");
 }
 
-/// Per rival the worst and the best cell.
+/// For each rival the worst and the best cell.
 fn cells(out: &mut String, own: &Value) {
     let all = extremes(own);
     if all.is_empty() {
@@ -222,12 +221,12 @@ fn cells(out: &mut String, own: &Value) {
     out.push_str("</table></div>\n");
 }
 
-/// A bar is written as it was set: `0.97`, `1`, `250`.
+/// A bar as it was set: `0.97`, `1`, `250`.
 fn figure_of_bar(bar: &Value) -> String {
     bar.as_f64().map_or_else(|| "n/a".to_string(), |bar| bar.to_string())
 }
 
-/// A meter of the value, with its bar as the mark in the middle; empty where there is no scale.
+/// A meter of the value, with the bar as a mark in the middle; empty if there is no scale.
 fn meter(value: Option<f64>, bar: Option<f64>) -> String {
     let (Some(value), Some(bar)) = (value, bar) else { return String::new() };
     if bar <= 0.0 || value < 0.0 {
@@ -249,7 +248,7 @@ fn pictures(out: &mut String, bench: &str, own: &Value) {
     out.push_str("</div>\n");
 }
 
-/// A plot of the JSON as SVG text, with the series whose labels are wanted.
+/// Draws a plot of the JSON as SVG text, with the series that are `wanted`.
 fn picture(
     plot: &Value,
     wanted: impl Fn(&str) -> bool,
@@ -269,8 +268,8 @@ fn picture(
     draw(&Chart { title, unit, x, series: &series, marks: &marks })
 }
 
-/// The first picture of saved results as a file of its own, with the named series; all if none is
-/// named. `None`: there is none, or it has no such series.
+/// The first plot of saved results as a complete file, with the named series, or all if none is
+/// named. `None`: there is no plot, or no such series.
 pub fn first_picture(found: &[Value], series: &[String]) -> Option<String> {
     let plot = found.iter().flat_map(|own| list(own, "plots")).next()?;
     let all = series.is_empty();
@@ -306,7 +305,7 @@ fn rows(out: &mut String, own: &Value) {
     out.push_str("</table></div></details>\n");
 }
 
-/// What was not run, and the notes.
+/// Parts that were not run or failed, and the notes.
 fn items(out: &mut String, own: &Value) {
     for (name, title) in [("not_run", "Not run"), ("failed", "Failed")] {
         let items = list(own, name);
@@ -361,7 +360,7 @@ mod tests {
         describe("dirty", "what <it> is", &args, &report, json!({ "cpu": "Xeon <3>", "cpus": 2 }))
     }
 
-    /// W1, W2.
+    /// W1, W2: text from results is escaped, and nothing is loaded.
     #[test]
     fn what_comes_from_results_is_escaped() {
         let page = page(&[result(false)]);
@@ -379,7 +378,7 @@ mod tests {
         assert!(!page.contains("not for quoting"), "it was no quick run");
     }
 
-    /// W4: and a quick run says so.
+    /// W4: verdicts are marked, and a quick run is, too.
     #[test]
     fn verdicts_are_marked() {
         let page = page(&[result(true)]);
@@ -406,7 +405,7 @@ mod tests {
         );
     }
 
-    /// W3.
+    /// W3: invalid results give a page without a panic.
     #[test]
     fn odd_results_make_a_page() {
         let odd = json!({ "bench": "x<y", "rows": [{}, 3, null], "ratios": [{ "name": 1 }], "bars": 7,

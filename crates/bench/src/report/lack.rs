@@ -1,13 +1,13 @@
-//! What a machine lacks, told from what went wrong.
+//! Distinguishes errors that a lack of the machine explains from failures.
 //!
-//! Invariant: K1 only a lack is "not run"; any other error of a part has failed, and so has the
+//! Invariant: K1 only a lack is "not run"; with any other error the part has failed, and so has the
 //! bench.
 
 use forebay_base::{Error, ErrorKind};
 
-/// Whether this says that the machine has not what is asked for: the kernel or a program cannot do
-/// it, a program is [not installed](not_installed), or only root may. Nothing else that is not
-/// found is a lack: a file, a name in a volume, or a part of this program.
+/// Whether the machine lacks something: the kernel or a program does not support it, a program is
+/// [not installed](not_installed), or it needs root. A file, a name in a volume or a part of this
+/// program that is missing is a failure.
 pub fn is_lack(e: &Error) -> bool {
     match e.kind() {
         ErrorKind::Unsupported => true,
@@ -16,12 +16,12 @@ pub fn is_lack(e: &Error) -> bool {
     }
 }
 
-/// A program that this machine does not have, which is a lack.
+/// The error for a program that is not installed, which is a lack.
 pub fn not_installed(op: &'static str, text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Unsupported, op, text)
 }
 
-/// A program that did not start: what is not there is a lack.
+/// The error for a program that did not start; if it does not exist, that is a lack.
 pub fn not_started(program: &str, e: std::io::Error) -> Error {
     match e.kind() {
         std::io::ErrorKind::NotFound => {
@@ -36,8 +36,8 @@ mod tests {
     use super::*;
     use crate::report::model::Report;
 
-    /// K1. A volume that was full too early was "not run  sustained on volume: no space left", and
-    /// the step that runs the benches was green.
+    /// K1. The story: a volume that was full too early gave "not run  sustained on volume: no space
+    /// left", and the CI step of the benches passed.
     #[test]
     fn k1_a_lack_is_not_run_and_all_else_has_failed() {
         let os = |code| Error::from_io("write", std::io::Error::from_raw_os_error(code));
@@ -58,7 +58,8 @@ mod tests {
         let mut all = Report::default();
         all.absorb(report);
         assert_eq!(all.failed(), 3);
-        // The story: a bench whose own helper was not there said "not run", and exited with 0.
+        // The story: a bench whose own helper program was missing reported "not run", and exited
+        // with 0.
         let gone = Error::new(ErrorKind::NotFound, "start worker", "no program to start");
         all.left_out("a helper of our own", gone);
         all.left_out("a name", Error::new(ErrorKind::NotFound, "lookup", "no such file"));

@@ -1,6 +1,7 @@
-//! What a bench found: rows, ratios, bars, and what was not run. Printed as a table and written as
-//! one JSON object (`bench`, `machine`, `rows`, `ratios`, `bars`, `notes`, `not_run`, `failed`,
-//! `summaries`, `plots`). The page of [`crate::report::html`] is made from such objects alone.
+//! Results of a bench: rows, ratios, bars, and parts that were not run. They are printed as a table
+//! and written as one JSON object (`bench`, `machine`, `rows`, `ratios`, `bars`, `notes`,
+//! `not_run`, `failed`, `summaries`, `plots`). The page of [`crate::report::html`] is made from
+//! such objects alone.
 
 use crate::report::lack::is_lack;
 use forebay_base::{Error, Result};
@@ -17,7 +18,7 @@ pub enum Good {
     AtMost,
     /// The value must stay below the bar.
     Below,
-    /// The value must be the bar, save for rounding.
+    /// The value must equal the bar, apart from rounding.
     Exactly,
 }
 
@@ -63,7 +64,7 @@ impl Bar {
     }
 }
 
-/// What ours reached in one cell of a table over one rival.
+/// Forebay over one rival in one cell of a table.
 #[derive(Clone, Debug)]
 struct Cell {
     rival: String,
@@ -71,42 +72,42 @@ struct Cell {
     value: f64,
 }
 
-/// One behaviour on one line: what it promises, and its figure by strategy. Figures are texts with
-/// their unit, "-" where there is none.
+/// One behaviour on one line: its promise, and its figure by strategy. Figures are texts with their
+/// unit, "-" if there is none.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Name of the bench.
     pub behaviour: &'static str,
     /// The promise, in a few words.
     pub promise: String,
-    /// How it was before the patch.
+    /// Figure before the patch.
     pub baseline: String,
-    /// With the patch's strategy.
+    /// Figure with the patch's strategy.
     pub patch: String,
-    /// With ours.
+    /// Figure with Forebay's strategy.
     pub ours: String,
-    /// The kernel of this machine.
+    /// Figure of the kernel of this machine.
     pub kernel: String,
 }
 
-/// A picture for the page: bars (one value each) or lines (a value per x).
+/// A plot for the page: bars (one value each) or lines (a value per x).
 #[derive(Clone, Debug, Default)]
 pub struct Plot {
     /// Name of the bench that it belongs to.
     pub behaviour: &'static str,
-    /// What is seen.
+    /// The title of the plot.
     pub title: String,
     /// Unit of the values.
     pub unit: String,
     /// Label and values of each series; one value makes a bar, more make a line.
     pub series: Vec<(String, Vec<f64>)>,
-    /// What the x axis of lines counts.
+    /// Unit of the x axis of lines.
     pub x: String,
-    /// Moments of lines that are marked: a word, and where, as the x axis counts.
+    /// Marks on the x axis of lines: label and position.
     pub marks: Vec<(String, f64)>,
 }
 
-/// The findings of one bench, or of several under the name `all`.
+/// Results of one bench, or of several under the name `all`.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     rows: Vec<Row>,
@@ -116,20 +117,20 @@ pub struct Report {
     not_run: Vec<(String, String)>,
     failed: Vec<(String, String)>,
     cells: Vec<Cell>,
-    /// A quick run shows figures and judges none of them.
+    /// A quick run shows figures without judging them.
     pub quick: bool,
     /// A line for each behaviour.
     pub summaries: Vec<Summary>,
-    /// Pictures.
+    /// Plots for the page.
     pub plots: Vec<Plot>,
 }
 
-/// Median of the values; NaN when there are none.
+/// Median of the values; NaN if there are none.
 pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
-/// The `q` quantile (0..=1), between neighbours by straight line; NaN when there are none.
+/// The `q` quantile (0..=1), interpolated linearly; NaN if there are no values.
 pub fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
     if sorted.is_empty() {
@@ -142,12 +143,12 @@ pub fn quantile(values: &[f64], q: f64) -> f64 {
 }
 
 impl Report {
-    /// Nothing yet, of a quick run or not.
+    /// An empty report.
     pub fn new(quick: bool) -> Self {
         Self { quick, ..Self::default() }
     }
 
-    /// One row: all runs of one metric of one variant.
+    /// Adds a row: one metric of one variant, with a value per round.
     pub fn row(&mut self, variant: &str, metric: &str, unit: &'static str, values: &[f64]) {
         if values.iter().any(|v| v.is_finite()) {
             let (variant, metric) = (variant.to_string(), metric.to_string());
@@ -155,25 +156,26 @@ impl Report {
         }
     }
 
-    /// A ratio without a bar.
+    /// Adds a ratio without a bar.
     pub fn ratio(&mut self, name: &str, value: f64) {
         self.ratios.push((name.to_string(), value));
     }
 
-    /// A ratio and the bar it is held against.
+    /// Adds a ratio with its bar.
     pub fn ratio_with_bar(&mut self, name: &str, value: f64, good: Good, bar: f64) {
         self.ratio(name, value);
         self.bars.push(Bar { name: name.to_string(), value, bar, good });
     }
 
-    /// A ratio and its bar, which this run cannot be judged by; the reason goes into a note.
+    /// Adds a ratio with a bar by which this run cannot be judged; the caller adds a note with the
+    /// reason.
     pub fn ratio_unjudged(&mut self, name: &str, value: f64, good: Good, bar: f64) {
         self.ratio(name, value);
         self.bars.push(Bar { name: name.to_string(), value: f64::NAN, bar, good });
     }
 
-    /// Ours over a rival in one cell; more is better. The best and the worst cell against each
-    /// rival are shown together.
+    /// Adds a ratio of Forebay to a rival in one cell; more is better. The best and the worst cell
+    /// of each rival are shown together.
     pub fn cell(&mut self, rival: &str, cell: &str, value: f64) {
         self.cells.push(Cell { rival: rival.to_string(), cell: cell.to_string(), value });
     }
@@ -184,34 +186,34 @@ impl Report {
         cells.map(of).collect()
     }
 
-    /// A remark that a reader needs to judge the numbers.
+    /// Adds a remark that a reader needs to judge the figures.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
     }
 
-    /// Names something that could not be run, and why.
+    /// Reports a part that was not run, and why.
     pub fn not_run(&mut self, what: &str, why: impl std::fmt::Display) {
         self.not_run.push((what.to_string(), why.to_string()));
     }
 
-    /// A part that ended with an error: not run where the machine lacks something, failed
-    /// otherwise.
+    /// Reports a part that ended with an error: as not run if the machine lacks something,
+    /// otherwise as failed.
     pub fn left_out(&mut self, what: &str, e: impl std::borrow::Borrow<Error>) {
         let e = e.borrow();
         if is_lack(e) { self.not_run(what, e) } else { self.fail(what, e) }
     }
 
-    /// Names something that went wrong: the bench has failed.
+    /// Reports a failure: the bench has failed.
     pub fn fail(&mut self, what: &str, why: impl std::fmt::Display) {
         self.failed.push((what.to_string(), why.to_string()));
     }
 
-    /// How many things went wrong.
+    /// Number of failures.
     pub fn failed(&self) -> usize {
         self.failed.len()
     }
 
-    /// Takes over everything another report holds.
+    /// Adds everything from another report.
     pub fn absorb(&mut self, other: Report) {
         self.rows.extend(other.rows);
         self.ratios.extend(other.ratios);
@@ -224,12 +226,12 @@ impl Report {
         self.plots.extend(other.plots);
     }
 
-    /// How many bars were missed. A ratio whose variants did not run is not a miss.
+    /// Number of missed bars. A ratio whose variants did not run is not a miss.
     pub fn missed(&self) -> usize {
         self.bars.iter().filter(|bar| self.met(bar) == Some(false)).count()
     }
 
-    /// How many bars were not judged: a variant did not run, or the run was a quick one.
+    /// Number of bars that were not judged: a variant did not run, or the run was a quick one.
     pub fn unjudged(&self) -> usize {
         self.bars.iter().filter(|bar| self.met(bar).is_none()).count()
     }
@@ -238,7 +240,7 @@ impl Report {
         bar.met().filter(|_| !self.quick)
     }
 
-    /// The table for people.
+    /// The results as a table for readers.
     pub fn table(&self) -> String {
         let mut out = String::new();
         let wide = |f: fn(&Row) -> usize| self.rows.iter().map(f).max().unwrap_or(7).max(7);
@@ -289,7 +291,7 @@ impl Report {
         out
     }
 
-    /// The JSON object.
+    /// The results as a JSON object.
     pub fn to_json(&self, bench: &str, machine: Value) -> Value {
         let rows = self.rows.iter().map(|row| {
             let (low, mid, high) = spread(&row.values);
@@ -338,7 +340,7 @@ impl Plot {
     }
 }
 
-/// One line for the head of the table.
+/// Describes the machine in one line, for the head of the table.
 pub fn machine_line(machine: &Value) -> String {
     let text = |key: &str| machine[key].as_str().unwrap_or("?").to_string();
     format!(
@@ -354,22 +356,22 @@ pub fn machine_line(machine: &Value) -> String {
     )
 }
 
-/// Against one rival: the number of cells, the worst and the best, each with its name.
+/// Results against one rival: the number of cells, the worst and the best, each with its name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Extremes {
-    /// Who.
+    /// Name of the rival.
     pub rival: String,
-    /// How many cells.
+    /// Number of cells.
     pub count: usize,
-    /// In how many of them ours is at least even.
+    /// Number of cells in which Forebay is at least equal.
     pub ahead: usize,
-    /// Name and value of the cell in which ours does worst.
+    /// Name and value of Forebay's worst cell.
     pub worst: (String, f64),
-    /// And of the one in which it does best.
+    /// Name and value of Forebay's best cell.
     pub best: (String, f64),
 }
 
-/// The rivals of a bench's JSON object in the order in which they came, with the extreme cells.
+/// The rivals in a bench's JSON object, in order, with their extreme cells.
 pub fn extremes(found: &Value) -> Vec<Extremes> {
     let mut all: Vec<Extremes> = Vec::new();
     for cell in found["cells"].as_array().into_iter().flatten() {
@@ -413,7 +415,7 @@ fn spread(values: &[f64]) -> (f64, f64, f64) {
     (quantile(values, 0.0), median(values), quantile(values, 1.0))
 }
 
-/// A value as tables show it; `n/a` if it is none.
+/// Formats a value for tables; `n/a` if it is not finite.
 pub fn number(value: f64) -> String {
     match value.abs() {
         v if !v.is_finite() => "n/a".into(),
@@ -423,8 +425,8 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// A value next to its bar: with as many digits as it takes to see on which side of it the value
-/// is, so that 0.9796 is never read as the 0.98 that it missed.
+/// Formats a value next to its bar, with enough digits to show on which side of the bar it is. So
+/// 0.9796 is never shown as the 0.98 that it missed.
 pub fn number_beside(value: f64, bar: f64) -> String {
     let side = |shown: &str| shown.parse::<f64>().ok().and_then(|v| v.partial_cmp(&bar));
     let mut shown = number(value);
@@ -494,8 +496,8 @@ mod tests {
         assert_eq!(report.to_json("hit", json!({}))["cells"][1]["cell"], "writes");
     }
 
-    /// Once a median of 57.05 came back from a file as 57.04999..: the page said 57.1 when it was
-    /// made at once and 57.0 when it was made from the saved result.
+    /// The story: a median of 57.05 was read back from a file as 57.04999.. The page showed 57.1
+    /// when it was made directly, and 57.0 when it was made from the saved result.
     #[test]
     fn every_number_comes_back_from_json_as_it_was() {
         let mut seed = 1;

@@ -9,11 +9,11 @@ use std::path::PathBuf;
 pub struct ReportOptions {
     /// JSON of earlier runs, in the order of the command line.
     pub inputs: Vec<PathBuf>,
-    /// Where the page goes.
+    /// Output file of the page.
     pub html: Option<PathBuf>,
-    /// Where the first picture goes, as SVG.
+    /// Output file of the first plot, as SVG.
     pub svg: Option<PathBuf>,
-    /// What it shows: labels of series; all if there are none.
+    /// Labels of the series in that plot; all if empty.
     pub series: Vec<String>,
     /// Print the tables of `docs/figures.md`.
     pub readme: bool,
@@ -25,7 +25,7 @@ pub struct ReportOptions {
 
 /// The subcommand that makes a page from saved JSON.
 pub const REPORT: &str = "report";
-/// The command `report`. What only means something to a run, `ignored`, is accepted and has no
+/// The command `report`. Options in `ignored`, which only concern runs, are accepted and have no
 /// effect.
 pub fn command(ignored: &Command) -> Command {
     let flag = |name: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue);

@@ -1,17 +1,17 @@
-//! The tables of `docs/figures.md` as markdown, from saved results: per rival the worst and the
-//! best cell and in how many cells ours is ahead; then what is no ratio of rates, with its goal,
-//! and every goal that was missed; then the CPU of the servers and their rates.
+//! The tables of `docs/figures.md` as markdown, from saved results. First, per rival, the worst and
+//! the best cell and the number of cells in which Forebay is ahead. Then figures that are no ratio
+//! of rates, with their goals, and every goal that was missed. Then CPU and rates of the servers.
 //!
-//! Invariants: R1 nothing is shown that is not in the results; what has no value says so. R2 what
-//! missed its goal is there, bold, with as many digits as show it. R3 a quick run gives no figures
-//! to quote, so it is refused.
+//! Invariants: R1 only values of the results are shown; a figure without a value says so. R2 a
+//! figure that missed its goal is shown in bold, with enough digits to show the miss. R3 a quick
+//! run is refused, because its figures must not be quoted.
 
 use crate::report::figures::{ENGINE, Fact, VOLUMES};
 use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
 use serde_json::Value;
 use std::fmt::Write;
 
-/// The markdown; the text of an error is for people.
+/// The markdown. Errors are texts for the user.
 pub fn markdown(found: &[Value]) -> Result<String, String> {
     let quick = found.iter().find(|value| value["quick"] == true);
     if let Some(quick) = quick {
@@ -53,7 +53,7 @@ pub fn markdown(found: &[Value]) -> Result<String, String> {
     Ok(out)
 }
 
-/// The figures of each group of which a bench was run.
+/// The figures of each group of which at least one bench was run.
 fn facts(found: &[Value]) -> impl Iterator<Item = &'static Fact> {
     let is_run = |fact: &Fact| found.iter().any(|value| value["bench"] == fact.0);
     let groups = [ENGINE, VOLUMES].map(|group| if group.iter().any(is_run) { group } else { &[] });
@@ -64,7 +64,7 @@ fn named<'a>(own: &'a Value, list: &str, name: &str) -> Option<&'a Value> {
     own[list].as_array()?.iter().find(|item| item["name"] == name)
 }
 
-/// A value as its bar shows it, and the bar (R2).
+/// A value and its bar, with the digits and the mark of R2.
 fn judged(value: f64, bar: &Value) -> (String, String) {
     let limit = bar["bar"].as_f64().unwrap_or(f64::NAN);
     let shown = number_beside(value, limit);
@@ -73,7 +73,7 @@ fn judged(value: f64, bar: &Value) -> (String, String) {
     (shown, format!("{} {limit}{judged}", bar["good"].as_str().unwrap_or("?")))
 }
 
-/// Every other goal that was missed (R2).
+/// Adds every other goal that was missed (R2).
 fn put_missed(out: &mut String, found: &[Value]) {
     for own in found {
         let bench = own["bench"].as_str().unwrap_or("?");
@@ -88,8 +88,7 @@ fn put_missed(out: &mut String, found: &[Value]) {
     }
 }
 
-/// The CPU that each server uses, and its rate: often one core of the client is the
-/// limit.
+/// Adds CPU usage and rate of each server; the rate is often limited by one core of the client.
 fn put_servers(out: &mut String, found: &[Value]) {
     let Some(own) = found.iter().find(|value| value["bench"] == "nbd") else { return };
     let rows: Vec<&Value> = own["rows"].as_array().into_iter().flatten().collect();
@@ -117,7 +116,7 @@ fn put_servers(out: &mut String, found: &[Value]) {
     }
 }
 
-/// A ratio of rates: two digits, or as many as show on which side of 1 it is.
+/// Formats a ratio of rates: two digits, or enough to show on which side of 1 it is.
 fn times(value: f64) -> String {
     let short = if value >= 10.0 { format!("{value:.0}") } else { format!("{value:.2}") };
     let side = |v: f64| v.partial_cmp(&1.0);
@@ -130,7 +129,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// R1, R2, R3.
+    /// R1, R2, R3: the worst and best cells and missed goals are shown.
     #[test]
     fn worst_and_best_and_what_missed_are_shown() {
         let cells = [("reads", 1.25), ("writes", 0.9996), ("both", 24.7)];
@@ -146,7 +145,7 @@ mod tests {
         assert!(text.contains(row), "{text}");
         let row = "| `uncached` | p99.9 of a random write, over RWF_DONTCACHE | **1.004** | <= 1 |";
         assert!(text.contains(row), "{text}");
-        // A miss that no line was made for was nowhere at all.
+        // The story: a missed goal without a line of its own was not shown anywhere.
         assert!(text.contains("| `uncached` | seqwrite vs all | **0.960** | >= 1 |"), "{text}");
         assert!(!text.contains("another") && text.matches("1.004").count() == 1, "{text}");
         let row = "| `memcg` | kills in a memory cgroup of budget + 64 MiB | not run |  |";

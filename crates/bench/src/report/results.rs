@@ -1,5 +1,5 @@
-//! What benches found, as JSON values: one object per bench, made live or read from files of
-//! earlier runs, and shown as five lines and as a page.
+//! Results as JSON values: one object per bench, from this run or from files of earlier runs. They
+//! are shown as five lines and as a page.
 
 use crate::report::model::{Report, write_json};
 use crate::report::options::ReportOptions;
@@ -9,8 +9,8 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The object of one bench: its report, and what a reader needs to run it again. `words` are the
-/// options of the run.
+/// The object of one bench: its report, and the information to repeat it. `words` are the options
+/// of the run.
 pub fn describe(
     name: &str,
     title: &str,
@@ -27,7 +27,7 @@ pub fn describe(
     json
 }
 
-/// The command that runs this bench alone as it was run.
+/// The command that repeats this bench with the same options.
 fn command(name: &str, words: &[String]) -> String {
     let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
     ["forebay bench", name]
@@ -45,17 +45,17 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-/// The files that a run writes, and the name of what it ran.
+/// Output files of a run, and the name of the bench.
 pub struct Outputs<'a> {
-    /// Of the bench, or of all.
+    /// Name of the bench, or `all`.
     pub name: &'a str,
-    /// The page.
+    /// File of the page.
     pub html: Option<&'a Path>,
-    /// The figures.
+    /// File of the JSON figures.
     pub json: Option<&'a Path>,
 }
 
-/// Writes what `--json` and `--html` ask for. `all` is the report of all benches together.
+/// Writes the files of `--json` and `--html`. `all` is the report of all benches together.
 pub fn write(to: &Outputs<'_>, all: &Report, found: Vec<Value>, machine: Value) -> Result<()> {
     if let Some(path) = to.html {
         write_page(path, &found)?;
@@ -76,8 +76,8 @@ fn write_page(path: &Path, found: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// `bench report`: the page and the five lines, the figures of the README, or a comparison
-/// of two runs, from saved files.
+/// `bench report`, from saved files: the page and the five lines, the figures of the README, or a
+/// comparison of two runs.
 pub fn report(options: &ReportOptions) -> Result<()> {
     let bad = |text| Error::new(ErrorKind::InvalidInput, "report", text);
     if options.compare {
@@ -108,8 +108,8 @@ pub fn report(options: &ReportOptions) -> Result<()> {
     }
 }
 
-/// The benches in these files; of two runs of one bench the later in the list counts, but parts of
-/// a bench that were run one by one (`--part`) are brought together.
+/// Loads the results in these files. Of two runs of one bench the later file counts, but parts that
+/// were run separately (`--part`) are merged.
 fn load(paths: &[PathBuf]) -> Result<Vec<Value>> {
     let mut found: Vec<Value> = Vec::new();
     for path in paths {
@@ -136,7 +136,7 @@ fn load(paths: &[PathBuf]) -> Result<Vec<Value>> {
     Ok(found)
 }
 
-/// What names an entry of each list of a result: of two with one name the later counts.
+/// The keys that identify an entry of each list; of two equal entries the later one counts.
 const KEYS: [(&str, &[&str]); 9] = [
     ("rows", &["variant", "metric"]),
     ("ratios", &["name"]),
@@ -149,7 +149,7 @@ const KEYS: [(&str, &[&str]); 9] = [
     ("failed", &[]),
 ];
 
-/// Adds the figures of a part to those of other parts of its bench.
+/// Merges the figures of a part into those of other parts of its bench.
 fn add_part(whole: &mut Value, part: Value) {
     for (list, keys) in KEYS {
         let Some(new) = part[list].as_array() else { continue };
@@ -167,7 +167,7 @@ fn add_part(whole: &mut Value, part: Value) {
     whole["command"] = commands.join("; ").into();
 }
 
-/// Date and time as `2026-11-20 16:40 UTC`.
+/// Formats a time as `2026-11-20 16:40 UTC`.
 fn utc(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (mut days, minutes) = (seconds / 86_400, seconds / 60 % 1440);

@@ -1,12 +1,12 @@
-//! What a newcomer wants to see, in a few lines, from saved results: `bench report --screen`.
+//! A short summary of saved results for newcomers: `bench report --screen`.
 //!
-//! Invariants: S1 a line whose figures are not there says so; nothing is judged. S2 each of the
-//! five behaviours has its line.
+//! Invariants: S1 a line whose figures are missing says so; nothing is judged. S2 each of the five
+//! behaviours has its line.
 
 use super::five;
 use serde_json::Value;
 
-/// A row's median.
+/// The median of a row.
 fn row(found: &[Value], bench: &str, variant: &str, metric: &str) -> Option<f64> {
     let own = found.iter().find(|value| value["bench"] == bench)?;
     let rows = own["rows"].as_array()?;
@@ -14,7 +14,7 @@ fn row(found: &[Value], bench: &str, variant: &str, metric: &str) -> Option<f64>
     row["median"].as_f64()
 }
 
-/// A rate for people: `2.0 M/s`, `61 k/s`.
+/// Formats a rate: `2.0 M/s`, `61 k/s`.
 fn rate(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{:.1} M/s", v / 1e6),
@@ -29,7 +29,7 @@ fn two(label: &str, ours: Option<String>, other: Option<String>, whose: &str) ->
     format!("{label:34} {:>9}   {whose} {}", text(ours), text(other))
 }
 
-/// The lines: of the five behaviours, and of the database if it was run.
+/// The lines of the five behaviours, and of the database if it was run.
 pub fn lines(found: &[Value]) -> Vec<String> {
     let database = database(found);
     let only = !database.is_empty() && found.iter().all(|value| value["bench"] == "database");
@@ -42,7 +42,7 @@ pub fn lines(found: &[Value]) -> Vec<String> {
     lines
 }
 
-/// Columns of the bench `database` as the screen has them.
+/// Columns of the bench `database`, in the order of the summary.
 const COLUMNS: [&str; 10] = [
     "ours",
     "ours-uncached",
@@ -55,18 +55,18 @@ const COLUMNS: [&str; 10] = [
     "xfs-tar-apart",
     "sqlite-cache",
 ];
-/// Those of the kernel with what can be done about a backup.
+/// The kernel's columns with a measure against the backup.
 const BEST: std::ops::Range<usize> = 4..9;
-/// Percent of its hot set that the kernel must lose to be compared.
+/// Share of its hot set that the kernel must lose for a comparison, percent.
 const GATE: f64 = 20.0;
 
-/// What Forebay did better than the kernel during the backup, or that it did not; then a table of
-/// the columns.
+/// The advantage of Forebay over the kernel during the backup, or that there is none; then a table
+/// of the columns.
 fn database(found: &[Value]) -> Vec<String> {
     if found.iter().all(|value| value["bench"] != "database") {
         return Vec::new();
     }
-    // A backup without a pace, where it was run: most backups have none.
+    // The form of the backup without a pace, if it was run: most backups have none.
     let of = |form: &'static str| {
         move |column: &str, metric: &str| {
             row(found, "database", column, &format!("{form}_{metric}"))
@@ -99,7 +99,7 @@ fn database(found: &[Value]) -> Vec<String> {
     lines
 }
 
-/// What was better, the figures of it, and the kernel's best way.
+/// The advantage with its figures, and the kernel's best method.
 fn headline(number: &dyn Fn(&str, &str) -> Option<f64>) -> Vec<String> {
     let (during, alone) = ("lookups_during", "lookups_alone");
     let (Some(ours), Some(before)) = (number("ours", during), number("ours", alone)) else {
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// S1, S2.
+    /// S1, S2: figures that exist are shown, and missing ones are reported.
     #[test]
     fn what_is_there_is_shown_and_what_is_not_is_said() {
         let row = |variant: &str, metric: &str, median: f64| -> Value {
@@ -205,7 +205,7 @@ mod tests {
             row("kernel-beside-cached-stream", "hot_set_rate_during", 98_000.0),
         ];
         let lines = lines(&[json!({ "bench": "uncached", "rows": rows })]);
-        // S2. The fifth behaviour had no line, and the table of all five was not shown.
+        // S2. The story: the fifth behaviour had no line, and the table of all five was not shown.
         for bench in ["dirty", "loop", "stable", "uncached", "alloc"] {
             assert!(lines.iter().any(|line| line.starts_with(bench)), "{bench}: {lines:?}");
         }

@@ -1,9 +1,10 @@
-//! `resize`: the cache is made small and large again (`tune cache_size=`) while a client reads and
-//! writes with checksums over NBD and another keeps a hot set warm.
+//! `resize`: the cache is shrunk and grown (`tune cache_size=`) while one client reads and writes
+//! checksummed data over NBD and another keeps a hot set warm.
 //!
-//! Invariants: Z1 the hot set is cached whole and was just read when the cache shrinks, and fits
-//! the smaller one. Z2 nothing is waited for by time: memory, fio and the hot set by their own
-//! state. Z3 it is not read from the look before to the look after: what is lost stays lost.
+//! Invariants: Z1 when the cache shrinks, the hot set is completely cached, was just read, and fits
+//! into the smaller cache. Z2 the bench never waits for a fixed time, but for the state of memory,
+//! fio and the hot set. Z3 the hot set is not read between the two counts of its cached blocks, so
+//! that an evicted block is not loaded again.
 
 mod turns;
 
@@ -26,9 +27,9 @@ use turns::Turns;
 
 const KNOB: &str = "cache_size";
 const PIECE: u64 = 256 * KIB;
-/// Memory that may stay in addition to the cache itself.
+/// Memory that may remain in addition to the cache.
 const ROOM: u64 = 32 * MIB;
-/// The longest wait for memory to be returned.
+/// Longest wait for memory to be returned to the system.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Sizes, bytes.
@@ -59,7 +60,7 @@ struct Bench<'a> {
     sizes: Sizes,
 }
 
-/// What happened.
+/// Result of the bench.
 #[derive(Default)]
 struct Found {
     shrink_seconds: Vec<f64>,
@@ -69,7 +70,7 @@ struct Found {
     resident: Vec<f64>,
 }
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     if let Err(e) = fio::available().and_then(|()| forebay_binary().map(drop)) {
@@ -115,8 +116,8 @@ fn add(report: &mut Report, found: &Found, errors: f64) {
     report.ratio("resize_grow_seconds", median(&found.grow_seconds));
 }
 
-/// Blocks of a hot set of `bytes` that were cached before and are not after. An error if it was not
-/// cached whole (Z1): then nothing can be said.
+/// Blocks of a hot set of `bytes` that were cached before and are not cached after. Error: the set
+/// was not completely cached before (Z1), so there is no result.
 fn lost(bytes: u64, before: u64, after: u64) -> Result<u64> {
     if before != bytes / 4096 {
         let text = format!("{before} of {} blocks of the hot set were cached", bytes / 4096);
@@ -137,7 +138,7 @@ impl Bench<'_> {
         Err(Error::new(ErrorKind::Io, "run forebay", said))
     }
 
-    /// The server may answer NBD a moment before it listens here.
+    /// The server may answer NBD shortly before it listens on its control socket.
     fn wait_for_control(&self) -> Result<()> {
         let start = Instant::now();
         while !self.control.exists() {
@@ -154,7 +155,7 @@ impl Bench<'_> {
         self.command(&["tune", &format!("{KNOB}={bytes}")]).map(drop)
     }
 
-    /// Blocks of 4 KiB of the hot set that are cached.
+    /// Number of 4 KiB blocks of the hot set that are cached.
     fn hot_blocks(&self) -> Result<u64> {
         let path = self.image.path().display().to_string();
         let text = self.command(&["fincore", "--json", "--runs", &path])?;
@@ -174,9 +175,9 @@ impl Bench<'_> {
         (from..to).step_by(PIECE as usize).try_for_each(|at| connection.read(&mut buf, at))
     }
 
-    /// fio writes and checks all that lies behind the hot set, one thread keeps the hot set warm,
-    /// and the cache is resized meanwhile, as long as fio runs or until all times are done. The
-    /// second value says what went wrong with fio.
+    /// fio writes and verifies everything behind the hot set, and one thread keeps the hot set
+    /// warm. The cache is resized meanwhile, until fio ends or all repetitions are done. The second
+    /// value is an error of fio.
     fn under_load(&self, options: &Options) -> Result<(Found, Option<String>)> {
         let mut connection = Connection::open(&self.server.socket())?;
         for _ in 0..3 {
@@ -208,7 +209,7 @@ impl Bench<'_> {
         Ok((found.into_inner(), verified.err().map(|e| e.to_string())))
     }
 
-    /// Small, and large again.
+    /// Shrinks the cache and grows it again.
     fn once(&self, turns: &Turns, found: &mut Found) -> Result<()> {
         turns.still(|| self.shrink(found))?;
         let start = Instant::now();
@@ -217,7 +218,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Small, while no thread reads the hot set (Z3).
+    /// Shrinks the cache while no thread reads the hot set (Z3).
     fn shrink(&self, found: &mut Found) -> Result<()> {
         let before = self.hot_blocks()?;
         let start = Instant::now();
@@ -234,7 +235,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Random writes with a checksum in each block, read back while they go and at the end.
+    /// Random writes with a checksum in each block, which fio verifies during the run and at the
+    /// end.
     fn verify(&self, options: &Options) -> Result<()> {
         let size = self.sizes.image - self.sizes.hot;
         let bytes = if options.quick { size / 2 } else { size };
@@ -251,7 +253,7 @@ impl Bench<'_> {
 
 impl Drop for Bench<'_> {
     fn drop(&mut self) {
-        // The server removes it when it ends in good order; this is for when it did not.
+        // A server that ends in good order removes it; this covers other ends.
         let _ = std::fs::remove_file(Path::new(&self.control));
     }
 }
@@ -260,7 +262,7 @@ impl Drop for Bench<'_> {
 mod tests {
     use super::*;
 
-    /// A hot set that was not cached could lose nothing, and that met the bar.
+    /// The story: a hot set that was not cached could lose nothing, and met the bar.
     #[test]
     fn z1_a_set_that_was_not_cached_whole_is_not_judged() {
         assert_eq!(lost(16 * MIB, 4096, 4000).unwrap(), 96);

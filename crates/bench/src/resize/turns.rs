@@ -1,9 +1,9 @@
 //! A reader that reads in rounds, and an observer that needs it to pause.
 //!
-//! Invariant: T1 a pause of the reader begins between two complete rounds, and no round
-//! begins until he is done.
+//! Invariant: T1 a pause begins between two complete rounds of the reader, and no round begins
+//! before the pause ends.
 //!
-//! Lock: one, held for a look at two flags; who waits for them lets it go.
+//! Lock: one, held to check two flags; waiting releases it.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 
@@ -13,14 +13,14 @@ struct State {
     still: bool,
 }
 
-/// See the module.
+/// Coordinates rounds of a reader with pauses.
 #[derive(Default)]
 pub struct Turns {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// Runs its end on drop.
+/// Calls its function on drop.
 struct OnDrop<F: Fn()>(F);
 
 impl<F: Fn()> Drop for OnDrop<F> {
@@ -40,14 +40,14 @@ impl Turns {
         self.changed.notify_all();
     }
 
-    /// One round of the reader; waits while it is held still.
+    /// Runs one round of the reader; waits while a pause is in progress.
     pub fn round<T>(&self, round: impl FnOnce() -> T) -> T {
         self.wait_while(|state| state.still).reading = true;
         let _over = OnDrop(|| self.set(|state| state.reading = false));
         round()
     }
 
-    /// Runs `look` while the reader stands still, after a whole round.
+    /// Runs `look` while the reader pauses between two rounds.
     pub fn still<T>(&self, look: impl FnOnce() -> T) -> T {
         self.set(|state| state.still = true);
         let _over = OnDrop(|| self.set(|state| state.still = false));
@@ -61,8 +61,8 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// The hot set was read again between the two looks at what of it is cached: a block that the
-    /// resize had lost was back, and counted as kept (Z3).
+    /// The story: the hot set was read between the two counts of its cached blocks. A block that
+    /// the resize had evicted was loaded again, and counted as kept (Z3).
     #[test]
     fn t1_nothing_is_read_while_somebody_looks() {
         let (turns, over, steps) = (Turns::default(), AtomicBool::new(false), AtomicU64::new(0));

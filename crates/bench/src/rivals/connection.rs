@@ -1,5 +1,5 @@
-//! One NBD connection with one request at a time: for a flush, and for what must know when exactly
-//! an answer came.
+//! One NBD connection with one request at a time: for a flush, and where the exact time of an
+//! answer matters.
 //!
 //! Invariant: N1 a request is answered before the next is sent.
 
@@ -29,7 +29,7 @@ impl Connection {
         stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(fail)?;
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).map_err(fail)?;
-        // Fixed newstyle without padding; then NBD_OPT_EXPORT_NAME with the empty name.
+        // Client flags: fixed newstyle, no zeroes; then NBD_OPT_EXPORT_NAME with the empty name.
         let mut hello = 3u32.to_be_bytes().to_vec();
         hello.extend_from_slice(b"IHAVEOPT\0\0\0\x01\0\0\0\0");
         stream.write_all(&hello).map_err(fail)?;
@@ -38,7 +38,7 @@ impl Connection {
     }
 
     fn send(&mut self, command: u8, offset: u64, len: u32) -> Result<()> {
-        // Magic, no flags, command, cookie of zero, offset, length.
+        // Magic, flags 0, command, cookie 0, offset, length.
         let mut request = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, command];
         request.resize(16, 0);
         request.extend(offset.to_be_bytes());
@@ -57,13 +57,13 @@ impl Connection {
         Err(Error::new(ErrorKind::Io, what, text))
     }
 
-    /// Has everything flushed.
+    /// Sends a flush and waits for the reply.
     pub fn flush(&mut self) -> Result<()> {
         self.send(FLUSH, 0, 0)?;
         self.answer("flush over NBD")
     }
 
-    /// Fills `buf`, which has at most 32 MiB.
+    /// Reads until `buf` is full; at most 32 MiB.
     pub fn read(&mut self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.send(READ, offset, buf.len() as u32)?;
         self.answer("read over NBD")?;
@@ -73,7 +73,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // A server that is gone already needs no farewell.
+        // The server may have ended, so an error of the disconnect is ignored.
         let _ = self.send(DISCONNECT, 0, 0);
     }
 }

@@ -1,11 +1,11 @@
-//! A device that counts the writes it is asked for and their bytes, and changes nothing.
+//! A device wrapper that counts writes and their bytes.
 
 use forebay_base::Result;
 use forebay_block::{Bio, BioFlags, BioOp, BlockDevice, DeviceRef};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// See the module.
+/// Passes every request on to `lower`, and counts writes.
 pub struct Counted {
     lower: DeviceRef,
     written: AtomicU64,
@@ -13,7 +13,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// Stands on `lower`.
+    /// A wrapper of `lower`.
     pub fn new(lower: DeviceRef) -> Arc<Self> {
         Arc::new(Self { lower, written: AtomicU64::new(0), requests: AtomicU64::new(0) })
     }
@@ -84,7 +84,7 @@ mod tests {
         }
     }
 
-    /// Below the counting device no request was ever told to wait.
+    /// The story: requests below the counting device were never told to wait for space.
     #[test]
     fn whoever_should_wait_for_room_does() {
         let lower = Arc::new(Crowded(RamDevice::new(4096), AtomicU64::new(0)));

@@ -1,17 +1,16 @@
-//! An empty FUSE server: what the kernel's protocol itself allows. It speaks by our own protocol
-//! layer, with as many threads as CPUs, as ours does, and has nothing behind it: names and sizes
-//! are in memory, content is thrown away, and what is read is a buffer that is always the same. No
-//! cache, no volume, no checksums, no waiting, and the kernel may keep names and attributes for a
-//! day.
+//! An empty FUSE server: the limit of the FUSE protocol itself. It uses Forebay's protocol layer
+//! with as many threads as CPUs, like the real daemon, but has no cache, volume or checksums. Names
+//! and sizes are in memory, writes are discarded, and every read returns the same buffer. No
+//! request waits, and the kernel may cache names and attributes for a day.
 //!
-//! It is a process of its own, as ours is. It takes a line on its standard input for each mount and
-//! says `ready` when it serves; what it knows outlives the mount, so that a second one begins with
-//! nothing cached.
+//! It is a separate process, like the real daemon. For each line on its standard input it mounts,
+//! and prints `ready` when it serves. Its names and sizes outlive the mount, so that a second mount
+//! begins with an empty kernel cache.
 //!
-//! It ends with its standard input, and takes its mount away.
+//! It ends with its standard input, and unmounts.
 //!
-//! Invariant: E2 what it answers is true, as far as names, kinds and sizes go: a client that works
-//! on a file system works on it.
+//! Invariant: E2 its answers are consistent for names, kinds and sizes, so that clients of a file
+//! system work on it.
 
 mod serve;
 mod tree;
@@ -37,12 +36,13 @@ pub struct Empty {
 }
 
 impl Empty {
-    /// Starts one and mounts it below `dir`, as ours is mounted: umount(2) and syncfs(2) reach it.
+    /// Starts it and mounts it below `dir`, with the mount type of a volume: umount(2) and
+    /// syncfs(2) reach it.
     pub fn new(dir: &Path, label: &str) -> Result<Self> {
         Self::start(dir, label, "block")
     }
 
-    /// The same as `forebay attach` mounts.
+    /// Like [`Empty::new`], with the mount type of `forebay attach`.
     pub fn plain(dir: &Path, label: &str) -> Result<Self> {
         Self::start(dir, label, "plain")
     }
@@ -60,7 +60,7 @@ impl Empty {
         Ok(this)
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> PathBuf {
         self.folder.mount()
     }
@@ -77,7 +77,7 @@ impl Empty {
         }
     }
 
-    /// Mounts it anew with nothing cached. Nothing on it may be open.
+    /// Mounts it again, with nothing cached. No file on it may be open.
     pub fn remount(&mut self) -> Result<()> {
         call("umount", &[self.path().as_os_str()])?;
         self.mount()

@@ -1,7 +1,8 @@
-//! Several files of one size, read and written as one range: file 0, then file 1, and so on.
+//! Several files of one size that are read and written as one range: file 0, then file 1, and so
+//! on.
 //!
-//! Invariant: R1 the files are in different images for variants that fill the page cache and for
-//! those that pass it by (see [`crate::uncached`]).
+//! Invariant: R1 variants that fill the page cache and variants that bypass it use different images
+//! (see [`crate::uncached`]).
 
 use crate::harness::image::{Image, drop_file_cache};
 use crate::harness::load::{Load, Pattern, Slice, Target, run as run_slice};
@@ -16,10 +17,10 @@ use rustix::io::ReadWriteFlags;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// The files.
+/// A set of files.
 pub struct FileSet {
     images: Vec<Image>,
-    /// Bytes of each.
+    /// Size of each file, bytes.
     pub each: u64,
 }
 
@@ -30,27 +31,27 @@ impl FileSet {
         Ok(Self { images: (0..count).map(one).collect::<Result<_>>()?, each })
     }
 
-    /// Where they are.
+    /// Paths of the files.
     pub fn paths(&self) -> Vec<PathBuf> {
         self.images.iter().map(|image| image.path().to_path_buf()).collect()
     }
 
-    /// The first, for reading and writing.
+    /// Opens the first file for reading and writing.
     pub fn open_first(&self) -> Result<std::fs::File> {
         self.images[0].open(OFlags::empty())
     }
 
-    /// Bytes of all.
+    /// Size of all files, bytes.
     pub fn size(&self) -> u64 {
         self.each * self.images.len() as u64
     }
 
-    /// The kernel's view.
+    /// Opens the files for the kernel's variants.
     pub fn kernel(&self, open: OFlags, flags: ReadWriteFlags) -> Result<Parts<KernelFile>> {
         kernel_parts(&self.paths(), self.each, open, flags)
     }
 
-    /// Bytes of them in the page cache.
+    /// Bytes of the files in the page cache.
     pub fn in_page_cache(&self) -> Result<u64> {
         let fail = |e| Error::from_io("cachestat", e);
         let mut sum = 0;
@@ -61,7 +62,7 @@ impl FileSet {
         Ok(sum)
     }
 
-    /// Writes them out and drops them from the page cache.
+    /// Writes the files back and drops them from the page cache.
     pub fn drop_pages(&self) -> Result<()> {
         for image in &self.images {
             let file = image.open(OFlags::empty())?;
@@ -85,9 +86,9 @@ pub fn kernel_parts(
     Ok(Parts { parts: paths.iter().map(one).collect::<Result<_>>()?, each })
 }
 
-/// The files opened in one way.
+/// The files, opened with the same flags.
 pub struct Parts<T> {
-    /// In order.
+    /// The files in order.
     pub parts: Vec<T>,
     each: u64,
 }
@@ -111,7 +112,7 @@ impl<T: Target> Target for Parts<T> {
 }
 
 impl Parts<KernelFile> {
-    /// fdatasync of all.
+    /// fdatasync of all files.
     pub fn sync(&self) -> Result<()> {
         for part in &self.parts {
             part.file.sync_data().map_err(|e| Error::from_io("fdatasync", e))?;
@@ -120,8 +121,8 @@ impl Parts<KernelFile> {
     }
 }
 
-/// A sequential slice over this goes round the files, `block` bytes each time: with as many threads
-/// as files each thread has a file of its own.
+/// Distributes a sequential slice over the files, `block` bytes to each in turn: with as many
+/// threads as files each thread has its own file.
 pub struct Striped<'a, T> {
     /// The files.
     pub parts: &'a Parts<T>,
@@ -146,7 +147,7 @@ impl<T: Target> Target for Striped<'_, T> {
     }
 }
 
-/// One slice and the sync after it.
+/// Runs one slice and the sync after it.
 pub fn timed<T: Target + Sync>(
     parts: &Parts<T>,
     load: &Load,
@@ -164,7 +165,7 @@ pub fn timed<T: Target + Sync>(
     Ok(slice)
 }
 
-/// All files behind one cache of ours.
+/// All files behind one cache of Forebay.
 pub struct OurSet {
     /// The cache.
     pub cache: Cache,
@@ -189,7 +190,7 @@ impl OurSet {
         Ok(Self { files: files.collect::<Result<_>>()?, cache, each: set.each })
     }
 
-    /// The files as fresh openers, with these flags on each call and this strategy from now on.
+    /// Opens the files again with these flags on each call, and sets the strategy.
     pub fn with(&self, flags: IoFlags, strategy: &str) -> Result<Parts<Flagged>> {
         self.cache.tune("uncached_strategy", strategy)?;
         let one = |file: &File| Ok(Flagged { file: file.reopen()?, flags });
@@ -197,13 +198,13 @@ impl OurSet {
         Ok(Parts { parts, each: self.each })
     }
 
-    /// Syncs all.
+    /// Syncs all files.
     pub fn sync(&self) -> Result<()> {
         self.files.iter().try_for_each(File::sync_data)
     }
 
-    /// Bytes of frames in use. Windows of streams that have just ended may still be on their way:
-    /// waits for those, two seconds at most.
+    /// Bytes of frames in use. Read-ahead of streams that have just ended may still be in progress:
+    /// waits for its end, two seconds at most.
     pub fn resident_bytes(&self) -> u64 {
         let used = || {
             let stats = self.cache.stats();
@@ -221,7 +222,7 @@ impl OurSet {
 
 impl Drop for OurSet {
     fn drop(&mut self) {
-        // The files are thrown away.
+        // The files are not needed any more, so errors of the shutdown are ignored.
         let _ = self.cache.shutdown();
     }
 }

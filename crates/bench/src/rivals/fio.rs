@@ -1,4 +1,4 @@
-//! fio's nbd engine as the client: one run, its JSON read back.
+//! fio's nbd engine as the client: runs fio and parses its JSON.
 
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How much longer than its run time fio may take to start, connect and report.
+/// Time beyond its run time that fio may take to start, connect and report.
 const GRACE: Duration = Duration::from_secs(120);
 
 /// One fio job against an NBD server.
@@ -25,15 +25,15 @@ pub struct FioJob {
     pub depth: u32,
     /// Connections.
     pub connections: u32,
-    /// How long.
+    /// Duration.
     pub millis: u64,
-    /// Most bytes that all connections together transfer; 0 for no end but time.
+    /// Most bytes that all connections together transfer; 0: limited only by time.
     pub bytes_max: u64,
-    /// Offsets follow from this.
+    /// Seed of the offsets.
     pub seed: u64,
 }
 
-/// Whether fio is here and has its nbd engine.
+/// Whether fio is installed with its nbd engine.
 pub fn available() -> Result<()> {
     let output = Command::new("fio").arg("--enghelp").stderr(Stdio::null()).output();
     let output = output.map_err(|e| not_started("fio", e))?;
@@ -64,7 +64,7 @@ impl Drop for Scratch {
 impl FioJob {
     fn add_to(&self, command: &mut Command, name: &str, uri: &str) {
         command.arg(format!("--name={name}")).args(["--ioengine=nbd", "--norandommap=1"]);
-        // Threads, not processes: a signal to fio ends all of it.
+        // Threads instead of processes, so that a signal to fio ends all jobs.
         command.args(["--randrepeat=0", "--group_reporting=1", "--rwmixread=70", "--thread=1"]);
         command.arg(format!("--uri={uri}")).arg(format!("--rw={}", self.rw));
         command.arg(format!("--bs={}", self.block)).arg(format!("--iodepth={}", self.depth));
@@ -80,13 +80,13 @@ impl FioJob {
     }
 }
 
-/// Runs the jobs side by side and returns one slice for each, reads and writes together. The
-/// slices carry the operations, the time and the latencies; the usage is left to the caller.
+/// Runs the jobs at the same time and returns one slice for each, with reads and writes together.
+/// The slices contain operations, time and latencies; the caller adds the usage.
 pub fn run(jobs: &[FioJob], uri: &str, cpu: Option<usize>) -> Result<Vec<Slice>> {
     run_with(jobs, uri, cpu, &[])
 }
 
-/// The same, with further options for every job.
+/// As [`run`], with further options for every job.
 pub fn run_with(
     jobs: &[FioJob],
     uri: &str,
@@ -109,8 +109,8 @@ pub fn run_with(
     Ok(found)
 }
 
-/// Runs fio with these arguments, `time` long and a little more, and reads its JSON: one slice
-/// for each of its groups.
+/// Runs fio with these arguments, for `time` and a grace period, and parses its JSON. Returns one
+/// slice for each of its groups.
 pub fn run_command(mut command: Command, time: Duration) -> Result<Vec<Slice>> {
     let scratch = Scratch::new();
     command.arg("--output-format=json+").arg("--output").arg(&scratch.0);
@@ -124,8 +124,8 @@ pub fn run_command(mut command: Command, time: Duration) -> Result<Vec<Slice>> {
     Ok(json["jobs"].as_array().into_iter().flatten().map(slice_of).collect())
 }
 
-/// Waits for fio, and kills it when it is still there after `limit`: its nbd engine never comes
-/// back from a server that is gone.
+/// Waits for fio, and kills it after `limit`: its nbd engine never returns from a server that has
+/// ended.
 fn run_to_end(mut command: Command, limit: Duration) -> Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| not_started("fio", e))?;
@@ -153,7 +153,7 @@ fn run_to_end(mut command: Command, limit: Duration) -> Result<()> {
     Err(Error::new(ErrorKind::Io, "fio", format!("{status}: {text}")))
 }
 
-/// The latencies are those of the syncs, where the job had any.
+/// The latencies are those of the syncs, if the job had any.
 fn slice_of(job: &Value) -> Slice {
     let mut slice = Slice { usage: Usage::default(), ..Slice::default() };
     for way in ["read", "write"] {

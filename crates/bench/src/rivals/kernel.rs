@@ -1,4 +1,5 @@
-//! The kernel's side: one file through pread and pwrite, buffered, O_DIRECT or RWF_DONTCACHE.
+//! The kernel's variants: one file through pread and pwrite, buffered, with O_DIRECT or
+//! RWF_DONTCACHE.
 
 use crate::harness::load::Target;
 use forebay_base::{Error, Result};
@@ -19,9 +20,9 @@ pub fn open_random(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// A file as the kernel serves it.
+/// A file that is read and written through the kernel.
 pub struct KernelFile {
-    /// The open file; O_DIRECT or not is its own affair.
+    /// The open file, with or without O_DIRECT.
     pub file: File,
     /// Flags of each call.
     pub flags: ReadWriteFlags,
@@ -33,7 +34,8 @@ impl KernelFile {
         Self { file, flags: ReadWriteFlags::empty() }
     }
 
-    /// preadv2 and pwritev2 with RWF_DONTCACHE; an error where kernel or file system refuse it.
+    /// preadv2 and pwritev2 with RWF_DONTCACHE; an error if the kernel or the file system refuses
+    /// it.
     pub fn dontcache(file: File) -> Result<Self> {
         let target = Self { file, flags: DONTCACHE };
         target.read(&mut [0u8; 4096], 0)?;

@@ -1,9 +1,9 @@
-//! Loop devices of the kernel and file systems on them, for rows of the kernel.
+//! Loop devices of the kernel and file systems on them, for the kernel's variants.
 //!
 //! Invariants: P1 a device is detached and a file system unmounted on drop, also while a panic
-//! unwinds. P2 all of it lies in a folder whose name ends in our process id; [`sweep`] ends what
-//! a killed process has left, and touches nothing of a live one. P3 a device that should be
-//! direct and is not is an error and never a silent fall-back.
+//! unwinds. P2 all files are in a directory whose name ends in this process's pid. [`sweep`] cleans
+//! up after killed processes, and touches nothing of a live one. P3 a device that should use direct
+//! I/O and does not is an error, never a silent fall-back.
 
 use crate::harness::backing::Backing;
 use crate::harness::machine::sectors_written;
@@ -32,7 +32,7 @@ pub enum FsKind {
     Xfs,
     /// `mkfs.ext4`.
     Ext4,
-    /// `mkfs.btrfs`: the one of them that checksums data; at least 110 MiB.
+    /// `mkfs.btrfs`, the only one with checksums of data; at least 110 MiB.
     Btrfs,
     /// `mkfs.f2fs`, where the host has it; at least 100 MiB.
     F2fs,
@@ -41,7 +41,7 @@ pub enum FsKind {
 /// How [`LoopFs`] is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Making {
-    /// What the host has of the image.
+    /// Allocation of the image's blocks on the host.
     pub backing: Backing,
     /// Opened with O_DIRECT.
     pub direct: bool,
@@ -52,21 +52,21 @@ pub struct Making {
 }
 
 impl Making {
-    /// As it comes: sparse, sectors of 512 bytes, no options.
+    /// With the defaults: sparse, sectors of 512 bytes, no mount options.
     pub fn plain(direct: bool) -> Self {
         Self { backing: Backing::Sparse, direct, sector: None, mount: "defaults" }
     }
 
-    /// At its best here: direct, sectors of 4 KiB, so that no write is a part of a block of the
-    /// host's file system; no access times; no discards, which would take the blocks of a written
-    /// image away again.
+    /// The best configuration for this comparison: direct, and sectors of 4 KiB, so that no write
+    /// is a part of a block of the host's file system. No access times. No discards, which would
+    /// deallocate the blocks of a written image.
     pub fn best(backing: Backing) -> Self {
         Self { backing, direct: true, sector: Some(4096), mount: "noatime,nodiscard" }
     }
 }
 
 impl FsKind {
-    /// Name as mount knows it.
+    /// The name of the file system for mount(8).
     pub fn name(self) -> &'static str {
         match self {
             Self::Xfs => "xfs",
@@ -76,12 +76,13 @@ impl FsKind {
         }
     }
 
-    /// Its mkfs, told to discard nothing.
+    /// Runs its mkfs, with discards disabled.
     fn make(self, device: &OsStr) -> Result<String> {
         match self {
             Self::Xfs => call("mkfs.xfs", &["-q".as_ref(), "-f".as_ref(), "-K".as_ref(), device]),
             Self::Ext4 => {
-                // Tables at once: the kernel would write them in the background of a bench.
+                // Tables are initialized at once: otherwise the kernel would write them in the
+                // background of a bench.
                 let now = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
                 let args = ["-q".as_ref(), "-F".as_ref(), "-E".as_ref(), now.as_ref(), device];
                 call("mkfs.ext4", &args)
@@ -97,7 +98,7 @@ impl FsKind {
     }
 }
 
-/// A file system on a loop device on a file of its own; unmounted, detached and removed on drop.
+/// A file system on a loop device with its own image file; unmounted, detached and removed on drop.
 pub struct LoopFs {
     folder: PathBuf,
     kind: FsKind,
@@ -106,7 +107,7 @@ pub struct LoopFs {
     device: Option<LoopDev>,
 }
 
-/// Runs a program and returns what it printed; the error carries what it complained about.
+/// Runs a program and returns its output; the error contains its messages.
 fn call<S: AsRef<OsStr>>(program: &'static str, args: &[S]) -> Result<String> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null());
@@ -116,8 +117,8 @@ fn call<S: AsRef<OsStr>>(program: &'static str, args: &[S]) -> Result<String> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let text = format!("{}: {}", output.status, said.trim());
-    // No loop devices, no such file system: the machine's. A mkfs that does not take its options is
-    // ours.
+    // A missing loop device or file system is a lack of the machine; a mkfs that refuses its
+    // options is an error of the bench.
     let kind = match program {
         "losetup" | "mount" => ErrorKind::Unsupported,
         _ => ErrorKind::Io,
@@ -127,12 +128,12 @@ fn call<S: AsRef<OsStr>>(program: &'static str, args: &[S]) -> Result<String> {
 
 impl LoopDev {
     /// Attaches the next free loop device to `backing`, opened with O_DIRECT if `direct`.
-    /// Unsupported where no loop device can be had or the file does not do direct I/O.
+    /// `Unsupported` if there is no loop device, or if the file does not support direct I/O.
     pub fn attach(backing: &Path, direct: bool) -> Result<Self> {
         Self::attach_with(backing, direct, None)
     }
 
-    /// The same with sectors of so many bytes.
+    /// As [`LoopDev::attach`], with this sector size in bytes.
     pub fn attach_with(backing: &Path, direct: bool, sector: Option<u32>) -> Result<Self> {
         let how = if direct { "--direct-io=on" } else { "--direct-io=off" };
         let sector = format!("--sector-size={}", sector.unwrap_or(512));
@@ -149,7 +150,7 @@ impl LoopDev {
             let text = format!("{}: direct I/O is {}", device.name(), device.direct());
             return Err(Error::new(ErrorKind::Unsupported, "losetup", text).with_path(backing));
         }
-        // A device keeps the claim of its last user.
+        // A loop device keeps the setting of its last user.
         let _ = device.stable_writes(false);
         Ok(device)
     }
@@ -178,7 +179,7 @@ impl LoopDev {
         fs::read_to_string(self.sys("loop/dio")).is_ok_and(|text| text.trim() == "1")
     }
 
-    /// Says whether the device claims to need stable pages. A file system asks when it is
+    /// Sets whether the device claims to need stable pages. A file system reads that when it is
     /// mounted, see [`LoopFs::stable_writes`].
     pub fn stable_writes(&self, on: bool) -> Result<()> {
         let file = self.sys("queue/stable_writes");
@@ -186,7 +187,7 @@ impl LoopDev {
         fs::write(&file, text).map_err(|e| Error::from_io("set", e).with_path(file))
     }
 
-    /// Bytes written to it so far.
+    /// Bytes written to the device so far.
     pub fn written_bytes(&self) -> Result<u64> {
         sectors_written(&self.sys("stat"))
     }
@@ -204,7 +205,7 @@ impl Drop for LoopDev {
     fn drop(&mut self) {
         let _ = self.stable_writes(false);
         let _ = call("losetup", &[OsStr::new("--detach"), self.path.as_os_str()]);
-        // The kernel detaches at the last close, which may come a moment later.
+        // The kernel detaches at the last close, which may happen shortly after.
         let ours = self.backing.canonicalize().unwrap_or_else(|_| self.backing.clone());
         let deadline = Instant::now() + Duration::from_secs(5);
         while self.backing().is_some_and(|is| is == ours) && Instant::now() < deadline {
@@ -215,12 +216,12 @@ impl Drop for LoopDev {
 
 impl LoopFs {
     /// Makes a sparse file of `size` bytes below `dir`, a loop device on it, and a mounted file
-    /// system on that. `name` tells apart what several benches make.
+    /// system on that. `name` distinguishes the file systems of several benches.
     pub fn new(dir: &Path, name: &str, size: u64, kind: FsKind, direct: bool) -> Result<Self> {
         Self::with(dir, name, size, kind, &Making::plain(direct))
     }
 
-    /// The same, made in another way.
+    /// As [`LoopFs::new`], with another configuration.
     pub fn with(dir: &Path, name: &str, size: u64, kind: FsKind, how: &Making) -> Result<Self> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         sweep(dir);
@@ -245,7 +246,7 @@ impl LoopFs {
         Ok(())
     }
 
-    /// Unmounts it: a clean close. Nothing on it may be open.
+    /// Unmounts it cleanly. No file on it may be open.
     pub fn unmount(&self) -> Result<()> {
         call("umount", &[self.path()]).map(drop)
     }
@@ -255,7 +256,7 @@ impl LoopFs {
         self.mount()
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> PathBuf {
         self.folder.join("mnt")
     }
@@ -265,8 +266,8 @@ impl LoopFs {
         self.device.as_ref().expect("there from new to drop")
     }
 
-    /// Says whether the device needs stable pages, and mounts anew, because the file system asks
-    /// only then. Nothing on it may be open.
+    /// Sets whether the device claims to need stable pages, and mounts again, because the file
+    /// system reads that only then. No file on it may be open.
     pub fn stable_writes(&self, on: bool) -> Result<()> {
         call("umount", &[self.path()])?;
         let set = self.device().stable_writes(on);
@@ -287,7 +288,7 @@ fn image_in(folder: &Path) -> PathBuf {
     folder.join("image")
 }
 
-/// Unmounts; lazily when something still holds it, so that no mount outlives its bench.
+/// Unmounts; lazily if it is in use, so that no mount outlives its bench.
 fn unmount(at: &Path) {
     if mounted(at) && call("umount", &[at]).is_err() {
         let _ = call("umount", &[OsStr::new("--lazy"), at.as_os_str()]);
@@ -300,14 +301,14 @@ fn mounted(at: &Path) -> bool {
     mounts.lines().any(|line| line.split(' ').nth(1).is_some_and(|dir| Path::new(dir) == at))
 }
 
-/// Removes the folder, never what is below a mount that stays.
+/// Removes the directory, but never files below a mount that remains.
 fn remove(folder: &Path) {
     let _ = fs::remove_file(image_in(folder));
     let _ = fs::remove_dir(folder.join("mnt"));
     let _ = fs::remove_dir(folder);
 }
 
-/// Ends the loop file systems below `dir` whose process is gone (P2).
+/// Cleans up the loop file systems below `dir` whose process has ended (P2).
 pub fn sweep(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -334,7 +335,7 @@ pub(crate) mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
-    /// Whether a test may go on; without `FOREBAY_ALLOW_SKIP=1` nothing may be missing.
+    /// Whether a test may run; without `FOREBAY_ALLOW_SKIP=1` a missing requirement fails it.
     pub(crate) fn requires(what: &str, there: bool) -> bool {
         if !there {
             assert!(
@@ -380,7 +381,7 @@ pub(crate) mod tests {
         fs::remove_file(&image).unwrap();
     }
 
-    /// P1.
+    /// P1: a file system works, and nothing of it remains, also after a panic.
     #[test]
     fn a_file_system_holds_files_and_leaves_nothing_even_after_a_panic() {
         if !root() {
@@ -408,14 +409,14 @@ pub(crate) mod tests {
         fs::remove_dir(&dir).expect("nothing is left in it");
     }
 
-    /// P2.
+    /// P2: a sweep cleans up after a killed process.
     #[test]
     fn a_sweep_ends_what_a_killed_process_left() {
         if !root() {
             return;
         }
         let dir = std::env::temp_dir().join(format!("forebay-sweep-{}", std::process::id()));
-        // Process ids end at 2^22.
+        // Process ids are below 2^22.
         let folder = dir.join(format!("{PREFIX}x-0-4194305"));
         fs::create_dir_all(folder.join("mnt")).unwrap();
         fs::write(image_in(&folder), vec![0u8; 1 << 20]).unwrap();
@@ -424,7 +425,8 @@ pub(crate) mod tests {
             let device = std::mem::ManuallyDrop::new(device.unwrap());
             sweep(&dir);
             let backing = fs::read_to_string(device.sys("loop/backing_file"));
-            // Another process may have it open now: then it is removed when that closes it.
+            // Another process may have the device open now: then the kernel detaches it at its
+            // close.
             let goes = fs::read_to_string(device.sys("loop/autoclear"));
             let goes = goes.is_ok_and(|flag| flag.trim() == "1");
             assert!(goes || backing.map_or(true, |b| !b.contains("forebay-sweep")));

@@ -1,9 +1,9 @@
-//! Ours as programs have it: a volume, mounted by the `forebay` program.
+//! Forebay as programs use it: a volume that the `forebay` program has mounted.
 //!
-//! A mount ends on drop, also while a panic unwinds. All of it lies in a folder whose name
-//! ends in our process id; [`sweep`] ends what a killed process has left, and touches nothing of a live one.
-//! After [`Mounted::remount`] nothing of it is cached anywhere: the kernel's went with the mount, ours
-//! with the process.
+//! A mount ends on drop, also while a panic unwinds. All files are in a directory whose name ends
+//! in this process's pid. [`sweep`] cleans up after killed processes, and touches nothing of a live
+//! one. After [`Mounted::remount`] nothing is cached: the kernel's cache was dropped with the
+//! mount, Forebay's with the daemon.
 
 use crate::harness::backing::Backing;
 use crate::report::lack::not_started;
@@ -19,15 +19,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const PREFIX: &str = "forebay-bench-mount-";
 const IMAGE: &str = "data.fby";
 
-/// An environment variable: words after `-o` for every mount of ours, such as `cache=kernel`.
+/// An environment variable: options after `-o` for every mount of Forebay, such as `cache=kernel`.
 pub const WORDS_VARIABLE: &str = "FOREBAY_BENCH_MOUNT";
 
-/// The words that the environment adds.
+/// The options in the environment.
 pub fn words_of_environment() -> Option<String> {
     std::env::var(WORDS_VARIABLE).ok().filter(|words| !words.is_empty())
 }
 
-/// Runs a program to its end and gives what it printed; the error carries what it complained about.
+/// Runs a program to its end and returns its output; the error contains its messages.
 pub fn call(program: impl AsRef<OsStr>, args: &[&OsStr]) -> Result<String> {
     let program = program.as_ref();
     let name = program.display().to_string();
@@ -47,17 +47,17 @@ pub fn forebay(args: &[&OsStr]) -> Result<String> {
     call(forebay_binary()?, args)
 }
 
-/// The same for what it says as JSON.
+/// Runs the `forebay` program and parses its output as JSON.
 pub fn forebay_json(args: &[&OsStr]) -> Result<Value> {
     let text = forebay(args)?;
     serde_json::from_str(&text).map_err(|e| Error::new(ErrorKind::Io, "forebay", e.to_string()))
 }
 
-/// A folder for a mount, with a directory `mnt` in it; both go on drop, with what is mounted there.
+/// A directory for a mount, with a directory `mnt` in it. Drop unmounts and removes both.
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes it below `dir`; `label` tells apart what several benches make.
+    /// Makes it below `dir`; `label` distinguishes the directories of several benches.
     pub fn new(dir: &Path, label: &str) -> Result<Self> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         sweep(dir);
@@ -70,12 +70,12 @@ impl Folder {
         Ok(this)
     }
 
-    /// The directory for the mount.
+    /// The mount point.
     pub fn mount(&self) -> PathBuf {
         self.0.join("mnt")
     }
 
-    /// The image below it.
+    /// The path of the image.
     pub fn image(&self) -> PathBuf {
         self.0.join(IMAGE)
     }
@@ -92,28 +92,28 @@ impl Drop for Folder {
 pub struct Mounting {
     /// Bytes of the image.
     pub size: u64,
-    /// What the host has of it.
+    /// Allocation of the image's blocks on the host.
     pub backing: Backing,
-    /// Bytes for everything that grows.
+    /// `cache_size` of the mount, bytes.
     pub cache: u64,
     /// I/O engine.
     pub aio: String,
-    /// Further words after `-o`, each with a comma before it.
+    /// Further options after `-o`, each with a comma before it.
     pub words: String,
 }
 
 impl Mounting {
-    /// A sparse image, and a mount without further words.
+    /// A sparse image, and a mount without further options.
     pub fn new(size: u64, cache: u64, aio: &str) -> Self {
         Self { size, backing: Backing::Sparse, cache, aio: aio.into(), words: String::new() }
     }
 
-    /// The same on an image of another kind.
+    /// With another allocation of the image.
     pub fn on(self, backing: Backing) -> Self {
         Self { backing, ..self }
     }
 
-    /// The same with a further word after `-o`.
+    /// With a further option after `-o`.
     pub fn with(mut self, word: &str) -> Self {
         self.words.push(',');
         self.words.push_str(word);
@@ -121,7 +121,7 @@ impl Mounting {
     }
 }
 
-/// See the module.
+/// A mounted volume.
 pub struct Mounted {
     folder: Folder,
     how: Mounting,
@@ -133,26 +133,26 @@ impl Mounted {
         let this = Self { folder: Folder::new(dir, label)?, how };
         let image = this.image();
         this.how.backing.make(&image, this.how.size)?;
-        // B2 of `harness::backing`: as the rivals' file systems are made without discards.
+        // The blocks are kept (backing.B2), as the rivals' file systems are made without discards.
         let words = ["create", "--force", "--keep-blocks"].map(OsStr::new);
         forebay(&[&words[..], &[image.as_os_str()]].concat())?;
         this.mount()?;
         Ok(this)
     }
 
-    /// Its image.
+    /// Path of its image.
     pub fn image(&self) -> PathBuf {
         self.folder.image()
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> PathBuf {
         self.folder.mount()
     }
 
     fn mount(&self) -> Result<()> {
         let Mounting { cache, aio, words, .. } = &self.how;
-        // First, so that the words of a bench count more.
+        // These come first, so that the options of a bench override them.
         let more = words_of_environment().map(|words| format!(",{words}")).unwrap_or_default();
         let words = format!("cache_size={cache},noatime,aio={aio}{more}{words}");
         let (image, at) = (self.image(), self.path());
@@ -165,20 +165,20 @@ impl Mounted {
         forebay(&["umount".as_ref(), self.path().as_os_str()]).map(drop)
     }
 
-    /// Ends the mount and begins it again, with nothing cached. Nothing on it may be open.
+    /// Mounts it again, with nothing cached. No file on it may be open.
     pub fn remount(&self) -> Result<()> {
         self.unmount()?;
         self.mount()
     }
 
-    /// The same with other words after `-o`.
+    /// As [`Mounted::remount`], with other options after `-o`.
     pub fn remount_with(&mut self, words: &str) -> Result<()> {
         self.unmount()?;
         self.how.words = words.to_string();
         self.mount()
     }
 
-    /// Does something while it is not mounted.
+    /// Calls `work` with the image while the volume is not mounted.
     pub fn unmounted<R>(&self, work: impl FnOnce(&Path) -> Result<R>) -> Result<R> {
         self.unmount()?;
         let done = work(&self.image());
@@ -186,36 +186,36 @@ impl Mounted {
         done
     }
 
-    /// The volume as it lies there when nobody has it open any more, checked.
+    /// Unmounts the volume, checks it with fsck, and mounts it again.
     pub fn fsck(&self) -> Result<String> {
         self.unmounted(|image| forebay(&["fsck".as_ref(), image.as_os_str()]))
     }
 
-    /// What its process says of itself.
+    /// The output of `forebay stat` for its daemon.
     pub fn stat(&self) -> Result<Value> {
         let at = self.path();
         forebay_json(&["stat".as_ref(), "--json".as_ref(), at.as_os_str()])
     }
 
-    /// One counter of its cache.
+    /// One counter of the daemon's cache.
     pub fn counter(&self, name: &str) -> Result<u64> {
         let missing = || Error::new(ErrorKind::NotFound, "forebay stat", name.to_string());
         self.stat()?["stats"][name].as_u64().ok_or_else(missing)
     }
 
-    /// Its process.
+    /// The pid of its daemon.
     pub fn pid(&self) -> Result<u32> {
         let pid = self.stat()?["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
         pid.ok_or_else(|| Error::new(ErrorKind::NotFound, "forebay stat", "no pid"))
     }
 
-    /// Sets a tunable of its process.
+    /// Sets a tunable of its daemon.
     pub fn tune(&self, setting: &str) -> Result<()> {
         let at = self.path();
         forebay(&["tune".as_ref(), at.as_os_str(), setting.as_ref()]).map(drop)
     }
 
-    /// Bytes of a file that are in its cache.
+    /// Bytes of a file that are in the daemon's cache.
     pub fn cached_bytes(&self, file: &Path) -> Result<u64> {
         let value = forebay_json(&["fincore".as_ref(), "--json".as_ref(), file.as_os_str()])?;
         let number = |key: &'static str| {
@@ -233,18 +233,18 @@ fn end(folder: &Path) {
     if mounts.lines().any(|line| line.split(' ').nth(1).is_some_and(|m| Path::new(m) == there)) {
         let ended = call("umount", &[at.as_os_str()]);
         if ended.is_err() {
-            // Something holds it: it goes when that does.
+            // The mount is in use: a lazy unmount ends it after its last use.
             let _lazily = call("umount", &["--lazy".as_ref(), at.as_os_str()]);
             return;
         }
     }
-    // Never what is below a mount that stays: the folder would not be empty then.
+    // Never files below a mount that remains: then the directory would not be empty.
     let _ = fs::remove_file(folder.join(IMAGE));
     let _ = fs::remove_dir(&at);
     let _ = fs::remove_dir(folder);
 }
 
-/// Ends the mounts below `dir` whose process is gone.
+/// Cleans up the mounts below `dir` whose process has ended.
 pub fn sweep(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! Our side: a raw image behind a cache of its own.
+//! Forebay's library: a raw image behind a cache.
 
 use crate::harness::load::Target;
 use crate::harness::options::Options;
@@ -28,7 +28,7 @@ impl Ours {
         Self::open_with(options, path, budget, |_| {})
     }
 
-    /// The same with a changed configuration.
+    /// As [`Ours::open`], with a changed configuration.
     pub fn open_with(
         options: &Options,
         path: &Path,
@@ -43,13 +43,13 @@ impl Ours {
         Ok(Self { cache, file })
     }
 
-    /// The image with these flags on each call, as an opener of its own.
+    /// The image as a separate opener, with these flags on each call.
     pub fn with(&self, flags: IoFlags) -> Flagged {
         let file = self.file.reopen().expect("a raw image that is open");
         Flagged { file, flags }
     }
 
-    /// Blocks of 4 KiB of the range that are cached.
+    /// Number of 4 KiB blocks of the range that are cached.
     pub fn resident_4k(&self, offset: u64, len: u64) -> u64 {
         let found = self.file.residency(offset, len).expect("a raw image has content");
         found.resident_blocks * u64::from(found.block_size) / 4096
@@ -58,7 +58,7 @@ impl Ours {
 
 impl Drop for Ours {
     fn drop(&mut self) {
-        // A bench has no use for a failed last flush: its image is thrown away.
+        // The image is not needed any more, so errors of the last flush are ignored.
         let _ = self.cache.shutdown();
     }
 }

@@ -1,7 +1,7 @@
-//! NBD servers as child processes: ours, nbdkit, qemu-nbd.
+//! NBD servers as child processes: `forebay export`, nbdkit, qemu-nbd.
 //!
-//! Invariants: V1 a server listens on a Unix socket in a folder of its own, and both are gone
-//! after drop. V2 drop ends the child: SIGTERM, and SIGKILL after five seconds.
+//! Invariants: V1 a server listens on a Unix socket in its own directory, and drop removes both. V2
+//! drop ends the child: SIGTERM, and SIGKILL after five seconds.
 
 use crate::report::lack::{not_installed, not_started};
 use forebay_base::{Error, ErrorKind, Result};
@@ -13,12 +13,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Which server, and how it is told to serve.
+/// A server with its options.
 #[derive(Clone, Debug)]
 pub enum Kind {
     /// `forebay export`.
     Ours {
-        /// Bytes of cache.
+        /// Size of the cache, bytes.
         cache: u64,
         /// `--mode`.
         mode: &'static str,
@@ -33,10 +33,10 @@ pub enum Kind {
     Qemu(Vec<String>),
 }
 
-/// One of the ways in which a server can be told to serve.
+/// One configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Way {
-    /// The options that make the difference, or `default`.
+    /// The options that distinguish it, or `default`.
     pub how: String,
     /// The server.
     pub kind: Kind,
@@ -46,7 +46,7 @@ pub struct Way {
 pub struct Server {
     child: Child,
     folder: PathBuf,
-    /// What clients connect to.
+    /// The URI to which clients connect.
     pub uri: String,
 }
 
@@ -72,7 +72,7 @@ pub fn program_exists(name: &str) -> bool {
     std::env::split_paths(&path).any(|dir| dir.join(name).exists())
 }
 
-/// Copies with nbdcopy, so that the data is in the server's memory.
+/// Copies with nbdcopy, so that the server loads the data into memory.
 pub fn nbdcopy(from: &str, to: &str) -> Result<()> {
     let mut command = Command::new("nbdcopy");
     command.args([from, to]).stdin(Stdio::null()).stdout(Stdio::null());
@@ -111,7 +111,7 @@ impl Kind {
         Ok(words)
     }
 
-    /// nbdkit's memory plugin of so many bytes; the first ways are those without a choice of
+    /// nbdkit's memory plugin of `size` bytes. The first configurations have the default number of
     /// threads.
     pub fn nbdkit_memory(size: u64) -> Vec<Way> {
         let size = size.to_string();
@@ -119,7 +119,7 @@ impl Kind {
         nbdkit(&plugins, 2)
     }
 
-    /// nbdkit's file plugin through the page cache.
+    /// nbdkit's file plugin, which uses the page cache.
     pub fn nbdkit_file() -> Vec<Way> {
         nbdkit(&[vec!["file", "IMAGE"], vec!["file", "IMAGE", "fadvise=random"]], 2)
     }
@@ -131,7 +131,7 @@ impl Kind {
         nbdkit(&[plain, random], 2)
     }
 
-    /// qemu-nbd past the page cache, by each of its engines, and as it is without options.
+    /// qemu-nbd without the page cache, with each of its engines, and with its default options.
     pub fn qemu() -> Vec<Way> {
         let ways = [
             vec!["--cache=none", "--aio=io_uring"],
@@ -147,7 +147,7 @@ impl Kind {
     }
 }
 
-/// Each of these with the default number of threads (16), then with few.
+/// Each plugin with the default number of threads (16), then with few threads.
 fn nbdkit(plugins: &[Vec<&str>], named: usize) -> Vec<Way> {
     let mut ways = Vec::new();
     for threads in [None, Some("--threads=4"), Some("--threads=1")] {
@@ -163,8 +163,8 @@ fn nbdkit(plugins: &[Vec<&str>], named: usize) -> Vec<Way> {
 }
 
 impl Server {
-    /// Starts a server for an image, on one CPU if `cpu` says so, in the cgroup whose `procs`
-    /// file is given, and waits until it accepts connections.
+    /// Starts a server for an image, and waits until it accepts connections. `cpu`: the CPU that it
+    /// is pinned to; `procs`: the file of the cgroup that it joins.
     pub fn start(
         kind: &Kind,
         image: &Path,
@@ -178,7 +178,7 @@ impl Server {
         std::fs::create_dir(&folder).map_err(|e| Error::from_io("make", e).with_path(&folder))?;
         let socket = folder.join("socket");
         let words = kind.command(image, &socket)?;
-        // The shell is there in any case.
+        // The shell always exists, so the program itself is checked.
         let program = words[0].to_string_lossy();
         if !program_exists(&program) && !Path::new(&words[0]).exists() {
             return Err(not_started(&program, std::io::ErrorKind::NotFound.into()));
@@ -223,12 +223,12 @@ impl Server {
         self.folder.join("socket")
     }
 
-    /// Its process id.
+    /// The process id of the server.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it is still there.
+    /// Whether the process is running.
     pub fn alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }

@@ -1,8 +1,7 @@
-//! Ours: a volume in an image, behind a cache of its own, as a program that links the library has
-//! it.
+//! Forebay's library with a volume: an image behind a cache, in this process.
 //!
-//! Invariant: V1 bytes are counted at the door of the device that the volume writes to: log, data
-//! runs, tree and slots are all in them.
+//! Invariant: V1 bytes are counted at the device of the volume: log, data, tree and superblock
+//! slots are included.
 
 use crate::harness::load::Target;
 use crate::rivals::counted::Counted;
@@ -25,7 +24,7 @@ use std::time::{Duration, Instant};
 /// How a volume is made and opened.
 #[derive(Clone, Debug)]
 pub struct VolumeSpec {
-    /// Blocks of files have checksums.
+    /// File blocks have checksums.
     pub sums: bool,
     /// Bytes of a segment.
     pub segment_bytes: u32,
@@ -33,17 +32,17 @@ pub struct VolumeSpec {
     pub budget: u64,
     /// I/O engine.
     pub aio: Aio,
-    /// Dirty tracking, stable strategy and the rest of the cache.
+    /// Configuration of the cache: dirty tracking, stable-page strategy and others.
     pub config: Config,
-    /// Checkpoints are made by age, by what was written since the last one, and by what that takes
-    /// in memory. Else only where the log's own part of the volume or room asks for one, whatever
-    /// memory it takes.
+    /// Whether checkpoints are made by age, by the bytes written since the last one, and by the
+    /// memory of the changes. Otherwise they are made only when the log's share of the volume or
+    /// the free space requires one, whatever memory the changes take.
     pub checkpoints: bool,
 }
 
 impl VolumeSpec {
-    /// Checksums, segments as everybody gets them for an image of `bytes` bytes, a cache of
-    /// `budget` bytes.
+    /// A volume with checksums, the default segment size for an image of `bytes` bytes, and a cache
+    /// of `budget` bytes.
     pub fn new(aio: &str, bytes: u64, budget: u64) -> Result<Self> {
         let segment_bytes = forebay::segment_for(bytes);
         let config = Config::with_budget(budget);
@@ -51,7 +50,7 @@ impl VolumeSpec {
         Ok(Self { sums: true, segment_bytes, budget, aio, config, checkpoints: true })
     }
 
-    /// The same without checksums.
+    /// Without checksums.
     pub fn without_sums(mut self) -> Self {
         self.sums = false;
         self
@@ -74,7 +73,7 @@ fn file_device(path: &Path, aio: Aio) -> Result<DeviceRef> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
         match FileDevice::open(path, &FileOptions::default(), &engine) {
-            // What the last life left to do in the background holds it a moment longer.
+            // Background work of the last opening keeps the image locked for a moment.
             Err(e) if e.kind() == ErrorKind::Busy && Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -84,7 +83,7 @@ fn file_device(path: &Path, aio: Aio) -> Result<DeviceRef> {
 }
 
 impl OurVolume {
-    /// Makes a volume on all of an image and opens it.
+    /// Makes a volume on the complete image and opens it.
     pub fn create(path: &Path, spec: &VolumeSpec) -> Result<Self> {
         let world = RealWorld::new();
         let device = file_device(path, spec.aio)?;
@@ -104,19 +103,19 @@ impl OurVolume {
         block_on(Volume::create(device, world, &options))
     }
 
-    /// Opens one that is there.
+    /// Opens an existing volume.
     pub fn open(path: &Path, spec: &VolumeSpec) -> Result<Self> {
         let device = file_device(path, spec.aio)?;
         Self::open_on(device, path, spec)
     }
 
-    /// Makes one on a device object and opens it.
+    /// Makes a volume on a device and opens it.
     pub fn create_on(device: DeviceRef, spec: &VolumeSpec) -> Result<Self> {
         Self::format(&device, &RealWorld::new(), spec)?;
         Self::open_on(device, Path::new(""), spec)
     }
 
-    /// Opens one that is on a device object.
+    /// Opens the volume on a device.
     pub fn open_device(device: DeviceRef, spec: &VolumeSpec) -> Result<Self> {
         Self::open_on(device, Path::new(""), spec)
     }
@@ -145,12 +144,12 @@ impl OurVolume {
         Self::open(&path, &spec)
     }
 
-    /// Makes everything durable, and lets go of it.
+    /// Makes everything durable, and releases the volume.
     pub fn close(self) -> Result<()> {
         block_on(self.volume.close())
     }
 
-    /// The same; returns the bytes that were written until then, and the writes.
+    /// As [`OurVolume::close`]; returns the bytes and the writes until then.
     pub fn close_counted(self) -> Result<(u64, u64)> {
         let device = self.device.clone();
         self.close()?;
@@ -168,27 +167,27 @@ impl OurVolume {
         self.volume.clean_stats().moved_bytes
     }
 
-    /// Bytes that the device was asked to write since this was opened.
+    /// Bytes written to the device since it was opened.
     pub fn device_bytes(&self) -> u64 {
         self.device.written()
     }
 
-    /// The device that it writes to.
+    /// The device wrapper that counts its writes.
     pub(crate) fn counted(&self) -> &Counted {
         &self.device
     }
 
-    /// Its figures.
+    /// The statistics of the volume.
     pub fn statfs(&self) -> Result<StatFs> {
         block_on(self.volume.statfs())
     }
 
-    /// A file in the root, made if it is not there.
+    /// Opens a file in the root directory; creates it if it does not exist.
     pub fn file(&self, name: &str) -> Result<VolumeFile> {
         self.file_in(Ino::ROOT, name)
     }
 
-    /// The same in a directory.
+    /// As [`OurVolume::file`], in another directory.
     pub fn file_in(&self, dir: Ino, name: &str) -> Result<VolumeFile> {
         let name = Name::new(name.as_bytes())?;
         let new = NewInode::of(FileKind::File, 0o644);
@@ -197,12 +196,12 @@ impl OurVolume {
         Ok(VolumeFile { file, flags: IoFlags::empty() })
     }
 
-    /// Removes a file of the root.
+    /// Removes a file from the root directory.
     pub fn unlink(&self, name: &str) -> Result<()> {
         block_on(self.volume.unlink(Ino::ROOT, Name::new(name.as_bytes())?))
     }
 
-    /// Makes everything durable that has happened.
+    /// Makes everything durable.
     pub fn sync(&self) -> Result<()> {
         block_on(self.volume.syncfs())
     }
@@ -218,17 +217,17 @@ pub struct VolumeFile {
 }
 
 impl VolumeFile {
-    /// The same file with other flags on each call.
+    /// This file with other flags on each call.
     pub fn with(&self, flags: IoFlags) -> Self {
         Self { file: self.file.clone(), flags }
     }
 
-    /// Makes its content durable.
+    /// Makes its content durable (fdatasync).
     pub fn sync_data(&self) -> Result<()> {
         self.file.sync_here(true)
     }
 
-    /// And its times.
+    /// Makes its content and its attributes durable (fsync).
     pub fn sync_all(&self) -> Result<()> {
         self.file.sync_here(false)
     }

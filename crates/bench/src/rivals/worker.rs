@@ -1,7 +1,7 @@
-//! The kernel's rows that need a memory cgroup run in a child process, because a cgroup charges
-//! page cache to processes. The child is this same program, started with `__worker`, and takes
-//! one JSON object per line on its standard input: a job; it answers each with one line. This is
-//! the parent's side, `jobs` is the child's.
+//! Work of the kernel's variants that needs a memory cgroup runs in a child process, because a
+//! cgroup charges page cache to processes. The child is this program, started with `__worker`. It
+//! reads one JSON object per line from its standard input, a job, and answers each with one line.
+//! This module is the parent's side, `jobs` is the child's.
 //!
 //! Invariant: W1 the child joins its cgroup before it opens a file.
 
@@ -23,12 +23,12 @@ pub struct Worker {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Its cgroup, if it has one. Dropped after the child has ended.
+    /// The cgroup of the child, if it has one. It is removed after the child has ended.
     group: Option<Memcg>,
 }
 
-/// How to start this program with a first argument that [`crate::helper_process`] knows. A test
-/// program starts the example `bench`, which is built with it.
+/// The command that starts this program with a first argument that [`crate::helper_process`] knows.
+/// A test starts the example `bench`, which is built with it.
 pub fn program(first: &str) -> Option<Command> {
     let exe = std::env::current_exe().ok()?;
     let is_test = exe.parent()?.file_name().is_some_and(|name| name == "deps");
@@ -49,7 +49,7 @@ impl Worker {
         Self::start_in(Some(Memcg::create(name, limit)?))
     }
 
-    /// Starts a child in no cgroup of its own.
+    /// Starts a child without a cgroup of its own.
     pub fn free() -> Result<Self> {
         Self::start_in(None)
     }
@@ -68,22 +68,22 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Its memory cgroup, if it has one.
+    /// The memory cgroup of the child, if it has one.
     pub fn group(&self) -> Option<&Memcg> {
         self.group.as_ref()
     }
 
-    /// Its process.
+    /// The process id of the child.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Ends it with SIGKILL, and waits until it is gone.
+    /// Ends it with SIGKILL, and waits until it has ended.
     pub fn kill(mut self) -> Result<()> {
         self.child.kill().map_err(|e| Error::from_io("kill worker", e))
     }
 
-    /// Has one job done.
+    /// Sends a job and returns its answer.
     pub fn ask(&mut self, job: &Value) -> Result<Value> {
         let fail = |e| Error::from_io("ask worker", e);
         let input = self.input.as_mut().expect("open until drop");
@@ -115,8 +115,8 @@ impl Drop for Worker {
 }
 
 impl Worker {
-    /// One slice over several files of `each` bytes, through the page cache; writes end with
-    /// fdatasync.
+    /// One slice over several files of `each` bytes, through the page cache; a slice of writes ends
+    /// with fdatasync.
     pub fn set_slice(
         &mut self,
         paths: &[PathBuf],
@@ -132,7 +132,7 @@ impl Worker {
     }
 }
 
-/// A slice for the pipe.
+/// Encodes a slice for the pipe.
 pub fn slice_to(slice: &Slice) -> Value {
     json!({ "ops": slice.ops, "bytes": slice.bytes, "seconds": slice.seconds,
         "cpu": slice.usage.cpu_seconds, "voluntary": slice.usage.voluntary,

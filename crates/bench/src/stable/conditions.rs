@@ -1,5 +1,5 @@
-//! What all parts of `stable` share: cache, device and mix of a slice, and how two variants
-//! compare.
+//! Common to all parts of `stable`: cache, device and mix of a slice, and how two variants are
+//! compared.
 
 use super::mix::{Length, Mix};
 use crate::harness::alternate::{Outcome, Plan, Turn};
@@ -8,7 +8,7 @@ use crate::harness::options::Options;
 use crate::report::model::median;
 use std::time::Duration;
 
-/// Cache of our variants, bytes.
+/// Size of the cache of Forebay's variants, bytes.
 pub const BUDGET: u64 = 256 << 20;
 /// Files of each client in a slice on the delay device.
 pub const FILES: u64 = 20;
@@ -38,7 +38,7 @@ pub fn max_ms(slice: &Slice) -> f64 {
     slice.hist.max() as f64 / 1e6
 }
 
-/// Median over rounds of one figure over another.
+/// Median over rounds of a figure of one variant over that of another.
 pub fn paired(outcome: &Outcome, ours: &str, other: &str, figure: impl Fn(&Slice) -> f64) -> f64 {
     let (ours, other) = (outcome.per_round(ours), outcome.per_round(other));
     let ratios = ours.iter().zip(&other).map(|(a, b)| figure(a) / figure(b).max(1e-9));

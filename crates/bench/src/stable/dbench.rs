@@ -1,33 +1,33 @@
-//! The real `dbench`: one run of it in some directory, and the table that it prints at its end,
-//! which is the one that came with the patch.
+//! The real `dbench`: one run in some directory, and the table that it prints at its end, in the
+//! form in which the patch quotes it.
 
 use crate::report::lack::not_started;
 use forebay_base::{Error, ErrorKind, Result};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Clients.
+/// Number of clients.
 const CLIENTS: &str = "4";
 
-/// An operation, and how often and how long.
+/// An operation, with its count and times.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
-    /// As dbench calls it.
+    /// dbench's name for it.
     pub op: String,
-    /// How often.
+    /// How often it was carried out.
     pub count: u64,
-    /// On average, ms.
+    /// Mean time, ms.
     pub avg: f64,
-    /// The longest, ms.
+    /// Longest time, ms.
     pub max: f64,
 }
 
-/// What dbench prints at its end.
+/// The table that dbench prints at its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
-    /// In its order.
+    /// The operations, in dbench's order.
     pub lines: Vec<Line>,
-    /// MB/s.
+    /// Throughput, MB/s.
     pub throughput: f64,
 }
 
@@ -56,18 +56,18 @@ impl Table {
         self.lines.iter().find(|line| line.op == op)
     }
 
-    /// The longest of an operation, ms.
+    /// Longest time of an operation, ms.
     pub fn max(&self, op: &str) -> f64 {
         self.line(op).map_or(f64::NAN, |line| line.max)
     }
 
-    /// One operation on average, ms.
+    /// Mean time of an operation, ms.
     pub fn avg(&self, op: &str) -> f64 {
         self.line(op).map_or(f64::NAN, |line| line.avg)
     }
 }
 
-/// Runs it below `at` for so many seconds, with four clients.
+/// Runs it below `at` for `seconds`, with four clients.
 pub fn run(at: &Path, seconds: u64) -> Result<Table> {
     std::fs::create_dir_all(at).map_err(|e| Error::from_io("make", e).with_path(at))?;
     let mut command = Command::new("dbench");

@@ -1,5 +1,5 @@
-//! The kernel's rows: XFS on a loop device that claims to need stable pages, and one that does
-//! not; under the same mix, and under dbench.
+//! The kernel's variants: XFS on a loop device that claims to need stable pages, and on one that
+//! does not, under the same mix and under dbench.
 
 use super::dbench;
 use super::mix::{self, Flushes, Mix, Store};
@@ -13,7 +13,7 @@ use forebay_base::{Error, Result};
 use rustix::fs::OFlags;
 use std::path::PathBuf;
 
-/// XFS on a loop device on a file.
+/// XFS on a loop device.
 pub struct Kernel {
     fs: LoopFs,
 }
@@ -36,7 +36,7 @@ impl Store for OnFile {
 }
 
 impl Kernel {
-    /// Makes it, with a file for the mix on it.
+    /// Makes it, with a file for the mix.
     pub fn new(options: &Options) -> Result<Self> {
         let best = Making::best(Backing::Written);
         let fs = LoopFs::with(&options.dir, "stable", 512 << 20, FsKind::Xfs, &best)?;
@@ -50,7 +50,7 @@ impl Kernel {
         self.fs.path().join("image")
     }
 
-    /// One slice, with the device's knob set.
+    /// Runs one slice, with or without the claim of the device.
     pub fn slice(&self, stable: bool, mix: &Mix) -> Result<(Slice, Flushes)> {
         self.fs.stable_writes(stable)?;
         let file = OnFile(KernelFile::new(crate::harness::image::open_with(
@@ -62,7 +62,7 @@ impl Kernel {
         Ok(done)
     }
 
-    /// `dbench 4`, with the device's knob set: rows of what it prints.
+    /// Runs `dbench 4`, with or without the claim of the device; adds rows from its table.
     pub fn dbench(&self, report: &mut Report, stable: bool, seconds: u64) -> Result<()> {
         self.fs.stable_writes(stable)?;
         let table = dbench::run(&self.fs.path().join("dbench"), seconds)?;
@@ -87,7 +87,7 @@ mod tests {
     use crate::rivals::loopdev::tests::requires;
     use forebay::{Cache, CacheConfig, DirectIo, OpenOptions};
 
-    /// Knobs of the kernel are followed by a file on a file system on the device, opened before.
+    /// A change of the kernel's setting reaches files on that device that are already open.
     #[test]
     fn s5_the_knob_of_a_real_device_reaches_files_that_are_open() {
         let root = rustix::process::geteuid().is_root();
@@ -110,7 +110,7 @@ mod tests {
             assert_eq!(required(), (false, "the device below does not ask"));
             for on in [true, false] {
                 fs.device().stable_writes(on).unwrap();
-                // An answer may be a little old, and comes in the end.
+                // An answer may be slightly out of date, so the test waits for it.
                 let limit = std::time::Instant::now() + std::time::Duration::from_secs(20);
                 while required().0 != on {
                     assert!(std::time::Instant::now() < limit, "still {}", !on);

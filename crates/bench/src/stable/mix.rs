@@ -1,9 +1,9 @@
-//! The load of the bench: clients that write files, flush and read them as dbench's do, in regions
-//! of their own of one image; and pages of files lately written that are written again, at a stated
+//! The load of the bench: clients write, flush and read files as dbench's clients do, each in its
+//! own region of one image. In addition, pages of recently written files are rewritten at a fixed
 //! rate.
 //!
-//! Invariants: M1 the mix of a seed is the same for every variant. M2 each write is timed, rewrites
-//! among them; throughput counts the clients' writes only, because rewrites come at a set rate.
+//! Invariants: M1 the mix of a seed is equal for every variant. M2 each write is timed, rewrites
+//! included; throughput counts only the clients' writes, because rewrites have a fixed rate.
 
 use crate::harness::hist::Hist;
 use crate::harness::image::Rng;
@@ -15,73 +15,73 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Clients.
+/// Number of clients.
 pub const CLIENTS: u64 = 4;
-/// Bytes of a client's region.
+/// Size of a client's region, bytes.
 pub const REGION: u64 = 16 << 20;
-/// Bytes of a file of a client.
+/// Size of a client's file, bytes.
 const FILE: u64 = 256 << 10;
-/// Bytes of a write or read of a client.
+/// Size of a client's write or read, bytes.
 const PIECE: usize = 64 << 10;
-/// Files that a client writes for each that it flushes.
+/// Files that a client writes per flush.
 const FILES_PER_FLUSH: u64 = 3;
-/// Bytes of a rewrite, somewhere in a page.
+/// Size of a rewrite at a random offset in a page, bytes.
 const REWRITE: usize = 100;
 const PAGE: u64 = 4096;
-/// Pages of a file that are rewritten: its first. All of them would be written out one by one, and
-/// how many requests that makes is chance.
+/// The first pages of a file, which are rewritten. If all were, they would be written back one by
+/// one, and the number of requests would depend on chance.
 const HOT: u64 = 16;
 
-/// What the mix runs on.
+/// The file that the mix uses.
 pub trait Store: Target + Sync {
-    /// Makes what was written durable.
+    /// Makes all writes durable.
     fn flush(&self) -> Result<()>;
 }
 
-/// How long a slice is.
+/// Length of a slice.
 #[derive(Clone, Copy, Debug)]
 pub enum Length {
-    /// So long.
+    /// A duration.
     Time(Duration),
-    /// So many files of each client: on a slow device time would cut off flushes under way.
+    /// A number of files for each client: on a slow device a duration would interrupt flushes.
     Files(u64),
 }
 
-/// How much of it.
+/// Parameters of a slice.
 #[derive(Clone, Copy, Debug)]
 pub struct Mix {
-    /// How long.
+    /// Length of the slice.
     pub length: Length,
-    /// Rewrites per second, of all clients' files.
+    /// Rewrites per second, over the files of all clients.
     pub rewrites_per_second: u64,
-    /// Files and pages follow from this.
+    /// Seed of files and pages.
     pub seed: u64,
 }
 
-/// What a slice of it gave in addition to its [`Slice`].
+/// Results of a slice in addition to its [`Slice`].
 #[derive(Debug, Default)]
 pub struct Flushes {
-    /// How long they took, ns.
+    /// Duration of the flushes, ns.
     pub hist: Hist,
 }
 
-/// Bytes that the mix needs.
+/// Size of the file for the mix, bytes.
 pub const SIZE: u64 = CLIENTS * REGION;
 
 struct Shared<'a> {
     store: &'a dyn Store,
     mix: Mix,
     deadline: Option<Instant>,
-    /// Clients that are not done.
+    /// Clients that have not ended.
     busy: AtomicU64,
-    /// File that each client wrote last.
+    /// The file that each client wrote last.
     latest: Vec<AtomicU64>,
     writes: Mutex<Hist>,
     flushes: Mutex<Hist>,
     pieces: AtomicU64,
 }
 
-/// Runs one slice: the latencies of all writes, the rate of the clients' writes.
+/// Runs one slice; its latencies are those of all writes, its rate that of the clients' writes.
 pub fn run(store: &dyn Store, mix: &Mix) -> Result<(Slice, Flushes)> {
     let (before, start) = (Usage::own(), Instant::now());
     let shared = Shared {
@@ -176,7 +176,7 @@ fn rewriter(shared: &Shared<'_>) -> Result<()> {
     let mut done = 0;
     while !shared.over() {
         let due = start.elapsed().as_micros() as u64 * rate / 1_000_000;
-        // What was held up is not made up for in a burst: no more than 10 ms worth of it.
+        // Rewrites that were delayed are not made up for in a burst: at most 10 ms worth of them.
         done = done.max(due.saturating_sub(rate / 100));
         while done < due && !shared.over() {
             let file = shared.latest[rng.below(CLIENTS) as usize].load(Ordering::Relaxed);
@@ -214,7 +214,7 @@ mod tests {
         }
     }
 
-    /// M2.
+    /// M2: the slice counts the clients' writes, and times all.
     #[test]
     fn it_counts_what_it_writes() {
         let store = Null(AtomicU64::new(0), AtomicU64::new(0));

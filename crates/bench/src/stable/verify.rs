@@ -1,5 +1,5 @@
-//! The verifying device under concurrent writers: blocks of 512 bytes are checksummed when a
-//! write-out is submitted and again when it completes.
+//! The verifying device under concurrent writers: it checksums blocks of 512 bytes when a write-out
+//! is submitted and again when it completes.
 
 use crate::harness::image::Rng;
 use crate::harness::options::Options;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const SIZE: u64 = 16 << 20;
 const WRITERS: u64 = 2;
 
-/// A file on a verifying device that is slow enough for writers to meet their blocks in flight.
+/// A file on a verifying device that is slow enough for writers to hit blocks in flight.
 pub struct Verified {
     device: Arc<ChecksumDevice>,
     cache: Cache,
@@ -23,7 +23,7 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// With state per `block_size` bytes.
+    /// A cache with block state per `block_size` bytes.
     pub fn new(options: &Options, block_size: u32) -> Result<Self> {
         let config = CacheConfig::with_budget(4 * SIZE).aio(options.aio.parse()?);
         let cache = Cache::new(config)?;
@@ -35,8 +35,8 @@ impl Verified {
         Ok(Self { device, cache, file })
     }
 
-    /// Writes at random until so many blocks were checked with this strategy, at most `limit`; what
-    /// the device saw of it.
+    /// Writes at random with this strategy until `blocks` were checked, or until `limit`; returns
+    /// the device's counts.
     pub fn run(
         &self,
         strategy: StableStrategy,
@@ -79,7 +79,7 @@ impl Verified {
         let mut bytes = vec![0; 64 << 10];
         while !stop.load(Ordering::Relaxed) {
             let draw = rng.draw();
-            // Small ones hit parts of what large ones put in flight.
+            // Small writes hit parts of large ones that are in flight.
             let len = 1 + rng.below(if draw & 2 == 0 { 64 << 10 } else { 3000 });
             let part = &mut bytes[..len as usize];
             part[0] = draw as u8;
@@ -104,7 +104,7 @@ impl Verified {
 
 impl Drop for Verified {
     fn drop(&mut self) {
-        // A last flush that fails is of no interest: the device goes with it.
+        // The device is dropped as well, so an error of the last flush is ignored.
         drop(self.file.sync_data());
     }
 }

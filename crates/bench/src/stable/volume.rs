@@ -1,10 +1,9 @@
-//! The mix on a volume: with checksums the bytes in flight must not change, whatever the device
-//! says; a comparison of the strategies, and with a volume without checksums, which needs
-//! nothing.
+//! The mix on a volume with checksums, which always needs stable pages. It compares the strategies,
+//! and a volume without checksums, which does not need them.
 //!
 //! Invariants: V1 both volumes are on delay devices of the same speed, behind caches of the same
-//! size. V2 sums are of what was written: after all slices the volume is opened again and all of it
-//! read, and a sum that does not match fails the read.
+//! size. V2 checksums match the written bytes: after all slices the volume is opened again and read
+//! completely, and a checksum that does not match fails the read.
 
 use super::conditions::{BANDWIDTH, BUDGET, FILES, PER_IO, max_ms, mix_of, paired, plan};
 use crate::harness::alternate::{Outcome, Variant, alternate};
@@ -64,7 +63,7 @@ impl OnDelay {
         Ok(Self { volume, device, lower, spec })
     }
 
-    /// V2: how many reads of 4 KiB fail.
+    /// The number of 4 KiB reads that fail (V2).
     fn mismatches(self) -> Result<u64> {
         self.device.set(DelayOptions::default());
         self.volume.close()?;
@@ -80,7 +79,7 @@ impl OnDelay {
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let (summed, plain) = (OnDelay::new(options, true)?, OnDelay::new(options, false)?);
     let files = if options.quick { 1 } else { FILES };
-    // So many slices fit before the volume is written once.
+    // This number of slices fits before free space of the volume runs out.
     let mut plan = plan(options, 5);
     plan.rounds = options.rounds_or(1, 5);
     let counted: RefCell<[u64; 2]> = RefCell::default();

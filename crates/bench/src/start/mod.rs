@@ -1,9 +1,9 @@
-//! `start`: from the exec of `forebay export` until its first request is answered, and the memory
-//! it holds then, for caches of any size, larger than the machine's memory too.
+//! `start`: time from the exec of `forebay export` to its first answer, and its memory then, for
+//! caches of any size, also larger than the machine's memory.
 //!
-//! Invariants: X1 the time starts before the program is executed and ends with the last byte of the
-//! answer. X2 the server runs in a memory cgroup of half of what is available: one that takes all
-//! its memory at once is killed there, and no other process.
+//! Invariants: X1 the time begins before the exec and ends with the last byte of the answer. X2 the
+//! server runs in a memory cgroup of half the available memory: if it allocated its whole cache at
+//! once, it would be killed there, and no other process.
 
 use crate::harness::image::Image;
 use crate::harness::machine::available_bytes;
@@ -16,14 +16,14 @@ use forebay_base::Result;
 use forebay_base::units::{GIB, MIB, format_size};
 use forebay_testkit::cgroup::Memcg;
 
-/// Cache sizes, and what their ratios are called.
+/// Cache sizes, and the names of their ratios.
 const SIZES: [(u64, &str); 4] =
     [(GIB, "1g"), (4 * GIB, "4g"), (16 * GIB, "16g"), (64 * GIB, "64g")];
 const QUICK: [(u64, &str); 2] = [(64 * MIB, "64m"), (256 * MIB, "256m")];
 const SECONDS: f64 = 0.2;
 const RESIDENT_MIB: f64 = 64.0;
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     if let Err(e) = forebay_binary() {
@@ -68,7 +68,7 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// Seconds and bytes of one start.
+/// Seconds and resident bytes of one start.
 fn once(options: &Options, image: &Image, size: u64, limit: u64) -> Result<(f64, u64)> {
     let group = Memcg::create("start", limit).ok();
     if group.is_none() && size > limit {

@@ -1,9 +1,9 @@
-//! A buffered writer next to an uncached one: the share of each.
+//! A buffered writer next to an uncached one: the throughput of each.
 //!
-//! Invariants: C1 each file is several times what the cache, ours or the kernel's in its cgroup,
-//! may hold: with files that fit, the buffered writer overwrites its own pages at the speed of
-//! memory and nothing is shared out. C2 the kernel's figure counts only if its buffered writer has
-//! written more than the cgroup holds.
+//! Invariants: C1 each file is several times the size of the cache (Forebay's, or the kernel's in
+//! its cgroup). With smaller files the buffered writer would overwrite its own cached pages at
+//! memory speed, and the writers would not compete. C2 the kernel's figure counts only if its
+//! buffered writer has written more than the cgroup holds.
 
 use crate::harness::image::open_with;
 use crate::harness::load::Target;
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Bytes of each file over those of the cache (C1).
+/// Size of each file over that of the cache (C1).
 const TIMES: u64 = 4;
 
 /// Runs the part.
@@ -72,7 +72,7 @@ pub fn run(options: &Options, budget: u64, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Two writers of 128 KiB at a time, each round and round its file: bytes each has got through.
+/// Runs two writers of 128 KiB at a time, each cyclically over its file; returns the bytes of each.
 pub fn beside(
     a: &(dyn Target + Sync),
     b: &(dyn Target + Sync),

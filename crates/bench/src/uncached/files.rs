@@ -1,9 +1,9 @@
-//! 32 files: random reads of 4 KiB by 1, 4 and 16 jobs, and of 64 KiB by 16; every strategy of
-//! ours, and the kernel's ways.
+//! 32 files: random reads of 4 KiB by 1, 4 and 16 jobs, and of 64 KiB by 16, with every strategy of
+//! Forebay, and with the kernel's methods.
 //!
-//! Invariants: the kernel's buffered reads run on files of their own, and `noaccess` in a cache of
-//! its own, because both fill one. Ours reads a read-only opening, so that both caches share the
-//! files.
+//! Invariants: the kernel's buffered reads use files of their own, and `noaccess` uses a cache of
+//! its own, because both fill a cache. Forebay opens its files for reading only, so that both of
+//! its caches can share them.
 
 use super::setting::{FILES, budget_for};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
@@ -19,7 +19,7 @@ use forebay_base::{IoFlags, Result};
 use rustix::fs::OFlags;
 use rustix::io::ReadWriteFlags;
 
-/// What the cells share.
+/// Parameters that the cells share.
 struct Cells<'a> {
     options: &'a Options,
     passing: &'a FileSet,
@@ -75,7 +75,7 @@ impl Cells<'_> {
             passes: if quick { 1 } else { 3 },
             gate: Some("direct"),
             repeats_max: if quick { 0 } else { 2 },
-            // A line per cycle, which takes about a second where all strategies are shown.
+            // Print a line per cycle only if all strategies run: then a cycle takes about a second.
             lines: self.options.lines && strategies,
         }
     }
@@ -151,7 +151,7 @@ impl Cells<'_> {
         Ok(())
     }
 
-    /// What is resident before and after: ours by its frames, the kernel's by cachestat.
+    /// Adds the resident memory before and after: frames of Forebay, cachestat of the kernel.
     fn memory(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Random 4 KiB reads of one file by 16 threads, ten times the budget and more.
+//! Random 4 KiB reads by 16 threads of one file of at least ten times the budget.
 //!
 //! Invariant: N3 one cycle is one paired sample of all variants.
 
@@ -71,8 +71,8 @@ pub fn run(options: &Options, setting: &Setting, report: &mut Report) -> Result<
     variants.push(Variant::new("ours-uncached", |turn| slice(&ours_uncached, turn)));
     variants.push(Variant::new("ours-cached", |turn| slice(&ours_cached, turn)));
     variants.push(Variant::new("ours-direct", |turn| slice(&ours_direct, turn)));
-    // O_DIRECT once more: what a ratio of two equal variants is here is how far the others can
-    // be trusted.
+    // O_DIRECT a second time: the ratio of two equal variants shows the accuracy of the other
+    // ratios.
     variants.push(Variant::new("direct-again", |turn| slice(&direct, turn)));
     let outcome = alternate(&mut variants, &plan(options))?;
     drop(variants);
@@ -113,7 +113,7 @@ fn add_ratios(outcome: &Outcome, report: &mut Report) {
     report.ratio("kernel_buffered_flatness_p10", kernel_flat);
 }
 
-/// What is resident afterwards: ours by its own count, the kernel's by cachestat.
+/// Adds the resident memory afterwards: Forebay's own count, cachestat of the kernel.
 fn add_memory(
     setting: &Setting,
     passing: &Ours,

@@ -1,9 +1,9 @@
-//! Sequential cold reads, one thread: through our cache, past it by requests of four sizes,
-//! O_DIRECT at depth 4, and the kernel's buffered read and RWF_DONTCACHE with the best readahead
-//! they can be given.
+//! Sequential cold reads by one thread. Forebay reads through its cache, uncached with requests of
+//! four sizes, and with O_DIRECT at depth 4. The kernel reads buffered and with RWF_DONTCACHE. Each
+//! variant has its best readahead setting.
 //!
-//! Invariants: Q1 each slice reads one window of the file once, from a cold cache; the window is
-//! the same for all variants of a cycle. Q2 the disk's readahead setting is put back.
+//! Invariants: Q1 each slice reads one window of the file once, from a cold cache; all variants of
+//! a cycle use the same window. Q2 the disk's readahead setting is restored.
 
 use super::setting::Setting;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The disk's readahead setting. A shell puts it back (Q2) as soon as its input ends, which
-/// it also does when this process is killed.
+/// The disk's readahead setting. A shell restores it (Q2) when its input ends, which also happens
+/// if this process is killed.
 struct ReadAhead {
     file: PathBuf,
     before: String,
@@ -39,7 +39,7 @@ impl ReadAhead {
 
     fn on(file: PathBuf) -> Option<Self> {
         let before = std::fs::read_to_string(&file).ok()?.trim().to_string();
-        // Writing back what is there shows whether it may be changed at all.
+        // Writing the old value shows whether the setting may be changed at all.
         std::fs::write(&file, &before).ok()?;
         let mut command = Command::new("sh");
         command.args(["-c", RESTORE]).arg(&file).arg(&before).stdin(Stdio::piped());
@@ -90,14 +90,14 @@ impl Seq<'_> {
         run_here(&KernelFile { file, flags }, &self.load(turn, 1, block))
     }
 
-    /// Our read of one cold window by a fresh opener.
+    /// Forebay's read of one cold window by a fresh opener.
     fn ours(&self, turn: &Turn, block: usize, ours: &Ours, flags: IoFlags) -> Result<Slice> {
         ours.cache.drop_clean();
         let target: Flagged = ours.with(flags);
         run_here(&target, &self.load(turn, 1, block))
     }
 
-    /// The readahead, KiB, with which the kernel's buffered read is fastest; stays set.
+    /// The readahead setting, KiB, with which the kernel's buffered read is fastest; it stays set.
     fn best_readahead(&self, disk: &ReadAhead, block: usize, quick: bool) -> Result<String> {
         let mut values = vec![disk.before.as_str(), "1024"];
         if !quick {
@@ -120,7 +120,7 @@ impl Seq<'_> {
     }
 }
 
-/// All sizes of requests.
+/// Runs all request sizes.
 pub fn run_parts(options: &Options, setting: &Setting, report: &mut Report) -> Result<()> {
     let window = if options.quick { 32 << 20 } else { 256 << 20 };
     let seq = Seq { setting, window: setting.bypass.size().min(window) };
@@ -149,7 +149,7 @@ pub fn run_parts(options: &Options, setting: &Setting, report: &mut Report) -> R
     Ok(())
 }
 
-/// Bytes of a request, and how its ratios call it.
+/// Request sizes, and their names in ratios.
 const SIZES: [(usize, &str); 4] =
     [(64 << 10, "64k"), (128 << 10, "128k"), (1 << 20, "1m"), (4 << 20, "4m")];
 
@@ -165,7 +165,7 @@ fn plan(options: &Options, gate: &'static str) -> Plan {
     }
 }
 
-/// 1 MiB reads through the cache.
+/// 1 MiB reads through the caches.
 fn megabytes(options: &Options, seq: &Seq<'_>, report: &mut Report) -> Result<()> {
     const BLOCK: usize = 1 << 20;
     let setting = seq.setting;
@@ -192,7 +192,7 @@ fn megabytes(options: &Options, seq: &Seq<'_>, report: &mut Report) -> Result<()
     Ok(())
 }
 
-/// Reads past the cache, by requests of one size.
+/// Uncached reads with requests of one size.
 fn past_the_cache(
     options: &Options,
     seq: &Seq<'_>,

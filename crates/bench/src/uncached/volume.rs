@@ -1,9 +1,10 @@
-//! Uncached requests on a volume: random reads, random and sequential writes of a file many times
-//! the cache, compared with O_DIRECT and RWF_DONTCACHE on the host's file system and with a raw
-//! image of ours.
+//! Uncached requests on a volume: random reads, and random and sequential writes of a file many
+//! times the size of the cache. They are compared with O_DIRECT and RWF_DONTCACHE on the host's
+//! file system, and with a raw image behind Forebay.
 //!
 //! Invariants: V1 a slice of writes ends when they are synced; latencies are of the calls alone. V2
-//! nothing of the files is cached at the start of a slice, and of ours nothing after it.
+//! nothing of the files is cached at the start of a slice; Forebay's variants have nothing cached
+//! after it either.
 
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
 use crate::harness::backing::{BackedImage, Backing};
@@ -38,7 +39,7 @@ const CELLS: [Cell; 4] = [
     Cell { name: "seqwrite_volume", write: true, block: 128 * KIB, threads: 1, random: false },
 ];
 
-/// Something that can be synced and rid of what it caches.
+/// A file that can be synced and whose cached data can be dropped.
 trait Passing: Target + Sync {
     fn sync(&self) -> Result<()>;
 }
@@ -61,7 +62,7 @@ impl Passing for KernelFile {
     }
 }
 
-/// A volume with one file, nothing of it cached.
+/// A volume with one file, of which nothing is cached.
 struct OnVolume {
     file: VolumeFile,
     volume: OurVolume,
@@ -85,8 +86,8 @@ impl OnVolume {
         Ok(Self { file, volume, _image: image })
     }
 
-    /// Bytes of frames in use, once windows of streams that have just ended are gone: two seconds
-    /// at most.
+    /// Bytes of frames in use, after read-ahead of ended streams is complete; waits two seconds at
+    /// most.
     fn resident_bytes(&self) -> u64 {
         let used = || {
             let stats = self.volume.cache.stats();

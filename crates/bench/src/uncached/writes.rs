@@ -1,9 +1,9 @@
 //! Uncached writes: sequential, random, by four writers, 64 KiB over 32 files.
 //!
-//! Invariants: T1 a slice's time ends after fdatasync (ours: `sync_data`), so all its bytes are on
-//! the device, from any process; latencies are of the write calls alone. T2 a slice begins
-//! with nothing of the files in either cache. T3 the kernel's caching writers run in a memory
-//! cgroup of our budget each.
+//! Invariants: T1 a slice includes the final fdatasync (Forebay: `sync_data`), so all its bytes are
+//! on the device. Latencies are of the write calls alone. T2 a slice begins with nothing of the
+//! files in either cache. T3 the kernel's variants that fill its cache run in a memory cgroup of
+//! Forebay's budget each.
 
 use super::setting::FILES;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
@@ -25,15 +25,15 @@ struct Cell {
     name: &'static str,
     /// Name of the ratio of rates.
     ratio: &'static str,
-    /// Name of the ratio of late calls.
+    /// Name of the ratio of 99.9th percentiles.
     late: &'static str,
     block: usize,
     jobs: usize,
     files: usize,
     random: bool,
-    /// Least rate against RWF_DONTCACHE.
+    /// Bar: rate over that of RWF_DONTCACHE.
     bar: f64,
-    /// Most of its p99.9.
+    /// Bar: p99.9 over that of RWF_DONTCACHE.
     late_bar: f64,
     strategies: bool,
 }
@@ -145,7 +145,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Returns the bytes by which ours grew.
+    /// Returns the growth of Forebay's resident memory, bytes.
     fn cell(&self, cell: &Cell, report: &mut Report) -> Result<u64> {
         let ours = OurSet::open(self.options, self.set, cell.files, self.budget, false)?;
         let start = |kind: &str| Worker::start(&format!("{}-{kind}", cell.name), self.budget);
@@ -217,7 +217,7 @@ impl Bench<'_> {
     }
 }
 
-/// RWF_DONTCACHE without a cgroup.
+/// The variant RWF_DONTCACHE without a cgroup.
 const FREE: &str = "dontcache-no-cgroup";
 
 fn p999(slice: &Slice) -> f64 {

@@ -1,9 +1,9 @@
-//! Reads during a full flush: random 4 KiB reads of a file that is not cached, alone, and while all
-//! the dirty data that the cache may hold is written out.
+//! Reads during a full flush: random 4 KiB reads of an uncached file, alone, and while all dirty
+//! data that the cache may hold is written back.
 //!
-//! Invariants: F1 only reads that began while the flush was in progress count. Ours
-//! writes back nothing before: its limits are twice the dirty data, as the kernel's are the whole
-//! machine's. F2 the kernel's reader has O_DIRECT, ours `UNCACHED`: every read goes to the device.
+//! Invariants: F1 only reads that began during the flush count. No variant writes back before it:
+//! Forebay's limits are twice the dirty data, and the kernel's depend on the memory of the machine.
+//! F2 the kernel's reader uses O_DIRECT, Forebay's `UNCACHED`: every read goes to the device.
 
 use super::places::{self, Ground, Opened, Place, Who};
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
@@ -25,14 +25,14 @@ const COLD: &str = "cold";
 const DIRT: &str = "dirt";
 const BLOCK: u64 = 4 * KIB;
 
-/// Names of the two slices of each place.
+/// A variant, and the names of its two slices.
 const NAMES: [(&str, &str, &str); 3] = [
     ("volume-sparse", "volume-idle", "volume-flushing"),
     ("xfs-on-loop-sparse", "xfs-on-loop-idle", "xfs-on-loop-flushing"),
     ("host", "host-idle", "host-flushing"),
 ];
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let (cold, dirt) = if options.quick { (32 * MIB, 8 * MIB) } else { (GIB, 48 * MIB) };
     let budget = if options.quick { 64 * MIB } else { 256 * MIB };
@@ -106,7 +106,7 @@ fn slice(place: &Place, (cold, dirt): (u64, u64), beside: bool, turn: &Turn) -> 
         let mut rng = Rng::new(turn.seed);
         let mut buf = AlignedBuf::new(BLOCK as usize);
         let read = (|| {
-            // In a quick run a flush may be over before a read began.
+            // In a quick run a flush may end before a read begins.
             while start.elapsed() < turn.time || out.ops < 10 {
                 let counts = flushing.load(Ordering::Relaxed);
                 let from = Instant::now();
@@ -129,7 +129,7 @@ fn slice(place: &Place, (cold, dirt): (u64, u64), beside: bool, turn: &Turn) -> 
     Ok(out)
 }
 
-/// Dirties all of the file and flushes it, until told to stop.
+/// Dirties the complete file and flushes it, repeatedly, until told to stop.
 fn flush(file: &dyn Opened, dirt: u64, flushing: &AtomicBool, stop: &AtomicBool) -> Result<()> {
     let mut seed = 0;
     while !stop.load(Ordering::Relaxed) {

@@ -1,9 +1,9 @@
-//! `full`: four writers fill the volume, round after round. What was synced verifies; removing,
-//! truncating and syncing work while it is full; the space comes back.
+//! `full`: four writers fill the volume, round after round. Synced files verify; removing,
+//! truncating and syncing work while it is full; the space becomes free again.
 //!
-//! Invariants: L1 a write is refused with `NoSpace` or all of it is accepted; what was accepted can
-//! be synced. L2 a file holds bytes that follow from its round, writer and number, so any of them
-//! can be told from any other.
+//! Invariants: L1 a write is either refused with `NoSpace` or accepted completely, and accepted
+//! bytes can be synced. L2 the bytes of a file are determined by its round, writer and number, so
+//! that files cannot be confused.
 
 use super::places::Opened;
 use crate::harness::backing::{BackedImage, Backing};
@@ -23,10 +23,10 @@ const FILE_MAX: u64 = 4 * MIB;
 /// Longest piece of a write, bytes.
 const PIECE_MAX: u64 = 256 * KIB;
 const UNIT: u64 = 4 * KIB;
-/// Rounds between two clean closes.
+/// Rounds between two clean closes and re-openings.
 const REOPEN: usize = 10;
 
-/// What one writer made in a round: its files, and how much of each is synced.
+/// Result of one writer in a round: its files, each with the number of synced bytes.
 #[derive(Default)]
 struct Made {
     files: Vec<(String, u64)>,
@@ -34,7 +34,7 @@ struct Made {
     accepted: u64,
 }
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let bytes = options.size_or(48 * MIB, 256 * MIB);
     let rounds = options.rounds_or(3, 200);
@@ -57,14 +57,14 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         missing.push((empty as f64 - now as f64) / empty as f64 * 100.0);
         done += 1;
         if failed > 0 {
-            // One round tells what fails; the next would only repeat it.
+            // A later round would only fail in the same way.
             break;
         }
     }
     report.row("volume", "full_filled", "%", &filled);
     report.row("volume", "full_space_missing_after_round", "%", &missing);
     report.row("volume", "full_rounds", "1", &[f64::from(done)]);
-    // A volume that refuses everything has no failures and misses no space.
+    // Without this bar a volume that refuses every write would pass: no failures, no missing space.
     let least = filled.iter().copied().fold(f64::INFINITY, f64::min);
     report.ratio_with_bar("full_filled_percent", least, Good::AtLeast, 75.0);
     report.ratio_with_bar("full_failures", failures as f64, Good::AtMost, 0.0);
@@ -96,7 +96,7 @@ fn seed_of(name: &str) -> u64 {
     })
 }
 
-/// What a unit of a file holds.
+/// The content of a unit of a file.
 fn content(seed: u64, offset: u64, unit: &mut [u8]) {
     let mut rng = Rng::new(seed ^ offset);
     for word in unit.chunks_exact_mut(8) {
@@ -143,7 +143,7 @@ fn write_until_full(volume: &OurVolume, round: u64, writer: u64) -> Result<Made>
     Ok(made)
 }
 
-/// L1.
+/// Syncs a file that was written; a failure is reported (L1).
 fn synced(file: &VolumeFile, name: &str) -> bool {
     let done = file.sync();
     if let Err(e) = &done {
@@ -152,7 +152,7 @@ fn synced(file: &VolumeFile, name: &str) -> bool {
     done.is_ok()
 }
 
-/// Verifies, truncates and removes everything; returns how much of that failed.
+/// Verifies, truncates and removes all files; returns the number of failures.
 fn empty_again(volume: &OurVolume, made: &[Made]) -> u64 {
     let mut failures = 0;
     let all: Vec<&(String, u64)> = made.iter().flat_map(|m| &m.files).collect();
@@ -165,7 +165,7 @@ fn empty_again(volume: &OurVolume, made: &[Made]) -> u64 {
     for (name, size) in &all {
         check("verify", name, verify(volume, name, *size));
     }
-    // On the full volume: every other file is cut, synced, removed.
+    // On the full volume every other file is truncated, synced and removed.
     for (name, size) in all.iter().step_by(2) {
         check("truncate", name, cut(volume, name, size / 2));
         check("unlink", name, volume.unlink(name));
@@ -207,7 +207,7 @@ fn verify(volume: &OurVolume, name: &str, size: u64) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// L2: no two units are alike, of one file or of two.
+    /// L2: no two units are equal, in one file or in two.
     #[test]
     fn every_unit_tells_where_it_belongs() {
         let unit = |name: &str, offset| {

@@ -1,10 +1,10 @@
-//! `names`: ten thousand, a hundred thousand and a million files are made, looked up and removed,
-//! all of them in the order of their names.
+//! `names`: ten thousand, a hundred thousand and a million files are created, looked up and
+//! removed, in the order of their names.
 //!
-//! Invariants: N1 what is made or removed is durable when its time ends. N2 files are in
-//! directories of [`EACH`], so that a directory is as large where there are few as where there are
-//! many. N3 in addition to the bars: looked up and removed as drawn among all, where what is looked
-//! for is not in memory.
+//! Invariants: N1 the time of a creation or removal includes the sync. N2 files are in directories
+//! of [`EACH`], so that directories have the same size for any number of files. N3 in addition,
+//! without bars: files drawn at random from all are looked up and removed, so that their names are
+//! mostly not in memory.
 
 use super::places::{self, Ground, Place, Who};
 use crate::harness::backing::Backing;
@@ -21,15 +21,16 @@ use forebay_vfs::{FileKind, FileSystem, Ino, Name, NewInode};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Files of a directory.
+/// Files per directory.
 pub const EACH: u64 = 10_000;
 
-/// Looked up and removed in no order, at most.
+/// Most files that are looked up and removed in random order.
 const DRAWN: u64 = 10_000;
-/// Our cache; a memory cgroup of the kernel's would not hold its inodes, and there is none.
+/// Size of Forebay's cache. The kernel has no cgroup here, because its limit would not hold the
+/// inodes.
 const BUDGET: u64 = 256 * MIB;
 
-/// Runs it. `--size` is the largest number of files here.
+/// Runs the part. `--size` is the largest number of files.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let most = options.size.unwrap_or(if options.quick { 3000 } else { 1_000_000 });
     let few = if options.quick { 500 } else { EACH };
@@ -46,7 +47,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         tree.make_directories(most)?;
         let mut all = Vec::new();
         for count in &counts {
-            // As long as one of many, so that it is not a moment that is looked at.
+            // Small numbers are repeated, so that their total time is as long as that of many
+            // files.
             let rounds = options.rounds_or(1, (most / count).clamp(1, 7) as usize);
             let rates = (0..rounds).map(|n| tree.all(*count, n as u64));
             all.push(rates.collect::<Result<Vec<_>>>()?);
@@ -100,28 +102,28 @@ fn add(report: &mut Report, name: &str, counts: &[u64], all: &[Vec<Rates>]) {
 /// Operations per second.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rates {
-    /// Made.
+    /// Creation.
     pub create: f64,
-    /// Looked up, with their attributes.
+    /// Lookup with attributes.
     pub stat: f64,
-    /// Removed.
+    /// Removal.
     pub unlink: f64,
-    /// N3.
+    /// Lookup in random order (N3).
     pub stat_drawn: f64,
-    /// N3.
+    /// Removal in random order (N3).
     pub unlink_drawn: f64,
 }
 
-/// Names of one place.
+/// The names on one file system.
 pub enum Tree<'a> {
-    /// On a volume of ours: its directories.
+    /// On a volume of Forebay: its directories.
     Ours(&'a OurVolume, Vec<Ino>),
-    /// Below a directory of the kernel's.
+    /// Below a directory of a mounted file system.
     Kernel(PathBuf),
 }
 
 impl<'a> Tree<'a> {
-    /// Of a place; `None` where names would go into a directory that is not ours.
+    /// The names on a place; `None` if that is a directory of the host.
     pub fn of(place: &'a Place) -> Option<Self> {
         match place.ours() {
             Some(volume) => Some(Self::Ours(volume, Vec::new())),
@@ -129,7 +131,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Makes the directories that `count` files need.
+    /// Creates the directories that `count` files need.
     pub fn make_directories(&mut self, count: u64) -> Result<()> {
         for n in 0..count.div_ceil(EACH) {
             let name = format!("d{n}");
@@ -205,12 +207,12 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Makes files `from..to`; per second.
+    /// Creates the files `from..to`; returns the rate per second.
     pub fn create_all(&self, from: u64, to: u64) -> Result<f64> {
         self.timed(to - from, || (from..to).try_for_each(|n| self.create(n)))
     }
 
-    /// Looks up `count` files drawn among `all`; per second.
+    /// Looks up `count` files drawn from `all`; returns the rate per second.
     pub fn stat_some(&self, count: u64, all: u64, seed: u64) -> Result<f64> {
         let mut rng = Rng::new(seed);
         let start = Instant::now();
@@ -218,14 +220,14 @@ impl<'a> Tree<'a> {
         Ok(count as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// Removes `count` files drawn among `all`; per second, and which.
+    /// Removes `count` files drawn from `all`; returns the rate per second, and their numbers.
     pub fn unlink_some(&self, count: u64, all: u64, seed: u64) -> Result<(f64, Vec<u64>)> {
         let chosen = draw(count, all, seed);
         let rate = self.timed(count, || chosen.iter().try_for_each(|n| self.unlink(*n)))?;
         Ok((rate, chosen))
     }
 
-    /// N1.
+    /// The rate of `work` on `count` files, with the sync after it (N1).
     fn timed(&self, count: u64, work: impl FnOnce() -> Result<()>) -> Result<f64> {
         self.sync()?;
         let start = Instant::now();
@@ -234,7 +236,7 @@ impl<'a> Tree<'a> {
         Ok(count as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// All of it with `count` files, none of them left at the end.
+    /// Runs all steps with `count` files, and removes all of them.
     fn all(&self, count: u64, seed: u64) -> Result<Rates> {
         let create = self.create_all(0, count)?;
         let start = Instant::now();
@@ -252,7 +254,7 @@ fn path_of(root: &std::path::Path, n: u64) -> PathBuf {
     root.join(format!("d{}/file{n}", n / EACH))
 }
 
-/// `count` different numbers below `all`, in no order.
+/// `count` different numbers below `all`, in random order.
 fn draw(count: u64, all: u64, seed: u64) -> Vec<u64> {
     let mut rng = Rng::new(seed);
     let mut numbers: Vec<u64> = (0..all).collect();
@@ -267,7 +269,7 @@ fn draw(count: u64, all: u64, seed: u64) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    /// N3.
+    /// N3: each number is drawn at most once.
     #[test]
     fn what_is_drawn_is_drawn_once() {
         let mut drawn = draw(100, 120, 5);

@@ -1,12 +1,11 @@
-//! `open`: many files. Opening after a clean stop; memory while all files are touched; and recovery
-//! after a kill, per GiB of log.
+//! `open`: many files. Time to open after a clean close; memory while all files are accessed; and
+//! recovery after a kill, per GiB of log.
 //!
-//! Invariants: O1 memory is RssAnon and RssShmem of a child that does nothing else, looked at every
-//! 20 ms, and what it has before it opens the volume is not taken off. O2 the child that writes the
-//! log is killed with SIGKILL and closes nothing. A file that is touched again was closed in
-//! between: what of it is read from the device then is what its last close has cost. O3 no
-//! checkpoint falls into the log that is recovered, so that all of it is read; where one does, the
-//! figure is not judged.
+//! Invariants: O1 memory is RssAnon and RssShmem of a child that does nothing else, sampled every
+//! 20 ms; its memory before it opens the volume is included. O2 the child that writes the log is
+//! killed with SIGKILL and closes nothing. A file that is accessed again was closed in between, so
+//! its reads from the device are the cost of that close. O3 no checkpoint falls into the log that
+//! is recovered, so that all of it is read. If one does, the figure is not judged.
 
 use super::names::{EACH, Tree};
 use super::places::{self, Ground, Opened, Place, Who};
@@ -30,14 +29,14 @@ use std::time::{Duration, Instant};
 
 const BUDGET: u64 = 256 * MIB;
 const BLOCK: u64 = 4 * KIB;
-/// Memory beyond the budget.
+/// Bar: memory beyond the budget, MiB.
 const OVER_MIB: f64 = 32.0;
-/// Files that are touched again: they fit into the cache.
+/// Files that are accessed again: they fit into the cache.
 const AGAIN: usize = 10_000;
 /// Jobs that write the log.
 const JOBS: usize = 16;
 
-/// Runs it. `--size` is the number of files here.
+/// Runs the part. `--size` is the number of files.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let many = options.size.unwrap_or(if options.quick { 3000 } else { 1_000_000 });
     report.note(format!("open: {many} files, a block each, cache of {} MiB", BUDGET / MIB));
@@ -55,7 +54,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     recovery(options, report)
 }
 
-/// A block into every file.
+/// Writes a block into every file.
 fn fill(place: &Place, many: u64) -> Result<()> {
     let volume = place.ours().expect("ours");
     let block = vec![0x77; BLOCK as usize];
@@ -77,7 +76,7 @@ fn open_again(options: &Options, place: &mut Place, report: &mut Report) -> Resu
         place.close()?;
         let start = Instant::now();
         place.open()?;
-        // Open is when the first name is found.
+        // The volume counts as open when the first name is found.
         let volume = place.ours().expect("ours");
         block_on(volume.volume.lookup(Ino::ROOT, forebay_vfs::Name::new(b"d0")?))?;
         seconds.push(start.elapsed().as_secs_f64());
@@ -88,7 +87,7 @@ fn open_again(options: &Options, place: &mut Place, report: &mut Report) -> Resu
     Ok(())
 }
 
-/// Memory of a child that touches everything.
+/// Measures the memory of a child that accesses all files.
 fn touched(place: &mut Place, many: u64, report: &mut Report) -> Result<()> {
     let path = place.image().expect("ours").to_path_buf();
     place.close()?;
@@ -130,8 +129,8 @@ fn open_job(job: &Value, checkpoints: bool) -> Result<OurVolume> {
     OurVolume::open(path, &VolumeSpec { checkpoints, ..spec })
 }
 
-/// The child's side: lists every directory of the root, and of each file in it reads the attributes
-/// and the first block. Then once more the last ones.
+/// The child's side: lists every directory of the root, and of each file reads the attributes and
+/// the first block. Then it accesses the last files again.
 pub fn touch_here(job: &Value) -> Result<Value> {
     let volume = open_job(job, true)?;
     let fs = &volume.volume;
@@ -182,11 +181,11 @@ pub fn touch_here(job: &Value) -> Result<Value> {
         "again_missed_share": share }))
 }
 
-/// Time to open after a kill, over GiB of log behind the checkpoint (O3).
+/// Time to open after a kill, per GiB of log since the checkpoint (O3).
 fn recovery(options: &Options, report: &mut Report) -> Result<()> {
     let log = if options.quick { 4 * MIB } else { GIB };
     let size = (log / 8).max(16 * MIB);
-    // A checkpoint comes when the log has a twelfth of the volume.
+    // A checkpoint is made when the log takes a twelfth of the volume.
     let bytes = (17 * log).max(128 * MIB) + size;
     let (mut seconds, mut written, mut seen) = (Vec::new(), Vec::new(), 0);
     for _ in 0..options.rounds_or(1, 3) {
@@ -236,9 +235,9 @@ fn recovery(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The child's side: synced writes by many jobs until the log has so many bytes: what the device
-/// got, less what was written to files. Closes nothing (O2), and tells how many checkpoints were
-/// made meanwhile (O3).
+/// The child's side: synced writes by many jobs until the log has a given size, counted as the
+/// device's bytes less those written to files. Closes nothing (O2), and reports the checkpoints
+/// made in that time (O3).
 pub fn log_here(job: &Value) -> Result<Value> {
     let volume = open_job(job, false)?;
     let first = volume.checkpoint()?;
@@ -255,7 +254,7 @@ pub fn log_here(job: &Value) -> Result<Value> {
     }
     let (log, checkpoints) = (log(content), volume.checkpoint()? - first);
     drop(subject);
-    // The parent kills this process: what would be written at its end must not be.
+    // The parent kills this process, and the volume must not be closed before.
     std::mem::forget(volume);
     Ok(json!({ "log": log, "checkpoints": checkpoints }))
 }

@@ -1,8 +1,8 @@
-//! Random overwrites of a file, in windows that end with a sync; here, and in a child in a memory
-//! cgroup.
+//! Random overwrites of a file, in windows that end with a sync; in this process, or in a child in
+//! a memory cgroup.
 //!
-//! Invariant: O1 the time of a window ends when all of it is durable; latencies are of the write
-//! calls alone.
+//! Invariant: O1 the time of a window ends when all its bytes are durable; latencies are of the
+//! write calls alone.
 
 use super::places::Opened;
 use crate::harness::hist::Hist;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Instant;
 
-/// How much, and where.
+/// Parameters of the overwrites.
 #[derive(Clone, Copy, Debug)]
 pub struct Overwrite {
     /// Bytes of the file.
@@ -24,13 +24,13 @@ pub struct Overwrite {
     pub block: u64,
     /// Bytes to write in all.
     pub total: u64,
-    /// Bytes of a window.
+    /// Bytes written between two syncs.
     pub window: u64,
-    /// Offsets and content follow from this.
+    /// Seed of offsets and content.
     pub seed: u64,
 }
 
-/// What came of it.
+/// Result of the overwrites.
 #[derive(Debug, Default)]
 pub struct Overwritten {
     /// Bytes and seconds of each window.
@@ -40,7 +40,7 @@ pub struct Overwritten {
 }
 
 impl Overwrite {
-    /// Does it.
+    /// Runs the overwrites on a file.
     pub fn run(&self, file: &dyn Opened) -> Result<Overwritten> {
         let mut rng = Rng::new(self.seed);
         let mut buf = AlignedBuf::new(self.block as usize);
@@ -64,14 +64,14 @@ impl Overwrite {
         Ok(out)
     }
 
-    /// As a job for a child, on a file of the kernel's.
+    /// Encodes the overwrites as a job for a child, on a file of the kernel's page cache.
     pub fn job(&self, path: &Path) -> Value {
         json!({ "job": "overwrite", "path": path, "len": self.len, "block": self.block,
             "total": self.total, "window": self.window, "seed": self.seed })
     }
 }
 
-/// The child's side of `Overwrite::job`.
+/// The child's side of [`Overwrite::job`].
 pub fn overwrite_here(job: &Value) -> Result<Value> {
     let count = |key: &str| job[key].as_u64().unwrap_or(0);
     let spec = Overwrite {
@@ -91,7 +91,7 @@ impl Overwritten {
         json!({ "windows": self.windows, "hist": self.hist.occupied() })
     }
 
-    /// The answer of a child.
+    /// Decodes the answer of a child.
     pub fn from_json(answer: &Value) -> Self {
         let mut out = Self::default();
         for window in answer["windows"].as_array().into_iter().flatten() {
@@ -114,7 +114,7 @@ impl Overwritten {
 mod tests {
     use super::*;
 
-    /// What was asked for, in order: bytes written since the last sync.
+    /// A target that records, in order, the bytes written before each sync.
     #[derive(Default)]
     struct Counting(std::sync::Mutex<Vec<u64>>);
 

@@ -1,10 +1,10 @@
-//! Where the files of a part are: a volume of ours, a file system of the kernel on a loop device,
-//! the host's.
+//! The file systems that hold the files of a part: a volume of Forebay, a file system of the kernel
+//! on a loop device, the host's.
 //!
 //! Invariants: P1 all places of a part have images of one size, and files with the same content. P2
-//! a file is written whole, and synced, before anything is timed on it. P3 file systems on a loop
-//! device are made in the way that is best for them: see [`Making::best`]. Read-ahead of the kernel
-//! is as it comes.
+//! a file is completely written and synced before anything is timed on it. P3 file systems on a
+//! loop device have their best configuration: see [`Making::best`]. The kernel's read-ahead has its
+//! default.
 
 use crate::dirty::Subject;
 use crate::harness::backing::{BackedImage, Backing};
@@ -25,10 +25,10 @@ use std::sync::{Mutex, MutexGuard};
 
 /// A file that can be synced.
 pub trait Opened: Target + Sync {
-    /// Makes its content durable: fdatasync.
+    /// Makes the file's content durable: fdatasync.
     fn sync(&self) -> Result<()>;
 
-    /// And its times: fsync.
+    /// Makes the file's content and attributes durable: fsync.
     fn sync_all(&self) -> Result<()>;
 }
 
@@ -52,20 +52,20 @@ impl Opened for KernelFile {
     }
 }
 
-/// Who takes part.
+/// Kind of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// Ours, with checksums.
+    /// A volume of Forebay, with checksums.
     Volume,
-    /// Ours without.
+    /// A volume of Forebay, without checksums.
     VolumeNoSums,
-    /// The kernel's on a loop device.
+    /// A file system of the kernel on a loop device.
     Loop(FsKind),
-    /// The host's own file system, without a loop device between.
+    /// The host's own file system, without a loop device.
     Host,
 }
 
-/// Ours and all rivals.
+/// Forebay and all rivals.
 pub const ALL: [Who; 5] = [
     Who::Volume,
     Who::Loop(FsKind::Xfs),
@@ -105,34 +105,34 @@ impl Who {
     }
 }
 
-/// What all places of a part have in common.
+/// Parameters that all places of a part share.
 #[derive(Clone, Copy, Debug)]
 pub struct Ground<'a> {
-    /// Of the run.
+    /// Options of the run.
     pub options: &'a Options,
     /// Name of the part.
     pub part: &'static str,
     /// Bytes of each image.
     pub image_bytes: u64,
-    /// Bytes of the cache of ours.
+    /// Size of Forebay's cache, bytes.
     pub budget: u64,
-    /// Dirty data from which ours writes back by itself, bytes; `None`: as it comes.
+    /// Amount of dirty data at which Forebay starts write-back, bytes; `None`: the default.
     pub dirt_bytes: Option<u64>,
 }
 
 enum Kind {
-    /// `None` only while it is closed.
+    /// `None` only while the volume is closed.
     Ours(Option<OurVolume>, BackedImage, Box<VolumeSpec>),
     Loop(LoopFs),
     Host(PathBuf),
 }
 
-/// One place.
+/// A file system with the files of a part.
 pub struct Place {
     /// Name of the variant.
     pub name: &'static str,
     kind: Kind,
-    /// Files of the host's file system, removed at the end.
+    /// Files on the host's file system, removed at the end.
     made: Mutex<Vec<PathBuf>>,
 }
 
@@ -166,7 +166,7 @@ impl Place {
         self.made.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    /// Ours, while it is open.
+    /// The volume of Forebay, while it is open.
     pub fn ours(&self) -> Option<&OurVolume> {
         match &self.kind {
             Kind::Ours(volume, ..) => volume.as_ref(),
@@ -174,7 +174,7 @@ impl Place {
         }
     }
 
-    /// The image of a volume of ours.
+    /// Path of the image of Forebay's volume.
     pub fn image(&self) -> Option<&std::path::Path> {
         match &self.kind {
             Kind::Ours(_, image, _) => Some(image.path()),
@@ -182,7 +182,7 @@ impl Place {
         }
     }
 
-    /// Where the kernel has a file of this name; `None` on a volume of ours.
+    /// Path of a file of this name; `None` on a volume of Forebay.
     pub fn path(&self, file: &str) -> Option<PathBuf> {
         match &self.kind {
             Kind::Ours(..) => None,
@@ -198,7 +198,7 @@ impl Place {
         }
     }
 
-    /// Opens a file, made if it is not there; `direct`: past the cache.
+    /// Opens a file; creates it if it does not exist. `direct`: without the cache.
     pub fn file(&self, name: &str, direct: bool) -> Result<Box<dyn Opened + Send>> {
         if let Some(volume) = self.ours() {
             let flags = if direct { forebay::IoFlags::DIRECT } else { forebay::IoFlags::empty() };
@@ -220,14 +220,14 @@ impl Place {
         }
     }
 
-    /// Makes a file of `size` bytes that do not repeat, and syncs it (P2).
+    /// Makes a file of `size` bytes of non-repeating data, and syncs it (P2).
     pub fn fill(&self, name: &str, size: u64) -> Result<()> {
         let file = self.file(name, false)?;
         write_all(&*file, size, size ^ name.len() as u64)?;
         file.sync()
     }
 
-    /// Bytes that were written so far to the device that holds it, by any process.
+    /// Bytes that any process has written to its device so far.
     pub fn device_bytes(&self) -> Result<u64> {
         match &self.kind {
             Kind::Ours(volume, ..) => Ok(volume.as_ref().map_or(0, OurVolume::device_bytes)),
@@ -236,8 +236,8 @@ impl Place {
         }
     }
 
-    /// Clean close: all of it is durable, and nothing has to be recovered. The host's stays as it
-    /// is. No file of it may be open.
+    /// Closes the file system cleanly, so that nothing has to be recovered. The host's remains
+    /// mounted. No file of it may be open.
     pub fn close(&mut self) -> Result<()> {
         match &mut self.kind {
             Kind::Ours(volume, ..) => volume.take().map_or(Ok(()), OurVolume::close),
@@ -246,7 +246,7 @@ impl Place {
         }
     }
 
-    /// Closes it cleanly; bytes written until then, as [`Place::device_bytes`] counts.
+    /// As [`Place::close`]; returns the bytes written until then, see [`Place::device_bytes`].
     pub fn closed_bytes(&mut self) -> Result<u64> {
         if let Kind::Ours(volume, ..) = &mut self.kind
             && let Some(volume) = volume.take()
@@ -274,7 +274,7 @@ impl Place {
         Ok(())
     }
 
-    /// Clean close, and open again.
+    /// Closes it cleanly and opens it again.
     pub fn reopen(&mut self) -> Result<()> {
         self.close()?;
         self.open()
@@ -289,8 +289,8 @@ impl Drop for Place {
     }
 }
 
-/// Writes `size` bytes from the start on, by 1 MiB; they follow from the seed. No two blocks of 4
-/// KiB are the same; what makes them differ costs next to nothing compared with the write.
+/// Writes `size` bytes from offset 0 on, 1 MiB at a time, determined by the seed. No two blocks of
+/// 4 KiB are equal; making them different costs little compared with the write.
 pub fn write_all(file: &dyn Opened, size: u64, seed: u64) -> Result<()> {
     let mut rng = Rng::new(seed);
     let mut chunk = AlignedBuf::new(MIB.min(size) as usize);
@@ -307,7 +307,7 @@ pub fn write_all(file: &dyn Opened, size: u64, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Makes the places that are to be had; the others are named as not run.
+/// Makes all places that this machine can have; reports the others as not run.
 pub fn all(
     ground: &Ground<'_>,
     who: &[Who],
@@ -318,7 +318,7 @@ pub fn all(
     for who in who {
         for backing in backings {
             let name = who.name(*backing);
-            // The host's has no image.
+            // The host's file system has no image, so it is used once.
             if places.iter().any(|place| place.name == name) {
                 continue;
             }
@@ -331,13 +331,13 @@ pub fn all(
     places
 }
 
-/// The files of a place, written and synced.
+/// The files of a place as a subject that is written and synced.
 pub struct Synced<'a> {
-    /// The place.
+    /// The file system.
     pub place: &'a Place,
-    /// A file for each job.
+    /// One file for each job.
     pub files: Vec<Box<dyn Opened + Send>>,
-    /// By fdatasync; else by fsync.
+    /// Syncs use fdatasync instead of fsync.
     pub data_only: bool,
 }
 

@@ -1,9 +1,9 @@
-//! `random`: random 4 KiB buffered writes over a file far larger than the cache, until all is
-//! synced and the place is closed cleanly.
+//! `random`: random 4 KiB buffered writes over a file far larger than the cache, timed until all is
+//! synced and the file system is closed cleanly.
 //!
-//! Invariants: R1 the time of a slice ends with the clean close: of a volume its checkpoint, of a
-//! file system on a loop device its unmount; the host's stays mounted. R2 a slice begins with
-//! nothing cached. R3 the kernel's writers run in a memory cgroup of our budget each.
+//! Invariants: R1 the time of a slice includes the clean close: a volume's checkpoint, the unmount
+//! of a loop device's file system; the host's remains mounted. R2 a slice begins with nothing
+//! cached. R3 the kernel's variants run in a memory cgroup of Forebay's budget each.
 
 use super::overwrite::{Overwrite, Overwritten};
 use super::places::{self, ALL, Ground, Place, Who};
@@ -25,23 +25,23 @@ use std::time::Instant;
 const BLOCK: u64 = 4 * KIB;
 const FILE: &str = "random";
 
-/// Bytes dirtied, bytes written to the device, and of these those that a cleaner of ours moved, by
-/// variant.
+/// By variant: bytes dirtied, bytes written to the device, and the part of these that Forebay's
+/// cleaner moved.
 type Bytes = RefCell<BTreeMap<&'static str, (u64, u64, u64)>>;
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(32 * MIB, 4 * GIB);
     let (total, budget) = (size / 2, if options.quick { 64 * MIB } else { 256 * MIB });
     let rounds = options.rounds_or(1, 2);
-    // Ours writes on into fresh segments until a cleaner brings them back, which is not measured
-    // here: room for all rounds, and for what it would keep free.
+    // The volume writes to free segments, and cleaning is not measured here. So the image has space
+    // for all rounds, and for the free space that the cleaner maintains.
     let room = (total * rounds as u64).min(6 * GIB) + GIB / 8 + size / 4;
     let (part, image_bytes) = ("random", size + room);
     let ground = Ground { options, part, image_bytes, budget, dirt_bytes: None };
     let mut places = places::all(&ground, &ALL, &[Backing::Sparse], report);
     if !options.quick {
-        // Of the slow ones one kind of image is enough.
+        // Only these two also use a preallocated image; the slow file systems would take too long.
         let who = [Who::Volume, Who::Loop(FsKind::Xfs)];
         places.extend(places::all(&ground, &who, &[Backing::Preallocated], report));
     }
@@ -80,7 +80,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         let value = *written as f64 / *dirtied as f64;
         report.row(name, "random_written_per_byte_dirtied", "x", &[value]);
         if name.starts_with("volume") {
-            // Written, too, but no client asked for it.
+            // These bytes are included in the bytes written, but no client wrote them.
             let moved = *moved as f64 / MIB as f64;
             report.row(name, "random_moved_by_cleaner", "MiB", &[moved]);
         }
@@ -110,7 +110,7 @@ fn variant<'a>(
 ) -> Variant<'a> {
     let name = place.name;
     Variant::new(name, move |turn: &Turn| {
-        // A second slice begins where the first one left off: closed.
+        // The slice before has closed it.
         place.reopen()?;
         let spec = Overwrite { len: size, block: BLOCK, total, window: total, seed: turn.seed };
         let (before, machine) = (place.device_bytes()?, Usage::of_machine());

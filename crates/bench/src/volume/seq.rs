@@ -1,13 +1,12 @@
-//! `seq`: one file written by 1 MiB until synced, and read cold; with checksums and without; CPU
-//! per GiB. And reads during a full flush ([`super::flush`]).
+//! `seq`: one file, written by 1 MiB until it is synced, and read cold; with checksums and without.
+//! Reports CPU time per GiB. Also reads during a full flush ([`super::flush`]).
 //!
-//! Invariants: Q1 a read begins with nothing cached anywhere: the place was closed and opened
-//! again, its loop device is direct. Q2 no variant has a memory cgroup here: the kernel's may
-//! fill the page cache. Q3 the CPU is the whole machine's, since the kernel writes on threads of
-//! its own.
+//! Invariants: Q1 a read begins with nothing cached: the place was closed and opened again, and its
+//! loop device is direct. Q2 no variant has a memory cgroup: the kernel's may fill the page cache.
+//! Q3 the CPU time is that of the whole machine, since the kernel writes on its own threads.
 //!
-//! What is timed is nobody's first: whose memory the machine has to find first, as a virtual one
-//! does page by page, is chance.
+//! Each variant runs once before it is timed: in a virtual machine the first user of a page of
+//! memory pays for its allocation, which would be chance.
 
 use super::places::{self, Ground, Place, Who, write_all};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
@@ -33,7 +32,7 @@ const FULL: [Who; 6] = [
 ];
 const QUICK: [Who; 4] = [Who::Volume, Who::VolumeNoSums, Who::Loop(FsKind::Xfs), Who::Host];
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(16 * MIB, GIB);
     let budget = if options.quick { 64 * MIB } else { 256 * MIB };
@@ -50,7 +49,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         false => (&FULL, &[Backing::Sparse, Backing::Preallocated]),
     };
     let mut places = places::all(&ground, who, backings, report);
-    // Untimed: see above.
+    // The first, untimed run of each variant.
     for place in &mut places {
         write_slice(place, size, 0)?;
     }
@@ -91,7 +90,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
 }
 
 fn write_slice(place: &mut Place, size: u64, seed: u64) -> Result<Slice> {
-    // The first time there is none.
+    // In the first slice the file does not exist.
     let _ = place.unlink(FILE);
     let before = Usage::of_machine();
     let own = Usage::own();

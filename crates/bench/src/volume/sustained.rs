@@ -1,10 +1,10 @@
-//! `sustained`: random overwrites of five times the free space of a place that is 80 % full, rate
-//! over time.
+//! `sustained`: random overwrites of five times the free space of a file system that is 80 % full,
+//! with the rate over time.
 //!
 //! Invariants: U1 a window of the rate ends with a sync. U2 the fresh rate is that of the same load
-//! on the same place, before as much was written as half of what was free: until then nothing has
-//! to be cleaned. The steady rate is that of the last two times the free space. U3 the kernel's
-//! writers run in a memory cgroup of our budget.
+//! on the same place until half the free space has been written: up to then nothing has to be
+//! cleaned. The steady rate is that of the last part, twice the free space. U3 the kernel's
+//! variants run in a memory cgroup of Forebay's budget.
 
 use super::overwrite::{Overwrite, Overwritten};
 use super::places::{self, Ground, Place, Who};
@@ -19,9 +19,9 @@ use std::collections::BTreeMap;
 
 const FILE: &str = "sustained";
 const BLOCK: u64 = 4 * KIB;
-/// Windows for each time that the free space is written.
+/// Windows in each pass over the free space.
 const WINDOWS: u64 = 20;
-/// Times that it is written.
+/// Number of passes.
 const TIMES: u64 = 5;
 const TIMES_QUICK: u64 = 3;
 
@@ -32,7 +32,7 @@ struct Run {
     amplification: f64,
 }
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let bytes = options.size_or(256 * MIB, 8 * GIB);
     let budget = if options.quick { 16 * MIB } else { 256 * MIB };
@@ -45,12 +45,13 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let mut refused = 0.0;
     let mut runs: BTreeMap<&'static str, Vec<Run>> = BTreeMap::new();
     for _ in 0..options.rounds_or(1, 1) {
-        // One at a time: each needs an image of its own, full.
+        // One place at a time, because each needs a full image of its own.
         for who in who {
             for mut place in places::all(&ground, &[*who], &[Backing::Written], report) {
                 match one(options, &mut place, budget) {
                     Ok(run) => runs.entry(run.name).or_default().push(run),
-                    // Not what a machine lacks, and no failure of the bench: what is measured.
+                    // A refused write is a result of this measurement, neither a lack of the
+                    // machine nor a failure.
                     Err(e) if e.kind() == ErrorKind::NoSpace && place.ours().is_some() => {
                         report.note(format!("sustained on {}: refused: {e}", place.name));
                         refused += 1.0;
@@ -90,7 +91,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that can be written, and bytes of all.
+/// Writable bytes, and total bytes.
 fn room(place: &Place) -> Result<(u64, u64)> {
     if let Some(volume) = place.ours() {
         let stat = volume.statfs()?;
@@ -107,8 +108,8 @@ fn one(options: &Options, place: &mut Place, budget: u64) -> Result<Run> {
     let (available, all) = room(place)?;
     let len = round_down(all / 5 * 4, MIB);
     if len > available {
-        // A file of all that there is would be another load: a full volume, not one with a fifth of
-        // it free.
+        // A smaller file would give another load: the volume would be full, without a fifth of free
+        // space.
         let text = format!("a file of {} in {}", format_size(len), format_size(available));
         return Err(Error::new(ErrorKind::InvalidInput, "image too small", text));
     }
@@ -180,8 +181,8 @@ fn extremes(values: &[f64]) -> (f64, f64) {
     (low, values.iter().copied().fold(0.0, f64::max))
 }
 
-/// A picture for the terminal: a character for each window, or the mean of some, from nothing to
-/// the most.
+/// A plot for the terminal: a character for each window, or for the mean of several, from 0 to the
+/// maximum.
 fn spark(values: &[f64]) -> String {
     const MARKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let most = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);

@@ -1,11 +1,12 @@
-//! `sync`: random 4 KiB writes, each synced, by one thread and by sixteen with a file each; and
-//! bytes that reach the device for each byte dirtied so.
+//! `sync`: random 4 KiB writes, each synced, by one thread and by sixteen, each with its own file.
+//! Also the bytes written to the device per byte dirtied.
 //!
-//! Invariants: S1 all of each file is cached before the first slice. S2 an operation is a write and
-//! its fsync; in addition, of a write and its fdatasync, which for the kernel's is a flush alone
-//! where blocks are written anew: they keep no log of that. S3 the amplification is of a run of its
-//! own that ends with a clean close, checkpoints and all; what a cleaner moves is in it, and a row
-//! of its own: there is room for all that is written, so that it is little or nothing.
+//! Invariants: S1 each file is completely cached before the first slice. S2 an operation is a write
+//! and its fsync, or in other cells its fdatasync. For the kernel's file systems an fdatasync of
+//! overwritten blocks is only a flush of the device: it writes no journal. S3 the amplification
+//! comes from a separate run that ends with a clean close, with all checkpoints. It includes bytes
+//! moved by the cleaner, which are also a separate row; with space for all writes they are few or
+//! none.
 
 use super::places::{self, ALL, Ground, Place, Synced, Who};
 use crate::dirty::Subject;
@@ -20,7 +21,7 @@ use crate::rivals::volume::OurVolume;
 use forebay_base::Result;
 use forebay_base::units::{GIB, KIB, MIB, format_size};
 
-/// Jobs, whether by fdatasync, and how its figures are called.
+/// Jobs, whether fdatasync is used, and the name of the figures.
 const CELLS: [(usize, bool, &str); 4] =
     [(1, false, "sync"), (JOBS, false, "sync16"), (1, true, "dsync"), (JOBS, true, "dsync16")];
 const WRITE: u64 = 4 * KIB;
@@ -32,7 +33,7 @@ const BARS: [(&str, &str, f64, f64); 3] = [
     ("btrfs", "btrfs-on-loop", 5.0, 20.0),
 ];
 
-/// Runs it.
+/// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     rates(options, report)?;
     amplification(options, report)
@@ -41,7 +42,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
 fn rates(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(16 * MIB, 512 * MIB);
     let each = (size / JOBS as u64).max(MIB);
-    // Ours writes on into fresh segments: room for what all slices write.
+    // The volume writes to free segments, so it needs space for the writes of all slices.
     let room = if options.quick { 96 * MIB } else { 3 * GIB };
     let ground = Ground {
         options,
@@ -120,7 +121,7 @@ fn ratios(outcome: &Outcome, (jobs, data_only, prefix): (usize, bool, &str), rep
     outcome.compare(report, &title(jobs, data_only), "volume", &rivals);
 }
 
-/// Bytes to the device for each byte dirtied, every 4 KiB synced.
+/// Bytes written to the device per byte dirtied, with a sync after every 4 KiB.
 fn amplification(options: &Options, report: &mut Report) -> Result<()> {
     let quick: &[(u64, &str, f64)] = &[(16 * MIB, "1g", 2.1)];
     let full: &[(u64, &str, f64)] = &[(GIB, "1g", 2.1), (4 * GIB, "4g", 2.25)];
@@ -132,7 +133,7 @@ fn amplification(options: &Options, report: &mut Report) -> Result<()> {
         for who in who {
             let dirtied = match (options.quick, who) {
                 (true, _) => 4 * MIB,
-                // The rest of theirs is known sooner, and they are slower.
+                // The rivals are slower, and their ratio converges after fewer bytes.
                 (false, Who::Loop(_)) => 64 * MIB,
                 (false, _) => GIB,
             };
@@ -162,7 +163,7 @@ fn amplification(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Bytes written for each byte dirtied, and those that a cleaner of ours moved.
+/// Bytes written per byte dirtied, and bytes that Forebay's cleaner moved.
 fn amplified(ground: &Ground<'_>, who: Who, size: u64, dirtied: u64) -> Result<(f64, u64)> {
     let mut place = Place::new(ground, who, Backing::Sparse)?;
     place.fill("file", size)?;

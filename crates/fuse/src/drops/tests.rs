@@ -4,13 +4,13 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// The queue as pages of 4 KiB of one inode.
+/// The 4 KiB pages of one inode that are queued.
 fn pages(drops: &Drops, node: u64) -> Vec<u64> {
     let queued = drops.queued().into_iter().filter(|(other, _)| *other == node);
     queued.flat_map(|(_, range)| range.start / 4096..range.end / 4096).collect()
 }
 
-/// D1, D2: a sequential reader drops a step at a time, the window behind it.
+/// D1, D2: ranges of a sequential reader are dropped in steps, at the window's distance.
 #[test]
 fn d1_d2_sequential_ranges_are_dropped_in_steps_behind_the_reader() {
     let (mut behind, mut dropped, step) = (Behind::default(), Vec::new(), 128 << 10);
@@ -35,8 +35,8 @@ fn d1_d2_sequential_ranges_are_dropped_in_steps_behind_the_reader() {
     assert_eq!(next, 20 * MIB);
 }
 
-/// D1, D2: what lies between the ranges of a random reader is not dropped. It keeps a bounded
-/// number of them.
+/// D1, D2: gaps between the ranges of a random reader are not dropped. A handle records a bounded
+/// number of ranges.
 #[test]
 fn d1_d2_random_ranges_are_dropped_oldest_first() {
     let mut behind = Behind::default();
@@ -54,7 +54,7 @@ fn d1_d2_random_ranges_are_dropped_oldest_first() {
     assert!(dropped.iter().cloned().eq(wanted));
 }
 
-/// D1: ranges that touch or overlap become one, those of other inodes and those apart do not.
+/// D1: ranges of one inode that touch or overlap are merged; other ranges are not.
 #[test]
 fn queued_ranges_that_touch_become_one() {
     let (drops, inodes) = (Drops::default(), Inodes::default());
@@ -68,7 +68,7 @@ fn queued_ranges_that_touch_become_one() {
     assert_eq!(drops.queued(), [(7, ALL), (8, 12..20)]);
 }
 
-/// The thread goes round: a file whose ranges keep coming does not keep it from the others.
+/// The thread visits ranges in cyclic order: a file with ever new ranges does not delay others.
 #[test]
 fn queue_is_emptied_in_turns() {
     let (drops, inodes) = (Drops::default(), Inodes::default());
@@ -86,7 +86,7 @@ fn queue_is_emptied_in_turns() {
     assert_eq!(taken, [(7, 0), (7, 4), (8, 0), (7, 0)]);
 }
 
-/// D3: a million random pages while the thread is stuck. Nothing that was read gets lost.
+/// D3: a million random pages while the thread is stuck; every page that was read is dropped.
 #[test]
 fn d3_full_queue_merges_near_ranges_and_loses_none() {
     let (drops, inodes) = (Drops::default(), Inodes::default());
@@ -110,7 +110,8 @@ fn d3_full_queue_merges_near_ranges_and_loses_none() {
     }
 }
 
-/// D3: many files while the thread is stuck. Those without capacity are dropped as a whole.
+/// D3: many files while the thread is stuck; files without space in the queue are dropped
+/// completely.
 #[test]
 fn d3_full_queue_drops_further_files_as_a_whole() {
     let (drops, inodes) = (Drops::default(), Inodes::default());

@@ -1,8 +1,8 @@
 //! The fuzzer's short run: each target over the kept corpus, then over changes of it.
 //!
-//! `FOREBAY_FUZZ_RUNS` sets the number of inputs (default 20,000), `FOREBAY_SEED` the seed. Inputs that are
-//! refused for a reason no other one was refused for are kept while a run lasts, and with `FOREBAY_BLESS=1`
-//! in `fuzz/corpus`, which is committed.
+//! `FOREBAY_FUZZ_RUNS` sets the number of inputs (default 20,000), `FOREBAY_SEED` the seed. An
+//! input that is refused for a new reason is kept for the run, and with `FOREBAY_BLESS=1` written
+//! to `fuzz/corpus`, which is committed.
 //!
 //! No locks.
 
@@ -35,7 +35,8 @@ impl Random {
     }
 }
 
-/// A change or a few: bits, bytes, numbers of interest, cuts, repeats, the end of another input.
+/// Mutates an input once or a few times: bits, bytes, boundary values, truncation, repetition, the
+/// tail of another input.
 fn mutate(random: &mut Random, from: &[u8], other: &[u8]) -> Vec<u8> {
     let mut data = from.to_vec();
     for _ in 0..=random.below(3) {
@@ -57,7 +58,7 @@ fn mutate(random: &mut Random, from: &[u8], other: &[u8]) -> Vec<u8> {
                 data.extend_from_slice(&other[random.below(other.len())..]);
             }
             _ => {
-                // Another request with these arguments.
+                // The code of another request with the same arguments.
                 if let Some(code) = data.get_mut(4..8) {
                     code.copy_from_slice(&(random.below(56) as u32).to_le_bytes());
                 }
@@ -68,13 +69,13 @@ fn mutate(random: &mut Random, from: &[u8], other: &[u8]) -> Vec<u8> {
     data
 }
 
-/// An error without its numbers.
+/// The words of an error without numbers.
 fn reason(text: &str) -> String {
     let words = text.split_whitespace().filter(|w| !w.contains(|c: char| c.is_ascii_digit()));
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Whether a target takes it; or why not.
+/// Runs a target; returns the reason if it refuses the input.
 fn run(name: &str, target: Target, data: &[u8]) -> Option<String> {
     let e = target(data).err()?;
     let known = matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Protocol);
@@ -82,7 +83,7 @@ fn run(name: &str, target: Target, data: &[u8]) -> Option<String> {
     Some(reason(&e.to_string()))
 }
 
-/// P1, Z1, Z2: and that the fuzzer reaches what lies behind the first checks.
+/// P1, Z1, Z2: and the fuzzer reaches code after the first checks.
 #[test]
 fn any_bytes_are_refused_or_parsed() {
     let seed = number("FOREBAY_SEED", 1);

@@ -4,9 +4,10 @@
 
 /// Major version.
 pub const VERSION_MAJOR: u32 = 7;
-/// Newest minor version that is spoken.
+/// Newest minor version that the daemon speaks.
 pub const VERSION_MINOR: u32 = 45;
-/// Oldest minor version that is served: 6.6, the first with `STATX` and shared maps of direct files.
+/// Oldest minor version that it serves: Linux 6.6, the first with `STATX` and shared maps of direct
+/// files.
 pub const VERSION_MINOR_MIN: u32 = 39;
 
 /// Bytes before the arguments of a request.
@@ -18,7 +19,7 @@ pub const OUT_HEADER_BYTES: usize = 16;
 /// Node of the root directory.
 pub const ROOT_NODE: u64 = 1;
 
-/// Which request.
+/// Codes of requests.
 #[expect(missing_docs, reason = "the kernel's names")]
 pub mod opcode {
     pub const LOOKUP: u32 = 1;
@@ -70,10 +71,11 @@ pub mod opcode {
 }
 
 bitflags::bitflags! {
-    /// What kernel and daemon can do; the daemon takes what it wants of what the kernel has.
+    /// Capabilities of kernel and daemon; the daemon's answer selects from those that the kernel
+    /// offers.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct InitFlags: u64 {
-        /// Several reads of a file at a time.
+        /// Several reads of a file in parallel.
         const ASYNC_READ = 1 << 0;
         /// `OPEN` truncates.
         const ATOMIC_O_TRUNC = 1 << 3;
@@ -83,42 +85,42 @@ bitflags::bitflags! {
         const BIG_WRITES = 1 << 5;
         /// Directories have ioctls.
         const HAS_IOCTL_DIR = 1 << 11;
-        /// `READDIRPLUS`.
+        /// The kernel may use `READDIRPLUS`.
         const DO_READDIRPLUS = 1 << 13;
-        /// `READDIRPLUS` only where attributes are asked for.
+        /// The kernel uses `READDIRPLUS` only if it expects to need attributes.
         const READDIRPLUS_AUTO = 1 << 14;
         /// Parts of a direct request in parallel.
         const ASYNC_DIO = 1 << 15;
         /// Lookups and listings of a directory in parallel.
         const PARALLEL_DIROPS = 1 << 18;
-        /// An aborted connection is `ECONNABORTED` to its reader.
+        /// After an abort, reading the device fails with `ECONNABORTED`.
         const ABORT_ERROR = 1 << 21;
         /// More than 32 pages in a request.
         const MAX_PAGES = 1 << 22;
-        /// The kernel keeps targets of symbolic links.
+        /// The kernel caches targets of symbolic links.
         const CACHE_SYMLINKS = 1 << 23;
-        /// Only we say when cached data is stale.
+        /// The kernel drops cached data only when the daemon reports it stale.
         const EXPLICIT_INVAL_DATA = 1 << 25;
-        /// We drop set-id bits and capabilities, and the kernel says when.
+        /// The daemon drops set-id bits and capabilities when the kernel's request says so.
         const HANDLE_KILLPRIV_V2 = 1 << 28;
-        /// The second word of flags counts.
+        /// The second word of flags is valid.
         const INIT_EXT = 1 << 30;
-        /// Direct files may be mapped shared.
+        /// Files opened with `FOPEN_DIRECT_IO` may be mapped shared.
         const DIRECT_IO_ALLOW_MMAP = 1 << 36;
-        /// The kernel ends a connection on which a request is not answered in time.
+        /// The kernel ends a connection if a request exceeds its time limit.
         const REQUEST_TIMEOUT = 1 << 42;
     }
 
     /// How the kernel treats an open file.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct FOpen: u32 {
-        /// Reads and writes go to us.
+        /// Reads and writes bypass the kernel's cache.
         const DIRECT_IO = 1 << 0;
-        /// What the kernel has cached of it stays.
+        /// The kernel keeps its cached pages of the file at this open.
         const KEEP_CACHE = 1 << 1;
         /// No `FLUSH` when a descriptor is closed.
         const NOFLUSH = 1 << 5;
-        /// Writes that do not make it longer go in parallel.
+        /// Writes that do not extend the file run in parallel.
         const PARALLEL_DIRECT_WRITES = 1 << 6;
     }
 
@@ -135,62 +137,62 @@ bitflags::bitflags! {
         const SIZE = 1 << 3;
         /// Time of access.
         const ATIME = 1 << 4;
-        /// Time of change.
+        /// Time of modification.
         const MTIME = 1 << 5;
         /// Time of access: now.
         const ATIME_NOW = 1 << 7;
-        /// Time of change: now.
+        /// Time of modification: now.
         const MTIME_NOW = 1 << 8;
-        /// Set-id bits go with the new size.
+        /// Set-id bits are dropped with the new size.
         const KILL_SUIDGID = 1 << 11;
     }
 }
 
-/// `OPEN` and `CREATE`: set-id bits go with the truncation.
+/// Flag of `OPEN` and `CREATE`: the truncation drops set-id bits.
 pub const OPEN_KILL_SUIDGID: u32 = 1;
-/// `WRITE`: from the kernel's page cache, by nobody in particular.
+/// Flag of `WRITE`: the data come from the kernel's page cache, not directly from a process.
 pub const WRITE_CACHE: u32 = 1;
-/// In `read_flags`: it is a program that reads. Without it the kernel fills its cache.
+/// In `read_flags`: a program reads directly. Without it the read fills the kernel's cache.
 pub const READ_LOCKOWNER: u32 = 2;
-/// `WRITE`: set-id bits go.
+/// Flag of `WRITE`: drop set-id bits.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
-/// `GETATTR` has a handle.
+/// Flag of `GETATTR`: the handle is valid.
 pub const GETATTR_FH: u32 = 1;
-/// `FSYNC`: only the content.
+/// Flag of `FSYNC`: content only.
 pub const FSYNC_FDATASYNC: u32 = 1;
 
-/// Flags of an open file that we look at and that are the same on all architectures (`O_DIRECT` is not).
+/// Open flags that the daemon uses and that are the same on all architectures (`O_DIRECT` is not).
 pub mod open {
-    /// Which of reading and writing.
+    /// Mask of the access mode.
     pub const ACCMODE: u32 = 3;
-    /// To write.
+    /// For writing.
     pub const WRONLY: u32 = 1;
-    /// To read and write.
+    /// For reading and writing.
     pub const RDWR: u32 = 2;
-    /// Fails if it exists.
+    /// Fails if the name exists.
     pub const EXCL: u32 = 0o200;
-    /// Becomes empty.
+    /// Truncates the file.
     pub const TRUNC: u32 = 0o1000;
-    /// Each write at the end.
+    /// Each write goes to the end of the file.
     pub const APPEND: u32 = 0o2000;
-    /// Each write durable with what is needed to find it.
+    /// Each write is durable when it returns, with the metadata needed to read it.
     pub const DSYNC: u32 = 0o10_000;
-    /// In addition to [`DSYNC`]: with all metadata.
+    /// Together with [`DSYNC`]: all metadata as well.
     pub const SYNC_ONLY: u32 = 0o4_000_000;
 }
 
-/// Which notification.
+/// Codes of notifications.
 pub mod notify_code {
-    /// Attributes, and perhaps data, of an inode.
+    /// Attributes of an inode are stale, and optionally cached content.
     pub const INVAL_INODE: i32 = 2;
-    /// Content of an inode.
+    /// Puts content into the cache of an inode.
     pub const STORE: i32 = 4;
-    /// A name.
+    /// A name is stale.
     pub const INVAL_ENTRY: i32 = 3;
-    /// A name that is gone.
+    /// A name was removed.
     pub const DELETE: i32 = 6;
-    /// A copy of what is cached of an inode, as an answer.
+    /// Asks for a copy of the cached content of an inode.
     pub const RETRIEVE: i32 = 5;
-    /// Inodes that nobody uses.
+    /// Asks the kernel to forget unused inodes.
     pub const PRUNE: i32 = 9;
 }

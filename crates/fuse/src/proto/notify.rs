@@ -1,4 +1,5 @@
-//! Notifications to the kernel: messages that nobody asked for. See [`crate::proto`] for the invariants.
+//! Notifications to the kernel: messages that answer no request. See [`crate::proto`] for the
+//! invariants.
 //!
 //! No locks.
 
@@ -6,11 +7,11 @@ use super::consts::{IN_HEADER_BYTES, OUT_HEADER_BYTES, notify_code};
 use forebay_base::Result;
 use forebay_base::codec::Reader;
 
-/// What the kernel has to forget.
+/// One notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// Attributes, and what is cached of `[offset, offset + len)`; `len` 0 is up to the end, a negative
-    /// offset leaves the data.
+    /// Attributes are stale, and cached content of `[offset, offset + len)`; `len` 0 is up to the
+    /// end of file. A negative `offset` keeps the cached content.
     Inode {
         /// Which inode.
         node: u64,
@@ -19,49 +20,50 @@ pub enum Notice {
         /// How many.
         len: i64,
     },
-    /// One byte: a file that was shorter by the kernel's reckoning ends with it.
+    /// Puts one byte into the kernel's cache; a smaller size that the kernel has grows to include
+    /// it.
     Store {
-        /// Which inode.
+        /// The inode.
         node: u64,
-        /// Where.
+        /// Offset of the byte.
         offset: u64,
-        /// What it is.
+        /// The value of the byte.
         byte: u8,
     },
-    /// A name, or that there is none.
+    /// A cached name, or the cached absence of one, is stale.
     Entry {
-        /// In which directory.
+        /// The directory.
         dir: u64,
-        /// Which.
+        /// The name.
         name: Box<[u8]>,
     },
-    /// A name that is gone: who has it open sees that.
+    /// A name was removed: processes that have its inode open, or work in it, observe the removal.
     Delete {
-        /// In which directory.
+        /// The directory.
         dir: u64,
-        /// What it denoted.
+        /// The inode that it denoted.
         node: u64,
-        /// Which.
+        /// The name.
         name: Box<[u8]>,
     },
-    /// These inodes, where nobody uses them.
+    /// The kernel shall forget these inodes, unless they are in use.
     Prune(Vec<u64>),
-    /// Nothing: it is asked for a copy of what it has cached of a range, up to the first page that
-    /// is absent.
+    /// Nothing is stale: asks for a copy of the cached pages of a range, up to the first absent
+    /// page.
     Retrieve {
-        /// The number that the answer, a `NOTIFY_REPLY`, has as its own.
+        /// The request number that the answer, a `NOTIFY_REPLY`, carries.
         number: u64,
-        /// Which inode.
+        /// The inode.
         node: u64,
         /// First byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         size: u32,
     },
 }
 
 impl Notice {
-    /// The name that the kernel has to forget, with its directory.
+    /// Directory and name, of a notice about a name.
     pub fn name(&self) -> Option<(u64, &[u8])> {
         match self {
             Self::Entry { dir, name } | Self::Delete { dir, name, .. } => Some((*dir, name)),
@@ -71,20 +73,20 @@ impl Notice {
         }
     }
 
-    /// Content of a range, and attributes; `len` `u64::MAX` is up to the end.
+    /// Content of a range and attributes are stale; `len` `u64::MAX` is up to the end of file.
     pub fn content(node: u64, offset: u64, len: u64) -> Self {
         let offset = i64::try_from(offset).unwrap_or(i64::MAX);
-        // No bytes would be all that follow.
+        // The kernel takes length 0 as "up to the end".
         let len = i64::try_from(len).map_or(0, |len| len.max(1));
         Self::Inode { node, offset, len: if offset.checked_add(len).is_some() { len } else { 0 } }
     }
 
-    /// Attributes alone.
+    /// Attributes are stale.
     pub fn attributes(node: u64) -> Self {
         Self::Inode { node, offset: -1, len: 0 }
     }
 
-    /// The whole message.
+    /// Encodes the complete message.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; OUT_HEADER_BYTES];
         let code = match self {
@@ -135,12 +137,12 @@ impl Notice {
     }
 }
 
-/// The head of a `NOTIFY_REPLY`, whose number is in the header of the message; the bytes follow it.
+/// The head of a `NOTIFY_REPLY`; its number is in the message header, the bytes follow the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetrieveReply {
     /// First byte.
     pub offset: u64,
-    /// How many: fewer than were asked for if a page is absent.
+    /// Number of bytes, fewer than requested if a page is absent.
     pub size: u32,
 }
 
@@ -154,7 +156,7 @@ impl RetrieveReply {
     }
 }
 
-/// Length, no flags, the name and a NUL.
+/// Appends length, flags 0, the name and a NUL.
 fn named(out: &mut Vec<u8>, name: &[u8]) {
     out.extend_from_slice(&(name.len() as u32).to_le_bytes());
     out.extend_from_slice(&[0; 4]);

@@ -8,37 +8,37 @@ use super::consts::{
 use forebay_base::codec::Reader;
 use forebay_base::{Error, ErrorKind, Result};
 
-/// What every request begins with.
+/// The header of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Bytes of the whole message.
+    /// Length of the complete message, bytes.
     pub len: u32,
-    /// Which request; [`opcode`].
+    /// Code of the request; see [`opcode`].
     pub opcode: u32,
-    /// The reply's address.
+    /// Number of the request, which its reply repeats.
     pub unique: u64,
-    /// The inode.
+    /// The inode on which it acts.
     pub node: u64,
-    /// Who asks.
+    /// User of the calling process.
     pub uid: u32,
-    /// With which group.
+    /// Group of the calling process.
     pub gid: u32,
-    /// Which process, in our namespace; 0 if it is none of ours.
+    /// The calling process in the daemon's pid namespace; 0 if it is not visible there.
     pub pid: u32,
-    /// Extensions at the end of the message, in units of eight bytes.
+    /// Length of the extensions at the end of the message, in units of eight bytes.
     pub ext_words: u16,
 }
 
-/// A request.
+/// A parsed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// Who asks for what.
+    /// The header.
     pub header: Header,
-    /// What.
+    /// Operation and arguments.
     pub op: Op<'a>,
 }
 
-/// What is asked.
+/// Operation of a request, with its arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the kernel's names; units as in the contract of vfs")]
 pub enum Op<'a> {
@@ -164,7 +164,7 @@ pub enum Op<'a> {
         fh: Option<u64>,
         mask: u32,
     },
-    /// Nothing of ours: the kernel does not ask again.
+    /// An unknown operation; the answer is ENOSYS, so the kernel does not send it again.
     Unknown,
 }
 
@@ -189,7 +189,7 @@ pub struct ReadIn {
     pub offset: u64,
     pub size: u32,
     pub read_flags: u32,
-    /// Of the open file, as they are now.
+    /// Current flags of the open file.
     pub flags: u32,
 }
 
@@ -201,7 +201,7 @@ pub struct WriteIn {
     pub offset: u64,
     pub size: u32,
     pub write_flags: u32,
-    /// Of the open file, as they are now.
+    /// Current flags of the open file.
     pub flags: u32,
 }
 
@@ -237,16 +237,16 @@ pub struct CopyIn {
     pub offset_out: u64,
     pub len: u64,
     pub flags: u64,
-    /// The reply has 64 bits.
+    /// `COPY_FILE_RANGE_64`: the reply has a 64-bit length.
     pub wide: bool,
 }
 
-/// The inodes of a `BATCH_FORGET`, each with a count.
+/// The inodes of a `BATCH_FORGET`, each with the number to subtract from its count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forgets<'a>(&'a [u8]);
 
 impl Forgets<'_> {
-    /// Node and count, one after the other.
+    /// Pairs of inode and number.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
         self.0.chunks_exact(16).map(move |one| (number(&one[..8]), number(&one[8..])))
@@ -290,7 +290,8 @@ fn name<'a>(r: &mut Reader<'a>) -> Result<&'a [u8]> {
 }
 
 impl<'a> Request<'a> {
-    /// Parses a whole message. Of a `WRITE`, the payload may lie elsewhere: [`Request::parse_write`].
+    /// Parses a complete message. The payload of a `WRITE` may be in another buffer:
+    /// [`Request::parse_write`].
     pub fn parse(message: &'a [u8]) -> Result<Self> {
         let header = Header::parse(message)?;
         if header.len as usize != message.len() {
@@ -312,7 +313,7 @@ impl<'a> Request<'a> {
         Ok(Self { header, op })
     }
 
-    /// Parses a `WRITE` whose payload was read to another place than its head.
+    /// Parses a `WRITE` whose payload is in another buffer than its head.
     pub fn parse_write(head: &[u8], data: &'a [u8]) -> Result<Self> {
         let header = Header::parse(head)?;
         if header.len as usize != head.len() + data.len() || head.len() != WRITE_HEADER_BYTES {
@@ -394,7 +395,7 @@ fn parse_op<'a>(header: &Header, r: &mut Reader<'a>) -> Result<Op<'a>> {
     Ok(op)
 }
 
-/// What has to do with open files.
+/// Parses requests about open files and their content.
 fn content<'a>(header: &Header, r: &mut Reader<'a>) -> Result<Op<'a>> {
     let op = match header.opcode {
         opcode::OPEN => Op::Open { flags: r.u32("flags")?, kill: r.u32("open_flags")? },
@@ -466,7 +467,7 @@ fn create<'a>(opcode: u32, r: &mut Reader<'a>) -> Result<Op<'a>> {
     let (kill, name) = (r.u32("open_flags")?, name(r)?);
     Ok(match opcode {
         opcode::CREATE => Op::Create { flags, mode, kill, name },
-        // Its name is a slash.
+        // `TMPFILE` has a name, which is always `/`.
         _ => Op::TmpFile { flags, mode, kill },
     })
 }
@@ -474,7 +475,7 @@ fn create<'a>(opcode: u32, r: &mut Reader<'a>) -> Result<Op<'a>> {
 fn init<'a>(r: &mut Reader<'a>) -> Result<Op<'a>> {
     let (major, minor) = (r.u32("major")?, r.u32("minor")?);
     let (max_readahead, low) = (r.u32("max_readahead")?, r.u32("flags")?);
-    // Before 7.36 there is no second word.
+    // Before version 7.36 there is no second word of flags.
     let high = if r.remaining() > 0 { r.u32("flags2")? } else { 0 };
     r.bytes("unused", r.remaining())?;
     let flags = InitFlags::from_bits_truncate(u64::from(high) << 32 | u64::from(low));

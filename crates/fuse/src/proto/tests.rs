@@ -1,5 +1,5 @@
-//! The protocol against golden bytes: requests as Linux 6.18 sent them, replies by hand from the kernel's
-//! structures.
+//! The protocol against golden bytes: requests as Linux 6.18 sent them, and replies encoded by hand
+//! from the kernel's structures.
 //!
 //! No locks.
 
@@ -23,7 +23,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Title, message, what it is parsed to.
+/// Title, message, and the parsed request as text.
 fn golden() -> Vec<(String, Vec<u8>, String)> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden/requests.txt");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -47,7 +47,7 @@ fn golden() -> Vec<(String, Vec<u8>, String)> {
     found
 }
 
-/// P2, P4: and each request that there is has its line.
+/// P2, P4: and each known request has an example.
 #[test]
 fn p2_golden_requests() {
     let all = golden();
@@ -58,7 +58,7 @@ fn p2_golden_requests() {
     assert_eq!(all.len(), 46);
 }
 
-/// P1, P2: a message that ends early is refused at any length, also if its header says that it is whole.
+/// P1, P2: a truncated message is refused at any length, also if its header has the shorter length.
 #[test]
 fn p1_p2_cut_at_every_length() {
     for (title, message, _) in golden() {
@@ -71,7 +71,8 @@ fn p1_p2_cut_at_every_length() {
                 cut[..4].copy_from_slice(&(len as u32).to_le_bytes());
             }
             let parsed = Request::parse(&cut);
-            // The kernel's first message has grown over time; what we do not know may be anything.
+            // `INIT` has grown over time, so it may be shorter; an unknown request may have any
+            // length.
             let open = code == opcode::INIT && len >= IN_HEADER_BYTES + 16;
             let known = parsed.as_ref().is_ok_and(|request| request.op != Op::Unknown);
             assert!(open || !known, "{title}: taken with {len} of {} bytes", message.len());
@@ -82,7 +83,7 @@ fn p1_p2_cut_at_every_length() {
         let parsed = Request::parse(&long);
         let known = parsed.as_ref().is_ok_and(|request| request.op != Op::Unknown);
         assert!(code == opcode::INIT || !known, "{title}: taken with bytes too many");
-        // The same bytes as an extension are none of its arguments.
+        // The same bytes, declared as an extension, are no arguments.
         long[36..38].copy_from_slice(&1_u16.to_le_bytes());
         if code != opcode::WRITE {
             let op = Request::parse(&long).map(|request| format!("{:?}", request.op));
@@ -92,7 +93,7 @@ fn p1_p2_cut_at_every_length() {
     }
 }
 
-/// P2: the payload of a write lies where it was read to.
+/// P2: the payload of a write is parsed where it was read.
 #[test]
 fn p2_writes_in_two_parts() {
     let (_, message, _) =
@@ -171,7 +172,7 @@ fn p3_golden_replies() {
     assert_eq!(header(0, 0, 0).len(), OUT_HEADER_BYTES);
 }
 
-/// P3: the longer ones.
+/// P3: longer replies.
 #[test]
 fn p3_golden_figures() {
     let mut body = Body::new();
@@ -216,7 +217,7 @@ fn p3_golden_figures() {
     check("init", &body, &format!("{text}00000000 6801 {}", "00".repeat(22)), 64);
 }
 
-/// P3: entries of a listing are padded, and one that does not fit leaves nothing.
+/// P3: entries of a listing are padded, and one that does not fit adds nothing.
 #[test]
 fn p3_listings_are_padded() {
     let mut body = Body::new();
@@ -234,7 +235,7 @@ fn p3_listings_are_padded() {
     );
 }
 
-/// P3: notifications have no address and their code in the place of an errno.
+/// P3: notifications have request number 0 and their code in place of the errno.
 #[test]
 fn p3_golden_notices() {
     let inode = Notice::Inode { node: 3, offset: -1, len: 0 };
@@ -255,7 +256,7 @@ fn p3_golden_notices() {
     let retrieve = Notice::Retrieve { number: 9, node: 3, offset: 0x1fff, size: 0x1000 };
     let text = "09000000000000000300000000000000ff1f0000000000000010000000000000";
     assert_eq!(hex(&retrieve.encode()), head("30", "05") + text);
-    // What it is answered with, up to the bytes.
+    // The answer to `RETRIEVE`, without its bytes.
     let mut reply = vec![0; 80];
     reply[48..56].copy_from_slice(&0x1fff_u64.to_le_bytes());
     reply[56..60].copy_from_slice(&7_u32.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Tests of the comparison, with a kernel that is a socket.
+//! Tests of the comparison, with a socket in place of the kernel.
 //!
 //! No locks.
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// A kernel that has some pages of a file, and answers `RETRIEVE`: until the device is closed.
+/// A fake kernel that has some pages of a file and answers `RETRIEVE` until the device is closed.
 fn answer_all(retriever: &Retriever, kernel: &OwnedFd, pages: &[Option<Vec<u8>>]) -> usize {
     let mut asked = 0;
     let mut message = [0; 64];
@@ -36,8 +36,8 @@ fn answer_all(retriever: &Retriever, kernel: &OwnedFd, pages: &[Option<Vec<u8>>]
     }
 }
 
-/// Compares `ours`, which begin at `offset`, with what the kernel has: the parts that differ, and
-/// how often the kernel was asked.
+/// Compares `ours`, which begins at `offset`, with the kernel's pages. Returns the parts that
+/// differ, and the number of requests to the kernel.
 fn compared(pages: &[Option<Vec<u8>>], offset: u64, ours: &[u8]) -> (Vec<Range<u64>>, usize) {
     let (a, kernel) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
@@ -57,7 +57,7 @@ fn same(pages: usize) -> (Vec<Option<Vec<u8>>>, Vec<u8>) {
     (ours.chunks(PAGE).map(|page| Some(page.to_vec())).collect(), ours)
 }
 
-/// R1: pages that differ are found, behind absent pages, too, and by parts of pages.
+/// R1: differing pages are found, also after absent pages, and for reads of parts of pages.
 #[test]
 fn pages_that_differ_are_found() {
     let (mut kernels, ours) = same(200);
@@ -72,7 +72,7 @@ fn pages_that_differ_are_found() {
         kernels[absent] = None;
     }
     assert_eq!(compared(&kernels, 0, &ours).0, wanted, "some are absent");
-    // A read of a part: the stored byte is in it, or not.
+    // A read of a part of the page finds the stored byte only if its range includes it.
     let part = |from: usize, to: usize| compared(&kernels, from as u64, &ours[from..to]).0;
     let (at, page) = (150 * PAGE, 151 * PAGE);
     let is_range = |found: Vec<Range<u64>>, from: usize, to: usize| match &found[..] {
@@ -86,7 +86,7 @@ fn pages_that_differ_are_found() {
     assert_eq!(compared(&nothing, 0, &ours).0, []);
 }
 
-/// R3: a call does not wait for an answer that cannot come.
+/// R3: a call ends when the connection ends without an answer.
 #[test]
 fn call_ends_with_the_connection() {
     let (a, _kernel) =

@@ -1,17 +1,18 @@
-//! Appends of programs that go where the kernel has the end of a file, while they are on their way; and the
-//! changes by others that are.
+//! Appends of programs to the end of file that the kernel knows, while they are in progress, and
+//! changes by other front ends in progress.
 //!
-//! The kernel chooses the place of an `O_APPEND` by the size that it knows. Once somebody else in the process
-//! has changed the file that size may be old, and the append looks for the end itself; see K3 in
-//! [`super::beside`]. Between the two lies the first change: whoever makes it waits for the appends that did
-//! not know of it.
+//! The kernel chooses the offset of an `O_APPEND` write by the size that it knows. After another
+//! front end has changed the file, that size may be stale, and the daemon finds the end of file
+//! itself; see K3 in [`super::beside`]. The first such change waits for the appends that began
+//! without knowledge of it.
 //!
-//! Invariants: K5 an append counts itself before it looks whether others write, and they mark the file before
-//! they look whether an append counts: one of them sees the other. K6 a change counts before its file is
-//! marked, which does nothing where the kernel does not know it, and until it is told; an answer that makes a
-//! file known looks whether one counts after that: one of them marks it.
+//! Invariants: K5 an append counts itself before it reads the file's mark; another front end sets
+//! the mark before it reads the count of appends. So at least one of them sees the other. K6 a
+//! change counts from before its file is marked until the kernel is notified; marking has no effect
+//! on a file that the kernel does not know. An answer that makes a file known reads that count
+//! afterwards. So one of them sets the mark.
 //!
-//! Locks: the counts of either, leaves.
+//! Locks: one for each of the two tables, leaves.
 
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
@@ -19,47 +20,47 @@ use forebay_base::task::WaitQueue;
 use forebay_vfs::Ino;
 use std::collections::HashMap;
 
-/// See the module.
+/// Counts of appends in progress, by inode.
 #[derive(Default)]
 pub(crate) struct Appends {
     counts: Mutex<HashMap<u64, usize>>,
     wait: WaitQueue,
 }
 
-/// An append that counts until this goes.
+/// An append in progress, until this is dropped.
 pub(crate) struct Counted<'a>(&'a Appends, u64);
 
 impl Appends {
-    /// Counts one.
+    /// Counts an append.
     pub fn count(&self, ino: Ino) -> Counted<'_> {
         *self.counts.lock().entry(ino.0).or_default() += 1;
         Counted(self, ino.0)
     }
 
-    /// Waits until none of this file counts.
+    /// Waits until no append to this file is in progress.
     pub async fn none(&self, ino: Ino) {
         let none = || (!self.counts.lock().contains_key(&ino.0)).then_some(());
         self.wait.wait_until(none).await;
     }
 }
 
-/// Changes by others that are on their way, by file.
+/// Changes by other front ends in progress, by inode.
 #[derive(Default)]
 pub(crate) struct Changes {
     counts: Mutex<HashMap<u64, usize>>,
-    /// Files.
+    /// Number of files in `counts`.
     len: AtomicUsize,
 }
 
 impl Changes {
-    /// One begins.
+    /// Counts a change that begins.
     pub fn begin(&self, ino: Ino) {
         let mut counts = self.counts.lock();
         *counts.entry(ino.0).or_default() += 1;
         self.len.store(counts.len(), Ordering::SeqCst);
     }
 
-    /// It is over.
+    /// Counts the end of a change.
     pub fn end(&self, ino: Ino) {
         let mut counts = self.counts.lock();
         if let Some(count) = counts.get_mut(&ino.0) {
@@ -71,7 +72,7 @@ impl Changes {
         self.len.store(counts.len(), Ordering::SeqCst);
     }
 
-    /// Whether there is one to this file.
+    /// Whether a change of this file is in progress.
     pub fn any(&self, ino: Ino) -> bool {
         self.len.load(Ordering::SeqCst) > 0 && self.counts.lock().contains_key(&ino.0)
     }

@@ -11,8 +11,8 @@ use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, Ino, SetAttr, SetTime, SetXattr, Timestamp, XattrName};
 use std::os::unix::ffi::OsStrExt;
 
-/// Where SELinux is at work it answers for this itself. Elsewhere `ls -l` asks for each file until it hears
-/// that a file system has none.
+/// With SELinux the kernel answers this attribute itself. Without it, `ls -l` asks for it on each
+/// file until a file system answers "not supported".
 const LABEL: &[u8] = b"security.selinux";
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
@@ -39,7 +39,7 @@ fn is_trusted(name: &[u8]) -> bool {
     name.starts_with(b"trusted.")
 }
 
-/// A value, or how long it is, as `size` asks.
+/// The reply to a request for `size` bytes of a value: its length if `size` is 0, else the value.
 fn sized(value: &[u8], size: u32) -> Result<Outcome> {
     let mut body = Body::new();
     match size as usize {
@@ -102,7 +102,7 @@ impl Core {
     pub(super) async fn listxattr(&self, header: &Header, size: u32) -> Result<Outcome> {
         let names = self.fs.listxattr(Ino(header.node)).await?;
         let mut list = Vec::new();
-        // Names that only root may use only root is shown, as other file systems do it.
+        // `trusted.*` names are listed for root only, as other file systems do.
         for name in names.iter().filter(|name| header.uid == 0 || !is_trusted(name)) {
             list.extend_from_slice(name);
             list.push(0);

@@ -1,10 +1,11 @@
-//! What others in the process change, told to the kernel. See [`forebay_vfs::beside`].
+//! Reports changes by other front ends in the process to the kernel. See [`forebay_vfs::beside`].
 //!
-//! Invariants: K1 a change is counted (`epoch`) before it is looked whether the kernel may keep what it made
-//! stale, and an answer marks before it looks whether there was a change meanwhile: one of them sees the
-//! other. K2 an answer that met a change is not kept. K3 in a file that others have changed since the kernel
-//! knows it, or are about to, an `O_APPEND` goes to our end of file, not the kernel's. K4 the kernel's size
-//! of a file is no smaller than what others have made it.
+//! Invariants: K1 a change raises `epoch` before it checks whether the kernel may have cached what
+//! it made stale; an answer marks the inode before it checks `epoch`. So at least one of them sees
+//! the other. K2 an answer during which a change happened is not cached. K3 another front end may
+//! have changed a file since the kernel learned its size, or may be about to change it. Then an
+//! `O_APPEND` goes to the daemon's end of file, not the kernel's. K4 the kernel's size of a file is
+//! at least what other front ends have made it.
 //!
 //! No locks.
 
@@ -25,7 +26,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A file system to be mounted, and the view of it that others have, if there are any.
+/// A file system to be mounted, and the wrapper for other front ends, if there are any.
 pub struct Served {
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) beside: Option<Arc<NotifyingFs>>,
@@ -44,52 +45,53 @@ impl From<Arc<NotifyingFs>> for Served {
 }
 
 impl Core {
-    /// How many changes others have made.
+    /// The number of changes by other front ends.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
 
-    /// How long the kernel may keep attributes that were asked for when the epoch was `seen` (K2).
+    /// How long the kernel may cache attributes that were read when the epoch was `seen` (K2).
     pub(super) fn valid(&self, attr: &Attr, seen: u64) -> Valid {
         self.inodes.mark(attr.ino, Mark::Attributes);
         if attr.kind == FileKind::File && attr.perm & (S_ISUID | S_ISGID) != 0 {
             self.inodes.mark(attr.ino, Mark::SetId);
         }
         let valid = super::valid(attr);
-        // K6.
         match self.epoch() == seen && !self.changes.any(attr.ino) {
             true => valid,
             false => {
-                // The change may have been to this file, when the kernel did not know it.
+                // Perhaps this file was changed while the kernel did not know it.
                 self.inodes.mark(attr.ino, Mark::Shared);
                 Valid { attr: Duration::ZERO, ..valid }
             }
         }
     }
 
-    /// Whether an append has to look for the end itself (K3).
+    /// Whether an append has to find the end of file itself, because another front end writes the
+    /// file (K3).
     pub(super) fn others_write(&self, ino: Ino) -> bool {
         self.inodes.marked(ino, Mark::Shared)
     }
 
-    /// Set-id bits may have gone with a change of content: the kernel asks again for times and size, but not
-    /// for a mode that it has. It is told before the answer leaves: afterwards who wrote could run the file.
+    /// After a change of content that may have dropped set-id bits. The kernel asks again for times
+    /// and size, but not for a cached mode. So it is notified before the answer leaves: afterwards
+    /// the writer could execute the file with the old mode.
     pub(super) fn after_drop(&self, ino: Ino, privileges: Privileges) {
         if privileges == Privileges::Drop && self.inodes.take(ino, Mark::SetId) {
             self.notifier.tell_attributes(ino.0);
         }
     }
 
-    /// After a write of a program: what the kernel has of it may be older. One that bypasses its cache had
-    /// the range dropped before it came here, and may have been read again meanwhile; an append may have
-    /// gone elsewhere.
+    /// After a write of a program the kernel's cached pages may be stale. For a write that bypasses
+    /// its cache, the kernel drops the range before the request, but may have read it again. An
+    /// append may have gone to another offset.
     pub(super) fn after_write(&self, handle: &Handle, io: &WriteIn, done: &Wrote) {
         if io.write_flags & WRITE_CACHE != 0 {
             return;
         }
         let ino = handle.file.ino();
         if handle.caching.is_cached && handle.mode() == MODE_UNCACHED {
-            // The kernel keeps what it hands over. It is dropped when it has its answer (O3).
+            // The kernel keeps the written pages. They are dropped after the answer (O3).
             self.drop_behind(handle, done.offset..done.offset + done.len as u64);
         }
         if done.offset != io.offset {
@@ -114,7 +116,7 @@ impl Observer for Core {
     }
 
     fn holds_back(&self, ino: Ino) -> bool {
-        // A map that can be stored into keeps its file open for reading and writing.
+        // A shared map that can be written keeps its file open for reading and writing.
         self.inodes.marked(ino, Mark::Content) && self.handles.has_writer(ino)
     }
 
@@ -159,7 +161,8 @@ impl Observer for Core {
                 self.inodes.mark(*ino, Mark::Shared);
                 let attributes = self.inodes.take(*ino, Mark::Attributes);
                 if let Some((size, byte)) = *end {
-                    // Some calls look at the size that the kernel has, however old: it is made to grow.
+                    // Some system calls use the kernel's cached size, however old, so that size is
+                    // raised first.
                     self.give(Notice::Store { node: ino.0, offset: size - 1, byte });
                     self.give(Notice::content(ino.0, (*offset).min(size - 1), u64::MAX))
                 } else if self.inodes.marked(*ino, Mark::Content) {
@@ -210,8 +213,8 @@ mod tests {
         (core, ino)
     }
 
-    /// K1, K2: a change is told if the kernel may have what it made stale, and an answer that met it is kept
-    /// for no time.
+    /// K1, K2: a change is reported if the kernel may have cached what it made stale, and an answer
+    /// that overlaps it is cached for no time.
     #[test]
     fn k1_k2_an_answer_and_a_change_see_each_other() {
         let (core, ino) = core();
@@ -231,8 +234,8 @@ mod tests {
         assert_eq!(core.notifier.queued(), told);
     }
 
-    /// A file that had set-id bits showed them for up to a day after a write by somebody who may not keep
-    /// them, to programs that asked for the mode alone.
+    /// The story: after a write that dropped set-id bits, the kernel showed the old mode for up to
+    /// a day to programs that asked for the mode alone.
     #[test]
     fn a_mode_that_a_write_has_changed_is_asked_for_again() {
         let (core, ino) = core();
@@ -249,7 +252,8 @@ mod tests {
         assert_eq!(core.notifier.queued(), [Notice::attributes(7)], "once");
     }
 
-    /// K3, K4: where others write, the end of a file is ours; and the kernel's is brought up to it.
+    /// K3, K4: if another front end writes, the daemon decides the end of file, and the kernel's
+    /// size is raised to it.
     #[test]
     fn k3_k4_the_end_of_a_file_is_ours_where_others_write() {
         let (core, ino) = core();
@@ -268,19 +272,20 @@ mod tests {
         let unknown = Change::Content { ino: Ino(8), offset: 90, len: 10, end: None };
         let seen = core.epoch();
         assert_eq!(core.changed(&unknown), Ticket(0));
-        // The parts of a long append may come in any order: where nobody else writes their places are kept.
+        // Parts of a long append may arrive in any order; without another writer they keep the
+        // kernel's offsets.
         core.inodes.told(Ino(9));
         assert!(!core.others_write(Ino(9)), "nobody has changed this one");
-        // It was looked up meanwhile, with the size from before.
+        // The kernel looked the file up in the meantime, and got the old size.
         let root = block_on(core.fs.getattr(Ino::ROOT)).unwrap();
         core.inodes.told(Ino(8));
         core.valid(&Attr { ino: Ino(8), kind: FileKind::File, ..root }, seen);
         assert!(core.others_write(Ino(8)));
     }
 
-    /// The library was about to append to a file that the kernel did not know: it was marked in vain. A
-    /// program looked it up, with the size from before, opened it and appended there, over what the library
-    /// wrote meanwhile. K3, K4, K6.
+    /// The story: the library began to append to a file that the kernel did not know, so marking it
+    /// had no effect. A program then looked the file up with the old size, and appended over the
+    /// library's bytes. K3, K4, K6.
     #[test]
     fn k6_what_becomes_known_while_others_change_it_is_marked() {
         let (core, _) = core();
@@ -308,8 +313,8 @@ mod tests {
         assert!(!core.others_write(Ino(9)) && !core.others_write(Ino(10)));
     }
 
-    /// Where the kernel's cache serves writes, what was written stays there without a read of ours: a change
-    /// by others was told as one of attributes, and programs read what was there before.
+    /// The story: pages written through the kernel's cache stay there without a `READ`. A change by
+    /// the library was reported as one of attributes only, so programs read stale pages.
     #[test]
     fn what_is_written_through_is_in_the_kernels_cache() {
         for (mode, kept) in [(CacheMode::Kernel, true), (CacheMode::Own, false)] {

@@ -1,10 +1,10 @@
-//! Content: reads, writes, and what else is asked of open files.
+//! Reads, writes and other requests on open files.
 //!
-//! Invariants: B1 a read or write that a file answers without waiting is answered on the reader thread. B2
-//! each flag of a request is passed on or decided here: `O_DIRECT` that is not aligned falls back,
-//! `O_DSYNC` and `O_SYNC` are honoured by the write that carries them, `O_APPEND` has its place from the
-//! kernel, which knows the size as long as nobody else writes there, and is our end of file where others do.
-//! B3 two `WRITE`s that overlap take effect one after the other; see [`super::ranges`].
+//! Invariants: B1 a read or write that the file can answer without waiting is answered on the
+//! reader thread. B2 each flag of a request is passed on or decided here. Unaligned `O_DIRECT`
+//! falls back; the write that carries `O_DSYNC` or `O_SYNC` honours it. `O_APPEND` uses the
+//! kernel's offset, or the daemon's end of file if another front end writes the file. B3 two
+//! overlapping `WRITE`s take effect one after the other; see [`super::ranges`].
 //!
 //! No locks.
 
@@ -25,15 +25,15 @@ use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_vfs::copy::copy_range;
 use forebay_vfs::{Fallocate, Privileges, Seek, Wrote};
 
-/// Bytes that one `COPY_FILE_RANGE` copies at most: who asks for more asks again.
+/// Most bytes that one `COPY_FILE_RANGE` copies; the program repeats the call for the rest.
 const COPY_MAX: u64 = 16 << 20;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
-/// The caller is in another world of processes.
+/// Errno: the daemon cannot see the caller's pid.
 const EREMOTE: i32 = 66;
-/// Too many have asked for that.
+/// Errno: too many registrations.
 const EMFILE: i32 = 24;
-/// Not a terminal: no such ioctl here.
+/// Errno: no such ioctl.
 const ENOTTY: i32 = 25;
 
 /// A program sees a failed read of a mapped page as SIGBUS alone, so the log names the cause.
@@ -51,7 +51,7 @@ fn privileges_of(io: &WriteIn) -> Privileges {
 }
 
 impl Core {
-    /// A read that needs no waiting: how many bytes are in `dst`.
+    /// A read that needs no waiting: returns the number of bytes in `dst`. `None`: it has to wait.
     pub fn read_now(&self, io: &ReadIn, dst: &mut [u8]) -> Option<Result<usize>> {
         let handle = match self.handle(io.fh) {
             Ok(handle) => handle,
@@ -62,7 +62,7 @@ impl Core {
         handle.file.try_read(io.offset, &mut dst[..size], self.flags_of_read(&handle, io))
     }
 
-    /// A write that needs no waiting.
+    /// A write that needs no waiting. `None`: it has to wait.
     pub fn write_now(&self, io: &WriteIn, src: &[u8]) -> Option<Result<Outcome>> {
         let handle = match self.handle(io.fh) {
             Ok(handle) => handle,
@@ -79,7 +79,8 @@ impl Core {
         Some(done.map(|done| self.wrote(&handle, io, &done)))
     }
 
-    /// A read by a thread that may wait, after [`Core::read_now`]: how many bytes are in `dst`.
+    /// A read by a thread that may wait, after [`Core::read_now`]: returns the number of bytes in
+    /// `dst`.
     pub fn read_here(&self, io: &ReadIn, dst: &mut [u8]) -> Result<usize> {
         let handle = self.handle(io.fh)?;
         let size = (io.size as usize).min(dst.len());
@@ -97,7 +98,7 @@ impl Core {
         Ok(self.wrote(&handle, io, &done))
     }
 
-    /// What is returned beside the flags is kept until the write is done (K5).
+    /// The flags of a write. The caller keeps the second value until the write is done (K5).
     fn flags_of_write(&self, handle: &Handle, io: &WriteIn) -> (IoFlags, Option<Counted<'_>>) {
         let flags = self.flags_of_kind(handle, io);
         if io.flags & open::APPEND == 0 || io.write_flags & WRITE_CACHE != 0 {
@@ -111,8 +112,8 @@ impl Core {
         }
     }
 
-    /// The range of a write, when no earlier write to a part of it is on its way (B3). An append
-    /// that looks for the end itself gets a range of its own below.
+    /// Waits for the range of a write, until no earlier overlapping write is in progress (B3). An
+    /// append that finds the end of file itself gets its range from the file.
     async fn write_range(
         &self,
         handle: &Handle,
@@ -160,7 +161,7 @@ impl Core {
     ) -> Result<Outcome> {
         let handle = self.handle(fh)?;
         let how = Fallocate::from_linux(mode)?;
-        // The kernel does not say; root keeps them, as with CAP_FSETID.
+        // `FALLOCATE` carries no kill flag; root keeps set-id bits, as with CAP_FSETID.
         let privileges = privileges(header.uid != 0);
         handle.file.fallocate(how, offset, len, privileges).await?;
         self.after_drop(handle.file.ino(), privileges);
@@ -188,7 +189,7 @@ impl Core {
         }
         let (from, to) = (self.handle(copy.fh_in)?, self.handle(copy.fh_out)?);
         let len = copy.len.min(COPY_MAX);
-        // cp(1) and cat(1) copy so: what either opening asks for holds for all of it.
+        // cp(1) and cat(1) copy this way, so the flags of either opening hold for the copy.
         let mut flags = to.sync | from.mode_flags() | to.mode_flags();
         if self.cache == CacheMode::Kernel && !flags.intersects(IoFlags::UNCACHED | IoFlags::DIRECT)
         {
@@ -229,7 +230,7 @@ impl Core {
                 };
                 match self.trees.add(ioctl.fh, header.pid, mode, look) {
                     Added::Done => body.ioctl_out(&[]),
-                    // Its openings would come from nobody that could be found.
+                    // The daemon could not identify the processes of this tree.
                     Added::Unseen => return Ok(Outcome::errno(EREMOTE)),
                     Added::TooMany => return Ok(Outcome::errno(EMFILE)),
                 };
@@ -261,7 +262,7 @@ mod tests {
     use std::sync::Arc;
     use std::task::{Context, Waker};
 
-    /// A file that takes a write in two halves, as the cache does with one that touches two folios.
+    /// A file that carries out a write in two halves, as the cache does with a write to two folios.
     struct Halves(Mutex<Vec<u8>>);
 
     impl OpenFile for Halves {
@@ -319,8 +320,8 @@ mod tests {
         }
     }
 
-    /// B3. The kernel sends writes to one file in parallel, and each is carried out folio by folio:
-    /// two that overlapped left a part of either.
+    /// B3. The story: the kernel sends writes to one file in parallel, and each is carried out
+    /// folio by folio. Two overlapping writes left a mix of both.
     #[test]
     fn overlapping_writes_on_their_way_leave_the_later_one() {
         let core = core(CacheMode::Own);
@@ -353,7 +354,7 @@ mod tests {
         block_on(apart).unwrap();
     }
 
-    /// B3, of a thread that may wait: its write comes behind one that is on its way.
+    /// B3: a write by a thread that may wait comes after an overlapping write in progress.
     #[test]
     fn write_of_a_thread_waits_for_an_overlapping_one_on_its_way() {
         let core = core(CacheMode::Own);
@@ -366,7 +367,7 @@ mod tests {
         assert!(first.as_mut().poll(&mut cx).is_pending());
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| core.write_here(&write_in(fh, 0, 2), b"abc").map(drop));
-            // Its range is queued; then it can only wait.
+            // Wait until its range is queued; from then on it can only wait.
             while core.write_ranges.waiting(Ino(7)) == 0 && !thread.is_finished() {
                 std::thread::yield_now();
             }
@@ -378,7 +379,7 @@ mod tests {
         assert_eq!(file.0.lock()[..4], *b"abc\x01");
     }
 
-    /// A file that always has to wait, and counts how often it was tried.
+    /// A file on which every request has to wait; it counts the attempts.
     #[derive(Default)]
     struct Waits(Mutex<[u32; 2]>);
 
@@ -428,8 +429,8 @@ mod tests {
         }
     }
 
-    /// A request that had to wait tried its fast path twice. The first try of a read had moved its
-    /// stream on, so the second one found nothing to read ahead.
+    /// The story: a request that had to wait tried its fast path twice. The first try of a read had
+    /// moved its stream on, so the second one found nothing to read ahead.
     #[test]
     fn request_that_waits_is_tried_once() {
         let core = core(CacheMode::Own);
@@ -449,7 +450,7 @@ mod tests {
         Core::new(Arc::new(MemFs::default()), RealWorld::new(), Default::default(), &options)
     }
 
-    /// A file that is open, and its handle.
+    /// Creates and opens a file; returns its handle.
     fn opened(core: &Core) -> u64 {
         let new = NewInode::of(FileKind::File, 0o600);
         let flags = OpenFlags::READ | OpenFlags::WRITE;
@@ -462,7 +463,7 @@ mod tests {
         WriteIn { fh, offset: 0, size: 3, write_flags, flags }
     }
 
-    /// B1: what the file system answers at once needs no future.
+    /// B1: what the file can answer at once needs no future.
     #[test]
     fn b1_hits_are_answered_at_once() {
         let core = core(CacheMode::Small);
@@ -477,8 +478,8 @@ mod tests {
         assert_eq!(e.kind(), ErrorKind::BadHandle);
     }
 
-    /// Copies were counted as what their messages are long, 96 bytes, and each had 1 MiB in memory: with
-    /// many at a time the process needed more than its `cache_size` and 64 MiB.
+    /// The story: a copy was counted with the 96 bytes of its message, but took 1 MiB of memory.
+    /// With many at a time the process exceeded its `cache_size` and 64 MiB.
     #[test]
     fn what_a_request_holds_is_counted() {
         let message = |code: u32, size: u32| {
@@ -496,7 +497,7 @@ mod tests {
         assert_eq!(message(opcode::GETATTR, 5000), 80);
     }
 
-    /// B2: flags of the kernel, and of the opening's mode.
+    /// B2: the kernel's flags and those of the opening's mode are passed on.
     #[test]
     fn b2_every_flag_is_passed_on() {
         let core = core(CacheMode::Small);
@@ -521,8 +522,8 @@ mod tests {
         assert_eq!(privileges_of(&write_in(fh, 0, 2)), Privileges::Keep);
     }
 
-    /// K5. A program appended while the library made its first change to the same file: the place of the
-    /// append was the kernel's, chosen before, and one lay over the other.
+    /// K5. The story: a program appended while the library made its first change to the file. The
+    /// kernel had chosen the append's offset before, so one overwrote the other.
     #[test]
     fn k5_the_first_change_by_others_waits_for_appends_that_do_not_know_of_it() {
         let core = core(CacheMode::Own);

@@ -1,10 +1,9 @@
-//! How often, and how much, the kernel has read into its own cache.
+//! Counts the reads by which the kernel fills its own cache.
 //!
 //! No locks.
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
-/// Reads by which the kernel fills its cache.
 #[derive(Default)]
 pub(crate) struct Fills {
     requests: AtomicU64,
@@ -12,7 +11,7 @@ pub(crate) struct Fills {
 }
 
 impl Fills {
-    /// One more.
+    /// Counts one read.
     pub fn add(&self, bytes: u64) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);

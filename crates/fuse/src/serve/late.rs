@@ -1,9 +1,9 @@
 //! Operations that go on after their request was answered EIO, because of `request_timeout=`.
 //!
-//! The kernel takes such an operation for failed, and keeps what it has cached. So from the answer
-//! on its names count as being changed by another interface (`removals.rs`, R4): the kernel no
-//! longer holds the lock of the directory. Once the operation has ended, its inodes and names are
-//! reported stale, as after a change by another interface.
+//! The kernel takes such an operation for failed, and keeps its caches. So from the EIO answer on,
+//! the names of the operation count as being changed by another front end (`removals.rs`, R4): the
+//! kernel no longer holds the lock of the directory. When the operation ends, its inodes and names
+//! are reported stale, as after a change by another front end.
 //!
 //! No locks.
 
@@ -18,7 +18,7 @@ use forebay_vfs::Ino;
 fn stale(message: &[u8]) -> (Vec<u64>, Vec<(u64, &[u8])>) {
     let Ok(Header { node, .. }) = Header::parse(message) else { return Default::default() };
     let Ok(Request { op, .. }) = Request::parse(message) else {
-        // The head of a longer one.
+        // Only the head of a longer message was kept.
         return (vec![node], Vec::new());
     };
     match op {
@@ -38,7 +38,7 @@ fn stale(message: &[u8]) -> (Vec<u64>, Vec<(u64, &[u8])>) {
 }
 
 impl Core {
-    /// A request is about to be answered while its operation goes on.
+    /// Called before a request is answered while its operation goes on.
     pub(crate) fn begin_late(&self, message: &[u8]) {
         let (nodes, names) = stale(message);
         self.end_trust(&nodes);
@@ -47,19 +47,20 @@ impl Core {
         }
     }
 
-    /// Such an operation has ended. Each one that began to be late ends once.
+    /// Called once when such an operation has ended.
     pub(crate) fn end_late(&self, message: &[u8]) {
         let (nodes, names) = stale(message);
         self.end_trust(&nodes);
         for (dir, name) in names {
-            // In this order: a removal that sees no change must see the notice (R4).
+            // In this order: a removal that sees no change in progress must see the queued notice
+            // (R4).
             self.notifier.give(Notice::Entry { dir, name: name.into() });
             self.removals.end_change(Ino(dir), name);
         }
         nodes.iter().for_each(|node| self.notifier.owe(*node, 0, u64::MAX));
     }
 
-    /// Appends must not trust the end of these files that the kernel knows.
+    /// From now on appends to these files find the end of file themselves.
     fn end_trust(&self, nodes: &[u64]) {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         nodes.iter().for_each(|node| self.inodes.mark(Ino(*node), Mark::Shared));

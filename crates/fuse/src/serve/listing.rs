@@ -1,6 +1,7 @@
 //! Listings of directories.
 //!
-//! Places in a listing are the contract's cookies, which leave room for `.` and `..` in front.
+//! Offsets in a listing are the file system's cookies; the values below them stand for `.` and
+//! `..`.
 //!
 //! No locks.
 
@@ -11,13 +12,13 @@ use crate::proto::request::ReadIn;
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, Cookie, DirEntry, FileKind, Ino};
 
-/// After `.`, and after `..`.
+/// Offset after `.`, and after `..`.
 const AFTER_SELF: u64 = 1;
 const AFTER_PARENT: u64 = 2;
-/// Entries that the file system is asked for at a time, at most.
+/// Most entries that are requested from the file system at a time.
 const BATCH: usize = 128;
 
-/// A listing under way.
+/// A listing in progress.
 struct Listing<'a> {
     core: &'a Core,
     body: Body,
@@ -28,7 +29,7 @@ struct Listing<'a> {
 }
 
 impl Listing<'_> {
-    /// Adds an entry, with attributes if there are some. False: there is no room.
+    /// Adds an entry, with attributes if given. False: the reply has no space for it.
     fn add(
         &mut self,
         ino: Ino,
@@ -45,7 +46,7 @@ impl Listing<'_> {
             }
             match attr {
                 Some(attr) => {
-                    // What the kernel does not know takes no mark: counted first (N3).
+                    // A mark needs an inode that is counted, so it is counted first (N3).
                     self.core.told(attr.ino, &mut self.undo);
                     told = Some(attr.ino);
                     let valid = self.core.valid(attr, self.seen);
@@ -65,14 +66,14 @@ impl Listing<'_> {
         fits
     }
 
-    /// Entries that are worth asking for: about as many as there is room for, and one more.
+    /// Number of entries to request: about as many as fit, and one more.
     fn wanted(&self) -> usize {
         let attr = if self.plus { ENTRY_OUT_BYTES } else { 0 };
         let room = self.max.saturating_sub(self.body.len());
         (room / (attr + dirent_bytes(b"n")) + 1).min(BATCH)
     }
 
-    /// Adds what the file system lists. False: there is no room.
+    /// Adds listed entries. False: the reply has no space for all of them.
     async fn entries(&mut self, entries: &[DirEntry]) -> Result<bool> {
         let mut attrs = Vec::new();
         if self.plus {
@@ -83,7 +84,7 @@ impl Listing<'_> {
         for entry in entries {
             let attr = match attrs.next().transpose() {
                 Ok(attr) => attr,
-                // Removed meanwhile: the kernel looks it up if it has to.
+                // The entry was removed meanwhile, so the kernel gets no attributes.
                 Err(e) if matches!(e.kind(), ErrorKind::Stale | ErrorKind::NotFound) => None,
                 Err(e) => return Err(e),
             };
@@ -117,7 +118,8 @@ impl Core {
             return Ok(());
         }
         if offset < AFTER_PARENT {
-            // A removed directory has none; it is empty, and says so.
+            // A removed directory has no parent; its own number stands in, so that the listing
+            // stays valid.
             let parent = match self.fs.parent(dir).await {
                 Ok(parent) => parent,
                 Err(e) if e.kind() == ErrorKind::NotFound => dir,

@@ -1,8 +1,8 @@
-//! Names: looking up, making, removing, renaming.
+//! Lookup, creation, removal and renaming of names.
 //!
-//! Invariants: R3 `CREATE` opens only a file that it has made itself. The kernel checks permissions
-//! on what it has looked up; between that and the request another interface of the process may have
-//! made a file.
+//! Invariants: R3 `CREATE` opens only a file that it has created itself. The kernel checks
+//! permissions on the inode that it has looked up, and another front end of the process may create
+//! a file before the request arrives.
 //!
 //! No locks.
 
@@ -19,24 +19,24 @@ use forebay_vfs::{
     Attr, FileKind, Ino, Name, NewInode, OpenFileRef, OpenFlags, Opened, RenameFlags,
 };
 
-/// How often a `CREATE` whose name is taken and free again is tried.
+/// How often a `CREATE` is tried whose name alternates between taken and free.
 const CREATE_TRIES: usize = 16;
 
-/// What is made, by whom.
+/// A new inode, owned by the user of the request.
 fn new_inode(header: &Header, kind: FileKind, mode: u32, rdev: u32) -> NewInode {
     let perm = (mode & 0o7777) as u16;
     NewInode { kind, perm, uid: header.uid, gid: header.gid, rdev }
 }
 
-/// Whether a truncation leaves set-id bits.
+/// Whether a truncation keeps set-id bits.
 fn keeps(kill: u32) -> bool {
     kill & OPEN_KILL_SUIDGID == 0
 }
 
-/// An inode that loses a name.
+/// An open file of an inode that is about to lose a name.
 struct Held {
     file: OpenFileRef,
-    /// It has no other name.
+    /// The inode has no other name.
     is_last: bool,
 }
 
@@ -44,7 +44,7 @@ impl Core {
     pub(super) async fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Outcome> {
         let seen = self.epoch();
         let found = match name {
-            // By number, for file handles.
+            // `.` and `..` are looked up for file handles (`open_by_handle_at`).
             b"." => self.fs.getattr(dir).await,
             b".." => match self.fs.parent(dir).await {
                 Ok(parent) => self.fs.getattr(parent).await,
@@ -113,9 +113,9 @@ impl Core {
         Ok(Outcome::body(body))
     }
 
-    /// Holds what `name` denotes if the kernel knows it: it may still use an inode without a name by number,
-    /// as a working directory or by an `O_PATH` descriptor. Also if there are other names, which may go
-    /// before this one does.
+    /// Opens the inode of `name` if the kernel knows it: processes may go on using an inode without
+    /// a name, as working directory or by an `O_PATH` descriptor. Also if the inode has other
+    /// names, which another request may remove first.
     async fn hold(&self, dir: Ino, name: Name<'_>) -> Option<Held> {
         let attr = self.fs.lookup(dir, name).await.ok()?;
         let is_last = attr.nlink <= 1 || attr.kind == FileKind::Directory;
@@ -128,7 +128,7 @@ impl Core {
         }
     }
 
-    /// Keeps what was held when its name went, unless it has another one.
+    /// After the removal: keeps the opened inode for the kernel, unless it has another name.
     async fn keep_held(&self, held: Option<Held>) {
         let Some(Held { file, is_last }) = held else { return };
         if is_last || self.fs.getattr(file.ino()).await.is_ok_and(|attr| attr.nlink == 0) {
@@ -175,7 +175,7 @@ impl Core {
         Ok(Outcome::done())
     }
 
-    /// Numbers an opening and tells the kernel, with the inode's entry if it is new to it, of that epoch.
+    /// Adds an opening and builds its reply, which includes the inode's entry if `attr` is given.
     fn opened(
         &self,
         file: OpenFileRef,
@@ -191,7 +191,7 @@ impl Core {
             body.entry_out(attr, &self.valid(attr, seen), BLOCK_BYTES);
         }
         if caching.is_cached && !reads_only(flags) {
-            // What is written through the kernel's cache stays there, without a read of ours.
+            // Written pages stay in the kernel's cache, without a `READ`.
             self.inodes.mark(ino, Mark::Content);
         }
         body.open_out(fh, fopen(caching));
@@ -199,8 +199,9 @@ impl Core {
         Outcome { answer: Answer::Body(body), undo }
     }
 
-    /// Makes a file and opens it (R3). If the name has been taken since the kernel looked, the kernel has
-    /// not checked the caller's rights to that file: ESTALE makes it look again, once, and check.
+    /// Creates a file and opens it (R3). If the name was taken after the kernel's look-up, the
+    /// kernel has not checked the caller's permissions on that file. ESTALE makes the kernel look
+    /// up and check again, once.
     pub(super) async fn create(
         &self,
         header: &Header,
@@ -233,7 +234,7 @@ impl Core {
         fail(ErrorKind::Stale, "create", "it comes and goes")
     }
 
-    /// Tells the kernel of an opening of what was just made, with this policy.
+    /// The reply to `CREATE`: an opening of the new file, with the mode of this policy.
     fn made(
         &self,
         header: &Header,
@@ -296,7 +297,7 @@ mod tests {
     const EEXIST: i32 = 17;
     const ESTALE: i32 = 116;
 
-    /// What a user is answered who asks to create `f` in the root directory: an errno, 0 for an opening.
+    /// The answer to a user who creates `f` in the root directory: an errno, 0 for success.
     fn create_as(core: &Arc<Core>, uid: u32, flags: u32) -> i32 {
         let mut message = vec![0; 40];
         message[4..8].copy_from_slice(&opcode::CREATE.to_le_bytes());
@@ -314,9 +315,9 @@ mod tests {
         }
     }
 
-    /// R3: the kernel found no such name and asked to create it; meanwhile the library made a file
-    /// of root's there. The user was answered with an opening of that file, which the kernel had
-    /// not checked, and `O_TRUNC` emptied it.
+    /// R3. The story: the kernel found no such name and sent `CREATE`; meanwhile the library
+    /// created a file of root's there. The user got an opening of that file, whose permissions the
+    /// kernel had not checked, and `O_TRUNC` emptied it.
     #[test]
     fn create_that_meets_a_file_answers_estale_and_opens_nothing() {
         let fs = Arc::new(MemFs::default());
@@ -339,8 +340,9 @@ mod tests {
         assert_eq!(block_on(core.fs.lookup(Ino::ROOT, name)).unwrap().uid, 1000);
     }
 
-    /// Two programs removed the two names of a file at the same time, in two directories. Each found another
-    /// name, so neither kept the inode, and a third that had it as `O_PATH` descriptor got ESTALE.
+    /// The story: two programs removed the two names of a file at the same time, in two
+    /// directories. Each removal saw the other name, so neither kept the inode, and a third program
+    /// got ESTALE on its `O_PATH` descriptor.
     #[test]
     fn inode_whose_names_go_at_the_same_time_is_kept() {
         let options = Options::default();
@@ -351,7 +353,7 @@ mod tests {
         let ino = block_on(core.fs.mknod(Ino::ROOT, a, &new)).unwrap().ino;
         block_on(core.fs.link(ino, Ino::ROOT, b)).unwrap();
         core.inodes.told(ino);
-        // The steps of both removals, alternated.
+        // The steps of both removals, interleaved.
         let held = [a, b].map(|name| (name, block_on(core.hold(Ino::ROOT, name))));
         for (name, held) in held {
             block_on(core.fs.unlink(Ino::ROOT, name)).unwrap();

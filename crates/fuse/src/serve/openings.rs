@@ -1,12 +1,12 @@
-//! Openings and the kernel's cache: which of them it serves, what our cache keeps of them, and what
-//! is dropped behind them.
+//! Openings and the kernel's cache: which openings use it, what Forebay's cache keeps of their
+//! content, and which pages are dropped behind them.
 //!
-//! Invariants: O1 every reply to an open says KEEP_CACHE: an opening drops nothing that the kernel
-//! has, and each change drops what it makes stale. O2 with `cache=kernel`, a request by which the
-//! kernel fills its cache, or hands over bytes that it keeps, carries `HELD_ABOVE`. O3 an uncached
-//! opening leaves no page behind that was read or written through it, except pages that are mapped.
+//! Invariants: O1 every reply to an open has KEEP_CACHE: an open drops no page, and each change
+//! drops the pages that it makes stale. O2 with `cache=kernel`, a request by which the kernel fills
+//! its cache, or writes pages that it keeps, carries `HELD_ABOVE`. O3 an uncached opening leaves no
+//! page in the kernel's cache that was read or written through it, except mapped pages.
 //!
-//! Lock: that of a handle's ranges; those of the queue of drops are taken under it.
+//! Lock: a handle's ranges; the queue of drops and its locks are taken under it.
 
 use super::{Core, Outcome, read_flags, sync_flags};
 use crate::drops::ALL;
@@ -24,12 +24,12 @@ fn is_fill(io: &ReadIn) -> bool {
     io.read_flags & READ_LOCKOWNER == 0
 }
 
-/// Whether a file is opened for reading only.
+/// Whether these flags open a file for reading only.
 pub(super) fn reads_only(flags: u32) -> bool {
     flags & (open::ACCMODE | open::TRUNC) == 0
 }
 
-/// The reply for an opening in this way (O1).
+/// The flags of the reply for such an opening (O1).
 pub(super) fn fopen(caching: Caching) -> FOpen {
     let kept = FOpen::KEEP_CACHE | FOpen::NOFLUSH;
     match caching.is_cached {
@@ -39,7 +39,7 @@ pub(super) fn fopen(caching: Caching) -> FOpen {
 }
 
 impl Core {
-    /// How the kernel shall treat an opening in this mode.
+    /// How the kernel has to treat an opening in this mode.
     pub(super) fn caching(&self, attr: &Attr, flags: u32, mode: u32) -> Caching {
         if attr.kind != FileKind::File {
             return Caching::default();
@@ -47,24 +47,25 @@ impl Core {
         let reads_only = reads_only(flags);
         let is_small = self.cache == CacheMode::Small && attr.size <= SMALL_BYTES;
         let drops_at_end = self.cache != CacheMode::Kernel && !is_small;
-        // A map needs the kernel's pages. An opening past them makes the kernel drop them, when it
-        // is mapped in turn.
+        // A map needs pages in the kernel's cache. An uncached opening of a mapped file would make
+        // the kernel drop them when it is mapped in turn.
         let is_mapped = || attr.perm & 0o111 != 0 || self.inodes.marked(attr.ino, Mark::Mapped);
         let is_cached = match mode {
             MODE_CACHED => match self.cache {
-                // If the kernel caches a write across a page that is not up to date, it sends two
-                // requests. The library could append between them. A reader appends nothing.
+                // The kernel sends two requests for a cached write across a page that is not up to
+                // date. The library could append between the two parts of an append. A reader
+                // appends nothing.
                 CacheMode::Kernel => reads_only || flags & open::APPEND == 0,
                 CacheMode::Own | CacheMode::Small => reads_only && (is_small || is_mapped()),
             },
-            // By the kernel's read-ahead, and dropped behind.
+            // Such openings use the kernel's read-ahead; their pages are dropped behind the reader.
             MODE_UNCACHED => reads_only && flags & super::o_direct() == 0,
             _ => false,
         };
         Caching { is_cached, drops_at_end, is_program: attr.perm & 0o111 != 0 }
     }
 
-    /// Whether the kernel keeps what this opening reads and writes through its cache (O2).
+    /// Whether the kernel's cache keeps what this opening reads and writes (O2).
     fn is_held_above(&self, handle: &Handle) -> bool {
         let is_kept = self.cache == CacheMode::Kernel && handle.caching.is_cached;
         is_kept && handle.mode() == MODE_CACHED
@@ -79,7 +80,8 @@ impl Core {
     }
 
     pub(super) fn flags_of_kind(&self, handle: &Handle, io: &WriteIn) -> IoFlags {
-        // Pages into which programs have stored by a map, whatever handle the kernel names.
+        // Pages into which programs have stored through a map; any handle of the file may carry
+        // them.
         if io.write_flags & WRITE_CACHE != 0 {
             return match self.cache {
                 CacheMode::Kernel => IoFlags::HELD_ABOVE,
@@ -94,14 +96,14 @@ impl Core {
         }
     }
 
-    /// Before a read: one without a lock owner fills the kernel's cache. It is noted once, by the
-    /// reader thread that gets it.
+    /// Before a read: without a lock owner it fills the kernel's cache. The reader thread that
+    /// receives it notes that once.
     pub(super) fn note_fill(&self, handle: &Handle, io: &ReadIn) {
         if !is_fill(io) {
             return;
         }
-        // If the kernel does not cache what the opening reads, a fault of a map asks. Mapped pages
-        // are read again by every access after a drop, so they stay.
+        // If the kernel does not cache this opening's reads, the request comes from a page fault of
+        // a map. After a drop every access would read mapped pages again, so they stay.
         let is_uncached = handle.mode() == MODE_UNCACHED && handle.caching.is_cached;
         self.inodes.mark_fill(handle.file.ino(), !is_uncached);
         self.fills.add(u64::from(io.size));
@@ -112,7 +114,8 @@ impl Core {
         self.drop_behind(handle, io.offset..end);
     }
 
-    /// A range is read into the kernel's cache, or kept there by a write, and must not stay (O3).
+    /// Records a range that a read or write has put into the kernel's cache and that has to be
+    /// dropped (O3).
     pub(super) fn drop_behind(&self, handle: &Handle, range: Range<u64>) {
         let mut behind = handle.behind.lock();
         behind.push(range);
@@ -125,8 +128,8 @@ impl Core {
         self.notifier.drops().push(&self.inodes, handle.file.ino().0, range);
     }
 
-    /// The kernel has closed an opening: what it must not leave in the kernel's cache is dropped.
-    /// The answer waits for none of that (drop.D2).
+    /// The kernel has closed an opening: pages that must not stay in the kernel's cache are queued
+    /// to be dropped. The answer does not wait for that (drop.D2).
     pub(super) fn release(&self, fh: u64) -> Outcome {
         self.trees.remove(fh);
         let Some(handle) = self.handles.remove(fh) else { return Outcome::done() };
@@ -176,7 +179,7 @@ mod tests {
         core.handles.add(Handle::new(file, IoFlags::empty(), mode, caching))
     }
 
-    /// Which openings the kernel's cache serves, by mode.
+    /// Which openings use the kernel's cache, by mode.
     #[test]
     fn openings_are_cached_by_the_kernel_as_the_mode_says() {
         for cache in [CacheMode::Own, CacheMode::Small, CacheMode::Kernel] {
@@ -197,7 +200,7 @@ mod tests {
             assert_eq!(is_cached(&plain, open::TRUNC), all, "{cache:?}");
             assert!(!is_cached(&plain, open::RDWR | open::APPEND), "each append is one request");
             assert_eq!(is_cached(&large, open::APPEND), all, "{cache:?}: a reader appends nothing");
-            // Programs, and files whose pages the kernel has: they are or will be mapped.
+            // Executables, and files of which the kernel has mapped pages, use it.
             let program = Attr { perm: 0o755, ..large };
             assert!(is_cached(&program, 0));
             assert_eq!(is_cached(&program, open::RDWR), all, "{cache:?}");
@@ -208,7 +211,8 @@ mod tests {
         }
     }
 
-    /// Uncached openings for reading use the kernel's read-ahead; others, and direct ones, do not.
+    /// Uncached openings for reading use the kernel's read-ahead; uncached writers and direct
+    /// openings do not.
     #[test]
     fn uncached_openings_for_reading_go_through_the_kernels_cache() {
         for cache in [CacheMode::Own, CacheMode::Small, CacheMode::Kernel] {
@@ -220,7 +224,7 @@ mod tests {
         }
     }
 
-    /// O2, and of the content that the kernel hands over from maps.
+    /// O2, also for write-back of mapped pages.
     #[test]
     fn requests_for_the_kernels_cache_are_held_above_with_cache_kernel_alone() {
         let read = |fh, read_flags| ReadIn { fh, offset: 0, size: 4096, read_flags, flags: 0 };
@@ -248,7 +252,8 @@ mod tests {
         }
     }
 
-    /// O3: what was read through an uncached opening, and nothing else, is dropped at its release.
+    /// O3: exactly the ranges that were read through an uncached opening are dropped at its
+    /// release.
     #[test]
     fn release_of_an_uncached_opening_drops_what_it_has_read() {
         let (core, attr) = core(CacheMode::Kernel);
@@ -269,8 +274,8 @@ mod tests {
         assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, 8192..16_384)]);
     }
 
-    /// O3 of writes: the kernel caches an opening that an ioctl makes uncached, and keeps what is
-    /// written. It holds the pages until the answer, so none is dropped before the next ones.
+    /// O3 of writes: an ioctl makes a cached opening uncached, but the kernel keeps its written
+    /// pages. It holds each page until the answer, so a range is dropped only after later requests.
     #[test]
     fn writes_of_an_opening_made_uncached_are_dropped() {
         let (core, attr) = core(CacheMode::Kernel);
@@ -290,8 +295,9 @@ mod tests {
         assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, 8192..2048 * 4096)]);
     }
 
-    /// A program read its text again and again under `forebay run --uncached`: each page was
-    /// dropped some faults later. So did a program that had mapped a file for writing.
+    /// The story: a program read its text again and again under `forebay run --uncached`, because
+    /// each page was dropped a few faults later. So did a program that had mapped a file for
+    /// writing.
     #[test]
     fn mapped_pages_of_uncached_openings_are_not_dropped_behind_faults() {
         let (core, attr) = core(CacheMode::Own);
@@ -314,7 +320,7 @@ mod tests {
         assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, ALL)]);
     }
 
-    /// With `cache=own` the kernel keeps mapped pages for as long as the file is open.
+    /// With `cache=own` the kernel keeps mapped pages as long as the file is open.
     #[test]
     fn last_release_of_a_mapped_file_drops_its_pages_with_cache_own() {
         for (cache, drops) in [(CacheMode::Own, true), (CacheMode::Kernel, false)] {
@@ -331,7 +337,7 @@ mod tests {
         }
     }
 
-    /// The message by which the kernel closes an opening.
+    /// The `RELEASE` message of an opening.
     fn release_message(ino: Ino, fh: u64) -> crate::serve::Work {
         let mut message = vec![0; 64];
         message[..4].copy_from_slice(&64_u32.to_le_bytes());
@@ -342,8 +348,8 @@ mod tests {
     }
 
     /// A model of the kernel. A `RELEASE` takes one of a few background slots until its answer. The
-    /// `READ` of a page waits for a slot, too, with its page locked. The thread that drops pages
-    /// waits for that page. The mount hung when releases waited for that thread.
+    /// `READ` of a page waits for a slot with its page locked. The thread that drops pages waits
+    /// for that page. The story: the mount hung because releases waited for that thread.
     #[test]
     fn release_during_a_stuck_notice_leaves_slots_to_reads() {
         const SLOTS: usize = 4;

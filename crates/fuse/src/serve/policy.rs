@@ -1,12 +1,12 @@
-//! What an opening does with the cache unless it is told otherwise: as the file's policy says, or the tree of
-//! processes that opens it.
+//! The initial cache mode of an opening: from the file's policy, or from the tree of processes that
+//! opens it.
 //!
-//! The policy is an extended attribute of the file. One of a directory is not its own: what is made in it
-//! gets the same, directories too.
+//! The policy is an extended attribute of the file. The policy of a directory is for what is
+//! created in it: new files and directories get a copy.
 //!
-//! Invariants: K1 a file without the attribute has the mode of the mount. K2 what is made in a
-//! directory with a policy has it before its maker is answered, and one that cannot be given is no
-//! reason not to make the file.
+//! Invariants: K1 a file without the attribute has the mode of the mount. K2 a new file gets its
+//! directory's policy before its creator is answered. If setting the policy fails, the file is
+//! created all the same.
 //!
 //! No locks.
 
@@ -17,7 +17,7 @@ use crate::trees::look;
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, FileKind, Ino, SetXattr, XattrName};
 
-/// The words that the attribute may hold.
+/// The values of the attribute.
 const WORDS: [(&[u8], u32); 3] =
     [(b"cached", MODE_CACHED), (b"uncached", MODE_UNCACHED), (b"direct", MODE_DIRECT)];
 
@@ -25,7 +25,7 @@ pub(super) fn name() -> XattrName<'static> {
     XattrName::new(POLICY_ATTRIBUTE.as_bytes()).expect("a valid name")
 }
 
-/// Refuses a value of the attribute that means nothing.
+/// Refuses an unknown value of the attribute.
 pub(super) fn check(name: &[u8], value: &[u8]) -> Result<()> {
     match name != POLICY_ATTRIBUTE.as_bytes() || WORDS.iter().any(|(word, _)| *word == value) {
         true => Ok(()),
@@ -34,7 +34,7 @@ pub(super) fn check(name: &[u8], value: &[u8]) -> Result<()> {
 }
 
 impl Core {
-    /// The attribute of an inode, if it has one and it can be read.
+    /// The policy of an inode, if it has one that can be read.
     pub(super) fn policy_of(ino: Ino, found: Result<Option<Vec<u8>>>) -> Option<Vec<u8>> {
         found.unwrap_or_else(|e| {
             log::warn!("the policy of {ino:?} cannot be read, it has that of the mount: {e}");
@@ -42,8 +42,8 @@ impl Core {
         })
     }
 
-    /// The mode that an opening of a file begins with (K1): that of the file, else that of the tree
-    /// of processes that opens it, else that of the mount. A tree overrules a file that is cached.
+    /// The initial mode of an opening (K1): that of the file, else that of the tree of processes
+    /// that opens it, else that of the mount. A tree's mode overrides the policy `cached`.
     pub(super) fn mode(&self, policy: Option<&[u8]>, pid: u32) -> u32 {
         let known = WORDS.iter().find(|(word, _)| policy == Some(word));
         match known.map(|(_, mode)| *mode) {
@@ -55,8 +55,8 @@ impl Core {
         }
     }
 
-    /// What was made in `dir` gets its policy (K2), as far as it can have one; its attributes then,
-    /// and the policy.
+    /// Gives a new inode the policy of `dir` (K2), if its kind can have one. Returns its attributes
+    /// after that, and the policy.
     pub(super) async fn inherit(&self, dir: Ino, made: Attr) -> (Attr, Option<Vec<u8>>) {
         if !matches!(made.kind, FileKind::File | FileKind::Directory) {
             return (made, None);
@@ -65,13 +65,13 @@ impl Core {
         (self.set_policy(made, policy.as_deref()).await, policy)
     }
 
-    /// Gives something new this policy (K2); its attributes then.
+    /// Sets the policy of a new inode (K2); returns its attributes after that.
     pub(super) async fn set_policy(&self, made: Attr, policy: Option<&[u8]>) -> Attr {
         let Some(value) = policy else { return made };
         let set = self.fs.setxattr(made.ino, name(), value, SetXattr::Create).await;
         match set {
             Ok(()) => self.fs.getattr(made.ino).await.unwrap_or(made),
-            // It was there already, with a policy of its own.
+            // Another caller has set a policy on it already.
             Err(e) if e.kind() == ErrorKind::Exists => made,
             Err(e) => {
                 log::warn!("{:?} has not got the policy of its directory: {e}", made.ino);
@@ -92,7 +92,7 @@ mod tests {
     use forebay_vfs::{Name, NewInode};
     use std::sync::Arc;
 
-    /// K1: the mount decides for files without a policy, from the next opening on.
+    /// K1: the mode of the mount holds for files without a policy, from their next opening on.
     #[test]
     fn mode_of_the_mount_is_that_of_files_without_a_policy() {
         let options = Options { mode: MountMode::default(), ..Options::default() };

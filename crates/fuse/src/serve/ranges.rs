@@ -1,12 +1,11 @@
-//! Writes of programs to one file, in order where they overlap.
+//! Orders overlapping writes of programs to one file.
 //!
-//! The kernel sends direct writes to one file in parallel, and the cache below takes a write piece
-//! by piece. So two that overlap could leave a mix. Each `WRITE` takes its range here, and waits
-//! for those that took an overlapping range before it.
+//! The kernel sends direct writes to one file in parallel, and the cache carries out a write folio
+//! by folio. So two overlapping writes could leave a mix. Each `WRITE` takes its range here, and
+//! waits for overlapping writes that took theirs earlier.
 //!
-//! Invariants: L1 of two overlapping ranges only the one that came first is granted. L2 a range
-//! waits only for earlier ones, so that no write waits for ever. L3 the range of a write that is
-//! dropped is given back.
+//! Invariants: L1 of two overlapping ranges only the earlier one is granted. L2 a range waits only
+//! for earlier ones, so that no write waits for ever. L3 dropping a write releases its range.
 //!
 //! Locks: one for each shard, leaves.
 
@@ -17,7 +16,7 @@ use std::collections::HashMap;
 
 const SHARDS: usize = 16;
 
-/// One range of a file, in order of arrival.
+/// One range of a file; the numbers give the order of arrival.
 struct Taken {
     number: u64,
     start: u64,
@@ -37,7 +36,7 @@ pub(crate) struct WriteRanges {
     wait: WaitQueue,
 }
 
-/// A place in the order of a file's writes, until this is dropped (L3).
+/// A queued or granted range; dropping this releases it (L3).
 pub(crate) struct WriteRange<'a> {
     ranges: &'a WriteRanges,
     ino: u64,
@@ -49,7 +48,7 @@ impl WriteRanges {
         &self.shards[ino as usize % SHARDS]
     }
 
-    /// Queues a write behind those that overlap it.
+    /// Queues a range after the earlier ones of its file.
     fn take(&self, ino: Ino, start: u64, len: u64) -> WriteRange<'_> {
         let mut shard = self.shard(ino.0).lock();
         shard.next += 1;
@@ -59,13 +58,13 @@ impl WriteRanges {
         WriteRange { ranges: self, ino: ino.0, number }
     }
 
-    /// Takes a range if no other write has a part of it.
+    /// Takes a range if no earlier range overlaps it.
     pub fn try_lock(&self, ino: Ino, start: u64, len: u64) -> Option<WriteRange<'_>> {
         let range = self.take(ino, start, len);
         range.is_granted().then_some(range)
     }
 
-    /// Takes a range, and waits for earlier writes to any part of it.
+    /// Takes a range, after waiting for earlier overlapping ones.
     pub async fn lock(&self, ino: Ino, start: u64, len: u64) -> WriteRange<'_> {
         let range = self.take(ino, start, len);
         self.wait.wait_until(|| range.is_granted().then_some(())).await;
@@ -75,7 +74,7 @@ impl WriteRanges {
 
 #[cfg(test)]
 impl WriteRanges {
-    /// Ranges of a file behind the first one.
+    /// Number of ranges of a file after the first one.
     pub fn waiting(&self, ino: Ino) -> usize {
         let shard = self.shard(ino.0).lock();
         shard.files.get(&ino.0).map_or(0, |taken| taken.len().saturating_sub(1))
@@ -103,7 +102,7 @@ impl Drop for WriteRange<'_> {
             shard.files.remove(&self.ino);
         }
         drop(shard);
-        // Those that wait have a range of their own in a list.
+        // All waiters are woken: each checks whether its own range is granted now.
         self.ranges.wait.wake_all();
     }
 }
@@ -113,8 +112,8 @@ mod tests {
     use super::*;
     use std::task::{Context, Waker};
 
-    /// L1, L2, L3: overlapping ranges are granted in order, others at once; a dropped one lets the
-    /// next go.
+    /// L1, L2, L3: overlapping ranges are granted in order, others at once; dropping one lets the
+    /// next be granted.
     #[test]
     fn overlapping_ranges_are_granted_in_order() {
         let (ranges, mut cx) = (WriteRanges::default(), Context::from_waker(Waker::noop()));

@@ -1,18 +1,19 @@
-//! Names that the kernel removes or replaces while another interface changes what they denote.
+//! Names that the kernel removes or replaces while another front end changes them.
 //!
-//! Before `UNLINK`, `RMDIR` and `RENAME` the kernel checks the caller's rights on the inode that it
-//! has looked up: in a directory with the sticky bit they depend on the inode's owner. The request
-//! holds the name only. If another interface has put another inode there, the kernel has not
-//! checked the rights on that one.
+//! Before `UNLINK`, `RMDIR` and `RENAME` the kernel checks the caller's permissions on the inode
+//! that it has looked up: in a directory with the sticky bit they depend on the inode's owner. The
+//! request carries only the name. If another front end has put another inode there, the kernel has
+//! not checked permissions on that one.
 //!
 //! The kernel holds the lock of the directory from its look-up to the answer, and carries out a
-//! notice about a name under the same lock. So what it has looked up can be old only while a change
-//! of the name is under way or the notice of one is queued.
+//! notice about a name under the same lock. So its look-up can be stale only while a change of the
+//! name is in progress or the notice of one is queued.
 //!
-//! Invariants: R4 in that time a removal is carried out only if the caller may remove any inode
-//! there, or owns the present one. Otherwise the answer is ESTALE: the kernel looks up and checks
-//! again, once. R5 a change of a name begins after the removals of it that have begun, and a
-//! removal that begins later sees the change: what R4 has checked is there until it is removed.
+//! Invariants: R4 in that time a removal is carried out only if the caller may remove any inode in
+//! the directory, or owns the present one. Otherwise the answer is ESTALE: the kernel looks up and
+//! checks again, once. R5 a change of a name waits for removals of it that have begun, and a
+//! removal that begins later sees the change. So the inode that R4 has checked stays until it is
+//! removed.
 //!
 //! Lock: one, a leaf.
 
@@ -26,13 +27,13 @@ type Key = (u64, Box<[u8]>);
 
 #[derive(Default)]
 struct Counts {
-    /// Requests of the kernel that remove or replace the name.
+    /// Requests in progress of the kernel that remove or replace the name.
     removals: usize,
-    /// Changes by other interfaces.
+    /// Changes in progress by other front ends.
     changes: usize,
 }
 
-/// Removals and changes of names that are under way.
+/// Removals and changes of names in progress.
 #[derive(Default)]
 pub(crate) struct Removals {
     counts: Mutex<HashMap<Key, Counts>>,
@@ -43,7 +44,7 @@ pub(crate) struct Removals {
 pub(super) struct Removal<'a>(&'a Removals, Key);
 
 impl Removals {
-    /// Begins a removal. None: another interface is changing the name.
+    /// Begins a removal. `None`: another front end is changing the name.
     pub(super) fn begin(&self, dir: Ino, name: &[u8]) -> Option<Removal<'_>> {
         let key = (dir.0, name.into());
         let mut all = self.counts.lock();
@@ -55,12 +56,12 @@ impl Removals {
         Some(Removal(self, key))
     }
 
-    /// Announces a change by another interface: no removal begins until [`Removals::end_change`].
+    /// Announces a change by another front end: no removal begins until [`Removals::end_change`].
     pub fn begin_change(&self, dir: Ino, name: &[u8]) {
         self.counts.lock().entry((dir.0, name.into())).or_default().changes += 1;
     }
 
-    /// Waits until no removal of a name is under way.
+    /// Waits until no removal of a name is in progress.
     pub async fn none(&self, dir: Ino, name: &[u8]) {
         let key = (dir.0, name.into());
         let is_free = || self.counts.lock().get(&key).is_none_or(|counts| counts.removals == 0);

@@ -1,4 +1,4 @@
-//! Whether a request of the kernel may remove or replace a name now. The rules are those of
+//! Decides whether a request of the kernel may remove or replace a name now, by the rules of
 //! [`super::removals`].
 //!
 //! No locks of its own.
@@ -11,8 +11,8 @@ use forebay_vfs::types::S_ISVTX;
 use forebay_vfs::{FileKind, Ino, Name};
 
 impl Core {
-    /// Begins a removal of `name`; with `gets_parent` its inode gets another parent, for which the
-    /// kernel checks rights on a directory itself. ESTALE: the kernel must look up again
+    /// Begins a removal of `name`. `gets_parent`: its inode moves to another directory, so the
+    /// kernel also checks permissions on the inode itself. ESTALE: the kernel must look up again
     /// (removals.R4).
     pub(super) async fn begin_removal(
         &self,

@@ -1,4 +1,4 @@
-//! The thread that ends requests at their deadlines; there is none without `request_timeout=`. See
+//! The thread that answers overdue requests; it exists only with `request_timeout=`. See
 //! [`crate::deadlines`], and `serve/late.rs` for the operations that go on.
 //!
 //! No locks.
@@ -12,7 +12,7 @@ use forebay_base::{Result, io_flusher};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// As much of a message as says what it changes: nothing of one that changes nothing.
+/// The part of a message that says what the request changes; empty if it changes nothing.
 pub(super) fn changes(code: u32, incoming: &Incoming) -> Message {
     match code {
         opcode::WRITE | opcode::SETXATTR => incoming.head().to_vec(),
@@ -29,7 +29,7 @@ pub(super) fn changes(code: u32, incoming: &Incoming) -> Message {
 }
 
 impl Shared {
-    /// Starts the thread. Between two looks it holds the device and not the session.
+    /// Starts the thread. While it waits it holds a reference to the device, not to the session.
     pub(super) fn watch_deadlines(self: &Arc<Self>) -> Result<JoinHandle<()>> {
         let (device, shared) = (self.device.clone(), Arc::downgrade(self));
         spawn("forebay-late", move || {

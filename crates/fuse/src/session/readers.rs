@@ -1,23 +1,23 @@
-//! Which reader thread may wait for a device itself: a request that is carried out where it was read needs no
-//! other thread to be woken, and its answer none either.
+//! Decides which reader threads may wait for a device themselves. A request that the reader thread
+//! carries out itself wakes no other thread, and neither does its answer.
 //!
-//! Invariants: X1 at most half of the reader threads wait, so one of two, and none where there is only one.
-//! X2 a thread begins to wait only while another one listens to the kernel: where all have something to do,
-//! what has to wait goes to other threads.
+//! Invariants: X1 at most half of the reader threads wait: one of two, none if there is only one.
+//! X2 a thread begins to wait only while another one listens to the kernel. If none listens,
+//! requests that have to wait go to other threads.
 //!
 //! No locks.
 
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 
-/// See the module.
+/// Counts of reader threads that listen and that wait.
 pub(super) struct Readers {
     listening: AtomicUsize,
     waiting: AtomicUsize,
-    /// X1.
+    /// Most threads that may wait (X1).
     waiting_max: usize,
 }
 
-/// One more of something, until it is dropped.
+/// One thread in a count, until this is dropped.
 pub(super) struct One<'a>(&'a AtomicUsize);
 
 impl Drop for One<'_> {
@@ -27,19 +27,20 @@ impl Drop for One<'_> {
 }
 
 impl Readers {
-    /// So many threads.
+    /// For `count` reader threads.
     pub fn new(count: usize) -> Self {
         let (listening, waiting) = Default::default();
         Self { listening, waiting, waiting_max: count / 2 }
     }
 
-    /// The calling thread listens to the kernel.
+    /// The calling thread reads from the device until the result is dropped.
     pub fn listen(&self) -> One<'_> {
         self.listening.fetch_add(1, Ordering::Relaxed);
         One(&self.listening)
     }
 
-    /// Lets the calling thread wait for a device (X1, X2). `None`: it may not.
+    /// Lets the calling thread wait for a device until the result is dropped. `None`: it must not
+    /// (X1, X2).
     pub fn may_wait(&self) -> Option<One<'_>> {
         if self.listening.load(Ordering::Relaxed) == 0 {
             return None;
@@ -54,7 +55,7 @@ impl Readers {
 mod tests {
     use super::*;
 
-    /// X1, X2.
+    /// X1, X2: a thread may wait only while another one listens, and half of the threads at most.
     #[test]
     fn x1_x2_somebody_listens() {
         let alone = Readers::new(1);

@@ -1,8 +1,8 @@
 //! Answers a request at once if it needs no waiting, on the reader thread if that may wait, and
-//! otherwise hands it on.
+//! otherwise hands it to a task or thread.
 //!
 //! Each request ends in one answer, or in a task, sync or parking that answers it. A reader thread
-//! waits for a device only with leave (X1, X2 of [`super::readers`]).
+//! waits for a device only with permission (X1, X2 of [`super::readers`]).
 //!
 //! No locks.
 
@@ -22,7 +22,7 @@ use std::task::{Context, Poll, Waker};
 
 const EIO: i32 = 5;
 
-/// A request that is counted until it is over. It is answered EIO if it is dropped without an answer
+/// A request that is counted until it is answered. If it is dropped unanswered, the answer is EIO
 /// (waiting.A2, U1).
 struct OutstandingRequest {
     shared: Arc<Shared>,
@@ -32,13 +32,13 @@ struct OutstandingRequest {
 }
 
 impl OutstandingRequest {
-    /// Counts one.
+    /// Counts a request.
     fn new(shared: &Arc<Shared>, core: &Arc<Core>, unique: u64) -> Self {
         shared.task_begins();
         Self { shared: shared.clone(), core: Some(core.clone()), unique, answered: false }
     }
 
-    /// Tells the kernel.
+    /// Sends the answer.
     fn answer(mut self, outcome: Outcome) {
         self.answered = true;
         if let Some(core) = &self.core {
@@ -52,18 +52,18 @@ impl Drop for OutstandingRequest {
         if !self.answered {
             self.shared.device.reply(self.unique, EIO, &[]);
         }
-        // Let go first: when no task is counted any more the file system is given back
-        // (session.S2).
+        // The reference goes first: the file system is released when the last request is no longer
+        // counted (session.S2).
         self.core = None;
         self.shared.task_ended();
     }
 }
 
-/// What a reader thread keeps from one message to the next.
+/// Memory that a reader thread reuses from one message to the next.
 pub(super) struct Own {
-    /// Where a read goes that it carries out itself.
+    /// Buffer of a read that the thread carries out itself.
     out: AlignedBuf,
-    /// Room for a request: most are answered at their first poll, so it is used again.
+    /// Memory of a request's future; most are answered at their first poll, so it is reused.
     request: FutureSlot<Outcome>,
 }
 
@@ -95,7 +95,7 @@ impl Shared {
         }
     }
 
-    /// None: it is answered.
+    /// Carries out a read. `None`: it is answered; else the work that remains.
     fn read(
         &self,
         core: &Core,
@@ -103,7 +103,7 @@ impl Shared {
         incoming: &Incoming,
         out: &mut AlignedBuf,
     ) -> Result<Option<Work>> {
-        // A read is as long as the head.
+        // A `READ` message fits into the head.
         let request = Request::parse(incoming.short().unwrap_or_default())?;
         let Op::Read(io) = request.op else { return Ok(Some(Work::Other(incoming.whole()))) };
         let len = match core.read_now(&io, out) {
@@ -136,7 +136,7 @@ impl Shared {
         Ok(None)
     }
 
-    /// Has a file made durable, by this thread if it may wait, else by another one that may.
+    /// Carries out a sync on this thread if it may wait, else on a sync thread.
     fn sync(
         self: &Arc<Self>,
         core: &Arc<Core>,
@@ -169,7 +169,7 @@ impl Shared {
         let outstanding = OutstandingRequest::new(self, core, unique);
         async move {
             let done = handle.file.sync_waiting(data_only).await;
-            // The file is the file system's, which may be given back when this is over (S2).
+            // The open file refers to the file system, which may be released after the answer (S2).
             drop(handle);
             outstanding.answer(done.map_or_else(|e| Outcome::error(&e), |()| Outcome::errno(0)));
         }
@@ -182,7 +182,7 @@ impl Shared {
         self.device.reply(header.unique, errno_of(e), &[]);
     }
 
-    /// Polls once; what has to wait goes on as a background task.
+    /// Polls a request once; if it has to wait, a background task takes it over.
     fn start(
         self: &Arc<Self>,
         core: &Arc<Core>,
@@ -195,8 +195,8 @@ impl Shared {
         self.run(core, unique, bytes, slot);
     }
 
-    /// Polls a request in `slot` once. If it has to wait, it goes on when it is woken, and takes the
-    /// slot's memory along. `bytes`: what it holds meanwhile.
+    /// Polls a request in `slot` once. If it has to wait, it moves out of the slot, and a
+    /// background task polls it when it is woken. `bytes`: memory that it holds until then.
     pub(super) fn run(
         self: &Arc<Self>,
         core: &Arc<Core>,
@@ -204,7 +204,7 @@ impl Shared {
         bytes: u64,
         slot: &mut FutureSlot<Outcome>,
     ) {
-        // Its buffers may be there after the first poll.
+        // The first poll may allocate its buffers.
         let held = self.payload.hold(bytes);
         let parking = Parking::new(self.tasks.clone());
         let waker = Waker::from(parking.clone());

@@ -1,4 +1,4 @@
-//! What the threads of a session share, and how a request is counted and answered.
+//! State that the threads of a session share; counting and answering requests.
 //!
 //! Locks: the session's state, a leaf; and the slot of the file system. See [`super`].
 
@@ -19,33 +19,33 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 pub(super) struct State {
     pub(super) ready: bool,
     pub(super) failed: Option<Error>,
-    /// The request to answer last.
+    /// The `DESTROY` request, which is answered last.
     pub(super) destroy: Option<u64>,
     pub(super) readers: usize,
-    /// Requests that background tasks have.
+    /// Requests that background tasks and sync threads carry out.
     pub(super) tasks: usize,
-    /// Requests that the kernel may have under way of its own accord.
+    /// Most requests of the kernel's own in progress at a time.
     pub(super) background: u16,
-    /// The kernel's limit for an answer, seconds; 0: none.
+    /// The kernel's time limit for a request, seconds; 0: none.
     pub(super) kernel_timeout: u16,
-    /// No [`super::Ending`] will end the session (session.S4).
+    /// The session ends without an [`super::Ending`] (session.S4).
     pub(super) abandoned: bool,
     pub(super) ended: bool,
 }
 
-/// What the threads of a session share.
+/// State that the threads of a session share.
 pub(super) struct Shared {
     pub(super) device: Arc<Device>,
     pub(super) core: RwLock<Option<Arc<Core>>>,
-    /// Those of `core`.
+    /// The inodes of `core`.
     pub(super) inodes: Arc<Inodes>,
-    /// Other front ends of the file system, which report their changes here.
+    /// Wrapper for other front ends of the file system, which report their changes here.
     pub(super) beside: Weak<NotifyingFs>,
     pub(super) notifier: Notifier,
     pub(super) payload: Arc<Payload>,
     pub(super) readers: Readers,
     pub(super) syncs: Arc<Syncs>,
-    /// Carries requests on as background tasks.
+    /// Takes requests that were woken over to background tasks.
     pub(super) tasks: Arc<dyn Carrier>,
     pub(super) state: Mutex<State>,
     pub(super) changed: Condvar,
@@ -69,15 +69,14 @@ impl Shared {
     }
 
     pub(super) fn task_begins(&self) {
-        // No thread waits for more of them.
+        // No thread waits for this count to rise, so none is woken.
         self.lock().tasks += 1;
     }
 
     pub(super) fn task_ended(&self) {
         let mut state = self.lock();
         state.tasks -= 1;
-        // Only an `Ending` waits for that. Waking all waiters at the end of each task would be in
-        // vain.
+        // Only an `Ending` waits for the count to become 0, so others are not woken for each task.
         let ending = state.destroy.is_some() || state.readers == 0;
         if state.tasks == 0 && ending {
             drop(state);
@@ -102,7 +101,7 @@ impl Shared {
         }
     }
 
-    /// Other front ends have nothing to report any more.
+    /// From now on other front ends report no changes here.
     pub(super) fn leave(&self) {
         if let Some(beside) = self.beside.upgrade() {
             beside.forget();

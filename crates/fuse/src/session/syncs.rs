@@ -1,12 +1,12 @@
-//! Threads that make files durable where no reader thread may wait. Such a request is several I/Os one behind
-//! the other; on a thread that may wait they need no hand-over each. One that waits for others, as those do
-//! that are made durable together, waits without a thread, and goes on here when it is woken: whoever is
-//! awake answers all of them.
+//! Threads that carry out syncs when no reader thread may wait. A sync is several I/Os in a row,
+//! and on a thread that may wait it needs no hand-over for each of them. A sync that waits for
+//! other syncs, as in a group commit, leaves its thread. When it is woken a sync thread continues
+//! it, so one thread that is awake answers the whole group.
 //!
-//! Invariants: Y1 however many syncs wait, other requests are answered. Y2 there are as many threads as were
-//! ever needed at a time, at most [`THREADS_MAX`]. Y3 a sync that panics ends neither its thread nor the
-//! count of what is under way. Y4 what is woken when the threads have been told to end is carried on all the
-//! same.
+//! Invariants: Y1 however many syncs wait, other requests are answered. Y2 as many threads exist as
+//! were ever needed at a time, at most [`THREADS_MAX`]. Y3 a sync that panics ends neither its
+//! thread nor the count of requests. Y4 a sync that is woken after the threads were told to end is
+//! carried on by a background task.
 //!
 //! Lock: the queue's, a leaf.
 
@@ -18,24 +18,24 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Most threads: one that writes the log, one that flushes it, and as many that write content or answer.
+/// Most threads: one writes the log, one flushes it, and two write content or answer.
 const THREADS_MAX: usize = 4;
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Answering>,
-    /// Threads that wait, and those of them that have been woken.
+    /// Threads that wait for work, and how many of these were woken.
     idle: usize,
     woken: usize,
     threads: Vec<JoinHandle<()>>,
     closed: bool,
 }
 
-/// See the module.
+/// The queue of syncs and its threads.
 pub(super) struct Syncs {
     state: Mutex<State>,
     work: Condvar,
-    /// Takes what is woken when the threads may have ended (Y4).
+    /// Takes syncs that are woken after the threads may have ended (Y4).
     world: WorldRef,
 }
 
@@ -46,7 +46,7 @@ impl Carrier for Syncs {
 }
 
 impl Syncs {
-    /// Without threads yet.
+    /// An empty queue without threads.
     pub fn new(world: &WorldRef) -> Arc<Self> {
         let (state, work) = Default::default();
         Arc::new(Self { state, work, world: world.clone() })
@@ -56,7 +56,7 @@ impl Syncs {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sees to it that there is a thread. False: there is none to be had.
+    /// Starts a thread if there is none. False: none could be started.
     pub fn ready(self: &Arc<Self>) -> bool {
         let mut state = self.lock();
         if state.threads.is_empty() && !state.closed {
@@ -65,7 +65,6 @@ impl Syncs {
         !state.threads.is_empty() && !state.closed
     }
 
-    /// Starts a thread.
     fn start(self: &Arc<Self>, state: &mut State) {
         let theirs = self.clone();
         let name = format!("forebay-sync-{}", state.threads.len());
@@ -75,12 +74,12 @@ impl Syncs {
         }
     }
 
-    /// Has a sync carried on by a thread.
+    /// Queues a sync for a thread.
     pub fn push(self: &Arc<Self>, sync: Answering) {
         let mut state = self.lock();
         if state.closed {
             drop(state);
-            // Y4: they may have ended.
+            // The threads may have ended (Y4).
             return self.world.spawn("fuse sync", sync);
         }
         state.queue.push_back(sync);
@@ -99,7 +98,7 @@ impl Syncs {
         loop {
             if let Some(sync) = state.queue.pop_front() {
                 drop(state);
-                // Y3: it does not unwind.
+                // `go_on` catches panics (Y3).
                 go_on(sync, self.clone());
                 state = self.lock();
             } else if state.closed {
@@ -113,13 +112,13 @@ impl Syncs {
         }
     }
 
-    /// There is nobody any more who asks: the threads end when nothing is queued.
+    /// The threads end when the queue is empty: no further request comes.
     pub fn stop(&self) {
         self.lock().closed = true;
         self.work.notify_all();
     }
 
-    /// The same, and waits for them.
+    /// [`Syncs::stop`], and waits for the threads.
     pub fn close(&self) {
         self.stop();
         let threads = std::mem::take(&mut self.lock().threads);

@@ -1,4 +1,4 @@
-//! Sessions with a kernel of our own at the other end of a socket.
+//! Tests of sessions, with a fake kernel at the other end of a socket.
 //!
 //! No locks.
 
@@ -26,10 +26,10 @@ use std::time::Duration;
 
 mod slow;
 
-/// The kernel's end.
+/// The fake kernel.
 struct Kernel(OwnedFd);
 
-/// A reply: errno, body.
+/// Errno and body of a reply.
 type Reply = (i32, Vec<u8>);
 
 impl Kernel {
@@ -99,7 +99,7 @@ fn end(ending: Ending) {
     ending.finish(&synced);
 }
 
-/// S1: what is too old is refused by name, what is too new is told our version first.
+/// S1: too old a kernel gets an error; too new a one is first told the daemon's version.
 #[test]
 fn s1_versions_are_agreed_on_first() {
     let (kernel, session) = start(Arc::new(MemFs::default()));
@@ -118,7 +118,7 @@ fn s1_versions_are_agreed_on_first() {
     end(session.wait());
 }
 
-/// What the kernel does not have is not asked for, and what it has and we do not want neither.
+/// Only capabilities that the kernel offers and the daemon wants are selected.
 #[test]
 fn only_what_both_sides_have() {
     let flags = InitFlags::ASYNC_DIO | InitFlags::HAS_IOCTL_DIR;
@@ -139,11 +139,11 @@ fn only_what_both_sides_have() {
     assert_eq!((out.max_readahead, out.max_write), (PAYLOAD_MAX as u32, PAYLOAD_MAX as u32));
 }
 
-/// R2, U1: what is not known gets its answer, and what is malformed as well.
+/// R2, U1: unknown and malformed requests are answered.
 #[test]
 fn r2_u1_every_request_is_answered() {
     let (kernel, session) = ready(Arc::new(MemFs::default()));
-    // ACCESS, BMAP, POLL, a lock, SETUPMAPPING, something from the future.
+    // ACCESS, BMAP, POLL, a lock, SETUPMAPPING, an unknown code.
     for code in [34, 37, 40, 31, 48, 54, 4000] {
         assert_eq!(kernel.ask(code, 1, &[0; 56]).0, 38, "{code}");
     }
@@ -156,7 +156,7 @@ fn r2_u1_every_request_is_answered() {
         let (errno, body) = kernel.ask(opcode::LOOKUP, 1, missing);
         assert_eq!((errno, body.len(), &body[..8]), (0, 128, &[0; 8][..]), "no such name");
     }
-    // No answer: a forget, an interrupt; the next answer is the next question's.
+    // `FORGET` and `INTERRUPT` get no answer: the next answer is that of the next request.
     kernel.send(opcode::FORGET, 1, 1, &[1, 0, 0, 0, 0, 0, 0, 0]);
     kernel.send(opcode::INTERRUPT, 1, 0, &[5, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).1.len(), 80);
@@ -164,8 +164,8 @@ fn r2_u1_every_request_is_answered() {
     end(session.wait());
 }
 
-/// `ls -l` asked for the label of each file, by a request each: nearly all that it asked for. Told that
-/// there are none here it asks once.
+/// The story: `ls -l` sent one request for the label of each file, which were most of its requests.
+/// After the answer "not supported" it asks once.
 #[test]
 fn labels_that_are_not_there_are_not_supported() {
     let (kernel, session) = ready(Arc::new(MemFs::default()));
@@ -183,7 +183,7 @@ fn labels_that_are_not_there_are_not_supported() {
     end(session.wait());
 }
 
-/// U2, R1: an inode that the kernel is told of is counted before it can be forgotten.
+/// U2, R1: an inode is counted before the kernel can forget it.
 #[test]
 fn u2_r1_what_is_told_is_counted() {
     let fs = MemFs::default();
@@ -201,7 +201,7 @@ fn u2_r1_what_is_told_is_counted() {
     kernel.send(opcode::BATCH_FORGET, 0, 0, &batch);
     let (errno, body) = kernel.ask(opcode::OPEN, ino.0, &[0; 8]);
     assert_eq!((errno, body.len()), (0, 16));
-    // The other thread may still be at the forgetting.
+    // The other thread may still be processing the `FORGET`.
     while figures() != (0, 1) {
         std::thread::yield_now();
     }
@@ -209,9 +209,9 @@ fn u2_r1_what_is_told_is_counted() {
     end(session.wait());
 }
 
-/// A file that had set-id bits kept them in the kernel, if that had met it by `READDIRPLUS`; else until the
-/// notice had come to the front of its queue, after the answer to the write: time enough to run what was
-/// written, with the bits of the file's owner.
+/// The story: the kernel kept set-id bits of a file that it had met by `READDIRPLUS`. For other
+/// files it kept them until the notice reached the head of the queue, after the write was answered.
+/// In that time a user could execute the written file with its owner's rights.
 #[test]
 fn a_write_that_drops_set_id_bits_is_told_before_it_is_answered() {
     const WRITE_KILL: u32 = 4;
@@ -225,7 +225,7 @@ fn a_write_that_drops_set_id_bits_is_told_before_it_is_answered() {
         let read = [&dir[..], &[0; 8], &4096_u32.to_le_bytes(), &[0; 20]].concat();
         let (errno, list) = kernel.ask(opcode::READDIRPLUS, 1, &read);
         assert_eq!(errno, 0);
-        // Behind the entries of `.` and `..`, each of 128 + 24 + 8 bytes, that of the file.
+        // The file's entry follows those of `.` and `..`, each of 128 + 24 + 8 bytes.
         let ino = word(&list[320..328]);
         let (errno, opened) = kernel.ask(opcode::OPEN, ino, &[1, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(errno, 0);
@@ -246,7 +246,7 @@ fn a_write_that_drops_set_id_bits_is_told_before_it_is_answered() {
     end(session.wait());
 }
 
-/// S2, U5: the last answer comes when the file system is given back.
+/// S2, U5: `DESTROY` is answered after the file system is released.
 #[test]
 fn s2_u5_destroy_is_answered_last() {
     let fs: Arc<dyn FileSystem> = Arc::new(MemFs::default());
@@ -266,8 +266,8 @@ fn s2_u5_destroy_is_answered_last() {
     thread.join().unwrap();
 }
 
-/// A mount whose start failed after the kernel had agreed was taken away by the process that served it: that
-/// umount(2) waited for ever for the answer to `DESTROY`, which only an `Ending` gave (S4).
+/// The story: the start of a mount failed after `INIT`, and its process unmounted it. That
+/// umount(2) waited for ever for the answer to `DESTROY`, which only an `Ending` sent (S4).
 #[test]
 fn s4_a_session_that_is_dropped_answers_destroy() {
     let fs: Arc<dyn FileSystem> = Arc::new(MemFs::default());
@@ -275,7 +275,7 @@ fn s4_a_session_that_is_dropped_answers_destroy() {
     drop(session);
     assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).0, 0, "until then it serves");
     assert_eq!(kernel.ask(opcode::DESTROY, 0, &[]), (0, Vec::new()));
-    // And if the kernel was first.
+    // The same if `DESTROY` came before the session was dropped.
     let (kernel, session) = ready(fs);
     kernel.send(opcode::DESTROY, 99, 0, &[]);
     let shared = session.shared.clone();
@@ -284,7 +284,7 @@ fn s4_a_session_that_is_dropped_answers_destroy() {
     assert_eq!(kernel.reply(), (99, (0, Vec::new())));
 }
 
-/// S3: readers that cannot read end the session; it does not wait for what never comes.
+/// S3: reader threads that cannot read end the session, which does not wait for `DESTROY`.
 #[test]
 fn s3_a_device_that_fails_ends_the_session() {
     let file = std::fs::File::options().write(true).open("/dev/null").unwrap();
@@ -297,11 +297,11 @@ fn s3_a_device_that_fails_ends_the_session() {
     assert_eq!(failed.kind(), ErrorKind::Io);
 }
 
-/// Is ready at its second poll; the waker of the first is given away.
+/// A future that is ready at its second poll; the first poll sends its waker to the test.
 struct Waits {
     wakers: Sender<Waker>,
     polled: bool,
-    /// It wakes itself while it is polled.
+    /// It wakes itself during the first poll.
     at_once: bool,
 }
 
@@ -314,14 +314,14 @@ impl Future for Waits {
         if self.at_once {
             cx.waker().wake_by_ref();
         }
-        // The test may have had what it wants.
+        // The test may have dropped the receiver.
         let _ = self.wakers.send(cx.waker().clone());
         Poll::Pending
     }
 }
 
-/// A1, A2: a request that waits is answered when it is woken, also if that was while it was polled first;
-/// one that nobody can wake any more looks again.
+/// A1, A2: a request that waits is answered after its wake, also if the wake came during the first
+/// poll. A request whose last waker is dropped is polled again.
 #[test]
 fn a1_a2_requests_that_wait_are_answered() {
     let (kernel, session) = ready(Arc::new(MemFs::default()));
@@ -335,7 +335,7 @@ fn a1_a2_requests_that_wait_are_answered() {
     run(1, true);
     assert_eq!(kernel.reply(), (1, (3, Vec::new())), "woken in the first poll");
     drop(wakers.recv().unwrap());
-    // It is answered a little before it is over.
+    // It is answered shortly before it is no longer counted.
     while session.shared.lock().tasks != 0 {
         std::thread::yield_now();
     }
@@ -348,14 +348,14 @@ fn a1_a2_requests_that_wait_are_answered() {
     assert_eq!(kernel.reply(), (2, (3, Vec::new())));
     run(3, false);
     drop(wakers.recv().unwrap());
-    // It was dropped, and answered EIO, though it could have gone on.
+    // The story: it was dropped, and answered EIO, though it could have continued.
     assert_eq!(kernel.reply(), (3, (3, Vec::new())), "nobody can wake it, so it looks again");
     drop((core, kernel));
     end(session.wait());
 }
 
-/// A session that was dropped, and not waited for, kept its connection open as long as threads waited for
-/// something to sync.
+/// The story: a session that was dropped, without `wait`, kept its connection open as long as sync
+/// threads waited for work.
 #[test]
 fn a_session_that_is_dropped_ends_its_threads() {
     let (kernel, session) = ready(Arc::new(MemFs::default()));
@@ -369,7 +369,7 @@ fn a_session_that_is_dropped_ends_its_threads() {
     }
 }
 
-/// Q1, Q2: a kernel that does not know `PRUNE` is told that names are stale, of files that nobody has open.
+/// Q1, Q2: a kernel without `PRUNE` gets notices that names are stale, of files that are not open.
 #[test]
 fn q1_q2_older_kernels_are_told_of_names() {
     for (minor, code) in [(44, 3), (45, 9)] {
@@ -382,7 +382,7 @@ fn q1_q2_older_kernels_are_told_of_names() {
         let (kernel, session) = start_with(Arc::new(fs), 100);
         assert_eq!(kernel.init(7, minor).0, 0);
         let session = session.join().unwrap().unwrap();
-        // The root is known, and one file is open.
+        // The kernel knows the root, and one file is open.
         kernel.send(opcode::LOOKUP, 7, 1, b".\0");
         let mut told = Vec::new();
         let mut wait = |unique: u64| loop {
@@ -404,7 +404,7 @@ fn q1_q2_older_kernels_are_told_of_names() {
                 assert_eq!(wait(unique + 1).0, 0);
             }
         }
-        // Names are gone through by a task of its own: until it has come to one (or the test never ends).
+        // A background task sends these notices, so the test waits for the first (or never ends).
         while told.is_empty() {
             kernel.send(opcode::STATFS, 9999, 1, &[]);
             let (unique, (errno, body)) = kernel.reply();

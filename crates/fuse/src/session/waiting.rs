@@ -1,16 +1,15 @@
-//! A request that has to wait: the thread that read it polled it once, and it goes on elsewhere
-//! when it is woken, not before. It goes on as a background task, or, if it may wait for a device,
-//! on a thread for such requests. So a request that waits for a device costs one hand-over, not two.
+//! A request that has to wait. The thread that read it polls it once; after its wake it continues
+//! as a background task. If it may wait for a device, it continues on a thread for such requests,
+//! and costs one hand-over instead of two.
 //!
 //! ```text
 //!   first poll: ready ─▶ answered on the reader thread
 //!               pending ─▶ PARKED ── wake ──▶ a background task polls it to its end, or a thread once
 //!               pending, and woken meanwhile, or without a waker left ─▶ the same at once
 //! ```
-//! Invariants: A1 a wake is never lost: one that comes while a poll runs, or before the request is
-//! parked, counts; and a request without a waker is polled once more instead of being dropped. A2 a
-//! request that is dropped unfinished is answered EIO, and no longer counted (`requests.rs` counts
-//! and answers it).
+//! Invariants: A1 no wake is lost. A wake during a poll, or before the request is parked, counts,
+//! and a request without a waker is polled once more instead of being dropped. A2 a request that is
+//! dropped unfinished is answered EIO and no longer counted (by `requests.rs`).
 //!
 //! Lock: one for each request, a leaf; nothing is spawned, dropped or polled under it.
 
@@ -20,16 +19,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// A request on its way to its answer.
+/// The rest of a request up to its answer.
 pub(super) type Answering = BoxFuture<'static, ()>;
 
-/// Carries on a request that is woken.
+/// Continues requests that were woken.
 pub(super) trait Carrier: Send + Sync {
     /// Polls the request until it ends, or until it has to wait again.
     fn carry_on(self: Arc<Self>, request: Answering);
 }
 
-/// Carries each request on as a background task.
+/// Continues each request as a background task.
 pub(super) struct Tasks(pub WorldRef);
 
 impl Carrier for Tasks {
@@ -38,19 +37,19 @@ impl Carrier for Tasks {
     }
 }
 
-/// What is known of a request whose poll is over, or not yet.
+/// State of a request.
 enum Stage {
-    /// It is being polled.
+    /// It is being polled, and was not woken.
     Polled,
-    /// It is being polled, or was, and has been woken.
+    /// It was woken during its poll or before it was parked.
     Woken,
     /// It waits for its wake.
     Parked(Answering),
-    /// It went on elsewhere.
+    /// A carrier has taken it over.
     Gone,
 }
 
-/// The place of a request between its polls.
+/// State of a request between its polls, and its waker.
 pub(super) struct Parking {
     stage: Mutex<Stage>,
     carrier: Arc<dyn Carrier>,
@@ -70,7 +69,7 @@ impl Parking {
         self.carrier.clone().carry_on(request);
     }
 
-    /// A1.
+    /// Stores the request until its wake; hands it over at once if it was woken already (A1).
     pub fn park(&self, request: Answering) {
         let mut stage = self.lock();
         if matches!(*stage, Stage::Polled) {
@@ -84,7 +83,7 @@ impl Parking {
 }
 
 impl Drop for Parking {
-    /// A1: what it waited for has let go of it without a wake, and nobody else can wake it.
+    /// The last waker was dropped without a wake, so nothing else can continue the request (A1).
     fn drop(&mut self) {
         let stage = self.stage.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Stage::Parked(request) = std::mem::replace(stage, Stage::Gone) {
@@ -111,8 +110,8 @@ impl Wake for Parking {
     }
 }
 
-/// Polls a request once, by a thread that may wait for a device; if it has to wait for something
-/// else, `carrier` goes on with it when it is woken.
+/// Polls a request once, on a thread that may wait for a device. If it has to wait for something
+/// else, `carrier` continues it after its wake.
 pub(super) fn go_on(mut request: Answering, carrier: Arc<dyn Carrier>) {
     let parking = Parking::new(carrier);
     let waker = Waker::from(parking.clone());

@@ -1,9 +1,9 @@
-//! Reading ahead: leaves that lie one behind the other in the tree, and often on the device, are had
+//! Read-ahead of leaves: leaves that are adjacent in the tree, and often on the device, are read
 //! together.
 //!
-//! Invariants: B45 what is read ahead is verified as any node is (B21), and what cannot be had is left to who
-//! asks for it. B46 it is read only where it is not in the cache, and as much as is asked for, whatever nodes
-//! of the level above lead to it.
+//! Invariants: B45 leaves read ahead are verified as any node (B21); an error of read-ahead is
+//! ignored, because the reader of that leaf gets it itself. B46 only leaves that are not cached are
+//! read, in the requested number, across the nodes of the level above.
 //!
 //! No locks.
 
@@ -17,11 +17,11 @@ use forebay_base::Result;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Places that are read over to get at the next one that is wanted, at most, in one transfer.
+/// Most unwanted nodes that one transfer reads to reach the next wanted one.
 const GAP_NODES: u64 = 2;
 
-/// Leaves that are read in one transfer: where the first is on the device, and which of the places from there
-/// on are wanted.
+/// Leaves that are read in one transfer: the device offset of the first, and the wanted places from
+/// there on.
 struct Run {
     offset: u64,
     places: Vec<Place>,
@@ -29,7 +29,7 @@ struct Run {
 }
 
 impl Tree {
-    /// Brings up to `most` leaves into the cache, from the one on that `key` would be in.
+    /// Loads up to `most` leaves into the cache, beginning with the leaf of `key`.
     pub(crate) async fn read_ahead(&self, root: &TreeRoot, key: Key, most: usize) -> Result<()> {
         let (mut key, mut left) = (key.to_bytes(), most);
         while left > 0 {
@@ -48,15 +48,14 @@ impl Tree {
                 self.cache.insert(&node);
             }
             left -= left.min(node.node().len() - first);
-            // Those that follow are below the next node of that level (B46).
+            // The following leaves are below the next node of that level (B46).
             let Some(high) = link.high else { break };
             key = high;
         }
         Ok(())
     }
 
-    /// Those of the children of the node that `link` leads to that are not in the cache, as far as they can
-    /// be had.
+    /// The children of the node at `link` that are not cached, as far as they can be read.
     pub(super) async fn children_ahead(
         &self,
         link: &Link,
@@ -82,7 +81,7 @@ impl Tree {
         Ok(had)
     }
 
-    /// What can be read together, of what is sorted by where it is.
+    /// Groups nodes, which are sorted by device offset, into transfers.
     fn runs(&self, wanted: Vec<(u64, Link)>) -> Vec<Run> {
         let bytes = self.geometry.node_bytes() as u64;
         let mut runs: Vec<Run> = Vec::new();
@@ -125,21 +124,21 @@ impl Tree {
     }
 }
 
-/// Leaves that a merge has read ahead of itself. They are on their way out, and not put into the cache.
+/// Leaves that a merge has read ahead. The merge replaces them, so they are not put into the cache.
 #[derive(Default)]
 pub(super) struct MergeAhead {
     nodes: Vec<Arc<StoredNode>>,
-    /// Which child of which node was opened last.
+    /// The child that was opened last: its parent, and its number.
     last: Option<(NodePointer, usize)>,
     window: usize,
 }
 
-/// Leaves that a merge reads ahead, at most.
+/// Most leaves that a merge reads ahead.
 const MERGE_WINDOW: usize = 64;
 
 impl MergeAhead {
-    /// Child `n` of a node is opened. How many are to be read from there on; none: it is here, or it is not
-    /// the next one.
+    /// Called when child `n` of a node is opened. Returns the number of leaves to read from it on;
+    /// `None`: it is already read, or it does not follow the last one.
     pub fn window(&mut self, parent: &NodePointer, n: usize, child: &NodePointer) -> Option<usize> {
         let last = self.last.replace((*parent, n));
         let goes_on = n == 0 || last.is_some_and(|(node, at)| (node, at + 1) == (*parent, n));
@@ -154,12 +153,12 @@ impl MergeAhead {
         Some(self.window)
     }
 
-    /// From now on these are here.
+    /// Stores the leaves that were read.
     pub fn put(&mut self, nodes: Vec<Arc<StoredNode>>) {
         self.nodes = nodes;
     }
 
-    /// The node that all of the pointer says, if it was read.
+    /// The node that matches the pointer completely, if it was read.
     pub fn take(&mut self, pointer: &NodePointer) -> Option<Arc<StoredNode>> {
         let same = |node: &Arc<StoredNode>| {
             let header = node.node().header;

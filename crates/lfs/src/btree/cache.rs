@@ -1,8 +1,8 @@
-//! Clean nodes of the tree, kept within a bound of bytes, by the clock rule (a second chance).
+//! A cache of clean tree nodes with a bound in bytes; the clock algorithm evicts them.
 //!
-//! Invariants: B31 nodes and what it takes to keep them stay within the budget; nodes that somebody still
-//! reads are beyond it. B32 a node is found only by a pointer that says all of what it is, so that one
-//! whose place was used again is never taken for the new one.
+//! Invariants: B31 nodes and their bookkeeping stay within the budget; nodes that readers still
+//! hold are not counted. B32 a node is found only by a pointer that matches it completely, so that
+//! a node whose place was reused is never taken for the new one.
 //!
 //! Locks: one, a leaf; held for steps bounded by the number of nodes, and on average for a few.
 
@@ -14,12 +14,14 @@ use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Bytes that an entry takes beside its node: slot, map, reference counts, the allocator's own.
+/// Memory of an entry in addition to its node, bytes: slot, map, reference counts, allocator
+/// overhead.
 pub const ENTRY_BYTES: usize = 256;
 /// Default budget, bytes.
 pub const DEFAULT_BUDGET_BYTES: usize = 32 << 20;
 
-/// How often the clock passes by before a node goes: inner nodes lead to many.
+/// Passes of the clock hand before a node is evicted: inner nodes stay longer, since they lead to
+/// many leaves.
 const LEAF_CHANCES: u8 = 1;
 const INNER_CHANCES: u8 = 3;
 
@@ -39,20 +41,20 @@ struct State {
     misses: u64,
 }
 
-/// How full the cache is, and how often it helped.
+/// Fill and hit counts of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheCounts {
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: usize,
-    /// Bytes, those of the entries included.
+    /// Bytes, including the entries.
     pub used_bytes: usize,
-    /// Nodes that were found.
+    /// Lookups that found their node.
     pub hits: u64,
-    /// Nodes that were not.
+    /// Lookups that did not.
     pub misses: u64,
 }
 
-/// See the module.
+/// A cache of clean tree nodes.
 pub struct NodeCache {
     budget_bytes: AtomicUsize,
     used_bytes: AtomicUsize,
@@ -60,40 +62,40 @@ pub struct NodeCache {
 }
 
 impl NodeCache {
-    /// A cache of at most this many bytes; of less than a node it keeps nothing.
+    /// A cache with this budget; below the size of a node it keeps nothing.
     pub fn new(budget_bytes: usize) -> Self {
         let (budget_bytes, used_bytes) = (AtomicUsize::new(budget_bytes), AtomicUsize::new(0));
         Self { budget_bytes, used_bytes, state: Mutex::new(State::default()) }
     }
 
-    /// Its bound from now on, bytes: nodes that are too many go with the next one that comes.
+    /// Sets the budget in bytes; the next insertion evicts nodes above it.
     pub fn set_budget(&self, bytes: usize) {
         self.budget_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Its bound, bytes.
+    /// The budget, bytes.
     pub fn budget_bytes(&self) -> usize {
         self.budget_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that it holds, those of the entries included.
+    /// Bytes in use, including the entries.
     pub fn used_bytes(&self) -> usize {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether it has a node in this place, which may be another one.
+    /// Whether it has a node of this place, which may be an outdated one.
     pub(crate) fn has(&self, place: Place) -> bool {
         self.state.lock().by_place.contains_key(&place)
     }
 
-    /// How full it is.
+    /// The current counts.
     pub fn counts(&self) -> CacheCounts {
         let state = self.state.lock();
         let State { used_bytes, hits, misses, .. } = *state;
         CacheCounts { nodes: state.slots.len(), used_bytes, hits, misses }
     }
 
-    /// The node that is all of what the pointer says.
+    /// The node that matches the pointer completely.
     pub(crate) fn get(
         &self,
         pointer: &NodePointer,
@@ -118,7 +120,7 @@ impl NodeCache {
         Some(slot.node.clone())
     }
 
-    /// Keeps a node, and lets others go for it.
+    /// Adds a node, and evicts others if necessary.
     pub(crate) fn insert(&self, node: &Arc<StoredNode>) {
         let cost = cost(node);
         let budget_bytes = self.budget_bytes.load(Ordering::Relaxed);
@@ -126,7 +128,7 @@ impl NodeCache {
             return;
         }
         let place = node.places()[0];
-        // What goes is freed after the lock.
+        // Evicted nodes are freed after the lock is released.
         let mut gone = Vec::new();
         let mut state = self.state.lock();
         gone.extend(state.remove(place));
@@ -142,7 +144,7 @@ impl NodeCache {
         drop(state);
     }
 
-    /// Lets nodes go whose places were given up.
+    /// Removes nodes whose places were given up.
     pub fn forget(&self, places: &[[Place; 2]]) {
         for [first, _] in places {
             let mut state = self.state.lock();
@@ -153,7 +155,7 @@ impl NodeCache {
     }
 }
 
-/// Bytes of memory that a node takes, about.
+/// Approximate memory of a node, bytes.
 pub(super) fn cost(node: &StoredNode) -> usize {
     node.bytes().len() + ENTRY_BYTES
 }
@@ -173,7 +175,7 @@ impl State {
         Some(slot)
     }
 
-    /// Ends: each pass takes a chance from each slot.
+    /// Ends, because each pass takes one chance from each slot.
     fn evict(&mut self) -> Option<Slot> {
         loop {
             if self.hand >= self.slots.len() {

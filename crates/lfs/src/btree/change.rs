@@ -1,4 +1,4 @@
-//! Changes of a tree: keys, with the values that they are to have.
+//! Changes of a tree: keys with their new values.
 //!
 //! No locks.
 
@@ -10,7 +10,7 @@ use forebay_base::Result;
 use forebay_base::codec::Writer;
 use forebay_base::task::BoxFuture;
 
-/// What becomes of a key.
+/// A change of one key.
 #[derive(Debug, Clone)]
 pub struct Change {
     key: KeyBytes,
@@ -18,7 +18,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// The key has this value from now on. `InvalidInput` for a value that is not one of the key's.
+    /// Sets the value of a key. `InvalidInput` for a value that does not belong to the key.
     pub fn put(key: Key, item: &Item<'_>, geometry: &Geometry) -> Result<Self> {
         let mut value = [0; MAX_VALUE_BYTES];
         let mut w = Writer::new(WHAT, &mut value);
@@ -27,12 +27,12 @@ impl Change {
         Ok(Self { key: key.to_bytes(), value })
     }
 
-    /// There is nothing under the key from now on, if there was anything.
+    /// Removes a key, if it exists.
     pub fn delete(key: Key) -> Self {
         Self { key: key.to_bytes(), value: None }
     }
 
-    /// A change of which both are in stored form.
+    /// A change with key and value in stored form.
     pub(crate) fn stored(key: KeyBytes, value: Option<Box<[u8]>>) -> Self {
         Self { key, value }
     }
@@ -42,15 +42,16 @@ impl Change {
         self.key.as_slice()
     }
 
-    /// The value in stored form; none: there is to be nothing.
+    /// The new value in stored form; `None`: the key is removed.
     pub fn value(&self) -> Option<&[u8]> {
         self.value.as_deref()
     }
 }
 
-/// Changes in rising order of their keys, each key once.
+/// Changes in ascending order of their keys, each key once.
 pub trait Changes: Send {
-    /// The next one. It may read the old tree for it, such as to cut an extent that is overwritten in part.
+    /// The next change. It may read the old tree, for example to split an extent that is partly
+    /// overwritten.
     fn next(&mut self) -> BoxFuture<'_, Result<Option<Change>>>;
 }
 

@@ -1,11 +1,11 @@
-//! Looks at all of a tree: both copies of every node, and everything that must hold between them.
+//! Checks a complete tree: both copies of every node, and all invariants between nodes.
 //!
-//! Invariants: B81 it ends: no place is looked at twice, no path is longer than the root's level. B82 a
-//! node of which one copy is sound is gone into, whatever the other is like. B83 what cannot be read is
-//! named with its places and the keys that are lost with it; the rest is looked at all the same. B84
-//! nothing is written.
+//! Invariants: B81 it ends: no place is visited twice, no path is longer than the root's level. B82
+//! a node with one valid copy is visited, whatever the other copy is like. B83 an unreadable node
+//! is reported with its places and the range of keys that is lost with it; the rest of the tree is
+//! checked all the same. B84 it writes nothing.
 //!
-//! In memory are one path of nodes and the places that were seen, about 50 bytes for each node.
+//! In memory are one path of nodes, and the visited places, about 50 bytes for each node.
 //!
 //! No locks.
 
@@ -20,43 +20,43 @@ use forebay_base::{Error, Result};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Problems that are kept with their text; more are counted.
+/// Most problems that are kept with their text; further ones are only counted.
 pub const MAX_PROBLEMS: usize = 1000;
 
-/// Something is wrong.
+/// A problem that was found.
 #[derive(Debug, Clone)]
 pub enum Problem {
-    /// One copy is bad, the other one holds: nothing is lost.
+    /// One copy is bad, the other one is valid: no data is lost.
     Copy(Place, Error),
-    /// Neither copy of a node can be had: what lies between the keys is lost.
+    /// Neither copy of a node is valid: the items between these keys are lost.
     Lost {
-        /// Its places.
+        /// The places of the node.
         places: [Place; 2],
         /// The lowest key that may be lost, in stored form.
         low: Vec<u8>,
-        /// The lowest key above it; none: everything up to the last one.
+        /// The lowest key above the lost range; `None`: no upper bound.
         high: Option<Vec<u8>>,
         /// Why.
         error: Error,
     },
-    /// Something refers to a place that another node, or the other copy, has already.
+    /// A reference to a place that another node, or the other copy, already uses.
     Twice(Place),
-    /// An item is none.
+    /// An item is invalid.
     Item([Place; 2], Error),
-    /// A node uses less than it should (B15), bytes. Everything is there.
+    /// A node uses less space than it must (B15), bytes. No data is lost.
     Underfull([Place; 2], usize),
 }
 
-/// What a check met, for whoever wants to compare it with something else.
+/// What the check visits, for callers that compare it with other state.
 #[derive(Debug)]
 pub enum Seen<'a> {
-    /// A node, and whether it is a leaf.
+    /// The places of a node, and its level.
     Node([Place; 2], u8),
     /// An item.
     Item(Key, Item<'a>),
 }
 
-/// What was found.
+/// Result of a check.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Nodes at each level, from the leaves up.
@@ -65,19 +65,19 @@ pub struct Report {
     pub items: u64,
     /// Bytes of items in leaves, with their overhead.
     pub used_bytes: u64,
-    /// What is wrong, the first [`MAX_PROBLEMS`].
+    /// The first [`MAX_PROBLEMS`] problems.
     pub problems: Vec<Problem>,
-    /// Problems that are not in the list.
+    /// Number of further problems.
     pub more_problems: u64,
 }
 
 impl Report {
-    /// Nothing is wrong.
+    /// Whether no problem was found.
     pub fn is_clean(&self) -> bool {
         self.problems.is_empty()
     }
 
-    /// Everything is there and can be read.
+    /// Whether all items can be read.
     pub fn is_complete(&self) -> bool {
         let harmless = |p: &Problem| matches!(p, Problem::Copy(..) | Problem::Underfull(..));
         self.more_problems == 0 && self.problems.iter().all(harmless)
@@ -99,10 +99,10 @@ struct Frame {
 }
 
 impl Tree {
-    /// Checks the tree below `root` and hands what it meets to `seen`. Places that are in `places` already
-    /// belong to somebody else; those of this tree are added.
+    /// Checks the tree below `root` and passes nodes and items to `seen`. `places` contains the
+    /// places that are already used otherwise; those of this tree are added.
     ///
-    /// Fails only for a root that cannot be one.
+    /// Fails only for an invalid root.
     pub async fn check(
         &self,
         root: &TreeRoot,
@@ -135,7 +135,7 @@ impl Tree {
         }
     }
 
-    /// The node, from the copy that is sound.
+    /// The node, from its valid copy.
     async fn check_node(
         &self,
         link: &Link,

@@ -1,13 +1,13 @@
-//! What a checkpoint asks of the trees: all changes since the last one merged in, new roots out.
+//! Merges all changes since the last checkpoint into the trees; returns the new roots.
 //!
 //! ```text
 //!   freeze the overlay > checkpoint(..) > flush > slots name the new roots > flush > `freed` is free
 //!                          any step fails: the old roots hold, `taken` is given back
 //! ```
-//! Invariants: B71 when [`checkpoint`] is over without an error, every node below the new roots is written,
-//! in both copies; it is durable after a flush. B72 until then, and if it fails or is dropped, the old
-//! roots read as before: nothing of them is overwritten. B73 when it is over, with an error too, no node is
-//! on its way to the device any more.
+//! Invariants: B71 when [`checkpoint`] returns without an error, every node below the new roots is
+//! written in both copies; a flush makes them durable. B72 until then, and if it fails or is
+//! dropped, the old roots read as before: nothing of them is overwritten. B73 when it returns, also
+//! with an error, no write of a node is in flight.
 //!
 //! No locks.
 
@@ -18,16 +18,16 @@ use super::write::Ledger;
 use crate::format::superblock::TreeRoot;
 use forebay_base::Result;
 
-/// A tree and what changes in it.
+/// A tree and its changes.
 pub struct TreeChanges<'a> {
-    /// Its root.
+    /// The root of the tree.
     pub root: TreeRoot,
     /// The changes.
     pub changes: &'a mut dyn Changes,
 }
 
-/// Merges the changes of each tree, one tree after the other, as checkpoint `birth`. Fills the ledger also
-/// when it fails.
+/// Merges the changes of each tree, one tree after the other, as checkpoint `birth`. The ledger is
+/// complete also after an error.
 pub async fn checkpoint(
     tree: &Tree,
     trees: &mut [TreeChanges<'_>],

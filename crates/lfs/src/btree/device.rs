@@ -1,11 +1,12 @@
-//! Nodes in a region of a block device: a range of segments, first copies in its lower half and second ones
-//! in its upper half, so that what happens to one part of the device leaves the other copies alone.
+//! Nodes in a region of a block device, for tests: a range of segments with first copies in its
+//! lower half and second copies in its upper half. So damage to one part of the device leaves the
+//! other copies intact.
 //!
-//! Invariants: B91 a place is given out once until it is given back. B92 what is written is written where
-//! it was allocated, by whole nodes; neighbours go out in one transfer. B93 a write is over when all of its
-//! transfers are, also when one fails.
+//! Invariants: B91 a place is allocated once until it is given back. B92 complete nodes are written
+//! to their allocated places; adjacent nodes are written in one transfer. B93 a write ends when all
+//! of its transfers have, also if one fails.
 //!
-//! Locks: one over what is free, a leaf, never held across a wait.
+//! Locks: one over the free places, a leaf, never held across a wait.
 
 use super::WHAT;
 use super::store::{NodeStore, StoredNode};
@@ -21,12 +22,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 struct Space {
-    /// Pairs that were never given out: from this number on.
+    /// Pairs from this number on were never allocated.
     unused: u32,
     returned: Vec<[Place; 2]>,
 }
 
-/// See the module.
+/// A node store in a region of a block device.
 pub struct DeviceStore {
     device: DeviceRef,
     geometry: Geometry,
@@ -37,8 +38,8 @@ pub struct DeviceStore {
 }
 
 impl DeviceStore {
-    /// Nodes in these segments, of which the first `used` pairs of places are taken. `InvalidInput` for less
-    /// than two segments.
+    /// A store in these segments, of which the first `used` pairs of places are in use.
+    /// `InvalidInput` for less than two segments.
     pub fn new(
         device: DeviceRef,
         geometry: Geometry,
@@ -53,12 +54,12 @@ impl DeviceStore {
         Ok(Self { device, geometry, data_start, segments, space })
     }
 
-    /// Takes places back that nothing durable refers to.
+    /// Takes places back to which nothing durable refers.
     pub fn give_back(&self, places: &[[Place; 2]]) {
         self.space.lock().returned.extend_from_slice(places);
     }
 
-    /// Pairs of places that are left.
+    /// Number of free pairs of places.
     pub fn pairs_left(&self) -> usize {
         let space = self.space.lock();
         self.pairs().saturating_sub(space.unused) as usize + space.returned.len()

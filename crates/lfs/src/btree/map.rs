@@ -1,14 +1,14 @@
-//! What an overlay says of content, as changes of the tree: extents that are overwritten go, those that are
-//! overwritten in part are cut.
+//! Turns an overlay of content into changes of the tree: overwritten extents are removed, partly
+//! overwritten ones are split.
 //!
 //! ```text
 //!   the tree:    [ 0 ............ 127 ][128 ... 200]      pieces, sorted:   10..20 new    50..130 hole
 //!   changes:     0..10 kept part   10..20 new   20..50 kept part   128 goes   130..200 kept part
 //! ```
-//! Invariants: B95 behind the changes, a block that a piece covers is what the piece says, and every other
-//! one is what it was. B96 extents do not overlap, if they did not before. B97 what no extent holds any
-//! more is told once, block by block. B98 in memory are one piece and three leaves: a hole, however long, is
-//! gone through extent by extent.
+//! Invariants: B95 after the changes, a block that a piece covers is as in the piece, and every
+//! other block is as before. B96 extents do not overlap, if they did not before. B97 bytes that no
+//! extent refers to any more are reported once, block by block. B98 in memory are one piece and
+//! three leaves: a hole, however long, is processed extent by extent.
 //!
 //! No locks.
 
@@ -26,46 +26,46 @@ use forebay_base::task::BoxFuture;
 use std::collections::VecDeque;
 use std::iter::Peekable;
 
-/// Blocks of which the overlay knows something.
+/// A run of blocks in the overlay.
 #[derive(Debug, Clone)]
 pub struct Piece {
-    /// Whose.
+    /// The data that they belong to.
     pub data_id: u64,
-    /// The first.
+    /// First block.
     pub block: u64,
-    /// How many, at least 1.
+    /// Number of blocks, at least 1.
     pub blocks: u64,
-    /// Where they are; none: nowhere, they are a hole.
+    /// Where they are stored; `None`: they are a hole.
     pub stored: Option<Stored>,
 }
 
-/// Where the blocks of a piece are, one behind the other in one segment.
+/// Where the blocks of a piece are stored, contiguous in one segment.
 #[derive(Debug, Clone)]
 pub struct Stored {
-    /// Of the first.
+    /// Place of the first block.
     pub place: Place,
     /// Volume-wide sequence of their content.
     pub birth: u64,
     /// 0 or [`UNWRITTEN`].
     pub flags: u16,
-    /// CRC-32Cs in stored form, one for each block; empty if there are none.
+    /// CRC-32Cs in stored form, one for each block; empty if the volume has none.
     pub sums: Box<[u8]>,
 }
 
-/// Stored bytes that no extent holds any more.
+/// Stored bytes that no extent refers to any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GivenUp {
-    /// Whose they were.
+    /// The data that they belonged to.
     pub data_id: u64,
-    /// Where.
+    /// Their place.
     pub place: Place,
-    /// How many.
+    /// Number of bytes.
     pub bytes: u32,
     /// Birth of their content.
     pub birth: u64,
 }
 
-/// What is left of an old extent: blocks `from` up to `upto`.
+/// The remaining part of an old extent: blocks `from` up to `upto`.
 struct Rest {
     found: Found,
     data_id: u64,
@@ -73,33 +73,33 @@ struct Rest {
     upto: u64,
 }
 
-/// A piece that is being put in the stead of what was there.
+/// The piece that is replacing older extents.
 struct Current {
     data_id: u64,
     upto: u64,
-    /// Extents that begin in it, from this block on: those before are done.
+    /// Old extents that begin in the piece are processed up to this block.
     next: u64,
-    /// The next one of those.
+    /// The next of those extents.
     next_old: Option<Found>,
     new: VecDeque<(u64, Change)>,
 }
 
-/// Makes changes of pieces. Sorted by data id and block, without overlap.
+/// Generates changes from pieces, which are sorted by data id and block, without overlap.
 pub struct MapChanges<'t, I: Iterator<Item = Piece>> {
     tree: &'t Tree,
     root: TreeRoot,
     pieces: Peekable<I>,
     rest: Option<Rest>,
     current: Option<Current>,
-    /// The extent that begins where the next piece does, if it was met.
+    /// The extent that begins at the start of the next piece, if it was found.
     at_start: Option<Found>,
     order: InOrder,
     given_up: &'t mut (dyn FnMut(GivenUp) + Send),
 }
 
 impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
-    /// Changes of the tree below `root`, which is the one that they will be merged with. What `given_up` is
-    /// told holds if that merge succeeds.
+    /// Changes of the tree below `root`, into which they have to be merged. Reports to `given_up`
+    /// are valid only if that merge succeeds.
     pub fn new(
         tree: &'t Tree,
         root: TreeRoot,
@@ -136,7 +136,7 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
         }
     }
 
-    /// The old extent that goes on over the start of a piece.
+    /// Finds the old extent that continues across the start of a piece.
     async fn find_rest(&mut self, data_id: u64, block: u64) -> Result<()> {
         let key = Key::Extent(data_id, block);
         let found = self.tree.floor_in_order(&self.root, key, &mut self.order).await?;
@@ -154,7 +154,7 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
         Ok(())
     }
 
-    /// What is left of an old extent before a piece, if anything is.
+    /// Keeps the part of an old extent before a piece, if there is one.
     fn keep_before(&mut self, data_id: u64, block: u64) -> Result<Option<Change>> {
         let Some(mut rest) = self.rest.take() else { return Ok(None) };
         if (rest.data_id, rest.from) >= (data_id, block) {
@@ -220,7 +220,8 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
         Ok(out)
     }
 
-    /// The next change within the piece: an old extent goes, or a new one comes, perhaps in its stead.
+    /// The next change within the piece: removes an old extent, or puts a new one, perhaps under
+    /// the same key.
     async fn next_of_piece(&mut self) -> Result<Option<Change>> {
         let Some(current) = &mut self.current else { return Ok(None) };
         if current.next_old.is_none() && current.next < current.upto {
@@ -249,7 +250,7 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
         let Some(found) = current.next_old.take() else { return Ok(change) };
         self.give_up(&found, from, upto.min(end))?;
         if upto > end {
-            // One of the two would be lost.
+            // With both, one of the two would be lost.
             if self.rest.is_some() {
                 return Err(corrupt(WHAT, format!("extents of data {data_id} overlap at {from}")));
             }
@@ -258,7 +259,7 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
         Ok(change)
     }
 
-    /// Blocks `from` up to `upto` of an old extent stay, as an extent of their own.
+    /// Keeps blocks `from` up to `upto` of an old extent as a separate extent.
     fn keep(&self, found: &Found, from: u64, upto: u64) -> Result<Change> {
         let g = &self.tree.geometry;
         let (Key::Extent(id, first), Item::Extent(extent)) = found.decode(g)? else {
@@ -282,7 +283,7 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
         Ok(())
     }
 
-    /// Some blocks of an extent (X3). `Unsupported` for a part of a piece that is stored as a whole.
+    /// A part of an extent (X3). `Unsupported` for a part of a piece with a codec or key.
     fn part<'a>(&self, extent: &Extent<'a>, skip: u64, blocks: u64) -> Result<Extent<'a>> {
         if (skip, blocks) == (0, u64::from(extent.blocks)) {
             return Ok(*extent);

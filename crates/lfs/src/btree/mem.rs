@@ -1,4 +1,4 @@
-//! Nodes in memory, for tests: any of them can be damaged, refused or counted.
+//! Tree nodes in memory, for tests: each can be damaged, refused or counted.
 //!
 //! Locks: one, a leaf.
 
@@ -14,16 +14,16 @@ use std::sync::Arc;
 #[derive(Default, Clone)]
 pub(crate) struct State {
     pub(crate) nodes: BTreeMap<Place, Vec<u8>>,
-    /// Reading these fails.
+    /// Reads of these places fail.
     pub(crate) unreadable: BTreeSet<Place>,
-    /// Nodes that can still be written; then writing fails.
+    /// Number of writes until writing fails.
     pub(crate) writes_left: Option<usize>,
     pub(crate) reads: u64,
     next: u32,
     returned: Vec<[Place; 2]>,
 }
 
-/// See the module.
+/// A node store in memory.
 pub(crate) struct MemStore {
     geometry: Geometry,
     pub(crate) state: Mutex<State>,
@@ -34,7 +34,7 @@ impl MemStore {
         Self { geometry, state: Mutex::new(State::default()) }
     }
 
-    /// Another one with the same content.
+    /// A copy with the same content.
     pub(crate) fn fork(&self) -> Self {
         Self { geometry: self.geometry, state: Mutex::new(self.state.lock().clone()) }
     }
@@ -47,7 +47,7 @@ impl MemStore {
         state.returned.extend_from_slice(places);
     }
 
-    /// Changes what is stored at a place.
+    /// Modifies the stored bytes of a place.
     pub(crate) fn damage(&self, place: Place, how: impl FnOnce(&mut Vec<u8>)) {
         how(self.state.lock().nodes.get_mut(&place).expect("a node that is there"));
     }

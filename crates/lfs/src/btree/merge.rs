@@ -1,12 +1,12 @@
-//! Changes merged into a tree, and a tree made anew from all of its items.
+//! Merges changes into a tree, and builds a tree from all of its items.
 //!
-//! The old tree is walked along the path of the changes: a node without a change below it stays as it is,
-//! the others are opened and their items go, changed, to the writer, which says how nodes are filled.
+//! The merge walks the old tree along the changes. A node without a change below it is kept. Other
+//! nodes are opened, and their items, changed, are passed to the writer, which fills new nodes.
 //!
-//! Invariants: B61 what the new root has is what the old one had with the changes applied;
-//! [`Tree::rewrite`] of the same items is the oracle. B62 one path of the old tree is in memory. B63
-//! opened, and given up, are the nodes that a change lies below, and at most as many neighbours; twice
-//! [`Merged::touched`] is the bound.
+//! Invariants: B61 the new root has the items of the old one with the changes applied;
+//! [`Tree::rewrite`] of the same items is the oracle. B62 one path of the old tree is in memory.
+//! B63 the merge opens and gives up the nodes with a change below them, and at most as many
+//! neighbours, so at most twice [`Merged::touched`].
 //!
 //! No locks.
 
@@ -19,14 +19,14 @@ use crate::format::superblock::TreeRoot;
 use forebay_base::Result;
 use std::sync::Arc;
 
-/// What became of a tree.
+/// Result of a merge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Merged {
-    /// Its root.
+    /// The root of the new tree.
     pub root: TreeRoot,
     /// Changes that were applied.
     pub changes: u64,
-    /// Nodes of the old tree that a change lay below.
+    /// Nodes of the old tree with a change below them.
     pub touched: u64,
     /// Nodes of the old tree that were replaced, `touched` included.
     pub replaced: u64,
@@ -34,7 +34,7 @@ pub struct Merged {
     pub written: u64,
 }
 
-/// Changes with the next one in view.
+/// Changes, with a look at the next one.
 struct Stream<'c> {
     changes: &'c mut dyn Changes,
     next: Option<Change>,
@@ -47,7 +47,7 @@ impl<'c> Stream<'c> {
         Ok(Self { changes, next, taken: 0 })
     }
 
-    /// Whether the next one is below `high`.
+    /// Whether the next change is below `high`.
     fn has_below(&self, high: Option<&[u8]>) -> bool {
         self.next.as_ref().is_some_and(|change| high.is_none_or(|high| change.key() < high))
     }
@@ -71,8 +71,9 @@ struct Frame {
 }
 
 impl Tree {
-    /// The tree below `old` with the changes applied; new nodes are of checkpoint `birth`. All of them are
-    /// written when this is over; `ledger` says which places were taken and given up, also after an error.
+    /// Merges changes into the tree below `old`; new nodes have birth `birth`. All of them are
+    /// written when this returns. `ledger` has the places that were allocated and given up, also
+    /// after an error.
     pub async fn merge(
         &self,
         old: &TreeRoot,
@@ -87,7 +88,7 @@ impl Tree {
         }
         let mut writer = Writer::new(self, old.tree, birth, FILL_PERCENT, ledger);
         let merged = self.merge_into(&mut writer, old, &mut stream).await;
-        // Also of what failed (B73).
+        // Also after an error, so that no write is in flight (B73).
         writer.written_out().await.and(merged)
     }
 
@@ -126,7 +127,7 @@ impl Tree {
                 path.pop();
             }
         }
-        // Nothing of this is left but for a tree that had nothing.
+        // Changes remain here only if the old tree was empty.
         while let Some(change) = stream.take().await? {
             put(writer, &change).await?;
         }
@@ -135,8 +136,8 @@ impl Tree {
         Ok(Merged { root, changes: stream.taken, touched, replaced, written })
     }
 
-    /// A tree of these items and nothing else, its nodes filled to `fill_percent` (70 to 100) of their room.
-    /// The old one is left alone: `ledger.freed` gets nothing.
+    /// Builds a tree of these items, with nodes filled to `fill_percent` (70 to 100) of their
+    /// space. The old tree is not touched: `ledger.freed` gets nothing.
     pub async fn rewrite(
         &self,
         tree: u64,
@@ -169,7 +170,7 @@ async fn put(writer: &mut Writer<'_>, change: &Change) -> Result<()> {
     }
 }
 
-/// Items of a leaf and changes of its range, in order.
+/// Merges the items of a leaf with the changes in its range, in order.
 async fn merge_leaf(
     writer: &mut Writer<'_>,
     link: &Link,
@@ -178,7 +179,7 @@ async fn merge_leaf(
 ) -> Result<()> {
     let (node, mut from) = (leaf.node(), 0);
     while from < node.len() {
-        // What lies before the next change goes over as it is.
+        // Items before the next change are copied unchanged.
         let (upto, is_changed) = match stream.next.as_ref().map(|next| node.search(next.key())) {
             Some(Ok(n)) => (n, true),
             Some(Err(n)) => (n, false),

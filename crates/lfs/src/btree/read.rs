@@ -1,8 +1,9 @@
-//! Looking things up: one key, the last key up to one, and ranges.
+//! Lookups: of one key, of the highest key up to a key, and of ranges.
 //!
-//! Invariants: B41 a lookup reads one node a level, or two of them for [`Tree::floor`]. B42 a cursor gives
-//! keys in rising order, each once, and ends: each node that it goes to lies above the one before. B43 a
-//! cursor keeps a leaf and a key; with another root than before it finds its place again by the key.
+//! Invariants: B41 a lookup reads one node per level, [`Tree::floor`] at most two. B42 a cursor
+//! returns keys in ascending order, each once, and ends: each node that it visits lies above the
+//! one before. B43 a cursor keeps a leaf and a key; in another root it finds its position by the
+//! key.
 //!
 //! No locks.
 
@@ -19,7 +20,7 @@ use forebay_base::Result;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// An item that was found. It keeps its leaf.
+/// An item that was found. It keeps its leaf in memory.
 #[derive(Clone)]
 pub struct Found {
     leaf: Arc<StoredNode>,
@@ -32,26 +33,26 @@ impl Found {
         self.leaf.node().raw(self.at).unwrap_or((&[], &[]))
     }
 
-    /// Key and value. `Corrupt` if they are none, with the place.
+    /// Decodes key and value. `Corrupt` with the place if they are invalid.
     pub fn decode(&self, geometry: &Geometry) -> Result<(Key, Item<'_>)> {
         let item = self.leaf.node().item(self.at, geometry)?;
         item.ok_or_else(|| corrupt("item", format!("none at {:?}", self.leaf.places())))
     }
 }
 
-/// The rest of a leaf, as far as a range goes.
+/// The items of a leaf that lie in a range.
 pub(crate) struct Leaf {
     leaf: Arc<StoredNode>,
     items: Range<usize>,
 }
 
 impl Leaf {
-    /// How many items there are.
+    /// Number of items.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Bytes of memory that its node takes, about.
+    /// Approximate memory of its node, bytes.
     pub fn memory_bytes(&self) -> usize {
         cost(&self.leaf)
     }
@@ -68,7 +69,7 @@ impl Leaf {
         node.raw(at).map(|(_, value)| value)
     }
 
-    /// The items of a range of keys.
+    /// The items in a range of keys.
     pub fn part(&self, keys: &Range<KeyBytes>) -> Self {
         let node = self.leaf.node();
         let at = |key: &KeyBytes| match node.search(key.as_slice()) {
@@ -77,12 +78,12 @@ impl Leaf {
         Self { leaf: self.leaf.clone(), items: at(&keys.start)..at(&keys.end) }
     }
 
-    /// The first `count` alone are left.
+    /// Keeps only the first `count` items.
     pub fn truncate(&mut self, count: usize) {
         self.items.end = self.items.end.min(self.items.start + count);
     }
 
-    /// Each of them.
+    /// The items of the leaf.
     pub fn iter(&self) -> impl Iterator<Item = InLeaf<'_>> {
         let node = self.leaf.node();
         self.items.clone().map(move |at| InLeaf { node, at })
@@ -101,7 +102,7 @@ impl<'a> InLeaf<'a> {
         self.node.raw(self.at).unwrap_or((&[], &[]))
     }
 
-    /// Key and value. `Corrupt` if they are none, with the place.
+    /// Decodes key and value. `Corrupt` with the place if they are invalid.
     pub fn decode(&self, geometry: &Geometry) -> Result<(Key, Item<'a>)> {
         let item = self.node.item(self.at, geometry)?;
         item.ok_or_else(|| corrupt("item", format!("none at {:?}", self.node.header.places)))
@@ -119,12 +120,12 @@ impl Tree {
         Ok(found.ok().map(|at| Found { leaf, at }))
     }
 
-    /// The item with the highest key up to this one, such as the extent that a block may be in.
+    /// The item with the highest key up to this one, for example the extent of a block.
     pub async fn floor(&self, root: &TreeRoot, key: Key) -> Result<Option<Found>> {
         self.floor_in_order(root, key, &mut InOrder::default()).await
     }
 
-    /// The same for who asks for one key behind the other, of one root (B46).
+    /// As [`Tree::floor`], for a caller that looks up ascending keys of one root (B46).
     pub(crate) async fn floor_in_order(
         &self,
         root: &TreeRoot,
@@ -145,7 +146,7 @@ impl Tree {
         }
     }
 
-    /// The first item from one key on that is below the other, for who asks in order.
+    /// The first item from `key` on and below `end`, for a caller that looks up ascending keys.
     pub(super) async fn next_in_order(
         &self,
         root: &TreeRoot,
@@ -170,7 +171,7 @@ impl Tree {
         }
     }
 
-    /// The leaf that `key` is in, if it is anywhere: mostly the one that was asked for last.
+    /// The leaf that may contain `key`: usually the one of the last lookup.
     async fn leaf_in_order<'o>(
         &self,
         root: &TreeRoot,
@@ -186,8 +187,8 @@ impl Tree {
         Ok(order.at.as_ref())
     }
 
-    /// The leaf that `key` is in, if it is anywhere. `ahead`: so many leaves behind it are had with it, if it
-    /// has to be read.
+    /// The leaf that may contain `key`. `ahead`: number of following leaves that are read with it,
+    /// if it has to be read.
     async fn leaf_of(
         &self,
         root: &TreeRoot,
@@ -209,7 +210,7 @@ impl Tree {
         }
     }
 
-    /// Has child `n` and those behind it read into the cache, if that one is not there (B45).
+    /// Reads child `n` and the following ones into the cache, if that child is not cached (B45).
     async fn ahead_of(&self, link: &Link, node: &StoredNode, n: usize, ahead: usize) {
         let first = link.child(&node.node(), n, &self.geometry).ok().flatten();
         if first.is_none_or(|first| self.cached(&first).is_some()) {
@@ -220,7 +221,7 @@ impl Tree {
         }
     }
 
-    /// The last item of the leaf that ends where the one that begins at `low` begins.
+    /// The last item below `low`, from the leaf before the one that begins at `low`.
     async fn last_below(&self, root: &TreeRoot, low: &KeyBytes) -> Result<Option<Found>> {
         let Some(mut link) = Link::root(root)? else { return Ok(None) };
         if low.as_slice().is_empty() {
@@ -245,16 +246,16 @@ impl Tree {
     }
 }
 
-/// Leaves that are read ahead of who asks for one after the other, at most.
+/// Most leaves that are read ahead for a sequential reader.
 const AHEAD_MOST: usize = 64;
 
-/// Where somebody was who asks for keys in order: where he goes from leaf to leaf, more and more of those
-/// that follow are read together.
+/// Position of a reader of ascending keys: the more leaves it visits in sequence, the more
+/// following ones are read together.
 #[derive(Default)]
 pub(crate) struct InOrder {
     /// The last leaf.
     at: Option<(Link, Arc<StoredNode>)>,
-    /// Behind the last leaf.
+    /// Upper bound of the last leaf.
     high: Option<KeyBytes>,
     ahead: usize,
 }
@@ -270,7 +271,7 @@ impl InOrder {
     }
 }
 
-/// The leaf that a cursor is in.
+/// The leaf of a cursor.
 struct At {
     root: NodePointer,
     leaf: Arc<StoredNode>,
@@ -278,10 +279,10 @@ struct At {
     high: Option<KeyBytes>,
 }
 
-/// Goes over a range of keys, forward.
+/// Iterates over a range of keys in ascending order.
 pub struct Cursor {
     from: KeyBytes,
-    /// `from` itself was given.
+    /// `from` itself was already returned.
     is_past: bool,
     end: Option<KeyBytes>,
     at: Option<At>,
@@ -290,12 +291,12 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// Over the keys from `from` up to, but not including, `end`; without one up to the last key.
+    /// Iterates over the keys from `from` up to, but not including, `end`; `None`: no upper bound.
     pub fn new(from: Key, end: Option<Key>) -> Self {
         Self::over(from.to_bytes(), end.map(Key::to_bytes))
     }
 
-    /// Over all keys.
+    /// Iterates over all keys.
     pub fn all() -> Self {
         Self::over(KeyBytes::EMPTY, None)
     }
@@ -304,13 +305,13 @@ impl Cursor {
         Self { from, is_past: false, end, at: None, is_done: false, ahead: 0 }
     }
 
-    /// Leaves that are not cached are read so many more at a time.
+    /// Sets the number of leaves that are read ahead with each uncached one.
     pub fn with_ahead(self, ahead: usize) -> Self {
         Self { ahead, ..self }
     }
 
-    /// The next item below `root`, which may be another root than at the last call. None at the end, for
-    /// good. After an error the cursor is where it was.
+    /// The next item below `root`, which may be another root than at the last call. `None` at the
+    /// end, also in later calls. After an error the cursor is at the same position as before.
     pub async fn next(&mut self, tree: &Tree, root: &TreeRoot) -> Result<Option<Found>> {
         let end = self.end;
         let is_over = |key: &KeyBytes| end.is_some_and(|end| key.as_slice() >= end.as_slice());
@@ -337,7 +338,7 @@ impl Cursor {
         Ok(None)
     }
 
-    /// The next items, all that are in one leaf; as [`Self::next`] gives them one by one.
+    /// The next items that are in one leaf, the same as repeated calls of [`Self::next`] return.
     pub(crate) async fn leaf(&mut self, tree: &Tree, root: &TreeRoot) -> Result<Option<Leaf>> {
         let end = self.end;
         while !self.is_done {
@@ -364,12 +365,12 @@ impl Cursor {
         Ok(None)
     }
 
-    /// The key that it goes on from; none: it is at the end.
+    /// The key from which it continues; `None`: it is at the end.
     pub(crate) fn place(&self) -> Option<KeyBytes> {
         (!self.is_done).then_some(self.from)
     }
 
-    /// The leaf where the next item is, or would be.
+    /// The leaf of the next item.
     async fn seek(&mut self, tree: &Tree, root: &TreeRoot) -> Result<Option<&mut At>> {
         let Some(top) = Link::root(root)? else { return Ok(None) };
         if self.at.as_ref().is_none_or(|at| at.root != top.pointer) {

@@ -1,8 +1,8 @@
-//! What the tree asks of whatever keeps its nodes, and how a node is had from two copies.
+//! The interface to the storage of tree nodes, and reading a node from its two copies.
 //!
-//! Invariants: B21 a node that is handed out verified: place, volume, checksum, and owner, birth, level and
-//! sum as the pointer says. B22 the second copy is asked whenever the first cannot be had, for any reason.
-//! B23 only if both fail does the read fail, and the error names both places.
+//! Invariants: B21 a returned node has verified: place, volume and checksum; owner, birth, level
+//! and sum match the pointer. B22 the second copy is read whenever the first cannot be used, for
+//! any reason. B23 a read fails only if both copies fail; the error names both places.
 //!
 //! No locks.
 
@@ -14,45 +14,45 @@ use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
-/// Keeps nodes.
+/// Stores tree nodes.
 pub trait NodeStore: Send + Sync {
-    /// The bytes of one copy of a node. Nothing needs to be verified.
+    /// Reads one copy of a node, without verification.
     fn read(&self, place: Place) -> BoxFuture<'_, Result<AlignedBuf>>;
 
-    /// The bytes of nodes that lie in these places, one behind the other on the device, as many as can be had
-    /// at once: the first at least. Nothing needs to be verified.
+    /// Reads the nodes of these places, which are adjacent on the device, as many as possible in
+    /// one transfer, at least the first. Without verification.
     fn read_run<'a>(&'a self, places: &'a [Place]) -> BoxFuture<'a, Result<AlignedBuf>> {
         self.read(places[0])
     }
 
-    /// Where a place is on the device, bytes, if the store knows.
+    /// Device offset of a place, bytes, if the store knows it.
     fn offset_of(&self, _place: Place) -> Option<u64> {
         None
     }
 
-    /// Two places for a new node, which nothing that is durable refers to, best far apart from each other.
-    /// They stay taken until somebody gives them back. `NoSpace` if there are none.
+    /// Allocates two places for a new node, far apart if possible. Nothing durable refers to them.
+    /// They stay allocated until they are given back. `NoSpace` if there are none.
     fn allocate(&self) -> BoxFuture<'_, Result<[Place; 2]>>;
 
-    /// Writes both copies of each node; over when all of them are written, not flushed. It goes on by itself
-    /// from the first poll on, as far as the device has room.
+    /// Writes both copies of each node; ends when all are written, without a flush. After the first
+    /// poll the writes progress without further polls, as far as the device has capacity.
     fn write(&self, nodes: Vec<Arc<StoredNode>>) -> BoxFuture<'_, Result<()>>;
 }
 
-/// A node that verified, and its bytes.
+/// A verified node with its bytes.
 pub struct StoredNode {
-    // Not aligned: an allocator would lose as much again between two that are.
+    // Not aligned, because an allocator would waste as much again between aligned buffers.
     bytes: Box<[u8]>,
     known: Verified,
 }
 
 impl StoredNode {
-    /// The node that `bytes` were opened as.
+    /// A node whose bytes were verified.
     pub(crate) fn new(bytes: &[u8], known: Verified) -> Self {
         Self { bytes: bytes.into(), known }
     }
 
-    /// A node that was just made.
+    /// A node that was just built.
     pub(crate) fn made(bytes: Box<[u8]>, known: Verified) -> Self {
         Self { bytes, known }
     }
@@ -62,19 +62,19 @@ impl StoredNode {
         Node::again(&self.bytes, self.known)
     }
 
-    /// Its bytes, which are the same in both places.
+    /// The bytes of the node, which are equal in both copies.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Its two places.
+    /// The places of the two copies.
     pub fn places(&self) -> [Place; 2] {
         self.node().header.places
     }
 }
 
 impl Tree {
-    /// The node that `link` leads to, from the cache or the store.
+    /// Loads the node at `link`, from the cache or the store.
     pub(crate) async fn load(&self, link: &Link) -> Result<Arc<StoredNode>> {
         if let Some(node) = self.cached(link) {
             link.check_shape(&node.node())?;
@@ -89,7 +89,7 @@ impl Tree {
         self.cache.get(&link.pointer, link.tree, link.level)
     }
 
-    /// The node that `link` leads to, from the store.
+    /// Loads the node at `link` from the store.
     pub(crate) async fn load_stored(&self, link: &Link) -> Result<Arc<StoredNode>> {
         let first = match self.load_copy(link, 0).await {
             Ok(node) => return Ok(node),
@@ -110,15 +110,15 @@ impl Tree {
         }
     }
 
-    /// The places of the node that this error says can be read from neither, if it is an error of
-    /// that kind.
+    /// The places of the node that could be read from neither, if `error` is the error of that
+    /// read.
     pub(crate) fn unreadable_node(&self, error: &Error) -> Option<[Place; 2]> {
         let last = self.unreadable.lock();
         let same = |(_, said): &&([Place; 2], Error)| said.to_string() == error.to_string();
         last.as_ref().filter(same).map(|(places, _)| *places)
     }
 
-    /// Whether the device still gives back none of these places.
+    /// Whether the device still cannot read either of these places.
     pub(crate) async fn is_still_unreadable(&self, places: [Place; 2]) -> bool {
         for place in places {
             if !self.store.read(place).await.is_err_and(|error| is_unreadable(&error)) {
@@ -128,13 +128,13 @@ impl Tree {
         true
     }
 
-    /// Copy 0 or 1, verified.
+    /// Reads and verifies copy 0 or 1.
     pub(crate) async fn load_copy(&self, link: &Link, copy: usize) -> Result<Arc<StoredNode>> {
         let bytes = self.store.read(link.pointer.places[copy]).await?;
         self.verified(link, copy, &bytes)
     }
 
-    /// The node that `link` leads to, if these are its bytes (B21).
+    /// The node at `link`, if these are its bytes (B21).
     pub(super) fn verified(
         &self,
         link: &Link,
@@ -149,12 +149,14 @@ impl Tree {
     }
 }
 
-/// Whether a read failed for its place: Linux says EIO, and of a bad medium also ENODATA.
+/// Whether a read failed because of its address: Linux reports EIO, and for a bad medium also
+/// ENODATA.
 pub(crate) fn is_unreadable(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::NoAttribute)
 }
 
-/// B23. Damage counts more than a device that fails: it does not go away.
+/// The error if both copies fail (B23). Damage takes precedence over a device error, which may
+/// pass.
 pub(crate) fn both_bad(link: &Link, first: &Error, second: &Error) -> Error {
     let corrupt = [first, second].iter().any(|e| e.kind() == ErrorKind::Corrupt);
     let kind = if corrupt { ErrorKind::Corrupt } else { first.kind() };

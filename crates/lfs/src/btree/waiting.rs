@@ -1,8 +1,8 @@
-//! Items that wait to be made nodes of: in stored form, one behind the other, so that those of a leaf that no
-//! change touches go over as they lie there.
+//! Items that wait to be put into nodes. They are kept in stored form, contiguous, so that the
+//! items of an unchanged leaf are copied as they are.
 //!
-//! Invariants: B56 what waits can be the items of a node: each key is above the one before, no value is
-//! longer than one may be. B57 [`Waiting::cost`] is what a node's room is counted in.
+//! Invariants: B56 the waiting items can form a node: keys ascend, no value exceeds the maximum.
+//! B57 [`Waiting::cost`] is the space that they take in a node.
 //!
 //! No locks.
 
@@ -12,16 +12,16 @@ use crate::format::node::{ITEM_HEADER_BYTES, ITEM_OVERHEAD_BYTES, Node, item_at}
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Bytes that an item takes beside its own.
+/// Bytes of an item in a node in addition to its stored form.
 const OFFSET_BYTES: usize = ITEM_OVERHEAD_BYTES - ITEM_HEADER_BYTES;
 
-/// See the module.
+/// Items that wait to be put into nodes.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// Items as a node has them, from `start` on; what lies before is gone.
+    /// Items in stored form from `start` on; bytes before were consumed.
     bytes: Vec<u8>,
     start: usize,
-    /// Bytes of each.
+    /// Length of each item.
     lens: VecDeque<u16>,
 }
 
@@ -34,17 +34,17 @@ impl Waiting {
         self.lens.len()
     }
 
-    /// Bytes that all of it takes in a node.
+    /// Bytes that all items take in a node.
     pub fn cost(&self) -> usize {
         self.bytes.len() - self.start + OFFSET_BYTES * self.lens.len()
     }
 
-    /// The same of each.
+    /// Bytes that each item takes in a node.
     pub fn costs(&self) -> impl Iterator<Item = usize> {
         self.lens.iter().map(|len| OFFSET_BYTES + usize::from(*len))
     }
 
-    /// An item behind the others.
+    /// Appends an item.
     pub fn push(&mut self, key: &[u8], value: &[u8]) {
         debug_assert!(key.len() <= MAX_KEY_BYTES && value.len() <= MAX_VALUE_BYTES, "B56");
         debug_assert!(self.last().is_none_or(|(last, _)| last < key), "B56");
@@ -55,7 +55,8 @@ impl Waiting {
         self.lens.push_back((ITEM_HEADER_BYTES + key.len() + value.len()) as u16);
     }
 
-    /// Some of a node's items behind the others; the number of one whose value is too long: nothing is added.
+    /// Appends some items of a node. `Err`: the number of an item whose value is too long; nothing
+    /// is appended.
     pub fn push_items(&mut self, node: &Node<'_>, items: Range<usize>) -> Result<(), usize> {
         let (first, mut count) = (items.start, 0);
         let lens_before = self.lens.len();
@@ -97,7 +98,7 @@ impl Waiting {
         self.bytes.truncate(self.bytes.len() - usize::from(len));
     }
 
-    /// Puts others before these.
+    /// Puts other items before these.
     pub fn put_before(&mut self, mut first: Self) {
         debug_assert!(
             first.last().zip(self.first()).is_none_or(|((last, _), (next, _))| last < next),
@@ -108,25 +109,25 @@ impl Waiting {
         *self = first;
     }
 
-    /// The first `count` in stored form, and how long each is.
+    /// The first `count` items in stored form, and the length of each.
     pub fn first_items(&self, count: usize) -> (&[u8], impl Iterator<Item = u16> + use<'_>) {
         let lens = self.lens.iter().take(count).copied();
         let len = lens.clone().map(usize::from).sum::<usize>();
         (&self.bytes[self.start..self.start + len], lens)
     }
 
-    /// The first `count` are gone.
+    /// Removes the first `count` items.
     pub fn drop_first(&mut self, count: usize) {
         let count = count.min(self.lens.len());
         self.start += self.lens.drain(..count).map(usize::from).sum::<usize>();
-        // Each byte moves once for each one that is gone, at most.
+        // On average each removed byte moves at most one byte.
         if self.start >= self.bytes.len() - self.start {
             self.bytes.drain(..self.start);
             self.start = 0;
         }
     }
 
-    /// The key of the first one.
+    /// The key of the first item.
     pub fn low(&self) -> KeyBytes {
         self.first().map_or(KeyBytes::EMPTY, |(key, _)| KeyBytes::copy_of(key))
     }
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
     use forebay_base::world::split_mix;
 
-    /// B57, and that what comes out is what went in, whatever the order of calls.
+    /// B57, and items come out as they went in, for any order of calls.
     #[test]
     fn b57_items_go_in_and_out_as_in_a_list() {
         let mut rng = 1;

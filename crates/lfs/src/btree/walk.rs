@@ -1,7 +1,7 @@
-//! The places of all nodes of a tree, leaves unread.
+//! Visits the places of all nodes of a tree, without reading leaves.
 //!
-//! Invariants: B101 each node below the root is named once, and inner ones alone are read. B102 it ends: no
-//! path is longer than the root's level.
+//! Invariants: B101 each node below the root is reported once, and only inner nodes are read. B102
+//! it ends: no path is longer than the root's level.
 //!
 //! No locks.
 
@@ -13,8 +13,8 @@ use forebay_base::Result;
 use std::sync::Arc;
 
 impl Tree {
-    /// Names the places of every node below `root`, the root first. What is below a node that `seen` answers
-    /// false for is left out.
+    /// Reports the places of every node below `root`, the root first. Nodes below one for which
+    /// `seen` returns false are skipped.
     pub async fn places(
         &self,
         root: &TreeRoot,

@@ -1,21 +1,22 @@
-//! How new nodes are filled: a stream of items and of nodes that stay as they are goes in, in key order,
-//! level by level, and a root comes out. Nothing is changed in place.
+//! Fills new nodes: takes a stream of items and of nodes that are kept, in key order, and builds
+//! the levels above them up to a root. Nothing is changed in place.
 //!
 //! ```text
 //!   level 1   held: a node that stays | pending: entries of new and kept leaves > inner nodes > level 2
 //!   level 0   held: a leaf that stays | pending: items > leaves > level 1
 //!   in order:         first           |      then
 //! ```
-//! *Split*: as soon as more than two nodes' worth is pending, one node of the stated fill goes out; what is
-//! there when a kept node follows is cut into nodes of equal size, one if it fits. *Merge*: less than
-//! [`min_used_bytes`] never becomes a node of its own: it takes in the kept node that follows, else the one
-//! before, which is why one is held back, or had back from the level above.
+//! *Split*: when more than two nodes' worth is pending, one node of the configured fill is written.
+//! When a kept node follows, all pending items are divided into nodes of equal size, one if they
+//! fit. *Merge*: less than [`min_used_bytes`] never becomes a separate node. It is merged with the
+//! kept node that follows, else with the one before. For this reason one kept node is held back, or
+//! taken back from the level above.
 //!
-//! Invariants: B51 with items of up to a third of a node's room (I1), every node but the root uses at least
-//! a third of its room. B52 of the kept nodes at most one for each run of changed ones is opened, at each
-//! level. B53 in memory are, for each level, less than four nodes' worth, and
-//! two batches of new nodes, of which one is being written. B54
-//! all nodes below a root are written before it is given.
+//! Invariants: B51 with items of up to a third of a node's space (I1), every node but the root uses
+//! at least a third of its space. B52 of the kept nodes at most one for each run of changed ones is
+//! opened, at each level. B53 in memory are less than four nodes' worth for each level, and two
+//! batches of new nodes, one of them being written. B54 all nodes below a root are written before
+//! the root is returned.
 //!
 //! No locks.
 
@@ -42,31 +43,31 @@ use std::task::Poll;
 
 /// Nodes written at a time.
 pub const BATCH_NODES: usize = 32;
-/// How full nodes become while items stream in, in hundredths of their room.
+/// Fill of nodes while items stream in, in percent of their space.
 pub const FILL_PERCENT: usize = 90;
 
-/// Bytes for items in a node.
+/// Space for items in a node, bytes.
 pub fn room_bytes(geometry: &Geometry) -> usize {
     geometry.node_bytes() - NODE_HEADER_BYTES
 }
 
-/// What every node but the root uses at least, bytes of items with their overhead: a third of the room.
+/// Least use of every node but the root, bytes of items with their overhead: a third of its space.
 pub fn min_used_bytes(geometry: &Geometry) -> usize {
     room_bytes(geometry) / 3
 }
 
-/// Places that a merge gave up and took. If it succeeded, `freed` is free once the new root is durable
-/// (twice); if it failed, `taken` is free at once, and `freed` means nothing. No place
-/// is in both: a new node is not replaced by the merge that made it.
+/// Places that a merge has given up and allocated. After success, `freed` may be reused once two
+/// durable checkpoints have the new root. After a failure, `taken` is free at once, and `freed` has
+/// no meaning. No place is in both: a merge does not replace nodes that it has made.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Ledger {
-    /// Of nodes that were replaced.
+    /// Places of replaced nodes.
     pub freed: Vec<[Place; 2]>,
-    /// Of new nodes.
+    /// Places of new nodes.
     pub taken: Vec<[Place; 2]>,
 }
 
-/// What waits at one level: first `held`, then `pending`.
+/// Pending input of one level: first `held`, then `pending`.
 #[derive(Default)]
 struct Level {
     held: Option<Link>,
@@ -74,7 +75,7 @@ struct Level {
 }
 
 impl Level {
-    /// A child's entry.
+    /// Appends an entry for a child.
     fn push_child(&mut self, low: &KeyBytes, pointer: &NodePointer) -> Result<()> {
         let mut value = [0; POINTER_BYTES];
         pointer.encode_into(&mut Encoder::new(WHAT, &mut value))?;
@@ -87,13 +88,13 @@ impl Level {
     }
 }
 
-/// Nodes that are being written; those that will be cached.
+/// Nodes that are being written, and those of them that will be cached.
 struct Writing<'t> {
     done: BoxFuture<'t, Result<()>>,
     cached: Vec<Arc<StoredNode>>,
 }
 
-/// See the module.
+/// Fills new nodes of a tree.
 pub(super) struct Writer<'t> {
     tree: &'t Tree,
     owner: u64,
@@ -101,9 +102,9 @@ pub(super) struct Writer<'t> {
     fill_percent: usize,
     levels: Vec<Level>,
     batch: Vec<Arc<StoredNode>>,
-    /// The batch before is being written.
+    /// The previous batch, which is being written.
     writing: Option<Writing<'t>>,
-    /// A replaced leaf was in the cache: so will be the new ones.
+    /// A replaced leaf was cached, so the new ones will be, too.
     is_hot: bool,
     ledger: &'t mut Ledger,
     ahead: MergeAhead,
@@ -139,19 +140,19 @@ impl<'t> Writer<'t> {
         }
     }
 
-    /// Nodes that were replaced, and new ones.
+    /// Number of replaced nodes, and of new ones.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.opened, self.written)
     }
 
-    /// Opens a node of the old tree that will be replaced.
+    /// Opens a node of the old tree, which will be replaced.
     pub(super) async fn open(&mut self, link: &Link) -> Result<Arc<StoredNode>> {
         let cached = self.tree.cached(link);
         self.is_hot |= cached.is_some() && link.level == 0;
         let ahead = self.ahead.take(&link.pointer);
         let node = match cached.or(ahead) {
             Some(node) => link.check_shape(&node.node()).map(|()| node)?,
-            // It is on its way out: not worth a place in the cache.
+            // It will be replaced, so it is not put into the cache.
             None => self.tree.load_stored(link).await?,
         };
         self.ledger.freed.push(link.pointer.places);
@@ -159,8 +160,8 @@ impl<'t> Writer<'t> {
         Ok(node)
     }
 
-    /// Child `n` of the node that `link` leads to, a leaf, will be opened next: where leaves are opened one
-    /// after the other, those that follow are read together.
+    /// Called before leaf `n` below the node at `link` is opened: if leaves are opened in sequence,
+    /// the following ones are read together.
     pub(super) async fn goes_to(&mut self, link: &Link, node: &StoredNode, n: usize) -> Result<()> {
         let child = self.tree.child(link, &node.node(), n)?;
         let Some(window) = self.ahead.window(&link.pointer, n, &child.pointer) else {
@@ -168,19 +169,19 @@ impl<'t> Writer<'t> {
         };
         if self.tree.cached(&child).is_none() {
             let nodes = self.tree.children_ahead(link, node, n..n + window).await;
-            // Whoever opens what could not be had finds out why.
+            // An error of read-ahead is ignored; opening that leaf reports it.
             self.ahead.put(nodes.unwrap_or_default());
         }
         Ok(())
     }
 
-    /// The next item of a leaf.
+    /// Appends an item of a leaf.
     pub(super) async fn item(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.level(0)?.pending.push(key, value);
         self.settle_items().await
     }
 
-    /// The next items: some of the leaf that `link` leads to, as they are.
+    /// Appends some items of the leaf at `link`, unchanged.
     pub(super) async fn items(
         &mut self,
         link: &Link,
@@ -200,8 +201,9 @@ impl<'t> Writer<'t> {
         }
     }
 
-    /// The next thing is a node that stays as it is; nothing may wait below its level (see
-    /// [`drain_below`](Self::drain_below)). It is opened after all if too little waits before it.
+    /// Appends a node that is kept; nothing may be pending below its level (see
+    /// [`drain_below`](Self::drain_below)). The node is opened after all if too little is pending
+    /// before it.
     pub(super) async fn keep(&mut self, link: Link) -> Result<()> {
         let n = link.level;
         let least = self.least(n);
@@ -219,8 +221,8 @@ impl<'t> Writer<'t> {
         Ok(())
     }
 
-    /// Makes nodes of all that waits below a level. False if something is left that is too little for one:
-    /// then what comes next must be given at a lower level.
+    /// Writes nodes of everything pending below a level. False if the rest is too little for a
+    /// node: then the next input must be at a lower level.
     pub(super) async fn drain_below(&mut self, level: u8) -> Result<bool> {
         for n in 0..level {
             if !self.drain(n).await? {
@@ -243,8 +245,8 @@ impl<'t> Writer<'t> {
         Ok(true)
     }
 
-    /// Holds back again the node that comes before all that is pending at level `n`: the last one below
-    /// what waits at the next level that has anything. False if nothing comes before.
+    /// Takes back the node before everything pending at level `n`: the last child of the next level
+    /// with pending entries. False if no node comes before.
     async fn borrow(&mut self, n: u8) -> Result<bool> {
         let pending = &self.level(n)?.pending;
         let first = (!pending.is_empty()).then(|| pending.low());
@@ -270,7 +272,7 @@ impl<'t> Writer<'t> {
         Ok(true)
     }
 
-    /// Hands all that waits to the next level.
+    /// Passes everything pending to the next level.
     async fn flush_level(&mut self, n: u8) -> Result<()> {
         self.emit_held(n)?;
         while let Some(count) = self.cut(n) {
@@ -279,7 +281,7 @@ impl<'t> Writer<'t> {
         self.settle(n + 1).await
     }
 
-    /// Opens the node that was held back, and puts what is in it before what is pending.
+    /// Opens the node that was held back, and puts its items before the pending ones.
     async fn take_in_held(&mut self, n: u8) -> Result<()> {
         let Some(held) = self.level(n)?.held.take() else { return Ok(()) };
         let node = self.open(&held).await?;
@@ -297,7 +299,7 @@ impl<'t> Writer<'t> {
         debug_assert!(self.batch.len() < BATCH_NODES, "a batch went out when it was full (B53)");
     }
 
-    /// Puts what is in a node behind `out`; the first child of an inner one gets its key back.
+    /// Appends the entries of a node to `out`; the first child of an inner node gets its key back.
     fn take_entries(&self, link: &Link, node: &Node<'_>, out: &mut Waiting) -> Result<()> {
         let mut from = 0;
         if link.level > 0 {
@@ -312,7 +314,8 @@ impl<'t> Writer<'t> {
         out.push_items(node, from..node.len()).map_err(|n| too_long(link, node, n))
     }
 
-    /// From this level up: nodes of the stated fill where more than two nodes' worth is pending.
+    /// Writes nodes, from this level up, of the configured fill where more than two nodes' worth is
+    /// pending.
     async fn settle(&mut self, from: u8) -> Result<()> {
         let room = room_bytes(&self.tree.geometry);
         let fill = room * self.fill_percent / 100;
@@ -333,7 +336,7 @@ impl<'t> Writer<'t> {
         Ok(())
     }
 
-    /// How many of the pending entries make the next node when all of them are to be used up.
+    /// Number of pending entries for the next node when all of them are to be used up.
     fn cut(&self, n: u8) -> Option<usize> {
         let level = self.levels.get(usize::from(n)).filter(|level| !level.pending.is_empty())?;
         let room = room_bytes(&self.tree.geometry);
@@ -347,7 +350,7 @@ impl<'t> Writer<'t> {
         let target = bytes / nodes;
         let mut sum = 0;
         for (count, cost) in level.pending.costs().enumerate() {
-            // The cut nearest to the target: off by half an entry at most.
+            // The division nearest to the target is off by half an entry at most.
             if count > 0 && (sum + cost).abs_diff(target) > sum.abs_diff(target) {
                 return Some(count);
             }
@@ -356,7 +359,7 @@ impl<'t> Writer<'t> {
         Some(level.pending.len())
     }
 
-    /// Writes the first `count` pending entries as a node, and enters it at the next level.
+    /// Writes the first `count` pending entries as a node, and adds it to the next level.
     async fn emit_node(&mut self, n: u8, count: usize) -> Result<()> {
         let places = self.tree.store.allocate().await?;
         self.ledger.taken.push(places);
@@ -393,8 +396,8 @@ impl<'t> Writer<'t> {
         self.level(n + 1)?.push_child(&held.low, &held.pointer)
     }
 
-    /// Begins to write what there is, when the batch before is written: meanwhile the next one is filled
-    /// (B53).
+    /// Begins to write the batch when the previous one is written; the next one is filled in the
+    /// meantime (B53).
     async fn write_batch(&mut self) -> Result<()> {
         let batch = std::mem::take(&mut self.batch);
         self.written_out().await?;
@@ -413,8 +416,8 @@ impl<'t> Writer<'t> {
         Ok(())
     }
 
-    /// Waits for what is being written. After an error it is called, too: nothing of a merge that failed is
-    /// still on its way.
+    /// Waits for the batch that is being written, also after an error, so that no write of a failed
+    /// merge is in flight.
     pub(super) async fn written_out(&mut self) -> Result<()> {
         let Some(Writing { done, cached }) = self.writing.take() else { return Ok(()) };
         done.await?;
@@ -422,7 +425,7 @@ impl<'t> Writer<'t> {
         Ok(())
     }
 
-    /// Nothing else comes: writes what is left, and gives the root.
+    /// Ends the input: writes what is pending, and returns the root.
     pub(super) async fn finish(&mut self, since: u64) -> Result<TreeRoot> {
         let mut root = empty_root(self.owner, since);
         for n in 0..=MAX_LEVEL + 1 {
@@ -444,7 +447,7 @@ impl<'t> Writer<'t> {
                 let held = level.held.take().map(|held| held.pointer);
                 set_root(&mut root, held, n);
             } else if is_top && level.held.is_none() && n > 0 && level.pending.len() == 1 {
-                // One child is no tree of its own: the child is the root.
+                // A root with one child is not needed: the child becomes the root.
                 let g = self.tree.geometry;
                 let level = self.level(n)?;
                 let child = level.pending.first().map(|(_, value)| NodePointer::decode(value, &g));
@@ -464,14 +467,15 @@ impl<'t> Writer<'t> {
         Ok(root)
     }
 
-    /// Least bytes of a node at a level, as they are counted here: the first key of an inner node is counted
-    /// and not stored.
+    /// Least bytes of a node at a level, with the first key of an inner node, which is counted but
+    /// not stored.
     fn least(&self, level: u8) -> usize {
         min_used_bytes(&self.tree.geometry) + if level > 0 { MAX_KEY_BYTES } else { 0 }
     }
 
     fn level(&mut self, n: u8) -> Result<&mut Level> {
-        // One more than there may be: where a root's entry goes before it is told to be one.
+        // One level more than the maximum, because a root's entry is added there before it is known
+        // to be the root.
         if n > MAX_LEVEL + 1 {
             return Err(refused(WHAT, format!("a tree of more than {MAX_LEVEL} levels")));
         }
@@ -483,8 +487,8 @@ impl<'t> Writer<'t> {
     }
 }
 
-/// The first entries as those of a node; the first key of an inner one is empty (B12). False: they do not
-/// fit.
+/// Adds the first entries to a node; the first key of an inner node is empty (B12). False: they do
+/// not fit.
 fn fill(builder: &mut NodeBuilder<'_>, pending: &Waiting, level: u8, count: usize) -> Result<bool> {
     let (items, mut lens) = pending.first_items(count);
     if level == 0 {

@@ -1,5 +1,5 @@
-//! What a checkpoint tells the trees: pieces of content, items with what else became known of them,
-//! and whose content it is.
+//! The changes that a checkpoint merges into the trees: pieces of content, items, and the owners of
+//! content.
 //!
 //! No locks.
 
@@ -17,14 +17,14 @@ use forebay_base::Result;
 use forebay_base::codec::Reader;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// All pieces, as the tree is told of them.
+/// All pieces in the form of the tree.
 pub(crate) fn pieces_of(
     data: &BTreeMap<u64, Overlay>,
 ) -> Box<dyn Iterator<Item = Piece> + Send + '_> {
     Box::new(data.iter().flat_map(|(id, overlay)| overlay.pieces().map(|p| piece(*id, p))))
 }
 
-/// A piece as the tree is told of it.
+/// A piece in the form of the tree.
 fn piece(data_id: u64, (block, piece): (u64, overlay::Piece)) -> Piece {
     let stored = match piece.at {
         Where::Run(place) => {
@@ -37,7 +37,7 @@ fn piece(data_id: u64, (block, piece): (u64, overlay::Piece)) -> Piece {
     Piece { data_id, block, blocks: piece.blocks, stored }
 }
 
-/// Changes, with those of some inodes in the stead of what is said of them.
+/// The changes of items, where those in `patches` replace items of the same key.
 pub(crate) fn overlaid(
     items: impl Iterator<Item = Change> + Send,
     patches: BTreeMap<u64, Change>,
@@ -59,8 +59,8 @@ pub(crate) fn overlaid(
 }
 
 impl State {
-    /// An injected fault: takes the removal of the old name, of the last rename in the queue, away
-    /// from what the checkpoint merges.
+    /// An injected fault: removes the deletion of the old name, of the last rename in the queue,
+    /// from the changes that the checkpoint merges.
     pub(crate) fn half_rename(&mut self) -> Option<KeyBytes> {
         let mut gone = None;
         for record in self.queue.iter() {
@@ -79,8 +79,8 @@ impl State {
     }
 }
 
-/// Whose content it is that a recovery applied without meeting the inode, or that was
-/// written when the inode was not in memory: then all inodes are looked at.
+/// Finds the inodes of content that recovery applied without reading the inode, or that was written
+/// while the inode was not in memory. It reads all inodes for that.
 pub(crate) async fn find_owners(
     tree: &Tree,
     root: &TreeRoot,
@@ -93,7 +93,7 @@ pub(crate) async fn find_owners(
     let unknown = stored.iter().filter(is_unknown).map(|(data_id, _)| *data_id);
     let mut unknown: BTreeSet<u64> = unknown.collect();
     let ends = [Key::Inode(0), Key::Extent(0, 0)];
-    // Those that are new are in no tree yet.
+    // New inodes are not in the tree yet.
     let keys = ends[0].to_bytes()..ends[1].to_bytes();
     let new = (!unknown.is_empty()).then(|| items.range(&keys));
     for (key, value) in new.into_iter().flatten() {

@@ -1,23 +1,23 @@
-//! The last checkpoint of a life: its slot says that nothing follows.
+//! The last checkpoint before the volume is closed: its slot says that nothing follows.
 //!
-//! Invariant: H16 from the moment in which that slot is given to the device, nothing follows: if it
-//! fails, or its task is dropped, it may be durable all the same, and recovery would not look for
-//! what followed. The volume stays closed, and the next checkpoint or close writes that slot again.
+//! Invariant: H16 from the moment when that slot is submitted, nothing follows. If its write fails,
+//! or its task is dropped, it may be durable all the same, and recovery would not look for later
+//! records. So the volume stays closed, and the next checkpoint or close writes that slot again.
 //!
-//! Locks: that of the turn; none across a wait.
+//! Locks: the turn of checkpoints; none across a wait.
 
 use super::Checkpoints;
 use forebay_base::Result;
 
 impl Checkpoints {
-    /// A slot may say that nothing follows, and is not known to be durable.
+    /// Whether a slot that says "nothing follows" was submitted and is not known to be durable.
     pub fn is_closing(&self) -> bool {
         self.turn.lock().closing.is_some()
     }
 }
 
 impl Checkpoints {
-    /// Nothing follows the mark: from now on nothing will. False if something does.
+    /// Seals the log if nothing follows the mark. False if something does.
     pub(super) fn seal(&self) -> Result<bool> {
         let mut state = self.state.lock();
         let ticket = state.frozen.as_ref().map_or(0, |frozen| frozen.ticket);
@@ -28,8 +28,8 @@ impl Checkpoints {
         Ok(is_last)
     }
 
-    /// The slot that says that nothing follows, once more if it has failed. What it leads to is
-    /// flushed, and nothing has changed since (H16).
+    /// Writes the slot that says "nothing follows", again if a write has failed. Everything that it
+    /// refers to is flushed, and nothing has changed since (H16).
     pub(crate) async fn write_last_slot(&self) -> Result<()> {
         let closing = self.turn.lock().closing.as_ref().map(|c| c.superblock.clone());
         let Some(mut superblock) = closing else { return Ok(()) };

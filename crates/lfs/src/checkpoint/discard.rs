@@ -1,7 +1,8 @@
-//! The device is told of segments that nothing in is wanted any more.
+//! Discards segments on the device in which nothing is live any more.
 //!
-//! Invariants: W16, see [`crate::space::segment`]. D41 a segment is not given back while the device
-//! has a discard of it, also if no task waits: a late one would take what the next owner writes.
+//! Invariants: W16, see [`crate::space::segment`]. D41 a segment is not released while a discard of
+//! it is in flight, also if no task waits for that: a late discard would destroy the data of the
+//! segment's next user.
 //!
 //! Locks: the state lock and the turn in turn; none across a wait.
 
@@ -15,7 +16,7 @@ use forebay_base::{Error, ErrorKind};
 use forebay_block::{Bio, BioFlags, BioOp, Completion};
 use std::sync::Weak;
 
-/// A discard that the device has (D41).
+/// A discard in flight (D41).
 struct Discard {
     resources: Weak<Resources>,
     segment: u32,
@@ -30,13 +31,13 @@ impl Drop for Discard {
 }
 
 impl Checkpoints {
-    /// Segments that were discarded before they were used again.
+    /// Number of segments that were discarded before reuse.
     pub fn discarded(&self) -> u64 {
         self.turn.lock().discarded
     }
 
-    /// Discards what two checkpoints do without, and gives it back. The caller has the turn of
-    /// checkpoints.
+    /// Discards and releases segments to which two checkpoints do not refer. The caller has the
+    /// turn of checkpoints.
     pub(super) async fn discard_freed(&self) {
         let mut segments = self.state.lock().space.segments.discarding();
         if self.plant.has(Planted::DiscardAfterReuse) {
@@ -82,9 +83,8 @@ mod tests {
     use std::task::Poll;
     use std::time::Duration;
 
-    /// D41: the task of a checkpoint was dropped while the device had a discard; the next
-    /// checkpoint discarded the segment once more, and gave it back when that was done, while the
-    /// first one could still come.
+    /// D41. The story: the task of a checkpoint was dropped during a discard. The next checkpoint
+    /// discarded the segment again and released it, while the first discard was still in flight.
     #[test]
     fn d41_a_discard_that_nobody_waits_for_is_waited_for() {
         let setup = setup(0);
@@ -111,7 +111,8 @@ mod tests {
             assert_eq!(inner.cleaner.coming_bytes(), inner.layout.segment_bytes(), "K24");
             inner.checkpoints.discard_freed().await;
             assert_eq!(phase(), Phase::Free);
-            // It was counted as about to become free, and as free, until the next checkpoint.
+            // The segment counted both as about to become free and as free until the next
+            // checkpoint.
             assert_eq!(inner.cleaner.coming_bytes(), 0, "K24");
         });
         disk.world().stop();

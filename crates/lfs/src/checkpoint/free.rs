@@ -1,24 +1,24 @@
-//! Checkpoints that are made so that dead segments become free, for `maintenance.Z11`.
+//! Makes checkpoints to free dead segments, for `maintenance.Z11`.
 //!
-//! Invariant: Z13 a log segment that is used up for the most part is
-//! left first, so that what it takes becomes free, too.
+//! Invariant: Z13 if a log segment is mostly used up, the log moves to another one first, so that
+//! this segment becomes free, too.
 //!
 //! Locks: the turn of checkpoints and the state lock in turn; none across a wait.
 
 use super::{Checkpoints, How};
 
-/// More checkpoints, at most, while something is dead and not free.
+/// Most further checkpoints while dead segments are not free yet.
 const MORE_CHECKPOINTS: u64 = 2;
 
 impl Checkpoints {
-    /// Makes checkpoints until dead segments are free: two, and more if one found that something
-    /// had died (Z11, Z13). False: none was made.
+    /// Makes checkpoints until dead segments are free: two, and more if one of them found newly
+    /// dead segments (Z11, Z13). False: none was made.
     pub async fn make_two(&self) -> bool {
         self.make_to_free(2, MORE_CHECKPOINTS).await
     }
 
-    /// [`Self::make_two`] for a caller that knows what dies with the next one: that is free then.
-    /// Where the log is used up, its segments become free with one more.
+    /// As [`Self::make_two`], for a caller that knows that the next checkpoint suffices. If the log
+    /// is used up, its segments become free with one more.
     pub async fn make_one(&self) -> bool {
         self.make_to_free(1, 0).await
     }

@@ -1,15 +1,15 @@
-//! What happens to a volume that cannot make checkpoints.
+//! Makes a volume read-only that cannot make checkpoints.
 //!
-//! A checkpoint that needs content or a node of the tree that is lost can never succeed. Everything
-//! that changes from then on would wait in memory for ever, and the next opening would have to
-//! replay it. So the volume turns read-only for the rest of this life. A node is lost if both
-//! copies are damaged, or if the device reads neither of them though it reads elsewhere. A
-//! checkpoint that fails for another reason, as a device error that may pass, is tried again.
+//! A checkpoint can never succeed if it needs content or a tree node that is lost. All later
+//! changes would stay in memory for ever, and the next opening would have to replay them. So the
+//! volume turns read-only until it is closed. A node is lost if both copies are damaged, or if the
+//! device can read neither of them, although it can read other addresses. A checkpoint that fails
+//! for another reason, such as a passing device error, is tried again.
 //!
-//! Invariants: F11 a volume that turned read-only accepts no change: every interface answers
-//! `ReadOnly` with the reason; reads go on, and the log makes durable what it had accepted. F12
-//! while checkpoints fail, changes in memory stay within `overlay_bytes`: what would exceed it is
-//! refused with the error of the checkpoint, unless another attempt succeeds.
+//! Invariants: F11 a volume that turned read-only accepts no change: every front end gets
+//! `ReadOnly` with the reason. Reads continue, and the log makes accepted changes durable. F12
+//! while checkpoints fail, changes in memory stay within `overlay_bytes`: a change that would
+//! exceed it gets the error of the checkpoint, unless another attempt succeeds.
 //!
 //! Lock: the state lock; none across a wait.
 
@@ -18,14 +18,14 @@ use crate::device::slots;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};
 
-/// Whether an error of a checkpoint says that something is lost for good.
+/// Whether an error of a checkpoint means a permanent loss.
 fn is_loss(error: &Error) -> bool {
     error.kind() == ErrorKind::Corrupt
 }
 
 impl Checkpoints {
-    /// Makes a checkpoint; the caller has the turn. What is open for reading is not written (O13),
-    /// and what turned read-only stays as it is (F11).
+    /// Makes a checkpoint; the caller has the turn. A volume opened for reading is not written
+    /// (O13), and one that turned read-only is not changed (F11).
     pub(crate) async fn checkpoint_in_turn(&self, how: How) -> Result<()> {
         if self.is_closing() {
             return self.write_last_slot().await;
@@ -40,7 +40,7 @@ impl Checkpoints {
             done => done,
         };
         self.note_checkpoint(&done);
-        // What was accepted before is found by the next opening (F11).
+        // The next opening recovers the changes accepted before (F11).
         if self.check_running("checkpoint").is_err()
             && let Err(error) = self.commit_queue().await
         {
@@ -49,10 +49,10 @@ impl Checkpoints {
         done
     }
 
-    /// The error of a checkpoint, as `Corrupt` if it says that a node of the tree is lost because
-    /// the device reads it from neither place. It is lost if both reads fail again after the device
-    /// has read a slot of the superblock: in that order, or an outage that ends between would count
-    /// as a loss. A device that reads nothing may work again later.
+    /// The error of a checkpoint, as `Corrupt` if a tree node is lost because the device can read
+    /// neither of its places. For that, both reads must fail again after the device has read a slot
+    /// of the superblock. In the other order, an outage that ends in between would count as a loss.
+    /// A device that reads nothing may work again later.
     async fn lost_or_failing(&self, error: Error) -> Error {
         let Some(places) = self.tree.unreadable_node(&error) else { return error };
         let is_lost = slots::read_valid(&self.device).await.is_ok()
@@ -63,7 +63,7 @@ impl Checkpoints {
         }
     }
 
-    /// What came of a checkpoint that was attempted.
+    /// Records the result of an attempted checkpoint.
     fn note_checkpoint(&self, done: &Result<()>) {
         let mut state = self.state.lock();
         match done {

@@ -1,15 +1,14 @@
-//! The newest checkpoint once more: another slot names the same trees and the same place in the
-//! log.
+//! Repeats the newest checkpoint: writes another slot with the same trees and the same position in
+//! the log.
 //!
-//! What died with a checkpoint is free when a second one is durable (W13, N11). Where room is
-//! wanted, that one need not have anything new in it: it costs a slot and a flush, and not a merge
-//! of whatever has changed since, which after random overwrites is a new leaf for most that there
-//! are.
+//! Segments that died with a checkpoint are free when a second one is durable (W13, N11). If space
+//! is needed, the second one need not contain new changes. It costs a slot and a flush instead of a
+//! merge, which after random overwrites would write a new leaf for most leaves of the tree.
 //!
-//! Invariant: H17 it follows the checkpoint that it repeats at once, in the same turn: so all that
-//! it leads to is flushed (H12), and no node that a checkpoint gave up which failed is held (N11).
+//! Invariant: H17 the repetition follows its checkpoint at once, in the same turn. So everything
+//! that it refers to is flushed (H12), and no node of a failed checkpoint is held (N11).
 //!
-//! Locks: the turn of checkpoints is the caller's; the state lock and the turn's in turn; none
+//! Locks: the caller has the turn of checkpoints; the state lock and the turn's in turn; none
 //! across a wait.
 
 use super::{Checkpoints, How};
@@ -20,7 +19,7 @@ use crate::transaction::state::State;
 use forebay_base::Result;
 
 impl State {
-    /// Checkpoint `number` is durable, and has the trees of the one before.
+    /// Completes checkpoint `number`, which is durable and has the trees of the one before.
     pub(super) fn settle_repeated(&mut self, number: u64) {
         let Space { segments, nodes, .. } = &mut self.space;
         segments.reclaim(number);
@@ -30,7 +29,7 @@ impl State {
 }
 
 impl Checkpoints {
-    /// Makes a checkpoint, and has what is dead with it be free.
+    /// Makes a checkpoint, and frees the segments that died with it.
     pub async fn make_and_free(&self, how: How) -> Result<()> {
         let guard = self.turns.take().await;
         let mut done = self.checkpoint_in_turn(how).await;
@@ -42,7 +41,8 @@ impl Checkpoints {
         done
     }
 
-    /// H17. Its error: the one before holds, and what is dead waits for the next.
+    /// Repeats the newest checkpoint (H17). After an error that one is valid, and dead segments
+    /// wait for the next.
     async fn repeat(&self) -> Result<()> {
         let mut superblock = self.superblock();
         let is_over = self.state.lock().life.is_closed() || superblock.state & STATE_CLEAN != 0;
@@ -57,9 +57,9 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Writes a state of the superblock, and makes it durable (H12, H13). If only one of its slots
-    /// takes it, the next two get it once more, under the next number (H17, U14): `superblock` is
-    /// then that state. An error of this leaves the state in one slot.
+    /// Writes a state of the superblock, and makes it durable (H12, H13). If only one of its two
+    /// slots can be written, the next two slots get it under the next number (H17, U14), and
+    /// `superblock` becomes that state. If that fails as well, the state remains in one slot.
     pub(crate) async fn write_slots(
         &self,
         superblock: &mut Superblock,
@@ -103,10 +103,9 @@ mod tests {
 
     const LEN: usize = 256 << 10;
 
-    /// What had died became free with a second checkpoint, which merged all that had been
-    /// overwritten at random meanwhile: most leaves of the tree, for nothing. H17: what becomes
-    /// free by the slot alone is used again, and everything is there after a power cut, also if
-    /// that slot is lost.
+    /// H17. The story: dead segments became free only with a second checkpoint, which merged
+    /// everything overwritten at random meanwhile: most leaves of the tree, in vain. Segments freed
+    /// by the slot alone are reused, and all data survives a power loss, also if that slot is lost.
     #[test]
     fn h17_what_is_dead_is_free_when_a_slot_says_so_again() {
         for loses_slot in [false, true] {
@@ -135,7 +134,7 @@ mod tests {
                     matches!(this.phase, Phase::Dead | Phase::Discarding)
                 };
                 assert!(!inner.state.lock().space.segments.iter().any(|this| dead(&this)));
-                // As much as is sure to fill what was freed.
+                // Enough to fill the freed segments.
                 for fill in 3..6 {
                     write(&file, 0, &[fill; LEN]).await.unwrap();
                     file.sync(true).await.unwrap();
@@ -154,7 +153,7 @@ mod tests {
                 }
             }
             let report = check(&disk.in_world(SimWorld::new(3)));
-            // The lost one is named.
+            // The report names the lost slot.
             assert_eq!(report.is_clean(), !loses_slot, "{:?}", report.findings);
             disk.world().run(async {
                 let volume = open(&setup, &disk).await.unwrap();

@@ -1,14 +1,14 @@
-//! Which segments are cleaned: those that cost least for what they give, and longest.
+//! Picks the segments to clean: those with the best ratio of benefit to cost, weighted by age.
 //!
-//! Invariants: K21 a segment is picked only if its live bytes are counted by a checkpoint that
-//! found it sealed, with nothing on its way there. K22 all that is live in what is picked fits
-//! where the cleaner may write, and that is kept for it until the pass is over. K23 what is left
-//! over of a segment that is picked is given out no more; none is picked whose rest accepted
-//! content was counted on. K24 what is dead and becomes free by checkpoints alone counts as free:
-//! nothing is moved for it.
+//! Invariants: K21 a segment is picked only if a checkpoint that found it sealed has counted its
+//! live bytes, and no write to it is in flight. K22 all live data of the picked segments fits where
+//! the cleaner may write, and that space is reserved until the pass ends. K23 the unused rest of a
+//! picked segment is not allocated any more; a segment is not picked if accepted content counts on
+//! its rest. K24 segments that become free by checkpoints alone count as free: no data is moved for
+//! them.
 //!
-//! Lock: the state lock, then the cleaner's record; for a look at all segments, if one has changed
-//! since.
+//! Lock: the state lock, then the cleaner's record; held while all segments are scanned, if one has
+//! changed since the last scan.
 
 use super::live::{FOUND_BYTES, Victims};
 use super::{Cleaner, Hurry, Record};
@@ -17,21 +17,21 @@ use crate::space::segment::{Known, Phase, Segment};
 use crate::transaction::state::State;
 use std::collections::BTreeSet;
 
-/// Share of a segment that may be live, of 100, for it to be cleaned in the background: when little
-/// is free, when nothing is.
+/// Most live data of a segment that is cleaned in the background, in percent: when little is free,
+/// and when nothing is.
 const LIVE_MOST: (u64, u64) = (75, 95);
-/// Segments that a pass is to free for a task that waits, and the share of all segments, if that is
-/// more: each pass reads the tree, and checkpoints follow it.
+/// Segments that a pass should free for a task that waits, and its minimum as a share of all
+/// segments: each pass reads the tree, and checkpoints follow it.
 const GAIN_NOW: u64 = 2;
 const GAIN_NOW_SHARE: u64 = 32;
-/// The part of what is not live that is free before anything is cleaned: the more of it lies in
-/// segments, the less is live in each, and has to be moved; the less of it does, the more each pass
-/// brings.
+/// Share of the non-live space that should be free before cleaning starts. The more of it lies in
+/// segments, the less live data each segment has to move; the less of it does, the more each pass
+/// frees.
 const SPARE_SHARE: u64 = 4;
-/// Segments below which something is cleaned at least, where cleaning is wanted at all.
+/// Least number of free segments below which cleaning starts, if cleaning is enabled.
 const LOW_LEAST: u64 = 3;
 
-/// What is found live takes so much of what changes may take in memory: one of so many parts.
+/// Share of the memory for changes that the list of live data may take.
 const LISTED_SHARE: u64 = 4;
 
 struct Candidate {
@@ -40,19 +40,19 @@ struct Candidate {
     score: f64,
 }
 
-/// How much may be written, and how much should.
+/// Free space now, and the wanted amount.
 #[derive(Clone, Copy)]
 struct Levels {
-    /// Bytes.
+    /// Free bytes.
     room: u64,
     /// Bytes that become free by checkpoints alone.
     coming: u64,
-    /// Bytes below which segments are cleaned.
+    /// Below this number of bytes segments are cleaned.
     low: u64,
 }
 
 impl State {
-    /// Bytes that new content may take, what the cleaner counts on included.
+    /// Bytes available for new content, plus those that the cleaner has reserved.
     fn room_and_planned(&self) -> u64 {
         let planned = self.space.clean_planned() * self.layout.segment_bytes();
         self.data_room(Need::New) + planned
@@ -61,11 +61,14 @@ impl State {
 
 impl Cleaner {
     fn levels(&self) -> Levels {
+        self.levels_of(&mut self.state.lock())
+    }
+
+    fn levels_of(&self, state: &mut State) -> Levels {
         let percent = u64::from(self.options.clean_percent.min(50));
         let (segments, bytes) = (u64::from(self.layout.segments), self.layout.segment_bytes());
         let most = segments * percent / 100 * bytes;
         let least = if percent > 0 { LOW_LEAST * bytes } else { 0 };
-        let mut state = self.state.lock();
         let room = state.room_and_planned();
         if room >= most.max(least) {
             return Levels { room, coming: 0, low: most.max(least) };
@@ -75,26 +78,27 @@ impl Cleaner {
         Levels { room, coming: dead * bytes, low: most.min(spare).max(least) }
     }
 
-    /// So little is free, or about to become free, that it is time to clean (K24).
-    pub fn is_low(&self) -> bool {
-        let Levels { room, coming, low } = self.levels();
+    /// Whether free space, with space about to become free, is so low that cleaning has to start
+    /// (K24).
+    pub fn is_low(&self, state: &mut State) -> bool {
+        let Levels { room, coming, low } = self.levels_of(state);
         room + coming < low
     }
 
-    /// A checkpoint more would help.
+    /// Whether another checkpoint would free space.
     pub(super) fn is_coming(&self) -> bool {
         let Levels { room, coming, low } = self.levels();
         room < low && coming > 0
     }
 
-    /// How far it is from low to nothing, of 100.
+    /// How urgent cleaning is, from 0 (at the threshold) to 100 (nothing free).
     pub(super) fn need(&self) -> u64 {
         let Levels { room, low, .. } = self.levels();
         100 - (100 * room.min(low)).checked_div(low).unwrap_or(100)
     }
 
-    /// Bytes that a pass in the background is for: as much again as there should be, for it goes
-    /// through the tree, and the checkpoint behind it writes much of that.
+    /// Bytes that a background pass should free: twice what is missing, because each pass reads the
+    /// tree, and the checkpoint after it rewrites much of it.
     fn lacking(&self) -> u64 {
         let Levels { room, coming, low } = self.levels();
         let nodes = self.state.lock().tree_nodes * self.layout.geometry.node_bytes() as u64;
@@ -102,20 +106,20 @@ impl Cleaner {
         (2 * low).saturating_sub(room + coming).max(least)
     }
 
-    /// Bytes that are enough for a task that waits.
+    /// Bytes that suffice for a task that waits.
     pub(super) fn gain_now(&self) -> u64 {
         let segments = GAIN_NOW.max(u64::from(self.layout.segments) / GAIN_NOW_SHARE);
         segments * self.layout.segment_bytes()
     }
 
-    /// Live bytes of what is picked, at most: all of it is listed at once (M34).
+    /// Most live bytes of picked segments: their list must fit into memory (M34).
     fn listed_max(&self) -> u64 {
         let unit = self.layout.block_bytes();
         let blocks = self.options.overlay_bytes / LISTED_SHARE / (FOUND_BYTES + 4);
         (blocks * unit).max(self.layout.segment_bytes())
     }
 
-    /// Picks segments; and whether there were any to be picked from.
+    /// Picks segments; also returns whether there were any candidates.
     pub(super) fn pick(&self, hurry: Hurry) -> (Victims, bool) {
         let (need, wanted) = match hurry {
             Hurry::Now => (100, self.gain_now()),
@@ -124,13 +128,13 @@ impl Cleaner {
         let bytes = self.layout.segment_bytes();
         let mut state = self.state.lock();
         if hurry == Hurry::Now {
-            // Windows of files keep no segment now (A13).
+            // Allocation windows of files must not keep segments open now (A13).
             let State { room, space, .. } = &mut *state;
             room.return_all(space);
         }
         let found = self.candidates(&state, hurry, need);
         let (any, segments) = (!found.is_empty(), state.clean_segments());
-        // What data may have it should not have to wait for: a quarter.
+        // A quarter is left for data writes, which should not have to wait for it.
         let segments = if hurry == Hurry::Now { segments } else { segments - segments / 4 };
         let begun = state.space.clean_left();
         let (mut room, mut gain) = ((segments * bytes + begun).min(self.listed_max()), 0);
@@ -152,15 +156,15 @@ impl Cleaner {
         (picked.into_iter().map(|victim| victim.segment).collect(), any)
     }
 
-    /// Counts on room for what is picked, and on what it takes to say so: as many as there is that
-    /// for (K22).
+    /// Reserves space for the live data of picked segments and for its records; drops segments for
+    /// which there is none (K22).
     fn plan(&self, state: &mut State, picked: &mut Vec<Candidate>) {
         let (bytes, unit) = (self.layout.segment_bytes(), self.layout.block_bytes());
         loop {
             let moved: u64 = picked.iter().map(|victim| victim.live).sum();
             let segments = moved.saturating_sub(state.space.clean_left()).div_ceil(bytes);
             state.space.plan_clean(segments);
-            // Each block may be an extent of its own.
+            // Each block may be a separate extent.
             let (cost, growth) = self.said(moved / unit, moved / unit);
             if picked.len() <= 1 || state.could_promise(cost, growth) {
                 return;
@@ -169,7 +173,7 @@ impl Cleaner {
         }
     }
 
-    /// What a pass would take for a task that waits; its space is set aside then.
+    /// The segments of a pass for a task that waits; its space is reserved then.
     #[cfg(test)]
     pub(crate) fn pick_now(&self) -> BTreeSet<u32> {
         self.pick(Hurry::Now).0
@@ -181,11 +185,11 @@ impl Cleaner {
         self.state.lock().space.segments.known().dead * self.layout.segment_bytes()
     }
 
-    /// What may be picked (K21), the best first.
+    /// The segments that may be picked (K21), the best first.
     fn candidates(&self, state: &State, hurry: Hurry, need: u64) -> Vec<Candidate> {
         let bytes = self.layout.segment_bytes();
         let most = match hurry {
-            // Whatever there is.
+            // Any segment with a dead block.
             Hurry::Now => bytes - self.layout.block_bytes(),
             Hurry::Background => {
                 bytes * (LIVE_MOST.0 + (LIVE_MOST.1 - LIVE_MOST.0) * need / 100) / 100
@@ -205,7 +209,7 @@ impl Cleaner {
             }
             let (live, age) = (this.live_bytes, now.saturating_sub(this.since) as f64);
             let gain = (bytes - live) as f64 / (bytes + live) as f64;
-            // Who waits wants the most for the least.
+            // A task that waits needs the best ratio of benefit to cost, without the age.
             let score = if hurry == Hurry::Now { gain } else { gain * (1.0 + age) };
             found.push(Candidate { segment, live, score });
         }
@@ -213,8 +217,8 @@ impl Cleaner {
         found
     }
 
-    /// Seals segments that are open and have something dead, where nothing else is to be had (P25).
-    /// False: there are none.
+    /// Seals open segments that have dead data, if there are no other candidates (P25). False:
+    /// there are none.
     pub(super) fn seal_open(&self) -> bool {
         let mut state = self.state.lock();
         let State { room, space, .. } = &mut *state;
@@ -222,7 +226,7 @@ impl Cleaner {
         space.seal_clean() || data
     }
 
-    /// A pass went through these; in those of `bad` there is something that stays.
+    /// Records that a pass has processed these segments; in those of `bad` some data stays.
     pub(super) fn note_tried(&self, victims: &Victims, bad: &BTreeSet<u32>) {
         let number = self.checkpoints.merged();
         let state = self.state.lock();
@@ -238,9 +242,9 @@ impl Cleaner {
 }
 
 impl Record {
-    /// Whether something stays in this filling of a segment: it could not be moved; or all was, by
-    /// a pass that checkpoints have counted since, and it is said to hold something still, which is
-    /// nowhere to be found.
+    /// Whether some data stays in this filling of a segment. Either it could not be moved, or a
+    /// pass has moved everything it found. In the second case checkpoints have counted since, and
+    /// the segment still counts as not empty.
     fn is_stubborn(&mut self, segment: u32, this: &Segment, number: u64) -> bool {
         let same = |takes: &u64| *takes == this.takes;
         if self.bad.get(&segment).is_some_and(same) {
@@ -262,9 +266,9 @@ mod tests {
     use crate::format::usage::Stream;
     use crate::space::segment::Segments;
 
-    /// A segment with a block that could not be read was left alone for all of that life, also when
-    /// it had been emptied and filled anew. And one that was said to hold something which no extent
-    /// names was cleaned again and again.
+    /// The story: a segment with an unreadable block was skipped until the volume was closed, also
+    /// after it had been emptied and filled again. And a segment that counted live data to which no
+    /// extent refers was cleaned again and again.
     #[test]
     fn what_stays_is_of_one_filling_of_a_segment() {
         let mut segments = Segments::new(2);

@@ -1,20 +1,20 @@
-//! Copies what is live: read as it lies, held against its sums, and written in order.
+//! Copies live data: reads it as it lies on the device, verifies its sums, and writes it in order.
 //!
 //! ```text
 //!   from:  ..cc..bbb.........a..     runs of a victim
-//!            ▼                ▼      read as they lie, what is dead between them too, if it is little
+//!            ▼                ▼      read as they lie, with small dead gaps between them
 //!            cc..bbb          a
-//!                    ▼               each block held against its sum
+//!                    ▼               each block compared with its checksum
 //!   buffer:       abbbcc             in the order of keys
 //!                    ▼               one write
 //!   to:           abbbcc             the segment that is being filled
 //! ```
-//! Invariants: C42, see [`crate::clean`]. M32 a run that is copied lies in one segment, which does
-//! not die while it is on its way: each write holds the [`Flight`] until the device is done with
-//! it, also if its task is dropped. M35 what is read together is at most as many bytes as
-//! [`Cleaner::ahead_bytes`] says that are live, and as many that are read over, or that buffers of
-//! little content are larger by. While one part is written, the next is read: [`COPY_TIMES`] that
-//! is in memory at a time, with what is known of each piece.
+//! Invariants: C42, see [`crate::clean`]. M32 a run that is copied lies in one segment, which must
+//! not die while the write is in flight: each write owns the [`Flight`] until the device has ended
+//! it, also if its task is dropped. M35 one read covers at most [`Cleaner::ahead_bytes`] live
+//! bytes, and at most as many bytes again that are dead or that pad small buffers. While one part
+//! is written, the next one is read: [`COPY_TIMES`] that amount is in memory at a time, with the
+//! description of each piece.
 //!
 //! Locks: the state lock, when a flight ends; none across a wait.
 
@@ -34,28 +34,30 @@ use forebay_iomap::ops::is_bad;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
-/// Bytes of a buffer, which one write takes, at most.
+/// Most bytes of a buffer, which one write takes.
 const BUFFER_BYTES: u64 = MIB;
-/// Live bytes that are read at once, while as many are being written: at most, at least, and the
-/// part of what changes may take in memory.
+/// Live bytes that are read at once while as many are being written: maximum, minimum, and share of
+/// the memory for changes.
 const AHEAD_BYTES: u64 = 2 * MIB;
 const AHEAD_LEAST: u64 = 64 * KIB;
 const AHEAD_SHARE: u64 = 16;
-/// M35: twice live and read over, once written, once for pieces.
+/// M35: the memory of a copy, as a multiple of the live bytes of one read. Two reads with their
+/// dead bytes take four times that, the write once, and the descriptions of the pieces once.
 pub(super) const COPY_TIMES: u64 = 6;
-/// Bytes that a piece of a round takes in memory, twice, with its sums.
+/// Memory of a piece of a round with its sums, bytes; it exists twice.
 const PIECE_BYTES: u64 = 256;
-/// What is dead between two runs that are read in one transfer, bytes at most.
+/// The most dead bytes between two runs that one transfer reads.
 const GAP_BYTES: u64 = 16 * KIB;
 
-/// Runs on their way to the segments that are being filled (M32).
+/// Writes in flight to the segments that are being filled (M32).
 pub(super) struct Flight {
     resources: Weak<Resources>,
     segments: BTreeSet<u32>,
 }
 
 impl Flight {
-    /// To `segments`, which are counted as on their way from now on, by who holds the state.
+    /// Writes to `segments`, which the caller, who holds the state lock, has counted as having runs
+    /// in flight.
     pub fn new(resources: &Resources, segments: BTreeSet<u32>) -> Self {
         Self { resources: resources.me.clone(), segments }
     }
@@ -69,20 +71,20 @@ impl Drop for Flight {
     }
 }
 
-/// What was copied.
+/// Result of copying.
 #[derive(Default)]
 pub(super) struct Copied {
     pub live: Vec<Live>,
-    /// Segments with blocks that are not what their sums say.
+    /// Segments with blocks that do not match their sums.
     pub bad: BTreeSet<u32>,
-    /// Segments with blocks that could not be read, which may be otherwise next time.
+    /// Segments with blocks that could not be read, which may succeed next time.
     pub failed: BTreeSet<u32>,
-    /// How many of both.
+    /// Number of blocks of both kinds.
     pub bad_blocks: u64,
 }
 
 impl Copied {
-    /// One block more, as a part of what it goes on with.
+    /// Adds a block, merged with the previous one if it continues it.
     fn keep(&mut self, block: Live, unit: u64) {
         if let Some(last) = self.live.last_mut() {
             let same = last.data_id == block.data_id && last.birth == block.birth;
@@ -97,16 +99,16 @@ impl Copied {
     }
 }
 
-/// What lies one behind the other where it goes, and is read together.
+/// Live data that is adjacent at its new place, and is read together.
 struct Part {
     turn: u32,
     to: Place,
-    /// In order.
+    /// In order of keys.
     live: Vec<Live>,
     bytes: u64,
 }
 
-/// Waits for requests.
+/// Receivers of requests in flight.
 type Waiting = Vec<OneReceiver<Result<()>>>;
 
 async fn all(waiting: Waiting) -> Vec<Result<()>> {
@@ -119,7 +121,7 @@ async fn all(waiting: Waiting) -> Vec<Result<()>> {
 }
 
 impl Cleaner {
-    /// Reads, checks and writes (C42).
+    /// Reads, verifies and writes live data (C42).
     pub(super) async fn copy(&self, live: Vec<Live>, flight: &Arc<Flight>) -> Result<Copied> {
         let parts = self.parts(live);
         let mut copied = Copied::default();
@@ -130,7 +132,7 @@ impl Cleaner {
             None => None,
         };
         while let Some((some, reading)) = next.take() {
-            // What follows is read, and what was read before is on its way out, meanwhile.
+            // The next part is read while the previous one is being written.
             if let Some(some) = rest.next() {
                 next = Some((some, self.read(some).await));
             }
@@ -150,22 +152,22 @@ impl Cleaner {
         result.map(|()| copied)
     }
 
-    /// Live bytes that are read together, at most (M35).
+    /// Most live bytes that are read together (M35).
     pub(super) fn ahead_bytes(&self) -> u64 {
         (self.options.overlay_bytes / AHEAD_SHARE).clamp(AHEAD_LEAST, AHEAD_BYTES)
     }
 
-    /// Pieces that are copied in one round, at most (M35).
+    /// Most pieces that are copied in one round (M35).
     pub(super) fn pieces_max(&self) -> u64 {
         self.ahead_bytes() / PIECE_BYTES
     }
 
-    /// Bytes of one transfer, at most.
+    /// Most bytes of one transfer.
     fn longest(&self) -> u64 {
         u64::from(self.device.limits().max_transfer).min(BUFFER_BYTES)
     }
 
-    /// Parts of at most a buffer, each in one segment.
+    /// Divides live data into parts of at most a buffer, each in one segment.
     fn parts(&self, live: Vec<Live>) -> Vec<Part> {
         let (unit, longest) = (self.layout.block_bytes(), self.longest());
         let mut parts: Vec<Part> = Vec::new();
@@ -187,7 +189,7 @@ impl Cleaner {
         parts
     }
 
-    /// Asks for what these parts are made of, as it lies on the device.
+    /// Submits the reads for these parts.
     async fn read(&self, parts: &[Part]) -> Reading {
         if self.device.is_crowded() {
             self.device.wait_for_capacity().await;
@@ -228,7 +230,7 @@ impl Cleaner {
         writing.push(rx);
     }
 
-    /// What a part is made of, held against its sums. What is not as it was stays where it is.
+    /// Verifies the data of a part against its sums. Blocks that do not match are not moved.
     async fn check(&self, part: &Part, read: &Read, copied: &mut Copied) -> AlignedBuf {
         let unit = self.layout.block_bytes();
         let mut buf = AlignedBuf::new(part.bytes as usize);
@@ -242,7 +244,7 @@ impl Cleaner {
                         bytes.copy_from_slice(found);
                         Ok(())
                     }
-                    // Another block may be at fault.
+                    // A single block of the transfer may be unreadable.
                     None => self.read_block(&block, bytes).await,
                 };
                 let same = || block.sums.first().is_none_or(|sum| *sum == crc32c(bytes));
@@ -270,8 +272,8 @@ impl Cleaner {
     }
 }
 
-/// Content in the order of places: what of it is read together (M35), and that in the order of
-/// keys.
+/// Sorts live data by place, divides it into groups that are read together (M35), and sorts each
+/// group by key.
 pub(super) fn in_order(live: Vec<Live>, unit: u64, ahead: u64) -> Vec<Live> {
     let mut ordered: Vec<Live> = Vec::with_capacity(live.len());
     let (mut first, mut turn, mut bytes, mut over) = (0, 0, 0, 0);
@@ -292,11 +294,11 @@ pub(super) fn in_order(live: Vec<Live>, unit: u64, ahead: u64) -> Vec<Live> {
     ordered
 }
 
-/// Bytes that are read, or that a buffer has, in addition to a run that is read behind another.
+/// Additional bytes of a run's read or buffer: the gap after the previous run, or the padding.
 fn read_over(last: Option<(Place, u64)>, from: Place, len: u64) -> u64 {
     let of_its_own = BUFFER_LEAST.saturating_sub(len);
     match last.filter(|(last, _)| last.segment == from.segment) {
-        // In a damaged volume they may overlap.
+        // In a damaged volume runs may overlap.
         Some((last, len)) => {
             match u64::from(from.offset).saturating_sub(u64::from(last.offset) + len) {
                 gap if gap <= GAP_BYTES => gap,
@@ -307,13 +309,13 @@ fn read_over(last: Option<(Place, u64)>, from: Place, len: u64) -> u64 {
     }
 }
 
-/// What is read in one transfer.
+/// Bytes that are read in one transfer.
 struct Span {
     from: Place,
     bytes: u64,
 }
 
-/// What parts are made of, as it lies on the device: what lies between is read over.
+/// The transfers for parts: gaps between runs are read as well.
 fn spans(parts: &[Part], unit: u64, longest: u64) -> Vec<Span> {
     let at = |live: &Live| (live.from, live.blocks * unit);
     let mut runs: Vec<(Place, u64)> = parts.iter().flat_map(|p| p.live.iter().map(at)).collect();
@@ -334,7 +336,7 @@ fn spans(parts: &[Part], unit: u64, longest: u64) -> Vec<Span> {
     spans
 }
 
-/// What was asked for.
+/// Reads in flight.
 #[derive(Default)]
 struct Reading(Vec<(Span, OneReceiver<Completion>)>);
 
@@ -349,7 +351,7 @@ impl Reading {
     }
 }
 
-/// What was read, in the order of places; none: that could not be.
+/// Results of reads, in order of places; `None`: the read failed.
 struct Read(Vec<(Place, Option<AlignedBuf>)>);
 
 impl Read {
@@ -371,8 +373,8 @@ mod tests {
     use forebay_base::world::World;
     use std::time::Duration;
 
-    /// M35: what lies between was read, too, as much as it was: with blocks of 512 bytes 66 MiB for
-    /// 2 MiB that are live, and no bound counted it.
+    /// M35. The story: gaps of the same size as the data were read, too. With blocks of 512 bytes
+    /// that was 66 MiB for 2 MiB of live data, and no bound counted it.
     #[test]
     fn m35_what_is_read_over_is_bounded() {
         const SEGMENT: u64 = 16 * MIB;
@@ -407,9 +409,9 @@ mod tests {
         }
     }
 
-    /// A task that waited for space was dropped while its copies were in flight: the segment
-    /// counted as one without writes in flight, could die, and belong to another owner before the
-    /// write came.
+    /// M32. The story: a task that waited for space was dropped while its copies were in flight.
+    /// The segment counted as one without writes in flight, could die, and could have another user
+    /// before the write arrived.
     #[test]
     fn m32_a_write_holds_its_segment_whoever_waits() {
         let setup = setup(0);

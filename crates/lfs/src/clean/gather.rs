@@ -1,14 +1,14 @@
-//! Finds what is live in segments that are cleaned: once through the extents of the tree, and then
-//! in the order of places, so that it is read as it lies, and one segment is done before the next
-//! begins.
+//! Collects the live data of segments to clean: one pass through the extents of the tree, then
+//! sorted by place. So it is read as it lies on the device, and one segment is emptied before the
+//! next.
 //!
-//! Invariants: C45, see [`crate::clean`]. M33 what was found of a tree that is not the newest any
-//! more is looked up again before it is copied; but nothing has to be found anew: no content comes
-//! to a segment that is sealed, and what is cut in parts stays below the key that it was found by,
-//! or behind the cursor. M34 what is found takes [`FOUND_BYTES`] for each extent and 4 for each
-//! block, and is bounded with what is picked. M36 of a segment no more blocks are listed than were
-//! counted there when it was picked: where the tree has more the usage table is wrong, and the
-//! segment stays as it is. An extent that was cut where the cursor stood may come once more for
+//! Invariants: C45, see [`crate::clean`]. M33 extents that were found in an older tree are looked
+//! up again before they are copied, but the pass need not be repeated. A sealed segment gets no new
+//! content, and the parts of a split extent lie either below the key at which it was found, or
+//! after the cursor. M34 the list takes [`FOUND_BYTES`] for each extent and 4 for each block, and
+//! the choice of segments bounds it. M36 no more blocks of a segment are listed than were counted
+//! when it was picked: if the tree has more, the usage table is wrong, and the segment is not
+//! cleaned. An extent that a checkpoint splits at the cursor may be listed twice, once more for
 //! each checkpoint.
 //!
 //! Lock: the state lock; none across a wait.
@@ -28,49 +28,49 @@ use forebay_base::task::yield_now;
 use forebay_base::{ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Extents that are looked at before the task yields.
+/// Extents that are scanned before the task yields.
 const LOOK_AT_ONCE: usize = 8192;
-/// Leaves of the tree that are read ahead of the one that is looked at.
+/// Leaves of the tree that are read ahead.
 const LEAVES_AHEAD: usize = 31;
 
-/// An extent has none.
+/// Value of `sums_at` for an extent without sums.
 const NO_SUMS: u32 = u32::MAX;
 
-/// An extent, or a part of one.
+/// An extent, or a part of one, that was found.
 struct Found {
     data_id: u64,
     block: u64,
     birth: u64,
     from: Place,
     blocks: u32,
-    /// Where its sums are, behind one another, one for each block; [`NO_SUMS`].
+    /// Index of its first sum in `sums`, one for each block; or [`NO_SUMS`].
     sums_at: u32,
 }
 
 const _: () = assert!(size_of::<Found>() as u64 == FOUND_BYTES, "M34");
 
-/// What is live in the segments of a pass.
+/// The live data in the segments of a pass.
 pub(super) struct Gathered {
-    /// The tree that all of it was found in; none: it was another one before the end (M33).
+    /// The tree in which all of it was found; `None`: the tree changed during the pass (M33).
     pub root: Option<TreeRoot>,
     found: Vec<Found>,
     sums: Vec<u32>,
     counted: Counted,
 }
 
-/// What may be found still (M36).
+/// Blocks that may still be listed (M36).
 #[derive(Clone, Default)]
 struct Counted {
-    /// Blocks, by segment.
+    /// Remaining blocks, by segment.
     left: BTreeMap<u32, u64>,
     /// Blocks that may be found twice.
     twice: u64,
-    /// Segments that have more.
+    /// Segments that have more live blocks than were counted.
     wrong: BTreeSet<u32>,
 }
 
 impl Counted {
-    /// Whether a run of so many blocks may be there.
+    /// Whether a run of so many blocks in the segment may be listed.
     fn take(&mut self, segment: u32, blocks: u64) -> bool {
         if self.wrong.contains(&segment) {
             return false;
@@ -92,7 +92,7 @@ impl Gathered {
         Self { root: Some(root), found: Vec::new(), sums: Vec::new(), counted }
     }
 
-    /// Segments in which more is live than was counted (M36).
+    /// Segments with more live data than was counted (M36).
     pub fn wrong(&self) -> &BTreeSet<u32> {
         &self.counted.wrong
     }
@@ -107,8 +107,8 @@ impl Gathered {
         self.found.push(Found { data_id, block, birth: extent.birth, from, blocks, sums_at });
     }
 
-    /// In the order of places. What was found twice, as a whole and then as a part of what was left
-    /// of it, is there once.
+    /// Sorts by place, and removes what was found twice: as a complete extent, and as a part of it
+    /// after a split.
     fn sort(&mut self, unit: u64) {
         let at = |found: &Found| (found.from.segment, found.from.offset);
         self.found.sort_unstable_by_key(|found| (at(found), std::cmp::Reverse(found.blocks)));
@@ -121,28 +121,28 @@ impl Gathered {
         });
     }
 
-    /// How much there is.
+    /// Number of extents.
     pub fn len(&self) -> usize {
         self.found.len()
     }
 
-    /// The segment that number `n` lies in.
+    /// The segment of extent `n`.
     pub fn segment(&self, n: usize) -> Option<u32> {
         self.found.get(n).map(|found| found.from.segment)
     }
 
-    /// What this takes in memory.
+    /// Memory of the list, bytes.
     fn bytes(&self) -> u64 {
         FOUND_BYTES * self.found.capacity() as u64 + 4 * self.sums.capacity() as u64
     }
 
-    /// Bytes that all of it takes in buffers, about.
+    /// Approximate size of the buffers for all of it, bytes.
     pub fn copied_bytes(&self, unit: u64) -> u64 {
         self.found.iter().map(|found| (u64::from(found.blocks) * unit).max(BUFFER_LEAST)).sum()
     }
 
-    /// From number `first` on, as many as have about so many bytes, and no more than `most`: at
-    /// least one.
+    /// Extents from number `first` on, of about `bytes` bytes, at most `most` extents, and at least
+    /// one.
     pub fn some(&self, first: usize, bytes: u64, most: u64, unit: u64) -> Vec<Live> {
         let (mut live, mut sum) = (Vec::new(), 0);
         for found in self.found[first..].iter().take(most.max(1) as usize) {
@@ -162,7 +162,7 @@ impl Gathered {
 }
 
 impl Cleaner {
-    /// All that is live in these segments (C45).
+    /// Collects all live data of these segments (C45).
     pub(super) async fn gather(&self, victims: &Victims) -> Result<Gathered> {
         let (mut root, counted) = {
             let state = self.state.lock();
@@ -177,7 +177,7 @@ impl Cleaner {
             let now = self.state.lock().root;
             if now == root {
                 next = match part {
-                    // What lies before is moved: one bad leaf does not keep all from being cleaned.
+                    // Data found before is moved: one bad leaf does not prevent all cleaning.
                     Err(e) if e.kind() == ErrorKind::Corrupt && !all.found.is_empty() => {
                         log::warn!("what lies behind is not cleaned: {e}");
                         None
@@ -185,7 +185,7 @@ impl Cleaner {
                     part => part?,
                 };
             } else {
-                // What was read last may be of places that were used again.
+                // The last leaf may have been read from a place that was reused.
                 all.found.truncate(found);
                 all.sums.truncate(sums);
                 (root, all.root, all.counted) = (now, None, counted);
@@ -205,7 +205,7 @@ impl Cleaner {
         Ok(all)
     }
 
-    /// Blocks that are live in these segments, as the newest checkpoint has counted them.
+    /// Live blocks of these segments, as the newest checkpoint has counted them.
     fn counted(&self, state: &State, victims: &Victims) -> Counted {
         let unit = self.layout.block_bytes();
         let live = |segment: &u32| state.space.segments.get(*segment).map(|s| s.live_bytes / unit);
@@ -213,7 +213,7 @@ impl Cleaner {
         Counted { left, ..Counted::default() }
     }
 
-    /// What a pass has found, and what it copies with, takes so much memory.
+    /// Records the memory that a pass uses for the list and for copies.
     pub(super) fn note_cleaning(&self, found: &Gathered, copies: u64) {
         let held = {
             let mut state = self.state.lock();
@@ -223,8 +223,8 @@ impl Cleaner {
         self.note_memory(held);
     }
 
-    /// Some extents of a tree, those of them that lie in victims. Where to go on; none: that was
-    /// all.
+    /// Scans some extents of a tree, and lists those in victims. Returns the position to continue
+    /// from; `None`: the end.
     async fn gather_below(
         &self,
         root: &TreeRoot,
@@ -237,7 +237,7 @@ impl Cleaner {
         let mut looked = 0;
         while let Some(leaf) = cursor.leaf(&self.tree, root).await? {
             for found in leaf.iter() {
-                // Most lie elsewhere, and need not be decoded for that.
+                // Most extents lie in other segments, and need not be decoded.
                 if stored_segment(found.raw().1).is_some_and(|at| !victims.contains(&at)) {
                     continue;
                 }
@@ -274,8 +274,8 @@ mod tests {
     use crate::tests::reuse::{open, setup};
     use forebay_base::sim_world::SimWorld;
 
-    /// An extent was found, a checkpoint cut it, and what was left behind the cursor was found
-    /// again.
+    /// The story: an extent was found, a checkpoint split it, and the part after the cursor was
+    /// found again.
     #[test]
     fn m33_what_is_found_twice_is_moved_once() {
         let geometry = Geometry::with_segment_shift(20);
@@ -304,8 +304,8 @@ mod tests {
         assert_eq!(all.some(0, u64::MAX, 3, u64::from(unit)).len(), 3, "three at most");
     }
 
-    /// M36: an image whose usage table says that little is live had everything listed that the tree
-    /// has there, however much; and the cleaner counted on room for what the table said.
+    /// M36. The story: for an image whose usage table counted too little, all live data in the tree
+    /// was listed, however much. The cleaner had reserved space for the counted part only.
     #[test]
     fn m36_no_more_is_listed_than_was_counted() {
         let setup = setup(0);

@@ -1,4 +1,4 @@
-//! What a pass of the cleaner handles: the segments that it cleans, and the live blocks in them.
+//! Types of a pass of the cleaner: the segments to clean, and their live blocks.
 //!
 //! No locks.
 
@@ -6,15 +6,15 @@ use crate::format::place::Place;
 use forebay_base::units::KIB;
 use std::collections::BTreeSet;
 
-/// Bytes that an extent takes in the list of those found (M34 of `gather`).
+/// Bytes of an extent in the list of found ones (M34 of `gather`).
 pub(super) const FOUND_BYTES: u64 = 40;
-/// Bytes that a buffer takes at least.
+/// Least size of a buffer, bytes.
 pub(super) const BUFFER_LEAST: u64 = 4 * KIB;
 
 /// Segments to clean.
 pub(super) type Victims = BTreeSet<u32>;
 
-/// Blocks that are live in a segment that is being cleaned.
+/// Live blocks in a segment that is being cleaned.
 #[derive(Clone)]
 pub(super) struct Live {
     pub data_id: u64,
@@ -23,9 +23,9 @@ pub(super) struct Live {
     pub birth: u64,
     pub from: Place,
     pub sums: Vec<u32>,
-    /// Where they are copied to.
+    /// The place to which they are copied.
     pub to: Place,
-    /// What has the same number is read together.
+    /// Blocks with equal numbers are read together.
     pub turn: u32,
 }
 
@@ -34,7 +34,7 @@ impl Live {
         [self.from, self.to].map(|at| u64::from(at.offset) + self.blocks * unit)
     }
 
-    /// Whether it lies right behind another one, where it is and where it goes.
+    /// Whether it directly follows `last`, at both the old and the new place.
     pub fn goes_on(&self, last: &Self, unit: u64) -> bool {
         let segments = self.from.segment == last.from.segment && self.to.segment == last.to.segment;
         segments && last.end(unit) == [self.from, self.to].map(|at| u64::from(at.offset))
@@ -47,7 +47,7 @@ impl Live {
         Self { block: self.block + skip, blocks, from, to, sums: sums.to_vec(), ..*self }
     }
 
-    /// The same in pieces of at most so many bytes.
+    /// Splits it into pieces of at most `bytes` bytes.
     pub fn pieces(self, bytes: u64, unit: u64) -> impl Iterator<Item = Self> {
         let most = (bytes / unit).max(1);
         let firsts = (0..self.blocks).step_by(most as usize);

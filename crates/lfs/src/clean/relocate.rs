@@ -1,9 +1,9 @@
-//! Moves what is live in some segments, one segment after the other, so that those that are done
-//! can become free before the others are. What is copied together goes in the order of keys, so
-//! that what is of one file comes to lie together.
+//! Moves the live data of segments, one segment after the other, so that emptied segments can
+//! become free before the pass ends. Data that is copied together is sorted by key, so that the
+//! data of one file becomes adjacent.
 //!
-//! Invariants: those of [`crate::clean`]. M31 what was read of the tree counts only while that is
-//! the tree: another root, and it is looked up again; what was copied is not copied again for that.
+//! Invariants: those of [`crate::clean`]. M31 a lookup in the tree is valid only as long as that is
+//! the newest tree: after a new root it is repeated, but data is not copied again.
 //!
 //! Locks: the state lock, the log's and the cleaner's record in turn; none across a wait.
 
@@ -31,27 +31,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that are copied before they are flushed and moved, at most, and the part of a volume.
+/// Most bytes that are copied before they are flushed and recorded, and their share of a volume.
 const ROUND_BYTES: u64 = 16 * MIB;
 const ROUND_SHARE: u64 = 64;
-/// In the background: a round is followed by a pause of so many times its length, where nearly
-/// nothing has to be cleaned.
+/// In the background a round is followed by a pause, of at most this multiple of the round's
+/// duration, if nearly nothing has to be cleaned.
 const PAUSE_MOST: u64 = 4;
-/// And by none from where so much of 100 of what should be free is not.
+/// There is no pause if more than this percentage of the wanted free space is missing.
 const PAUSE_BELOW: u64 = 50;
-/// And not longer: a task may come that waits for space.
+/// Longest pause, because a task that waits for space may arrive.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
-/// Pieces that are said to be moved in one hold of the lock.
+/// Pieces that are recorded as moved in one hold of the lock.
 const SAY_AT_ONCE: usize = 64;
 
-/// What became of a round.
+/// Result of a round.
 enum Moved {
     Done,
-    /// There is no room for copies, or for saying where they are.
+    /// There is no space for copies, or for their records.
     NoRoom,
 }
 
-/// Room in the log, and nodes, that a round has for what it says; what is over goes back.
+/// Log space and nodes that a round has reserved for its records; the unused rest is released.
 struct Ahead<'a> {
     cleaner: &'a Cleaner,
     cost: u64,
@@ -59,7 +59,7 @@ struct Ahead<'a> {
 }
 
 impl Ahead<'_> {
-    /// Gives back what one record of so many extents has, for who counts it anew.
+    /// Releases the reservation for one record, whose append counts that space itself.
     fn give(&mut self, state: &mut State, cost: u64, growth: Growth) {
         let cost = self.cost.min(cost);
         let entries = self.growth.entries.min(growth.entries);
@@ -80,34 +80,34 @@ impl Drop for Ahead<'_> {
     }
 }
 
-/// Segments of which something stays: it is damaged, or could not be read this time.
+/// Segments of which some data stays: it is damaged, or could not be read this time.
 #[derive(Default)]
 struct Left {
     bad: BTreeSet<u32>,
     failed: BTreeSet<u32>,
 }
 
-/// What a round may do.
+/// Reservations of a round.
 struct Given<'a> {
-    /// With their places.
+    /// Live data with its new places.
     live: Vec<Live>,
     flight: Arc<Flight>,
     ahead: Ahead<'a>,
 }
 
-/// Segments that a pass is through with, and those that it has still to do.
+/// Segments that a pass has emptied, and those that remain.
 struct Doing {
-    /// C44.
+    /// Pins of the remaining segments (C44).
     pins: BTreeMap<u32, Pin>,
     left: Left,
     emptied: u64,
-    /// Bytes more that are free when what was emptied since a checkpoint is.
+    /// Bytes that will have become free when the segments emptied since the last checkpoint are.
     gained: u64,
 }
 
 impl Cleaner {
-    /// Moves what is live in these segments, one after the other; how many of them it emptied, also
-    /// if it ended with an error.
+    /// Moves the live data of these segments, one after the other; returns how many it emptied,
+    /// also after an error.
     pub(super) async fn move_all(&self, victims: &Victims, hurry: Hurry) -> (u64, Result<()>) {
         let pins = {
             let state = self.state.lock();
@@ -121,7 +121,7 @@ impl Cleaner {
 
     async fn move_each(&self, victims: &Victims, hurry: Hurry, doing: &mut Doing) -> Result<()> {
         let gathered = self.gather(victims).await?;
-        // They are not emptied, and not picked again.
+        // These segments are not emptied, and not picked again.
         doing.left.bad.extend(gathered.wrong());
         let ahead = gathered.copied_bytes(self.layout.block_bytes()).min(self.ahead_bytes());
         self.note_cleaning(&gathered, COPY_TIMES * ahead);
@@ -134,7 +134,7 @@ impl Cleaner {
             let count = live.len();
             match self.move_round(gathered.root, live, &mut doing.left).await? {
                 Moved::Done => at += count,
-                // The log becomes free again, and nodes do; then less at a time is tried.
+                // Checkpoints free log space and nodes; then smaller rounds are tried.
                 Moved::NoRoom if most > unit && self.checkpoints.make_two().await => {
                     most = (most / 4).max(unit);
                 }
@@ -155,8 +155,8 @@ impl Cleaner {
         Ok(())
     }
 
-    /// All is moved of the segments before `next`, as far as it could be: they may be used again
-    /// when they are free.
+    /// Releases the segments before `next`, whose live data was moved as far as possible: they may
+    /// be reused when they are free.
     fn done_with(&self, doing: &mut Doing, next: Option<u32>) {
         let rest = next.map_or_else(BTreeMap::new, |next| doing.pins.split_off(&next));
         let done: Victims = std::mem::replace(&mut doing.pins, rest).into_keys().collect();
@@ -171,17 +171,18 @@ impl Cleaner {
         }
     }
 
-    /// A task waits for space, and some can be had without the rest of the pass.
+    /// Whether a task waits for space that the emptied segments can provide without the rest of the
+    /// pass.
     fn is_waited_for(&self, doing: &Doing) -> bool {
         !doing.pins.is_empty() && doing.gained >= self.gain_now() && self.cleaning.is_hurried()
     }
 
-    /// What was moved takes much of what waits for a checkpoint.
+    /// Whether the moves take much of the memory for changes.
     fn is_too_much(&self) -> bool {
         self.state.lock().map.tree_bytes() > self.options.overlay_bytes / 2
     }
 
-    /// In the background: the less has to be cleaned, the longer.
+    /// Pauses in the background: the less has to be cleaned, the longer.
     async fn pause(&self, hurry: Hurry, began: Nanos) {
         if hurry == Hurry::Now || self.cleaning.is_hurried() {
             return;
@@ -194,12 +195,12 @@ impl Cleaner {
         }
     }
 
-    /// Of some blocks those that are still where they were (C41), if the tree is still what they
-    /// were read of.
+    /// The blocks that are still at their old place (C41), if the tree is the one in which they
+    /// were looked up.
     fn still_there(&self, state: &State, live: &Live) -> Vec<Live> {
         let unit = self.layout.block_bytes();
         let (mut there, mut at) = (Vec::new(), 0);
-        // It may be in use again.
+        // The segment may have been reused.
         let segment = state.space.segments.get(live.from.segment);
         if segment.is_none_or(|segment| segment.phase != Phase::Sealed) {
             return there;
@@ -217,7 +218,7 @@ impl Cleaner {
         there
     }
 
-    /// Of what was found those that this tree has still, in the order of places; and the tree.
+    /// The extents that the newest tree still has, in order of places; and that tree.
     async fn still_known(
         &self,
         found_in: Option<TreeRoot>,
@@ -231,14 +232,14 @@ impl Cleaner {
             }
             match self.still_in_tree(&now, &live).await {
                 Ok(still) => (checked, live) = (Some(now), still),
-                // It may be of places that were used again.
+                // The leaf may have been read from a place that was reused.
                 Err(_) if self.state.lock().root != now => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Copies what is live, and says that it is there (C41 to C43).
+    /// Copies live data, and records the new places (C41 to C43).
     async fn move_round(
         &self,
         found_in: Option<TreeRoot>,
@@ -259,7 +260,7 @@ impl Cleaner {
         let copied = self.copy(live, &flight).await?;
         self.flush_all().await?;
         if self.log.failures() != failures {
-            // What failed may have been of these.
+            // These copies may be among the failed writes.
             return Err(Error::new(ErrorKind::Io, "clean", "a write or flush failed meanwhile"));
         }
         let (mut gone, mut said) = (0, Ok(()));
@@ -284,9 +285,9 @@ impl Cleaner {
         Ok(Moved::Done)
     }
 
-    /// Says of copies of what the tree below `root` has that they count, as far as it still has
-    /// (C41, M31); how many blocks. What they are copies of is pinned: who still names that place
-    /// names this content.
+    /// Records copies for extents that the newest tree still has at the old place (C41, M31);
+    /// returns the number of blocks. The old places are pinned, so an extent that refers to one
+    /// still has the same content.
     async fn say(
         &self,
         mut root: TreeRoot,
@@ -303,15 +304,15 @@ impl Cleaner {
             };
             match self.still_in_tree(&now, &live).await {
                 Ok(still) => (root, live) = (now, still),
-                // It may be of places that were used again.
+                // The leaf may have been read from a place that was reused.
                 Err(_) if self.state.lock().root != now => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Of some blocks those that this tree has where they were, in the order that they come in.
-    /// They are looked up in that of keys: each leaf is met once, and neighbours are read together.
+    /// The blocks that this tree still has at the old place, in the given order. They are looked up
+    /// in order of keys, so that each leaf is read once, and adjacent ones together.
     async fn still_in_tree(&self, root: &TreeRoot, live: &[Live]) -> Result<Vec<Live>> {
         let (unit, mut still, mut order) =
             (self.layout.block_bytes(), Vec::new(), InOrder::default());
@@ -330,13 +331,13 @@ impl Cleaner {
                 at += blocks;
             }
         }
-        // Parts of one keep theirs.
+        // Parts of one piece keep its number, and so their order.
         still.sort_by_key(|(n, _)| *n);
         Ok(still.into_iter().map(|(_, live)| live).collect())
     }
 
-    /// Places for copies, one behind the other, and room to say so; none if there is none for all
-    /// of them.
+    /// Allocates contiguous places for copies, and reserves space for their records; `None` if
+    /// there is not enough for all.
     fn give_places(&self, state: &mut State, live: Vec<Live>) -> Option<Given<'_>> {
         let (unit, bytes) = (self.layout.block_bytes(), self.layout.segment_bytes());
         let wanted = live.iter().map(|live| live.blocks * unit).sum::<u64>();
@@ -350,7 +351,7 @@ impl Cleaner {
         'all: for live in live {
             let mut skip = 0;
             while skip < live.blocks {
-                // Cannot fail: they were counted above.
+                // Cannot fail: the space was counted above.
                 let Ok((at, taken)) = state.space.take_clean((live.blocks - skip) * unit) else {
                     break 'all;
                 };
@@ -366,24 +367,24 @@ impl Cleaner {
         Some(Given { live: given, flight, ahead: Ahead { cleaner: self, cost, growth } })
     }
 
-    /// What it takes of the log and of the tree to say where so many extents are.
+    /// Log space and tree nodes for records of so many extents.
     pub(super) fn said(&self, extents: u64, blocks: u64) -> (u64, Growth) {
         let body = extents * CHANGE_BYTES + 4 * blocks;
-        // No two that follow one another are half empty both, but where the lock is let go.
+        // Of two successive records at most one is half empty, except where the lock is released.
         let records =
             2 * body.div_ceil(self.layout.max_record() / 2) + extents.div_ceil(SAY_AT_ONCE as u64);
         let cost = body + records * self.layout.cost(CHANGE_BYTES, 0);
         (cost, Growth { entries: 2 * extents, bytes: extents * MAP_ITEM_BYTES + 4 * blocks })
     }
 
-    /// Says what was moved (C41); how many blocks.
+    /// Records moved blocks (C41); returns their number.
     fn say_moved(&self, state: &mut State, copied: &[Live], ahead: &mut Ahead<'_>) -> Result<u64> {
         let mut moved = 0;
         let room = self.layout.max_record() / 2;
         let (mut record, mut used) = (Vec::new(), 0);
         for live in copied {
             let there = match self.plant.has(Planted::CleanerMovesLive) {
-                // The mistake: what was overwritten meanwhile counts for nothing.
+                // The injected fault: concurrent overwrites are ignored.
                 true => vec![Live { birth: state.draw(), ..live.clone() }],
                 false => self.still_there(state, live),
             };
@@ -404,7 +405,7 @@ impl Cleaner {
         Ok(moved)
     }
 
-    /// `body`: bytes of it, at most.
+    /// `body`: most bytes of the record.
     fn append_moved(
         &self,
         state: &mut State,
@@ -431,9 +432,9 @@ impl Cleaner {
             let extent = Extent::plain(source, blocks, live.birth, sums, geometry);
             changes.push(Change::Map(live.data_id, live.block, extent));
         }
-        // It was promised its room when it got its places.
+        // Space for it was reserved together with its places.
         state.append_with(&changes, Content::default(), Need::Outstanding)?;
-        // It is there still, and not once more.
+        // The content is not new, so it must not be counted twice.
         state.map.uncount_fresh(blocks * self.layout.block_bytes());
         Ok(blocks)
     }
@@ -445,8 +446,8 @@ mod tests {
     use crate::tests::clean::{found, sparse_of};
     use crate::tests::reuse::setup;
 
-    /// A task that waited for space waited for a whole pass, though most of what it was for had
-    /// been emptied long before: on a volume of 8 GiB for seconds.
+    /// The story: a task that waited for space waited for a complete pass, which took seconds on a
+    /// volume of 8 GiB. The segments that it needed had been emptied long before.
     #[test]
     fn what_is_emptied_comes_free_before_a_pass_is_over() {
         let setup = setup(0);

@@ -7,13 +7,13 @@
 //! (L9 of `log`, H18 of `checkpoint`).
 //!
 //! Locks: a hold may be dropped on a completion thread. Dropping it takes the log's `ctl`, or a
-//! leaf here; so no hold and no turn is dropped while either is held.
+//! leaf in this module, so no hold and no turn may be dropped while one of these locks is held.
 
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::{Arc, Mutex, Weak};
 use forebay_base::task::WaitQueue;
 
-/// Keeps a turn taken. A write carries one until the device has ended it.
+/// Keeps a turn taken; each write owns one until the device has ended it.
 #[derive(Clone, Default)]
 pub(crate) struct Hold {
     _log: Option<Arc<dyn Send + Sync>>,
@@ -27,7 +27,8 @@ impl Hold {
     }
 }
 
-/// A lock that a task holds across awaits, and that its writes keep taken when the task is dropped.
+/// A lock that a task holds across awaits; if the task is dropped, its writes in flight keep it
+/// taken.
 pub(crate) struct TurnLock {
     shared: Arc<Shared>,
     holder: Mutex<Weak<TurnGuard>>,
@@ -39,7 +40,7 @@ struct Shared {
 }
 
 impl TurnLock {
-    /// A free lock.
+    /// An unlocked lock.
     pub fn new() -> Self {
         let shared = Shared { is_taken: AtomicBool::new(false), wait: WaitQueue::new() };
         Self { shared: Arc::new(shared), holder: Mutex::new(Weak::new()) }
@@ -54,7 +55,7 @@ impl TurnLock {
         guard
     }
 
-    /// A hold for a write of the task that has the lock; an empty one while the lock is free.
+    /// A hold for a write of the task that has the lock; empty if the lock is free.
     pub fn hold(&self) -> Hold {
         Hold { _log: None, _checkpoint: self.holder.lock().upgrade() }
     }
@@ -76,7 +77,7 @@ mod tests {
     use forebay_base::task::BoxFuture;
     use std::task::{Context, Poll, Waker};
 
-    /// H18: the next task takes the turn of checkpoints when the write of a dropped task has ended.
+    /// H18: the next task gets the turn of checkpoints when the write of a dropped task has ended.
     #[test]
     fn turn_lock_of_dropped_task_waits_for_its_write() {
         let lock = TurnLock::new();

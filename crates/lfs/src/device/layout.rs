@@ -1,9 +1,10 @@
-//! Where logical segments are on the device, and what is padded to which unit.
+//! Maps logical segments to the device, and defines the alignment of records.
 //!
-//! Invariants: Y1 a place within the volume has one offset on the device, and the other way round.
-//! Y2 a record is at most a quarter of a segment, so that what the end of a segment wastes is bounded.
+//! Invariants: Y1 each place in the volume has one offset on the device, and the other way round.
+//! Y2 a record is at most a quarter of a segment, so that the waste at the end of a segment is
+//! bounded.
 //!
-//! No locks, no state that changes.
+//! No locks, immutable.
 
 use crate::format::place::{Geometry, Place, Seal};
 use crate::format::record::{RECORD_ALIGN, RECORD_HEADER_BYTES};
@@ -11,30 +12,30 @@ use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::superblock::Superblock;
 use forebay_base::units::{round_down, round_up};
 
-/// Bytes of the record that ends a segment: a header, and a change that names the next one.
+/// Bytes of the record that ends a segment: a header, and a change that names the next segment.
 const NEXT_RECORD_BYTES: u64 = round_up(RECORD_HEADER_BYTES as u64 + 16, RECORD_ALIGN as u64);
-/// Longest content that goes into a record, bytes.
+/// Most content in a record, bytes.
 const INLINE_BYTES_MAX: u64 = 64 << 10;
 
-/// See the module.
+/// The layout of a volume.
 #[derive(Clone, Copy)]
 pub(crate) struct Layout {
-    /// Units.
+    /// Units of the volume.
     pub geometry: Geometry,
-    /// Of this volume.
+    /// Checksum seed of the volume.
     pub seal: Seal,
     /// Secret of this volume: seeds the hashes of names.
     pub nonce: [u8; 16],
     /// Offset on the device of segment 0, bytes.
     pub data_start: u64,
-    /// Segments.
+    /// Number of segments.
     pub segments: u32,
-    /// What groups of records are padded to, bytes: the device's block.
+    /// Alignment of groups of records, bytes: the device's block size.
     pub align: u32,
 }
 
 impl Layout {
-    /// Of a volume on a device with blocks of `align` bytes.
+    /// The layout of a volume on a device with blocks of `align` bytes.
     pub fn of(superblock: &Superblock, align: u32) -> Self {
         Self {
             geometry: superblock.geometry,
@@ -56,12 +57,12 @@ impl Layout {
         u64::from(self.geometry.block_bytes())
     }
 
-    /// Offset on the device (Y1).
+    /// Device offset of a place (Y1).
     pub fn device_offset(&self, place: Place) -> u64 {
         self.data_start + u64::from(place.segment) * self.segment_bytes() + u64::from(place.offset)
     }
 
-    /// The place at an offset on the device (Y1).
+    /// The place at a device offset (Y1).
     pub fn place_at(&self, device_offset: u64) -> Option<Place> {
         let at = device_offset.checked_sub(self.data_start)?;
         let segment = u32::try_from(at / self.segment_bytes()).ok()?;
@@ -69,46 +70,46 @@ impl Layout {
         (segment < self.segments).then_some(Place::new(segment, offset))
     }
 
-    /// Longest record (Y2), bytes.
+    /// Longest record, bytes (Y2).
     pub fn max_record(&self) -> u64 {
         let quarter = round_down(self.segment_bytes() / 4, self.block_bytes());
         quarter.min(u64::from(self.geometry.max_record_bytes()))
     }
 
-    /// Longest content in a record, bytes: whole blocks.
+    /// Most content in a record, bytes: a multiple of the block size.
     pub fn max_inline(&self) -> u64 {
         let room = self.max_record() - 2 * self.block_bytes();
         round_down(room.min(INLINE_BYTES_MAX), self.block_bytes())
     }
 
-    /// Where the second copy of a log segment's header is, bytes from its start: in another sector.
+    /// Offset of the second copy of a log segment's header, which is in another sector, bytes.
     pub fn header_copy(&self) -> u32 {
         self.align
     }
 
-    /// Where a log segment's first record is, bytes from its start.
+    /// Offset of the first record in a log segment, bytes.
     pub fn first_record(&self) -> u32 {
         self.align + SEGMENT_HEADER_BYTES as u32
     }
 
-    /// Bytes that a segment surely takes of records, whatever their lengths.
+    /// Bytes of records that a segment can hold at least, whatever their lengths.
     pub fn log_bytes(&self) -> u64 {
         self.left(2 * u64::from(self.align))
     }
 
-    /// Bytes that a segment which is filled up to `head` surely still takes.
+    /// Bytes of records that a segment filled up to `head` can hold at least.
     pub fn left(&self, head: u64) -> u64 {
         let tail = self.next_record() + self.max_record();
         self.segment_bytes().saturating_sub(head + tail)
     }
 
-    /// Room for the record that ends a segment, wherever it begins and padded to the device's block.
+    /// Space for the record that ends a segment, at any offset and padded to the device's block.
     pub fn next_record(&self) -> u64 {
         let align = u64::from(self.align);
         round_up(NEXT_RECORD_BYTES, align) + align
     }
 
-    /// What a record of this much takes among others, but for the end of a block before its content.
+    /// Bytes of such a record among others, without the padding before its content.
     pub fn record_bytes(&self, body_bytes: u64, payload_bytes: u64) -> u64 {
         let block = if payload_bytes > 0 { self.block_bytes() } else { 0 };
         round_up(RECORD_HEADER_BYTES as u64 + body_bytes, u64::from(RECORD_ALIGN))
@@ -116,7 +117,7 @@ impl Layout {
             + payload_bytes
     }
 
-    /// Most that a record of this much can take of the log, with its padding and its mark.
+    /// Most log space of such a record, with its padding and its mark.
     pub fn cost(&self, body_bytes: u64, payload_bytes: u64) -> u64 {
         let block = if payload_bytes > 0 { self.block_bytes() } else { 0 };
         let len = RECORD_HEADER_BYTES as u64 + body_bytes + block + payload_bytes;

@@ -1,17 +1,17 @@
 //! The superblock's slots on the device.
 //!
-//! Invariants: U11 each state of the superblock is written to two slots, one at either end, in
-//! turn: any single sector may be lost, and what was there before stays until the new one is
-//! durable. U12 of the valid slots the one with the highest number counts. U13 slots of another
-//! volume do not count beside one at the start: a device that was made smaller, got another volume
-//! and was made larger has those of the old one at its end. U14 a state that only one of its slots
-//! takes is written again under the next number, so that two slots have it whichever slot is bad.
-//! The one that does not take it has no state of the same number. device.slots.R1 nothing is
-//! written to a volume while slots cannot be read that may hold the newest state: both slots of a
-//! state, or one of each of the two states that would follow. They may come back later, and lead
-//! to what was overwritten since.
+//! Invariants: U11 each state of the superblock is written to two slots, one at either end of the
+//! volume, in rotation. So any single sector may be lost, and the previous state remains until the
+//! new one is durable. U12 of the valid slots the one with the highest number counts. U13 slots of
+//! another volume do not count if there is a valid slot at the start. A device that was shrunk, got
+//! another volume and was grown still has slots of the old volume at its end. U14 if only one of
+//! its slots can be written, a state is written again under the next number, so that two slots have
+//! it whichever slot is bad. The slot that cannot be written has no state of the same number.
+//! device.slots.R1 nothing is written to a volume while unreadable slots may contain the newest
+//! state: both slots of a state, or one of each of the two following states. They may become
+//! readable later, and refer to data that was overwritten since.
 //!
-//! No locks: opening and checkpoints are alone.
+//! No locks: opening and checkpoints never run concurrently.
 
 use crate::device::hold::Hold;
 use crate::device::write::write_all;
@@ -22,7 +22,7 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, io};
 use std::ops::Range;
 
-/// Reads `len` bytes; both ends are multiples of the device's block.
+/// Reads `len` bytes; offset and length are multiples of the device's block.
 pub(crate) async fn read_at(device: &DeviceRef, offset: u64, len: usize) -> Result<AlignedBuf> {
     let data = DataRef::Buf(AlignedBuf::new(len));
     let done = io(&**device, BioOp::Read, offset, len as u64, data, BioFlags::SYNC).await;
@@ -31,7 +31,7 @@ pub(crate) async fn read_at(device: &DeviceRef, offset: u64, len: usize) -> Resu
     done.data.into_buf().ok_or_else(gone)
 }
 
-/// All valid states, by their number (U12); what is wrong with one if there is none.
+/// All valid states, in order of their numbers (U12); the error of one slot if there is none.
 pub(crate) async fn read_valid(device: &DeviceRef) -> Result<Vec<Superblock>> {
     read_all(device).await.map(|found| found.slots)
 }
@@ -44,8 +44,9 @@ async fn read_all(device: &DeviceRef) -> Result<Valid> {
     let own = first.max_by_key(|slot| slot.checkpoint).map(|slot| (slot.uuid, slot.nonce));
     let is_own = |slot: &Superblock| own.is_none_or(|own| own == (slot.uuid, slot.nonce));
     found.slots.retain(is_own);
-    // A device that is larger than the volume: the other slots lie before the volume's end. Only the newest
-    // of those that are found first says where that is: elsewhere anything may be.
+    // The device may be larger than the volume: then the other slots lie before the volume's end.
+    // Only the newest of the slots found first is trusted for that end, since other slots may be
+    // outdated.
     let newest = found.slots.iter().max_by_key(|slot| slot.checkpoint);
     if let Some(recorded) = newest.map(|newest| newest.recorded_end_bytes)
         && recorded < end
@@ -67,7 +68,7 @@ pub(crate) async fn read_newest(device: &DeviceRef) -> Result<(Superblock, Optio
     read_newest_to_read(device).await.map(|(newest, older, _)| (newest, older))
 }
 
-/// As [`read_newest`], with the error of the device if a newer state may be hidden.
+/// As [`read_newest`], with the device's error if a newer state may be unreadable.
 pub(crate) async fn read_newest_to_read(
     device: &DeviceRef,
 ) -> Result<(Superblock, Option<Superblock>, Option<Error>)> {
@@ -77,8 +78,8 @@ pub(crate) async fn read_newest_to_read(
     Ok((newest, older, hidden))
 }
 
-/// As [`read_newest`], for a volume that is about to be written to. The error of the device if a
-/// newer state may be hidden (device.slots.R1).
+/// As [`read_newest`], for a volume that is about to be written. Fails with the device's error if a
+/// newer state may be unreadable (device.slots.R1).
 pub(crate) async fn read_newest_to_write(
     device: &DeviceRef,
 ) -> Result<(Superblock, Option<Superblock>)> {
@@ -86,7 +87,7 @@ pub(crate) async fn read_newest_to_write(
     hidden.map_or(Ok((newest, older)), Err)
 }
 
-/// The newest state but for `passed_over` newer ones, which are damaged elsewhere.
+/// The newest state after skipping `passed_over` newer ones, whose trees or logs are damaged.
 pub(crate) async fn read_older(device: &DeviceRef, passed_over: u32) -> Result<Superblock> {
     let mut valid = read_valid(device).await?;
     valid.dedup_by_key(|slot| slot.checkpoint);
@@ -95,13 +96,13 @@ pub(crate) async fn read_older(device: &DeviceRef, passed_over: u32) -> Result<S
     Ok(valid.swap_remove(at))
 }
 
-/// Slots that were read.
+/// Result of reading slots.
 #[derive(Default)]
 struct Valid {
     slots: Vec<Superblock>,
-    /// What is wrong with one of the start.
+    /// The error of a slot at the start.
     why: Option<Error>,
-    /// Slots that the device does not give back, where they are, and why.
+    /// Slots that the device cannot read: number, offset and error.
     unreadable: Vec<(u32, u64, Error)>,
 }
 
@@ -114,7 +115,7 @@ impl Valid {
             }
             let mut bytes = read_at(device, offset, SLOT_BYTES).await;
             if bytes.is_err() {
-                // A read that fails once is no loss.
+                // A read that fails only once is no loss.
                 bytes = read_at(device, offset, SLOT_BYTES).await;
             }
             if let Err(error) = &bytes {
@@ -123,7 +124,8 @@ impl Valid {
             let found = bytes.and_then(|bytes| Superblock::decode(&bytes, slot as u32));
             match found {
                 Ok(found) => self.slots.push(found),
-                // What is newer than this program says more than a slot that was never written.
+                // "Newer than this program" is more informative than the error of a slot that was
+                // never written.
                 Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
                 Err(error) if slot < SLOTS as usize / 2 => self.why = Some(error),
                 Err(_) => {}
@@ -132,7 +134,7 @@ impl Valid {
         Ok(())
     }
 
-    /// The newest state, and the one before it; there is one.
+    /// The newest state, and the one before it; there must be one.
     fn newest(mut self) -> (Superblock, Option<Superblock>) {
         let newest = self.slots.pop().expect("one at least is valid");
         let before = |found: &&Superblock| {
@@ -142,7 +144,7 @@ impl Valid {
         (newest, older)
     }
 
-    /// A slot of which the other one is not valid: they may both have had the newest state.
+    /// An unreadable slot whose other slot is not valid: both may have had the newest state.
     fn hidden_in_pair(&self) -> Option<&(u32, u64, Error)> {
         let is_hidden = |(slot, ..): &&(u32, u64, Error)| {
             let other = (slot + SLOTS / 2) % SLOTS;
@@ -151,8 +153,8 @@ impl Valid {
         self.unreadable.iter().find(is_hidden)
     }
 
-    /// A slot whose turn comes next, if one of the turn after that is unreadable, too: the other
-    /// slots of both may have older states because they did not take the newest one (U14).
+    /// An unreadable slot of the next state, if one of the state after that is unreadable, too. The
+    /// other slots of both may have older states because they could not take the newest one (U14).
     fn hidden_in_turns(&self) -> Option<&(u32, u64, Error)> {
         let newest = self.slots.iter().map(|slot| slot.checkpoint).max()?;
         let lost_in = |number: u64| {
@@ -164,7 +166,7 @@ impl Valid {
         lost_in(next).filter(|_| lost_in(then).is_some())
     }
 
-    /// Why a state may be hidden (device.slots.R1).
+    /// The error if a newer state may be unreadable (device.slots.R1).
     fn hidden(&self) -> Option<Error> {
         let found = self.hidden_in_pair().or_else(|| self.hidden_in_turns());
         let (slot, offset, error) = found?;
@@ -183,7 +185,7 @@ pub(crate) async fn wipe(device: &DeviceRef, recorded_end_bytes: u64) -> Result<
     write_all(device, zeros.into(), BioFlags::SYNC, Hold::default()).await
 }
 
-/// A state as the two slots whose turn it is have it (U11): number, place, bytes.
+/// The two slots to which a state has to be written (U11): number, offset, bytes.
 fn slots_of(superblock: &Superblock) -> Result<[(u32, u64, Vec<u8>); 2]> {
     let half = SLOTS / 2;
     let turn = (superblock.checkpoint % u64::from(half)) as u32;
@@ -196,7 +198,7 @@ fn slots_of(superblock: &Superblock) -> Result<[(u32, u64, Vec<u8>); 2]> {
     Ok([encoded(turn)?, encoded(half + turn)?])
 }
 
-/// Writes the state to two slots of a volume that is not open. The caller flushes.
+/// Writes the state to the two slots of a volume that is not open. The caller flushes.
 pub(crate) async fn write(device: &DeviceRef, superblock: &Superblock) -> Result<()> {
     write_both(device, superblock, Hold::default()).await
 }
@@ -206,7 +208,7 @@ async fn write_both(device: &DeviceRef, superblock: &Superblock, hold: Hold) -> 
     write_all(device, writes.into(), BioFlags::SYNC, hold).await
 }
 
-/// How many slots have a state.
+/// Number of slots that have a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Copies {
     One,
@@ -214,8 +216,9 @@ pub(crate) enum Copies {
 }
 
 impl Copies {
-    /// Refuses to begin a life with a state in one slot: without that slot nothing leads to what is
-    /// written in the life. A later state is one that the log leads to, too.
+    /// Refuses to open a volume for writing if only one slot has its state: without that slot
+    /// nothing would lead to the data written from then on. For a later state the log leads there
+    /// as well.
     pub fn for_a_life(self) -> Result<()> {
         let text = "only one slot of the superblock takes the state of this opening";
         match self {
@@ -225,8 +228,8 @@ impl Copies {
     }
 }
 
-/// Writes the state to two slots, or to the one of them that takes it. `hold`: of the turn of
-/// checkpoints (H18). The caller flushes, and writes it again if only one slot has it (U14).
+/// Writes the state to two slots, or to the one of them that can be written. `hold`: keeps the turn
+/// of checkpoints (H18). The caller flushes, and writes it again if only one slot has it (U14).
 pub(crate) async fn write_either(
     device: &DeviceRef,
     superblock: &Superblock,
@@ -245,7 +248,7 @@ pub(crate) async fn write_either(
     let Some((slot, offset, error)) = failed.pop() else { return Ok(Copies::Two) };
     let there = read_at(device, offset, SLOT_BYTES).await;
     let there = there.and_then(|bytes| Superblock::decode(&bytes, slot)).ok();
-    // Of two that differ, and have the same number, the wrong one could count.
+    // Of two different states with the same number the wrong one could count.
     let other = there.is_some_and(|there| {
         let ours = Superblock { slot, ..superblock.clone() };
         there.checkpoint == superblock.checkpoint && there != ours

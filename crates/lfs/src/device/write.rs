@@ -1,4 +1,4 @@
-//! Writes of several buffers, each of which keeps its turn taken until the device has ended it.
+//! Writes of several buffers; each keeps its turn taken until the device has ended it.
 //!
 //! No locks.
 
@@ -8,7 +8,7 @@ use forebay_base::buf::{AlignedBuf, DataRef};
 use forebay_block::{Awaited, Bio, BioFlags, BioOp, DeviceRef};
 use forebay_iomap::ops::is_bad;
 
-/// A write that carries `hold` until the device has ended it.
+/// A write that owns `hold` until the device has ended it.
 fn held_write(offset: u64, data: AlignedBuf, hold: &Hold) -> (Bio, Awaited) {
     let (len, held) = (data.len() as u64, hold.clone());
     Bio::awaited(BioOp::Write, offset, len, DataRef::Buf(data), |done| {
@@ -17,8 +17,8 @@ fn held_write(offset: u64, data: AlignedBuf, hold: &Hold) -> (Bio, Awaited) {
     })
 }
 
-/// [`write_each`] for a caller that blocks: the writes go out one after the other, on this thread
-/// if the device allows that.
+/// [`write_each`] for a synchronous caller: the writes are carried out one after the other, on this
+/// thread if the device permits that.
 pub(crate) async fn write_here(
     device: &DeviceRef,
     writes: Vec<(u64, Vec<u8>)>,
@@ -41,8 +41,8 @@ pub(crate) async fn write_here(
     Ok(())
 }
 
-/// Writes several buffers at once and waits for all. Each write carries `hold` until the device has
-/// ended it, also when the caller is dropped.
+/// Writes several buffers at once and waits for all. Each write owns `hold` until the device has
+/// ended it, also if the caller is dropped.
 pub(crate) async fn write_all(
     device: &DeviceRef,
     writes: Vec<(u64, Vec<u8>)>,
@@ -69,7 +69,7 @@ pub(crate) async fn write_each(
     write_bufs(device, parts, flags, failed, hold).await
 }
 
-/// [`write_each`] of buffers that the device can each write at once.
+/// [`write_each`] of buffers that the device can each write in one request.
 pub(crate) async fn write_bufs(
     device: &DeviceRef,
     writes: Vec<(u64, AlignedBuf)>,

@@ -1,14 +1,13 @@
-//! Content of regular files: the mapping in the cache that belongs to an inode, and when it comes
-//! and goes. What is in the cache of a file that no client has open stays there;
-//! [`crate::names::closed`] says how it is found again.
+//! Content of regular files: creates and drops the cache mapping that belongs to an inode. Cached
+//! content of a closed file is retained; [`crate::names::closed`] finds it again.
 //!
-//! Invariants: D11 an inode has at most one mapping at a time, and it stays while it is open or has
-//! outstanding content. D12 a mapping that was dropped from its inode makes no file longer: a size
-//! counts only if it comes from the inode's mapping of now.
+//! Invariants: D11 an inode has at most one mapping at a time, which exists while the inode is open
+//! or has outstanding content. D12 a mapping that was detached from its inode makes no file longer:
+//! a size is valid only if it comes from the inode's present mapping.
 //!
-//! Locks: `making`, then the state lock; none across a wait. A mapping is made and let go of under
-//! the first, so that who opens a file finds all or nothing of what the last one left, and never
-//! under the second.
+//! Locks: `making`, then the state lock; none across a wait. A mapping is created and dropped under
+//! `making`, so that an open finds a retained mapping completely or not at all. It is never created
+//! or dropped under the state lock.
 
 use crate::files::map_ops::FileOps;
 use crate::files::open_files::OpenFiles;
@@ -16,6 +15,7 @@ use crate::format::change::{Change, Size};
 use crate::names::closed::RetainedMapping;
 use crate::names::content::{Content, PendingWriteBack};
 use crate::names::lookup::Tried;
+use crate::names::open_times::OpenTimes;
 use crate::space::Need;
 use crate::transaction::state::State;
 use crate::transaction::sync_errors::Lost;
@@ -27,24 +27,24 @@ use forebay_vfs::rules::{self, refuse};
 use std::sync::Arc;
 
 impl State {
-    /// Whether a file has nothing left to write, or is not closed: it was opened again, or went.
+    /// Whether a file has nothing to write, or is not closed: it was opened again, or removed.
     fn may_be_let_go(&mut self, ino: u64) -> bool {
         let Some(node) = self.nodes.get(ino).filter(|node| node.opens == 0) else { return true };
         let stays = node.content.as_ref().is_some_and(|content| !content.may_go());
         !stays && self.publish_end(ino).is_ok()
     }
 
-    /// Takes the mapping of a closed file that has nothing left to write. The caller drops it
-    /// without the lock.
+    /// Detaches the mapping of a closed file that has nothing to write. The caller drops it without
+    /// the lock.
     fn let_go(&mut self, ino: u64) -> Option<Arc<Content>> {
         self.nodes.get(ino).filter(|node| node.opens == 0)?;
-        // All openers have closed it: none is left for the error.
+        // All openers have closed the file, so none is left for the error.
         self.sync_errors.remove(ino, Lost::Data);
         self.close_windows(ino);
         let (content, inode) = self.nodes.update(ino, |node| {
             let content = node.content.take()?;
             let size = content.file.size();
-            // No record may hold the size while the device lacks content below it (map_ops.I15).
+            // No record may have the size while the device lacks content below it (map_ops.I15).
             let is_unlogged = node.regrow && size > node.inode.size;
             if is_unlogged {
                 node.unlogged_size = Some(size);
@@ -60,8 +60,8 @@ impl State {
         Some(content)
     }
 
-    /// Records the size of a file that has nothing else to write: what it grew by is a hole. Where
-    /// content of it is lost there is no size without its bytes (map_ops.I15).
+    /// Records the size of a file that has nothing else to write: the extension is a hole. If
+    /// content is lost, the size is not recorded without its bytes (map_ops.I15).
     fn publish_end(&mut self, ino: u64) -> Result<()> {
         let Some(node) = self.nodes.get(ino) else { return Ok(()) };
         let (data_id, published) = (node.inode.data_id, node.published());
@@ -75,7 +75,7 @@ impl State {
 }
 
 impl OpenFiles {
-    /// The content of a regular file.
+    /// The content of a regular file; creates its mapping if necessary.
     pub fn content(&self, op: &'static str, ino: Ino) -> Tried<Arc<Content>> {
         if let Some(content) = self.content_there(op, ino)? {
             return Ok(content);
@@ -84,18 +84,19 @@ impl OpenFiles {
             return refuse(ErrorKind::Unsupported, op, "the volume was opened without a cache");
         };
         let _making = self.making.lock();
-        if let Some(content) = self.content_there(op, ino)? {
-            return Ok(content);
-        }
-        let ops = Arc::new(FileOps::new(self, ino));
-        let (size, left) = {
+        let (size, left, ops) = {
             let mut state = self.state.lock();
+            rules::regular(&*state, op, ino)?;
             let (data_id, size) = {
                 let node = state.get(op, ino)?;
+                if let Some(content) = &node.content {
+                    return Ok(content.clone());
+                }
                 (node.inode.data_id, node.live_size().unwrap_or(node.inode.size))
             };
             let same = |left: &RetainedMapping| (left.data_id, left.size) == (data_id, size);
-            (size, state.left.take(ino.0).map(|left| (left.mapping, same(&left))))
+            let left = state.left.take(ino.0).map(|left| (left.mapping, same(&left)));
+            (size, left, Arc::new(FileOps::of(self, ino, &state)))
         };
         let block_size = self.layout.geometry.block_bytes();
         let geometry = Geometry { block_size, size, read_only: false };
@@ -107,7 +108,7 @@ impl OpenFiles {
         let left = left.filter(|(_, same)| *same).map(|(mapping, _)| mapping);
         let file = MappedFile::open_in(cache, domain, ops.clone(), geometry, left)?;
         let handle = file.open_handle();
-        let new = Arc::new(Content { file, handle, ops, ino });
+        let new = Arc::new(Content { file, handle, ops, ino, times: OpenTimes::default() });
         let mut state = self.state.lock();
         let attached = state.nodes.update(ino.0, |node| {
             debug_assert!(node.content.is_none(), "D11: made by one at a time");
@@ -127,8 +128,8 @@ impl OpenFiles {
         Ok(state.get(op, ino)?.content.clone())
     }
 
-    /// Drops the dirty data of removed files, and the mappings of closed files that have nothing
-    /// left to write: looks at `first`, and at so many others.
+    /// Drops the dirty data of removed files, and the mappings of closed files that have nothing to
+    /// write. Checks `first`, and `most` other files.
     pub fn tidy(&self, first: Option<u64>, most: usize) {
         let making = self.making.lock();
         let (removed, settled, gone) = {
@@ -161,7 +162,7 @@ impl OpenFiles {
         drop(making);
         for content in removed {
             let task = async move {
-                // No client can see it any more: nothing of it is written.
+                // The file is not reachable any more, so its dirty data is dropped.
                 if let Err(error) = content.file.set_len(0).await {
                     log::debug!("dropping removed content: {error}");
                 }

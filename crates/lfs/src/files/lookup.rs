@@ -1,8 +1,8 @@
-//! Where a block of a file is: the changes in memory answer first, then the tree.
+//! Looks up the blocks of a file: first in the changes in memory, then in the tree.
 //!
-//! Invariants: M21 an answer is what all records up to some moment of the call say. M22 an address
-//! is pinned in the same hold of the lock that found it current, so that it is not used again while
-//! it is read.
+//! Invariants: M21 an answer reflects all records up to some moment of the call. M22 an address is
+//! pinned in the same hold of the lock that found it current, so that it is not reused while it is
+//! read.
 //!
 //! Locks: the state lock in turn; none across a wait.
 
@@ -18,7 +18,7 @@ use std::ops::Range;
 
 impl Resources {
     /// Whether these bytes of a file are stored, for a caller that can wait for the tree; `told`
-    /// remembers what the tree said.
+    /// caches answers of the tree.
     pub(crate) async fn ask_stored(
         &self,
         ino: u64,
@@ -54,13 +54,13 @@ impl Resources {
 }
 
 impl Resources {
-    /// The piece that begins at `block`; a hole where nothing is stored. It may be shorter than the
-    /// extent.
+    /// The piece that begins at `block`; a hole if nothing is stored there. It may be shorter than
+    /// the extent.
     pub(crate) async fn piece_at(&self, data_id: u64, block: u64) -> Result<(Piece, Option<Pin>)> {
         self.piece_of(data_id, block).await.map(|(piece, pin, _)| (piece, pin))
     }
 
-    /// The same, and the tree that it was found in.
+    /// As [`Self::piece_at`], with the tree in which it was found.
     pub(crate) async fn piece_of(
         &self,
         data_id: u64,
@@ -76,11 +76,11 @@ impl Resources {
             self.note_nodes();
             let state = self.state.lock();
             if state.root != root {
-                // What was read may be outdated, or of addresses that were used again.
+                // The answer may be outdated, or refer to places that were reused.
                 continue;
             }
             let piece = found?;
-            // Something may have been published meanwhile.
+            // A record may have been published meanwhile.
             match state.map.known(data_id, block) {
                 Ok(_) => {}
                 Err(unknown) => {

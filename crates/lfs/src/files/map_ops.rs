@@ -1,12 +1,12 @@
 //! The map of a file: [`MapOps`] over the volume's overlay, its segments and its log.
 //!
-//! Room is either a run of a data segment, or, for little content that a task waits for, a run of
-//! the staging area: then publishing copies it into the record itself, and one write makes both
-//! durable.
+//! Space is either a run of a data segment, or, for little content that a task waits for, a run of
+//! the staging area. In the second case publishing copies it into the record itself, and one write
+//! makes both durable.
 //!
 //! Invariants, in addition to those of [`forebay_iomap::ops`]: M11 a record points at a run only
-//! after the run's write has completed: it is made in `publish`. M13 a size that is recoverable is
-//! never above what was published.
+//! after the run's write has completed: `publish` makes it. M13 a recoverable size is never above
+//! what was published.
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
@@ -49,11 +49,11 @@ pub(crate) struct FileOps {
     pub unit: u32,
     sums: bool,
     dirt: Arc<Dirt>,
-    /// What the tree said of blocks that are overwritten.
+    /// Answers of the tree about blocks that are overwritten.
     pub told: Told,
 }
 
-/// What the end of a reservation gives back.
+/// Releases a reservation when it is dropped.
 pub(crate) struct Share {
     pub files: Weak<OpenFiles>,
     pub key: u64,
@@ -92,17 +92,22 @@ fn closed() -> Error {
 }
 
 impl FileOps {
-    /// Of an inode.
+    /// The map of an inode.
     pub fn new(files: &OpenFiles, ino: Ino) -> Self {
+        Self::of(files, ino, &files.state.lock())
+    }
+
+    /// The map of an inode, for a caller that holds the state lock.
+    pub fn of(files: &OpenFiles, ino: Ino, state: &State) -> Self {
         let geometry = files.layout.geometry;
         let sums = geometry.sum == SumAlgorithm::Crc32c;
-        let dirt = files.state.lock().dirt.clone();
+        let dirt = state.dirt.clone();
         let (files, device) = (files.me.clone(), files.staging.clone());
         let told = Told::default();
         Self { files, device, ino, unit: geometry.block_bytes(), sums, dirt, told }
     }
 
-    /// D12: whether it is below the inode's mapping.
+    /// Whether this is the map of the inode's present mapping (D12).
     fn is_of(&self, node: &Node) -> bool {
         node.content.as_ref().is_some_and(|content| {
             std::ptr::addr_eq(&raw const *content.ops, std::ptr::from_ref(self))
@@ -113,14 +118,14 @@ impl FileOps {
         self.files.upgrade().ok_or_else(closed)
     }
 
-    /// The data, and the block of the file, that an offset lies in.
+    /// The data id, and the block of the file at an offset.
     fn block_of(&self, files: &OpenFiles, offset: u64) -> Result<(u64, u64)> {
         let state = files.state.lock();
         let data_id = state.get("map", self.ino).map_err(Stop::open)?.inode.data_id;
         Ok((data_id, offset / u64::from(self.unit)))
     }
 
-    /// What can be said without the tree.
+    /// The extent, if it is known without reading the tree.
     fn look_up_now(&self, range: &Range<u64>) -> Option<Result<Extent>> {
         let known = self.files().and_then(|files| {
             let (data_id, block) = self.block_of(&files, range.start)?;
@@ -136,13 +141,13 @@ impl FileOps {
         }
     }
 
-    /// Where a range begins to be, on the device or in the staging area.
+    /// The extent at the start of a range, on the device or in the staging area.
     pub async fn look_up(&self, range: Range<u64>) -> Result<Extent> {
         let files = self.files()?;
         Ok(self.look_up_in(&files, &range).await?.0)
     }
 
-    /// The same, and the tree that says so.
+    /// As [`Self::look_up`], with the tree that has the extent.
     async fn look_up_in(
         &self,
         files: &OpenFiles,
@@ -153,7 +158,8 @@ impl FileOps {
         Ok((self.extent(files, range, &piece, pin), root))
     }
 
-    /// For who is about to read it: what was read with its neighbours is in memory.
+    /// As [`Self::look_up`], for a caller that is about to read it: the result may be in memory
+    /// because it was read ahead.
     async fn look_up_near(&self, range: Range<u64>) -> Result<Extent> {
         let files = self.files()?;
         let (mut extent, root) = self.look_up_in(&files, &range).await?;
@@ -200,8 +206,8 @@ impl FileOps {
         Extent { offset: range.start, len, device_offset, sums, pin }
     }
 
-    /// What of some pieces is said in a record, and the runs that it points at. `share`: of their
-    /// reservation.
+    /// The parts of some pieces for a record, and the runs that it points at. `share`: the key of
+    /// their reservation.
     fn parts(
         &self,
         files: &OpenFiles,
@@ -214,14 +220,14 @@ impl FileOps {
         let staged = pieces.iter().any(|w| Staging::is_staged(w.place.device_offset));
         let start = pieces.first().map_or(0, |w| w.place.device_offset);
         let (mut parts, mut runs) = (Vec::new(), Vec::new());
-        // Q1: a flush may have failed while the write was on its way.
+        // Q1: a flush may have failed while the write was in flight.
         let (failures, reserved) =
             state.reservations.get(share).map_or((0, 0), |grant| (grant.failures, grant.sequence));
         for written in pieces {
             let birth = birth_of(files, state, written, reserved);
             let from = written.place.offset / unit;
             let whole = from..from + written.place.len / unit;
-            // S15: what was overruled while it was on its way is not said.
+            // S15: parts that were overwritten while the write was in flight are not recorded.
             for part in state.map.older(data_id, whole, birth) {
                 for block in part.clone().step_by(usize::from(MAX_EXTENT_BLOCKS)) {
                     let count = (part.end - block).min(u64::from(MAX_EXTENT_BLOCKS));
@@ -240,7 +246,7 @@ impl FileOps {
                         let (ino, len) = (self.ino.0, count * unit);
                         runs.push(Run { ino, at: place, len, sums: own.into(), failures });
                     }
-                    // The injected fault: files of other classes than the large ones are shorter.
+                    // The injected fault: block numbers of large files are truncated.
                     let short = files.plant.has(Planted::BlockNumberShort);
                     let block = if short { block % 512 } else { block };
                     parts.push(Part { block, source, blocks: count as u16, birth, sums });
@@ -250,8 +256,7 @@ impl FileOps {
         Ok((parts, runs))
     }
 
-    /// Appends the records of some pieces. They lie one behind the other in the staging area, or
-    /// each is a run.
+    /// Appends the records of some pieces, which are contiguous in the staging area, or each a run.
     fn append(
         &self,
         files: &OpenFiles,
@@ -285,7 +290,7 @@ impl FileOps {
         }
         let joined = content.joins.and_then(|_| state.queue.last()).map_or(0, |r| r.body.len());
         content.share = state.reservations.contains(key).then_some(key);
-        // What is published was admitted when its room was reserved.
+        // Published content was admitted when its space was reserved.
         state.append_with(&changes, content, Need::Outstanding)?;
         let body = state.queue.last().map_or(0, |record| record.body.len() - joined);
         state.room.stats.record_bytes += body as u64;
@@ -293,8 +298,8 @@ impl FileOps {
     }
 }
 
-/// The sequence that orders a piece among all that was written there: that of its write, but for
-/// two mistakes.
+/// The birth of a piece, which orders it among writes to the same blocks: the sequence of its
+/// write, except for two injected faults.
 fn birth_of(files: &OpenFiles, state: &mut State, written: &Written, reserved: u64) -> u64 {
     match files.plant {
         Plant(Some(Planted::SequenceAtReserve)) => reserved.min(written.sequence),
@@ -304,7 +309,7 @@ fn birth_of(files: &OpenFiles, state: &mut State, written: &Written, reserved: u
 }
 
 impl FileOps {
-    /// What lies behind `size` is cut off.
+    /// Truncates the map after `size`.
     fn cut(&self, state: &mut State, size: u64) -> Result<()> {
         let Some(node) = state.nodes.get(self.ino.0) else { return Ok(()) };
         let (ino, data_id, published) = (self.ino.0, node.inode.data_id, node.inode.size);
@@ -315,7 +320,7 @@ impl FileOps {
         } else if size < published {
             Change::Truncate(Size { ino, data_id, size, sequence })
         } else {
-            // M13: the size is not recoverable yet, but blocks behind it may be.
+            // M13: the size is not recoverable yet, but blocks after it may be.
             let block = size.div_ceil(u64::from(self.unit));
             let blocks = state.layout.geometry.max_blocks() - block;
             Change::Punch(Blocks { data_id, block, blocks }, sequence)
@@ -331,7 +336,7 @@ impl FileOps {
 
 impl MapOps for FileOps {
     fn label(&self) -> forebay_cache::folio::Label {
-        // A volume is told from others of the cache by where it lies in memory.
+        // A volume is distinguished from others on the cache by its address in memory.
         (self.files.as_ptr() as u64, self.ino.0)
     }
 
@@ -340,7 +345,7 @@ impl MapOps for FileOps {
     }
 
     fn limits(&self) -> MapLimits {
-        // The device's need changes when direct I/O below the volume is switched.
+        // The device's requirement changes when direct I/O below the volume is switched.
         let stable = match self.sums {
             true => StableWrites { required: true, reason: "checksums of the volume" },
             false => self.device.limits().stable_writes,
@@ -377,7 +382,7 @@ impl MapOps for FileOps {
     fn make_room(&self, range: Range<u64>) -> BoxFuture<'_, bool> {
         Box::pin(async move {
             let Ok(files) = self.files() else { return false };
-            // What cannot be read is not known to be there.
+            // If the lookup fails, the bytes count as not stored.
             let over = files.ask_stored(self.ino.0, &self.told, &range).await.unwrap_or(false);
             files.make_space_for(range.end - range.start, over).await
         })
@@ -404,14 +409,14 @@ impl MapOps for FileOps {
     }
 
     fn sequence(&self) -> u64 {
-        self.files.upgrade().map_or(0, |files| files.state.lock().draw())
+        self.files.upgrade().map_or(0, |files| files.sequence.draw())
     }
 
     fn publish(&self, reservation: &Reservation, written: &[Written], size: u64) {
         let Some(files) = self.files.upgrade() else { return };
         let key = reservation.places().first().map_or(u64::MAX, |place| place.device_offset);
         let mut state = files.state.lock();
-        // Of an inode that was removed nothing is published: its places go back.
+        // Nothing is published for a removed inode: its places are released.
         let Some(node) = state.nodes.get(self.ino.0) else { return };
         written.iter().for_each(|w| reservation.note_published(&w.place));
         let (data_id, published, regrow) = (node.inode.data_id, node.published(), node.regrow);
@@ -431,13 +436,14 @@ impl MapOps for FileOps {
         });
         let room = files.layout.max_record() / 2;
         let mut groups = records(written, room, u64::from(self.unit));
-        // A size that was taken back comes behind what is written anew.
+        // A size that was taken back is recorded after the content that was written again.
         if grown.is_some() && (groups.is_empty() || regrow) {
             groups.push(Vec::new());
         }
         let (last, mut failed) = (groups.len(), false);
         for (n, pieces) in groups.iter().enumerate() {
-            // I15: no size without the records of its bytes, nor where some of them are lost.
+            // I15: a size is recorded only with the records of its bytes, and not if some of them
+            // are lost.
             let whole = n + 1 == last && !failed && !(regrow && state.has_lost(data_id));
             let grown = grown.filter(|_| whole);
             if pieces.is_empty() && grown.is_none() {
@@ -451,7 +457,7 @@ impl MapOps for FileOps {
                 }
                 Ok(()) => {}
                 Err(error) => {
-                    // Room was promised; if there is none all the same, a sync says so.
+                    // Space was reserved; if there is none nevertheless, a sync reports that.
                     log::error!("{:?}: content could not be published: {error}", self.ino);
                     failed = true;
                     let lost = if pieces.is_empty() { Lost::Size } else { Lost::Data };
@@ -492,7 +498,7 @@ impl MapOps for FileOps {
         self.files.upgrade().map(|files| files.log.failures())
     }
 
-    /// One record, appended in one step: no request of the device belongs to it.
+    /// One record, appended in one step: no request to the device is needed.
     fn zero(
         &self,
         range: Range<u64>,
@@ -519,7 +525,7 @@ impl MapOps for FileOps {
         true
     }
 
-    /// Room is found when bytes are written.
+    /// Space is reserved when bytes are written.
     fn grow(&self, _size: u64) -> Result<()> {
         self.files()?.check_running("grow")
     }

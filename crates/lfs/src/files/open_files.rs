@@ -1,4 +1,4 @@
-//! The files that are open or were closed recently, and their mappings in the cache.
+//! Files that are open or were closed recently, with their mappings in the cache.
 //!
 //! Locks: `making`, then the state lock.
 
@@ -9,15 +9,15 @@ use forebay_cache::dirty::domain::{Domain, Stay};
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
-/// Mappings of files, and what they need of the volume.
+/// The open and recently closed files, with the resources of the volume.
 pub(crate) struct OpenFiles {
     pub resources: Arc<Resources>,
     pub near: Near,
     /// Held while a mapping is made or dropped: see [`crate::files::content`].
     pub making: Mutex<()>,
-    /// Of all content, if there is a cache.
+    /// The flush domain of all content, if there is a cache.
     pub domain: Option<Arc<Domain>>,
-    /// Keeps the flusher of the domain between one small file and the next.
+    /// Keeps the domain's flusher running between one small file and the next.
     _stays: Option<Stay>,
     pub me: Weak<OpenFiles>,
 }
@@ -39,7 +39,7 @@ impl Drop for OpenFiles {
 }
 
 impl OpenFiles {
-    /// None is open yet.
+    /// A table without open files.
     pub fn new(resources: Arc<Resources>, domain: Option<Arc<Domain>>) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             resources,
@@ -51,7 +51,7 @@ impl OpenFiles {
         })
     }
 
-    /// Drops the folios of mappings that are gone and that no open continues.
+    /// Drops the folios of retained mappings that no open will continue.
     pub fn drop_retained(&self, mappings: Vec<u32>) {
         let (Some(cache), Some(domain)) = (&self.options.cache, &self.domain) else { return };
         let block_size = self.layout.geometry.block_bytes();

@@ -1,4 +1,5 @@
-//! Content of a file as records say it: which pieces share a record, and the changes that map them.
+//! Divides content of a file into records: which pieces share a record, and the changes that map
+//! them.
 //!
 //! No locks, no state.
 
@@ -9,22 +10,22 @@ use crate::format::place::Geometry;
 use crate::log::staging::Staging;
 use forebay_iomap::Written;
 
-/// Bytes that a `Map` change takes without its sums, and the others of a record of content.
+/// Bytes of a `Map` change without its sums, with the overhead of a content record.
 pub(crate) const CHANGE_BYTES: u64 = 96;
 
-/// Blocks of a piece as a record says them.
+/// Blocks of a piece in a record.
 pub(super) struct Part {
     pub block: u64,
-    /// In the content of the record; or a run.
+    /// A range of the record's content, or a run.
     pub source: Source,
     pub blocks: u16,
     pub birth: u64,
-    /// Stored form.
+    /// Sums in stored form.
     pub sums: Vec<u8>,
 }
 
 impl Part {
-    /// The change that maps it. `before`: bytes of other content in the record.
+    /// The change that maps it. `before`: bytes of other content that precede it in the record.
     pub fn change<'a>(&'a self, data_id: u64, before: u64, geometry: &Geometry) -> Change<'a> {
         let sums = match self.sums.is_empty() {
             true => Sums::NONE,
@@ -39,8 +40,7 @@ impl Part {
     }
 }
 
-/// Pieces that go into one record: staged ones that lie one behind the other, or about as many runs
-/// as fit.
+/// Groups pieces into records: staged ones that are contiguous, or about as many runs as fit.
 pub(super) fn records(written: &[Written], room: u64, unit: u64) -> Vec<Vec<&Written>> {
     let mut records: Vec<Vec<&Written>> = Vec::new();
     let mut used = 0;

@@ -1,9 +1,8 @@
-//! Addresses of data for a request of write-back or of a direct write, by the strategy of the
-//! volume.
+//! Allocates device addresses for write-back or a direct write, by the volume's strategy.
 //!
-//! Invariants: T21 what was taken for a request that ends before its reservation, by an error or
-//! because its task was dropped, goes back. T22 with `reserve` a request is served in one hold of
-//! the state lock.
+//! Invariants: T21 places allocated for a request that ends before it has a reservation, by an
+//! error or because its task was dropped, are released. T22 with the strategy `reserve` a request
+//! is served in one hold of the state lock.
 //!
 //! Locks: see [`crate::space::alloc`].
 
@@ -17,7 +16,7 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_iomap::{Class, Place};
 use std::ops::Range;
 
-/// Places that are not part of a reservation yet (T21).
+/// Allocated places that are not part of a reservation yet (T21).
 pub(crate) struct Taken<'a> {
     resources: &'a Resources,
     places: Vec<Place>,
@@ -32,12 +31,12 @@ impl Drop for Taken<'_> {
 }
 
 impl Taken<'_> {
-    /// The places, for a reservation that takes care of them.
+    /// Passes the places to a reservation, which releases them from now on.
     pub fn keep(mut self) -> Vec<Place> {
         std::mem::take(&mut self.places)
     }
 
-    /// What there is so far.
+    /// The places allocated so far.
     pub fn places(&self) -> &[Place] {
         &self.places
     }
@@ -51,7 +50,7 @@ impl Resources {
         Ok(Request { who, run: run.clone(), stream, room, space })
     }
 
-    /// T22. `over`: it takes the place of stored content.
+    /// Allocates by the strategy `reserve` (T22). `over`: the request overwrites stored content.
     pub(crate) fn take_reserved(
         &self,
         ino: u64,
@@ -71,7 +70,7 @@ impl Resources {
                 .request(&mut state, ino, run)
                 .and_then(|mut request| request.take(&self.layout, &mut taken.places));
             if let Err(error) = done {
-                // The guard takes the lock.
+                // The drop of the guard takes the lock.
                 drop(state);
                 return Err(error);
             }
@@ -81,7 +80,7 @@ impl Resources {
         Ok(taken)
     }
 
-    /// An uncached stream is about to dirty a range: its window is found now.
+    /// Called before an uncached stream dirties a range: allocates its window in advance.
     pub(crate) fn announce(&self, ino: u64, range: &Range<u64>) {
         if self.alloc.mode != AllocMode::Reserve {
             return;
@@ -91,12 +90,12 @@ impl Resources {
         let mut state = self.state.lock();
         let done = self.request(&mut state, ino, &run).and_then(|mut request| request.announce());
         if let Err(error) = done {
-            // Write-back asks again.
+            // Write-back tries again.
             log::debug!("inode {ino}: no window: {error}");
         }
     }
 
-    /// Places in whichever way is chosen.
+    /// Allocates places by the configured strategy.
     pub(crate) async fn take_places(
         &self,
         ino: u64,
@@ -124,8 +123,8 @@ impl Resources {
         Ok(taken)
     }
 
-    /// The next block of the open segment, with all that belongs to giving out one: where it was,
-    /// whether there is room, who has it.
+    /// Allocates the next block of the open segment, with all checks of a single block: the
+    /// position, the space, and the owner.
     fn take_block(
         &self,
         ino: u64,

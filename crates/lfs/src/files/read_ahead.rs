@@ -1,5 +1,5 @@
-//! Content of small files that lies side by side, read together. Who reads files one after the
-//! other in the order in which they were made would wait for the device once for each.
+//! Read-ahead of small files with adjacent content. Otherwise a reader of files in the order of
+//! their creation would wait for the device once for each file.
 //!
 //! ```text
 //!   a small file's piece is looked up in the tree ── lies in what was read together ──▶ in memory
@@ -7,14 +7,14 @@
 //!             ▼
 //!   as much of its segment is read from there on, twice as much each time ──▶ staged
 //! ```
-//! Invariants: N21 what was read together answers for what is looked up in the same tree only. All
-//! that this tree names was on the device before, and the segment was pinned while it was read:
-//! nothing that it names there is written over, and what comes to lie next to it later is found by
-//! another tree. N22 there are at most [`STREAMS`] such pieces of memory, of [`MOST_BYTES`] each,
-//! in addition to those that a reader still uses. N23 a piece is answered from there if it is what
-//! its sums say; if not, the reader asks the device, and what was read together is let go.
+//! Invariants: N21 a buffer that was read ahead answers lookups in the same tree only. All content
+//! to which this tree refers was on the device before, and the segment was pinned during the read.
+//! So the buffer is valid for this tree; content that is written there later is found through
+//! another tree. N22 there are at most [`STREAMS`] such buffers, of [`MOST_BYTES`] each, in
+//! addition to those that readers still use. N23 a buffer answers for a piece only if the piece
+//! matches its sums. Otherwise the reader asks the device, and the buffer is dropped.
 //!
-//! Lock: one, a leaf but for the staging area's; not held across a wait.
+//! Lock: one, held over the staging area's; never across a wait.
 
 use crate::device::slots::read_at;
 use crate::format::superblock::TreeRoot;
@@ -26,37 +26,37 @@ use forebay_base::sync::Mutex;
 use forebay_base::units::KIB;
 use std::ops::Range;
 
-/// Readers side by side that are told apart.
+/// Concurrent readers that are distinguished.
 const STREAMS: usize = 4;
-/// What is read together the first time, and in the end, bytes.
+/// Bytes of the first and of the largest read.
 const FEWEST_BYTES: u64 = 32 * KIB;
 const MOST_BYTES: u64 = 256 * KIB;
-/// Who goes on behind the last piece leaves out so much at most, bytes: records have more than
+/// Most bytes between the last piece and the next one of the same reader: records contain more than
 /// content.
 const GAP_BYTES: u64 = 32 * KIB;
 
-/// A reader that goes through files as they lie on the device.
+/// A reader that visits files in the order in which they lie on the device.
 struct Stream {
     /// End of the last piece, on the device.
     last: u64,
-    /// Bytes that were read together last; 0: nothing yet.
+    /// Bytes of the last read-ahead; 0: none yet.
     window: u64,
-    /// The tree, bytes on the device, and where they are in the staging area.
+    /// The tree, the range on the device, and the range in the staging area.
     held: Option<(TreeRoot, Range<u64>, Range<u64>)>,
 }
 
-/// Where a piece is.
+/// Where a piece is found.
 #[derive(Debug, PartialEq, Eq)]
 enum Look {
-    /// From this byte of the staging area on.
+    /// At this offset of the staging area.
     Held(u64),
-    /// On the device; so much is to be read from there on.
+    /// On the device; this many bytes should be read from there on.
     Behind(u64),
-    /// On the device.
+    /// On the device, without read-ahead.
     Alone,
 }
 
-/// See the module.
+/// The read-ahead buffers of all readers.
 #[derive(Default)]
 pub(crate) struct Near(Mutex<Vec<Stream>>);
 
@@ -73,7 +73,7 @@ impl Stream {
 }
 
 impl Near {
-    /// Looks a piece up, and notes that a reader was there.
+    /// Looks a piece up, and records the reader's position.
     fn look(&self, root: &TreeRoot, at: &Range<u64>, staging: &Staging) -> Look {
         let mut streams = self.0.lock();
         let mine = streams.iter().position(|s| s.find(root, at).is_some() || s.goes_on(at));
@@ -84,7 +84,7 @@ impl Near {
             dropped.into_iter().filter_map(|s| s.held).for_each(|held| staging.forget(&held.2));
             return Look::Alone;
         };
-        // Who came last is dropped last.
+        // The least recently used stream is dropped.
         streams[..=mine].rotate_right(1);
         let stream = &mut streams[0];
         stream.last = at.end;
@@ -97,8 +97,8 @@ impl Near {
         }
     }
 
-    /// What lies at `device` was read, below `root`: where it is kept. None: its stream is not
-    /// known any more.
+    /// Stores bytes that were read at `device` for the tree `root`; returns their staging offset.
+    /// `None`: their stream was dropped meanwhile, or does not end in them.
     fn keep(
         &self,
         root: TreeRoot,
@@ -115,13 +115,13 @@ impl Near {
         Some(staged.start)
     }
 
-    /// Nothing that was read together is kept any more.
+    /// Drops all buffers.
     pub(crate) fn clear(&self, staging: &Staging) {
         let streams = std::mem::take(&mut *self.0.lock());
         streams.into_iter().filter_map(|s| s.held).for_each(|held| staging.forget(&held.2));
     }
 
-    /// Lets go of what is kept at `staged`: it is wrong.
+    /// Drops the buffer at staging offset `staged`, which does not match its sums.
     fn drop_kept(&self, staged: u64, staging: &Staging) {
         let mut streams = self.0.lock();
         let held = |s: &&mut Stream| s.held.as_ref().is_some_and(|held| held.2.contains(&staged));
@@ -132,9 +132,10 @@ impl Near {
 }
 
 impl Near {
-    /// Where the bytes at `at`, a small file's as the tree below `root` has it, can be read without
-    /// waiting for the device, and what keeps them there. `pin`: of their segment. `sums`: of their
-    /// blocks, if there are any; what does not match is not kept (N23).
+    /// The staging offset at which bytes of a small file in the tree `root` can be read without
+    /// waiting for the device, and a pin. The bytes are stored at `at`. `pin`: the pin of their
+    /// segment. `sums`: the checksums of their blocks, if any. A buffer that does not match them is
+    /// dropped (N23).
     pub(crate) async fn look_near(
         &self,
         resources: &Resources,
@@ -154,12 +155,12 @@ impl Near {
                 let left = layout.segment_bytes() - u64::from(place.offset);
                 let end = at.start + window.max(at.end - at.start).min(left);
                 let read = read_at(device, at.start, (end - at.start) as usize).await;
-                // Who reads the piece by itself finds out.
+                // The reader gets the error when it reads the piece itself.
                 let bytes = read.ok()?;
                 self.keep(root, at.start..end, &bytes, staging)?
             }
         };
-        // Another reader may have taken its place meanwhile.
+        // Another reader may have dropped the buffer meanwhile.
         let pin = staging.pin_at(staged, at.end - at.start)?;
         let (block, mut sound) = (layout.block_bytes() as usize, true);
         let read = staging.read_staged(staged, at.end - at.start, |bytes| {
@@ -183,8 +184,8 @@ mod tests {
     use forebay_block::RamDevice;
     use std::sync::Arc;
 
-    /// N21, N22: what one tree has found is not looked for by the next one, and of many readers
-    /// those that came last are known.
+    /// N21, N22: a buffer of one tree is not used for the next one, and of many readers the most
+    /// recent ones are kept.
     #[test]
     fn n21_n22_of_one_tree_and_for_few_readers() {
         let staging = Staging::new(Arc::new(RamDevice::new(4096)), Plant::default());
@@ -204,7 +205,7 @@ mod tests {
         near.drop_kept(staged + 8192, &staging);
         assert_eq!(look(1, 24576), Look::Behind(4 * FEWEST_BYTES), "N23");
         let staged = near.keep(tree(1), first.clone(), &bytes, &staging).unwrap();
-        // Others pass by; a read that ends then finds no stream to keep it for.
+        // After that many other readers, a read that ends finds no stream for its buffer.
         let pin = staging.pin_at(staged, 4096);
         (1..=STREAMS as u64).for_each(|n| assert_eq!(look(1, n << 30), Look::Alone));
         assert_eq!(near.0.lock().len(), STREAMS, "N22");

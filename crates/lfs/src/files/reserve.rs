@@ -1,12 +1,12 @@
-//! Room for a file's content: places, what their records take of the log and of the tree, as one
-//! share.
+//! Reservations for a file's content: places, and space for their records in the log and for their
+//! extents in the tree.
 //!
-//! Invariants: M12 what a record of a reservation costs of the log is promised with the
-//! reservation, and what it adds to the tree is counted from then on. M14 content that was accepted
-//! is not refused: where the log has no room for all of it, it waits for two checkpoints, and goes
-//! in smaller parts. M15 a reservation waits while too much of what has changed is in memory only.
-//! M16 content of small files goes into records where there is room for that, also in write-back: a
-//! device write for each would be most of the work.
+//! Invariants: M12 the log space for a reservation's records is granted with the reservation, and
+//! its growth of the tree is counted from then on. M14 accepted content is not refused: if the log
+//! has no space for all of it, it waits for two checkpoints, and is written in smaller parts. M15 a
+//! reservation waits while too many changes are only in memory. M16 content of small files goes
+//! into records if there is space, also in write-back: a device write for each would be most of the
+//! work.
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
@@ -26,21 +26,20 @@ use forebay_iomap::{Class, MapFuture, Place, Reservation};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Runs that are tried before room is made, where there is none for all of them.
+/// Runs that are tried before space is requested, if there is none for all runs.
 const FEW: usize = 16;
 
-/// A file of at most so many bytes is small (M16).
+/// Most bytes of a small file (M16).
 pub(crate) const SMALL_BYTES: u64 = 16 << 10;
 
-/// Rounds of making room in which nothing can be had, one after the other, before it is said that
-/// there is none.
+/// Requests for space without success, in a row, before the write is refused.
 const ROUNDS: u32 = 3;
 
 fn is_full(error: &Error) -> bool {
     error.kind() == ErrorKind::NoSpace
 }
 
-/// There is no room for it now.
+/// Whether there is no space for it now.
 fn is_refused(taken: &Result<MapFuture<'_, Result<Reservation>>>) -> bool {
     match taken {
         Ok(MapFuture::Now(Some(Err(error)))) | Err(error) => is_full(error),
@@ -49,14 +48,14 @@ fn is_refused(taken: &Result<MapFuture<'_, Result<Reservation>>>) -> bool {
 }
 
 impl State {
-    /// A file of which no opener has more than little to write: what write-back takes of it goes
-    /// into a record, so that those of many files go out together (M16).
+    /// Whether a file is small: write-back then puts its content into a record, so that the content
+    /// of many files is written together (M16).
     pub fn is_small(&self, ino: u64) -> bool {
         let size = |node: &Node| node.end().unwrap_or(node.inode.size).max(node.inode.size);
         self.nodes.get(ino).is_some_and(|node| size(node) <= SMALL_BYTES)
     }
 
-    /// Ends a reservation: what it held.
+    /// Ends a reservation; returns its grant.
     pub fn end_reservation(&mut self, key: u64) -> Option<Grant> {
         let grant = self.reservations.remove(key)?;
         self.count_nodes();
@@ -64,7 +63,7 @@ impl State {
     }
 }
 
-/// For whom places are, and whether they take the place of stored content (P25).
+/// For which class of request places are, and whether they overwrite stored content (P25).
 #[derive(Clone, Copy)]
 struct How {
     class: Class,
@@ -72,34 +71,34 @@ struct How {
 }
 
 impl OpenFiles {
-    /// Whether runs that are written past the cache have room now, though another request had taken
-    /// it before.
+    /// Whether there is space for an uncached write of these runs now; another request had taken it
+    /// before.
     fn has_direct_room(&self, runs: &[Range<u64>], over: bool) -> bool {
         let bytes = runs.iter().map(|run| run.end - run.start).sum();
         self.state.lock().check_direct(bytes, Class::Direct, over).is_ok()
     }
 }
 
-/// What a reservation is to hold.
+/// Parameters of a reservation.
 struct Wanted<'a> {
     key: u64,
     places: &'a [Place],
-    /// Its content goes into records.
+    /// The content goes into log records.
     staged: bool,
     how: How,
-    /// How often the log had failed before.
+    /// Number of failures of the log before the reservation.
     failures: u64,
 }
 
 impl FileOps {
-    /// Extents that a place becomes, and bytes of its changes in records.
+    /// Number of extents of a place, and bytes of its changes in records.
     fn changes_of(&self, place: &Place) -> (u64, u64) {
         let blocks = place.len / u64::from(self.unit);
         let extents = extents_of(place.len, u64::from(self.unit));
         (extents, (extents + 2) * CHANGE_BYTES + blocks * 4)
     }
 
-    /// What records of these runs take of the log, if each part gets one of its own.
+    /// Log space for records of these runs, if each part gets a record of its own.
     fn promise_of(&self, files: &OpenFiles, places: &[Place], staged: bool) -> u64 {
         let each = |place: &Place| {
             let body = self.changes_of(place).1;
@@ -110,10 +109,10 @@ impl FileOps {
         places.iter().map(each).sum()
     }
 
-    /// The same for what is published in one go: its places share records.
+    /// Log space for content that is published at once: its places share records.
     fn promise_once(&self, files: &OpenFiles, places: &[Place]) -> u64 {
         let body: u64 = places.iter().map(|place| self.changes_of(place).1).sum();
-        // No two records that follow one another are half empty both.
+        // Of two successive records at most one is half empty.
         let room = files.layout.max_record() / 2;
         let records = 2 * body.div_ceil(room) + 1;
         body + records * files.layout.cost(CHANGE_BYTES, 0)
@@ -127,7 +126,7 @@ impl FileOps {
         places.iter().fold(Growth::default(), add)
     }
 
-    /// Promises what the records will take (M12).
+    /// Grants the log space for the records (M12).
     fn share(&self, files: &Arc<OpenFiles>, wanted: &Wanted<'_>) -> Result<Arc<Share>> {
         let Wanted { key, places, staged, how, failures } = *wanted;
         let growth = self.growth_of(places);
@@ -136,7 +135,7 @@ impl FileOps {
             true => self.promise_once(files, places),
             false => self.promise_of(files, places, staged),
         };
-        // What is written past the cache was never accepted before.
+        // An uncached write was not accepted before.
         let flying_bytes = places.iter().map(|place| place.len).sum();
         let bytes = if direct { 0 } else { flying_bytes };
         let need = if direct && !how.over || staged { Need::New } else { Need::Urgent };
@@ -165,7 +164,7 @@ impl FileOps {
         Ok(Arc::new(Share { files: self.files.clone(), key }))
     }
 
-    /// Room in the staging area: the bytes go into the record itself.
+    /// Reserves space in the staging area: the bytes go into the record itself.
     fn take_staged(
         &self,
         files: &Arc<OpenFiles>,
@@ -192,7 +191,7 @@ impl FileOps {
         }
     }
 
-    /// Places become a reservation.
+    /// Makes a reservation of places.
     fn reservation(
         &self,
         files: &Arc<OpenFiles>,
@@ -216,7 +215,7 @@ impl FileOps {
         self.reservation(&files, taken, how, failures)
     }
 
-    /// At once, or what has to be waited for.
+    /// Reserves at once, or returns a future.
     fn take<'a>(
         &'a self,
         files: &Arc<OpenFiles>,
@@ -230,7 +229,7 @@ impl FileOps {
             || class == Class::Background && files.state.lock().is_small(self.ino.0);
         if total <= most && joins {
             match self.take_staged(files, runs, total, how) {
-                // Where there is little room the log is kept for records.
+                // If space is low, the log is kept for records.
                 Err(error) if is_full(&error) => {}
                 done => return Ok(MapFuture::Now(Some(done))),
             }
@@ -243,7 +242,7 @@ impl FileOps {
         Ok(MapFuture::Now(Some(self.reservation(files, taken, how, failures))))
     }
 
-    /// There was no room (M14).
+    /// Reserves after a failure for lack of space (M14).
     async fn take_again(&self, mut runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
         let (files, unit) = (self.files()?, u64::from(self.unit));
         let (mut rounds, mut over) = (0, class == Class::Direct);
@@ -253,7 +252,8 @@ impl FileOps {
             over = over && files.ask_stored(self.ino.0, &self.told, run).await?;
         }
         loop {
-            // What the cleaner has at hand may do; if not, the next round makes sure.
+            // Space that the cleaner is about to free may suffice; if not, the next round requests
+            // more.
             let waited = std::mem::take(&mut waits) && files.wait_for_cleaner().await;
             let made = waited || patience.make_space(&files.requests).await;
             let taken = match self.take(&files, &runs, How { class, over }) {
@@ -272,7 +272,7 @@ impl FileOps {
             }
             waits = true;
             if class == Class::Direct {
-                // It is refused as a whole; nothing of it was accepted.
+                // It is refused completely; nothing of it was accepted.
                 rounds += 1;
                 if rounds == ROUNDS || !self.files()?.has_direct_room(&runs, over) {
                     return Err(error);
@@ -285,14 +285,15 @@ impl FileOps {
                 shorten(&mut runs, half);
                 continue;
             }
-            // It was accepted: another task that gets the space only makes it wait (M14).
+            // It was accepted, so other tasks that take the space only make it wait (M14).
             if !patience.lasts(files.state.lock().space.recorded()) {
                 return Err(error);
             }
         }
     }
 
-    /// What of a request matters that was not accepted before.
+    /// The class of a request, and whether it overwrites; only relevant for content that was not
+    /// accepted before.
     fn how(&self, files: &OpenFiles, runs: &[Range<u64>], class: Class) -> How {
         let over = class == Class::Direct && {
             let state = files.state.lock();
@@ -301,12 +302,12 @@ impl FileOps {
         How { class, over }
     }
 
-    /// M15: what has changed is written before more is reserved.
+    /// M15: changes are written before more space is reserved.
     async fn take_relieved(&self, runs: Vec<Range<u64>>, class: Class) -> Result<Reservation> {
         let files = self.files()?;
         if let Err(error) = files.relieve_now().await {
             files.check_running("reserve")?;
-            // F12: what is accepted stays dirty, and is tried again.
+            // F12: accepted content stays dirty, and is tried again.
             if files.state.lock().overfull().is_some() {
                 return Err(error);
             }
@@ -342,8 +343,7 @@ impl FileOps {
         let how = self.how(&files, runs, class);
         let mut taken = self.take(&files, runs, how);
         if runs.len() > FEW && is_refused(&taken) {
-            // Each is promised a record of its own: some may have that without more room being
-            // made.
+            // Each run counts with a separate record, so a few of them may fit without more space.
             taken = self.take(&files, &runs[..FEW], how);
         }
         match taken {

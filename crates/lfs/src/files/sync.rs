@@ -1,9 +1,9 @@
-//! Writing files out: for a sync, before a checkpoint, and to make space.
+//! Writes files out: for a sync, before a checkpoint, and to free space.
 //!
-//! Content that was written to a file after it was truncated to nothing is *outstanding* once the
-//! file is closed: it is written before any sync that begins later ends.
+//! Content that was written after a truncation to 0 bytes is *outstanding* once the file is closed:
+//! every sync that begins later writes it before it returns.
 //!
-//! A checkpoint that no sync asked for has it written first, too (`maintenance.Z15`).
+//! A checkpoint without a sync also writes it first (`maintenance.Z15`).
 //!
 //! Locks: the state lock in turn; none across a wait.
 
@@ -18,14 +18,14 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
-/// How often outstanding content that a failed flush has taken is written again for one sync.
+/// How often a sync writes outstanding content again that a failed flush has lost.
 const OUTSTANDING_ROUNDS: u32 = 3;
 
-/// How often space is requested for content that overwrites: it is never refused for good (P25).
+/// How often space is requested for content that overwrites, which is never refused permanently
+/// (P25).
 const OVERWRITE_ROUNDS: u32 = 4;
 
-/// Files whose records a sync of the volume makes durable together, at most, and their dirty
-/// bytes.
+/// Most files whose records one commit of a volume sync covers, and most of their dirty bytes.
 const TOGETHER: usize = 1024;
 const TOGETHER_BYTES: u64 = 4 << 20;
 
@@ -35,7 +35,7 @@ impl State {
         self.outstanding.is_empty().then_some(self.queue.last_ticket())
     }
 
-    /// After a commit that worked: whether all of an inode is in the log.
+    /// After a successful commit: checks that an inode is completely in the log.
     ///
     /// # Errors
     /// Some of its content, or its size, is not.
@@ -52,22 +52,22 @@ impl State {
         }
     }
 
-    /// After a commit that worked: whether all of each inode is in the log.
+    /// After a successful commit: checks that all inodes are completely in the log.
     ///
     /// # Errors
-    /// Of the first inode that is not.
+    /// The error of the first inode that is not.
     fn check_all_published(&mut self) -> Result<()> {
         self.sync_errors.inos().into_iter().try_for_each(|ino| self.check_published(ino))
     }
 }
 
 impl OpenFiles {
-    /// Makes everything durable that has happened, outstanding content included.
+    /// Makes all changes durable, with outstanding content.
     pub async fn commit_all(&self, here: bool) -> Result<()> {
         self.commit_then(here, |_| ()).await
     }
 
-    /// [`Self::commit_all`], and a look at the state then.
+    /// [`Self::commit_all`], then runs `look` under the state lock.
     pub async fn commit_then<T>(
         &self,
         here: bool,
@@ -99,8 +99,8 @@ impl OpenFiles {
         let mut result = Ok(());
         for ino in inos {
             let Some((content, mut begun)) = self.begin_outstanding(ino) else { continue };
-            // What a repair of the log has left out is in the cache or nowhere: no flush of the
-            // file's own has to have failed.
+            // Content that a repair of the log has lost is in the cache or nowhere, and the file
+            // itself may not have seen a failed flush.
             if !begun.is_whole && content.file.take_back_unflushed() {
                 begun = begun.whole();
             }
@@ -120,7 +120,7 @@ impl OpenFiles {
         result
     }
 
-    /// Notes that outstanding content is about to be written. `None`: the inode is gone.
+    /// Records that outstanding content is about to be written. `None`: the inode was removed.
     fn begin_outstanding(&self, ino: u64) -> Option<(Arc<Content>, WriteOut)> {
         let mut state = self.state.lock();
         let content = state.nodes.get(ino).and_then(|node| node.content.clone());
@@ -128,23 +128,22 @@ impl OpenFiles {
             state.outstanding.forget(ino);
             return None;
         };
-        // There before anything is written: what is lost meanwhile counts. So does what was lost
-        // before the close, and is held in the cache.
+        // Recorded before anything is written, so that losses from now on count. So do losses from
+        // before the close whose content is in the cache.
         let is_lost = state.sync_errors.has(ino, Lost::Run);
         Some((content, state.outstanding.begin(ino, is_lost)))
     }
 
-    /// Writes outstanding content before something is made durable that no client syncs (Z15). An
-    /// error is for syncs to report.
+    /// Writes outstanding content before a commit without a sync (Z15). Errors are reported by
+    /// syncs.
     pub async fn write_outstanding_first(&self) {
         if let Err(error) = self.write_outstanding().await {
             log::debug!("cut, and not written yet: {error}");
         }
     }
 
-    /// The result of writing a file out for an operation on others. A write-out of an inode that
-    /// was removed meanwhile may fail; nothing finds its content, so that is no error of the
-    /// operation.
+    /// The result of writing a file out for an operation on several files. If the inode was removed
+    /// meanwhile, a failure does not matter, because its content cannot be reached.
     pub fn unless_removed(&self, content: &Arc<Content>, done: Result<()>) -> Result<()> {
         let Err(error) = done else { return Ok(()) };
         let state = self.state.lock();
@@ -174,7 +173,7 @@ impl OpenFiles {
         while !rest.is_empty() {
             let (together, others) = rest.split_at(count_together(rest));
             for content in together.iter().filter(|_| together.len() > 1) {
-                // The sync below reports what fails here.
+                // The sync below reports an error of this write.
                 let _reported_below = content.file.write_out().await;
             }
             for content in together {
@@ -185,14 +184,14 @@ impl OpenFiles {
         }
         // Released before the files are tidied.
         drop(contents);
-        // That commit itself may have lost what a file had written past the cache before.
+        // That commit may have lost bytes that were written past the cache before.
         let committed = self.commit_then(false, State::check_all_published).await;
         self.tidy(None, usize::MAX);
         committed.and_then(|published| published).and(result)
     }
 
-    /// Records the size of files that no client syncs, as far as they are written: what was
-    /// written out is found below the recorded size alone.
+    /// Records the sizes of files without a sync, as far as they are written: recovery finds
+    /// content only below the recorded size.
     pub fn publish_sizes(&self) {
         let contents: Vec<_> = {
             let state = self.state.lock();
@@ -204,9 +203,9 @@ impl OpenFiles {
         contents.iter().for_each(|content| content.file.publish_size());
     }
 
-    /// Writes dirty data out before anything is refused for it: until then it counts as new, also
-    /// where it overwrites stored content, and what it overwrites becomes free only then. Sizes
-    /// are not published, so this waits for no writer
+    /// Writes dirty data before a request is refused for lack of space. Until then dirty data
+    /// counts as new also where it overwrites, and the old content becomes free only afterwards.
+    /// Sizes are not published, so this waits for no writer
     /// ([`MappedFile::write_out_dirty`](forebay_iomap::MappedFile)). The caller may be a writer,
     /// but has no reservation and holds no range.
     pub async fn write_out_dirty(&self) {
@@ -221,25 +220,25 @@ impl OpenFiles {
         }
     }
 
-    /// Makes space for so much content. `overwrites`: it takes the place of stored content. False:
+    /// Makes space for `new` bytes of content. `overwrites`: it overwrites stored content. False:
     /// there is none, and none can be made.
     pub async fn make_space_for(&self, new: u64, overwrites: bool) -> bool {
         let has = || {
             let state = self.state.lock();
             state.has_room(new, Need::New) || overwrites && state.has_overwrite_space(new)
         };
-        // It may be known by now that it overwrites, or another task made space. A caller with new
-        // content was refused for more than this, so space is made for it.
+        // The answer may have become known, or another task has made space. A caller with new
+        // content was refused more than this, so space is made for it.
         if overwrites && has() {
             return true;
         }
-        // The pass in progress may suffice.
+        // The cleaner's pass in progress may suffice.
         if overwrites && self.wait_for_cleaner().await && has() {
             return true;
         }
         self.write_out_dirty().await;
         for _ in 0..if overwrites { OVERWRITE_ROUNDS } else { 1 } {
-            // Another writer may take what was made.
+            // Another writer may take the space.
             if !self.requests.make_space().await || has() {
                 break;
             }
@@ -248,8 +247,8 @@ impl OpenFiles {
     }
 }
 
-/// How many of the next files are written out before the first of them is synced, so that their
-/// records become durable together.
+/// Number of the next files that are written out before the first of them is synced, so that one
+/// commit covers their records.
 fn count_together(contents: &[Arc<Content>]) -> usize {
     let mut bytes = 0;
     let fits = contents.iter().take_while(|content| {

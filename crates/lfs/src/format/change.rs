@@ -1,9 +1,10 @@
-//! Logical changes: what a record of the log says, one after the other. A record takes effect as a whole, so
-//! that what belongs together (a rename and the link count that it lowers) is in one record.
+//! Logical changes: the content of a log record, in order. A record takes effect completely or not
+//! at all, so changes that belong together (a rename and the link count that it lowers) are in one
+//! record.
 //!
-//! Invariants: G1 a change of an unknown kind is skipped if it does not have to be understood, and refused by
-//! its number if it does. G2 names are 1 to 255 bytes without `/` and NUL, and neither `.` nor `..`.
-//! G3 a change ends where its length says.
+//! Invariants: G1 a change of an unknown kind is skipped, unless its flag says that it must be
+//! understood; then it is refused by number. G2 names are 1 to 255 bytes without `/` and NUL, and
+//! neither `.` nor `..`. G3 a change ends where its length says.
 //!
 //! No locks, no state.
 
@@ -17,7 +18,7 @@ use super::{corrupt, refused, unsupported};
 use forebay_base::Result;
 use forebay_base::codec::{Reader, Writer};
 
-/// Bytes before the body of each change.
+/// Length of the header of each change, bytes.
 pub const CHANGE_HEADER_BYTES: usize = 8;
 
 const WHAT: &str = "change";
@@ -29,11 +30,11 @@ const EXCHANGE: u8 = 1;
 pub struct Entry<'a> {
     /// The directory.
     pub dir: u64,
-    /// Where the entry is in the order of its directory.
+    /// The position of the entry in the order of the directory.
     pub cookie: Cookie,
     /// The inode.
     pub child: u64,
-    /// Its type.
+    /// The type of the inode.
     pub kind: FileType,
     /// The name.
     pub name: &'a [u8],
@@ -42,13 +43,14 @@ pub struct Entry<'a> {
 /// A rename, as one change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rename<'a> {
-    /// The entry that goes.
+    /// The entry that is removed.
     pub from: Entry<'a>,
-    /// The entry that comes: of the same inode, or, with `exchange`, of the other one.
+    /// The entry that is added: of the same inode, or, with `exchange`, of the other one.
     pub to: Entry<'a>,
-    /// Inode that `to` named before; 0: none.
+    /// Inode that `to` denoted before; 0: none.
     pub replaced: u64,
-    /// Both names stay, their inodes change places: `from` and `to` are the entries before.
+    /// Both names stay and exchange their inodes. `from` and `to` are the entries before the
+    /// exchange.
     pub exchange: bool,
 }
 
@@ -68,7 +70,7 @@ pub struct Blocks {
 pub struct Size {
     /// The file.
     pub ino: u64,
-    /// Its data.
+    /// The data id of the file.
     pub data_id: u64,
     /// Bytes.
     pub size: u64,
@@ -79,60 +81,61 @@ pub struct Size {
 /// One logical change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change<'a> {
-    /// An inode comes, with the target if it is a symbolic link.
+    /// Creates an inode, with the target if it is a symbolic link.
     CreateInode(u64, Inode, &'a [u8]),
-    /// Attributes of an inode are set.
+    /// Sets attributes of an inode.
     SetAttributes(u64, SetAttributes),
-    /// A name comes.
+    /// Adds a name.
     InsertEntry(Entry<'a>),
-    /// A name goes.
+    /// Removes a name.
     RemoveEntry(Entry<'a>),
-    /// A name becomes another one.
+    /// Renames an entry.
     Rename(Rename<'a>),
-    /// Blocks of this data, from this one on, are stored there. The sequence is the extent's birth.
+    /// Blocks of this data, from this one on, are stored in the extent. The sequence is its birth.
     Map(u64, u64, Extent<'a>),
-    /// A file grows.
+    /// Extends a file.
     Grow(Size),
-    /// A file is cut, or grows by truncate.
+    /// Truncates a file, or extends it by truncate.
     Truncate(Size),
-    /// A file's data is dead and it has another, empty one. `Size` tells the new id and size (0 for an empty
-    /// file), the second number the id that died.
+    /// The data of a file is replaced by new, empty data, and is dead from now on. `Size` has the
+    /// new id and size (0 for an empty file), the second number is the old id.
     ReplaceData(Size, u64),
-    /// A hole, at this sequence.
+    /// Makes a hole, at this sequence.
     Punch(Blocks, u64),
-    /// An extended attribute of an inode: name, value.
+    /// Sets an extended attribute of an inode: name, value.
     SetXattr(u64, &'a [u8], &'a [u8]),
-    /// An extended attribute goes.
+    /// Removes an extended attribute.
     RemoveXattr(u64, &'a [u8]),
-    /// The last name is gone and somebody has the file open.
+    /// The file has lost its last name and is still open.
     AddOrphan(u64),
     /// The file has a name again.
     RemoveOrphan(u64),
-    /// An inode goes, its data (0: none) is dead at this sequence. An orphan item goes with it.
+    /// Removes an inode; its data (0: none) is dead at this sequence. An orphan item is removed as
+    /// well.
     RemoveInode(u64, u64, u64),
-    /// Dead data is reaped up to this block; the last step is up to the end, `u64::MAX`.
+    /// Dead data is freed up to this block; the last step is up to `u64::MAX`.
     ReapDead {
         /// Sequence at which it died.
         died: u64,
         /// The data.
         data_id: u64,
-        /// Blocks below are gone.
+        /// Blocks below this one are freed.
         upto: u64,
     },
-    /// The cleaner copied what these blocks are stored in: it is in `to` if the map still names `from`.
+    /// The cleaner has copied these blocks: they are in `to` if the map still refers to `from`.
     Move {
-        /// Whose.
+        /// The blocks.
         blocks: Blocks,
-        /// Bytes that were copied: those of the blocks, unless they have a codec.
+        /// Bytes that were copied: the length of the blocks, unless they have a codec.
         stored_bytes: u32,
         /// Where they were.
         from: Place,
-        /// Where they are now, too.
+        /// The new place of these blocks.
         to: Place,
     },
     /// A segment's entry in the usage table.
     SetSegment(u32, Segment),
-    /// The log goes on in that segment.
+    /// The log continues in that segment.
     NextSegment(u32),
 }
 
@@ -161,7 +164,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Bytes of a payload that the change points at: from and to.
+    /// The range of the payload to which the change refers: start and end.
     pub fn inline_range(&self) -> Option<(u64, u64)> {
         match self {
             Self::Map(_, _, Extent { source: Source::Inline(at), stored_bytes, .. }) => {
@@ -173,8 +176,8 @@ impl<'a> Change<'a> {
 
     /// Writes the change.
     ///
-    /// `InvalidInput` for what [`decode`](Self::decode) would refuse, `NoSpace` if it does not fit; the
-    /// writer has then moved.
+    /// `InvalidInput` for a change that [`decode`](Self::decode) would refuse, `NoSpace` if it does
+    /// not fit; the writer's position has changed then.
     pub fn encode_into(&self, w: &mut Writer<'_>, geometry: &Geometry) -> Result<()> {
         let start = w.position();
         w.u16("kind", self.code())?;
@@ -184,7 +187,7 @@ impl<'a> Change<'a> {
         self.encode_body(w, geometry)?;
         let end = w.position();
         w.patch_u32("length", start + 4, (end - start - CHANGE_HEADER_BYTES) as u32)?;
-        // What would be refused later is refused now, where its maker still is.
+        // An invalid change is refused here, where its origin is known, instead of when it is read.
         let mut r = Reader::new(WHAT, &w.written()[start..end]);
         match Change::decode(&mut r, geometry) {
             Ok(_) => Ok(()),
@@ -238,7 +241,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// The changes that are a few numbers.
+    /// Encodes the changes that consist of a few numbers.
     fn encode_numbers(&self, w: &mut Writer<'_>) -> Result<()> {
         match self {
             Self::AddOrphan(ino) | Self::RemoveOrphan(ino) => w.u64("inode", *ino),
@@ -267,7 +270,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Reads a change; none if its kind is not known and need not be.
+    /// Reads a change; `None` if its kind is unknown and may be skipped.
     pub fn decode(r: &mut Reader<'a>, geometry: &Geometry) -> Result<Option<Self>> {
         let at = r.position();
         let (code, flags) = (r.u16("change kind")?, r.u8("change flags")?);
@@ -284,7 +287,7 @@ impl<'a> Change<'a> {
             };
         };
         body.finish()?;
-        // Nothing of what is known here may be left out.
+        // All known kinds must be understood.
         if flags != MUST_UNDERSTAND {
             return Err(corrupt(
                 WHAT,
@@ -449,7 +452,7 @@ fn decode_segment(r: &mut Reader<'_>) -> Result<u32> {
     }
 }
 
-/// G2.
+/// Checks a name (G2).
 pub(crate) fn check_name(r: &Reader<'_>, name: &[u8]) -> Result<()> {
     if name.is_empty() || name == b"." || name == b".." {
         return Err(r.bad("name", "no name of an entry"));

@@ -1,12 +1,12 @@
-//! A run of a file's blocks: where its bytes are stored, in which form, and their sums. The same form in the
-//! log and in the tree.
+//! A run of a file's blocks: the place of its stored bytes, their encoding, and their sums. Log and
+//! tree use the same form.
 //!
-//! Invariants: X1 an extent lies in one segment, begins at a block and has 1 to 128 blocks. X2 sums, if
-//! any, cover stored bytes: one for each block, begun ones too. X3 with neither codec nor key, stored,
-//! decoded and mapped bytes are the same: any part is an extent of its own. Else the piece is kept whole, and
-//! parts of it differ in their offset within what is decoded.
-//! X4 in a volume with short extents one that is stored as it is, by the tree of files and without flags, has
-//! the short form, and no other has.
+//! Invariants: X1 an extent lies in one segment, begins at a block and has 1 to 128 blocks. X2
+//! sums, if any, cover stored bytes: one for each block, also for a partial one. X3 without codec
+//! and key, the stored, decoded and mapped bytes are the same, so any part is a valid extent. With
+//! one of them the piece is kept complete, and parts of it differ in their offset within the
+//! decoded bytes. X4 in a volume with short extents, an extent without codec and key, of the tree
+//! of files and without flags, has the short form; no other extent has it.
 //!
 //! No locks, no state.
 
@@ -17,25 +17,25 @@ use super::{MAX_EXTENT_BLOCKS, corrupt, refused};
 use forebay_base::Result;
 use forebay_base::codec::{Reader, Writer};
 
-/// In the word behind the place, where else stored bytes are: it is the short form, the rest is the number of
-/// blocks and, from bit 16 on, the sum algorithm.
+/// Flag in the word after the place, which otherwise has the number of stored bytes. It marks the
+/// short form: the rest of the word is the number of blocks and, from bit 16 on, the sum algorithm.
 const SHORT: u32 = 1 << 31;
 const SHORT_SUM_SHIFT: u32 = 16;
-/// Space is taken, and reads as zeros.
+/// Storage is allocated, and the blocks read as zeros.
 pub const UNWRITTEN: u16 = 1;
-/// Something else may point at the same bytes.
+/// Another extent may refer to the same bytes.
 pub const SHARED: u16 = 2;
 /// Stored bytes are encrypted.
 pub const ENCRYPTED: u16 = 4;
 
 const WHAT: &str = "extent";
 
-/// Where an extent's bytes are.
+/// Where the bytes of an extent are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// In a run of their own, or in a record that was resolved.
+    /// In a data run, or in a record whose place is known.
     Run(Place),
-    /// In the record that says so: bytes from the start of its payload.
+    /// In the record that contains this extent: offset in its payload.
     Inline(u32),
 }
 
@@ -57,20 +57,20 @@ impl<'a> Sums<'a> {
         Self { algorithm: SumAlgorithm::Crc32c, bytes }
     }
 
-    /// How many there are.
+    /// Number of sums.
     pub fn count(&self) -> usize {
         self.bytes.len().checked_div(self.algorithm.width()).unwrap_or(0)
     }
 
-    /// Each CRC-32C, none for other algorithms.
+    /// The CRC-32Cs; none for other algorithms.
     pub fn iter_crc32c(&self) -> impl Iterator<Item = u32> + 'a {
         let bytes = if self.algorithm == SumAlgorithm::Crc32c { self.bytes } else { &[] };
         bytes.as_chunks::<4>().0.iter().map(|sum| u32::from_le_bytes(*sum))
     }
 }
 
-/// The segment that an extent in stored form lies in, or what stands in its stead: it comes first in both
-/// forms. None: it is no extent.
+/// The segment of an extent in stored form, or a special value in its place: it comes first in both
+/// forms. `None`: not an extent.
 pub(crate) fn stored_segment(extent: &[u8]) -> Option<u32> {
     extent.first_chunk().map(|segment| u32::from_le_bytes(*segment))
 }
@@ -80,35 +80,35 @@ pub fn put_crc32c(sums: &[u32], out: &mut Vec<u8>) {
     out.extend(sums.iter().flat_map(|sum| sum.to_le_bytes()));
 }
 
-/// A run of blocks; which ones of what is in the key or in the change.
+/// A run of blocks; the key or the change has their data id and first block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent<'a> {
-    /// Where the bytes are.
+    /// Place of the bytes.
     pub source: Source,
-    /// Bytes that are stored.
+    /// Length of the stored bytes.
     pub stored_bytes: u32,
-    /// Bytes that they decode to.
+    /// Length of the decoded bytes.
     pub decoded_bytes: u32,
-    /// Where the first block is within what is decoded, bytes.
+    /// Offset of the first block within the decoded bytes.
     pub decoded_offset: u32,
     /// Blocks of the file, 1 to 128.
     pub blocks: u16,
-    /// How stored bytes are decoded; 0: as they are.
+    /// Codec of the stored bytes; 0: none.
     pub codec: u8,
     /// [`UNWRITTEN`], [`SHARED`], [`ENCRYPTED`].
     pub flags: u16,
-    /// Key they are encrypted with; 0: none.
+    /// Key with which they are encrypted; 0: none.
     pub key_id: u32,
-    /// Volume-wide sequence at which the content was fixed.
+    /// Volume-wide sequence at which the content was captured.
     pub birth: u64,
-    /// Tree that first held it.
+    /// The tree that first contained it.
     pub tree: u64,
-    /// Sums of what is stored.
+    /// Sums of the stored blocks.
     pub sums: Sums<'a>,
 }
 
 impl<'a> Extent<'a> {
-    /// An extent of `blocks` blocks stored as they are.
+    /// An extent of `blocks` blocks without codec and key.
     pub fn plain(source: Source, blocks: u16, birth: u64, sums: Sums<'a>, g: &Geometry) -> Self {
         let bytes = u32::from(blocks) << g.block_shift;
         Self {
@@ -126,7 +126,7 @@ impl<'a> Extent<'a> {
         }
     }
 
-    /// Whether it has the short form (X4).
+    /// Whether it is stored in the short form (X4).
     fn is_short(&self, geometry: &Geometry) -> bool {
         let Self { source, blocks, birth, sums, .. } = *self;
         let allowed = geometry.has_short_extents() && blocks <= MAX_EXTENT_BLOCKS;
@@ -135,7 +135,7 @@ impl<'a> Extent<'a> {
 
     /// Writes the extent.
     ///
-    /// Fails with `InvalidInput` for what [`decode`](Self::decode) would refuse.
+    /// Fails with `InvalidInput` for an extent that [`decode`](Self::decode) would refuse.
     pub fn encode_into(&self, w: &mut Writer<'_>, geometry: &Geometry) -> Result<()> {
         self.check(geometry).map_err(|e| refused(WHAT, e.to_string()))?;
         let place = match self.source {
@@ -208,7 +208,7 @@ impl<'a> Extent<'a> {
         }
     }
 
-    /// What follows the place and the word behind it.
+    /// Decodes the rest of a short form.
     fn decode_short(source: Source, word: u32, r: &mut Reader<'a>, g: &Geometry) -> Result<Self> {
         let blocks = word as u16;
         let code = u8::try_from(word >> SHORT_SUM_SHIFT)
@@ -221,7 +221,7 @@ impl<'a> Extent<'a> {
         Ok(this)
     }
 
-    /// X1 to X3, and that forms are not used whose feature the volume lacks.
+    /// Checks X1 to X3, and that the volume has the features of the extent.
     fn check(&self, geometry: &Geometry) -> Result<()> {
         let bad = |why: &str| Err(corrupt(WHAT, why));
         if self.blocks == 0 || self.blocks > MAX_EXTENT_BLOCKS {
@@ -270,7 +270,7 @@ impl<'a> Extent<'a> {
         }
         match self.source {
             Source::Run(place) => geometry.check_run(WHAT, place, stored),
-            // Where it lies is known with the record; its payload begins at a block.
+            // The record's place is not known yet; its payload begins at a block.
             Source::Inline(offset) => geometry.check_run(WHAT, Place::new(0, offset), stored),
         }
     }

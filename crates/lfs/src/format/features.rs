@@ -1,8 +1,8 @@
-//! Feature masks: what a volume uses that a program may not know, and what follows from that.
+//! Feature masks: features of a volume that a program may not know, and what it may do then.
 //!
-//! Invariants: F6 an unknown incompatible feature refuses the volume, by name where the name is known.
-//! F7 an unknown read-only compatible feature leaves reading. F8 an unknown compatible one changes nothing,
-//! and is kept.
+//! Invariants: F6 an unknown incompatible feature makes the volume unusable; the error has its name
+//! if that is known. F7 with an unknown read-only compatible feature the volume can only be read.
+//! F8 an unknown compatible feature has no effect, and is kept.
 //!
 //! No locks, no state.
 
@@ -10,23 +10,23 @@ use super::unsupported;
 use forebay_base::Result;
 use forebay_base::codec::{Reader, Writer};
 
-/// Incompatible: extents with a codec.
+/// Incompatible: extents may have a codec.
 pub const COMPRESSION: u64 = 1 << 0;
-/// Incompatible: extents with a key id, and a key-derivation area.
+/// Incompatible: extents may have a key id, and there is a key-derivation area.
 pub const ENCRYPTION: u64 = 1 << 1;
-/// Incompatible: more than one tree of files.
+/// Incompatible: several trees of files.
 pub const SNAPSHOTS: u64 = 1 << 2;
-/// Incompatible: blocks that several files or ranges point at.
+/// Incompatible: several files or ranges may refer to the same blocks.
 pub const SHARED_EXTENTS: u64 = 1 << 3;
-/// Incompatible: segments lie elsewhere than at their number, such as in an object store.
+/// Incompatible: segments are not stored in order of their numbers, for example in an object store.
 pub const SEGMENT_MAP: u64 = 1 << 4;
 
-/// Incompatible: extents that are stored as they are have a short form.
+/// Incompatible: extents without codec and key have a short form.
 pub const SHORT_EXTENTS: u64 = 1 << 5;
 
-/// What this program can work with.
+/// Incompatible features that this program supports.
 pub const KNOWN_INCOMPAT: u64 = SHORT_EXTENTS;
-/// What this program can write beside.
+/// Read-only compatible features with which this program can write.
 pub const KNOWN_RO_COMPAT: u64 = 0;
 
 const INCOMPAT_NAMES: &[&str] =
@@ -36,20 +36,20 @@ const RO_COMPAT_NAMES: &[&str] = &["quota"];
 /// The three masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Features {
-    /// Who does not know these may read and write.
+    /// Programs that do not know these may read and write.
     pub compat: u64,
-    /// Who does not know these may read.
+    /// Programs that do not know these may only read.
     pub ro_compat: u64,
-    /// Who does not know these must leave the volume alone.
+    /// Programs that do not know these must not use the volume.
     pub incompat: u64,
 }
 
-/// What may be done with a volume.
+/// Permitted access to a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
-    /// Everything.
+    /// Reading and writing.
     ReadWrite,
-    /// Reading, for the reason given.
+    /// Only reading, for this reason.
     ReadOnly(String),
 }
 
@@ -61,7 +61,7 @@ impl Features {
         w.u64("incompat", self.incompat)
     }
 
-    /// Reads the masks, whatever they hold.
+    /// Reads the masks, with any bits.
     pub fn decode(r: &mut Reader<'_>) -> Result<Self> {
         Ok(Self {
             compat: r.u64("compat")?,
@@ -70,9 +70,9 @@ impl Features {
         })
     }
 
-    /// What may be done with a volume that has these features.
+    /// The permitted access to a volume with these features.
     ///
-    /// Fails with `Unsupported` and the names of incompatible features that are not known here.
+    /// Fails with `Unsupported` and the names of unknown incompatible features.
     pub fn access(&self) -> Result<Access> {
         let unknown = self.incompat & !KNOWN_INCOMPAT;
         if unknown != 0 {
@@ -90,7 +90,7 @@ impl Features {
     }
 }
 
-/// `snapshots, bit 17`.
+/// Names of the features in a mask, such as `snapshots, bit 17`.
 fn names(mask: u64, known: &[&str]) -> String {
     let bits = (0..64).filter(|bit| mask & (1 << bit) != 0);
     let name = |bit: usize| known.get(bit).map_or(format!("bit {bit}"), |name| name.to_string());
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use forebay_base::ErrorKind;
 
-    /// F6.
+    /// F6: an unknown incompatible feature is refused by name.
     #[test]
     fn unknown_incompatible_features_refuse_by_name() {
         let short = Features { incompat: SHORT_EXTENTS, ..Features::default() };
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(SHORT_EXTENTS, 32);
     }
 
-    /// F7, F8.
+    /// F7, F8: other unknown features permit reading, or everything.
     #[test]
     fn other_unknown_features_leave_reading_or_all() {
         let features = Features { ro_compat: 1 | 1 << 40, ..Features::default() };

@@ -1,7 +1,7 @@
-//! What is stored of an inode, whole and as a change of some attributes.
+//! The stored form of an inode, and of a change of some of its attributes.
 //!
-//! Invariants: N1 the file type is one of seven. N2 nanoseconds are below a second. N3 a size is within
-//! [`MAX_FILE_BYTES`].
+//! Invariants: N1 the file type is one of seven. N2 nanoseconds are below a second. N3 a size is at
+//! most [`MAX_FILE_BYTES`].
 //!
 //! No locks, no state.
 
@@ -14,7 +14,7 @@ pub const INODE_BYTES: usize = 128;
 /// Inode of the root directory.
 pub const ROOT_INO: u64 = 1;
 
-/// A time. Seconds since 1970, which may be negative, and what comes on top.
+/// A time: seconds since 1970, which may be negative, and nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Time {
     /// Seconds.
@@ -38,10 +38,10 @@ impl Time {
     }
 }
 
-/// What kind of file an inode is, as in the upper four bits of `st_mode`.
+/// Type of a file, as in the upper four bits of `st_mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileType {
-    /// A pipe with a name.
+    /// A named pipe.
     Fifo = 1,
     /// A character device.
     CharDevice = 2,
@@ -58,7 +58,7 @@ pub enum FileType {
 }
 
 impl FileType {
-    /// From the number that `d_type` and `st_mode >> 12` have.
+    /// The type of a number as in `d_type` and `st_mode >> 12`.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             1 => Self::Fifo,
@@ -87,34 +87,34 @@ pub struct Inode {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Links.
+    /// Number of links.
     pub nlink: u32,
-    /// Policy bits: kept, and given a meaning by the layers above.
+    /// Policy bits: stored here, and interpreted by the layers above.
     pub flags: u32,
-    /// Content is found under this id; 0: there is none.
+    /// Id of its content; 0: it has none.
     pub data_id: u64,
-    /// Bytes.
+    /// Size, bytes.
     pub size: u64,
-    /// Bytes stored for the content.
+    /// Bytes of storage of its content.
     pub stored_bytes: u64,
     /// Device number of a device.
     pub rdev: u64,
     /// Parent of a directory, 0 for anything else.
     pub parent: u64,
-    /// Counts changes.
+    /// Number of changes.
     pub version: u64,
-    /// Last access.
+    /// Time of access.
     pub atime: Time,
-    /// Last change of content.
+    /// Time of modification of the content.
     pub mtime: Time,
-    /// Last change.
+    /// Time of change.
     pub ctime: Time,
-    /// Birth.
+    /// Time of creation.
     pub btime: Time,
 }
 
 impl Inode {
-    /// The type of the file; none for a mode that no decoder lets pass.
+    /// The type of the file; `None` for a mode that decoders refuse.
     pub fn file_type(&self) -> Option<FileType> {
         u8::try_from(self.mode >> 12).ok().and_then(FileType::from_code)
     }
@@ -168,30 +168,30 @@ impl Inode {
     }
 }
 
-/// Attributes to be set, the others stay.
+/// Attributes to set; `None`: unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SetAttributes {
-    /// Type and permissions; the type must be the one there is.
+    /// Type and permissions; the type must not change.
     pub mode: Option<u32>,
     /// Owner.
     pub uid: Option<u32>,
     /// Group.
     pub gid: Option<u32>,
-    /// Links.
+    /// Number of links.
     pub nlink: Option<u32>,
     /// Policy bits.
     pub flags: Option<u32>,
     /// Parent of a directory.
     pub parent: Option<u64>,
-    /// Count of changes.
+    /// Number of changes.
     pub version: Option<u64>,
-    /// Last access.
+    /// Time of access.
     pub atime: Option<Time>,
-    /// Last change of content.
+    /// Time of modification of the content.
     pub mtime: Option<Time>,
-    /// Last change.
+    /// Time of change.
     pub ctime: Option<Time>,
-    /// Birth.
+    /// Time of creation.
     pub btime: Option<Time>,
 }
 
@@ -215,7 +215,7 @@ impl SetAttributes {
         present.iter().rev().fold(0, |mask, set| mask << 1 | u32::from(*set))
     }
 
-    /// Writes a mask and what is set, in the order of the fields.
+    /// Writes a mask and the attributes to set, in the order of the fields.
     pub fn encode_into(&self, w: &mut Writer<'_>) -> Result<()> {
         w.u32("mask", self.mask())?;
         let words = [("mode", self.mode), ("uid", self.uid), ("gid", self.gid)];
@@ -233,7 +233,7 @@ impl SetAttributes {
         Ok(())
     }
 
-    /// Reads what is to be set.
+    /// Reads the attributes to set.
     pub fn decode(r: &mut Reader<'_>) -> Result<Self> {
         let mask = r.u32("mask")?;
         if mask & !Self::KNOWN != 0 {
@@ -262,7 +262,7 @@ fn decode_mode(r: &mut Reader<'_>) -> Result<u32> {
     }
 }
 
-/// A size in bytes within the limit.
+/// Reads a size within the limit.
 pub(crate) fn decode_size(r: &mut Reader<'_>) -> Result<u64> {
     match r.u64("size")? {
         size @ 0..=MAX_FILE_BYTES => Ok(size),
@@ -270,7 +270,7 @@ pub(crate) fn decode_size(r: &mut Reader<'_>) -> Result<u64> {
     }
 }
 
-/// An id of data.
+/// Reads a data id.
 pub(crate) fn decode_data_id(field: &str, r: &mut Reader<'_>) -> Result<u64> {
     match r.u64(field)? {
         id @ 1..=MAX_DATA_ID => Ok(id),
@@ -278,7 +278,7 @@ pub(crate) fn decode_data_id(field: &str, r: &mut Reader<'_>) -> Result<u64> {
     }
 }
 
-/// An id of data, or 0.
+/// Reads a data id, or 0.
 pub(crate) fn decode_data_id_or_none(field: &str, r: &mut Reader<'_>) -> Result<u64> {
     match r.u64(field)? {
         id @ 0..=MAX_DATA_ID => Ok(id),

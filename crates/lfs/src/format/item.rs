@@ -1,8 +1,8 @@
-//! Values of the tree's items, each with the key that it belongs to.
+//! Values of the tree's items; the kind of a value depends on its key.
 //!
-//! Invariants: I1 an item of the largest size fits a leaf three times, so that splitting one always helps.
-//! I2 a value is decoded by the kind of its key, and to its end. I3 long values are in pieces of
-//! [`CHUNK_BYTES`], all full but the last.
+//! Invariants: I1 three items of the largest size fit into a leaf, so that splitting a leaf always
+//! helps. I2 a value is decoded by the kind of its key, and completely. I3 long values are divided
+//! into pieces of [`CHUNK_BYTES`], all full but the last.
 //!
 //! No locks, no state.
 
@@ -16,11 +16,11 @@ use super::{MAX_NAME_BYTES, MAX_TARGET_BYTES, MAX_XATTR_BYTES, refused};
 use forebay_base::Result;
 use forebay_base::codec::{Reader, Writer};
 
-/// Bytes of a piece of a long value.
+/// Size of a piece of a long value, bytes.
 pub const CHUNK_BYTES: usize = 1024;
-/// Segments whose usage is in one item.
+/// Segments whose usage entries are in one item.
 pub const SEGMENTS_PER_ITEM: usize = 64;
-/// Bytes of a value, at most: a name, its length, the length of the whole, and a piece.
+/// Longest value, bytes: a name, its length, the length of the complete value, and a piece.
 pub const MAX_VALUE_BYTES: usize = 4 + 2 + MAX_NAME_BYTES + CHUNK_BYTES;
 
 const WHAT: &str = "item";
@@ -30,7 +30,7 @@ const WHAT: &str = "item";
 pub struct EntryItem<'a> {
     /// The inode.
     pub child: u64,
-    /// Its type.
+    /// The type of the inode.
     pub kind: FileType,
     /// The name.
     pub name: &'a [u8],
@@ -41,43 +41,43 @@ pub struct EntryItem<'a> {
 pub struct XattrItem<'a> {
     /// The name.
     pub name: &'a [u8],
-    /// Bytes of the whole value.
+    /// Length of the complete value, bytes.
     pub value_bytes: u32,
-    /// Its first piece.
+    /// The first piece of the value.
     pub piece: &'a [u8],
 }
 
-/// The value of a dead item.
+/// The value of an item of dead data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeadItem {
-    /// Blocks below are reaped.
+    /// Blocks below this one are freed.
     pub reaped_upto: u64,
     /// Bytes that were stored when it died.
     pub stored_bytes: u64,
-    /// Tree that it died in.
+    /// Tree in which it died.
     pub tree: u64,
-    /// The oldest birth in it, if known: what a snapshot that is older than this cannot hold.
+    /// The oldest birth in it, if known: an older snapshot cannot contain it.
     pub oldest_birth: u64,
 }
 
 /// A value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Item<'a> {
-    /// Of [`Key::Inode`].
+    /// The value of [`Key::Inode`].
     Inode(Inode),
-    /// Of [`Key::Target`], and of [`Key::Xattr`] from the second piece on.
+    /// The value of [`Key::Target`], and of [`Key::Xattr`] from the second piece on.
     Piece(&'a [u8]),
-    /// Of [`Key::Xattr`], the first piece.
+    /// The value of [`Key::Xattr`], the first piece.
     Xattr(XattrItem<'a>),
-    /// Of [`Key::Entry`].
+    /// The value of [`Key::Entry`].
     Entry(EntryItem<'a>),
-    /// Of [`Key::Extent`].
+    /// The value of [`Key::Extent`].
     Extent(Extent<'a>),
-    /// Of [`Key::Dead`].
+    /// The value of [`Key::Dead`].
     Dead(DeadItem),
-    /// Of [`Key::Orphan`]: the sequence of the record that said so.
+    /// The value of [`Key::Orphan`]: the sequence of the record that made it an orphan.
     Orphan(u64),
-    /// Of [`Key::Usage`].
+    /// The value of [`Key::Usage`].
     Usage(Usage<'a>),
 }
 
@@ -100,7 +100,7 @@ impl<'a> Usage<'a> {
         }
     }
 
-    /// The entries.
+    /// The entries of the segments.
     pub fn iter(&self) -> impl Iterator<Item = Segment> + 'a {
         let mut r = Reader::new("usage item", self.0);
         std::iter::from_fn(move || Segment::decode(&mut r).ok())
@@ -108,9 +108,9 @@ impl<'a> Usage<'a> {
 }
 
 impl<'a> Item<'a> {
-    /// Writes the value that belongs to `key`.
+    /// Writes the value of `key`.
     ///
-    /// Fails with `InvalidInput` for what [`decode`](Self::decode) would refuse.
+    /// Fails with `InvalidInput` for a value that [`decode`](Self::decode) would refuse.
     pub fn encode_into(&self, key: Key, w: &mut Writer<'_>, geometry: &Geometry) -> Result<()> {
         let start = w.position();
         match self {
@@ -136,7 +136,7 @@ impl<'a> Item<'a> {
             Self::Orphan(sequence) => w.u64("sequence", *sequence)?,
             Self::Usage(usage) => w.bytes("entries", usage.0)?,
         }
-        // A value of another kind than its key's, or one that would be refused later.
+        // Refuses a value of another kind than its key's, and one that `decode` would refuse.
         match Item::decode(key, &w.written()[start..], geometry) {
             Ok(found) if found == *self => Ok(()),
             Ok(_) => Err(refused(WHAT, format!("not a value of {key:?}"))),
@@ -198,7 +198,7 @@ impl<'a> XattrItem<'a> {
     }
 }
 
-/// I3, as far as it can be seen from one piece of a value of at most `most` bytes.
+/// Reads one piece of a value of at most `most` bytes, and checks its length (I3).
 fn piece<'a>(r: &mut Reader<'a>, chunk: u16, most: usize) -> Result<&'a [u8]> {
     let before = usize::from(chunk) * CHUNK_BYTES;
     let piece = r.bytes("piece", r.remaining())?;

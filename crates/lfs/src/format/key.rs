@@ -10,9 +10,9 @@
 //!   orphan       40 ino(8)                       value: since when
 //!   usage        50 segment(4)                   value: entries of the usage table from there on
 //! ```
-//! Invariants: K1 numbers are big-endian, so that the order of keys is that of (kind, numbers). K2 a key
-//! decodes to what it was made of, and no other bytes do. K3 the order of a directory does not change with
-//! what comes and goes: a cookie stays with its entry.
+//! Invariants: K1 numbers are big-endian, so keys are ordered by (kind, numbers). K2 a key decodes
+//! to the value that was encoded, and no other bytes decode. K3 changes of a directory do not
+//! reorder its entries: a cookie stays with its entry.
 //!
 //! No locks, no state.
 
@@ -22,7 +22,7 @@ use super::place::MAX_SEGMENT;
 use forebay_base::Result;
 use std::cmp::Ordering;
 
-/// Bytes of a key, at most.
+/// Longest key, bytes.
 pub const MAX_KEY_BYTES: usize = 20;
 
 const WHAT: &str = "key";
@@ -36,7 +36,7 @@ const TARGET: u8 = 2;
 const XATTR: u8 = 3;
 const ENTRY: u8 = 4;
 
-/// What an item is about. Ordered as its bytes are.
+/// A key, ordered as its bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Key {
     /// An inode.
@@ -68,7 +68,8 @@ impl KeyBytes {
     /// Lower than all keys.
     pub(crate) const EMPTY: Self = Self { bytes: [0; MAX_KEY_BYTES], len: 0 };
 
-    /// A key out of a node, which has none that is longer; of more bytes, the first.
+    /// A key from a node, where keys are never longer than this type; of longer input, the first
+    /// bytes.
     pub(crate) fn copy_of(stored: &[u8]) -> Self {
         let mut key = Self::EMPTY;
         key.put(&stored[..stored.len().min(MAX_KEY_BYTES)]);
@@ -119,7 +120,7 @@ impl PartialOrd for Key {
 }
 
 impl Key {
-    /// The bytes that are stored.
+    /// The stored form.
     pub fn to_bytes(self) -> KeyBytes {
         let mut key = KeyBytes::EMPTY;
         let mut head = |space: u8, number: u64| {
@@ -210,22 +211,22 @@ impl Key {
     }
 }
 
-/// Where a name is in the order of its directory: 47 bits of its hash, then 16 bits that tell names of one
-/// hash apart, first come first. Never negative as a signed number, and 0 and 1, which readdir has for `.`
-/// and `..`, are no cookies.
+/// Position of a name in its directory: 47 bits of its hash, then 16 bits that distinguish names of
+/// equal hash, in order of creation. As a signed number it is never negative. 0 and 1, which
+/// readdir uses for `.` and `..`, are not cookies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cookie(u64);
 
 impl Cookie {
-    /// Not above any.
+    /// The lowest cookie.
     pub const FIRST: Self = Self(1 << 16);
 
-    /// The cookie of a name with this hash, as the `nth` of those with the same one.
+    /// The cookie of a name with this hash, the `nth` one with an equal hash.
     pub fn new(hash: NameHash, nth: u16) -> Self {
         Self(hash.0 << 16 | u64::from(nth))
     }
 
-    /// From a number that was stored or given out.
+    /// The cookie of a number that was stored or given to a client.
     pub fn from_u64(cookie: u64) -> Option<Self> {
         (1 << 16..1 << 63).contains(&cookie).then_some(Self(cookie))
     }
@@ -250,8 +251,8 @@ impl Cookie {
 pub struct NameHash(u64);
 
 impl NameHash {
-    /// The hash of a name in a volume: SipHash-2-4 with the nonce as its key, so that nobody outside can make
-    /// names that collide.
+    /// The hash of a name in a volume: SipHash-2-4 with the volume's nonce as its key, so that
+    /// clients cannot construct names that collide.
     pub fn new(nonce: &[u8; 16], name: &[u8]) -> Self {
         Self((siphash24(nonce, name) >> 17).max(1))
     }
@@ -304,7 +305,7 @@ mod tests {
 
     #[test]
     fn names_are_hashed_as_published() {
-        // The vectors of the paper's reference: key 00..0f, input 00..(n-1).
+        // The test vectors of the reference implementation: key 00..0f, input 00..(n-1).
         let key: [u8; 16] = std::array::from_fn(|n| n as u8);
         let input: Vec<u8> = (0..15).collect();
         assert_eq!(siphash24(&key, &input), 0xa129_ca61_49be_45e5);
@@ -313,7 +314,7 @@ mod tests {
         assert_eq!(NameHash::new(&key, &input).0, 0xa129_ca61_49be_45e5u64 >> 17);
     }
 
-    /// K3: what a cookie is made of, and that it is one that readdir can give out.
+    /// K3: a cookie consists of hash and number, and is valid for readdir.
     #[test]
     fn cookies_hold_hash_and_number() {
         let hash = NameHash::new(&[7; 16], b"name");

@@ -1,15 +1,15 @@
-//! A node of the tree: items in the order of their keys. Leaves hold values, nodes above them where the
-//! children are.
+//! A node of the tree: items in the order of their keys. Leaves contain values, inner nodes
+//! pointers to children.
 //!
 //! ```text
 //!   | header 64 | offset of each item, 2 bytes | item | item | ... zeros |     item: key length 1,
 //!   |<-------------------------- sum -------------------------------->|     value length 2, key, value
 //! ```
-//! Both copies of a node are the same bytes: the header names both places.
+//! Both copies of a node are equal: the header has both places.
 //!
-//! Invariants: T1 keys rise strictly. T2 items lie one behind the other, without gaps. T3 a node verifies
-//! only at one of its two places, in its volume; where a pointer led to it, only with the owner, birth, level
-//! and sum that the pointer says. T4 the rest of the node is zeros.
+//! Invariants: T1 keys ascend strictly. T2 items are contiguous. T3 a node verifies only at one of
+//! its two places, in its volume. If a pointer led to it, owner, birth, level and sum must match
+//! the pointer. T4 the rest of the node is zeros.
 //!
 //! No locks, no state.
 
@@ -22,11 +22,11 @@ use forebay_base::{Error, ErrorKind, Result};
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// Bytes of a header.
+/// Length of the header, bytes.
 pub const NODE_HEADER_BYTES: usize = 64;
-/// Bytes of a pointer to a child.
+/// Length of a pointer to a child, bytes.
 pub const POINTER_BYTES: usize = 32;
-/// Levels, at most; a tree of more has no end.
+/// Most levels; a pointer to a deeper level is a loop.
 pub const MAX_LEVEL: u8 = 12;
 /// `fbnd`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"fbnd");
@@ -34,9 +34,9 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"fbnd");
 const WHAT: &str = "tree node";
 const VERSION: u8 = 1;
 const SUM_AT: usize = 4;
-/// Lengths of key and value, before them.
+/// Length of the two length fields before key and value.
 pub(crate) const ITEM_HEADER_BYTES: usize = 3;
-/// Bytes that an item takes beside its key and value: lengths, and its offset.
+/// Bytes of an item in addition to key and value: lengths, and offset.
 pub const ITEM_OVERHEAD_BYTES: usize = ITEM_HEADER_BYTES + 2;
 
 // I1 of items.
@@ -45,10 +45,10 @@ const _: () = assert!(
     "three of the largest items fit a leaf (I1)"
 );
 
-/// What is said of a node in its header.
+/// The header of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeHeader {
-    /// Where its two copies are.
+    /// The places of its two copies.
     pub places: [Place; 2],
     /// The tree.
     pub owner: u64,
@@ -58,14 +58,14 @@ pub struct NodeHeader {
     pub level: u8,
 }
 
-/// Where a child is, and what it must be.
+/// A pointer to a child, with the values that the child must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodePointer {
-    /// Its two copies.
+    /// The places of its two copies.
     pub places: [Place; 2],
     /// The checkpoint that wrote it.
     pub birth: u64,
-    /// Its checksum.
+    /// The checksum of the node.
     pub sum: u32,
 }
 
@@ -93,18 +93,18 @@ impl NodePointer {
     }
 }
 
-/// A node that verified. Its keys are in order; its values are decoded as they are asked for.
+/// A verified node. Its keys are in order; values are decoded when they are read.
 #[derive(Debug, Clone, Copy)]
 pub struct Node<'a> {
     /// The header.
     pub header: NodeHeader,
-    /// Its checksum.
+    /// The checksum of the node.
     pub sum: u32,
     bytes: &'a [u8],
     count: usize,
 }
 
-/// What is known of a node that verified, beside its bytes.
+/// Result of verifying a node, without its bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Verified {
     header: NodeHeader,
@@ -113,7 +113,7 @@ pub(crate) struct Verified {
 }
 
 impl Verified {
-    /// Of a node of `count` items that was just made (B21).
+    /// For a node of `count` items that was just built (B21).
     pub(crate) fn made(header: NodeHeader, pointer: &NodePointer, count: usize) -> Self {
         debug_assert_eq!((header.places, header.birth), (pointer.places, pointer.birth));
         Self { header, sum: pointer.sum, count }
@@ -121,12 +121,12 @@ impl Verified {
 }
 
 impl<'a> Node<'a> {
-    /// What to keep beside the bytes, so that they need not be verified again.
+    /// The result to keep with the bytes, so that they need not be verified again.
     pub(crate) fn verified(&self) -> Verified {
         Verified { header: self.header, sum: self.sum, count: self.count }
     }
 
-    /// The node that `bytes` verified as before; they must not have changed.
+    /// The node whose `bytes` were verified before; they must not have changed.
     pub(crate) fn again(bytes: &'a [u8], known: Verified) -> Self {
         let Verified { header, sum, count } = known;
         Self { header, sum, bytes, count }
@@ -138,7 +138,7 @@ impl<'a> Node<'a> {
         items.map(|(key, value)| ITEM_OVERHEAD_BYTES + key.len() + value.len()).sum()
     }
 
-    /// The node at `at`, of which there is `geometry.node_bytes()`.
+    /// Verifies the node at `at`; `bytes` must have the length of a node.
     pub fn open(bytes: &'a [u8], seal: Seal, at: Place, geometry: &Geometry) -> Result<Self> {
         if bytes.len() != geometry.node_bytes() {
             return Err(corrupt(WHAT, format!("{} bytes at {at:?}", bytes.len())));
@@ -174,7 +174,7 @@ impl<'a> Node<'a> {
         Ok(this)
     }
 
-    /// [`open`](Self::open) for copy 0 or 1 of what a pointer led to: it must be what the pointer says.
+    /// [`open`](Self::open) for copy 0 or 1 of a pointer's target: the node must match the pointer.
     pub fn follow(
         bytes: &'a [u8],
         seal: Seal,
@@ -194,7 +194,7 @@ impl<'a> Node<'a> {
         Ok(node)
     }
 
-    /// T1, T2, T4.
+    /// Checks the items (T1, T2, T4).
     fn check_items(&self, items_end: usize) -> Result<()> {
         let mut at = NODE_HEADER_BYTES + 2 * self.count;
         let mut before: &[u8] = &[];
@@ -209,7 +209,7 @@ impl<'a> Node<'a> {
             let (key_bytes, value_bytes) = (r.u8("key length")?, r.u16("value length")?);
             let key = r.bytes("key", usize::from(key_bytes))?;
             r.bytes("value", usize::from(value_bytes))?;
-            // An inner node's first key may be empty: lower than all.
+            // An inner node's first key may be empty, which is lower than all keys.
             let empty = self.header.level > 0 && n == 0;
             if key.len() > MAX_KEY_BYTES || key.is_empty() && !empty {
                 return Err(r.bad("key", &format!("item {n} has one of {} bytes", key.len())));
@@ -250,7 +250,7 @@ impl<'a> Node<'a> {
         split_item(item)
     }
 
-    /// Some items as they are stored, one behind the other (T2).
+    /// Some items in stored form, contiguous (T2).
     pub(crate) fn stored(&self, items: Range<usize>) -> &'a [u8] {
         let offset = |n: usize| {
             let offset = self.bytes.get(NODE_HEADER_BYTES + 2 * n..)?.first_chunk().copied()?;
@@ -275,7 +275,7 @@ impl<'a> Node<'a> {
         Ok(Some((key, Item::decode(key, value, geometry).map_err(named)?)))
     }
 
-    /// Child `n` of an inner node: the lowest key there may be in it, and where it is.
+    /// Child `n` of an inner node: the lowest possible key in it, and the pointer.
     pub fn child(&self, n: usize, geometry: &Geometry) -> Result<Option<(&'a [u8], NodePointer)>> {
         let Some((key, value)) = self.raw(n).filter(|_| self.header.level > 0) else {
             return Ok(None);
@@ -284,7 +284,8 @@ impl<'a> Node<'a> {
         Ok(Some((key, pointer.map_err(|e| at_place(&e, self.header.places[0]))?)))
     }
 
-    /// Where `key` is among the items: `Ok` of the one that has it, `Err` of the first above it.
+    /// Searches `key` among the items: `Ok` with its number, or `Err` with that of the first item
+    /// above it.
     pub fn search(&self, key: &[u8]) -> std::result::Result<usize, usize> {
         let (mut low, mut high) = (0, self.count);
         while low < high {
@@ -298,7 +299,7 @@ impl<'a> Node<'a> {
         Err(low)
     }
 
-    /// The child of an inner node that `key` is in.
+    /// Number of the child of an inner node that may contain `key`.
     pub fn child_for(&self, key: &[u8]) -> usize {
         match self.search(key) {
             Ok(n) => n,
@@ -307,14 +308,14 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Key and value of the item that bytes begin with.
+/// Key and value of the item at the start of `bytes`.
 fn split_item(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let ([key, low, high], rest) = bytes.split_first_chunk()?;
     let (key, rest) = rest.split_at_checked(usize::from(*key))?;
     Some((key, rest.get(..usize::from(u16::from_le_bytes([*low, *high])))?))
 }
 
-/// The same of bytes that were stored as items; nothing for others.
+/// As [`split_item`], for bytes that were stored as items; empty for others.
 pub(crate) fn item_at(bytes: &[u8]) -> (&[u8], &[u8]) {
     split_item(bytes).unwrap_or_default()
 }
@@ -323,7 +324,7 @@ fn at_place(e: &Error, at: Place) -> Error {
     Error::new(e.kind(), "decode", format!("node at {at:?}: {e}"))
 }
 
-/// Collects items in the order of their keys and makes a node of them.
+/// Collects items in the order of their keys, and builds a node of them.
 #[derive(Debug)]
 pub struct NodeBuilder<'b> {
     bytes: &'b mut [u8],
@@ -335,7 +336,7 @@ pub struct NodeBuilder<'b> {
 }
 
 impl<'b> NodeBuilder<'b> {
-    /// A node at this level, in `geometry.node_bytes()` bytes.
+    /// Begins a node at this level, in a buffer of the length of a node.
     pub fn new(bytes: &'b mut [u8], level: u8, geometry: Geometry) -> Result<Self> {
         if bytes.len() != geometry.node_bytes() || level > MAX_LEVEL {
             return Err(refused(WHAT, format!("{} bytes at level {level}", bytes.len())));
@@ -344,7 +345,8 @@ impl<'b> NodeBuilder<'b> {
         Ok(Self { bytes, geometry, level, offsets, end: 0, last })
     }
 
-    /// Bytes that are left for items, each with [`ITEM_OVERHEAD_BYTES`] beside its key and value.
+    /// Bytes that are left for items, each with [`ITEM_OVERHEAD_BYTES`] in addition to its key and
+    /// value.
     pub fn room(&self) -> usize {
         self.bytes.len() - NODE_HEADER_BYTES - 2 * self.offsets.len() - self.end
     }
@@ -359,7 +361,7 @@ impl<'b> NodeBuilder<'b> {
         self.offsets.is_empty()
     }
 
-    /// Adds an item to a leaf; its key must be above those before. False if there is no room.
+    /// Adds an item to a leaf; its key must be above the last one. False if it does not fit.
     pub fn item(&mut self, key: Key, item: &Item<'_>) -> Result<bool> {
         let mut value = [0; MAX_VALUE_BYTES];
         let mut w = Writer::new(WHAT, &mut value);
@@ -368,8 +370,8 @@ impl<'b> NodeBuilder<'b> {
         self.raw(key.to_bytes().as_slice(), &value[..len])
     }
 
-    /// Adds a child; `key` must be above those before, and may be empty for the first. False if there is no
-    /// room.
+    /// Adds a child; `key` must be above the last one, and may be empty for the first. False if it
+    /// does not fit.
     pub fn child(&mut self, key: &[u8], pointer: &NodePointer) -> Result<bool> {
         let mut value = [0; POINTER_BYTES];
         pointer.encode_into(&mut Writer::new(WHAT, &mut value))?;
@@ -377,7 +379,7 @@ impl<'b> NodeBuilder<'b> {
         self.raw(key, &value)
     }
 
-    /// Adds an item in stored form, such as one that goes over from another node. False if there is no room.
+    /// Adds an item in stored form, for example from another node. False if it does not fit.
     pub fn raw(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
         let first = self.offsets.is_empty();
         let (last, last_len) = (&self.last.0, self.last.1);
@@ -392,7 +394,7 @@ impl<'b> NodeBuilder<'b> {
         if ITEM_OVERHEAD_BYTES + key.len() + value.len() > self.room() {
             return Ok(false);
         }
-        // Items collect behind the header; they move up when it is known how many there are.
+        // Items are collected after the header, and moved up when their number is known.
         let start = NODE_HEADER_BYTES + self.end;
         let mut w = Writer::new(WHAT, &mut self.bytes[start..]);
         w.u8("key length", key.len() as u8)?;
@@ -406,8 +408,8 @@ impl<'b> NodeBuilder<'b> {
         Ok(true)
     }
 
-    /// Adds items in stored form, one behind the other, each as long as `lens` says; all are in order, and
-    /// such as this level has. False if there is no room.
+    /// Adds contiguous items in stored form, whose lengths are in `lens`; they must be in order,
+    /// and of this level. False if they do not fit.
     pub(crate) fn items(&mut self, bytes: &[u8], lens: impl Iterator<Item = u16>) -> Result<bool> {
         let offsets_before = self.offsets.len();
         let (mut at, mut last) = (0, 0);
@@ -439,7 +441,7 @@ impl<'b> NodeBuilder<'b> {
         Ok(true)
     }
 
-    /// Ends the node and gives the pointer to it.
+    /// Completes the node; returns a pointer to it.
     pub fn finish(self, seal: Seal, header: NodeHeader) -> Result<NodePointer> {
         if header.level != self.level {
             return Err(refused(WHAT, "of another level than it was begun for"));

@@ -1,8 +1,8 @@
-//! Where stored bytes are, how large the units of a volume are, and the seal that ties a structure to its
-//! volume and its place.
+//! Places of stored bytes, the units of a volume, and the seal that binds a structure to its volume
+//! and its place.
 //!
-//! Invariants: P1 a place names a logical segment and an offset, never an offset of the device.
-//! P2 a sealed structure that is read at another place, or in another volume, does not verify.
+//! Invariants: P1 a place has a logical segment and an offset in it, never a device offset. P2 a
+//! sealed structure that is read at another place, or in another volume, does not verify.
 //!
 //! No locks, no state.
 
@@ -12,13 +12,13 @@ use forebay_base::Result;
 use forebay_base::checksum::{crc32c, crc32c_append};
 use forebay_base::codec::{Reader, Writer};
 
-/// Segment numbers above this one mean something else where a place is stored.
+/// Larger segment numbers have a special meaning in stored places.
 pub const MAX_SEGMENT: u32 = 0xffff_fffd;
-/// In the segment's stead: an offset within the payload of the record that says so.
+/// Special segment number: the offset is in the payload of the record that contains the place.
 pub(crate) const IN_PAYLOAD: u32 = 0xffff_fffe;
-/// In the segment's stead: no place.
+/// Special segment number: no place.
 const NOWHERE: u32 = 0xffff_ffff;
-/// Bytes of a stored place.
+/// Length of a stored place, bytes.
 pub const PLACE_BYTES: usize = 8;
 
 /// Where something is stored: a logical segment, and bytes from its start.
@@ -36,12 +36,12 @@ impl Place {
         Self { segment, offset }
     }
 
-    /// The place `bytes` further on in the same segment, if a segment can be so long.
+    /// The place `bytes` later in the same segment, if that is not out of range.
     pub fn after(self, bytes: u32) -> Option<Self> {
         self.offset.checked_add(bytes).map(|offset| Self { offset, ..self })
     }
 
-    /// The eight bytes that are stored.
+    /// The stored form.
     pub fn to_bytes(self) -> [u8; PLACE_BYTES] {
         let value = u64::from(self.segment) | u64::from(self.offset) << 32;
         value.to_le_bytes()
@@ -61,12 +61,12 @@ impl Place {
         Ok(place)
     }
 
-    /// Writes the place, or that there is none.
+    /// Writes the place, or its absence.
     pub fn encode_option(this: Option<Self>, field: &str, w: &mut Writer<'_>) -> Result<()> {
         this.unwrap_or(Self::new(NOWHERE, 0)).encode_into(field, w)
     }
 
-    /// Reads a place, or that there is none.
+    /// Reads a place, or its absence.
     pub fn decode_option(field: &str, r: &mut Reader<'_>) -> Result<Option<Self>> {
         let place = Self { segment: r.u32(field)?, offset: r.u32(field)? };
         match place {
@@ -77,10 +77,10 @@ impl Place {
     }
 }
 
-/// How the stored blocks of files are summed.
+/// Checksum algorithm of file blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SumAlgorithm {
-    /// Not at all.
+    /// No checksums.
     None,
     /// CRC-32C, four bytes.
     Crc32c,
@@ -111,18 +111,18 @@ impl SumAlgorithm {
     }
 }
 
-/// The units of a volume: what decoders hold places and lengths against.
+/// The units of a volume, against which decoders check places and lengths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
-    /// Bytes of a block, as a power of two: 9 to 12.
+    /// Block size, as the exponent of a power of two: 9 to 12.
     pub block_shift: u8,
-    /// Bytes of a tree node, as a power of two: 12 to 15.
+    /// Size of a tree node, as the exponent of a power of two: 12 to 15.
     pub node_shift: u8,
-    /// Bytes of a segment, as a power of two: 16 to 30.
+    /// Size of a segment, as the exponent of a power of two: 16 to 30.
     pub segment_shift: u8,
-    /// Sums of new blocks.
+    /// Checksum algorithm of new blocks.
     pub sum: SumAlgorithm,
-    /// Incompatible features of the volume, which say what extents may be like.
+    /// Incompatible features of the volume, which determine the form of extents.
     pub incompat: u64,
 }
 
@@ -152,33 +152,33 @@ impl Geometry {
         Ok(())
     }
 
-    /// Bytes of a block.
+    /// Block size, bytes.
     pub const fn block_bytes(&self) -> u32 {
         1 << self.block_shift
     }
 
-    /// Bytes of a tree node.
+    /// Size of a tree node, bytes.
     pub const fn node_bytes(&self) -> usize {
         1 << self.node_shift
     }
 
-    /// Bytes of a segment.
+    /// Size of a segment, bytes.
     pub const fn segment_bytes(&self) -> u32 {
         1 << self.segment_shift
     }
 
-    /// Blocks of a segment.
+    /// Number of blocks in a segment.
     pub const fn blocks_per_segment(&self) -> u32 {
         1 << (self.segment_shift - self.block_shift)
     }
 
-    /// Longest record: 1 MiB, and no more than a segment has beside its header's block.
+    /// Longest record: 1 MiB, and at most a segment without the block of its header.
     pub const fn max_record_bytes(&self) -> u32 {
         let segment = self.segment_bytes() - self.block_bytes();
         if segment < 1 << 20 { segment } else { 1 << 20 }
     }
 
-    /// Number of blocks from the last one a file can have, plus one.
+    /// Most blocks of a file.
     pub const fn max_blocks(&self) -> u64 {
         1 << (63 - self.block_shift)
     }
@@ -188,12 +188,12 @@ impl Geometry {
         self.incompat & SHORT_EXTENTS != 0
     }
 
-    /// Whether an extent may be a part of a piece that is stored as a whole.
+    /// Whether an extent may be a part of a piece with a codec or key.
     pub(crate) const fn stores_pieces(&self) -> bool {
         self.incompat & (COMPRESSION | ENCRYPTION) != 0
     }
 
-    /// Fails unless `bytes` bytes from `place` on lie in a segment, and begin at a block.
+    /// Checks that `bytes` bytes from `place` on lie in the segment, and begin at a block.
     pub(crate) fn check_run(&self, what: &str, place: Place, bytes: u64) -> Result<()> {
         if u64::from(place.offset) + bytes > u64::from(self.segment_bytes()) {
             let text = format!("{bytes} bytes at {place:?} leave the segment");
@@ -206,8 +206,8 @@ impl Geometry {
     }
 }
 
-/// What ties checksums to one volume: its secret nonce. Content that somebody else wrote, or an older life
-/// of a segment, does not verify but by a chance of one in 2^32.
+/// Binds checksums to one volume through its secret nonce. Bytes of other origin, or of an older
+/// use of a segment, verify only with a probability of one in 2^32.
 #[derive(Clone, Copy)]
 pub struct Seal(u32);
 
@@ -217,15 +217,15 @@ impl Seal {
         Self(crc32c(nonce))
     }
 
-    /// The checksum of `bytes` at `place`. The four bytes at `hole`, where it is stored, count as zeros.
-    /// `bytes` must reach beyond the hole.
+    /// The checksum of `bytes` at `place`. The four bytes at `hole`, where it is stored, count as
+    /// zeros. `bytes` must extend beyond the hole.
     pub(crate) fn sum(self, place: Place, bytes: &[u8], hole: usize) -> u32 {
         #[cfg(test)]
         SUMMED_BYTES.set(SUMMED_BYTES.get() + bytes.len() as u64);
         sum_around(crc32c_append(self.0, &place.to_bytes()), bytes, hole)
     }
 
-    /// The checksum of bytes that hold no sum of themselves.
+    /// The checksum of bytes that do not contain it.
     pub(crate) fn sum_whole(self, place: Place, bytes: &[u8]) -> u32 {
         #[cfg(test)]
         SUMMED_BYTES.set(SUMMED_BYTES.get() + bytes.len() as u64);
@@ -235,11 +235,11 @@ impl Seal {
 
 #[cfg(test)]
 thread_local! {
-    /// Bytes that this thread has checksummed with a seal.
+    /// Number of bytes for which this thread has computed sealed checksums.
     pub(crate) static SUMMED_BYTES: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// `seed` continued over `bytes`, with four zeros in the stead of those at `hole`.
+/// `seed` continued over `bytes`, with zeros in place of the four bytes at `hole`.
 pub(crate) fn sum_around(seed: u32, bytes: &[u8], hole: usize) -> u32 {
     debug_assert!(hole + 4 <= bytes.len(), "the sum lies within what it covers");
     let before = crc32c_append(seed, &bytes[..hole]);

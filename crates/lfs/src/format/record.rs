@@ -1,15 +1,16 @@
-//! A record of the log: a header, changes, and the content of synced writes, which extents point at.
+//! A record of the log: a header, changes, and a payload with content of synced writes, to which
+//! extents refer.
 //!
 //! ```text
 //!   place                                   next block                          place + length
 //!     | header 128 | change | change | zeros | payload, whole blocks | zeros      |
 //!     |<------------- sum ------------------>|<----------- payload sum ---------->|
 //! ```
-//! Invariants: R1 a record verifies only at its own place and in its own volume. R2 `sum` covers header and
-//! changes, so that they can be had when the payload is bad; together the two sums cover every byte up to the
-//! next record. R3 a payload begins at a block. R4 a record lies in one segment. R5 what a payload's extents
-//! point at lies within the payload. R6 a record of a kind that is not known is refused if it must be
-//! understood and skipped if not.
+//! Invariants: R1 a record verifies only at its own place and in its own volume. R2 `sum` covers
+//! header and changes, so that they are usable if the payload is damaged; together the two sums
+//! cover every byte up to the next record. R3 a payload begins at a block. R4 a record lies in one
+//! segment. R5 extents that refer to the payload lie within it. R6 a record of an unknown kind is
+//! skipped, unless its flag says that it must be understood; then it is refused.
 //!
 //! No locks, no state.
 
@@ -21,9 +22,9 @@ use forebay_base::codec::{Reader, Writer};
 use forebay_base::units::round_up;
 use forebay_base::{Error, ErrorKind, Result};
 
-/// Bytes of a header.
+/// Length of the header, bytes.
 pub const RECORD_HEADER_BYTES: usize = 128;
-/// Records begin at multiples of this, bytes.
+/// Alignment of records, bytes.
 pub const RECORD_ALIGN: u32 = 64;
 /// `fbrc`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"fbrc");
@@ -34,14 +35,14 @@ const MUST_UNDERSTAND: u8 = 1;
 const SUM_AT: usize = 12;
 const PAYLOAD_OFFSET_AT: usize = 68;
 
-/// What a record is for.
+/// Kind of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordKind {
-    /// Changes, and content.
+    /// Changes, perhaps with a payload.
     Changes,
-    /// Nothing but how far the log is durable.
+    /// Only records up to where the log is durable.
     Mark,
-    /// Something newer that may be skipped.
+    /// A newer kind that may be skipped.
     Unknown(u16),
 }
 
@@ -55,54 +56,55 @@ impl RecordKind {
     }
 }
 
-/// What a maker of records says of one.
+/// The fields of a header that the record's writer chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordFields {
-    /// What it is for; makers have no unknown ones.
+    /// The kind of the record, never `Unknown` for a writer.
     pub kind: RecordKind,
-    /// Tree that the changes are of.
+    /// The tree that the changes belong to.
     pub tree: u64,
     /// Number of the record in the log: one more than its predecessor's, from 1.
     pub sequence: u64,
     /// Generation of the volume.
     pub generation: u64,
-    /// Checksum of the record before.
+    /// Checksum of the previous record.
     pub predecessor: u32,
-    /// Every record up to this one was flushed when this one was made.
+    /// Every record up to this one was flushed before this one was written.
     pub durable_through: u64,
 }
 
-/// A header.
+/// The header of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordHeader {
-    /// What its maker said.
+    /// The fields chosen by its writer.
     pub fields: RecordFields,
-    /// Where it is.
+    /// The place of the record.
     pub place: Place,
-    /// Checksum of header and changes: what the next record calls its predecessor's.
+    /// Checksum of header and changes, which the next record has as `predecessor`.
     pub sum: u32,
-    /// Bytes up to the next record.
+    /// Length up to the next record, bytes.
     pub length: u32,
-    /// Bytes of changes behind the header.
+    /// Length of the changes after the header, bytes.
     pub body_bytes: u32,
     /// Number of changes.
     pub changes: u32,
-    /// Where the payload begins, bytes from the start of the record; the length, if there is none.
+    /// Offset of the payload in the record; equal to `length` if there is none.
     pub payload_offset: u32,
-    /// Bytes of the payload.
+    /// Length of the payload, bytes.
     pub payload_bytes: u32,
-    /// Checksum from the payload to the next record.
+    /// Checksum from the payload up to the next record.
     pub payload_sum: u32,
 }
 
 impl RecordHeader {
-    /// Reads a header without its sum, to learn how long a record would be: hold nothing else for true.
+    /// Reads a header without verifying its sum, to find the record's length: no other field may be
+    /// trusted.
     pub fn peek(bytes: &[u8], at: Place, geometry: &Geometry) -> Result<Self> {
         let mut r = Reader::new(WHAT, bytes);
         Self::decode(&mut r, at, geometry)
     }
 
-    /// Writes the header, its sum as it stands here.
+    /// Writes the header, with the sum that it contains.
     pub(crate) fn encode_into(&self, w: &mut Writer<'_>) -> Result<()> {
         let fields = &self.fields;
         let skippable = matches!(fields.kind, RecordKind::Unknown(_));
@@ -224,14 +226,15 @@ pub struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// The record that begins at `at`, whose bytes `bytes` begin with.
+    /// The record at `at`, at the start of `bytes`.
     ///
-    /// `Corrupt` is what the end of the log looks like, too; `Unsupported` never is. A payload that does not
-    /// verify is told by [`payload`](Self::payload).
+    /// `Corrupt` is also the result at the end of the log; `Unsupported` never is. A damaged
+    /// payload is reported by [`payload`](Self::payload).
     pub fn open(bytes: &'a [u8], seal: Seal, at: Place, geometry: &Geometry) -> Result<Self> {
         let mut r = Reader::new(WHAT, bytes);
         let all = r.clone().bytes("header", RECORD_HEADER_BYTES)?;
-        // Whether to believe in an unknown kind or version is the sum's to say, so it goes first.
+        // The sum is checked first, because an unknown kind or version may only be trusted if it
+        // matches.
         if r.u32("magic")? != MAGIC {
             return Err(r.bad("magic", "no record begins here"));
         }
@@ -263,7 +266,8 @@ impl<'a> Record<'a> {
         Ok(Self { header, body, payload, payload_verifies })
     }
 
-    /// A record that [`open`](Self::open) has seen, of which `bytes` are the first [`Self::head_bytes`].
+    /// A record that [`open`](Self::open) has verified, of whose bytes `bytes` has the first
+    /// [`Self::head_bytes`].
     pub fn reopen(bytes: &'a [u8], at: Place, geometry: &Geometry) -> Result<Self> {
         let header = RecordHeader::peek(bytes, at, geometry)?;
         let mut r = Reader::new(WHAT, bytes);
@@ -272,12 +276,12 @@ impl<'a> Record<'a> {
         Ok(Self { header, body, payload: &[], payload_verifies: false })
     }
 
-    /// Bytes of header and changes.
+    /// Length of header and changes, bytes.
     pub fn head_bytes(&self) -> usize {
         RECORD_HEADER_BYTES + self.body.len()
     }
 
-    /// [`open`](Self::open), with every change and the payload looked at.
+    /// [`open`](Self::open), and checks every change and the payload.
     pub fn decode(bytes: &'a [u8], seal: Seal, at: Place, geometry: &Geometry) -> Result<Self> {
         let this = Self::open(bytes, seal, at, geometry)?;
         this.check(geometry)?;
@@ -285,7 +289,7 @@ impl<'a> Record<'a> {
         Ok(this)
     }
 
-    /// Fails for the first change that cannot be applied here: a record is applied as a whole or not.
+    /// Fails if any change cannot be applied here: a record is applied completely or not at all.
     pub fn check(&self, geometry: &Geometry) -> Result<()> {
         if matches!(self.header.fields.kind, RecordKind::Unknown(_)) {
             return Ok(());
@@ -305,7 +309,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The changes that are known here, in the order of their making.
+    /// The known changes, in order.
     pub fn changes(&self, geometry: &'a Geometry) -> impl Iterator<Item = Result<Change<'a>>> {
         self.walk(geometry)
     }
@@ -317,7 +321,7 @@ impl<'a> Record<'a> {
         Walk { reader, geometry, payload: u64::from(self.header.payload_bytes) }
     }
 
-    /// The content that came with the record, verified.
+    /// The payload, verified.
     pub fn payload(&self) -> Result<&'a [u8]> {
         match self.payload_verifies {
             true => Ok(self.payload),
@@ -325,7 +329,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Where the bytes of an extent of this record are.
+    /// The place of the bytes of an extent in this record.
     pub fn resolve(&self, extent: &Extent<'_>) -> Result<Place> {
         match extent.source {
             Source::Run(place) => Ok(place),
@@ -350,7 +354,7 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// The next change, known or not; after a bad one there is none.
+    /// The next change, known or not; `None` after an invalid one.
     fn step(&mut self) -> Option<Result<Option<Change<'a>>>> {
         if self.reader.remaining() == 0 {
             return None;
@@ -382,7 +386,7 @@ impl<'a> Iterator for Walk<'a> {
     }
 }
 
-/// Makes a record in place, in memory that is then written as it is: changes first, then at most one payload,
+/// Builds a record in the buffer from which it is written: changes first, then at most one payload,
 /// then [`finish`](Self::finish).
 #[derive(Debug)]
 pub struct RecordBuilder<'b> {
@@ -392,21 +396,21 @@ pub struct RecordBuilder<'b> {
     body_end: usize,
     changes: u32,
     payload: Option<(usize, usize)>,
-    /// Bytes that extents point at within a payload.
+    /// End of the payload range to which extents refer.
     inline_end: u64,
 }
 
-/// What [`RecordBuilder::finish`] made.
+/// Result of [`RecordBuilder::finish`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Finished {
-    /// Bytes of the record: the next one begins there.
+    /// Length of the record, after which the next one begins.
     pub length: u32,
-    /// Its checksum, the next one's predecessor's.
+    /// The checksum of the record, which is the `predecessor` of the next one.
     pub sum: u32,
 }
 
 impl<'b> RecordBuilder<'b> {
-    /// A record at `place`, as long as `bytes`, the segment and the limit of records allow.
+    /// Begins a record at `place`; buffer, segment and record limit bound its length.
     pub fn new(bytes: &'b mut [u8], place: Place, geometry: Geometry) -> Result<Self> {
         if !place.offset.is_multiple_of(RECORD_ALIGN) || place.offset >= geometry.segment_bytes() {
             return Err(refused(WHAT, format!("no record can be at {place:?}")));
@@ -421,8 +425,8 @@ impl<'b> RecordBuilder<'b> {
         Ok(Self { bytes, place, geometry, body_end, changes: 0, payload: None, inline_end: 0 })
     }
 
-    /// Adds a change. `NoSpace` if it does not fit, `InvalidInput` if no decoder would take it: then the
-    /// record is as before.
+    /// Adds a change. `NoSpace` if it does not fit, `InvalidInput` if decoders would refuse it;
+    /// then the record is unchanged.
     pub fn change(&mut self, change: &Change<'_>) -> Result<()> {
         if self.payload.is_some() {
             return Err(refused(WHAT, "a change behind the payload"));
@@ -435,8 +439,9 @@ impl<'b> RecordBuilder<'b> {
         Ok(())
     }
 
-    /// Adds changes that [`Change::encode_into`] wrote before, of this volume, one after the other: how many
-    /// they are, and how much of a payload their extents point at. `NoSpace` if they do not fit.
+    /// Adds contiguous changes that [`Change::encode_into`] has written for this volume. `changes`:
+    /// their number; `inline_bytes`: length of the payload to which their extents refer. `NoSpace`
+    /// if they do not fit.
     pub fn encoded(&mut self, body: &[u8], changes: u32, inline_bytes: u64) -> Result<()> {
         if self.payload.is_some() {
             return Err(refused(WHAT, "a change behind the payload"));
@@ -451,12 +456,12 @@ impl<'b> RecordBuilder<'b> {
         Ok(())
     }
 
-    /// Changes so far.
+    /// Number of changes so far.
     pub fn changes(&self) -> u32 {
         self.changes
     }
 
-    /// Begins a payload of `len` bytes at the next block and gives it out to be filled.
+    /// Begins a payload of `len` bytes at the next block; the caller fills the returned slice.
     pub fn payload(&mut self, len: usize) -> Result<&mut [u8]> {
         if self.payload.is_some() || len == 0 {
             return Err(refused(WHAT, "a second or an empty payload"));
@@ -470,8 +475,8 @@ impl<'b> RecordBuilder<'b> {
         Ok(&mut self.bytes[offset..end])
     }
 
-    /// Ends the record. The next one begins at a multiple of `align` bytes in the segment: [`RECORD_ALIGN`],
-    /// or the device's unit after the last record of a group.
+    /// Completes the record. The next one begins at a multiple of `align` bytes in the segment:
+    /// [`RECORD_ALIGN`], or the device's block after the last record of a group.
     pub fn finish(self, seal: Seal, fields: RecordFields, align: u32) -> Result<Finished> {
         if !align.is_power_of_two()
             || !(RECORD_ALIGN..=self.geometry.segment_bytes()).contains(&align)
@@ -513,7 +518,7 @@ impl<'b> RecordBuilder<'b> {
         Ok(Finished { length: header.length, sum: header.sum })
     }
 
-    /// From `at`, bytes from the start of the record, to the next multiple of `align` in the segment.
+    /// From `at` in the record to the next multiple of `align` in the segment.
     fn next(&self, at: usize, align: u32) -> usize {
         let start = u64::from(self.place.offset);
         (round_up(start + at as u64, u64::from(align)) - start) as usize

@@ -1,8 +1,8 @@
-//! The header at the start of a log segment: with which record it begins, so that a scan of segments finds
-//! the way of the log although a record of it is bad.
+//! The header at the start of a log segment. It identifies the segment's first record, so that a
+//! scan of segments can follow the log across a damaged record.
 //!
-//! Invariant H1: the header is sealed with its segment's place, so that one of an older life of the segment
-//! is told by its generation or first sequence, and one of another segment by its sum.
+//! Invariant H1: the header is sealed with its segment's place. A header of an older use of the
+//! segment is recognized by its generation or first sequence, one of another segment by its sum.
 //!
 //! No locks, no state.
 
@@ -11,7 +11,7 @@ use super::{corrupt, refused, unsupported};
 use forebay_base::Result;
 use forebay_base::codec::{Reader, Writer};
 
-/// Bytes of the header; the first record lies behind it.
+/// Length of the header, bytes; the first record follows it.
 pub const SEGMENT_HEADER_BYTES: usize = 128;
 /// `fbsg`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"fbsg");
@@ -22,22 +22,22 @@ const LOG: u8 = 1;
 const SUM_AT: usize = 12;
 const NO_SEGMENT: u32 = u32::MAX;
 
-/// What a log segment begins with.
+/// The header of a log segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentHeader {
-    /// The segment itself.
+    /// Number of the segment.
     pub segment: u32,
-    /// Generation of the volume that writes here.
+    /// Generation of the volume that wrote it.
     pub generation: u64,
     /// Sequence of the first record.
     pub first_sequence: u64,
-    /// Segment that the log came from.
+    /// The previous segment of the log.
     pub previous: Option<u32>,
-    /// Where the first record is, bytes from the start of the segment.
+    /// Offset of the first record in the segment, bytes.
     pub first_record: u32,
     /// Checksum of the record before the first one.
     pub predecessor: u32,
-    /// Key that the segment is encrypted with; 0: it is not.
+    /// Key with which the segment is encrypted; 0: none.
     pub key_id: u32,
     /// Name of the segment in an object store; 0: none.
     pub object_tag: u64,
@@ -66,7 +66,7 @@ impl SegmentHeader {
         w.patch_u32("sum", SUM_AT, sum)
     }
 
-    /// Reads the header that lies at the start of `segment`. More bytes may follow.
+    /// Reads the header at the start of `segment`. More bytes may follow.
     pub fn decode(bytes: &[u8], seal: Seal, segment: u32, geometry: &Geometry) -> Result<Self> {
         let mut r = Reader::new(WHAT, bytes);
         let all = Reader::new(WHAT, bytes).bytes("header", SEGMENT_HEADER_BYTES)?;

@@ -1,9 +1,9 @@
-//! The summary at the end of a sealed segment: for each block whose it was when it was written. Hints: each
-//! is held against the map before it is believed.
+//! The summary at the end of a sealed segment: for each block its owner at the time of writing.
+//! Entries are hints that have to be checked against the map.
 //!
-//! Invariants: S1 entry `n` is of block `n` of the segment. S2 data id and block are exact; a birth is exact
-//! up to 67 million sequences after the base of the summary, and from there on a lower bound. S3 the summary
-//! is sealed with its segment's place.
+//! Invariants: S1 entry `n` belongs to block `n` of the segment. S2 data id and block are exact; a
+//! birth is exact up to 67 million sequences after the base of the summary, and beyond that a lower
+//! bound. S3 the summary is sealed with its segment's place.
 //!
 //! No locks, no state.
 
@@ -13,13 +13,13 @@ use forebay_base::Result;
 use forebay_base::codec::{Reader, Writer};
 use forebay_base::units::round_up;
 
-/// Bytes of the header.
+/// Length of the header, bytes.
 pub const SUMMARY_HEADER_BYTES: usize = 128;
-/// Bytes of an entry.
+/// Length of an entry, bytes.
 pub const SUMMARY_ENTRY_BYTES: usize = 16;
 /// `fbsm`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"fbsm");
-/// Blocks that a file can have, as bits.
+/// Number of bits of a file's block number.
 pub const BLOCK_BITS: u32 = 54;
 
 const WHAT: &str = "segment summary";
@@ -29,24 +29,25 @@ const SUM_AT: usize = 12;
 const ID_BITS: u32 = 48;
 const NODE_ID: u64 = (1 << ID_BITS) - 1;
 const BIRTH_BITS: u32 = 128 - ID_BITS - BLOCK_BITS;
-/// What a birth is at most after the base.
+/// Largest birth relative to the base.
 const BIRTH_MAX: u64 = (1 << BIRTH_BITS) - 1;
 
-/// Whose a block was.
+/// The owner of a block when it was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SummaryEntry {
-    /// Nobody's, or of the log itself.
+    /// None, or the log.
     Empty,
-    /// A tree node: it says itself whose it is. The number of the checkpoint, counted from the base.
+    /// A tree node, which contains its owner. The number of its checkpoint, relative to the base.
     Node(u64),
-    /// Of this data, this block, with this birth counted from the base.
+    /// This data, this block, with this birth relative to the base.
     Data(u64, u64, u64),
 }
 
 impl SummaryEntry {
-    /// The sixteen bytes that are stored.
+    /// The sixteen stored bytes.
     ///
-    /// Fails with `InvalidInput` for ids and blocks out of range; births beyond what fits are cut to it.
+    /// Fails with `InvalidInput` for ids and blocks out of range; larger births are reduced to the
+    /// maximum.
     pub fn to_bytes(self) -> Result<[u8; SUMMARY_ENTRY_BYTES]> {
         let (id, block, birth) = match self {
             Self::Empty => (0, 0, 0),
@@ -78,18 +79,18 @@ impl SummaryEntry {
     }
 }
 
-/// What is said of a segment when it is sealed.
+/// The header of a summary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SummaryHeader {
     /// The segment.
     pub segment: u32,
     /// Generation of the volume.
     pub generation: u64,
-    /// Sequences of the first and the last thing in it: of records in the log, of content elsewhere.
+    /// Sequences of the first and the last entry: of records in a log segment, else of content.
     pub sequences: (u64, u64),
-    /// What births are counted from.
+    /// Base of relative births.
     pub base_birth: u64,
-    /// Key that the segment is encrypted with; 0: it is not.
+    /// Key with which the segment is encrypted; 0: none.
     pub key_id: u32,
     /// Name of the segment in an object store; 0: none.
     pub object_tag: u64,
@@ -99,23 +100,23 @@ pub struct SummaryHeader {
     pub entries: u32,
 }
 
-/// Bytes of the summary of a segment, at its end.
+/// Length of the summary at the end of a segment, bytes.
 pub fn summary_bytes(geometry: &Geometry) -> u32 {
     let entries = u64::from(geometry.blocks_per_segment()) * SUMMARY_ENTRY_BYTES as u64;
     round_up(SUMMARY_HEADER_BYTES as u64 + entries, u64::from(geometry.block_bytes())) as u32
 }
 
-/// Where the summary of a segment is.
+/// Place of the summary of a segment.
 pub fn summary_place(segment: u32, geometry: &Geometry) -> Place {
     Place::new(segment, geometry.segment_bytes() - summary_bytes(geometry))
 }
 
-/// Blocks of a segment that lie before its summary.
+/// Number of blocks of a segment before its summary.
 pub fn blocks_before_summary(geometry: &Geometry) -> u32 {
     summary_place(0, geometry).offset >> geometry.block_shift
 }
 
-/// A summary that verified.
+/// A verified summary.
 #[derive(Debug, Clone, Copy)]
 pub struct Summary<'a> {
     /// The header.
@@ -124,10 +125,10 @@ pub struct Summary<'a> {
 }
 
 impl<'a> Summary<'a> {
-    /// Writes a summary into its [`summary_bytes`].
+    /// Writes a summary into a buffer of [`summary_bytes`].
     ///
-    /// `entries` are entries in stored form; fails with `InvalidInput` unless they are as many as there are
-    /// blocks before the summary and [`open`](Self::open) would take them.
+    /// `entries` are entries in stored form. Fails with `InvalidInput` unless there is one for each
+    /// block before the summary, and [`open`](Self::open) would accept them.
     pub fn encode_into(
         header: &SummaryHeader,
         entries: &[u8],
@@ -163,7 +164,7 @@ impl<'a> Summary<'a> {
         stored.map_err(|e| refused(WHAT, e.to_string())).map(drop)
     }
 
-    /// The summary of `segment`.
+    /// Verifies the summary of `segment`.
     pub fn open(bytes: &'a [u8], seal: Seal, segment: u32, geometry: &Geometry) -> Result<Self> {
         let whole = summary_bytes(geometry) as usize;
         let mut r = Reader::new(WHAT, bytes);
@@ -211,13 +212,13 @@ impl<'a> Summary<'a> {
         Ok(Self { header, entries })
     }
 
-    /// Whose block `n` of the segment was.
+    /// The owner of block `n` of the segment.
     pub fn entry(&self, n: u32) -> Option<SummaryEntry> {
         let entry = self.entries.as_chunks::<SUMMARY_ENTRY_BYTES>().0.get(n as usize)?;
         SummaryEntry::from_bytes(*entry).ok()
     }
 
-    /// Each entry, by rising block.
+    /// All entries, in order of blocks.
     pub fn entries(&self) -> impl Iterator<Item = SummaryEntry> {
         (0..self.header.entries).filter_map(|n| self.entry(n))
     }

@@ -1,11 +1,13 @@
-//! A slot of the superblock: who the volume is, how large its units are, and where its newest checkpoint is.
+//! A slot of the superblock: the identity of the volume, its units, and the position of its newest
+//! checkpoint.
 //!
-//! Eight slots, four at the start and four at the recorded end, written in turn. Each stands alone: 4096
-//! bytes under one CRC-32C, whose place and kind never change, whatever the version.
+//! There are eight slots, four at the start and four at the recorded end, which are written in
+//! rotation. Each is complete in itself: 4096 bytes under one CRC-32C, whose offset and algorithm
+//! are the same in every version.
 //!
-//! Invariants: B1 a slot names its own number, so that one written to another's place is refused.
-//! B2 an unknown incompatible feature is told before anything else of the slot is judged.
-//! B3 counts and shifts are within the limits below, so that nothing later has to look again.
+//! Invariants: B1 a slot contains its own number, so that one written to another's offset is
+//! refused. B2 an unknown incompatible feature is reported before any other field is checked. B3
+//! counts and shifts are within their limits, so that later code need not check them.
 //!
 //! No locks, no state.
 
@@ -15,13 +17,13 @@ use super::{FORMAT_VERSION, MAX_DATA_ID, corrupt, refused, unsupported};
 use forebay_base::Result;
 use forebay_base::codec::{Reader, Writer};
 
-/// Bytes of a slot.
+/// Length of a slot, bytes.
 pub const SLOT_BYTES: usize = 4096;
-/// Slots, half of them at the start and half at the recorded end.
+/// Number of slots, half of them at the start and half at the recorded end.
 pub const SLOTS: u32 = 8;
-/// Trees that a slot can name.
+/// Most trees in a slot.
 pub const MAX_TREES: usize = 64;
-/// Bytes of the key-derivation area.
+/// Length of the key-derivation area, bytes.
 pub const KEY_AREA_BYTES: usize = 128;
 /// First eight bytes of a slot.
 pub const MAGIC: [u8; 8] = *b"forebay1";
@@ -29,69 +31,69 @@ pub const MAGIC: [u8; 8] = *b"forebay1";
 pub const FILES_TREE: u64 = 1;
 /// The tree of the usage table.
 pub const USAGE_TREE: u64 = 2;
-/// The first id that other trees may have.
+/// The lowest id of further trees.
 pub const FIRST_FREE_TREE: u64 = 16;
-/// Nothing was written since the checkpoint, and the volume was closed.
+/// The volume was closed, and nothing was written since the checkpoint.
 pub const STATE_CLEAN: u32 = 1;
-/// Corruption was found: no writing until it is repaired.
+/// Corruption was found: the volume must not be written until it is repaired.
 pub const STATE_DAMAGED: u32 = 2;
 
 const WHAT: &str = "superblock slot";
 const SUM_AT: usize = SLOT_BYTES - 4;
 const TREES_AT: usize = 512;
 
-/// Where the root of a tree is. Of a tree that has nothing yet there is no place.
+/// The root of a tree. An empty tree has no place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TreeRoot {
     /// The tree.
     pub tree: u64,
-    /// Its root and the second copy of it.
+    /// Places of the two copies of its root node.
     pub places: Option<[Place; 2]>,
-    /// Generation of the root: the checkpoint that wrote it.
+    /// Birth of the root: the checkpoint that wrote it.
     pub birth: u64,
     /// Checksum of the root.
     pub sum: u32,
     /// Level of the root; leaves are at 0.
     pub level: u8,
-    /// Volume-wide sequence at which the tree came to be: what is older, it shares with the tree that it
-    /// came from.
+    /// Volume-wide sequence at which the tree was created: it shares older content with the tree
+    /// from which it was made.
     pub since: u64,
 }
 
 /// One slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
-    /// Which slot this is, 0 to 7.
+    /// Number of this slot, 0 to 7.
     pub slot: u32,
-    /// The masks.
+    /// Feature masks.
     pub features: Features,
-    /// Name of the volume among all volumes.
+    /// Globally unique id of the volume.
     pub uuid: [u8; 16],
     /// Secret that seeds seals and the hashes of names.
     pub nonce: [u8; 16],
-    /// Units; its `incompat` is that of the features.
+    /// Units; `incompat` equals the mask in `features`.
     pub geometry: Geometry,
     /// [`STATE_CLEAN`], [`STATE_DAMAGED`].
     pub state: u32,
-    /// Number of the checkpoint: the highest valid one counts.
+    /// Number of the checkpoint: of the valid slots the one with the highest number counts.
     pub checkpoint: u64,
-    /// Raised by each opening for writing; records of another one are no continuation.
+    /// Raised by each opening for writing; records of another generation do not continue the log.
     pub generation: u64,
-    /// Where roll-forward begins: the place of the first record that the checkpoint does not hold.
+    /// Start of roll-forward: the place of the first record that the checkpoint does not contain.
     pub log_head: Place,
-    /// Checksum of the last record that the checkpoint holds, the predecessor of the one at `log_head`.
+    /// Checksum of the last record in the checkpoint, the predecessor of the record at `log_head`.
     pub log_predecessor: u32,
     /// Sequence of the record at `log_head`.
     pub log_sequence: u64,
-    /// Offset on the device of logical segment 0, bytes.
+    /// Device offset of logical segment 0, bytes.
     pub data_start_bytes: u64,
     /// End of the volume on the device, bytes: the last four slots lie before it.
     pub recorded_end_bytes: u64,
-    /// Segments.
+    /// Number of segments.
     pub segment_count: u32,
-    /// Inodes there are.
+    /// Number of inodes.
     pub inode_count: u64,
-    /// Ids not given out yet: inode, data, tree, and the volume-wide sequence of content.
+    /// Lowest unused ids: inode, data, tree, and the volume-wide sequence of content.
     pub next_ino: u64,
     /// See `next_ino`.
     pub next_data_id: u64,
@@ -99,19 +101,19 @@ pub struct Superblock {
     pub next_tree: u64,
     /// See `next_ino`.
     pub next_sequence: u64,
-    /// Arena that was kept for the volume; zeros: none.
+    /// Arena that was retained for the volume; zeros: none.
     pub arena_uuid: [u8; 16],
     /// Generation of that arena.
     pub arena_generation: u64,
-    /// When the volume was made, nanoseconds since 1970.
+    /// Time of creation of the volume, nanoseconds since 1970.
     pub created_ns: i64,
-    /// How keys are derived; zeros without [`ENCRYPTION`].
+    /// Parameters of key derivation; zeros without [`ENCRYPTION`].
     pub key_area: [u8; KEY_AREA_BYTES],
-    /// The trees, by rising id.
+    /// The trees, in order of their ids.
     pub trees: Vec<TreeRoot>,
 }
 
-/// Offsets on the device of the slots of a volume with this recorded end, bytes.
+/// Device offsets of the slots of a volume with this recorded end, bytes.
 pub fn slot_offsets(recorded_end_bytes: u64) -> [u64; SLOTS as usize] {
     let half = u64::from(SLOTS) / 2;
     let bytes = SLOT_BYTES as u64;
@@ -124,7 +126,7 @@ pub fn slot_offsets(recorded_end_bytes: u64) -> [u64; SLOTS as usize] {
 impl Superblock {
     /// Writes the slot into 4096 bytes.
     ///
-    /// Fails with `InvalidInput` for what [`decode`](Self::decode) would refuse.
+    /// Fails with `InvalidInput` for a slot that [`decode`](Self::decode) would refuse.
     pub fn encode_into(&self, out: &mut [u8]) -> Result<()> {
         if out.len() != SLOT_BYTES {
             return Err(refused(WHAT, format!("room for {} bytes", out.len())));
@@ -180,10 +182,10 @@ impl Superblock {
         w.bytes("key area", &self.key_area)
     }
 
-    /// Reads the slot that lies where slot number `slot` belongs.
+    /// Reads the slot at the offset of slot number `slot`.
     ///
-    /// `Corrupt` for anything that is no valid slot; `Unsupported` for another version and for incompatible
-    /// features that are not known here, with their names.
+    /// `Corrupt` if it is not a valid slot; `Unsupported`, with their names, for another version
+    /// and for unknown incompatible features.
     pub fn decode(bytes: &[u8], slot: u32) -> Result<Self> {
         let mut r = Reader::new(WHAT, bytes);
         if r.bytes("magic", 8)? != MAGIC {
@@ -266,7 +268,7 @@ impl Superblock {
         Ok(this)
     }
 
-    /// What may be done with the volume.
+    /// The permitted access to the volume.
     pub fn access(&self) -> Result<Access> {
         if self.state & STATE_DAMAGED != 0 {
             return Ok(Access::ReadOnly("corruption was found before".into()));
@@ -279,7 +281,7 @@ impl Superblock {
         self.trees.iter().find(|root| root.tree == tree)
     }
 
-    /// Everything that must hold between the fields.
+    /// Checks all invariants between the fields.
     fn check(&self) -> Result<()> {
         self.geometry.check(WHAT)?;
         let bad = |why: &str| Err(corrupt(WHAT, why));
@@ -312,7 +314,7 @@ impl Superblock {
         self.check_trees()
     }
 
-    /// Slots, segments, slots: in this order, without overlap.
+    /// Checks that slots, segments and slots follow in this order, without overlap.
     fn check_ends(&self) -> Result<()> {
         let half = u64::from(SLOTS) / 2 * SLOT_BYTES as u64;
         let segments = u64::from(self.segment_count) << self.geometry.segment_shift;

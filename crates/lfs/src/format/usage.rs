@@ -1,6 +1,6 @@
-//! The usage table's entry of a segment: what is live there and what may be done with it. Sixteen bytes.
+//! The usage table's entry of a segment: its live bytes and its state. Sixteen bytes.
 //!
-//! Invariant U1: a free segment has nothing live, and a state or flag that is not known is refused, since it
+//! Invariant U1: a free segment has no live bytes. An unknown state or flag is refused, since it
 //! may mean that the segment is in use.
 //!
 //! No locks, no state.
@@ -8,33 +8,33 @@
 use forebay_base::Result;
 use forebay_base::codec::{Reader, Writer};
 
-/// Bytes of an entry.
+/// Length of an entry, bytes.
 pub const USAGE_BYTES: usize = 16;
-/// Blocks of the segment have been written before: a synced append there is faster.
+/// Blocks of the segment have been written before: a synced append is faster there.
 pub const WARM: u16 = 1;
-/// A summary is at its end.
+/// The segment ends with a summary.
 pub const SUMMARY: u16 = 2;
 
-/// What a segment is used for now.
+/// State of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentState {
-    /// Nothing: it can be taken.
+    /// Free: it can be allocated.
     Free = 0,
     /// It is being filled.
     Open = 1,
     /// It is full.
     Sealed = 2,
-    /// Nothing there is live; free when a second checkpoint says so too.
+    /// No data in it is live; it is free after a second checkpoint.
     Dead = 3,
-    /// Its discard is on the way.
+    /// A discard of it is in flight.
     Discarding = 4,
-    /// Kept for the cleaner or the checkpoint.
+    /// Reserved for the cleaner or a checkpoint.
     Reserved = 5,
-    /// The device fails there.
+    /// The device fails in it.
     Bad = 6,
 }
 
-/// Which stream filled a segment.
+/// The stream of writes that filled a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
     /// None yet.
@@ -47,10 +47,10 @@ pub enum Stream {
     Tree = 3,
 }
 
-/// Entry of one segment.
+/// The entry of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// Bytes that something points at.
+    /// Bytes to which something refers.
     pub live_bytes: u32,
     /// State.
     pub state: SegmentState,
@@ -58,12 +58,12 @@ pub struct Segment {
     pub stream: Stream,
     /// [`WARM`], [`SUMMARY`].
     pub flags: u16,
-    /// Of a dead one: the checkpoint at which it died. Else: the youngest birth in it.
+    /// For a dead segment: the checkpoint at which it died. Else: the youngest birth in it.
     pub since: u64,
 }
 
 impl Segment {
-    /// A segment nobody has used.
+    /// A segment that was never used.
     pub const FREE: Self =
         Self { live_bytes: 0, state: SegmentState::Free, stream: Stream::None, flags: 0, since: 0 };
 

@@ -1,5 +1,5 @@
-//! Makes valid structures out of a seed: for the tests that store and read back, and as what the fuzzer
-//! begins with. Numbers lean towards edges.
+//! Makes valid structures from a seed, for round-trip tests and as first inputs of the fuzzer.
+//! Numbers are often at the ends of their ranges.
 //!
 //! No locks.
 
@@ -17,11 +17,11 @@ use crate::format::{MAX_DATA_ID, MAX_FILE_BYTES, MAX_TARGET_BYTES};
 use forebay_base::world::split_mix;
 use std::sync::LazyLock;
 
-/// Nonce of everything that is made here.
+/// The nonce of everything that is made here.
 pub const NONCE: [u8; 16] = *b"not so secret 16";
 const POOL_BYTES: usize = 1 << 17;
 
-/// Bytes to borrow from: any, and such as names have.
+/// Pools of random bytes: one with any bytes, one with bytes that names may have.
 static POOLS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
     let mut seed = 5;
     let any: Vec<u8> = (0..POOL_BYTES).map(|_| split_mix(&mut seed) as u8).collect();
@@ -35,18 +35,19 @@ pub fn seal() -> Seal {
     Seal::new(&NONCE)
 }
 
-/// Blocks and nodes of 4 KiB, segments of 1 MiB; with every feature that extents can have, or with none.
+/// A geometry with blocks and nodes of 4 KiB and segments of 1 MiB, with all features of extents or
+/// none.
 pub fn geometry(features: bool) -> Geometry {
     let incompat = if features { COMPRESSION | ENCRYPTION | SHARED_EXTENTS } else { 0 };
     Geometry { incompat, ..Geometry::with_segment_shift(20) }
 }
 
-/// The same without these features, with short extents.
+/// The geometry without these features, but with short extents.
 pub fn short_geometry() -> Geometry {
     Geometry { incompat: SHORT_EXTENTS, ..geometry(false) }
 }
 
-/// Numbers out of a seed.
+/// A generator of values from a seed.
 #[derive(Debug, Clone)]
 pub struct Make(pub u64);
 
@@ -61,7 +62,7 @@ impl Make {
         self.any() % end
     }
 
-    /// A number from `low` to `high`, an end of them more often than not by chance.
+    /// A number from `low` to `high`, often one of the two ends.
     pub fn within(&mut self, low: u64, high: u64) -> u64 {
         match self.below(6) {
             0 => low,
@@ -71,12 +72,12 @@ impl Make {
         }
     }
 
-    /// Heads or tails.
+    /// A random bool.
     pub fn flip(&mut self) -> bool {
         self.any() & 1 == 1
     }
 
-    /// One of several.
+    /// One element of a slice.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len() as u64) as usize]
     }
@@ -87,14 +88,14 @@ impl Make {
         &POOLS[0][start..start + len]
     }
 
-    /// A name of 3 to 255 bytes; so neither `.` nor `..`.
+    /// A name of 3 to 255 bytes, so neither `.` nor `..`.
     pub fn name(&mut self) -> &'static [u8] {
         let len = self.within(3, 255) as usize;
         let start = self.below((POOL_BYTES - len + 1) as u64) as usize;
         &POOLS[1][start..start + len]
     }
 
-    /// A place of `bytes` bytes that begins at a multiple of `align`.
+    /// A place for `bytes` bytes, aligned to `align`.
     pub fn place(&mut self, g: &Geometry, bytes: u32, align: u32) -> Place {
         let last = u64::from((g.segment_bytes() - bytes) / align);
         let segment = self.within(0, u64::from(MAX_SEGMENT)) as u32;
@@ -108,7 +109,7 @@ impl Make {
         }
     }
 
-    /// An extent; inline if there is room for it in a payload of `payload` bytes, and chance says so.
+    /// An extent. It may be inline if a payload of `payload` bytes has space for it.
     pub fn extent(&mut self, g: &Geometry, payload: u32) -> Extent<'static> {
         let block = g.block_bytes();
         let blocks = self.within(1, 128) as u32;
@@ -212,12 +213,12 @@ impl Make {
         }
     }
 
-    /// An id.
+    /// An inode number.
     pub fn id(&mut self) -> u64 {
         self.within(1, u64::MAX)
     }
 
-    /// An id of data.
+    /// A data id.
     pub fn data_id(&mut self) -> u64 {
         self.within(1, MAX_DATA_ID)
     }
@@ -263,7 +264,7 @@ impl Make {
         Blocks { data_id: self.data_id(), block, blocks }
     }
 
-    /// The entry of a segment in the usage table.
+    /// An entry of the usage table.
     pub fn segment(&mut self) -> Segment {
         let states = [SegmentState::Free, SegmentState::Open, SegmentState::Sealed];
         let more = [SegmentState::Dead, SegmentState::Discarding, SegmentState::Reserved];
@@ -328,7 +329,7 @@ impl Make {
         }
     }
 
-    /// What a maker of records says.
+    /// The fields of a record header that its writer chooses.
     pub fn fields(&mut self, kind: RecordKind) -> RecordFields {
         let sequence = self.within(1, u64::MAX);
         RecordFields {
@@ -341,7 +342,7 @@ impl Make {
         }
     }
 
-    /// A record at `place` in `bytes`: what was put in, and what came out.
+    /// A record at `place`, encoded into `bytes`. Returns what was encoded, and the result.
     pub fn record(
         &mut self,
         bytes: &mut [u8],

@@ -1,4 +1,4 @@
-//! Makes keys, items, nodes and summaries out of a seed; goes with [`super::make`].
+//! Makes keys, items, nodes and summaries from a seed, with the generator of [`super::make`].
 //!
 //! No locks.
 
@@ -64,7 +64,7 @@ impl Make {
                 while w.remaining() > 0 {
                     self.segment().encode_into(&mut w).expect("there is room");
                 }
-                // Leaked, 1 KiB at most: the item borrows its bytes.
+                // This leaks at most 1 KiB, because the item borrows its bytes.
                 let bytes: &'static [u8] = Box::leak(bytes.into_boxed_slice());
                 let first = self.within(0, u64::from(MAX_SEGMENT)) as u32 & !63;
                 (Key::Usage(first), Item::Usage(Usage::new(bytes).expect("they are entries")))
@@ -79,7 +79,7 @@ impl Make {
         NodeHeader { places, owner: self.any(), birth: self.any(), level }
     }
 
-    /// A full or half full leaf in `bytes`: what is in it, and the pointer to it.
+    /// A full or half-full leaf, encoded into `bytes`. Returns its content, and the pointer to it.
     pub fn leaf(
         &mut self,
         bytes: &mut [u8],
@@ -95,7 +95,7 @@ impl Make {
         (header, items, pointer)
     }
 
-    /// A full or half full inner node in `bytes`.
+    /// A full or half-full inner node, encoded into `bytes`.
     pub fn inner(
         &mut self,
         bytes: &mut [u8],
@@ -124,7 +124,7 @@ impl Make {
         (header, children, pointer)
     }
 
-    /// A summary in `bytes`: what is in it.
+    /// A summary, encoded into `bytes`. Returns its content.
     pub fn summary(
         &mut self,
         bytes: &mut [u8],

@@ -1,5 +1,5 @@
-//! Changes of stored bytes that a decoder has to survive, and checksums put in order after them, so that the
-//! checks behind the checksums are reached.
+//! Mutates stored bytes that a decoder must survive, and corrects the checksums afterwards, so that
+//! the fuzzer reaches the checks behind the checksums.
 //!
 //! No locks.
 
@@ -9,7 +9,7 @@ use crate::format::place::{Place, sum_around};
 use crate::format::summary::summary_place;
 use crate::format::superblock::SLOT_BYTES;
 
-/// Lengths, counts and ids at which something may be one too many.
+/// Lengths, counts and ids at which an off-by-one error may show.
 const EDGES: &[u64] = &[
     0,
     1,
@@ -49,7 +49,7 @@ const EDGES: &[u64] = &[
 ];
 const LONGEST: usize = 1 << 17;
 
-/// `input` with one to four changes.
+/// Returns `input` with one to four mutations.
 pub fn mutate(make: &mut Make, input: &[u8], other: &[u8]) -> Vec<u8> {
     let mut data = input.to_vec();
     for _ in 0..1 + make.below(4) * make.below(2) {
@@ -59,7 +59,7 @@ pub fn mutate(make: &mut Make, input: &[u8], other: &[u8]) -> Vec<u8> {
     data
 }
 
-/// Where to change something: rather at the front, where headers are.
+/// The position of a mutation: more often near the front, where headers are.
 fn somewhere(make: &mut Make, len: usize) -> usize {
     let near = if make.below(4) > 0 { 256 } else { usize::MAX };
     make.below(len.min(near).max(1) as u64) as usize
@@ -110,14 +110,14 @@ fn put(data: &mut [u8], at: usize, sum: u32) {
     data[at..at + 4].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// Puts the checksum of a superblock slot in order.
+/// Corrects the checksum of a superblock slot.
 pub fn seal_superblock(data: &mut [u8]) {
     if data.len() == SLOT_BYTES {
         put(data, SLOT_BYTES - 4, sum_around(0, data, SLOT_BYTES - 4));
     }
 }
 
-/// Puts the checksum of a log segment's header in order.
+/// Corrects the checksum of a log segment header.
 pub fn seal_segment(data: &mut [u8]) {
     if data.len() >= 128 {
         let sum = seal().sum(Place::new(word(data, 8), 0), &data[..128], 12);
@@ -125,7 +125,7 @@ pub fn seal_segment(data: &mut [u8]) {
     }
 }
 
-/// Puts both checksums of a record in order, as far as its lengths lie within the data.
+/// Corrects both checksums of a record, if its lengths lie within the data.
 pub fn seal_record(data: &mut [u8]) {
     let (length, offset) = (word(data, 8) as usize, word(data, 68) as usize);
     if let Some(tail) = data.get(offset..length).filter(|_| data.len() >= 128) {
@@ -138,7 +138,7 @@ pub fn seal_record(data: &mut [u8]) {
     }
 }
 
-/// Puts the checksum of a node in order.
+/// Corrects the checksum of a node.
 pub fn seal_node(data: &mut [u8]) {
     if data.len() >= 64 {
         let sum = seal().sum(Place::new(word(data, 16), word(data, 20)), data, 4);
@@ -146,7 +146,7 @@ pub fn seal_node(data: &mut [u8]) {
     }
 }
 
-/// Puts the checksum of a summary in order.
+/// Corrects the checksum of a summary.
 pub fn seal_summary(data: &mut [u8]) {
     if data.len() >= 128 {
         let sum = seal().sum(summary_place(word(data, 8), &geometry(true)), data, 12);

@@ -1,14 +1,16 @@
-//! Group commit: whoever needs a record durable writes the group and flushes, on its own thread.
+//! Group commit: a task that needs a durable record writes the group and flushes, on its own
+//! thread.
 //!
-//! Invariants, in addition to those of [`crate::log`]: K11 a group goes out with FUA, without a flush behind
-//! it, only when everything before it, the runs that its records point at included, is flushed. K12 a promise
-//! of room is settled when its record is laid out. K13 on a volume without sums a record is written only when
-//! the runs that it names are flushed: recovery could not tell that they are missing.
+//! Invariants, in addition to those of [`crate::log`]: K11 a group is written with FUA, without a
+//! flush after it, only if everything before it was flushed, including the runs that its records
+//! point at. K12 the log space granted to a record is settled when the record is laid out. K13 on a
+//! volume without sums a record is written only after the runs that it names were flushed: recovery
+//! could not detect that they are missing.
 //!
-//! The log knows the layers above by two traits: [`RecordOwner`] owns the queue and learns what became
-//! durable, [`DataRepair`] learns of failures and writes data again.
+//! The log uses the layers above through two traits: [`RecordOwner`] owns the queue and learns
+//! which records became durable, [`DataRepair`] learns of failures and writes data again.
 //!
-//! Locks: `ctl` and those of the owner in turn, never both; none across a wait.
+//! Locks: `ctl` and those of the owner in turn, never together; none across a wait.
 
 use crate::device::hold::Hold;
 use crate::device::layout::Layout;
@@ -25,9 +27,9 @@ use forebay_base::sync::Arc;
 use forebay_base::task::{BoxFuture, yield_now};
 use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
 
-/// The owner of the records: what the log asks of it, and reports to it.
+/// The owner of the records: what the log requests from it, and reports to it.
 pub(crate) trait RecordOwner: Send + Sync {
-    /// Takes what is queued, up to the size of a group. `None`: a run of it was written before the
+    /// Takes queued records, up to the size of a group. `None`: a run of one was written before the
     /// last of `failures`, and has to be written again first (Q1 of `repair`).
     fn take_queue(&self, failures: u64) -> Option<Vec<Pending>>;
 
@@ -43,16 +45,16 @@ pub(crate) trait RecordOwner: Send + Sync {
     /// These groups became durable: their content is found on the device from now on.
     fn on_durable(&self, groups: Vec<Group>);
 
-    /// A group was written, or failed.
+    /// A group was written, or failed to be.
     fn on_written(&self);
 }
 
-/// What a failed write or flush asks of the layer that can write data again.
+/// The layer that writes data again after a failed write or flush.
 pub(crate) trait DataRepair: Send + Sync {
-    /// Writes at these offsets on the device failed.
+    /// Reports failed writes at these device offsets.
     fn on_write_failure(&self, offsets: &[u64]);
 
-    /// Writes the runs of these records, and of those that are queued, again.
+    /// Writes the runs of these records again, and those of queued records.
     fn rewrite_runs<'a>(
         &'a self,
         records: &'a mut [Pending],
@@ -66,14 +68,14 @@ pub(crate) struct Committer<'a> {
     pub device: &'a DeviceRef,
     pub layout: &'a Layout,
     pub plant: Plant,
-    /// Groups go out with FUA where K11 allows it.
+    /// Groups are written with FUA if K11 permits it.
     pub uses_fua: bool,
     pub owner: &'a dyn RecordOwner,
     pub repair: &'a dyn DataRepair,
 }
 
 impl Committer<'_> {
-    /// Makes everything durable that was appended up to `ticket`. `here`: the caller blocks, and I/O may be
+    /// Makes every record up to `ticket` durable. `here`: the caller is synchronous, and I/O may be
     /// carried out on its thread.
     pub async fn commit(&self, ticket: u64, here: bool) -> Result<()> {
         let entered = self.log.failures();
@@ -88,7 +90,7 @@ impl Committer<'_> {
                 Step::Done(result) => {
                     self.log.leave(&result);
                     if early {
-                        // Nobody flushes for the others.
+                        // With this injected fault no task flushes for the others.
                         self.log.wake_all();
                     }
                     return result;
@@ -173,7 +175,7 @@ impl Committer<'_> {
         self.owner.on_written();
     }
 
-    /// K13: flushes the runs of the records that are to be written next, and every group before them. False:
+    /// K13: flushes the runs of the records to be written next, and every group before them. False:
     /// something failed, and a repair comes first.
     async fn cover_runs(&self, here: bool) -> bool {
         let free = || {
@@ -183,18 +185,19 @@ impl Committer<'_> {
         let groups = self.log.wait_for(ANY, free).await;
         let turn = FlushTurn::new(self.log.clone(), ANY);
         self.flush_groups(turn, groups, here).await;
-        // Only the holder of the write turn ends a repair: a failure since the records were taken shows here.
+        // Only the holder of the write turn ends a repair, so a failure since the records were
+        // taken is visible here.
         !self.log.ctl.lock().repair
     }
 
-    /// K11.
+    /// Whether a group may be written with FUA (K11).
     fn may_use_fua(&self, has_runs: bool) -> bool {
         let ctl = self.log.ctl.lock();
         let flushed = ctl.groups.is_empty() && !ctl.flushing && !has_runs;
         self.uses_fua && (flushed || self.plant.has(Planted::EarlyFua))
     }
 
-    /// Records for a group, after whatever has to be mended before (L4, Q1).
+    /// Takes records for a group, after a repair if one is necessary (L4, Q1).
     async fn sound_records(&self, turn: &mut WriteTurn) -> Result<Vec<Pending>> {
         loop {
             let (repair, failures) = {
@@ -211,7 +214,7 @@ impl Committer<'_> {
         }
     }
 
-    /// Lays the group out, and settles what it was promised (K12).
+    /// Lays the group out, and settles its granted log space (K12).
     fn lay_out(&self, group: &mut Group, durable_through: u64) -> Result<Vec<(u64, Vec<u8>)>> {
         let mut take = || self.owner.take_segment();
         let mut batch = Batch::new(self.layout, group.head, durable_through, &mut take);
@@ -262,7 +265,8 @@ impl Committer<'_> {
                     }
                     groups
                 }
-                // A group that was written meanwhile failed, or this flush: what it covered is written again.
+                // This flush, or a group that was written during it, has failed: its records are
+                // written again.
                 Ok(()) => Vec::new(),
                 Err(error) => {
                     Log::fail(ctl, error);
@@ -274,8 +278,8 @@ impl Committer<'_> {
         self.log.wake_any();
     }
 
-    /// A flush that is not the log's: if it fails, what of the log it would have covered is not durable
-    /// (L4, L7).
+    /// A flush that the log did not ask for: if it fails, records that it would have covered are
+    /// not durable (L4, L7).
     pub async fn flush_all(&self) -> Result<()> {
         let free = || {
             let mut ctl = self.log.ctl.lock();
@@ -311,7 +315,8 @@ impl Committer<'_> {
         completion.await.result
     }
 
-    /// Takes back everything since the last good flush, to be laid out again in a fresh segment (L4).
+    /// Takes back everything since the last successful flush, to be laid out again in a new segment
+    /// (L4).
     async fn take_back(&self, turn: &mut WriteTurn) -> Result<()> {
         let (groups, head, failures) = {
             let mut ctl = self.log.ctl.lock();
@@ -344,14 +349,14 @@ fn last_ticket(group: &Group) -> u64 {
     group.records.last().map_or(0, |record| record.ticket)
 }
 
-/// L3.
+/// Records that a group is durable (L3).
 fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
     ctl.durable = group.head;
     ctl.durable_ticket = last_ticket(group).max(ctl.durable_ticket);
     ctl.declared = ctl.declared.max(told);
     ctl.cut = group.cut.or(ctl.cut);
     if group.records.iter().all(|record| record.kind == RecordKind::Mark) {
-        // The mark itself need not be told of.
+        // The mark itself need not be declared durable.
         ctl.declared = ctl.durable.sequence - 1;
     }
 }

@@ -1,11 +1,12 @@
-//! Lays a group of records out: one behind the other from the head of the log, over as many segments as it
-//! takes.
+//! Lays out a group of records: contiguously from the head of the log, across as many segments as
+//! necessary.
 //!
-//! Invariants: J11 a group begins and ends at the device's block: no write touches what an earlier one wrote.
-//! J12 each segment but the last ends with a record that names the next one. J13 a record, and room for the
-//! one that ends the segment, lie within the segment.
+//! Invariants: J11 a group begins and ends at the device's block: no write touches bytes of an
+//! earlier one. J12 each segment but the last ends with a record that names the next one. J13 a
+//! record, and space for the one that ends the segment, lie within the segment.
 //!
-//! No locks: the holder of the write turn works on memory of its own, and gets segments by a callback.
+//! No locks: the holder of the write turn works on its own memory, and gets segments through a
+//! callback.
 
 use crate::device::layout::Layout;
 use crate::format::change::Change;
@@ -19,18 +20,18 @@ use crate::log::{Head, Pending};
 use forebay_base::Result;
 use forebay_base::units::round_up;
 
-/// See the module.
+/// A group that is being laid out.
 pub(crate) struct Batch<'a> {
     layout: &'a Layout,
     /// Takes a segment for the log.
     take: &'a mut dyn FnMut() -> Result<u32>,
-    /// What every record of the group tells.
+    /// The value of this field in every record of the group.
     durable_through: u64,
     pub head: Head,
-    /// Where the part that is being filled begins in its segment, and the part.
+    /// Offset in the segment of the part that is being filled, and its bytes.
     start: u32,
     part: Vec<u8>,
-    /// Finished parts, by place.
+    /// Finished parts, with their places.
     pub writes: Vec<(Place, Vec<u8>)>,
     pub opened: Vec<u32>,
 }
@@ -46,7 +47,7 @@ impl<'a> Batch<'a> {
         Self { layout, take, durable_through, head, start: head.offset, part, writes, opened }
     }
 
-    /// Adds a record; tells where its content is.
+    /// Adds a record; returns the place of its content.
     pub fn add(&mut self, record: &Pending, last: bool) -> Result<Option<Place>> {
         let align = if last { self.layout.align } else { RECORD_ALIGN };
         let segment = self.room_for(record)?;
@@ -75,7 +76,7 @@ impl<'a> Batch<'a> {
         Ok((inline > 0).then(|| Place::new(segment, content as u32)))
     }
 
-    /// Ends the group: what is to be written is in `writes`.
+    /// Ends the group: `writes` has the data to write.
     pub fn finish(&mut self) {
         let whole = self.part.len().is_multiple_of(self.layout.align as usize);
         debug_assert!(whole, "J11: a group ends at the device's block");
@@ -104,7 +105,7 @@ impl<'a> Batch<'a> {
         self.part.truncate((self.head.offset - self.start) as usize);
     }
 
-    /// Most that the record takes at the head, padded to the device's block.
+    /// Most bytes of the record at the head, padded to the device's block.
     fn upper(&self, record: &Pending) -> u64 {
         let start = u64::from(self.head.offset);
         let mut end = start + (RECORD_HEADER_BYTES + record.body.len()) as u64;
@@ -115,7 +116,7 @@ impl<'a> Batch<'a> {
         round_up(end, u64::from(self.layout.align)) - start
     }
 
-    /// Sees to it that the record fits at the head (J13). The segment.
+    /// Ensures that the record fits at the head (J13); returns its segment.
     fn room_for(&mut self, record: &Pending) -> Result<u32> {
         let tail = self.layout.next_record();
         if let Some(segment) = self.head.segment {
@@ -128,7 +129,7 @@ impl<'a> Batch<'a> {
                 return Ok(segment);
             }
             let next = match (self.take)() {
-                // It was to go elsewhere so that there is more room.
+                // The checkpoint wanted another segment to save space, but there is none.
                 Err(_) if fits => return Ok(segment),
                 next => next?,
             };
@@ -141,7 +142,7 @@ impl<'a> Batch<'a> {
         self.open(next)
     }
 
-    /// J12.
+    /// Ends a segment with a record that names the next one (J12).
     fn end_segment(&mut self, segment: u32, next: u32) -> Result<()> {
         let at = Place::new(segment, self.head.offset);
         let from = (self.head.offset - self.start) as usize;

@@ -1,8 +1,9 @@
-//! The turns of the log without a volume below: who waits, who is woken, who is forgotten. For tests, of
-//! random schedules here and of random interleavings (`--cfg shuttle`).
+//! A model of the log's turns without a volume: which tasks wait, are woken, or are dropped. For
+//! tests, with random schedules here and random interleavings (`--cfg shuttle`).
 //!
-//! Held in every schedule: who waits for a record gets an answer, whoever is cancelled and whatever fails
-//! (L8); a record that was said to be durable was flushed after it was written (I12).
+//! Checked in every schedule: a task that waits for a record gets a result, whichever tasks are
+//! dropped and whatever fails (L8). A record that was reported as durable was flushed after it was
+//! written (I12).
 //!
 //! Locks: the queue's, a leaf.
 
@@ -14,13 +15,13 @@ use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind};
 use std::collections::VecDeque;
 
-/// Records of a group, at most: so that some are left for the next.
+/// Most records of a group, so that some are left for the next.
 const GROUP_MAX: usize = 3;
 
-/// What the device does: a future that says whether it worked.
+/// A simulated device request: a future that says whether it succeeded.
 pub type Io = dyn Fn() -> BoxFuture<'static, bool> + Send + Sync;
 
-/// What the device holds, as tickets.
+/// The simulated content of the device, as tickets.
 #[derive(Default)]
 struct Medium {
     next: u64,
@@ -29,7 +30,7 @@ struct Medium {
     flushed: Vec<u64>,
 }
 
-/// A log whose records hold nothing.
+/// A log of empty records.
 pub struct Model {
     log: Arc<Log>,
     medium: Mutex<Medium>,
@@ -67,10 +68,10 @@ impl Model {
         Self { log: Arc::new(Log::new(head)), medium: Mutex::default(), io }
     }
 
-    /// Appends a record and waits for it: whether it is durable.
+    /// Appends a record and waits for it; returns whether it is durable.
     ///
     /// # Panics
-    /// If it was said to be durable and is not.
+    /// If it was reported as durable and is not.
     pub async fn synced(&self) -> bool {
         let ticket = {
             let mut medium = self.medium.lock();
@@ -96,7 +97,7 @@ impl Model {
         }
     }
 
-    /// Waits for a turn as who asks for a flush of its own does.
+    /// Waits for a turn like a caller that flushes independently of the log.
     pub async fn flushed_beside(&self) {
         let free = || {
             let mut ctl = self.log.ctl.lock();
@@ -143,7 +144,7 @@ impl Model {
         });
     }
 
-    /// Queues again what is not durable.
+    /// Queues records again that are not durable.
     async fn repair(&self, turn: &mut WriteTurn) -> bool {
         let (held, failures) = {
             let mut ctl = self.log.ctl.lock();
@@ -231,8 +232,9 @@ mod tests {
         (Model::new(Box::new(io)), waiting)
     }
 
-    /// Runs tasks in an order that `draw` decides until nothing moves; of a hundred steps `cancelled` drop a
-    /// task, and of a hundred of the device's answers `fails` are failures. How often a task was polled.
+    /// Runs tasks in an order decided by `draw` until none progresses. `cancelled` percent of the
+    /// steps drop a task, and `fails` percent of the device's answers are failures. Returns the
+    /// number of polls.
     fn run(
         tasks: Vec<BoxFuture<'_, ()>>,
         waiting: &Waiting,
@@ -273,8 +275,9 @@ mod tests {
         }
     }
 
-    /// The story: only those are woken who can do something, so whoever is woken must do it, or see to it
-    /// that another does: a leader that is cancelled, fails, or has its answer by another's doing.
+    /// The story: the log wakes only tasks that can do something. So a task that was woken must do
+    /// it, or ensure that another one does: also if it is dropped, fails, or finds its record
+    /// durable.
     #[test]
     fn l8_nobody_waits_for_ever_whoever_goes_and_whatever_fails() {
         let (mut durable, mut refused) = (0, 0);
@@ -309,8 +312,8 @@ mod tests {
         assert!(durable > 10_000 && refused > 10_000, "{durable} and {refused}: both are met");
     }
 
-    /// The story: sixteen who sync were all woken for each write and for each flush, nine switches of
-    /// thread for each sync.
+    /// The story: sixteen syncing tasks were all woken for each write and for each flush, which
+    /// cost nine thread switches per sync.
     #[test]
     fn l8_sixteen_who_sync_do_not_wake_each_other() {
         let mut state = 1;

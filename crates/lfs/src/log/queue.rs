@@ -1,4 +1,4 @@
-//! Records that are applied and not laid out, in the order in which things happened.
+//! Records that are applied and not laid out yet, in the order in which changes were applied.
 //!
 //! ```text
 //!   push ──▶ queued ──take_group──▶ a group of the log ──failed──▶ put_back
@@ -15,7 +15,7 @@ use crate::log::Pending;
 use forebay_base::Result;
 use std::collections::VecDeque;
 
-/// Bytes of a group, about.
+/// Approximate size of a group, bytes.
 const GROUP_BYTES_MAX: u64 = 1 << 20;
 
 /// Queued records, and the next ticket.
@@ -26,12 +26,12 @@ pub(crate) struct RecordQueue {
 }
 
 impl RecordQueue {
-    /// An empty queue of a volume that has no records.
+    /// An empty queue of a volume without records.
     pub fn new() -> Self {
         Self { records: VecDeque::new(), payload_bytes: 0, next_ticket: 1 }
     }
 
-    /// The ticket of the record that was queued last, taken or not; 0: none was.
+    /// The ticket of the last queued record, whether it was taken or not; 0: there was none.
     pub fn last_ticket(&self) -> u64 {
         self.next_ticket - 1
     }
@@ -54,12 +54,12 @@ impl RecordQueue {
         self.records.iter()
     }
 
-    /// The newest record, if it is queued still.
+    /// The newest record, if it is still queued.
     pub fn last(&self) -> Option<&Pending> {
         self.records.back()
     }
 
-    /// Queues a record: its ticket (L10).
+    /// Queues a record; returns its ticket (L10).
     pub fn push(&mut self, record: Pending) -> u64 {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -68,9 +68,9 @@ impl RecordQueue {
         ticket
     }
 
-    /// Bytes of content in the newest record, if a record with so much more may become part of it.
-    /// Then the bytes that it takes of the log in addition to its blocks are few, and small files
-    /// are adjacent. That record is written as a whole or not at all, as each of the two is.
+    /// Bytes of content in the newest record, if a record with `payload_bytes` more may be joined
+    /// to it. Joining saves log space, and makes small files adjacent. The joined record is written
+    /// completely or not at all, as each of the two would be.
     pub fn can_join(&self, layout: &Layout, body_bytes: u64, payload_bytes: u64) -> Option<u64> {
         let last = self.last().filter(|last| {
             last.kind == RecordKind::Changes && last.cut.is_none() && last.runs.is_empty()
@@ -82,7 +82,7 @@ impl RecordQueue {
         fits.then_some(there)
     }
 
-    /// Makes a record part of the newest one, which [`Self::can_join`] allowed: its ticket.
+    /// Joins a record to the newest one, as [`Self::can_join`] permitted; returns its ticket.
     pub fn join(&mut self, record: Pending) -> u64 {
         debug_assert!(record.runs.is_empty(), "it has content of its own");
         let last = self.records.back_mut().expect("`can_join` found it in this hold of the lock");
@@ -121,10 +121,11 @@ impl RecordQueue {
         }
     }
 
-    /// Changes each record, newest first: what a repair writes again has another address.
+    /// Applies `change` to each record, newest first: data that a repair writes again has another
+    /// address.
     ///
     /// # Errors
-    /// That of `change`, which ends it.
+    /// The error of `change`, which ends the iteration.
     pub fn rewrite(&mut self, change: impl FnMut(&mut Pending) -> Result<()>) -> Result<()> {
         let done = self.records.iter_mut().rev().try_for_each(change);
         self.payload_bytes = self.records.iter().map(Pending::payload_bytes).sum();
@@ -157,7 +158,7 @@ mod tests {
         Layout { geometry, seal, nonce: [1; 16], data_start: 16384, segments: 9, align: 512 }
     }
 
-    /// L10, L11: a group that failed comes back in its order. Content counts while it is queued.
+    /// L10, L11: a failed group is put back in its order. Content counts while it is queued.
     #[test]
     fn record_queue_failed_group_comes_back_in_order() {
         let layout = layout();
@@ -173,7 +174,7 @@ mod tests {
         assert_eq!((order, queue.payload_bytes()), (vec![1, 2, 3, 4], 16384));
     }
 
-    /// A record that joins has the ticket of the one that it is part of.
+    /// A joined record has the ticket of the record that it is joined to.
     #[test]
     fn record_queue_joined_record_shares_ticket() {
         let layout = layout();

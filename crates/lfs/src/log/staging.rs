@@ -1,13 +1,14 @@
-//! The staging area: content of records that are not durable yet, found at offsets behind the end of every
-//! device. As a device it passes on what lies on the real one, so that whoever moves content need not know.
+//! The staging area: content of records that are not durable yet, at offsets beyond the end of
+//! every device. Used as a device, it passes other offsets on to the real one, so that callers need
+//! not distinguish them.
 //!
 //! ```text
 //!   0 ............ device ............ | nothing | BASE ....... staged runs, each at an offset of its own
 //! ```
-//! Invariants: G11 an offset of the area is given out once, and none of a run is next to another's: whoever
-//! reads what lies side by side at once reads of one run. G12 what is staged is read back until it is
-//! forgotten, and that is when its record is durable and content is found on the device; and for as long
-//! after that as somebody holds the pin that he was given.
+//! Invariants: G11 an offset of the area is used once, and runs are never adjacent, so that one
+//! read never covers two runs. G12 staged content can be read until it is forgotten. That happens
+//! when its record is durable and the content can be read from the device. A pin that was taken
+//! before keeps it readable for longer.
 //!
 //! Lock: one, a leaf below the state lock.
 
@@ -21,21 +22,21 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-/// Between two runs (G11), bytes: so much that they are aligned as any block is.
+/// Gap between two runs (G11), bytes: large enough to align runs as blocks are.
 const GAP_BYTES: u64 = 64 << 10;
 
 /// First offset of the area.
 pub(crate) const BASE: u64 = 1 << 62;
 
 struct Area {
-    /// Bytes, and how many of them are looked for here.
+    /// The bytes of a run, and how many of them are not forgotten.
     runs: BTreeMap<u64, (Arc<Vec<u8>>, u64)>,
-    /// Forgotten, but somebody who looked before may still read (G12).
+    /// Forgotten runs that a pin keeps readable (G12).
     pinned: BTreeMap<u64, Weak<Vec<u8>>>,
     next: u64,
 }
 
-/// See the module.
+/// The staging area of a volume.
 pub(crate) struct Staging {
     device: DeviceRef,
     area: Mutex<Area>,
@@ -43,7 +44,7 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// An empty area beside `device`.
+    /// An empty area for `device`.
     pub fn new(device: DeviceRef, plant: Plant) -> Self {
         let area = Area { runs: BTreeMap::new(), pinned: BTreeMap::new(), next: BASE };
         Self { device, area: Mutex::new(area), plant }
@@ -54,7 +55,7 @@ impl Staging {
         offset >= BASE
     }
 
-    /// Room for `len` bytes, zeros until they are written (G11).
+    /// Reserves `len` bytes, which are zeros until they are written (G11).
     pub fn take(&self, len: u64) -> Range<u64> {
         let mut area = self.area.lock();
         let start = area.next;
@@ -63,7 +64,7 @@ impl Staging {
         start..start + len
     }
 
-    /// Bytes of the device, to be found here until they are forgotten.
+    /// Adds bytes that were read from the device; they are kept until they are forgotten.
     pub fn put(&self, bytes: &[u8]) -> Range<u64> {
         let (mut area, len) = (self.area.lock(), bytes.len() as u64);
         let start = area.next;
@@ -72,25 +73,25 @@ impl Staging {
         start..start + len
     }
 
-    /// Bytes that are held.
+    /// Bytes in the area.
     pub fn held_bytes(&self) -> u64 {
         self.area.lock().runs.values().map(|(bytes, _)| bytes.len() as u64).sum()
     }
 
-    /// What keeps a staged offset readable.
+    /// A pin that keeps the run at a staged offset readable.
     pub fn pin(&self, offset: u64) -> Option<Arc<Vec<u8>>> {
         let area = self.area.lock();
         area.runs.range(..=offset).next_back().map(|(_, (bytes, _))| bytes.clone())
     }
 
-    /// The same of so many bytes; none: they have been forgotten.
+    /// A pin for a range; `None`: the range was forgotten.
     pub fn pin_at(&self, offset: u64, len: u64) -> Option<Arc<Vec<u8>>> {
         let area = self.area.lock();
         let (start, (bytes, _)) = area.runs.range(..=offset).next_back()?;
         (offset + len <= start + bytes.len() as u64).then(|| bytes.clone())
     }
 
-    /// Some staged bytes as they are now: what is written there later is not seen.
+    /// A copy of staged bytes, which later writes do not change.
     pub fn share(&self, range: &Range<u64>) -> Result<Arc<Vec<u8>>> {
         let len = range.end - range.start;
         if let Some((run, _)) = self.area.lock().runs.get(&range.start)
@@ -103,7 +104,7 @@ impl Staging {
         Ok(Arc::new(bytes))
     }
 
-    /// These bytes are not looked for here any more.
+    /// Forgets a range.
     pub fn forget(&self, range: &Range<u64>) {
         if self.plant.has(Planted::StagedKept) {
             return;
@@ -122,7 +123,7 @@ impl Staging {
         }
     }
 
-    /// Staged bytes, in place.
+    /// Reads staged bytes in place.
     pub fn read_staged(&self, offset: u64, len: u64, act: impl FnOnce(&[u8])) -> Result<()> {
         let area = self.area.lock();
         let held = area.runs.range(..=offset).next_back().map(|(at, (run, _))| (*at, run.clone()));
@@ -150,7 +151,7 @@ impl Staging {
         Ok(())
     }
 
-    /// The planted fault: it counts as written when it is only on its way.
+    /// The injected fault: a write is reported as complete while it is in flight.
     fn complete_early(&self, mut bio: Bio) {
         let mut copy = AlignedBuf::new(bio.len as usize);
         bio.data.copy_out(0, &mut copy);
@@ -163,7 +164,7 @@ impl Staging {
         self.plant.has(Planted::NoSpaceSwallowed) || self.plant.has(Planted::SwallowedWriteError)
     }
 
-    /// The injected fault: an error of a write, or that of a full host, is not passed on.
+    /// The injected fault: an error of a write, or of a full host, is not reported.
     fn completing_well(&self, mut bio: Bio) -> Bio {
         let mut copy = AlignedBuf::new(bio.len as usize);
         bio.data.copy_out(0, &mut copy);
@@ -259,9 +260,9 @@ mod tests {
     use super::*;
     use forebay_block::RamDevice;
 
-    /// G11 and G12: runs are not side by side (a reader took two that were for one, and was told that they
-    /// are gone), and are there until all of them is forgotten, and while they are
-    /// pinned.
+    /// G11 and G12: runs are not adjacent (the story: a reader took two that were for one, and was
+    /// told that they are gone). They are readable until they are completely forgotten, and while
+    /// they are pinned.
     #[test]
     fn g11_g12_runs_are_held_until_forgotten() {
         let staging = Staging::new(Arc::new(RamDevice::new(4096)), Plant::default());

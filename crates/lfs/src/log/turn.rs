@@ -1,6 +1,6 @@
 //! The turns of the log: to write a group, and to flush.
 //!
-//! Invariants: those of [`crate::log`]; L5, L7 and L9 hold by these guards.
+//! Invariants: those of [`crate::log`]; these guards ensure L5, L7 and L9.
 //!
 //! Locks: `ctl`; below it that of a flush turn, a leaf.
 
@@ -10,8 +10,8 @@ use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::{Error, ErrorKind, Result};
 
-/// Shared by a write turn of the log and by its writes. `WriteTurn::end` ends the turn; if its task
-/// is dropped first, the last of these references ends it.
+/// Shared by a write turn and its writes. `WriteTurn::end` ends the turn; if its task is dropped
+/// first, the drop of the last reference ends it.
 struct LogWrites {
     log: Arc<Log>,
     is_abandoned: AtomicBool,
@@ -23,7 +23,8 @@ impl LogWrites {
         Arc::new(Self { log, is_abandoned: AtomicBool::new(false) })
     }
 
-    /// The task of the turn was dropped: from now on the last reference ends the turn.
+    /// Called when the task of the turn is dropped: from now on the drop of the last reference ends
+    /// the turn.
     pub fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::Release);
     }
@@ -43,7 +44,7 @@ impl Drop for LogWrites {
 pub(crate) struct WriteTurn {
     log: Arc<Log>,
     pub group: Option<Group>,
-    /// [`crate::fault::Planted::ForgottenGroup`].
+    /// Injected fault [`crate::fault::Planted::ForgottenGroup`].
     pub forgets: bool,
     mine: u64,
     over: bool,
@@ -51,18 +52,18 @@ pub(crate) struct WriteTurn {
 }
 
 impl WriteTurn {
-    /// Of a log whose `writing` was set for it, by who waits for `mine`.
+    /// The turn of a log whose `writing` the caller has set, while it waits for the ticket `mine`.
     pub fn new(log: Arc<Log>, mine: u64) -> Self {
         let writes = LogWrites::new(log.clone());
         Self { log, group: None, forgets: false, mine, over: false, writes }
     }
 
-    /// For a write of this turn: the write carries it until the device has ended it (L9).
+    /// A hold for a write of this turn, which owns it until the device has ended it (L9).
     pub fn hold(&self) -> Hold {
         Hold::log(self.writes.clone())
     }
 
-    /// Ends it; `then` takes the group.
+    /// Ends the turn; `then` gets the group.
     pub fn end(mut self, then: impl FnOnce(&mut Ctl, Option<Group>)) {
         self.over = true;
         let mut ctl = self.log.ctl.lock();
@@ -79,14 +80,14 @@ impl Drop for WriteTurn {
         if self.over {
             return;
         }
-        // `writing` stays set until the last write has ended: the drop of `writes` clears it.
+        // `writing` stays set until the last write has ended; then the drop of `writes` clears it.
         self.writes.abandon();
         if self.forgets {
             return;
         }
         let mut ctl = self.log.ctl.lock();
         if let Some(mut group) = self.group.take() {
-            // The segments that it opened stay taken as long as the volume is open.
+            // The segments that it opened stay allocated as long as the volume is open.
             group.opened.clear();
             ctl.groups.push_back(group);
         }
@@ -96,8 +97,8 @@ impl Drop for WriteTurn {
     }
 }
 
-/// The flush turn. If its task is dropped, the turn ends when the device has ended the flush (L7). A
-/// flush that failed counts as failed then; after one that worked the next waiter flushes again.
+/// The flush turn. If its task is dropped, the turn ends when the device has ended the flush (L7).
+/// A failed flush counts as failed then; after a successful one the next waiter flushes again.
 pub(crate) struct FlushTurn {
     log: Arc<Log>,
     mine: u64,
@@ -105,31 +106,31 @@ pub(crate) struct FlushTurn {
     flown: Arc<Mutex<Flown>>,
 }
 
-/// What the device does with the flush of a turn. Locked below `ctl`.
+/// State of the turn's flush at the device. Locked below `ctl`.
 enum Flown {
-    /// It has none, or has ended it well.
+    /// No flush was submitted, or it has succeeded.
     Ground,
     Flying,
-    /// It has one, whose task was dropped.
+    /// A flush is in flight, and its task was dropped.
     Alone,
-    /// It has ended it with an error that the task has not seen yet.
+    /// The flush has failed, and the task has not observed the error yet.
     Failed(Error),
 }
 
 impl FlushTurn {
-    /// Of a log whose `flushing` was set for it, by who waits for `mine`.
+    /// The turn of a log whose `flushing` the caller has set, while it waits for the ticket `mine`.
     pub fn new(log: Arc<Log>, mine: u64) -> Self {
         Self { log, mine, over: false, flown: Arc::new(Mutex::new(Flown::Ground)) }
     }
 
-    /// For a flush that is handed to the device: to be dropped when that is over.
+    /// For a flush that is submitted; it is dropped when the flush has ended.
     pub fn flight(&self) -> Flight {
         *self.flown.lock() = Flown::Flying;
         let failed = Some(Error::new(ErrorKind::Shutdown, "flush", "the device went away"));
         Flight { log: self.log.clone(), flown: self.flown.clone(), failed }
     }
 
-    /// Ends it.
+    /// Ends the turn.
     pub fn end<T>(mut self, then: impl FnOnce(&mut Ctl) -> T) -> T {
         self.over = true;
         let mut ctl = self.log.ctl.lock();
@@ -158,7 +159,7 @@ impl Drop for FlushTurn {
     }
 }
 
-/// A flush that the device has.
+/// A flush in flight.
 pub(crate) struct Flight {
     log: Arc<Log>,
     flown: Arc<Mutex<Flown>>,
@@ -166,7 +167,7 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
-    /// The device has ended the flush: what it says of it.
+    /// Records the result of the flush.
     pub fn note(&mut self, result: &Result<()>) {
         self.failed = result.as_ref().err().cloned();
     }
@@ -174,7 +175,7 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        // The second of the turn and its flush to go ends the turn.
+        // Of the turn and its flush, the one that is dropped last ends the turn.
         let mut ctl = self.log.ctl.lock();
         let mut flown = self.flown.lock();
         let is_alone = matches!(*flown, Flown::Alone);

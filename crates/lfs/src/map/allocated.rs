@@ -1,5 +1,5 @@
-//! What the tree said of blocks that a file overwrites: they are stored, so overwriting them takes no
-//! space for good (P25).
+//! Caches whether blocks that a file overwrites are stored according to the tree: overwriting
+//! stored blocks takes no additional space permanently (P25).
 //!
 //! ```text
 //!   overlay ──knows──▶ yes, no
@@ -7,23 +7,23 @@
 //!      ▼
 //!   the file has no hole ──▶ yes     else ──▶ the tree, for a caller that can wait, and what it said
 //! ```
-//! The answer is a hint. A block that was truncated meanwhile, and is new after all, may take space
-//! that new content leaves to overwrites.
+//! The answer is a hint. If a block was truncated meanwhile, and is in fact new, it may take space
+//! that is reserved for overwrites.
 //!
-//! Lock: that of the remembered ranges, below the state lock; none across a wait.
+//! Lock: that of the cached ranges, below the state lock; none across a wait.
 
 use forebay_base::sync::Mutex;
 use std::ops::Range;
 
-/// Ranges that are remembered: several clients may overwrite one file concurrently.
+/// Most cached ranges: several clients may overwrite one file concurrently.
 const TOLD_MAX: usize = 64;
 
-/// Blocks of one data that the tree was asked for: what of them is stored, the newest last.
+/// Ranges of stored blocks of one data id, the newest last.
 #[derive(Default)]
 pub(crate) struct Told(Mutex<(u64, Vec<Range<u64>>)>);
 
 impl Told {
-    /// The tree said that these blocks are stored.
+    /// Adds ranges that are stored according to the tree.
     pub fn add(&self, data_id: u64, runs: Vec<Range<u64>>) {
         let mut told = self.0.lock();
         if told.0 != data_id {
@@ -35,7 +35,7 @@ impl Told {
         told.1.drain(..over);
     }
 
-    /// For how many blocks from `block` on the tree said so.
+    /// Number of blocks from `block` on that are stored according to the cache.
     pub fn has(&self, data_id: u64, block: u64) -> Option<u64> {
         let told = self.0.lock();
         let found = told.1.iter().find(|range| told.0 == data_id && range.contains(&block))?;
@@ -47,8 +47,8 @@ impl Told {
 mod tests {
     use super::*;
 
-    /// Several who overwrote one file with holes on a full volume took the answer of the tree from each
-    /// other, asked again, and made room each time.
+    /// The story: several clients overwrote one file with holes on a full volume. Each evicted the
+    /// cached answers of the others, asked the tree again, and requested space each time.
     #[test]
     fn p25_what_several_asked_for_is_remembered() {
         let told = Told::default();

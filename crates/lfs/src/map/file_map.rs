@@ -6,7 +6,7 @@
 //!               ▲                  │ the checkpoint failed
 //!               └──────thaw────────┘
 //! ```
-//! Invariants: V13 newer changes hide older ones: `changes` are asked first, then `frozen`, then
+//! Invariants: V13 newer changes hide older ones: lookups consult `changes`, then `frozen`, then
 //! the tree. V14 after a failed checkpoint every change is in `changes`, with its newest content.
 //!
 //! No locks: the volume's state lock covers it.
@@ -21,29 +21,29 @@ use std::sync::Arc;
 /// Changes by data id.
 pub(crate) type Changes = BTreeMap<u64, Overlay>;
 
-/// Bytes that a piece takes in the tree at most, counted for pieces that come back.
+/// Most bytes of a piece in the tree, counted for pieces that are put back.
 const THAWED_ITEM_BYTES: u64 = 600;
 
-/// Changes of content, live and frozen, and what they count for.
+/// Changes of content, live and frozen, with their counts.
 pub(crate) struct FileMap {
     geometry: Geometry,
     changes: Changes,
     frozen: Option<Arc<Changes>>,
     /// Inodes by data id, as far as they are known.
     owners: BTreeMap<u64, u64>,
-    /// Data ids below may be in the tree, or frozen.
+    /// Data ids below this one may be in the tree, or frozen.
     tree_data_ids: u64,
-    /// Pieces since the last freeze, and the bytes that they take in the tree, about.
+    /// Number of pieces since the last freeze, and their approximate bytes in the tree.
     change_count: u64,
     tree_bytes: u64,
     /// Content that got its address since the last freeze, bytes.
     fresh_bytes: u64,
-    /// The same of what a checkpoint is merging.
+    /// `fresh_bytes` of the changes that a checkpoint is merging.
     frozen_fresh_bytes: u64,
 }
 
 impl FileMap {
-    /// Without changes.
+    /// An empty map.
     pub fn new(geometry: Geometry) -> Self {
         Self {
             geometry,
@@ -62,7 +62,7 @@ impl FileMap {
         u64::from(self.geometry.block_bytes())
     }
 
-    /// Data ids below this may be in the tree.
+    /// Sets the data id below which content may be in the tree.
     pub fn set_tree_data_ids(&mut self, end: u64) {
         self.tree_data_ids = end;
     }
@@ -72,7 +72,7 @@ impl FileMap {
         data_id < self.tree_data_ids
     }
 
-    /// The inode of some data is known.
+    /// Records the inode of a data id.
     pub fn set_owner(&mut self, data_id: u64, ino: u64) {
         self.owners.insert(data_id, ino);
         if let Some(overlay) = self.changes.get_mut(&data_id) {
@@ -80,18 +80,18 @@ impl FileMap {
         }
     }
 
-    /// The inode of some data left memory.
+    /// Removes the inode of a data id, which left memory.
     pub fn forget_owner(&mut self, data_id: u64) {
         self.owners.remove(&data_id);
     }
 
-    /// The content of some data is gone; the caller says so to the tree.
+    /// Drops the changes of a data id; the caller records the removal for the tree.
     pub fn drop_data(&mut self, data_id: u64) {
         self.owners.remove(&data_id);
         self.changes.remove(&data_id);
     }
 
-    /// A piece of content, or a hole, is at `block` from now on.
+    /// Records a piece of content, or a hole, at `block`.
     pub fn put(&mut self, data_id: u64, block: u64, piece: &Piece) {
         let block_bytes = self.block_bytes();
         let stored = if piece.at == Where::Hole { 0 } else { piece.blocks };
@@ -107,7 +107,7 @@ impl FileMap {
         overlay.owner = self.owners.get(&data_id).copied().unwrap_or(overlay.owner);
     }
 
-    /// All of some data is a hole from now on, because no inode has it any more.
+    /// Records that all content of a data id is a hole, because no inode has it any more.
     pub fn put_dead(&mut self, data_id: u64, hole: &Piece) {
         self.put(data_id, 0, hole);
         if let Some(overlay) = self.changes.get_mut(&data_id) {
@@ -115,13 +115,13 @@ impl FileMap {
         }
     }
 
-    /// Content that was staged for these blocks is in a durable record at `at`.
+    /// Records that content staged for these blocks is in a durable record at `at`.
     pub fn resolve(&mut self, data_id: u64, blocks: &Range<u64>, staged: &Range<u64>, at: Place) {
         if let Some(overlay) = self.changes.get_mut(&data_id) {
             overlay.resolve(blocks, staged, at);
         }
         if let Some(frozen) = &mut self.frozen
-            // A checkpoint may be reading it: it is copied only if it has to be.
+            // A checkpoint may be reading it, so it is copied only if it has to be changed.
             && frozen.get(&data_id).is_some_and(|overlay| overlay.waits_for(blocks, staged))
             && let Some(overlay) = Arc::make_mut(frozen).get_mut(&data_id)
         {
@@ -129,7 +129,7 @@ impl FileMap {
         }
     }
 
-    /// Content at an address was written again, and has these sums now.
+    /// Records new sums for content at an address that was written again.
     pub fn renew(&mut self, data_id: u64, at: Place, sums: &Arc<[u32]>) {
         let block_bytes = self.block_bytes();
         if let Some(overlay) = self.changes.get_mut(&data_id) {
@@ -143,7 +143,8 @@ impl FileMap {
         }
     }
 
-    /// The piece that begins at a block, or for how many blocks the tree has to be asked (V13).
+    /// The piece that begins at a block, or the number of blocks for which the tree has to be read
+    /// (V13).
     pub fn known(&self, data_id: u64, block: u64) -> Result<Piece, u64> {
         let block_bytes = self.block_bytes();
         let look_up = |changes: &Changes| match changes.get(&data_id) {
@@ -160,7 +161,7 @@ impl FileMap {
         }
     }
 
-    /// Of a range of blocks, the parts for which no change younger than `birth` is known (S15).
+    /// The parts of a block range for which no change younger than `birth` is known (S15).
     pub fn older(&self, data_id: u64, range: Range<u64>, birth: u64) -> Vec<Range<u64>> {
         let block_bytes = self.block_bytes();
         let mut overlays = self.overlays(data_id);
@@ -202,33 +203,33 @@ impl FileMap {
         &self.changes
     }
 
-    /// Changes that a checkpoint is merging, or has merged while a reservation may still ask for
-    /// them.
+    /// Changes that a checkpoint is merging, or has merged while a reservation may still look them
+    /// up.
     pub fn frozen(&self) -> Option<&Arc<Changes>> {
         self.frozen.as_ref()
     }
 
-    /// Pieces since the last freeze.
+    /// Number of pieces since the last freeze.
     pub fn change_count(&self) -> u64 {
         self.change_count
     }
 
-    /// Bytes that they take in the tree, about.
+    /// The approximate bytes in the tree of the pieces since the last freeze.
     pub fn tree_bytes(&self) -> u64 {
         self.tree_bytes
     }
 
-    /// Content whose address no durable checkpoint has, bytes.
+    /// Content whose address is in no durable checkpoint, bytes.
     pub fn fresh_bytes(&self) -> u64 {
         self.fresh_bytes + self.frozen_fresh_bytes
     }
 
-    /// So many bytes were moved, and are no new content.
+    /// Subtracts bytes that were moved, and are not new content.
     pub fn uncount_fresh(&mut self, bytes: u64) {
         self.fresh_bytes = self.fresh_bytes.saturating_sub(bytes);
     }
 
-    /// A checkpoint takes the changes. `next_data_id`: of the next file.
+    /// A checkpoint takes the changes. `next_data_id`: the id of the next file.
     pub fn freeze(&mut self, next_data_id: u64) {
         debug_assert!(self.frozen.is_none(), "H14: one at a time");
         self.frozen = Some(Arc::new(std::mem::take(&mut self.changes)));
@@ -237,7 +238,7 @@ impl FileMap {
         self.tree_data_ids = next_data_id;
     }
 
-    /// The checkpoint failed: its changes go back below those made since (V14).
+    /// Puts the changes of a failed checkpoint back below newer ones (V14).
     pub fn thaw(&mut self) {
         let Some(frozen) = self.frozen.take() else { return };
         let block_bytes = self.block_bytes();
@@ -255,12 +256,13 @@ impl FileMap {
         self.changes = changes;
     }
 
-    /// The tree has what was frozen. It can be asked until [`Self::drop_frozen`].
+    /// Records that the tree has the frozen changes. They are looked up until
+    /// [`Self::drop_frozen`].
     pub fn note_merged(&mut self) {
         self.frozen_fresh_bytes = 0;
     }
 
-    /// Nothing asks for what was merged any more.
+    /// Drops the merged changes, which no reservation looks up any more.
     pub fn drop_frozen(&mut self) {
         self.frozen = None;
     }
@@ -282,7 +284,7 @@ mod tests {
         }
     }
 
-    /// V13, V14: newer changes hide frozen ones, before and after a checkpoint that failed.
+    /// V13, V14: newer changes hide frozen ones, also after a failed checkpoint.
     #[test]
     fn file_map_failed_checkpoint_keeps_newest_content() {
         let mut map = FileMap::new(Geometry::with_segment_shift(20));
@@ -299,7 +301,7 @@ mod tests {
         assert!(!map.is_frozen(5) && map.frozen().is_none());
     }
 
-    /// Merged changes are no new content, and are asked for until they are dropped.
+    /// Merged changes are not new content, and are looked up until they are dropped.
     #[test]
     fn file_map_merged_changes_stay_until_dropped() {
         let mut map = FileMap::new(Geometry::with_segment_shift(20));

@@ -1,4 +1,4 @@
-//! Where a block is, as the tree has it.
+//! Looks up blocks in the tree.
 //!
 //! No locks.
 
@@ -17,15 +17,15 @@ use std::sync::Arc;
 /// Keeps a place readable.
 pub(crate) type Pin = Arc<dyn Any + Send + Sync>;
 
-/// What is known without a wait.
+/// Result of a lookup without a wait.
 pub(crate) enum Known {
     Piece(Piece, Option<Pin>),
-    /// Of so many blocks the tree knows, and this is its root.
+    /// The tree has to be read for this number of blocks; its root.
     Tree(u64, TreeRoot),
 }
 
-/// The piece that begins at `block` as a tree has it, whatever has changed since; `order` speeds up
-/// a caller that asks in the order of keys.
+/// The piece that begins at `block` according to a tree, without later changes. `order` speeds up
+/// lookups in order of keys.
 pub(crate) async fn piece_in_order(
     tree: &Tree,
     root: &TreeRoot,
@@ -51,7 +51,7 @@ pub(crate) async fn piece_in_order(
     Ok(Piece::hole(upto - block, 0))
 }
 
-/// The part of an extent from `block` on, if it has that.
+/// The part of an extent from `block` on, if it contains that.
 fn decode(geometry: &Geometry, found: &Found, data_id: u64, block: u64) -> Result<Option<Piece>> {
     let (Key::Extent(id, first), Item::Extent(extent)) = found.decode(geometry)? else {
         return Ok(None);

@@ -1,11 +1,12 @@
-//! What is known of a file's content since the last checkpoint: an interval map from blocks to where they
-//! are. It answers before the tree does.
+//! The changes of a file's content since the last checkpoint: an interval map from blocks to
+//! places. It is consulted before the tree.
 //!
-//! Invariants: V1 pieces do not overlap; what no piece covers is not known here. V2 a hole is a piece: what
-//! was cut off or punched stays so, whatever older is heard of later. V3 where pieces overlap, the one with
-//! the higher birth is kept, and of two with the same birth the later one: what a record says twice it says
-//! the same. V4 a block that was written on its own takes [`ONE_BYTES`] beside its number, and no memory of
-//! its own: of random writes there are as many as the memory for changes holds.
+//! Invariants: V1 pieces do not overlap; blocks without a piece are not known here. V2 a hole is a
+//! piece: truncated or punched blocks stay so, whatever older content is recorded later. V3 where
+//! pieces overlap, the one with the higher birth is kept; of two with the same birth the later one,
+//! which has the same content. V4 a block that was written separately takes [`ONE_BYTES`] in
+//! addition to its number, and no allocation of its own: random writes produce as many of them as
+//! fit into the memory for changes.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -14,30 +15,30 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Where blocks are.
+/// Where blocks are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Where {
     /// Nowhere: they read as zeros.
     Hole,
     /// From this place on.
     Run(Place),
-    /// In a record that is not durable yet: from this byte of the staging area on.
+    /// In a record that is not durable yet: from this offset of the staging area on.
     Staged(u64),
 }
 
 /// Sums of consecutive blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Sums {
-    /// None are kept.
+    /// The volume has no sums.
     None,
-    /// Of one block.
+    /// The checksum of one block.
     One(u32),
-    /// Those of a run that the blocks are a part of, and the number of the first one's.
+    /// Sums of the run that contains the blocks, and the index of the first block in it.
     Run(Arc<[u32]>, usize),
 }
 
 impl Sums {
-    /// Of so many blocks, or none.
+    /// Sums of `blocks` blocks, or none.
     pub fn of(mut sums: impl Iterator<Item = u32>, blocks: u64) -> Self {
         match sums.next() {
             None => Self::None,
@@ -55,16 +56,16 @@ impl Sums {
     }
 }
 
-/// Consecutive blocks of one origin.
+/// Consecutive blocks that were written together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// How many.
+    /// Number of blocks.
     pub blocks: u64,
-    /// When their content was fixed.
+    /// Sequence at which their content was captured.
     pub birth: u64,
-    /// Where they are.
+    /// Where they are stored.
     pub at: Where,
-    /// Their sums.
+    /// The checksums of these blocks.
     pub sums: Sums,
 }
 
@@ -74,7 +75,7 @@ impl Piece {
         Self { blocks, birth, at: Where::Hole, sums: Sums::None }
     }
 
-    /// The blocks from `skip` on, `blocks` of them.
+    /// `blocks` blocks from `skip` on.
     pub fn part(&self, skip: u64, blocks: u64, block_bytes: u64) -> Self {
         let bytes = skip * block_bytes;
         let at = match self.at {
@@ -85,7 +86,8 @@ impl Piece {
         Self { blocks, birth: self.birth, at, sums: self.sums.part(skip, blocks) }
     }
 
-    /// The number of the first block in the run at `at`, which has these sums; none: it lies elsewhere.
+    /// Index of the first block in the run at `at` with these sums; `None`: the piece is not in
+    /// that run.
     fn first_of(&self, at: Place, sums: &[u32], block_bytes: u64) -> Option<usize> {
         let Where::Run(place) = self.at else { return None };
         let skip = place.offset.checked_sub(at.offset).filter(|_| place.segment == at.segment)?;
@@ -93,7 +95,7 @@ impl Piece {
         (first + self.blocks as usize <= sums.len()).then_some(first)
     }
 
-    /// Their sums.
+    /// The checksums of these blocks.
     pub fn own_sums(&self) -> &[u32] {
         match &self.sums {
             Sums::None => &[],
@@ -102,19 +104,19 @@ impl Piece {
         }
     }
 
-    /// They are among these, from `first` on, now.
+    /// Replaces their sums by a part of these, from `first` on.
     fn renew(&mut self, sums: &Arc<[u32]>, first: usize) {
         self.sums = Sums::Run(sums.clone(), first).part(0, self.blocks);
     }
 }
 
-/// Bytes of a piece as it is kept (V4).
+/// Memory of a piece with one block, bytes (V4).
 const ONE_BYTES: usize = 24;
 
-/// A piece as it is kept.
+/// A piece in its compact form.
 #[derive(Debug, Clone)]
 enum Kept {
-    /// A block with a place.
+    /// One block with a place.
     One {
         birth: u64,
         place: Place,
@@ -177,18 +179,18 @@ impl Kept {
     }
 }
 
-/// See the module.
+/// The changes of one data id.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Overlay {
     pieces: BTreeMap<u64, Kept>,
-    /// Whose content it is, if that is known: 0 if not.
+    /// The inode that has the content; 0 if it is not known.
     pub owner: u64,
-    /// No inode has it any more, so no inode says what of it is stored.
+    /// No inode has the content any more, so no inode counts its stored bytes.
     pub is_dead: bool,
 }
 
 impl Overlay {
-    /// The piece that holds `block`, from `block` on; or how many blocks from there on are not known.
+    /// The piece from `block` on, if it is known; or the number of unknown blocks from there on.
     pub fn look_up(&self, block: u64, block_bytes: u64) -> Result<Piece, u64> {
         if let Some((start, piece)) = self.pieces.range(..=block).next_back()
             && start + piece.blocks() > block
@@ -203,16 +205,17 @@ impl Overlay {
         Err(next - block)
     }
 
-    /// The piece that holds `block`.
+    /// The piece that contains `block`.
     fn around(&mut self, block: u64) -> Option<&mut Kept> {
         let (start, kept) = self.pieces.range_mut(..=block).next_back()?;
         (start + kept.blocks() > block).then_some(kept)
     }
 
-    /// Puts a piece at `block`, as far as nothing younger is there (V3).
+    /// Adds a piece at `block`, except where younger pieces are (V3).
     pub fn insert(&mut self, block: u64, piece: &Piece, block_bytes: u64) {
         if piece.blocks == 1 {
-            // Most are, of random writes: one look instead of one for each question.
+            // Most pieces of random writes have one block: this needs one search instead of
+            // several.
             match self.around(block) {
                 Some(there) if there.birth() > piece.birth => return,
                 Some(there) if there.blocks() == 1 => {
@@ -243,7 +246,7 @@ impl Overlay {
         }
     }
 
-    /// Takes out what is known of a range.
+    /// Removes the pieces in a range.
     fn clear(&mut self, range: Range<u64>, block_bytes: u64) {
         let before = self.pieces.range(..range.start).next_back().map(|(start, _)| *start);
         let inside = self.pieces.range(range.clone()).map(|(start, _)| *start);
@@ -265,13 +268,13 @@ impl Overlay {
         }
     }
 
-    /// Something younger than `birth` is known of a block.
+    /// Whether a block has a piece younger than `birth`.
     pub fn is_younger(&self, block: u64, birth: u64) -> bool {
         let before = self.pieces.range(..=block).next_back();
         before.is_some_and(|(start, kept)| start + kept.blocks() > block && kept.birth() > birth)
     }
 
-    /// Of a range, what nothing younger than `birth` is known of.
+    /// The parts of a range without a piece younger than `birth`.
     pub fn older(&self, range: Range<u64>, birth: u64, block_bytes: u64) -> Vec<Range<u64>> {
         let (mut older, mut at): (Vec<Range<u64>>, u64) = (Vec::new(), range.start);
         while at < range.end {
@@ -290,18 +293,18 @@ impl Overlay {
         older
     }
 
-    /// Something of it is staged.
+    /// Whether a piece is staged.
     pub fn is_staged(&self) -> bool {
         self.pieces.values().any(|piece| matches!(piece.at(), Where::Staged(_)))
     }
 
-    /// Something of these blocks is staged there.
+    /// Whether a piece of these blocks is in that part of the staging area.
     pub fn waits_for(&self, blocks: &Range<u64>, staged: &Range<u64>) -> bool {
         let mut there = self.pieces.range(blocks.clone()).map(|(_, piece)| piece.at());
         there.any(|at| matches!(at, Where::Staged(at) if staged.contains(&at)))
     }
 
-    /// What `newer` knows, before what is known here.
+    /// Adds the pieces of `newer` over these.
     pub fn put_over(&mut self, newer: &Self, block_bytes: u64) {
         for (block, piece) in newer.pieces() {
             self.clear(block..block.saturating_add(piece.blocks), block_bytes);
@@ -309,7 +312,7 @@ impl Overlay {
         }
     }
 
-    /// What was staged in `staged` for these blocks is at `place` now.
+    /// Records that staged content of these blocks is at `place` now.
     pub fn resolve(&mut self, blocks: &Range<u64>, staged: &Range<u64>, place: Place) {
         for piece in self.pieces.range_mut(blocks.clone()).map(|(_, piece)| piece) {
             if let Where::Staged(at) = piece.at()
@@ -321,7 +324,7 @@ impl Overlay {
         }
     }
 
-    /// Pieces of the run at `at` get other sums: its blocks were written again.
+    /// Replaces the sums of pieces in the run at `at`, whose blocks were written again.
     pub fn renew(&mut self, at: Place, sums: &Arc<[u32]>, block_bytes: u64) {
         for kept in self.pieces.values_mut() {
             if let Some(first) = kept.piece().first_of(at, sums, block_bytes) {
@@ -330,7 +333,7 @@ impl Overlay {
         }
     }
 
-    /// Whether some piece of the run at `at` has other sums.
+    /// Whether a piece of the run at `at` has other sums.
     pub fn is_older(&self, at: Place, sums: &Arc<[u32]>, block_bytes: u64) -> bool {
         self.pieces.values().map(Kept::piece).any(|piece| {
             let first = piece.first_of(at, sums, block_bytes);
@@ -340,17 +343,17 @@ impl Overlay {
         })
     }
 
-    /// All pieces, by their first block.
+    /// All pieces, in order of their first blocks.
     pub fn pieces(&self) -> impl Iterator<Item = (u64, Piece)> {
         self.pieces.iter().map(|(start, piece)| (*start, piece.piece()))
     }
 
-    /// How many pieces there are.
+    /// Number of pieces.
     pub fn count(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Blocks that are somewhere.
+    /// Number of blocks that are not holes.
     pub fn stored_blocks(&self) -> u64 {
         let stored = self.pieces.values().filter(|piece| piece.at() != Where::Hole);
         stored.map(Kept::blocks).sum()
@@ -364,7 +367,7 @@ mod tests {
 
     const BLOCK: u64 = 512;
 
-    /// V1 to V3, and I14, against an array, in any order of arrival.
+    /// V1 to V3, and I14, compared with an array, for any order of arrival.
     #[test]
     fn v1_v2_v3_like_an_array() {
         for seed in 0..200u64 {

@@ -1,46 +1,46 @@
-//! Content of closed files that stays in the cache: which mapping a file had, so that whoever opens it next
-//! goes on with that, and finds there what the cache has kept.
+//! Retained mappings of closed files: the cache mapping that a file had, so that the next open
+//! continues with its cached folios.
 //!
 //! ```text
 //!   open ──last opener goes──▶ lingering ──owes nothing──▶ left ──opened──▶ open, the same mapping
 //!                                                            ├──its last folio goes──▶ forgotten
 //!                                                            └──its inode goes──▶ its folios go, too
 //! ```
-//! Invariants: Y11 what is left of a file is its content: only one that owes nothing and has no error to tell
-//! is left, and it is found again only with the data and the size that it was left with. Y12 of a file that
-//! is removed, or whose volume is let go of, nothing is left. Y13 files of which nothing is in the cache
-//! any more are forgotten before they are more than half of the others.
+//! Invariants: Y11 a mapping is retained only if the file has nothing unwritten and no error to
+//! report; it is found again only with the same data id and size. Y12 of a removed file, and of a
+//! closed volume, nothing is retained. Y13 mappings without cached folios are removed before they
+//! are more than half of the number of the others.
 //!
 //! No locks: the volume's state lock covers it.
 
 use std::collections::BTreeMap;
 
-/// Files that are looked at whenever one is left (Y13).
+/// Entries that are checked whenever one is added (Y13).
 const LOOKS: usize = 3;
 
-/// A file without a mapping whose folios may be in the cache.
+/// A closed file whose folios may be in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RetainedMapping {
-    /// Number that its mapping had.
+    /// Number of its mapping.
     pub mapping: u32,
-    /// Its data then.
+    /// The data id of the file at the close.
     pub data_id: u64,
-    /// Its size then, bytes.
+    /// The size of the file at the close, bytes.
     pub size: u64,
 }
 
-/// See the module.
+/// The retained mappings of closed files.
 #[derive(Debug, Default)]
 pub(crate) struct RetainedMappings {
     files: BTreeMap<u64, RetainedMapping>,
-    /// Which one is looked at next.
+    /// The entry that is checked next.
     hand: u64,
-    /// Numbers of mappings of files that were removed: their folios are to go (Y12).
+    /// Mappings of removed files, whose folios have to be dropped (Y12).
     removed: Vec<u32>,
 }
 
 impl RetainedMappings {
-    /// A file is left like this. `known`: whether a mapping has anything in the cache.
+    /// Adds the mapping of a closed file. `known`: whether a mapping has cached folios.
     pub fn put(&mut self, ino: u64, file: RetainedMapping, known: impl Fn(u32) -> bool) {
         self.files.insert(ino, file);
         for _ in 0..LOOKS.min(self.files.len()) {
@@ -54,22 +54,22 @@ impl RetainedMappings {
         }
     }
 
-    /// The file is opened.
+    /// Removes and returns the mapping of a file that is opened.
     pub fn take(&mut self, ino: u64) -> Option<RetainedMapping> {
         self.files.remove(&ino)
     }
 
-    /// The inode is removed.
+    /// Removes the mapping of a file that is removed.
     pub fn remove(&mut self, ino: u64) {
         self.removed.extend(self.files.remove(&ino).map(|file| file.mapping));
     }
 
-    /// Mappings whose folios are to go.
+    /// Mappings whose folios have to be dropped.
     pub fn take_removed(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.removed)
     }
 
-    /// The volume is let go of: all mappings.
+    /// Removes all mappings, because the volume is closed.
     pub fn take_all(&mut self) -> Vec<u32> {
         let all = std::mem::take(&mut self.files);
         let mut all: Vec<u32> = all.into_values().map(|file| file.mapping).collect();
@@ -77,7 +77,7 @@ impl RetainedMappings {
         all
     }
 
-    /// Files.
+    /// Number of files.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.files.len()
@@ -88,13 +88,13 @@ impl RetainedMappings {
 mod tests {
     use super::*;
 
-    /// A million files were closed, and of a few there was something in the cache.
+    /// The story: a million files were closed, few of which had cached folios.
     #[test]
     fn y13_files_of_which_nothing_is_cached_are_forgotten() {
         let mut left = RetainedMappings::default();
         for ino in 1..=50_000u64 {
             let file = RetainedMapping { mapping: ino as u32, data_id: ino, size: 1 };
-            // The thousand that were closed last.
+            // Only the thousand last closed files have cached folios.
             left.put(ino, file, |mapping| u64::from(mapping) + 1000 > ino);
             assert!(left.len() < 1600, "Y13: {} of 1000", left.len());
         }

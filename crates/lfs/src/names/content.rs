@@ -1,33 +1,34 @@
-//! The cached content that an inode in memory holds, and which closed files still have write-back to
-//! do.
+//! The cached content of an inode in memory, and the closed files with pending write-back.
 //!
 //! No locks: the volume's state lock covers it.
 
 use crate::names::closed::RetainedMapping;
+use crate::names::open_times::OpenTimes;
 use forebay_iomap::{Handle, MapOps, MappedFile};
 use forebay_vfs::Ino;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// See the module.
+/// The cached content of an inode.
 pub(crate) struct Content {
     pub file: Arc<MappedFile>,
-    /// The volume's own handle: which errors a sync of the whole volume has reported.
+    /// The volume's own handle, which keeps track of errors that a sync of the volume has reported.
     pub handle: Handle,
     /// The map below `file`.
     pub ops: Arc<dyn MapOps>,
     /// The inode.
     pub ino: Ino,
+    pub times: OpenTimes,
 }
 
 impl Content {
-    /// Whether it can be dropped with its mapping: nothing is left to write, and no task uses it.
+    /// Whether it can be dropped with its mapping: it has nothing to write, and no task uses it.
     pub fn may_go(self: &Arc<Self>) -> bool {
         self.file.mapping.is_settled() && Arc::strong_count(self) == 1 && self.file.is_alone()
     }
 
-    /// Retains the cached folios as the content of `data_id` (closed.Y11). None: there are none, or an
-    /// error has to be reported first.
+    /// Retains the cached folios as the content of `data_id` (closed.Y11). `None`: there are none,
+    /// or an error has to be reported first.
     pub fn leave(&self, data_id: u64) -> Option<RetainedMapping> {
         let (file, mapping) = (&self.file, &self.file.mapping);
         let fails = mapping.unreported().is_some() || mapping.sticky.lock().is_some();
@@ -60,22 +61,22 @@ impl PendingWriteBack {
         self.inos.contains(&ino)
     }
 
-    /// Removes a file that has none any more.
+    /// Removes a file whose write-back has ended.
     pub fn remove(&mut self, ino: u64) {
         self.inos.remove(&ino);
     }
 
-    /// The one at the hand, which moves on.
+    /// The file at the clock hand, which advances.
     fn next(&mut self) -> Option<u64> {
         let ino = *self.inos.range(self.hand..).next().or_else(|| self.inos.first())?;
         self.hand = ino + 1;
         Some(ino)
     }
 
-    /// Looks at up to `most` of `whole`'s but `besides`, each once; `look` says whether one goes. Where not
-    /// all are asked for, the second that stays is the last. Not the first: one file is closed for each
-    /// round, as a rule the one with the highest number, and the hand would keep step with it and never come
-    /// round.
+    /// Inspects up to `most` files of `whole` except `besides`, each once; `look` returns whether
+    /// to remove one. If fewer than all are inspected, the second file that stays ends the round.
+    /// Not the first one: usually each round closes one file, with the highest number. The hand
+    /// would keep pace with that, and never return to the others.
     pub fn look_round<S>(
         whole: &mut S,
         of: impl Fn(&mut S) -> &mut Self,
@@ -108,13 +109,13 @@ pub(crate) const AT_ONCE: usize = 4;
 mod tests {
     use super::*;
 
-    /// The story: with a hundred thousand files that were written and closed, whoever closed another looked
-    /// at all of them.
+    /// The story: with a hundred thousand files that were written and closed, each close inspected
+    /// all of them.
     #[test]
     fn who_closes_a_file_looks_at_few_others_and_all_come_round() {
         let mut lingering = PendingWriteBack::default();
         (0..100).for_each(|ino| lingering.insert(2 * ino));
-        // Of these what goes, and who is looked at.
+        // Inspects files; returns those that are removed, and those that are inspected.
         let round = |all: &mut PendingWriteBack, besides, most, goes: &dyn Fn(u64) -> bool| {
             let mut seen = Vec::new();
             let look = |_: &mut PendingWriteBack, ino| {
@@ -138,14 +139,14 @@ mod tests {
         assert!(!lingering.contains(12) && lingering.contains(14));
     }
 
-    /// Whoever writes and closes one file after the other, each number above the last: the hand went along
-    /// with the newest, and nobody else was ever looked at.
+    /// The story: a program wrote and closed files with ascending numbers. The hand advanced with
+    /// the newest file, and no other file was ever inspected.
     #[test]
     fn what_owes_nothing_goes_though_a_higher_one_is_closed_each_time() {
         let mut lingering = PendingWriteBack::default();
         for newest in 0..1000 {
             lingering.insert(newest);
-            // The ten that were closed last owe still.
+            // The ten last closed files still have pending write-back.
             let look = |_: &mut PendingWriteBack, ino| ino + 10 < newest;
             PendingWriteBack::look_round(&mut lingering, |all| all, Some(newest), AT_ONCE, look);
             assert!(lingering.inos.len() < 40, "{} linger", lingering.inos.len());

@@ -1,9 +1,10 @@
 //! Entries of a directory in memory: some or all of them, by cookie.
 //!
-//! Invariants: C11 a cookie is the name's hash and a number that tells names of one hash apart; it stays as
-//! long as the entry, also when the entry's inode is replaced, and it is in the log: replay makes no choice.
-//! C12 what is here is so; of a cookie that is `known`, there is no entry if none is here. C13 what is let go
-//! is not known any more; what was loaded since somebody began to wait for it is not let go.
+//! Invariants: C11 a cookie consists of the name's hash and a number that distinguishes names of
+//! equal hash. It stays as long as the entry, also when the entry's inode is replaced, and it is in
+//! the log, so that replay makes no choice. C12 an entry in memory is valid; a cookie that is
+//! `known` and has no entry in memory does not exist. C13 evicted cookies are not known any more;
+//! cookies that were loaded after a task began to wait for them are not evicted.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -15,43 +16,43 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry::Vacant;
 use std::ops::Range;
 
-/// What an entry says of its inode.
+/// The inode of an entry, with its type.
 pub(crate) type Child = (u64, FileType);
 
-/// Behind the last cookie.
+/// Above the highest cookie.
 pub(crate) const COOKIES_END: u64 = 1 << 63;
-/// What an entry takes beside its name, and a range of known cookies, bytes, about.
+/// Approximate memory of an entry in addition to its name, with a range of known cookies, bytes.
 const ENTRY_BYTES: usize = 96;
 
-/// See the module.
+/// Entries of a directory in memory.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Directory {
     /// By cookie.
     entries: BTreeMap<u64, (Box<[u8]>, Child)>,
     known: RangeSet,
-    /// What was loaded, and when.
+    /// Loaded ranges, with their times.
     loads: Vec<(u64, Range<u64>)>,
     bytes: usize,
-    /// From where on entries are let go next.
+    /// Eviction continues from this cookie on.
     hand: u64,
-    /// Times that something was loaded since something was let go.
+    /// Number of loads since the last eviction.
     load_count: u32,
 }
 
-/// The cookies that a name may have.
+/// The cookies that names of this hash may have.
 fn cookies_of(hash: NameHash) -> Range<u64> {
     Cookie::new(hash, 0).to_u64()..Cookie::new(hash, u16::MAX).to_u64() + 1
 }
 
 impl Directory {
-    /// A new one: nothing is in it.
+    /// A new directory, which is known to be empty.
     pub fn empty() -> Self {
         let mut dir = Self::default();
         dir.known.insert(0..COOKIES_END);
         dir
     }
 
-    /// Bytes that its entries take, about.
+    /// Approximate memory of its entries, bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -60,7 +61,7 @@ impl Directory {
         cookies.is_empty() || self.known.within(cookies.clone()).next().as_ref() == Some(cookies)
     }
 
-    /// Cookie and inode of a name; none: it is not known.
+    /// Cookie and inode of a name. The outer `None`: it has to be loaded.
     pub fn get(&self, name: &[u8], hash: NameHash) -> Option<Option<(Cookie, Child)>> {
         let mut same = self.entries.range(cookies_of(hash));
         let found = same.find(|(_, (there, _))| **there == *name);
@@ -70,7 +71,8 @@ impl Directory {
         }
     }
 
-    /// The cookie for a new entry: `NoSpace` if too many names have its hash. None: it is not known.
+    /// The cookie for a new entry: `NoSpace` if too many names have its hash. `None`: it has to be
+    /// loaded.
     pub fn cookie_for(&self, hash: NameHash) -> Option<Result<Cookie>> {
         if !self.knows(&cookies_of(hash)) {
             return None;
@@ -82,14 +84,14 @@ impl Directory {
         Some(u16::try_from(taken).map(|nth| Cookie::new(hash, nth)).map_err(|_| full()))
     }
 
-    /// Puts an entry.
+    /// Adds an entry.
     pub fn set(&mut self, cookie: Cookie, name: &[u8], child: Child) {
         self.forget(cookie.to_u64());
         self.bytes += ENTRY_BYTES + name.len();
         self.entries.insert(cookie.to_u64(), (name.into(), child));
     }
 
-    /// Puts one that was loaded, unless it is here.
+    /// Adds a loaded entry, unless it is in memory already.
     pub fn load(&mut self, cookie: Cookie, name: &[u8], child: Child) {
         if let Vacant(place) = self.entries.entry(cookie.to_u64()) {
             place.insert((name.into(), child));
@@ -97,7 +99,7 @@ impl Directory {
         }
     }
 
-    /// Takes an entry out.
+    /// Removes an entry.
     pub fn remove(&mut self, cookie: Cookie) {
         self.forget(cookie.to_u64());
     }
@@ -108,7 +110,8 @@ impl Directory {
         }
     }
 
-    /// All entries of some cookies are here now. What was loaded before `kept_from` nobody waits for.
+    /// Records that all entries of these cookies are in memory. No task waits for loads before
+    /// `kept_from`.
     pub fn loaded(&mut self, cookies: Range<u64>, when: u64, kept_from: u64) {
         self.loads.retain(|(when, _)| *when >= kept_from);
         self.known.insert(cookies.clone());
@@ -116,18 +119,18 @@ impl Directory {
         self.load_count = self.load_count.saturating_add(1);
     }
 
-    /// The first cookie behind those that names of this hash may have that is known.
+    /// The first known cookie after those of this hash.
     pub fn known_behind(&self, hash: NameHash) -> Option<Cookie> {
         self.known.next_from(cookies_of(hash).end).and_then(Cookie::from_u64)
     }
 
-    /// How often something was loaded since something was let go.
+    /// Number of loads since the last eviction.
     pub fn load_count(&self) -> u32 {
         self.load_count
     }
 
-    /// Lets about `most` entries go, and what is known about them. What was loaded at `kept_from` or later
-    /// stays (C13). Bytes that it takes less.
+    /// Evicts about `most` entries, with the knowledge about them, except loads at `kept_from` or
+    /// later (C13). Returns the freed bytes.
     pub fn let_go(&mut self, most: usize, kept_from: u64) -> usize {
         self.loads.retain(|(when, _)| *when >= kept_from);
         self.load_count = 0;
@@ -147,7 +150,7 @@ impl Directory {
         before - self.bytes
     }
 
-    /// Takes entries out: those at the front, as is the rule, all together.
+    /// Removes entries; those at the front, the usual case, in one step.
     fn take_out(&mut self, cookies: &Range<u64>) {
         if self.entries.range(..cookies.start).next().is_none() {
             let behind = self.entries.split_off(&cookies.end);
@@ -159,12 +162,13 @@ impl Directory {
         }
     }
 
-    /// Nothing is here, nor known.
+    /// Whether nothing is in memory or known.
     pub fn is_vacant(&self) -> bool {
         self.entries.is_empty() && self.known.is_empty()
     }
 
-    /// Up to `max` entries behind the cookie `after`: cookie, name, inode. None: not all of them are known.
+    /// Up to `max` entries after the cookie `after`: cookie, name, inode. `None`: some have to be
+    /// loaded.
     pub fn list<'a>(
         &'a self,
         after: u64,
@@ -188,7 +192,7 @@ mod tests {
         NameHash::new(&[7; 16], name)
     }
 
-    /// C11: a cookie stays with its entry, and a gap is filled again.
+    /// C11: a cookie stays with its entry, and a free cookie is used again.
     #[test]
     fn c11_cookies_stay() {
         let mut dir = Directory::empty();
@@ -206,7 +210,7 @@ mod tests {
         assert_eq!((dir.bytes(), dir.get(b"a", hash(b"a"))), (0, Some(None)));
     }
 
-    /// C12, C13: what is let go is not known, what somebody waits for stays.
+    /// C12, C13: evicted cookies are not known, and cookies for which a task waits stay.
     #[test]
     fn c12_c13_what_is_let_go_is_not_known() {
         let mut dir = Directory::empty();

@@ -1,14 +1,14 @@
-//! What of names and attributes stays in memory: within a bound of bytes, by the clock rule.
+//! The cache of names and attributes: bounded in bytes, evicted by the clock algorithm.
 //!
 //! ```text
-//!   made, loaded ──▶ ring ──hand──▶ looked at since? ──▶ once more
-//!                      ▲              open, owes something, just loaded for a waiter? ──▶ stays
+//!   made, loaded ──▶ ring ──hand──▶ used since? ──▶ kept for a round
+//!                      ▲              open, has new times, just loaded for a waiter? ──▶ stays
 //!                      └── stays ──── else it goes; of a large directory some entries at a time
 //! ```
-//! Invariants: Q31 what goes is in the tree or among the changes since: nothing is lost. What is ahead of
-//! the log (S14) is written there before it goes. Q32 what was loaded since somebody began to wait is not let
-//! go before he has tried, so that whoever loads one thing after the other comes to an end. Q33 each inode in
-//! memory is in the ring, once.
+//! Invariants: Q31 evicted inodes and entries are in the tree or among the changes since: nothing
+//! is lost. Times that are ahead of the log (S14) are recorded before. Q32 objects that were loaded
+//! after a task began to wait are not evicted before that task has tried again. So a task that
+//! needs several objects makes progress. Q33 each inode in memory is in the ring, once.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -17,59 +17,61 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Default bound, bytes.
 pub(crate) const DEFAULT_BYTES: usize = 8 << 20;
-/// Inodes that a leaf of the tree has, about.
+/// Approximate number of inodes in a leaf of the tree.
 pub(crate) const INODES_OF_LEAF: usize = 28;
-/// Memory that a leaf of the tree takes, about.
+/// Approximate memory of a leaf of the tree, bytes.
 pub(crate) const LEAF_BYTES: usize = 4096 + crate::btree::cache::ENTRY_BYTES;
-/// Leaves that are read together for a listing, at most.
+/// Most leaves that are read together for a listing.
 const LISTED_LEAVES_MAX: usize = 32;
-/// Inodes of a listing lie close together where so many leaves have one of them.
+/// Inodes of a listing count as dense if at least one of this number of leaves contains one of
+/// them.
 const LISTED_APART: usize = 16;
-/// Leaves of a window take a part of the bound, at most.
+/// The leaves of a window take at most this share of the bound.
 const WINDOW_PART: usize = 16;
-/// Inodes that are loaded at a time, at most.
+/// Most inodes that are loaded at a time.
 const INODES_AT_ONCE: usize = 1024;
-/// Entries that a leaf of the tree has, about.
+/// Approximate number of entries in a leaf of the tree.
 const ENTRIES_OF_LEAF: usize = 64;
-/// Entries that are loaded at a time, at most, about.
+/// Approximate maximum of entries that are loaded at a time.
 const ENTRIES_LOADED: usize = 4096;
-/// Leaves of a directory that are read while some of them are looked at, at most.
+/// Most leaves of a directory that are read while other leaves are processed.
 const DIRECTORY_LEAVES_MAX: usize = 256;
-/// What an entry takes in memory, bytes, about.
+/// Approximate memory of an entry, bytes.
 const ENTRY_BYTES: u64 = 128;
 
-/// See the module.
+/// Accounting of names and attributes in memory.
 pub(crate) struct Cache {
-    /// Bytes; of 0 nothing is kept that need not be.
+    /// The limit in bytes. With 0 only what is necessary stays in memory.
     pub bytes_max: usize,
     ring: VecDeque<u64>,
     bytes: usize,
-    /// Counts what is loaded.
+    /// Incremented by waits; gives loads their times.
     clock: u64,
-    /// Who waits for something to be loaded, by when he began.
+    /// Waiting tasks, by the time at which they began to wait.
     waiters: BTreeMap<u64, u32>,
-    /// Numbers that nobody has, as the tree said, and when.
+    /// Numbers of inodes that do not exist according to the tree, with the time.
     nobody: BTreeMap<u64, u64>,
-    /// Behind what was loaded last: who goes on there goes in order.
+    /// Number after the last loaded inode: a task that continues there reads in order.
     next_ino: u64,
 }
 
-/// How much of what lies beside something that is missing is loaded with it.
+/// How many neighbours of a missing object are loaded with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ahead {
-    /// Inodes, or entries.
+    /// Number of inodes, or entries.
     pub items: usize,
     /// Leaves of the tree that are read together.
     pub leaves: usize,
-    /// Of a directory: from there on it is in memory.
+    /// For a directory: the cookie from which on entries are in memory.
     pub end: Option<Cookie>,
-    /// Somebody goes through inodes in order: those that follow are kept as they are stored.
+    /// The caller scans inodes in order: the following ones are kept in stored form.
     pub is_window: bool,
-    /// Leaves that are likely to be wanted next, and are read while what is missing is looked at.
+    /// Leaves that are likely to be needed next, and are read while the missing object is
+    /// processed.
     pub meanwhile: usize,
 }
 
-/// Whether somebody goes on in order who looks at inode `ino`, and had all up to `next`.
+/// Whether a task that reads inode `ino`, after all up to `next`, reads in order.
 pub(crate) fn continues(ino: u64, next: u64) -> bool {
     (next..next.saturating_add(INODES_OF_LEAF as u64)).contains(&ino)
 }
@@ -80,8 +82,8 @@ impl Ahead {
         (size / ENTRIES_OF_LEAF as u64).min(LISTED_LEAVES_MAX as u64 / 4) as usize
     }
 
-    /// An inode of a listing that lacks so many, whose numbers are so far apart at most, and as many others
-    /// as a leaf has.
+    /// For an inode in a listing that misses `missing` inodes, with numbers at most `apart` apart:
+    /// as many others as a leaf has.
     pub fn of_listing(missing: usize, apart: u64) -> Self {
         let dense = apart <= (missing * INODES_OF_LEAF * LISTED_APART) as u64;
         let leaves = if dense { missing.clamp(1, LISTED_LEAVES_MAX) } else { 1 };
@@ -90,7 +92,7 @@ impl Ahead {
 }
 
 impl Cache {
-    /// Nothing in it.
+    /// An empty cache.
     pub fn new() -> Self {
         Self {
             bytes_max: DEFAULT_BYTES,
@@ -103,8 +105,9 @@ impl Cache {
         }
     }
 
-    /// How much is loaded with an inode that is missing: nothing, but where that goes on where the last one
-    /// ended, a leaf of them, and twice as much each time. `before`: as many are in the one that it follows.
+    /// Number of inodes to load with a missing one: none, unless it continues after the last one.
+    /// Then one leaf, and twice as many each time. `before`: number of leaves of the window that it
+    /// continues.
     pub fn inodes_ahead(&self, ino: u64, before: Option<usize>) -> Ahead {
         let before = before.or_else(|| continues(ino, self.next_ino).then_some(0));
         let most = INODES_OF_LEAF * (self.bytes_max / LEAF_BYTES / WINDOW_PART);
@@ -116,13 +119,13 @@ impl Cache {
         Ahead { items, leaves, end: None, is_window, meanwhile }
     }
 
-    /// So far inodes were loaded.
+    /// Records that inodes up to this number were loaded.
     pub fn loaded_to(&mut self, next_ino: u64) {
         self.next_ino = next_ino;
     }
 
-    /// How much is loaded of a directory of `size` entries of which so many loads found nothing here: more
-    /// each time, if all of it would fit.
+    /// Number of entries to load of a directory of `size` entries after `loads` loads: more each
+    /// time, if the complete directory would fit.
     pub fn entries_ahead(&self, size: u64, loads: u32, end: Option<Cookie>) -> Ahead {
         let fits = size.saturating_mul(ENTRY_BYTES) <= self.bytes_max as u64 / 4;
         let items = match loads {
@@ -135,12 +138,12 @@ impl Cache {
         Ahead { items, leaves, end, is_window: false, meanwhile }
     }
 
-    /// Bytes of what is in memory, about.
+    /// Approximate memory in use, bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Counts an inode that took `old` bytes and takes `new` now.
+    /// Updates the memory of an inode from `old` to `new` bytes.
     pub fn count(&mut self, old: usize, new: usize) {
         self.bytes = self.bytes + new - old;
     }
@@ -160,27 +163,27 @@ impl Cache {
         &self.ring
     }
 
-    /// Forgets unused numbers, if there are many or `all` are to go; those that a waiter needs are
-    /// kept (Q32).
+    /// Forgets numbers of inodes that do not exist, if there are many or `all` is set; those that a
+    /// waiting task needs are kept (Q32).
     pub fn forget_unused(&mut self, all: bool, kept_from: u64) {
         if self.nobody.len() > 1024 || all {
             self.nobody.retain(|_, when| *when >= kept_from);
         }
     }
 
-    /// When something is loaded.
+    /// The present time for loads.
     pub fn now(&self) -> u64 {
         self.clock
     }
 
-    /// Somebody waits from now on.
+    /// Called when a task begins to wait; returns the time.
     pub fn wait(&mut self) -> u64 {
         self.clock += 1;
         *self.waiters.entry(self.clock).or_default() += 1;
         self.clock
     }
 
-    /// He does not wait any more.
+    /// Called when a task that began at `since` does not wait any more.
     pub fn end_wait(&mut self, since: u64) {
         if let Some(count) = self.waiters.get_mut(&since) {
             *count -= 1;
@@ -190,17 +193,17 @@ impl Cache {
         }
     }
 
-    /// What was loaded from then on stays (Q32).
+    /// Objects loaded at this time or later must not be evicted (Q32).
     pub fn kept_from(&self) -> u64 {
         self.waiters.first_key_value().map_or(u64::MAX, |(since, _)| *since)
     }
 
-    /// There is no inode with this number, and never will be.
+    /// Records that no inode has this number, and none ever will.
     pub fn nobody(&mut self, ino: u64) {
         self.nobody.insert(ino, self.clock);
     }
 
-    /// Whether there is known to be none.
+    /// Whether no inode is known to have this number.
     pub fn is_nobody(&self, ino: u64) -> bool {
         self.nobody.contains_key(&ino)
     }

@@ -1,4 +1,4 @@
-//! Inodes as the file-system contract sees them, and what every operation on one checks first.
+//! Converts inodes between their stored form and the file-system interface.
 //!
 //! Lock: the state lock, held by the caller.
 
@@ -6,17 +6,17 @@ use crate::format::inode::{FileType, Inode, SetAttributes, Time};
 use crate::names::node::Node;
 use forebay_vfs::{Attr, FileKind, Ino, Timestamp};
 
-/// As it is stored.
+/// A time in stored form.
 pub(crate) fn time(at: Timestamp) -> Time {
     Time { seconds: at.sec, nanos: at.nsec }
 }
 
-/// As the contract has it.
+/// A time of the interface.
 pub(crate) fn timestamp(at: Time) -> Timestamp {
     Timestamp::new(at.seconds, at.nanos)
 }
 
-/// The type that is stored for a kind.
+/// The stored type of a kind.
 pub(crate) fn type_of(kind: FileKind) -> FileType {
     match kind {
         FileKind::File => FileType::Regular,
@@ -42,7 +42,7 @@ pub(crate) fn kind_of(kind: FileType) -> FileKind {
     }
 }
 
-/// What it is. A mode without a type does not decode.
+/// The kind of an inode. A mode without a type does not decode.
 fn kind_of_inode(inode: &Inode) -> FileKind {
     inode.file_type().map_or(FileKind::File, kind_of)
 }
@@ -71,7 +71,6 @@ pub(crate) fn attr_of(ino: Ino, inode: &Inode, allocated_bytes: u64) -> Attr {
 }
 
 impl Node {
-    /// What it is.
     pub fn kind(&self) -> FileKind {
         kind_of_inode(&self.inode)
     }
@@ -87,7 +86,7 @@ impl Node {
     }
 }
 
-/// Sets the attributes that a record names.
+/// Sets the attributes that a record contains.
 pub(crate) fn assign(inode: &mut Inode, set: &SetAttributes) {
     inode.mode = set.mode.unwrap_or(inode.mode);
     inode.uid = set.uid.unwrap_or(inode.uid);

@@ -1,21 +1,21 @@
-//! Inodes in memory, the count of all inodes, and which of those in memory have times that a sync
-//! still has to write.
+//! The inodes in memory, the count of all inodes, and the set of inodes whose times have to be
+//! recorded by a sync.
 //!
 //! Invariant: S16 an inode is in `moved` exactly while its times are ahead of the log (S14).
 //!
 //! No locks: the volume's state lock covers it.
 
-use crate::format::inode::{Inode, SetAttributes};
+use crate::format::inode::{Inode, SetAttributes, Time};
 use crate::names::node::Node;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The inodes of a volume.
 #[derive(Default)]
 pub(crate) struct InodeTable {
-    /// In boxes, because a map leaves half of its slots empty.
+    /// In boxes, because a map leaves half of its slots unused.
     nodes: BTreeMap<u64, Box<Node>>,
     moved: BTreeSet<u64>,
-    /// Inodes of the volume, in memory or not.
+    /// Number of inodes of the volume, in memory or not.
     count: u64,
 }
 
@@ -30,17 +30,19 @@ impl InodeTable {
         self.nodes.contains_key(&ino)
     }
 
-    /// The inodes in memory.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Node)> {
         self.nodes.iter().map(|(ino, node)| (*ino, &**node))
     }
 
-    /// Changes an inode. `None`: it is not in memory. The times are for [`Self::move_times`].
+    /// Changes an inode. `None`: it is not in memory. To change times, use [`Self::move_times`].
     pub fn update<T>(&mut self, ino: u64, change: impl FnOnce(&mut Node) -> T) -> Option<T> {
-        self.nodes.get_mut(&ino).map(|node| change(node))
+        self.nodes.get_mut(&ino).map(|node| {
+            node.take_open_times();
+            change(node)
+        })
     }
 
-    /// Adds an inode to memory. False: it replaces one.
+    /// Adds an inode to memory. False: it replaces another copy.
     pub fn insert(&mut self, ino: u64, node: Node) -> bool {
         self.nodes.insert(ino, Box::new(node)).is_none()
     }
@@ -51,43 +53,55 @@ impl InodeTable {
         self.nodes.remove(&ino)
     }
 
-    /// Inodes in memory.
+    /// Number of inodes in memory.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Inodes of the volume.
+    /// Number of inodes of the volume.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The volume has so many inodes.
+    /// Sets the number of inodes of the volume.
     pub fn set_count(&mut self, count: u64) {
         self.count = count;
     }
 
-    /// An inode was made.
+    /// Counts a new inode.
     pub fn note_created(&mut self) {
         self.count += 1;
     }
 
-    /// An inode was removed from the volume.
+    /// Counts an inode that was removed from the volume.
     pub fn note_removed(&mut self) {
         self.count = self.count.saturating_sub(1);
     }
 
-    /// Changes times of an inode that a later sync writes (S16).
+    /// Changes times of an inode without a record; a later sync records them (S16).
     pub fn move_times(&mut self, ino: u64, set: impl FnOnce(&mut Inode)) {
         if let Some(node) = self.nodes.get_mut(&ino) {
+            node.take_open_times();
             set(&mut node.inode);
             self.moved.insert(ino);
         }
     }
 
-    /// The times of an inode that are ahead of the log: the caller records them now.
+    /// A read moves `atime`, and leaves the times of writes where they are (S16).
+    pub fn move_atime(&mut self, ino: u64, atime: Time) {
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.inode.atime = atime;
+            self.moved.insert(ino);
+        }
+    }
+
+    /// The times of an inode that are ahead of the log; the caller records them now.
     pub fn take_moved_times(&mut self, ino: u64) -> Option<SetAttributes> {
         let is_moved = self.moved.remove(&ino);
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.take_open_times();
+        }
         let Inode { atime, mtime, ctime, .. } = self.nodes.get(&ino).filter(|_| is_moved)?.inode;
         let (atime, mtime, ctime) = (Some(atime), Some(mtime), Some(ctime));
         Some(SetAttributes { atime, mtime, ctime, ..SetAttributes::default() })
@@ -104,7 +118,7 @@ mod tests {
     use super::*;
     use crate::format::inode::Time;
 
-    /// S16: an inode has moved times from the move until they are taken, or the inode leaves memory.
+    /// S16: an inode has moved times until they are taken, or the inode is removed from memory.
     #[test]
     fn inode_table_moved_times_are_taken_once() {
         let mut table = InodeTable::default();

@@ -1,10 +1,10 @@
-//! Names and attributes as items of the tree: what changed since the last checkpoint, in the form in which it
-//! is stored. How it comes back is in [`crate::names::load`].
+//! Changes of names and attributes since the last checkpoint, as items of the tree in stored form.
+//! [`crate::names::load`] reads them.
 //!
-//! Invariants: A11 what is in the tree below the newest durable checkpoint, with the frozen items over it and
-//! the active ones over those, is what all records say, no more: times that are ahead of the log (S14) are
-//! not among it. A12 a name of an attribute keeps its cookie as long as it is there; which one it gets
-//! follows from the names that are there, so that replay gives the same.
+//! Invariants: A11 the items of the newest durable checkpoint's tree, with the frozen and then the
+//! active items over them, have exactly the state of all records. Times that are ahead of the log
+//! (S14) are not included. A12 the name of an attribute keeps its cookie as long as it exists. The
+//! cookie of a new name follows from the existing names, so that replay assigns the same one.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -16,7 +16,7 @@ use forebay_base::Result;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Items by key; none: there is to be nothing.
+/// Items by key; `None`: the key is removed.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Items {
     list: BTreeMap<KeyBytes, Option<Box<[u8]>>>,
@@ -24,22 +24,22 @@ pub(crate) struct Items {
 }
 
 impl Items {
-    /// How many.
+    /// Number of items.
     pub fn len(&self) -> u64 {
         self.list.len() as u64
     }
 
-    /// Bytes of values.
+    /// Bytes of their values.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What is said of a key: nothing, that there is nothing, or a value.
+    /// The change of a key: none, a removal, or a new value.
     pub fn get(&self, key: Key) -> Option<Option<&[u8]>> {
         self.list.get(&key.to_bytes()).map(|value| value.as_deref())
     }
 
-    /// What is said of a range of keys.
+    /// The changes of a range of keys.
     pub fn range(
         &self,
         keys: &Range<KeyBytes>,
@@ -48,7 +48,7 @@ impl Items {
         found.into_iter().flatten().map(|(key, value)| (key, value.as_deref()))
     }
 
-    /// Says what is under a key.
+    /// Sets the change of a key: a new value, or a removal.
     pub fn put(&mut self, key: KeyBytes, value: Option<Box<[u8]>>) {
         self.bytes += value.as_ref().map_or(0, |value| value.len() as u64);
         if let Some(old) = self.list.insert(key, value).flatten() {
@@ -56,39 +56,39 @@ impl Items {
         }
     }
 
-    /// Says nothing of a key any more.
+    /// Removes the change of a key.
     pub fn forget(&mut self, key: &KeyBytes) {
         if let Some(old) = self.list.remove(key).flatten() {
             self.bytes -= old.len() as u64;
         }
     }
 
-    /// What `newer` says, before what is said here.
+    /// Adds the items of `newer` over these.
     pub fn put_over(&mut self, newer: Self) {
         for (key, value) in newer.list {
             self.put(key, value);
         }
     }
 
-    /// In the order of keys.
+    /// The changes in order of keys.
     pub fn changes(&self) -> impl Iterator<Item = Change> + Send + '_ {
         self.list.iter().map(|(key, value)| Change::stored(*key, value.clone()))
     }
 
-    /// Says which item is under a key.
+    /// Sets the item of a key.
     pub fn item(&mut self, key: Key, item: &Item<'_>, geometry: &Geometry) -> Result<()> {
         let change = Change::put(key, item, geometry)?;
         self.put(key.to_bytes(), change.value().map(Into::into));
         Ok(())
     }
 
-    /// There is to be nothing under a key.
+    /// Removes a key.
     pub fn nothing(&mut self, key: Key) {
         self.put(key.to_bytes(), None);
     }
 }
 
-/// Items that so many bytes of a value take.
+/// Number of items for a value of this length.
 pub(crate) fn pieces(len: usize) -> u16 {
     len.div_ceil(CHUNK_BYTES) as u16
 }

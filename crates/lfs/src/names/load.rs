@@ -1,9 +1,9 @@
-//! What names and attributes are, item by item: what changed since the last freeze, over what is frozen, over
-//! the tree; and how that comes into memory.
+//! Loads names and attributes into memory, from the items since the last freeze, over the frozen
+//! items, over the tree.
 //!
-//! Invariants: Q21 what is loaded is what all records up to the moment of its insertion say: the tree is read
-//! without the lock, so it counts only if it is the tree still, and what changed is laid over it under the
-//! lock. Q22 what is in memory is not replaced.
+//! Invariants: Q21 a loaded object reflects all records up to the moment of its insertion. The tree
+//! is read without the lock, so the result is used only if that is still the newest tree, and
+//! changes are added under the lock. Q22 an object in memory is not replaced by a loaded one.
 //!
 //! Locks: the state lock in turn; none across a wait.
 
@@ -22,15 +22,15 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What changed in a range of keys; none: there is nothing.
+/// Changes in a range of keys; `None`: the key is removed.
 pub(crate) type Changed = BTreeMap<KeyBytes, Option<Box<[u8]>>>;
 
-/// A range of keys, and what the tree below a root has of it.
+/// A range of keys, with the items in it of the tree below a root.
 pub(crate) struct Part {
     root: TreeRoot,
     keys: Range<KeyBytes>,
     leaves: Vec<Leaf>,
-    /// The leaf that something was found in last.
+    /// Index of the leaf with the last match.
     last: Cell<usize>,
 }
 
@@ -39,9 +39,8 @@ impl Part {
         Self { root, keys, leaves, last: Cell::new(0) }
     }
 
-    /// Reads the range from `from` on, up to `end` or to the end of the leaf that has about the last of
-    /// `most` items, but not less than up to `least`. Leaves that have to be read are read so many more at
-    /// a time.
+    /// Reads the range from `from` to `end`, or to the end of the leaf that contains about the
+    /// `most`th item, but at least up to `least`. Uncached leaves are read `ahead` more at a time.
     pub async fn read(
         tree: &Tree,
         root: TreeRoot,
@@ -55,7 +54,7 @@ impl Part {
             items += leaf.len();
             leaves.push(leaf);
             if let Some(next) = cursor.place().filter(|next| {
-                // Where a name may be looked for, so that it is known how far this goes.
+                // A key at which a name may be searched, so that the end of the range is exact.
                 items >= most && *next > least && Key::decode(next.as_slice()).is_ok()
             }) {
                 upto = next;
@@ -65,13 +64,14 @@ impl Part {
         Ok(Self::new(root, from.to_bytes()..upto, leaves))
     }
 
-    /// Reads an inode with what hangs on it but for entries, and those behind it, up to the first directory
-    /// with entries and to `most` of them: whole ones, and of numbers close by.
+    /// Reads an inode with its items except entries, and up to `most` following inodes, but none
+    /// after the first directory with entries. Inodes are complete, and their numbers close
+    /// together.
     async fn read_inodes(tree: &Tree, root: TreeRoot, ino: u64, most: usize) -> Result<Self> {
         let behind = Key::Entry(ino, Cookie::FIRST);
         let end = if most > 1 { Key::Extent(0, 0) } else { behind };
         let farthest = ino.saturating_add(4 * most as u64);
-        // Of large ones not as many: it is leaves that a window keeps (Q62).
+        // Fewer large inodes, because a window keeps leaves (Q62).
         let leaves_most = 1 + most.div_ceil(INODES_OF_LEAF);
         let (mut leaves, mut cursor) = (Vec::new(), Cursor::new(Key::Inode(ino), Some(end)));
         let (mut last, mut inodes) = (ino, 0);
@@ -100,7 +100,7 @@ impl Part {
         Ok(Self::new(root, Key::Inode(ino).to_bytes()..upto.to_bytes(), leaves))
     }
 
-    /// Where it ends.
+    /// The end of the range.
     pub fn end(&self) -> KeyBytes {
         self.keys.end
     }
@@ -110,27 +110,27 @@ impl Part {
         &self.keys
     }
 
-    /// The tree that it is of.
+    /// The root of its tree.
     pub fn root(&self) -> &TreeRoot {
         &self.root
     }
 
-    /// How many leaves it keeps.
+    /// Number of its leaves.
     pub fn leaves(&self) -> usize {
         self.leaves.len()
     }
 
-    /// Bytes of memory that these take, about.
+    /// Approximate memory of its leaves, bytes.
     pub fn bytes(&self) -> usize {
         self.leaves.iter().map(Leaf::memory_bytes).sum()
     }
 
-    /// Whether all that there is of a key is in it.
+    /// Whether the range contains a key.
     pub fn covers(&self, key: &KeyBytes) -> bool {
         self.keys.contains(key)
     }
 
-    /// Of inodes: the last one.
+    /// For inodes: the last one in the range.
     pub fn last_ino(&self) -> u64 {
         match Key::decode(self.keys.end.as_slice()) {
             Ok(Key::Inode(ino) | Key::Entry(ino, _)) => ino,
@@ -138,17 +138,17 @@ impl Part {
         }
     }
 
-    /// Whether an inode is the next one behind it, or close to that.
+    /// Whether an inode follows the last one of the range, directly or closely.
     pub fn is_followed_by(&self, ino: u64) -> bool {
         continues(ino, self.last_ino().saturating_add(1))
     }
 
-    /// What it has under a key.
+    /// The value of a key.
     pub fn get(&self, key: Key) -> Option<&[u8]> {
         let (key, last) = (key.to_bytes(), self.last.get());
         let key = key.as_slice();
         let begins = |n: usize| self.leaves.get(n).is_some_and(|leaf| leaf.first() <= key);
-        // Who goes on in order is in the same leaf, or in the next one.
+        // A caller that reads in order finds it in the same leaf, or in the next one.
         let near = [last, last + 1].into_iter().find(|n| begins(*n) && !begins(n + 1));
         let at = match near {
             Some(at) => at,
@@ -158,7 +158,7 @@ impl Part {
         self.leaves.get(at)?.get(key)
     }
 
-    /// The part of it that has these keys.
+    /// The part with these keys.
     pub fn part(&self, keys: Range<KeyBytes>) -> Self {
         let from = self.leaves.partition_point(|leaf| leaf.first() <= keys.start.as_slice());
         let leaves = self.leaves[from.saturating_sub(1)..].iter();
@@ -168,7 +168,7 @@ impl Part {
     }
 }
 
-/// A part of the tree, with what changed laid over it.
+/// A part of the tree, with changes over it.
 pub(crate) struct Laid {
     leaves: Vec<Leaf>,
     changed: Changed,
@@ -180,7 +180,7 @@ impl Laid {
         Self { leaves: part.leaves, changed }
     }
 
-    /// Key and value of each item, in stored form and in the order of keys.
+    /// Key and value of each item, in stored form and in order of keys.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let mut stored = self.leaves.iter().flat_map(Leaf::iter).map(|item| item.raw()).peekable();
         let mut changed = self.changed.iter().peekable();
@@ -204,7 +204,7 @@ impl Laid {
     }
 }
 
-/// The key from which on something that is missing is read.
+/// The first key to read for a missing object.
 fn first_key(want: Want) -> Key {
     match want {
         Want::Inode(ino) => Key::Inode(ino),
@@ -212,19 +212,19 @@ fn first_key(want: Want) -> Key {
     }
 }
 
-/// Reads what is missing, and what lies behind it, without a lock.
+/// Reads a missing object with its neighbours, without a lock.
 pub(crate) async fn read(tree: &Tree, root: TreeRoot, want: Want, ahead: Ahead) -> Result<Part> {
     if ahead.leaves > 1
         && let Err(error) = tree.read_ahead(&root, first_key(want), ahead.leaves).await
     {
-        // Whoever needs it finds out, and what is not needed does not matter.
+        // A caller that needs the leaf gets the error when it reads it.
         log::debug!("reading ahead in the tree: {error}");
     }
     match want {
         Want::Inode(ino) => Part::read_inodes(tree, root, ino, ahead.items).await,
         Want::Entries(dir, cookie) => {
             let last = Key::Entry(dir, Cookie::new(cookie.hash(), u16::MAX));
-            // What is here is not read again.
+            // Entries in memory are not read again.
             let end = ahead.end.map_or(Key::Inode(dir + 1), |known| Key::Entry(dir, known));
             let keys = (first_key(want), last, end);
             Part::read(tree, root, keys, (ahead.items, 0)).await
@@ -232,17 +232,17 @@ pub(crate) async fn read(tree: &Tree, root: TreeRoot, want: Want, ahead: Ahead) 
     }
 }
 
-/// An item that belongs to no inode.
+/// The error for an item without an inode.
 pub(crate) fn lone(key: Key) -> Error {
     corrupt("tree", format!("{key:?} belongs to nothing"))
 }
 
-/// An inode, with what was found so far of its target and attributes.
+/// An inode that is being assembled, with the items read so far.
 pub(crate) struct Assembly {
     ino: u64,
     node: Node,
     target: Vec<u8>,
-    /// The attribute that was found last.
+    /// The attribute of the last item.
     last: Option<(Cookie, Box<[u8]>)>,
 }
 
@@ -253,7 +253,7 @@ impl Assembly {
         Ok(Self { ino, node: Node::new(inode, &[]), target: Vec::new(), last: None })
     }
 
-    /// Adds an item that hangs on it.
+    /// Adds a further item of the inode.
     pub fn add(&mut self, key: Key, value: &[u8], geometry: &Geometry) -> Result<()> {
         let node = &mut self.node;
         match (key, Item::decode(key, value, geometry)?) {

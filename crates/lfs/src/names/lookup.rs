@@ -1,4 +1,5 @@
-//! What a lookup in memory answers: it is done, it failed, or something has to be loaded first.
+//! Result of an operation on names in memory: it is done, it failed, or an object has to be loaded
+//! first.
 //!
 //! No locks.
 
@@ -6,21 +7,21 @@ use crate::format::change::Change;
 use crate::format::key::Cookie;
 use forebay_base::{Error, ErrorKind};
 
-/// What is not in memory.
+/// An object that is not in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// An inode, with what hangs on it but for entries.
+    /// An inode, with its items except entries.
     Inode(u64),
-    /// Entries of a directory: those about this cookie.
+    /// Entries of a directory near this cookie.
     Entries(u64, Cookie),
 }
 
-/// What ends a try.
+/// Why an attempt ended.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// For good.
+    /// With an error.
     Failed(Error),
-    /// Until this is loaded.
+    /// This object has to be loaded; then the operation is tried again.
     Missing(Want),
 }
 
@@ -30,11 +31,11 @@ impl From<Error> for Stop {
     }
 }
 
-/// A try, and how it went.
+/// Result of an attempt.
 pub(crate) type Tried<T> = std::result::Result<T, Stop>;
 
 impl Stop {
-    /// For a look at an inode that somebody has open: it is in memory.
+    /// The error, for an operation on an open inode, which is always in memory.
     pub fn open(self) -> Error {
         match self {
             Self::Failed(error) => error,
@@ -46,7 +47,7 @@ impl Stop {
     }
 }
 
-/// Inodes that a change is applied to; 0: none.
+/// Inodes that are needed to apply a change; 0: none.
 pub(crate) fn needed(change: &Change<'_>) -> [u64; 4] {
     match change {
         Change::SetAttributes(ino, _)

@@ -1,18 +1,19 @@
-//! Names by which inodes were looked up last, for people who watch the cache: an inode of a regular file
-//! does not know its name, and may have several. Nothing else relies on it: a name may be missing, or be one
-//! that the file had.
+//! The name cache: names by which inodes were last looked up, for tools that show cached files. An
+//! inode of a regular file does not know its name, and may have several. Nothing else uses this
+//! cache: a name may be missing, or outdated.
 //!
-//! Invariants: Q51 it is of bounded size: a name of an inode takes the place of another one's; those of
-//! directories, which paths are made of, only each other's. Q52 nothing is remembered before somebody asks.
-//! Lock: its own, inside which nothing else is taken.
+//! Invariants: Q51 its size is bounded: a name replaces that of another inode. Names of
+//! directories, which are parts of paths, are replaced only by those of other directories. Q52 no
+//! name is stored before the first query. Lock: its own, a leaf.
 
 use crate::format::inode::ROOT_INO;
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 
-/// Places for names of directories, and as many for others; about 128 KiB with names of usual length.
+/// Slots for names of directories, and as many for others; about 128 KiB with names of usual
+/// length.
 const PLACES: usize = 1024;
-/// Directories above a file that a path shows, at most.
+/// Most directories in a path.
 const DEPTH: usize = 32;
 
 struct Known {
@@ -25,7 +26,7 @@ fn place(ino: u64, is_dir: bool) -> usize {
     ino as usize % PLACES + if is_dir { 0 } else { PLACES }
 }
 
-/// See the module.
+/// The name cache.
 #[derive(Default)]
 pub(crate) struct Remembered {
     wanted: AtomicBool,
@@ -33,7 +34,7 @@ pub(crate) struct Remembered {
 }
 
 impl Remembered {
-    /// From now on.
+    /// Starts to store names.
     pub fn start(&self) {
         if self.wanted.load(Ordering::Acquire) {
             return;
@@ -42,7 +43,7 @@ impl Remembered {
         self.wanted.store(true, Ordering::Release);
     }
 
-    /// `name` in `dir` is this inode.
+    /// Stores that `name` in `dir` is this inode.
     pub fn note(&self, (ino, is_dir): (u64, bool), dir: u64, name: &[u8]) {
         if !self.wanted.load(Ordering::Acquire) {
             return;
@@ -54,7 +55,7 @@ impl Remembered {
         }
     }
 
-    /// What had one name has another.
+    /// Changes the stored name after a rename.
     pub fn renamed(&self, (dir, name): (u64, &[u8]), (new_dir, new_name): (u64, &[u8])) {
         if !self.wanted.load(Ordering::Acquire) {
             return;
@@ -66,7 +67,7 @@ impl Remembered {
         }
     }
 
-    /// Its path, as far as it is known: what comes before a directory without a name is `...`.
+    /// The path of an inode, as far as it is known; an unknown parent is shown as `...`.
     pub fn path(&self, ino: u64) -> Option<Vec<u8>> {
         let places = self.places.lock();
         let find = |ino: u64, is_dir: bool| {
@@ -117,7 +118,7 @@ mod tests {
         assert_eq!(names.path(9), None, "Q51");
     }
 
-    /// Names that were remembered at different times may name each other as directories.
+    /// Names that were stored at different times may form a cycle of directories.
     #[test]
     fn a_circle_ends() {
         let names = Remembered::default();

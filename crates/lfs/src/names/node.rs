@@ -10,40 +10,40 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// An inode, and what hangs on it.
+/// An inode, with its further state in memory.
 pub(crate) struct Node {
-    /// Attributes; the size is the one that recovery would find.
+    /// Attributes; the size is the one that recovery would restore.
     pub inode: Inode,
-    /// The same, without what is ahead of the log (S14).
+    /// The attributes without changes that are ahead of the log (S14).
     pub recorded: Inode,
-    /// Of a symbolic link.
+    /// Target of a symbolic link.
     pub target: Box<[u8]>,
     /// Extended attributes.
     pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
-    /// Where the attributes are in the tree, by name.
+    /// Cookies of the attributes in the tree, by name.
     pub cookies: BTreeMap<Box<[u8]>, Cookie>,
-    /// Of a directory.
+    /// Entries of a directory.
     pub entries: Directory,
-    /// Open files.
+    /// Number of open files.
     pub opens: u32,
     /// It never had a name and may get one.
     pub linkable: bool,
-    /// Records that told its size were changed: the size is to be told again.
+    /// Records with its size were changed: the size has to be recorded again.
     pub regrow: bool,
-    /// Of a closed file that has lost content: its size, which no record may hold yet.
+    /// Size of a closed file that has lost content; no record may have it yet.
     pub unlogged_size: Option<u64>,
-    /// Of a regular file that is open or has unwritten data.
+    /// Content of a regular file that is open or has unwritten data.
     pub content: Option<Arc<Content>>,
-    /// Bytes that it was counted with.
+    /// The bytes that were counted for this inode.
     pub counted_bytes: usize,
-    /// When it was loaded, by the cache's clock.
+    /// Time of loading, by the cache's clock.
     pub loaded: u64,
-    /// Since the hand of the cache passed by.
+    /// Used since the clock hand passed it.
     pub looked_at: Cell<bool>,
 }
 
 impl Node {
-    /// One that is not open.
+    /// An inode that is not open.
     pub fn new(inode: Inode, target: &[u8]) -> Self {
         Self {
             inode,
@@ -63,13 +63,22 @@ impl Node {
         }
     }
 
-    /// Changes what is and what is recorded.
+    /// Takes over the time of the last write that is in [`Content::times`] only; the next write and
+    /// the next read take the state lock (open_times.S20).
+    pub fn take_open_times(&mut self) {
+        let written = self.content.as_ref().and_then(|content| content.times.disarm());
+        if let Some(written) = written {
+            (self.inode.mtime, self.inode.ctime) = (written, written);
+        }
+    }
+
+    /// Applies a change to the current and to the recorded attributes.
     pub fn change(&mut self, change: impl Fn(&mut Inode)) {
         change(&mut self.inode);
         change(&mut self.recorded);
     }
 
-    /// Bytes, those that are not written out yet included; none: what is stored counts.
+    /// Size with unwritten data, bytes; `None`: the recorded size is valid.
     pub fn live_size(&self) -> Option<u64> {
         match &self.content {
             Some(content) => Some(content.file.size()),
@@ -77,15 +86,14 @@ impl Node {
         }
     }
 
-    /// Where its cached content ends, which a write that makes the file longer moves before its
-    /// bytes are there.
+    /// End of its cached content, which an extending write moves before its bytes are in the cache.
     pub fn end(&self) -> Option<u64> {
         self.content.as_ref().map(|content| content.file.end())
     }
 }
 
 impl Node {
-    /// The size that recovery surely finds.
+    /// The size that recovery restores at least.
     pub fn published(&self) -> u64 {
         if self.regrow { 0 } else { self.inode.size }
     }

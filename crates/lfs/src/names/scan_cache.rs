@@ -1,10 +1,10 @@
-//! Inodes that were read for somebody who goes through them in order, kept as the leaves of the tree that
-//! they lie in. Who looks at a million files one after the other looks at each once: an object for each costs
-//! more than the look. Whoever changes one has it made into an object, without reading anything.
+//! The scan cache: inodes read ahead for a sequential scan, kept as tree leaves. A scan of a
+//! million files uses each inode once, so creating an object for each would cost more than decoding
+//! it. An operation that changes such an inode creates its object from the leaf, without I/O.
 //!
-//! Invariants: Q61 what is found in a window is what all records say: it is of the newest tree, and nothing
-//! has changed since. Q62 there are few windows, which count as names, and hold at most a quarter of the
-//! bound of names: of more the oldest go.
+//! Invariants: Q61 an inode found in a window reflects all records: the window is of the newest
+//! tree, and the inode has no changes since. Q62 the number of windows is bounded; they count as
+//! names, and take at most a quarter of the bound of names. Above that the oldest are dropped.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -13,27 +13,27 @@ use crate::format::superblock::TreeRoot;
 use crate::names::load::Part;
 use std::collections::VecDeque;
 
-/// Windows, at most: as many may go through files at the same time.
+/// Most windows: as many concurrent scans are supported.
 const WINDOWS: usize = 4;
-/// Of the bound of names all windows together take such a part, at most (Q62).
+/// All windows together take at most this share of the bound of names (Q62).
 pub(crate) const ALL_PART: usize = 4;
 
-/// See the module.
+/// The windows of all scans.
 #[derive(Default)]
 pub(crate) struct Windows {
-    /// The oldest first.
+    /// Windows, the oldest first.
     list: VecDeque<Part>,
-    /// Of all of them.
+    /// Bytes of all windows.
     bytes: usize,
 }
 
 impl Windows {
-    /// Bytes that they keep in memory, about: some of it is among the cached nodes as well.
+    /// Approximate memory of the windows, bytes; some leaves are also in the node cache.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A window more: in the stead of the one that it goes on from, else of the oldest.
+    /// Adds a window: it replaces the one that it continues, else the oldest.
     pub fn put(&mut self, ino: u64, part: Part) {
         let before = self.list.iter().position(|there| there.is_followed_by(ino));
         let full = (self.list.len() >= WINDOWS).then_some(0);
@@ -44,7 +44,7 @@ impl Windows {
         self.list.push_back(part);
     }
 
-    /// The oldest go until they hold at most so many bytes.
+    /// Drops the oldest windows until they take at most `bytes_max`.
     pub fn shrink(&mut self, bytes_max: usize) {
         while self.bytes > bytes_max
             && let Some(gone) = self.list.pop_front()
@@ -53,7 +53,7 @@ impl Windows {
         }
     }
 
-    /// Leaves of the window that somebody who looks at this inode next has gone through.
+    /// Number of leaves of the window that a scan at this inode has just finished.
     pub fn before(&self, ino: u64) -> Option<usize> {
         self.list.iter().find(|part| part.is_followed_by(ino)).map(Part::leaves)
     }
@@ -64,7 +64,7 @@ impl Windows {
         self.list.iter().rev().find(|part| part.covers(&key))
     }
 
-    /// Those of another tree go.
+    /// Drops windows of other trees.
     pub fn keep(&mut self, root: &TreeRoot) {
         if self.list.iter().any(|part| part.root() != root) {
             self.list.retain(|part| part.root() == root);

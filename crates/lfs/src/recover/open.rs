@@ -1,19 +1,21 @@
-//! Opening: the newest checkpoint, the log behind it, and a slot of this life before anything is served.
+//! Opening a volume: recovery reads the newest checkpoint and rolls the log forward. Before the
+//! volume serves requests, it writes a superblock slot with a new generation.
 //!
 //! ```text
 //!   newest slot > trees (names, usage, places of nodes) > clean? ─ no ─▶ roll forward > flush > checkpoint
 //!                                                           └─ yes ─▶ slot: a new generation
 //! ```
-//! Invariants: O11 nothing is served that a power cut could still take away: what recovery read is
-//! flushed, and in a checkpoint, first. O12 a generation is never used twice: it is above every one
-//! that a slot or a segment tells, and a slot tells of it before anything is written in it; but
-//! repairs of the log draw generations that their segment's header alone tells, which a power cut
-//! may tear off while a record behind it stays: recovery leaves more out than one life draws. O13 a
-//! volume that is opened for reading is not written to. O14 memory and reads follow from what the
-//! image really has: entries of the usage table, nodes, records. What a slot claims is held against
-//! the usage table first.
+//! Invariants: O11 the volume serves no state that a power loss could still take away. What
+//! recovery read is first flushed and written into a checkpoint. O12 a generation is never used
+//! twice. A new one is above all generations in slots and segment headers, and a slot names it
+//! before anything is written with it. A repair of the log draws a generation that is only in the
+//! header of its segment. A power loss may tear that header and keep a record behind it. So
+//! recovery skips more generations than one open volume can draw. O13 opening a volume read-only
+//! writes nothing to it. O14 memory and reads are proportional to what the image really has:
+//! entries of the usage table, nodes, records. So the claims of a slot are first compared with the
+//! usage table.
 //!
-//! No locks: opening has the volume to itself.
+//! No locks: during opening nothing else uses the volume.
 
 use crate::btree::{Cursor, Tree};
 use crate::checkpoint::root_of;
@@ -35,32 +37,34 @@ use crate::transaction::state::State;
 use forebay_base::{Error, Result};
 use forebay_block::DeviceRef;
 
-/// Segments that one growth may add to any volume, whatever its size.
+/// The number of segments that one growth may add to a volume of any size.
 const GROWTH_SEGMENTS_MAX: u64 = 1 << 20;
-/// Generations: more than the repairs of one life draw.
+/// Generations that recovery skips: more than repairs draw until the volume is closed.
 const UNRECORDED_GENERATIONS: u64 = 1 << 20;
-/// More than one life draws.
+/// Birth numbers that recovery skips: more than a volume draws until it is closed.
 const UNRECORDED_BIRTHS: u64 = 1 << 32;
 
-/// A volume as it was found.
+/// A volume as recovery found it.
 pub(crate) struct Opened {
     pub found: Found,
-    /// Places of the usage table's nodes.
+    /// The places of the nodes of the usage table.
     pub usage: Vec<[Place; 2]>,
-    /// Nothing follows the checkpoint.
+    /// True if the log has no records after the checkpoint.
     pub is_clean: bool,
 }
 
-/// Finds the state of a volume: the checkpoint of `newest`, and what the log tells. Nothing is written.
+/// Finds the state of a volume: the checkpoint of `newest`, and the log records after it. It writes
+/// nothing.
 pub(crate) async fn find(
     device: &DeviceRef,
     tree: &Tree,
     slots: (&Superblock, Option<&Superblock>),
     layout: Layout,
     options: &OpenOptions,
+    is_bounded: bool,
 ) -> Result<Opened> {
     let (newest, older) = slots;
-    // Before anything is allocated in proportion to what the slot claims.
+    // This check comes before any allocation whose size the slot determines.
     let entries = usage_entries(tree, newest).await?;
     check_growth(entries.len(), newest.segment_count)?;
     let mut state = State::new(layout);
@@ -77,9 +81,9 @@ pub(crate) async fn find(
     let is_clean = newest.state & STATE_CLEAN != 0
         || is_larger && options.plant.has(Planted::GrownTakenForClosed);
     let mut found = if is_clean {
-        Found { state, head: Head::of(newest), records: 0, damage: None }
+        Found::clean(state, Head::of(newest))
     } else {
-        roll_forward(device, tree, newest, state, options).await?
+        roll_forward(device, tree, newest, state, options, is_bounded).await?
     };
     if let Err(error) = check_counters(&found.state) {
         if !options.read_only {
@@ -90,9 +94,9 @@ pub(crate) async fn find(
     Ok(Opened { found, usage, is_clean })
 }
 
-/// Refuses a slot that claims many more segments than its usage table has entries (O14). A growth
-/// adds segments that no table has yet: as many as there are, or [`GROWTH_SEGMENTS_MAX`] if that is
-/// more.
+/// Refuses a slot that claims many more segments than its usage table has entries (O14). Segments
+/// that a growth added have no entries yet. A growth adds at most as many segments as there are, or
+/// [`GROWTH_SEGMENTS_MAX`] if that is more.
 pub(crate) fn check_growth(entries: usize, segments: u32) -> Result<()> {
     let known = entries as u64;
     let most = known + known.max(GROWTH_SEGMENTS_MAX);
@@ -107,8 +111,8 @@ pub(crate) fn check_growth(entries: usize, segments: u32) -> Result<()> {
     }
 }
 
-/// Refuses a log whose records number things beyond what a slot can hold: the checkpoint behind it
-/// would make a volume that no later opening takes.
+/// Refuses a log whose records contain numbers that a slot cannot hold. A checkpoint of this state
+/// would write a slot that every later opening refuses.
 fn check_counters(state: &State) -> Result<()> {
     let counters = &state.counters;
     let count = counters.next_ino().max(counters.next_sequence());
@@ -118,7 +122,7 @@ fn check_counters(state: &State) -> Result<()> {
     }
 }
 
-/// The usage table of a checkpoint.
+/// Reads the usage table of a checkpoint.
 pub(crate) async fn usage_entries(tree: &Tree, superblock: &Superblock) -> Result<Vec<Entry>> {
     let root = root_of(superblock, USAGE_TREE)?;
     let (mut entries, mut cursor) = (Vec::new(), Cursor::all());
@@ -138,8 +142,8 @@ pub(crate) async fn usage_entries(tree: &Tree, superblock: &Superblock) -> Resul
     Ok(entries)
 }
 
-/// Finds the places of all nodes, and what the checkpoint before still needs of them. Those of the usage
-/// table.
+/// Marks the places of all nodes of the newest checkpoint as used. Nodes that only the checkpoint
+/// before it leads to are held. Returns the places of the nodes of the usage table.
 async fn find_nodes(
     tree: &Tree,
     newest: &Superblock,
@@ -193,9 +197,21 @@ async fn find_nodes(
 }
 
 impl Opened {
-    /// Prepares the state for a life of its own: a generation of its own, and a fresh segment of the log.
-    /// What was dead in the checkpoint before `newest`, too, was free then, and is what was left for this.
+    /// Prepares the state for writing: a new generation, and a new log segment. The new segment may
+    /// be one that is dead in both newest checkpoints: `newest` keeps such segments for this
+    /// purpose.
     pub fn prepare(&mut self, device: &DeviceRef, newest: u64, plant: Plant) -> Result<()> {
+        self.check_damage()?;
+        log::debug!("{}: {} records of the log applied", device.name(), self.found.records);
+        if self.found.rest.is_some() {
+            // The generation of the next record: the log goes on with that.
+            self.found.state.space.segments.reclaim(newest);
+            return Ok(());
+        }
+        self.begin_generation(newest, plant)
+    }
+
+    fn check_damage(&self) -> Result<()> {
         if let Some(damage) = &self.found.damage {
             let text = format!("{damage}; it can be opened for reading");
             let error = Error::new(damage.kind(), "open", text);
@@ -204,10 +220,13 @@ impl Opened {
                 None => error,
             });
         }
-        log::debug!("{}: {} records of the log applied", device.name(), self.found.records);
+        Ok(())
+    }
+
+    fn begin_generation(&mut self, newest: u64, plant: Plant) -> Result<()> {
         let Found { state, head, .. } = &mut self.found;
         head.generation = head.generation.saturating_add(UNRECORDED_GENERATIONS);
-        // Births that were drawn and never recorded are not drawn again.
+        // Birth numbers that were drawn and never recorded must not be drawn again.
         state.counters.skip_sequences(UNRECORDED_BIRTHS);
         if plant.has(Planted::InodesCountedAnew) && !self.is_clean && self.found.records == 0 {
             let next = self.found.state.nodes.count() + 1;
@@ -223,10 +242,10 @@ impl Opened {
     }
 }
 
-/// The log goes on in a segment that nothing was written to.
+/// Moves the head of the log into a segment to which nothing has been written.
 pub(crate) fn fresh_head(state: &mut State, head: &mut Head) -> Result<()> {
-    // Nothing is written there before a slot is durable that makes of what is dead now something that neither
-    // of the two newest checkpoints refers to.
+    // A segment that is dead in the newest checkpoint is safe here. Nothing is written to it until
+    // a new slot is durable. Then neither of the two newest checkpoints refers to it.
     let taken = state.space.take_log().or_else(|error| state.space.take_dead_log().ok_or(error))?;
     (head.segment, head.offset) = (Some(taken), 0);
     state.space.log_head(u64::from(state.layout.first_record()));
@@ -234,7 +253,8 @@ pub(crate) fn fresh_head(state: &mut State, head: &mut Head) -> Result<()> {
 }
 
 impl crate::space::segment::Segments {
-    /// Tree segments of a table that was loaded. Their nodes are counted one by one.
+    /// Reopens the tree segments of a usage table that was just loaded. Their nodes are counted one
+    /// by one afterwards.
     fn adopt_trees(&mut self) -> Vec<u32> {
         let trees = self.iter().filter(|(_, s)| s.stream == Stream::Tree && s.phase != Phase::Free);
         let trees: Vec<u32> = trees.map(|(segment, _)| segment).collect();

@@ -1,21 +1,24 @@
-//! After a failed write or flush: the data that records point at is had again before they are.
+//! Repair after a failed write or flush: the data of a record is written again before the record
+//! itself.
 //!
-//! A device may lose, after a failed flush, whatever it had completed since the last good one, although it
-//! reads back until then. So every run is read back, held against its sums, and written again; a block that
-//! the device does not have any more is had from the cache, which holds it until a flush has worked, or is
-//! written as what has taken its place in the file since. What cannot be had from any of them, or takes no
-//! write where it lies, twice in a row, on a device that works elsewhere, is left out of its record: the
-//! blocks stay what they were, and the file is marked, until they are written anew or cut off.
+//! After a failed flush a device may lose everything that it completed since the last good flush.
+//! Until then a read may still return it. So the repair reads each run back, compares it with its
+//! checksums, and writes it again. If the device no longer has a block, the repair takes it from
+//! the page cache, which keeps it until a flush succeeds. Or it writes what has replaced the block
+//! in the file since. A block is lost if no source has it, or if two writes to its place fail while
+//! the device accepts writes elsewhere. A lost block is left out of its record: the file keeps the
+//! earlier content there. The file is marked until the block is overwritten or truncated.
 //!
-//! Invariants: Q1 no record that is laid out after a failure points at bytes that were not written since:
-//! each run knows how many failures there were before its write. Q2 what is lost gets into no tree: what the
-//! blocks were before is known to the log alone, so no checkpoint is made until they are written anew, or cut
-//! off. Q3 what the cache holds is not left out: a record behind it may rely on it, as a rename does, or a
-//! size. Each block is looked at for itself, under its folio's lock: neither who uses the folio meanwhile nor
-//! a loss beside it takes it out.
+//! Invariants: Q1 no record that is laid out after a failure refers to bytes that were last written
+//! before it. Each run stores the number of failures at its write. Q2 no lost block gets into a
+//! tree. Only the log knows the earlier content of the block. So no checkpoint is made until the
+//! block is overwritten or truncated. Q3 what the cache holds is not left out: a later record may
+//! depend on it, such as a rename or a change of size. The repair examines each block under the
+//! lock of its folio. Neither a concurrent user of the folio nor a lost neighbour block causes the
+//! block to be left out.
 //!
-//! Locks: the state lock and folio locks in turn, below the state lock the staging area's; none across a
-//! wait.
+//! Locks: the state lock and folio locks, one after the other. The lock of the staging area is
+//! taken below the state lock. No lock is held across a wait.
 
 use crate::device::hold::Hold;
 use crate::device::slots::read_at;
@@ -40,16 +43,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-/// A run that was written again.
+/// A run that the repair wrote again.
 struct Again {
-    /// Of its blocks, as they are now.
+    /// The checksums of its blocks, as they are now.
     sums: Arc<[u32]>,
-    /// Some of them, or the end of the last one, were cut off or punched since they were written first: they
-    /// are zeros.
+    /// Some of its blocks, or the end of the last one, were truncated or punched since the first
+    /// write. They are zeros now.
     is_cut: bool,
 }
 
-/// The repair as the log knows it.
+/// The repair, as the log calls it.
 pub(crate) struct Repair(pub Weak<Resources>);
 
 impl DataRepair for Repair {
@@ -73,10 +76,10 @@ impl DataRepair for Repair {
 }
 
 impl Resources {
-    /// Writes the runs of these records, and of those that are queued, again, if something failed since they
-    /// were written. What a device that works does not give back is left out; if nothing of it works, that is
-    /// an error, and all of it is tried again.
-    /// `hold` is of the caller's write turn (L9).
+    /// Writes the runs of `records` and of the queued records again, if a write or flush failed
+    /// since their last write. A run that a working device does not return is left out. If the
+    /// device accepts no write at all, this returns an error, and the caller repeats the whole
+    /// repair. `hold` belongs to the caller's turn to write (L9).
     pub(crate) async fn rewrite_runs(&self, records: &mut [Pending], hold: &Hold) -> Result<()> {
         let failures = self.log.failures();
         let stale = |record: &Pending| {
@@ -127,7 +130,7 @@ impl Resources {
         Ok(())
     }
 
-    /// Writes a run again, each block as [`Resources::blocks_again`] has it. None: nobody has one of them.
+    /// Writes a run again, with the blocks from [`Resources::blocks_again`]. None: a block is lost.
     async fn rewrite(
         &self,
         run: &Run,
@@ -140,14 +143,14 @@ impl Resources {
             || write_all(&self.device, vec![(offset, bytes.clone())], BioFlags::SYNC, hold.clone());
         if write().await.is_err() {
             self.writes_failed(&[offset]);
-            // One that fails once is no loss.
+            // A second attempt: one failed write does not make the block lost.
             write().await?;
         }
         Ok(Some(again))
     }
 
-    /// Whether the device takes a write at all: to a free segment, of which nothing is known until it is
-    /// written anew.
+    /// Whether the device accepts any write. This writes to a free segment, whose content does not
+    /// matter.
     async fn takes_writes(&self, hold: &Hold) -> bool {
         let Ok(segment) = self.state.lock().space.segments.take(Stream::Log) else { return false };
         let at = self.layout.device_offset(Place::new(segment, 0));
@@ -160,9 +163,9 @@ impl Resources {
         done.is_ok()
     }
 
-    /// What the blocks of a run are now: each as the device gives it back, if its sum matches, or
-    /// else as [`Resources::block_elsewhere`] has it. Without sums what the device gives back cannot
-    /// be verified, and counts for nothing. None: one of the blocks is lost.
+    /// Collects the current blocks of a run: from the device if the checksum matches, or else from
+    /// [`Resources::block_elsewhere`]. Without checksums the bytes from the device cannot be
+    /// verified, and are not used. None: a block is lost.
     async fn blocks_again(
         &self,
         run: &Run,
@@ -173,7 +176,8 @@ impl Resources {
         let mut bytes = whole.as_ref().map_or_else(|| vec![0; run.len as usize], |b| b.to_vec());
         let (mut same, mut is_cut) = (true, false);
         for (n, block) in (0..).zip(bytes.chunks_mut(unit as usize)) {
-            // One that fails once is no loss, and one bad block not that of the others.
+            // If the read of the whole run failed, each block is read alone: one bad block does not
+            // make the others lost.
             let back = match whole {
                 Some(_) => Ok(()),
                 None => read_at(&self.device, offset + n * unit, unit as usize)
@@ -199,11 +203,12 @@ impl Resources {
         Ok(Some((bytes, Again { sums, is_cut })))
     }
 
-    /// A block of a run at `at` that is not to be had from there: from the cache, which holds what no flush
-    /// has made durable (Q3), as it was then, or newer bytes that were accepted since; zeros if it was cut
-    /// off or punched since; what was written past the cache since, if that is sound where it lies. `unsure`:
-    /// the run has no sums, and what the cache has read back from there counts for nothing, either. True:
-    /// zeros, all of it or behind the end of file. None, and nothing was changed: none of these.
+    /// Finds a block of the run at `at` in another source. The sources are: the page cache, which
+    /// holds it until a flush succeeds (Q3), in that or a newer version; zeros, if the block was
+    /// truncated or punched since; a later write past the cache, if its checksum matches. `unsure`:
+    /// the run has no checksums, so bytes that the cache read back from `at` are not used either.
+    /// Returns true if the block is zeros, completely or behind the end of file. None: no source
+    /// has the block, and `into` is unchanged.
     async fn block_elsewhere(
         &self,
         ino: u64,
@@ -246,8 +251,9 @@ impl Resources {
         Some(false)
     }
 
-    /// Takes what is lost out of the records; its files cannot be synced any more. Of a file that has other
-    /// data by now, for it was cut to nothing since, nothing is lost: its size of now is told without it.
+    /// Removes the lost runs from the records and marks their files, so that their syncs fail. A
+    /// file that was truncated to zero since has a new data id. It loses nothing: its current size
+    /// is recorded independently.
     fn leave_out(&self, lost: &[Run], records: &mut [Pending]) -> Result<()> {
         let geometry = &self.layout.geometry;
         let places: BTreeSet<Place> = lost.iter().map(|run| run.at).collect();
@@ -268,7 +274,8 @@ impl Resources {
             state.sync_errors.add(run.ino, Lost::Run);
             state.outstanding.note_lost(run.ino);
         }
-        // No size without its bytes: what is told of the size of that data goes, too.
+        // A size must not be recorded without its bytes, so the growth of these data ids is
+        // removed, too.
         let datas = owners.into_values().map(|(data_id, _)| data_id).collect();
         let mut omit = |record: &mut Pending| without(record, &places, &datas, geometry);
         records.iter_mut().try_for_each(&mut omit)?;
@@ -277,7 +284,8 @@ impl Resources {
 }
 
 impl State {
-    /// `Corrupt` if some of this content is lost (Q2): the error names the inode and the range.
+    /// Returns `Corrupt` if some of this content is lost (Q2). The error names the inode and the
+    /// range.
     pub fn check_lost(&self, data: &BTreeMap<u64, Overlay>) -> Result<()> {
         match self.find_lost(data.values()) {
             Some((ino, lost)) => Err(lost_error(ErrorKind::Corrupt, "checkpoint", ino, lost)),
@@ -285,14 +293,14 @@ impl State {
         }
     }
 
-    /// The first content of an inode that is lost, as the error of its syncs.
+    /// The error of a sync of an inode whose content is lost. It names the first lost range.
     pub fn lost_of(&self, ino: u64) -> Error {
         let data_id = self.nodes.get(ino).map_or(0, |node| node.inode.data_id);
         let lost = self.find_lost(self.overlays_of(data_id)).map(|(_, lost)| lost);
         lost_error(ErrorKind::Io, "commit", ino, lost.unwrap_or_default())
     }
 
-    /// Owner and range of the first content in here that is lost.
+    /// Owner and range of the first content in `overlays` that is lost.
     fn find_lost<'a>(
         &self,
         mut overlays: impl Iterator<Item = &'a Overlay>,
@@ -308,15 +316,16 @@ impl State {
         })
     }
 
-    /// What is known of some data beyond the tree.
+    /// The overlays of a data id: the changes that are not in the tree.
     fn overlays_of(&self, data_id: u64) -> impl Iterator<Item = &Overlay> {
         let is_merged = self.frozen.as_ref().is_some_and(|frozen| frozen.is_merged);
         let changed = self.map.overlay(data_id).into_iter();
         changed.chain(self.map.frozen().filter(|_| !is_merged).and_then(|all| all.get(&data_id)))
     }
 
-    /// Why an inode cannot be synced, after a commit that worked: not for content that was written anew
-    /// since, or cut off. A size that was taken out beside it is told again first.
+    /// Why an inode cannot be synced after a successful commit. Lost content counts no more once it
+    /// is overwritten or truncated. If a size was removed together with it, that size must be
+    /// recorded again first.
     pub fn unpublished_of(&mut self, ino: u64) -> Option<Lost> {
         if self.sync_errors.has(ino, Lost::Run)
             && let Some(node) = self.nodes.get(ino).filter(|node| !node.regrow)
@@ -329,12 +338,13 @@ impl State {
         self.sync_errors.worst(ino)
     }
 
-    /// Whether some of this data is lost, and was neither written anew nor cut off.
+    /// Whether some content of this data id is lost, and was neither overwritten nor truncated
+    /// since.
     pub fn has_lost(&self, data_id: u64) -> bool {
         self.find_lost(self.overlays_of(data_id)).is_some()
     }
 
-    /// A checkpoint is durable: what is lost and was overruled before it is nobody's any more.
+    /// After a durable checkpoint: forgets the lost runs that no overlay refers to any more.
     pub fn forget_lost(&mut self) {
         let (data, block_bytes) = (self.map.changes(), self.layout.block_bytes());
         let is_in = |lost| data.values().any(|one| lost_in(one, lost, block_bytes).is_some());
@@ -348,7 +358,7 @@ fn lost_error(kind: ErrorKind, op: &'static str, ino: u64, lost: Range<u64>) -> 
     Error::new(kind, op, text).with_range(start, end - start)
 }
 
-/// The first range of a file, bytes, of which the content is in these bytes of the device.
+/// The first byte range of a file whose content lies in the lost bytes of the device.
 fn lost_in(overlay: &Overlay, (lost, len): (Place, u64), block_bytes: u64) -> Option<Range<u64>> {
     let (start, end) = (u64::from(lost.offset), u64::from(lost.offset) + len);
     overlay.pieces().find_map(|(block, piece)| match piece.at {
@@ -362,7 +372,7 @@ fn lost_in(overlay: &Overlay, (lost, len): (Place, u64), block_bytes: u64) -> Op
     })
 }
 
-/// Whose data is at these places: data ids and first blocks, as records say.
+/// Who owns the data at these places: data ids and first blocks, from the changes of the records.
 fn owners<'a>(
     records: impl Iterator<Item = &'a Pending>,
     places: &BTreeSet<Place>,
@@ -384,8 +394,9 @@ fn owners<'a>(
     Ok(owners)
 }
 
-/// Runs of a record were written again, and have other sums now. `sizes`: of data of which something was cut
-/// off or punched behind this record, what it is cut to later; no record says more before.
+/// Updates the checksums in a record whose runs were written again. `sizes`: data ids of which
+/// something behind this record was truncated or punched, and the size to which a later record
+/// truncates them. No earlier record may state a larger size.
 fn renew(
     record: &mut Pending,
     written: &BTreeMap<Place, Again>,
@@ -406,8 +417,8 @@ fn renew(
     let mut body = vec![0; record.body.len()];
     let mut writer = Writer::new("record", &mut body);
     let mut reader = Reader::new("record", &record.body);
-    // A record holds as a whole: what it cuts lies before what it grows afterwards, and counts for those
-    // before.
+    // A record applies as a whole, with its truncates before its growth. So its truncates limit
+    // only the records before it.
     let mut cuts = Vec::new();
     while reader.remaining() > 0 {
         let Some(change) = Change::decode(&mut reader, geometry)? else { continue };
@@ -446,7 +457,7 @@ fn renew(
     Ok(())
 }
 
-/// Takes the changes that point at `places`, and the growth of `datas`, out of a record.
+/// Removes from a record the changes that refer to `places`, and the growth of `datas`.
 fn without(
     record: &mut Pending,
     places: &BTreeSet<Place>,
@@ -480,9 +491,10 @@ mod tests {
     use super::*;
     use crate::format::record::RecordKind;
 
-    /// A file was cut and written again, and one record said both. The repair after a failed flush held the
-    /// growth in it for older than the cut, and said the size of the cut: what the next sync acknowledged lay
-    /// behind the end after a crash.
+    /// The story: a file was truncated and written again, and one record contained both changes.
+    /// The repair after a failed flush took the growth in it for older than the truncate, and
+    /// recorded the truncated size. After a crash, bytes that the next sync had acknowledged were
+    /// behind the end of file.
     #[test]
     fn q3_what_grew_behind_a_cut_keeps_its_size() {
         let geometry = Geometry::with_segment_shift(20);

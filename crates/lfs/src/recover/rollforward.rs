@@ -1,4 +1,4 @@
-//! Roll-forward: applies the log from the checkpoint on, and finds its end.
+//! Roll-forward: applies the records of the log after the checkpoint, and finds the end of the log.
 //!
 //! ```text
 //!   record N: a segment header of a younger generation begins with N ──▶ go on there
@@ -7,15 +7,18 @@
 //!   held at the end: applied if a later record calls it durable, whatever its data is like; of the others
 //!   the first one whose out-of-line data is bad is the end
 //! ```
-//! Invariants: R11 a record is applied only behind all before it. R12 a record that a later one
-//! calls durable is never taken for the tail, not even where its data is bad or the record between
-//! is lost: the search is in [`evidence`]. R13 what is read is not assumed flushed: the volume
-//! flushes before it serves. R14 recovery changes nothing on the device. R18 a place that cannot be
-//! read ends the log only if the search for evidence has read all the rest
-//! (`docs/reference/crash-contract.md`).
+//! Invariants: R11 a record is applied only after all records before it. R12 a record that a later
+//! record calls durable is never taken for the torn tail. This holds even if its data is bad, or a
+//! record between them is lost. [`evidence`] searches for such later records. R13 recovery does not
+//! assume that what it read was flushed: the volume flushes before it serves requests. R14 recovery
+//! writes nothing to the device. R18 an unreadable place ends the log only if the search for
+//! evidence could read everything else (`docs/reference/crash-contract.md`).
 //!
-//! No locks: recovery has the volume to itself.
+//! Memory: [`bounded`].
+//!
+//! No locks: during recovery nothing else uses the volume.
 
+mod bounded;
 mod evidence;
 mod walk;
 mod window;
@@ -45,31 +48,46 @@ use forebay_base::units::round_up;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::DeviceRef;
 use std::collections::{BTreeMap, VecDeque};
-use walk::{Held, Walk};
+use walk::{Bound, Held, Walk};
 use window::Window;
 
-/// Bytes of records held without a record that calls them durable. The writer has at most three
-/// groups of about a MiB each that are not flushed (L6), so what is older than this was flushed.
+/// The most bytes of records that are held while no record calls them durable. The writer has at
+/// most three groups of about 1 MiB each that are not flushed (L6). So records further back were
+/// flushed.
 const HELD_BYTES_MAX: usize = 16 << 20;
 
-/// What was found.
+/// The result of the roll-forward.
 pub(crate) struct Found {
     pub state: State,
-    /// Behind the last record that counts; the generation is the highest one seen.
+    /// The position after the last applied record. The generation is the highest one seen.
     pub head: Head,
     /// Records applied.
     pub records: u64,
-    /// The log is damaged behind these: only reading is safe.
+    /// The log is damaged after these records: the volume may only be opened read-only.
     pub damage: Option<Error>,
+    /// The log has more records that count, for which memory has no space: where they begin
+    /// (bounded.R27).
+    pub rest: Option<Head>,
+    /// Most that the changes took in memory, bytes.
+    pub changes_peak: u64,
 }
 
-/// Applies the log of `superblock`'s checkpoint, whose state is `state`.
+impl Found {
+    /// A checkpoint that no log follows.
+    pub fn clean(state: State, head: Head) -> Self {
+        Self { state, head, records: 0, damage: None, rest: None, changes_peak: 0 }
+    }
+}
+
+/// Applies the log after the checkpoint of `superblock` to `state`. `is_bounded`: as much of it as
+/// memory has space for (bounded.R27).
 pub(crate) async fn roll_forward(
     device: &DeviceRef,
     tree: &Tree,
     superblock: &Superblock,
     state: State,
     options: &OpenOptions,
+    is_bounded: bool,
 ) -> Result<Found> {
     let (head, layout) = (Head::of(superblock), state.layout);
     let mut walk = Walk {
@@ -87,6 +105,7 @@ pub(crate) async fn roll_forward(
         asked: (superblock.log_head, 0),
         named: None,
         last: head,
+        bound: if is_bounded { Bound::of(options.overlay_bytes) } else { Bound::default() },
         records: 0,
         window: Window::new(device, layout),
     };
@@ -103,14 +122,17 @@ pub(crate) async fn roll_forward(
         damage = Some(error);
     }
     let generation = youngest.max(superblock.generation);
-    let head = Head { generation, ..walk.last };
-    Ok(Found { state: walk.state, head, records: walk.records, damage })
+    let rest = walk.protect_rest();
+    let head = rest.unwrap_or(Head { generation, ..walk.last });
+    let (records, changes_peak) = (walk.records, walk.bound.changes_peak);
+    Ok(Found { state: walk.state, head, records, damage, rest, changes_peak })
 }
 
 impl Walk<'_> {
     async fn scan_headers(&mut self) -> Result<()> {
         for segment in 0..self.layout.segments {
-            // What was full of something else at the checkpoint is not the log behind it.
+            // A tree segment or a sealed data segment at the checkpoint cannot be a log segment
+            // after it.
             let this = self.state.space.segments.get(segment);
             let other = |s: &crate::space::segment::Segment| {
                 s.stream == Stream::Tree || s.stream == Stream::Data && s.phase == Phase::Sealed
@@ -129,7 +151,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// What a segment begins with, from either copy.
+    /// The segment header, from either of its two copies.
     async fn header_of(&mut self, segment: u32) -> Result<Option<SegmentHeader>> {
         let (layout, mut unread) = (self.layout, 0);
         let copies = [0, layout.header_copy()];
@@ -173,14 +195,14 @@ impl Walk<'_> {
         let found = self.search(unreadable.is_some()).await?;
         self.durable = self.durable.max(found.durable);
         let end = self.end(unreadable, &found);
-        // Applied even if the log is damaged behind them: an open for reading has
-        // them.
+        // The held records are applied even if the log is damaged after them: a read-only volume
+        // shows them.
         self.apply_held(&found).await?;
         end
     }
 
-    /// Holds each record up to the end of the log. The error of the read, if the place behind the
-    /// last record cannot be read.
+    /// Reads and holds each record up to the end of the log. Returns the read error if the place
+    /// after the last record cannot be read.
     async fn walk(&mut self) -> Result<Option<Error>> {
         loop {
             let stale = self.options.plant.has(Planted::StaleTail) && self.next().await?.is_some();
@@ -196,7 +218,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether the log may end at the head (R12, R18).
+    /// Decides whether the log may end at the head (R12, R18).
     fn end(&self, unreadable: Option<Error>, found: &Evidence) -> Result<()> {
         if let Some((place, sequence)) = found.refutes_end {
             let (wanted, bad) = (self.head.sequence, self.head_place());
@@ -221,9 +243,10 @@ impl Walk<'_> {
         }
     }
 
-    /// The log ends at a place that cannot be read (R18): a warning where that is all that is
-    /// missing, and an error where a record that calls this place durable may be hidden, too, or
-    /// where the volume is opened for reading, whose user is told of all that may be missing.
+    /// Handles a log that ends at an unreadable place (R18). If nothing else is unreadable, this
+    /// logs a warning. It returns an error if a record that calls this place durable may be hidden,
+    /// too. It also returns an error for a read-only volume, whose user must know what may be
+    /// missing.
     fn unreadable_end(&self, sequence: u64, error: &Error, found: &Evidence) -> Result<()> {
         let hidden = found.unread.is_some();
         if !hidden && !self.options.read_only {
@@ -247,8 +270,8 @@ impl Walk<'_> {
         })
     }
 
-    /// Applies what is held at the end of the log: records that are known to be durable, and those
-    /// behind them whose data is good.
+    /// Applies the records that are still held at the end of the log: those known to be durable,
+    /// and those after them whose data is good.
     async fn apply_held(&mut self, found: &Evidence) -> Result<()> {
         while let Some(held) = self.held.pop_front() {
             let is_durable = held.sequence <= self.durable;
@@ -266,18 +289,18 @@ impl Walk<'_> {
                 }
                 Err(error) => return Err(error),
             }
-            self.apply(&held).await?;
+            self.take(&held).await?;
         }
         Ok(())
     }
 
-    /// Where the next record would be.
+    /// The place where the next record would begin.
     fn head_place(&self) -> Place {
         let segment = self.head.segment.or(self.head.previous).unwrap_or_default();
         Place::new(segment, self.head.offset)
     }
 
-    /// Goes on in a younger generation, if one begins here.
+    /// Continues in a segment of a younger generation, if one begins with this sequence number.
     fn switch(&mut self) {
         let Head { sequence, generation, predecessor, .. } = self.head;
         let Some(beginning) = self.headers.get(&sequence) else { return };
@@ -291,7 +314,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The record at the head, if it is the next one of the log.
+    /// Reads the record at the head. None: the next record of the log is not there.
     async fn next(&mut self) -> Result<Option<Held>> {
         let Some(segment) = self.head.segment else { return Ok(None) };
         let at = Place::new(segment, self.head.offset);
@@ -325,11 +348,11 @@ impl Walk<'_> {
             ..head
         };
         let bytes = bytes[..record.head_bytes()].to_vec();
-        Ok(Some(Held { bytes, at, sequence: fields.sequence, head: behind }))
+        Ok(Some(Held { bytes, at, sequence: fields.sequence, head: behind, next: behind }))
     }
 
-    /// Holds a valid record, and applies what is known to be durable.
-    async fn advance(&mut self, held: Held) -> Result<()> {
+    /// Holds a valid record, and applies the held records that are known to be durable.
+    async fn advance(&mut self, mut held: Held) -> Result<()> {
         let layout = self.layout;
         let record = Record::reopen(&held.bytes, held.at, &layout.geometry)?;
         self.durable = self.durable.max(record.header.fields.durable_through);
@@ -355,12 +378,13 @@ impl Walk<'_> {
                 self.state.space.segments.found(header.segment, Stream::Log);
             }
         }
+        held.next = self.head;
         self.held_bytes += held.bytes.len();
         self.held.push_back(held);
         self.drain().await
     }
 
-    /// Applies held records from the front, while they are known to be durable.
+    /// Applies held records from the front while they are known to be durable.
     async fn drain(&mut self) -> Result<()> {
         while let Some(held) = self.held.front() {
             if held.sequence > self.durable && self.held_bytes <= HELD_BYTES_MAX {
@@ -368,12 +392,12 @@ impl Walk<'_> {
             }
             let held = self.held.pop_front().expect("looked at it");
             self.held_bytes -= held.bytes.len();
-            self.apply(&held).await?;
+            self.take(&held).await?;
         }
         Ok(())
     }
 
-    /// Applies a record, when all that it changes is in memory.
+    /// Applies a record. First loads into memory everything that it changes.
     async fn apply(&mut self, held: &Held) -> Result<()> {
         let layout = self.layout;
         let record = Record::reopen(&held.bytes, held.at, &layout.geometry)?;
@@ -406,7 +430,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Whether what a record points at is there.
+    /// Whether the data runs of a record match their checksums.
     async fn data_is_good(&self, held: &Held) -> Result<bool> {
         if self.options.plant.has(Planted::UnverifiedData) {
             return Ok(true);
@@ -426,8 +450,8 @@ impl Walk<'_> {
             if place.segment >= layout.segments {
                 return Ok(false);
             }
-            // Without sums nothing can be verified: the data was flushed before the record was
-            // written.
+            // Without checksums nothing can be verified. The writer flushed the data before it
+            // wrote the record.
             if sums.is_empty() {
                 continue;
             }
@@ -440,7 +464,8 @@ impl Walk<'_> {
         Ok(true)
     }
 
-    /// The bytes of the record that may be at `at`; none if there is no room for one.
+    /// The bytes of the record that may begin at `at`. None: the rest of the segment is too short
+    /// for a record.
     async fn record_at(&mut self, at: Place) -> Result<Option<&[u8]>> {
         let layout = self.layout;
         let left = layout.segment_bytes().saturating_sub(u64::from(at.offset));
@@ -454,7 +479,8 @@ impl Walk<'_> {
         }
         let len = match RecordHeader::peek(head, at, &layout.geometry) {
             Ok(header) => u64::from(header.length),
-            // The sum says whether it is to be believed that this is newer.
+            // The header claims a newer format version. Only the checksum of the record shows
+            // whether that is true.
             Err(error) if error.kind() == ErrorKind::Unsupported => left.min(layout.max_record()),
             Err(_) => return Ok(None),
         };
@@ -463,7 +489,7 @@ impl Walk<'_> {
     }
 }
 
-/// The record at `at`, if one is there.
+/// The record at `at`, if a valid one is there.
 fn open_record<'a>(
     bytes: &'a [u8],
     layout: &Layout,
@@ -477,7 +503,7 @@ fn open_record<'a>(
     }
 }
 
-/// The head at the start of a segment.
+/// The head at the beginning of a segment.
 fn enter(header: &SegmentHeader, from: Head) -> Head {
     Head {
         segment: Some(header.segment),

@@ -24,86 +24,90 @@ use forebay_cache::writeback::Domain;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that an extent of one block takes of the tree at most: two copies of a half-full leaf.
+/// The most bytes of the tree that an extent of one block takes: two copies of a half-full leaf.
 pub(crate) const BLOCK_TREE_BYTES: u64 = 2 * 2 * 84;
 
-/// Bytes of an extent in the tree, without its sums.
+/// The bytes of an extent in the tree, without its checksums.
 pub(crate) const MAP_ITEM_BYTES: u64 = 80;
-/// The same of a short one of one block, which takes no more in memory.
+/// The bytes of a short extent of one block. In memory it takes no more.
 pub(crate) const SHORT_ITEM_BYTES: u64 = 52;
 
-/// An address range is written in parts of at least so many bytes. Each may get its own record.
+/// The minimum bytes of a part when an address range is written in parts. Each part may get its own
+/// record.
 pub(crate) const PART_BYTES: u64 = 64 * KIB;
 
 /// What a grant is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Something new: leaves alone the kept segments, and what accepted content needs.
+    /// A new change: it leaves the kept segments free, and the space for accepted content.
     New,
-    /// Makes space, or makes accepted content durable.
+    /// A change that makes space, or makes accepted content durable.
     Urgent,
-    /// Was admitted before, or the volume cannot continue without it: counted, never refused.
+    /// A change that was admitted before, or without which the volume cannot continue. It is
+    /// counted and never refused.
     Outstanding,
 }
 
-/// What else needs space while the log does.
+/// The space needed by other users of the volume while a grant is decided.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct OtherNeeds {
-    /// Bytes that accepted content takes of segments (P14).
+    /// Bytes of segments that accepted content will take (P14).
     pub dirt: u64,
     /// Bytes for the last blocks of files that are truncated (P23).
     pub edges: u64,
-    /// Bytes of segments that were given out and are not in use: accepted content may have them.
+    /// Bytes of segments that were given out and are not in use. Accepted content may use them.
     pub held: u64,
-    /// Pairs of nodes that checkpoints may need then (P13).
+    /// Pairs of nodes that checkpoints may need (P13).
     pub pairs: u64,
-    /// Pairs that new content leaves to operations that make space (P24).
+    /// Pairs of nodes that new content leaves to operations that make space (P24).
     pub spare: u64,
 }
 
-/// Content that was accepted and is not written out (P21).
+/// Accepted content that is not written out yet (P21).
 #[derive(Default)]
 pub(crate) struct Dirt {
     domain: Option<Arc<Domain>>,
-    /// Admitted, and not counted as dirty yet, bytes.
+    /// Bytes that were admitted and are not counted as dirty yet.
     arriving: AtomicU64,
 }
 
 impl Dirt {
-    /// Of the files of `domain`.
+    /// For the files whose pages are in `domain`.
     pub fn of(domain: Option<Arc<Domain>>) -> Self {
         Self { domain, arriving: AtomicU64::new(0) }
     }
 
-    /// Bytes; what is on its way from one state to the next may be counted twice.
+    /// The bytes of accepted content. Bytes that are changing from one state to the next may be
+    /// counted twice.
     pub fn bytes(&self) -> u64 {
         let arriving = self.arriving.load(Ordering::Acquire);
         let dirty = self.domain.as_ref().map_or(0, |d| d.dirty_bytes() + d.writeback_bytes());
         arriving + dirty
     }
 
-    /// So many bytes are admitted: they are arriving.
+    /// Counts bytes of an admitted write as arriving.
     pub fn admit(&self, bytes: u64) {
         self.arriving.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// What was admitted is dirty, or did not come.
+    /// Ends the arrival of admitted bytes: they are dirty now, or the write failed.
     pub fn arrived(&self, bytes: u64) {
         self.arriving.fetch_sub(bytes, Ordering::AcqRel);
     }
 }
 
-/// What changes take in the tree, about.
+/// An estimate of the space that changes take in the tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Growth {
-    /// Items.
+    /// Number of items.
     pub entries: u64,
-    /// Bytes.
+    /// Bytes of items.
     pub bytes: u64,
 }
 
 impl Growth {
-    /// What content at one address adds: its leaf, and that of an older extent that it splits.
+    /// The growth from content in one address range: its own extents, and an older extent that it
+    /// splits.
     pub fn of_content(bytes: u64, block_bytes: u64) -> Self {
         let blocks = bytes / block_bytes;
         let extents = extents_of(bytes, block_bytes);
@@ -111,7 +115,7 @@ impl Growth {
     }
 }
 
-/// Extents that content in one place becomes, if it is written in parts.
+/// The number of extents that content in one address range becomes if it is written in parts.
 pub(crate) fn extents_of(bytes: u64, block_bytes: u64) -> u64 {
     (bytes / block_bytes).div_ceil(u64::from(MAX_EXTENT_BLOCKS)) + bytes / PART_BYTES
 }

@@ -1,21 +1,25 @@
-//! Who gets which blocks of data segments: the fifth behaviour, in three ways that can be chosen.
+//! Allocation of blocks in data segments: the fifth comparable behaviour, with three strategies to
+//! choose from.
 //!
-//! - `interleaved`, the baseline: block by block, the state lock let go in between, as f2fs did it with
-//!   the lock of its log. Whoever comes in between takes the next block.
-//! - `serialized`, the patch: the same, under one mutex from looking the map up until the last block of the
-//!   request has its place; direct writes take it from a number of pages on, write-back always.
-//! - `reserve`, ours: the whole request in one hold of the state lock, out of the window of its stream.
+//! - `interleaved`, the baseline: block by block. It releases the state lock between blocks, as
+//!   f2fs released the lock of its log. A concurrent request then takes the next block.
+//! - `serialized`, the patch: block by block under one mutex, from the lookup in the map until the
+//!   last block of the request has its place. Direct writes take the mutex from a configured
+//!   number of pages on, write-back always takes it.
+//! - `reserve`, the Forebay strategy: the whole request while the state lock is held once, out of
+//!   the window of its stream.
 //!
 //! Reading order: `runs` (runs that were taken and are not in use), `window` (streams and their
 //! windows), `strategy` (the three strategies).
 //!
-//! Invariants: A11 a byte of a data segment has one owner: nobody, the open end of `Space`,
-//! a window, the pool of small runs, what is left over, or one reservation. A12 no lock and no turn is held
-//! during I/O, and nothing is waited for while the turn is held (scheduling points of tests aside).
-//! A13 what windows hold counts as free, and is free before anybody is told that there is no room.
+//! Invariants: A11 each byte of a data segment has at most one owner: the open end in `Space`, a
+//! window, the pool of small runs, a leftover run, or one reservation. A12 no lock and no turn is
+//! held during I/O. The holder of the turn waits for nothing, apart from the scheduling points of
+//! tests. A13 space in windows counts as free. It is released before any request is refused for
+//! lack of space.
 //!
-//! Locks: the turn of `serialized` is outermost and taken alone; everything else is covered by the
-//! volume's state lock.
+//! Locks: the turn of `serialized` is the outermost lock and is taken alone. The volume's state
+//! lock covers everything else.
 
 pub(crate) mod runs;
 pub(crate) mod strategy;
@@ -27,25 +31,25 @@ use forebay_base::{Error, ErrorKind, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// Bytes of a page, as [`OpenOptions::serialized_dio_pages`](crate::OpenOptions) counts them.
+/// The bytes of a page, as [`OpenOptions::serialized_dio_pages`](crate::OpenOptions) counts pages.
 pub const PAGE_BYTES: u64 = 4096;
-/// Default of `serialized_dio_pages`.
+/// The default of `serialized_dio_pages`.
 pub const SERIALIZED_DIO_PAGES: u32 = 64;
 
-/// How blocks of data are given out.
+/// The strategy that allocates blocks for data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AllocMode {
-    /// Block by block, beside everybody else.
+    /// Block by block: concurrent requests interleave.
     Interleaved,
-    /// A request at a time from so many pages on.
+    /// One request at a time, for direct writes from a number of pages on.
     Serialized,
-    /// Window by window for each stream.
+    /// A window for each stream.
     #[default]
     Reserve,
 }
 
 impl AllocMode {
-    /// All of them.
+    /// All strategies.
     pub const ALL: [Self; 3] = [Self::Interleaved, Self::Serialized, Self::Reserve];
 }
 
@@ -71,49 +75,50 @@ impl FromStr for AllocMode {
     }
 }
 
-/// A run: logical address (`Sizes::address` of `runs`) and bytes.
+/// A run: its logical address (`Sizes::address` of `runs`), and its length in bytes.
 pub(crate) type Run = (u64, u64);
 
-/// What was given out since the volume was opened.
+/// Allocation statistics since the volume was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AllocStats {
-    /// Direct writes that were given blocks.
+    /// Direct writes that were allocated blocks.
     pub direct_requests: u64,
-    /// Their bytes.
+    /// The bytes of these direct writes.
     pub direct_bytes: u64,
-    /// Runs on the device that they were given.
+    /// The contiguous device runs of these direct writes.
     pub direct_extents: u64,
-    /// Reservations of write-back, their bytes, and the runs that they were given.
+    /// Reservations of write-back. The next two fields are their bytes, and their device runs.
     pub written_back: u64,
-    /// See `written_back`.
+    /// The bytes of these reservations.
     pub written_back_bytes: u64,
-    /// See `written_back`.
+    /// The contiguous device runs of these reservations.
     pub written_back_extents: u64,
-    /// Holds of the state lock for giving out.
+    /// How often an allocation took the state lock.
     pub holds: u64,
-    /// Turns of `serialized`.
+    /// How often a request took the turn of `serialized`.
     pub turns: u64,
-    /// Bytes of records that tell where content is.
+    /// Bytes of log records that map content to its place.
     pub record_bytes: u64,
-    /// Windows opened.
+    /// Windows that were opened.
     pub windows: u64,
     /// Bytes of windows that were returned unused.
     pub returned_bytes: u64,
-    /// Now: bytes that windows and the pool of small runs hold.
+    /// Current bytes in windows and in the pool of small runs.
     pub held_bytes: u64,
-    /// Now: bytes that are left over within data segments, for whoever comes next.
+    /// Current bytes of leftover runs in data segments, which any request may take.
     pub left_bytes: u64,
-    /// In so many runs.
+    /// The number of these leftover runs.
     pub left_runs: u64,
 }
 
-/// What the ways of giving out share beside the state.
+/// What the strategies share apart from the volume's state.
 pub(crate) struct Allocator {
     pub mode: AllocMode,
     pages: AtomicU32,
     turn: AtomicBool,
     waiting: WaitQueue,
-    /// A task gives way at each lock: where tasks only meet when they wait, they meet at locks, too.
+    /// A task yields at each lock. Under the test scheduler tasks switch only where they wait, so
+    /// this makes them meet at locks, too.
     points: bool,
 }
 
@@ -123,36 +128,36 @@ impl Allocator {
         Self { mode, pages, turn, waiting: WaitQueue::new(), points }
     }
 
-    /// `serialized_dio_pages`: 0 is always, the largest number is never.
+    /// The current `serialized_dio_pages`: 0 means always, the largest number means never.
     pub fn pages(&self) -> u32 {
         self.pages.load(Ordering::Relaxed)
     }
 
-    /// For requests to come.
+    /// Sets `serialized_dio_pages` for later requests.
     pub fn set_pages(&self, pages: u32) {
         self.pages.store(pages, Ordering::Relaxed);
     }
 
-    /// Whether a request is to take the turn.
+    /// Whether a request must take the turn.
     pub fn serializes(&self, direct: bool, bytes: u64) -> bool {
         let pages = self.pages();
         let large = pages != u32::MAX && bytes.div_ceil(PAGE_BYTES) >= u64::from(pages);
         self.mode == AllocMode::Serialized && (large || !direct)
     }
 
-    /// Whether a request is given its places without giving way to anybody.
+    /// Whether a request gets all its places without yielding to other tasks.
     pub fn at_once(&self) -> bool {
         self.mode == AllocMode::Reserve && !self.points
     }
 
-    /// A lock is about to be taken.
+    /// A scheduling point of tests before a lock is taken.
     pub async fn point(&self) {
         if self.points {
             yield_now().await;
         }
     }
 
-    /// The mutex of the patch.
+    /// Takes the mutex of the `serialized` strategy.
     pub async fn turn(&self) -> Turn<'_> {
         self.point().await;
         self.waiting.wait_until(|| (!self.turn.swap(true, Ordering::AcqRel)).then_some(())).await;
@@ -160,13 +165,13 @@ impl Allocator {
     }
 }
 
-/// The turn, until it is dropped.
+/// The turn: it is released when this is dropped.
 pub(crate) struct Turn<'a>(&'a Allocator);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.turn.store(false, Ordering::Release);
-        // Whoever is woken takes the turn, and wakes the next one at its end.
+        // The woken task takes the turn, and wakes the next task when it drops the turn.
         self.0.waiting.wake_matching(|_| Pick::WakeAndStop);
     }
 }
@@ -183,7 +188,8 @@ mod tests {
         assert_eq!("both".parse::<AllocMode>().unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 
-    /// One page less is not serialised, 0 is always and the largest number never; live.
+    /// A request that is one page shorter than the limit is not serialized. 0 means always, and the
+    /// largest number never. A new limit applies to the next request.
     #[test]
     fn a3_the_threshold_is_exact_and_live() {
         let allocator = Allocator::new(AllocMode::Serialized, 64, false);

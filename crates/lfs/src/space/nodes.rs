@@ -1,17 +1,18 @@
-//! Tree nodes in segments of the volume: both copies of each in another segment, and each place used again by
-//! itself when two checkpoints do without it.
+//! Places for tree nodes in segments of the volume. The two copies of a node lie in different
+//! segments. A single place is reused once the two newest checkpoints no longer need it.
 //!
 //! ```text
 //! free slot ──allocated──▶ node of a checkpoint ──replaced by checkpoint k──▶ limbo ──k + 1 durable──▶ free
 //!
 //!                              └── the checkpoint failed ──▶ free, or limbo if a slot may name it
 //! ```
-//! Invariants: N11 a node that one of the two newest durable checkpoints leads to is not overwritten. N12
-//! the copies of a node lie in different segments. N13 a segment without a node, and with none in limbo, is
-//! free. N14 places of a segment that a write to failed in this life are given out when there are no others
-//! (W18). They count as room all the same: what was promised by them is kept.
+//! Invariants: N11 a node that one of the two newest durable checkpoints leads to is not
+//! overwritten. N12 the copies of a node lie in different segments. N13 a segment without nodes,
+//! and with none in limbo, is free. N14 if a write to a segment failed since the volume was opened,
+//! its places are given out last (W18). They still count as free, so that grants based on them are
+//! honoured.
 //!
-//! Locks: the [`NodeOwner`] takes the state lock to allocate; none across a wait.
+//! Locks: the [`NodeOwner`] takes the state lock to allocate. No lock is held across a wait.
 
 use crate::btree::{NodeStore, StoredNode};
 use crate::device::hold::Hold;
@@ -27,57 +28,59 @@ use forebay_block::{BioFlags, DeviceRef};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 
-/// Slots of one segment.
+/// The node slots of one segment.
 struct Slots {
-    /// Bit set: free.
+    /// A set bit means that the slot is free.
     free: Vec<u64>,
     left: u32,
-    /// A write to it failed in this life (N14).
+    /// A write to this segment failed since the volume was opened (N14).
     has_failed: bool,
 }
 
-/// Places for nodes. See the module.
+/// All places for nodes, see the module.
 pub(crate) struct NodeSlots {
     geometry: Geometry,
     segments: BTreeMap<u32, Slots>,
-    /// Segments that the next copies go to.
+    /// The two segments from which the next copies are allocated.
     current: [Option<u32>; 2],
-    /// Given up by the newest durable checkpoint.
+    /// Places that the newest durable checkpoint gave up. The checkpoint before it still needs
+    /// them.
     limbo: Vec<Place>,
     left: u64,
 }
 
 impl NodeSlots {
-    /// No segments.
+    /// No segments at all.
     pub fn new(geometry: Geometry) -> Self {
         let (segments, limbo) = (BTreeMap::new(), Vec::new());
         Self { geometry, segments, current: [None; 2], limbo, left: 0 }
     }
 
-    /// Nodes of a segment.
+    /// The number of nodes that fit in a segment.
     pub fn per_segment(&self) -> u32 {
         self.geometry.segment_bytes() >> self.geometry.node_shift
     }
 
-    /// Slots that are in use.
+    /// The number of slots in use.
     #[cfg(test)]
     pub fn used(&self) -> u64 {
         self.segments.len() as u64 * u64::from(self.per_segment()) - self.left
     }
 
-    /// Bytes of the maps of slots.
+    /// The bytes of the bit maps of slots.
     #[cfg(test)]
     pub fn map_bytes(&self) -> usize {
         self.segments.values().map(|slots| slots.free.len() * 8).sum()
     }
 
-    /// Whether nodes lie in a segment.
+    /// Whether this segment holds nodes.
     #[cfg(test)]
     pub fn has_segment(&self, segment: u32) -> bool {
         self.segments.contains_key(&segment)
     }
 
-    /// Segments more that so many pairs will take, as [`Self::take`] goes through those that there are.
+    /// How many more segments are needed for `pairs` pairs of nodes. It follows the order in which
+    /// [`Self::take`] uses the current segments.
     pub fn segments_for(&self, mut pairs: u64) -> u64 {
         let (mut most, mut second) = (0, 0);
         for left in self.segments.values().map(|slots| u64::from(slots.left)) {
@@ -116,7 +119,7 @@ impl NodeSlots {
         more
     }
 
-    /// A segment more, all of it free.
+    /// Adds a segment whose slots are all free.
     pub fn add(&mut self, segment: u32) {
         let per = self.per_segment();
         let slots = Slots { free: all_free(per), left: per, has_failed: false };
@@ -125,9 +128,9 @@ impl NodeSlots {
         }
     }
 
-    /// A segment in which the usage table says that nodes lie. It takes memory for its slots when
-    /// the first node is [`found`](Self::found) there; until then nothing is allocated in it, and
-    /// [`release`](Self::release) removes it.
+    /// Adds a segment that holds nodes according to the usage table. Memory for its slots is
+    /// allocated when the first node is [`found`](Self::found) there. Until then no slot in it is
+    /// given out. If no node is found, [`release`](Self::release) removes it.
     pub fn adopt(&mut self, segment: u32) {
         let left = self.per_segment();
         let slots = Slots { free: Vec::new(), left, has_failed: false };
@@ -136,14 +139,14 @@ impl NodeSlots {
         }
     }
 
-    /// A write to this segment failed (N14), if nodes lie there.
+    /// Notes a failed write to this segment (N14), if it holds nodes.
     pub fn fail(&mut self, segment: u32) {
         if let Some(slots) = self.segments.get_mut(&segment) {
             slots.has_failed = true;
         }
     }
 
-    /// Whether one of the next copies goes to a segment that a write to failed, if there is no other one.
+    /// Whether a next copy would have to go to a segment with a failed write.
     pub fn lacks_sound(&self) -> bool {
         let with_room = |failed: bool| {
             let these = self.segments.values();
@@ -153,12 +156,13 @@ impl NodeSlots {
         failed > 0 && with_room(false) < 2
     }
 
-    /// The segment, and the one that lacks most: the two copies cannot go there. None: they can.
+    /// Whether another segment is needed: fewer than two segments have a free slot, so the two
+    /// copies do not fit.
     pub fn wants_segment(&self) -> bool {
         self.segments.values().filter(|slots| slots.left > 0).count() < 2
     }
 
-    /// Places for both copies (N12). None: [`wants_segment`](Self::wants_segment).
+    /// Takes places for both copies (N12). None: [`wants_segment`](Self::wants_segment) is true.
     pub fn take(&mut self) -> Option<[Place; 2]> {
         let first = self.side(0, None)?;
         let second = self.side(1, Some(first))?;
@@ -166,7 +170,7 @@ impl NodeSlots {
         Some([self.slot(first)?, self.slot(second)?])
     }
 
-    /// The segment for a copy: the one that is being filled, else the emptiest (N14).
+    /// The segment for a copy: the current one, or else the emptiest one (N14).
     fn side(&self, n: usize, not: Option<u32>) -> Option<u32> {
         let has_room = |segment: &u32| {
             Some(*segment) != not && self.segments.get(segment).is_some_and(|s| s.left > 0)
@@ -203,7 +207,8 @@ impl NodeSlots {
         Some((slots, (n / 64) as usize, 1 << (n % 64)))
     }
 
-    /// Recovery found a node there. False: somebody has the place, or it is in no segment of the tree.
+    /// Marks the place of a node that recovery found. False: the place is in use already, or lies
+    /// in no tree segment.
     pub fn found(&mut self, place: Place) -> bool {
         let Some((slots, word, bit)) = self.bit(place) else { return false };
         if slots.free[word] & bit == 0 {
@@ -215,7 +220,7 @@ impl NodeSlots {
         true
     }
 
-    /// Nothing refers to these any more.
+    /// Frees places that no checkpoint refers to any more.
     pub fn give_back(&mut self, places: impl IntoIterator<Item = Place>) {
         for place in places {
             let Some((slots, word, bit)) = self.bit(place) else { continue };
@@ -226,13 +231,13 @@ impl NodeSlots {
         }
     }
 
-    /// These are free when a checkpoint more is durable.
+    /// Keeps these places in limbo until the next checkpoint is durable.
     pub fn hold(&mut self, places: impl IntoIterator<Item = Place>) {
         self.limbo.extend(places);
     }
 
-    /// A checkpoint is durable that gave these up: those that the one before gave up are free. The segments
-    /// that have no node any more (N13).
+    /// Handles a durable checkpoint that gave up these places. It frees the places that the
+    /// checkpoint before gave up. Returns the segments that have no node any more (N13).
     pub fn settle(&mut self, given_up: Vec<Place>) -> Vec<u32> {
         let free = std::mem::replace(&mut self.limbo, given_up);
         self.give_back(free);
@@ -241,8 +246,8 @@ impl NodeSlots {
         released
     }
 
-    /// Where nodes could lie in two segments less, the next ones go where most are that stay: so the others
-    /// come free (N13).
+    /// If the nodes would fit into two segments less, the next nodes go to the fullest segments. So
+    /// the emptier ones become free over time (N13).
     fn pack(&mut self) {
         let per = u64::from(self.per_segment());
         if self.segments.len() <= 2 || self.left + (self.limbo.len() as u64) < 2 * per {
@@ -262,7 +267,7 @@ impl NodeSlots {
         }
     }
 
-    /// Lets segments go that have no node (N13).
+    /// Removes and returns the segments that have no node (N13).
     pub fn release(&mut self) -> Vec<u32> {
         let per = self.per_segment();
         let empty = self.segments.iter().filter(|(_, slots)| slots.left == per);
@@ -278,7 +283,7 @@ impl NodeSlots {
     }
 }
 
-/// So many slots, a bit each, all free.
+/// A bit map of `slots` slots, all free.
 fn all_free(slots: u32) -> Vec<u64> {
     let mut free = vec![u64::MAX; slots.div_ceil(64) as usize];
     if !slots.is_multiple_of(64) {
@@ -287,29 +292,29 @@ fn all_free(slots: u32) -> Vec<u64> {
     free
 }
 
-/// The volume, as far as its store of nodes needs it.
+/// The volume, as its store of nodes sees it.
 pub(crate) trait NodeOwner: Send + Sync {
-    /// Takes two addresses for the copies of a node.
+    /// Takes two places for the copies of a node.
     fn take_node(&self) -> Result<[Place; 2]>;
 
-    /// Keeps the turn of the checkpoint that writes nodes taken, for a write.
+    /// Returns a hold for one write of nodes: it keeps the turn of the checkpoint that writes them.
     fn hold(&self) -> Hold;
 
-    /// Writes failed at these offsets on the device (N14).
+    /// Reports failed writes at these device offsets (N14).
     fn writes_failed(&self, offsets: &[u64]);
 }
 
-/// Reads and writes nodes; allocates in the volume's space.
+/// Reads and writes nodes of the volume, and allocates places for them.
 pub(crate) struct VolumeStore {
     device: DeviceRef,
     layout: Layout,
-    /// Set when the volume is open.
+    /// The volume. It is set when the volume is open.
     owner: OnceLock<Weak<dyn NodeOwner>>,
-    /// Places that were taken before: they are given out first.
+    /// Places that were taken in advance. They are given out first.
     reserved: Mutex<Vec<[Place; 2]>>,
 }
 
-/// See [`VolumeStore::reserve`].
+/// A guard, see [`VolumeStore::reserve`].
 pub(crate) struct Reserved<'a>(&'a VolumeStore);
 
 impl Drop for Reserved<'_> {
@@ -319,31 +324,31 @@ impl Drop for Reserved<'_> {
 }
 
 impl VolumeStore {
-    /// Of a volume on `device`.
+    /// A store on `device`, not attached to a volume yet.
     pub fn new(device: DeviceRef, layout: Layout) -> Self {
         Self { device, layout, owner: OnceLock::new(), reserved: Mutex::default() }
     }
 
-    /// Of the volume.
+    /// The geometry of the volume.
     pub fn geometry(&self) -> &Geometry {
         &self.layout.geometry
     }
 
-    /// From now on there is something to allocate in.
+    /// Attaches the volume, in which places are allocated from now on.
     pub fn attach(&self, owner: Weak<dyn NodeOwner>) {
         if self.owner.set(owner).is_err() {
             debug_assert!(false, "attached once");
         }
     }
 
-    /// These are given out next, the last first, as long as the answer is kept: who takes them may be dropped
-    /// half way, and what is left is nobody's then.
+    /// Gives out these places next, the last one first, until the returned guard is dropped. The
+    /// task that takes them may be dropped midway. Then the rest is no longer reserved.
     pub fn reserve(&self, places: Vec<[Place; 2]>) -> Reserved<'_> {
         *self.reserved.lock() = places;
         Reserved(self)
     }
 
-    /// Two places.
+    /// Takes two places for the copies of a node.
     pub fn take(&self) -> Result<[Place; 2]> {
         if let Some(places) = self.reserved.lock().pop() {
             return Ok(places);
@@ -365,7 +370,7 @@ impl VolumeStore {
 
     async fn read_nodes(&self, places: &[Place]) -> Result<AlignedBuf> {
         let (layout, len) = (&self.layout, self.layout.geometry.node_bytes());
-        // Within the segment: a run that is none is no node.
+        // A read does not cross the end of the segment: no node continues there.
         let room = layout.segment_bytes().saturating_sub(u64::from(places[0].offset));
         let room = room as usize / len;
         let most = self.device.limits().max_transfer as usize / len;
@@ -377,7 +382,8 @@ impl VolumeStore {
         read_at(&self.device, layout.device_offset(places[0]), count * len).await
     }
 
-    /// Neighbours go out in one transfer, within a segment: if one fails, that is the segment where (N14).
+    /// Joins adjacent copies in one segment into one write. A failed write then belongs to one
+    /// segment (N14).
     fn in_runs(&self, copies: &[(u64, &[u8])]) -> Vec<(u64, AlignedBuf)> {
         let (layout, len) = (&self.layout, self.layout.geometry.node_bytes());
         let most = (self.device.limits().max_transfer as usize / len).max(1);
@@ -448,7 +454,7 @@ impl NodeStore for VolumeStore {
 mod tests {
     use super::*;
 
-    /// N11 to N13.
+    /// N11 to N13: a slot is free again after two checkpoints.
     #[test]
     fn n11_n12_n13_slots_come_back_after_two_checkpoints() {
         let mut slots = NodeSlots::new(Geometry::with_segment_shift(16));
@@ -472,14 +478,14 @@ mod tests {
         assert!(!slots.found(pair[0]) && slots.left == 0);
     }
 
-    /// Few nodes that were left in many segments kept those for good, on a volume that was emptied: each new
-    /// pair went to the emptiest ones.
+    /// The story: a few nodes that were spread over many segments kept these segments in use for
+    /// good, on a volume that was emptied. Each new pair went to the emptiest segments.
     #[test]
     fn n13_few_nodes_come_together() {
         let mut slots = NodeSlots::new(Geometry::with_segment_shift(16));
         (0..6).for_each(|segment| slots.add(segment));
         let pairs: Vec<[Place; 2]> = std::iter::from_fn(|| slots.take()).collect();
-        // One that stays, in the last segments; the others go.
+        // One pair in the last segments stays, the other pairs are given up.
         let (stays, gone) = pairs.split_last().unwrap();
         slots.settle(gone.concat());
         slots.settle(Vec::new());
@@ -493,8 +499,9 @@ mod tests {
         assert_eq!(found.len(), 2, "{found:?}, one is in {stays:?}");
     }
 
-    /// A checkpoint was promised free slots that lie in one segment, where both copies of a node cannot go,
-    /// and then wanted a segment that nobody had kept for it.
+    /// The story: the ledger counted free slots for a checkpoint that all lay in one segment. Both
+    /// copies of a node cannot lie there, so the checkpoint needed a segment that had not been kept
+    /// for it.
     #[test]
     fn p13_segments_that_pairs_will_take() {
         for seed in 0..300u64 {

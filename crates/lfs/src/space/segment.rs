@@ -1,22 +1,24 @@
-//! Segments: what each is used for, what is live in it, and when it may be used again.
+//! The table of segments: what each one is used for, how much of it is live, and when it may be
+//! reused.
 //!
 //! ```text
 //!   free ──taken──▶ open ──full──▶ sealed ──nothing live at checkpoint k──▶ dead since k
 //!    ▲ │                             ▲                                          │
 //!    │ └── found used by recovery ───┘                                          │
-//!    └── discarded ◀── checkpoint k + 1 is durable, and nobody holds a pin ─────┘
+//!    └── discarded ◀── checkpoint k + 1 is durable, and no task holds a pin ────┘
 //! ```
-//! Invariants: W11 what is live in a segment is what the trees of the newest durable checkpoint refer to: it
-//! changes with a checkpoint and not before. W12 a segment dies at a checkpoint that it was sealed before,
-//! with no run in flight in it: nothing that is not merged can point there. W13 a dead segment is free when a
-//! second checkpoint is durable, so that neither of the two newest ones refers to it, nor the log behind
-//! the older. W14 a segment that somebody holds a pin of is not free. W15 a segment of which a window or a
-//! pool has bytes does not die; what is over of it dies with it. W16 a segment is discarded when it may be
-//! used again, and used again when that is done: nothing that somebody may want is discarded. W17 what has
-//! come free is taken before what was never written, unless it is discarded: writing where the image has its
-//! blocks costs the host less than finding blocks for it, and a thin image stays thin. W18 a segment that a
-//! write to failed is taken when no other is free, as long as the volume is open: the same bad place is not
-//! met over and over.
+//! Invariants: W11 live bytes of a segment are those that the trees of the newest durable
+//! checkpoint refer to. They change only with a checkpoint. W12 a segment dies at a checkpoint only
+//! if it was sealed before, and no run in it was in flight. So no change outside the tree can refer
+//! to it. W13 a dead segment becomes free when a second checkpoint is durable. Then neither of the
+//! two newest checkpoints refers to it, nor does the log after the older one. W14 a pinned segment
+//! does not become free. W15 a segment does not die while a window or a pool holds bytes of it. Its
+//! leftover runs die with it. W16 a segment is discarded once it may be reused, and is reused only
+//! after that. So no bytes are discarded that a reader may still need. W17 segments that became
+//! free are taken before segments that were never written, unless they are discarded. The host then
+//! need not allocate new blocks for the image, and a thin image stays thin. W18 after a failed
+//! write to a segment it is taken only if no other one is free, until the volume is closed. So
+//! writes do not meet the same bad place again and again.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -26,122 +28,125 @@ use forebay_base::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What may be done with a segment.
+/// The state of a segment, which determines what may be done with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// It may be taken.
+    /// The segment may be taken.
     Free,
-    /// It is being filled.
+    /// The segment is being filled.
     Open,
-    /// It is full, or was left alone.
+    /// The segment is full, or was left before it was full.
     Sealed,
-    /// Nothing in it is live.
+    /// Nothing in the segment is live.
     Dead,
-    /// It is free when the device was told that nothing in it is wanted.
+    /// The segment becomes free when the device has discarded it.
     Discarding,
 }
 
-/// Keeps a segment from being used again.
+/// While a pin exists, its segment is not reused.
 pub(crate) type Pin = Arc<()>;
 
-/// One segment.
+/// One segment of the volume.
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub phase: Phase,
     pub stream: Stream,
-    /// W11, bytes.
+    /// Live bytes (W11).
     pub live_bytes: u64,
-    /// Dead: the checkpoint at which it died. Else: the youngest birth that is known of.
+    /// Dead segment: the checkpoint at which it died. Other segments: the youngest known birth
+    /// number.
     pub since: u64,
-    /// Runs that are reserved or on their way.
+    /// Runs that are reserved or being written.
     pub in_flight: u32,
-    /// Bytes that were taken of it and are nobody's: windows, pools, what is left over.
+    /// Bytes that were taken out of the segment and belong to no file: windows, pools, leftover
+    /// runs.
     pub held_bytes: u64,
-    /// A run of it was reserved since the last freeze.
+    /// A run in it was reserved since the last freeze.
     is_touched: bool,
-    /// It was taken since the last freeze.
+    /// The segment was taken since the last freeze.
     is_new: bool,
-    /// A checkpoint that found it sealed has counted what is live in it.
+    /// A checkpoint that found the segment sealed has counted its live bytes.
     is_counted: bool,
-    /// How often it was taken in this life: which filling it is.
+    /// How often the segment was taken since the volume was opened. It identifies one filling.
     pub takes: u64,
-    /// A write to it failed in this life (W18).
+    /// A write to it failed since the volume was opened (W18).
     has_failed: bool,
     pin: Pin,
 }
 
 impl Segment {
-    /// Content is there, and no nodes.
+    /// Whether the segment contains content and no tree nodes.
     pub fn is_content(&self) -> bool {
         matches!(self.stream, Stream::Data | Stream::Log)
     }
 
-    /// A write to it failed in this life (W18).
+    /// Whether a write to it failed since the volume was opened (W18).
     pub fn has_failed(&self) -> bool {
         self.has_failed
     }
 
-    /// What is live in it is known, and nothing is on its way there.
+    /// Whether its live bytes are known, and no write to it is in flight.
     pub fn is_settled(&self) -> bool {
         self.is_counted && !self.is_touched && !self.is_new && self.in_flight == 0
     }
 }
 
-/// What there is in all segments.
+/// Totals over all segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Known {
-    /// Bytes that are live.
+    /// Live bytes.
     pub live: u64,
-    /// Segments of content that come free by themselves.
+    /// Dead content segments, which become free without the cleaner.
     pub dead: u64,
 }
 
-/// What a checkpoint changes in a segment.
+/// The change of one segment by a checkpoint.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Delta {
-    /// Live bytes more, or less.
+    /// The change of its live bytes.
     pub bytes: i64,
-    /// Youngest birth that came.
+    /// The youngest birth number that was added.
     pub youngest: u64,
 }
 
-/// Changes by segment.
+/// Changes by segment number.
 pub(crate) type Deltas = BTreeMap<u32, Delta>;
 
-/// What the segments were at a freeze: phase, stream, and whether no run was in flight.
+/// The segments at a freeze: phase, stream, and whether no run was in flight.
 pub(crate) type Snapshot = Vec<(Phase, Stream, bool)>;
 
-/// The usage table of a checkpoint.
+/// The usage table that a checkpoint will write.
 pub(crate) struct Plan {
     pub entries: Vec<Entry>,
-    /// Segments that die with it.
+    /// Segments that die with this checkpoint.
     died: Vec<u32>,
     deltas: Deltas,
 }
 
 impl Plan {
-    /// Segments that die with it.
+    /// Segments that die with this checkpoint.
     pub fn died(&self) -> &[u32] {
         &self.died
     }
 }
 
-/// See the module.
+/// All segments, see the module.
 pub(crate) struct Segments {
     list: Vec<Segment>,
     free: u64,
-    /// Bytes of content that are live (W11).
+    /// Live bytes of content (W11).
     content_bytes: u64,
-    /// None: something has changed since.
+    /// The totals. None: a segment has changed since they were computed.
     known: Option<Known>,
-    /// Where the search for a free segment goes on, so that a bad one is not found again at once (W17).
+    /// Where the search for a free segment begins. It moves on, so that a bad segment is not found
+    /// again at once (W17).
     next: u32,
-    /// What comes free is discarded first.
+    /// Segments are discarded before they become free.
     pub discards: bool,
 }
 
 impl Segments {
-    /// All free.
+    /// A table with all segments free.
     pub fn new(count: u32) -> Self {
         let segment = |_| Segment {
             phase: Phase::Free,
@@ -167,10 +172,10 @@ impl Segments {
         }
     }
 
-    /// As checkpoint `number` left them: what was open is not filled any further, and dead if nothing in it
-    /// is live and the log does not say otherwise.
+    /// Loads the table that checkpoint `number` wrote. A segment that was open is sealed. It is
+    /// dead if nothing in it is live; recovery changes that if the log refers to it.
     pub fn load(&mut self, entries: &[Entry], number: u64) -> Result<()> {
-        // Segments that a growth has added since are free: no checkpoint has told of them yet.
+        // Segments that a growth added since are free: they are in no usage table yet.
         if entries.len() > self.list.len() {
             let text = format!("{} entries of {} segments", entries.len(), self.list.len());
             return Err(corrupt("usage table", text));
@@ -198,7 +203,7 @@ impl Segments {
         Ok(())
     }
 
-    /// What there is in all segments.
+    /// The totals over all segments, computed if needed.
     pub fn known(&mut self) -> Known {
         let comes = |this: &Segment| {
             matches!(this.phase, Phase::Dead | Phase::Discarding) && this.is_content()
@@ -216,27 +221,27 @@ impl Segments {
         self.content_bytes = content.map(|this| this.live_bytes).sum();
     }
 
-    /// Bytes of content that the newest durable checkpoint refers to.
+    /// Live bytes of content in the newest durable checkpoint.
     pub fn content_bytes(&self) -> u64 {
         self.content_bytes
     }
 
-    /// Free segments.
+    /// The number of free segments.
     pub fn free(&self) -> u64 {
         self.free
     }
 
-    /// How many there are.
+    /// The number of segments.
     pub fn count(&self) -> u32 {
         self.list.len() as u32
     }
 
-    /// One of them.
+    /// The segment with this number.
     pub fn get(&self, segment: u32) -> Option<&Segment> {
         self.list.get(segment as usize)
     }
 
-    /// All, by number.
+    /// All segments by number.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Segment)> {
         (0..).zip(&self.list)
     }
@@ -250,14 +255,14 @@ impl Segments {
         self.free = self.free + u64::from(phase == Phase::Free) - u64::from(old == Phase::Free);
     }
 
-    /// The free ones, as they are taken.
+    /// The free segments in the order in which they are taken.
     fn free_in_order(&self) -> impl Iterator<Item = u32> {
         let count = self.count();
         let in_order = (0..count).map(move |n| (self.next + n) % count);
         in_order.filter(|s| self.list[*s as usize].phase == Phase::Free)
     }
 
-    /// Takes a free one.
+    /// Takes a free segment.
     pub fn take(&mut self, stream: Stream) -> Result<u32> {
         if let Some(segment) = self.take_sound(stream) {
             return Ok(segment);
@@ -269,7 +274,7 @@ impl Segments {
         Ok(segment)
     }
 
-    /// Takes a free one that no write to failed (W18).
+    /// Takes a free segment to which no write failed (W18).
     pub fn take_sound(&mut self, stream: Stream) -> Option<u32> {
         let segment = self.free_in_order().find(|s| !self.list[*s as usize].has_failed)?;
         self.take_free(segment, stream);
@@ -281,7 +286,8 @@ impl Segments {
         self.taken(segment, stream);
     }
 
-    /// Takes one that is dead in the newest checkpoint: for who writes there when another one is durable.
+    /// Takes a segment that is dead in the newest checkpoint. The caller writes to it only after
+    /// another checkpoint is durable.
     pub fn take_dead(&mut self, stream: Stream) -> Option<u32> {
         let is_dead = |(_, this): &(u32, &Segment)| {
             let unpinned = Arc::strong_count(&this.pin) == 1;
@@ -299,7 +305,7 @@ impl Segments {
         this.takes += 1;
     }
 
-    /// It is not filled any further.
+    /// Seals an open segment: it is filled no further.
     pub fn seal(&mut self, segment: u32) {
         if let Some(this) = self.list.get(segment as usize)
             && this.phase == Phase::Open
@@ -309,29 +315,29 @@ impl Segments {
         }
     }
 
-    /// A tree segment, which is filled as long as there is a place.
+    /// Reopens a tree segment, which is filled as long as it has a free place.
     pub fn open_again(&mut self, segment: u32) {
         self.set(segment, Phase::Open, Stream::Tree);
     }
 
-    /// A write to it failed (W18). False: that is known.
+    /// Notes a failed write to this segment (W18). False: the failure was known.
     pub fn fail(&mut self, segment: u32) -> bool {
         let this = self.list.get_mut(segment as usize);
         this.is_some_and(|this| !std::mem::replace(&mut this.has_failed, true))
     }
 
-    /// Nothing in it counts, and nothing ever did.
+    /// Frees a segment none of whose content counts or ever counted.
     pub fn give_back(&mut self, segment: u32) {
         self.set(segment, Phase::Free, Stream::None);
     }
 
-    /// The same, and it is taken next: by a mistake that tests plant.
+    /// Frees a segment and takes it next: an injected fault of tests.
     pub fn give_back_early(&mut self, segment: u32) {
         self.give_back(segment);
         self.next = segment;
     }
 
-    /// Recovery found that the log, or something that it tells of, is there.
+    /// Notes that recovery found log records or data of the log in this segment.
     pub fn found(&mut self, segment: u32, stream: Stream) {
         let phase = self.list.get(segment as usize).map(|this| this.phase);
         if matches!(phase, Some(Phase::Free | Phase::Dead)) {
@@ -339,7 +345,7 @@ impl Segments {
         }
     }
 
-    /// So many runs in flight more, or less.
+    /// Changes the number of runs in flight in this segment by `by`.
     pub fn fly(&mut self, segment: u32, by: i32) {
         if let Some(this) = self.list.get_mut(segment as usize) {
             debug_assert!(by > 0 || this.in_flight > 0, "W12: what lands has flown");
@@ -349,7 +355,7 @@ impl Segments {
         }
     }
 
-    /// So many bytes more that were taken of it are nobody's, or less.
+    /// Changes the held bytes of this segment, which belong to no file, by `bytes`.
     pub fn hold(&mut self, segment: u32, bytes: i64) {
         if let Some(this) = self.list.get_mut(segment as usize) {
             let held = this.held_bytes.checked_add_signed(bytes);
@@ -358,7 +364,8 @@ impl Segments {
         }
     }
 
-    /// Nothing in it is live, on its way, or was reserved since the last freeze; and so many bytes are held.
+    /// Whether nothing in the segment is live, in flight, or reserved since the last freeze, and
+    /// exactly `held` bytes are held.
     pub fn is_idle(&self, segment: u32, held: u64) -> bool {
         self.get(segment).is_some_and(|this| {
             let used = this.live_bytes + u64::from(this.in_flight);
@@ -366,24 +373,25 @@ impl Segments {
         })
     }
 
-    /// W14.
+    /// Pins the segment (W14).
     pub fn pin(&self, segment: u32) -> Option<Pin> {
         self.get(segment).map(|this| this.pin.clone())
     }
 
-    /// What they are now.
+    /// Takes the state of all segments at a freeze.
     pub fn snapshot(&mut self) -> Snapshot {
         for this in &mut self.list {
-            // A run that is on its way is of the time after, too.
+            // A run that is in flight now also counts for the time after the freeze.
             (this.is_touched, this.is_new) = (this.in_flight > 0, false);
         }
         self.list.iter().map(|this| (this.phase, this.stream, this.in_flight == 0)).collect()
     }
 
-    /// The usage table of checkpoint `number`, which was frozen at `before` and changes what is live by
-    /// `deltas`. Tree segments are as they are now: the checkpoint itself writes there. So are those that
-    /// were taken since: what was queued at the freeze may have got its place there.
-    /// `left`: bytes of a segment that are over for whoever comes next; they die with it (W15).
+    /// Computes the usage table of checkpoint `number`. Its freeze was `before`, and it changes
+    /// live bytes by `deltas`. Tree segments have their current state, because the checkpoint
+    /// itself writes to them. So have segments that were taken since the freeze: records queued at
+    /// the freeze may have got their place there. `left`: the bytes of leftover runs of a segment.
+    /// They die with the segment (W15).
     pub fn plan(
         &self,
         before: &Snapshot,
@@ -433,8 +441,8 @@ impl Segments {
         Ok(Plan { entries, died, deltas })
     }
 
-    /// Checkpoint `number` is durable: what it found dead is, and what the one before found dead is free
-    /// (W13, W14).
+    /// Handles the durable checkpoint `number`. The segments that it found dead are dead now. Those
+    /// that the checkpoint before it found dead become free (W13, W14).
     pub fn settle(&mut self, plan: &Plan, number: u64) {
         for (segment, delta) in &plan.deltas {
             if let Some(this) = self.list.get_mut(*segment as usize) {
@@ -444,7 +452,8 @@ impl Segments {
         }
         for (this, entry) in self.list.iter_mut().zip(&plan.entries) {
             let sealed = entry.state == SegmentState::Sealed && this.phase == Phase::Sealed;
-            // A run that was on its way at the freeze, or came since, is counted by the next one.
+            // A run that was in flight at the freeze, or was reserved since, is counted by the next
+            // checkpoint.
             this.is_counted = sealed && !this.is_new && !this.is_touched;
         }
         for segment in &plan.died {
@@ -459,7 +468,8 @@ impl Segments {
         self.reclaim(number);
     }
 
-    /// Frees what is dead in two durable checkpoints, of which `newest` is the newer. How many.
+    /// Frees the segments that are dead in two durable checkpoints, of which `newest` is the newer.
+    /// Returns how many.
     pub fn reclaim(&mut self, newest: u64) -> u32 {
         let free = |this: &Segment| {
             let is_dead = this.phase == Phase::Dead && this.stream != Stream::Tree;
@@ -480,13 +490,14 @@ impl Segments {
         free.len() as u32
     }
 
-    /// A checkpoint more makes something free.
+    /// Whether one more checkpoint would free a segment.
     pub fn has_dead(&self) -> bool {
         let is_dead = |this: &Segment| this.phase == Phase::Dead && this.stream != Stream::Tree;
         self.list.iter().any(|this| is_dead(this) && Arc::strong_count(&this.pin) == 1)
     }
 
-    /// What is to be discarded; each is given back then (W16). The device has no discard of it.
+    /// Segments that are to be discarded and then given back (W16). No discard of them is in
+    /// flight.
     pub fn discarding(&self) -> Vec<u32> {
         let is_one = |(segment, this): (u32, &Segment)| {
             (this.phase == Phase::Discarding && this.in_flight == 0).then_some(segment)
@@ -494,20 +505,20 @@ impl Segments {
         self.iter().filter_map(is_one).collect()
     }
 
-    /// So much is live there, whatever the tree has.
+    /// Sets the live bytes of a segment, whatever the tree refers to.
     #[cfg(test)]
     pub fn say_live(&mut self, segment: u32, bytes: u64) {
         self.list[segment as usize].live_bytes = bytes;
         self.known = None;
     }
 
-    /// It is to be discarded.
+    /// Marks a segment to be discarded.
     #[cfg(test)]
     pub fn discard_soon(&mut self, segment: u32) {
         self.set(segment, Phase::Discarding, Stream::Data);
     }
 
-    /// Something that no checkpoint has counted points there after all.
+    /// Notes a reference into the segment that no checkpoint has counted.
     pub fn touch(&mut self, segment: u32) {
         if let Some(this) = self.list.get_mut(segment as usize) {
             (this.is_touched, this.is_counted) = (true, false);
@@ -523,7 +534,7 @@ mod life {
     use super::tests::{checkpoint, live, phase};
     use super::*;
 
-    /// W11 to W14: through the life of one segment.
+    /// W11 to W14, in the course of one segment.
     #[test]
     fn w11_to_w14_a_segment_is_free_when_two_checkpoints_say_so() {
         let mut segments = Segments::new(4);

@@ -1,4 +1,4 @@
-//! Promises and what is left of them.
+//! Tests of grants, and of the space that remains beside them.
 //!
 //! No locks.
 
@@ -11,7 +11,7 @@ fn space(segments: u32) -> Space {
     Space::new(Layout { geometry, seal, nonce: [1; 16], data_start: 16384, segments, align: 512 })
 }
 
-/// P11: whoever was promised room finds it, also when data takes all the rest.
+/// P11: each grant finds its space, even if data takes all the rest.
 #[test]
 fn p11_promises_are_kept() {
     let (mut space, room) = (space(12), OtherNeeds::default());
@@ -32,8 +32,8 @@ fn p11_promises_are_kept() {
     }
 }
 
-/// P12: data leaves two segments, the log what is urgent one, and what is owed has that one, too; and
-/// P15: one more is the cleaner's.
+/// P12: data leaves two segments. Urgent log records leave one of them, which outstanding ones may
+/// use. P15: one more segment is kept for the cleaner.
 #[test]
 fn p12_the_last_segments_are_for_removing() {
     let (mut space, room) = (space(6), OtherNeeds::default());
@@ -51,8 +51,8 @@ fn p12_the_last_segments_are_for_removing() {
     }
 }
 
-/// P24: what is new leaves nodes to what makes room, whatever the open log segment has room for; and
-/// nobody takes those of a checkpoint.
+/// P24: new content leaves nodes to operations that make space, whatever space the open log segment
+/// has. No operation takes the nodes of a checkpoint.
 #[test]
 fn p24_what_is_new_leaves_nodes_alone() {
     let most = |need| {
@@ -68,7 +68,7 @@ fn p24_what_is_new_leaves_nodes_alone() {
     assert!(new >= 16 && urgent >= new + 16 && urgent <= 8 * 16 / 2 + 1, "{new} {urgent}");
 }
 
-/// P14: neither the log nor anything new takes what dirt was accepted for.
+/// P14: neither the log nor new content takes the space of accepted content.
 #[test]
 fn p14_the_log_leaves_room_for_dirt() {
     let (mut space, dirt) = (space(8), 3 << 16);
@@ -79,7 +79,7 @@ fn p14_the_log_leaves_room_for_dirt() {
     assert!(space.segments.free() >= 5);
 }
 
-/// P13.
+/// P13: a checkpoint finds space for its nodes.
 #[test]
 fn p13_a_checkpoint_finds_room() {
     let mut space = space(8);

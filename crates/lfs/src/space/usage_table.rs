@@ -1,7 +1,8 @@
-//! The usage table in the tree: rewritten whole by each checkpoint, which makes how many nodes it takes a
-//! matter of how many segments there are.
+//! The usage table in the tree. Each checkpoint rewrites it completely, so the number of its nodes
+//! depends only on the number of segments.
 //!
-//! Invariant: H15 the usage table counts its own nodes: their places are taken before it is counted.
+//! Invariant: H15 the usage table counts its own nodes. Their places are taken before the table is
+//! computed.
 //!
 //! No locks.
 
@@ -19,7 +20,7 @@ use forebay_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Writes the usage table to the places that were taken for it (H15).
+/// Writes the usage table to the places that were reserved for it (H15).
 pub(crate) async fn write_usage(
     tree: &Tree,
     store: &VolumeStore,
@@ -39,7 +40,7 @@ pub(crate) async fn write_usage(
     }
 }
 
-/// The usage table as items.
+/// The usage table as changes of tree items.
 pub(crate) fn usage_items(entries: &[Segment], geometry: &Geometry) -> Result<Vec<Change>> {
     let mut out = Vec::new();
     for (n, some) in entries.chunks(SEGMENTS_PER_ITEM).enumerate() {
@@ -52,7 +53,7 @@ pub(crate) fn usage_items(entries: &[Segment], geometry: &Geometry) -> Result<Ve
     Ok(out)
 }
 
-/// Counts nodes, and keeps none.
+/// A store that counts nodes and keeps none.
 struct Counting(AtomicU32, Geometry);
 
 impl NodeStore for Counting {
@@ -74,7 +75,7 @@ impl NodeStore for Counting {
     }
 }
 
-/// Nodes that the usage table of a volume takes, whatever is in it.
+/// The number of nodes that the usage table of a volume takes, whatever its content.
 pub(crate) async fn usage_nodes(segments: u32, geometry: Geometry, seal: Seal) -> Result<u64> {
     let store = Arc::new(Counting(AtomicU32::new(0), geometry));
     let tree = Tree::new(store, Arc::new(NodeCache::new(0)), geometry, seal);

@@ -1,7 +1,7 @@
-//! Admission of content: whether the state has space for it, and grants of log space for records.
+//! Admission of content: whether the volume has space for it, and grants of log space for records.
 //! The invariants are those of [`crate::space::admission`].
 //!
-//! Locks: the state lock, held by the caller; what is arriving and dirty is counted without it.
+//! Locks: the state lock, held by the caller. Arriving and dirty bytes are counted without it.
 
 use crate::format::place::{Geometry, Place};
 use crate::format::usage::USAGE_BYTES;
@@ -11,74 +11,75 @@ use crate::transaction::state::State;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_iomap::Class;
 
-/// Blocks that truncates surely may make dirty on a full volume, and bytes that are kept for them
-/// at most.
+/// The number of blocks that truncates may always make dirty on a full volume, and the most bytes
+/// that are kept for them.
 const EDGES: u64 = 16;
 
 const EDGE_BYTES_MAX: u64 = 4 << 20;
 
-/// Pairs of nodes that a removal or a cut may want of the next checkpoint: what it changes with the
-/// paths there, and the block that a cut makes dirty.
+/// Pairs of nodes that a removal or a truncate may need in the next checkpoint: the changed leaves
+/// with their paths, and the block that a truncate makes dirty.
 const PAIRS_TO_MAKE_ROOM: u64 = 24;
 
-/// Segments that there should be room for when room was made: for what is new, and for what
-/// overwrites, of so many one.
+/// Making space continues until so many segments of space exist for new content. For overwrites it
+/// continues until one of [`ENOUGH_SHARE`] segments is free.
 const ENOUGH: u64 = 2;
 
 const ENOUGH_SHARE: u64 = 64;
 
-/// Segments that are left when it is looked at closely whether new content has all that it needs.
+/// With less free space than these segments, admission computes exactly whether new content gets
+/// everything that it needs.
 const NEAR_SEGMENTS: u64 = 4;
 
 impl State {
-    /// What content takes of segments, with its part of the tree.
+    /// Bytes of segments that content takes, together with its items in the tree.
     fn weight(&self, bytes: u64) -> u64 {
         bytes + self.layout.geometry.blocks_of(bytes) * BLOCK_TREE_BYTES
     }
 
-    /// Accepted content that has no places yet, and so much more, bytes.
+    /// Bytes of accepted content that has no places yet, plus `more`.
     pub fn dirt_bytes(&self, more: u64) -> u64 {
         (self.dirt.bytes() + more).saturating_sub(self.reservations.accepted_bytes())
     }
 
-    /// The same with its part of the tree (P21).
+    /// The weight of [`Self::dirt_bytes`]: with its items in the tree (P21).
     fn dirt_weight(&self, more: u64) -> u64 {
         self.weight(self.dirt_bytes(more))
     }
 
-    /// Segments that the cleaner may fill now.
+    /// The segments that the cleaner may fill now.
     pub fn clean_segments(&self) -> u64 {
         self.space.clean_segments(self.dirt_weight(0), self.room.bytes())
     }
 
-    /// Whether accepted content has its room without these bytes of what is held, too.
+    /// Whether accepted content still has its space if `bytes` of the held bytes are taken away.
     pub fn can_spare(&self, bytes: u64) -> bool {
         self.data_room(Need::Urgent) >= self.dirt_weight(0) + bytes
     }
 
-    /// Pairs of nodes that two checkpoints may need (P13), when what has changed has grown by
-    /// `growth`: the one that is being made and the next, or the next and the one that makes free
-    /// what that gives up.
+    /// Pairs of nodes that two checkpoints may need (P13), after the changes have grown by
+    /// `growth`. These are the current checkpoint and the next one. If none is in progress, they
+    /// are the next one and the one after it, which frees what the first gives up.
     pub fn checkpoint_nodes(&self, growth: Growth) -> u64 {
         let made = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
         let made = made.map(|frozen| frozen.nodes.saturating_sub(self.space.nodes_taken()));
         made.unwrap_or_else(|| self.table_nodes()) + self.merge_nodes(growth)
     }
 
-    /// Pairs that a checkpoint may take whatever has changed: the usage table, and what a merge of
-    /// little rounds up.
+    /// Pairs that each checkpoint may take, whatever has changed: those of the usage table, and the
+    /// minimum of a merge.
     pub fn table_nodes(&self) -> u64 {
         let room = crate::btree::write::room_bytes(&self.layout.geometry) as u64;
         let usage = (USAGE_BYTES as u64 * u64::from(self.layout.segments)).div_ceil(room / 2);
         usage + (self.tree_nodes + 2).min(8)
     }
 
-    /// Pairs that what is new leaves to what makes room (P24).
+    /// Pairs that new content leaves to operations that make space (P24).
     fn spare_nodes(&self) -> u64 {
         (self.tree_nodes + 2).min(PAIRS_TO_MAKE_ROOM)
     }
 
-    /// Pairs of nodes that one checkpoint may take, made now.
+    /// Pairs of nodes that a checkpoint may take if it is made now.
     pub fn merge_nodes(&self, growth: Growth) -> u64 {
         let geometry = &self.layout.geometry;
         let room = crate::btree::write::room_bytes(geometry) as u64;
@@ -86,19 +87,20 @@ impl State {
         let more = (growth.entries + reserved.entries, growth.bytes + reserved.bytes);
         let entries = self.items.len() + 2 * self.map.change_count() + more.0;
         let bytes = self.items.bytes() + 40 * self.items.len() + self.map.tree_bytes() + more.1;
-        // Each changed leaf with its path and a neighbour, and what is new at half full.
+        // Each changed leaf is rewritten with its path and a neighbour, and new leaves are half
+        // full.
         (2 * entries).min(self.tree_nodes) + 2 * bytes.div_ceil(room) + self.table_nodes()
     }
 
-    /// P13: what checkpoints may need is as it is now.
+    /// Tells [`Space`](crate::space::Space) how many nodes checkpoints may need now (P13).
     pub fn count_nodes(&mut self) {
         let nodes = self.checkpoint_nodes(Growth::default());
         self.space.need_nodes(nodes, self.spare_nodes());
         self.space.least_nodes(self.least_nodes());
     }
 
-    /// Two places for a node. Where one of them would be in a segment that a write to failed,
-    /// another segment is taken (N14), as long as what overwrites has one, too.
+    /// Takes two places for a node. If one of them would be in a segment with a failed write, this
+    /// adds another segment (N14), as long as overwrites also have one.
     pub fn take_node(&mut self) -> Result<[Place; 2]> {
         while self.space.nodes.lacks_sound()
             && self.has_overwrite_space(2 * self.layout.segment_bytes())
@@ -117,7 +119,7 @@ impl State {
         }
     }
 
-    /// Bytes of data that there is space for. Space held for writers that continue counts (A13).
+    /// Bytes of free space for data. Space that is held for streams counts as free (A13).
     pub fn data_room(&self, need: Need) -> u64 {
         let held = self.room.bytes();
         match need {
@@ -129,15 +131,15 @@ impl State {
         }
     }
 
-    /// What new content leaves to the blocks that truncates make dirty (P23), bytes.
+    /// Bytes that new content leaves free for the blocks that truncates make dirty (P23).
     fn edge_bytes(&self) -> u64 {
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
         let least = EDGES * self.layout.block_bytes();
         (volume / 256).clamp(least, EDGE_BYTES_MAX.max(least))
     }
 
-    /// Grants space of the log. Segments in which only windows hold something become free for it
-    /// (A13).
+    /// Grants space of the log. If there is none, it first closes all windows, so that their
+    /// segments may become free (A13).
     pub fn promise(&mut self, cost: u64, need: Need, growth: Growth) -> Result<()> {
         if need == Need::New && !self.has_capacity(0, growth) {
             let text = "so that what there is can be overwritten";
@@ -156,7 +158,7 @@ impl State {
         promised
     }
 
-    /// Whether the log has room for so much that is urgent.
+    /// Whether the log would now grant `cost` bytes to an urgent record.
     pub fn could_promise(&mut self, cost: u64, growth: Growth) -> bool {
         let could = self.promise(cost, Need::Urgent, growth).is_ok();
         if could {
@@ -166,13 +168,13 @@ impl State {
         could
     }
 
-    /// Content may go into the log: where there is so much room that its segments need not come
-    /// free soon.
+    /// Whether content may go into the log: there is so much space that its segments need not
+    /// become free soon.
     pub fn takes_content(&self, cost: u64, growth: Growth) -> bool {
         self.space.has_room_for_content(cost, &self.beside(growth))
     }
 
-    /// Whether `new` bytes more of content have room.
+    /// Whether there is space for `new` more bytes of content.
     pub fn has_room(&self, new: u64, need: Need) -> bool {
         if need != Need::New {
             return self.dirt_weight(new) <= self.data_room(need);
@@ -184,14 +186,14 @@ impl State {
         !lacks && self.has_capacity(new, Growth::default())
     }
 
-    /// The same for content that overwrites stored content (P25). The overwritten space becomes
-    /// free, so an overwrite may use the reserve that new content may not.
+    /// Whether there is space for `new` bytes that overwrite stored content (P25). The overwritten
+    /// space becomes free, so an overwrite may use the reserve that new content may not.
     pub fn has_overwrite_space(&self, new: u64) -> bool {
         self.dirt_weight(new) <= self.overwrite_space(new)
     }
 
-    /// Accepts `new` bytes more of content, or `NoSpace`: they are arriving then. `over`: of a file
-    /// that has these blocks.
+    /// Accepts `new` more bytes of content, which are arriving from now on, or returns `NoSpace`.
+    /// `over`: the file has stored blocks there, so this is an overwrite.
     pub fn admit(&mut self, new: u64, need: Need, over: bool) -> Result<()> {
         if !(self.has_room(new, need) || over && self.has_overwrite_space(new)) {
             let text = format!("{new} bytes beside {} dirty ones", self.dirt.bytes());
@@ -201,41 +203,45 @@ impl State {
         Ok(())
     }
 
-    /// Less than it should be after room was made, for a little does not last: room for what
-    /// overwrites, and for what is new as far as the volume may hold it (P25).
+    /// Whether space is still short after space was made. A little space would not last. So this
+    /// demands enough for overwrites, and enough for new content as far as the volume may hold it
+    /// (P25).
     pub fn lacks_space(&self) -> bool {
         let segment = self.layout.segment_bytes();
         let enough = ENOUGH * segment;
-        // With its part of the tree.
+        // Together with its items in the tree.
         let over = (u64::from(self.layout.segments) / ENOUGH_SHARE).max(1) * segment;
         !self.has_overwrite_space(over - over / 8)
             || self.data_room(Need::New) < self.capacity_left().min(enough)
     }
 
-    /// Bytes that there are for what overwrites stored content, if so much is new.
+    /// Bytes of space for overwrites of stored content, if `new` bytes are accepted.
     pub fn overwrite_space(&self, new: u64) -> u64 {
         let growth = Growth::of_content(new, self.layout.block_bytes());
         self.space.overwrite_space(self.checkpoint_nodes(growth)) + self.room.bytes()
     }
 
-    /// Free segments, and bytes that there are for new content and for overwrites.
+    /// The levels that space is measured by: free segments, bytes for new content, and bytes for
+    /// overwrites.
     pub fn space_levels(&self) -> [u64; 3] {
         [self.space.segments.free(), self.data_room(Need::New), self.overwrite_space(0)]
     }
 
-    /// Whether there is more of something than before.
+    /// Whether a level is higher than `before`.
     pub fn has_more_space(&self, before: &[u64; 3]) -> bool {
         self.space_levels().iter().zip(before).any(|(now, before)| now > before)
     }
 
-    /// Whether the records of so much new content would be refused for want of nodes (P24).
+    /// Whether the records of `new` bytes of content would be refused because nodes are lacking
+    /// (P24).
     fn lacks_nodes(&self, new: u64) -> bool {
         let growth = Growth::of_content(new, self.layout.block_bytes());
         let room = OtherNeeds { dirt: self.dirt_weight(new), ..self.beside(growth) };
         self.space.lacks_nodes(Need::New, &room)
     }
 
-    /// P22. `over`: of what takes the place of stored content.
+    /// Refuses a direct write that would take space of accepted content (P22). `over`: it
+    /// overwrites stored content.
     pub fn check_direct(&self, bytes: u64, class: Class, over: bool) -> Result<()> {
         if class != Class::Direct {
             return Ok(());
@@ -253,7 +259,7 @@ impl State {
 }
 
 impl Geometry {
-    /// Blocks that so many bytes take.
+    /// The number of blocks in `bytes` bytes.
     fn blocks_of(&self, bytes: u64) -> u64 {
         bytes >> self.block_shift
     }

@@ -1,21 +1,21 @@
-//! The age of changes: when a checkpoint is due because the oldest change is old
+//! The age of changes. A checkpoint is due when the oldest change reaches the configured age
 //! (`volume::maintenance`, Z14).
 //!
-//! Lock: the state lock in turn; none across a wait.
+//! Lock: the state lock, taken briefly. No lock is held across a wait.
 
 use crate::transaction::resources::Resources;
 use forebay_base::sync::atomic::Ordering;
 
-/// A volume that recorded so many changes since the last check is busy.
+/// A volume is busy if it recorded at least so many changes since the last check.
 const BUSY_RECORDS: u64 = 512;
-/// The checkpoint of a busy volume waits for at most so many times the age.
+/// The checkpoint of a busy volume is delayed by at most so many times the age.
 const BUSY_AGES: u32 = 4;
 
 impl Resources {
-    /// A change was recorded: a checkpoint is due when it is of age.
+    /// Notes a recorded change. It starts the timer for a checkpoint, unless it runs already.
     pub fn note_change(&self) {
         let age = self.options.checkpoint_age;
-        // A load first: for most changes the timer runs already.
+        // The load comes first, because the timer already runs for most changes.
         if age.is_zero()
             || self.is_ageing.load(Ordering::Acquire)
             || self.is_ageing.swap(true, Ordering::AcqRel)
@@ -27,8 +27,8 @@ impl Resources {
             let state = self.state.lock();
             (state.queue.last_ticket(), state.life.is_read_only())
         };
-        // A volume that is open for reading is not written. The flag stays set, so that no later
-        // change comes here (open.O13).
+        // A read-only volume is not written. The flag stays set, so that later changes return early
+        // (open.O13).
         if is_read_only {
             return;
         }
@@ -54,8 +54,8 @@ impl Resources {
         self.world.spawn("forebay-lfs age", Box::pin(task));
     }
 
-    /// [`Self::note_change`] if records are queued, for a caller that recorded outside an
-    /// operation.
+    /// Calls [`Self::note_change`] if records are queued. For a caller that recorded changes
+    /// outside an operation.
     pub fn note_queued(&self) {
         let is_ageing = self.is_ageing.load(Ordering::Acquire);
         if !is_ageing && !self.state.lock().queue.is_empty() {

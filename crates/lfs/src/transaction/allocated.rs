@@ -1,4 +1,4 @@
-//! Which bytes of a file are stored, as far as memory tells.
+//! The stored bytes of a file, as far as the state in memory shows them.
 //!
 //! Lock: the state lock, held by the caller.
 
@@ -10,14 +10,14 @@ use crate::transaction::state::State;
 use std::ops::Range;
 
 impl State {
-    /// Bytes stored for an inode, about: what was overwritten since the last checkpoint counts
-    /// twice, as far as the file is long.
+    /// The approximate bytes stored for an inode. Content that was overwritten since the last
+    /// checkpoint counts twice, but never more than the size of the file.
     pub fn stored_bytes(&self, node: &Node) -> u64 {
         let size = node.end().unwrap_or(node.inode.size).max(node.inode.size);
         self.stored_of(&node.recorded, size)
     }
 
-    /// The same of what is recorded of an inode, if it is so long.
+    /// The same from the recorded state of an inode, for a file of `size` bytes.
     pub fn stored_of(&self, recorded: &Inode, size: u64) -> u64 {
         let data_id = recorded.data_id;
         let (block_bytes, new) = (self.layout.block_bytes(), self.map.changed_bytes(data_id));
@@ -25,8 +25,8 @@ impl State {
         recorded.stored_bytes.saturating_add(new).min(longest)
     }
 
-    /// Whether the tree has nothing of this content of an inode, nor will have: what is stored of
-    /// each inode is exactly what its extents have (E15 of fsck).
+    /// Whether the tree has no content of this inode, and will get none. The stored bytes of an
+    /// inode are exactly those of its extents (E15 of fsck).
     pub fn has_nothing(&self, ino: u64, data_id: u64) -> bool {
         let node = self.nodes.get(ino).filter(|node| node.recorded.data_id == data_id);
         node.is_some_and(|node| node.recorded.stored_bytes == 0) && !self.map.is_frozen(data_id)
@@ -34,7 +34,7 @@ impl State {
 }
 
 impl State {
-    /// Whether these bytes of a file are stored, as far as can be told without the tree.
+    /// Whether these bytes of a file are stored, as far as this can be decided without the tree.
     pub fn is_stored(&self, ino: u64, range: &Range<u64>, told: &Told) -> bool {
         let Some(node) = self.nodes.get(ino) else { return false };
         let (unit, stored) = (self.layout.block_bytes(), &node.recorded);

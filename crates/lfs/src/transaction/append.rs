@@ -1,6 +1,7 @@
-//! Changes become a record: encoded, applied and queued in one hold of the state lock.
+//! Turns changes into a record. It is encoded, applied and queued while the state lock is held
+//! once.
 //!
-//! Invariant T11 what does not fit, or has no room in the log, has changed nothing.
+//! Invariant T11 changes that do not fit into a record, or get no log space, have no effect.
 //!
 //! Lock: the state lock, held by the caller.
 
@@ -17,21 +18,21 @@ use crate::transaction::state::State;
 use forebay_base::codec::Writer;
 use forebay_base::{Error, ErrorKind, Result};
 
-/// What a change adds to the bytes of the tree, about.
+/// The approximate bytes that a change adds to the tree.
 const CHANGE_BYTES: u64 = 600;
 
-/// Room that a change without anything of variable length needs at most, bytes.
+/// The most bytes that a change without variable parts takes in a record.
 const CHANGE_BYTES_MAX: usize = 320;
 
-/// Content that a record has in addition to its changes.
+/// Content that a record carries in addition to its changes.
 #[derive(Default)]
 pub(crate) struct Content {
     pub payload: Option<Payload>,
-    /// The record that is queued last takes it up, behind so many bytes of content
+    /// If set, the record joins the last queued record, after so many bytes of content
     /// ([`State::joins`]).
     pub joins: Option<u64>,
     pub runs: Vec<Run>,
-    /// The reservation that its room was promised with.
+    /// The key of the reservation whose grant covers the log space of the record.
     pub share: Option<u64>,
 }
 
@@ -48,8 +49,8 @@ fn upper(change: &Change<'_>) -> usize {
         }
 }
 
-/// Items of the tree that a change touches, about: those that it names, and either end of what is
-/// cut off.
+/// The approximate number of tree items that a change touches: those that it names, and both ends
+/// of a truncated range.
 fn entries_of(change: &Change<'_>) -> u64 {
     match change {
         Change::SetAttributes(..) | Change::AddOrphan(_) | Change::RemoveOrphan(_) => 1,
@@ -61,12 +62,13 @@ fn entries_of(change: &Change<'_>) -> u64 {
 }
 
 impl State {
-    /// Applies changes as one record and queues it: its ticket. `NoSpace`, `InvalidInput`: T11.
+    /// Applies changes as one record, queues it, and returns its ticket. After `NoSpace` or
+    /// `InvalidInput` nothing has changed (T11).
     pub fn append(&mut self, changes: &[Change<'_>], need: Need) -> Result<u64> {
         self.append_with(changes, Content::default(), need)
     }
 
-    /// The same, for an operation that may be tried again.
+    /// [`State::append`] for an operation that loads missing parts and tries again.
     pub fn try_append(&mut self, changes: &[Change<'_>], need: Need) -> Tried<u64> {
         match self.missing(changes) {
             Some(want) => Err(Stop::Missing(want)),
@@ -81,12 +83,12 @@ impl State {
         content: Content,
         need: Need,
     ) -> Result<u64> {
-        // A write that reserved its place before the volume turned read-only is published: its
-        // caller is told that it succeeded (F11).
+        // A write that reserved its place before the volume turned read-only is still published.
+        // Its caller learned that it succeeded (F11).
         if need != Need::Outstanding || !self.life.is_stopped() {
             self.life.check_writable("append")?;
         }
-        // Changes accepted earlier are bounded by the limit on dirty data.
+        // Changes that were admitted earlier are limited by the limit on dirty data instead.
         if let Some(error) = self.overfull().filter(|_| need != Need::Outstanding).cloned() {
             self.refusal.is_overfull = true;
             return Err(error);
@@ -116,7 +118,7 @@ impl State {
             }
         }
         self.count_nodes();
-        // Moves of the cleaner make space.
+        // Moves of the cleaner are not counted, because they make space.
         if need != Need::Outstanding || content.share.is_some() {
             self.space.note_recorded();
         }
@@ -131,20 +133,20 @@ impl State {
         Ok(if joins.is_some() { self.queue.join(record) } else { self.queue.push(record) })
     }
 
-    /// Whether content of so many bytes may become part of the record that is queued last, with
-    /// these changes: bytes of content in there.
+    /// Whether these changes and `payload_bytes` of content may join the last queued record.
+    /// Returns the bytes of content that it has already.
     pub fn joins(&self, changes: &[Change<'_>], payload_bytes: u64) -> Option<u64> {
         let body_bytes = changes.iter().map(upper).sum::<usize>() as u64;
         self.queue.can_join(&self.layout, body_bytes, payload_bytes)
     }
 
-    /// The record that is queued last has content. What happens to names between the contents of
-    /// two files joins it, too: they would not share a record otherwise.
+    /// Whether the last queued record has content. Changes of names between the contents of two
+    /// files join it, too. Otherwise these contents could not share a record.
     fn ends_in_content(&self) -> bool {
         self.queue.last().is_some_and(|last| !last.payloads.is_empty())
     }
 
-    /// T11: what changes name is there.
+    /// Checks that all inodes that the changes name exist (T11).
     fn check_inodes(&self, changes: &[Change<'_>]) -> Result<()> {
         let mut made = Vec::new();
         for change in changes {
@@ -159,7 +161,7 @@ impl State {
         Ok(())
     }
 
-    /// Room in the log: of the reservation's share as far as that goes.
+    /// Takes log space for a record: first from the grant of the reservation, then a new grant.
     fn take_promise(
         &mut self,
         cost: u64,
@@ -176,13 +178,13 @@ impl State {
         Ok(())
     }
 
-    /// Queues a mark. Its room was promised with the records that it follows.
+    /// Queues a mark. Its log space was granted together with the records before it.
     pub fn append_mark(&mut self) -> u64 {
         self.enqueue_mark(0, None)
     }
 
-    /// Queues the mark that a checkpoint ends with. It is not refused: without checkpoints there
-    /// never is room. `moves`: the log goes on in another segment with it.
+    /// Queues the mark at the end of a checkpoint. It is never refused: without checkpoints no
+    /// space would become free. `moves`: the log continues in another segment after it.
     pub fn append_cut(&mut self, moves: bool) -> u64 {
         let cost = self.layout.cost(0, 0);
         let room =
@@ -198,7 +200,7 @@ impl State {
         self.queue.push(Pending { ticket: 0, kind, body, changes: 0, payloads, runs, cost, cut })
     }
 
-    /// The body of a record: `NoSpace` if no record can be so long.
+    /// Encodes the body of a record. `NoSpace` if it is longer than a record can be.
     fn encode(&self, changes: &[Change<'_>]) -> Result<Vec<u8>> {
         let mut body = vec![0; changes.iter().map(upper).sum()];
         let mut writer = Writer::new("record", &mut body);

@@ -1,4 +1,4 @@
-//! Attributes, plain and extended. What [`rules`] answer becomes changes.
+//! Attributes and extended attributes: turns the results of [`rules`] into changes.
 //!
 //! Lock: the state lock, held by the caller.
 
@@ -14,12 +14,14 @@ use forebay_vfs::rules::{self, Patch};
 use forebay_vfs::types::{XATTR_CAPABILITY, relatime};
 use forebay_vfs::{Ino, Privileges, SetAttr, SetXattr, Timestamp, XattrName};
 
-/// Inodes whose times share a record. A record of its own for each would take a block of the device
-/// and two of padding: on a full volume a sync would find no space for those of many files.
+/// The number of inodes whose times share a record. A record for each inode would take a device
+/// block and two blocks of padding. On a full volume a sync would then find no space for the times
+/// of many files.
 const TIMES_AT_ONCE: usize = 64;
 
 impl State {
-    /// What a patch of attributes is as changes; none, if it changes nothing.
+    /// Appends the changes for a patch of attributes. It appends nothing if the patch changes
+    /// nothing.
     pub fn patched(&self, ino: Ino, patch: &Patch, changes: &mut Vec<Change<'_>>) -> Tried<()> {
         let node = self.get("set attributes", ino)?;
         let Patch { perm, uid, gid, nlink, atime, mtime, ctime, drops_capability } = *patch;
@@ -44,7 +46,8 @@ impl State {
         Ok(())
     }
 
-    /// Sets everything but the size, as one record; what a new size does to attributes included.
+    /// Sets everything except the size, as one record. It includes the changes of attributes that a
+    /// new size causes.
     pub fn setattr(&mut self, ino: Ino, set: &SetAttr, now: Timestamp) -> Tried<()> {
         let seen = attrs::check_set(self, ino, set)?;
         let Some(patch) = attrs::set(&seen, set, now) else { return Ok(()) };
@@ -54,26 +57,43 @@ impl State {
         self.try_append(&changes, need).map(drop)
     }
 
-    /// The content of a regular file has changed: times move, privileges go.
+    /// Notes that the content of a regular file changed: this updates its times and drops
+    /// privileges.
     pub fn touch_content(&mut self, ino: Ino, now: Timestamp, kept: Privileges) -> Tried<()> {
         let seen = rules::inode(self, "write", ino)?;
         let patch = attrs::content_changed(&seen, kept, now);
         let mut changes = Vec::new();
-        // Times are written later (S14).
+        // A later sync writes the times (S14).
         self.patched(ino, &Patch { mtime: None, ctime: None, ..patch }, &mut changes)?;
         if !changes.is_empty() {
             self.try_append(&changes, Need::Urgent)?;
         }
-        let now = time(now);
-        self.move_times(ino, |inode| (inode.mtime, inode.ctime) = (now, now));
+        let moved = time(now);
+        self.move_times(ino, |inode| (inode.mtime, inode.ctime) = (moved, moved));
+        let has_privileges = attrs::content_changed(&seen, Privileges::Drop, now).perm.is_some();
+        if let Some(node) = self.nodes.get(ino.0)
+            && let Some(content) = &node.content
+            && !has_privileges
+            && !node.xattrs.contains_key(XATTR_CAPABILITY)
+        {
+            content.times.arm_writes(now);
+        }
         Ok(())
     }
 
-    /// Something read `ino`, which is in memory.
+    /// Notes a read of `ino`, which is in memory, and may update its access time.
     pub fn touch_atime(&mut self, ino: Ino, now: Timestamp, noatime: bool) {
-        let Ok(attr) = self.attr("read", ino) else { return };
-        if !noatime && !self.life.is_read_only() && !self.life.is_closed() && relatime(&attr, now) {
-            self.move_times(ino, |inode| inode.atime = time(now));
+        let Ok(mut attr) = self.attr("read", ino) else { return };
+        if noatime || self.life.is_read_only() || self.life.is_closed() {
+            return;
+        }
+        if relatime(&attr, now) {
+            self.nodes.move_atime(ino.0, time(now));
+            attr.atime = now;
+        }
+        let content = self.nodes.get(ino.0).and_then(|node| node.content.as_ref());
+        if let Some(content) = content.filter(|_| !relatime(&attr, now)) {
+            content.times.arm_reads(attr.atime);
         }
     }
 
@@ -110,8 +130,8 @@ impl State {
         self.try_append(&changes, Need::Urgent).map(drop)
     }
 
-    /// Appends the times that have moved: of one inode, or of all. After an error the rest of them
-    /// has moved still, so a caller that tries again goes on from there.
+    /// Appends the moved times of one inode, or of all inodes. After an error the remaining inodes
+    /// still have moved times, so a caller can call it again.
     pub fn write_times(&mut self, of: Option<Ino>) -> Result<()> {
         let inodes: Vec<u64> = match of {
             Some(ino) => vec![ino.0],

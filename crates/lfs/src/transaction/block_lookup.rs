@@ -1,4 +1,5 @@
-//! Where a block is, as far as memory tells; and the pin that keeps it readable.
+//! Finds the place of a block as far as the state in memory knows it, and pins it so that it stays
+//! readable.
 //!
 //! Lock: the state lock, held by the caller.
 
@@ -8,7 +9,7 @@ use crate::map::overlay::{Piece, Where};
 use crate::transaction::state::State;
 
 impl State {
-    /// The piece that begins at `block`, if the tree need not be asked.
+    /// The piece that begins at `block`, if it is known without the tree.
     pub fn find_piece(&self, data_id: u64, block: u64, staging: &Staging) -> Known {
         match self.map.known(data_id, block) {
             Ok(piece) => {
@@ -22,7 +23,7 @@ impl State {
         }
     }
 
-    /// M22.
+    /// Pins the place of a piece (M22).
     pub fn pin(&self, piece: &Piece, staging: &Staging) -> Option<Pin> {
         match piece.at {
             Where::Run(place) => self.space.segments.pin(place.segment).map(|pin| pin as Pin),

@@ -1,31 +1,35 @@
-//! How much a volume may hold, so that what it holds can be overwritten for ever.
+//! The capacity of a volume: how much content it accepts so that this content can always be
+//! overwritten.
 //!
 //! ```text
-//!   all segments = content | tree at its worst | nodes of checkpoints | APART | slack | room for what is new
+//!   all segments = content | tree at its worst | nodes of checkpoints | APART | slack | new content
 //! ```
-//! An overwrite takes a new place and makes the old one dead. Dead places come free segment by segment, by
-//! moving what is live beside them, and that wants free segments first. So new content, and new names, leave
-//! so many alone that there are always enough to go on with:
+//! An overwrite takes a new place, and its old place becomes dead. Segments with dead places become
+//! free when the cleaner moves their live data, and for that it needs free segments. So new content
+//! and new names leave enough segments free for the cleaner to continue.
 //!
-//! Invariant: P25 when something new is accepted, `content + T + N + (APART + slack) * B <= S * B`, where S
-//! segments have B bytes, T is what the tree takes if each block of the content is an extent of its own, in
-//! leaves that are half full, and N what checkpoints need to replace a part of it. What overwrites stored
-//! content does not change that: it is not held against it, and waits for the cleaner instead.
+//! Invariant: P25 after new content or a new name is accepted, `content + T + N + (APART + slack) *
+//! B <= S * B`. The volume has S segments of B bytes. T is the size of the tree if each block of
+//! the content is an extent, in half-full leaves. N is what checkpoints need to replace a part of
+//! the tree. Overwrites of stored content are not limited by this inequality. They wait for the
+//! cleaner instead.
 //!
-//! Why this is enough. When what was accepted is written out, checkpoints have freed what is dead, and no
-//! pass is made, the segments are: the open log segment; T + N of nodes; F free ones; and n others with the
-//! content,
-//! of which D bytes are dead. So `content + D = n * B`, and by P25 `F * B + D >= (APART - 1 + slack) * B`. An
-//! overwrite finds room if F is at least [`KEPT_SEGMENTS`], one for content in the log, the cleaner's, and
-//! one to write to: `F >= APART - 1`. If it is not, `D >= slack * B`: some segment has `slack * B / n` dead
-//! bytes or
-//! more. Its live bytes fit into the cleaner's segment, which nobody else takes (P15); moving them makes one
-//! segment free and fills less than one, so F and the rest of the cleaner's segment grow by what was dead, D
-//! shrinks by it, and the sum stays. This goes on until F is large enough, for D does not go below zero: the
-//! cleaner comes to an end, and the overwrite has its room. Where the dead bytes are in a segment that is
-//! open,
-//! that is sealed first. A volume of fewer than [`2 * (APART + 1)`](APART) segments keeps half of them:
-//! there it is likely, and not certain.
+//! Why this is enough. Assume that all accepted content is written out, checkpoints have freed all
+//! dead segments, and no pass of the cleaner runs. Then the segments are: the open log segment, T +
+//! N of nodes, F free ones, and n others with the content. D bytes in these n segments are dead, so
+//! `content + D = n * B`. By P25 `F * B + D >= (APART - 1 + slack) * B`.
+//!
+//! An overwrite finds space if F includes [`KEPT_SEGMENTS`], one segment for content in the log,
+//! the cleaner's segment, and one to write to: `F >= APART - 1`. Otherwise `D >= slack * B`, and
+//! some segment has at least `slack * B / n` dead bytes. Its live bytes fit into the cleaner's
+//! segment, which is kept for the cleaner (P15). Moving them frees one segment and fills less than
+//! one. So F and the rest of the cleaner's segment grow by the dead bytes, D shrinks by them, and
+//! the sum stays the same. D cannot become negative, so F becomes large enough: the cleaner ends,
+//! and the overwrite has its space.
+//!
+//! If the dead bytes are in an open segment, it is sealed first. A volume of fewer than [`2 *
+//! (APART + 1)`](APART) segments keeps half of them free. There an overwrite probably succeeds, but
+//! this is not proved.
 //!
 //! Locks: the state lock, held by the caller.
 
@@ -33,36 +37,38 @@ use crate::space::admission::{BLOCK_TREE_BYTES, Growth};
 use crate::space::{KEPT_SEGMENTS, Need};
 use crate::transaction::state::State;
 
-/// Segments beside content and tree: the open one of the log, those that are kept, one in the stead of a log
-/// segment with content, the one that the cleaner fills and the one that it has for that, one to write to.
+/// Segments that hold neither content nor tree: the open log segment; the kept ones; one to replace
+/// a log segment with content; the one that the cleaner fills and its next one; one to write to.
 const APART: u64 = 1 + KEPT_SEGMENTS + 1 + 2 + 1;
-/// One of so many segments is slack: the more there is dead for each that is cleaned, the less is moved.
+/// One of so many segments is slack. With more dead bytes per cleaned segment, the cleaner moves
+/// less data.
 const SLACK_SHARE: u64 = 32;
-/// Bytes of the tree that an inode with a name takes: two copies, in leaves that are half full.
+/// Bytes of the tree that an inode with one name takes: two copies, in half-full leaves.
 const INODE_TREE_BYTES: u64 = 2 * 2 * 200;
-/// The part of the tree that checkpoints replace at a time where there is little room, and pairs at least.
+/// The share of the tree that checkpoints replace at a time while space is short, and the minimum
+/// number of pairs.
 const NODES_SHARE: u64 = 4;
 const NODES_LEAST: u64 = 64;
 
 impl State {
-    /// Bytes of content that are stored, or have places: what was overwritten since the last checkpoint
-    /// counts twice.
+    /// Bytes of content that are stored or have places. Content that was overwritten since the last
+    /// checkpoint counts twice.
     pub fn content_bytes(&self) -> u64 {
         let fresh = self.map.fresh_bytes() + self.reservations.flying_bytes();
         self.space.segments.content_bytes() + fresh
     }
 
-    /// Pairs of nodes that whoever overwrites leaves to checkpoints, so that what the cleaner says can be
-    /// merged (P25): never more than N.
+    /// Pairs of nodes that overwrites leave to checkpoints, so that the records of the cleaner can
+    /// be merged (P25). They are never more than N.
     pub fn least_nodes(&self) -> u64 {
         self.tree_nodes.min(NODES_LEAST) + 2 * self.table_nodes()
     }
 
-    /// Bytes of segments that a volume with so much content takes so that it can be overwritten (P25).
+    /// Bytes of segments that a volume needs so that `content` bytes can be overwritten (P25).
     fn wanted_bytes(&self, content: u64, growth: Growth) -> u64 {
         let (block, segment) = (self.layout.block_bytes(), self.layout.segment_bytes());
         let pair = 2 * self.layout.geometry.node_bytes() as u64;
-        // The number of inodes is what a stored root says.
+        // The number of inodes comes from a stored root, so it is limited here.
         let inodes = self.nodes.count().min(u64::from(u32::MAX));
         let worst = content / block * BLOCK_TREE_BYTES + inodes * INODE_TREE_BYTES;
         let items = 4 * (self.items.bytes() + growth.bytes);
@@ -76,18 +82,19 @@ impl State {
         content + tree + kept.min(segments / 2) * segment
     }
 
-    /// Whether so much new content, and what else is new in the tree, leaves enough (P25).
+    /// Whether `new` bytes of content and this growth of the tree leave enough free segments (P25).
     pub fn has_capacity(&self, new: u64, growth: Growth) -> bool {
         let all = u64::from(self.layout.segments) * self.layout.segment_bytes();
         self.wanted_bytes(self.content_bytes() + self.dirt_bytes(new), growth) <= all
     }
 
-    /// Bytes of new content that there is room for, which can be overwritten then: what `statfs` says.
+    /// Bytes of new content that the volume accepts, and that can be overwritten later: the free
+    /// bytes of `statfs`.
     pub fn new_room(&self) -> u64 {
         self.data_room(Need::New).min(self.capacity_left())
     }
 
-    /// The same wherever it may be had from.
+    /// The most new content that P25 allows, whether or not space is free now.
     pub fn capacity_left(&self) -> u64 {
         let block = self.layout.block_bytes();
         let fits = |blocks: u64| self.has_capacity(blocks * block, Growth::default());

@@ -1,9 +1,9 @@
-//! Whether the cleaner is at work and what it has freed, for tasks that wait for space.
+//! Whether the cleaner runs, and what it has freed, for tasks that wait for space.
 //!
 //! Invariants: C51 one pass at a time has the turn. C52 while a task waits for space, or for the
 //! end of a pass, the cleaner does not pause.
 //!
-//! Lock: one, a leaf; none across a wait.
+//! Lock: one lock, a leaf. No lock is held across a wait.
 
 use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;
@@ -18,9 +18,9 @@ pub(crate) struct Cleaning {
 #[derive(Default)]
 struct Progress {
     has_pass: bool,
-    /// Background cleaning goes on until enough is free.
+    /// Background cleaning continues until enough segments are free.
     is_background: bool,
-    /// Tasks that wait for space or for the end of a pass.
+    /// The number of tasks that wait for space or for the end of a pass.
     waiting: u32,
     /// How often cleaned segments became free.
     freed_count: u64,
@@ -32,7 +32,7 @@ impl Progress {
     }
 }
 
-/// The turn to clean.
+/// The turn to clean, until it is dropped.
 pub(crate) struct CleaningTurn<'a>(&'a Cleaning);
 
 impl Drop for CleaningTurn<'_> {
@@ -46,7 +46,7 @@ impl Drop for CleaningTurn<'_> {
     }
 }
 
-/// A task waits: the cleaner does not pause (C52).
+/// While this guard exists a task waits, so the cleaner does not pause (C52).
 pub(crate) struct Hurry<'a>(&'a Cleaning);
 
 impl Drop for Hurry<'_> {
@@ -68,19 +68,19 @@ impl Cleaning {
         CleaningTurn(self)
     }
 
-    /// Until the guard is dropped a task waits (C52).
+    /// Returns a guard for a task that waits (C52).
     pub fn hurry(&self) -> Hurry<'_> {
         self.progress.lock().waiting += 1;
         Hurry(self)
     }
 
-    /// Whether a task waits (C52).
+    /// Whether a task waits for the cleaner (C52).
     pub fn is_hurried(&self) -> bool {
         self.progress.lock().waiting > 0
     }
 
-    /// Begins or ends background cleaning. It makes its own checkpoints, so no others are made for
-    /// want of free segments.
+    /// Begins or ends background cleaning. It makes its own checkpoints, so no checkpoints are made
+    /// for lack of free segments meanwhile.
     pub fn set_background(&self, is_background: bool) {
         self.progress.lock().is_background = is_background;
         if !is_background {
@@ -88,12 +88,12 @@ impl Cleaning {
         }
     }
 
-    /// Whether background cleaning goes on.
+    /// Whether background cleaning is in progress.
     pub fn is_background(&self) -> bool {
         self.progress.lock().is_background
     }
 
-    /// Some of what was cleaned is free.
+    /// Notes that cleaned segments became free, and wakes the tasks that wait.
     pub fn note_freed(&self) {
         self.progress.lock().freed_count += 1;
         self.wait.wake_all();
@@ -105,7 +105,8 @@ impl Cleaning {
         self.progress.lock().freed_count
     }
 
-    /// Waits until the pass in progress has freed something or is over. False: there is none.
+    /// Waits until the current pass has freed a segment or has ended. False: no pass is in
+    /// progress.
     pub async fn part_over(&self) -> bool {
         let (is_at_work, seen) = {
             let progress = self.progress.lock();
@@ -122,7 +123,7 @@ impl Cleaning {
         is_at_work
     }
 
-    /// Waits until the pass in progress is over and has released what it had reserved.
+    /// Waits until the current pass has ended and has released its reservations.
     pub async fn pass_over(&self) {
         let _hurry = self.hurry();
         drop(self.take_turn().await);

@@ -1,6 +1,6 @@
-//! Commits of the volume: the log with its owner, and the mark of an idle log.
+//! Commits of a volume: connects the log with the state, and writes the mark of an idle log.
 //!
-//! Locks: `ctl` of the log and the state lock in turn, never both; none across a wait.
+//! Locks: `ctl` of the log and the state lock, never both at once. No lock is held across a wait.
 
 use crate::log::commit::{Committer, RecordOwner};
 use crate::log::{Group, Pending};
@@ -8,7 +8,7 @@ use crate::transaction::resources::Resources;
 use forebay_base::Result;
 use std::time::Duration;
 
-/// The log is idle when no record came for so long: then its mark is written.
+/// The log is idle if no record came for this time. Then a mark is written.
 const IDLE: Duration = Duration::from_millis(10);
 
 impl RecordOwner for Resources {
@@ -54,26 +54,27 @@ impl Resources {
         Committer { log, device, layout, plant, uses_fua, owner: self, repair }
     }
 
-    /// Makes everything durable that was appended up to `ticket`. `here`: the caller blocks, and
-    /// I/O may be carried out on its thread.
+    /// Makes all records up to `ticket` durable. `here`: the calling thread may block, so I/O may
+    /// be done on it.
     pub async fn commit(&self, ticket: u64, here: bool) -> Result<()> {
         self.committer().commit(ticket, here).await
     }
 
-    /// Writes what is queued and makes it durable. Writes out no file, so jobs of the maintenance
-    /// call it, too.
+    /// Writes the queued records and makes them durable. It writes out no file, so maintenance jobs
+    /// can call it.
     pub async fn commit_queue(&self) -> Result<()> {
         let ticket = self.state.lock().queue.last_ticket();
         self.commit(ticket, false).await
     }
 
-    /// Flushes the device, not for the log: if it fails, what of the log it would have covered is
-    /// not durable.
+    /// Flushes the device for a purpose other than a commit. If the flush fails, log records that
+    /// it would have covered are not durable.
     pub async fn flush_all(&self) -> Result<()> {
         self.committer().flush_all().await
     }
 
-    /// Schedules a mark for when the log is idle. It says how far the log is durable.
+    /// Schedules a mark for the time when the log becomes idle. The mark states up to where the log
+    /// is durable.
     fn schedule_mark(&self) {
         if std::mem::replace(&mut self.log.ctl.lock().mark_armed, true) {
             return;
@@ -88,7 +89,7 @@ impl Resources {
         self.world.spawn("forebay-lfs mark", Box::pin(task));
     }
 
-    /// Writes a mark, unless a record already says how far the log is durable.
+    /// Writes a mark, unless a record already states up to where the log is durable.
     async fn mark(&self) {
         let wanted = {
             let mut ctl = self.log.ctl.lock();

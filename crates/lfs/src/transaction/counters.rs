@@ -1,36 +1,75 @@
-//! The next numbers of a volume, and how many bytes were removed.
+//! The next free numbers of a volume, and the bytes of removed content.
 //!
-//! A number is never given out twice (`state.S13`): each counter only grows, past every number that
-//! a record names.
+//! A number is never given out twice (`state.S13`). Each counter only grows, and passes every
+//! number that a record names.
 //!
 //! No locks: the volume's state lock covers it.
 
 use crate::format::superblock::Superblock;
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers that were not given out. A copy is what a checkpoint stores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The volume-wide sequence of content. Clones share it, so that a writer draws from it without the
+/// state lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Sequence(Arc<AtomicU64>);
+
+impl Sequence {
+    fn new(next: u64) -> Self {
+        Self(Arc::new(AtomicU64::new(next)))
+    }
+
+    fn next(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn skip(&self, count: u64) -> u64 {
+        let add = |next: u64| Some(next.saturating_add(count));
+        let before = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, add);
+        before.unwrap_or_else(|next| next)
+    }
+
+    /// Gives out a sequence.
+    pub fn draw(&self) -> u64 {
+        self.skip(1)
+    }
+}
+
+/// Numbers that were not given out. A snapshot is what a checkpoint stores.
+#[derive(Debug)]
 pub(crate) struct Counters {
     next_ino: u64,
     next_data_id: u64,
-    /// Volume-wide sequence of content.
-    next_sequence: u64,
+    sequence: Sequence,
 }
 
 impl Counters {
     /// Of a new volume.
-    pub const FIRST: Self = Self { next_ino: 1, next_data_id: 1, next_sequence: 1 };
+    pub fn first() -> Self {
+        Self { next_ino: 1, next_data_id: 1, sequence: Sequence::new(1) }
+    }
 
     /// The counters that a checkpoint stored.
     pub fn of(superblock: &Superblock) -> Self {
         let Superblock { next_ino, next_data_id, next_sequence, .. } = *superblock;
-        Self { next_ino, next_data_id, next_sequence }
+        Self { next_ino, next_data_id, sequence: Sequence::new(next_sequence) }
     }
 
-    /// Stores them.
+    /// Writes the counters to a superblock.
     pub fn store(&self, superblock: &mut Superblock) {
-        let Self { next_ino, next_data_id, next_sequence } = *self;
-        (superblock.next_ino, superblock.next_data_id) = (next_ino, next_data_id);
-        superblock.next_sequence = next_sequence;
+        (superblock.next_ino, superblock.next_data_id) = (self.next_ino, self.next_data_id);
+        superblock.next_sequence = self.next_sequence();
+    }
+
+    /// What a checkpoint stores: later draws do not change it.
+    pub fn snapshot(&self) -> Self {
+        let Self { next_ino, next_data_id, .. } = *self;
+        Self { next_ino, next_data_id, sequence: Sequence::new(self.next_sequence()) }
+    }
+
+    /// The sequence, for a writer that draws without the state lock.
+    pub fn sequence(&self) -> Sequence {
+        self.sequence.clone()
     }
 
     pub fn next_ino(&self) -> u64 {
@@ -42,51 +81,51 @@ impl Counters {
     }
 
     pub fn next_sequence(&self) -> u64 {
-        self.next_sequence
+        self.sequence.next()
     }
 
-    /// The sequence that was given out last.
+    /// The last sequence number that was given out.
     pub fn last_sequence(&self) -> u64 {
-        self.next_sequence - 1
+        self.next_sequence() - 1
     }
 
-    /// Gives out a sequence.
+    /// Gives out a sequence number.
     pub fn draw_sequence(&mut self) -> u64 {
-        self.next_sequence = self.next_sequence.saturating_add(1);
-        self.next_sequence - 1
+        self.sequence.draw()
     }
 
-    /// Skips sequences that an earlier life may have given out without a record.
+    /// Skips sequence numbers that may have been given out without a record before the volume was
+    /// opened.
     pub fn skip_sequences(&mut self, count: u64) {
-        self.next_sequence = self.next_sequence.saturating_add(count);
+        self.sequence.skip(count);
     }
 
-    /// A record names this inode (S13).
+    /// Notes an inode number that a record names (S13).
     pub fn note_ino(&mut self, ino: u64) {
         self.next_ino = self.next_ino.max(ino.saturating_add(1));
     }
 
-    /// A record names this data.
+    /// Notes a data id that a record names.
     pub fn note_data_id(&mut self, data_id: u64) {
         self.next_data_id = self.next_data_id.max(data_id.saturating_add(1));
     }
 
-    /// A record names this sequence.
+    /// Notes a sequence number that a record names.
     pub fn note_sequence(&mut self, sequence: u64) {
-        self.next_sequence = self.next_sequence.max(sequence.saturating_add(1));
+        self.sequence.0.fetch_max(sequence.saturating_add(1), Ordering::AcqRel);
     }
 
-    /// An injected fault: inodes are numbered anew, so numbers are given out twice.
+    /// An injected fault: restarts the inode numbers, so that numbers are given out twice.
     pub fn restart_inos(&mut self, next_ino: u64) {
         self.next_ino = next_ino;
     }
 }
 
-/// Content that was removed since the volume was opened, bytes, about.
+/// The approximate bytes of content that were removed since the volume was opened.
 #[derive(Debug, Default)]
 pub(crate) struct RemovedBytes {
     total: u64,
-    /// Of that, bytes that two checkpoints have made free.
+    /// Of these, the bytes that two checkpoints have made free.
     free: u64,
 }
 
@@ -95,17 +134,17 @@ impl RemovedBytes {
         self.total = self.total.saturating_add(bytes);
     }
 
-    /// Bytes that were removed in all.
+    /// All bytes that were removed.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Bytes of them that are not free beyond the first `ignored` ones.
+    /// The removed bytes that are not free yet, without the first `ignored` bytes.
     pub fn not_free_beyond(&self, ignored: u64) -> u64 {
         self.total.saturating_sub(self.free.max(ignored))
     }
 
-    /// The first `total` bytes that were removed are free.
+    /// Notes that the first `total` removed bytes are free.
     pub fn note_free(&mut self, total: u64) {
         self.free = self.free.max(total);
     }
@@ -118,13 +157,16 @@ mod tests {
     /// S13: a counter passes every number that a record names, and never goes back.
     #[test]
     fn counters_only_grow_past_named_numbers() {
-        let mut counters = Counters::FIRST;
+        let mut counters = Counters::first();
         counters.note_ino(7);
         counters.note_ino(3);
         counters.note_data_id(9);
         counters.note_sequence(20);
         assert_eq!((counters.next_ino(), counters.next_data_id()), (8, 10));
         assert_eq!((counters.draw_sequence(), counters.last_sequence()), (21, 21));
+        let stored = counters.snapshot();
+        assert_eq!(counters.sequence().draw(), 22, "a writer draws from the same sequence");
+        assert_eq!((stored.next_sequence(), counters.next_sequence()), (22, 23));
         counters.note_ino(u64::MAX);
         assert_eq!(counters.next_ino(), u64::MAX, "no overflow");
     }

@@ -1,5 +1,5 @@
-//! Which inodes and entries of directories are evicted from memory: the clock of
-//! [`crate::names::evict`], applied to the state.
+//! Eviction of inodes and directory entries from memory: applies the clock of
+//! [`crate::names::evict`] to the state.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -8,23 +8,23 @@ use crate::names::node::Node;
 use crate::space::Need;
 use crate::transaction::state::State;
 
-/// Inodes inspected at most for one operation.
+/// The most inodes that one operation inspects.
 const STEPS: usize = 64;
 
-/// Entries of a directory that are evicted at a time.
+/// The number of entries of a directory that are evicted at a time.
 const ENTRIES_AT_ONCE: usize = 256;
 
-/// Bytes of an inode without target, attributes and entries, about.
+/// The approximate bytes of an inode without symlink target, attributes and entries.
 const NODE_BYTES: usize = 640;
 
 impl Node {
-    /// Bytes that it takes, about.
+    /// The approximate bytes that the inode takes in memory.
     fn bytes(&self) -> usize {
         let xattrs = self.xattrs.iter().map(|(name, value)| 2 * name.len() + value.len() + 192);
         NODE_BYTES + self.target.len() + xattrs.sum::<usize>() + self.entries.bytes()
     }
 
-    /// Whether it is retained for a reason other than its times.
+    /// Whether the inode must stay in memory for a reason other than its times.
     fn is_pinned(&self) -> bool {
         self.opens > 0 || self.linkable || self.regrow || self.content.is_some()
     }
@@ -40,7 +40,7 @@ impl State {
         self.recount(ino);
     }
 
-    /// Counts the bytes of an inode anew.
+    /// Counts the bytes of an inode again.
     pub fn recount(&mut self, ino: u64) {
         let count = |node: &mut Node| {
             let bytes = node.bytes();
@@ -58,10 +58,11 @@ impl State {
         Some(node)
     }
 
-    /// Evicts what exceeds the bound. Ends after some steps; the next operation goes on.
+    /// Evicts inodes above the limit. It stops after some steps, and the next operation continues.
     pub fn evict(&mut self) {
         let all = self.cache.bytes_max == 0;
-        // One round of the clock, with a second chance, and the parts of a large directory.
+        // All of them: one round of the clock, one for the second chance, and steps for the parts
+        // of a large directory.
         let steps = if all { 3 * self.cache.ring().len() + 64 } else { STEPS };
         let kept_from = self.cache.kept_from();
         if self.names_bytes() > self.cache.bytes_max {
@@ -79,7 +80,8 @@ impl State {
         self.cache.forget_unused(all, kept_from);
     }
 
-    /// Evicts the inode at the hand, or a part of it. Returns whether it stays in the ring.
+    /// Evicts the inode at the clock hand or a part of it. Returns whether the inode stays in the
+    /// ring.
     fn stays(&mut self, ino: u64, kept_from: u64) -> bool {
         let all = self.cache.bytes_max == 0;
         let Some(node) = self.nodes.get(ino) else { return false };
@@ -111,7 +113,7 @@ impl State {
         false
     }
 
-    /// Writes times that are ahead of the log (Q31). False: there is no space for them.
+    /// Writes times that are ahead of the log (Q31). False: the log has no space for them.
     fn written(&mut self, ino: u64) -> bool {
         let Some(set) = self.nodes.take_moved_times(ino) else { return true };
         match self.append(&[Change::SetAttributes(ino, set)], Need::Urgent) {
@@ -123,7 +125,7 @@ impl State {
         }
     }
 
-    /// Q33, and that bytes are counted. For tests.
+    /// Checks Q33, and that the bytes are counted correctly.
     #[cfg(test)]
     pub fn check_cache(&self) {
         let ring: std::collections::BTreeSet<u64> = self.cache.ring().iter().copied().collect();

@@ -1,4 +1,5 @@
-//! What a checkpoint froze: changes that are on their way into the tree, below those made since.
+//! The state that a checkpoint froze: changes that it merges into the tree. Newer changes lie above
+//! them.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -8,19 +9,19 @@ use crate::transaction::counters::Counters;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What a checkpoint merges.
+/// The changes that a checkpoint merges.
 pub(crate) struct Frozen {
     pub items: Arc<Items>,
-    /// Reservations that were there, by their keys (H14).
+    /// The keys of the reservations that existed at the freeze (H14).
     pub in_flight: BTreeSet<u64>,
-    /// It is in the tree, too.
+    /// The changes are merged: they are in the new tree, too.
     pub is_merged: bool,
     pub before: Snapshot,
     pub counters: Counters,
     pub inodes: u64,
     pub ticket: u64,
-    /// Pairs of nodes that its merge may need (P13).
+    /// Pairs of nodes that the merge may need (P13).
     pub nodes: u64,
-    /// What it takes in memory, bytes, about.
+    /// The approximate bytes that this takes in memory.
     pub bytes: u64,
 }

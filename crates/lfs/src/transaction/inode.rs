@@ -3,7 +3,7 @@
 //! Lock: the state lock, held by the caller.
 
 use crate::format::inode::Inode;
-use crate::names::inode::attr_of;
+use crate::names::inode::{attr_of, timestamp};
 use crate::names::lookup::Tried;
 use crate::names::node::Node;
 use crate::transaction::state::State;
@@ -12,7 +12,7 @@ use forebay_vfs::rules::refuse;
 use forebay_vfs::{Attr, Ino};
 
 impl State {
-    /// `Stale` for an inode that is gone.
+    /// Returns the inode, or `Stale` if it does not exist any more.
     pub fn get(&self, op: &'static str, ino: Ino) -> Tried<&Node> {
         match self.look(ino.0)? {
             Some(node) => Ok(node),
@@ -20,7 +20,7 @@ impl State {
         }
     }
 
-    /// Attributes, with the size that is not written out yet.
+    /// The attributes, with a size that may not be written out yet.
     pub fn attr(&self, op: &'static str, ino: Ino) -> Tried<Attr> {
         let node = match self.nodes.get(ino.0) {
             Some(node) => {
@@ -33,10 +33,12 @@ impl State {
             },
         };
         let attr = attr_of(ino, &node.inode, self.stored_bytes(node));
-        Ok(Attr { size: node.live_size().unwrap_or(attr.size), ..attr })
+        let written = node.content.as_ref().and_then(|content| content.times.written());
+        let [mtime, ctime] = [attr.mtime, attr.ctime].map(|at| written.map_or(at, timestamp));
+        Ok(Attr { size: node.live_size().unwrap_or(attr.size), mtime, ctime, ..attr })
     }
 
-    /// Times of an inode that a later sync has to write (S14).
+    /// Changes times of an inode, which a later sync must write (S14).
     pub fn move_times(&mut self, ino: Ino, set: impl FnOnce(&mut Inode)) {
         self.nodes.move_times(ino.0, set);
     }

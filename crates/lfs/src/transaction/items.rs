@@ -1,4 +1,4 @@
-//! Items of the tree that a change of names and attributes makes, noted in
+//! Notes the changed tree items of a change of names and attributes in
 //! [`Items`](crate::names::items::Items).
 //!
 //! No locks: the volume's state lock covers it.
@@ -13,14 +13,14 @@ use crate::transaction::state::State;
 use forebay_base::Result;
 
 impl State {
-    /// The inode has changed.
+    /// Notes a changed inode.
     pub fn note_inode(&mut self, ino: u64) -> Result<()> {
         let geometry = self.layout.geometry;
         let Some(node) = self.nodes.get(ino) else { return Ok(()) };
         self.items.item(Key::Inode(ino), &Item::Inode(node.recorded), &geometry)
     }
 
-    /// The inode is new.
+    /// Notes the target of a new symbolic link.
     pub fn note_target(&mut self, ino: u64, target: &[u8]) -> Result<()> {
         let geometry = self.layout.geometry;
         for (n, piece) in (0..).zip(target.chunks(CHUNK_BYTES)) {
@@ -29,18 +29,18 @@ impl State {
         Ok(())
     }
 
-    /// An entry came, or goes somewhere else.
+    /// Notes an entry that is new, or refers to another inode now.
     pub fn note_entry(&mut self, dir: u64, cookie: Cookie, entry: EntryItem<'_>) -> Result<()> {
         let geometry = self.layout.geometry;
         self.items.item(Key::Entry(dir, cookie), &Item::Entry(entry), &geometry)
     }
 
-    /// An entry went.
+    /// Notes a removed entry.
     pub fn note_no_entry(&mut self, dir: u64, cookie: Cookie) {
         self.items.nothing(Key::Entry(dir, cookie));
     }
 
-    /// An inode is an orphan, or is none any more.
+    /// Notes that an inode became an orphan, or is no longer one.
     pub fn note_orphan(&mut self, ino: u64, is_orphan: bool) -> Result<()> {
         let geometry = self.layout.geometry;
         match is_orphan {
@@ -52,7 +52,7 @@ impl State {
         }
     }
 
-    /// An attribute comes, in the stead of `old` bytes of the same name.
+    /// Notes an extended attribute that replaces `old` bytes under the same name.
     pub fn note_xattr(
         &mut self,
         ino: u64,
@@ -65,7 +65,7 @@ impl State {
         let cookie = |node: &mut Node| match node.cookies.get(name) {
             Some(cookie) => *cookie,
             None => {
-                // A12: the first number that no other name of this hash has.
+                // A12: the lowest number that no other name with this hash has.
                 let hash = NameHash::new(nonce, name);
                 let taken = |nth| node.cookies.values().any(|c| *c == Cookie::new(hash, nth));
                 let nth = (0..=u16::MAX).find(|nth| !taken(*nth)).unwrap_or(u16::MAX);
@@ -87,7 +87,7 @@ impl State {
         Ok(())
     }
 
-    /// An attribute of so many bytes went.
+    /// Notes a removed extended attribute of `old` bytes.
     pub fn note_no_xattr(&mut self, ino: u64, name: &[u8], old: usize) {
         let cookie = self.nodes.update(ino, |node| node.cookies.remove(name)).flatten();
         let Some(cookie) = cookie else { return };
@@ -96,7 +96,7 @@ impl State {
         }
     }
 
-    /// An inode went, with all that hangs on it.
+    /// Notes a removed inode, with its target and extended attributes.
     pub fn note_no_inode(&mut self, ino: u64, node: &Node) {
         self.items.nothing(Key::Inode(ino));
         for n in 0..pieces(node.target.len()) {
@@ -111,7 +111,7 @@ impl State {
     }
 }
 
-/// Reads which inodes below `root` are orphans into the state.
+/// Reads the orphans in the tree below `root` into the state.
 pub(crate) async fn load_orphans(tree: &Tree, root: &TreeRoot, state: &mut State) -> Result<()> {
     let mut orphans = Cursor::new(Key::Orphan(0), Some(Key::Usage(0)));
     while let Some(found) = orphans.next(tree, root).await? {

@@ -1,7 +1,7 @@
-//! Whether the volume takes changes: open for reading, stopped by a loss, closed, or with
-//! checkpoints that fail. And why the last change was refused.
+//! Whether the volume accepts changes. It may be opened read-only, stopped after a loss, closed, or
+//! limited while checkpoints fail. Also stores why the last change was refused.
 //!
-//! Invariant: S18 a volume that is stopped or closed takes no change for the rest of its life
+//! Invariant: S18 after a volume is stopped or closed it accepts no change until it is opened again
 //! (read_only.F11, close.H16).
 //!
 //! No locks: the volume's state lock covers it.
@@ -9,7 +9,7 @@
 use crate::space::Need;
 use forebay_base::{Error, ErrorKind, Result};
 
-/// What a volume accepts at this point of its life.
+/// What the volume accepts now.
 #[derive(Default)]
 pub(crate) struct Lifecycle {
     is_read_only: bool,
@@ -18,7 +18,7 @@ pub(crate) struct Lifecycle {
     stopped: Option<Error>,
     /// Why the last checkpoint failed, if it may succeed later.
     failing: Option<Error>,
-    /// Bound on changes in memory while checkpoints fail, bytes (F12); 0: none.
+    /// The limit on changes in memory while checkpoints fail, bytes (F12); 0: no limit.
     changes_max: u64,
 }
 
@@ -28,22 +28,22 @@ fn refusal(op: &'static str, why: &Error) -> Error {
 }
 
 impl Lifecycle {
-    /// Bounds the changes in memory while checkpoints fail (F12).
+    /// Sets the limit on changes in memory while checkpoints fail (F12).
     pub fn bound_changes(&mut self, bytes: u64) {
         self.changes_max = bytes;
     }
 
-    /// The volume is open for reading.
+    /// Marks the volume as opened read-only.
     pub fn open_for_reading(&mut self) {
         self.is_read_only = true;
     }
 
-    /// Whether the volume is open for reading, or turned read-only.
+    /// Whether the volume was opened read-only, or turned read-only.
     pub fn is_read_only(&self) -> bool {
         self.is_read_only
     }
 
-    /// The newest slot says that no change follows.
+    /// Marks the volume as closed: the newest slot says that no log follows.
     pub fn close(&mut self) {
         self.is_closed = true;
     }
@@ -52,17 +52,17 @@ impl Lifecycle {
         self.is_closed
     }
 
-    /// A checkpoint succeeded.
+    /// Notes a successful checkpoint.
     pub fn checkpoint_succeeded(&mut self) {
         self.failing = None;
     }
 
-    /// A checkpoint failed, and another one may succeed.
+    /// Notes a failed checkpoint. A later one may succeed.
     pub fn checkpoint_failed(&mut self, error: Error) {
         self.failing = Some(error);
     }
 
-    /// Something is lost that every checkpoint needs: the volume turns read-only (F11).
+    /// Turns the volume read-only after the loss of data that every checkpoint needs (F11).
     pub fn stop(&mut self, why: Error) {
         self.stopped.get_or_insert(why);
         self.is_read_only = true;
@@ -73,12 +73,12 @@ impl Lifecycle {
         self.stopped.as_ref()
     }
 
-    /// The volume turned read-only and is not closed.
+    /// Whether the volume turned read-only and is not closed.
     pub fn is_stopped(&self) -> bool {
         self.stopped.is_some() && !self.is_closed
     }
 
-    /// `ReadOnly` or `Shutdown` if no change is possible.
+    /// Returns `ReadOnly` or `Shutdown` if the volume accepts no change.
     pub fn check_writable(&self, op: &'static str) -> Result<()> {
         if let Some(why) = &self.stopped {
             return Err(refusal(op, why));
@@ -92,8 +92,7 @@ impl Lifecycle {
         }
     }
 
-    /// The error of the last checkpoint, if `changes_bytes` in memory have reached the bound since
-    /// (F12).
+    /// The error of the last checkpoint, if changes in memory have reached the limit since (F12).
     pub fn overfull(&self, changes_bytes: impl FnOnce() -> u64) -> Option<&Error> {
         let failing = self.failing.as_ref()?;
         (self.changes_max > 0 && changes_bytes() >= self.changes_max).then_some(failing)
@@ -103,9 +102,9 @@ impl Lifecycle {
 /// Why the last change was refused, for the task that may try it again.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Refusal {
-    /// Changes in memory have reached their bound (F12): a checkpoint may help.
+    /// Changes in memory have reached their limit (F12): a checkpoint may help.
     pub is_overfull: bool,
-    /// The log had no space for a record of this need.
+    /// The log had no space for a record with this need.
     pub lacks_space: Option<Need>,
 }
 
@@ -117,7 +116,8 @@ mod tests {
         Error::new(ErrorKind::Io, "checkpoint", text)
     }
 
-    /// F11, F12, S18: a failing checkpoint bounds changes until one succeeds; a loss is for good.
+    /// F11, F12, S18: a failed checkpoint limits changes until one succeeds. After a loss the
+    /// volume stays read-only.
     #[test]
     fn lifecycle_stops_for_good_and_fails_for_a_while() {
         let mut life = Lifecycle::default();

@@ -1,4 +1,4 @@
-//! What was loaded from the tree enters the state, below what changed since.
+//! Inserts what was loaded from the tree into the state, below newer changes.
 //!
 //! No locks: the volume's state lock covers it. Q21 and Q22 of [`crate::names::load`] hold here.
 
@@ -14,13 +14,13 @@ use forebay_base::Result;
 use std::ops::Range;
 
 impl State {
-    /// A part of the tree, with changes laid over it. None: the part is of an old tree (Q21).
+    /// A part of the tree with newer changes laid over it. None: the part is of an old tree (Q21).
     pub fn over(&self, part: Part) -> Option<Laid> {
         if *part.root() != self.root {
             return None;
         }
         let mut changed = Changed::new();
-        // Merged changes are in the tree, with more than was frozen.
+        // Frozen changes that are merged are in the tree already, so they are skipped.
         let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
         for items in frozen.map(|frozen| &*frozen.items).into_iter().chain([&self.items]) {
             let items = items.range(part.keys());
@@ -29,7 +29,8 @@ impl State {
         Some(Laid::new(part, changed))
     }
 
-    /// The change of an item that is not in the tree: a value, or a removal. None: no change.
+    /// The change of an item that is not in the tree yet: a new value, or a removal. None: there is
+    /// no change.
     pub fn changed(&self, key: Key) -> Option<Option<&[u8]>> {
         let frozen = self.frozen.as_ref().filter(|frozen| !frozen.is_merged);
         self.items.get(key).or_else(|| frozen.and_then(|frozen| frozen.items.get(key)))
@@ -37,7 +38,7 @@ impl State {
 }
 
 impl State {
-    /// Inserts what was missing. False: the tree was replaced meanwhile.
+    /// Inserts a part that was missing. False: the tree was replaced since the part was read.
     pub fn insert_part(&mut self, want: Want, part: Part) -> Result<bool> {
         let end = part.end();
         let Some(laid) = self.over(part) else { return Ok(false) };
@@ -55,7 +56,7 @@ impl State {
         Ok(true)
     }
 
-    /// Inserts the inode that was missing, and those behind it.
+    /// Inserts the missing inode, and the inodes after it in the same part.
     fn insert_inodes(&mut self, wanted: u64, laid: &Laid) -> Result<()> {
         let geometry = self.layout.geometry;
         let (mut last, mut is_there) = (wanted, false);
@@ -68,7 +69,7 @@ impl State {
                     (last, is_there) = (ino, is_there || ino == wanted);
                     found = Some(Assembly::new(ino, key, value, &geometry)?);
                 }
-                // The changes may include entries.
+                // Newer changes may contain entries, which are skipped here.
                 Key::Entry(..) => {}
                 _ => match &mut found {
                     Some(found) => found.add(key, value, &geometry)?,
@@ -84,10 +85,10 @@ impl State {
         Ok(())
     }
 
-    /// Inserts an inode that is not in memory (Q22).
+    /// Inserts an inode, unless it is in memory already (Q22).
     fn insert_inode(&mut self, found: Option<Assembly>) {
         let Some((ino, node)) = found.map(Assembly::finish) else { return };
-        // No inode has a number that was never given out, even if an image says so.
+        // An inode number that was never given out is not accepted, even if an image contains it.
         if self.nodes.contains(ino) || ino >= self.counters.next_ino() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Lookups in memory that say what is missing, and the state as the rules of names see it
+//! Lookups in memory that report what is missing. They also present the state to the rules of names
 //! ([`rules::View`]).
 //!
 //! Lock: the state lock, held by the caller.
@@ -37,13 +37,13 @@ impl rules::View for State {
     }
 
     fn has_entries(&self, dir: Ino) -> Tried<bool> {
-        // The size of a directory is the number of its entries.
+        // The size of a directory is its number of entries.
         Ok(self.look(dir.0)?.is_some_and(|node| node.inode.size > 0))
     }
 }
 
 impl State {
-    /// Attributes of the first of some inodes, as far as they are in memory.
+    /// The attributes of the leading inodes of `inos` that are in memory.
     pub fn attrs_there(&self, inos: &[Ino]) -> Vec<Result<Attr>> {
         let mut all = Vec::with_capacity(inos.len());
         for ino in inos {
@@ -56,15 +56,15 @@ impl State {
         all
     }
 
-    /// How much is loaded with one of some inodes that are listed: where their numbers lie close
-    /// together, as many leaves as would be read for them one by one.
+    /// How much to read ahead with one of the inodes of a listing. If their numbers are close
+    /// together, it is as many leaves as would be read for the inodes one by one.
     pub fn listed_ahead(&self, inos: &[Ino]) -> Ahead {
         let missing = || inos.iter().filter(|ino| self.look(ino.0).is_err()).map(|ino| ino.0);
         let (first, last) = (missing().min().unwrap_or(0), missing().max().unwrap_or(0));
         Ahead::of_listing(missing().count(), last - first)
     }
 
-    /// An inode; none: there is none with this number.
+    /// The inode with this number. None: it does not exist.
     pub fn look(&self, ino: u64) -> Tried<Option<&Node>> {
         if let Some(node) = self.nodes.get(ino) {
             node.looked_at.set(true);
@@ -80,7 +80,7 @@ impl State {
         }
     }
 
-    /// How much is loaded with what is missing.
+    /// How much to read ahead with a missing part.
     pub fn ahead(&self, want: Want) -> Ahead {
         match want {
             Want::Inode(ino) => {
@@ -102,7 +102,7 @@ impl State {
         NameHash::new(&self.layout.nonce, name)
     }
 
-    /// Cookie and inode of a name; none: the name is free, or there is no such directory.
+    /// Cookie and inode of a name. None: the name is free, or the directory does not exist.
     pub fn entry_of(&self, (dir, name): At<'_>) -> Tried<Option<(Cookie, Entered)>> {
         let Some(node) = self.look(dir.0)? else { return Ok(None) };
         let hash = self.hash(name.as_bytes());
@@ -110,7 +110,7 @@ impl State {
         node.entries.get(name.as_bytes(), hash).ok_or_else(missing)
     }
 
-    /// The cookie for a name that is free.
+    /// The cookie that a new entry with this free name gets.
     pub fn cookie_for(&self, (dir, name): At<'_>) -> Tried<Cookie> {
         let hash = self.hash(name.as_bytes());
         let missing = || Stop::Missing(Want::Entries(dir.0, Cookie::new(hash, 0)));
@@ -118,7 +118,8 @@ impl State {
         Ok(cookie.ok_or_else(missing)??)
     }
 
-    /// What changes need in memory before they are applied, and is not: entries are none of it.
+    /// What must be in memory before these changes are applied, and is missing. Directory entries
+    /// are not needed.
     pub fn missing(&self, changes: &[Change<'_>]) -> Option<Want> {
         let mut made = Vec::new();
         for change in changes {

@@ -1,15 +1,15 @@
-//! Memory that a volume takes in addition to the page cache: nodes of its tree, names, changes that
-//! no checkpoint has merged, and what the cleaner holds.
+//! The memory that a volume uses in addition to the page cache: tree nodes, names, changes that no
+//! checkpoint has merged, and buffers of the cleaner.
 //!
-//! On its own a volume has a bound for each ([`OpenOptions`]). Opened `of_budget` they are shares
-//! of the budget of the cache. What is in use is claimed there, so that frames get less. Bounds of
-//! nodes and names follow a budget that changes.
+//! A volume can have its own limit for each of these ([`OpenOptions`]). With `of_budget` the limits
+//! are shares of the budget of the page cache. Then the used memory is claimed from this budget, so
+//! that fewer frames remain. The limits for nodes and names change with the budget.
 //!
-//! Invariant: V11 what is claimed is what is in use, except for small changes. Of changes it is the
-//! most that there were, because they come back with the next checkpoint; what a pass of the
-//! cleaner takes is returned with it.
+//! Invariant: V11 the claim equals the memory in use, except for small differences. For changes it
+//! is the highest value so far, because the memory is needed again before the next checkpoint. The
+//! memory of a cleaner pass is returned when it ends.
 //!
-//! No locks: the volume's state lock covers the state; the claims are noted without it.
+//! No locks: the volume's state lock covers the state. The claim is updated without it.
 
 use crate::btree::Tree;
 use crate::transaction::options::{NAMES_PART, NODES_PART, OpenOptions};
@@ -19,39 +19,39 @@ use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use forebay_base::units::KIB;
 use forebay_cache::{Claim, PageCache};
 
-/// A change of less is not noted, bytes.
+/// Smaller differences do not change the claim, bytes.
 const LITTLE: u64 = 256 * KIB;
 
-/// What an item takes in memory beside its value, and what is known of a file's content beside the
+/// Bytes of memory of an item in addition to its value, and of an overlay in addition to its
 /// pieces.
 const ITEM_BYTES: u64 = 96;
 const OVERLAY_BYTES: u64 = 900;
 
-/// What is in use under the state lock, bytes.
+/// Memory in use that the state lock covers, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// Changes, those that are frozen included.
+    /// Changes, including frozen ones.
     pub changes: u64,
-    /// What the cleaner is about to change, and copies with.
+    /// Buffers and pending changes of the cleaner.
     pub cleaning: u64,
     pub names: u64,
 }
 
 impl Held {
-    /// Changes, what the cleaner holds, names; bytes.
+    /// Bytes of changes, of the cleaner, and of names.
     pub fn parts(&self) -> [u64; 3] {
         [self.changes, self.cleaning, self.names]
     }
 }
 
 impl State {
-    /// Bytes that what has changed since the last freeze takes, about.
+    /// The approximate memory of the changes since the last freeze, bytes.
     pub fn changes_bytes(&self) -> u64 {
         let items = self.items.bytes() + ITEM_BYTES * self.items.len();
         items + self.map.tree_bytes() + OVERLAY_BYTES * self.map.changes().len() as u64
     }
 
-    /// What is in use.
+    /// The memory in use.
     pub fn held(&self) -> Held {
         let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.bytes);
         let (changes, names) = (self.changes_bytes() + frozen, self.names_bytes() as u64);
@@ -59,25 +59,28 @@ impl State {
     }
 }
 
-/// Memory of a volume in addition to its cache: what is claimed of the budget, and the bounds that
-/// follow it.
+/// The memory of a volume in addition to its page cache: the claim on the budget, and the limits
+/// that depend on the budget.
 pub(crate) struct Memory {
     budget: Option<(Arc<PageCache>, std::sync::Arc<Claim>)>,
-    /// Budget that the bounds are shares of, bytes.
+    /// The budget from which the limits were computed, bytes.
     shared_of: AtomicU64,
-    /// Bound of names, bytes.
+    /// The limit for names, bytes.
     names_max: AtomicUsize,
-    /// Bytes that were told last.
+    /// The bytes of the last claim.
     told: AtomicU64,
-    /// Of these, of nodes.
+    /// The bytes of nodes in the last claim.
     told_nodes: AtomicU64,
-    /// Most that changes have taken, bytes.
+    /// The most bytes that changes have used so far.
     changes_most: AtomicU64,
+    /// The same while the log was replayed: merged before the volume is served.
+    replay_peak: u64,
 }
 
 impl Memory {
-    /// Of a volume that was opened like this.
-    pub fn new(options: &OpenOptions) -> Self {
+    /// The memory of a volume that was opened with these options, and whose replay took
+    /// `replay_peak` bytes of changes.
+    pub fn new(options: &OpenOptions, replay_peak: u64) -> Self {
         let parts = ["nodes of a volume's tree", "names of a volume", "changes of a volume"];
         let cache = options.cache.as_ref().filter(|_| options.of_budget);
         let budget = cache.map(|cache| (cache.clone(), Claim::new(cache, &parts)));
@@ -89,17 +92,23 @@ impl Memory {
             told: AtomicU64::new(0),
             told_nodes: AtomicU64::new(0),
             changes_most: AtomicU64::new(0),
+            replay_peak,
         }
     }
 
-    /// Bound of names, bytes.
+    /// The most that changes took while the log was replayed, bytes.
+    pub fn replay_peak(&self) -> u64 {
+        self.replay_peak
+    }
+
+    /// The limit for names, bytes.
     pub fn names_max(&self) -> usize {
         self.names_max.load(Ordering::Relaxed)
     }
 }
 
 impl Memory {
-    /// So much is in use now: claims it, and has the bounds follow the budget (V11).
+    /// Claims the memory in use, and adapts the limits to the budget (V11).
     pub fn note(&self, tree: &Tree, held: Held) {
         let Some((cache, claim)) = &self.budget else { return };
         let nodes = tree.cache().used_bytes();
@@ -119,7 +128,7 @@ impl Memory {
         claim.set(&[nodes as u64, held.names, changes]);
     }
 
-    /// Whether nodes of the tree take much more or less than was noted.
+    /// Whether the memory of tree nodes differs much from the last claim.
     pub fn is_outdated(&self, tree: &Tree) -> bool {
         let nodes = tree.cache().used_bytes() as u64;
         let told = self.told_nodes.load(Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Names: making, linking, removing, renaming, listing. What [`rules`] answer becomes changes, in
-//! one hold of the state lock.
+//! Operations on names: create, link, remove, rename, list. The results of [`rules`] become changes
+//! while the state lock is held once.
 //!
 //! Lock: the state lock, held by the caller.
 
@@ -15,7 +15,7 @@ use forebay_vfs::rules::rename::Moved;
 use forebay_vfs::rules::{self, At, Child};
 use forebay_vfs::{Attr, FileKind, Ino, NewInode, OpenFlags, RenameFlags, Timestamp};
 
-/// An entry as a change has it.
+/// A directory entry in the form of a change.
 fn entry_at<'a>((dir, name): At<'a>, cookie: Entered, (child, kind): Child) -> Entry<'a> {
     Entry { dir: dir.0, cookie, child: child.0, kind: type_of(kind), name: name.as_bytes() }
 }
@@ -26,7 +26,7 @@ impl State {
         self.attr("lookup", ino)
     }
 
-    /// The cookie of a name: its own, or the one that it gets.
+    /// The cookie of a name: of its existing entry, or of the entry that it will get.
     fn cookie_at(&self, at: At<'_>) -> Tried<Entered> {
         match self.entry_of(at)? {
             Some((cookie, _)) => Ok(cookie),
@@ -38,7 +38,7 @@ impl State {
         rules::names::parent(self, dir)
     }
 
-    /// The inode of something new in `dir`.
+    /// The inode of a new object in `dir`.
     fn new_inode(&self, dir: Ino, made: &Made, size: u64, now: Timestamp) -> Inode {
         let (kind, now) = (type_of(made.kind), time(now));
         Inode {
@@ -60,7 +60,7 @@ impl State {
         }
     }
 
-    /// Makes an inode with one name.
+    /// Creates an inode with one name.
     fn make(&mut self, at: At<'_>, made: &Made, target: &[u8], now: Timestamp) -> Tried<Attr> {
         let (cookie, ino) = (self.cookie_for(at)?, Ino(self.counters.next_ino()));
         let inode = self.new_inode(at.0, made, target.len() as u64, now);
@@ -94,7 +94,7 @@ impl State {
         self.make(at, &made, target, now)
     }
 
-    /// Makes or finds a regular file to open. True: it was there.
+    /// Creates a regular file, or finds an existing one, to open it. True: it existed already.
     pub fn create_file(
         &mut self,
         at: At<'_>,
@@ -108,7 +108,7 @@ impl State {
         }
     }
 
-    /// A regular file without a name: an orphan from the start.
+    /// Creates a regular file without a name: an orphan from the start.
     pub fn tmpfile(
         &mut self,
         dir: Ino,
@@ -139,7 +139,7 @@ impl State {
         self.attr("link", ino)
     }
 
-    /// What becomes of something that has lost a link.
+    /// Appends the changes for an inode that has lost a link.
     fn meet(&mut self, (ino, _): Child, fate: Fate, changes: &mut Vec<Change<'_>>) -> Tried<()> {
         match fate {
             Fate::Stays(patch) => self.patched(ino, &patch, changes),

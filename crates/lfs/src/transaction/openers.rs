@@ -9,14 +9,15 @@ use crate::transaction::state::State;
 use forebay_vfs::Ino;
 
 impl State {
-    /// One opener fewer. The last one removes an inode without a name. `closes`: a file was closed.
+    /// Notes that one opener is gone. The last one removes an inode without a name. `closes`: a
+    /// file was closed.
     pub fn released(&mut self, ino: Ino, closes: bool) {
         let close = |node: &mut Node| {
             node.opens -= 1;
             (node.opens > 0, node.inode.nlink > 0)
         };
         let Some((open, named)) = self.nodes.update(ino.0, close) else { return };
-        // Another opener may still write what replaces the truncated content.
+        // Another opener may still write the content that replaces the truncated content.
         let is_truncated = match open || !closes {
             true => self.outstanding.is_truncated(ino.0),
             false => self.outstanding.end_truncated(ino.0),
@@ -36,7 +37,7 @@ impl State {
         self.remove_unnamed(ino.0);
     }
 
-    /// Removes an inode without a name and without openers.
+    /// Removes an inode that has neither a name nor an opener.
     fn remove_unnamed(&mut self, ino: u64) {
         let Some(node) = self.nodes.get(ino) else { return };
         if node.inode.nlink > 0 || node.opens > 0 {
@@ -46,13 +47,14 @@ impl State {
         let sequence = self.draw();
         let change = Change::RemoveInode(ino, data_id, sequence);
         if let Err(error) = self.append(&[change], Need::Urgent) {
-            // Tried again after the next checkpoint; else by the next opening: it is an orphan.
+            // The removal is tried again after the next checkpoint, or by the next opening, because
+            // the inode is an orphan.
             log::warn!("#{ino} without a name stays for now: {error}");
             self.unremoved.insert(ino);
         }
     }
 
-    /// Tries again to remove inodes that there was no space to remove.
+    /// Tries again to remove the inodes whose removal found no space.
     pub fn remove_left(&mut self) {
         for ino in std::mem::take(&mut self.unremoved) {
             self.remove_unnamed(ino);

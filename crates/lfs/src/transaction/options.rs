@@ -1,4 +1,4 @@
-//! How a volume is opened.
+//! The options for opening a volume.
 //!
 //! No locks, no state.
 
@@ -11,67 +11,69 @@ use forebay_cache::PageCache;
 use forebay_vfs::{Clock, SystemClock};
 use std::time::Duration;
 
-/// Default of `clean_percent`.
+/// The default of `clean_percent`.
 pub const CLEAN_PERCENT: u32 = 10;
 
-/// Shares of the budget: so many parts of it.
+/// Each limit is one of so many parts of the budget.
 const CHANGES_PART: u64 = 8;
 pub(crate) const NODES_PART: u64 = 2;
 pub(crate) const NAMES_PART: u64 = 8;
-/// Most of the budget that is for changes, bytes.
+/// The most bytes of the budget that are used for changes.
 const CHANGES_MAX: u64 = 32 * MIB;
 
-/// How a volume is opened.
+/// The options for opening a volume.
 #[derive(Clone)]
 pub struct OpenOptions {
-    /// What stamps inodes.
+    /// The clock that gives inodes their times.
     pub clock: std::sync::Arc<dyn Clock>,
-    /// Content goes through it; without one there are only names and attributes.
+    /// The page cache for content. Without it the volume has only names and attributes.
     pub cache: Option<Arc<PageCache>>,
-    /// Records that point at no data of their own go out with FUA, where all before them is
-    /// flushed, instead of a flush behind them.
+    /// Writes records without data runs with FUA, if everything before them is flushed, instead of
+    /// a flush after them.
     pub fua: bool,
-    /// Reading leaves no trace.
+    /// Reads do not update access times.
     pub noatime: bool,
-    /// Longest synced content that goes into a record, bytes; 0: none. At most 64 KiB.
+    /// The longest synced content that goes into a log record, bytes; 0: none. At most 64 KiB.
     pub inline_max: u32,
-    /// Nothing is written, and nothing can be changed: for volumes where only that is safe, too.
+    /// Opens the volume read-only: nothing is written to the device. This also works for a damaged
+    /// volume.
     pub read_only: bool,
-    /// With `read_only`: so many of the newest checkpoints are passed over, for what they refer to
-    /// is damaged. The log behind an older one is kept, and tells what has happened since.
+    /// With `read_only`: skips this number of the newest checkpoints, because what they refer to is
+    /// damaged. The log after an older checkpoint still exists, and contains the later changes.
     pub passed_over: u32,
-    /// Longest log behind a checkpoint, bytes; and what it has beside content is never more than a
+    /// The longest log after a checkpoint, bytes. Records without content are also limited to a
     /// twelfth of the volume.
     pub checkpoint_bytes: u64,
-    /// What was recorded, synced or not, is in a checkpoint after this time, or four times that
-    /// where it goes on being written; none: only by size.
+    /// The time after which a recorded change is in a checkpoint, synced or not. On a volume that
+    /// is written all the time it is four times as long. Zero: checkpoints depend on size only.
     pub checkpoint_age: Duration,
-    /// The device is told of segments that nothing in is wanted any more. A file gives their bytes
-    /// back to its file system then, and has to get them again before they are written; without it
-    /// they stay written.
+    /// Discards segments on the device that are no longer needed. An image file then returns their
+    /// bytes to its file system, which must allocate them again before the next write. Without this
+    /// option they stay allocated.
     pub discard: bool,
-    /// What changes may take in memory until a checkpoint has merged them, bytes.
+    /// The most memory for changes that no checkpoint has merged, bytes. An opening for writing
+    /// uses at most twice that while it replays the log.
     pub overlay_bytes: u64,
-    /// Clean nodes of the tree that are kept in memory, bytes.
+    /// The memory for clean tree nodes, bytes.
     pub node_cache_bytes: usize,
-    /// Inodes and entries of directories that are kept in memory beside those that must be, bytes.
+    /// The memory for inodes and directory entries that could be evicted, bytes.
     pub inode_cache_bytes: usize,
-    /// The three bounds above are shares of the budget of `cache` in the stead of these numbers,
-    /// and what is in use is a part of it.
+    /// The three limits above are shares of the budget of `cache` instead of these numbers. The
+    /// used memory is a part of that budget.
     pub of_budget: bool,
-    /// Below so many of 100 segments free, those with little in them are cleaned in the background;
-    /// 0: only when there is no room, at most 50.
+    /// Background cleaning begins when fewer than this percentage of segments is free; at most 50.
+    /// 0: segments are cleaned only when there is no space.
     pub clean_percent: u32,
-    /// How blocks of data are given out.
+    /// The strategy that allocates blocks for data.
     pub alloc: AllocMode,
-    /// `serialized`: from how many pages of 4 KiB on a direct write takes its turn. 0: always, the
-    /// largest number: never. Live:
+    /// For the strategy `serialized`: the number of 4 KiB pages from which on a direct write takes
+    /// the turn. 0: always, the largest number: never. It can be changed later:
     /// [`Volume::set_serialized_dio_pages`](crate::Volume::set_serialized_dio_pages).
     pub serialized_dio_pages: u32,
-    /// Tasks give way at each lock of giving out blocks: for the simulated world, where nobody
-    /// meets anybody at a lock otherwise.
+    /// Tasks yield at each lock of the allocator. This is for the simulated world, where tasks
+    /// otherwise never meet at a lock.
     pub lock_points: bool,
-    /// For tests of the tests.
+    /// Injected faults that check the tests themselves.
     #[doc(hidden)]
     pub plant: Plant,
 }
@@ -105,14 +107,14 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// Bounds of memory that are shares of a budget of so many bytes.
+    /// Sets the memory limits to shares of a budget.
     pub fn set_shares(&mut self, budget: u64) {
         self.overlay_bytes = (budget / CHANGES_PART).min(CHANGES_MAX);
         self.node_cache_bytes = (budget / NODES_PART) as usize;
         self.inode_cache_bytes = (budget / NAMES_PART) as usize;
     }
 
-    /// The bounds that a volume is opened with.
+    /// The options with the memory limits that the volume uses.
     pub(crate) fn shared(&self) -> Self {
         let mut options = self.clone();
         if let (true, Some(cache)) = (self.of_budget, &self.cache) {

@@ -1,60 +1,59 @@
-//! Which files have outstanding content: it was written after the file was truncated to nothing,
-//! and the file was closed. A sync that begins after the close writes it out before it ends
-//! (`files::sync`).
+//! Files with outstanding content. Such a file was truncated to zero, written, and closed. A sync
+//! that begins after the close writes this content out before it ends (`files::sync`).
 //!
 //! ```text
 //!   truncated ─last close─▶ outstanding ─begin─▶ in write-out ─end─▶ written ─settle─▶ durable
 //!                                ▲                    │ closed again meanwhile, or lost
 //!                                └────────────────────┘
 //! ```
-//! Invariant: S17 a file has an entry in `written` from the begin of its write-out until all of its
-//! content is durable, so a sync cannot miss it.
+//! Invariant: S17 a file has an entry in `written` from the beginning of its write-out until all of
+//! its content is durable. So a sync cannot miss it.
 //!
 //! No locks: the volume's state lock covers it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Content that is being written out, or was.
+/// Content that is being written out, or was written out.
 #[derive(Debug, Clone, Copy)]
 struct Written {
-    /// Durable with this ticket.
+    /// The content is durable when this ticket is.
     upto: u64,
-    /// How often failed flushes have lost some of it.
+    /// How often failed flushes have lost some of the content.
     lost: u32,
-    /// How many of these losses a later write-out has made good.
+    /// How many of these losses a later write-out has repaired.
     repaired: u32,
 }
 
 /// A write-out of one file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WriteOut {
-    /// When the file was closed last, as a sequence.
+    /// The sequence number at the last close of the file.
     closed: Option<u64>,
     lost: u32,
-    /// It covers all content that failed flushes have lost.
+    /// The write-out covers all content that failed flushes have lost.
     pub is_whole: bool,
 }
 
 impl WriteOut {
-    /// The same, of a file whose lost content is in the cache again.
+    /// The write-out of a file whose lost content is in the page cache again.
     pub fn whole(self) -> Self {
         Self { is_whole: true, ..self }
     }
 }
 
-/// Files with outstanding content, by how far it is written.
+/// Files with outstanding content, and the progress of their write-out.
 #[derive(Default)]
 pub(crate) struct Outstanding {
-    /// Truncated to nothing, and not closed by every opener since. The inodes need not be in
-    /// memory.
+    /// Files that were truncated to zero and still have an opener from that time. Their inodes need
+    /// not be in memory.
     truncated: BTreeSet<u64>,
-    /// Outstanding, and the sequence at the last close.
+    /// Outstanding files, with the sequence number at their last close.
     closed: BTreeMap<u64, u64>,
     written: BTreeMap<u64, Written>,
 }
 
 impl Outstanding {
-    /// The file was truncated to nothing.
+    /// Notes that the file was truncated to zero.
     pub fn note_truncated(&mut self, ino: u64) {
         self.truncated.insert(ino);
     }
@@ -63,12 +62,12 @@ impl Outstanding {
         self.truncated.contains(&ino)
     }
 
-    /// The file is closed, or gone: whether it was truncated.
+    /// Notes that the file is closed or removed. Returns whether it had been truncated.
     pub fn end_truncated(&mut self, ino: u64) -> bool {
         self.truncated.remove(&ino)
     }
 
-    /// The file was closed after it was truncated.
+    /// Notes that a truncated file was closed.
     pub fn add(&mut self, ino: u64, sequence: u64) {
         self.closed.insert(ino, sequence);
     }
@@ -78,12 +77,12 @@ impl Outstanding {
         self.closed.contains_key(&ino)
     }
 
-    /// Whether everything is durable.
+    /// Whether all content is durable.
     pub fn is_empty(&self) -> bool {
         self.closed.is_empty() && self.written.is_empty()
     }
 
-    /// Files whose content is not written out.
+    /// The number of files whose content is not written out.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.closed.len()
@@ -94,13 +93,14 @@ impl Outstanding {
         self.closed.keys().chain(self.written.keys()).copied().collect()
     }
 
-    /// The inode is gone.
+    /// Forgets a removed inode.
     pub fn forget(&mut self, ino: u64) {
         self.closed.remove(&ino);
         self.written.remove(&ino);
     }
 
-    /// A write-out begins (S17). `is_lost`: content was lost before the close, and is in the cache.
+    /// Begins a write-out (S17). `is_lost`: content was lost before the close, and is in the page
+    /// cache.
     pub fn begin(&mut self, ino: u64, is_lost: bool) -> WriteOut {
         let closed = self.closed.get(&ino).copied();
         let new = Written { upto: 0, lost: u32::from(is_lost), repaired: 0 };
@@ -109,8 +109,8 @@ impl Outstanding {
         WriteOut { closed, lost: written.lost, is_whole: written.lost == written.repaired }
     }
 
-    /// The write-out succeeded; its records have tickets up to `upto`. If the file was closed again
-    /// meanwhile, it stays outstanding.
+    /// Ends a successful write-out whose records have tickets up to `upto`. If the file was closed
+    /// again meanwhile, it stays outstanding.
     pub fn end(&mut self, ino: u64, done: WriteOut, upto: u64) {
         if self.closed.get(&ino).copied() != done.closed {
             return;
@@ -121,14 +121,15 @@ impl Outstanding {
         }
     }
 
-    /// A failed flush has lost content of the file.
+    /// Notes that a failed flush has lost content of the file.
     pub fn note_lost(&mut self, ino: u64) {
         if let Some(written) = self.written.get_mut(&ino) {
             written.lost += 1;
         }
     }
 
-    /// Records up to `ticket` are durable. False: some content is lost, and not written again.
+    /// Notes that records up to `ticket` are durable. False: some content is lost and was not
+    /// written again.
     pub fn settle(&mut self, ticket: u64) -> bool {
         self.written.retain(|_, written| written.lost != written.repaired || written.upto > ticket);
         self.written.values().all(|written| written.lost == written.repaired)
@@ -160,7 +161,7 @@ mod tests {
         assert!(files.settle(6) && files.is_empty());
     }
 
-    /// S17: what a failed flush loses is written once more before a sync may end.
+    /// S17: content that a failed flush has lost is written again before a sync may end.
     #[test]
     fn outstanding_content_lost_is_written_again() {
         let mut files = Outstanding::default();

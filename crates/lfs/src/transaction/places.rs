@@ -1,4 +1,4 @@
-//! Addresses of data that the state gives out and takes back.
+//! Places for data that the state gives out and takes back.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -10,7 +10,7 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_iomap::{Class, Place};
 
 impl State {
-    /// Places that are not used after all.
+    /// Returns places that were not used.
     pub fn give_back(&mut self, layout: &Layout, places: &[Place]) {
         for place in places.iter().rev() {
             let Some(at) = layout.place_at(place.device_offset) else { continue };
@@ -19,12 +19,12 @@ impl State {
         }
     }
 
-    /// Nobody goes on with this file.
+    /// Closes the windows of a file that no task writes any more.
     pub fn close_windows(&mut self, ino: u64) {
         self.room.close(&mut self.space, ino);
     }
 
-    /// Whose request it is.
+    /// The properties of the file of a request, for the allocator.
     pub fn who(&self, ino: u64, now: Nanos) -> Result<Who> {
         let Some(node) = self.nodes.get(ino) else {
             return Err(Error::new(ErrorKind::Stale, "reserve", format!("inode {ino}")));
@@ -33,7 +33,7 @@ impl State {
         Ok(Who { ino, open, size: node.end().unwrap_or(stored), stored, now })
     }
 
-    /// Counts what was given out for a request.
+    /// Counts the places that a request got.
     pub fn note_taken(&mut self, class: Class, places: &[Place]) {
         let bytes: u64 = places.iter().map(|place| place.len).sum();
         let stats = &mut self.room.stats;

@@ -1,4 +1,4 @@
-//! The queue of records as the log takes from it and puts back to it.
+//! The queue of records: how the log takes records from it and puts them back.
 //!
 //! Lock: the state lock, held by the caller.
 
@@ -12,7 +12,8 @@ use crate::transaction::state::State;
 use forebay_base::Result;
 
 impl State {
-    /// A group is laid out and takes `bytes` of the log: settles its grants (log.commit.K12).
+    /// Notes that a group is laid out and takes `bytes` of the log. Settles its grants
+    /// (log.commit.K12).
     pub fn note_layout(&mut self, group: &mut Group, bytes: u64) {
         let content = group.records.iter().map(Pending::payload_bytes).sum();
         self.space.log_grows(bytes, content);
@@ -27,8 +28,8 @@ impl State {
         }
     }
 
-    /// Puts the records of groups that failed back at the front of the queue, and gives back the
-    /// segments that the groups opened.
+    /// Puts the records of failed groups back at the front of the queue. Frees the segments that
+    /// the groups opened.
     pub fn requeue(&mut self, group: &mut Group) -> Result<()> {
         for segment in std::mem::take(&mut group.opened) {
             self.space.give_back_log(segment);
@@ -36,7 +37,8 @@ impl State {
         self.space.log_head(self.layout.segment_bytes());
         for record in &mut group.records {
             if record.cost == 0 {
-                // It was admitted once: if it were refused now, nothing would become durable.
+                // The record was admitted before. If it were refused now, no later record could
+                // become durable.
                 record.cost = self.layout.cost(record.body.len() as u64, record.payload_bytes());
                 self.promise(record.cost, Need::Outstanding, Growth::default())?;
             }
@@ -45,8 +47,8 @@ impl State {
         Ok(())
     }
 
-    /// A group became durable: its content is found on the device from now on. Returns whether it
-    /// has a record that is no mark, so that a mark is due when the log is idle.
+    /// Notes that a group is durable: from now on its content is read from the device. Returns
+    /// whether it has a record other than a mark. Then a mark is due when the log becomes idle.
     pub fn note_durable(&mut self, group: &Group, staging: &Staging) -> bool {
         for (record, at) in group.records.iter().zip(&group.payloads) {
             let Some(mut at) = *at else { continue };

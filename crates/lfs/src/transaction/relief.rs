@@ -1,11 +1,12 @@
-//! Operations that wait: until there is space for their change, and while the changes in memory
-//! exceed their bound.
+//! Operations that must wait: until there is space for their change, or while changes in memory
+//! exceed their limit.
 //!
-//! Invariant: Q13 an operation that changes names or reserves space waits while the changes in
-//! memory exceed their bound. Q14 an operation that makes space, or makes accepted data durable, is
-//! refused only after rounds in which space was requested and no operation recorded a change.
+//! Invariants: Q13 an operation that changes names or reserves space waits while the changes in
+//! memory exceed their limit. Q14 an operation that makes space, or makes accepted data durable, is
+//! refused only after several rounds of requests for space. Only rounds in which no operation
+//! recorded a change count.
 //!
-//! Lock: the state lock in turn; none across a wait.
+//! Lock: the state lock, taken briefly. No lock is held across a wait.
 
 use crate::transaction::lifecycle::Refusal;
 use crate::transaction::requests::Requests;
@@ -13,29 +14,29 @@ use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
 use forebay_base::{ErrorKind, Result};
 
-/// How often space is requested for one operation. Rounds in which an operation recorded a change
-/// do not count.
+/// How often one operation requests space. Rounds in which some operation recorded a change do not
+/// count.
 const ROUNDS: u32 = 2;
 
-/// Queued records above which an operation that adds more writes them.
+/// An operation that adds records while more than this number are queued writes the queue.
 const QUEUE_MAX: usize = 4096;
 
-/// Bytes of content in queued records above which they are written.
+/// Queued records with more bytes of content than this are written.
 const QUEUE_BYTES_MAX: u64 = 4 << 20;
 
-/// What an operation does at its end.
+/// What an operation must do at its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Relief {
     None,
-    /// The queue is long: the operation writes it.
+    /// The queue is long: the operation writes the records.
     Commit,
-    /// Changes in memory exceed their bound: they are merged into the tree.
+    /// Changes in memory exceed their limit: the operation waits for a checkpoint.
     Checkpoint,
 }
 
-/// How long an operation goes on requesting space (Q14).
+/// How long an operation continues to request space (Q14).
 pub(crate) struct Patience {
-    /// Rounds in which no operation recorded a change, and how many there may be.
+    /// Rounds in which no operation recorded a change, and their limit.
     fruitless: u32,
     fruitless_max: u32,
     /// [`Space::recorded`](crate::space::Space::recorded) at the last round.
@@ -43,25 +44,25 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// Of an operation that is refused after more than so many rounds without effect.
+    /// For an operation that is refused after more than `fruitless_max` rounds without effect.
     pub fn of(fruitless_max: u32) -> Self {
         Self { fruitless: 0, fruitless_max, recorded: None }
     }
 
-    /// The operation found no space. False: it is refused.
+    /// Notes that the operation found no space. False: the operation is refused.
     pub fn lasts(&mut self, recorded: u64) -> bool {
         let before = self.recorded.replace(recorded);
-        // Otherwise another operation was faster, and the volume is not full.
+        // If the number has changed, another operation was faster, and the volume is not full.
         if before.is_none_or(|before| before == recorded) {
             self.fruitless += 1;
         }
         self.fruitless <= self.fruitless_max
     }
 
-    /// Requests space. False: none could be made.
+    /// Requests space. False: no space could be made.
     pub async fn make_space(&self, requests: &Requests) -> bool {
         match self.fruitless > 1 {
-            // The pass in progress may have what is lacking.
+            // The current pass may hold the space that is lacking.
             true => requests.make_space_and_end_pass().await,
             false => requests.make_space().await,
         }
@@ -69,7 +70,7 @@ impl Patience {
 }
 
 impl Resources {
-    /// Changes the state, urgently (Q14). Requests space if there is none.
+    /// Runs an urgent change of the state (Q14), and requests space while there is none.
     pub async fn with_space<T>(&self, mut op: impl FnMut(&mut State) -> Result<T>) -> Result<T> {
         let (mut patience, mut is_relieved) = (Patience::of(ROUNDS), false);
         loop {
@@ -96,20 +97,20 @@ impl Resources {
         }
     }
 
-    /// Waits for the first result of the pass in progress. False: there is no pass, or it brought
-    /// no space.
+    /// Waits for the first result of the current pass. False: there is no pass, or it made no
+    /// space.
     pub async fn wait_for_cleaner(&self) -> bool {
         let before = self.state.lock().space_levels();
         self.cleaning.part_over().await && self.state.lock().has_more_space(&before)
     }
 
-    /// What the bounds ask for (Q13): nothing on a volume that may not be written (open.O13).
+    /// What the limits demand now (Q13). Nothing for a volume that may not be written (open.O13).
     pub fn relief(&self, state: &State) -> Relief {
         if state.life.is_read_only() {
             return Relief::None;
         }
         let waits = state.changes_bytes();
-        // Frozen changes take as much memory.
+        // Frozen changes may take as much memory as the new ones, so the limit is lower.
         let most = match &state.frozen {
             Some(_) => self.options.overlay_bytes / 2,
             None => self.options.overlay_bytes / 4 * 3,
@@ -121,7 +122,7 @@ impl Resources {
         }
     }
 
-    /// Does what the bounds ask for.
+    /// Does what the limits demand.
     pub async fn relieve(&self, relief: Relief) -> Result<()> {
         match relief {
             Relief::None => Ok(()),
@@ -130,12 +131,12 @@ impl Resources {
         }
     }
 
-    /// Whether changes in memory exceed a bound (Q13).
+    /// Whether changes in memory exceed a limit (Q13).
     pub fn is_crowded(&self) -> bool {
         self.relief(&self.state.lock()) != Relief::None
     }
 
-    /// Writes or merges changes if they exceed a bound.
+    /// Writes or merges changes if they exceed a limit.
     pub async fn relieve_now(&self) -> Result<()> {
         let relief = self.relief(&self.state.lock());
         self.relieve(relief).await
@@ -146,7 +147,7 @@ impl Resources {
 mod tests {
     use super::*;
 
-    /// Q14: only rounds in which nothing changed count, wherever they are.
+    /// Q14: only rounds in which nothing changed count, in whatever order they come.
     #[test]
     fn patience_counts_rounds_without_effect() {
         let mut patience = Patience::of(2);

@@ -1,5 +1,5 @@
-//! What operations request of the maintenance of their volume: space, checkpoints, and that
-//! removed content becomes free.
+//! Requests of operations to the maintenance of their volume: to make space, to make a checkpoint,
+//! and to free removed content.
 //!
 //! No layer below `checkpoint` makes a checkpoint or cleans a segment. A task that needs one posts
 //! a request here and waits. The maintenance task (`volume::maintenance`) carries out all requests
@@ -8,17 +8,17 @@
 //!   posted ──a job of its kind begins──▶ taken ──the job ends──▶ answered
 //!      └──no maintenance is left: volume dropped, world stopped──▶ refused
 //! ```
-//! Invariants: J1 a request is answered by a job that began after it was posted. J2 a request that
-//! no maintenance will take is refused, so no task waits for one that has ended. J3 a caller that
-//! is dropped while it waits stops no job. J4 between the answer to a request for space and the
-//! moment in which its caller runs again, background cleaning does not begin: it would set aside
-//! the space that was made. J5 nor is a pass in progress then, if the caller asked for that: a pass
-//! sets aside space of the log for what it moves.
+//! Invariants: J1 a request is answered by a job that began after it was posted. J2 a request is
+//! refused if no maintenance will take it. So no task waits for maintenance that has ended. J3 a
+//! caller that is dropped while it waits stops no job. J4 after a request for space is answered,
+//! background cleaning does not begin until the caller has run. Otherwise cleaning would take the
+//! space that was made. J5 if the caller asked for that, no pass is in progress then either: a pass
+//! reserves log space for its moves.
 //!
-//! Rule: a task that waits here holds no lock, no reservation and no turn, because the job may
-//! need each of them.
+//! Rule: a task that waits here holds no lock, no reservation and no turn, because the job may need
+//! any of them.
 //!
-//! Lock: one, a leaf; none across a wait, and none while a sender is used or dropped.
+//! Lock: one lock, a leaf. It is not held across a wait, nor while a sender is used or dropped.
 
 use forebay_base::sync::Mutex;
 use forebay_base::task::{OneReceiver, OneSender, oneshot};
@@ -27,31 +27,32 @@ use std::sync::{Arc, OnceLock, Weak};
 
 /// The layer that decides on checkpoints and cleaning.
 pub(crate) trait Maintainer: Send + Sync {
-    /// Something was posted.
+    /// Wakes the maintenance after a request was posted.
     fn wake(&self);
 
-    /// A group of records was written, or failed: checks whether a checkpoint or cleaning is due.
+    /// Notes that a group of records was written or failed. Checks whether a checkpoint or cleaning
+    /// is due.
     fn on_written(&self);
 }
 
-/// Requests that no job has taken.
+/// Requests that no job has taken yet.
 #[derive(Default)]
 pub(crate) struct Posted {
-    /// For space. The answer: whether some was made.
+    /// Requests for space. The answer tells whether space was made.
     pub space: Vec<OneSender<Answer>>,
-    /// A caller wants no pass to be in progress when it is answered (J5).
+    /// A caller asked that no pass is in progress when it is answered (J5).
     pub ends_pass: bool,
-    /// For a checkpoint.
+    /// Requests for a checkpoint.
     pub checkpoints: Vec<OneSender<Result<()>>>,
-    /// That removed content becomes free.
+    /// Requests to free removed content.
     pub removals: Vec<OneSender<()>>,
-    /// The oldest change is of age.
+    /// The oldest change has reached its age.
     pub is_of_age: bool,
-    /// Answers to requests for space whose callers have not run again (J4).
+    /// Answers to requests for space whose callers have not run since (J4).
     unseen: u32,
 }
 
-/// The answer to a request for space, until its caller has seen it (J4).
+/// The answer to a request for space, until its caller has received it (J4).
 pub(crate) struct Answer {
     is_made: bool,
     requests: Arc<Requests>,
@@ -66,11 +67,11 @@ impl Drop for Answer {
     }
 }
 
-/// Requests of a volume, and the maintenance that takes them.
+/// The requests of a volume, and the maintenance that takes them.
 #[derive(Default)]
 pub(crate) struct Requests {
     posted: Mutex<Posted>,
-    /// Set when the volume is open.
+    /// The maintenance. It is set when the volume is open.
     maintainer: OnceLock<Weak<dyn Maintainer>>,
 }
 
@@ -87,9 +88,10 @@ impl Requests {
         self.maintainer.get()?.upgrade()
     }
 
-    /// Posts a request. `None`: it is refused (J2).
+    /// Posts a request. `None`: the request is refused (J2).
     fn post<T>(&self, put: impl FnOnce(&mut Posted, OneSender<T>)) -> Option<OneReceiver<T>> {
-        // Alive until the wake, so it either takes the request or refuses it when it is dropped.
+        // This reference lives until the wake. So the maintenance either takes the request, or
+        // refuses it when it is dropped.
         let maintainer = self.maintainer()?;
         let (sender, receiver) = oneshot();
         put(&mut self.posted.lock(), sender);
@@ -97,7 +99,7 @@ impl Requests {
         Some(receiver)
     }
 
-    /// Makes space. False: none could be made.
+    /// Requests space. False: no space could be made.
     pub async fn make_space(&self) -> bool {
         match self.post(|posted, sender| posted.space.push(sender)) {
             Some(answer) => answer.await.is_some_and(|answer| answer.is_made),
@@ -105,7 +107,7 @@ impl Requests {
         }
     }
 
-    /// [`Self::make_space`], after which no pass of the cleaner is in progress (J5).
+    /// [`Self::make_space`]; after it no pass of the cleaner is in progress (J5).
     pub async fn make_space_and_end_pass(&self) -> bool {
         let post = |posted: &mut Posted, sender| {
             posted.ends_pass = true;
@@ -117,7 +119,7 @@ impl Requests {
         }
     }
 
-    /// Makes a checkpoint.
+    /// Requests a checkpoint.
     pub async fn checkpoint(&self) -> Result<()> {
         let gone = || Err(Error::new(ErrorKind::Shutdown, "checkpoint", "the volume is closed"));
         match self.post(|posted, sender| posted.checkpoints.push(sender)) {
@@ -126,14 +128,14 @@ impl Requests {
         }
     }
 
-    /// Waits until content that was removed is free, if it is much.
+    /// Waits until removed content is free, if there is much of it.
     pub async fn free_removed(&self) {
         if let Some(answer) = self.post(|posted, sender| posted.removals.push(sender)) {
             answer.await;
         }
     }
 
-    /// The oldest change is of age: a checkpoint is due.
+    /// Posts that the oldest change has reached its age: a checkpoint is due.
     pub fn post_age(&self) {
         if let Some(maintainer) = self.maintainer() {
             self.posted.lock().is_of_age = true;
@@ -149,25 +151,25 @@ impl Requests {
         }
     }
 
-    /// Whether a request for space was posted, or an answer to one is not seen (J4).
+    /// Whether a request for space is posted, or an answer was not received yet (J4).
     pub fn has_space_caller(&self) -> bool {
         let posted = self.posted.lock();
         posted.unseen > 0 || !posted.space.is_empty()
     }
 
-    /// For the maintenance: what was posted.
+    /// Gives the maintenance access to the posted requests.
     pub fn with_posted<T>(&self, take: impl FnOnce(&mut Posted) -> T) -> T {
         take(&mut self.posted.lock())
     }
 
-    /// Refuses what was posted (J2).
+    /// Refuses all posted requests (J2).
     pub fn refuse_all(&self) {
         let posted = {
             let mut posted = self.posted.lock();
             let unseen = posted.unseen;
             std::mem::replace(&mut *posted, Posted { unseen, ..Posted::default() })
         };
-        // Without the lock: this wakes the callers.
+        // After the lock is released, because this wakes the callers.
         drop(posted);
     }
 }

@@ -1,8 +1,8 @@
-//! What reservations of files hold: space of the log for their records, and what is counted with
-//! them until they end.
+//! What the reservations of files hold: log space for their records, and counters that stay until
+//! they end.
 //!
-//! Invariants: M17 the sums are those of the reservations, and of what the cleaner and a try to
-//! reserve count in addition. M18 a record of a reservation takes log space from its grant first.
+//! Invariants: M17 the sums are those of all reservations, plus what the cleaner and an attempt to
+//! reserve count. M18 a record of a reservation takes log space from its grant first.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -11,26 +11,26 @@ use std::collections::BTreeMap;
 
 /// What one reservation holds.
 pub(crate) struct Grant {
-    /// Of the log, bytes.
+    /// Log space, bytes.
     pub cost: u64,
-    /// How often the log had failed when it was made.
+    /// The number of log failures when the reservation was made.
     pub failures: u64,
-    /// The next sequence then; for an injected fault.
+    /// The next sequence number at that time, for an injected fault.
     pub sequence: u64,
-    /// Segments of its runs, one for each.
+    /// The segments of its runs, one entry for each run.
     pub segments: Vec<u32>,
     /// Accepted content that has its space now, bytes (P21).
     pub bytes: u64,
-    /// Of its addresses.
+    /// Bytes at the places of the reservation.
     pub flying_bytes: u64,
-    /// What its records add to the tree.
+    /// The growth of the tree by its records.
     pub growth: Growth,
 }
 
 /// The reservations that have not ended, and their sums.
 #[derive(Default)]
 pub(crate) struct Reservations {
-    /// By their first offset on the device.
+    /// By their first device offset.
     grants: BTreeMap<u64, Grant>,
     accepted_bytes: u64,
     flying_bytes: u64,
@@ -46,7 +46,7 @@ impl Reservations {
         debug_assert!(before.is_none(), "M17: an address belongs to one reservation");
     }
 
-    /// The reservation ends.
+    /// Ends a reservation.
     pub fn remove(&mut self, key: u64) -> Option<Grant> {
         let grant = self.grants.remove(&key)?;
         self.accepted_bytes -= grant.bytes;
@@ -71,12 +71,12 @@ impl Reservations {
         self.grants.keys().copied()
     }
 
-    /// Log space that a reservation still has for its records, bytes.
+    /// The log space that a reservation still has for its records, bytes.
     pub fn log_bytes(&self, key: u64) -> u64 {
         self.grants.get(&key).map_or(0, |grant| grant.cost)
     }
 
-    /// A record takes so much of a reservation's log space (M18).
+    /// Takes log space of a reservation for a record (M18).
     pub fn spend(&mut self, key: u64, bytes: u64) {
         if let Some(grant) = self.grants.get_mut(&key) {
             debug_assert!(grant.cost >= bytes, "M18: the reservation has it");
@@ -89,12 +89,12 @@ impl Reservations {
         self.accepted_bytes
     }
 
-    /// Bytes at the addresses of all reservations.
+    /// Bytes at the places of all reservations.
     pub fn flying_bytes(&self) -> u64 {
         self.flying_bytes
     }
 
-    /// What their records add to the tree.
+    /// The growth of the tree by the records of all reservations.
     pub fn growth(&self) -> Growth {
         self.growth
     }
@@ -104,18 +104,18 @@ impl Reservations {
         self.accepted_bytes += bytes;
     }
 
-    /// The inverse of [`Self::count_accepted`].
+    /// Undoes [`Self::count_accepted`].
     pub fn uncount_accepted(&mut self, bytes: u64) {
         self.accepted_bytes -= bytes;
     }
 
-    /// Counts what the cleaner's records will add to the tree.
+    /// Counts the growth of the tree by the records of the cleaner.
     pub fn count_growth(&mut self, growth: Growth) {
         self.growth.entries += growth.entries;
         self.growth.bytes += growth.bytes;
     }
 
-    /// The inverse of [`Self::count_growth`].
+    /// Undoes [`Self::count_growth`].
     pub fn uncount_growth(&mut self, growth: Growth) {
         self.growth.entries -= growth.entries;
         self.growth.bytes -= growth.bytes;
@@ -132,7 +132,7 @@ mod tests {
         Grant { cost, failures, sequence, segments, bytes, flying_bytes: bytes, growth }
     }
 
-    /// M17, M18: the sums follow the reservations, and a record takes no more than there is.
+    /// M17, M18: the sums follow the reservations, and a record takes no more than its grant has.
     #[test]
     fn reservations_sums_follow_their_grants() {
         let mut all = Reservations::default();

@@ -1,9 +1,9 @@
-//! What all layers of an open volume use: device, state, log, tree and memory.
+//! The resources that all layers of an open volume share: device, state, log, tree and memory.
 //!
-//! The upper layers own more than this; they hold it by reference, so a lower layer cannot reach
-//! them.
+//! The upper layers have resources of their own and hold this one by reference. So a lower layer
+//! cannot reach them.
 //!
-//! Locks: see the crate.
+//! Locks: see the documentation of the crate.
 
 use crate::btree::Tree;
 use crate::device::layout::Layout;
@@ -14,27 +14,31 @@ use crate::log::staging::Staging;
 use crate::space::alloc::Allocator;
 use crate::space::nodes::VolumeStore;
 use crate::transaction::cleaning::Cleaning;
+use crate::transaction::counters::Sequence;
 use crate::transaction::memory::{Held, Memory};
 use crate::transaction::options::OpenOptions;
 use crate::transaction::requests::Requests;
 use crate::transaction::state::State;
+use crate::transaction::state_lock::StateLock;
 use forebay_base::Result;
+use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
-use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::WaitQueue;
 use forebay_base::world::WorldRef;
 use forebay_block::DeviceRef;
 use std::sync::Weak;
 
-/// Shared by all layers from `transaction` on; see the module.
+/// The resources that all layers from `transaction` on share, see the module.
 pub(crate) struct Resources {
     pub device: DeviceRef,
     pub world: WorldRef,
     pub options: OpenOptions,
     pub layout: Layout,
-    pub state: Mutex<State>,
+    pub state: StateLock,
+    /// The volume-wide sequence of content; drawn without the state lock.
+    pub sequence: Sequence,
     pub log: Arc<Log>,
-    /// Writes data again after a failure.
+    /// The repair that writes data again after a failure.
     pub repair: Box<dyn DataRepair>,
     pub alloc: Allocator,
     pub staging: std::sync::Arc<Staging>,
@@ -44,22 +48,23 @@ pub(crate) struct Resources {
     pub store: std::sync::Arc<VolumeStore>,
     pub requests: std::sync::Arc<Requests>,
     pub cleaning: Cleaning,
-    /// A timer runs for the oldest change.
+    /// A timer for the oldest change is running.
     pub is_ageing: AtomicBool,
-    /// The volume turned read-only: the reason is in the state.
+    /// The volume turned read-only. The state contains the reason.
     pub is_stopped: AtomicBool,
-    /// Woken when a reservation that a checkpoint waits for ends (checkpoint.H14).
+    /// Woken when a reservation ends for which a checkpoint waits (checkpoint.H14).
     pub reservation_ended: WaitQueue,
     pub me: Weak<Resources>,
 }
 
 impl Resources {
-    /// Notes the memory in use; called without the state lock.
+    /// Updates the claim on memory. The caller does not hold the state lock.
     pub fn note_memory(&self, held: Held) {
         self.memory.note(&self.tree, held);
     }
 
-    /// Notes the memory in use after nodes of the tree were read; called without the state lock.
+    /// Updates the claim on memory after tree nodes were read. The caller does not hold the state
+    /// lock.
     pub fn note_nodes(&self) {
         if self.memory.is_outdated(&self.tree) {
             let held = self.state.lock().held();
@@ -67,8 +72,8 @@ impl Resources {
         }
     }
 
-    /// `Lifecycle::check_writable` for a volume that turned read-only. Takes no lock on other
-    /// volumes, because each write calls it.
+    /// `Lifecycle::check_writable` for a volume that turned read-only. On other volumes it takes no
+    /// lock, because each write calls it.
     pub fn check_running(&self, op: &'static str) -> Result<()> {
         match self.is_stopped.load(Ordering::Acquire) {
             true => self.state.lock().life.check_writable(op),
@@ -76,7 +81,7 @@ impl Resources {
         }
     }
 
-    /// Writes failed at these offsets on the device: later data goes to other segments if it can
+    /// Notes failed writes at these device offsets. Later data goes to other segments if possible
     /// (W18, R24).
     pub fn writes_failed(&self, offsets: &[u64]) {
         for at in offsets.iter().filter_map(|at| self.layout.place_at(*at)) {

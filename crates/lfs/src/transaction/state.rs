@@ -1,13 +1,13 @@
-//! What the volume holds: inodes, names, attributes, where content is. Changed by [`State::apply`]
-//! alone, live and in replay.
+//! The state of a volume: inodes, names, attributes, and the places of content. Only
+//! [`State::apply`] changes it, for new changes and for replayed ones.
 //!
-//! Invariants: S11 what a record says and what is applied is the same thing: a change that is
-//! appended is applied in the same hold of the lock, so that the order of the log is the order in
-//! which things happened. S12 an inode is here while it has a name, is open, or is an orphan of the
-//! last life. S13 ids are never given out twice. S14 moved times alone are ahead of the log: times
-//! that a sync of all metadata still has to write. `recorded` is what the log says. S15 what a
-//! record says of content was not overruled before it: a publisher leaves out blocks for which a
-//! younger change is known, so that in the log the later one counts.
+//! Invariants: S11 a change that is recorded is applied while the state lock is held once. So the
+//! order of the log is the order in which changes were applied. S12 an inode exists while it has a
+//! name, is open, or is an orphan from before the volume was opened. S13 numbers are never given
+//! out twice. S14 only moved times are ahead of the log: times that a sync of all metadata must
+//! still write. `recorded` is the inode as the log has it. S15 a record never maps content over a
+//! newer change. A publisher leaves out blocks for which a newer change is known. So in the log the
+//! later record always wins.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -52,11 +52,11 @@ fn missing(ino: u64) -> Error {
 pub(crate) struct State {
     pub layout: Layout,
     pub space: Space,
-    /// What of data segments is given out and not in use.
+    /// Runs of data segments that are given out and not in use.
     pub room: Room,
-    /// Inodes.
+    /// The inodes in memory.
     pub nodes: InodeTable,
-    /// Which of them stay in memory.
+    /// The eviction clock of the inodes.
     pub cache: Cache,
     /// Inodes for sequential scans, in stored form.
     pub windows: Windows,
@@ -64,45 +64,45 @@ pub(crate) struct State {
     pub map: FileMap,
     /// Names and attributes that have changed since the last freeze.
     pub items: Items,
-    /// What a checkpoint is merging into the tree.
+    /// The changes that a checkpoint is merging into the tree.
     pub frozen: Option<Frozen>,
     /// The tree of the newest durable checkpoint.
     pub root: TreeRoot,
     pub orphans: BTreeSet<u64>,
-    /// Numbers that were not given out (S13).
+    /// The next free numbers (S13).
     pub counters: Counters,
-    /// Records that are applied and not laid out (S11).
+    /// Records that are applied and not laid out yet (S11).
     pub queue: RecordQueue,
-    /// What reservations of files hold.
+    /// The reservations of files.
     pub reservations: Reservations,
-    /// Content that was accepted.
+    /// Accepted content that is not written out.
     pub dirt: Arc<Dirt>,
-    /// Content of removed inodes, whose dirty data is to be dropped.
+    /// Content of removed inodes, whose dirty data must be dropped.
     pub removed: Vec<Arc<Content>>,
-    /// Closed inodes that may have unwritten data.
+    /// Closed inodes that may have data to write back.
     pub pending_write_back: PendingWriteBack,
-    /// Files that are closed, and whose content may be in the cache.
+    /// Closed files whose content may be in the page cache.
     pub left: RetainedMappings,
-    /// Inodes without a name or an opener that there was no room to remove.
+    /// Inodes without a name or an opener whose removal found no space.
     pub unremoved: BTreeSet<u64>,
     /// Files with outstanding content.
     pub outstanding: Outstanding,
-    /// Why inodes cannot be synced.
+    /// The reasons why inodes cannot be synced.
     pub sync_errors: SyncErrors,
     /// Content that was removed since the volume was opened.
     pub removed_bytes: RemovedBytes,
-    /// Nodes of the tree, about.
+    /// The approximate number of tree nodes.
     pub tree_nodes: u64,
-    /// What the cleaner has found live, and copies with, takes in memory, bytes.
+    /// Memory that the cleaner uses for live data and copies, bytes.
     pub cleaning_bytes: u64,
-    /// Whether the volume takes changes.
+    /// Whether the volume accepts changes.
     pub life: Lifecycle,
     /// Why the last change was refused.
     pub refusal: Refusal,
 }
 
 impl State {
-    /// Nothing, not even a root.
+    /// An empty state, without even a root directory.
     pub fn new(layout: Layout) -> Self {
         Self {
             layout,
@@ -116,7 +116,7 @@ impl State {
             frozen: None,
             root: empty_root(FILES_TREE, 0),
             orphans: BTreeSet::new(),
-            counters: Counters::FIRST,
+            counters: Counters::first(),
             queue: RecordQueue::new(),
             reservations: Reservations::default(),
             dirt: Arc::default(),
@@ -134,17 +134,18 @@ impl State {
         }
     }
 
-    /// Changes an inode that a record names: replay of a damaged log may name any.
+    /// Changes an inode that a record names. The log may be damaged and name one that does not
+    /// exist.
     fn update<T>(&mut self, ino: u64, change: impl FnOnce(&mut Node) -> T) -> Result<T> {
         self.nodes.update(ino, change).ok_or_else(|| missing(ino))
     }
 
-    /// Such an inode is in memory.
+    /// Checks that the inode is in memory.
     fn check_node(&self, ino: u64) -> Result<()> {
         self.nodes.get(ino).map(drop).ok_or_else(|| missing(ino))
     }
 
-    /// Changes the state. `resolve` says where an extent's bytes are.
+    /// Applies a change. `resolve` finds the place of the bytes of an extent.
     pub fn apply(
         &mut self,
         change: &Change<'_>,
@@ -249,7 +250,7 @@ impl State {
         Ok(())
     }
 
-    /// Content is dead: what the tree has of it goes with the next checkpoint.
+    /// Drops the content of a data id. The next checkpoint removes what the tree has of it.
     fn drop_data(&mut self, ino: u64, data_id: u64, sequence: u64) {
         self.map.drop_data(data_id);
         let may_be_in_tree = data_id != 0 && self.map.may_be_in_tree(data_id);
@@ -274,8 +275,8 @@ impl State {
         Ok(())
     }
 
-    /// A directory has so many entries more. Its size is their number, so no operation has to load
-    /// them to know whether there are any.
+    /// Changes the number of entries of a directory, which is its size. So no operation has to load
+    /// the entries to know whether there are any.
     fn count_entries(&mut self, dir: u64, more: i64) -> Result<()> {
         let count = |inode: &mut Inode| inode.size = inode.size.saturating_add_signed(more);
         self.update(dir, |node| node.change(count))?;
@@ -339,7 +340,8 @@ impl State {
         }
         let gone = inode.size.saturating_sub(size.size).min(inode.stored_bytes);
         self.update(size.ino, |node| {
-            // What was told of the size before may have been taken back since, with its bytes.
+            // An earlier larger size may have been taken back since, together with its bytes. So
+            // this only lowers the size.
             node.change(|inode| inode.size = inode.size.min(size.size));
             node.unlogged_size = node.unlogged_size.map(|unlogged| unlogged.min(size.size));
         })?;
@@ -359,7 +361,8 @@ impl State {
         self.drop_data(size.ino, dead, size.sequence);
         self.map.set_owner(size.data_id, size.ino);
         self.update(size.ino, |node| {
-            // The change tells the size itself, and nothing of the data before is left to lose.
+            // The change contains the size, and all earlier data is gone: no content can be lost
+            // any more.
             (node.regrow, node.unlogged_size) = (false, None);
             node.change(|inode| {
                 (inode.data_id, inode.size, inode.stored_bytes) = (size.data_id, size.size, 0);
@@ -368,14 +371,14 @@ impl State {
         self.note_inode(size.ino)
     }
 
-    /// The next sequence of content.
+    /// Gives out the next sequence number of content.
     pub fn draw(&mut self) -> u64 {
         self.counters.draw_sequence()
     }
 }
 
 impl State {
-    /// The error of the last checkpoint, if changes have reached their bound since (F12).
+    /// The error of the last checkpoint, if changes have reached their limit since (F12).
     pub fn overfull(&self) -> Option<&Error> {
         self.life.overfull(|| self.held().changes)
     }

@@ -1,19 +1,20 @@
-//! Why inodes cannot be synced, and which content the device has lost. A sync reports it until the
-//! content is written again, truncated or removed.
+//! Why inodes cannot be synced, and which content the device has lost. A sync reports the error
+//! until the content is written again, truncated or removed.
 //!
 //! No locks: the volume's state lock covers it.
 
 use crate::format::place::Place;
 use std::collections::BTreeSet;
 
-/// Why an inode cannot be synced. Of several reasons the last one of these is reported.
+/// Why an inode cannot be synced. If there are several reasons, a sync reports the last one in this
+/// order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lost {
-    /// The log had no space for a size; it is tried again.
+    /// The log had no space for a size. It is tried again.
     Size,
-    /// The device did not return content: until that is written again, or truncated.
+    /// The device did not return content. This lasts until the content is overwritten or truncated.
     Run,
-    /// The log had no space for content: until every opener has closed the file.
+    /// The log had no space for content. This lasts until every opener has closed the file.
     Data,
 }
 
@@ -21,11 +22,11 @@ impl Lost {
     const ALL: [Self; 3] = [Self::Size, Self::Run, Self::Data];
 }
 
-/// Reasons by inode, and what the device lost.
+/// The reasons by inode, and the runs that the device lost.
 #[derive(Default)]
 pub(crate) struct SyncErrors {
     reasons: BTreeSet<(u64, Lost)>,
-    /// Device addresses and lengths in bytes. The changes of a file may still name them (Q2).
+    /// Device places, and lengths in bytes. The changes of a file may still refer to them (Q2).
     lost_runs: Vec<(Place, u64)>,
 }
 
@@ -38,7 +39,7 @@ impl SyncErrors {
         self.reasons.remove(&(ino, reason));
     }
 
-    /// The inode was removed.
+    /// Forgets the reasons of a removed inode.
     pub fn forget(&mut self, ino: u64) {
         Lost::ALL.into_iter().for_each(|reason| self.remove(ino, reason));
     }
@@ -47,12 +48,12 @@ impl SyncErrors {
         self.reasons.contains(&(ino, reason))
     }
 
-    /// What a sync of the inode reports.
+    /// The reason that a sync of the inode reports.
     pub fn worst(&self, ino: u64) -> Option<Lost> {
         Lost::ALL.into_iter().rev().find(|reason| self.has(ino, *reason))
     }
 
-    /// Inodes that cannot be synced.
+    /// The inodes that cannot be synced.
     pub fn inos(&self) -> BTreeSet<u64> {
         self.reasons.iter().map(|(ino, _)| *ino).collect()
     }
@@ -63,17 +64,17 @@ impl SyncErrors {
         self.reasons.is_empty()
     }
 
-    /// The device lost `len` bytes at an address.
+    /// Notes that the device lost `len` bytes at a place.
     pub fn add_run(&mut self, at: Place, len: u64) {
         self.lost_runs.push((at, len));
     }
 
-    /// Runs that the device lost: addresses and lengths in bytes.
+    /// The runs that the device lost: places, and lengths in bytes.
     pub fn lost_runs(&self) -> &[(Place, u64)] {
         &self.lost_runs
     }
 
-    /// Retains the lost runs that a file still names.
+    /// Forgets all lost runs to which no file refers any more.
     pub fn retain_runs(&mut self, is_named: impl Fn((Place, u64)) -> bool) {
         self.lost_runs.retain(|run| is_named(*run));
     }

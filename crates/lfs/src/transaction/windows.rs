@@ -1,4 +1,4 @@
-//! Lookups in the windows of inodes that clients scan in order.
+//! Lookups in scan windows: inodes in stored form that clients read in order.
 //!
 //! The invariants are those of [`crate::names::scan_cache`].
 //!
@@ -14,15 +14,15 @@ use crate::transaction::state::State;
 use forebay_base::Result;
 
 impl State {
-    /// What is in memory of names, bytes: objects and windows.
+    /// The memory of names, bytes: inodes and scan windows.
     pub fn names_bytes(&self) -> usize {
         self.cache.bytes() + self.windows.bytes()
     }
 
-    /// An inode that no object was made of, if it is in a window (Q61).
+    /// An inode that has no object in memory, from a scan window (Q61).
     pub fn in_window(&self, ino: u64) -> Option<Inode> {
         let key = Key::Inode(ino);
-        // What was never given out is nobody's, whatever an image says.
+        // An inode number that was never given out is not accepted, even if an image contains it.
         let part = self
             .windows
             .find(key)
@@ -33,12 +33,12 @@ impl State {
         }
         match Item::decode(key, value, &self.layout.geometry) {
             Ok(Item::Inode(inode)) => Some(inode),
-            // Who makes an object of it finds out.
+            // The caller that makes an object of the inode reports the error.
             _ => None,
         }
     }
 
-    /// Makes an object of what is missing, if it is in a window. False: it has to be read.
+    /// Makes an object of a missing inode from a scan window. False: the inode must be read.
     pub fn insert_from_window(&mut self, want: Want) -> Result<bool> {
         let Want::Inode(ino) = want else { return Ok(false) };
         let keys = Key::Inode(ino).to_bytes()..Key::Entry(ino, Cookie::FIRST).to_bytes();
@@ -49,8 +49,8 @@ impl State {
         }
     }
 
-    /// What was read with an inode that was missing is a window from now on; of the inode itself
-    /// there is an object. False: the tree is another one by now.
+    /// Makes an object of the missing inode, and a scan window of what was read with it. False: the
+    /// tree was replaced since.
     pub fn insert_window(&mut self, want: Want, part: Part) -> Result<bool> {
         let Want::Inode(ino) = want else { return self.insert_part(want, part) };
         let keys = Key::Inode(ino).to_bytes()..Key::Entry(ino, Cookie::FIRST).to_bytes();
@@ -60,13 +60,13 @@ impl State {
         let last = part.last_ino();
         self.windows.put(ino, part);
         self.tidy_windows();
-        // One that there is no room for is gone again.
+        // The window was dropped at once if there is no space for it.
         let is_there = self.windows.find(Key::Inode(last)).is_some();
         self.cache.loaded_to(if is_there { last } else { ino }.saturating_add(1));
         Ok(true)
     }
 
-    /// Windows that are of no use go, and those that there is no room for (Q62).
+    /// Drops windows of an old tree, and windows above the limit (Q62).
     pub fn tidy_windows(&mut self) {
         self.windows.keep(&self.root);
         self.windows.shrink(self.cache.bytes_max / ALL_PART);

@@ -1,6 +1,6 @@
-//! One number for all that a recovery finds: for tests and tools.
+//! A digest of everything that a recovery finds, for tests and tools.
 //!
-//! Locks: the state lock in turn; none across a wait.
+//! Locks: the state lock, taken briefly. No lock is held across a wait.
 
 use crate::btree::Cursor;
 use crate::format::extent::Source;
@@ -13,7 +13,7 @@ use forebay_base::Result;
 use forebay_base::codec::Writer;
 use forebay_base::world::split_mix;
 
-/// A running digest.
+/// The digest so far.
 struct Digest(u64);
 
 impl Digest {
@@ -33,8 +33,8 @@ impl Digest {
 }
 
 impl Inner {
-    /// Names, attributes, where each block is, and what the next checkpoint says is stored. The
-    /// same whatever part of it is in the tree.
+    /// The digest of names, attributes, the place of each block, and the stored bytes that the next
+    /// checkpoint will record. It does not depend on which part of this is in the tree.
     pub(crate) async fn digest(&self) -> Result<u64> {
         let (mut digest, mut data_ids) = (Digest(0), Vec::new());
         for (key, value) in self.names().await? {
@@ -42,7 +42,8 @@ impl Inner {
             let key = Key::decode(key.as_slice())?;
             match Item::decode(key, &value, &self.layout.geometry)? {
                 Item::Inode(mut inode) => {
-                    // It is of the last checkpoint: what it will be follows with the content.
+                    // This value is from the last checkpoint. The value of the next checkpoint
+                    // follows with the content.
                     let said = std::mem::take(&mut inode.stored_bytes);
                     data_ids.extend((inode.data_id != 0).then_some((inode.data_id, said)));
                     let mut bytes = [0; INODE_BYTES];
@@ -82,8 +83,9 @@ impl Inner {
         Ok(digest.0)
     }
 
-    /// What the next checkpoint says is stored of data of which the last one said `said`, and of
-    /// which `stored` bytes are there now: it adds what is new, and takes off what that replaces.
+    /// The stored bytes that the next checkpoint records for a data id. The last checkpoint
+    /// recorded `said`, and the extents now have `stored` bytes. It adds new extents and subtracts
+    /// the ones that they replace.
     async fn said_next(&self, data_id: u64, said: u64, stored: u64) -> Result<u64> {
         let root = {
             let state = self.state.lock();

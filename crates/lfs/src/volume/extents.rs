@@ -1,6 +1,7 @@
-//! Where the content of files is, for people and programs that look: `forebay extents`, the bench.
+//! The places of the content of files, for users and programs that inspect them: `forebay extents`,
+//! the bench.
 //!
-//! Lock: the state lock, for one extent at a time; never across a wait.
+//! Lock: the state lock, for one extent at a time. It is not held across a wait.
 
 use crate::files::map_ops::FileOps;
 use crate::log::staging::Staging;
@@ -11,16 +12,17 @@ use forebay_base::units::round_up;
 use forebay_iomap::MapOps;
 use forebay_vfs::{FileSystem, Ino, OpenFlags};
 
-/// A run of a file that is one run on the device.
+/// A run of a file that is contiguous on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileExtent {
     /// First byte in the file.
     pub logical: u64,
-    /// First byte on the device; none while its record is not durable: then it is in memory.
+    /// First byte on the device. None: its log record is not durable yet, so the content is in
+    /// memory.
     pub physical: Option<u64>,
-    /// Bytes, whole blocks.
+    /// Length in bytes, whole blocks.
     pub len: u64,
-    /// It lies in a record of the log, as little that was synced does.
+    /// The content is in a log record, as small synced content is.
     pub inline: bool,
 }
 
@@ -35,23 +37,24 @@ impl FileExtent {
     }
 }
 
-/// What is free, and in how many runs.
+/// Free space, and how fragmented it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FreeSpace {
-    /// Bytes in free segments, at the open end, in windows and left over.
+    /// Bytes in free segments, at the open end, in windows, and in leftover runs.
     pub bytes: u64,
-    /// Runs that nothing lies between.
+    /// The number of contiguous runs of this space.
     pub runs: u64,
-    /// Bytes of data segments that were begun.
+    /// Bytes of all data segments in use.
     pub data_bytes: u64,
-    /// Of these, bytes behind the open end: the next request has them.
+    /// Of these, the bytes after the open end, which the next request gets.
     pub open_bytes: u64,
 }
 
 impl Volume {
-    /// All extents of a file, in order; what is dirty in the cache has none yet.
+    /// Returns all extents of a file in order. Content that is dirty in the page cache has no
+    /// extent yet.
     pub async fn extents(&self, ino: Ino) -> Result<Vec<FileExtent>> {
-        // In memory while it is open.
+        // The inode stays in memory while it is open.
         let _open = self.open(ino, OpenFlags::READ).await?;
         let end = self.getattr(ino).await?.size;
         let map = FileOps::new(&self.0.files, ino);
@@ -80,7 +83,7 @@ impl Volume {
         FileExtent { logical, physical: Some(offset), len, inline }
     }
 
-    /// What is free.
+    /// The free space.
     pub fn free_space(&self) -> FreeSpace {
         let state = self.0.state.lock();
         let (segments, runs) = state.space.free_runs();
@@ -94,28 +97,28 @@ impl Volume {
         }
     }
 
-    /// What was given out since the volume was opened.
+    /// The allocation statistics since the volume was opened.
     pub fn alloc_stats(&self) -> AllocStats {
         self.0.state.lock().room.stats()
     }
 
-    /// How blocks of data are given out.
+    /// The strategy that allocates blocks for data.
     pub fn alloc_mode(&self) -> AllocMode {
         self.0.alloc.mode
     }
 
-    /// From how many pages of 4 KiB on a direct write takes its turn, with `serialized`: requests
-    /// to come.
+    /// For the strategy `serialized`: sets the number of 4 KiB pages from which on a direct write
+    /// takes the turn. It applies to later requests.
     pub fn set_serialized_dio_pages(&self, pages: u32) {
         self.0.alloc.set_pages(pages);
     }
 
-    /// See [`Volume::set_serialized_dio_pages`].
+    /// The current value of [`Volume::set_serialized_dio_pages`].
     pub fn serialized_dio_pages(&self) -> u32 {
         self.0.alloc.pages()
     }
 
-    /// Bytes that may be written as things are, windows included.
+    /// Bytes of new content that can be written now, including the space in windows.
     pub fn room_bytes(&self) -> u64 {
         self.0.state.lock().new_room()
     }

@@ -1,13 +1,13 @@
-//! Looks at all of a volume: slots, both copies of every node, usage against the map, names and
-//! links, every checksum of content, the log. It writes nothing.
+//! Checks a whole volume: slots, both copies of every node, the usage table against the extents,
+//! names and links, every checksum of content, and the log. It writes nothing.
 //!
-//! Invariants: E11 what is found is named, with file and offset where there are any; the rest is
-//! looked at all the same. E12 nothing is written. E13 what a power cut may leave is no finding,
-//! but for a slot that is torn.
+//! Invariants: E11 each finding names its subject, with file and offset where there are any, and
+//! the check continues after it. E12 fsck writes nothing. E13 what a power loss may leave behind is
+//! no finding, except a torn slot.
 //!
-//! In memory are all names, and some 40 bytes for each extent and inode.
+//! It holds all names in memory, and about 40 bytes for each extent and inode.
 //!
-//! Locks: the state lock in turn; none across a wait.
+//! Locks: the state lock, taken briefly. No lock is held across a wait.
 
 mod stored;
 
@@ -31,85 +31,85 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::DeviceRef;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a finding is about.
+/// The subject of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FindingKind {
-    /// A superblock slot cannot be read. Another one stands for it.
+    /// A superblock slot cannot be read. Another slot has the same content.
     Slot,
-    /// One copy of a tree node is bad. The other one stands for it.
+    /// One copy of a tree node is bad. The other copy is good.
     Copy,
-    /// A tree node holds less than it is to hold. Nothing is missing.
+    /// A tree node holds less than the minimum. Nothing is missing.
     Underfull,
-    /// A part of a tree cannot be had, or is not what it should be.
+    /// A part of a tree cannot be read, or has wrong content.
     Tree,
-    /// What is said to be stored, by the usage table or by an inode, is not what the trees store.
+    /// The stored bytes in the usage table or in an inode differ from those of the extents.
     Usage,
-    /// A name, a link count, a parent, an orphan.
+    /// A name, a link count, a parent or an orphan is wrong.
     Name,
-    /// Content of a file is not what its checksum says, or cannot be read.
+    /// Content of a file does not match its checksum, or cannot be read.
     Content,
-    /// The log is damaged below what was durable.
+    /// The log is damaged before the end of its durable part.
     Log,
 }
 
 impl FindingKind {
-    /// Nothing is lost.
+    /// Whether nothing is lost.
     pub fn is_harmless(self) -> bool {
         matches!(self, Self::Slot | Self::Copy | Self::Underfull)
     }
 }
 
-/// Something is not as it should be.
+/// A defect of the volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What it is about.
+    /// The subject of the finding.
     pub kind: FindingKind,
-    /// The inode, if it is about one.
+    /// The inode, if the finding is about one.
     pub ino: Option<u64>,
     /// A path of the inode.
     pub path: Option<Vec<u8>>,
-    /// First byte in the file, or on the device where it is about no file.
+    /// The first byte in the file. If no file is affected, the first byte on the device.
     pub offset: Option<u64>,
-    /// Bytes from there on.
+    /// The number of bytes from there on.
     pub bytes: Option<u64>,
-    /// Two figures that should be the same: what is said, and what was counted.
+    /// Two figures that should be equal: the recorded one, and the counted one.
     pub figures: Option<(u64, u64)>,
-    /// In words.
+    /// The finding in words.
     pub text: String,
 }
 
-/// How far it is.
+/// The progress of a check.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FsckProgress {
     /// Bytes of content that were checked.
     pub done_bytes: u64,
-    /// Bytes of content that inodes of the last checkpoint say there are: what the log brought is
-    /// not in it.
+    /// Bytes of content according to the inodes of the last checkpoint. It does not include content
+    /// from the log.
     pub total_bytes: u64,
 }
 
-/// What was seen.
+/// The result of a check.
 #[derive(Debug, Clone, Default)]
 pub struct FsckReport {
-    /// What is wrong, in the order in which it was found.
+    /// The findings in the order in which they were found.
     pub findings: Vec<Finding>,
-    /// Nodes of the trees.
+    /// The number of tree nodes.
     pub nodes: u64,
-    /// Inodes.
+    /// The number of inodes.
     pub inodes: u64,
-    /// Bytes of content that were read and held against their sums.
+    /// Bytes of content that were read and compared with their checksums.
     pub content_bytes: u64,
-    /// The volume was closed; nothing follows the checkpoint.
+    /// The volume was closed: no log follows the checkpoint.
     pub was_closed: bool,
 }
 
 impl FsckReport {
-    /// Nothing is wrong.
+    /// Whether there are no findings.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
     }
 
-    /// Everything is there.
+    /// Whether nothing is lost: there are only harmless findings.
     pub fn is_complete(&self) -> bool {
         self.findings.iter().all(|finding| finding.kind.is_harmless())
     }
@@ -121,11 +121,11 @@ impl FsckReport {
     }
 }
 
-/// Names of inodes: directory and name, the first that was met.
+/// A name for each inode: the directory and name that were found first.
 type Names = BTreeMap<u64, (u64, Box<[u8]>)>;
 
-/// Checks the volume on a device that nobody has open for writing. An error: it is no volume, or of
-/// a kind that cannot be read.
+/// Checks the volume on a device on which no program has it open for writing. An error means that
+/// there is no volume, or one of a kind that cannot be read.
 pub async fn fsck(
     device: &DeviceRef,
     world: &WorldRef,
@@ -179,7 +179,8 @@ async fn check_slots(device: &DeviceRef, report: &mut FsckReport) -> Result<Supe
     Ok(newest)
 }
 
-/// Both trees with all their copies, and the usage table against them. What they store of whom.
+/// Checks both trees with all node copies, and compares the usage table with them. Returns the
+/// stored bytes that the trees record for each data id.
 async fn check_trees(
     volume: &Volume,
     superblock: &Superblock,
@@ -228,7 +229,7 @@ async fn check_trees(
     Ok(stored)
 }
 
-/// Runs: place, bytes, and whose data it is. No two share a byte.
+/// Checks that no two runs share a byte. A run is its place, its bytes, and its data id.
 fn check_runs(layout: &Layout, mut runs: Vec<(Place, u64, u64)>, report: &mut FsckReport) {
     runs.sort_unstable();
     for pair in runs.windows(2) {
@@ -266,7 +267,7 @@ async fn check_usage(
     }
 }
 
-/// Tells what does not go together (E14, E15), of the checkpoint and of what recovery makes of it.
+/// Reports stored bytes that do not match (E14, E15), in the checkpoint and after recovery.
 fn check_stored(stored: &Stored, (tree, names): (&Tree, &Names), report: &mut FsckReport) {
     if !stored.is_complete {
         return;
@@ -299,7 +300,7 @@ fn check_stored(stored: &Stored, (tree, names): (&Tree, &Names), report: &mut Fs
 #[derive(Default)]
 struct Tree {
     inodes: BTreeMap<u64, Inode>,
-    /// Directory, name, and what it names.
+    /// Directory, name, inode and type of each entry.
     entries: Vec<(u64, Box<[u8]>, u64, FileType)>,
     orphans: BTreeSet<u64>,
 }
@@ -323,13 +324,13 @@ impl Tree {
 }
 
 impl Tree {
-    /// Bytes that inodes say are stored: anything, in a damaged volume.
+    /// The sum of the stored bytes in all inodes. In a damaged volume they may have any value.
     fn total_bytes(&self) -> u64 {
         self.inodes.values().fold(0, |sum, inode| sum.saturating_add(inode.stored_bytes))
     }
 }
 
-/// Entries, link counts, parents, orphans.
+/// Checks entries, link counts, parents and orphans.
 fn check_names(tree: &Tree, report: &mut FsckReport) -> Names {
     let (mut names, mut links): (Names, BTreeMap<u64, (u32, u32)>) = Default::default();
     report.inodes = tree.inodes.len() as u64;
@@ -371,7 +372,8 @@ fn check_names(tree: &Tree, report: &mut FsckReport) -> Names {
     names
 }
 
-/// What is wrong with an inode that so many entries name, and that has so many directories in it.
+/// Reports what is wrong with an inode that `entries` entries name, and that contains `dirs`
+/// directories.
 fn check_links(
     ino: u64,
     inode: &Inode,
@@ -403,7 +405,7 @@ fn path_of(names: &Names, ino: u64) -> Option<Vec<u8>> {
     while at != ROOT_INO {
         let (dir, name) = names.get(&at)?;
         parts.push(name);
-        // A damaged volume may have a loop.
+        // The directories of a damaged volume may form a loop.
         if parts.len() > names.len() {
             return None;
         }
@@ -413,7 +415,7 @@ fn path_of(names: &Names, ino: u64) -> Option<Vec<u8>> {
     Some(path.copied().collect())
 }
 
-/// Every block of every file, as recovery finds it.
+/// Checks every block of every file, as recovery finds it.
 async fn check_content(
     volume: &Volume,
     (tree, names): (&Tree, &Names),
@@ -452,7 +454,7 @@ async fn check_content(
     }
 }
 
-/// Blocks of a piece that are not what their sums say.
+/// The blocks of a piece that do not match their checksums.
 async fn check_piece(volume: &Volume, piece: &Piece) -> Vec<(u64, Error)> {
     let (Where::Run(place), layout) = (piece.at, &volume.0.layout) else { return Vec::new() };
     let unit = layout.block_bytes();

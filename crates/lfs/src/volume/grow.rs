@@ -1,12 +1,12 @@
-//! Growing: a volume gets more segments at its end, while nobody has it open.
+//! Growth: adds segments at the end of a volume that is not open.
 //!
 //! ```text
 //!   device grown > flush > slots of the new size, one of each half > flush > the next two > flush > ...
 //! ```
-//! Invariants: X11 whatever is left of these steps, the volume has the old size or the new one,
-//! with everything in it: slots of either size name the same trees and the same log. X12 the old
-//! slots at the end are given up only when slots of the new size are durable in two places. X13 a
-//! growth is no larger than the next opening believes (O14).
+//! Invariants: X11 after any part of these steps the volume has the old size or the new one, with
+//! all its content. The slots of both sizes refer to the same trees and the same log. X12 the old
+//! slots at the end are abandoned only when slots of the new size are durable in two places. X13 a
+//! growth is no larger than the next opening accepts (O14).
 //!
 //! No locks: the volume is not open.
 
@@ -20,18 +20,18 @@ use forebay_base::buf::DataRef;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{BioFlags, BioOp, DeviceRef, io};
 
-/// Checkpoints that a growth writes: each goes to one slot of each half (X12), so that all are of
-/// the new size.
+/// The number of checkpoints that a growth writes. Each is written to one slot of each half (X12),
+/// so that all slots get the new size.
 const TURNS: u64 = SLOTS as u64 / 2;
 
 fn invalid<T>(text: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidInput, "grow", text))
 }
 
-/// Makes the volume on a device as large as `bytes`, and the device itself if it is smaller and can
-/// grow; without a size, as large as the device. What it was and what it is. `InvalidInput` for a
-/// size that is no larger by a segment at least, for more segments than a volume can have, and for
-/// more than the next opening believes.
+/// Grows the volume to `bytes` bytes, and the device too if it is smaller and can grow. Without a
+/// size, the volume becomes as large as the device. Returns the volume before and after.
+/// `InvalidInput` for a size that is not larger by at least one segment. The same for more segments
+/// than a volume can have, or than the next opening accepts.
 pub async fn grow(device: &DeviceRef, bytes: Option<u64>) -> Result<(VolumeInfo, VolumeInfo)> {
     let (old, _) = slots::read_newest_to_write(device).await?;
     if let Access::ReadOnly(why) = old.access()? {
@@ -51,7 +51,7 @@ pub async fn grow(device: &DeviceRef, bytes: Option<u64>) -> Result<(VolumeInfo,
     if device.size() < bytes {
         device.grow(bytes)?;
     }
-    // The size, and what was read of a life before.
+    // The flush makes durable the new size of the device, and the state that was read.
     flush(device).await?;
     for turn in 1..=TURNS {
         let checkpoint = old.checkpoint + turn;

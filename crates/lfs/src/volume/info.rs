@@ -1,4 +1,4 @@
-//! What a volume's superblock says, for who is not going to open it.
+//! The content of a volume's superblock, for programs that do not open the volume.
 //!
 //! No locks, no state.
 
@@ -9,16 +9,16 @@ use crate::volume::CreateOptions;
 use forebay_base::Result;
 use forebay_block::DeviceRef;
 
-/// See the module.
+/// The properties of a volume, see the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeInfo {
-    /// Name of the volume among all volumes.
+    /// Identifies the volume among all volumes.
     pub uuid: [u8; 16],
     /// Bytes of a block.
     pub block_bytes: u32,
     /// Bytes of a segment.
     pub segment_bytes: u32,
-    /// Segments.
+    /// The number of segments.
     pub segments: u32,
     /// Blocks of files have checksums.
     pub sums: bool,
@@ -26,13 +26,13 @@ pub struct VolumeInfo {
     pub end_bytes: u64,
     /// Number of the newest checkpoint.
     pub checkpoint: u64,
-    /// Times that the volume was opened for writing, at least.
+    /// The generation of the volume. It was opened for writing at most so many times.
     pub generation: u64,
-    /// Closed since it was written last.
+    /// The volume was closed after its last change.
     pub clean: bool,
-    /// Corruption was found.
+    /// Corruption was found in the volume.
     pub damaged: bool,
-    /// When it was made, nanoseconds since 1970.
+    /// The time of creation, in nanoseconds since 1970.
     pub created_ns: i64,
 }
 
@@ -55,21 +55,21 @@ impl From<&Superblock> for VolumeInfo {
     }
 }
 
-/// What the newest superblock slot of a device says; `Corrupt` if none is valid.
+/// Reads the newest superblock slot of a device. `Corrupt` if no slot is valid.
 pub async fn probe(device: &DeviceRef) -> Result<VolumeInfo> {
     slots::read_newest(device).await.map(|(superblock, _)| VolumeInfo::from(&superblock))
 }
 
 impl crate::Volume {
-    /// What was found wrong in the log when it was opened, so that what lies behind that place is
-    /// not there; or what was lost since, so that the volume turned read-only ([`Self::stopped`]).
+    /// The damage of the log that the opening found; the changes after it are missing. Or the loss
+    /// since the opening, after which the volume turned read-only ([`Self::stopped`]).
     pub fn damage(&self) -> Option<forebay_base::Error> {
         self.0.damage.clone().or_else(|| self.stopped())
     }
 }
 
 impl CreateOptions {
-    /// Whether a volume of `size` bytes can be made so: `InvalidInput`.
+    /// Whether a volume of `size` bytes can be created with these options; else `InvalidInput`.
     pub fn check(&self, size: u64) -> Result<()> {
         crate::volume::new_superblock(size, self).map(drop)
     }

@@ -1,28 +1,30 @@
-//! The jobs of the maintenance task, and what makes them due. The invariants are those of
-//! [`crate::volume::maintenance`].
+//! The jobs of the maintenance task, and the conditions under which they are due. The invariants
+//! are those of [`crate::volume::maintenance`].
 //!
-//! Locks: the state lock, that of the task's `control` and that of the requests in turn; none
-//! across a wait.
+//! Locks: the state lock, the task's `control` lock and the lock of the requests, one at a time.
+//! None is held across a wait.
 
 use crate::checkpoint::How;
 use crate::space::{Bytes, Need};
 use crate::transaction::requests::Maintainer;
+use crate::transaction::state::State;
 use crate::volume::Inner;
 use crate::volume::maintenance::{Job, Kind, Maintenance, Reasons};
 use forebay_base::task::BoxFuture;
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
 
-/// The log's own part of a volume behind a checkpoint is at most one of so many.
+/// Records without content after a checkpoint may take at most one of so many parts of the volume.
 const LOG_PART: u64 = 12;
 
-/// Removed content that is made free at once: such a part of the volume, bytes from and to.
+/// Removed content is freed at once if it is at least this part of the volume, within a minimum and
+/// a maximum in bytes.
 const REMOVED_PART: u64 = 16;
 const REMOVED_MIN: u64 = 32 << 20;
 const REMOVED_MAX: u64 = 256 << 20;
 
-/// Of the running task. Dropped before the task has ended by itself, it refuses what is left
-/// (Z16).
+/// A guard of the running task. If it is dropped before the task has ended by itself, it refuses
+/// the remaining requests (Z16).
 struct Running {
     maintenance: Arc<Maintenance>,
     inner: Weak<Inner>,
@@ -65,17 +67,22 @@ impl Maintainer for Inner {
         self.world.spawn("forebay-lfs maintenance", Box::pin(task));
     }
 
-    /// Runs after each group, so it looks at the state in place and wakes the task only if
-    /// something is due.
+    /// Runs after each group of records. So it examines the state directly, in one hold of the
+    /// lock, and wakes the task only if a job is due.
     fn on_written(&self) {
-        let reasons = self.reasons_to_checkpoint();
-        let cleans = self.should_clean();
-        let removed = self.removed_to_free();
+        let begun = self.maintenance.control.lock().freeing_bytes;
+        let (reasons, is_low, removed) = {
+            let mut state = self.state.lock();
+            let removed = self.removed_to_free(&state, begun);
+            (self.reasons_to_checkpoint(&state), self.cleaner.is_low(&mut state), removed)
+        };
+        let cleans = is_low && self.should_clean();
         if !reasons.any() && !cleans && removed.is_none() {
             return;
         }
         if cleans {
-            // Before the job is due: its end resets this only if none is due (see `begin_clean`).
+            // This comes before the job is due. The end of a job resets it only if no other one is
+            // due (see `begin_clean`).
             self.cleaning.set_background(true);
         }
         {
@@ -90,38 +97,38 @@ impl Maintainer for Inner {
     }
 }
 
-/// Conditions.
+/// The conditions under which jobs are due.
 impl Inner {
-    /// Why a checkpoint is due, if it is.
-    fn reasons_to_checkpoint(&self) -> Reasons {
-        let state = self.state.lock();
+    /// The reasons why a checkpoint is due, if any.
+    fn reasons_to_checkpoint(&self, state: &State) -> Reasons {
         if state.life.is_closed() || state.life.is_read_only() {
             return Reasons::default();
         }
         let Bytes { log, content, data } = state.space.written();
-        // The less is left, the sooner what is dead is wanted.
+        // The less space is left, the sooner dead segments must become free.
         let some = || state.space.short_bytes(state.data_room(Need::New));
-        // The cleaner makes its own checkpoints, as often as it has emptied something.
+        // The cleaner makes its own checkpoints after it has emptied segments.
         let short = !self.cleaning.is_background()
             && state.space.is_short()
             && log + content + data >= some();
         let long = log >= self.own_log_max() || log + content >= self.options.checkpoint_bytes;
         let full = state.changes_bytes() >= self.options.overlay_bytes / 2;
-        // Each checkpoint writes a mark: one for a log of marks would make the next one due (Z17).
+        // Each checkpoint writes a mark. If a log of marks alone were reason enough, each
+        // checkpoint would make the next one due (Z17).
         let is_changed = state.items.len() > 0 || state.map.change_count() > 0;
         Reasons { age: false, size: is_changed && (long || full), short }
     }
 
-    /// Most that the log behind a checkpoint has in addition to content, bytes: space that becomes
-    /// free.
+    /// The most bytes of log after a checkpoint in addition to content. A checkpoint makes this
+    /// space free.
     fn own_log_max(&self) -> u64 {
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
         (volume / LOG_PART).max(self.layout.segment_bytes())
     }
 
-    /// Whether little is free, and cleaning may bring something.
+    /// Whether cleaning may free some segments, where few are free.
     fn should_clean(&self) -> bool {
-        if !self.cleaner.is_low() || self.check_running("clean").is_err() {
+        if self.check_running("clean").is_err() {
             return false;
         }
         let number = self.checkpoints.number();
@@ -129,19 +136,18 @@ impl Inner {
         !is_idle && !self.cleaner.is_over() && !self.cleaning.is_background()
     }
 
-    /// Much was removed: it is made free at once, so that what is written next goes there and not
-    /// to addresses that were never written (W17). Tried once for so much: requests for space see
-    /// to the rest. The bytes that were removed in all.
-    fn removed_to_free(&self) -> Option<u64> {
+    /// Whether so much content was removed that it must be freed at once. Then the next writes use
+    /// its space, and not segments that were never written (W17). It is tried once for each such
+    /// amount, beyond the `begun` bytes of the last time. Requests for space free the rest. Returns
+    /// all removed bytes.
+    fn removed_to_free(&self, state: &State, begun: u64) -> Option<u64> {
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
         let much = (volume / REMOVED_PART).clamp(REMOVED_MIN, REMOVED_MAX);
-        let begun = self.maintenance.control.lock().freeing_bytes;
-        let state = self.state.lock();
         let is_much = state.removed_bytes.not_free_beyond(begun) >= much;
         (is_much && !state.life.is_closed()).then_some(state.removed_bytes.total())
     }
 
-    /// Bytes that were removed in all, if enough of them are not free.
+    /// All removed bytes, if enough of them are not free.
     fn unsettled_bytes(&self) -> Option<u64> {
         let state = self.state.lock();
         let bytes = state.removed_bytes.not_free_beyond(0);
@@ -150,14 +156,15 @@ impl Inner {
     }
 }
 
-/// Jobs.
+/// The jobs.
 impl Inner {
-    /// Begins the jobs that are due, unless one of their kind is in progress.
+    /// Begins the jobs that are due, unless a job of the same kind is in progress.
     fn begin_due(self: &Arc<Self>, jobs: &mut Vec<Job>) {
         self.begin(jobs, Kind::WriteOut, Self::begin_write_out);
         self.begin(jobs, Kind::FreeRemoved, Self::begin_free_removed);
         self.begin(jobs, Kind::Space, Self::begin_space);
-        // Until callers have used what was made (requests.J4).
+        // Cleaning waits until the callers have used the space that was made for them
+        // (requests.J4).
         let has_caller = jobs.iter().any(|job| job.kind == Kind::Space);
         if !has_caller && !self.requests.has_space_caller() {
             self.begin(jobs, Kind::Clean, Self::begin_clean);
@@ -204,7 +211,7 @@ impl Inner {
         }
         Some(Box::pin(async move {
             if reasons.short {
-                // Taken back if something dies with it.
+                // A checkpoint after which segments die resets this count.
                 self.state.lock().space.made_short();
             }
             let made = match reasons.short {
@@ -216,7 +223,7 @@ impl Inner {
             {
                 log::warn!("a checkpoint was not made: {error}");
                 if reasons.age {
-                    // No later change may come.
+                    // The timer starts again, because no later change may start it.
                     self.note_change();
                 }
             }
@@ -272,10 +279,11 @@ impl Inner {
         })
     }
 
-    /// Makes dead segments free, and moves what little is live next to dead blocks (Z11). Writes
-    /// out no file: a caller did that, if it may. False: nothing could be done.
+    /// Makes dead segments free, and moves live data out of segments that have little of it (Z11).
+    /// It writes out no file: a caller has done that if it may. False: nothing could be done.
     async fn make_space(&self) -> bool {
-        // Queued records were granted more than they take.
+        // Queued records were granted more log space than they take, and a commit returns the
+        // difference.
         if let Err(error) = self.commit_queue().await {
             log::debug!("no space, and no commit: {error}");
         }
@@ -293,24 +301,23 @@ impl Inner {
         self.state.lock().lacks_space()
     }
 
-    /// Makes content that was removed free, if it is much.
+    /// Frees removed content if there is much of it.
     async fn free_removed(&self) {
         if self.unsettled_bytes().is_none() {
             return;
         }
-        // No operation lacks space here (files.sync.Z15).
+        // No operation waits for space here, so this may write out files (files.sync.Z15).
         self.files.write_outstanding_first().await;
-        // What the pass in progress has emptied becomes free with the rest.
+        // Segments that the current pass has emptied become free together with the removed content.
         self.cleaning.pass_over().await;
-        // Another job may have made it free.
+        // Another job may have freed it meanwhile.
         let Some(removed) = self.unsettled_bytes() else { return };
         if self.checkpoints.make_two().await {
             self.state.lock().removed_bytes.note_free(removed);
         }
     }
 
-    /// Waits until content that was removed is free, so that a client that asks for free space
-    /// sees it.
+    /// Waits until removed content is free, so that a client that queries free space sees it.
     pub(crate) async fn wait_for_removed(&self) {
         if self.unsettled_bytes().is_some() {
             self.requests.free_removed().await;

@@ -1,6 +1,6 @@
-//! Listing of directories, and of all names for tools.
+//! Lists directories, and all names for tools.
 //!
-//! Locks: the state lock in turn; none across a wait.
+//! Locks: the state lock, taken briefly. No lock is held across a wait.
 
 use crate::format::corrupt;
 use crate::format::item::Item;
@@ -15,7 +15,7 @@ use forebay_vfs::{DirEntry, Ino, rules};
 use std::collections::BTreeMap;
 
 impl Inner {
-    /// All names and attributes, item by item. For tests and tools.
+    /// All tree items of names and attributes. For tests and tools.
     pub(crate) async fn names(&self) -> Result<BTreeMap<KeyBytes, Box<[u8]>>> {
         let keys = (Key::Inode(0), Key::Inode(0), Key::Extent(0, 0));
         loop {
@@ -31,8 +31,9 @@ impl Inner {
         }
     }
 
-    /// Up to `max` entries of a directory behind a cookie: from memory if it has all that follow,
-    /// else from the tree and the changes. They are not cached.
+    /// Returns up to `max` entries of a directory after a cookie. They come from memory if all
+    /// following entries are there, otherwise from the tree and the changes. Entries from the tree
+    /// are not cached.
     pub(crate) async fn list(
         &self,
         dir: Ino,
@@ -92,7 +93,7 @@ impl Inner {
     }
 }
 
-/// The first cookie behind a number; none behind the last.
+/// The first cookie above `after`. None: there is none.
 fn next_cookie(after: u64) -> Option<Cookie> {
     let next = after.saturating_add(1).max(Cookie::FIRST.to_u64());
     Cookie::from_u64(next)

@@ -1,4 +1,4 @@
-//! The maintenance of a volume: one task that alone decides on checkpoints and on cleaning.
+//! The maintenance of a volume: the only task that decides on checkpoints and on cleaning.
 //!
 //! ```text
 //!   requests (space, checkpoint, removals) ──┐
@@ -13,25 +13,26 @@
 //! | space, clean | the turn of the cleaner, then that of checkpoints |
 //! | checkpoint | the turn of checkpoints |
 //!
-//! The jobs are futures of the one task and progress independently. A job waits only for jobs
-//! below it in the table, so there is no circle. That is why a checkpoint by age or size is two
-//! jobs: writing out the files may need a checkpoint itself. The task ends when no job is left.
+//! The jobs are futures of one task and progress independently. A job waits only for jobs below it
+//! in the table, so no deadlock is possible. For this reason a checkpoint by age or size consists
+//! of two jobs: writing out the files may itself need a checkpoint. The task ends when no job is
+//! left.
 //!
-//! Invariants: Z11 `NoSpace` is reported only after two checkpoints and the cleaner brought no
-//! space: what is dead is free then, and little is dead next to what is live. Z12 space is made
-//! without a lock, and without a reservation (`transaction::requests`). Z14 what was recorded,
-//! synced or not, is in a checkpoint within `checkpoint_age` and the time that one takes, in a
-//! busy volume within four times that: a volume that falls idle is opened at once, and what no
-//! client syncs is durable some time. Z15 what is made durable by age, by size, or because much
-//! waits in memory, and not for a sync, has outstanding content (`files::sync`) written first, if
-//! that works. Only a job that makes space does not wait for it, because outstanding content may
-//! itself wait for space. Z16 a task that ends, also by a panic or with its world, refuses the
-//! requests that it leaves. Z17 a checkpoint by size merges a change, so its own mark makes no
-//! other one due. Otherwise the task would take the turn of checkpoints for ever, and a close would
-//! wait for it.
+//! Invariants: Z11 `NoSpace` is reported only if two checkpoints and the cleaner made no space.
+//! Then all dead segments are free, and few dead bytes lie in live ones. Z12 space is made while no
+//! lock and no reservation is held (`transaction::requests`). Z14 a recorded change, synced or not,
+//! is in a checkpoint after `checkpoint_age` plus the time of a checkpoint. In a busy volume it
+//! takes at most four times `checkpoint_age`. So an idle volume opens at once, and changes that no
+//! client syncs become durable, too. Z15 a checkpoint that no sync asked for has outstanding
+//! content (`files::sync`) written first, if that succeeds. Its reason may be age, size, or much
+//! memory. Only a job that makes space does not do so, because writing outstanding content may
+//! itself wait for space. Z16 when the task ends, even by a panic or with its world, it refuses the
+//! remaining requests. Z17 a checkpoint by size merges at least one change, so its own mark makes
+//! no other one due. Otherwise the task would take the turn of checkpoints for ever, and a close
+//! would wait for it.
 //!
-//! Locks: the state lock, that of `control` and that of the requests in turn; none across a wait,
-//! and none while a job is polled.
+//! Locks: the state lock, the `control` lock and the lock of the requests, one at a time. None is
+//! held across a wait, nor while a job is polled.
 
 use crate::transaction::requests::Requests;
 use forebay_base::sync::Mutex;
@@ -39,10 +40,10 @@ use forebay_base::task::BoxFuture;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// What the task does. Of each kind there is one job at a time.
+/// The kinds of jobs. At most one job of each kind runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Writes out the files that a checkpoint waits for.
+    /// Writes out the files before a checkpoint.
     WriteOut,
     FreeRemoved,
     Space,
@@ -50,14 +51,14 @@ pub(crate) enum Kind {
     Checkpoint,
 }
 
-/// Why a checkpoint is made without a request.
+/// The reasons for a checkpoint that no caller requested.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Reasons {
-    /// The oldest change is of age.
+    /// The oldest change has reached its age.
     pub age: bool,
     /// The log is long, or the changes take much memory.
     pub size: bool,
-    /// Little is free: what is dead is to be free with it.
+    /// Few segments are free, and the checkpoint must free dead ones.
     pub short: bool,
 }
 
@@ -73,26 +74,26 @@ impl Reasons {
     }
 }
 
-/// What is due and not begun.
+/// What is due and has not begun.
 #[derive(Default)]
 pub(crate) struct Control {
     is_running: bool,
-    /// Of the task while it waits.
+    /// The waker of the task while it waits.
     waker: Option<Waker>,
-    /// Something may have become due since the task looked.
+    /// A job may have become due since the task last looked.
     is_woken: bool,
-    /// A checkpoint, before its files are written out, and after that.
+    /// Reasons for a checkpoint: `wanted` before the files are written out, `prepared` afterwards.
     pub wanted: Reasons,
     pub prepared: Reasons,
     pub cleans: bool,
     pub frees_removed: bool,
-    /// Of what was removed, bytes that were to be made free at once (W17).
+    /// Removed bytes up to which a job to free them was started (W17).
     pub freeing_bytes: u64,
-    /// Cleaning brought nothing after this checkpoint.
+    /// The number of the checkpoint after which cleaning had no effect.
     pub idle_at: Option<u64>,
 }
 
-/// See the module. It outlives the volume if its task does.
+/// The maintenance, see the module. It outlives the volume if its task does.
 pub(crate) struct Maintenance {
     pub control: Mutex<Control>,
     requests: Arc<Requests>,
@@ -105,12 +106,12 @@ pub(crate) struct Job {
 }
 
 impl Maintenance {
-    /// Of a volume whose requests these are.
+    /// For the volume with these requests.
     pub fn new(requests: Arc<Requests>) -> Arc<Self> {
         Arc::new(Self { control: Mutex::default(), requests })
     }
 
-    /// The task looks for what is due from now on. True: it has to be started.
+    /// Notes that a job may be due. True: the task must be started.
     pub fn wake(&self) -> bool {
         let mut control = self.control.lock();
         control.is_woken = true;
@@ -123,15 +124,14 @@ impl Maintenance {
         starts
     }
 
-    /// Ends the task if nothing became due since it looked.
+    /// Ends the task if nothing became due since it last looked.
     fn ends(&self) -> bool {
         let mut control = self.control.lock();
         control.is_running = control.is_woken;
         !control.is_running
     }
 
-    /// The task ended in another way than by [`Self::poll`]: requests that it leaves are refused
-    /// (Z16).
+    /// Handles a task that did not end by [`Self::poll`]: refuses the remaining requests (Z16).
     pub fn abandon(&self) {
         {
             let mut control = self.control.lock();
@@ -140,8 +140,7 @@ impl Maintenance {
         self.requests.refuse_all();
     }
 
-    /// Polls the jobs. `begin` begins those that are due; it answers false when the volume is
-    /// gone.
+    /// Polls the jobs. `begin` begins those that are due. It returns false when the volume is gone.
     pub fn poll(
         &self,
         begin: impl Fn(&mut Vec<Job>) -> bool,
@@ -159,7 +158,7 @@ impl Maintenance {
             }
             let before = jobs.len();
             jobs.retain_mut(|job| job.work.as_mut().poll(cx).is_pending());
-            // The end of a job lets the next one of its kind begin.
+            // The end of a job allows the next one of its kind to begin.
             if jobs.len() < before {
                 continue;
             }

@@ -1,6 +1,6 @@
-//! An open file: [`forebay_vfs::OpenFile`].
+//! An open file: implements [`forebay_vfs::OpenFile`].
 //!
-//! Lock: the state lock, for the length of a look or a change; never across a wait.
+//! Lock: the state lock, for one lookup or one change. It is not held across a wait.
 
 use crate::fault::Planted;
 use crate::format::inode::FileType;
@@ -24,22 +24,22 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// How often room is made for one write.
+/// How often one write requests space.
 const ROOM_ROUNDS: u32 = 4;
 
-/// See the module. Dropped, it releases the inode.
+/// An opener of a file, see the module. When it is dropped, it releases the inode.
 pub(crate) struct VolumeFile {
     inner: Arc<Inner>,
     ino: Ino,
     flags: OpenFlags,
-    /// That it goes is a close.
+    /// Whether dropping it counts as a close of the file.
     closes: bool,
-    /// Of a regular file, from the first use of its content on.
+    /// The content of a regular file, set at its first use.
     content: OnceLock<(Arc<Content>, Handle)>,
 }
 
 impl VolumeFile {
-    /// Opens an inode, for a caller that holds the state and has looked at it.
+    /// Opens an inode. The caller holds the state lock and has found the inode.
     pub fn count(
         inner: &Arc<Inner>,
         state: &mut State,
@@ -52,7 +52,7 @@ impl VolumeFile {
         Ok(Self { inner: inner.clone(), ino, flags, closes: true, content: OnceLock::new() })
     }
 
-    /// Opens it for the length of a call, which is no close.
+    /// Holds the inode open during a call. The end of the call does not count as a close.
     fn hold(inner: &Arc<Inner>, state: &mut State, ino: Ino) -> Result<Self> {
         let mut held = Self::count(inner, state, ino, OpenFlags::WRITE)?;
         held.closes = false;
@@ -61,13 +61,16 @@ impl VolumeFile {
 }
 
 impl VolumeFile {
-    /// The content, and this opener's view of it: `IsDirectory`, `InvalidInput`, `BadHandle`.
+    /// The content, and the handle of this opener. Errors: `IsDirectory`, `InvalidInput`,
+    /// `BadHandle`.
     fn content(&self, op: &'static str, needed: OpenFlags) -> Result<&(Arc<Content>, Handle)> {
-        let there = self.content.get();
-        if there.is_none() {
+        let (there, allowed) =
+            (self.content.get(), rules::check_handle(op, self.ino, self.flags, needed));
+        if there.is_none() && allowed.is_err() {
+            // The error of another kind of inode comes first.
             rules::regular(&*self.inner.state.lock(), op, self.ino).map_err(Stop::open)?;
         }
-        rules::check_handle(op, self.ino, self.flags, needed)?;
+        allowed?;
         if let Some(there) = there {
             return Ok(there);
         }
@@ -112,8 +115,8 @@ impl VolumeFile {
                 Source::Owned(buf) => Source::Owned(buf),
                 Source::Slice(slice) => Source::Slice(slice),
             };
-            // An append has its place from the first round on: at the end of file as it is then it
-            // would be there twice, or behind a gap.
+            // An append keeps its place after the first attempt. At the end of file of a later
+            // attempt it could be written twice, or after a gap.
             let (offset, flags) = match &place {
                 Some(Range { start, .. }) => (*start, flags - IoFlags::APPEND),
                 None => (offset, flags),
@@ -121,12 +124,12 @@ impl VolumeFile {
             let file = &content.file;
             let done = file.write_to_place(handle, offset, again, flags, &mut place).await;
             let full = done.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace);
-            // Another writer may take what has become free. For blocks of the file nothing more
-            // can be had, except past the cache: there others may have dirty data.
+            // Another writer may take the new space, so this repeats. An overwrite gets no new
+            // space, except past the cache: writing out dirty data of other files may help it.
             let (size, unit) = (content.file.size(), self.inner.layout.block_bytes());
             let start = if append { size } else { offset };
             let first = place.as_ref().map_or(start, |place| place.start);
-            // Whole blocks, as the map asks for them.
+            // In whole blocks, as the map reserves them.
             let new = match first + len as u64 {
                 end if end > size => round_up(end, unit) - round_down(first.max(size), unit),
                 _ => 0,
@@ -148,7 +151,7 @@ impl VolumeFile {
     }
 
     async fn read_now(&self, offset: u64, buf: Target<'_>, flags: IoFlags) -> Result<usize> {
-        // Who knows the file's path says it better.
+        // A caller that knows the path of the file has added it already.
         let named = |e: Error| match e.path() {
             None if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
                 e.with_path(format!("{:?}", self.ino))
@@ -172,7 +175,7 @@ impl VolumeFile {
         let len = if wanted as u64 <= most {
             content.file.read(handle, offset, buf, flags).await?
         } else {
-            // Behind the last offset there is nothing.
+            // No byte exists after the largest offset.
             let mut part = AlignedBuf::new(most as usize);
             let len = content.file.read(handle, offset, Target::Owned(&mut part), flags).await?;
             buf.bytes()[..len].copy_from_slice(&part[..len]);
@@ -191,8 +194,8 @@ impl VolumeFile {
             true => Ok(()),
             false => self.inner.with_space(|state| state.write_times(Some(self.ino))).await,
         };
-        // A volume that turned read-only takes no times, and makes durable what it had accepted
-        // (F11).
+        // A volume that turned read-only records no times, but still makes durable what it had
+        // accepted (F11).
         if times.is_err() && self.inner.check_running("sync").is_ok() {
             return times;
         }
@@ -208,14 +211,21 @@ impl VolumeFile {
     }
 
     fn touch_atime(&self) {
-        if !self.inner.options.noatime {
-            let now = self.inner.options.clock.now();
+        let options = &self.inner.options;
+        if options.noatime || options.read_only {
+            return;
+        }
+        let now = options.clock.now();
+        if self.content.get().is_none_or(|(content, _)| !content.times.is_read(now)) {
             self.inner.state.lock().touch_atime(self.ino, now, false);
         }
     }
 
     fn touch_content(&self, privileges: Privileges) -> Result<()> {
         let now = self.inner.options.clock.now();
+        if self.content.get().is_some_and(|(content, _)| content.times.try_write(now)) {
+            return Ok(());
+        }
         let (done, waits) = {
             let mut state = self.inner.state.lock();
             let done = state.touch_content(self.ino, now, privileges);
@@ -280,14 +290,14 @@ impl Drop for VolumeFile {
 }
 
 impl Inner {
-    /// Does something to content, and again where it found no room and some could be made.
+    /// Runs an operation on content, and runs it again after `NoSpace` if space could be made.
     async fn retry_with_space<T, F: Future<Output = Result<T>>>(
         &self,
         mut op: impl FnMut() -> F,
     ) -> Result<T> {
         for _ in 0..ROOM_ROUNDS {
             match op().await {
-                // Another writer may take what has become free.
+                // Another writer may have taken the new space, so this repeats.
                 Err(error) if error.kind() == ErrorKind::NoSpace => {
                     if !self.requests.make_space().await {
                         return Err(error);
@@ -303,7 +313,7 @@ impl Inner {
         let Some(size) = set.size else {
             return self.tried(|state, now| state.setattr(ino, set, now)).await;
         };
-        // Held open meanwhile, so that it stays.
+        // The file is held open, so that its inode stays in memory.
         let me = self.me.upgrade().expect("a caller holds the volume");
         let held = self.tried(|state, _| {
             attrs::check_set(state, ino, set)?;
@@ -311,13 +321,13 @@ impl Inner {
         });
         let held = held.await?;
         let (content, _) = held.content("setattr", OpenFlags::WRITE)?;
-        // Within a block it makes that one dirty, which wants room (P23).
+        // A truncation within a block makes the block dirty, which needs space (P23).
         self.retry_with_space(|| content.file.set_len(size)).await?;
         self.tried(|state, now| state.setattr(ino, set, now)).await
     }
 
-    /// What a rename puts in the stead of something else, as far as it is files with content: one,
-    /// or both that it exchanges.
+    /// The regular files in memory that a rename puts in the place of another entry: one file, or
+    /// both files of an exchange.
     fn replacing(
         state: &State,
         (from, to): (At<'_>, At<'_>),
@@ -339,8 +349,8 @@ impl Inner {
         Ok(files)
     }
 
-    /// What replaces another file is written out before its record: then it is found wherever the
-    /// name is.
+    /// Renames. A file that replaces another one is written out before the record of the rename. So
+    /// whenever the new name is durable, its content is, too.
     pub(crate) async fn rename(&self, from: At<'_>, to: At<'_>, flags: RenameFlags) -> Result<()> {
         let mut written = BTreeSet::new();
         let early = self.plant.has(Planted::RenameBeforeData);
@@ -353,7 +363,7 @@ impl Inner {
                 }
             });
             match tried.await {
-                // Without a lock; then everything is looked at again.
+                // The write-out runs without a lock, and then the names are looked up again.
                 Ok(Some((ino, content))) => {
                     self.files.unless_removed(&content, content.file.write_out().await)?;
                     written.insert(ino);
@@ -377,12 +387,13 @@ impl OpenFile for VolumeFile {
     }
 
     fn try_read(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Option<Result<usize>> {
-        // What is refused, or has no bytes goes the other way.
+        // Invalid requests, and those without bytes, use the slow path.
         let end = offset.checked_add(dst.len() as u64)?;
         if !self.flags.contains(OpenFlags::READ) || dst.is_empty() || end > FILE_SIZE_MAX {
             return None;
         }
-        // The first use finds what the last close has left: then it is a hit as any other.
+        // The first use takes over the content that the last close retained, so it can be a cache
+        // hit.
         let (content, handle) = self.content("read", OpenFlags::READ).ok()?;
         let done = content.file.try_read(handle, offset, dst, flags)?;
         if done.is_ok() {
@@ -419,7 +430,7 @@ impl OpenFile for VolumeFile {
         }
         let done = content.file.try_write(offset, src, flags)?;
         if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace) {
-            // Room may be had, by waiting.
+            // The slow path may wait until there is space.
             return None;
         }
         let touched = done.and_then(|len| {

@@ -1,16 +1,17 @@
-//! Operations that may find that something is not in memory: they load it and try again.
+//! Operations that may need something that is not in memory: they load it and try again.
 //!
 //! ```text
 //!   lock ─▶ try ─▶ done ─▶ evict what exceeds the bound ─▶ unlock
 //!            ▲ └─ missing ─▶ unlock ─▶ read it from the tree ─▶ lock ─▶ insert ─┐
 //!            └──────────────────────────────────────────────────────────────────┘
 //! ```
-//! Invariants: Q11 a try that ends with `Missing` has changed nothing. Q12 what was loaded for a
-//! try is in memory at the next try: it is not evicted while a task that began earlier waits.
+//! Invariants: Q11 an attempt that ends with `Missing` has changed nothing. Q12 what was loaded for
+//! an attempt is in memory at the next attempt. It is not evicted while a task that began earlier
+//! waits.
 //!
-//! At its end each operation keeps the bound on changes in memory (`relief.Q13`).
+//! At its end each operation enforces the limit on changes in memory (`relief.Q13`).
 //!
-//! Lock: the state lock; never across a wait.
+//! Lock: the state lock. It is not held across a wait.
 
 use crate::format::key::{Cookie, Key};
 use crate::format::superblock::TreeRoot;
@@ -27,7 +28,7 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, Ino, Timestamp};
 
-/// A task that waits for what it misses (Q12).
+/// A task that waits for a missing part (Q12).
 struct Waiter<'a> {
     inner: &'a Inner,
     since: u64,
@@ -40,7 +41,7 @@ impl Drop for Waiter<'_> {
 }
 
 impl Inner {
-    /// Carries an operation out, and loads what it misses. It is given the time.
+    /// Runs an operation, and loads what it misses. `op` also gets the current time.
     pub(crate) async fn tried<T>(
         &self,
         mut op: impl FnMut(&mut State, Timestamp) -> Tried<T>,
@@ -92,7 +93,7 @@ impl Inner {
                         && (!made_space || refusal.lacks_space == Some(Need::Urgent)) =>
                 {
                     made_space = true;
-                    // Dirty data is written out only if it may take the space that is lacking.
+                    // Dirty data is written out only if it may be using the space that is lacking.
                     let block = self.layout.block_bytes();
                     if !self.state.lock().has_room(block, Need::New) {
                         self.files.write_out_dirty().await;
@@ -110,8 +111,8 @@ impl Inner {
         }
     }
 
-    /// Attributes of the inodes of a listing. The neighbours of a missing inode are loaded with
-    /// it, because the listing names them, too, in another order.
+    /// The attributes of the inodes of a listing. The neighbours of a missing inode are loaded with
+    /// it, because the listing probably contains them, too, in another order.
     pub(crate) async fn attrs_listed(&self, inos: &[Ino]) -> Vec<Result<Attr>> {
         let (mut all, mut ahead) = (Vec::with_capacity(inos.len()), None);
         while let Some(rest) = inos.get(all.len()..).filter(|rest| !rest.is_empty()) {
@@ -119,7 +120,7 @@ impl Inner {
             all.extend(there.unwrap_or_default());
             let Some(ino) = inos.get(all.len()).copied() else { break };
             let ahead = *ahead.get_or_insert_with(|| self.state.lock().listed_ahead(rest));
-            // A reader of an inode that cannot be loaded gets the error.
+            // If this fails, a later reader of the inode gets the error.
             if let Err(error) = self.load_with(Want::Inode(ino.0), Some(ahead)).await {
                 log::debug!("neighbours of {ino:?}: {error}");
             }
@@ -128,12 +129,12 @@ impl Inner {
         all
     }
 
-    /// Loads what is missing.
+    /// Loads a missing part.
     async fn load(&self, want: Want) -> Result<()> {
         self.load_with(want, None).await
     }
 
-    /// Loads what is missing, and as much in addition as `beside` says.
+    /// Loads a missing part, with the read-ahead `beside` or the default one.
     async fn load_with(&self, want: Want, beside: Option<Ahead>) -> Result<()> {
         loop {
             let (root, ahead) = {
@@ -146,7 +147,8 @@ impl Inner {
             let part = load::read(&self.tree, root, want, ahead).await;
             let mut state = self.state.lock();
             if state.root != root {
-                // The read addresses may have been used again.
+                // The tree was replaced during the read, so the places that were read may have been
+                // reused.
                 continue;
             }
             let part = part?;
@@ -178,7 +180,7 @@ impl Inner {
         let task = async move {
             let Some(inner) = me.upgrade() else { return };
             if let Err(error) = inner.tree.read_ahead(&root, from, leaves).await {
-                // A reader of these leaves gets the error.
+                // A later reader of these leaves gets the error.
                 log::debug!("reading on in the tree: {error}");
             }
             inner.is_reading_on.store(false, Ordering::Release);

@@ -1,6 +1,6 @@
-//! The volume as a file system: [`forebay_vfs::FileSystem`].
+//! The volume as a file system: implements [`forebay_vfs::FileSystem`].
 //!
-//! Lock: the state lock, for the length of a look or a change; never across a wait.
+//! Lock: the state lock, for one lookup or one change. It is not held across a wait.
 
 use crate::names::content::AT_ONCE;
 use crate::names::lookup::Tried;
@@ -17,7 +17,7 @@ use forebay_vfs::{
 };
 
 impl Volume {
-    /// An operation that waits for nothing but what it has to look at.
+    /// Runs an operation that waits only for parts that it must load.
     fn tried<'a, T: Send + 'a>(
         &'a self,
         op: impl FnMut(&mut State, Timestamp) -> Tried<T> + Send + 'a,
@@ -25,9 +25,9 @@ impl Volume {
         Box::pin(self.0.tried(op))
     }
 
-    /// Opens in one hold of the lock, with what has to be looked up first, and truncates if that is
-    /// asked for. `look` returns the inode, whether a truncation is of it, and an extended
-    /// attribute.
+    /// Looks up and opens an inode while the state lock is held once, and truncates the file if
+    /// `flags` ask for it. `look` returns the inode, whether a truncation applies to it, and an
+    /// extended attribute.
     async fn open_tried(
         &self,
         op: &'static str,

@@ -1,4 +1,4 @@
-//! New clients and dropped ones: accept, eviction, deadlines, stop.
+//! Accepts and drops clients: accept, eviction, deadlines, stop.
 //!
 //! Invariants:
 //! 1. There are never more connections than `clients_max`. An unfinished handshake is dropped
@@ -28,7 +28,7 @@ impl EventLoop {
                 Ok(fd) => self.welcome(fd, kind),
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                    // Too many open files: drops an idle handshake, or retries later.
+                    // Too many open files: drops the oldest handshake, or pauses accepting.
                     if !self.evict_oldest() {
                         log::warn!("nbd: cannot accept for want of file descriptors or memory");
                         self.pause_accept(true);
@@ -93,7 +93,7 @@ impl EventLoop {
         self.insert(conn);
     }
 
-    /// A place for a newcomer: of the oldest handshake, or of a client that is idle for long.
+    /// Makes space for a new client: drops the oldest handshake, or a client that is idle for long.
     fn make_room(&mut self) -> bool {
         if self.evict_oldest() {
             return true;
@@ -117,7 +117,7 @@ impl EventLoop {
         }
     }
 
-    /// Cuts off the connection that has been in its handshake for longest.
+    /// Drops the connection whose handshake has lasted longest.
     pub(super) fn evict_oldest(&mut self) -> bool {
         let handshaking = self.slots.iter().filter_map(|s| s.conn.as_ref());
         let oldest = handshaking.filter(|c| c.is_handshaking()).min_by_key(|c| c.since);
@@ -126,9 +126,9 @@ impl EventLoop {
         true
     }
 
-    /// Too many received bytes wait to be parsed: disconnects the handshake that holds most of
-    /// them. Clients whose requests wait for memory receive no more bytes. A client that ends its
-    /// options holds almost none, so it is not disconnected for the bytes of others.
+    /// Called when the memory of received bytes is used up: drops the handshake that holds most of
+    /// it. Clients whose requests wait for memory receive no more bytes. A client that completes
+    /// its options holds almost none, so it is not dropped for the bytes of others.
     pub(super) fn evict_largest_receive_buffer(&mut self) {
         let handshaking = self.slots.iter().filter_map(|s| s.conn.as_ref());
         let largest =
@@ -138,7 +138,7 @@ impl EventLoop {
         }
     }
 
-    /// What depends on time, and the end. True: the loop is done.
+    /// Handles deadlines and the stop. True: the loop has ended.
     pub(super) fn tick(&mut self) -> bool {
         let now = Instant::now();
         self.now = now;
@@ -182,8 +182,8 @@ impl EventLoop {
         false
     }
 
-    /// Memory is short: disconnects clients with outstanding work that make no progress. First
-    /// those above their fair share; if there are none, the one that holds most.
+    /// Called when memory is short: drops clients with outstanding work that make no progress.
+    /// First those above their fair share; if there are none, the one that holds most.
     fn cut_off_slow(&mut self) {
         let Self { core, slots, now, .. } = self;
         let config = &core.shared.config;

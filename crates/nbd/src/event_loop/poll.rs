@@ -1,34 +1,34 @@
-//! How long a loop polls before it sleeps: waking a sleeping thread takes longer than a client that
-//! sends one request at a time needs for its next one.
+//! Decides how long a loop polls before it sleeps. A client that sends one request at a time sends
+//! the next one sooner than a sleeping thread can be woken.
 //!
 //! Invariants:
 //! 1. A loop polls for at most the limit before each sleep, and not at all while the last sleeps
 //!    were longer than the limit: an idle server uses no CPU.
-//! 2. The loop measures repeatedly whether polling or sleeping serves more requests: where client
-//!    and server share a CPU, polling takes it from the client.
+//! 2. The loop measures repeatedly whether polling or sleeping serves more requests: if client and
+//!    server share a CPU, polling takes CPU time from the client.
 
 use std::time::{Duration, Instant};
 
-/// Shortest time that is worth it, nanoseconds.
+/// Shortest time of polling, nanoseconds; less does not pay off.
 const LEAST: u64 = 2_000;
-/// Longer than this between two turns: nothing is to be learned from that.
+/// After a longer gap between two turns the measurement restarts.
 const IDLE: Duration = Duration::from_millis(1);
-/// Turns after which the other way is tried, and for how many.
+/// Turns after which the other mode is tried, and length of that trial.
 const STEADY: u32 = 4096;
 const TRIAL: u32 = 128;
 
-/// The polling time, adapted to the recent results.
+/// The time of polling, adapted to recent results.
 #[derive(Debug)]
 pub(super) struct Poller {
     window_nanos: u64,
-    /// Looks around, or sleeps at once.
+    /// Polls before a sleep; otherwise sleeps at once.
     on: bool,
     trial: bool,
     turns: u32,
     time: Duration,
     last: Instant,
     served: u64,
-    /// Nanoseconds per request when sleeping at once, and when polling.
+    /// Nanoseconds per request: sleeping at once, and polling.
     cost: [u64; 2],
 }
 
@@ -48,12 +48,12 @@ impl Default for Poller {
 }
 
 impl Poller {
-    /// Time to poll, nanoseconds; 0: sleep at once.
+    /// Time of polling, nanoseconds; 0: sleep at once.
     pub fn window(&self, limit_nanos: u64) -> u64 {
         if self.on { self.window_nanos.min(limit_nanos) } else { 0 }
     }
 
-    /// A turn is over; `served` counts the requests so far.
+    /// Called after each turn; `served` returns the number of requests so far.
     pub fn turn(&mut self, now: Instant, served: impl FnOnce() -> u64) {
         let passed = now.saturating_duration_since(self.last);
         self.last = now;
@@ -68,18 +68,18 @@ impl Poller {
         }
         let requests = (served() - self.served).max(1);
         self.cost[usize::from(self.on)] = self.time.as_nanos() as u64 / requests;
-        // It uses CPU, so it has to be better by a tenth.
+        // Polling uses CPU, so it has to be better by a tenth.
         self.on = if self.trial { self.cost[1] * 10 < self.cost[0] * 9 } else { !self.on };
         self.trial = !self.trial;
         self.turns = 0;
     }
 
-    /// Polling found work.
+    /// Called when polling found work.
     pub fn hit(&mut self, limit_nanos: u64) {
         self.window_nanos = limit_nanos;
     }
 
-    /// Nothing came, or the CPU was wanted.
+    /// Called when polling found no work, or another thread needed the CPU.
     pub fn miss(&mut self) {
         self.window_nanos /= 2;
         if self.window_nanos < LEAST {
@@ -87,10 +87,10 @@ impl Poller {
         }
     }
 
-    /// A sleep is over. After a short one polling would have paid off.
+    /// Called after a sleep: if it was short, polling would have paid off.
     pub fn slept(&mut self, nanos: u64, limit_nanos: u64) {
         if nanos <= limit_nanos {
-            // The full limit: a shorter poll that finds nothing only costs.
+            // The full limit, because a shorter poll that finds nothing only wastes CPU.
             self.window_nanos = limit_nanos;
         }
     }
@@ -124,12 +124,12 @@ mod tests {
                 poller.turn(now, || served);
             }
         };
-        // Sleeping turns out to be faster: it stays with that until the next trial.
+        // Sleeping is faster, so the poller sleeps until the next trial.
         run(&mut poller, STEADY, 40_000);
         assert_eq!(poller.window(limit), 0, "the trial of the other way");
         run(&mut poller, TRIAL + 1, 20_000);
         assert_eq!(poller.window(limit), 0);
-        // Later it is slower.
+        // From here on sleeping is slower.
         run(&mut poller, STEADY, 20_000);
         assert_eq!(poller.window(limit), limit, "the trial of the other way");
         run(&mut poller, TRIAL + 1, 10_000);

@@ -1,4 +1,4 @@
-//! From the protocol to the sockets: sends the replies that wait.
+//! Sends the replies of connections.
 
 use crate::config::DropReason;
 use crate::conn::Conn;
@@ -9,7 +9,7 @@ use crate::stream::Sent;
 use std::io::IoSlice;
 use std::time::Instant;
 
-/// Sends the replies that wait, as far as the socket takes them.
+/// Sends waiting replies, as far as the socket takes them.
 pub(super) fn send_replies(core: &mut Core, conn: &mut Conn, now: Instant) {
     while !conn.book.out.is_empty() || conn.stream.wants_send() {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];

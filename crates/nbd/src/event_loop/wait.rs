@@ -15,12 +15,13 @@ use std::time::{Duration, Instant};
 const PREEMPTED: Duration = Duration::from_micros(50);
 
 impl EventLoop {
-    /// Whether there is nothing to do until a socket, a queue or another thread says so.
+    /// Whether the loop has nothing to do until an event of a socket, queue or other thread.
     fn is_quiet(&self) -> bool {
         self.handle().inbox.lock().is_empty()
             && !self.handle().evict.load(Ordering::SeqCst)
             && (self.stop_at.is_some() || !self.core.shared.stop.load(Ordering::SeqCst))
-            // Else a limit set before the loop slept would take effect only at its next wake.
+            // Without this check a limit set before the loop slept would take effect only at its
+            // next wake.
             && self.core.pool.bytes_max() == self.pool_bytes_max()
     }
 
@@ -34,11 +35,11 @@ impl EventLoop {
             let served = || stats.requests.iter().map(|n| n.load(Ordering::Relaxed)).sum();
             self.poller.turn(self.now, served);
         }
-        if quiet && self.look_around(events)? {
+        if quiet && self.poll_briefly(events)? {
             return Ok(());
         }
-        // A thread with work for this loop sees from here on that it sleeps, so the loop checks
-        // once more.
+        // From `may_sleep` on another thread with work for this loop writes its eventfd. Work from
+        // before that is found by checking once more.
         let sleep = quiet && self.core.exec.may_sleep() && self.is_quiet();
         let timed = self.handshakes > 0
             || !self.waiting.is_empty()
@@ -65,7 +66,7 @@ impl EventLoop {
             let limit = self.core.shared.poll_nanos.load(Ordering::Relaxed);
             self.poller.slept((self.now - before).as_nanos() as u64, limit);
         }
-        // Also if the loop may not sleep: no thread need write the eventfd.
+        // Also if the loop did not sleep, so that no other thread writes the eventfd in vain.
         if quiet || woken {
             self.core.exec.awake(woken);
         }
@@ -73,7 +74,7 @@ impl EventLoop {
     }
 
     /// Polls for a short time. True: there is work; `events` has the events of sockets and queues.
-    fn look_around(&mut self, events: &mut Vec<Event>) -> Result<bool> {
+    fn poll_briefly(&mut self, events: &mut Vec<Event>) -> Result<bool> {
         let shared = self.core.shared.clone();
         let limit = shared.poll_nanos.load(Ordering::Relaxed);
         let window = Duration::from_nanos(self.poller.window(limit));

@@ -1,8 +1,8 @@
-//! From the sockets to the protocol: receive, buffer, parse, begin TLS.
+//! Receives bytes from sockets: receive, buffer, parse, begin TLS.
 //!
 //! Invariants:
-//! 1. A receive takes no more than may be buffered if none of it can be consumed.
-//! 2. Bytes before TLS are sent and consumed in the clear, bytes after it only through TLS.
+//! 1. A receive takes no more bytes than may be buffered if none can be consumed.
+//! 2. Bytes before TLS are sent and consumed in plain text, bytes after it only through TLS.
 
 use super::EventLoop;
 use crate::config::DropReason;
@@ -14,12 +14,12 @@ use crate::stream::{CIPHER_LEN, Received};
 use crate::tls::SESSION_BYTES;
 
 impl EventLoop {
-    /// One receive, and everything that follows from it without waiting.
+    /// Receives once, and carries out all requests that need no waiting.
     pub(super) fn receive(&mut self, key: Key) {
         let Self { core, slots, scratch, cipher, .. } = self;
         let Some(conn) = &mut slots[key.0 as usize].conn else { return };
         let was_handshaking = conn.is_handshaking();
-        // Not blocked, so the receive buffer holds less than one header or one option.
+        // The connection is not blocked, so the buffer holds less than one header or one option.
         let receive_buffer = std::mem::take(&mut conn.receive_buffer);
         let held = receive_buffer.bytes().len();
         scratch[..held].copy_from_slice(receive_buffer.bytes());
@@ -33,8 +33,8 @@ impl EventLoop {
         self.received(key, got, held, was_handshaking);
     }
 
-    /// Parses received bytes: `held` buffered bytes at the front of the scratch, and those received
-    /// behind them.
+    /// Parses bytes in the scratch buffer: first `held` bytes that were buffered, then the received
+    /// bytes.
     fn received(&mut self, key: Key, got: Received, held: usize, was_handshaking: bool) {
         let Self { core, slots, scratch, .. } = self;
         let Some(conn) = &mut slots[key.0 as usize].conn else { return };
@@ -65,13 +65,15 @@ impl EventLoop {
         }
     }
 
-    /// Everything before TLS has been sent: the buffered bytes are the first of it.
+    /// Begins TLS when all earlier replies have been sent; buffered bytes are the first of the
+    /// session.
     pub(super) fn begin_tls(&mut self, key: Key) {
         let Self { core, slots, scratch, .. } = self;
         let Some(conn) = &mut slots[key.0 as usize].conn else { return };
         let config = &core.shared.config;
         let session = config.tls.as_ref().and_then(|(identity, _)| identity.session());
-        // A client that sends so much without waiting for an answer is not doing a handshake.
+        // A client that has sent more than this without waiting for a reply is not doing a
+        // handshake.
         let Some(session) = session.filter(|_| conn.receive_buffer.bytes().len() <= CIPHER_LEN)
         else {
             conn.doom = Some(Some(DropReason::Tls));
@@ -88,7 +90,7 @@ impl EventLoop {
         }
     }
 
-    /// Parses `input` and stashes the rest; says how much was used.
+    /// Parses `input` and buffers the rest; returns the number of parsed bytes.
     fn digest(core: &mut Core, conn: &mut Conn, input: &[u8]) -> usize {
         let pause = core.shared.loops.len() > 1;
         let used = core.parse(conn, input, pause);
@@ -99,7 +101,7 @@ impl EventLoop {
         used
     }
 
-    /// Parses the received bytes. True if it made progress.
+    /// Parses the buffered bytes of a connection. True: some were consumed.
     pub(super) fn resume(&mut self, key: Key) -> bool {
         let Self { core, slots, .. } = self;
         let Some(conn) = &mut slots[key.0 as usize].conn else { return false };
@@ -117,7 +119,7 @@ impl EventLoop {
     }
 }
 
-/// The peer sends nothing more.
+/// Handles the end of the peer's stream.
 fn end_of_input(conn: &mut Conn) {
     conn.reading = false;
     let partial = match &conn.phase {

@@ -1,4 +1,5 @@
-//! Every option and its answer, in pieces of any size, and clients that break the rules.
+//! Every option and its reply, with input in pieces of any size, and clients that violate the
+//! protocol.
 
 use super::*;
 use crate::proto::{opt, put_option};
@@ -34,8 +35,8 @@ const LIMITS: HandshakeLimits = HandshakeLimits {
     tls: TlsMode::Off,
 };
 
-/// Feeds everything in pieces of `piece` bytes; the replies after the greeting as (option, reply,
-/// data), and how it ended.
+/// Feeds the input in pieces of `piece` bytes. Returns the replies after the greeting as (option,
+/// reply, data), and the final step.
 fn talk(input: &[u8], piece: usize) -> (Vec<(u32, u32, Vec<u8>)>, Step) {
     let mut out = Vec::new();
     let mut handshake = Handshake::new(LIMITS, &mut out);
@@ -182,7 +183,8 @@ fn export_name_answers_in_the_old_way() {
         let (used, step) = handshake.feed(&input, &mut out, &Two);
         assert_eq!((used, out.len()), (input.len(), len));
         let Step::Enter(session) = step else { panic!("{step:?}") };
-        // Read-only: flags, read-only, flush, multi-conn, cache. Nothing that writes.
+        // Read-only: flags, read-only, flush, multi-conn, cache, and no flag of a command that
+        // writes.
         assert_eq!(transmission_flags(&session).bits(), 0x0507);
         assert_eq!(out[8..10], [0x05, 0x07]);
     }

@@ -1,4 +1,4 @@
-//! Every message, cut at every byte; random bytes.
+//! Every message, truncated at every byte, and random bytes.
 
 use super::*;
 use proptest::prelude::*;
@@ -70,7 +70,7 @@ fn queries_are_exact() {
     info.push(0);
     meta.push(0);
     assert_eq!((parse_info_query(&info), parse_meta_query(&meta)), (None, None));
-    // A count that lies must not make us allocate.
+    // A false count must not cause an allocation.
     let lie = [0, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0];
     assert_eq!(parse_meta_query(&lie), None);
 }

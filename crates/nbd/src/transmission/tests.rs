@@ -1,4 +1,4 @@
-//! Streams of requests in pieces of any size; what is refused, and with which number.
+//! Streams of requests in pieces of any size, and refused requests with their error numbers.
 
 use super::*;
 use crate::proto::put_request;
@@ -35,7 +35,7 @@ fn request(command: Command, offset: u64, len: u32) -> Request {
     Request { flags: CommandFlags::empty(), command, cookie: 7, offset, len }
 }
 
-/// Feeds in pieces, through the socket's short cut if `direct`; what came out, as text.
+/// Feeds the input in pieces, with `direct` into the payload buffer; returns the results as text.
 fn talk(input: &[u8], piece: usize, direct: bool) -> Vec<String> {
     let (mut live, mut held, mut out) = (Transmission::new(session()), Vec::new(), Vec::new());
     for mut part in input.chunks(piece) {

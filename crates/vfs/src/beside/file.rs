@@ -1,4 +1,4 @@
-//! An open file whose changes are reported to a mount. The invariants are in [`super`].
+//! An open file that reports its changes to a mount. The invariants are in [`super`].
 //!
 //! No locks of its own.
 
@@ -11,11 +11,11 @@ use forebay_base::task::{BoxFuture, block_on};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
 use std::sync::Arc;
 
-/// Bytes that are compared at a time for a caller who does not read them.
+/// Bytes that are compared at a time in a seek or another call that does not read for its caller.
 const COMPARED_BYTES: usize = 256 << 10;
 
-/// Waits until data that the mount holds back of a range is written, as far as that differs from
-/// `bytes`, which were read from `offset` on (Z3): whether there was any.
+/// Waits until stores that the mount holds back are written, in the parts of a range that differ
+/// from `bytes`, which were read at `offset` (Z3). Returns whether there were any.
 async fn differing_handed_over(
     observer: &dyn Observer,
     ino: Ino,
@@ -29,7 +29,7 @@ async fn differing_handed_over(
     !differing.is_empty()
 }
 
-/// The mount may hold stores back, and the caller must not wait.
+/// The error if the mount may hold stores back and the caller must not wait.
 fn would_block<T>(op: &'static str) -> Result<T> {
     Err(Error::new(ErrorKind::WouldBlock, op, "a mount may hold stores back"))
 }
@@ -45,12 +45,12 @@ impl NotifyingFile {
         Self { file, shared }
     }
 
-    /// The mount, if it may hold stores back that a read has to see.
+    /// The mount, if it may hold back stores that a read has to see.
     fn held_back(&self) -> Option<Arc<dyn Observer>> {
         self.shared.observer().filter(|observer| observer.holds_back(self.file.ino()))
     }
 
-    /// Reads by `read`, once more if the mount holds stores back of what was read (Z3).
+    /// Reads by `read`, and again if the mount holds back stores into the range that was read (Z3).
     fn read_compared(
         &self,
         offset: u64,
@@ -65,15 +65,14 @@ impl NotifyingFile {
         let len = read(dst)?;
         let compared = differing_handed_over(&*observer, self.file.ino(), offset, &dst[..len]);
         match block_on(compared) {
-            // Only stores that began after this call differ once more.
+            // Only stores that began after this call could differ again.
             true => read(dst),
             false => Ok(len),
         }
     }
 
-    /// Seeks in a file of which the mount may hold stores back. A store makes data of a hole, and
-    /// no hole of data: so only holes are handed over. What the kernel has cached of a hole costs
-    /// no device anything.
+    /// Seeks in a file of which the mount may hold stores back. A store can turn a hole into data,
+    /// but not data into a hole, so only holes are handed over. Reading them costs no device I/O.
     async fn seek_held_back(
         &self,
         observer: &dyn Observer,
@@ -104,7 +103,7 @@ impl NotifyingFile {
         }
     }
 
-    /// The change that a write makes; the place of an append is known afterwards.
+    /// The change that a write makes; an append's offset is known only afterwards.
     fn written(&self, offset: u64, len: usize, flags: IoFlags) -> Change {
         let ino = self.file.ino();
         match flags.contains(IoFlags::APPEND) {
@@ -136,7 +135,7 @@ impl OpenFile for NotifyingFile {
             let (buf, done) = self.file.read(offset, buf, flags).await;
             let Ok(len) = done else { return (buf, done) };
             match differing_handed_over(&*observer, self.file.ino(), offset, &buf[..len]).await {
-                // Only stores that began after this call differ once more.
+                // Only stores that began after this call could differ again.
                 true => self.file.read(offset, buf, flags).await,
                 false => (buf, Ok(len)),
             }
@@ -157,9 +156,9 @@ impl OpenFile for NotifyingFile {
         if observer.knows(ino) {
             return None;
         }
-        // Announced before the second check: a program that opens the file from now on appends at
+        // Announced before the second check: from now on a program that opens the file appends at
         // the end that the daemon reports. A program that does not know the file has no append in
-        // flight.
+        // progress.
         drop(observer.will_change(ino));
         let done = match observer.knows(ino) {
             true => None,

@@ -1,4 +1,4 @@
-//! What a change of the file system is, and the mount that is notified of changes.
+//! Describes changes of the file system, and the mount that is notified of them.
 //!
 //! No locks.
 
@@ -7,29 +7,29 @@ use crate::types::Ino;
 use forebay_base::task::BoxFuture;
 use std::ops::Range;
 
-/// A change of the file system.
+/// A change of a file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Bytes of a file, and its attributes.
+    /// Content of a file, and its attributes.
     Content {
-        /// Which file.
+        /// The file.
         ino: Ino,
         /// First byte.
         offset: u64,
-        /// How many; `u64::MAX` is all that follow.
+        /// Number of bytes; `u64::MAX`: up to the end.
         len: u64,
-        /// The file ends within or before them: its size, and its last byte.
+        /// Size and last byte of the file, if it ends within or before the range.
         end: Option<(u64, u8)>,
     },
-    /// Attributes, extended ones among them.
+    /// Attributes or extended attributes of an inode.
     Attributes(Ino),
-    /// What a name denotes.
+    /// The inode that a name denotes.
     Entry {
-        /// In which directory.
+        /// The directory.
         dir: Ino,
-        /// Which.
+        /// The name.
         name: Box<[u8]>,
-        /// It denoted this inode, which has no name any more.
+        /// The inode that it denoted, if that has no name any more.
         gone: Option<Ino>,
     },
 }
@@ -38,23 +38,24 @@ pub enum Change {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ticket(pub u64);
 
-/// A mount, as others see it. None of these waits, but for those that say so.
+/// A mount, as seen by the wrapper. Calls do not wait unless they say so.
 pub trait Observer: Send + Sync {
-    /// Whether the mount knows an inode: then its changes must be reported.
+    /// Whether the mount's kernel knows an inode, so that changes of it must be reported.
     fn knows(&self, ino: Ino) -> bool;
 
-    /// Keeps an inode that has lost its last name for as long as it is known.
+    /// Keeps an inode that has lost its last name for as long as the mount's kernel knows it.
     fn keep(&self, file: OpenFileRef);
 
-    /// Whether stores into maps of a file may be held back.
+    /// Whether the mount's kernel may hold back stores into mappings of a file.
     fn holds_back(&self, ino: Ino) -> bool;
 
-    /// Requests data that the mount holds back of a range, and has the mount's kernel drop it.
+    /// Makes the mount's kernel write and drop its cached pages of a range.
     fn hand_over(&self, ino: Ino, offset: u64, len: u64) -> Ticket;
 
-    /// The parts of a range, from `offset` on, in which the mount holds other bytes than `bytes`,
-    /// which were read here: stores may be held back of them. Drops nothing. Waits for the
-    /// mount's kernel, and for no request of the mount. By default it is not known: all of it.
+    /// The parts of a range, from `offset` on, in which the mount's kernel has cached other bytes
+    /// than `bytes`, which were read here: it may hold back stores into them. Drops nothing. Waits
+    /// for the mount's kernel, and for no request of the mount. The default implementation returns
+    /// the whole range.
     fn differing<'a>(
         &'a self,
         ino: Ino,
@@ -65,32 +66,33 @@ pub trait Observer: Send + Sync {
         Box::pin(std::future::ready(vec![all]))
     }
 
-    /// The content of a file will change, and so may its end, whatever the result. Waits for
-    /// appends of programs at the end that the kernel knows.
+    /// Announces a change of a file's content, and perhaps its end, whatever the result. Waits for
+    /// appends of programs to the end that the kernel knows.
     fn will_change(&self, ino: Ino) -> BoxFuture<'_, ()>;
 
-    /// For each of these, once: it was made, or not, and [`Observer::changed`] has said so.
+    /// Called once for each `will_change`, after the change was reported by [`Observer::changed`],
+    /// or failed.
     fn change_over(&self, ino: Ino);
 
-    /// A name of a directory is about to denote another inode, or none, whether or not the change
-    /// succeeds. Waits until the removals and renames of it by programs have ended.
+    /// Announces that a name of a directory will denote another inode, or none, whether or not the
+    /// change succeeds. Waits until removals and renames of it by programs have ended.
     fn will_change_name(&self, dir: Ino, name: &[u8]) -> BoxFuture<'_, ()>;
 
-    /// For each of these, once, after [`Observer::changed`].
+    /// Called once for each `will_change_name`, after [`Observer::changed`].
     fn name_change_over(&self, dir: Ino, name: &[u8]);
 
-    /// Reports a change. Also for an inode that is not known yet: a lookup may be in progress.
+    /// Reports a change, also of an inode that is not known yet: a lookup may be in progress.
     fn changed(&self, change: &Change) -> Ticket;
 
-    /// Waits until there is capacity for more tickets.
+    /// Waits until there is space for further notifications.
     fn room(&self) -> BoxFuture<'_, ()>;
 
-    /// Waits until the notification was delivered, or the mount is gone.
+    /// Waits until the notification was delivered, or the mount has ended.
     fn told(&self, ticket: Ticket) -> BoxFuture<'_, ()>;
 }
 
 impl Change {
-    /// Bytes of a file, of which more is not known yet.
+    /// A change of content whose end of file is still to be determined.
     pub fn content(ino: Ino, offset: u64, len: u64) -> Self {
         Self::Content { ino, offset, len, end: None }
     }

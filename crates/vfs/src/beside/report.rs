@@ -1,4 +1,4 @@
-//! Reporting changes to the observer: announced before a change, reported after it. The invariants
+//! Reports changes to the observer: announces them before, and reports them after. The invariants
 //! are in [`super`].
 //!
 //! Lock: the observer's slot, for the length of a check.
@@ -21,7 +21,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Without a mount.
+    /// The state without a mount.
     pub(super) fn new(fs: Arc<dyn FileSystem>) -> Self {
         let (some, observer) = Default::default();
         Self { fs, some, observer }
@@ -38,7 +38,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The mount is over.
+    /// Unregisters the mount, which has ended.
     pub(super) fn forget(&self) {
         let mut slot = self.observer.write();
         self.some.store(false, Ordering::Release);
@@ -54,7 +54,7 @@ impl Shared {
         }
     }
 
-    /// Size and last byte of a file, if it ends before `end`.
+    /// Size and last byte of a file, if its size is at most `end`.
     async fn end_of(&self, ino: Ino, end: u64) -> Result<Option<(u64, u8)>> {
         let size = self.fs.getattr(ino).await?.size;
         let Some(last) = size.checked_sub(1).filter(|_| size <= end) else { return Ok(None) };
@@ -64,7 +64,7 @@ impl Shared {
     }
 }
 
-/// Waits for data that the mount holds back of a range (Z3).
+/// Waits until stores that the mount holds back in a range are written (Z3).
 pub(super) async fn handed_over(observer: &dyn Observer, ino: Ino, offset: u64, len: u64) {
     if observer.holds_back(ino) {
         let ticket = observer.hand_over(ino, offset, len);
@@ -78,7 +78,8 @@ enum Begun {
     Name(Ino, Box<[u8]>),
 }
 
-/// Changes to report at the latest when this is dropped (Z1: a future may be dropped halfway).
+/// Changes that are reported when this is dropped at the latest (Z1: a future may be dropped
+/// halfway).
 pub(super) struct Outstanding<'a> {
     shared: &'a Shared,
     observer: &'a dyn Observer,
@@ -88,7 +89,8 @@ pub(super) struct Outstanding<'a> {
 }
 
 impl<'a> Outstanding<'a> {
-    /// Before a change: waits for data that the mount holds back in its range.
+    /// Announces changes, and waits until stores that the mount holds back in their ranges are
+    /// written.
     pub async fn begin(
         shared: &'a Shared,
         observer: &'a dyn Observer,
@@ -128,7 +130,7 @@ impl<'a> Outstanding<'a> {
         last
     }
 
-    /// After it.
+    /// Reports the changes, and waits until the mount's kernel was notified.
     pub async fn paid(mut self) {
         for change in &mut self.changes {
             if let Change::Content { ino, offset, len, end } = change
@@ -149,7 +151,8 @@ impl Drop for Outstanding<'_> {
     }
 }
 
-/// Carries a change out and reports it, also if it failed, because a part may be done.
+/// Runs `op`, which changes something, and reports the changes, also if it failed: a part may have
+/// been done.
 pub(super) async fn telling<T>(
     shared: &Shared,
     observer: &dyn Observer,

@@ -1,4 +1,4 @@
-//! Rules of attributes, plain and extended, and of what a change of content does to them.
+//! Rules of attributes, extended attributes, and of the effect of content changes on them.
 //!
 //! Invariants: as in [`super`].
 //!
@@ -12,7 +12,7 @@ use crate::types::{
 };
 use forebay_base::{ErrorKind, Result};
 
-/// What can be refused of setting attributes, the size included.
+/// Checks a change of attributes, including the size.
 pub fn check_set<V: View + ?Sized>(view: &V, ino: Ino, set: &SetAttr) -> Look<Seen, V> {
     let seen = inode(view, "setattr", ino)?;
     if let Some(size) = set.size {
@@ -25,7 +25,7 @@ pub fn check_set<V: View + ?Sized>(view: &V, ino: Ino, set: &SetAttr) -> Look<Se
     }
 }
 
-/// What setting attributes changes, but for the size itself; none: nothing at all.
+/// The changes of `setattr`, except for the size itself; `None`: nothing changes.
 pub fn set(seen: &Seen, set: &SetAttr, now: Timestamp) -> Option<Patch> {
     if set.is_empty() {
         return None;
@@ -42,7 +42,7 @@ pub fn set(seen: &Seen, set: &SetAttr, now: Timestamp) -> Option<Patch> {
             patch.drops_capability = true;
         }
     }
-    // What is asked for wins.
+    // Explicit permission bits take precedence.
     let perm = set.perm.map_or(perm, |perm| perm & 0o7777);
     patch.perm = (perm != seen.perm).then_some(perm);
     let time = |set: SetTime| match set {
@@ -54,7 +54,7 @@ pub fn set(seen: &Seen, set: &SetAttr, now: Timestamp) -> Option<Patch> {
     Some(patch)
 }
 
-/// The content of a regular file has changed, or its size.
+/// The changes of attributes when the content or size of a regular file has changed.
 pub fn content_changed(seen: &Seen, privileges: Privileges, now: Timestamp) -> Patch {
     let perm = match privileges {
         Privileges::Drop => without_set_id(seen.perm),
@@ -69,14 +69,14 @@ pub fn content_changed(seen: &Seen, privileges: Privileges, now: Timestamp) -> P
     }
 }
 
-/// How many of `len` bytes are written from `offset` on: to the end of the largest file.
-/// `FileTooLarge` for none of them, if there are any.
+/// Number of bytes out of `len` that can be written at `offset`: up to the largest file size.
+/// `FileTooLarge` if that is none of them.
 pub fn write_len(offset: u64, len: usize) -> Result<usize> {
     check_range("write", offset, u64::from(len > 0))?;
     Ok((len as u64).min(FILE_SIZE_MAX - offset) as usize)
 }
 
-/// What can be refused of [`crate::OpenFile::fallocate`].
+/// Checks a call of [`crate::OpenFile::fallocate`].
 pub fn check_fallocate<V: View + ?Sized>(
     view: &V,
     (ino, flags): (Ino, OpenFlags),
@@ -92,8 +92,8 @@ pub fn check_fallocate<V: View + ?Sized>(
     Ok(seen)
 }
 
-/// Whether an extended attribute may be set to `value`. `is_there`: it has a value. `names`: all
-/// that the inode has.
+/// Checks whether an extended attribute may be set to `value`. `is_there`: it exists. `names`: all
+/// names of the inode.
 pub fn check_set_xattr<'a>(
     name: XattrName<'_>,
     value: &[u8],
@@ -120,7 +120,7 @@ pub fn check_set_xattr<'a>(
     }
 }
 
-/// An extended attribute that is asked for or removed.
+/// Checks that an extended attribute exists, for reading or removing it.
 pub fn xattr<T>(op: &'static str, name: XattrName<'_>, found: Option<T>) -> Result<T> {
     match found {
         Some(found) => Ok(found),
@@ -128,7 +128,7 @@ pub fn xattr<T>(op: &'static str, name: XattrName<'_>, found: Option<T>) -> Resu
     }
 }
 
-/// What a change of an extended attribute does to the others.
+/// The changes of other attributes when an extended attribute changes.
 pub fn xattr_changed(now: Timestamp) -> Patch {
     Patch { ctime: Some(now), ..Patch::default() }
 }

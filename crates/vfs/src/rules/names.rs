@@ -1,4 +1,4 @@
-//! Rules of making, opening, linking and removing.
+//! Rules of creating, opening, linking and removing.
 //!
 //! Invariants: as in [`super`].
 //!
@@ -11,10 +11,10 @@ use super::{
 use crate::types::{FileKind, Ino, NewInode, OpenFlags, SYMLINK_MAX, Timestamp};
 use forebay_base::ErrorKind;
 
-/// A new inode, as it is to be.
+/// A new inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Made {
-    /// What it is.
+    /// The kind of the file.
     pub kind: FileKind,
     /// Permission bits.
     pub perm: u16,
@@ -22,61 +22,61 @@ pub struct Made {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Device number; 0 for what is no device.
+    /// Device number; 0 for other kinds.
     pub rdev: u32,
-    /// Names it has, its own included.
+    /// Number of its names.
     pub nlink: u32,
     /// It has no name yet, and may get one.
     pub is_linkable: bool,
-    /// Its directory, if it has a name.
+    /// Changes of its directory, if it has a name.
     pub directory: Patch,
 }
 
-/// What becomes of an inode that has lost a link.
+/// State of an inode that has lost a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// It has other names.
     Stays(Patch),
-    /// It has none, and is open.
+    /// It has no name, and is open.
     Orphan(Patch),
-    /// It goes.
+    /// It is freed.
     Goes,
 }
 
 /// The result of resolving a name that is to be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Created {
-    /// Of a new file.
+    /// A new file is created.
     New(Made),
-    /// Of something that is opened instead.
+    /// An existing inode is opened.
     Old(Child),
 }
 
-/// A link more.
+/// Result of adding a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Linked {
-    /// What it is.
+    /// Kind of the inode.
     pub kind: FileKind,
     /// It had no name before.
     pub is_first: bool,
-    /// The inode.
+    /// Changes of the inode.
     pub inode: Patch,
-    /// The directory of the new name.
+    /// Changes of the new name's directory.
     pub directory: Patch,
 }
 
-/// A name less.
+/// Result of removing a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Removed {
-    /// What it denoted.
+    /// The inode that it denoted.
     pub child: Child,
-    /// What becomes of that.
+    /// State of that inode.
     pub fate: Fate,
-    /// Its directory.
+    /// Changes of its directory.
     pub directory: Patch,
 }
 
-/// Something new in a directory: what it inherits, and what that does to the directory.
+/// A new inode in a directory: the attributes that it inherits, and the changes of the directory.
 fn make(new: &NewInode, dir: Seen, now: Timestamp) -> Made {
     let device = matches!(new.kind, FileKind::CharDevice | FileKind::BlockDevice);
     let is_directory = new.kind == FileKind::Directory;
@@ -172,7 +172,7 @@ pub fn create<V: View + ?Sized>(
     }
 }
 
-/// [`crate::FileSystem::tmpfile`]. It has no name, so its directory does not change.
+/// [`crate::FileSystem::tmpfile`]. The file has no name, so its directory does not change.
 pub fn tmpfile<V: View + ?Sized>(
     view: &V,
     dir: Ino,
@@ -187,8 +187,8 @@ pub fn tmpfile<V: View + ?Sized>(
     Ok(Made { nlink: 0, is_linkable, directory: Patch::default(), ..made })
 }
 
-/// [`crate::FileSystem::open`]: what it is. A regular file that is opened to truncate is cut after
-/// that.
+/// [`crate::FileSystem::open`]: returns the kind. The caller then truncates a regular file if the
+/// flags say so.
 pub fn open<V: View + ?Sized>(view: &V, ino: Ino, flags: OpenFlags) -> Look<FileKind, V> {
     let kind = inode(view, "open", ino)?.kind;
     check_open_flags(flags)?;
@@ -217,7 +217,7 @@ pub fn link<V: View + ?Sized>(view: &V, ino: Ino, at: At<'_>, now: Timestamp) ->
     })
 }
 
-/// What follows when an inode loses a link: a directory loses its only one.
+/// State of an inode that loses a link; a directory has only one.
 pub(super) fn fate(seen: Seen, now: Timestamp) -> Fate {
     let nlink = if seen.kind == FileKind::Directory { 0 } else { seen.nlink.saturating_sub(1) };
     let patch = Patch { nlink: Some(nlink), ..Patch::ctime(now) };
@@ -277,7 +277,7 @@ pub fn parent<V: View + ?Sized>(view: &V, dir: Ino) -> Look<Ino, V> {
 mod tests {
     use super::*;
 
-    /// T2: permission bits are brought into their range, group and bit come from the directory.
+    /// T2: permission bits are masked; group and set-group-id bit are inherited from the directory.
     #[test]
     fn t2_what_is_made_inherits() {
         let (parent, now) = (Ino::ROOT, Timestamp::default());

@@ -1,6 +1,6 @@
 //! Rules of renaming.
 //!
-//! Invariants: as in [`super`]; and Y3 a directory never comes below itself (F1).
+//! Invariants: as in [`super`]; and Y3 a directory is never moved below itself (F1).
 //!
 //! No locks.
 
@@ -11,32 +11,32 @@ use super::{
 use crate::types::{Ino, RenameFlags, Timestamp};
 use forebay_base::ErrorKind;
 
-/// What a rename does.
+/// Result of a rename.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Moved {
-    /// Both names are one inode's.
+    /// Both names denote the same inode: nothing changes.
     Nothing,
-    /// The entry moves.
+    /// The entry is moved.
     Replaced {
-        /// What it denotes.
+        /// The inode that it denotes.
         source: Child,
-        /// What was at the new name, and what becomes of it.
+        /// The inode that was at the new name, and its state now.
         replaced: Option<(Child, Fate)>,
-        /// The directories and what moved.
+        /// Changes of the directories and of the moved inode.
         touched: Vec<(Ino, Patch)>,
     },
-    /// Two entries change places.
+    /// The two entries are exchanged.
     Exchanged {
-        /// What was at the old name.
+        /// The inode that was at the old name.
         source: Child,
-        /// What was at the new name.
+        /// The inode that was at the new name.
         target: Child,
-        /// The directories and what moved.
+        /// Changes of the directories and of the moved inodes.
         touched: Vec<(Ino, Patch)>,
     },
 }
 
-/// Both sides, looked at.
+/// Both names with their inodes.
 #[derive(Clone, Copy)]
 struct Sides<'a> {
     from: At<'a>,
@@ -77,7 +77,8 @@ pub fn rename<V: View + ?Sized>(
     }
 }
 
-/// Whether `ino` is `below` or a directory above it. Ends on a loop, which a damaged tree may have.
+/// Whether `ino` is `below` or an ancestor of it. Ends also on a loop, which a damaged tree may
+/// have.
 fn is_above<V: View + ?Sized>(view: &V, ino: Ino, below: Ino) -> Look<bool, V> {
     let (mut at, mut slow, mut steps) = (below, below, 0u64);
     loop {
@@ -124,7 +125,7 @@ fn check<V: View + ?Sized>(view: &V, sides: Sides<'_>) -> Look<(), V> {
     if from.0 == to.0 {
         return Ok(());
     }
-    // Whether a directory enters the target's parent, and whether one leaves it.
+    // Whether a directory is moved into the target's parent, and whether one is moved out of it.
     let (comes, goes) = (is_dir(source), target.is_some_and(is_dir));
     if exchange && goes && !comes {
         check_links(view, "rename", from.0, inode(view, "rename", from.0)?.nlink)?;
@@ -135,7 +136,7 @@ fn check<V: View + ?Sized>(view: &V, sides: Sides<'_>) -> Look<(), V> {
     }
 }
 
-/// Both directories: so many directories more in each.
+/// Changes of both directories, each with its change of the number of subdirectories.
 fn directories<V: View + ?Sized>(
     view: &V,
     sides: Sides<'_>,

@@ -1,4 +1,4 @@
-//! The rules over a view that has not everything at hand.
+//! Tests of the rules on a view in which some objects are not loaded.
 //!
 //! No locks.
 
@@ -19,7 +19,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// A small tree: `/a/b/c` and the files `/f`, `/g`, of which some is at hand.
+/// A small tree: `/a/b/c` and the files `/f`, `/g`, of which some objects are not loaded.
 struct Partial {
     inodes: BTreeMap<Ino, Seen>,
     entries: BTreeMap<(Ino, &'static str), Child>,
@@ -109,8 +109,8 @@ const ASKED: [Asked; 10] = [
     },
 ];
 
-/// Y1, Y2: asked again each time that something was not at hand, a rule comes to the answer that it
-/// has when all is; and it asks for few things.
+/// Y1, Y2: if each object that was missing is loaded and the rule is called again, it comes to the
+/// same result as with all objects loaded. It asks for few objects.
 #[test]
 fn y1_y2_the_same_answer_in_the_end() {
     for (n, asked) in ASKED.into_iter().enumerate() {
@@ -132,7 +132,7 @@ fn y1_y2_the_same_answer_in_the_end() {
     }
 }
 
-/// A damaged tree may have a loop: whether a directory is above another is answered all the same.
+/// A damaged tree may have a loop; the search for ancestors still ends.
 #[test]
 fn y3_a_loop_has_an_end() {
     let mut view = Partial::new(true);

@@ -1,9 +1,8 @@
-//! The backup: `tar` of ten times the cache into a pipe, over and over, no faster than it is
-//! allowed to be: what reads the pipe keeps the pace, so that no backup is faster than another. It
-//! is ended on drop.
+//! The backup: `tar` of ten times the cache into a pipe, repeatedly. The reader of the pipe limits
+//! the pace, so that all columns have backups of the same rate. The backup is killed on drop.
 //!
-//! Invariant: B1 a backup that fails, or that reads nothing, is an error: a database during it
-//! would be as fast as alone.
+//! Invariant: B1 a backup that fails, or that reads nothing, is an error: the database would be as
+//! fast as without a backup.
 
 use crate::harness::meter::cpu_seconds_with_ended;
 use crate::rivals::server::forebay_binary;
@@ -17,10 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes of a file of what is backed up.
+/// Size of each file that is backed up, bytes.
 const FILE: u64 = 64 << 20;
 
-/// Writes so many bytes below `at`, in files, not zeros.
+/// Writes files of `bytes` bytes in all, without zeros, to the new directory `at`.
 pub fn fill(at: &Path, bytes: u64) -> Result<()> {
     let fail = |e| Error::from_io("fill", e).with_path(at);
     fs::create_dir(at).map_err(fail)?;
@@ -39,7 +38,7 @@ pub fn fill(at: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// How it reads.
+/// How the backup reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
     /// `tar`.
@@ -69,13 +68,13 @@ impl How {
             command.arg(forebay_binary()?);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(said);
-        // A group of its own, so that all of it can be ended.
+        // Its own process group, so that a signal reaches all of its processes.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         Ok(command)
     }
 }
 
-/// A backup that runs.
+/// A running backup.
 pub struct Backup {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<Result<()>>>,
@@ -86,30 +85,30 @@ pub struct Backup {
 struct Shared {
     stop: AtomicBool,
     bytes: AtomicU64,
-    /// CPU of those that have ended, us.
+    /// CPU time of processes that have ended, us.
     cpu_micros: AtomicU64,
 }
 
-/// What a backup has done.
+/// Result of a backup.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Done {
-    /// MB/s.
+    /// Rate, MB/s.
     pub rate: f64,
-    /// CPU seconds of the processes that read.
+    /// CPU seconds of the processes that read the files.
     pub cpu_seconds: f64,
-    /// How long it ran.
+    /// Duration of the backup.
     pub seconds: f64,
 }
 
 impl Backup {
-    /// Starts one of what lies at `what`, at most `pace` bytes a second.
+    /// Starts a backup of the directory `what`, at most `pace` bytes per second.
     pub fn start(how: How, what: &Path, pace: u64, procs: Option<&Path>) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let (own, what, procs) = (shared.clone(), what.to_path_buf(), procs.map(Path::to_path_buf));
         let start = Instant::now();
         let work = move || -> Result<()> {
             while !own.stop.load(Ordering::Relaxed) {
-                // In memory: a pipe without a reader would fill.
+                // Messages go to a memfd, because a pipe without a reader would fill up.
                 let said = rustix::fs::memfd_create("said", rustix::fs::MemfdFlags::CLOEXEC);
                 let said = fs::File::from(said.map_err(|e| Error::from_io("memfd", e.into()))?);
                 let for_it = said.try_clone().map_err(|e| Error::from_io("memfd", e))?;
@@ -130,7 +129,7 @@ impl Backup {
         Ok(Self { shared, thread: Some(thread), start })
     }
 
-    /// Ends it and says what it has done.
+    /// Ends the backup; returns its result.
     pub fn stop(mut self) -> Result<Done> {
         let done = self.end();
         let seconds = self.start.elapsed().as_secs_f64();
@@ -157,27 +156,27 @@ impl Backup {
 
 impl Drop for Backup {
     fn drop(&mut self) {
-        // Who wants to know how it went has stopped it.
+        // A caller that needs the result has called `stop` before.
         let _ended = self.end();
     }
 }
 
 impl Shared {
-    /// Before it is waited for: then its numbers are gone.
+    /// Called before the process is waited for: afterwards /proc has no figures of it.
     fn count_cpu(&self, child: &Child) {
         let micros = group_cpu_seconds(child.id()) * 1e6;
         self.cpu_micros.fetch_add(micros as u64, Ordering::Relaxed);
     }
 }
 
-/// How far one run of it was read.
+/// Output of one run of the command.
 struct Drained {
     bytes: u64,
-    /// To its end; else it was told to stop.
+    /// Whether it was read to its end; otherwise the backup was stopped.
     at_end: bool,
 }
 
-/// Reads what it writes, as fast as it may.
+/// Reads the output of the command, no faster than `pace`.
 fn drain(child: &mut Child, shared: &Shared, pace: u64, start: Instant) -> Result<Drained> {
     let mut out = child.stdout.take().expect("its output is a pipe");
     let (mut part, mut own) = (vec![0_u8; 256 << 10], 0);
@@ -197,7 +196,7 @@ fn drain(child: &mut Child, shared: &Shared, pace: u64, start: Instant) -> Resul
     Ok(Drained { bytes: own, at_end: false })
 }
 
-/// B1: one that was not stopped.
+/// Checks a run that was not stopped (B1).
 fn judge(child: &mut Child, mut said: fs::File, bytes: u64) -> Result<()> {
     let status = child.wait().map_err(|e| Error::from_io("wait", e))?;
     if status.success() && bytes > 0 {
@@ -210,13 +209,13 @@ fn judge(child: &mut Child, mut said: fs::File, bytes: u64) -> Result<()> {
     Err(Error::new(ErrorKind::Io, "backup", format!("{status} after {bytes} bytes: {said}")))
 }
 
-/// Of all processes of a group, and of those of theirs that have ended.
+/// CPU seconds of all processes of a group, with children that have ended.
 fn group_cpu_seconds(group: u32) -> f64 {
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let of = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // After the name in parentheses: state, parent, group.
+        // The fields after the name in parentheses: state, parent, group.
         let rest = stat.rsplit(')').next().unwrap_or_default();
         rest.split_whitespace().nth(2).and_then(|g| g.parse().ok()) == Some(group)
     };
@@ -224,7 +223,8 @@ fn group_cpu_seconds(group: u32) -> f64 {
 }
 
 fn end(child: &mut Child) {
-    // A reader whose pipe has no reader any more ends by itself; what it started, too.
+    // The reader fails once its pipe is closed; SIGTERM also ends the processes that it
+    // started.
     let group = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
     if child.try_wait().is_ok_and(|ended| ended.is_none())
         && let Some(group) = group
@@ -248,8 +248,8 @@ mod tests {
         assert!(what(), "after a minute");
     }
 
-    /// B1. What a backup said went nowhere, and one that failed was started anew: the database
-    /// during it was as fast as alone, and the bar was met.
+    /// B1. The story: the messages of the backup were lost, and a failed backup was started again.
+    /// The database was as fast as alone, and the bar was met.
     #[test]
     fn b1_one_that_fails_is_an_error() {
         for how in [How::Tar, How::Direct] {

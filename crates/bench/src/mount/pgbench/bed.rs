@@ -1,6 +1,6 @@
-//! Where the database and what is backed up lie: XFS on a loop device, or a mount of a volume. Both
-//! hold the same bytes. Each measurement begins with nothing of them cached: what was cached went
-//! with an unmount.
+//! The file system of the database and the files that are backed up: XFS on a loop device, or a
+//! mounted volume. Both hold the same bytes. Each measurement begins with nothing cached, because
+//! an unmount has dropped the caches.
 
 use crate::harness::backing::Backing;
 use crate::rivals::loopdev::{FsKind, LoopFs, Making};
@@ -11,20 +11,20 @@ use std::path::{Path, PathBuf};
 
 /// XFS on a loop device, or a mount.
 pub enum Bed {
-    /// At its best: direct, sectors of 4 KiB.
+    /// Configured at its best: direct, sectors of 4 KiB.
     Xfs(LoopFs),
-    /// Ours.
+    /// A volume of Forebay.
     Forebay(Mounted),
 }
 
 impl Bed {
-    /// XFS on a file of so many bytes.
+    /// XFS on a file of `size` bytes.
     pub fn xfs(dir: &Path, size: u64) -> Result<Self> {
         let how = Making::best(Backing::Sparse);
         Ok(Self::Xfs(LoopFs::with(dir, "pgbench", size.max(320 << 20), FsKind::Xfs, &how)?))
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> PathBuf {
         match self {
             Self::Xfs(fs) => fs.path(),
@@ -32,7 +32,7 @@ impl Bed {
         }
     }
 
-    /// Begins anew with nothing cached.
+    /// Mounts it again, with nothing cached.
     pub fn remount(&self) -> Result<()> {
         match self {
             Self::Xfs(fs) => {

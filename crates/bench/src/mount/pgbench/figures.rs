@@ -1,40 +1,39 @@
-//! What pgbench says, second by second and transaction by transaction, and a picture of it in lines
-//! of text.
+//! pgbench's output, by second and by transaction, and a plot of it in lines of text.
 
 use crate::report::model::quantile;
 use std::path::Path;
 
-/// Shades of a picture, from nothing to the most.
+/// Shades of a plot, from 0 to the maximum.
 const SHADES: &[u8] = b" .:-=+*#%@";
 
-/// A run of pgbench: alone for a time, then during the backup.
+/// A run of pgbench: alone for some time, then during the backup.
 #[derive(Debug, Clone, Default)]
 pub struct Run {
     /// Transactions in each second, in order.
     pub tps: Vec<f64>,
-    /// Of how many of these it was alone.
+    /// Number of these seconds before the backup.
     pub alone: usize,
-    /// Latencies of the time alone and of the backup, us.
+    /// Latencies before and during the backup, us.
     pub latencies: [Vec<f64>; 2],
 }
 
 impl Run {
-    /// Median of a second's transactions, alone or during the backup. The second in which the
-    /// backup began is neither.
+    /// Median of the transactions per second, before or during the backup. The second in which the
+    /// backup began counts to neither.
     pub fn median_tps(&self, beside: bool) -> f64 {
         let (alone, rest) = self.tps.split_at(self.alone.min(self.tps.len()));
         let of = if beside { rest.get(1..).unwrap_or_default() } else { alone };
-        // Of a run that is too short for that, what there is.
+        // If the run is too short for that, all seconds of the backup count.
         quantile(if of.is_empty() { rest } else { of }, 0.5)
     }
 
-    /// 99 % of the transactions took less, us; NaN without any.
+    /// 99th percentile of the latency, us; NaN if there are no transactions.
     pub fn p99(&self, beside: bool) -> f64 {
         quantile(&self.latencies[usize::from(beside)], 0.99)
     }
 }
 
-/// Transactions by second, from the lines `progress: 3.0 s, 41.2 tps, ...`.
+/// Transactions per second, from lines such as `progress: 3.0 s, 41.2 tps, ...`.
 pub fn progress(text: &str) -> Vec<f64> {
     let line = |line: &str| {
         let mut parts = line.strip_prefix("progress: ")?.split(", ");
@@ -44,8 +43,8 @@ pub fn progress(text: &str) -> Vec<f64> {
     text.lines().filter_map(line).collect()
 }
 
-/// Latencies, us, from the moment `from` on until `beside`, and from then on (seconds since the
-/// epoch), of logs whose names begin so; they are removed.
+/// Latencies (us) from the time `from` until the start of the backup, and after it (seconds since
+/// the epoch). They are read from the logs whose names begin with `prefix`, which are removed.
 pub fn latencies(prefix: &Path, (from, beside): (f64, f64)) -> [Vec<f64>; 2] {
     let mut found = [Vec::new(), Vec::new()];
     let (Some(folder), Some(name)) = (prefix.parent(), prefix.file_name()) else { return found };
@@ -64,8 +63,8 @@ pub fn latencies(prefix: &Path, (from, beside): (f64, f64)) -> [Vec<f64>; 2] {
     found
 }
 
-/// When each transaction of a log ended, seconds since the epoch, and how long it took, us: the
-/// fields `client number time script epoch us`.
+/// End of each transaction of a log (seconds since the epoch), and its latency (us), from lines
+/// with the fields `client number time script epoch us`.
 fn logged(text: &str) -> impl Iterator<Item = (f64, f64)> {
     text.lines().filter_map(|line| {
         let fields: Vec<f64> = line.split(' ').filter_map(|f| f.parse().ok()).collect();
@@ -73,8 +72,8 @@ fn logged(text: &str) -> impl Iterator<Item = (f64, f64)> {
     })
 }
 
-/// Lines of text with the transactions by second of each run, on one scale; `|` is where the backup
-/// begins.
+/// A plot of the transactions per second of each run, all on one scale; `|` marks the start of the
+/// backup.
 pub fn picture(title: &str, runs: &[(String, Run)]) -> Vec<String> {
     let top = runs.iter().flat_map(|(_, run)| run.tps.iter().copied()).fold(0.0, f64::max);
     if top <= 0.0 {
@@ -83,7 +82,7 @@ pub fn picture(title: &str, runs: &[(String, Run)]) -> Vec<String> {
     let name = runs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let shade = |tps: &f64| {
         let at = (tps / top * (SHADES.len() - 1) as f64).round() as usize;
-        // Three of a kind for a second, so that it can be seen.
+        // Three characters for each second, so that a shade can be recognized.
         char::from(SHADES[at.min(SHADES.len() - 1)]).to_string().repeat(3)
     };
     let mut lines = vec![format!("{title}, `@@@` is {top:.0} transactions in a second:")];
@@ -115,7 +114,7 @@ mod tests {
         assert_eq!(read, [(1_700_000_000.5, 250.0), (1_700_000_001.0, 900.0)]);
     }
 
-    /// N5: the moment `from` is a second after the start.
+    /// N5: `from` is one second after the start.
     #[test]
     fn logs_are_cut_where_the_backup_began_and_removed() {
         let dir = std::env::temp_dir().join(format!("forebay-pgbench-{}", std::process::id()));

@@ -1,6 +1,6 @@
-//! PostgreSQL: a cluster on a bed, its server for one measurement, and pgbench on it. The server
-//! runs as a user of no rights, listens on a Unix socket in a folder of its own, and is ended on
-//! drop. It syncs what it commits, everywhere alike.
+//! PostgreSQL: a cluster on a bed, a server for one measurement, and pgbench. The server runs as an
+//! unprivileged user, listens on a Unix socket in its own directory, and is ended on drop. Its
+//! commits are durable in all columns.
 
 use crate::harness::meter::cpu_seconds_with_ended;
 use crate::report::lack::not_installed;
@@ -13,14 +13,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The user that the server runs as; the Debian package makes it.
+/// The user of the server, which the Debian package creates.
 const USER: &str = "postgres";
-/// What differs from the defaults. Small buffers of its own: the cache below is what is measured.
+/// Settings that differ from the defaults. The server's own buffers are small, because the cache
+/// below is measured.
 const SETTINGS: &str = "listen_addresses = ''\nmax_connections = 20\n\
     autovacuum = off\ncheckpoint_timeout = 1h\nmax_wal_size = 2GB\nmin_wal_size = 160MB\n\
     fsync = on\nsynchronous_commit = on\nhuge_pages = off\nlogging_collector = off\n";
 
-/// Folder of the newest server that is installed.
+/// Directory of the newest server that is installed.
 pub fn binaries() -> Result<PathBuf> {
     let mut found: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
@@ -47,22 +48,22 @@ fn give(path: &Path) -> Result<()> {
     call("chown", &["-R".as_ref(), owner.as_ref(), path.as_os_str()]).map(drop)
 }
 
-/// A server that runs.
+/// A running server.
 pub struct Server {
     bin: PathBuf,
     sockets: PathBuf,
     child: Child,
 }
 
-/// Where it can be reached, for pgbench.
+/// The server's socket, for pgbench and psql.
 #[derive(Clone)]
 pub struct Address {
     bin: PathBuf,
     sockets: PathBuf,
 }
 
-/// Makes a cluster in `data` with the tables of pgbench, `scale` times 15 MB, and so many MiB of
-/// buffers of its own. Checksums are on.
+/// Makes a cluster in `data` with the tables of pgbench (`scale` times 15 MB), checksums, and
+/// buffers of the given size in MiB.
 pub fn make(
     bin: &Path,
     data: &Path,
@@ -89,8 +90,8 @@ pub fn make(
 }
 
 impl Server {
-    /// Starts it on a cluster, in a memory cgroup from its first instruction on if `procs` names
-    /// one.
+    /// Starts it on a cluster. If `procs` names a cgroup's file, the server joins that cgroup
+    /// before its first instruction.
     pub fn start(bin: &Path, data: &Path, sockets: &Path, procs: Option<&Path>) -> Result<Self> {
         fs::create_dir_all(sockets).map_err(|e| Error::from_io("make", e).with_path(sockets))?;
         give(sockets)?;
@@ -127,12 +128,12 @@ impl Server {
         }
     }
 
-    /// For pgbench and psql.
+    /// The address for pgbench and psql.
     pub fn address(&self) -> Address {
         Address { bin: self.bin.clone(), sockets: self.sockets.clone() }
     }
 
-    /// The server and what it has started.
+    /// The pids of the server and its child processes.
     fn processes(&self) -> Vec<u32> {
         let own = self.child.id();
         let of = |pid: &u32| {
@@ -145,13 +146,13 @@ impl Server {
         std::iter::once(own).chain(all.filter(of)).collect()
     }
 
-    /// CPU seconds of all its processes, those included that have ended.
+    /// CPU seconds of all its processes, with ended ones.
     pub fn cpu_seconds(&self) -> f64 {
         self.processes().into_iter().filter_map(cpu_seconds_with_ended).sum()
     }
 
-    /// Memory of its own, bytes: what is private to each process, and all that they share once,
-    /// whether it was touched yet or not.
+    /// Memory of the server, bytes: private memory of each process, and shared memory once, in full
+    /// size.
     pub fn own_bytes(&self) -> u64 {
         let (mut private, mut touched) = (0, 0);
         for pid in self.processes() {
@@ -179,8 +180,7 @@ impl Server {
     }
 }
 
-/// Bytes of the mappings that a process shares with others and that no file is below of: shared
-/// buffers and what goes with them.
+/// Bytes of the anonymous shared mappings of a process: shared buffers and related structures.
 fn shared_bytes(maps: &str) -> u64 {
     let bytes = |line: &str| {
         let mut parts = line.split_whitespace();
@@ -198,7 +198,7 @@ fn shared_bytes(maps: &str) -> u64 {
 impl Drop for Server {
     fn drop(&mut self) {
         let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
-        // Fast: clients are cut off, a checkpoint is written.
+        // Fast shutdown: disconnects the clients and writes a checkpoint.
         let asked = pid.is_some_and(|pid| {
             rustix::process::kill_process(pid, rustix::process::Signal::INT).is_ok()
         });
@@ -215,7 +215,7 @@ impl Drop for Server {
 }
 
 impl Address {
-    /// A client of the server, run to its end.
+    /// Runs a client program to its end; returns its output.
     pub fn client(&self, program: &str, args: &[&str]) -> Result<String> {
         let host = self.sockets.as_os_str();
         let mut all = vec!["-h".as_ref(), host, "-U".as_ref(), USER.as_ref()];
@@ -229,7 +229,7 @@ impl Address {
         call(self.bin.join(program), &all)
     }
 
-    /// pgbench for so many seconds, started.
+    /// Starts pgbench for `seconds`.
     pub fn load(&self, kind: Load, seconds: u64, logs: &Path) -> Result<Child> {
         let mut command = Command::new(self.bin.join("pgbench"));
         command.arg("-h").arg(&self.sockets).args(["-U", USER, "-n", "-P", "1"]);
@@ -244,17 +244,17 @@ impl Address {
     }
 }
 
-/// What pgbench does.
+/// Load of pgbench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
-    /// One row by its key.
+    /// Selects one row by its key.
     Select,
     /// The TPC-B-like transaction, committed durably.
     Tpcb,
 }
 
 impl Load {
-    /// As the rows are called.
+    /// The name of the load in rows.
     pub fn name(self) -> &'static str {
         match self {
             Self::Select => "select",
@@ -267,8 +267,9 @@ impl Load {
 mod tests {
     use super::*;
 
-    /// The limit of XFS's cgroup was set after pgbench's clients had gone, by what processes that
-    /// were left had touched of the shared buffers.
+    /// The story: the limit of XFS's cgroup was set after pgbench's clients had ended. It was
+    /// computed from the part of the shared buffers that the remaining processes had touched, so it
+    /// was too small.
     #[test]
     fn shared_buffers_count_in_full() {
         let maps = "\

@@ -1,7 +1,7 @@
-//! The process of the empty server: threads that read requests and answer each at once.
+//! The process of the empty server: its threads read requests and answer each at once.
 //!
-//! Lock: the tree's, held for a look at it; reads and writes of content that do not make a file
-//! longer take it for reading at most.
+//! Lock: the tree's, held for one access; reads, and writes that do not extend the file, take it
+//! shared at most.
 
 use super::tree::Tree;
 use forebay_base::buf::AlignedBuf;
@@ -19,11 +19,11 @@ use std::path::Path;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-/// How long the kernel may keep what it is told.
+/// How long the kernel may cache replies.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const VALID: Valid = Valid { entry: DAY, attr: DAY };
-/// Requests of its own accord that the kernel may have under way: as many as ours allows with a
-/// large cache.
+/// Most requests of the kernel's own in progress at a time: as many as Forebay permits with a large
+/// cache.
 const BACKGROUND: u16 = 64;
 const BLOCK_BYTES: u32 = 4096;
 const ENOENT: i32 = 2;
@@ -32,13 +32,13 @@ const EEXIST: i32 = 17;
 const ENODATA: i32 = 61;
 const EOPNOTSUPP: i32 = 95;
 
-/// What is answered.
+/// The answer to a request.
 enum Answer {
     Errno(i32),
     Body(Body),
-    /// So many bytes of whatever.
+    /// So many bytes of arbitrary content.
     Data(usize),
-    /// Nothing.
+    /// No answer.
     Silence,
 }
 
@@ -47,7 +47,7 @@ struct Server {
     content: AlignedBuf,
 }
 
-/// The work of the process: `DIR block|plain`. Returns the exit code.
+/// The main function of the process; arguments `DIR block|plain`. Returns the exit code.
 pub fn serve(args: &[String]) -> u8 {
     let [dir, via] = args else { return 2 };
     let options =
@@ -67,13 +67,13 @@ pub fn serve(args: &[String]) -> u8 {
             println!("{said}");
             let _told = std::io::stdout().flush();
         }
-        // The threads end with the connection.
+        // The unmount ends the connection, and with it the threads.
         let _gone = mount::unmount(Path::new(dir), true);
     });
     0
 }
 
-/// Mounts it, and starts as many threads as ours has.
+/// Mounts it, and starts as many threads as Forebay's daemon.
 fn begin<'scope>(
     server: &'scope Server,
     scope: &'scope std::thread::Scope<'scope, '_>,
@@ -133,7 +133,7 @@ impl Server {
             Answer::Silence => true,
         };
         if header.opcode == opcode::INIT {
-            // The first one counts; no caller waits for a second.
+            // The first `INIT` counts; the channel may have no receiver after that.
             let _told = ready.send(());
         }
     }
@@ -178,8 +178,8 @@ impl Server {
                 body.statfs_out(&room());
                 Answer::Body(body)
             }
-            // As ours: `ls` asks for the lists and the label of one file, and then for none of that
-            // mount.
+            // As Forebay's daemon answers: `ls` asks for ACLs and the label of one file, and then
+            // for none of that mount.
             Op::GetXattr { name, .. }
                 if name.starts_with(b"system.") || *name == b"security.selinux" =>
             {
@@ -230,7 +230,7 @@ impl Server {
         self.getattr(node)
     }
 
-    /// A directory, or a file that is opened.
+    /// Creates a directory, or a file that is then opened.
     fn make(
         &self,
         dir: u64,
@@ -297,7 +297,7 @@ fn opened(flags: FOpen) -> Answer {
     Answer::Body(body)
 }
 
-/// Room without end, as far as anybody asks.
+/// Practically unlimited free space.
 fn room() -> StatFs {
     let blocks = 1 << 30;
     StatFs {

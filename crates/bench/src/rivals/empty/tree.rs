@@ -1,16 +1,16 @@
-//! Names in memory: the least that makes creating, looking up, listing and removing true.
+//! Names in memory: the minimum with which creation, lookup, listing and removal work.
 //!
-//! Lock: none here; who serves has one around all of it.
+//! Lock: none here; the server holds one around each call.
 
 use forebay_vfs::{Attr, FileKind, Ino, Timestamp};
 use std::collections::HashMap;
 
-/// What a directory has.
+/// The entries of a directory.
 #[derive(Default)]
 struct Directory {
-    /// Place in the list, by name.
+    /// Position in `list`, by name.
     places: HashMap<Box<[u8]>, usize>,
-    /// In order of making; what is removed leaves a hole, so that places stay.
+    /// Entries in order of creation; a removed one leaves a hole, so that positions remain valid.
     list: Vec<Option<(Box<[u8]>, u64)>>,
 }
 
@@ -20,12 +20,12 @@ struct Node {
     directory: Option<Directory>,
 }
 
-/// All of it. Nodes are numbered from 1, the root, and never given again.
+/// All nodes. They are numbered from 1, the root; numbers are not reused.
 pub struct Tree {
     nodes: Vec<Node>,
 }
 
-/// An entry of a listing: name, node, and where the next one is.
+/// An entry of a listing: name, node, and the position of the next one.
 pub struct Entry<'a> {
     pub name: &'a [u8],
     pub node: u64,
@@ -55,7 +55,7 @@ impl Tree {
         directory.list[*place].as_ref().map(|entry| entry.1)
     }
 
-    /// Makes a name and its node.
+    /// Creates a name and its node.
     pub fn make(&mut self, dir: u64, name: &[u8], perm: u16, directory: bool) -> Option<u64> {
         let node = self.nodes.len() as u64 + 1;
         let within = self.node_mut(dir)?.directory.as_mut()?;
@@ -69,7 +69,7 @@ impl Tree {
         Some(node)
     }
 
-    /// Removes a name. False: there is none.
+    /// Removes a name. False: it does not exist.
     pub fn remove(&mut self, dir: u64, name: &[u8]) -> bool {
         let within = self.node_mut(dir).and_then(|node| node.directory.as_mut());
         let Some(within) = within else { return false };
@@ -81,19 +81,19 @@ impl Tree {
         true
     }
 
-    /// Bytes of a file.
+    /// Size of a file, bytes.
     pub fn size(&self, node: u64) -> u64 {
         self.node(node).map_or(0, |node| node.size)
     }
 
-    /// Sets them.
+    /// Sets the size of a file.
     pub fn set_size(&mut self, node: u64, size: u64) {
         if let Some(node) = self.node_mut(node) {
             node.size = size;
         }
     }
 
-    /// Attributes.
+    /// Attributes of a node.
     pub fn attr(&self, node: u64) -> Option<Attr> {
         let found = self.node(node)?;
         let time = Timestamp::new(1_000_000_000, 0);
@@ -116,7 +116,7 @@ impl Tree {
         })
     }
 
-    /// What a directory lists from a place on.
+    /// The entries of a directory from a position on.
     pub fn list(&self, dir: u64, from: u64) -> impl Iterator<Item = Entry<'_>> {
         let list = self.node(dir).and_then(|node| node.directory.as_ref());
         let all = list.map_or(&[][..], |directory| &directory.list);
@@ -132,7 +132,7 @@ impl Tree {
 mod tests {
     use super::*;
 
-    /// E2: what was made is found and listed, from any place on; what was removed is not.
+    /// E2: created names are found and listed from any position on; removed names are not.
     #[test]
     fn e2_names_are_true() {
         let mut tree = Tree::default();

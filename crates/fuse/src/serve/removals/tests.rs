@@ -1,4 +1,4 @@
-//! Tests of [`super`]: requests of a kernel whose view of a name is old.
+//! Tests of [`super`]: requests from a kernel whose look-up of a name is stale.
 
 use super::*;
 use crate::options::Options;
@@ -14,7 +14,7 @@ use std::task::{Context, Waker};
 
 const ENOENT: i32 = 2;
 const ESTALE: i32 = 116;
-/// The user who asks, another one, and the owner of the directory.
+/// The calling user, another user, and the owner of the directory.
 const USER: u32 = 1000;
 const OTHER: u32 = 1001;
 const OWNER: u32 = 1002;
@@ -23,8 +23,8 @@ fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// A mount whose kernel takes no notices, and the library's view of its file system. The root
-/// directory has the sticky bit; so has `d`, a directory in it.
+/// A mount whose kernel never receives its notices, and the library's access to the same file
+/// system. The root directory and the directory `d` in it have the sticky bit.
 struct Mounted {
     core: Arc<Core>,
     library: NotifyingFs,
@@ -46,7 +46,7 @@ impl Mounted {
         Self { core, library, dir }
     }
 
-    /// Puts an inode of that user at a name of the root directory, as the mount does.
+    /// Creates an inode owned by `uid` in the root directory, as a request of the mount would.
     fn put(&self, text: &str, kind: FileKind, uid: u32) -> Ino {
         let new = NewInode { uid, ..NewInode::of(kind, 0o600) };
         let made = match kind {
@@ -56,7 +56,7 @@ impl Mounted {
         made.unwrap().ino
     }
 
-    /// The library moves `from` to `to`. The change is made; its notice waits for the kernel.
+    /// The library renames `from` to `to`. The change is done; its notice waits for the kernel.
     fn library_moves(&self, from: &str, to: &str) {
         let (root, none) = (Ino::ROOT, RenameFlags::empty());
         let mut moving = self.library.rename(root, name(from), root, name(to), none);
@@ -72,7 +72,7 @@ impl Mounted {
         block_on(self.core.fs.lookup(Ino::ROOT, name(text))).unwrap().uid
     }
 
-    /// A request of the kernel on the root directory: its errno.
+    /// Sends a request on the root directory; returns its errno.
     fn ask(&self, code: u32, uid: u32, args: &[u8]) -> i32 {
         let message = message(code, uid, args);
         match block_on(self.core.clone().serve(Work::Other(message))).answer {
@@ -98,7 +98,7 @@ fn rename_args(from: &str, (dir, to): (Ino, &str), flags: RenameFlags) -> Vec<u8
     args
 }
 
-/// A request on the root directory.
+/// The message of a request on the root directory.
 fn message(code: u32, uid: u32, args: &[u8]) -> Vec<u8> {
     let mut message = vec![0; 40];
     message[..4].copy_from_slice(&(40 + args.len() as u32).to_le_bytes());
@@ -113,8 +113,8 @@ fn is_pending<T>(future: &mut BoxFuture<'_, T>) -> bool {
     future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
-/// R4: the kernel looked up a file of the caller's in a directory with the sticky bit. The library
-/// put another user's file there; the daemon removed that one, which the caller may not.
+/// R4. The story: the kernel looked up the caller's file in a directory with the sticky bit. The
+/// library put another user's file there, and the daemon removed that file without permission.
 #[test]
 fn removal_of_a_name_that_the_library_replaced_answers_estale() {
     let all = Mounted::new();
@@ -137,7 +137,7 @@ fn removal_of_a_name_that_the_library_replaced_answers_estale() {
         assert_eq!(all.uid_at(text), OTHER, "{text} is there");
     }
     assert_eq!(all.uid_at("own"), USER);
-    // What the caller may remove whatever the kernel has looked up.
+    // Removals that are permitted, whatever the kernel has looked up.
     assert_eq!(all.unlink(OTHER, "f"), 0, "its own file");
     assert_eq!(all.unlink(OWNER, "from"), 0, "in its own directory");
     let plain = SetAttr { perm: Some(0o777), ..SetAttr::default() };
@@ -145,8 +145,8 @@ fn removal_of_a_name_that_the_library_replaced_answers_estale() {
     assert_eq!(all.unlink(USER, "one"), 0, "in a directory without the bit");
 }
 
-/// R4: a directory that gets another parent must be one into which the caller may write. The kernel
-/// checks that; in a directory without the sticky bit, too.
+/// R4: to move a directory into another parent the caller needs write permission on the directory
+/// itself. The kernel checks that also in a directory without the sticky bit.
 #[test]
 fn move_of_a_directory_that_the_library_put_there_answers_estale() {
     let all = Mounted::new();
@@ -166,8 +166,8 @@ fn move_of_a_directory_that_the_library_put_there_answers_estale() {
     }
 }
 
-/// R4: the kernel has taken the notice and knows what it asks for; its checks count. A privileged
-/// caller, which the daemon cannot tell from another, may remove any file.
+/// R4: the kernel has received the notice, so its permission checks are up to date. The daemon
+/// carries the removal out also for a privileged caller, whom it could not tell from another user.
 #[test]
 fn removal_after_the_kernel_took_the_notice_is_carried_out() {
     let all = Mounted::new();
@@ -179,8 +179,8 @@ fn removal_after_the_kernel_took_the_notice_is_carried_out() {
     assert!(all.core.removals.counts.lock().is_empty(), "nothing is kept of a name");
 }
 
-/// R5: the daemon has found that the caller may remove what is there; then the library put another
-/// user's file there, before the removal.
+/// R5. The story: the daemon had found that the caller may remove the present inode. Before the
+/// removal the library put another user's file there.
 #[test]
 fn change_by_the_library_waits_for_a_removal_under_way() {
     let all = Mounted::new();
@@ -202,8 +202,8 @@ fn change_by_the_library_waits_for_a_removal_under_way() {
     assert!(all.core.removals.counts.lock().is_empty(), "nothing is kept of a name");
 }
 
-/// R4: `request_timeout=` answered a RENAME by EIO, and its operation went on. The kernel then held
-/// the lock of the directory no longer, and still knew the caller's file at the name.
+/// R4: `request_timeout=` answered a RENAME with EIO, and its operation went on. The kernel had
+/// released the lock of the directory, and still knew the caller's file by the old name.
 #[test]
 fn removal_of_a_name_that_a_late_operation_replaces_answers_estale() {
     let all = Mounted::new();

@@ -1,6 +1,6 @@
-//! Sessions with files that take their time.
+//! Tests of sessions with files whose operations are delayed.
 //!
-//! Locks: those of a test's own gate, leaves.
+//! Locks: those of a test's gate, leaves.
 
 use super::{Kernel, Reply, end, start_as};
 use crate::handles::{Caching, Handle};
@@ -20,17 +20,17 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// What a sync of [`Slow`] does before it ends.
+/// How a sync of [`Slow`] behaves before it ends.
 #[derive(Clone, Copy)]
 enum Slowness {
-    /// Its thread waits, for the gate.
+    /// It blocks its thread until the gate is open.
     Blocks,
-    /// It is pending, until the gate is open.
+    /// The operation's future is pending until the gate is open.
     Pends,
     Panics,
 }
 
-/// Opened once, for all who wait.
+/// Releases all waiting operations when it is opened, once.
 #[derive(Default)]
 struct Gate {
     open: Mutex<bool>,
@@ -46,7 +46,7 @@ impl Gate {
     }
 }
 
-/// A file that takes its time, and knows which threads it was asked by.
+/// A file whose operations are delayed, and which records the threads that called it.
 struct Slow {
     how: Slowness,
     gate: Arc<Gate>,
@@ -124,7 +124,7 @@ impl OpenFile for Slow {
     }
 }
 
-/// A session with files that take their time.
+/// A session with such files.
 struct SlowFiles {
     kernel: Kernel,
     session: Session,
@@ -158,7 +158,7 @@ impl SlowFiles {
         self.kernel.send(opcode::FSYNC, unique, 7, &args);
     }
 
-    /// A read of 16 bytes.
+    /// Sends a read of 16 bytes and returns its reply.
     fn read(&self, fh: u64) -> Reply {
         let args = [&fh.to_le_bytes()[..], &[0; 8], &16_u32.to_le_bytes(), &[0; 20]].concat();
         self.kernel.ask(opcode::READ, 7, &args)
@@ -176,8 +176,8 @@ impl SlowFiles {
     }
 }
 
-/// Y1, Y2, Y3, X1: syncs whose threads wait hold up nobody else, however many there are; one that
-/// panics is answered, once.
+/// Y1, Y2, Y3, X1: any number of syncs whose threads block delay no other request; a sync that
+/// panics is answered once.
 #[test]
 fn y1_y2_y3_syncs_that_wait_hold_up_nobody_else() {
     for readers in [1, 2, 5] {
@@ -204,16 +204,15 @@ fn y1_y2_y3_syncs_that_wait_hold_up_nobody_else() {
     }
 }
 
-/// Each sync had a thread for as long as it waited for others, so that sixteen clients that sync
-/// had sixteen threads woken for each group that was made durable together; now those wait without
-/// one.
+/// The story: each sync kept a thread while it waited for a group commit, so sixteen clients woke
+/// sixteen threads for each group. Such a sync now waits without a thread.
 #[test]
 fn syncs_that_wait_for_others_have_no_thread() {
     let all = SlowFiles::new(2);
     let (pends, panics) = (all.open(Slowness::Pends), all.open(Slowness::Panics));
     let mut waiting: BTreeSet<u64> = (1..=100).collect();
     waiting.iter().for_each(|unique| all.sync(*unique, pends));
-    // There is a thread for others, whoever takes it.
+    // A sync thread is free for the next sync.
     all.sync(200, panics);
     assert_eq!(all.kernel.reply(), (200, (5, Vec::new())));
     all.gate.open();
@@ -224,9 +223,9 @@ fn syncs_that_wait_for_others_have_no_thread() {
     all.end();
 }
 
-/// A sync, and a read or write that had to wait for a device, went to another thread, and the
-/// answer of a read by a third one, also where nobody else had anything to ask; now the thread that
-/// has read the request does it all, if another one listens (X2).
+/// The story: a sync, and a read or write that had to wait for a device, was handed to another
+/// thread. A third thread sent the answer, even if no other request was waiting. Now the thread
+/// that has read the request carries it out if another one listens (X2).
 #[test]
 fn x2_what_has_to_wait_is_done_where_it_was_read() {
     let all = SlowFiles::new(2);
@@ -245,13 +244,14 @@ fn x2_what_has_to_wait_is_done_where_it_was_read() {
         assert_eq!(all.write(file, b"abc"), (0, vec![3, 0, 0, 0, 0, 0, 0, 0]));
         others += u32::from(by_readers());
     }
-    // Now and then the other one is just coming back from its answer.
+    // From time to time the other thread is still sending its answer, so a few requests are handed
+    // over.
     assert!(syncs > 0, "no sync was done by a reader thread");
     assert!(others > 0, "no read and write was");
     all.end();
 }
 
-/// With a deadline that is over soon, and not so soon that a loaded machine misses it by chance.
+/// A session with a deadline that passes soon, but that a loaded machine does not miss by chance.
 fn with_deadline() -> SlowFiles {
     let request_timeout = Some(Duration::from_millis(400));
     let request_bytes = 1 << 20;
@@ -263,16 +263,15 @@ fn with_deadline() -> SlowFiles {
     })
 }
 
-/// Asks until the answer is in time. On a loaded machine an answer that needs no device may take
-/// longer than the deadline of these tests, and is EIO then; one that waits for the device always
-/// is.
+/// Repeats a request until it is answered in time. On a loaded machine a request without device I/O
+/// may exceed the deadline and get EIO; one that waits for the device always does.
 fn answers_without_device(all: &SlowFiles) -> bool {
     (0..100).any(|_| all.kernel.ask(opcode::STATFS, 1, &[]).0 == 0)
 }
 
-/// deadlines.T1: a device that did not answer held up each caller for ever. With `request_timeout`
-/// the callers get EIO, also those that come when there is no more memory for requests. The answers
-/// of late operations are dropped.
+/// deadlines.T1. The story: each program waited for ever for a device that did not answer. With
+/// `request_timeout` programs get EIO, also for requests that arrive when the memory for requests
+/// is used up. The answers of late operations are dropped.
 #[test]
 fn stuck_device_with_request_timeout_ends_each_request_with_eio_once() {
     let all = with_deadline();
@@ -304,7 +303,7 @@ fn stuck_device_with_request_timeout_ends_each_request_with_eio_once() {
     while all.session.shared.device.deadlines.late_count() > 0 {
         std::thread::yield_now();
     }
-    // A dropped answer would come before one of these.
+    // A late answer would arrive before one of these.
     for unique in 200..300 {
         all.kernel.send(opcode::STATFS, unique, 1, &[]);
         assert_eq!(all.kernel.reply().0, unique, "no second answer");
@@ -312,7 +311,7 @@ fn stuck_device_with_request_timeout_ends_each_request_with_eio_once() {
     all.end();
 }
 
-/// deadlines.T2: the kernel took the operation for failed, and kept what it had cached.
+/// deadlines.T2: the kernel took the operation for failed, and kept its caches.
 #[test]
 fn operation_that_ends_after_its_eio_is_reported_stale() {
     const NOTIFY_INVAL_INODE: i32 = -2;
@@ -330,8 +329,8 @@ fn operation_that_ends_after_its_eio_is_reported_stale() {
     all.end();
 }
 
-/// deadlines.T3: a session without the option has no thread for deadlines and notes no request. One
-/// that is dropped ends that thread.
+/// deadlines.T3: a session without the option has no thread for deadlines and records no request.
+/// Dropping a session with the option ends that thread.
 #[test]
 fn deadline_thread_keeps_no_session() {
     let without = SlowFiles::new(2);
@@ -350,7 +349,7 @@ fn deadline_thread_keeps_no_session() {
     }
 }
 
-/// Y4: what is woken when nobody is to sync any more is answered all the same.
+/// Y4: a sync that is woken after the threads were told to end is answered all the same.
 #[test]
 fn y4_what_is_woken_late_is_answered() {
     let all = SlowFiles::new(1);

@@ -1,20 +1,20 @@
-//! What later records say of the end of the log.
+//! The search for later records that show whether the log really ends where the walk stopped.
 //!
 //! Each record names the last record that was flushed when it was laid out (`durable_through`). A
-//! record that lies behind the end of the log is not applied, for one before it is missing, but
-//! what it says still holds: the record at the end was durable, so the log is damaged, or records
-//! before it were, so their data counts as it is.
+//! record after the end of the log is not applied, because one before it is missing. But its
+//! statement still holds. Either the record at the end was durable, so the log is damaged. Or
+//! earlier records were durable, so they are applied whatever their data is like.
 //!
-//! Invariants: R19 the search covers the [`SCAN_BYTES`] behind the head, behind the headers of the
-//! next [`SEGMENTS_MAX`] segments of the log, in the segment that the log names as its next one
-//! though it has no valid header, and in each segment whose header cannot be read. R20 a record
-//! counts as evidence only if it is valid at its place, and of the head's generation or a younger
-//! one: what an earlier life wrote behind its own end says nothing. R25 what cannot be read is
-//! passed over unit by unit, and reported; after [`UNREAD_MAX`] units the search ends, and the
-//! device is what is wrong: the volume opens for reading only. R26 the search checksums at most
-//! [`SUMS_PER_BYTE`] times what it reads, whatever looks like records there: content of users may.
+//! Invariants: R19 the search covers [`SCAN_BYTES`] in each of these places: behind the head;
+//! behind the headers of the next [`SEGMENTS_MAX`] log segments; in the segment that the log names
+//! as the next one, although it has no valid header; in each segment whose header cannot be read.
+//! R20 a record is evidence only if it is valid at its place, and has the head's generation or a
+//! younger one. What an earlier generation wrote behind its end proves nothing. R25 the search
+//! skips and reports each unit that cannot be read. After [`UNREAD_MAX`] units it ends: the device
+//! is faulty, and the volume opens read-only. R26 the search checksums at most [`SUMS_PER_BYTE`]
+//! times the bytes that it reads. Content of users may contain bytes that look like records.
 //!
-//! No locks: recovery has the volume to itself.
+//! No locks: during recovery nothing else uses the volume.
 
 use super::walk::Walk;
 use crate::btree::store::is_unreadable;
@@ -25,42 +25,43 @@ use forebay_base::units::{round_down, round_up};
 use forebay_base::{Error, ErrorKind, Result};
 use std::ops::Range;
 
-/// Bytes of a region read at a time.
+/// Bytes that the search reads at a time.
 const READ_BYTES: u64 = 128 << 10;
-/// How far the search goes in each segment: groups of a MiB, and what may be written ahead of a
-/// flush, several times over.
+/// How many bytes the search covers in each segment. The writer may write a few groups of 1 MiB
+/// before a flush; this is several times as much.
 const SCAN_BYTES: u64 = 8 << 20;
-/// Later segments that the search covers. What was not flushed is 3 MiB (L6), 48 of the smallest
-/// segments.
+/// How many later segments the search covers. At most 3 MiB are not flushed (L6), which is 48 of
+/// the smallest segments.
 const SEGMENTS_MAX: usize = 256;
-/// Units of the device that the search passes over because they cannot be read.
+/// How many unreadable units of the device the search skips before it ends.
 const UNREAD_MAX: u32 = 64;
 
-/// Bytes that the search checksums for each byte that it reads. Records do not overlap, so those
-/// that are valid take one.
+/// The number of bytes that the search may checksum per byte that it reads. Records do not overlap,
+/// so valid ones need only one.
 const SUMS_PER_BYTE: u64 = 4;
 
-/// What the search found.
+/// The result of the search.
 #[derive(Default)]
 pub(super) struct Evidence {
-    /// Every record up to this one was durable.
+    /// All records up to this one were durable.
     pub durable: u64,
-    /// The record that calls the one at the head durable: where it is, and its number.
+    /// The place and number of a record that calls the record at the head durable.
     pub refutes_end: Option<(Place, u64)>,
-    /// Why a place that may hold evidence could not be read; the first of them.
+    /// The first read error at a place that may hold evidence.
     pub unread: Option<Error>,
-    /// Too much cannot be read: the search has ended before its time (R25).
+    /// Too many units cannot be read, so the search ended early (R25).
     pub refused: Option<Error>,
     unread_units: u32,
     read_bytes: u64,
     summed_bytes: u64,
-    /// What the end of the log itself takes on the device: that this cannot be read is known.
+    /// The byte range of the record at the end of the log, if it is unreadable: that error is known
+    /// already.
     own: Range<u64>,
 }
 
 impl Walk<'_> {
-    /// Searches what lies behind the head for records that call others durable (R19).
-    /// `is_unreadable`: the record at the head itself could not be read.
+    /// Searches behind the head for records that call other records durable (R19). `is_unreadable`:
+    /// the record at the head could not be read.
     pub(super) async fn search(&mut self, is_unreadable: bool) -> Result<Evidence> {
         let mut found = Evidence::default();
         if is_unreadable {
@@ -89,9 +90,10 @@ impl Walk<'_> {
         Ok(found)
     }
 
-    /// Adds what the records from `start` on say, in its segment. Content of users may lie there,
-    /// too: the region is read once, whatever lengths are found in it. A record of a newer version
-    /// says nothing, for only the sum of all that may belong to it could tell whether it is one.
+    /// Adds the evidence in one segment from `start` on. The segment may also contain content of
+    /// users. So the region is read once, whatever lengths its bytes claim. A record of a newer
+    /// format version is no evidence: only a checksum over all its possible bytes could prove it a
+    /// record.
     async fn search_from(&self, start: Place, found: &mut Evidence) -> Result<()> {
         let (layout, segment) = (self.layout, self.layout.segment_bytes());
         let (wanted, generation) = (self.head.sequence, self.head.generation);
@@ -100,7 +102,7 @@ impl Walk<'_> {
         if first >= end {
             return Ok(());
         }
-        // The last one may begin right before the end.
+        // The last record may begin just before the end.
         let until = segment.min(end + layout.max_record());
         let there = self.region(start.segment, first..until, found).await?;
         found.read_bytes += there.len() as u64;
@@ -109,8 +111,9 @@ impl Walk<'_> {
             let place = Place::new(start.segment, at as u32);
             let bytes = &there[(at - first) as usize..];
             let mut step = RECORD_ALIGN;
-            // Most places hold no record; the error of `peek` is text, and costs more than the
-            // rest. The sum is taken only of what would say more, if it is a record.
+            // Most places hold no record, and the error of `peek` builds a text, which costs more
+            // than the other checks. The checksum is computed only for a header that would add
+            // evidence.
             let is_marked = bytes.starts_with(&MAGIC.to_le_bytes());
             let peek = || RecordHeader::peek(bytes, place, &layout.geometry).ok();
             let header = is_marked.then(peek).flatten().filter(|header| {
@@ -139,7 +142,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// These bytes of a segment, read in steps; zeros where they cannot be read (R25).
+    /// A byte range of a segment, read in steps. Bytes that cannot be read are zeros (R25).
     async fn region(
         &self,
         segment: u32,
@@ -156,7 +159,7 @@ impl Walk<'_> {
             let skip = range.start.saturating_sub(at) as usize;
             match read_at(self.device, offset, len as usize).await {
                 Ok(part) => bytes.extend_from_slice(&part[skip..]),
-                // Once more in units, to find out which of them it is.
+                // The step is read again in single units, to find the unit that cannot be read.
                 Err(error) if is_unreadable(&error) && len > align => {
                     step = align;
                     continue;
@@ -194,7 +197,8 @@ impl Evidence {
         }
     }
 
-    /// So much looks like records and is none that the rest of a segment is left out (R26).
+    /// Notes that the rest of a segment is skipped, because too many of its bytes look like records
+    /// and are none (R26).
     fn note_crowd(&mut self, at: Place) {
         let text = format!("too much before {at:?} looks like records and is none");
         self.unread.get_or_insert_with(|| Error::new(ErrorKind::Corrupt, "recover", text));

@@ -1,14 +1,16 @@
-//! The log as recovery reads it: part after part of a segment, the next ones on their way meanwhile.
+//! A read window over the log for recovery: it reads a segment in parts, and prefetches the next
+//! ones.
 //!
 //! ```text
 //!   ── joint ──▶├──── the part in hand ────┤── coming ──┤── coming ──┤── ...
 //!   end of the part before, and what a record that begins there has of this one
 //! ```
-//! Invariants: R15 a part begins where the last one ended, and a record that lies in two is put together, so
-//! that no byte is read twice, and few are copied. R16 the first part is short and each is twice as long as
-//! the one before, to [`PART_MAX`]: a short log costs little. Of a long one [`AHEAD`] parts are on their way
-//! at most, asked for some at a time: the device is kept busy, and seldom woken. R17 what cannot be read
-//! ahead is left to who needs it: a bad sector behind the end of the log is nobody's concern.
+//! Invariants: R15 a part begins where the part before it ended. A record that lies in two parts is
+//! joined in a buffer. So no byte is read twice, and few are copied. R16 the first part is short,
+//! and each next part is twice as long, up to [`PART_MAX`]. So a short log costs little. In a long
+//! log at most [`AHEAD`] parts are prefetched, and several are requested at a time. That keeps the
+//! device busy with few requests. R17 an error of a prefetch is not reported: only a read of the
+//! bytes that recovery needs can fail. So a bad sector behind the end of the log does no harm.
 
 use crate::device::layout::Layout;
 use crate::device::slots::read_at;
@@ -21,28 +23,28 @@ use std::collections::VecDeque;
 
 const PART_FIRST: u64 = 128 * KIB;
 const PART_MAX: u64 = MIB;
-/// Parts of a long log that are on their way, at most; more are asked for when one is left.
+/// The most parts of a long log that are prefetched. More are requested when only one is left.
 const AHEAD: usize = 4;
 
-/// A part that was asked for.
+/// A part whose read was submitted.
 struct Coming {
     from: Place,
     bytes: u64,
     completion: Awaited,
 }
 
-/// See the module.
+/// The read window, see the module.
 pub(super) struct Window<'a> {
     device: &'a DeviceRef,
     layout: Layout,
-    /// The part in hand.
+    /// The current part.
     have: Option<(Place, AlignedBuf)>,
-    /// From a place before it on, up to a place in it; or nothing.
+    /// Bytes from a place before the current part up to a place in it; may be empty.
     joint: (Place, Vec<u8>),
-    /// Each begins where the one before ends.
+    /// Prefetched parts. Each begins where the one before it ends.
     coming: VecDeque<Coming>,
     part_bytes: u64,
-    /// The segment in which not all that was asked for ahead could be read.
+    /// The segment in which a prefetch failed.
     bad_ahead: Option<u32>,
 }
 
@@ -56,7 +58,8 @@ impl<'a> Window<'a> {
         Self { device, layout, have: None, joint, coming, part_bytes: PART_FIRST, bad_ahead: None }
     }
 
-    /// At least `len` bytes from `at` on, which lie in the segment.
+    /// Returns at least `len` bytes from `at` on. The caller makes sure that they lie in one
+    /// segment.
     pub async fn bytes(&mut self, at: Place, len: u64) -> Result<&[u8]> {
         while self.covered(at).is_none_or(|covered| covered < len) {
             let goes_on = self.covered(at).is_some();
@@ -70,7 +73,7 @@ impl<'a> Window<'a> {
         Ok(self.kept(at, len as usize))
     }
 
-    /// How much there is from `at` on; none if that is beyond what there is.
+    /// The number of bytes that the window has from `at` on. None: `at` is outside the window.
     fn covered(&self, at: Place) -> Option<u64> {
         let (from, end) = (self.have.as_ref()?.0, self.end_of_have()?);
         let is_in_have = (from.offset..=end.offset).contains(&at.offset);
@@ -78,14 +81,14 @@ impl<'a> Window<'a> {
         is_there.then(|| u64::from(end.offset - at.offset))
     }
 
-    /// Where a place is in the joint.
+    /// The index of a place in `joint`.
     fn joint_at(&self, at: Place) -> Option<usize> {
         let (from, bytes) = &self.joint;
         let skip = at.offset.checked_sub(from.offset)? as usize;
         (at.segment == from.segment && skip < bytes.len()).then_some(skip)
     }
 
-    /// What there is from `at` on: all of the part in hand, or so much of two.
+    /// The bytes from `at` on: the rest of the current part, or `len` bytes that lie in two parts.
     fn kept(&mut self, at: Place, len: usize) -> &[u8] {
         let Some((from, buf)) = &self.have else { return &[] };
         if let Some(skip) = at.offset.checked_sub(from.offset) {
@@ -103,8 +106,8 @@ impl<'a> Window<'a> {
         self.have.as_ref().map(|(from, buf)| after(*from, buf.len() as u64))
     }
 
-    /// Takes the part that is coming in hand; what is there from `at` on stays in front of it (R15). False:
-    /// there is none.
+    /// Makes the next prefetched part the current one. The bytes from `at` on before it are kept in
+    /// `joint` (R15). False: no such part arrived.
     async fn take_next(&mut self, at: Place) -> bool {
         let Some(Coming { from, completion, .. }) = self.coming.pop_front() else { return false };
         if self.end_of_have() != Some(from) {
@@ -118,7 +121,8 @@ impl<'a> Window<'a> {
         true
     }
 
-    /// Reads from `at` on; no more than is needed, if more cannot be had (R17).
+    /// Reads from `at` on. If the longer read fails, this reads only the bytes that are needed
+    /// (R17).
     async fn read(&mut self, at: Place, len: u64, goes_on: bool) -> Result<()> {
         let align = u64::from(self.layout.align);
         let from = round_down(u64::from(at.offset), align);
@@ -132,7 +136,8 @@ impl<'a> Window<'a> {
         let offset = self.layout.device_offset(place);
         let mut read = read_at(self.device, offset, (ends[0] - from) as usize).await;
         if read.is_err() && ends[1] < ends[0] {
-            // Each record from here to there would ask for it again: no more than a little from now on.
+            // Each record before the bad place would request the same bytes again. So from now on
+            // the parts are short.
             (self.part_bytes, self.bad_ahead) = (PART_FIRST, Some(at.segment));
             read = read_at(self.device, offset, (ends[1] - from) as usize).await;
         }
@@ -146,7 +151,7 @@ impl<'a> Window<'a> {
         (2 * self.part_bytes).min(PART_MAX)
     }
 
-    /// Asks for what follows in the segment, if too little of it is asked for (R16).
+    /// Submits reads of the parts that follow in the segment, if too few are on their way (R16).
     fn begin_next(&mut self) {
         let Some(end) = self.end_of_have() else { return };
         if self.coming.len() > 1 || self.coming.front().is_some_and(|next| next.from != end) {
@@ -190,7 +195,8 @@ mod tests {
         Layout { geometry, seal, nonce: [1; 16], data_start: DATA_START, segments: 2, align: 512 }
     }
 
-    /// A device on which each 8 bytes say where they are; reads of these bytes fail.
+    /// A device on which every 8 bytes contain their own offset. Reads that include the `bad` bytes
+    /// fail.
     fn device(bad: Option<(u64, u64)>) -> DeviceRef {
         let ram = RamDevice::new(DATA_START + 2 * SEGMENT);
         let all: Vec<u8> = (0..ram.size() / 8).flat_map(|n| (8 * n).to_le_bytes()).collect();
@@ -201,7 +207,7 @@ mod tests {
         device
     }
 
-    /// Goes through a segment by records of so many bytes, up to `end`: the lengths of the parts.
+    /// Reads a segment in records of `record` bytes, up to `end`. Returns the lengths of the parts.
     fn walk(window: &mut Window<'_>, record: u64, end: u64) -> Vec<u64> {
         let mut parts: Vec<(u32, u64)> = Vec::new();
         for offset in (0..end / record).map(|n| n * record) {
@@ -219,8 +225,8 @@ mod tests {
         parts.into_iter().map(|(_, len)| len).collect()
     }
 
-    /// The story: each part was of 128 KiB, waited for, and read again from the record on that went past it:
-    /// a log of large records was read twice.
+    /// The story: each part had 128 KiB, recovery waited for it, and read it again from the last
+    /// record that crossed its end. So a log of large records was read twice.
     #[test]
     fn r15_r16_parts_follow_one_another_and_grow() {
         let (device, layout) = (device(None), layout());
@@ -235,13 +241,13 @@ mod tests {
         assert!(parts.iter().sum::<u64>() <= 7 * MIB, "R15: nothing is read twice: {parts:?}");
         assert!((1..=AHEAD).contains(&window.coming.len()), "R16: the next ones are on their way");
         assert_eq!(window.part_bytes, PART_MAX);
-        // The log goes on in another segment: it is a long one.
+        // The log continues in another segment: it is a long one.
         assert_eq!(block_on(window.bytes(Place::new(0, 512), 512)).unwrap().len() as u64, MIB);
         assert_eq!(window.coming.len(), AHEAD, "R16");
     }
 
-    /// R15: records that lie in three parts, and such as are asked for again, longer; a part that cannot be
-    /// read between them.
+    /// R15: records that lie in three parts, records that are requested again with a greater
+    /// length, and a part that cannot be read between them.
     #[test]
     fn r15_records_in_several_parts_are_put_together() {
         for bad in [None, Some((DATA_START + SEGMENT + 5 * MIB / 2, 512))] {
@@ -276,7 +282,8 @@ mod tests {
             walk(&mut window, 4096, end);
             let at = Place::new(1, end as u32);
             assert!(block_on(window.bytes(at, 512)).is_err(), "R17: who needs it is told");
-            // It was asked for again with each record: megabytes of it, and as many failures.
+            // The story: each record requested the bad part again. That was megabytes of reads, and
+            // as many errors.
             let is_careful = window.coming.is_empty() && window.part_bytes == PART_FIRST;
             assert!(is_careful && window.bad_ahead == Some(1), "R17: little is asked for ahead");
         }

@@ -1,5 +1,5 @@
-//! Runs of data segments that were taken from [`Space`] and are not in use: windows, the pool of small runs,
-//! and what is left over.
+//! Runs of data segments that were taken from [`Space`] and are not in use: windows, the pool of
+//! small runs, and leftover runs.
 //!
 //! ```text
 //!   Space ──taken──▶ window ──▶ reservation ──published──▶ a file's
@@ -8,9 +8,10 @@
 //!     └─ at its open end,        ▼ ▼   │
 //!        or a whole segment ◀── left over
 //! ```
-//! Invariants: R21 a run lies within one segment. R22 what is left over has no neighbours that are left over,
-//! too: they are one run. R23 a segment of which nothing is in use goes back. R24 what is left over of a
-//! segment that a write to failed is given out when there is nothing else (W18).
+//! Invariants: R21 a run lies within one segment. R22 two leftover runs are never adjacent: they
+//! are joined into one. R23 a segment of which nothing is in use goes back to [`Space`]. R24
+//! leftover runs of a segment with a failed write are given out only if there is no other space
+//! (W18).
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -23,23 +24,24 @@ use forebay_base::units::MIB;
 use forebay_base::{ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Largest window, bytes.
+/// The largest window, bytes.
 const WINDOW_BYTES_MAX: u64 = 8 * MIB;
-/// First window of a stream of large requests, bytes.
+/// The first window of a stream of large requests, bytes.
 const WINDOW_BYTES: u64 = 2 * MIB;
 
-/// What windows are made of, by the size of segments; bytes.
+/// The sizes of windows, which depend on the size of segments; bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     pub block: u64,
     pub segment: u64,
-    /// First window of a stream of large requests; half of it is a large one.
+    /// The first window of a stream of large requests. A request is large from half of this size
+    /// on.
     pub first: u64,
-    /// Largest window.
+    /// The largest window.
     pub most: u64,
-    /// First window of a stream of small requests.
+    /// The first window of a stream of small requests.
     pub small: u64,
-    /// What small requests without a stream take from at a time.
+    /// The size of the pool for small requests without a stream.
     pub pool: u64,
 }
 
@@ -54,23 +56,23 @@ impl Sizes {
         Self { block, segment, first, most, small, pool }
     }
 
-    /// A number for a place, so that places of a segment follow one another.
+    /// The logical address of a place. Places of a segment have consecutive addresses.
     pub fn address(&self, at: Place) -> u64 {
         u64::from(at.segment) * self.segment + u64::from(at.offset)
     }
 
-    /// The place of an address.
+    /// The place of a logical address.
     pub fn place(&self, address: u64) -> Place {
         Place::new((address / self.segment) as u32, (address % self.segment) as u32)
     }
 }
 
-/// What is left over (R22), by address and by length.
+/// The leftover runs (R22), by address and by length.
 struct Left {
-    /// Bytes of a segment.
+    /// The bytes of a segment.
     segment: u64,
     runs: BTreeMap<u64, u64>,
-    /// Those of segments that a write to failed come last (R24).
+    /// Runs by length. Runs in segments with a failed write come last (R24).
     lengths: BTreeSet<(bool, u64, u64)>,
     failed: BTreeSet<u64>,
     bytes: u64,
@@ -99,13 +101,13 @@ impl Left {
         self.bytes += len;
     }
 
-    /// First bytes of what is left over of a segment.
+    /// The addresses of the leftover runs in a segment.
     fn within(&self, segment: u64) -> Vec<u64> {
         let first = segment * self.segment;
         self.runs.range(first..first + self.segment).map(|(at, _)| *at).collect()
     }
 
-    /// A write to this segment failed (R24).
+    /// Notes a failed write to this segment (R24).
     fn fail(&mut self, segment: u64) {
         let there = self.within(segment);
         let there: Vec<Run> = there.into_iter().filter_map(|at| self.remove(at)).collect();
@@ -113,7 +115,7 @@ impl Left {
         there.into_iter().for_each(|run| self.put(run));
     }
 
-    /// Adds a run; returns the one that it has become a part of, which stays here.
+    /// Adds a run and joins it with its neighbours. Returns the joined run, which stays in the set.
     fn join(&mut self, (at, len): Run) -> Run {
         let (segment, mut start, mut end) = (self.segment, at, at + len);
         let before = self.runs.range(..at).next_back().map(|(at, len)| (*at, *len));
@@ -133,19 +135,19 @@ impl Left {
         (start, end - start)
     }
 
-    /// The shortest run of at least `least`, where no write failed.
+    /// The shortest run of at least `least` bytes in a segment without a failed write.
     fn best(&self, least: u64) -> Option<Run> {
         let sound = (false, least, 0)..(true, 0, 0);
         self.lengths.range(sound).next().map(|(_, len, at)| (*at, *len))
     }
 
-    /// The longest where no write failed, or else of all.
+    /// The longest run in a segment without a failed write, or else the longest of all.
     fn longest(&self) -> Option<Run> {
         let sound = self.lengths.range(..(true, 0, 0)).next_back();
         sound.or_else(|| self.lengths.last()).map(|(_, len, at)| (*at, *len))
     }
 
-    /// The first `bytes` bytes of a run that is here.
+    /// Removes and returns the first `bytes` bytes of the run at `at`.
     fn cut(&mut self, at: u64, bytes: u64) -> Run {
         let (_, len) = self.remove(at).expect("it was found here");
         let taken = len.min(bytes);
@@ -156,40 +158,40 @@ impl Left {
     }
 }
 
-/// See the module.
+/// The runs that are not in use, see the module.
 pub(crate) struct Room {
     pub sizes: Sizes,
     left: Left,
-    /// What small requests take from.
+    /// The pool from which small requests without a stream are served.
     pool: Option<Run>,
     pub windows: Windows,
     pub stats: AllocStats,
 }
 
 impl Room {
-    /// Of a volume on which nothing is held.
+    /// For a volume on which no runs are held.
     pub fn new(layout: &Layout) -> Self {
         let sizes = Sizes::of(layout);
         let (left, windows) = (Left::new(sizes.segment), Windows::default());
         Self { sizes, left, pool: None, windows, stats: AllocStats::default() }
     }
 
-    /// Bytes held by nobody's content (A13).
+    /// Bytes of segments that are held and contain no content (A13).
     pub fn bytes(&self) -> u64 {
         self.left.bytes + self.held()
     }
 
-    /// In how many runs they are.
+    /// The number of runs of these bytes.
     pub fn runs(&self) -> u64 {
         (self.left.runs.len() + self.windows.runs() + usize::from(self.pool.is_some())) as u64
     }
 
-    /// Bytes of windows and pool.
+    /// Bytes of windows and of the pool.
     pub fn held(&self) -> u64 {
         self.windows.held() + self.pool.map_or(0, |(_, len)| len)
     }
 
-    /// Numbers as they are now.
+    /// The current statistics.
     pub fn stats(&self) -> AllocStats {
         AllocStats {
             held_bytes: self.held(),
@@ -199,8 +201,8 @@ impl Room {
         }
     }
 
-    /// A run of `want` bytes, or of what there is, if that is at least `least`; if there is nothing of
-    /// that length, what can be had. `NoSpace` if there is nothing at all.
+    /// Takes a run of `want` bytes, or a shorter one of at least `least` bytes. If there is none of
+    /// that length, it takes any run. `NoSpace` if no byte is left.
     pub fn fresh(&mut self, space: &mut Space, want: u64, least: u64) -> Result<Run> {
         let tail = space.data_left();
         if let Some((at, _)) = self.left.best(want) {
@@ -222,8 +224,9 @@ impl Room {
         self.anything(space, want)
     }
 
-    /// Whatever there is, up to `want` bytes: what the end of the segments gives, then what is left over,
-    /// then what windows hold; and, for whoever was not refused before, what is kept from what is new.
+    /// Takes any run of up to `want` bytes: from the open end of the segments, then from leftover
+    /// runs, then from windows. Last it takes space that is kept from new content: the caller was
+    /// admitted already.
     pub fn anything(&mut self, space: &mut Space, want: u64) -> Result<Run> {
         match self.more_from(space, want) {
             Err(error) if error.kind() == ErrorKind::NoSpace => {}
@@ -247,8 +250,8 @@ impl Room {
         Ok((self.sizes.address(at), len))
     }
 
-    /// A run for a request without a stream. Such requests lie one behind the other, whatever files they
-    /// are of, so that many of them leave as one write.
+    /// Takes a run for a request without a stream. Such requests get adjacent runs, whatever their
+    /// files, so that many of them are written with one device write.
     pub fn pooled(&mut self, space: &mut Space, want: u64) -> Result<Run> {
         let (at, len) = match self.pool.take() {
             Some(pool) => pool,
@@ -260,7 +263,8 @@ impl Room {
         Ok((at, taken))
     }
 
-    /// The rest of the pool, where it alone keeps a segment from coming free (W15), is left over.
+    /// Returns the rest of the pool if it alone keeps a segment in use (W15). It becomes a leftover
+    /// run.
     pub fn leave_pool(&mut self, space: &mut Space) {
         let Some((at, len)) = self.pool else { return };
         let segment = self.sizes.place(at).segment;
@@ -270,7 +274,7 @@ impl Room {
         }
     }
 
-    /// The open data segment is sealed: its end is left over.
+    /// Seals the open data segment. Its unused end becomes a leftover run.
     pub fn seal_data(&mut self, space: &mut Space) {
         let tail = space.data_left();
         if tail > 0
@@ -281,23 +285,23 @@ impl Room {
         space.seal_data();
     }
 
-    /// A write to this segment failed: nobody goes on there who can go elsewhere (R24).
+    /// Notes a failed write to this segment: other space is used first (R24).
     pub fn fail(&mut self, space: &mut Space, segment: u32) {
         self.left.fail(u64::from(segment));
         if space.is_open(segment) {
             self.seal_data(space);
         }
-        // Some of that may be there.
+        // Some windows or the pool may lie in this segment.
         self.return_all(space);
     }
 
-    /// Bytes of a segment that are left over.
+    /// The bytes of leftover runs in a segment.
     pub fn left_of(&self, segment: u32) -> u64 {
         let first = u64::from(segment) * self.sizes.segment;
         self.left.runs.range(first..first + self.sizes.segment).map(|(_, len)| len).sum()
     }
 
-    /// What is left over of a segment goes with it.
+    /// Forgets the leftover runs of a segment that died.
     pub fn forget(&mut self, space: &mut Space, segment: u32) {
         for at in self.left.within(u64::from(segment)) {
             if let Some((_, len)) = self.left.remove(at) {
@@ -306,7 +310,7 @@ impl Room {
         }
     }
 
-    /// Takes a run back that is not in use any more, or never was.
+    /// Returns a run that is no longer in use, or never was.
     pub fn give_back(&mut self, space: &mut Space, run: Run) {
         let (at, len) = self.left.join(run);
         let place = self.sizes.place(at);
@@ -322,20 +326,21 @@ impl Room {
     }
 
     fn returned(&mut self, space: &mut Space, runs: Vec<Run>) {
-        // From the end, so that the open end of the segments takes back what it gave last.
+        // In reverse order, so that the open data segment can take back the run that it gave out
+        // last.
         for run in runs.into_iter().rev() {
             self.stats.returned_bytes += run.1;
             self.give_back(space, run);
         }
     }
 
-    /// A file has no openers any more, is cut, or is gone.
+    /// Returns the windows of a file that has no openers any more, is truncated, or is deleted.
     pub fn close(&mut self, space: &mut Space, ino: u64) {
         let runs = self.windows.close(ino);
         self.returned(space, runs);
     }
 
-    /// Everything that is held for somebody who may come is everybody's (A13).
+    /// Returns all windows and the pool, so that any request can use their space (A13).
     pub fn return_all(&mut self, space: &mut Space) {
         let runs = self.windows.close_all();
         self.returned(space, runs);
@@ -343,7 +348,7 @@ impl Room {
         self.returned(space, pool.into_iter().collect());
     }
 
-    /// The windows that were not used for longest, until so many bytes are held at most.
+    /// Closes the least recently used windows until at most `bytes` bytes are held.
     pub fn shrink_to(&mut self, space: &mut Space, bytes: u64) {
         while self.windows.held() > bytes {
             let Some((ino, start)) = self.windows.oldest() else { break };
@@ -352,7 +357,7 @@ impl Room {
         }
     }
 
-    /// Windows that nobody used since `since`, a time of the world's clock.
+    /// Closes the windows that were not used since `since`, a time of the world's clock.
     pub fn return_idle(&mut self, space: &mut Space, since: u64) {
         while let Some((ino, start)) = self.windows.oldest_before(since) {
             let runs = self.windows.close_one(ino, start);
@@ -360,7 +365,7 @@ impl Room {
         }
     }
 
-    /// Most that windows may hold: an eighth of what is free.
+    /// The most bytes that windows may hold: an eighth of the free space.
     pub fn limit(&self, space: &Space) -> u64 {
         (space.data_room() + self.bytes()) / 8
     }
@@ -382,8 +387,8 @@ mod tests {
         (Space::new(layout), Room::new(&layout))
     }
 
-    /// A11, R22, R23: whatever is taken and given back in whatever order, no byte is given twice, and in the
-    /// end all segments but the open one are free again.
+    /// A11, R22, R23: runs are taken and given back in random order. No byte is given out twice,
+    /// and at the end all segments but the open one are free again.
     #[test]
     fn a11_r22_r23_no_byte_has_two_owners_and_all_come_back() {
         for seed in 0..50u64 {

@@ -1,6 +1,8 @@
-//! Places for a request, in the three ways of [`AllocMode`](crate::space::alloc::AllocMode).
+//! Places for a request, as the strategy of [`AllocMode`](crate::space::alloc::AllocMode) allocates
+//! them.
 //!
-//! Invariant: T23 neighbours in file and segment are one place, whoever took them when.
+//! Invariant: T23 adjacent runs of a file that are also adjacent in the segment become one place,
+//! whenever they were taken.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -16,10 +18,10 @@ use forebay_iomap::Place;
 use std::ops::Range;
 use std::time::Duration;
 
-/// A window that was not used for so long is returned when the next one is opened.
+/// A window that was not used for this time is closed when the next window is opened.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Adds a run (T23).
+/// Appends a run to `places` (T23).
 pub(crate) fn push(
     places: &mut Vec<Place>,
     layout: &Layout,
@@ -39,53 +41,53 @@ pub(crate) fn push(
     places.push(Place { offset, len, device_offset });
 }
 
-/// Whose request it is.
+/// The file of a request.
 #[derive(Clone, Copy)]
 pub(crate) struct Who {
     pub ino: u64,
-    /// Somebody has it open, and may go on.
+    /// The file has an opener, which may continue to write.
     pub open: bool,
-    /// Bytes.
+    /// The size of the file, bytes.
     pub size: u64,
-    /// Bytes that are stored.
+    /// The stored bytes of the file.
     pub stored: u64,
     pub now: Nanos,
 }
 
-/// What was done where no window had a block.
+/// What [`Request::step`] did for a block that is in no window.
 enum Step {
-    /// A run without a window.
+    /// It took a run without a window.
     Run(Run),
-    /// A window of this size.
+    /// It opened a window of this size.
     Opened(u64),
-    /// What was in the way of a window is gone.
+    /// It closed a window that was in the way.
     Again,
 }
 
-/// One run of a file that is to have its places, and what gives them out.
+/// One run of a file that needs places, and the sources that give them out.
 pub(crate) struct Request<'a> {
     pub who: Who,
     pub run: Range<u64>,
-    /// The next window of the stream that it goes on with.
+    /// The size of the next window of the stream that this request continues.
     pub stream: Option<u64>,
     pub room: &'a mut Room,
     pub space: &'a mut Space,
 }
 
 impl Request<'_> {
-    /// Half of a window, or more.
+    /// Whether the request has at least half of a first window.
     fn is_large(&self) -> bool {
         self.run.end - self.run.start >= self.room.sizes.first / 2
     }
 
-    /// What the next window after this request should have.
+    /// The size of the window that follows this request.
     fn next_window(&self, opened: Option<u64>) -> u64 {
         let sizes = &self.room.sizes;
         let own = if self.is_large() { sizes.first } else { sizes.small };
         opened.map_or(own, |bytes| (2 * bytes).max(own)).min(sizes.most)
     }
 
-    /// The range that a window for `part` should have, and its size; none: it has no stream.
+    /// The range of a new window for `part`, and its size. None: the request belongs to no stream.
     fn plan(&self, part: &Range<u64>) -> Option<(Range<u64>, u64)> {
         let (sizes, who) = (&self.room.sizes, &self.who);
         let before = round_down(part.start, sizes.first);
@@ -95,7 +97,8 @@ impl Request<'_> {
             (next, true) => next.max(behind).unwrap_or(0).max(sizes.first),
             (None, false) => return None,
         };
-        // The more windows, the smaller: all of them together stay within the limit.
+        // The more windows there are, the smaller each one is: all windows together stay within the
+        // limit.
         let others = (2 * self.room.windows.len() as u64).max(8);
         let most = self.room.limit(self.space) / others;
         let size = wanted.min(1 << most.checked_ilog2().unwrap_or(0)).max(sizes.block);
@@ -106,7 +109,7 @@ impl Request<'_> {
         let start = if goes_on || appends || !who.open {
             part.start
         } else {
-            // What belongs before it may come later.
+            // Blocks before this part may be written later, so the window begins earlier.
             round_down(part.start, sizes.first.min(size)).max(gap.start)
         };
         let mut end = (round_down(part.start, size) + size).max(part.end);
@@ -116,7 +119,7 @@ impl Request<'_> {
         Some((start..end.min(gap.end), size))
     }
 
-    /// Opens a window for `part` as planned; its size.
+    /// Opens the planned window for `part` and returns its size.
     fn open(&mut self, part: &Range<u64>, (mut range, size): (Range<u64>, u64)) -> Result<u64> {
         let who = self.who;
         self.room.return_idle(self.space, who.now.saturating_sub(IDLE.as_nanos() as u64));
@@ -150,7 +153,7 @@ impl Request<'_> {
         }
     }
 
-    /// Takes all of it, window by window.
+    /// Takes places for the whole run, window by window.
     pub fn take(&mut self, layout: &Layout, places: &mut Vec<Place>) -> Result<()> {
         let (ino, now) = (self.who.ino, self.who.now);
         let (mut at, mut opened) = (self.run.start, None);
@@ -175,11 +178,12 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Where no window has a block for the start of `left`.
+    /// Handles a block at the start of `left` that no window has free.
     fn step(&mut self, left: &Range<u64>) -> Result<Step> {
         let mut part = left.clone();
         if let Some((window, _)) = self.room.windows.around(self.who.ino, left.start) {
-            // Its block there is in use: it is being written again.
+            // A window covers the block, but its place there is in use: the block is being written
+            // again.
             if self.is_large() || self.stream.is_some() {
                 self.close_one(self.who.ino, window.start);
                 return Ok(Step::Again);
@@ -197,7 +201,7 @@ impl Request<'_> {
         }
     }
 
-    /// Opens the windows that all of it will need, and takes nothing.
+    /// Opens the windows that the whole run will need, and takes no places.
     pub fn announce(&mut self) -> Result<()> {
         let (mut at, mut opened) = (self.run.start, None);
         while at < self.run.end {

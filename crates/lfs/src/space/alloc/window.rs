@@ -1,10 +1,10 @@
-//! Streams and their windows. A window ties a range of a file to a run of a data segment of the same length:
-//! each block of the range has its place there, whoever writes it and in whatever order. A stream is a
-//! position in a file, not a thread.
+//! Streams and their windows. A window maps a range of a file to a run of a data segment of the
+//! same length. So each block of the range has a fixed place, whichever task writes it and in
+//! whatever order. A stream is a position in a file where requests continue, not a thread.
 //!
-//! Invariants: W11 windows of a file do not overlap. W12 a block of a window is given out once; the window
-//! goes when all are. W13 `held` is the sum of what all windows have free. W14 as many entries order the
-//! windows by use as there are windows.
+//! Invariants: W11 windows of a file do not overlap. W12 a block of a window is given out once, and
+//! the window is removed when all its blocks are. W13 `held` is the sum of the free bytes of all
+//! windows. W14 the order of windows by use has exactly one entry for each window.
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -12,22 +12,23 @@ use crate::space::alloc::Run;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ends of requests, and of windows, that a file remembers, so as to know who goes on.
+/// The number of request ends, and of window ends, that are remembered for a file to recognize its
+/// streams.
 const STREAMS: usize = 32;
-/// Windows at most.
+/// The most windows.
 pub(crate) const WINDOWS_MAX: usize = 4096;
 
 struct Window {
     end: u64,
-    /// Address of the first byte.
+    /// The logical address of the first byte.
     at: u64,
-    /// What nobody has, bytes of the file, in order.
+    /// The ranges of the file that were not given out, in order.
     free: Vec<Range<u64>>,
-    /// Its entry by use.
+    /// The key of this window in the order by use.
     turn: u64,
 }
 
-/// Where a request ended, and how large the next window there is to be, bytes.
+/// The end of a request or window, and the size in bytes of the next window there.
 #[derive(Debug, Clone, Copy)]
 struct Stream {
     end: u64,
@@ -36,15 +37,16 @@ struct Stream {
 
 #[derive(Default)]
 struct OfFile {
-    /// By first byte (W11).
+    /// The windows by first byte (W11).
     windows: BTreeMap<u64, Window>,
-    /// Of requests, the newest last.
+    /// The ends of requests, the newest last.
     streams: Vec<Stream>,
-    /// Of windows, the newest last: requests may overtake one another.
+    /// The ends of windows, the newest last. They are kept apart because requests may overtake one
+    /// another.
     ends: Vec<Stream>,
 }
 
-/// Takes the stream that ended at `from` on to `stream`.
+/// Moves the stream that ended at `from` on to `stream`.
 fn go_on(streams: &mut Vec<Stream>, from: u64, stream: Stream) {
     let known = streams.iter().position(|known| known.end == from || known.end == stream.end);
     let least = known.map_or(0, |at| streams.remove(at).next);
@@ -61,52 +63,53 @@ impl OfFile {
     }
 }
 
-/// See the module.
+/// The windows of all files, see the module.
 #[derive(Default)]
 pub(crate) struct Windows {
     files: BTreeMap<u64, OfFile>,
-    /// Who was used when: file, first byte, time (W14).
+    /// Windows by use: file, first byte, and time of the last use (W14).
     by_use: BTreeMap<u64, (u64, u64, u64)>,
     turn: u64,
     held: u64,
 }
 
 impl Windows {
-    /// Bytes that are free in windows (W13).
+    /// Free bytes in windows (W13).
     pub fn held(&self) -> u64 {
         self.held
     }
 
-    /// Runs that are free in windows.
+    /// The number of free runs in windows.
     pub fn runs(&self) -> usize {
         let windows = self.files.values().flat_map(|file| file.windows.values());
         windows.map(|window| window.free.len()).sum()
     }
 
-    /// How many.
+    /// The number of windows.
     pub fn len(&self) -> usize {
         self.by_use.len()
     }
 
-    /// The next window of the stream that goes on at `at`.
+    /// The next window size of the stream that continues at `at`.
     pub fn stream(&self, ino: u64, at: u64) -> Option<u64> {
         let streams = &self.files.get(&ino)?.streams;
         streams.iter().find(|stream| stream.end == at).map(|stream| stream.next)
     }
 
-    /// A request went from `range.start` to `range.end`; what goes on there has a window of `next` bytes.
+    /// Notes a request for `range`. A request that continues at its end gets a window of `next`
+    /// bytes.
     pub fn note(&mut self, ino: u64, range: &Range<u64>, next: u64) {
         let streams = &mut self.files.entry(ino).or_default().streams;
         go_on(streams, range.start, Stream { end: range.end, next });
     }
 
-    /// The next window behind one that ended at `at`.
+    /// The next window size after a window that ended at `at`.
     pub fn window_behind(&self, ino: u64, at: u64) -> Option<u64> {
         let ends = &self.files.get(&ino)?.ends;
         ends.iter().find(|stream| stream.end == at).map(|stream| stream.next)
     }
 
-    /// Takes the blocks at `range.start` out of their window, up to the end of the range.
+    /// Takes the blocks from `range.start` on out of their window, up to the end of the range.
     pub fn take(&mut self, ino: u64, range: &Range<u64>, now: u64) -> Option<Run> {
         let file = self.files.get_mut(&ino)?;
         let (start, _) = file.around(range.start)?;
@@ -129,13 +132,14 @@ impl Windows {
         Some(run)
     }
 
-    /// The window that `at` lies in, and whether its block there is free.
+    /// The window that contains `at`, and whether its block there is free.
     pub fn around(&self, ino: u64, at: u64) -> Option<(Range<u64>, bool)> {
         let (start, window) = self.files.get(&ino)?.around(at)?;
         Some((start..window.end, window.free.iter().any(|free| free.contains(&at))))
     }
 
-    /// Where no window is, around `at`: from the end of the one before to the start of the one behind.
+    /// The range around `at` without a window: from the end of the window before to the start of
+    /// the window after it.
     pub fn gap(&self, ino: u64, at: u64) -> Range<u64> {
         let Some(file) = self.files.get(&ino) else { return 0..u64::MAX };
         let before = file.windows.range(..=at).next_back().map_or(0, |(_, window)| window.end);
@@ -143,7 +147,7 @@ impl Windows {
         before..behind
     }
 
-    /// A window for a range of which nobody has one; the one behind it has `next` bytes.
+    /// Opens a window for a range that no window covers. The window after it has `next` bytes.
     pub fn open(&mut self, ino: u64, range: Range<u64>, (at, next): (u64, u64), now: u64) {
         self.turn += 1;
         self.held += range.end - range.start;
@@ -163,7 +167,7 @@ impl Windows {
         runs
     }
 
-    /// Gives up one window: what it had free.
+    /// Closes one window. Returns its free runs.
     pub fn close_one(&mut self, ino: u64, start: u64) -> Vec<Run> {
         let file = self.files.get_mut(&ino);
         match file.and_then(|file| file.windows.remove(&start)) {
@@ -172,13 +176,13 @@ impl Windows {
         }
     }
 
-    /// Gives up what is kept for a file.
+    /// Closes all windows of a file and forgets its streams. Returns the free runs.
     pub fn close(&mut self, ino: u64) -> Vec<Run> {
         let Some(file) = self.files.remove(&ino) else { return Vec::new() };
         file.windows.iter().flat_map(|(start, window)| self.free_of(*start, window)).collect()
     }
 
-    /// Gives up all windows; streams are remembered.
+    /// Closes all windows. The streams stay remembered.
     pub fn close_all(&mut self) -> Vec<Run> {
         let mut runs = Vec::new();
         while let Some((ino, start)) = self.oldest() {
@@ -187,18 +191,18 @@ impl Windows {
         runs
     }
 
-    /// The window that was not used for longest: file and first byte.
+    /// The least recently used window: file and first byte.
     pub fn oldest(&self) -> Option<(u64, u64)> {
         self.by_use.first_key_value().map(|(_, (ino, start, _))| (*ino, *start))
     }
 
-    /// The same, if that was before `since`.
+    /// The least recently used window, if its last use was before `since`.
     pub fn oldest_before(&self, since: u64) -> Option<(u64, u64)> {
         let (_, (ino, start, used)) = self.by_use.first_key_value()?;
         (*used < since).then_some((*ino, *start))
     }
 
-    /// Files that something is kept for.
+    /// The number of files with windows or streams.
     #[cfg(test)]
     pub fn files(&self) -> usize {
         self.files.len()
@@ -210,8 +214,8 @@ mod tests {
     use super::*;
     use forebay_base::world::split_mix;
 
-    /// W11 to W14: each block of a window is given out once, at its own place, in any order; what nobody
-    /// took comes back.
+    /// W11 to W14: each block of a window is given out once, at its own place, in any order. Free
+    /// blocks are returned.
     #[test]
     fn w11_w12_w13_w14_each_block_has_its_place() {
         for seed in 0..100u64 {

@@ -1,4 +1,4 @@
-//! The life of segments, and which one is taken next.
+//! Tests of the phases of segments, and of the order in which segments are taken.
 //!
 //! No locks.
 
@@ -19,8 +19,9 @@ pub(super) fn checkpoint(segments: &mut Segments, deltas: Deltas, number: u64) -
     plan.entries
 }
 
-/// What was written anew went on to places that the image had never had, though as much had been removed:
-/// the host had to find blocks for all of it, and the image grew until it was full once.
+/// The story: overwrites went to places that the image had never used, although as many bytes had
+/// been removed. The host had to allocate blocks for all of them, and the image grew to its full
+/// size.
 #[test]
 fn w17_what_has_come_free_is_taken_before_what_was_never_written() {
     let free_again = |discards: bool| {
@@ -34,7 +35,7 @@ fn w17_what_has_come_free_is_taken_before_what_was_never_written() {
         (1..3).for_each(|number| drop(checkpoint(&mut segments, Deltas::new(), number + 2)));
         segments.discarding().into_iter().for_each(|segment| segments.give_back(segment));
         let first = take(&mut segments);
-        // It was bad: another one is tried.
+        // A write to it failed: another segment is tried.
         segments.give_back(first);
         [first, take(&mut segments), take(&mut segments)]
     };
@@ -42,8 +43,8 @@ fn w17_what_has_come_free_is_taken_before_what_was_never_written() {
     assert_eq!(free_again(true), [4, 5, 6], "what is discarded has no blocks any more");
 }
 
-/// A segment with a place that takes no write was given out again as soon as it was free, which is at
-/// once: W17 had it go first.
+/// The story: a segment with a bad place was freed at once after the failed write. Because of W17
+/// it was also the next one to be taken.
 #[test]
 fn w18_where_a_write_failed_is_taken_last() {
     let mut segments = Segments::new(3);
@@ -60,8 +61,9 @@ fn w18_where_a_write_failed_is_taken_last() {
     assert_eq!(take(&mut segments), 0, "there is no other");
 }
 
-/// Records that were queued at a freeze got their place in a segment that the log took after it: the
-/// table said that it was free, and the next life gave it out, with synced content in it.
+/// The story: records that were queued at a freeze got their place in a segment that the log took
+/// after it. The table called that segment free. After the next opening it was given out, with
+/// synced content in it.
 #[test]
 fn w11_what_is_taken_after_a_freeze_is_told_as_it_is() {
     let mut segments = Segments::new(4);
@@ -73,8 +75,9 @@ fn w11_what_is_taken_after_a_freeze_is_told_as_it_is() {
     assert_eq!(entry.stream, Stream::Log);
 }
 
-/// A segment was sealed at a freeze, came free and was taken by the log before the checkpoint was
-/// planned, which then called it dead under the log's head.
+/// The story: a segment was sealed at a freeze, became free, and was taken by the log, all before
+/// the checkpoint was planned. The checkpoint then called it dead while the head of the log was in
+/// it.
 #[test]
 fn w12_what_was_taken_again_does_not_die() {
     let mut segments = Segments::new(4);
@@ -89,9 +92,9 @@ fn w12_what_was_taken_again_does_not_die() {
     assert!(plan.died().is_empty());
 }
 
-/// What was left over of a sealed segment was used, and while the checkpoint was made that was to count
-/// it the segment passed for counted: the cleaner emptied it of all but that, and went on to take it for
-/// damaged.
+/// The story: a leftover run of a sealed segment was used. While the checkpoint that was to count
+/// it was made, the segment passed for counted. The cleaner moved all other data out of it, and
+/// then reported the segment as damaged.
 #[test]
 fn k21_what_a_checkpoint_is_about_to_count_is_not_counted() {
     let mut segments = Segments::new(4);
@@ -117,7 +120,8 @@ fn k21_what_a_checkpoint_is_about_to_count_is_not_counted() {
     assert!(is_settled(&segments));
 }
 
-/// What was open when it was stored is sealed when it is loaded, and dies if nothing is there.
+/// A segment that was open in the stored table is sealed when the table is loaded. It is dead if
+/// nothing in it is live.
 #[test]
 fn what_a_crash_left_open_is_used_again() {
     let mut segments = Segments::new(3);

@@ -1,5 +1,5 @@
-//! What is wrong is found: each of the checks of names, links, usage and places fires, and on what is right
-//! none does.
+//! Tests of fsck: each check of names, links, usage and places reports its defect, and reports
+//! nothing on a healthy volume.
 
 use super::*;
 use crate::tests::reuse::{check, create, open, setup, write};
@@ -14,7 +14,7 @@ fn inode(kind: u32, nlink: u32, parent: u64) -> Inode {
     Inode { mode: kind << 12 | 0o644, nlink, parent, ..Inode::default() }
 }
 
-/// The root with a directory, in it a file, and one that has no name any more.
+/// The root with a directory, a file in the directory, and an orphan.
 fn healthy() -> Tree {
     let inodes = [
         (ROOT_INO, inode(DIR, 3, ROOT_INO)),
@@ -41,7 +41,7 @@ fn found(change: impl FnOnce(&mut Tree)) -> Vec<Finding> {
 
 type Change = fn(&mut Tree);
 
-/// Each of the ways in which names, links, parents and orphans do not go together.
+/// Checks each way in which names, links, parents and orphans can contradict each other.
 #[test]
 fn names_that_do_not_go_together_are_found() {
     assert_eq!(found(|_| ()), []);
@@ -69,7 +69,7 @@ fn names_that_do_not_go_together_are_found() {
     assert_eq!(path.as_deref(), Some(&b"/d/f"[..]));
 }
 
-/// Inodes may say of themselves what they like; the sum of it was more than there are numbers.
+/// Inodes of a damaged volume may have any number of stored bytes. Their sum overflowed.
 #[test]
 fn what_inodes_say_is_summed_up_to_the_largest_number() {
     let mut tree = healthy();
@@ -78,8 +78,7 @@ fn what_inodes_say_is_summed_up_to_the_largest_number() {
     assert_eq!(tree.total_bytes(), u64::MAX);
 }
 
-/// The usage table is held against what the trees say, segment by segment; and no two pieces of data share a
-/// byte.
+/// The usage table is compared with the trees segment by segment. No two data ids share a byte.
 #[test]
 fn usage_and_places_that_are_wrong_are_found() {
     let (setup, world) = (setup(0), SimWorld::new(1));
@@ -115,7 +114,7 @@ fn usage_and_places_that_are_wrong_are_found() {
             let at = volume.0.layout.device_offset(Place::new(segment, 0));
             assert_eq!((finding.kind, finding.offset), (FindingKind::Usage, Some(at)));
             assert_eq!(finding.figures.map(|(said, found)| found - said), Some(512));
-            // Of trees that could not be read whole nothing can be said.
+            // For trees that could not be read completely nothing can be reported.
             assert_eq!(said(&live, false).await, []);
         }
         let mut report = FsckReport::default();
@@ -129,8 +128,8 @@ fn usage_and_places_that_are_wrong_are_found() {
     world.stop();
 }
 
-/// What fsck says of a volume on which a file has three blocks, when a checkpoint has stored what `change`
-/// does to it. The inode of the file, and its path.
+/// The findings of fsck on a volume with a file of three blocks, after a checkpoint has stored the
+/// effect of `change`. Returns the inode of the file, and the findings.
 fn told(change: impl FnOnce(&mut State, u64)) -> (u64, Vec<Finding>) {
     let setup = setup(0);
     let disk = setup.blank();
@@ -148,8 +147,8 @@ fn told(change: impl FnOnce(&mut State, u64)) -> (u64, Vec<Finding>) {
     (ino, check(&disk.in_world(SimWorld::new(2))).findings)
 }
 
-/// E15: an inode said that more or less of it was stored than its extents have, and nobody noticed: what
-/// stat(2) tells as blocks was held against nothing.
+/// E15. The story: the stored bytes of an inode were larger or smaller than those of its extents.
+/// No check found it, because the blocks in stat(2) were compared with nothing.
 #[test]
 fn an_inode_that_says_what_its_extents_do_not_is_found() {
     assert_eq!(told(|_, _| ()).1, []);
@@ -171,7 +170,7 @@ fn an_inode_that_says_what_its_extents_do_not_is_found() {
     }
 }
 
-/// Extents of which the inode had gone were counted as live for ever, and nobody was told.
+/// The story: extents whose inode was gone counted as live for ever, and no check reported them.
 #[test]
 fn extents_of_nobody_are_found() {
     let mut data_id = 0;
@@ -184,13 +183,14 @@ fn extents_of_nobody_are_found() {
         findings.iter().filter(|finding| finding.kind == FindingKind::Tree).collect();
     let [finding] = of_data[..] else { panic!("{findings:?}") };
     assert_eq!((&finding.text, finding.figures), (&text, Some((0, 3 * 4096))));
-    // And the name that is left.
+    // The remaining name is reported, too.
     assert!(
         findings.iter().any(|f| f.text == format!("`f` names inode {ino}, which is not there"))
     );
 }
 
-/// E14, E15: of a tree that was not read whole nothing is said; what the log changes counts, too.
+/// E14, E15: nothing is reported for a tree that was not read completely. Changes in the log count,
+/// too.
 #[test]
 fn what_is_said_to_be_stored_needs_the_whole_tree() {
     let mut stored = Stored::default();

@@ -1,0 +1,159 @@
+//! Replay of a log whose changes take more memory than there is for them (rollforward.bounded).
+//!
+//! No locks.
+
+use crate::format::place::Place;
+use crate::tests::reuse::{self, check, create, setup, write};
+use crate::tests::setup::Setup;
+use crate::{OpenOptions, Volume};
+use forebay_base::sim_world::SimWorld;
+use forebay_base::world::WorldRef;
+use forebay_base::{ErrorKind, Result};
+use forebay_block::{BioOp, DeviceRef};
+use forebay_sim::{Fault, FaultRule, SimDisk};
+use forebay_vfs::{FileSystem, Ino, Name};
+use std::sync::Arc;
+
+const ROOMY: u64 = 32 << 20;
+
+/// Content goes into records up to `inline_max` bytes, else into runs.
+fn fixture(inline_max: u32) -> Setup {
+    Setup { volume_bytes: 16 << 20, ..setup(inline_max) }
+}
+
+async fn open(disk: &SimDisk, overlay_bytes: u64, read_only: bool) -> Result<Volume> {
+    let device: DeviceRef = Arc::new(disk.clone());
+    let world: WorldRef = disk.world().clone();
+    let options = OpenOptions { overlay_bytes, read_only, ..fixture(0).options(&world) };
+    Volume::open(&device, &world, &options).await
+}
+
+/// A disk after a power cut, whose log has names and content of `count` files behind the
+/// checkpoint; and a place in that log, three quarters of the way.
+fn crashed(count: usize, inline_max: u32) -> (SimDisk, Place) {
+    let setup = fixture(inline_max);
+    let disk = setup.blank();
+    let place = disk.world().run(async {
+        let volume = reuse::open(&setup, &disk).await.unwrap();
+        let mut place = None;
+        for n in 0..count {
+            let (_, file) = create(&volume, &format!("file {n}")).await.unwrap();
+            if n % 8 == 0 {
+                write(&file, 0, &vec![n as u8; 3 * 4096]).await.unwrap();
+                file.sync(true).await.unwrap();
+            }
+            if n == count / 2 {
+                // Removed again: later records name less than the tree has by then.
+                let name = Name::new(b"file 1").unwrap();
+                volume.unlink(Ino::ROOT, name).await.unwrap();
+            }
+            if n == count / 4 * 3 {
+                volume.syncfs().await.unwrap();
+                let head = volume.0.log.ctl.lock().head;
+                place = Some(Place::new(head.segment.unwrap(), head.offset));
+            }
+        }
+        volume.syncfs().await.unwrap();
+        assert_eq!(volume.0.checkpoints.merged(), 0, "the log has all of it");
+        place.unwrap()
+    });
+    disk.world().stop();
+    (disk.power_cut(1).in_world(SimWorld::new(2)), place)
+}
+
+/// Opens the disk, and says what it finds: its digest, the checkpoint, the peak of changes.
+fn found(disk: &SimDisk, overlay_bytes: u64) -> Result<(u64, u64, u64)> {
+    let found = disk.world().run(async {
+        let volume = open(disk, overlay_bytes, false).await?;
+        let digest = volume.digest().await?;
+        Ok((digest, volume.0.checkpoints.number(), volume.0.memory.replay_peak()))
+    });
+    disk.world().stop();
+    found
+}
+
+/// The newest checkpoint of a disk that nothing was written to.
+fn checkpoint(disk: &SimDisk) -> u64 {
+    let disk = disk.in_world(SimWorld::new(9));
+    let number = disk.world().run(async {
+        let volume = open(&disk, ROOMY, true).await.unwrap();
+        volume.0.checkpoints.number()
+    });
+    disk.world().stop();
+    number
+}
+
+/// A replay kept the changes of the log in memory, however many: a log of a volume with much memory
+/// could not be opened with little. R28, R29: in parts it finds the same, and fsck finds nothing.
+#[test]
+fn replay_of_long_log_stays_in_its_bound() {
+    [0, 64 << 10].into_iter().for_each(replay_in_parts);
+}
+
+fn replay_in_parts(inline_max: u32) {
+    let (disk, _) = crashed(1200, inline_max);
+    let before = checkpoint(&disk);
+    let (wanted, last, peak) = found(&disk.in_world(SimWorld::new(3)), ROOMY).unwrap();
+    assert_eq!(last, before + 1);
+    let bound = 2 * (32 << 10);
+    assert!(peak > 6 * bound, "{peak} bytes at once");
+    let disk = disk.in_world(SimWorld::new(4));
+    let (digest, last, peak) = found(&disk, 32 << 10).unwrap();
+    assert_eq!(digest, wanted);
+    assert!(peak < bound + (16 << 10), "{peak} bytes, and one record may exceed the bound");
+    assert!(last > before + 5, "R29: {} checkpoints", last - before);
+    let report = check(&disk.in_world(SimWorld::new(5)));
+    assert!(report.is_clean(), "R28: {:?}", report.findings);
+}
+
+/// R28: the power fails at writes of such an opening, in the middle of its checkpoints: the next
+/// opening, with much memory or little, finds the same.
+#[test]
+fn power_loss_in_bounded_replay_loses_nothing() {
+    [0, 64 << 10].into_iter().for_each(lose_power_in_parts);
+}
+
+fn lose_power_in_parts(inline_max: u32) {
+    let (disk, _) = crashed(300, inline_max);
+    let (wanted, ..) = found(&disk.in_world(SimWorld::new(3)), ROOMY).unwrap();
+    let (mut cuts, mut nth) = (0, 1);
+    loop {
+        let opening = disk.in_world(SimWorld::new(4 + nth));
+        let rule = FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::Io));
+        opening.inject(rule.nth(nth).sticky());
+        if found(&opening, 8 << 10).is_ok() {
+            break;
+        }
+        let cut = opening.power_cut(nth);
+        for overlay_bytes in [ROOMY, 8 << 10] {
+            let again = cut.in_world(SimWorld::new(500 + nth));
+            let (digest, ..) = found(&again, overlay_bytes).unwrap();
+            assert_eq!(digest, wanted, "cut at write {nth}, then {overlay_bytes} bytes");
+            // The digest has no content. A torn slot is harmless.
+            let report = check(&again.in_world(SimWorld::new(900 + nth)));
+            let is_sound = report.findings.iter().all(|finding| finding.kind.is_harmless());
+            assert!(is_sound, "cut at write {nth}: {:?}", report.findings);
+        }
+        (cuts, nth) = (cuts + 1, nth + 1 + nth / 8);
+    }
+    assert!(cuts > 10, "{cuts}");
+}
+
+/// R27: a log that is damaged far behind the bound refuses an opening for writing before anything
+/// is written.
+#[test]
+fn damaged_log_is_refused_before_replay_writes() {
+    let (disk, place) = crashed(1200, 0);
+    let before = checkpoint(&disk);
+    let layout = disk.world().run(async {
+        let volume = open(&disk, ROOMY, true).await.unwrap();
+        volume.0.layout
+    });
+    disk.world().stop();
+    let disk = disk.in_world(SimWorld::new(3));
+    disk.poke(layout.device_offset(place), &[0; 512]);
+    let refused = found(&disk, 32 << 10).expect_err("R27");
+    assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused}");
+    let disk = disk.in_world(SimWorld::new(4));
+    assert_eq!(checkpoint(&disk), before, "R27: no checkpoint was made");
+}
