@@ -41,11 +41,7 @@ impl Refused {
 
 /// Every kind of change, each of which has to be refused: what each was answered. The file has at
 /// least a block, and there are others of the names `f3` and `f5`.
-pub async fn changes(
-    volume: &Volume,
-    ino: Ino,
-    file: &OpenFileRef,
-) -> Vec<(&'static str, Error)> {
+pub async fn changes(volume: &Volume, ino: Ino, file: &OpenFileRef) -> Vec<(&'static str, Error)> {
     let mut refused = Refused::default();
     content(&mut refused, volume, ino, file).await;
     names(&mut refused, volume, ino).await;
