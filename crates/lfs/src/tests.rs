@@ -7,6 +7,7 @@ mod alloc;
 mod appends;
 mod behaviours;
 mod blocking;
+mod changes;
 mod checkpoint_timing;
 pub(crate) mod clean;
 mod closed;

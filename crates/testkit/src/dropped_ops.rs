@@ -9,10 +9,13 @@
 use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::world::WorldRef;
+use forebay_block::RamDevice;
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{PageCache, State};
 use forebay_iomap::file::ZeroFlags;
+use forebay_iomap::identity::Identity;
 use forebay_iomap::{Handle, MappedFile, Source, Target};
+use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::ops::Range;
 use std::pin::pin;
@@ -23,6 +26,8 @@ use std::time::Duration;
 const BLOCK: usize = 4096;
 /// Bytes of the file before the operation.
 pub const SIZE: usize = 16 * BLOCK;
+/// Bytes of the other file that fills the cache before it is made smaller.
+const FILL: usize = 2 << 20;
 /// The range written after the drop.
 const LATER: Range<usize> = 5 * BLOCK + 100..9 * BLOCK;
 /// Looks until nothing is on its way, a pause apart.
@@ -82,6 +87,7 @@ impl Op {
             Self::Trim(2 * BLOCK, 8 * BLOCK),
             Self::Trim(2 * BLOCK + 7, 6 * BLOCK),
             Self::Zero(2 * BLOCK, 8 * BLOCK),
+            Self::Zero(2 * BLOCK + 7, 6 * BLOCK),
         ];
         for flags in [NONE, IoFlags::UNCACHED, direct, IoFlags::DSYNC, direct | IoFlags::DSYNC] {
             ops.push(Self::Write(flags, 3 * BLOCK, 4 * BLOCK));
@@ -90,10 +96,31 @@ impl Op {
         ops.extend([NONE, IoFlags::UNCACHED, direct].map(Self::Read));
         if can_grow {
             ops.extend([NONE, IoFlags::UNCACHED, direct, IoFlags::DSYNC].map(Self::Append));
-            ops.extend([3 * BLOCK, 3 * BLOCK + 9, 6 * BLOCK + 9, SIZE + 5000].map(Self::Truncate));
+            // The last of them within a block that is not cached, and has to be read.
+            let sizes = [3 * BLOCK, 3 * BLOCK + 9, 6 * BLOCK + 9, SIZE + 5000, 10 * BLOCK + 9];
+            ops.extend(sizes.map(Self::Truncate));
             ops.push(Self::Grow(SIZE + 5000));
         }
         ops
+    }
+
+    /// Its kind, for counts. A buffered write waits for the device only where it has to read. To
+    /// append complete blocks, or to grow a file, waits for nothing that happens here.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Read(_) => "read",
+            Self::Write(flags, ..) if flags.is_empty() => "buffered write",
+            Self::Write(..) => "write",
+            Self::Append(flags) if flags.is_empty() => "buffered append",
+            Self::Append(_) => "append",
+            Self::Trim(..) => "trim",
+            Self::Zero(..) => "zero",
+            Self::Truncate(_) => "truncate",
+            Self::Grow(_) => "grow",
+            Self::Sync => "sync",
+            Self::Close => "close",
+            Self::Shrink => "shrink",
+        }
     }
 
     /// Whether its way depends on how uncached requests are carried out.
@@ -222,6 +249,20 @@ impl Subject {
         done.map_err(|error| format!("sync: {error}"))
     }
 
+    /// Reads another file into the cache: more frames than the smallest cache has.
+    async fn fill_cache(&self) -> Checked<Arc<MappedFile>> {
+        let map = Arc::new(Identity::new(Arc::new(RamDevice::new(FILL as u64))));
+        let file = MappedFile::new(&self.file.cache, map, BLOCK as u32, FILL as u64, false);
+        let file = file.map_err(|error| format!("another file: {error}"))?;
+        let handle = file.open_handle();
+        for at in (0..FILL).step_by(SIZE) {
+            let mut buf = AlignedBuf::new(SIZE);
+            let done = file.read(&handle, at as u64, Target::Owned(&mut buf), NONE).await;
+            done.map_err(|error| format!("another file: {error}"))?;
+        }
+        Ok(file)
+    }
+
     /// Carries the operation out and ignores its result.
     pub async fn run(&self, op: Op) {
         let (file, handle) = (&self.file, &self.handle);
@@ -273,11 +314,17 @@ impl Subject {
     pub async fn drop_running(&self, op: Op, polls: u32, running: impl Future) -> Checked<Outcome> {
         let old = pattern();
         self.prepare(&old).await?;
+        // A cache whose frames are mostly free becomes smaller without a wait.
+        let filler = match op {
+            Op::Shrink => Some(self.fill_cache().await?),
+            _ => None,
+        };
         let sizes = || (self.cache().stats().budget_bytes, self.cache().stats().frames_total);
         let sizes_before = sizes();
         let ended = ended_after(polls, running).await;
         // After the drop only a request of the device holds anything of the file.
         let is_on_device = !ended && self.moving().is_some();
+        drop(filler);
         ensure(ended || sizes() == sizes_before, || "the budget has changed in part".into())?;
         let later = async {
             self.write(LATER.start, &vec![9; LATER.len()]).await?;
@@ -364,7 +411,7 @@ fn check_bytes(op: Op, bytes: &[u8], old: &[u8]) -> Checked<()> {
 }
 
 /// What rounds of drops have done.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Drops {
     /// Operations, each dropped after its first, second, .. poll.
     pub operations: u32,
@@ -374,10 +421,8 @@ pub struct Drops {
     pub on_device_dropped: u32,
     /// Drops.
     pub drops: u32,
-    /// Drops of a trim while the device was at work for it.
-    pub trims_on_device: u32,
-    /// Drops of a zeroing while the device was at work for it.
-    pub zeros_on_device: u32,
+    /// By [`Op::kind`]: drops, and those of them while the device was at work for the operation.
+    pub by_kind: BTreeMap<&'static str, [u32; 2]>,
 }
 
 impl Drops {
@@ -401,7 +446,9 @@ impl Drops {
                     })
                 {
                     drops += 1;
-                    self.note_on_device(op, is_on_device);
+                    let [of_kind, on_device] = self.by_kind.entry(op.kind()).or_default();
+                    *of_kind += 1;
+                    *on_device += u32::from(is_on_device);
                     assert!(drops < 1000, "{op:?} ends");
                 }
                 self.operations += 1;
@@ -411,11 +458,14 @@ impl Drops {
             }
         }
     }
-    fn note_on_device(&mut self, op: Op, is_on_device: bool) {
-        match op {
-            Op::Trim(..) => self.trims_on_device += u32::from(is_on_device),
-            Op::Zero(..) => self.zeros_on_device += u32::from(is_on_device),
-            _ => {}
-        }
+
+    /// Drops of operations of this kind while the device was at work for them.
+    pub fn on_device_of(&self, kind: &str) -> u32 {
+        self.by_kind.get(kind).map_or(0, |[_, on_device]| *on_device)
+    }
+
+    /// The first of these kinds of which no operation was dropped.
+    pub fn never_dropped(&self, kinds: &[&'static str]) -> Option<&'static str> {
+        kinds.iter().find(|kind| !self.by_kind.contains_key(*kind)).copied()
     }
 }

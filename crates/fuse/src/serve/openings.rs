@@ -53,8 +53,9 @@ impl Core {
         let is_cached = match mode {
             MODE_CACHED => match self.cache {
                 // The kernel sends two requests for a cached write across a page that is not up to
-                // date. The library could append between the two parts of an append.
-                CacheMode::Kernel => flags & open::APPEND == 0,
+                // date. The library could append between the two parts of an append. A reader
+                // appends nothing.
+                CacheMode::Kernel => reads_only || flags & open::APPEND == 0,
                 CacheMode::Own | CacheMode::Small => reads_only && (is_small || is_mapped()),
             },
             // Such openings use the kernel's read-ahead; their pages are dropped behind the reader.
@@ -210,6 +211,7 @@ mod tests {
             assert_eq!(is_cached(&plain, open::RDWR), all, "{cache:?}");
             assert_eq!(is_cached(&plain, open::TRUNC), all, "{cache:?}");
             assert!(!is_cached(&plain, open::RDWR | open::APPEND), "each append is one request");
+            assert_eq!(is_cached(&large, open::APPEND), all, "{cache:?}: a reader appends nothing");
             // Executables, and files of which the kernel has mapped pages, use it.
             let program = Attr { perm: 0o755, ..large };
             assert!(is_cached(&program, 0));

@@ -14,12 +14,11 @@ use forebay_base::world::{RealWorld, WorldRef};
 use forebay_block::{Aio, DeviceRef, DirectIo, Engine, FileDevice, FileOptions};
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, PageCache};
-use forebay_sim::SimDisk;
 use forebay_testkit::dropped_ops::{Checked, Drops, Op, Outcome, SIZE, Subject, ended_after};
 use forebay_vfs::{
     Fallocate, FileSystem, Ino, Name, OpenFileRef, OpenFlags, Privileges, SetAttr, Timestamp,
 };
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A cache that is large enough for the file, and can be made smaller.
@@ -39,12 +38,6 @@ async fn open(
     cache.strategies.set_uncached(strategy);
     let options = OpenOptions { cache: Some(cache), ..setup.options(world) };
     Volume::open(device, world, &options).await.unwrap()
-}
-
-async fn open_on(setup: &Setup, disk: &SimDisk, strategy: UncachedStrategy) -> Volume {
-    let device: DeviceRef = Arc::new(disk.clone());
-    let world: WorldRef = disk.world().clone();
-    open(setup, (&device, &world), strategy).await
 }
 
 /// Carries the operation out on an open file, by the calls of the volume. What it answers does not
@@ -132,7 +125,22 @@ fn drop_all(layer: Layer) {
     println!("{layer:?}: {all:?}");
     assert_eq!(all.on_device_dropped, all.on_device, "what waits for the device is dropped");
     assert!(all.drops > all.operations, "{all:?}");
+    assert_eq!(all.never_dropped(&KINDS), None, "{layer:?}: {all:?}");
 }
+
+/// Operations that wait on a volume, in both layers.
+const KINDS: [&str; 10] = [
+    "read",
+    "buffered write",
+    "write",
+    "append",
+    "trim",
+    "zero",
+    "truncate",
+    "sync",
+    "close",
+    "shrink",
+];
 
 #[test]
 fn operation_of_a_mapped_file_dropped_at_any_poll_leaves_nothing_behind() {
@@ -144,12 +152,8 @@ fn operation_of_a_volume_dropped_at_any_poll_leaves_nothing_behind() {
     drop_all(Layer::Volume);
 }
 
-/// One operation on a file of a volume in a file of the host, dropped after so many polls.
-fn drop_one_real(
-    (engine, path): (&Engine, &Path),
-    direct_io: DirectIo,
-    (op, polls, strategy): (Op, u32, UncachedStrategy),
-) -> Checked<Outcome> {
+/// An empty volume in a file of the host.
+fn blank_real((engine, path): (&Engine, &Path), direct_io: DirectIo) -> (DeviceRef, WorldRef) {
     let _ = std::fs::remove_file(path);
     let options = FileOptions {
         direct_io,
@@ -164,6 +168,16 @@ fn drop_one_real(
         ..CreateOptions::new([7; 16], [9; 16], Timestamp::new(1, 0))
     };
     block_on(Volume::create(&device, &world, &create)).unwrap();
+    (device, world)
+}
+
+/// One operation on a file of a volume in a file of the host, dropped after so many polls.
+fn drop_one_real(
+    on: (&Engine, &Path),
+    direct_io: DirectIo,
+    (op, polls, strategy): (Op, u32, UncachedStrategy),
+) -> Checked<Outcome> {
+    let (device, world) = blank_real(on, direct_io);
     let done = block_on(drop_on(Layer::Volume, (&device, &world), (op, polls, strategy)));
     checked(&block_on(fsck(&device, &world, &mut |_| ())).unwrap())?;
     done.map_err(|what| format!("{direct_io:?}: {what}"))
@@ -174,32 +188,44 @@ const DROPS: u32 = 32;
 /// Rounds within which that has to happen.
 const ROUNDS: u32 = 20;
 
-/// The kernel answers in an order of its own, so the polls at which an operation is dropped are a
-/// sample of those that it may take. On a busy machine many operations end before they can be
-/// dropped.
-fn drop_all_real(aio: Aio) {
+/// Operations each of which is to be dropped on a real engine.
+const KINDS_REAL: [&str; 5] = ["write", "truncate", "sync", "close", "shrink"];
+
+/// The engine, and a file of the host for the test of that name. None: this machine lacks the
+/// engine, and the caller of the tests allows that.
+fn engine_and_path(aio: Aio, test: &str) -> Option<(Engine, PathBuf)> {
     let engine = match Engine::new(aio) {
         Ok(engine) => engine,
         Err(error) => {
             let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");
             assert!(aio == Aio::IoUring && allowed, "the engine {aio} is needed: {error}");
-            return eprintln!("skipped: needs the engine {aio}: {error}");
+            eprintln!("skipped: needs the engine {aio}: {error}");
+            return None;
         }
     };
-    let name = format!("forebay-dropped-volume-{}-{aio}.img", std::process::id());
-    let path = std::env::temp_dir().join(name);
+    let name = format!("forebay-dropped-{test}-{}-{aio}.img", std::process::id());
+    Some((engine, std::env::temp_dir().join(name)))
+}
+
+/// The kernel answers in an order of its own, so the polls at which an operation is dropped are a
+/// sample of those that it may take. On a busy machine many operations end before they can be
+/// dropped.
+fn drop_all_real(aio: Aio) {
+    let Some((engine, path)) = engine_and_path(aio, "volume") else { return };
     for direct_io in [DirectIo::Auto, DirectIo::Off] {
         let mut all = Drops::default();
         for _ in 0..ROUNDS {
             all.add_all(true, |op, polls, strategy| {
                 drop_one_real((&engine, &path), direct_io, (op, polls, strategy))
             });
-            if all.drops >= DROPS && all.on_device_dropped >= DROPS / 4 {
+            let each = all.never_dropped(&KINDS_REAL).is_none();
+            if all.drops >= DROPS && all.on_device_dropped >= DROPS / 4 && each {
                 break;
             }
         }
         println!("{aio}, {direct_io:?}: {all:?}");
         assert!(all.drops >= DROPS && all.on_device_dropped >= DROPS / 4, "{all:?}");
+        assert_eq!(all.never_dropped(&KINDS_REAL), None, "{direct_io:?}: {all:?}");
     }
     let _ = std::fs::remove_file(&path);
 }
@@ -214,32 +240,44 @@ fn operation_of_a_volume_dropped_on_io_uring_leaves_nothing_behind() {
     drop_all_real(Aio::IoUring);
 }
 
-/// Drops the close of a volume with dirty data; true if it ended before. A second close works.
+/// Content of the file `f` when the close of its volume is dropped.
+fn content() -> Vec<u8> {
+    vec![7; 100_000]
+}
+
+/// Writes content and drops the close of the volume after so many polls; true if the close ended
+/// before. A second close works.
+async fn close_on((device, world): (&DeviceRef, &WorldRef), polls: u32) -> bool {
+    let volume = open(&setup(0), (device, world), UncachedStrategy::Ours).await;
+    let (_, file) = create(&volume, "f").await.unwrap();
+    write(&file, 0, &content()).await.unwrap();
+    drop(file);
+    let ended = ended_after(polls, volume.close()).await;
+    // A commit that the dropped one carried goes on without it.
+    let again = volume.close().await;
+    again.unwrap_or_else(|error| panic!("dropped after {polls} polls: {error}"));
+    ended
+}
+
+async fn content_on((device, world): (&DeviceRef, &WorldRef)) -> Vec<u8> {
+    let volume = open(&setup(0), (device, world), UncachedStrategy::Ours).await;
+    let ino = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap().ino;
+    let file = volume.open(ino, OpenFlags::READ).await.unwrap();
+    let found = read(&file, 1 << 17).await;
+    drop(file);
+    volume.close().await.unwrap();
+    found
+}
+
 fn close_dropped(polls: u32) -> bool {
-    let setup = setup(0);
-    let disk = setup.blank();
-    let bytes = vec![7; 100_000];
-    let ended = disk.world().run(async {
-        let volume = open_on(&setup, &disk, UncachedStrategy::Ours).await;
-        let (_, file) = create(&volume, "f").await.unwrap();
-        write(&file, 0, &bytes).await.unwrap();
-        drop(file);
-        let ended = ended_after(polls, volume.close()).await;
-        // A commit that the dropped one carried goes on without it.
-        let again = volume.close().await;
-        again.unwrap_or_else(|error| panic!("dropped after {polls} polls: {error}"));
-        ended
-    });
+    let disk = setup(0).blank();
+    let (device, world): (DeviceRef, WorldRef) = (Arc::new(disk.clone()), disk.world().clone());
+    let ended = disk.world().run(close_on((&device, &world), polls));
     disk.world().stop();
     assert!(check(&disk).is_clean(), "dropped after {polls} polls");
-    disk.world().run(async {
-        let volume = open_on(&setup, &disk, UncachedStrategy::Ours).await;
-        let name = Name::new(b"f").unwrap();
-        let ino = volume.lookup(Ino::ROOT, name).await.unwrap().ino;
-        let file = volume.open(ino, OpenFlags::READ).await.unwrap();
-        assert!(read(&file, 1 << 17).await == bytes, "dropped after {polls} polls");
-    });
+    let found = disk.world().run(content_on((&device, &world)));
     disk.world().stop();
+    assert!(found == content(), "dropped after {polls} polls");
     ended
 }
 
@@ -247,4 +285,42 @@ fn close_dropped(polls: u32) -> bool {
 fn close_of_a_volume_dropped_at_any_poll_can_be_repeated() {
     let drops = (1..1000).take_while(|&polls| !close_dropped(polls)).count();
     assert!(drops > 4, "it waits: {drops} drops");
+}
+
+/// Closes of a volume that are to be dropped on a real engine, at least.
+const CLOSES: usize = 8;
+
+fn drop_closes_real(aio: Aio) {
+    let Some((engine, path)) = engine_and_path(aio, "close") else { return };
+    for direct_io in [DirectIo::Auto, DirectIo::Off] {
+        let close_dropped = |polls| {
+            let (device, world) = blank_real((&engine, &path), direct_io);
+            let ended = block_on(close_on((&device, &world), polls));
+            let report = block_on(fsck(&device, &world, &mut |_| ())).unwrap();
+            assert!(report.is_clean(), "dropped after {polls} polls: {report:?}");
+            let found = block_on(content_on((&device, &world)));
+            assert!(found == content(), "dropped after {polls} polls");
+            ended
+        };
+        let mut drops = 0;
+        for _ in 0..ROUNDS {
+            drops += (1..1000).take_while(|&polls| !close_dropped(polls)).count();
+            if drops >= CLOSES {
+                break;
+            }
+        }
+        println!("{aio}, {direct_io:?}: {drops} closes dropped");
+        assert!(drops >= CLOSES, "{direct_io:?}: {drops} closes dropped");
+    }
+    let _ = std::fs::remove_file(&path);
+}
+
+#[test]
+fn close_of_a_volume_dropped_on_threads_can_be_repeated() {
+    drop_closes_real(Aio::Threads);
+}
+
+#[test]
+fn close_of_a_volume_dropped_on_io_uring_can_be_repeated() {
+    drop_closes_real(Aio::IoUring);
 }

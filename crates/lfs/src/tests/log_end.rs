@@ -10,6 +10,7 @@ use crate::map::overlay::Where;
 use crate::tests::faults::failing;
 use crate::tests::reuse::{check, create, open, setup, write};
 use crate::tests::setup::Setup;
+use crate::tests::sums_off::blank;
 use crate::volume::fsck::FindingKind;
 use crate::{OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
@@ -51,10 +52,14 @@ fn head(volume: &Volume) -> Place {
 /// A file is written and synced; then two files are made, in one group of the log. `idle`: after
 /// that the log is idle, and its mark is written.
 fn ended(more: bool, idle: bool) -> Ended {
+    ended_on(&data_in_runs().blank(), more, idle)
+}
+
+/// As [`ended`], on a disk with an empty volume.
+fn ended_on(disk: &SimDisk, more: bool, idle: bool) -> Ended {
     let setup = data_in_runs();
-    let disk = setup.blank();
     let (layout, places) = disk.world().run(async {
-        let volume = open(&setup, &disk).await.unwrap();
+        let volume = open(&setup, disk).await.unwrap();
         let (ino, file) = create(&volume, "f").await.unwrap();
         write(&file, 0, &[1; BLOCK]).await.unwrap();
         file.sync(true).await.unwrap();
@@ -267,6 +272,26 @@ fn last_write_with_unreadable_block_is_kept_only_if_durable() {
             let volume = ended.open().await.unwrap_or_else(|e| panic!("{idle}: {e}"));
             let wanted: &[_] = if idle { &[Some(2), None, Some(2)] } else { &[Some(1)] };
             assert_eq!(blocks_of_f(&volume).await, wanted);
+        });
+        ended.disk.world().stop();
+    }
+}
+
+/// A volume without sums flushes data before it writes the record that names it. So the last write
+/// was synced whatever its blocks hold now. Recovery read the data although it could not verify it.
+/// A block that could not be read ended the log, and the synced write was gone.
+#[test]
+fn last_write_without_sums_is_kept_whatever_its_blocks_are() {
+    for unreadable in [false, true] {
+        let ended = ended_on(&blank(&data_in_runs(), false), false, false);
+        match unreadable {
+            false => ended.disk.poke(ended.block, &[9; SECTOR as usize]),
+            true => ended.cannot_read(ended.block),
+        }
+        ended.disk.world().run(async {
+            let volume = ended.open().await.unwrap_or_else(|e| panic!("{unreadable}: {e}"));
+            let bad = (!unreadable).then_some(9);
+            assert_eq!(blocks_of_f(&volume).await, [Some(2), bad, Some(2)]);
         });
         ended.disk.world().stop();
     }

@@ -7,6 +7,7 @@ use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::slot_offsets;
 use crate::map::overlay::Where;
+use crate::tests::changes::{assert_read_only, before_changes, changes};
 use crate::tests::faults::{failing, found, synced_at_last};
 use crate::tests::reuse::{create, open, read, setup, write};
 use crate::tests::setup::Setup;
@@ -14,12 +15,10 @@ use crate::{OpenOptions, Volume};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::WorldRef;
-use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_sim::{Fault, FaultRule, SimDisk};
-use forebay_vfs::{
-    Fallocate, FileSystem, Ino, Name, OpenFileRef, OpenFlags, Privileges, RenameFlags, SetAttr,
-};
+use forebay_vfs::{FileSystem, Ino, Name, OpenFileRef, OpenFlags, Privileges, SetAttr};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
@@ -40,43 +39,6 @@ async fn open_with(
     let mut options = setup.options(&world);
     change(&mut options);
     Volume::open(&device, &world, &options).await
-}
-
-/// Every kind of change, each of which has to be refused: what each was answered.
-async fn changes(volume: &Volume, ino: Ino, file: &OpenFileRef) -> Vec<(&'static str, Error)> {
-    let (none, keep) = (IoFlags::empty(), Privileges::Keep);
-    let block = || AlignedBuf::copy_of(&[7; BLOCK]);
-    let mut refused = Vec::new();
-    let mut note = |what, error: Option<Error>| {
-        refused.push((what, error.unwrap_or_else(|| panic!("{what} was accepted"))));
-    };
-    note("create", create(volume, "new").await.err());
-    note("write", file.write(0, block(), none, keep).await.1.err());
-    note("append", file.write(0, block(), IoFlags::APPEND, keep).await.1.err());
-    note("direct write", file.write(0, block(), IoFlags::DIRECT, keep).await.1.err());
-    note("uncached write", file.write(0, block(), IoFlags::UNCACHED, keep).await.1.err());
-    note("try_write", file.try_write(0, &[7; 512], none, keep).and_then(|done| done.err()));
-    let len = BLOCK as u64;
-    note("punch", file.fallocate(Fallocate::PunchHole, 0, len, keep).await.err());
-    note("truncate", volume.setattr(ino, &SetAttr::size(100)).await.err());
-    note("extend", volume.setattr(ino, &SetAttr::size(1 << 20)).await.err());
-    note(
-        "chmod",
-        volume.setattr(ino, &SetAttr { perm: Some(0o600), ..SetAttr::default() }).await.err(),
-    );
-    let (from, to, plain) = (name("f3"), name("f4"), RenameFlags::empty());
-    note("rename", volume.rename(Ino::ROOT, from, Ino::ROOT, to, plain).await.err());
-    note("unlink", volume.unlink(Ino::ROOT, name("f3")).await.err());
-    note("link", volume.link(ino, Ino::ROOT, name("other")).await.err());
-    refused
-}
-
-fn assert_read_only(refused: Vec<(&'static str, Error)>, wanted: &[&str]) {
-    for (what, error) in refused {
-        assert_eq!((error.kind(), error.errno()), (ErrorKind::ReadOnly, 30), "{what}: {error}");
-        let text = error.to_string();
-        assert!(wanted.iter().all(|part| text.contains(part)), "{what}: {text}");
-    }
 }
 
 /// Has the device lose a block that was written past the cache to a file.
@@ -111,6 +73,7 @@ fn checkpoint_after_lost_block_turns_volume_read_only() {
             write(&file, 0, &[1 + n; 2 * BLOCK]).await.unwrap();
             open_ones.push((ino, file));
         }
+        before_changes(&volume, open_ones[4].0).await;
         volume.syncfs().await.unwrap();
         volume.checkpoint().await.unwrap();
         let (ino, file) = &open_ones[0];
@@ -324,6 +287,7 @@ fn checkpoint_over_bad_leaf_turns_volume_read_only() {
             inos.push(volume.lookup(Ino::ROOT, name(&format!("f{n}"))).await.unwrap().ino);
         }
         let file = volume.open(inos[4], OpenFlags::READ | OpenFlags::WRITE).await.unwrap();
+        before_changes(&volume, inos[4]).await;
         write(&file, 0, &[9; BLOCK]).await.unwrap();
         file.sync(true).await.unwrap();
         for ino in &inos {

@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use crate::tests::reuse::{create, open, setup};
+use crate::tests::reuse::{create, open, setup, write};
 use crate::tests::setup::Setup;
 use crate::volume::{CreateOptions, Volume};
 use forebay_base::IoFlags;
@@ -12,7 +12,9 @@ use forebay_base::world::WorldRef;
 use forebay_block::{BioFlags, BioOp, DeviceRef};
 use forebay_sim::{SimConfig, SimDisk};
 use forebay_vfs::{OpenFileRef, Privileges, Timestamp};
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 
 const BLOCK: usize = 4096;
 const FILE: usize = 3 * BLOCK;
@@ -164,5 +166,49 @@ fn sync_without_sums_costs_one_flush_more_where_a_record_names_data() {
     for sums in [true, false] {
         assert_eq!(cost_of_sync(sums, fua, !names_data), (0, 1), "FUA write");
         assert_eq!(cost_of_sync(sums, !fua, !names_data), (1, 0), "write, flush");
+    }
+}
+
+/// Flushes of the device for one sync, and for syncs of so many other files that begin while it is
+/// in progress.
+fn flushes_of_syncs(others: usize, sums: bool) -> usize {
+    let setup = setup(0);
+    let disk = blank(&setup, sums);
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let mut opened = Vec::new();
+        for n in 0..=others {
+            let (_, file) = create(&volume, &format!("f{n}")).await.unwrap();
+            write(&file, 0, &[1 + n as u8; FILE]).await.unwrap();
+            opened.push(file);
+        }
+        disk.clear_log();
+        let has_flushed = || disk.log().iter().any(|entry| entry.op == BioOp::Flush);
+        let mut syncs: Vec<_> = opened.iter().map(|file| file.sync(true)).collect();
+        poll_fn(|cx| {
+            let begun = if has_flushed() { syncs.len() } else { 1 };
+            let mut n = 0;
+            syncs.retain_mut(|sync| {
+                n += 1;
+                n > begun || sync.as_mut().poll(cx).map(Result::unwrap).is_pending()
+            });
+            if syncs.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    });
+    let flushes = disk.log().iter().filter(|entry| entry.op == BioOp::Flush).count();
+    disk.world().stop();
+    flushes
+}
+
+/// Syncs that begin while another one is in progress share the flushes of a group, which are two
+/// without sums. How many groups there are depends on when their data is written.
+#[test]
+fn syncs_that_wait_for_another_share_flushes() {
+    for (sums, each) in [(true, 1), (false, 2)] {
+        assert_eq!(flushes_of_syncs(0, sums), each, "a lone sync");
+        let flushes = flushes_of_syncs(8, sums);
+        println!("sums {sums}: {flushes} flushes for 9 syncs");
+        assert!(flushes <= 4 * each, "{flushes} flushes for 9 syncs");
     }
 }
