@@ -3,8 +3,8 @@
 //! A completed write is not durable. Blocks written since the last flush are kept in the cache
 //! (within a window) until a flush that began after them has succeeded. If it fails they become
 //! dirty again and are rewritten. Blocks that were not kept are lost, and fsync fails from then on
-//! (docs/reference/failure-protocol.md). A commit can also fail without a failed flush, as on a host
-//! without space. Then nothing is lost, and the blocks wait for the next commit (flushes.X4).
+//! (docs/reference/failure-protocol.md). A commit can also fail without a failed flush, as on a
+//! host without space. Then nothing is lost, and the blocks wait for the next commit (flushes.X4).
 //!
 //! Flushes of one file are taken in turn and shared: all callers that arrive during one flush share
 //! the next.

@@ -319,6 +319,7 @@ impl Log {
     pub fn fail(ctl: &mut Ctl, error: Error) {
         log::warn!("the log moves to another segment: {error}");
         ctl.failures += 1;
+        assert!(ctl.flush_failures <= ctl.failures, "L12: failed flushes are failures");
         ctl.last_error = Some(error);
         ctl.repair = true;
     }

@@ -346,8 +346,9 @@ pub trait OpenFile: Send + Sync {
         Ok(())
     }
 
-    /// After a caller found holes of the file in another way than by a seek: waits for stores that a
-    /// mount holds back of these ranges. True: there may have been some, so that they are data now.
+    /// After a caller found holes of the file in another way than by a seek: waits for stores that
+    /// a mount holds back of these ranges. True: there may have been some, so that they are data
+    /// now.
     fn hand_over_holes<'a>(&'a self, holes: &'a [Range<u64>]) -> BoxFuture<'a, bool> {
         let _ = holes;
         Box::pin(std::future::ready(false))

@@ -151,12 +151,16 @@ impl Unflushed {
         state.look(self.epoch());
         let State { covered: next, lost, given_up, .. } = &mut *state;
         // `drop_blocks` has counted these as unpinned.
-        given_up.iter().for_each(|run| drop(covered.pinned.remove(run)));
+        for run in given_up.iter() {
+            covered.pinned.remove(run);
+        }
         let into = if covered.epoch == next.epoch { next } else { lost };
         if into.pinned.total() == 0 {
             std::mem::swap(&mut into.pinned, &mut covered.pinned);
         }
-        covered.pinned.iter().for_each(|run| drop(into.pinned.insert(run)));
+        for run in covered.pinned.iter() {
+            into.pinned.insert(run);
+        }
         into.unpinned |= covered.unpinned;
     }
 

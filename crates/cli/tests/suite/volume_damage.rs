@@ -162,5 +162,13 @@ fn a_damaged_log_is_a_problem() {
     assert!(said.contains("its log is read up to a damaged place"), "{said}");
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["volume"]["damaged"], true, "{report}");
+    // `stat` says why the volume is read-only, to programs and to people.
+    let about: serde_json::Value =
+        serde_json::from_str(&folder.ok(&["stat", "killed", "--json"])).unwrap();
+    let damage = about["damage"].as_str().unwrap_or_else(|| panic!("no damage: {about}"));
+    assert!(damage.contains("says it was durable"), "{damage}");
+    assert_eq!((&about["damaged"], &about["read_only"]), (&true.into(), &true.into()), "{about}");
+    let shown = folder.ok(&["stat", "killed"]);
+    assert!(shown.contains(&format!("{damage}; read-only")), "{shown}");
     assert!(!folder.path("out/f7").exists(), "what is behind it");
 }

@@ -10,6 +10,7 @@ use forebay_testkit::cgroup::Memcg;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::time::Instant;
 
 /// What a process may have of memory, bytes.
 const LIMIT: u64 = 64 << 20;
@@ -61,7 +62,7 @@ fn group(name: &str) -> Option<Memcg> {
     }
 }
 
-/// `forebay` with these words, in the cgroup.
+/// `forebay` with these words, in the cgroup. Prints how long it took.
 fn limited(folder: &Folder, group: &Memcg, words: &[&str]) -> Output {
     let plain = folder.command(words);
     let mut command = Command::new("sh");
@@ -69,7 +70,10 @@ fn limited(folder: &Folder, group: &Memcg, words: &[&str]) -> Output {
     command.arg(plain.get_program()).args(plain.get_args());
     command.current_dir(plain.get_current_dir().expect("the folder"));
     command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    output(command)
+    let started = Instant::now();
+    let output = output(command);
+    println!("{:.3} s: {}", started.elapsed().as_secs_f64(), words.join(" "));
+    output
 }
 
 /// An image that claimed 2^28 segments got a table of 20 GiB before anything of it was verified.

@@ -137,7 +137,8 @@ fn d3_full_queue_drops_further_files_as_a_whole() {
     assert!((QUEUE_MAX..3 * QUEUE_MAX).contains(&whole), "{whole}");
 }
 
-/// D3: a backup goes on reading, so that the queue is never empty. Marked files waited until it was.
+/// D3: a backup goes on reading, so that the queue is never empty. Marked files waited until it
+/// was.
 #[test]
 fn d3_marked_files_are_dropped_while_the_queue_refills() {
     let (drops, inodes) = (Drops::default(), Inodes::default());

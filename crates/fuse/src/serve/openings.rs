@@ -114,8 +114,8 @@ impl Core {
         self.drop_behind(handle, io.offset..end);
     }
 
-    /// Before a write takes effect: what goes through the kernel's cache stays there, without a read.
-    /// The mark of the opening may be gone since: the kernel may have dropped all content.
+    /// Before a write takes effect: what goes through the kernel's cache stays there, without a
+    /// read. The mark of the opening may be gone since: the kernel may have dropped all content.
     pub(super) fn note_write(&self, handle: &Handle, io: &WriteIn) {
         if handle.caching.is_cached && io.write_flags & WRITE_CACHE == 0 {
             self.inodes.mark_fill(handle.file.ino(), false);
@@ -343,10 +343,10 @@ mod tests {
         outcome.undo.opened.expect("it is opened")
     }
 
-    /// N3, N4. The queue of drops was full, so the kernel dropped all pages of a file that a program
-    /// had open for writing. What the program wrote then was in the kernel's cache, and no mark said
-    /// so. A change by the library was told as one of attributes, and programs went on reading the
-    /// bytes from before it.
+    /// N3, N4. The queue of drops was full, so the kernel dropped all pages of a file that a
+    /// program had open for writing. What the program wrote then was in the kernel's cache, and no
+    /// mark said so. A change by the library was told as one of attributes, and programs went on
+    /// reading the bytes from before it.
     #[test]
     fn write_after_a_drop_of_all_content_marks_it_again() {
         for (cache, is_kept) in [(CacheMode::Kernel, true), (CacheMode::Own, false)] {

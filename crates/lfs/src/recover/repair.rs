@@ -10,14 +10,13 @@
 //! earlier content there. The file is marked until the block is overwritten or truncated. A write
 //! that the host refuses for lack of space loses no block: that repair fails, and is repeated.
 //!
-//! Invariants: Q1 no record that is laid out after a failed flush refers to bytes that the flush may
-//! have lost and that were not written since. Each run stores the number of failed flushes at its
-//! write, or that a flush covered it. Q2 no lost block gets into a
-//! tree. Only the log knows the earlier content of the block. So no checkpoint is made until the
-//! block is overwritten or truncated. Q3 what the cache holds is not left out: a later record may
-//! depend on it, such as a rename or a change of size. The repair examines each block under the
-//! lock of its folio. Neither a concurrent user of the folio nor a lost neighbour block causes the
-//! block to be left out.
+//! Invariants: Q1 no record that is laid out after a failed flush refers to bytes that the flush
+//! may have lost and that were not written since. Each run stores the number of failed flushes at
+//! its write, or that a flush covered it. Q2 no lost block gets into a tree. Only the log knows the
+//! earlier content of the block. So no checkpoint is made until the block is overwritten or
+//! truncated. Q3 what the cache holds is not left out: a later record may depend on it, such as a
+//! rename or a change of size. The repair examines each block under the lock of its folio. Neither
+//! a concurrent user of the folio nor a lost neighbour block causes the block to be left out.
 //!
 //! Locks: the state lock and folio locks, one after the other. The lock of the staging area is
 //! taken below the state lock. No lock is held across a wait.

@@ -1,4 +1,5 @@
-//! Failed writes of the log lose nothing: only a failed flush may lose what the device had completed.
+//! Failed writes of the log lose nothing: only a failed flush may lose what the device had
+//! completed.
 //!
 //! No locks.
 
@@ -57,9 +58,9 @@ async fn synced(volume: &Volume, name: &str) -> (Ino, OpenFileRef) {
     (ino, file)
 }
 
-/// Host full, no checksums: a direct write was flushed, then the write of its record failed. The
-/// repair took that for a failed flush, could not verify the block, and dropped it; the volume
-/// turned read-only at the next checkpoint.
+/// Host full, no checksums: a direct write was flushed, then the write of its record
+/// failed. The repair took that for a failed flush, could not verify the block, and dropped it; the
+/// volume turned read-only at the next checkpoint.
 #[test]
 fn failed_log_write_without_sums_keeps_flushed_direct_write() {
     let kinds = [ErrorKind::NoSpace, ErrorKind::Io];

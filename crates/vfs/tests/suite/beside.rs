@@ -337,7 +337,8 @@ fn z3_seek_hands_over_holes_alone() {
 }
 
 /// Each append made the mount's kernel drop all pages of the file: a record of 50 bytes evicted a
-/// large log. It changes nothing in front of the end, except if it fails: then its place is unknown.
+/// large log. It changes nothing in front of the end, except if it fails: then its place is
+/// unknown.
 #[test]
 fn append_hands_over_and_reports_from_the_end_on() {
     let (fs, mount, file) = held_back();
