@@ -410,6 +410,23 @@ fn check_bytes(op: Op, bytes: &[u8], old: &[u8]) -> Checked<()> {
     Ok(())
 }
 
+/// Kinds of operations that wait at least once on a file that can grow. Those of a file in place
+/// are the same without [`GROWING_KINDS`].
+pub const WAITING_KINDS: [&str; 10] = [
+    "read",
+    "buffered write",
+    "write",
+    "append",
+    "trim",
+    "zero",
+    "truncate",
+    "sync",
+    "close",
+    "shrink",
+];
+/// Kinds of operations that a file of a fixed size has not.
+pub const GROWING_KINDS: [&str; 2] = ["append", "truncate"];
+
 /// What rounds of drops have done.
 #[derive(Debug, Clone, Default)]
 pub struct Drops {

@@ -298,6 +298,14 @@ mod tests {
     /// Sees whether a folio is locked when it wakes.
     struct Watch(forebay_base::sync::Arc<PageCache>, [AtomicUsize; 2]);
 
+    impl Watch {
+        /// How often it woke with all folios free, and with one locked.
+        fn woken(&self) -> (usize, usize) {
+            let [free, locked] = [0, 1].map(|i: usize| self.1[i].load(Ordering::Relaxed));
+            (free, locked)
+        }
+    }
+
     impl std::task::Wake for Watch {
         fn wake(self: std::sync::Arc<Self>) {
             let is_locked = (1..8).any(|slot| self.0.table.is_locked(slot));
@@ -305,77 +313,71 @@ mod tests {
         }
     }
 
-    /// The story: the first dirty block of a file woke the flusher under the lock of the folio. A
-    /// waker may run anything: a task that wanted the folio then spun until it ended, or for ever.
-    #[test]
-    fn first_dirty_block_wakes_flusher_after_folio_lock() {
+    /// The block that the tests with a [`Watch`] make dirty.
+    const FIRST: crate::folio::Blocks = crate::folio::Blocks { start: 0, end: 1 };
+
+    /// A small cache, a file on it, and what watches its folios.
+    fn watched() -> (forebay_base::sync::Arc<PageCache>, Mapping, std::sync::Arc<Watch>) {
         let config = crate::Config { huge_pages: false, ..crate::Config::with_budget(4 << 20) };
         let cache = PageCache::new(config, forebay_base::world::RealWorld::with_seed(1)).unwrap();
         let mapping = cache.new_mapping(4096, 1 << 20);
         let watch = std::sync::Arc::new(Watch(cache.clone(), Default::default()));
+        (cache, mapping, watch)
+    }
+
+    fn make_dirty(cache: &PageCache, mapping: &Mapping) {
+        let mut pool = cache.take_frames(1).unwrap();
+        let folio = cache.lock_or_create(mapping, 0).unwrap();
+        folio.install_frames(FIRST, &mut pool);
+        folio.mark_dirty(FIRST, Retention::Keep);
+    }
+
+    /// The story: the first dirty block of a file woke the flusher under the lock of the folio. A
+    /// waker may run anything: a task that wanted the folio then spun until it ended, or for ever.
+    #[test]
+    fn first_dirty_block_wakes_flusher_after_folio_lock() {
+        let (cache, mapping, watch) = watched();
         let waker = watch.clone().into();
         let mut woken = Box::pin(mapping.domain.flusher_wakes.wait_until(|| None::<()>));
         assert!(woken.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
         let none = std::sync::Weak::<Fake>::new();
         let _first = mapping.domain.join(mapping.id, mapping.dirty.clone(), none);
-        let block = crate::folio::Blocks { start: 0, end: 1 };
-        let mut pool = cache.take_frames(1).unwrap();
-        let folio = cache.lock_or_create(&mapping, 0).unwrap();
-        folio.install_frames(block, &mut pool);
-        folio.mark_dirty(block, Retention::Keep);
-        drop(folio);
-        let [free, locked] = [0, 1].map(|i: usize| watch.1[i].load(Ordering::Relaxed));
-        assert_eq!((free, locked), (1, 0), "woken with the folio free, and locked");
-        cache.lock_folio(&mapping, 0).unwrap().discard(block);
+        make_dirty(&cache, &mapping);
+        assert_eq!(watch.woken(), (1, 0), "woken with the folio free, and locked");
+        cache.lock_folio(&mapping, 0).unwrap().discard(FIRST);
         mapping.domain.leave(mapping.id);
     }
 
     /// The same of a writer that waits for space, where dirty blocks are dropped.
     #[test]
     fn dropped_dirty_block_wakes_writer_after_folio_lock() {
-        let config = crate::Config { huge_pages: false, ..crate::Config::with_budget(4 << 20) };
-        let cache = PageCache::new(config, forebay_base::world::RealWorld::with_seed(1)).unwrap();
-        let mapping = cache.new_mapping(4096, 1 << 20);
-        let block = crate::folio::Blocks { start: 0, end: 1 };
-        let mut pool = cache.take_frames(1).unwrap();
-        let folio = cache.lock_or_create(&mapping, 0).unwrap();
-        folio.install_frames(block, &mut pool);
-        folio.mark_dirty(block, Retention::Keep);
-        drop(folio);
-        let watch = std::sync::Arc::new(Watch(cache.clone(), Default::default()));
+        let (cache, mapping, watch) = watched();
+        make_dirty(&cache, &mapping);
         let place = mapping.domain.take_ticket();
         assert!(place.first(&watch.clone().into()), "no other writer waits");
         let folio = cache.lock_folio(&mapping, 0).unwrap();
-        folio.discard(block);
-        let early = watch.1[1].load(Ordering::Relaxed);
+        folio.discard(FIRST);
+        let early = watch.woken();
         drop(folio);
-        let [free, locked] = [0, 1].map(|i: usize| watch.1[i].load(Ordering::Relaxed));
-        assert_eq!((early, free, locked), (0, 1, 0), "woken early, with the folio free, locked");
+        let woken = (early, watch.woken());
+        assert_eq!(woken, ((0, 0), (1, 0)), "before and after the folio was released");
     }
 
     /// The same of a task that waits for frames, where a folio gives one back.
     #[test]
     fn freed_frame_wakes_waiter_after_folio_lock() {
-        let config = crate::Config { huge_pages: false, ..crate::Config::with_budget(4 << 20) };
-        let cache = PageCache::new(config, forebay_base::world::RealWorld::with_seed(1)).unwrap();
-        let mapping = cache.new_mapping(4096, 1 << 20);
-        let block = crate::folio::Blocks { start: 0, end: 1 };
-        let mut pool = cache.take_frames(1).unwrap();
-        let folio = cache.lock_or_create(&mapping, 0).unwrap();
-        folio.install_frames(block, &mut pool);
-        folio.mark_dirty(block, Retention::Keep);
-        drop(folio);
+        let (cache, mapping, watch) = watched();
+        make_dirty(&cache, &mapping);
         let rest = cache.take_frames(cache.stats().frames_free as usize).unwrap();
-        let watch = std::sync::Arc::new(Watch(cache.clone(), Default::default()));
         let waker = watch.clone().into();
         let mut waiter = Box::pin(cache.wait_frames(&mapping, 1));
         assert!(waiter.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
         let folio = cache.lock_folio(&mapping, 0).unwrap();
-        folio.discard(block);
-        let early = watch.1[1].load(Ordering::Relaxed);
+        folio.discard(FIRST);
+        let early = watch.woken();
         drop(folio);
-        let [free, locked] = [0, 1].map(|i: usize| watch.1[i].load(Ordering::Relaxed));
-        assert_eq!((early, free, locked), (0, 1, 0), "woken early, with the folio free, locked");
+        let woken = (early, watch.woken());
+        assert_eq!(woken, ((0, 0), (1, 0)), "before and after the folio was released");
         drop((waiter, rest));
     }
 
@@ -383,28 +385,19 @@ mod tests {
     /// was also woken under the lock of the file's failed blocks.
     #[test]
     fn failed_block_wakes_flusher_after_folio_lock() {
-        let config = crate::Config { huge_pages: false, ..crate::Config::with_budget(4 << 20) };
-        let cache = PageCache::new(config, forebay_base::world::RealWorld::with_seed(1)).unwrap();
-        let mapping = cache.new_mapping(4096, 1 << 20);
+        let (cache, mapping, watch) = watched();
         let domain = &mapping.domain;
         let none = std::sync::Weak::<Fake>::new();
         let _first = domain.join(mapping.id, mapping.dirty.clone(), none);
-        let block = crate::folio::Blocks { start: 0, end: 1 };
-        let mut pool = cache.take_frames(1).unwrap();
-        let folio = cache.lock_or_create(&mapping, 0).unwrap();
-        folio.install_frames(block, &mut pool);
-        folio.mark_dirty(block, Retention::Keep);
-        drop(folio);
+        make_dirty(&cache, &mapping);
         domain.take_wake();
         domain.set_next_look(&domain.queue(), u64::MAX);
-        let watch = std::sync::Arc::new(Watch(cache.clone(), Default::default()));
         let waker = watch.clone().into();
         let mut woken = Box::pin(domain.flusher_wakes.wait_until(|| None::<()>));
         assert!(woken.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
-        crate::writeback::fail_unwritten(&cache, &mapping, 0, block);
-        let [free, locked] = [0, 1].map(|i: usize| watch.1[i].load(Ordering::Relaxed));
-        assert_eq!((free, locked), (1, 0), "woken with the folio free, and locked");
-        cache.lock_folio(&mapping, 0).unwrap().discard(block);
+        crate::writeback::fail_unwritten(&cache, &mapping, 0, FIRST);
+        assert_eq!(watch.woken(), (1, 0), "woken with the folio free, and locked");
+        cache.lock_folio(&mapping, 0).unwrap().discard(FIRST);
         domain.leave(mapping.id);
     }
 

@@ -6,7 +6,7 @@
 use super::furniture::MAKE;
 use forebay_base::world::split_mix;
 use forebay_testkit::fs_check::{Op, Path};
-use forebay_vfs::{OpenFlags, Privileges};
+use forebay_vfs::OpenFlags;
 
 /// Number of files, and bytes of each.
 const FILES: u8 = 4;
@@ -14,10 +14,6 @@ const FILE_BYTES: u64 = 72 << 10;
 /// Bytes of one write while the files are made.
 const STRIPE_BYTES: u64 = 8 << 10;
 const BOTH: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
-
-fn write(slot: u8, offset: u64, len: u32, fill: u64) -> Op {
-    Op::Write { slot, offset, len, fill, append: false, privileges: Privileges::Keep }
-}
 
 fn open(slot: u8) -> Op {
     Op::Open { path: Path(vec![slot]), slot, flags: BOTH }
@@ -34,14 +30,14 @@ pub fn before() -> Vec<Op> {
     for stripe in 0..stripes {
         for slot in 0..FILES {
             let fill = 1000 + stripe * 10 + u64::from(slot);
-            ops.push(write(slot, stripe * STRIPE_BYTES, STRIPE_BYTES as u32, fill));
+            ops.push(Op::write_at(slot, stripe * STRIPE_BYTES, STRIPE_BYTES as u32, fill));
         }
         ops.push(Op::SyncFs);
     }
     for stripe in (0..stripes).filter(|stripe| stripe % 3 != 0) {
         for slot in 0..FILES {
             let fill = 3000 + stripe * 10 + u64::from(slot);
-            ops.push(write(slot, stripe * STRIPE_BYTES, STRIPE_BYTES as u32, fill));
+            ops.push(Op::write_at(slot, stripe * STRIPE_BYTES, STRIPE_BYTES as u32, fill));
         }
         ops.push(Op::SyncFs);
     }
@@ -56,7 +52,7 @@ pub fn crowding(seed: u64) -> Vec<Op> {
     for _ in 0..16 {
         let slot = pick(u64::from(FILES)) as u8;
         let len = 1 + pick(9000);
-        ops.push(write(slot, pick(FILE_BYTES - len), len as u32, pick(u64::MAX)));
+        ops.push(Op::write_at(slot, pick(FILE_BYTES - len), len as u32, pick(u64::MAX)));
         match pick(6) {
             0 => ops.push(Op::Sync { slot, data_only: true }),
             1 => ops.push(Op::SyncFs),

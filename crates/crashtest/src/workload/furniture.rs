@@ -4,7 +4,7 @@
 
 use forebay_testkit::fs_check::op::Make;
 use forebay_testkit::fs_check::{Op, Path, Target};
-use forebay_vfs::{OpenFlags, Privileges, SetXattr};
+use forebay_vfs::{OpenFlags, SetXattr};
 
 /// Mode and owner of the files that workloads make.
 pub const MAKE: Make = Make { perm: 0o644, owner: (0, 0) };
@@ -15,14 +15,7 @@ pub fn furniture() -> Vec<Op> {
     let flags = OpenFlags::READ | OpenFlags::WRITE;
     let create =
         |path: &[u8], slot| Op::Create { path: Path(path.to_vec()), make: MAKE, slot, flags };
-    let write = |slot, len, fill| Op::Write {
-        slot,
-        offset: 0,
-        len,
-        fill,
-        append: false,
-        privileges: Privileges::Keep,
-    };
+    let write = |slot, len, fill| Op::write_at(slot, 0, len, fill);
     let of = Target::Path(Path(vec![0]));
     vec![
         create(&[0], 0),

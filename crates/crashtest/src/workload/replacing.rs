@@ -5,7 +5,7 @@
 use super::furniture::MAKE;
 use forebay_base::world::split_mix;
 use forebay_testkit::fs_check::{Op, Path};
-use forebay_vfs::{OpenFlags, Privileges, RenameFlags};
+use forebay_vfs::{OpenFlags, RenameFlags};
 
 /// Files replace others, by a rename, or by a truncation to 0 bytes and a new write. In between,
 /// syncs of an unrelated file.
@@ -21,14 +21,7 @@ pub fn replacing(seed: u64) -> Vec<Op> {
     let mut ops = vec![create(0, 0, none), create(1, 1, none), Op::SyncFs];
     for _ in 0..6 {
         let (len, fill) = (1 + pick(9000) as u32, pick(u64::MAX));
-        let write = |slot| Op::Write {
-            slot,
-            offset: 0,
-            len,
-            fill,
-            append: false,
-            privileges: Privileges::Keep,
-        };
+        let write = |slot| Op::write_at(slot, 0, len, fill);
         let (from, to) = (Path(vec![2]), Path(vec![1]));
         match pick(3) {
             0 => ops.extend([write(1), Op::Sync { slot: 1, data_only: true }]),

@@ -55,10 +55,6 @@ fn path(parts: &[u8]) -> Path {
     Path(parts.to_vec())
 }
 
-fn write(slot: u8, offset: u64, len: u32, fill: u64) -> Op {
-    Op::Write { slot, offset, len, fill, append: false, privileges: Privileges::Keep }
-}
-
 fn rename(from: &[u8], to: &[u8], flags: RenameFlags) -> Op {
     Op::Rename { from: path(from), to: path(to), flags }
 }
@@ -118,23 +114,23 @@ fn content(number: u64, fill: u64, ops: &mut Vec<Op>) {
         privileges: Privileges::Keep,
     };
     match number {
-        0 => ops.push(write(0, 0, 4097, fill)),
-        1 => ops.push(write(0, 4096 + 100, 301, fill)),
+        0 => ops.push(Op::write_at(0, 0, 4097, fill)),
+        1 => ops.push(Op::write_at(0, 4096 + 100, 301, fill)),
         2 => ops.push(append(0, 5001)),
-        3 => ops.push(write(0, 20_000, 4001, fill)),
+        3 => ops.push(Op::write_at(0, 20_000, 4001, fill)),
         4 => ops.push(resize(0, 5000)),
         5 => ops.push(resize(0, 0)),
         6 => ops.push(resize(0, 30_000)),
         7 => ops.push(allocate(Fallocate::PunchHole, 4096, 4096)),
         8 => ops.push(allocate(Fallocate::ZeroRange { keep_size: false }, 8000, 8000)),
-        _ => ops.extend([write(1, 100, 101, fill), append(1, 6001)]),
+        _ => ops.extend([Op::write_at(1, 100, 101, fill), append(1, 6001)]),
     }
 }
 
 /// Operations that replace one file by another.
 fn replacement(number: u64, fill: u64, none: RenameFlags, ops: &mut Vec<Op>) {
     match number {
-        10 => ops.extend([create(&[2], 2, OpenFlags::EXCLUSIVE), write(2, 0, 3001, fill)]),
+        10 => ops.extend([create(&[2], 2, OpenFlags::EXCLUSIVE), Op::write_at(2, 0, 3001, fill)]),
         11 => ops.push(rename(&[0], &[1], none)),
         12 => ops.push(rename(&[0], &[3, 0], none)),
         13 => ops.push(rename(&[3], &[4], none)),
@@ -143,13 +139,13 @@ fn replacement(number: u64, fill: u64, none: RenameFlags, ops: &mut Vec<Op>) {
         // A new file is written and renamed over the old one.
         16 => ops.extend([
             create(&[2], 2, OpenFlags::empty()),
-            write(2, 0, 6001, fill),
+            Op::write_at(2, 0, 6001, fill),
             rename(&[2], &[1], none),
         ]),
         // A file is truncated to 0 bytes and written again.
         17 => ops.extend([
             create(&[1], 2, OpenFlags::TRUNCATE),
-            write(2, 0, 5001, fill),
+            Op::write_at(2, 0, 5001, fill),
             Op::Close { slot: 2 },
         ]),
         18 => {
@@ -158,7 +154,7 @@ fn replacement(number: u64, fill: u64, none: RenameFlags, ops: &mut Vec<Op>) {
         }
         _ => ops.extend([
             Op::Tmpfile { dir: path(&[3]), make: MAKE, slot: 3 },
-            write(3, 0, 2001, fill),
+            Op::write_at(3, 0, 2001, fill),
             Op::Link { from: Target::Slot(3), to: path(&[3, 8]) },
         ]),
     }

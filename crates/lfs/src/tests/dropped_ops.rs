@@ -14,7 +14,9 @@ use forebay_base::world::{RealWorld, WorldRef};
 use forebay_block::{Aio, DeviceRef, DirectIo, Engine, FileDevice, FileOptions};
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, PageCache};
-use forebay_testkit::dropped_ops::{Checked, Drops, Op, Outcome, SIZE, Subject, ended_after};
+use forebay_testkit::dropped_ops::{
+    Checked, Drops, Op, Outcome, SIZE, Subject, WAITING_KINDS, ended_after,
+};
 use forebay_vfs::{
     Fallocate, FileSystem, Ino, Name, OpenFileRef, OpenFlags, Privileges, SetAttr, Timestamp,
 };
@@ -125,22 +127,8 @@ fn drop_all(layer: Layer) {
     println!("{layer:?}: {all:?}");
     assert_eq!(all.on_device_dropped, all.on_device, "what waits for the device is dropped");
     assert!(all.drops > all.operations, "{all:?}");
-    assert_eq!(all.never_dropped(&KINDS), None, "{layer:?}: {all:?}");
+    assert_eq!(all.never_dropped(&WAITING_KINDS), None, "{layer:?}: {all:?}");
 }
-
-/// Operations that wait on a volume, in both layers.
-const KINDS: [&str; 10] = [
-    "read",
-    "buffered write",
-    "write",
-    "append",
-    "trim",
-    "zero",
-    "truncate",
-    "sync",
-    "close",
-    "shrink",
-];
 
 #[test]
 fn operation_of_a_mapped_file_dropped_at_any_poll_leaves_nothing_behind() {

@@ -121,6 +121,11 @@ pub enum Op {
 }
 
 impl Op {
+    /// A write at an offset that keeps set-id bits.
+    pub fn write_at(slot: u8, offset: u64, len: u32, fill: u64) -> Self {
+        Self::Write { slot, offset, len, fill, append: false, privileges: Privileges::Keep }
+    }
+
     /// The paths it names.
     pub fn paths(&self) -> Vec<&Path> {
         match self {

@@ -13,7 +13,9 @@ use forebay_cache::{Config, PageCache};
 use forebay_iomap::identity::Identity;
 use forebay_iomap::{MapOps, MappedFile};
 use forebay_sim::SimDisk;
-use forebay_testkit::dropped_ops::{Checked, Drops, Op, Outcome, SIZE, Subject};
+use forebay_testkit::dropped_ops::{
+    Checked, Drops, GROWING_KINDS, Op, Outcome, SIZE, Subject, WAITING_KINDS,
+};
 use forebay_testkit::remap::{Remap, RemapOptions};
 use std::sync::Arc;
 
@@ -74,23 +76,6 @@ fn simulated(
     done.map_err(|what| format!("{map:?}, seed {seed}: {what}"))
 }
 
-/// Operations that wait on every map.
-const KINDS: [&str; 8] =
-    ["read", "buffered write", "write", "trim", "zero", "sync", "close", "shrink"];
-/// Operations that wait on a map of a file that can grow.
-const KINDS_GROWING: [&str; 10] = [
-    "read",
-    "buffered write",
-    "write",
-    "append",
-    "trim",
-    "zero",
-    "truncate",
-    "sync",
-    "close",
-    "shrink",
-];
-
 fn drop_simulated(map: Map) {
     let mut all = Drops::default();
     for seed in 0..4 {
@@ -101,8 +86,9 @@ fn drop_simulated(map: Map) {
     println!("{map:?}: {all:?}");
     assert_eq!(all.on_device_dropped, all.on_device, "what waits for the device is dropped");
     assert!(all.on_device * 3 > all.operations && all.drops > all.operations, "{all:?}");
-    let kinds: &[&str] = if map == Map::InPlace { &KINDS } else { &KINDS_GROWING };
-    assert_eq!(all.never_dropped(kinds), None, "{map:?}: {all:?}");
+    let grows = |kind: &&str| map == Map::InPlace && GROWING_KINDS.contains(kind);
+    let kinds: Vec<_> = WAITING_KINDS.into_iter().filter(|kind| !grows(kind)).collect();
+    assert_eq!(all.never_dropped(&kinds), None, "{map:?}: {all:?}");
     // A moving map trims and zeroes by records: the device works for their edges at most.
     if map != Map::Moving {
         let (trims, zeros) = (all.on_device_of("trim"), all.on_device_of("zero"));
