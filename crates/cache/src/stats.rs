@@ -1,6 +1,7 @@
 //! Counters. Relaxed atomics on the inside, a plain struct outside.
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
 
@@ -165,24 +166,35 @@ impl ThreadNumber {
 
 impl Drop for ThreadNumber {
     fn drop(&mut self) {
+        STRIPE.set(NO_STRIPE);
         NUMBERS.lock().unwrap_or_else(PoisonError::into_inner).0.insert(self.0);
     }
 }
 
+/// The stripe of a thread that has not counted yet, or that has returned its number.
+const NO_STRIPE: usize = STRIPES;
+
 std::thread_local! {
     static NUMBER: ThreadNumber = ThreadNumber::take();
-    /// The same without a destructor: the hit path reads it.
-    static STRIPE: usize = NUMBER.with(|number| number.0) % STRIPES;
+    /// The stripe of `NUMBER`, without a destructor: the hit path reads it.
+    static STRIPE: Cell<usize> = const { Cell::new(NO_STRIPE) };
 }
 
 /// A counter for the hit path: each thread adds to a stripe of its own with a load and a store.
 /// Exact while at most 64 threads that count are alive; more of them share stripes, and a count
 /// may be lost.
-pub struct Striped(Box<[Stripe; STRIPES]>);
+#[derive(Default)]
+pub struct Striped {
+    stripes: Box<Stripes>,
+    /// Counts by threads that have returned their numbers: by destructors of thread locals.
+    ending: AtomicU64,
+}
 
-impl Default for Striped {
+struct Stripes([Stripe; STRIPES]);
+
+impl Default for Stripes {
     fn default() -> Self {
-        Self(Box::new(std::array::from_fn(|_| Stripe::default())))
+        Self(std::array::from_fn(|_| Stripe::default()))
     }
 }
 
@@ -190,14 +202,29 @@ impl Striped {
     /// Adds to the calling thread's stripe.
     #[inline]
     pub fn add(&self, value: u64) {
-        // Again within bounds, so that the compiler knows it.
-        let stripe = &self.0[STRIPE.with(|stripe| *stripe) % STRIPES].0;
-        stripe.store(stripe.load(Ordering::Relaxed) + value, Ordering::Relaxed);
+        match self.stripes.0.get(STRIPE.get()) {
+            Some(Stripe(stripe)) => {
+                stripe.store(stripe.load(Ordering::Relaxed) + value, Ordering::Relaxed);
+            }
+            None => self.add_first(value),
+        }
+    }
+
+    #[cold]
+    fn add_first(&self, value: u64) {
+        match NUMBER.try_with(|number| number.0 % STRIPES) {
+            Ok(stripe) => {
+                STRIPE.set(stripe);
+                self.add(value);
+            }
+            Err(_) => Counters::add(&self.ending, value),
+        }
     }
 
     /// The sum.
     pub fn total(&self) -> u64 {
-        self.0.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum()
+        let ending = self.ending.load(Ordering::Relaxed);
+        self.stripes.0.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum::<u64>() + ending
     }
 }
 
@@ -223,19 +250,51 @@ impl Stats {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
 
     /// The story: a thread that ended took its stripe with it. Threads of a pool come and go, so
     /// from the 65th on two living threads shared one, and took back counts of each other.
     #[test]
-    fn stripe_of_ended_thread_is_used_again() {
-        let counter = std::sync::Arc::new(Striped::default());
-        let count = |_| {
-            let counter = counter.clone();
-            std::thread::spawn(move || counter.add(1)).join().unwrap();
+    fn living_threads_share_no_stripe_however_many_have_ended() {
+        let counter = Striped::default();
+        let count = || {
+            counter.add(1);
+            STRIPE.get()
         };
-        (0..3 * STRIPES).for_each(count);
-        assert_eq!(counter.total(), 3 * STRIPES as u64);
-        let used = counter.0.iter().filter(|stripe| stripe.0.load(Ordering::Relaxed) > 0).count();
-        assert!(used < STRIPES / 2, "{used} stripes for one thread at a time");
+        let mine = count();
+        for round in 1..=2 * STRIPES as u64 {
+            let theirs = std::thread::scope(|scope| scope.spawn(count).join().unwrap());
+            assert_ne!(theirs, mine, "after {round} threads");
+            assert_eq!(counter.total(), round + 1);
+        }
+    }
+
+    /// A destructor that counts after its thread has returned the number counts nowhere else.
+    #[test]
+    fn count_of_ending_thread_is_in_no_stripe() {
+        struct CountsAtEnd(std::sync::Arc<Striped>);
+        impl Drop for CountsAtEnd {
+            fn drop(&mut self) {
+                self.0.add(1);
+            }
+        }
+        std::thread_local! {
+            static AT_END: RefCell<Option<CountsAtEnd>> = const { RefCell::new(None) };
+        }
+        let counter = std::sync::Arc::new(Striped::default());
+        // The first use decides which thread local is dropped first: both orders are tried.
+        let count = |counter: std::sync::Arc<Striped>, counts_first: bool| {
+            if counts_first {
+                counter.add(1);
+            }
+            AT_END.with(|at_end| *at_end.borrow_mut() = Some(CountsAtEnd(counter.clone())));
+            counter.add(1);
+        };
+        for counts_first in [false, true] {
+            let counter = counter.clone();
+            std::thread::spawn(move || count(counter, counts_first)).join().unwrap();
+        }
+        assert_eq!(counter.total(), 5);
+        assert!(counter.ending.load(Ordering::Relaxed) > 0, "one of both orders ends so");
     }
 }

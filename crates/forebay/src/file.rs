@@ -375,9 +375,11 @@ impl File {
         len: u64,
         max: usize,
     ) -> Result<Vec<Extent>> {
-        match &self.opener.kind {
-            Kind::Raw(_) => extents(mapped, offset, len, max).await,
-            Kind::Volume(inside) => inside.extents(mapped, offset, len, max).await,
+        let found = extents(mapped, offset, len, max).await?;
+        let Kind::Volume(inside) = &self.opener.kind else { return Ok(found) };
+        match inside.hand_over_holes(offset, &found).await {
+            Some(end) => extents(mapped, offset, end - offset, max).await,
+            None => Ok(found),
         }
     }
 

@@ -5,7 +5,6 @@
 //!
 //! No locks.
 
-use crate::map::extents;
 use crate::volume::Volume;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
@@ -84,29 +83,19 @@ impl VolumeOpener {
         self.volume.open.volume.mapped_file(self.ino())
     }
 
-    /// The extents of a range of its mapping, at most `max`, as [`extents`] says. A mount may hold
-    /// stores back of what is a hole here: they are written first (Z3 of [`forebay_vfs::beside`]).
-    pub async fn extents(
-        &self,
-        mapped: &MappedFile,
-        offset: u64,
-        len: u64,
-        max: usize,
-    ) -> Result<Vec<Extent>> {
-        let found = extents(mapped, offset, len, max).await?;
+    /// A mount may hold stores back of what is a hole here. They are written first (Z3 of
+    /// [`forebay_vfs::beside`]). The end of `found`, which begins at `offset`, if it has to be
+    /// looked up again for that; nothing was handed over of later holes.
+    pub async fn hand_over_holes(&self, offset: u64, found: &[Extent]) -> Option<u64> {
         let (mut end, mut holes) = (offset, Vec::new());
-        for extent in &found {
+        for extent in found {
             let start = end;
             end += extent.len;
             if extent.hole {
                 holes.push(start..end);
             }
         }
-        match self.file.hand_over_holes(&holes).await {
-            // No further than before: of the holes behind that none was handed over.
-            true => extents(mapped, offset, end - offset, max).await,
-            false => Ok(found),
-        }
+        self.file.hand_over_holes(&holes).await.then_some(end)
     }
 
     pub fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<usize>> {
