@@ -171,11 +171,17 @@ fn many_unaligned_clients_at_once() {
                     let at = (part * 3 + i % 3) * MIB + 512;
                     client.write(at, &data).unwrap();
                     assert!(client.read(at, 65536).unwrap().iter().all(|b| *b == part as u8 + 1));
+                    // No client writes here, so nothing of it is cached.
+                    let at = UNALIGNED * 3 * MIB + (part * 8 + i) * 100_000 + 512;
+                    assert!(client.read(at, 65536).unwrap().iter().all(|b| *b == 0));
                 }
                 client.disconnect();
             });
         }
     });
+    let stat: serde_json::Value =
+        serde_json::from_str(&folder.ok(&["stat", "--json", "--control", "ctl"])).unwrap();
+    assert!(stat["stats"]["private_bytes_max"].as_u64() > Some(0), "{}", stat["stats"]);
     alive(server, &group);
 }
 

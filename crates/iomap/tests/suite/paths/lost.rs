@@ -13,7 +13,7 @@ use forebay_cache::{Config, State};
 use forebay_iomap::file::Geometry;
 use forebay_iomap::identity::Identity;
 use forebay_iomap::{Handle, MappedFile, Source};
-use forebay_sim::{Fault, FaultRule};
+use forebay_sim::{Fault, FaultRule, SimConfig};
 use forebay_testkit::remap::{Remap, RemapOptions};
 use std::cell::Cell;
 use std::future::Future;
@@ -67,8 +67,12 @@ fn with_held_flushes() -> (Lab, Arc<Flushes>) {
 
 /// A lab on a map that moves blocks, can grow, and stops at gates.
 fn gated(config: Config) -> (Lab, Arc<Gated>) {
+    gated_on(config, Lab::sim(MIB))
+}
+
+fn gated_on(config: Config, sim: SimConfig) -> (Lab, Arc<Gated>) {
     let keep = OnceLock::new();
-    let lab = Lab::with_map(config, 4096, Lab::sim(MIB), MIB / 2, |disk| {
+    let lab = Lab::with_map(config, 4096, sim, MIB / 2, |disk| {
         let options = RemapOptions { grows: true, ..RemapOptions::default() };
         keep.get_or_init(|| Gated::new(Remap::with_options(disk, 4096, options))).clone()
     });
@@ -441,4 +445,49 @@ fn direct_write_refused_does_not_grow_file() {
             assert_eq!(lab.file.size(), grown, "{at} {len}");
         }
     });
+}
+
+/// The story: a write held private memory while it waited for space on the device. With enough of
+/// them no other task got as far as asking for space. A map that needs such memory to make space,
+/// or waits for several requests, waited for ever. Direct writes that the device takes in pieces
+/// are copied to such memory.
+#[test]
+fn v1_split_direct_write_waiting_for_space_holds_no_memory() {
+    let sim = SimConfig { max_transfer: 8192, ..Lab::sim(MIB) };
+    let (lab, map) = gated_on(Config::with_budget(4 << 20), sim);
+    const LEN: usize = 32768;
+    let writers = 8u64;
+    let (limit, written) = (lab.cache.private_limit(), Cell::new(0));
+    lab.run(async {
+        map.reserve.close();
+        let write = |i: u64| {
+            let lab = &lab;
+            let (written, bytes) = (&written, AlignedBuf::copy_of(&[1; LEN]));
+            async move {
+                let (at, bytes) = (i * 65536, Source::Slice(&bytes));
+                lab.file.write(&lab.handle, at, bytes, IoFlags::DIRECT).await.unwrap();
+                written.set(written.get() + 1);
+            }
+        };
+        let mut all: Vec<_> = (0..writers).map(|i| Box::pin(write(i))).collect();
+        let all = std::future::poll_fn(|cx| {
+            all.retain_mut(|one| one.as_mut().poll(cx).is_pending());
+            if all.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        });
+        let space = async {
+            map.reserve.arrived(writers).await;
+            // The task that makes space can have all of the memory.
+            let held = lab.cache.private(limit).await;
+            map.reserve.open();
+            lab.sleep_ms(10).await;
+            assert_eq!(written.get(), 0, "a write has memory that is not counted");
+            drop(held);
+        };
+        both(all, space).await;
+        for i in 0..writers {
+            assert_eq!(lab.read(i * 65536, LEN, NONE).await, [1; LEN]);
+        }
+    });
+    let stats = lab.cache.stats();
+    assert!(stats.private_bytes == 0 && stats.private_bytes_max <= limit, "{stats:?}");
 }

@@ -390,7 +390,7 @@ fn u14_write_failure_is_reported_by_next_sync() {
 /// Another task holds all frames: reads, which need none, continue. Writes wait and then continue,
 /// and none fails.
 #[test]
-fn u15_without_frames_it_does_without_or_waits() {
+fn u15_without_frames_reads_go_on_and_writes_wait() {
     for &strategy in ALL {
         let lab = lab(strategy, 4096);
         lab.run(async {
