@@ -207,11 +207,8 @@ impl MappedFile {
                 self.write_out_pass(&pass).await;
                 mapping.wait_write_outs().await;
                 if mapping.failed_in(&mapping.block_numbers(index, blocks)) {
-                    // Not that of an earlier try: the host may lack space by now, or have some.
-                    let cause = mapping.errseq.error_since(entered);
-                    let kind = cause.as_ref().map_or(ErrorKind::Io, Error::kind);
                     let text = "dirty data under the range cannot be written out";
-                    return Err(Error::new(kind, "write directly", text));
+                    return Err(Error::new(self.failure_since(entered), "write directly", text));
                 }
             }
         }

@@ -5,6 +5,7 @@
 use crate::file::MappedFile;
 use crate::ops::{Reservation, publishable_size};
 use forebay_base::{Error, ErrorKind, Result};
+use forebay_cache::errseq::Cursor;
 use forebay_cache::writeback::WriteOutPass;
 
 /// A sync gives up after so many rounds, if a concurrent writer dirties the same unpublished block
@@ -26,6 +27,7 @@ impl MappedFile {
     /// That may wait for ranges, so the caller must hold none. An error means: the size is not
     /// published that far, and a crash would lose the bytes behind it.
     pub(crate) async fn publish_upto(&self, end: u64, here: bool) -> Result<()> {
+        let entered = self.mapping.errseq.now();
         for _ in 0..PUBLISH_TRIES {
             if self.is_published(end) {
                 return Ok(());
@@ -43,7 +45,13 @@ impl MappedFile {
             }
         }
         let text = "the size could not be made recoverable: bytes below it are not written";
-        Err(Error::new(ErrorKind::Io, "sync", text))
+        Err(Error::new(self.failure_since(entered), "sync", text))
+    }
+
+    /// Why a write-out failed since the caller sampled `errseq`. An earlier failure does not count:
+    /// the host may lack space by now, or have some.
+    pub(crate) fn failure_since(&self, entered: Cursor) -> ErrorKind {
+        self.mapping.errseq.error_since(entered).map_or(ErrorKind::Io, |error| error.kind())
     }
 
     fn is_published(&self, end: u64) -> bool {

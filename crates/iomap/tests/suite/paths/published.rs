@@ -3,7 +3,7 @@
 
 use super::gates::Gated;
 use super::lab::{Lab, NONE, at_once, both};
-use forebay_base::IoFlags;
+use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_cache::{Config, State};
 use forebay_iomap::identity::Identity;
@@ -71,6 +71,27 @@ fn o5_durable_write_before_dirty_blocks_is_found() {
     }
 }
 
+/// The story: the host was full, and a durable write above dirty blocks that could not be written
+/// answered with an I/O error, which a caller takes for a broken device.
+#[test]
+fn o5_durable_write_says_why_blocks_below_are_not_written() {
+    for flags in DURABLE {
+        let (lab, map) = growing();
+        lab.run(async {
+            lab.write(BLOCK, &[1; 4096], NONE).await;
+            let full = Fault::Fail(ErrorKind::NoSpace);
+            lab.disk.inject(FaultRule::on(BioOp::Write, full).nth(2).sticky());
+            let wrote = lab.try_write(5 * BLOCK, &[2; 4096], flags).await;
+            assert_eq!(wrote.unwrap_err().kind(), ErrorKind::NoSpace, "{flags:?}");
+            lab.disk.heal();
+            // A sync may tell the opener of the failure once more.
+            lab.sync().await.ok();
+            lab.sync().await.unwrap();
+            assert_eq!(map.published_size(), Some(lab.file.size()), "{flags:?}");
+        });
+    }
+}
+
 /// With a concurrent append below: a direct durable write did not wait for it. A buffered one did
 /// not if some other block of the file could not be written at the time.
 #[test]
@@ -82,7 +103,7 @@ fn o5_durable_write_waits_for_append_below() {
                 lab.write(0, &[1; 4096], NONE).await;
                 lab.sync().await.unwrap();
                 if failing {
-                    let fail = Fault::Fail(forebay_base::ErrorKind::Io);
+                    let fail = Fault::Fail(ErrorKind::Io);
                     lab.disk.inject(FaultRule::on(BioOp::Write, fail));
                     lab.write(0, &[2; 4096], IoFlags::START_WRITEBACK).await;
                     lab.file.mapping.wait_write_outs().await;
