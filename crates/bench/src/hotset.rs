@@ -48,11 +48,11 @@ pub fn run(options: &Options, image: &Image, budget: u64, report: &mut Report) -
                 }
             }
         }
-        let name = format!("ours-beside-{kind}-stream");
+        let name = format!("ours-during-{kind}-stream");
         add_rows(report, &name, &own);
         report.row(&name, "hot_set_promoted", "folios", &promoted);
         add_ratios(report, kind, &own, budget);
-        let name = format!("kernel-beside-{kind}-stream");
+        let name = format!("kernel-during-{kind}-stream");
         if let Some(e) = refused {
             report.left_out(&format!("{name} in a memory cgroup of {budget} bytes"), e);
             continue;
@@ -110,7 +110,7 @@ fn add_kernel_ratios(
     let rates = own.iter().zip(theirs).map(|(a, b)| a.rate_during() / b.rate_during().max(1e-9));
     let rate = median(&rates.collect::<Vec<_>>());
     report.ratio(&named("hot_set_rate_vs_kernel", kind), rate);
-    report.cell("kernel's cache: a hot set beside a stream", &format!("beside {what}"), rate);
+    report.cell("kernel's cache: a hot set during a stream", &format!("during {what}"), rate);
 }
 
 /// Measures Forebay; also returns the number of folios that moved to the main queue.

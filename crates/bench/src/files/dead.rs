@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const ALONE: &str = "healthy-alone";
-const BESIDE: &str = "healthy-beside-dead";
+const WITH_DEAD: &str = "healthy-with-dead";
 /// Size of the failing device, and the pause between two writes to it.
 const DEAD: u64 = 64 * MIB;
 const PAUSE: Duration = Duration::from_micros(200);
@@ -65,14 +65,15 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let budget = if options.quick { 32 * MIB } else { 256 * MIB };
     let (one, two) = (
         Image::create(&options.dir, "files-alone", size, options.keep)?,
-        Image::create(&options.dir, "files-beside", size, options.keep)?,
+        Image::create(&options.dir, "files-with-dead", size, options.keep)?,
     );
     let alone = Ours::open(options, one.path(), budget)?;
-    let beside = Ours::open(options, two.path(), budget)?;
+    let with_dead = Ours::open(options, two.path(), budget)?;
     let device = ErrorDevice::new(Arc::new(RamDevice::new(DEAD)));
-    let dead = OpenOptions::read_write().open_device(&beside.cache, device.clone())?;
+    let dead = OpenOptions::read_write().open_device(&with_dead.cache, device.clone())?;
     device.arm(Fault { ops: vec![BioOp::Write], ..Fault::default() });
-    let targets = [(ALONE, alone.with(IoFlags::empty())), (BESIDE, beside.with(IoFlags::empty()))];
+    let targets =
+        [(ALONE, alone.with(IoFlags::empty())), (WITH_DEAD, with_dead.with(IoFlags::empty()))];
     // K1: dirty data that a sync cannot write.
     for at in (0..budget / 16).step_by(4096) {
         dead.write_at(&[0xa5; 4096], at)?;
@@ -95,7 +96,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         outcome
     })?;
     outcome.add_rows(report, "healthy_write");
-    let ratio = outcome.ratio(BESIDE, ALONE);
+    let ratio = outcome.ratio(WITH_DEAD, ALONE);
     report.ratio_with_bar("healthy_beside_dead_vs_alone", ratio, Good::AtLeast, 0.9);
     let (injected, tried) = (device.injected(), tried.load(Ordering::Relaxed));
     report.note(format!("dead device: {injected} requests failed, its writer wrote {tried} times"));

@@ -53,7 +53,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     }
     report.note(format!(
         "mount alloc: {WRITERS} writers, {count} requests of {} each, O_DIRECT; unaligned: buffers {OFF} \
-         bytes beside a page",
+         bytes past the start of a page",
         format_size(REQUEST)
     ));
     Ok(())

@@ -391,7 +391,7 @@ fn tell(report: &mut Report, setting: &Setting, found: &Found) {
     let (alone, beside) = setting.seconds;
     report.note(format!(
         "pgbench: cache {}, pgbench scale {} ({} %), backup of {} at {} MB/s, {alone} s alone and \
-         {beside} s beside it after {SETTLING} s of neither, 4 clients, {} MiB of shared buffers; memory \
+         {beside} s during it after {SETTLING} s of neither, 4 clients, {} MiB of shared buffers; memory \
          cgroups hold that much page cache, PostgreSQL's own memory while its clients are connected, and {}; \
          tar apart has {}",
         format_size(setting.cache),
@@ -424,7 +424,7 @@ fn tell(report: &mut Report, setting: &Setting, found: &Found) {
         figures::picture(title, &runs).into_iter().for_each(|line| report.note(line));
         report.plots.push(Plot {
             behaviour: "mount",
-            title: format!("{title}, {alone} s alone, then beside a backup"),
+            title: format!("{title}, {alone} s alone, then during a backup"),
             unit: "transactions/s".into(),
             series: runs.into_iter().map(|(label, run)| (label, run.tps)).collect(),
             x: "seconds".into(),
@@ -476,7 +476,7 @@ fn judge(report: &mut Report, setting: &Setting, found: &Found) {
         if slow {
             report.note(format!(
                 "pgbench: {load}, {}: the backup made {rate:.0} of {pace:.0} MB/s: not judged, and not \
-                 to be held beside columns whose backup was faster",
+                 to be compared with columns whose backup was faster",
                 column.name()
             ));
         }

@@ -31,7 +31,7 @@ const P99_US: f64 = 5000.0;
 /// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     if !program_exists("nbdinfo") {
-        report.not_run("BLOCK_STATUS beside a reader", "no nbdinfo");
+        report.not_run("reads during BLOCK_STATUS", "no nbdinfo");
         return Ok(());
     }
     // On a disk more pieces take minutes; for 4 GiB in memory use `--size 4G --dir /dev/shm`.
@@ -86,7 +86,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         report.row(name, "nbd_block_status_maps", "1", &[maps.load(Ordering::Relaxed) as f64]);
     }
     let rivals = [("nbdkit-file", "nbdkit file"), ("qemu-nbd", "qemu-nbd")];
-    let cell = "reads beside a client that asks for the map of a large image";
+    let cell = "reads while a client asks for the map of a large image";
     outcome.compare(report, cell, "ours", &rivals);
     let p99 = |s: &Slice| s.hist.percentile(99.0) as f64 / 1000.0;
     let ours: Vec<f64> = outcome.per_round("ours").iter().map(p99).collect();

@@ -135,7 +135,7 @@ fn headline(number: &dyn Fn(&str, &str) -> Option<f64>) -> Vec<String> {
 
 fn behaviours(found: &[Value]) -> Vec<String> {
     let hot = |who: &str, stream: &str, metric: &str| {
-        let variant = format!("{who}-beside-{stream}-stream");
+        let variant = format!("{who}-during-{stream}-stream");
         row(found, "uncached", &variant, &format!("hot_set_{metric}"))
     };
     let percent = |value: Option<f64>| value.map(|v| format!("{v:.0} %"));
@@ -150,7 +150,7 @@ fn behaviours(found: &[Value]) -> Vec<String> {
     let pieces = |value: Option<f64>| value.map(|v| format!("{v:.1}"));
     vec![
         two(
-            "hot set beside a scan, reads",
+            "hot set during a scan, reads",
             hot("ours", "cached", "rate_during").map(rate),
             hot("kernel", "cached", "rate_during").map(rate),
             kernel,
@@ -201,8 +201,8 @@ mod tests {
             json!({ "variant": variant, "metric": metric, "median": median })
         };
         let rows = [
-            row("ours-beside-cached-stream", "hot_set_rate_during", 2_040_000.0),
-            row("kernel-beside-cached-stream", "hot_set_rate_during", 98_000.0),
+            row("ours-during-cached-stream", "hot_set_rate_during", 2_040_000.0),
+            row("kernel-during-cached-stream", "hot_set_rate_during", 98_000.0),
         ];
         let lines = lines(&[json!({ "bench": "uncached", "rows": rows })]);
         // S2. The story: the fifth behaviour had no line, and the table of all five was not shown.

@@ -221,7 +221,8 @@ impl LoopFs {
         Self::with(dir, name, size, kind, &Making::plain(direct))
     }
 
-    /// As [`LoopFs::new`], with another configuration.
+    /// Makes a file of `size` bytes below `dir`, a loop device on it and a mounted file system on
+    /// that. `how` sets the file's allocation, the loop device and the mount options.
     pub fn with(dir: &Path, name: &str, size: u64, kind: FsKind, how: &Making) -> Result<Self> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         sweep(dir);

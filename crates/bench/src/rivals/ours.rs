@@ -28,7 +28,8 @@ impl Ours {
         Self::open_with(options, path, budget, |_| {})
     }
 
-    /// As [`Ours::open`], with a changed configuration.
+    /// A cache of `budget` bytes with the image on it; `change` may set any field of the
+    /// configuration, also the budget.
     pub fn open_with(
         options: &Options,
         path: &Path,

@@ -187,7 +187,7 @@ impl OurVolume {
         self.file_in(Ino::ROOT, name)
     }
 
-    /// As [`OurVolume::file`], in another directory.
+    /// Opens a file in the directory `dir`; creates it if it does not exist.
     pub fn file_in(&self, dir: Ino, name: &str) -> Result<VolumeFile> {
         let name = Name::new(name.as_bytes())?;
         let new = NewInode::of(FileKind::File, 0o644);

@@ -113,7 +113,7 @@ pub fn run(options: &Options, budget: u64, report: &mut Report) -> Result<()> {
     let direct = KernelFile::new(host.open(OFlags::DIRECT)?);
     let dontcache = KernelFile::dontcache(host.open(OFlags::empty())?);
     if let Err(e) = &dontcache {
-        report.left_out("dontcache beside the volume", e);
+        report.left_out("dontcache, compared with the volume", e);
     }
     let mut grown = 0;
     for cell in CELLS {

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 const COLD: &str = "cold";
-const DIRT: &str = "dirt";
+const DIRTY: &str = "dirty";
 const BLOCK: u64 = 4 * KIB;
 
 /// A variant, and the names of its two slices.
@@ -34,21 +34,21 @@ const NAMES: [(&str, &str, &str); 3] = [
 
 /// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
-    let (cold, dirt) = if options.quick { (32 * MIB, 8 * MIB) } else { (GIB, 48 * MIB) };
+    let (cold, dirty) = if options.quick { (32 * MIB, 8 * MIB) } else { (GIB, 48 * MIB) };
     let budget = if options.quick { 64 * MIB } else { 256 * MIB };
     let room = if options.quick { 256 * MIB } else { 8 * GIB };
     let ground = Ground {
         options,
         part: "flush",
-        image_bytes: cold + dirt + room,
+        image_bytes: cold + dirty + room,
         budget,
-        dirt_bytes: Some(2 * dirt),
+        dirt_bytes: Some(2 * dirty),
     };
     let who = [Who::Volume, Who::Loop(FsKind::Xfs), Who::Host];
     let mut places = places::all(&ground, &who, &[Backing::Sparse], report);
     for place in &mut places {
         place.fill(COLD, cold)?;
-        place.fill(DIRT, dirt)?;
+        place.fill(DIRTY, dirty)?;
         place.reopen()?;
     }
     let mut variants = Vec::new();
@@ -56,7 +56,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         let (_, idle, flushing) = *NAMES.iter().find(|n| n.0 == place.name).expect("named above");
         for (name, beside) in [(idle, false), (flushing, true)] {
             variants.push(Variant::new(name, move |turn: &Turn| {
-                slice(place, (cold, dirt), beside, turn)
+                slice(place, (cold, dirty), beside, turn)
             }));
         }
     }
@@ -94,15 +94,15 @@ fn reader(place: &Place) -> Result<Box<dyn Opened + Send>> {
     }
 }
 
-fn slice(place: &Place, (cold, dirt): (u64, u64), beside: bool, turn: &Turn) -> Result<Slice> {
-    let (reads, writes) = (reader(place)?, place.file(DIRT, false)?);
+fn slice(place: &Place, (cold, dirty): (u64, u64), beside: bool, turn: &Turn) -> Result<Slice> {
+    let (reads, writes) = (reader(place)?, place.file(DIRTY, false)?);
     let (flushing, stop) = (AtomicBool::new(!beside), AtomicBool::new(false));
     let before = Usage::own();
     let start = Instant::now();
     let mut out = Slice::default();
     std::thread::scope(|scope| {
         let (flushing, stop, writes) = (&flushing, &stop, &*writes);
-        let flusher = beside.then(|| scope.spawn(move || flush(writes, dirt, flushing, stop)));
+        let flusher = beside.then(|| scope.spawn(move || flush(writes, dirty, flushing, stop)));
         let mut rng = Rng::new(turn.seed);
         let mut buf = AlignedBuf::new(BLOCK as usize);
         let read = (|| {
@@ -130,10 +130,10 @@ fn slice(place: &Place, (cold, dirt): (u64, u64), beside: bool, turn: &Turn) -> 
 }
 
 /// Dirties the complete file and flushes it, repeatedly, until told to stop.
-fn flush(file: &dyn Opened, dirt: u64, flushing: &AtomicBool, stop: &AtomicBool) -> Result<()> {
+fn flush(file: &dyn Opened, dirty: u64, flushing: &AtomicBool, stop: &AtomicBool) -> Result<()> {
     let mut seed = 0;
     while !stop.load(Ordering::Relaxed) {
-        places::write_all(file, dirt, seed)?;
+        places::write_all(file, dirty, seed)?;
         flushing.store(true, Ordering::Relaxed);
         let synced = file.sync();
         flushing.store(false, Ordering::Relaxed);
