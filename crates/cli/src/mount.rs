@@ -8,7 +8,7 @@
 //! ```
 //! P1 `mount` returns when the mount can be used, or with the reason why there is none.
 //! P2 Exit status 0 of the process that stays means that everything accepted is durable.
-//! P3 Whoever is told that the mount is gone can open the image.
+//! P3 A caller that is told that the mount is gone can open the image.
 
 mod target;
 mod words;
@@ -81,7 +81,7 @@ const ENDING_LOOK: Duration = Duration::from_millis(20);
 /// The hidden command of the watchdog's process.
 #[derive(Args, Debug)]
 pub struct WatchdogArgs {
-    /// As the library gives them.
+    /// The arguments that `forebay_fuse::watchdog::Watchdog::start` appends to the command.
     #[arg(value_name = "ARGS", trailing_var_arg = true)]
     pub args: Vec<OsString>,
 }
@@ -143,7 +143,9 @@ fn check(volume: &Path, dir: &Path) -> Outcome {
     }
     if volume.starts_with(dir) {
         let text = format!("{shown}: the mount would hide its own image, {}", volume.display());
-        return Err(Failure::usage(text).hint("mount it on a directory beside the image"));
+        return Err(
+            Failure::usage(text).hint("mount it on a directory that does not contain the image")
+        );
     }
     Ok(())
 }
@@ -227,9 +229,9 @@ fn figures(session: &Session) -> impl Fn() -> Numbers + Send + Sync + 'static {
     }
 }
 
-/// Opens the volume. umount(8) does not wait for a mount of the plain type: its process makes all durable and
-/// lets the image go afterwards, and whoever mounts at once again waits for that. A process that has the
-/// volume for something else answers, and is not waited for.
+/// Opens the volume. umount(8) does not wait for a mount of the plain type: its process makes all
+/// data durable and unlocks the image afterwards. A mount that follows at once waits for that. If
+/// another process has the volume open and answers on its control socket, this fails at once.
 fn open(cache: &Cache, volume: &Path, wanted: &Wanted) -> Outcome<Volume> {
     let end = Instant::now() + ENDING_MAX;
     let mut waits = false;
@@ -329,9 +331,9 @@ pub fn start_watchdog(session: &Session, dir: &Path, number: (u32, u32)) -> Outc
     Ok(Watchdog::start(command, session.alive(), dir, number)?)
 }
 
-/// The first signal ends the mount as `umount` does, or for new users only if it is in use; the second
-/// ends the process. If something else is mounted there, or nothing any more, the mount ends with its last
-/// user.
+/// The first signal ends the mount as `umount` does. If the mount is in use, it ends with its last
+/// user and is closed to new ones. The second signal ends the process. If the directory has another
+/// mount by now, or none, the mount ends with its last user.
 fn watch_signals(dir: &Path, number: (u32, u32), control: Option<PathBuf>) -> Outcome {
     let (sender, events) = channel();
     let place = dir.to_path_buf();
@@ -361,7 +363,7 @@ fn watch_signals(dir: &Path, number: (u32, u32), control: Option<PathBuf>) -> Ou
         }
         match forebay_fuse::mount::unmount(&dir, false) {
             Err(e) if e.kind() == ErrorKind::Busy => {
-                log::warn!("{}: in use; it ends when nobody uses it any more", dir.display());
+                log::warn!("{}: in use; it ends with its last user", dir.display());
                 if still()
                     && let Err(e) = forebay_fuse::mount::unmount(&dir, true)
                 {

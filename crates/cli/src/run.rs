@@ -2,8 +2,8 @@
 //! neither does anything that it starts.
 //!
 //! ```text
-//!   subreaper -> register with each mount (an open directory is the registration) -> start the command
-//!   -> wait for it and for all that it leaves behind -> close the directories
+//!   subreaper -> register with each mount (an open directory is the registration)
+//!   -> start the command -> wait for it and for all that it leaves behind -> close the directories
 //! ```
 //! U1 The command starts when every mount that it could open anything on knows of it, or not at
 //! all. U2 As a subreaper this process stays an ancestor of all that it started: it ends after the

@@ -1,10 +1,10 @@
 //! `forebay umount`: ends a mount, and returns when its process has ended: then everything is
 //! durable and the image free, whatever type the mount has.
 //!
-//! E1 What cannot be made durable is said, and the mount stays: nobody is told of what fails once
-//! it is gone. E2 A process is waited for only if this was its mount's last place here; and who
-//! waits long is told
-//!    for what.
+//! E1 If data cannot be made durable, `umount` reports it and the mount stays: a write that fails
+//!    after the mount has ended has no caller to report to.
+//! E2 `umount` waits for the process only if this was the mount's last directory here; if that
+//!    takes long, it prints what it waits for.
 
 use crate::control::client::Client;
 use crate::control::proto::Request;

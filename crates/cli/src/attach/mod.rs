@@ -1,4 +1,5 @@
-//! `forebay attach`, `detach` and `list`: an image, or a file in a volume, as a block device of the kernel's.
+//! `forebay attach`, `detach` and `list`: an image, or a file in a volume, as a block device of the
+//! kernel.
 //!
 //! ```text
 //!   open (lock) the image -> a mount with one file, of which the name is taken away again at once
@@ -8,8 +9,9 @@
 //!   -> make durable -> let go of the image -> exit
 //! ```
 //! H1 The device goes with this process: it holds it, and the kernel clears it with its last user.
-//! H2 When this process is killed the mount's connection is over, and whoever uses the device gets errors.
-//! H3 Exit status 0 of the process that stays, and of `detach`, means that everything accepted is durable.
+//! H2 If this process is killed, the mount's connection ends, and users of the device get errors.
+//! H3 Exit status 0 of the process that stays, and of `detach`, means that everything accepted is
+//!    durable.
 
 mod list;
 mod target;
@@ -90,7 +92,7 @@ pub fn attach(args: &AttachArgs) -> Outcome<u8> {
 /// Says by which way the device is made; its name alone is on standard output.
 fn tell(device: &str) {
     let mut err = std::io::stderr().lock();
-    // It is served whether or not somebody reads that.
+    // A closed standard error does not keep the device from being served.
     let _ = writeln!(err, "forebay: {device} is a loop device over a mount with one file");
 }
 
@@ -284,8 +286,8 @@ fn serve(args: &AttachArgs) -> Outcome<u8> {
     })
 }
 
-/// The first signal ends the device as `detach` does, with its last user if it is in use; the second ends the
-/// process.
+/// The first signal ends the device as `detach` does, with its last user if it is in use; the
+/// second signal ends the process.
 fn watch_signals(target: Arc<Target>, control: PathBuf) -> Outcome {
     let (sender, events) = channel();
     signals::watch(sender, (), move |signal| {

@@ -51,7 +51,7 @@ pub struct Live {
 /// What of a file is in the cache. It holds the file.
 pub type ResidencyOf = Box<dyn Fn() -> forebay::Result<Residency> + Send + Sync>;
 
-/// See the module.
+/// Answers requests on the control socket of one attached device, until it is let go.
 pub struct Target {
     live: RwLock<Option<Live>>,
     start: Instant,

@@ -4,7 +4,8 @@
 //! ```text
 //!   parse -> open (lock) images and volumes -> listen -> control socket -> print URIs -> wait
 //!     signal, or the --run command has ended
-//!   -> stop accepting, drain requests, end sessions -> write out and flush -> remove sockets -> exit
+//!   -> stop accepting, drain requests, end sessions -> write out and flush -> remove sockets
+//!   -> exit
 //! ```
 //! X1 A URI is printed only when clients can connect to it.
 //! X2 Exit status 0 means that everything accepted is durable.

@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// See the module.
+/// An open image, or an open file of a volume, that clients know by an export name.
 pub struct Served {
     /// Export name.
     pub name: String,

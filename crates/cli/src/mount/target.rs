@@ -1,7 +1,7 @@
 //! What the process of a mount answers on its control socket.
 //!
-//! Lock: one for what is served, held for reading while a question is answered, and for writing once, when
-//! the mount is over: from then on nothing here holds the image.
+//! Lock: one for what is served, held for reading while a question is answered, and for writing
+//! once, when the mount is over: from then on nothing here holds the image.
 
 use super::words::{CACHE_MIN, DATA_MIN};
 use crate::behaviours::{self, Served};
@@ -65,7 +65,7 @@ pub struct Numbers {
 /// Asks for the numbers of a mount.
 pub type Figures = Arc<dyn Fn() -> Numbers + Send + Sync>;
 
-/// Numbers of the mount, for whoever watches.
+/// Numbers of the mount, for the live page.
 pub struct Watched(Figures);
 
 impl Watched {

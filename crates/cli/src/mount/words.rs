@@ -1,6 +1,6 @@
 //! The words after `-o`, as in fstab.
 //!
-//! Invariant: O1 a word that is not known is refused by name, and so is a value that makes no sense.
+//! Invariant: O1 an unknown word is refused by name, and so is a value that makes no sense.
 
 use crate::behaviours::{ENTRIES, Entry, Given, Store};
 use crate::failure::{Failure, Outcome};
@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    /// O1
+    /// O1: the error names the refused word or value.
     #[test]
     fn o1_what_is_not_known_is_refused_by_name() {
         for word in [

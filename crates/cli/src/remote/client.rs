@@ -58,7 +58,7 @@ fn odd<T>(answer: &Answer) -> Result<T> {
     Err(Error::new(ErrorKind::Protocol, "ask", text.chars().take(200).collect::<String>()))
 }
 
-/// See the module.
+/// A file system whose calls are answered by the process that has the volume open.
 pub struct RemoteFs(Arc<Wire>);
 
 impl RemoteFs {

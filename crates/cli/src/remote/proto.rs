@@ -27,7 +27,7 @@ macro_rules! messages {
         #[derive(Debug, Clone, PartialEq)]
         pub enum $name {
             $(
-                /// As its fields say.
+                /// The fields, in the order in which the frame has them.
                 $variant($($kind),*),
             )*
         }
@@ -166,7 +166,7 @@ mod tests {
         ]
     }
 
-    /// M1.
+    /// M1: an encoded call or answer decodes to the same value.
     #[test]
     fn m1_frames_come_back_as_they_were() {
         for call in calls() {

@@ -49,7 +49,7 @@ impl Named {
         Self::parse(word).unwrap_or_else(|| Self { image: word.into(), path: b"/".to_vec() })
     }
 
-    /// As it is written.
+    /// The form `VOLUME:/PATH`, with invalid UTF-8 replaced.
     pub fn show(&self) -> String {
         show(&self.image, &self.path)
     }

@@ -8,7 +8,7 @@ use forebay_base::Result;
 use forebay_vfs::FileKind;
 use std::collections::HashMap;
 
-/// See the module.
+/// Compares trees of two sides, and adds each difference to a [`Report`].
 pub struct Comparer<'a, S: Side, T: Side> {
     source: &'a S,
     target: &'a T,

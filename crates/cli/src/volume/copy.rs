@@ -26,7 +26,7 @@ pub struct How {
     pub same: bool,
 }
 
-/// See the module.
+/// Copies trees from one side to the other, and recognises a further name of a copied file.
 pub struct Copier<'a, S: Side, T: Side> {
     source: &'a S,
     target: &'a T,

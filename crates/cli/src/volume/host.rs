@@ -13,14 +13,14 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// See the module.
+/// The host's file tree, with the rights of this process.
 pub struct Host {
     /// Owners can be given away.
     root: bool,
 }
 
 impl Host {
-    /// As this process may.
+    /// Reads whether this process is root, which alone can give files away.
     pub fn new() -> Self {
         Self { root: rustix::process::geteuid().is_root() }
     }

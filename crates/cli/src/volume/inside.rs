@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Entries of a listing at a time.
 const ENTRIES_STEP: usize = 1024;
 
-/// See the module.
+/// The file tree of an open volume.
 pub struct Inside<'a>(pub &'a OpenVolume);
 
 /// Something in a volume.

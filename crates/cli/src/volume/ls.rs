@@ -158,7 +158,7 @@ fn letter(kind: FileKind) -> char {
     }
 }
 
-/// As `ls` writes them.
+/// The nine letters of `ls -l`, such as `rwxr-sr-t`.
 fn permissions(perm: u16) -> String {
     let mut out = String::with_capacity(9);
     for (shift, special, letters) in [(6, 0o4000, "sS"), (3, 0o2000, "sS"), (0, 0o1000, "tT")] {

@@ -21,7 +21,7 @@ pub struct Problem {
     pub text: String,
 }
 
-/// See the module.
+/// Counts of what a command has copied or compared, and its problems.
 pub struct Report {
     /// Regular files.
     pub files: u64,

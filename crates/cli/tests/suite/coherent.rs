@@ -1,6 +1,6 @@
-//! One volume in one process by all ways at once: a mount, the library, an export. What one changes the
-//! others see, whatever the kernel's cache may keep. `FOREBAY_FSX_OPS` sets the operations of each run
-//! (default 1500), `FOREBAY_SEED` the first seed.
+//! One volume in one process through all interfaces at once: a mount, the library, an export. A
+//! change through one is visible through the others, whatever the kernel's cache may keep.
+//! `FOREBAY_FSX_OPS` sets the operations of each run (default 1500), `FOREBAY_SEED` the first seed.
 
 use crate::common::lab::Lab;
 use crate::common::place::may_run;
@@ -84,8 +84,8 @@ fn by_export(
     len
 }
 
-/// Random operations by the mount, the library and its export (called as a front end does), one after the
-/// other, on several files at a time.
+/// Random operations by the mount, the library and its export (called as a front end does), one
+/// after the other, on several files at a time.
 #[test]
 fn a_file_is_what_anybody_wrote() {
     if !may_run() {
@@ -110,7 +110,7 @@ fn a_file_is_what_anybody_wrote() {
                 let done = crate::common::output(command);
                 let said = String::from_utf8_lossy(&done.stdout).into_owned();
                 let errors = crate::common::stderr(&done);
-                // Whoever still waits for the script is let go.
+                // Ends `outsiders`, which waits in `accept` if the script did not connect.
                 drop(std::os::unix::net::UnixStream::connect(&socket));
                 assert!(done.status.success(), "{mode:?}: {said}{errors}");
             });
@@ -180,7 +180,7 @@ fn appends_from_both_sides_are_all_there() {
     for mode in MODES {
         let lab = Lab::new(mode);
         lab.volume.write("log", b"").unwrap();
-        // By programs one after the other, as the kernel has it; the library beside them.
+        // The kernel serialises the appends of the two programs; the library's run concurrently.
         let record = |who: usize, n: usize| format!("{who} {n:06} {}\n", "x".repeat(n % 197));
         std::thread::scope(|scope| {
             for who in 0..2 {

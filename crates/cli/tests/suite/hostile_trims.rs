@@ -1,5 +1,5 @@
 //! Hostile client 31 of docs/reference/nbd.md: 1,024 TRIMs of one range from 128 clients, on a
-//! real file, beside a clean client that is served throughout.
+//! real file. A clean client is served throughout.
 //!
 //! The story: each trim that ended woke all who waited for the range, and each of these looked and
 //! registered again: half a million polls on the thread of the loop, which served no other client

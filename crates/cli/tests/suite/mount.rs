@@ -1,5 +1,5 @@
-//! `forebay mount` and `forebay umount`: a volume as a file system that programs use as any other, ended in
-//! each way that there is.
+//! `forebay mount` and `forebay umount`: a volume as a file system that programs use as any other,
+//! ended in each way that there is.
 
 use crate::common::place::{Place, may_run};
 use crate::common::{number, until};
@@ -53,8 +53,8 @@ fn programs_work_and_umount_makes_it_durable() {
     assert!(!place.is_mounted());
 }
 
-/// Random operations in every mode on several files at a time, in a cache that is smaller than they are
-/// busy; and what was there is there after the next mount.
+/// Random operations in every mode on several files at a time, in a cache that is smaller than
+/// their working set; the next mount finds the same content.
 #[test]
 fn files_are_what_was_written() {
     if !may_run() {
@@ -82,8 +82,8 @@ fn files_are_what_was_written() {
     }
 }
 
-/// What was read of a file was gone with its last close: programs that open, read and close had no cache, and
-/// the image was read each time.
+/// The story: a file's cached data was dropped with its last close. Programs that open, read and
+/// close had no cache, and the image was read each time.
 #[test]
 fn a_file_that_was_closed_is_in_the_cache() {
     if !may_run() {
@@ -170,7 +170,8 @@ fn p2_p3_a_signal_ends_it_with_everything_durable() {
     }
 }
 
-/// A daemon that is killed: every call fails at once, and what was synced is there after a new mount.
+/// A daemon that is killed: every call fails at once, and what was synced is there after a new
+/// mount.
 #[test]
 fn after_kill_9_what_was_synced_is_there() {
     if !may_run() {
@@ -195,8 +196,8 @@ fn after_kill_9_what_was_synced_is_there() {
     place.umount();
 }
 
-/// sync(1) and syncfs(2) reach a mount of root's: what nobody has synced by itself is there after a kill,
-/// names and content.
+/// sync(1) and syncfs(2) reach a mount of root's: names and content that no program has synced by
+/// fsync(2) are there after a kill.
 #[test]
 fn sync_makes_everything_durable() {
     if !may_run() {
@@ -249,7 +250,8 @@ fn by_the_names_of_helpers() {
     assert_eq!(std::fs::read(place.mnt("f")).unwrap(), b"x");
 }
 
-/// The option and the word of the same name; the option overrules, what makes no sense is refused by name.
+/// The option and the word of the same name; the option overrules, and a value that makes no sense
+/// is refused by name.
 #[test]
 fn what_the_kernel_may_cache_is_an_option_too() {
     if !may_run() {

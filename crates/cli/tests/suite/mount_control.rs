@@ -1,5 +1,5 @@
-//! The control socket of a mount: `stat`, `tune`, `fincore`, and `ls`, `cp`, `stat`, `extents` of a volume
-//! that is mounted, which go through the process that has it open.
+//! The control socket of a mount: `stat`, `tune`, `fincore`, and `ls`, `cp`, `stat`, `extents` of a
+//! volume that is mounted, which go through the process that has it open.
 
 use crate::common::place::{Place, may_run};
 use crate::common::volume::{bytes_of, look, make_tree};
@@ -71,8 +71,9 @@ fn stat_and_tune_find_a_mount() {
     assert!(!folder.path("sock").exists(), "it goes with the mount");
 }
 
-/// A script that unmounts and mounts again found the control socket of the mount before: umount(2) returned
-/// while the process still had to join its threads and end its watchdog, and only then removed the socket.
+/// A script that unmounts and mounts again found the control socket of the mount before: umount(2)
+/// returned while the process still had to join its threads and end its watchdog, and only then
+/// removed the socket.
 #[test]
 fn control_socket_after_umount_returns_is_gone() {
     if !may_run() {
@@ -117,8 +118,8 @@ fn fincore_of_a_file_on_a_mount() {
     place.umount();
 }
 
-/// A1, R4: commands on a volume that is mounted go through its process: both see what the other does, and
-/// it is durable when the mount has ended.
+/// A1, R4: commands on a volume that is mounted go through its process: both see what the other
+/// does, and it is durable when the mount has ended.
 #[test]
 fn commands_go_through_the_process_of_the_mount() {
     if !may_run() {
@@ -141,7 +142,7 @@ fn commands_go_through_the_process_of_the_mount() {
     assert_eq!(look(&folder.path("tree")), look(&place.mnt("tree")));
     let found = folder.ok(&["extents", "vol:/tree/a/file 7", "--json"]);
     assert_eq!(json(&found)["size"], (3 << 20) + 17, "{found}");
-    // Where nobody looks for it, the mount itself says where its socket is.
+    // A client with another runtime directory finds the socket through the mount itself.
     let mut elsewhere = folder.command(&["ls", "vol"]);
     elsewhere.env("XDG_RUNTIME_DIR", folder.path("tree"));
     let listed = crate::common::output(elsewhere);

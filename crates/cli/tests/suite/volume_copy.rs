@@ -66,7 +66,7 @@ fn files_go_where_they_are_told() {
     assert_eq!(paths, ["/dir", "/one", "/renamed", "/two", "/dir/x"]);
 }
 
-/// D1.
+/// D1: the command names what it cannot copy, and copies the rest.
 #[test]
 fn what_cannot_be_copied_is_named_and_the_rest_is_copied() {
     let folder = Folder::new();

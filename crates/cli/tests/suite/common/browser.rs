@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
-/// See the module.
+/// A running Chromium with one page.
 pub struct Browser {
     child: Child,
     to: File,
