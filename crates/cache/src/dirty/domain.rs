@@ -182,7 +182,7 @@ impl Domain {
         let first = !dirty_folios.flush_listed.swap(true, Ordering::SeqCst);
         let much = was < much && was + bytes >= much;
         if first || much {
-            self.queue.lock().wants_flush(id, much);
+            self.queue.lock().wants_flush(id, first, much);
         }
     }
 

@@ -287,7 +287,7 @@ impl Queue {
             for id in std::mem::take(&mut self.flush_later) {
                 let member = self.members.get(&id);
                 if member.is_some_and(|m| !m.dirty.flush_listed.swap(true, Ordering::SeqCst)) {
-                    self.wants_flush(id, false);
+                    self.wants_flush(id, true, false);
                 }
             }
         }
@@ -355,12 +355,15 @@ impl Queue {
 
     // ---- flushes ----
 
-    /// The file has blocks that wait for a flush; `much`: it is to be flushed before the others.
-    pub fn wants_flush(&mut self, id: u32, much: bool) {
-        match much {
-            true if self.flush.len() <= 2 * self.members.len() => self.flush.push_front(id),
-            true => {}
-            false => self.flush.push_back(id),
+    /// The file has blocks that wait for a flush. `is_first`: it was not marked as listed, so it
+    /// must be listed. `much`: it is to be flushed before the others. A file that is listed already
+    /// is listed again for that unless the list is long.
+    pub fn wants_flush(&mut self, id: u32, is_first: bool, much: bool) {
+        let is_short = self.flush.len() <= 2 * self.members.len();
+        if much && (is_first || is_short) {
+            self.flush.push_front(id);
+        } else if is_first {
+            self.flush.push_back(id);
         }
     }
 

@@ -136,7 +136,7 @@ fn file_that_left_does_not_wait_for_flush() {
     let (mut queue, out) = (Queue::default(), std::sync::Arc::new(Idle));
     for id in 0..1000 {
         queue.join(id, Arc::default(), std::sync::Arc::downgrade(&out) as _);
-        queue.wants_flush(id, false);
+        queue.wants_flush(id, true, false);
         queue.leave(id);
     }
     assert!(queue.flush.len() <= 17, "{}", queue.flush.len());
@@ -166,6 +166,28 @@ fn file_holding_much_of_window_is_flushed_first() {
     domain.queue().release(first);
     assert!(!domain.queue().is_held(2));
     assert_eq!((next(), next()), (Some(0), Some(1)));
+}
+
+/// The story: a file was marked as listed for a flush and was in no list, because its blocks were
+/// much of the window and the list was long with files that had left. No later block listed it.
+#[test]
+fn file_with_much_to_flush_is_listed_in_long_list() {
+    use crate::config::Config;
+    use crate::dirty::control::DirtyControl;
+    let control = DirtyControl::new(&Config::with_budget(1 << 20), 1 << 20);
+    let (domain, out) = (control.domain(None), std::sync::Arc::new(Idle));
+    let sets: Vec<Arc<DirtyFolios>> = (0..9).map(|_| Arc::default()).collect();
+    for (id, dirty) in (0u32..).zip(&sets) {
+        let weak: std::sync::Weak<Idle> = std::sync::Arc::downgrade(&out);
+        domain.queue().join(id, dirty.clone(), weak);
+        domain.keep_unflushed(id, dirty, 4096, 16384);
+    }
+    let next = || domain.queue().next_flush().map(|(checked_out, ..)| checked_out.id);
+    assert_eq!(next(), Some(0));
+    (1..9).for_each(|id| domain.leave(id));
+    domain.keep_unflushed(0, &sets[0], 16384, 16384);
+    domain.keep_unflushed(0, &sets[0], 4096, 16384);
+    assert_eq!(next(), Some(0), "it is marked as listed");
 }
 
 /// A file that is closed with dirty blocks, because its device is given up, is removed from all
