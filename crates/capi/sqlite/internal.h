@@ -76,6 +76,26 @@ typedef struct {
     fby_pinned *pinned;
 } Fetched;
 
+/*
+ * A process: its number, and how many calls of fork(2) lead from the first registration to it. A
+ * child may have the number of an ancestor, in a namespace of its own or after that one has ended;
+ * a child of a raw clone(2) runs no handler of fork(2), and differs by its number alone.
+ */
+typedef struct {
+    pid_t pid;
+    unsigned generation;
+} Process;
+
+/* What became of a file that was to be made. */
+typedef enum {
+    MADE_NOT,
+    MADE_NOW,
+    /* The name existed. */
+    MADE_BEFORE,
+    /* It could not get the owner or the permissions of its database, and was removed again. */
+    MADE_REFUSED
+} Made;
+
 struct File {
     sqlite3_file base;
     /* SQLite's, which stays until xClose. */
@@ -88,7 +108,7 @@ struct File {
     Store *store;
     Node *node;
     /* That opened `file`. */
-    pid_t process;
+    Process process;
     int level;
     int last_errno;
     unsigned shm_shared, shm_exclusive;
@@ -108,6 +128,9 @@ struct File {
  * SQLITE_OK; more calls do nothing.
  */
 int store_watch_forks(void);
+/* The calling process. */
+Process store_process(void);
+int store_is_this_process(Process process);
 /* The path in a volume, which begins with "/"; NULL for a file of the host. */
 const char *inner_of(const char *name);
 /* Waits until no other thread opens or closes a file of this name. The cache, or NULL. */
@@ -144,10 +167,9 @@ int store_make_volume(const char *name, sqlite3_int64 bytes);
 void store_take_mode(File *file, const char *database);
 /*
  * Makes a file of the host unless the name exists, as a symbolic link, too. A journal gets
- * permissions and owner of its database, NULL for another file; SQLITE_PERM if it cannot get them,
- * and then it does not exist.
+ * permissions and owner of its database, NULL for another file. The caller has no turn.
  */
-int store_make_file(const char *name, const char *database, int *exists);
+int store_make_file(const char *name, const char *database, Made *made);
 int store_delete(const char *name);
 int store_access(const char *name, int flags, int *result);
 int store_sync_directory(const char *name);

@@ -102,11 +102,15 @@ static int take_owner(int file, const struct stat *database) {
     return 0;
 }
 
-/* Removes the name of a file that was just made, unless it leads to another one by now. */
+/*
+ * Removes the name of a file that was just made, unless it leads to another one by now. Without
+ * the file's attributes it cannot tell, and no name is left: only who may remove the file from its
+ * folder can have put another one in its place.
+ */
 static void unmake(const char *name, int file) {
     struct stat own, found;
-    if (fstat(file, &own) == 0 && lstat(name, &found) == 0 && own.st_dev == found.st_dev &&
-        own.st_ino == found.st_ino)
+    if (fstat(file, &own) != 0 || (lstat(name, &found) == 0 && own.st_dev == found.st_dev &&
+                                   own.st_ino == found.st_ino))
         unlink(name);
 }
 
@@ -115,32 +119,45 @@ static void unmake(const char *name, int file) {
  * so owner and permissions change by descriptor. A journal that the owner of its database could not
  * open would keep that user out of the database, so none is left behind.
  */
-int store_make_file(const char *name, const char *database, int *exists) {
+static int make_file(const char *name, mode_t mode, const struct stat *database, Made *made) {
     const int how = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    mode_t mode = DATABASE_MODE;
-    struct stat found;
     int file, result = 0;
-    *exists = 0;
-    if (database) {
-        if (stat(database, &found) != 0)
-            return failed(NULL, -errno, SQLITE_IOERR_FSTAT, database);
-        mode = found.st_mode & 0777;
-    }
     do
         file = open(name, how, mode);
     while (file < 0 && errno == EINTR);
     if (file < 0 && errno == EEXIST) {
-        *exists = 1;
+        *made = MADE_BEFORE;
         return SQLITE_OK;
     }
     if (file < 0)
         return failed(NULL, -errno, SQLITE_CANTOPEN, name);
     if (database)
-        result = take_owner(file, &found);
+        result = take_owner(file, database);
     if (result < 0)
         unmake(name, file);
     close(file);
+    *made = result < 0 ? MADE_REFUSED : MADE_NOW;
     return result < 0 ? failed(NULL, result, SQLITE_PERM, name) : SQLITE_OK;
+}
+
+/*
+ * In the turn of the name: another connection of this process could open the file before its name
+ * is removed again, and its transactions would go to a log that has no name.
+ */
+int store_make_file(const char *name, const char *database, Made *made) {
+    struct stat found;
+    Turn turn;
+    int result;
+    *made = MADE_NOT;
+    if (database && stat(database, &found) != 0)
+        return failed(NULL, -errno, SQLITE_IOERR_FSTAT, database);
+    turn_take(&turn, name);
+    if (database)
+        result = make_file(name, found.st_mode & 0777, &found, made);
+    else
+        result = make_file(name, DATABASE_MODE, NULL, made);
+    turn_end(&turn);
+    return result;
 }
 
 static int access_in(const char *name, int flags, int *result) {

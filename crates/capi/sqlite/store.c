@@ -35,12 +35,12 @@ static struct {
     /* Whether a file of the host was ever closed with dirty data that could not be written. */
     int has_failed_close;
     /* Since the first registration, or the fork(2) that began this process. */
-    pid_t process;
+    Process process;
     Store *stores;
     Node *nodes;
     /* What parent processes had open at fork(2). Only names are read there. */
     Node *parents;
-} all = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL};
+} all = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, {0, 0}, NULL, NULL, NULL};
 
 int failed(File *file, int64_t result, int code, const char *name) {
     int error = (int)-result;
@@ -69,6 +69,7 @@ int failed(File *file, int64_t result, int code, const char *name) {
 static void begin_child(void) {
     pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t unchanged = PTHREAD_COND_INITIALIZER;
+    const unsigned generation = all.process.generation + 1;
     Node *parents = all.nodes, **end = &parents;
     while (*end)
         end = &(*end)->next;
@@ -77,19 +78,31 @@ static void begin_child(void) {
     all.mutex = fresh;
     all.changed = unchanged;
     all.parents = parents;
-    all.process = getpid();
+    all.process.pid = getpid();
+    all.process.generation = generation;
 }
 
 static int watch_result;
 
 static void watch_forks_once(void) {
-    all.process = getpid();
+    all.process.pid = getpid();
     watch_result = pthread_atfork(NULL, NULL, begin_child);
 }
 
 int store_watch_forks(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     return pthread_once(&once, watch_forks_once) != 0 || watch_result != 0 ? SQLITE_NOMEM : SQLITE_OK;
+}
+
+/* Needs no lock: only fork(2) changes the generation, while the process has one thread. */
+Process store_process(void) {
+    Process process = {getpid(), all.process.generation};
+    return process;
+}
+
+int store_is_this_process(Process process) {
+    Process own = store_process();
+    return own.pid == process.pid && own.generation == process.generation;
 }
 
 static void lock_all(void) {
@@ -374,7 +387,8 @@ static int hold_node(File *file, uint64_t dev, uint64_t ino) {
         node->dev = dev;
         node->ino = ino;
         node->next = all.nodes;
-        all.nodes = node;
+        /* A fork(2) of another thread copies the list at any moment: the child walks all of it. */
+        __atomic_store_n(&all.nodes, node, __ATOMIC_RELEASE);
     }
     node->users++;
     file->node = node;
@@ -388,6 +402,8 @@ static void end_node(Node *node) {
     while (*at != node)
         at = &(*at)->next;
     *at = node->next;
+    /* A child that still sees the node in the list sees its content. */
+    __atomic_thread_fence(__ATOMIC_RELEASE);
     pthread_mutex_destroy(&node->mutex);
     free(node);
 }
@@ -509,7 +525,7 @@ int store_open(File *file) {
 }
 
 int store_is_parents(const File *file) {
-    return file->file && file->process != getpid();
+    return file->file && !store_is_this_process(file->process);
 }
 
 int store_close(File *file) {

@@ -2,7 +2,6 @@
 #define FOREBAY_SQLITE_MAIN
 #include "internal.h"
 #include <string.h>
-#include <unistd.h>
 SQLITE_EXTENSION_INIT1
 
 /* As many bytes as SQLite maps at most: the true limit is an eighth of the cache. */
@@ -40,6 +39,7 @@ static int is_name_durable(const File *file, int flags, int exists) {
 static int make_new(File *file, int flags, int *exists) {
     const int journal = SQLITE_OPEN_MAIN_JOURNAL | SQLITE_OPEN_WAL;
     const char *database = flags & journal ? sqlite3_filename_database(file->name) : NULL;
+    Made made;
     int result;
     if (store_is_in_volume(file->name)) {
         result = store_access(file->name, SQLITE_ACCESS_READ, exists);
@@ -47,7 +47,8 @@ static int make_new(File *file, int flags, int *exists) {
             store_take_mode(file, database);
         return result;
     }
-    result = store_make_file(file->name, database, exists);
+    result = store_make_file(file->name, database, &made);
+    *exists = made == MADE_BEFORE;
     if (*exists && file->how & O_EXCL)
         return SQLITE_CANTOPEN;
     file->how &= ~(O_CREAT | O_EXCL);
@@ -90,7 +91,7 @@ typedef struct {
     const sqlite3_io_methods *theirs;
     sqlite3_io_methods methods;
     /* That opened it. */
-    pid_t process;
+    Process process;
     int sync_directory;
 } Journal;
 
@@ -99,7 +100,7 @@ static Journal *journal_of(sqlite3_file *base) {
 }
 
 static int is_parents(const Journal *journal) {
-    return journal->process != getpid();
+    return !store_is_this_process(journal->process);
 }
 
 static int write_journal(sqlite3_file *base, const void *buf, int bytes, sqlite3_int64 offset) {
@@ -139,18 +140,19 @@ static int sync_journal(sqlite3_file *base, int flags) {
  */
 static int open_journal(sqlite3_vfs *own, const char *name, sqlite3_file *base, int flags, int *out) {
     Journal *journal = journal_of(base);
-    int exists = 1, result;
+    Made made = MADE_BEFORE;
+    int result;
     base->pMethods = NULL;
     if (store_is_journal_of_parent(name))
         return SQLITE_CANTOPEN;
     if (flags & SQLITE_OPEN_CREATE) {
-        result = store_make_file(name, sqlite3_filename_database(name), &exists);
-        if (result == SQLITE_PERM)
+        result = store_make_file(name, sqlite3_filename_database(name), &made);
+        if (made == MADE_REFUSED)
             return result;
         if (result == SQLITE_OK)
             flags &= ~SQLITE_OPEN_CREATE;
     }
-    if (!exists)
+    if (made != MADE_BEFORE)
         store_note_journal(name, 0);
     result = own->xOpen(own, name, base, flags, out);
     if (result != SQLITE_OK || !base->pMethods)
@@ -162,7 +164,7 @@ static int open_journal(sqlite3_vfs *own, const char *name, sqlite3_file *base, 
     journal->methods.xTruncate = truncate_journal;
     journal->methods.xFileSize = journal_size;
     journal->methods.xSync = sync_journal;
-    journal->process = getpid();
+    journal->process = store_process();
     /* Also of a hot one: without its name nothing ends a rollback that a power loss interrupts. */
     journal->sync_directory = !store_is_journal_durable(name);
     base->pMethods = &journal->methods;

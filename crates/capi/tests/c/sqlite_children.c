@@ -109,6 +109,9 @@ static void wait_shortly(sem_t *semaphore) {
     CHECK(sem_timedwait(semaphore, &limit) == 0 || errno == ETIMEDOUT);
 }
 
+/* Not 0: the number that this process has, and its children, too. */
+static pid_t number_of_process;
+
 /* Of the program and its libraries: holds the second thread where it finds that it is in a child. */
 pid_t getpid(void) {
     if (waits_for_the_first) {
@@ -116,7 +119,18 @@ pid_t getpid(void) {
         IS(sem_post(&second_is_held), 0);
         wait_shortly(&first_has_opened);
     }
-    return (pid_t)syscall(SYS_getpid);
+    return number_of_process ? number_of_process : (pid_t)syscall(SYS_getpid);
+}
+
+/*
+ * A child in a new namespace of process numbers may have the number of its parent. It took the
+ * files of the parent for its own then.
+ */
+static void child_with_its_parents_number_leaves_the_journal(void) {
+    number_of_process = getpid();
+    child_leaves_the_journal("delete", "UPDATE t SET a = 63", "ROLLBACK");
+    child_leaves_the_journal("delete", "UPDATE t SET a = 63", "UPDATE t SET a = 5; COMMIT");
+    number_of_process = 0;
 }
 
 static void *second_in_child(void *uri_of_its_own) {
@@ -184,6 +198,7 @@ int main(int argc, char **argv) {
             child_leaves_the_journal(modes[mode], "SELECT a FROM t", sql[i]);
         }
     }
+    child_with_its_parents_number_leaves_the_journal();
     db = opened(uri);
     ran(db, "CREATE TABLE n(a, pad); PRAGMA journal_mode=delete");
     ran(db, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<200) "

@@ -35,6 +35,12 @@ fn sqlite_link_on_host_is_refused() {
     sanitized("sqlite_links");
 }
 
+/// Runs as root: only root gives files to other users.
+#[test]
+fn sqlite_journal_without_its_owner_is_refused_and_removed() {
+    sanitized("sqlite_owners");
+}
+
 #[test]
 fn sqlite_child_of_fork_leaves_the_journal_of_its_parent() {
     sanitized("sqlite_children");

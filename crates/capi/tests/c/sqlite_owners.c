@@ -1,0 +1,150 @@
+/*
+ * A log or journal that cannot get the owner of its database is refused, and none is left behind,
+ * whatever error it is and whatever other connections do meanwhile. Runs as root: only root gives
+ * files to other users.
+ */
+#include "check.h"
+#include "sqlite/forebay_sqlite.h"
+#include "sqlite_check.h"
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#define USER 1000
+
+static char database[450];
+/* What fchown(2) and fstat(2) fail with; 0: they do what they should. */
+static int fchown_error, fstat_error;
+/* The first fchown(2) lets the other connection go on, and waits for it. */
+static int holds_fchown;
+static sem_t is_made, has_inserted;
+
+static const char *uri_of(const char *vfs) {
+    static char uri[2][600];
+    static int next;
+    char *at = uri[next++ % 2];
+    snprintf(at, sizeof uri[0], "file:%s?vfs=%s", database, vfs);
+    return at;
+}
+
+static const char *with_end(const char *end) {
+    static char name[500];
+    snprintf(name, sizeof name, "%s%s", database, end);
+    return name;
+}
+
+/* Up to a second: the other connection may be waiting for this one. */
+static void wait_shortly(sem_t *semaphore) {
+    struct timespec limit;
+    CHECK(clock_gettime(CLOCK_REALTIME, &limit) == 0);
+    limit.tv_sec++;
+    CHECK(sem_timedwait(semaphore, &limit) == 0 || errno == ETIMEDOUT);
+}
+
+/* Of the program and its libraries. */
+int fchown(int file, uid_t owner, gid_t group) {
+    if (!fchown_error)
+        return fchownat(file, "", owner, group, AT_EMPTY_PATH);
+    if (holds_fchown) {
+        holds_fchown = 0;
+        IS(sem_post(&is_made), 0);
+        wait_shortly(&has_inserted);
+    }
+    errno = fchown_error;
+    return -1;
+}
+
+/* Of the program and its libraries: fails for what is not the database. */
+int fstat(int file, struct stat *found) {
+    char link[40], name[500];
+    ssize_t length;
+    if (!fstat_error)
+        return fstatat(file, "", found, AT_EMPTY_PATH);
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    length = readlink(link, name, sizeof name - 1);
+    name[length > 0 ? length : 0] = 0;
+    if (strncmp(name, database, strlen(database)) != 0 || strcmp(name, database) == 0)
+        return fstatat(file, "", found, AT_EMPTY_PATH);
+    errno = fstat_error;
+    return -1;
+}
+
+/* A database of another user, without a log or a journal. */
+static void make_database(const char *mode) {
+    char sql[200];
+    sqlite3 *db;
+    unlink(with_end(""));
+    unlink(with_end("-wal"));
+    unlink(with_end("-journal"));
+    db = opened(uri_of("unix"));
+    snprintf(sql, sizeof sql, "PRAGMA journal_mode=%s; CREATE TABLE t(a)", mode);
+    ran(db, sql);
+    closed(db);
+    CHECK(chown(database, USER, USER) == 0 && chmod(database, 0660) == 0);
+}
+
+static void is_refused(const char *mode, const char *end, int *of, int error, int wanted) {
+    sqlite3 *db;
+    make_database(mode);
+    db = opened(uri_of("forebay"));
+    *of = error;
+    IS(sqlite3_exec(db, "INSERT INTO t VALUES(8)", NULL, NULL, NULL), wanted);
+    *of = 0;
+    CHECK(access(with_end(end), F_OK) != 0 && errno == ENOENT);
+    ran(db, "INSERT INTO t VALUES(9)");
+    IS(number(db, "SELECT sum(a) FROM t"), 9);
+    closed(db);
+}
+
+static void *insert_meanwhile(void *connection) {
+    static int result;
+    while (sem_wait(&is_made) != 0)
+        CHECK(errno == EINTR);
+    result = sqlite3_exec(connection, "INSERT INTO t VALUES(8)", NULL, NULL, NULL);
+    IS(sem_post(&has_inserted), 0);
+    return &result;
+}
+
+/*
+ * A log was visible by its name before it had its owner. Another connection opened it and wrote a
+ * transaction; then the first one removed the name.
+ */
+static void no_transaction_is_in_a_log_without_a_name(void) {
+    sqlite3 *first, *second;
+    pthread_t thread;
+    void *result;
+    make_database("wal");
+    IS(sem_init(&is_made, 0, 0), 0);
+    IS(sem_init(&has_inserted, 0, 0), 0);
+    first = opened(uri_of("forebay"));
+    second = opened(uri_of("forebay"));
+    fchown_error = EPERM;
+    holds_fchown = 1;
+    IS(pthread_create(&thread, NULL, insert_meanwhile, second), 0);
+    IS(sqlite3_exec(first, "INSERT INTO t VALUES(7)", NULL, NULL, NULL), SQLITE_PERM);
+    IS(pthread_join(thread, &result), 0);
+    CHECK(*(int *)result != SQLITE_OK || access(with_end("-wal"), F_OK) == 0);
+    IS(*(int *)result, SQLITE_PERM);
+    fchown_error = 0;
+    closed(first);
+    closed(second);
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 2);
+    IS(geteuid(), 0);
+    snprintf(database, sizeof database, "%s/a.db", argv[1]);
+    IS(forebay_sqlite_register(0), SQLITE_OK);
+    is_refused("wal", "-wal", &fchown_error, EPERM, SQLITE_PERM);
+    is_refused("delete", "-journal", &fchown_error, EPERM, SQLITE_PERM);
+    is_refused("wal", "-wal", &fchown_error, ENOMEM, SQLITE_NOMEM);
+    is_refused("delete", "-journal", &fchown_error, ENOMEM, SQLITE_NOMEM);
+    is_refused("wal", "-wal", &fstat_error, EIO, SQLITE_PERM);
+    is_refused("delete", "-journal", &fstat_error, EIO, SQLITE_PERM);
+    no_transaction_is_in_a_log_without_a_name();
+    IS(forebay_sqlite_shutdown(), SQLITE_OK);
+    IS(sqlite3_shutdown(), SQLITE_OK);
+    return 0;
+}
