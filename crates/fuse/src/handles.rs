@@ -7,6 +7,7 @@
 //! Lock: one, held for a few steps. Open files are dropped after it is released.
 
 use crate::drops::Behind;
+use crate::refills::Refills;
 use forebay_base::IoFlags;
 use forebay_base::sync::atomic::{AtomicU32, Ordering};
 use forebay_base::sync::{Mutex, RwLock};
@@ -65,6 +66,11 @@ impl Handle {
     fn is_writer(&self) -> bool {
         self.file.flags().contains(OpenFlags::READ | OpenFlags::WRITE)
     }
+
+    /// Whether the kernel's cache keeps what this opening writes.
+    fn is_cached_writer(&self) -> bool {
+        self.caching.is_cached && self.file.flags().contains(OpenFlags::WRITE)
+    }
 }
 
 /// Numbers of openings of an inode.
@@ -84,12 +90,23 @@ struct Table {
 
 /// The table of open files.
 #[derive(Default)]
-pub(crate) struct Handles(RwLock<Table>);
+pub(crate) struct Handles {
+    table: RwLock<Table>,
+    refills: Refills,
+}
 
 impl Handles {
+    /// An empty table; `refills` learns of cached openings for writing.
+    pub fn new(refills: Refills) -> Self {
+        Self { table: RwLock::default(), refills }
+    }
+
     /// Adds an opening and returns its number.
     pub fn add(&self, handle: Handle) -> u64 {
-        let mut table = self.0.write();
+        if handle.is_cached_writer() {
+            self.refills.opened(handle.file.ino().0);
+        }
+        let mut table = self.table.write();
         let at = table.free.pop().unwrap_or_else(|| {
             table.slots.push(None);
             table.slots.len() as u32 - 1
@@ -102,13 +119,13 @@ impl Handles {
     }
 
     pub fn get(&self, fh: u64) -> Option<Arc<Handle>> {
-        let table = self.0.read();
+        let table = self.table.read();
         table.slots.get(usize::try_from(fh).ok()?)?.clone()
     }
 
     /// Removes an opening. The file is closed when the last reference to the result is dropped.
     pub fn remove(&self, fh: u64) -> Option<Arc<Handle>> {
-        let mut table = self.0.write();
+        let mut table = self.table.write();
         let handle = table.slots.get_mut(usize::try_from(fh).ok()?)?.take()?;
         table.free.push(fh as u32);
         let ino = handle.file.ino().0;
@@ -118,28 +135,33 @@ impl Handles {
         if count.all == 0 {
             table.counts.remove(&ino);
         }
+        drop(table);
+        if handle.is_cached_writer() {
+            self.refills.closed(ino);
+        }
         Some(handle)
     }
 
     /// Whether the inode has an opening.
     pub fn has_open(&self, ino: Ino) -> bool {
-        self.0.read().counts.contains_key(&ino.0)
+        self.table.read().counts.contains_key(&ino.0)
     }
 
     /// Whether an inode is open for reading and writing.
     pub fn has_writer(&self, ino: Ino) -> bool {
-        self.0.read().counts.get(&ino.0).is_some_and(|count| count.writers > 0)
+        self.table.read().counts.get(&ino.0).is_some_and(|count| count.writers > 0)
     }
 
     /// Removes all openings.
     pub fn clear(&self) {
-        let all = std::mem::take(&mut *self.0.write());
+        let all = std::mem::take(&mut *self.table.write());
         drop(all);
+        self.refills.clear();
     }
 
     /// The number of openings.
     pub fn len(&self) -> usize {
-        let table = self.0.read();
+        let table = self.table.read();
         table.slots.len() - table.free.len()
     }
 }
@@ -188,6 +210,6 @@ mod tests {
         assert_eq!(seen(), (true, false));
         handles.remove(reader);
         assert_eq!(seen(), (false, false));
-        assert!(handles.0.read().counts.is_empty(), "H2: nothing is left of it");
+        assert!(handles.table.read().counts.is_empty(), "H2: nothing is left of it");
     }
 }

@@ -37,6 +37,7 @@ pub mod notify;
 pub mod options;
 mod payload;
 pub mod proto;
+mod refills;
 mod retrieve;
 mod serve;
 pub mod session;

@@ -15,6 +15,7 @@
 use crate::device::Device;
 use crate::drops::Drops;
 pub use crate::proto::notify::Notice;
+use crate::refills::Refills;
 use crate::retrieve::Retriever;
 use forebay_base::task::{Pick, WaitQueue, block_on};
 use rustix::io::Errno;
@@ -53,12 +54,14 @@ struct Shared {
     drops: Drops,
     /// Copies of the pages that the kernel has cached.
     retriever: Retriever,
+    /// Notices that concern cached writes in progress.
+    refills: Refills,
 }
 
 impl Default for Shared {
     fn default() -> Self {
-        let (state, changed, device, drops, retriever) = Default::default();
-        Self { state, changed, waiting: WaitQueue::with_keys(), device, drops, retriever }
+        let (state, changed, device, drops, retriever, refills) = Default::default();
+        Self { state, changed, waiting: WaitQueue::with_keys(), device, drops, retriever, refills }
     }
 }
 
@@ -81,6 +84,11 @@ impl Notifier {
         &self.0.retriever
     }
 
+    /// Finds cached writes whose pages were dropped too early.
+    pub(crate) fn refills(&self) -> &Refills {
+        &self.0.refills
+    }
+
     /// Sets the connection to which the notices are sent.
     pub(crate) fn attach(&self, device: &Arc<Device>) {
         let _is_set_once = self.0.device.set(Arc::downgrade(device));
@@ -92,7 +100,7 @@ impl Notifier {
     pub(crate) fn tell_attributes(&self, node: u64) {
         let notice = Notice::attributes(node);
         match self.0.device.get().and_then(Weak::upgrade) {
-            Some(device) => drop(tell(&device, &notice)),
+            Some(device) => drop(self.tell(&device, &notice)),
             None => drop(self.give(notice)),
         }
     }
@@ -193,6 +201,7 @@ impl Notifier {
     pub(crate) fn deliver_all(&self) {
         let queue = std::mem::take(&mut self.lock().queue);
         for notice in &queue {
+            self.0.refills.sending(notice, || ());
             self.told(notice, false);
         }
     }
@@ -235,6 +244,11 @@ impl Notifier {
         state.gone
     }
 
+    /// Sends a notice. True: the kernel does not support this kind.
+    pub(crate) fn tell(&self, device: &Device, notice: &Notice) -> bool {
+        self.0.refills.sending(notice, || tell(device, notice))
+    }
+
     /// The thread's work, until [`Notifier::close`].
     pub(crate) fn run(&self, device: &Device) {
         loop {
@@ -253,7 +267,7 @@ impl Notifier {
                 state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
             drop(state);
-            let unknown = tell(device, &notice);
+            let unknown = self.tell(device, &notice);
             let gone = self.told(&notice, unknown);
             let done = |number: &u64| if *number > gone { Pick::Skip } else { Pick::Wake };
             self.0.waiting.wake_matching(done);
@@ -283,7 +297,7 @@ fn meaning(answer: Result<(), Errno>) -> Answer {
 }
 
 /// Sends a notice. True: the kernel does not support this kind.
-pub(crate) fn tell(device: &Device, notice: &Notice) -> bool {
+fn tell(device: &Device, notice: &Notice) -> bool {
     let answer = meaning(device.notify(&notice.encode()));
     if let Answer::Failed(e) = answer {
         log::warn!("the kernel refused {notice:?}: {e}");

@@ -240,7 +240,7 @@ impl Core {
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             fs,
-            handles: Handles::default(),
+            handles: Handles::new(notifier.refills().clone()),
             inodes: Arc::default(),
             trees: Trees::default(),
             cache: options.cache,

@@ -24,7 +24,7 @@ mod waiting;
 
 use crate::device::{Device, Incoming, PAYLOAD_MAX, Read};
 use crate::mount::Mounted;
-use crate::notify::{self, Notice, Notifier};
+use crate::notify::{Notice, Notifier};
 use crate::options::Options;
 use crate::payload::Payload;
 use crate::proto::consts::{InitFlags, VERSION_MAJOR, VERSION_MINOR, VERSION_MINOR_MIN, opcode};
@@ -284,7 +284,7 @@ impl Shared {
         threads.push(spawn("forebay-drop", move || {
             io_flusher::mark_thread();
             let notify = |notice: &Notice| {
-                let _is_unknown = notify::tell(&theirs.device, notice);
+                let _is_unknown = theirs.notifier.tell(&theirs.device, notice);
             };
             theirs.notifier.drops().run(&theirs.inodes, notify);
         })?);

@@ -82,6 +82,15 @@ impl Core {
         }
     }
 
+    /// Whether a reader may have cached old bytes in the range of a cached write ([`refills`]).
+    ///
+    /// [`refills`]: crate::refills
+    fn has_old_bytes(&self, handle: &Handle, io: &WriteIn) -> bool {
+        let range = io.offset..io.offset.saturating_add(u64::from(io.size));
+        let is_ordered = io.flags & super::o_direct() == 0;
+        self.notifier.refills().has_old_bytes(handle.file.ino().0, range, is_ordered)
+    }
+
     /// After a write of a program the kernel's cached pages may be stale. For a write that bypasses
     /// its cache, the kernel drops the range before the request, but may have read it again. An
     /// append may have gone to another offset.
@@ -96,9 +105,13 @@ impl Core {
             // The kernel keeps the written pages. They are dropped after the answer (O3).
             self.drop_behind(handle, done.offset..done.offset + done.len as u64);
         }
+        let may_be_stale = match handle.caching.is_cached {
+            true => self.has_old_bytes(handle, io),
+            false => self.inodes.marked(ino, Mark::Content),
+        };
         if done.offset != io.offset {
             self.notifier.owe(ino.0, done.offset.min(io.offset), u64::MAX);
-        } else if !handle.caching.is_cached && self.inodes.marked(ino, Mark::Content) {
+        } else if may_be_stale {
             self.notifier.owe(ino.0, io.offset, done.len as u64);
         }
     }
@@ -205,11 +218,17 @@ impl Observer for Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ioctl::MODE_CACHED;
     use crate::options::{CacheMode, Options};
-    use crate::proto::consts::opcode;
+    use crate::proto::consts::{opcode, open};
+    use crate::proto::request::ReadIn;
+    use forebay_base::IoFlags;
+    use forebay_base::buf::AlignedBuf;
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;
     use forebay_testkit::mem_fs::MemFs;
+    use forebay_vfs::{Name, NewInode, OpenFlags};
+    use std::task::{Context, Waker};
 
     fn core() -> (Arc<Core>, Ino) {
         let (fs, options) = (Arc::new(MemFs::default()), Options::default());
@@ -344,6 +363,51 @@ mod tests {
                 if kept { Notice::content(ino.0, 4096, 4096) } else { Notice::attributes(ino.0) };
             assert_eq!(core.notifier.queued(), [told]);
             assert_eq!(core.holds_back(ino), kept);
+        }
+    }
+
+    /// A file of 8 KiB zeros that a program has open for reading and writing through the kernel's
+    /// cache, and the number of that opening.
+    fn cached_writer(core: &Core) -> (Ino, u64) {
+        let (name, new) = (Name::new(b"f").unwrap(), NewInode::of(FileKind::File, 0o600));
+        let flags = OpenFlags::READ | OpenFlags::WRITE;
+        let (attr, file) = block_on(core.fs.create(Ino::ROOT, name, &new, flags)).unwrap();
+        file.write_slice(0, &[0; 8192], IoFlags::empty(), Privileges::Keep).unwrap();
+        core.inodes.told(attr.ino);
+        let caching = core.caching(&attr, open::RDWR, MODE_CACHED);
+        assert!(caching.is_cached);
+        let fh = core.handles.add(Handle::new(file, IoFlags::empty(), MODE_CACHED, caching));
+        (attr.ino, fh)
+    }
+
+    fn kernel_core() -> Arc<Core> {
+        let options = Options { cache: CacheMode::Kernel, ..Options::default() };
+        Core::new(Arc::new(MemFs::default()), RealWorld::new(), Default::default(), &options)
+    }
+
+    /// refill.F1. The kernel fills and unlocks its pages before it sends a cached write. A notice
+    /// dropped such a page, a read filled it again with the bytes from before the write, and the
+    /// write took effect. Programs read the old bytes until the page was evicted.
+    #[test]
+    fn page_read_again_during_a_cached_write_is_dropped_after_it() {
+        for (read_at, is_owed) in [(0, true), (4096, false)] {
+            let core = kernel_core();
+            let (ino, fh) = cached_writer(&core);
+            let busy = core.write_ranges.try_lock(ino, 0, 1).unwrap();
+            let io = WriteIn { fh, offset: 0, size: 4096, write_flags: 0, flags: 2 };
+            let mut write = Box::pin(core.write(io, AlignedBuf::copy_of(&[7; 4096])));
+            let mut cx = Context::from_waker(Waker::noop());
+            assert!(write.as_mut().poll(&mut cx).is_pending());
+            core.hand_over(ino, 0, 4096);
+            core.notifier.deliver_all();
+            let read = ReadIn { fh, offset: read_at, size: 4096, read_flags: 0, flags: 0 };
+            let mut bytes = [1; 4096];
+            assert_eq!(core.read_now(&read, &mut bytes).unwrap().unwrap(), 4096);
+            assert_eq!(bytes, [0; 4096], "from before the write");
+            drop(busy);
+            block_on(write).unwrap();
+            let wanted = is_owed.then(|| Notice::content(ino.0, 0, 4096));
+            assert_eq!(core.notifier.queued(), Vec::from_iter(wanted), "read at {read_at}");
         }
     }
 }

@@ -107,10 +107,11 @@ impl Core {
         let is_uncached = handle.mode() == MODE_UNCACHED && handle.caching.is_cached;
         self.inodes.mark_fill(handle.file.ino(), !is_uncached);
         self.fills.add(u64::from(io.size));
+        let end = io.offset.saturating_add(u64::from(io.size));
+        self.notifier.refills().reading(handle.file.ino().0, io.offset..end);
         if !is_uncached {
             return;
         }
-        let end = io.offset.saturating_add(u64::from(io.size));
         self.drop_behind(handle, io.offset..end);
     }
 
