@@ -21,7 +21,8 @@
 //! count of its inode has risen since then. ret.R2 no page is locked or dropped, so a call waits
 //! only for the daemon's reader threads, never for a request of the mount. ret.R3 a call ends with
 //! the connection. ret.R4 a write of stores is counted after it has taken effect and before it is
-//! answered; so is a truncation, which discards stores.
+//! answered. So is a request after which the kernel discards stores: a truncation, a punched or
+//! zeroed range, and the target of a copy.
 //!
 //! Memory: at most [`PIECE_BYTES`] for each caller.
 //!
@@ -68,7 +69,7 @@ struct Table {
 pub(crate) struct Retriever {
     table: Mutex<Table>,
     device: OnceLock<Weak<Device>>,
-    /// Writes and truncations of stores, by inode (R4).
+    /// How often stores were written or discarded, by inode (R4).
     store_writes: [AtomicU64; COUNTERS],
 }
 
@@ -132,7 +133,7 @@ impl Retriever {
         &self.store_writes[node as usize % COUNTERS]
     }
 
-    /// Stores into maps of a file have been written, or discarded by a truncation (R4).
+    /// Stores into maps of a file have been written, or the kernel discards them (R4).
     pub fn count_store_write(&self, node: u64) {
         self.counter(node).fetch_add(1, Ordering::SeqCst);
     }

@@ -166,6 +166,10 @@ impl Core {
         // `FALLOCATE` carries no kill flag; root keeps set-id bits, as with CAP_FSETID.
         let privileges = privileges(header.uid != 0);
         handle.file.fallocate(how, offset, len, privileges).await?;
+        if matches!(how, Fallocate::PunchHole | Fallocate::ZeroRange { .. }) {
+            // The kernel drops the range, with stores that nothing has written (ret.R4).
+            self.notifier.retriever().count_store_write(handle.file.ino().0);
+        }
         self.after_drop(handle.file.ino(), privileges);
         if !handle.sync.is_empty() {
             handle.file.sync(handle.sync == IoFlags::DSYNC).await?;
@@ -206,6 +210,8 @@ impl Core {
             privileges(header.uid != 0),
         )
         .await?;
+        // The kernel drops the range of the target, with stores that nothing has written (ret.R4).
+        self.notifier.retriever().count_store_write(to.file.ino().0);
         self.after_drop(to.file.ino(), privileges(header.uid != 0));
         let mut body = Body::new();
         match copy.wide {

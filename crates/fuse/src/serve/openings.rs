@@ -164,7 +164,7 @@ mod tests {
     use crate::notify::Notice;
     use crate::options::Options;
     use crate::proto::consts::{Valid, WRITE_KILL_SUIDGID, opcode};
-    use crate::proto::request::SetAttrIn;
+    use crate::proto::request::{CopyIn, Header, SetAttrIn};
     use forebay_base::buf::AlignedBuf;
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;
@@ -331,6 +331,28 @@ mod tests {
             counted()
         };
         assert_eq!((set(Valid::MODE), set(Valid::SIZE)), (2, 3));
+        let header = Header::parse(&[0; 40]).unwrap();
+        let allocate = |mode| {
+            block_on(core.fallocate(&header, fh, (0, 4096), mode)).unwrap();
+            counted()
+        };
+        let (keep_size, punch, zero) = (1, 2, 0x10);
+        assert_eq!(allocate(keep_size), 3, "the kernel drops nothing");
+        assert_eq!((allocate(punch | keep_size), allocate(zero)), (4, 5));
+        let (name, new) = (Name::new(b"g").unwrap(), NewInode::of(FileKind::File, 0o600));
+        let target = block_on(core.fs.mknod(Ino::ROOT, name, &new)).unwrap();
+        let copy = CopyIn {
+            fh_in: fh,
+            offset_in: 0,
+            node_out: target.ino.0,
+            fh_out: opened(&core, &target, open::RDWR, MODE_CACHED),
+            offset_out: 0,
+            len: 100,
+            flags: 0,
+            wide: false,
+        };
+        block_on(core.copy(&header, &copy)).unwrap();
+        assert_eq!((counted(), core.store_writes(target.ino)), (5, 1), "of the target");
     }
 
     /// The message by which the kernel opens a file for reading and writing, and the number of it.

@@ -67,7 +67,7 @@ pub trait Observer: Send + Sync {
     }
 
     /// How often stores into maps of a file, which the mount's kernel held back, have been written,
-    /// or discarded by a truncation. May count those of other files as well.
+    /// or discarded by a request of the mount. May count those of other files as well.
     fn store_writes(&self, ino: Ino) -> u64;
 
     /// Announces a change of a file's content, and perhaps its end, whatever the result. Waits for
