@@ -14,11 +14,12 @@
 //! mappings that the mount's kernel holds back are written before they are read or overwritten
 //! here; a read makes that kernel drop no other pages. Z4 an inode that loses its last name here
 //! lives as long as the mount's kernel knows it. Z5 without a mount a call costs one additional
-//! check.
+//! check. Z6 a report that raises the kernel's size of a file covers all bytes behind its earlier
+//! end, also those of writes in progress.
 //!
 //! Limit: of a store into a mapping and a concurrent write here to the same page, one is lost.
 //!
-//! Lock: the observer's slot, for the length of a check.
+//! Locks: the observer's slot, for the length of a check; the table of extending writes, a leaf.
 
 mod file;
 mod observer;

@@ -181,9 +181,15 @@ impl Observer for Core {
                 let attributes = self.inodes.take(*ino, Mark::Attributes);
                 if let Some((size, byte)) = *end {
                     // Some system calls use the kernel's cached size, however old, so that size is
-                    // raised first.
+                    // raised. Before that, pages with zeros behind the old end are dropped: what is
+                    // read meanwhile has the new bytes. The page of the last byte may have zeros of
+                    // the kernel, so it is dropped afterwards.
+                    let content = Notice::content(ino.0, (*offset).min(size - 1), u64::MAX);
+                    if self.inodes.marked(*ino, Mark::Content) {
+                        self.give(content.clone());
+                    }
                     self.give(Notice::Store { node: ino.0, offset: size - 1, byte });
-                    self.give(Notice::content(ino.0, (*offset).min(size - 1), u64::MAX))
+                    self.give(content)
                 } else if self.inodes.marked(*ino, Mark::Content) {
                     self.give(Notice::content(ino.0, *offset, *len))
                 } else if attributes {
@@ -294,6 +300,13 @@ mod tests {
         assert!(core.others_write(ino));
         let store = Notice::Store { node: 7, offset: 99, byte: 8 };
         assert_eq!(core.notifier.queued(), [store, Notice::content(7, 90, u64::MAX)]);
+        core.inodes.mark(ino, Mark::Content);
+        assert_eq!(core.changed(&grown), Ticket(5));
+        let store = Notice::Store { node: 7, offset: 99, byte: 8 };
+        let content = Notice::content(7, 90, u64::MAX);
+        // A cached page of the old end has zeros behind it. If it were dropped after the size was
+        // raised only, programs would read them.
+        assert_eq!(core.notifier.queued()[2..], [content.clone(), store, content]);
         let unknown = Change::Content { ino: Ino(8), offset: 90, len: 10, end: None };
         let seen = core.epoch();
         assert_eq!(core.changed(&unknown), Ticket(0));

@@ -131,15 +131,21 @@ impl NotifyingFile {
         flags: IoFlags,
     ) -> Outstanding<'a> {
         let change = self.written(offset, len, flags);
-        let ino = self.file.ino();
-        if !flags.contains(IoFlags::APPEND) || !observer.holds_back(ino) {
-            return Outstanding::begin(&self.shared, observer, vec![change]).await;
-        }
-        // Stores in front of the end are not overwritten, so the kernel keeps those pages.
-        let end = self.shared.fs.getattr(ino).await.map_or(0, |attr| attr.size);
-        let behind = vec![Change::content(ino, end, u64::MAX)];
-        let mut changing = Outstanding::begin(&self.shared, observer, behind).await;
+        let (ino, is_append) = (self.file.ino(), flags.contains(IoFlags::APPEND));
+        let end = match observer.knows(ino) {
+            true => self.shared.fs.getattr(ino).await.map_or(0, |attr| attr.size),
+            false => 0,
+        };
+        let begun = match is_append && observer.holds_back(ino) {
+            // Stores in front of the end are not overwritten, so the kernel keeps those pages.
+            true => Change::content(ino, end, u64::MAX),
+            false => change.clone(),
+        };
+        let mut changing = Outstanding::begin(&self.shared, observer, vec![begun]).await;
         changing.changes = vec![change];
+        if is_append || offset.saturating_add(len as u64) > end {
+            changing.extend_from(ino, if is_append { end } else { end.max(offset) });
+        }
         changing
     }
 

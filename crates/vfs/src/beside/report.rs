@@ -1,15 +1,16 @@
 //! Reports changes to the observer: announces them before, and reports them after. The invariants
 //! are in [`super`].
 //!
-//! Lock: the observer's slot, for the length of a check.
+//! Locks: the observer's slot, for the length of a check; the table of extending writes, a leaf.
 
 use super::observer::{Change, Observer, Ticket};
 use crate::fs::{FileSystem, Wrote};
 use crate::types::{Ino, OpenFlags};
 use forebay_base::buf::AlignedBuf;
-use forebay_base::sync::RwLock;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_base::sync::{Mutex, RwLock};
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Arc, Weak};
 
@@ -18,13 +19,15 @@ pub(super) struct Shared {
     pub fs: Arc<dyn FileSystem>,
     some: AtomicBool,
     observer: RwLock<Option<Weak<dyn Observer>>>,
+    /// Writes in progress that may make a file longer, by inode: from which offset on (Z6).
+    extending: Mutex<HashMap<Ino, Vec<u64>>>,
 }
 
 impl Shared {
     /// The state without a mount.
     pub(super) fn new(fs: Arc<dyn FileSystem>) -> Self {
-        let (some, observer) = Default::default();
-        Self { fs, some, observer }
+        let (some, observer, extending) = Default::default();
+        Self { fs, some, observer, extending }
     }
 
     /// Registers the mount; `Busy` if there is one.
@@ -52,6 +55,29 @@ impl Shared {
             false => None,
             true => self.observer.read().as_ref().and_then(Weak::upgrade),
         }
+    }
+
+    /// A write that may extend a file from `offset` on begins.
+    fn begin_extending(&self, ino: Ino, offset: u64) {
+        self.extending.lock().entry(ino).or_default().push(offset);
+    }
+
+    /// Such a write was reported.
+    fn end_extending(&self, ino: Ino, offset: u64) {
+        let mut extending = self.extending.lock();
+        let Some(offsets) = extending.get_mut(&ino) else { return };
+        if let Some(at) = offsets.iter().position(|other| *other == offset) {
+            offsets.swap_remove(at);
+        }
+        if offsets.is_empty() {
+            extending.remove(&ino);
+        }
+    }
+
+    /// The smallest offset from which a write in progress may extend the file; else `u64::MAX`.
+    fn first_extended(&self, ino: Ino) -> u64 {
+        let extending = self.extending.lock();
+        extending.get(&ino).and_then(|offsets| offsets.iter().min().copied()).unwrap_or(u64::MAX)
     }
 
     /// Size and last byte of a file, if its size is at most `end`.
@@ -86,6 +112,8 @@ pub(super) struct Outstanding<'a> {
     pub changes: Vec<Change>,
     /// The announced changes.
     begun: Vec<Begun>,
+    /// A write that may extend the file from that offset on (Z6).
+    extends: Option<(Ino, u64)>,
 }
 
 impl<'a> Outstanding<'a> {
@@ -97,7 +125,8 @@ impl<'a> Outstanding<'a> {
         changes: Vec<Change>,
     ) -> Self {
         observer.room().await;
-        let mut changing = Self { shared, observer, changes: Vec::new(), begun: Vec::new() };
+        let (none, begun, extends) = Default::default();
+        let mut changing = Self { shared, observer, changes: none, begun, extends };
         for change in &changes {
             match change {
                 Change::Content { ino, offset, len, .. } => {
@@ -125,9 +154,23 @@ impl<'a> Outstanding<'a> {
         }
     }
 
+    /// Before a write that may extend a file from `offset` on (Z6).
+    pub fn extend_from(&mut self, ino: Ino, offset: u64) {
+        self.shared.begin_extending(ino, offset);
+        self.extends = Some((ino, offset));
+    }
+
     fn tell(&mut self) -> Ticket {
+        for change in &mut self.changes {
+            if let Change::Content { ino, offset, end: Some(_), .. } = change {
+                *offset = (*offset).min(self.shared.first_extended(*ino));
+            }
+        }
         let tickets = self.changes.drain(..).map(|change| self.observer.changed(&change));
         let last = tickets.fold(Ticket::default(), |last, ticket| Ticket(last.0.max(ticket.0)));
+        if let Some((ino, offset)) = self.extends.take() {
+            self.shared.end_extending(ino, offset);
+        }
         for begun in self.begun.drain(..) {
             match begun {
                 Begun::Content(ino) => self.observer.change_over(ino),

@@ -15,6 +15,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+mod extends;
 mod hooked;
 
 #[derive(Default)]
@@ -254,7 +255,11 @@ fn z3_data_held_by_mount_is_requested_first() {
 
 /// A file of three pages, the second a hole, in which a mount may hold stores back.
 fn held_back() -> (NotifyingFs, Arc<Mount>, OpenFileRef) {
-    let (fs, mount) = lab();
+    held_back_on(Arc::new(MemFs::default()))
+}
+
+fn held_back_on(below: Arc<dyn FileSystem>) -> (NotifyingFs, Arc<Mount>, OpenFileRef) {
+    let (fs, mount) = lab_on(below);
     let both = OpenFlags::READ | OpenFlags::WRITE;
     let new = NewInode::of(FileKind::File, 0o644);
     let (_, file) = block_on(fs.create(Ino::ROOT, name("f"), &new, both)).unwrap();

@@ -3,6 +3,8 @@
 //! Lock: the slot of the act, not held while it runs.
 
 use super::*;
+use forebay_base::task::yield_now;
+use std::sync::atomic::AtomicU32;
 
 /// What acts once, after the next look-up.
 type Act = Box<dyn FnOnce() + Send>;
@@ -12,6 +14,8 @@ type Act = Box<dyn FnOnce() + Send>;
 pub(super) struct Hooked {
     pub fs: Arc<MemFs>,
     pub after_lookup: Mutex<Option<Act>>,
+    /// So many of the next opens have to wait.
+    pub late_opens: AtomicU32,
     /// Attributes are never set.
     pub is_stuck: AtomicBool,
 }
@@ -20,7 +24,7 @@ impl FileSystem for Hooked {
     forebay_vfs::delegate_file_system!(
         [fs]
         statfs parent getattr mknod mkdir symlink link unlink rmdir rename readlink
-        readdir getxattr setxattr listxattr removexattr open syncfs
+        readdir getxattr setxattr listxattr removexattr syncfs
     );
 
     fn lookup<'a>(&'a self, dir: Ino, name: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
@@ -31,6 +35,15 @@ impl FileSystem for Hooked {
                 act();
             }
             found
+        })
+    }
+    fn open(&self, ino: Ino, flags: OpenFlags) -> BoxFuture<'_, Result<OpenFileRef>> {
+        Box::pin(async move {
+            let late = |left: u32| left.checked_sub(1);
+            if self.late_opens.fetch_update(Ordering::Relaxed, Ordering::Relaxed, late).is_ok() {
+                yield_now().await;
+            }
+            self.fs.open(ino, flags).await
         })
     }
     fn setattr<'a>(&'a self, ino: Ino, set: &'a SetAttr) -> BoxFuture<'a, Result<Attr>> {
