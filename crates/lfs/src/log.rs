@@ -239,6 +239,12 @@ impl Log {
         self.ctl.lock().flush_failures
     }
 
+    /// Whether a repair has to come first, and how many flushes have failed.
+    pub fn doubt(&self) -> (bool, u64) {
+        let ctl = self.ctl.lock();
+        (ctl.repair && ctl.flush_failures > 0, ctl.flush_failures)
+    }
+
     /// The next step for `ticket`; takes the turn for it. `None`: another task has it.
     pub fn step(&self, ticket: u64, entered: u64, early: bool) -> Option<Step> {
         let mut ctl = self.ctl.lock();

@@ -129,7 +129,16 @@ impl FileOps {
     fn look_up_now(&self, range: &Range<u64>) -> Option<Result<Extent>> {
         let known = self.files().and_then(|files| {
             let (data_id, block) = self.block_of(&files, range.start)?;
-            let known = files.state.lock().find_piece(data_id, block, &files.staging);
+            let doubt = if self.sums { None } else { Some(files.log.doubt()) };
+            let state = files.state.lock();
+            let known = match (state.find_piece(data_id, block, &files.staging), doubt) {
+                (Known::Piece(piece, pin), Some(doubt)) => {
+                    let good = state.before_lost(piece, doubt);
+                    Known::Piece(good.map_err(|_| self.lost_error(range))?, pin)
+                }
+                (known, _) => known,
+            };
+            drop(state);
             Ok((files, known))
         });
         match known {
@@ -139,6 +148,13 @@ impl FileOps {
             Ok((_, Known::Tree(..))) => None,
             Err(error) => Some(Err(error)),
         }
+    }
+
+    /// Without checksums nothing tells lost content from what its place held before, which may be
+    /// another file's. So it cannot be read (repair.Q4).
+    fn lost_error(&self, range: &Range<u64>) -> Error {
+        let text = format!("content of inode {} that was accepted is or may be lost", self.ino.0);
+        Error::new(ErrorKind::Io, "read", text).with_range(range.start, u64::from(self.unit))
     }
 
     /// The extent at the start of a range, on the device or in the staging area.
@@ -163,6 +179,11 @@ impl FileOps {
     async fn look_up_near(&self, range: Range<u64>) -> Result<Extent> {
         let files = self.files()?;
         let (mut extent, root) = self.look_up_in(&files, &range).await?;
+        if root.is_none()
+            && let Some(recorded) = self.look_up_now(&range)
+        {
+            return recorded;
+        }
         if let (Some(root), Some(at)) = (root, extent.device_offset)
             && range.start.is_multiple_of(u64::from(self.unit))
             && files.state.lock().is_small(self.ino.0)

@@ -5,12 +5,12 @@
 use crate::tests::reuse::{create, open, setup, write};
 use crate::tests::setup::Setup;
 use crate::volume::{CreateOptions, Volume};
-use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::WorldRef;
+use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::{BioFlags, BioOp, DeviceRef};
-use forebay_sim::{SimConfig, SimDisk};
+use forebay_sim::{Fault, FaultRule, SimConfig, SimDisk};
 use forebay_vfs::{OpenFileRef, Privileges, Timestamp};
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -55,9 +55,12 @@ impl Route {
 
 /// A disk with an empty volume, everything durable.
 pub fn blank(setup: &Setup, sums: bool) -> SimDisk {
-    let world = SimWorld::new(1);
     let config = SimConfig { size: setup.volume_bytes, ..SimConfig::default() };
-    let disk = SimDisk::new(world.clone(), config);
+    with_volume(setup, sums, SimDisk::new(SimWorld::new(1), config))
+}
+
+fn with_volume(setup: &Setup, sums: bool, disk: SimDisk) -> SimDisk {
+    let world = disk.world().clone();
     let device: DeviceRef = Arc::new(disk.clone());
     let options = CreateOptions {
         block_bytes: setup.block_bytes,
@@ -127,6 +130,47 @@ fn power_loss_without_sums_keeps_old_or_new_blocks() {
         all_lost += lost;
     }
     assert!(all_lost > 20, "{all_lost} states lost a write");
+}
+
+/// A failed flush lost what was written past the cache, and the file showed what its place held
+/// before: repair.Q4.
+#[test]
+fn flush_failure_without_sums_shows_no_foreign_bytes() {
+    let mut refused = [0; 2];
+    for seed in 0..24 {
+        let setup = setup(0);
+        let config = SimConfig { size: setup.volume_bytes, ..SimConfig::default() };
+        let disk = SimDisk::new(SimWorld::new(seed), config);
+        disk.poke(0, &vec![0x66; setup.volume_bytes as usize]);
+        let disk = with_volume(&setup, false, disk);
+        disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (_, file) = create(&volume, "f").await.unwrap();
+            let direct = async |fill| {
+                let buf = AlignedBuf::copy_of(&[fill; FILE]);
+                file.write(0, buf, IoFlags::DIRECT, Privileges::Keep).await.1.unwrap();
+            };
+            let read = async |fill: u8| {
+                let (buf, done) = file.read(0, AlignedBuf::new(FILE), IoFlags::empty()).await;
+                if let Err(error) = &done {
+                    assert_eq!(error.kind(), ErrorKind::Io, "seed {seed}: {error}");
+                }
+                let is_own = buf.iter().all(|byte| *byte == fill);
+                assert!(done.is_err() || is_own, "seed {seed}: begins with {}", buf[0]);
+                done.is_ok()
+            };
+            direct(1).await;
+            disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)));
+            file.sync(true).await.unwrap_err();
+            refused[0] += usize::from(!read(1).await);
+            file.sync(true).await.unwrap_err();
+            refused[1] += usize::from(!read(1).await);
+            direct(2).await;
+            assert!(read(2).await, "seed {seed}: it was written again");
+        });
+        disk.world().stop();
+    }
+    assert_eq!(refused, [24, 24], "before the repair, and after it");
 }
 
 /// What a sync costs: flushes of the device, and writes with FUA.
