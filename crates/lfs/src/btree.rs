@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   a checkpoint:  changes in key order ──▶ merge ──▶ new nodes (both copies) ──▶ new root
-//!                  old root ─ read ─────────┘  └──▶ Ledger: places that are given up, places that were taken
-//!   a reader:      root ──▶ get, floor, Cursor ──▶ NodeCache ──▶ NodeStore (first copy, else the second)
+//!                  old root ─ read ─────────┘  └──▶ Ledger: places given up, places taken
+//!   a reader:      root ──▶ get, floor, Cursor ──▶ NodeCache ──▶ NodeStore (first or second copy)
 //! ```
 //! Reading order: [`store`] (interface to the device, two copies), [`cache`], [`read`],
 //! [`write`](mod@write) (fills nodes, with items from `waiting`), [`merge`](mod@merge),

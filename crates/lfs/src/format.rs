@@ -1,9 +1,9 @@
 //! The stored format of a volume: every structure with its encoder and its decoder, without I/O.
 //! `docs/reference/format.md` has the byte diagrams, and the meaning of all numbers.
 //!
-//! Reading order: [`place`] (segments, places, seals), [`superblock`] with [`features`], [`segment`],
-//! [`record`] with [`change`], [`extent`] and [`inode`], then [`node`] with [`key`] and [`item`],
-//! [`usage`], [`summary`].
+//! Reading order: [`place`] (segments, places, seals), [`superblock`] with [`features`],
+//! [`segment`], [`record`] with [`change`], [`extent`] and [`inode`], then [`node`] with [`key`]
+//! and [`item`], [`usage`], [`summary`].
 //!
 //! Invariants: F1 no input makes a decoder panic, loop for ever, or allocate more than a fixed
 //! multiple of the input. F2 a decoded value encodes to the same bytes. F3 a checksum covers every

@@ -2,7 +2,7 @@
 //! Inputs that get past the first checks are valid structures from a seed ([`make`],
 //! [`make_tree`]), and mutations of them with corrected checksums ([`mutate`]). `cargo test` runs
 //! the targets over the corpus in `fuzz/corpus`. With the feature `fuzz`, cargo-fuzz runs them
-//! guided by coverage (`fuzz/` beside `crates/`).
+//! guided by coverage (`fuzz/` at the top of the repository).
 //!
 //! Invariants: Z1 a target never panics. Its error is `Corrupt` or `Unsupported`. Z2 a structure
 //! that a target decodes encodes to the same bytes.

@@ -3,7 +3,7 @@
 //!
 //! States of a record:
 //! ```text
-//!   queued ──group takes it──▶ writing ──completed──▶ written ──flush began later, worked──▶ durable
+//!   queued ──group takes it──▶ writing ──completed──▶ written ──a later flush worked──▶ durable
 //!     ▲                           │ failed, dropped       │ flush failed
 //!     └────── repair: fresh segment, new generation ◀─────┘
 //!              (after a failed flush its runs of data are read back, checked, and written again)
@@ -22,14 +22,14 @@
 //! out again as after a failure. A dropped flush is repeated by the next waiter, or counts as
 //! failed if the device says so when it ends. L6 at most [`GROUPS_AHEAD`] groups are written and
 //! not flushed, so recovery has to read a bounded range after the end of the log. L7 only one flush
-//! of the device is in flight, whoever asks for it. Of two concurrent ones the first could fail,
-//! and drop data that the second seems to have covered. L8 while a task waits for a record, some
-//! task holds a turn, or is awake and will take one. A task that ends a turn wakes the waiters
-//! whose records are durable. It also wakes one waiter for each free turn that it does not take
-//! itself, and after a failure all waiters. A task that was woken, or counted itself, and returns
-//! an error wakes others in its place; one that leaves without a check wakes all. L9 after a task
-//! was dropped, its write turn ends only when the device has ended every write of the turn. A late
-//! write would replace bytes that the next turn wrote to the same address.
+//! of the device is in flight, also if several tasks need one. Of two concurrent ones the first
+//! could fail, and drop data that the second seems to have covered. L8 while a task waits for a
+//! record, some task holds a turn, or is awake and will take one. A task that ends a turn wakes the
+//! waiters whose records are durable. It also wakes one waiter for each free turn that it does not
+//! take itself, and after a failure all waiters. A task that was woken, or counted itself, and
+//! returns an error wakes others in its place; one that leaves without a check wakes all. L9 after
+//! a task was dropped, its write turn ends only when the device has ended every write of the turn.
+//! A late write would replace bytes that the next turn wrote to the same address.
 //! L12 a failed write of a record loses nothing that the device had completed. Only a failed flush
 //! does, and a failed write with FUA, which may have flushed. `flush_failures` counts these alone,
 //! and decides which runs of data are in doubt.

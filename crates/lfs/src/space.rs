@@ -11,9 +11,10 @@
 //! checkpoint, and a log that failed. P13 there is also space for the nodes of a checkpoint, up to
 //! [`Space::need_nodes`] pairs, so that operations that make space can become durable. P14 there is
 //! also space for accepted content, which neither new content nor the log takes. P15 data, the log
-//! and accepted content leave one more segment to the cleaner, and during a pass as many as the pass
-//! counts on. The cleaner leaves all others, unless it could not begin without one of them. P24
-//! only checkpoints take nodes, and no change is accepted for which the next ones would have none.
+//! and accepted content leave one more segment to the cleaner, and during a pass as many as the
+//! pass counts on. The cleaner leaves all others, unless it could not begin without one of them.
+//! P24 only checkpoints take nodes, and no change is accepted for which the next ones would have
+//! none.
 //! New content leaves the nodes that a removal or a truncate may need; operations that make space,
 //! and content accepted before, may use them.
 //!
@@ -165,8 +166,8 @@ impl Space {
         self.nodes_taken
     }
 
-    /// Whether checkpoints would lack nodes: then no more changes are accepted, even if the open log
-    /// segment has space for them (P24).
+    /// Whether checkpoints would lack nodes: then no more changes are accepted, even if the open
+    /// log segment has space for them (P24).
     pub fn lacks_nodes(&self, need: Need, room: &OtherNeeds) -> bool {
         let wanted = match need {
             Need::New => {

@@ -40,7 +40,7 @@ use crate::recover::open::{Opened, find, fresh_head};
 use crate::recover::repair::Repair;
 use crate::recover::rollforward::Found;
 use crate::space::Need;
-use crate::space::admission::Dirt;
+use crate::space::admission::AcceptedContent;
 use crate::space::alloc::Allocator;
 use crate::space::nodes::VolumeStore;
 use crate::space::usage_table::usage_nodes;
@@ -308,7 +308,7 @@ impl Volume {
         found.state.space.segments.discards = options.discard && device.limits().discard;
         let domain = options.cache.as_ref().map(|cache| cache.dirty.domain(None));
         found.state.life.bound_changes(options.overlay_bytes);
-        found.state.dirt = Arc::new(Dirt::of(domain.clone()));
+        found.state.dirt = Arc::new(AcceptedContent::of(domain.clone()));
         let Found { state, head, damage, changes_peak, .. } = found;
         let layout = state.layout;
         let nodes = usage_nodes(layout.segments, layout.geometry, layout.seal).await?;

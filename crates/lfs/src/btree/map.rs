@@ -2,8 +2,8 @@
 //! overwritten ones are split.
 //!
 //! ```text
-//!   the tree:    [ 0 ............ 127 ][128 ... 200]      pieces, sorted:   10..20 new    50..130 hole
-//!   changes:     0..10 kept part   10..20 new   20..50 kept part   128 goes   130..200 kept part
+//!   the tree:    [ 0 ............ 127 ][128 ... 200]   sorted pieces: 10..20 new, 50..130 hole
+//!   changes:     0..10 kept   10..20 new   20..50 kept   128 removed   130..200 kept
 //! ```
 //! Invariants: B95 after the changes, a block that a piece covers is as in the piece, and every
 //! other block is as before. B96 extents do not overlap, if they did not before. B97 bytes that no

@@ -2,9 +2,9 @@
 //! the levels above them up to a root. Nothing is changed in place.
 //!
 //! ```text
-//!   level 1   held: a node that stays | pending: entries of new and kept leaves > inner nodes > level 2
-//!   level 0   held: a leaf that stays | pending: items > leaves > level 1
-//!   in order:         first           |      then
+//!   level 1   held: a kept node | pending: entries of new and kept leaves > inner nodes > level 2
+//!   level 0   held: a kept leaf | pending: items > leaves > level 1
+//!   in order:       first       |      then
 //! ```
 //! *Split*: when more than two nodes' worth is pending, one node of the configured fill is written.
 //! When a kept node follows, all pending items are divided into nodes of equal size, one if they

@@ -26,7 +26,7 @@ use crate::map::overlay::{Piece, Where};
 use crate::names::lookup::Stop;
 use crate::names::node::Node;
 use crate::space::Need;
-use crate::space::admission::Dirt;
+use crate::space::admission::AcceptedContent;
 use crate::transaction::append::Content;
 use crate::transaction::state::State;
 use crate::transaction::sync_errors::Lost;
@@ -48,7 +48,7 @@ pub(crate) struct FileOps {
     pub ino: Ino,
     pub unit: u32,
     sums: bool,
-    dirt: Arc<Dirt>,
+    dirt: Arc<AcceptedContent>,
     /// Answers of the tree about blocks that are overwritten.
     pub told: Told,
 }

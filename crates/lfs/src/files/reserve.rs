@@ -323,7 +323,8 @@ impl FileOps {
         }
     }
 
-    /// See [`forebay_iomap::MapOps::reserve`].
+    /// Reserves space for `runs` as [`forebay_iomap::MapOps::reserve`] requires, and makes space
+    /// first if none is free (M14).
     pub fn reserve_runs(
         &self,
         runs: &[Range<u64>],

@@ -2,8 +2,9 @@
 //! pointers to children.
 //!
 //! ```text
-//!   | header 64 | offset of each item, 2 bytes | item | item | ... zeros |     item: key length 1,
-//!   |<-------------------------- sum -------------------------------->|     value length 2, key, value
+//!   | header 64 | offset of each item, 2 bytes | item | item | ... zeros |
+//!   |<--------------------------- sum ---------------------------------->|
+//!   an item: key length 1, value length 2, key, value
 //! ```
 //! Both copies of a node are equal: the header has both places.
 //!

@@ -93,13 +93,13 @@ pub struct Superblock {
     pub segment_count: u32,
     /// Number of inodes.
     pub inode_count: u64,
-    /// Lowest unused ids: inode, data, tree, and the volume-wide sequence of content.
+    /// Lowest unused inode number.
     pub next_ino: u64,
-    /// See `next_ino`.
+    /// Lowest unused data id.
     pub next_data_id: u64,
-    /// See `next_ino`.
+    /// Lowest unused tree id.
     pub next_tree: u64,
-    /// See `next_ino`.
+    /// Lowest unused number of the volume-wide sequence of content.
     pub next_sequence: u64,
     /// Arena that was retained for the volume; zeros: none.
     pub arena_uuid: [u8; 16],

@@ -3,7 +3,7 @@
 //! not distinguish them.
 //!
 //! ```text
-//!   0 ............ device ............ | nothing | BASE ....... staged runs, each at an offset of its own
+//!   0 ........ device ........ | nothing | BASE ... staged runs, each at an offset of its own
 //! ```
 //! Invariants: G11 an offset of the area is used once, and runs are never adjacent, so that one
 //! read never covers two runs. G12 staged content can be read until it is forgotten. That happens

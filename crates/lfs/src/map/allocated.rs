@@ -5,7 +5,7 @@
 //!   overlay ──knows──▶ yes, no
 //!      │ does not
 //!      ▼
-//!   the file has no hole ──▶ yes     else ──▶ the tree, for a caller that can wait, and what it said
+//!   the file has no hole ──▶ yes     else ──▶ the tree, if the caller can wait; the answer is kept
 //! ```
 //! The answer is a hint. If a block was truncated meanwhile, and is in fact new, it may take space
 //! that is reserved for overwrites.

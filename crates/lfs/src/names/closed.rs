@@ -2,9 +2,9 @@
 //! continues with its cached folios.
 //!
 //! ```text
-//!   open ──last opener goes──▶ lingering ──owes nothing──▶ left ──opened──▶ open, the same mapping
-//!                                                            ├──its last folio goes──▶ forgotten
-//!                                                            └──its inode goes──▶ its folios go, too
+//!   open ──last close──▶ pending write-back ──nothing unwritten──▶ retained ──open──▶ open again
+//!                                                                   ├──last folio evicted──▶ gone
+//!                                                                   └──inode removed──▶ gone
 //! ```
 //! Invariants: Y11 a mapping is retained only if the file has nothing unwritten and no error to
 //! report; it is found again only with the same data id and size. Y12 of a removed file, and of a

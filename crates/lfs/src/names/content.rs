@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(
             round(all, None, usize::MAX, &|ino| ino % 4 == 0).len(),
             94,
-            "all, whoever stays"
+            "all, also those that stay"
         );
         assert!(!lingering.contains(12) && lingering.contains(14));
     }

@@ -2,8 +2,8 @@
 //! volume serves requests, it writes a superblock slot with a new generation.
 //!
 //! ```text
-//!   newest slot > trees (names, usage, places of nodes) > clean? ─ no ─▶ roll forward > flush > checkpoint
-//!                                                           └─ yes ─▶ slot: a new generation
+//!   newest slot > trees (names, usage, nodes) > clean? ─ no ─▶ roll forward > flush > checkpoint
+//!                                                  └─ yes ─▶ slot: a new generation
 //! ```
 //! Invariants: O11 the volume serves no state that a power loss could still take away. What
 //! recovery read is first flushed and written into a checkpoint. O12 a generation is never used

@@ -1,11 +1,11 @@
 //! Roll-forward: applies the records of the log after the checkpoint, and finds the end of the log.
 //!
 //! ```text
-//!   record N: a segment header of a younger generation begins with N ──▶ go on there
-//!             valid, of this generation, its predecessor's ────────────▶ hold; apply what is durable
+//!   record N: a segment header of a younger generation begins with N ──▶ continue there
+//!             valid, of this generation, after its predecessor ──▶ hold it; apply what is durable
 //!             else ──▶ the end, unless a later record calls N durable: corruption
-//!   held at the end: applied if a later record calls it durable, whatever its data is like; of the others
-//!   the first one whose out-of-line data is bad is the end
+//!   held at the end: applied if a later record calls it durable, even if its data is bad; of the
+//!   others the first one whose out-of-line data is bad is the end
 //! ```
 //! Invariants: R11 a record is applied only after all records before it. R12 a record that a later
 //! record calls durable is never taken for the torn tail. This holds even if its data is bad, or a

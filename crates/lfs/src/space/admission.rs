@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   write ──admit──▶ arriving ──▶ dirty ──reserve──▶ a reservation ──publish──▶ in a record
-//!             │ no space: refused now                     ▲ no log space for it:
-//!             ▼                                           └── requests space, then in smaller parts
+//!             │ no space: refused now        ▲ no log space for it:
+//!             ▼                              └── requests space, then in smaller parts
 //!          NoSpace
 //! ```
-//! Log space for dirty data is not set aside: checkpoints make the log free again, and have space of
-//! their own. So a task that writes out accepted content requests space and continues. It is not
+//! Log space for dirty data is not set aside: checkpoints make the log free again, and have space
+//! of their own. So a task that writes out accepted content requests space and continues. It is not
 //! refused.
 //!
 //! Invariants: P21 bytes that were admitted are arriving, dirty or in write-out, and count until a
@@ -65,13 +65,13 @@ pub(crate) struct OtherNeeds {
 
 /// Accepted content that is not written out yet (P21).
 #[derive(Default)]
-pub(crate) struct Dirt {
+pub(crate) struct AcceptedContent {
     domain: Option<Arc<Domain>>,
     /// Bytes that were admitted and are not counted as dirty yet.
     arriving: AtomicU64,
 }
 
-impl Dirt {
+impl AcceptedContent {
     /// For the files whose pages are in `domain`.
     pub fn of(domain: Option<Arc<Domain>>) -> Self {
         Self { domain, arriving: AtomicU64::new(0) }

@@ -2,9 +2,8 @@
 //! segments. A single place is reused once the two newest checkpoints no longer need it.
 //!
 //! ```text
-//! free slot ──allocated──▶ node of a checkpoint ──replaced by checkpoint k──▶ limbo ──k + 1 durable──▶ free
-//!
-//!                              └── the checkpoint failed ──▶ free, or limbo if a slot may name it
+//! free slot ──allocated──▶ node ──replaced by checkpoint k──▶ limbo ──k + 1 durable──▶ free
+//!                           └── its checkpoint failed ──▶ free, or limbo if a slot may name it
 //! ```
 //! Invariants: N11 a node that one of the two newest durable checkpoints leads to is not
 //! overwritten. N12 the copies of a node lie in different segments. N13 a segment without nodes,
@@ -148,12 +147,12 @@ impl NodeSlots {
 
     /// Whether a next copy would have to go to a segment with a failed write.
     pub fn lacks_sound(&self) -> bool {
-        let with_room = |failed: bool| {
+        let with_space = |failed: bool| {
             let these = self.segments.values();
             these.filter(move |slots| slots.left > 0 && slots.has_failed == failed).count()
         };
-        let failed = with_room(true);
-        failed > 0 && with_room(false) < 2
+        let failed = with_space(true);
+        failed > 0 && with_space(false) < 2
     }
 
     /// Whether another segment is needed: fewer than two segments have a free slot, so the two
@@ -255,12 +254,12 @@ impl NodeSlots {
         }
         let mut gone: BTreeMap<u32, u32> = BTreeMap::new();
         self.limbo.iter().for_each(|place| *gone.entry(place.segment).or_default() += 1);
-        let with_room = self.segments.iter().filter(|(_, slots)| slots.left > 0);
+        let with_space = self.segments.iter().filter(|(_, slots)| slots.left > 0);
         let empty = |(segment, slots): (&u32, &Slots)| {
             let left = slots.left + gone.get(segment).copied().unwrap_or(0);
             (slots.has_failed, left, *segment)
         };
-        let mut fullest: Vec<(bool, u32, u32)> = with_room.map(empty).collect();
+        let mut fullest: Vec<(bool, u32, u32)> = with_space.map(empty).collect();
         fullest.sort_unstable();
         if let [(.., first), (.., second), ..] = fullest[..] {
             self.current = [Some(first), Some(second)];

@@ -196,7 +196,7 @@ impl State {
     /// `over`: the file has stored blocks there, so this is an overwrite.
     pub fn admit(&mut self, new: u64, need: Need, over: bool) -> Result<()> {
         if !(self.has_room(new, need) || over && self.has_overwrite_space(new)) {
-            let text = format!("{new} bytes beside {} dirty ones", self.dirt.bytes());
+            let text = format!("{new} bytes in addition to {} dirty ones", self.dirt.bytes());
             return Err(Error::new(ErrorKind::NoSpace, "write", text));
         }
         self.dirt.admit(new);

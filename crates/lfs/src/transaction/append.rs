@@ -190,7 +190,7 @@ impl State {
         let room =
             OtherNeeds { pairs: self.checkpoint_nodes(Growth::default()), ..OtherNeeds::default() };
         let promised = self.space.promise(cost, Need::Outstanding, &room);
-        debug_assert!(promised.is_ok(), "what is owed is not refused");
+        debug_assert!(promised.is_ok(), "an outstanding need is not refused");
         self.enqueue_mark(cost, Some(moves))
     }
 

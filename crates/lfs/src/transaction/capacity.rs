@@ -2,7 +2,7 @@
 //! overwritten.
 //!
 //! ```text
-//!   all segments = content | tree at its worst | nodes of checkpoints | APART | slack | new content
+//!   all segments = content | tree at its worst | checkpoint nodes | APART | slack | new content
 //! ```
 //! An overwrite takes a new place, and its old place becomes dead. Segments with dead places become
 //! free when the cleaner moves their live data, and for that it needs free segments. So new content

@@ -32,7 +32,7 @@ use crate::names::items::Items;
 use crate::names::node::Node;
 use crate::names::scan_cache::Windows;
 use crate::space::Space;
-use crate::space::admission::Dirt;
+use crate::space::admission::AcceptedContent;
 use crate::space::alloc::runs::Room;
 use crate::transaction::counters::{Counters, RemovedBytes};
 use crate::transaction::frozen::Frozen;
@@ -76,7 +76,7 @@ pub(crate) struct State {
     /// The reservations of files.
     pub reservations: Reservations,
     /// Accepted content that is not written out.
-    pub dirt: Arc<Dirt>,
+    pub dirt: Arc<AcceptedContent>,
     /// Content of removed inodes, whose dirty data must be dropped.
     pub removed: Vec<Arc<Content>>,
     /// Closed inodes that may have data to write back.

@@ -1,7 +1,7 @@
 //! Growth: adds segments at the end of a volume that is not open.
 //!
 //! ```text
-//!   device grown > flush > slots of the new size, one of each half > flush > the next two > flush > ...
+//!   device grown > flush > new-size slots, one of each half > flush > the next two > flush > ...
 //! ```
 //! Invariants: X11 after any part of these steps the volume has the old size or the new one, with
 //! all its content. The slots of both sizes refer to the same trees and the same log. X12 the old

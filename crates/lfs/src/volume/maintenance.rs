@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   requests (space, checkpoint, removals) ──┐
-//!   a group of records was written ──────────┼──▶ due ──▶ a job of each kind, at most one at a time
+//!   a group of records was written ──────────┼──▶ due ──▶ at most one job of each kind at a time
 //!   the oldest change is of age ─────────────┘                  │ ended: answers its requests
-//!                                                               └──▶ looks again
+//!                                                               └──▶ checks again what is due
 //! ```
 //! | job | what it waits for |
 //! |---|---|
