@@ -1,5 +1,6 @@
-//! Tests of the stored form: what is stored reads back, what is damaged is told, and the bytes stay what they
-//! were; and of the volume: beside the file system in memory. Power cuts: `forebay-crashtest`.
+//! Tests of the stored form: a stored structure reads back, damage is reported, and the bytes stay
+//! the same from version to version. Tests of the volume, also compared with the file system in
+//! memory. The crate `forebay-crashtest` tests power losses.
 //!
 //! `FOREBAY_SEED` sets the first seed (default 1). No locks.
 

@@ -1,5 +1,5 @@
-//! Tests of the tree. `FOREBAY_SEED` sets the first seed (default 1), `FOREBAY_TREE_RUNS` multiplies the
-//! runs.
+//! Tests of the tree. `FOREBAY_SEED` sets the first seed (default 1), `FOREBAY_TREE_RUNS`
+//! multiplies the runs.
 //!
 //! No locks.
 

@@ -1,4 +1,4 @@
-//! Tests of grants, and of the space that remains beside them.
+//! Tests of grants, and of the space that grants leave free.
 //!
 //! No locks.
 

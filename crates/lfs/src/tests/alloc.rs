@@ -1,8 +1,8 @@
-//! The fifth behaviour, line by line of its checklist, in the simulated world: writers meet at every lock and
-//! at every wait, in the order that the seed draws.
+//! The fifth behaviour, line by line of its checklist, in the simulated world: the seed draws the
+//! order in which writers run at every lock and at every wait.
 //!
-//! Segments of 4 MiB here: first windows of 128 KiB, the largest of 512 KiB, all a sixteenth of what segments
-//! of 64 MiB have. No locks.
+//! Segments have 4 MiB here, so the first windows have 128 KiB and the largest 512 KiB: a sixteenth
+//! of those in segments of 64 MiB. No locks.
 
 mod contiguous;
 mod crash;

@@ -1,5 +1,6 @@
-//! Behaviours one, three and four on a volume, in the simulated world: what is dirtied is what gets a new
-//! place, what is in flight does not change below its checksum, what is uncached leaves nothing.
+//! Behaviours one, three and four on a volume, in the simulated world: exactly the dirty blocks get
+//! new places, bytes in flight do not change after their checksum is computed, and uncached
+//! requests leave nothing in the cache.
 //!
 //! No locks.
 
@@ -35,7 +36,8 @@ struct Lab {
 }
 
 impl Lab {
-    /// A disk with an empty volume, and how it is opened: content goes to runs, so that it has a place.
+    /// A disk with an empty volume, and options that put all content into runs, so that it has a
+    /// place.
     fn disk(sums: bool) -> (SimDisk, OpenOptions) {
         let world = SimWorld::new(7);
         let config = SimConfig { size: 4 << 20, ..SimConfig::default() };
@@ -151,7 +153,7 @@ fn d1_on_a_volume_exactly_the_blocks_that_were_touched_get_a_new_place() {
                     .collect();
                 let mut touched = offset / BLOCK..(offset + len).div_ceil(BLOCK);
                 if tracking == DirtyTracking::Folio {
-                    // Folios of four blocks; what is dirty of one is all up to the end of what was written.
+                    // A folio has four blocks: its blocks up to the end of the write are dirty.
                     let folio = touched.start / 4 * 4;
                     assert!(
                         moved.first() == Some(&folio)
@@ -228,8 +230,8 @@ fn x3_on_a_volume_a_partly_written_missing_block_is_read_written_and_gone() {
     }
 }
 
-/// What is uncached is stable until it is dropped, and whoever uses it again in flight obeys the same rule:
-/// or a sum would be of other bytes than were written.
+/// Uncached blocks are stable until they are dropped, and a writer that uses such a block again
+/// while it is in flight obeys the same rule. Else a sum would be of other bytes than were written.
 #[test]
 fn x5_s2_on_a_volume_sums_are_of_what_is_written_whoever_writes_meanwhile() {
     for strategy in StableStrategy::ALL {
@@ -264,8 +266,8 @@ fn x5_s2_on_a_volume_sums_are_of_what_is_written_whoever_writes_meanwhile() {
     }
 }
 
-/// The map answers, not the device: with sums bytes in flight have to be stable, and nobody may say
-/// otherwise.
+/// The map decides, not the device: with sums bytes in flight have to be stable, and no setting
+/// overrules that.
 #[test]
 fn s5_off_is_refused_while_sums_are_on() {
     for sums in [true, false] {

@@ -83,8 +83,8 @@ fn write(file: &OpenFileRef, offset: u64, bytes: &[u8]) -> Result<usize> {
     file.write_slice(offset, bytes, NONE, Privileges::Keep).map(|done| done.len)
 }
 
-/// Once a synced write went to the thread of the ring for its record and again for the flush: eight switches
-/// of thread for each.
+/// The story: a synced write went to the thread of the ring for its record, and again for the
+/// flush: eight thread switches for each write.
 #[test]
 fn a_synced_write_is_carried_out_on_the_thread_that_waits() {
     let (device, volume) = volume();
@@ -105,12 +105,12 @@ fn a_synced_write_is_carried_out_on_the_thread_that_waits() {
     assert_eq!(back, [9; 4096]);
 }
 
-/// The story: groups were as long as what their records were promised, twenty times what they took, and the
-/// device was flushed for each two: for every 170 files that were made.
+/// The story: the length of a group was the sum of its records' grants, twenty times the bytes that
+/// they took. The device was flushed after every two groups, for every 170 files that were made.
 #[test]
 fn many_records_are_few_groups() {
-    // A record may go out alone, and is promised room for that: 12 KiB. So 400 of them want more than a
-    // volume of 8 MiB has, which would write what is queued to make room.
+    // A record may go out alone, and is granted space for that: 12 KiB. So 400 of them need more
+    // than a volume of 8 MiB has, which would write the queued records to make space.
     let (_, volume) = volume_of(64 << 20);
     let groups = || volume.0.log.ctl.lock().group_count;
     let before = groups();

@@ -1,5 +1,5 @@
-//! When a checkpoint is made by itself, and when not: a checkpoint writes much of the tree, so those of a
-//! busy volume are bought with bytes.
+//! When the volume makes a checkpoint without a request, and when not. A checkpoint writes much of
+//! the tree, so in a busy volume the bytes of its log decide when one is made.
 //!
 //! No locks.
 
@@ -75,8 +75,8 @@ fn number(volume: &Volume) -> u64 {
     volume.0.checkpoints.number()
 }
 
-/// A volume that was written all the time made a checkpoint each time that the oldest change was of age: of
-/// each byte that was synced a tenth and more was written again as tree. Z14.
+/// The story: a volume with a constant load of writes made a checkpoint each time that the oldest
+/// change was of age. For each synced byte a tenth and more was written again as tree. Z14.
 #[test]
 fn z14_a_busy_volume_waits_longer_for_its_checkpoint_by_age() {
     let disk = setup().blank();
@@ -109,9 +109,9 @@ fn z14_a_busy_volume_waits_longer_for_its_checkpoint_by_age() {
     disk.world().stop();
 }
 
-/// What nobody synced was made durable by nothing: the age of what is recorded counted from when something
-/// became durable. A file that had been written out, and its directory, were gone after a crash an hour
-/// later. Z14.
+/// The story: changes that no client synced never became durable, because the age of a record
+/// counted from the time when a record became durable. A file that had been written out, and its
+/// directory, were gone after a crash an hour later. Z14.
 #[test]
 fn z14_what_nobody_syncs_is_durable_at_its_age() {
     // Written out by the cache, or not even that.
@@ -133,8 +133,8 @@ fn z14_what_nobody_syncs_is_durable_at_its_age() {
     }
 }
 
-/// The story: a checkpoint by age that failed, because a flush did, was not tried again: what nobody
-/// synced of a volume that had fallen idle stayed in memory. Z14.
+/// The story: a checkpoint by age that failed, because a flush did, was not tried again. In a
+/// volume that had become idle, changes that no client synced stayed in memory. Z14.
 #[test]
 fn z14_a_checkpoint_by_age_that_fails_is_tried_again() {
     let disk = setup().blank();
@@ -153,8 +153,8 @@ fn z14_a_checkpoint_by_age_that_fails_is_tried_again() {
     assert!(after_cut(&disk).is_empty(), "the file is there");
 }
 
-/// The story: what the last close of a file recorded, its size, made no checkpoint due: it was gone after a
-/// crash whenever that came. Z14.
+/// The story: the size that the last close of a file recorded made no checkpoint due. It was gone
+/// after a crash, however late that was. Z14.
 #[test]
 fn z14_what_a_close_records_is_durable_at_its_age() {
     const SIZE: usize = 1 << 20;
@@ -173,8 +173,8 @@ fn z14_what_a_close_records_is_durable_at_its_age() {
     assert!(after_cut(&disk) == [0; SIZE], "as long as it was");
 }
 
-/// The story: a volume that was opened for reading, with less memory for changes than its writer had, made a
-/// checkpoint of what it had recovered whenever a name was looked up. O13.
+/// The story: a volume that was opened for reading, with less memory for changes than its writer
+/// had, made a checkpoint of the recovered changes whenever a client looked up a name. O13.
 #[test]
 fn o13_a_volume_that_is_open_for_reading_is_not_written() {
     const NAMES: usize = 2000;
@@ -211,8 +211,8 @@ fn o13_a_volume_that_is_open_for_reading_is_not_written() {
     disk.world().stop();
 }
 
-/// Content that goes into the log stays there and counted as log: each twelfth of the volume that was synced
-/// cost a checkpoint.
+/// The story: content in records counted towards the length of the log, though a checkpoint does
+/// not remove it. Each twelfth of the volume that was synced cost a checkpoint.
 #[test]
 fn content_in_the_log_does_not_make_it_long() {
     let disk = setup().blank();
@@ -237,8 +237,9 @@ fn content_in_the_log_does_not_make_it_long() {
     disk.world().stop();
 }
 
-/// What was removed came free with the second checkpoint by age, a minute and more later. Until then whoever
-/// wrote the same anew did so where the image had never been written, and the host had to find blocks for it.
+/// The story: the space of removed files became free with the second checkpoint by age, a minute
+/// and more later. A writer that wrote the same files anew meanwhile got space that the image had
+/// never used, and the host had to allocate blocks for it.
 #[test]
 fn w17_much_that_was_removed_comes_free_without_being_asked() {
     const CHUNK: usize = 256 << 10;
@@ -276,8 +277,8 @@ fn w17_much_that_was_removed_comes_free_without_being_asked() {
     disk.world().stop();
 }
 
-/// What is removed takes memory, too, until it is merged, and was counted as less than that when it was asked
-/// whether it is time for a checkpoint: it was begun when whoever removed had to wait for it.
+/// The story: removals take memory until they are merged, but the test whether a checkpoint is due
+/// counted less for them. So the checkpoint began only when a removal had to wait for it.
 #[test]
 fn much_that_waits_in_memory_is_merged_before_anybody_waits() {
     let disk = setup().blank();
@@ -301,7 +302,7 @@ fn much_that_waits_in_memory_is_merged_before_anybody_waits() {
             volume.unlink(Ino::ROOT, Name::new(name.as_bytes()).unwrap()).await.unwrap();
             n += 1;
         }
-        assert_eq!(number(&volume), before, "nobody had to wait");
+        assert_eq!(number(&volume), before, "no removal had to wait");
         volume.syncfs().await.unwrap();
         disk.world().sleep(Duration::from_secs(1)).await;
         assert!(number(&volume) > before && waits() < 100 << 10, "{} bytes wait", waits());

@@ -1,5 +1,5 @@
-//! The cleaner: volumes that are nearly full go on, what is moved is what it was, and what is damaged stays
-//! so.
+//! The cleaner: nearly full volumes continue to work, moved content is unchanged, and damaged
+//! content stays recognisable as damaged.
 //!
 //! No locks.
 
@@ -76,8 +76,8 @@ async fn overwrite(volume: &Volume, file: &OpenFileRef, model: &mut [u8], rounds
     }
 }
 
-/// Room ran out for good on a volume of which a third was dead: each segment had a block that was live.
-/// Content in runs, and content in records: C45, C46.
+/// The story: a volume of which a third was dead had no space for good, because each segment had a
+/// live block. Content in runs, and content in records: C45, C46.
 #[test]
 fn a_volume_that_is_nearly_full_is_overwritten_for_ever() {
     for (inline_max, percent) in [(0, 60), (64 << 10, 60)] {
@@ -111,8 +111,8 @@ fn a_volume_that_is_nearly_full_is_overwritten_for_ever() {
     }
 }
 
-/// A checkpoint that came while something was copied made the cleaner copy it again; where checkpoints were
-/// frequent it used up its room that way.
+/// The story: a checkpoint during a copy made the cleaner copy the same content again. With
+/// frequent checkpoints the cleaner used up its space that way.
 #[test]
 fn m31_what_was_copied_is_not_copied_again() {
     let mut met = 0;
@@ -148,8 +148,8 @@ fn m31_what_was_copied_is_not_copied_again() {
     assert!(met > 4, "{met} checkpoints in between");
 }
 
-/// K22: what a pass counts on is kept for it, and nobody's when it is over; K24: it is not made for what
-/// comes free by checkpoints alone.
+/// K22: the space that a pass counts on is kept for it until the pass ends. K24: no pass is made
+/// for space that becomes free by checkpoints alone.
 #[test]
 fn k22_k24_what_a_pass_counts_on() {
     let setup = setup(0);
@@ -176,7 +176,7 @@ fn k22_k24_what_a_pass_counts_on() {
         };
         volume.checkpoint().await.unwrap();
         let waiting = dead();
-        assert!(waiting > 1, "{waiting} segments come free");
+        assert!(waiting > 1, "{waiting} dead segments become free");
         assert!(inner.cleaner.coming_bytes() >= waiting as u64 * inner.layout.segment_bytes());
     });
     disk.world().stop();
@@ -230,8 +230,8 @@ fn sealed(volume: &Volume) -> usize {
     state.space.segments.iter().filter(|(_, s)| s.phase == Phase::Sealed).count()
 }
 
-/// C41, C42, C44: what is moved is what it was, with its birth and sums; the segments that it was in are free
-/// after two checkpoints, and not while somebody reads there.
+/// C41, C42, C44: moved content is unchanged, with its birth and sums. The segments that it was in
+/// are free after two checkpoints, but not while a reader has a pin in them.
 #[test]
 fn c41_c42_c44_what_is_moved_is_what_it_was() {
     let setup = setup(0);
@@ -266,8 +266,8 @@ fn c41_c42_c44_what_is_moved_is_what_it_was() {
     assert!(report.is_clean(), "{:?}", report.findings);
 }
 
-/// C42: a block that is not what its sum says stays, with the segment it is in; it is not given another sum.
-/// What lies beside it is moved.
+/// C42: a block that does not match its sum stays where it is, in its segment, with its sum. The
+/// cleaner moves the blocks next to it.
 #[test]
 fn c42_what_is_damaged_stays_damaged() {
     let setup = setup(0);
@@ -308,8 +308,8 @@ fn c42_what_is_damaged_stays_damaged() {
     disk.world().stop();
 }
 
-/// A device that failed reads for a moment while segments were cleaned: none of them was cleaned again in
-/// that life.
+/// The story: a device failed reads for a moment while segments were cleaned. None of them was
+/// cleaned again until the volume was opened anew.
 #[test]
 fn what_could_not_be_read_is_cleaned_next_time() {
     let setup = setup(0);
@@ -331,7 +331,8 @@ fn what_could_not_be_read_is_cleaned_next_time() {
     disk.world().stop();
 }
 
-/// V11: what a pass copies with was counted by nobody. It is while the pass lasts, and goes with it.
+/// V11. The story: the buffers of a pass were not counted in the budget. Now they are counted while
+/// the pass lasts.
 #[test]
 fn v11_what_a_pass_takes_goes_with_it() {
     let setup = setup(0);
@@ -355,8 +356,8 @@ fn v11_what_a_pass_takes_goes_with_it() {
     disk.world().stop();
 }
 
-/// An error in the midst of a pass took along what it had emptied before: that was not counted, and nobody
-/// made the checkpoint that it comes free with.
+/// The story: an error within a pass hid the segments that the pass had emptied before. They were
+/// not counted, and the volume did not make the checkpoint that frees them.
 #[test]
 fn what_a_pass_has_emptied_counts_though_it_fails_later() {
     let mut met = 0;
@@ -383,8 +384,8 @@ fn what_a_pass_has_emptied_counts_though_it_fails_later() {
     assert!(met > 0, "no pass had emptied something before it failed");
 }
 
-/// C41: whoever overwrites what is being moved wins, whenever he comes. The planted mistake shows that this
-/// test would see it.
+/// C41: a write to content that the cleaner is moving wins, whenever it comes. An injected fault
+/// shows that this test would notice a violation.
 #[test]
 fn c41_who_overwrites_what_is_moved_wins() {
     let mut seen = Vec::new();
@@ -429,8 +430,8 @@ fn c41_who_overwrites_what_is_moved_wins() {
     assert!(seen[0] == 0 && seen[1] > 0, "{seen:?}");
 }
 
-/// Somebody who closed the volume went away while he waited for the cleaner, which never moved anything
-/// again.
+/// The story: a close of the volume was dropped while it waited for the cleaner, and the cleaner
+/// never moved anything again.
 #[test]
 fn who_gives_up_closing_lets_the_cleaner_go_on() {
     for polls in 1..12 {
@@ -456,8 +457,8 @@ fn who_gives_up_closing_lets_the_cleaner_go_on() {
     }
 }
 
-/// Whoever asked for free room after a removal waited for what was removed to come free; who asked beside it
-/// was answered at once, with the numbers from before, and so was everybody after one who gave up waiting.
+/// The story: a `statfs` after a removal waited until the removed space was free. A concurrent
+/// `statfs` was answered at once with the old numbers, and so was each one after a dropped one.
 #[test]
 fn nobody_is_told_how_much_is_free_before_what_was_removed_is() {
     let setup = setup(0);

@@ -1,4 +1,4 @@
-//! What stays in the cache of a file that nobody has open any more.
+//! The folios of a closed file that stay in the cache.
 //!
 //! No locks.
 
@@ -96,15 +96,16 @@ async fn write(file: &OpenFileRef, offset: u64, bytes: &[u8]) {
     assert_eq!(done.unwrap().len, bytes.len());
 }
 
-/// Who opened a file that had been closed read it from the device again: a program that opens and closes
-/// what it reads, as tar, git and PostgreSQL do, had no cache at all.
+/// The story: a file that was opened again after its last close was read from the device again.
+/// Programs that open and close each file that they read, as tar, git and PostgreSQL do, had no
+/// cache at all.
 #[test]
 fn y11_what_was_read_or_written_before_the_last_close_is_in_the_cache() {
     let disk = setup().blank();
     disk.world().run(async {
         let lab = Lab::new(&disk).await;
         let ino = lab.make("a", 50_000, 1).await;
-        // It owes something still, and keeps what it has.
+        // Data is still to be written back, so the mapping is kept.
         assert_eq!(lab.read(ino).await, (vec![1; 50_000], 0));
         lab.volume.syncfs().await.unwrap();
         assert_eq!(lab.read(ino).await, (vec![1; 50_000], 0), "what was written");
@@ -127,7 +128,8 @@ fn y11_what_was_read_or_written_before_the_last_close_is_in_the_cache() {
     disk.world().stop();
 }
 
-/// What changes a closed file, or opens it only to change it, is seen by whoever opens it next.
+/// The next open sees every change that was made to a closed file, or through an open that only
+/// changed it.
 #[test]
 fn y11_what_is_left_is_the_content_whatever_happened_to_the_file() {
     let disk = setup().blank();
@@ -159,7 +161,7 @@ fn y11_what_is_left_is_the_content_whatever_happened_to_the_file() {
         settle().await;
         assert_eq!(lab.read(ino).await.0, want);
         settle().await;
-        // Cut to nothing by whoever opens it.
+        // The open truncates it.
         drop(lab.volume.open(ino, BOTH | OpenFlags::TRUNCATE).await.unwrap());
         lab.volume.setattr(ino, &SetAttr::size(5000)).await.unwrap();
         lab.volume.syncfs().await.unwrap();
@@ -210,8 +212,8 @@ fn y12_what_is_removed_leaves_nothing() {
     disk.world().stop();
 }
 
-/// A thousand files are closed that do not fit into the cache: what is remembered of them is as much as is
-/// in the cache, and no more.
+/// A thousand files are closed that do not fit into the cache. The volume retains mappings only in
+/// proportion to the files that have folios in the cache.
 #[test]
 fn y13_memory_of_closed_files_goes_with_their_folios() {
     let setup = Setup { volume_bytes: 32 << 20, ..setup() };
@@ -233,8 +235,8 @@ fn y13_memory_of_closed_files_goes_with_their_folios() {
     disk.world().stop();
 }
 
-/// Of what could not be made durable nothing is left as if it were: it stays with its mapping, which is tried
-/// again.
+/// The mapping of a file that could not be made durable is not retained as if it were clean. It is
+/// kept with its dirty data, and the write-back is tried again.
 #[test]
 fn y11_what_failed_is_kept_and_not_left() {
     let disk = setup().blank();

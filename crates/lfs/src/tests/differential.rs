@@ -1,5 +1,5 @@
-//! The volume beside the file system in memory: the same operations, the same answers, the same trees; and
-//! after closing and opening again the same tree.
+//! The volume compared with the file system in memory: the same operations give the same answers
+//! and the same trees, and the tree is the same after closing and opening again.
 //!
 //! No locks.
 
@@ -92,7 +92,8 @@ fn run(seed: u64, count: u64, size_max: u64, inode_cache_bytes: usize) {
     assert_eq!(memory.difference(&again), None, "seed {seed}, opened again");
 }
 
-/// Open files without a name, times, inodes that come and go, content of closed files: S12, S13, S14, D11.
+/// Open files without a name, times, inodes that are loaded and evicted, content of closed files:
+/// S12, S13, S14, D11.
 #[test]
 fn side_by_side_with_the_one_in_memory() {
     for seed in seeds(6) {

@@ -69,8 +69,8 @@ pub async fn synced_at_last(file: &OpenFileRef) {
     file.sync(true).await.expect("everything that was accepted is durable, or written anew");
 }
 
-/// A close whose last flush failed left a slot on the device that says that nothing follows, and the volume
-/// went on: what was synced from then on was not looked for after a power cut. H16.
+/// The story: after a close whose last flush failed the volume continued, but a slot on the device
+/// said that no record follows. Recovery did not find what was synced later. H16.
 #[test]
 fn what_is_synced_after_a_close_that_failed_is_found() {
     let (mut half_closed, mut went_on) = (0, 0);
@@ -95,7 +95,7 @@ fn what_is_synced_after_a_close_that_failed_is_found() {
                     );
                     return Some(1);
                 }
-                // Whoever shares the volume goes on.
+                // Another user of the same volume continues.
                 let wrote = write(&file, 0, &[2; BLOCK]).await.is_ok();
                 let synced = wrote && file.sync(true).await.is_ok();
                 went_on += u32::from(synced);
@@ -114,9 +114,9 @@ fn what_is_synced_after_a_close_that_failed_is_found() {
     assert!(half_closed > 1 && went_on > 1, "{half_closed} half closed, {went_on} went on");
 }
 
-/// One place of the disk did not give its content back, or did not take it again: every sync of every file,
-/// and every checkpoint, failed from then on. And a file that had lost content could not be synced any more
-/// when all of it had been written anew, and was durable.
+/// The story: one place of the disk could not be read, or not be written again. Every sync of every
+/// file, and every checkpoint, failed from then on. A file that had lost content could not be
+/// synced any more, even after all of it had been written anew and was durable.
 #[test]
 fn one_bad_place_is_an_error_of_its_file_until_it_is_written_anew() {
     for op in [BioOp::Read, BioOp::Write] {
@@ -149,9 +149,8 @@ fn one_bad_place_is_an_error_of_its_file_until_it_is_written_anew() {
     }
 }
 
-/// The place of a write that failed was given out again at once, for what is left over goes first, and
-/// so does
-/// what has come free: write-outs met it again and again. W18, R24.
+/// The story: the place of a failed write was allocated again at once, because leftover runs and
+/// freed space are allocated first. So write-outs failed at it again and again. W18, R24.
 #[test]
 fn a_place_that_takes_no_write_is_left_alone() {
     let (none, keep) = (IoFlags::empty(), Privileges::Keep);
@@ -183,7 +182,7 @@ fn a_place_that_takes_no_write_is_left_alone() {
             let failed = disk.fault_counts().failed;
             assert!((1..4).contains(&failed), "{inline_max}: {failed} writes failed");
             let number = volume.0.checkpoints.number();
-            assert!(number > 12, "{number}: segments come free all the time");
+            assert!(number > 12, "{number}: segments become free all the time");
         });
         disk.world().stop();
         disk.heal();
@@ -191,8 +190,8 @@ fn a_place_that_takes_no_write_is_left_alone() {
     }
 }
 
-/// The same for content that nobody has any more: no opener can sync until it is written anew; and a file
-/// that is removed takes what is known of its loss along. Q2.
+/// Content that is lost and no longer cached: no opener can sync the file until it is written anew.
+/// Removing the file removes the record of the loss. Q2.
 #[test]
 fn content_that_is_lost_for_good_is_told_until_it_is_written_anew() {
     for anew in [true, false] {
@@ -235,9 +234,9 @@ fn content_that_is_lost_for_good_is_told_until_it_is_written_anew() {
     }
 }
 
-/// A volume without checksums: a flush of its own failed, a checkpoint's, and the repair wrote again what the
-/// place of a direct write gave back, which may be what another file left there. Nobody was told: it was
-/// durable, and the file's sync said that it was what had been written. Q1.
+/// The story: in a volume without checksums the flush of a checkpoint failed. The repair read the
+/// place of a direct write back, which may hold old bytes of another file, and wrote these again.
+/// No client got an error: the file's sync reported them as the durable content. Q1.
 #[test]
 fn without_sums_what_nobody_holds_is_lost_with_a_failed_flush() {
     let setup = setup(0);
@@ -278,7 +277,7 @@ fn without_sums_what_nobody_holds_is_lost_with_a_failed_flush() {
                 return;
             }
             for _ in 0..3 {
-                assert!(file.sync(true).await.is_err(), "nobody can tell what is there");
+                assert!(file.sync(true).await.is_err(), "what the device holds is not known");
             }
             drop(file);
             let (_, file) = create(&volume, "f").await.unwrap();
@@ -291,8 +290,8 @@ fn without_sums_what_nobody_holds_is_lost_with_a_failed_flush() {
     }
 }
 
-/// One slot of the superblock could not be written: no checkpoint was made any more, and the volume could
-/// not be opened. U14.
+/// The story: one slot of the superblock could not be written. The volume made no further
+/// checkpoint, and could not be opened. U14.
 #[test]
 fn one_bad_slot_stops_no_checkpoint() {
     let setup = setup(0);
@@ -380,9 +379,9 @@ enum Then {
     Cut,
 }
 
-/// Files took the place of others, and were written out for that; a flush failed, by which the disk lost some
-/// of it, and the log's repair left it out: what followed was made durable, the renames included, and the
-/// names led to nothing, though the cache had all of it (seed 2037 of the crash test). Q3.
+/// The story: renames replaced files, and so wrote the new ones out. The disk lost some of them in
+/// a failed flush, and the repair of the log left these out. The renames became durable, so names
+/// led to empty files, although the cache had all content (seed 2037 of the crash test). Q3.
 #[test]
 fn q3_what_takes_the_place_of_another_file_is_there_after_a_failed_flush() {
     let new = |n: u8| [100 + n; 2 * BLOCK];
@@ -447,9 +446,9 @@ fn q3_what_takes_the_place_of_another_file_is_there_after_a_failed_flush() {
     assert!(lost > 4, "the disk lost {lost} of them");
 }
 
-/// The same for files of which one block was written again past the cache, so that nobody held it: all of
-/// what the disk had lost of such a file was left out, though each of its blocks was in the cache, or had
-/// been overruled by what was sound where it lay. Q3, block by block.
+/// The story: one block of each file was written again past the cache, so the cache did not hold
+/// it. The repair left out all lost content of such a file. But each lost block was in the cache,
+/// or a newer version of it was intact on the device. Q3, block by block.
 #[test]
 fn q3_a_block_that_was_written_past_the_cache_takes_no_other_along() {
     let (mut lost, mut whole) = (0, 0);
@@ -493,9 +492,9 @@ fn q3_a_block_that_was_written_past_the_cache_takes_no_other_along() {
     assert!(lost > 2 && whole > 4, "the disk lost {lost}, {whole} are whole");
 }
 
-/// A truncate cut through a block that a failed flush had taken: its record was given what the cache held by
-/// then, zeros behind the new end, and went out with the size that it had before. A crash that tore the group
-/// between it and the truncate left zeros where the file had had bytes.
+/// The story: a truncate ended within a block that a failed flush had lost. The repair put the
+/// cached block, with zeros behind the new end, into a record with the old size. A crash that tore
+/// the group between this record and the truncate's left these zeros in the file.
 #[test]
 fn q3_a_block_that_was_cut_through_is_under_no_older_size() {
     let cut = BLOCK + 904;
@@ -540,8 +539,8 @@ fn q3_a_block_that_was_cut_through_is_under_no_older_size() {
     assert!(sizes.contains(&cut) && sizes.contains(&0), "{sizes:?}");
 }
 
-/// A flush failed on a full volume, and what it had covered was dirty again beside its own places: it wants
-/// room that it was never admitted for. It is written anew in parts, as room is made, and nobody is refused.
+/// A flush fails on a full volume: its content is dirty again and needs space that it was not
+/// admitted for. It is written anew in parts, as space is made, and no write is refused.
 #[test]
 fn what_a_failed_flush_has_taken_on_a_full_volume_is_written_anew() {
     for times in [1, 3] {

@@ -1,8 +1,9 @@
-//! A bit of an image is flipped, in some sectors in turn. Whoever opens and reads it gets an error
-//! that says where, or what was written; never other bytes, a name too many or too few, a panic.
+//! A bit of an image is flipped, in some sectors in turn. Opening and reading the volume gives an
+//! error that says where, or the content that was written; never other bytes, a name too many or
+//! too few, or a panic.
 //!
-//! `FOREBAY_FLIPS` sets how many sectors are drawn (default 150); with as many as there are, each is
-//! drawn once.
+//! `FOREBAY_FLIPS` sets how many sectors are drawn (default 150); with as many as the image has,
+//! each is drawn once.
 //!
 //! No locks.
 
@@ -53,13 +54,13 @@ fn bytes_of(seed: u64, len: u64) -> Vec<u8> {
 enum Left {
     /// Closed: nothing follows the checkpoint.
     Closed,
-    /// As a power cut leaves it: most of it is in the log. The last of it, the name `last`, is the end of the
-    /// log as long as nothing says that it was durable, and may go.
+    /// After a power loss: most of it is in the log. The record of the name `last` may count as
+    /// torn, because no later record says that it was durable. Then the name is missing.
     Cut,
 }
 
-/// A volume with what there can be: content in records and in runs, holes, overwrites, names, attributes. The
-/// image, and what is to be found.
+/// Makes a volume with content in records and in runs, holes, overwrites, names and attributes.
+/// Returns the image, and what a reader must find.
 fn make(world: &WorldRef, sums: bool, left: Left) -> (Vec<u8>, Found) {
     let device: DeviceRef = Arc::new(RamDevice::new(IMAGE_BYTES));
     let options = CreateOptions {

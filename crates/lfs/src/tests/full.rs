@@ -1,5 +1,5 @@
-//! A full volume: what was accepted is written and can be synced, removing and cutting work, the room comes
-//! back, and it can always be opened for writing.
+//! A full volume: accepted content is written and can be synced, removals and truncates work, their
+//! space becomes free, and the volume can always be opened for writing.
 //!
 //! No locks.
 
@@ -131,8 +131,8 @@ async fn available(volume: &Volume) -> u64 {
     volume.statfs().await.unwrap().blocks_available
 }
 
-/// Four writers at once filled a volume: each had been told that there was room for what all four had
-/// written, and the last one heard of it from its sync. P21, P23, M14.
+/// The story: four writers filled a volume concurrently. The volume accepted from each one content
+/// for the same free space, and the last writer got the error from its sync. P21, P23, M14.
 #[test]
 fn four_writers_fill_a_volume_round_after_round() {
     for (seed, inline_max) in [(1, 0), (2, 64 << 10), (3, 64 << 10)] {
@@ -173,7 +173,7 @@ fn four_writers_fill_a_volume_round_after_round() {
     }
 }
 
-/// The same with threads.
+/// Four threads fill a volume in memory and empty it, for some rounds. P21, P23, M14.
 #[test]
 fn four_threads_fill_a_volume_round_after_round() {
     let device: DeviceRef = Arc::new(RamDevice::new(16 << 20));
@@ -228,8 +228,9 @@ fn long_name(n: u64) -> String {
     format!("an empty file with a long name, number {n}")
 }
 
-/// P23: A power cut, or a close, left a volume without a free segment: it could not be opened for writing any
-/// more, and so not be emptied. Nor could it when an orphan found no room to go.
+/// P23. The story: a power loss, or a close, left a volume without a free segment. It could not be
+/// opened for writing any more, and so not be emptied; nor if there was no space to remove an
+/// orphan.
 #[test]
 fn a_full_volume_can_be_opened_and_emptied() {
     for (seed, close) in [(1, false), (2, true), (3, false)] {
@@ -276,8 +277,9 @@ fn a_full_volume_can_be_opened_and_emptied() {
     }
 }
 
-/// Names went on as long as the open log segment had room, though the next checkpoint had none for their
-/// nodes: then no checkpoint could be made any more, and nothing be removed. P13, P24.
+/// The story: names were accepted as long as the open log segment had space, though the next
+/// checkpoint had no space for their nodes. Then no checkpoint was possible, and no removal. P13,
+/// P24.
 #[test]
 fn p24_a_volume_filled_with_names_has_nodes_to_remove_them() {
     let setup = setup(0);
@@ -311,8 +313,8 @@ fn p24_a_volume_filled_with_names_has_nodes_to_remove_them() {
     disk.world().stop();
 }
 
-/// A cut within a block wants a block. On a full volume it was refused when the log had taken a segment
-/// since: there was room to be made, and nobody made it. P23.
+/// The story: a truncate within a block needs a block. On a full volume it was refused if the log
+/// had taken a segment meanwhile, although the volume could have made space. P23.
 #[test]
 fn p23_every_file_of_a_full_volume_is_cut_within_a_block() {
     for inline_max in [0, 64 << 10] {
@@ -334,8 +336,9 @@ fn p23_every_file_of_a_full_volume_is_cut_within_a_block() {
     }
 }
 
-/// A flush failed on a volume where the log had been promised all there was: what was not durable wanted its
-/// promises once more, and did not get them; every sync failed from then on, on a device that worked again.
+/// The story: a flush failed on a volume whose log space was granted completely. The records that
+/// were not durable needed their grants once more and did not get them. Every sync failed from then
+/// on, although the device worked again.
 #[test]
 fn a_failed_flush_on_a_full_volume_is_made_good() {
     let setup = setup(0);
@@ -376,8 +379,8 @@ fn a_checkpoint_is_made_when_all_of_the_log_is_promised() {
     disk.world().stop();
 }
 
-/// What a checkpoint that nobody waits for any more had taken stayed taken until the next opening, and a
-/// close that was given up half way left the volume closed.
+/// The story: places that a dropped checkpoint had taken stayed taken until the volume was opened
+/// again, and a close that was dropped half way left the volume closed.
 #[test]
 fn a_checkpoint_that_is_dropped_did_not_happen() {
     let setup = setup(0);
@@ -423,7 +426,8 @@ fn a_checkpoint_that_is_dropped_did_not_happen() {
     disk.world().stop();
 }
 
-/// Blocks that are smaller than the device's cannot be written: recovery said so with an error of I/O.
+/// The story: a volume whose blocks are smaller than those of the device cannot be written, but
+/// recovery reported an I/O error.
 #[test]
 fn a_device_with_larger_blocks_is_refused() {
     let setup = Setup { block_bytes: 512, ..setup(0) };
@@ -443,8 +447,8 @@ fn a_device_with_larger_blocks_is_refused() {
     assert!(error.to_string().contains("512"), "{error}");
 }
 
-/// Who wrote past the cache and never synced filled memory with what his records said, up to the room of the
-/// whole volume. M15.
+/// The story: a client that wrote past the cache and never synced filled memory with the changes of
+/// its records, up to the space of the complete volume. M15.
 #[test]
 fn writes_past_the_cache_wait_for_what_they_leave_in_memory() {
     let setup = setup(0);
@@ -471,7 +475,8 @@ fn writes_past_the_cache_wait_for_what_they_leave_in_memory() {
     disk.world().stop();
 }
 
-/// A change that names an inode which is not there was half applied, and its room promised for good (T11).
+/// The story: a change of an inode that does not exist was half applied, and its grant was never
+/// returned (T11).
 #[test]
 fn t11_what_cannot_be_applied_changes_nothing() {
     let setup = setup(0);
@@ -490,8 +495,8 @@ fn t11_what_cannot_be_applied_changes_nothing() {
     disk.world().stop();
 }
 
-/// Content was accepted, and before it was written out somebody who wrote past the cache took its room: P22;
-/// and the room of its records: M12.
+/// The story: content was accepted, and before it was written out a client that wrote past the
+/// cache took its space (P22), and the log space of its records (M12).
 #[test]
 fn p22_writes_past_the_cache_leave_the_room_of_dirt_alone() {
     let setup = setup(0);
@@ -519,8 +524,8 @@ fn p22_writes_past_the_cache_leave_the_room_of_dirt_alone() {
     disk.world().stop();
 }
 
-/// Who overwrites may have what is kept for cuts and for removing; these have it all the same: what was
-/// overwritten comes free. P23, P24, P25.
+/// Overwrites may use the space that is kept for truncates and removals. These still find space,
+/// because overwritten space becomes free. P23, P24, P25.
 #[test]
 fn p25_a_full_volume_that_is_overwritten_can_be_cut_and_emptied() {
     for inline_max in [0, 64 << 10] {

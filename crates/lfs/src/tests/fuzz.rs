@@ -1,8 +1,8 @@
 //! The fuzzer's short run: each target over the kept corpus, then over changes of it.
 //!
-//! `FOREBAY_FUZZ_RUNS` sets the number of inputs for each target (default 6,000), `FOREBAY_SEED` the seed.
-//! Inputs that are refused for a reason no other one was refused for are kept while a run lasts, and with
-//! `FOREBAY_BLESS=1` in `fuzz/corpus`, which is committed.
+//! `FOREBAY_FUZZ_RUNS` sets the number of inputs for each target (default 6,000), `FOREBAY_SEED`
+//! the seed. Inputs that are refused for a new reason are kept during a run. With `FOREBAY_BLESS=1`
+//! they are kept in `fuzz/corpus`, which is committed.
 //!
 //! No locks.
 
@@ -125,8 +125,9 @@ fn reason(text: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// F1, F2, F4, Z1, Z2: and that the fuzzer reaches what lies behind the checksums: both outcomes, and as many
-/// different refusals as a target is known to have, or the run has gone blind.
+/// F1, F2, F4, Z1, Z2. The fuzzer also has to get past the checksums: each target has both
+/// outcomes, and as many different refusals as are known. With fewer the run tests nothing behind
+/// them.
 #[test]
 fn any_bytes_are_refused_or_read_back() {
     let reasons = [

@@ -1,6 +1,6 @@
-//! The bytes themselves: one of each structure, with values that can be told apart, as `golden/NAME.hex` has
-//! them. What is on disks cannot be changed by changing the code: a difference here wants a feature bit or a
-//! version, and then `FOREBAY_BLESS=1` writes the files anew.
+//! The stored bytes: one of each structure, with distinct values, as in `golden/NAME.hex`. A change
+//! of the code cannot change what is on disks, so a difference here needs a feature bit or a
+//! version. Then `FOREBAY_BLESS=1` writes the files anew.
 //!
 //! No locks.
 

@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const OLD_BYTES: u64 = 1 << 20;
 const NEW_BYTES: u64 = 2 << 20;
 
-/// A disk that shows its beginning, and more of it when it is told to: a file that can be made longer.
+/// A disk of which only the first `size` bytes exist for the volume, like a file that can be made
+/// longer.
 struct Longer {
     disk: SimDisk,
     size: AtomicU64,
@@ -164,8 +165,8 @@ fn a_grown_volume_has_room_for_more() {
     world.stop();
 }
 
-/// A device that has grown, and its volume has not: the slots of its end are where they were, and any of the
-/// eight may be lost. The same where the end of the device is no whole slot.
+/// A device has grown, and its volume has not: the slots at the volume's end are where they were,
+/// and are found without those at the start. Also if the device does not end on a slot boundary.
 #[test]
 fn the_slots_of_the_end_are_found_on_a_larger_device() {
     let disk = half_full();
@@ -209,8 +210,9 @@ fn survived(disk: &SimDisk, size: u64, used: bool) -> u32 {
     segments
 }
 
-/// X11, X12: the power goes at every request of a growth, and any part of what was written is there: the
-/// volume has one size or the other, with everything in it, and goes on; grown again it has the new one.
+/// X11, X12: a power loss at every request of a growth, with any part of the writes on the device.
+/// The volume has the old or the new size, with all content, and works. Grown again it has the new
+/// size.
 #[test]
 fn x11_every_cut_leaves_either_size() {
     let disk = half_full().in_world(SimWorld::new(5));

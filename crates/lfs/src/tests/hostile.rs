@@ -1,5 +1,5 @@
-//! What users put into files may lie anywhere on the device when a volume is opened: what an opening costs is
-//! not theirs to say.
+//! Content of users may lie anywhere on the device when a volume is opened. It must not determine
+//! the cost of an opening.
 //!
 //! No locks.
 
@@ -26,9 +26,10 @@ use std::sync::Arc;
 
 const BLOCK: usize = 4096;
 
-/// A segment with content of users became the log's, and there was a crash. Behind the end of the log each 64
-/// bytes looked like a record of a version that is not known, which may be as long as records get: for each
-/// the device was read anew, and as much summed, 128 GiB for a region of 8 MiB.
+/// The story: a segment with content of users became a log segment, and there was a crash. Behind
+/// the end of the log every 64 bytes looked like a record of an unknown version, which may have the
+/// maximum length. For each of them recovery read and summed so many bytes, 128 GiB for a region of
+/// 8 MiB.
 #[test]
 fn what_looks_like_a_record_behind_the_log_costs_no_more_than_anything_else() {
     let mut costs = Vec::new();

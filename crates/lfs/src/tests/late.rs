@@ -1,5 +1,5 @@
-//! What comes late, is dropped half way, or was there before: mappings that were let go, cuts without what
-//! was written behind them, places, slots of an older volume.
+//! Late, dropped or outdated work: a sync of a mapping that was released, truncates without the
+//! writes that follow them, dropped checkpoints, slots of an older volume.
 //!
 //! No locks.
 
@@ -42,8 +42,9 @@ fn found(disk: &SimDisk, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// A sync of everything had taken up a file's mapping, and came to it when the file had been synced, closed,
-/// cut to nothing, and written anew by others: it made the file as long as it had been, with zeros. D12.
+/// The story: a sync of the volume held a file's mapping. Before the sync reached it, other clients
+/// had synced, closed, truncated and rewritten the file. The sync then gave the file its old size,
+/// filled with zeros. D12.
 #[test]
 fn a_mapping_that_was_let_go_makes_no_file_longer() {
     let setup = setup(0);
@@ -69,11 +70,11 @@ fn a_mapping_that_was_let_go_makes_no_file_longer() {
     assert_eq!(found(&disk.power_cut(1), "f"), [2; 100]);
 }
 
-/// A file was cut to nothing, written, and closed; a checkpoint that nobody had asked for made the cut
-/// durable, and a power cut left neither what had been there nor what had taken its place. Z15.
+/// The story: a file was truncated to nothing, written, and closed. A checkpoint that no client had
+/// requested made the truncate durable. A power loss left neither the old content nor the new. Z15.
 #[test]
 fn what_is_made_durable_by_itself_takes_what_replaces_a_cut_along() {
-    // By age, because much waits, or because somebody asks how much is free where much was removed.
+    // By age, because of many changes in memory, or because of a `statfs` after a large removal.
     for (by_age, asks) in [(true, false), (false, false), (false, true)] {
         let setup = setup(0);
         let disk = setup.blank();
@@ -132,8 +133,8 @@ fn what_is_made_durable_by_itself_takes_what_replaces_a_cut_along() {
     }
 }
 
-/// A file was made, written, and exchanged with another one: after a power cut the name had the new inode,
-/// without its content.
+/// The story: a file was made, written, and exchanged with another one. After a power loss the name
+/// had the new inode, without its content.
 #[test]
 fn what_a_rename_exchanges_is_written_before() {
     let setup = setup(0);
@@ -159,8 +160,8 @@ fn what_a_rename_exchanges_is_written_before() {
     assert_eq!(found(&cut, "new"), [2; BLOCK]);
 }
 
-/// Places that were taken for the usage table of a checkpoint that was dropped were given out again as nodes
-/// of the next one's tree of files, and then once more. N11.
+/// The story: places for the usage table of a dropped checkpoint were allocated again for nodes of
+/// the next checkpoint's tree of files, and then a second time. N11.
 #[test]
 fn places_for_a_usage_table_that_was_dropped_are_not_given_out() {
     let setup = setup(0);
@@ -181,7 +182,7 @@ fn places_for_a_usage_table_that_was_dropped_are_not_given_out() {
     disk.world().stop();
 }
 
-/// Files that are cut by path, and that nobody opens, stayed in memory for ever.
+/// The story: files that were truncated by path, and not opened, stayed in memory for ever.
 #[test]
 fn files_that_are_cut_by_path_are_let_go() {
     let setup = setup(0);
@@ -204,7 +205,7 @@ fn files_that_are_cut_by_path_are_let_go() {
         }
         let left = volume.0.state.lock().nodes.len();
         assert!(left < 40, "{left} of {} stay", inodes.len());
-        // What replaces one of them is still owed.
+        // New content after such a truncate is still written out before a commit of another file.
         let (_, file) = create(&volume, "f7").await.unwrap();
         write(&file, 0, &[2; BLOCK]).await.unwrap();
         drop(file);
@@ -215,8 +216,8 @@ fn files_that_are_cut_by_path_are_let_go() {
     assert_eq!(found(&disk.power_cut(1), "f7"), [2; BLOCK]);
 }
 
-/// A device had a large volume, was made smaller, got another volume, and was made larger again: the slots
-/// of the old volume at its end counted. U13.
+/// The story: a device had a large volume, was made smaller, got another volume, and was made
+/// larger again. The slots of the old volume at its end were taken for slots of the new one. U13.
 #[test]
 fn slots_of_another_volume_do_not_count() {
     let small = setup(0);

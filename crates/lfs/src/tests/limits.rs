@@ -1,5 +1,5 @@
-//! Limits behind the checksums, one by one: a field is changed, the checksum put in order, and the reason
-//! must be the one of that field. Offsets are those of `docs/reference/format.md`.
+//! Limits behind the checksums, one by one: the test changes a field and corrects the checksum, and
+//! the error must name that field. Offsets are those of `docs/reference/format.md`.
 //!
 //! No locks.
 
@@ -87,7 +87,7 @@ fn of_records() {
     refuse(&bytes[..length], case, seal_record, decode);
 }
 
-/// T1, T3.
+/// T1 keys ascend strictly; T3 a node verifies only at one of its places, with a consistent header.
 #[test]
 fn of_nodes() {
     let g = geometry(false);
@@ -227,7 +227,7 @@ fn of_segment_headers_and_summaries() {
     refuse(&bytes, (24, &[0; 8], "out of range"), seal_segment, decode);
     let mut bytes = vec![0; summary_bytes(&g) as usize];
     let (header, _) = Make(1).summary(&mut bytes, &g);
-    // The last entry is nobody's: with one less, what follows is zeros still.
+    // The last entry is zeros: with one entry less, the bytes behind the entries are still zeros.
     let last = 128 + (header.entries as usize - 1) * 16;
     bytes[last..last + 16].fill(0);
     seal_summary(&mut bytes);

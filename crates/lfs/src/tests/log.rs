@@ -85,7 +85,7 @@ fn damage_is_told() {
     }
 }
 
-/// R1.
+/// R1: the bytes of a record are refused at another place, and under the seal of another volume.
 #[test]
 fn a_record_verifies_only_at_its_place_and_in_its_volume() {
     let g = geometry(false);
@@ -111,7 +111,8 @@ fn changes_are_had_when_the_payload_is_bad() {
     builder.payload(4096).unwrap().fill(0x55);
     let fields = Make(1).fields(RecordKind::Changes);
     let length = builder.finish(seal(), fields, 64).unwrap().length;
-    // Header, change, zeros up to a block, one block: two blocks on the device for one synced write.
+    // Header, change, zeros up to a block, one block: a synced write takes two blocks on the
+    // device.
     assert_eq!(length, 8192);
     bytes[5000] ^= 1;
     let record = Record::open(&bytes, seal(), AT, &g).unwrap();
@@ -177,7 +178,8 @@ fn reseal(bytes: &mut [u8]) {
     bytes[12..16].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// R6, G1: a newer kind, of a record and of a change, with and without the word that it must be understood.
+/// R6, G1: an unknown kind of a record and of a change, with and without the flag that says that it
+/// must be understood.
 #[test]
 fn unknown_kinds_are_refused_or_skipped() {
     let g = geometry(false);
@@ -232,7 +234,7 @@ fn changes_end_where_they_say() {
     }
 }
 
-/// H1, F3.
+/// H1, F3: a header is refused at another segment, and if it is cut short or any bit is flipped.
 #[test]
 fn segment_headers_read_back_and_tell_damage() {
     let g = geometry(false);

@@ -76,9 +76,9 @@ impl Many {
     }
 }
 
-/// With more files than fit into memory each one that was looked up went through the tree by itself, twice:
-/// at a hundred thousand files that was fifteen times as slow as at ten thousand. What lies beside what is
-/// missing comes with it.
+/// The story: with more files than fit into memory each lookup searched the tree for its file
+/// alone, twice. At a hundred thousand files that was fifteen times as slow as at ten thousand. Now
+/// a lookup also loads the neighbours of the missing inode.
 #[test]
 fn neighbours_come_with_what_is_missing() {
     let bounds = |inode_cache_bytes| OpenOptions { inode_cache_bytes, ..OpenOptions::default() };
@@ -110,8 +110,8 @@ fn neighbours_come_with_what_is_missing() {
     }
 }
 
-/// `ls -l` lists by the hash of the names and asked for one inode after the other in that order: each was
-/// looked for in the tree by itself. Those of its leaf come with it.
+/// The story: `ls -l` lists by the hash of the names and requested the inodes one by one in that
+/// order. Each request searched the tree for one inode. Now it also loads the others of its leaf.
 #[test]
 fn inodes_of_a_listing_come_with_their_leaf() {
     let options = OpenOptions { inode_cache_bytes: 8 << 20, ..OpenOptions::default() };
@@ -145,8 +145,8 @@ fn inodes_of_a_listing_come_with_their_leaf() {
     block_on(many.volume.close()).unwrap();
 }
 
-/// A volume's tree, names and changes came on top of the budget. They are parts of it, each with a row, and
-/// take theirs from the frames.
+/// The story: memory of a volume's tree, names and changes was not part of the budget. Now each has
+/// a row in the budget, and the cache has fewer frames for it.
 #[test]
 fn v11_what_a_volume_keeps_is_a_part_of_the_budget() {
     let config = Config { huge_pages: false, ..Config::with_budget(32 * MIB) };
@@ -228,7 +228,8 @@ fn small_files_become_durable_together() {
     }
 }
 
-/// Write-back took a place in a segment for each small file, and a device write of its own. M16, Q13.
+/// The story: write-back allocated a place in a segment for each small file, and sent the device
+/// one write for each. M16, Q13.
 #[test]
 fn m16_what_write_back_takes_of_small_files_goes_into_records() {
     let (device, world, options) = with_cache();
@@ -246,8 +247,9 @@ fn m16_what_write_back_takes_of_small_files_goes_into_records() {
     block_on(volume.close()).unwrap();
 }
 
-/// Each small file's content had a record of its own, which took two blocks of the log: one of them for a few
-/// hundred bytes, and the device wrote twice as much as there was. Names that come in between join them.
+/// The story: each small file's content had its own record, which took two blocks of the log, one
+/// of them for a few hundred bytes. The device wrote twice the bytes of the content. Changes of
+/// names that come in between share the records, too.
 #[test]
 fn m16_small_files_share_records() {
     let (device, world, options) = with_cache();
@@ -285,8 +287,9 @@ fn holds(volume: &Volume, n: u64, now: u8) {
     assert!(bytes.iter().all(|byte| *byte == now), "file {n}");
 }
 
-/// Whoever read small files one after the other waited for the device once for each, as if they did not lie
-/// side by side. N21: what is read together is not taken for what is there later.
+/// The story: a reader of small files one after the other waited for the device once for each file,
+/// although they are contiguous. N21: bytes that were read ahead are not used after the place has
+/// new content.
 #[test]
 fn n21_small_files_that_lie_side_by_side_are_read_together() {
     let (ram, world, options) = with_cache();

@@ -1,5 +1,5 @@
-//! Names that are hard for a volume alone: files without a name over a crash, dirty data that is looked for,
-//! names that are not in memory.
+//! Cases of names that only a volume has: files without a name after a crash, searches for dirty
+//! data, names that are not in memory.
 //!
 //! No locks.
 
@@ -56,7 +56,8 @@ async fn content(volume: &Volume, text: &str) -> Vec<u8> {
     buf[..len.unwrap()].to_vec()
 }
 
-/// What was open without a name when the power went is gone, its room too; what got a name by then stays.
+/// After a power loss, files that were open without a name are gone, and their space is free. Files
+/// that had a name by then are there.
 #[test]
 fn s12_files_without_a_name_go_with_a_crash() {
     for seed in 1..5 {
@@ -108,8 +109,8 @@ fn s12_files_without_a_name_go_with_a_crash() {
     }
 }
 
-/// A search for data wrote everything out first: a reader of holes made a writer wait, and cost the volume a
-/// record each time. What is dirty is found where it is.
+/// The story: a search for data wrote everything out first. A reader of holes made a writer wait,
+/// and cost the volume a record each time. Now the search finds dirty data in the cache.
 #[test]
 fn dirty_data_is_found_where_it_is() {
     let setup = setup(1);
@@ -138,8 +139,9 @@ fn dirty_data_is_found_where_it_is() {
     disk.world().stop();
 }
 
-/// Several at once, with nothing kept in memory and a checkpoint every few changes: each look waits for what
-/// it needs, and nobody's goes while he waits. All come to an end, and the tree is what they made.
+/// Several clients at once, with nothing kept in memory and a checkpoint every few changes: each
+/// operation waits for the nodes that it loads, and none of these is evicted while it waits. All
+/// operations end, and the tree has all their changes.
 #[test]
 fn q12_q32_several_who_load_come_to_an_end() {
     const EACH: usize = 120;
@@ -186,8 +188,8 @@ fn q12_q32_several_who_load_come_to_an_end() {
     block_on(volume.close()).unwrap();
 }
 
-/// A number that nobody has is looked for in the tree once, and is not taken for one that is not in memory;
-/// an inode that is gone is gone for those who had it, too.
+/// An inode number that does not exist is stale, and is told apart from one that is not in memory.
+/// A removed inode is also stale for clients that still have its number.
 #[test]
 fn q11_numbers_that_nobody_has_are_stale() {
     let setup = Setup { inode_cache_bytes: 0, ..setup(2) };

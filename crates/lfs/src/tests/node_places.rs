@@ -19,8 +19,9 @@ use forebay_vfs::{FileSystem, Privileges, SetAttr};
 
 const BLOCK: usize = 4096;
 
-/// A place of a node that took no write was given out again with the next free ones of its segment: every
-/// second or third checkpoint met it, and failed. N14. Both copies, one after the other.
+/// The story: a place of a node that failed a write was allocated again with the next free places
+/// of its segment. Every second or third checkpoint used it, and failed. N14. For each of the two
+/// copies.
 #[test]
 fn n14_a_place_of_a_node_that_takes_no_write_is_left_alone() {
     for copy in [0, 1] {
@@ -68,8 +69,9 @@ fn failed_segments(volume: &Volume) -> Vec<u32> {
     failed.map(|(segment, _)| segment).collect()
 }
 
-/// Nodes at the end of a segment and those at the start of the next one went out in one transfer: if the
-/// second segment did not take it, the first one was left alone from then on. N14.
+/// The story: nodes at the end of a segment and at the start of the next one were written in one
+/// transfer. If the part in the second segment failed, the volume avoided the first one from then
+/// on. N14.
 #[test]
 fn n14_the_segment_that_a_node_could_not_be_written_to_is_the_one_left_alone() {
     for bad in [10, 11] {
@@ -95,7 +97,8 @@ fn n14_the_segment_that_a_node_could_not_be_written_to_is_the_one_left_alone() {
     }
 }
 
-/// One bio of a direct write to several segments failed: all of these were left alone from then on. R24.
+/// The story: one bio of a direct write to several segments failed, and the volume avoided all of
+/// these segments from then on. R24.
 #[test]
 fn r24_of_a_direct_write_the_segment_that_failed_is_left_alone() {
     const LEN: usize = 160 << 10;
@@ -115,9 +118,9 @@ fn r24_of_a_direct_write_the_segment_that_failed_is_left_alone() {
     }
 }
 
-/// A host without room was taken for bad places: each checkpoint that failed for it took two more segments,
-/// where nothing had been written yet, so that what the host had given already came last. Also for content
-/// and the log.
+/// The story: errors of a full host counted as bad places. Each checkpoint that failed so took two
+/// more segments that the image had never used, and space that the host had already allocated was
+/// used last. The same held for content and the log.
 #[test]
 fn n14_w18_a_host_without_room_makes_no_place_bad() {
     for kind in [ErrorKind::NoSpace, ErrorKind::Io] {

@@ -100,7 +100,7 @@ fn verify(setup: &Setup, disk: &SimDisk, model: &[u8]) {
     disk.world().stop();
 }
 
-/// Size of the volume in MiB, longest content in a record, of 100 bytes of room those that are full.
+/// Size of the volume in MiB, longest content in a record, and the percentage of its space to fill.
 const SHARES: [(u64, u32, u64); 9] = [
     (2, 0, 60),
     (2, 64 << 10, 60),
@@ -113,10 +113,9 @@ const SHARES: [(u64, u32, u64); 9] = [
     (4, 64 << 10, 1000),
 ];
 
-/// A volume that was four fifths full, or less, refused to overwrite what it had after some hundred
-/// rounds: the
-/// tree had grown, and what is kept for names that are removed and files that are cut was kept from who
-/// overwrites, and from the cleaner.
+/// The story: a volume that was at most four fifths full refused overwrites after some hundred
+/// rounds. The tree had grown, and neither overwrites nor the cleaner could use the space that is
+/// kept for removals and truncates.
 #[test]
 fn p25_whatever_is_full_is_overwritten_for_ever() {
     for (mib, inline_max, percent) in SHARES {
@@ -140,8 +139,8 @@ fn p25_whatever_is_full_is_overwritten_for_ever() {
     }
 }
 
-/// Of a file with holes only the tree can tell whether it has a block; and who wrote past the cache was
-/// refused as if it were new.
+/// The story: if a file has holes, only the tree knows whether a block is stored. An overwrite past
+/// the cache was refused as if it were new content.
 #[test]
 fn p25_blocks_among_holes_are_overwritten_past_the_cache_too() {
     for flags in [IoFlags::empty(), IoFlags::DIRECT] {
@@ -214,7 +213,7 @@ fn p25_four_writers_overwrite_a_full_volume() {
     }
 }
 
-/// A volume whose cache writes nothing out unless somebody asks.
+/// A volume whose cache writes nothing out without a request.
 async fn open_quiet(setup: &Setup, disk: &SimDisk) -> Volume {
     let (device, world): (DeviceRef, WorldRef) = (Arc::new(disk.clone()), disk.world().clone());
     let config = Config {
@@ -247,20 +246,20 @@ async fn settled(volume: &Volume) {
     }
 }
 
-/// Overwrites so much more than what may be new that it all counts as new content, and more than the
-/// tree is rounded up by.
+/// Overwrites so much more than what may be new that it all counts as new content, and more than
+/// the tree is rounded up by.
 async fn overwrite_beyond(volume: &Volume, file: &OpenFileRef, times: u8) {
     let blocks = left(volume) + 40;
     for block in 0..blocks {
         write(file, block * BLOCK, &content(block, times)).await.expect("P25");
     }
-    assert_eq!(dirty_blocks(volume), blocks, "nobody has written it out");
+    assert_eq!(dirty_blocks(volume), blocks, "none is written out yet");
     let has = volume.0.state.lock().has_capacity(0, Growth::default());
     assert!(!has, "it counts as new");
 }
 
-/// The story: beside dirty overwrites of a file, which count as new until they are written out, a name or a
-/// block was refused that there was room for.
+/// The story: dirty overwrites of a file count as new content until they are written out. Meanwhile
+/// the volume refused a name or a block for which it had space.
 #[test]
 fn what_is_new_is_not_refused_for_overwrites_that_are_dirty() {
     let setup = setup(4, 0);
@@ -310,7 +309,7 @@ fn p25_an_overwrite_is_not_refused_for_what_others_have_dirty() {
             assert!(n < stored && dirty_blocks(&volume) == n, "{n} of {stored} are dirty");
             let bytes = AlignedBuf::copy_of(&content(0, 2));
             let done = b.write(0, bytes, flags, Privileges::Keep).await.1;
-            done.unwrap_or_else(|e| panic!("P25: beside dirt of another file: {e}"));
+            done.unwrap_or_else(|e| panic!("P25: while another file is dirty: {e}"));
             b.sync(true).await.expect("it was accepted");
             volume.close().await.unwrap();
         });
@@ -318,8 +317,8 @@ fn p25_an_overwrite_is_not_refused_for_what_others_have_dirty() {
     }
 }
 
-/// The story: a write that made its file longer, and found no room for a hole below the old end, had sizes
-/// published to make some, and with them waited for its own bytes; so did every sync after it.
+/// The story: a write made its file longer, and found no space for a hole below the old end. To
+/// make space it had sizes published, and so waited for its own bytes; so did every sync after it.
 #[test]
 fn a_write_across_the_end_does_not_wait_for_itself() {
     let setup = setup(2, 0);
@@ -353,8 +352,8 @@ fn a_write_across_the_end_does_not_wait_for_itself() {
     disk.world().stop();
 }
 
-/// The story: who appended less than a block, where there was no room for a block just now, was refused
-/// before any was made: it was looked for as many bytes. Z11.
+/// The story: an append of less than a block, when the volume had no space for a block, was refused
+/// before the volume made space. It had checked for as many bytes as were appended. Z11.
 #[test]
 fn z11_room_is_made_for_a_few_bytes_too() {
     let setup = setup(4, 0);
@@ -387,8 +386,8 @@ fn z11_room_is_made_for_a_few_bytes_too() {
     disk.world().stop();
 }
 
-/// The story: an attribute that no record takes is refused whatever room there is, and each try had
-/// everybody's dirt written out.
+/// The story: an attribute that is too long for a record is refused whatever space there is, but
+/// each try had the dirty data of all files written out.
 #[test]
 fn what_is_refused_for_another_reason_writes_no_dirt_out() {
     let setup = setup(4, 0);

@@ -1,4 +1,5 @@
-//! Room comes back: segments are used again, for ever; and what fsck says of volumes that were used so.
+//! Space becomes free: segments are used again, for ever; and the findings of fsck in volumes with
+//! such use.
 //!
 //! No locks.
 
@@ -71,8 +72,8 @@ pub fn check(disk: &SimDisk) -> FsckReport {
     report.unwrap()
 }
 
-/// A small volume is overwritten many times over, with syncs and without, in records and in runs: it never
-/// runs out of room, and everything is there, live and after a power cut.
+/// A small volume is overwritten many times over, with syncs and without, in records and in runs.
+/// It never runs out of space, and all content is there after a power loss.
 #[test]
 fn a_small_volume_is_overwritten_for_ever() {
     for inline_max in [0, 64 << 10] {
@@ -118,8 +119,8 @@ fn a_small_volume_is_overwritten_for_ever() {
     }
 }
 
-/// W16: segments that come free are discarded, and what is live is not; what is overwritten for ever that way
-/// is right.
+/// W16: segments that become free are discarded, and live content is not. The content is right
+/// after many overwrites with discards.
 #[test]
 fn w16_what_comes_free_is_discarded_first() {
     let setup = setup(0);
@@ -161,7 +162,8 @@ fn w16_what_comes_free_is_discarded_first() {
     disk.world().stop();
 }
 
-/// Z14: what was synced is in a checkpoint when it is old, once; a volume that is idle makes no more.
+/// Z14: a synced change is in a checkpoint when it is of age. An idle volume makes no further
+/// checkpoint.
 #[test]
 fn z14_what_is_old_is_in_a_checkpoint() {
     let setup = setup(0);
@@ -188,8 +190,8 @@ fn z14_what_is_old_is_in_a_checkpoint() {
     disk.world().stop();
 }
 
-/// A block was written into a hole and synced, and a recovery applied that without meeting the inode, which
-/// told of the old number of stored bytes from then on.
+/// The story: a block was written into a hole and synced. The recovery applied its record without
+/// loading the inode, which reported the old number of stored bytes from then on.
 #[test]
 fn what_a_recovery_stores_counts_for_its_file() {
     let setup = setup(0);
@@ -250,8 +252,8 @@ fn what_a_recovery_punches_counts_for_its_file() {
     assert!(report.is_clean(), "{:?}", report.findings);
 }
 
-/// Filled, emptied, filled again: as much fits each time, and when all is gone the room is what it was, to 1
-/// % and half of a segment.
+/// Filled, emptied, filled again: as much fits each time, and after each removal the free space is
+/// what it was, to 1 % and half of a segment.
 #[test]
 fn room_comes_back_when_files_go() {
     let setup = setup(0);
@@ -324,8 +326,8 @@ fn flip(disk: &SimDisk, at: u64) {
     disk.poke(at, &sector);
 }
 
-/// E11: what is damaged is named with its kind, its file and its offset; what is stored twice is read from
-/// the other copy.
+/// E11: fsck names damage with its kind, its file and its offset. A node, which is stored twice, is
+/// read from the other copy.
 #[test]
 fn e11_fsck_names_what_is_damaged() {
     let (setup, disk, nodes, content) = closed();

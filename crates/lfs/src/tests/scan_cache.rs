@@ -1,4 +1,4 @@
-//! Inodes that somebody goes through in order.
+//! Scans of inodes in order, which the scan cache answers from windows of tree leaves.
 //!
 //! No locks.
 
@@ -37,8 +37,9 @@ fn attr(volume: &Volume, ino: Ino) -> Result<Attr> {
     block_on(volume.getattr(ino))
 }
 
-/// Each inode that was looked at became an object, with an entry in three tables, and was let go again: at a
-/// million files in order that took several times as long as what was looked at. Q62: windows count.
+/// The story: each inode of a scan became an object, with an entry in three tables, and was evicted
+/// again. For a million files in order that took several times as long as decoding the attributes.
+/// Q62: windows count.
 #[test]
 fn q62_who_goes_through_inodes_makes_no_objects_of_them() {
     let options = OpenOptions { inode_cache_bytes: 2 << 20, ..OpenOptions::default() };
@@ -74,9 +75,9 @@ fn with_xattrs(device: DeviceRef, files: u64, bytes: usize) -> (Volume, Vec<Ino>
     (block_on(Volume::open(&device, &world, options)).unwrap(), inos)
 }
 
-/// A window went on for as many inodes as fill so many leaves if they are small: of large ones it was many
-/// times its part of the bound. Q62: what windows hold is counted and bounded, and they are of use
-/// still: what was read ahead is looked at.
+/// The story: a window had as many inodes as fill its leaves if they are small. With large inodes
+/// it was many times its part of the bound. Q62: the bytes of windows are counted and bounded, and
+/// a scan still finds the inodes that were read ahead.
 #[test]
 fn q62_a_window_of_large_inodes_ends_at_its_leaves() {
     let log = LogDevice::new(Arc::new(RamDevice::new(128 << 20)), 1 << 16);
@@ -96,8 +97,8 @@ fn q62_a_window_of_large_inodes_ends_at_its_leaves() {
     assert!((1..=(2 << 20) / 4).contains(&most), "Q62: {most} bytes");
 }
 
-/// Who goes through larger ones in several places has windows that go past their part of the bound by the
-/// last inode of each: the oldest ones go. Q62.
+/// Scans of larger inodes in several places at once: each window may exceed its part of the bound
+/// by its last inode, so the oldest windows are evicted. Q62.
 #[test]
 fn q62_windows_hold_a_part_of_the_bound_together() {
     let (volume, inos) = with_xattrs(Arc::new(RamDevice::new(128 << 20)), 160, 60_000);
@@ -116,8 +117,8 @@ fn q62_windows_hold_a_part_of_the_bound_together() {
     state().check_cache();
 }
 
-/// Q61: what has changed since the window was read is what is told, whether it was merged or not, and what is
-/// removed is gone.
+/// Q61: a scan reports changes that were made after its window was read, merged or not, and does
+/// not find removed inodes.
 #[test]
 fn q61_what_is_in_a_window_is_what_was_recorded() {
     for seed in crate::tests::seeds(6) {
@@ -166,8 +167,8 @@ fn q61_what_is_in_a_window_is_what_was_recorded() {
     }
 }
 
-/// Leaves behind those below the same parent were read one by one, and nothing was read before it was
-/// missing.
+/// The story: leaves below the next parent were read one by one, and none was read before a lookup
+/// missed it.
 #[test]
 fn inodes_in_order_are_read_together() {
     let log = LogDevice::new(Arc::new(RamDevice::new(128 << 20)), 1 << 16);
@@ -186,8 +187,8 @@ fn inodes_in_order_are_read_together() {
     assert!(had < leaves / 6, "{had} reads of about {leaves} leaves");
 }
 
-/// Each empty file that was removed left a hole for the next checkpoint to look for extents in: a million of
-/// them took 46 checkpoints, and most of the time.
+/// The story: each removed empty file left a hole, in which the next checkpoint searched for
+/// extents. A million of them took 46 checkpoints, and most of the time.
 #[test]
 fn an_empty_file_leaves_nothing_to_the_tree_of_content() {
     let device: DeviceRef = Arc::new(RamDevice::new(64 << 20));
@@ -222,6 +223,6 @@ fn an_empty_file_leaves_nothing_to_the_tree_of_content() {
     remove(40, 60);
     assert_eq!(told(), 20, "what was stored goes");
     block_on(volume.checkpoint()).unwrap();
-    assert_eq!(volume.0.state.lock().content_bytes(), 0, "and comes free");
+    assert_eq!(volume.0.state.lock().content_bytes(), 0, "and becomes free");
     block_on(volume.close()).unwrap();
 }

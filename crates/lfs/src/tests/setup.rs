@@ -1,5 +1,5 @@
-//! A volume on a simulated disk, for tests that look inside. The crash test has its own, beside workloads:
-//! `forebay-crashtest`.
+//! A volume on a simulated disk, for tests that use its internals. The crash test,
+//! `forebay-crashtest`, has its own set-up and workloads.
 //!
 //! No locks.
 

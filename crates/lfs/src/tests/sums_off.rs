@@ -1,4 +1,5 @@
-//! Volumes without checksums: no record lands before the data that it names, whatever the power loss keeps.
+//! Volumes without checksums: no record is durable before the data that it names, whatever a power
+//! loss keeps.
 //!
 //! No locks.
 
@@ -86,9 +87,9 @@ fn recovered(setup: &Setup, disk: &SimDisk) -> Vec<u8> {
     bytes
 }
 
-/// Recovery finds the end of the log by its records, and takes data that a record names as it lies there if
-/// the volume has no sums. A record that was durable before its data made a synced block read as what the
-/// place held before: zeros here, bytes of another file in general (contract, point 2).
+/// Recovery finds the end of the log by its records. Without sums it accepts the data that a record
+/// names as the device has it. So if a record was durable before its data, a synced block read as
+/// the old bytes of its place: zeros here, bytes of another file in general (contract, point 2).
 #[test]
 fn power_loss_without_sums_keeps_old_or_new_blocks() {
     let mut all_lost = 0;
@@ -198,8 +199,8 @@ fn cost_of_sync(sums: bool, fua: bool, names_data: bool) -> (usize, usize) {
     (flushes, fua_writes)
 }
 
-/// The order costs one flush for each group that names data, and nothing for other groups or with sums. After
-/// that flush nothing is unflushed, so a device that offers FUA needs no second one.
+/// The order costs one flush for each group that names data, and nothing for other groups or with
+/// sums. After that flush nothing is unflushed, so a device that offers FUA needs no second one.
 #[test]
 fn sync_without_sums_costs_one_flush_more_where_a_record_names_data() {
     let (sums, fua, names_data) = (true, true, true);

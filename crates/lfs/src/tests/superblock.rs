@@ -42,7 +42,7 @@ fn damage_is_told() {
     }
 }
 
-/// B1.
+/// B1: a slot is refused at the offset of each other slot.
 #[test]
 fn a_slot_at_anothers_place_is_refused() {
     let (superblock, bytes) = slot(4);

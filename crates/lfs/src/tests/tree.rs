@@ -159,7 +159,8 @@ fn items_out_of_order_are_told() {
     let again = builder.item(Key::Orphan(7), &Item::Orphan(1));
     assert_eq!(again.unwrap_err().kind(), ErrorKind::InvalidInput, "T1");
     builder.finish(seal(), header).unwrap();
-    // Three offsets, then items of 3 + 9 + 8 bytes: number of the second's key, its offset, its lengths.
+    // Three offsets, then items of 3 + 9 + 8 bytes: the number in the second one's key, its offset,
+    // its lengths.
     let cases =
         [(64 + 6 + 20 + 11, 9, "T1"), (66, 60, "T2"), (90, 21, "one of 21 bytes"), (12, 60, "T2")];
     for (at, value, text) in cases {

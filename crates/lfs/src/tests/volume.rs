@@ -68,8 +68,8 @@ async fn place_of(volume: &Volume, ino: Ino) -> Option<Place> {
     }
 }
 
-/// A flush fails, and what was written is not there any more: that file cannot be synced until it is written
-/// anew, the others can.
+/// A flush fails, and the device loses a written block: its file cannot be synced until the block
+/// is written anew, all others can.
 #[test]
 fn lost_content_is_an_error_of_its_file_alone() {
     let setup = Setup { inline_max: 0, ..setup() };
@@ -102,8 +102,8 @@ fn lost_content_is_an_error_of_its_file_alone() {
     disk.world().stop();
 }
 
-/// The story: of a truncate the record was durable and the block of the new end was not. After the power cut
-/// the file grew, and what had been cut off was there again where zeros belong.
+/// The story: the record of a truncate was durable, and the block of the new end was not. After the
+/// power loss the file grew, and the truncated bytes were there again where zeros belong.
 #[test]
 fn what_was_cut_off_before_a_power_cut_is_not_seen_when_the_file_grows() {
     let setup = Setup { inline_max: 0, ..setup() };
@@ -133,7 +133,8 @@ fn what_was_cut_off_before_a_power_cut_is_not_seen_when_the_file_grows() {
     }
 }
 
-/// R12: a record that a later one calls durable is not taken for the end of the log, wherever it is damaged.
+/// R12: a record that a later one calls durable is not taken for the end of the log, wherever it is
+/// damaged.
 #[test]
 fn r12_damage_below_the_durable_part_is_not_the_end() {
     let setup = Setup { content: false, ..setup() };
@@ -192,8 +193,8 @@ fn damage_behind_the_durable_part_is_the_end() {
     assert_eq!(one.unwrap_err().kind(), ErrorKind::NotFound);
 }
 
-/// Names and content until nothing fits: refused cleanly; what was synced is there, before and after a power
-/// cut; removing and syncing work.
+/// Names and content until nothing fits: the volume refuses more with `NoSpace`. All synced files
+/// are there, before and after a power loss, and removals and syncs work.
 #[test]
 fn full_volumes_refuse_and_keep_what_was_synced() {
     for inline_max in [0, 64 << 10] {
@@ -206,7 +207,8 @@ fn full_volumes_refuse_and_keep_what_was_synced() {
             assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
             assert!(synced.len() > 10, "{} files fitted", synced.len());
             volume.syncfs().await.expect("what was accepted has room");
-            // One that may be on its way has its mark promised, and a pass of the cleaner what it says.
+            // With the turn no pass of the cleaner holds a grant. A checkpoint in progress, which
+            // holds one for its mark, ends before these two.
             let turn = volume.0.cleaning.take_turn().await;
             for _ in 0..2 {
                 volume.checkpoint().await.unwrap();

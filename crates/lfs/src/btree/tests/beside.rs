@@ -53,8 +53,8 @@ impl NodeStore for Slow {
     }
 }
 
-/// A merge waited for each batch before it made the next; and one that fails must not leave writes behind,
-/// for the places are given to others. B53, B73.
+/// The story: a merge waited for each batch to be written before it made the next one. A merge that
+/// fails must leave no write in flight, because other nodes get its places. B53, B73.
 #[test]
 fn b53_b73_nodes_are_made_while_others_are_written_and_none_is_left_behind() {
     let (mut make, mut bench) = (Make(3), Bench::new(0));

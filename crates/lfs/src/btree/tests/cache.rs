@@ -13,7 +13,8 @@ use crate::format::place::Place;
 use crate::fuzz::make::Make;
 use forebay_base::task::block_on;
 
-/// B31, and that inner nodes stay: a lookup in a tree much larger than the cache reads its leaf alone.
+/// B31, and that inner nodes stay cached: a lookup in a tree much larger than the cache reads only
+/// its leaf.
 #[test]
 fn the_cache_stays_within_its_bytes() {
     let budget = 12 * (4096 + ENTRY_BYTES) + 100;
@@ -38,8 +39,8 @@ fn the_cache_stays_within_its_bytes() {
     assert_eq!(bench.scan().unwrap(), bench.model);
 }
 
-/// B45, B46: a scan of a tree that is not in memory read leaf by leaf, one request of the device for each,
-/// though they lie one behind the other.
+/// B45, B46. The story: a scan of a tree that is not in memory sent the device one request for each
+/// leaf, although the leaves are contiguous.
 #[test]
 fn b45_b46_leaves_are_read_ahead_together() {
     let (mut make, mut bench) = (Make(3), Bench::new(0));
@@ -80,8 +81,8 @@ fn b45_b46_leaves_are_read_ahead_together() {
     in_order(bench.model.len());
 }
 
-/// A checkpoint of overwrites all over a large file looked for what they cut leaf by leaf, one request of the
-/// device for each; writers waited for seconds. B46.
+/// The story: a checkpoint of overwrites all over a large file looked up the extents that they cut
+/// leaf by leaf, with one device request for each. Writers waited for seconds. B46.
 #[test]
 fn who_looks_in_order_has_leaves_read_together() {
     let (mut make, mut bench) = (Make(4), Bench::new(0));
@@ -111,8 +112,8 @@ fn who_looks_in_order_has_leaves_read_together() {
     assert!(nodes < leaves / 2, "{nodes} nodes of {leaves} leaves");
 }
 
-/// B46: of what was asked for, what the next node of the level above leads to was left out, and then read
-/// leaf by leaf.
+/// B46. The story: read-ahead ended at the last leaf below one parent. The requested leaves below
+/// the next parent were then read one by one.
 #[test]
 fn b46_what_is_read_ahead_goes_on_below_the_next_parent() {
     let (mut make, mut bench) = (Make(5), Bench::new(0));
@@ -141,7 +142,7 @@ fn a_cache_without_room_keeps_nothing() {
     assert_eq!(bench.tree.cache().counts().nodes, 0);
 }
 
-/// B32: places are used again and again, and nobody tells the cache.
+/// B32: merges reuse places again and again, and do not notify the cache.
 #[test]
 fn a_place_that_is_used_again_is_another_node() {
     let (mut make, mut bench) = (Make(7), Bench::new(1 << 20));

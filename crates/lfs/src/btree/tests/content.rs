@@ -1,5 +1,5 @@
-//! What a merge makes: content as a full rewrite makes it and as the model says, every node filled as
-//! stated, and no more rewritten than stated.
+//! The tree that a merge makes: its content is that of a full rewrite and of the model, every node
+//! is filled as stated, and no more nodes are rewritten than stated.
 //!
 //! No locks.
 
@@ -137,8 +137,9 @@ fn one_change_rewrites_one_path() {
     assert_eq!(ledger, Ledger::default());
 }
 
-/// All but a little below one or more inner nodes goes: what is left is too little for nodes of its own at
-/// several levels, and what comes before was not touched. At the front only what comes behind can take it.
+/// Nearly all items below one or more inner nodes are deleted. The remaining ones are too few for
+/// nodes of their own at several levels, and the nodes before them were not changed. At the front
+/// only the following nodes can take them.
 #[test]
 fn what_is_left_of_an_inner_node_joins_its_neighbours() {
     let (mut make, mut bench) = (Make(5), Bench::new(1 << 20));
@@ -214,8 +215,8 @@ fn changes_out_of_order_are_refused() {
     assert_eq!(bench.root, empty_root(1, 0));
 }
 
-/// A write that fails at any point: the old tree reads as before, the places come back, and the same merge
-/// works later.
+/// A write that fails at any point: the old tree reads as before, the places become free, and the
+/// same merge works later.
 #[test]
 fn a_merge_that_fails_leaves_the_old_tree() {
     let mut make = Make(4);

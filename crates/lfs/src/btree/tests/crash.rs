@@ -1,5 +1,5 @@
-//! Power cuts during a checkpoint of a tree on a device: the old root reads in every state that may be
-//! left.
+//! Power losses during a checkpoint of a tree on a device: the old root can be read in every state
+//! that the power loss may leave.
 //!
 //! No locks.
 
@@ -203,7 +203,8 @@ fn a_write_that_fails_is_over() {
     }
 }
 
-/// A device that lies about one write: each node's copies are far apart, so that the other one has it.
+/// A device that reports one write as done but loses, tears, flips or misdirects it. The copies of
+/// each node are far apart, so the other copy is intact.
 #[test]
 fn a_write_that_was_not_done_costs_nothing() {
     let setup = setup(8, 8192);

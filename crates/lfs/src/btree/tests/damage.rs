@@ -167,7 +167,7 @@ fn a_merge_beside_damage_goes_on_and_into_it_fails() {
     assert!(done > 10 && failed > 2, "{done} done, {failed} failed");
 }
 
-/// B81: what refers to a place that belongs to somebody else is told and not gone into.
+/// B81: a check reports a pointer to a place that has another owner, and does not follow it.
 #[test]
 fn a_place_has_one_owner() {
     let bench = filled();

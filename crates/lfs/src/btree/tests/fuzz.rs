@@ -1,5 +1,6 @@
-//! Damage that the checksums do not tell: nodes are changed, sealed again, and so is everything above them.
-//! Reading then ends in bounded work, without a panic, and with errors of the stated kinds.
+//! Damage that the checksums do not show: nodes are changed and sealed again, and so are all nodes
+//! above them. Reading then ends in bounded work, without a panic, and with errors of the stated
+//! kinds.
 //!
 //! No locks.
 

@@ -37,8 +37,8 @@ fn some_key(make: &mut Make, model: &Model) -> Key {
     }
 }
 
-/// B42: leaf by leaf a range has what it has item by item, and goes on at the same place with a cursor of its
-/// own.
+/// B42: a range read leaf by leaf has the same items as read item by item, and another cursor can
+/// continue at the same key.
 #[test]
 fn leaves_have_what_a_cursor_gives_one_by_one() {
     for seed in seeds(4) {
@@ -114,8 +114,9 @@ fn store(bench: &Bench, level: u8, entries: &[(&[u8], &[u8])]) -> NodePointer {
     pointer
 }
 
-/// A leaf may begin above the lowest key that there may be in it (B12): what is before its first item is the
-/// last one of the leaf before, below another parent. Our own writer leaves no such gap.
+/// A leaf may begin above the lowest key that it may hold (B12). The floor of a key before its
+/// first item is then the last item of the leaf before, below another parent. Our own writer leaves
+/// no such gap.
 #[test]
 fn the_floor_may_be_in_the_leaf_before() {
     let (mut make, mut bench) = (Make(3), Bench::new(0));

@@ -28,9 +28,9 @@ fn ten_writers(seed: u64, mode: AllocMode, count: u64, len: u64) -> (f64, Vec<u6
     })
 }
 
-/// Each request is one extent, and a file has one for each window, which double from 128 to 512 KiB. What
-/// ours is held against in the same world: block by block they are torn to pieces, and with the mutex each
-/// request is whole, but for the ends of segments.
+/// Each request is one extent, and a file has one extent for each window. Windows double from 128
+/// to 512 KiB. The baselines in the same world: `Interleaved` splits requests into many extents,
+/// and `Serialized` splits one only at the end of a segment.
 #[test]
 fn a1_each_large_request_is_one_extent() {
     let (count, size) = (16, 16 * LARGE);
@@ -48,8 +48,8 @@ fn a1_each_large_request_is_one_extent() {
     }
 }
 
-/// Requests that are not a power of two, that begin anywhere, and that are longer than the largest window:
-/// one extent each but for the ends of segments.
+/// Requests that are no power of two, that begin anywhere, or that are longer than the largest
+/// window: one extent each, but for the ends of segments.
 #[test]
 fn a1_requests_of_any_length_stay_whole() {
     for seed in seeds(3) {
@@ -61,7 +61,8 @@ fn a1_requests_of_any_length_stay_whole() {
     }
 }
 
-/// A direct write of 2 MiB reaches the map as one reservation, and one bio for what the disk takes at a time.
+/// A direct write of 2 MiB is one reservation of the map, and one bio for each MiB, which is the
+/// longest that the disk takes.
 #[test]
 fn a1_two_mib_are_one_reservation_and_one_place() {
     let lab = Lab::new(1, 12, AllocMode::Reserve);
@@ -78,8 +79,9 @@ fn a1_two_mib_are_one_reservation_and_one_place() {
     });
 }
 
-/// `n - 1` pages are not serialised and `n` are; 0 is always and the largest number never; and what is set
-/// counts from the next request on.
+/// With a threshold of `n`, requests of `n - 1` pages are not serialised, and those of `n` are. A
+/// threshold of 0 serialises all, the largest number none. A change counts from the next request
+/// on.
 #[test]
 fn a3_turns_are_taken_from_the_threshold_on_live() {
     let lab = Lab { pages: 9, ..Lab::new(1, 12, AllocMode::Serialized) };
@@ -103,7 +105,8 @@ fn a3_turns_are_taken_from_the_threshold_on_live() {
     });
 }
 
-/// Below the threshold writers come in between, from it on they do not: of the same writers at once.
+/// Requests below the threshold are interleaved with those of concurrent writers, requests from it
+/// on are not. The writers are the same.
 #[test]
 fn a3_the_threshold_decides_who_is_torn() {
     for seed in seeds(3) {
@@ -143,7 +146,8 @@ async fn mixed(lab: &Lab, volume: &Volume) -> Vec<Ino> {
     lab.beside(jobs).await
 }
 
-/// Whoever else writes, a large request is in one piece: ours, and the mutex when everybody takes it.
+/// A large request is one piece, whatever else is written concurrently: with `Reserve`, and with
+/// `Serialized` if all writers take turns.
 #[test]
 fn a4_giving_out_a_request_is_one_step_for_all_others() {
     for seed in seeds(4) {
@@ -181,8 +185,8 @@ fn shuffled(seed: u64, count: u64) -> Vec<u64> {
     order
 }
 
-/// Appends that arrive out of order, as a server's do: each block has its place in the window of its
-/// position, so the order does not show. 64 parts of half a window.
+/// Appends that arrive out of order, as those of a server do: a block's offset in the file decides
+/// its window and its place there, so the order makes no difference. 64 parts of half a window.
 #[test]
 fn a8_appends_out_of_order_do_not_fragment_a_file() {
     for seed in seeds(4) {
@@ -221,8 +225,8 @@ fn a8_the_halves_of_a_request_go_on_in_one_window() {
     }
 }
 
-/// Writers of one image, each in its own part of it and with requests that overtake each other, are as many
-/// streams: nobody's part is torn by another's.
+/// Writers of one image, each in its own part and with requests that overtake each other, are
+/// separate streams: no writer splits the part of another one.
 #[test]
 fn x7_writers_of_one_image_are_streams_of_their_own() {
     for seed in seeds(3) {
@@ -255,8 +259,9 @@ fn x7_writers_of_one_image_are_streams_of_their_own() {
     }
 }
 
-/// Uncached writers, at the same time: the window is there when the write returns, before anything of it was
-/// written out; nothing of it is found until it was; and each writer's file is as many extents as windows.
+/// Concurrent uncached writers: when a write returns, its window exists, although none of it is
+/// written out yet. The map finds nothing in the window until it is written out. The file of each
+/// writer has as many extents as windows.
 #[test]
 fn x6_uncached_writes_find_their_window_at_write_time() {
     for seed in seeds(3) {
@@ -275,14 +280,15 @@ fn x6_uncached_writes_find_their_window_at_write_time() {
             let inodes = lab.beside(jobs.collect()).await;
             volume.syncfs().await.unwrap();
             let files = extents(&volume, &inodes).await;
-            // 128, 128, 256, 512, ..: what was written out while its window was found may be two more.
+            // 128, 128, 256, 512, ..; write-out while a window is being found may add two.
             assert!(files.iter().all(|n| *n <= 2 + 4 + 2), "seed {seed}: {files:?}");
             assert!(files.iter().sum::<u64>() <= 6 * (2 + 4), "seed {seed}: {files:?}");
         });
     }
 }
 
-/// Small writes here and there have no stream: they lie one behind the other, and hold nothing for anybody.
+/// Small random writes are no stream: their blocks are placed one after another, and no window is
+/// held for them.
 #[test]
 fn a2_small_random_writes_open_no_windows() {
     for flags in [DIRECT, BUFFERED | IoFlags::START_WRITEBACK] {

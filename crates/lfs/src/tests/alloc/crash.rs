@@ -9,8 +9,8 @@ use forebay_base::IoFlags;
 use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
 use std::sync::Arc;
 
-/// A window that was never used comes back after a crash, and so does all of a segment that only windows were
-/// in; what was synced out of another one is there, and what was not shows nothing.
+/// After a crash the space of windows that were never used is free again, and so is a segment that
+/// held only windows. A synced write in another window is there, and unsynced writes show nothing.
 #[test]
 fn a5_a7_windows_come_back_after_a_crash() {
     for seed in seeds(4) {

@@ -27,7 +27,7 @@ pub const DIRECT: IoFlags = IoFlags::DIRECT;
 pub const BUFFERED: IoFlags = IoFlags::empty();
 pub const READ_WRITE: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
 
-/// See the module.
+/// A simulated disk with a volume, and how the tests open it.
 pub struct Lab {
     pub disk: SimDisk,
     pub device: DeviceRef,
@@ -84,7 +84,7 @@ impl Lab {
     }
 }
 
-/// See [`Lab::beside`].
+/// Runs the tasks concurrently in `world`; returns their results in order.
 pub async fn beside<T: Send + 'static>(
     world: &WorldRef,
     tasks: Vec<BoxFuture<'static, T>>,

@@ -36,8 +36,8 @@ async fn stream(volume: &Volume, name: &str) -> (Ino, forebay_vfs::OpenFileRef) 
     (ino, file)
 }
 
-/// On close, on truncate, on unlink, and after a while; statfs tells the same with a window open as without,
-/// and when the window is gone all but the content is back.
+/// Windows are returned on close, truncate and unlink, and after 30 idle seconds. `statfs` reports
+/// the same with and without an open window, and only the content counts as used.
 #[test]
 fn a7_windows_are_returned_and_statfs_is_honest() {
     let lab = Lab::new(1, 12, AllocMode::Reserve);
@@ -68,12 +68,16 @@ fn a7_windows_are_returned_and_statfs_is_honest() {
         volume.unlink(Ino::ROOT, Name::new(b"removed").unwrap()).await.unwrap();
         drop(file);
         assert_eq!(held(&volume), 0, "gone");
-        assert_eq!(volume.0.state.lock().room.windows.files(), 0, "nothing is kept for nobody");
+        assert_eq!(
+            volume.0.state.lock().room.windows.files(),
+            0,
+            "no window is kept without a file"
+        );
     });
 }
 
-/// Streams of many files hold an eighth of what is free at most, and whoever wants room gets it: all of it is
-/// written before anybody is told that there is none.
+/// Windows of many files hold at most an eighth of the free space. A writer that needs this space
+/// gets it: a write is refused only when all space is used.
 #[test]
 fn a7_no_space_only_when_windows_are_gone() {
     for seed in seeds(3) {
@@ -97,7 +101,7 @@ fn a7_no_space_only_when_windows_are_gone() {
                 }
             };
             assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
-            // With its part of the tree, and windows: nobody is refused for what they hold.
+            // Less than a request with its part of the tree: no space is left in windows.
             let left = volume.0.state.lock().new_room();
             assert!(
                 left < LARGE + LARGE / 8,
@@ -121,8 +125,8 @@ async fn quiet(volume: &Volume) {
     }
 }
 
-/// A request that finds half of its room is refused and gives that half back, in each of the ways, with
-/// others doing the same; what was there stays readable, and what was not written does not show.
+/// A request that finds half of its space is refused and gives that half back, in each mode and
+/// concurrently with others that do the same. Older content stays readable.
 #[test]
 fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
     for mode in AllocMode::ALL {
@@ -155,7 +159,7 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
                 assert!(served < 4, "{mode}, seed {seed}: not all fitted");
                 quiet(&volume).await;
                 let back = urgent() + served * wanted;
-                // What the cleaner moved, and nobody's half.
+                // The cleaner may have moved some; no refused request has kept its half.
                 assert!(back.abs_diff(room) < 64 * KIB, "{mode}, seed {seed}: {back} of {room}");
                 assert!(volume.0.state.lock().reservations.is_empty());
                 verify(&file, 1, 0, at).await;
@@ -165,7 +169,7 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
     }
 }
 
-/// Whoever stops waiting in the middle lets the turn go, and gives back what it had.
+/// A write that is dropped while it waits releases its turn, and gives back its blocks.
 #[test]
 fn a5_who_stops_waiting_gives_back_turn_and_blocks() {
     for mode in AllocMode::ALL {
@@ -203,8 +207,8 @@ fn a5_who_stops_waiting_gives_back_turn_and_blocks() {
     }
 }
 
-/// Syncs, group commits and write-back go on beside requests in each of the ways: nobody waits for anybody
-/// for ever (the world would say so), and everything is there.
+/// Syncs, group commits and write-back run concurrently with requests in each mode. No task waits
+/// for ever: the world would report a deadlock.
 #[test]
 fn a5_no_deadlock_beside_syncs() {
     for mode in AllocMode::ALL {
@@ -234,8 +238,8 @@ fn a5_no_deadlock_beside_syncs() {
     }
 }
 
-/// Blocks that a failed write left on the device are not shown by whoever has them next: what was not written
-/// reads as zeros.
+/// A file that gets the blocks of a failed write does not show what that write left on the device:
+/// the parts that it did not write read as zeros.
 #[test]
 fn a5_blocks_of_a_failed_write_show_nothing() {
     let lab = Lab::new(1, 12, AllocMode::Reserve);
@@ -268,9 +272,9 @@ async fn free_runs(volume: &Volume, inodes: &[Ino]) -> (usize, u64) {
     (gaps.len(), gaps.iter().sum::<u64>() / gaps.len().max(1) as u64)
 }
 
-/// Files are written at the same time, some are removed, others are written, for some rounds: what is free
-/// between what is live is in fewer and longer runs than block by block, and what lies idle in segments
-/// beside dead blocks is little.
+/// For some rounds, files are written concurrently and some are removed. The free runs between live
+/// content are fewer and longer than with `Interleaved`, and little space that windows left unused
+/// lies idle in segments.
 #[test]
 fn a9_free_space_does_not_fragment_more_than_with_the_plain_allocator() {
     for seed in seeds(3) {
