@@ -179,8 +179,8 @@ fn lengths(options: &Options) -> (u64, u64) {
     if options.seconds.is_none() && options.quick {
         return (1, 2);
     }
-    let beside = options.seconds.map_or(SECONDS_MIN, |seconds| seconds as u64).max(SECONDS_LEAST);
-    ((beside / 2).max(3), beside)
+    let during = options.seconds.map_or(SECONDS_MIN, |seconds| seconds as u64).max(SECONDS_LEAST);
+    ((during / 2).max(3), during)
 }
 
 /// A note if the command line asks for fewer seconds than the bench uses.
@@ -264,7 +264,8 @@ fn measure(column: Column, bed: &Bed, setting: &Setting) -> Result<Vec<(Load, Fi
     finish(pgbench)?;
     figures::latencies(&warm, (0.0, 0.0));
     for load in [Load::Select, Load::Tpcb] {
-        let figures = beside(column, bed, setting, (&server, &groups, &mut own), (load, &files))?;
+        let figures =
+            run_with_backup(column, bed, setting, (&server, &groups, &mut own), (load, &files))?;
         all.push((load, figures));
     }
     Ok(all)
@@ -325,14 +326,14 @@ fn settle(server: &Server, setting: &Setting, groups: &Groups, own: &mut u64) ->
 }
 
 /// Runs the load alone and then during the backup.
-fn beside(
+fn run_with_backup(
     column: Column,
     bed: &Bed,
     setting: &Setting,
     (server, groups, own): (&Server, &Groups, &mut u64),
     (load, files): (Load, &[PathBuf]),
 ) -> Result<Figures> {
-    let (alone, beside) = setting.seconds;
+    let (alone, during) = setting.seconds;
     let logs = setting.folder.join("pgbench");
     let ours = match bed {
         Bed::Forebay(mounted) => Some(mounted.pid()?),
@@ -342,7 +343,7 @@ fn beside(
     let until = |seconds: u64| {
         (clock + Duration::from_secs(SETTLING + seconds)).saturating_duration_since(Instant::now())
     };
-    let pgbench = server.address().load(load, SETTLING + alone + beside, &logs)?;
+    let pgbench = server.address().load(load, SETTLING + alone + during, &logs)?;
     let limit = settle(server, setting, groups, own)?;
     std::thread::sleep(until(alone));
     let began = now();
@@ -350,7 +351,7 @@ fn beside(
     let (before, machine) = (cpu(), MachineTime::now());
     let what = bed.path().join("backup");
     let tar = Backup::start(column.how(), &what, setting.pace, groups.of_backup().as_deref())?;
-    let time = until(alone + beside).saturating_sub(Duration::from_millis(100));
+    let time = until(alone + during).saturating_sub(Duration::from_millis(100));
     let hits = looks(bed, files, time)?;
     let (after, busy) = (cpu(), MachineTime::now().busy_seconds_since(&machine));
     let backup = tar.stop()?;
@@ -388,10 +389,10 @@ fn looks(bed: &Bed, files: &[PathBuf], time: Duration) -> Result<f64> {
 }
 
 fn tell(report: &mut Report, setting: &Setting, found: &Found) {
-    let (alone, beside) = setting.seconds;
+    let (alone, during) = setting.seconds;
     report.note(format!(
         "pgbench: cache {}, pgbench scale {} ({} %), backup of {} at {} MB/s, {alone} s alone and \
-         {beside} s during it after {SETTLING} s of neither, 4 clients, {} MiB of shared buffers; memory \
+         {during} s during it after {SETTLING} s of neither, 4 clients, {} MiB of shared buffers; memory \
          cgroups hold that much page cache, PostgreSQL's own memory while its clients are connected, and {}; \
          tar apart has {}",
         format_size(setting.cache),
@@ -405,7 +406,7 @@ fn tell(report: &mut Report, setting: &Setting, found: &Found) {
     ));
     if setting.is_short() {
         report.note(format!(
-            "pgbench: {} round(s) of {beside} s, columns in one order: not judged, not for quoting",
+            "pgbench: {} round(s) of {during} s, columns in one order: not judged, not for quoting",
             setting.rounds
         ));
     }
