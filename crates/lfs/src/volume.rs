@@ -38,7 +38,7 @@ use crate::log::{Head, Log};
 use crate::names::name_cache::Remembered;
 use crate::recover::open::{Opened, find, fresh_head};
 use crate::recover::repair::Repair;
-use crate::recover::rollforward::Found;
+use crate::recover::rollforward::{Found, Replay};
 use crate::space::Need;
 use crate::space::admission::AcceptedContent;
 use crate::space::alloc::Allocator;
@@ -216,9 +216,10 @@ impl Volume {
     /// Opens a volume. It first recovers the volume if that is necessary.
     pub async fn open(device: &DeviceRef, world: &WorldRef, options: &OpenOptions) -> Result<Self> {
         let options = &options.shared();
-        let (mut is_bounded, mut changes_peak) = (!options.read_only, 0);
+        let mut replay = if options.read_only { Replay::Complete } else { Replay::FirstPart };
+        let mut changes_peak = 0;
         loop {
-            let found = Self::recover(device, world, options, is_bounded, changes_peak).await?;
+            let found = Self::recover(device, world, options, replay, changes_peak).await?;
             let Recovered { volume, is_clean, has_rest } = found;
             changes_peak = volume.0.memory.replay_peak();
             if options.read_only {
@@ -227,9 +228,9 @@ impl Volume {
             }
             if has_rest {
                 match volume.0.checkpoints.make(How::Replayed).await {
-                    Ok(()) => {}
+                    Ok(()) => replay = Replay::LaterPart,
                     // What the rest of the log names leaves too little: it is replayed in memory.
-                    Err(error) if error.kind() == ErrorKind::NoSpace => is_bounded = false,
+                    Err(error) if error.kind() == ErrorKind::NoSpace => replay = Replay::Complete,
                     Err(error) => return Err(for_reading(error)),
                 }
                 continue;
@@ -243,13 +244,13 @@ impl Volume {
         }
     }
 
-    /// Finds the newest checkpoint and replays the log behind it, as much as memory has space for
-    /// if `is_bounded`. `changes_peak`: bytes that the parts before took.
+    /// Finds the newest checkpoint and replays the log behind it, or a part of it. `changes_peak`:
+    /// bytes that the parts before took.
     async fn recover(
         device: &DeviceRef,
         world: &WorldRef,
         options: &OpenOptions,
-        is_bounded: bool,
+        replay: Replay,
         changes_peak: u64,
     ) -> Result<Recovered> {
         let (superblock, older, hidden) = match options.passed_over {
@@ -280,7 +281,7 @@ impl Volume {
         let layout = Layout::of(&superblock, align_of(device));
         let parts = Parts::of(device, &superblock, layout.align, options);
         let slots = (&superblock, older.as_ref());
-        let found = find(device, &parts.tree, slots, layout, options, is_bounded).await;
+        let found = find(device, &parts.tree, slots, layout, options, replay).await;
         let mut opened = match options.read_only {
             true => found?,
             false => found.map_err(for_reading)?,

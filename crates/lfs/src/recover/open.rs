@@ -21,14 +21,14 @@ use crate::btree::{Cursor, Tree};
 use crate::checkpoint::root_of;
 use crate::device::layout::Layout;
 use crate::fault::{Plant, Planted};
+use crate::format::corrupt;
 use crate::format::item::Item;
 use crate::format::key::Key;
 use crate::format::place::Place;
 use crate::format::superblock::{FILES_TREE, STATE_CLEAN, Superblock, USAGE_TREE};
 use crate::format::usage::{Segment as Entry, Stream};
-use crate::format::{COUNT_MAX, MAX_DATA_ID, corrupt};
 use crate::log::Head;
-use crate::recover::rollforward::{Found, roll_forward};
+use crate::recover::rollforward::{Found, Replay, roll_forward};
 use crate::space::segment::Phase;
 use crate::transaction::counters::Counters;
 use crate::transaction::items::load_orphans;
@@ -61,7 +61,7 @@ pub(crate) async fn find(
     slots: (&Superblock, Option<&Superblock>),
     layout: Layout,
     options: &OpenOptions,
-    is_bounded: bool,
+    replay: Replay,
 ) -> Result<Opened> {
     let (newest, older) = slots;
     // This check comes before any allocation whose size the slot determines.
@@ -83,9 +83,9 @@ pub(crate) async fn find(
     let mut found = if is_clean {
         Found::clean(state, Head::of(newest))
     } else {
-        roll_forward(device, tree, newest, state, options, is_bounded).await?
+        roll_forward(device, tree, newest, state, options, replay).await?
     };
-    if let Err(error) = check_counters(&found.state) {
+    if let Err(error) = found.state.counters.check() {
         if !options.read_only {
             return Err(error);
         }
@@ -107,17 +107,6 @@ pub(crate) fn check_growth(entries: usize, segments: u32) -> Result<()> {
                 "{segments} segments, and {known} in the usage table: at most {most} are believed"
             ),
         )),
-        false => Ok(()),
-    }
-}
-
-/// Refuses a log whose records contain numbers that a slot cannot hold. A checkpoint of this state
-/// would write a slot that every later opening refuses.
-fn check_counters(state: &State) -> Result<()> {
-    let counters = &state.counters;
-    let count = counters.next_ino().max(counters.next_sequence());
-    match count > COUNT_MAX || counters.next_data_id() > MAX_DATA_ID {
-        true => Err(corrupt("log", "a record has a number that is out of range")),
         false => Ok(()),
     }
 }

@@ -23,6 +23,8 @@ mod evidence;
 mod walk;
 mod window;
 
+pub(crate) use walk::Replay;
+
 use crate::btree::Tree;
 use crate::btree::store::is_unreadable;
 use crate::device::layout::Layout;
@@ -79,17 +81,16 @@ impl Found {
     }
 }
 
-/// Applies the log after the checkpoint of `superblock` to `state`. `is_bounded`: as much of it as
-/// memory has space for (bounded.R27).
+/// Applies the log after the checkpoint of `superblock` to `state`, or a part of it.
 pub(crate) async fn roll_forward(
     device: &DeviceRef,
     tree: &Tree,
     superblock: &Superblock,
     state: State,
     options: &OpenOptions,
-    is_bounded: bool,
+    replay: Replay,
 ) -> Result<Found> {
-    let (head, layout) = (Head::of(superblock), state.layout);
+    let (head, layout, counters) = (Head::of(superblock), state.layout, state.counters.snapshot());
     let mut walk = Walk {
         device,
         tree,
@@ -105,7 +106,7 @@ pub(crate) async fn roll_forward(
         asked: (superblock.log_head, 0),
         named: None,
         last: head,
-        bound: if is_bounded { Bound::of(options.overlay_bytes) } else { Bound::default() },
+        bound: Bound::new(replay, options.overlay_bytes, counters),
         records: 0,
         window: Window::new(device, layout),
     };
@@ -403,17 +404,7 @@ impl Walk<'_> {
         let record = Record::reopen(&held.bytes, held.at, &layout.geometry)?;
         self.state.space.segments.found(held.at.segment, Stream::Log);
         let changes = record.changes(&layout.geometry).collect::<Result<Vec<_>>>()?;
-        while let Some(want) = self.state.missing(&changes) {
-            if self.state.insert_from_window(want)? {
-                continue;
-            }
-            let ahead = self.state.ahead(want);
-            let part = load::read(self.tree, self.state.root, want, ahead).await?;
-            match ahead.is_window {
-                true => self.state.insert_window(want, part)?,
-                false => self.state.insert_part(want, part)?,
-            };
-        }
+        self.load_missing(&changes).await?;
         let resolve = |extent: &Extent<'_>| record.resolve(extent).map(Where::Run);
         for change in &changes {
             self.state.apply(change, &resolve).map_err(|error| {
@@ -427,6 +418,22 @@ impl Walk<'_> {
         self.state.evict();
         self.last = held.head;
         self.records += 1;
+        Ok(())
+    }
+
+    /// Loads into memory what must be there before the changes are applied.
+    async fn load_missing(&mut self, changes: &[Change<'_>]) -> Result<()> {
+        while let Some(want) = self.state.missing(changes) {
+            if self.state.insert_from_window(want)? {
+                continue;
+            }
+            let ahead = self.state.ahead(want);
+            let part = load::read(self.tree, self.state.root, want, ahead).await?;
+            match ahead.is_window {
+                true => self.state.insert_window(want, part)?,
+                false => self.state.insert_part(want, part)?,
+            };
+        }
         Ok(())
     }
 

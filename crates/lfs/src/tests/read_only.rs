@@ -219,8 +219,8 @@ async fn many_names(volume: &Volume, count: u32) -> Vec<Ino> {
     inos
 }
 
-/// Overwrites both copies of the leaf that an inode is in: their places, and what was there.
-async fn spoil_leaf(volume: &Volume, disk: &SimDisk, ino: Ino) -> ([Place; 2], Vec<u8>) {
+/// Overwrites both copies of the leaf that an item is in: their places, and what was there.
+pub(super) async fn spoil_leaf(volume: &Volume, disk: &SimDisk, key: Key) -> ([Place; 2], Vec<u8>) {
     let root = volume.0.state.lock().root;
     assert_eq!(root.level, 1, "a root and leaves");
     let mut leaves = Vec::new();
@@ -235,12 +235,13 @@ async fn spoil_leaf(volume: &Volume, disk: &SimDisk, ino: Ino) -> ([Place; 2], V
         let offsets = places.map(|place| volume.0.layout.device_offset(place));
         let before = disk.peek(offsets[0], NODE);
         offsets.into_iter().for_each(|at| disk.poke(at, &[0xff; NODE]));
-        if volume.0.tree.get(&root, Key::Inode(ino.0)).await.is_err() {
+        volume.0.tree.cache().forget(&[places]);
+        if volume.0.tree.get(&root, key).await.is_err() {
             return (places, before);
         }
         offsets.into_iter().for_each(|at| disk.poke(at, &before));
     }
-    panic!("{ino:?} is in no leaf");
+    panic!("{key:?} is in no leaf");
 }
 
 /// The next life of a volume with a bad leaf: refused for writing with what is wrong, and readable.
@@ -297,7 +298,7 @@ fn checkpoint_over_bad_leaf_turns_volume_read_only() {
                 .unwrap();
         }
         // The changes wait in memory; what they change is lost then.
-        let (lost, _) = spoil_leaf(&volume, &disk, inos[100]).await;
+        let (lost, _) = spoil_leaf(&volume, &disk, Key::Inode(inos[100].0)).await;
         let stop = volume.checkpoint().await.expect_err("a leaf is lost");
         let place = format!("{:?}", lost[0]);
         let wanted = ["neither copy of the node", &place];
@@ -347,7 +348,7 @@ async fn checkpoint_over_leaf(
         let perm = SetAttr { perm: Some(0o600), ..SetAttr::default() };
         volume.setattr(ino, &perm).await.unwrap();
     }
-    let (places, before) = spoil_leaf(&volume, disk, ino).await;
+    let (places, before) = spoil_leaf(&volume, disk, Key::Inode(ino.0)).await;
     let offsets = places.map(|place| volume.0.layout.device_offset(place));
     offsets.into_iter().for_each(|at| disk.poke(at, &before));
     spoil(offsets);

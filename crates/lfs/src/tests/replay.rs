@@ -2,7 +2,10 @@
 //!
 //! No locks.
 
+use crate::format::COUNT_MAX;
+use crate::format::key::Key;
 use crate::format::place::Place;
+use crate::tests::read_only::spoil_leaf;
 use crate::tests::reuse::{self, check, create, setup, write};
 use crate::tests::setup::Setup;
 use crate::{OpenOptions, Volume};
@@ -11,7 +14,7 @@ use forebay_base::world::WorldRef;
 use forebay_base::{ErrorKind, Result};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_sim::{Fault, FaultRule, SimDisk};
-use forebay_vfs::{FileSystem, Ino, Name};
+use forebay_vfs::{FileSystem, Ino, Name, OpenFlags, SetAttr};
 use std::sync::Arc;
 
 const ROOMY: u64 = 32 << 20;
@@ -31,11 +34,33 @@ async fn open(disk: &SimDisk, overlay_bytes: u64, read_only: bool) -> Result<Vol
 /// A disk after a power cut, whose log has names and content of `count` files behind the
 /// checkpoint; and a place in that log, three quarters of the way.
 fn crashed(count: usize, inline_max: u32) -> (SimDisk, Place) {
+    let (disk, place, _) = crashed_with(count, inline_max, 0, async |_, _| {});
+    (disk, place)
+}
+
+/// As [`crashed`], with `older` inodes in the checkpoint. Three quarters of the way it does `late`.
+/// The last result: the inodes in the checkpoint.
+fn crashed_with(
+    count: usize,
+    inline_max: u32,
+    older: usize,
+    late: impl AsyncFn(&Volume, &[Ino]),
+) -> (SimDisk, Place, Vec<Ino>) {
     let setup = fixture(inline_max);
     let disk = setup.blank();
-    let place = disk.world().run(async {
+    let (place, inos) = disk.world().run(async {
         let volume = reuse::open(&setup, &disk).await.unwrap();
-        let mut place = None;
+        let mut inos = Vec::new();
+        for n in 0..older {
+            let (ino, file) = create(&volume, &format!("older {n}")).await.unwrap();
+            write(&file, 0, &[1; 4096]).await.unwrap();
+            inos.push(ino);
+        }
+        if older > 0 {
+            volume.syncfs().await.unwrap();
+            volume.checkpoint().await.unwrap();
+        }
+        let (mut place, merged) = (None, volume.0.checkpoints.merged());
         for n in 0..count {
             let (_, file) = create(&volume, &format!("file {n}")).await.unwrap();
             if n % 8 == 0 {
@@ -51,14 +76,15 @@ fn crashed(count: usize, inline_max: u32) -> (SimDisk, Place) {
                 volume.syncfs().await.unwrap();
                 let head = volume.0.log.ctl.lock().head;
                 place = Some(Place::new(head.segment.unwrap(), head.offset));
+                late(&volume, &inos).await;
             }
         }
         volume.syncfs().await.unwrap();
-        assert_eq!(volume.0.checkpoints.merged(), 0, "the log has all of it");
-        place.unwrap()
+        assert_eq!(volume.0.checkpoints.merged(), merged, "the log has all of it");
+        (place.unwrap(), inos)
     });
     disk.world().stop();
-    (disk.power_cut(1).in_world(SimWorld::new(2)), place)
+    (disk.power_cut(1).in_world(SimWorld::new(2)), place, inos)
 }
 
 /// Opens the disk, and says what it finds: its digest, the checkpoint, the peak of changes.
@@ -156,4 +182,54 @@ fn damaged_log_is_refused_before_replay_writes() {
     assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused}");
     let disk = disk.in_world(SimWorld::new(4));
     assert_eq!(checkpoint(&disk), before, "R27: no checkpoint was made");
+}
+
+/// An opening with little memory, which is refused: R27, no checkpoint was made before.
+fn assert_refused_before_writes(disk: &SimDisk) {
+    let before = checkpoint(disk);
+    let disk = disk.in_world(SimWorld::new(3));
+    let refused = found(&disk, 32 << 10).expect_err("R27");
+    assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused}");
+    let disk = disk.in_world(SimWorld::new(4));
+    assert_eq!(checkpoint(&disk), before, "R27: no checkpoint was made");
+}
+
+/// The story: the rest of the log was scanned for damaged records only. The opening was refused
+/// when it applied a late record, and had overwritten older states by then. R27: here a late record
+/// has a sequence number that no slot can hold.
+#[test]
+fn late_number_out_of_range_is_refused_before_replay_writes() {
+    let draw = async |volume: &Volume, _: &[Ino]| {
+        volume.0.state.lock().counters.skip_sequences(COUNT_MAX);
+    };
+    assert_refused_before_writes(&crashed_with(1200, 0, 0, draw).0);
+}
+
+/// R27: both copies of a leaf are lost that only a late record needs: the leaf of an inode, or the
+/// leaf of an extent.
+#[test]
+fn lost_leaf_of_late_record_is_refused_before_replay_writes() {
+    for is_inode in [true, false] {
+        let late = async |volume: &Volume, inos: &[Ino]| {
+            if is_inode {
+                let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+                volume.setattr(inos[300], &set).await.unwrap();
+            } else {
+                let file = volume.open(inos[300], OpenFlags::WRITE).await.unwrap();
+                write(&file, 0, &[7; 4096]).await.unwrap();
+                file.sync(true).await.unwrap();
+            }
+        };
+        let (disk, _, inos) = crashed_with(1200, 0, 600, late);
+        disk.world().run(async {
+            let volume = open(&disk, ROOMY, true).await.unwrap();
+            let ino = inos[300];
+            let _file = volume.open(ino, OpenFlags::READ).await.unwrap();
+            let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;
+            let key = if is_inode { Key::Inode(ino.0) } else { Key::Extent(data_id, 0) };
+            spoil_leaf(&volume, &disk, key).await;
+        });
+        disk.world().stop();
+        assert_refused_before_writes(&disk);
+    }
 }

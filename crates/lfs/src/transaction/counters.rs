@@ -5,7 +5,10 @@
 //!
 //! No locks: the volume's state lock covers it.
 
+use crate::format::change::Change;
 use crate::format::superblock::Superblock;
+use crate::format::{COUNT_MAX, MAX_DATA_ID, corrupt};
+use forebay_base::Result;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
@@ -100,18 +103,48 @@ impl Counters {
         self.sequence.skip(count);
     }
 
+    /// Notes the numbers that a change names (S13).
+    pub fn note(&mut self, change: &Change<'_>) {
+        match change {
+            Change::CreateInode(ino, inode, _) => {
+                self.note_ino(*ino);
+                self.note_data_id(inode.data_id);
+            }
+            Change::Map(_, _, extent) => self.note_sequence(extent.birth),
+            Change::Punch(_, sequence) | Change::RemoveInode(_, _, sequence) => {
+                self.note_sequence(*sequence);
+            }
+            Change::Grow(size) | Change::Truncate(size) => self.note_sequence(size.sequence),
+            Change::ReplaceData(size, _) => {
+                self.note_sequence(size.sequence);
+                self.note_data_id(size.data_id);
+            }
+            _ => {}
+        }
+    }
+
+    /// Refuses numbers that a slot cannot hold. A checkpoint would write a slot that every later
+    /// opening refuses.
+    pub fn check(&self) -> Result<()> {
+        let count = self.next_ino.max(self.next_sequence());
+        match count > COUNT_MAX || self.next_data_id > MAX_DATA_ID {
+            true => Err(corrupt("log", "a record has a number that is out of range")),
+            false => Ok(()),
+        }
+    }
+
     /// Notes an inode number that a record names (S13).
-    pub fn note_ino(&mut self, ino: u64) {
+    fn note_ino(&mut self, ino: u64) {
         self.next_ino = self.next_ino.max(ino.saturating_add(1));
     }
 
     /// Notes a data id that a record names.
-    pub fn note_data_id(&mut self, data_id: u64) {
+    fn note_data_id(&mut self, data_id: u64) {
         self.next_data_id = self.next_data_id.max(data_id.saturating_add(1));
     }
 
     /// Notes a sequence number that a record names.
-    pub fn note_sequence(&mut self, sequence: u64) {
+    fn note_sequence(&mut self, sequence: u64) {
         self.sequence.0.fetch_max(sequence.saturating_add(1), Ordering::AcqRel);
     }
 

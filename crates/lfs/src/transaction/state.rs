@@ -14,11 +14,11 @@
 use crate::btree::empty_root;
 use crate::device::layout::Layout;
 use crate::format::change::{Change, Entry, Rename, Size};
-use crate::format::corrupt;
 use crate::format::extent::Extent;
 use crate::format::inode::{FileType, Inode};
 use crate::format::item::EntryItem;
 use crate::format::superblock::{FILES_TREE, TreeRoot};
+use crate::format::{corrupt, unsupported};
 use crate::log::queue::RecordQueue;
 use crate::map::file_map::FileMap;
 use crate::map::overlay::{Piece, Sums, Where};
@@ -101,6 +101,11 @@ pub(crate) struct State {
     pub refusal: Refusal,
 }
 
+/// The error for a change that this version does not make.
+pub(crate) fn not_made() -> Error {
+    unsupported("change", "not made by this version")
+}
+
 impl State {
     /// An empty state, without even a root directory.
     pub fn new(layout: Layout) -> Self {
@@ -151,6 +156,7 @@ impl State {
         change: &Change<'_>,
         resolve: &dyn Fn(&Extent<'_>) -> Result<Where>,
     ) -> Result<()> {
+        self.counters.note(change);
         match change {
             Change::CreateInode(ino, inode, target) => self.create(*ino, *inode, target),
             Change::SetAttributes(ino, set) => {
@@ -173,7 +179,7 @@ impl State {
             Change::ReplaceData(size, dead) => self.replace_data(size, *dead),
             Change::Punch(blocks, sequence) => {
                 let hole = Piece::hole(blocks.blocks, *sequence);
-                self.put(blocks.data_id, blocks.block, &hole);
+                self.map.put(blocks.data_id, blocks.block, &hole);
                 Ok(())
             }
             Change::SetXattr(ino, name, value) => self.set_xattr(*ino, name, value),
@@ -198,14 +204,12 @@ impl State {
             }
             Change::NextSegment(_) => Ok(()),
             Change::ReapDead { .. } | Change::Move { .. } | Change::SetSegment(..) => {
-                Err(crate::format::unsupported("change", "not made by this version"))
+                Err(not_made())
             }
         }
     }
 
     fn create(&mut self, ino: u64, inode: Inode, target: &[u8]) -> Result<()> {
-        self.counters.note_ino(ino);
-        self.counters.note_data_id(inode.data_id);
         if self.nodes.contains(ino) {
             return Err(corrupt("change", format!("makes inode {ino} again")));
         }
@@ -223,7 +227,6 @@ impl State {
     }
 
     fn remove_inode(&mut self, ino: u64, data_id: u64, sequence: u64) -> Result<()> {
-        self.counters.note_sequence(sequence);
         if self.orphans.remove(&ino) {
             self.note_orphan(ino, false)?;
         }
@@ -256,7 +259,6 @@ impl State {
         let may_be_in_tree = data_id != 0 && self.map.may_be_in_tree(data_id);
         if may_be_in_tree && !self.has_nothing(ino, data_id) {
             let blocks = self.layout.geometry.max_blocks();
-            self.counters.note_sequence(sequence);
             self.map.put_dead(data_id, &Piece::hole(blocks, sequence));
         }
     }
@@ -317,16 +319,10 @@ impl State {
     fn map_extent(&mut self, data_id: u64, block: u64, extent: &Extent<'_>, at: Where) {
         let (blocks, birth) = (u64::from(extent.blocks), extent.birth);
         let sums = Sums::of(extent.sums.iter_crc32c(), blocks);
-        self.put(data_id, block, &Piece { blocks, birth, at, sums });
-    }
-
-    fn put(&mut self, data_id: u64, block: u64, piece: &Piece) {
-        self.counters.note_sequence(piece.birth);
-        self.map.put(data_id, block, piece);
+        self.map.put(data_id, block, &Piece { blocks, birth, at, sums });
     }
 
     fn size(&mut self, size: &Size, cut: bool) -> Result<()> {
-        self.counters.note_sequence(size.sequence);
         let inode = self.nodes.get(size.ino).ok_or_else(|| missing(size.ino))?.inode;
         if inode.data_id != size.data_id {
             return Err(corrupt("change", format!("sizes other data of inode {}", size.ino)));
@@ -349,13 +345,11 @@ impl State {
         self.note_inode(size.ino)?;
         let first = size.size.div_ceil(self.layout.block_bytes());
         let blocks = self.layout.geometry.max_blocks() - first;
-        self.put(size.data_id, first, &Piece::hole(blocks, size.sequence));
+        self.map.put(size.data_id, first, &Piece::hole(blocks, size.sequence));
         Ok(())
     }
 
     fn replace_data(&mut self, size: &Size, dead: u64) -> Result<()> {
-        self.counters.note_sequence(size.sequence);
-        self.counters.note_data_id(size.data_id);
         let gone = self.nodes.get(size.ino).map_or(0, |node| self.stored_bytes(node));
         self.removed_bytes.add(gone);
         self.drop_data(size.ino, dead, size.sequence);

@@ -6,19 +6,24 @@
 //!     │                                        ▼
 //!     └── open again, from there ◀── checkpoint of what was applied: its log begins behind
 //! ```
-//! Invariants: R27 nothing is written before the log was scanned to its end: a log that refuses an
-//! opening for writing refuses it before any of these checkpoints. R28 such a checkpoint takes no
-//! segment that a record behind it names, or that may hold evidence of the log's end. R29 each
-//! checkpoint has at least one record more than the one before.
+//! Invariants: R27 nothing is written before the log was scanned to its end. A log that is damaged,
+//! a record with numbers out of range, and a lost tree node that a record needs refuse an opening
+//! for writing before any of these checkpoints. Two things may refuse it later: records that
+//! contradict each other or the tree, which no writer makes, and a lost node further on in a range
+//! that a record changes. R28 such a checkpoint takes no segment that a record behind it names, or
+//! that may hold evidence of the log's end. R29 each checkpoint has at least one record more than
+//! the one before.
 //!
 //! No locks: recovery has the volume to itself.
 
 use super::walk::{Held, Walk};
 use crate::format::change::Change;
 use crate::format::extent::{Extent, Source};
+use crate::format::key::Key;
 use crate::format::record::Record;
 use crate::format::usage::Stream;
 use crate::log::Head;
+use crate::transaction::state::not_made;
 use forebay_base::Result;
 use std::collections::BTreeSet;
 
@@ -26,7 +31,7 @@ impl Walk<'_> {
     /// Applies a record that counts, or notes what it names if memory has no space for more.
     pub(super) async fn take(&mut self, held: &Held) -> Result<()> {
         if self.bound.resume.is_some() {
-            return self.scan(held);
+            return self.scan(held).await;
         }
         self.apply(held).await?;
         let bytes = self.state.changes_bytes();
@@ -39,18 +44,57 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn scan(&mut self, held: &Held) -> Result<()> {
+    /// Notes what a record of the rest names, and checks what can be checked before it is applied
+    /// (R27).
+    async fn scan(&mut self, held: &Held) -> Result<()> {
         let geometry = self.layout.geometry;
         let record = Record::reopen(&held.bytes, held.at, &geometry)?;
+        let changes = record.changes(&geometry).collect::<Result<Vec<_>>>()?;
         let segments = &mut self.state.space.segments;
         segments.found(held.at.segment, Stream::Log);
         self.bound.segments.insert(held.at.segment);
-        for change in record.changes(&geometry) {
-            if let Change::Map(_, _, Extent { source: Source::Run(place), .. }) = change? {
+        for change in &changes {
+            if let Change::Map(_, _, Extent { source: Source::Run(place), .. }) = change {
                 segments.found(place.segment, Stream::Data);
                 self.bound.segments.insert(place.segment);
             }
         }
+        match self.bound.checks_rest {
+            true => self.check(&record, &changes).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses a record that would be refused when it is applied: for what it says itself, or
+    /// because a node of the tree that it changes cannot be read.
+    async fn check(&mut self, record: &Record<'_>, changes: &[Change<'_>]) -> Result<()> {
+        let root = self.state.root;
+        for change in changes {
+            self.bound.counters.note(change);
+            let keys = match change {
+                Change::Map(data_id, block, extent) => {
+                    record.resolve(extent)?;
+                    [Some(Key::Extent(*data_id, *block)), None]
+                }
+                Change::Punch(at, _) => [Some(Key::Extent(at.data_id, at.block)), None],
+                Change::InsertEntry(at) | Change::RemoveEntry(at) => {
+                    [Some(Key::Entry(at.dir, at.cookie)), None]
+                }
+                Change::Rename(rename) => {
+                    [rename.from, rename.to].map(|at| Some(Key::Entry(at.dir, at.cookie)))
+                }
+                Change::ReapDead { .. } | Change::Move { .. } | Change::SetSegment(..) => {
+                    return Err(not_made());
+                }
+                _ => [None; 2],
+            };
+            for key in keys.into_iter().flatten() {
+                self.tree.get(&root, key).await?;
+            }
+        }
+        self.bound.counters.check()?;
+        self.load_missing(changes).await?;
+        self.state.evict();
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use crate::device::layout::Layout;
 use crate::format::place::Place;
 use crate::format::segment::SegmentHeader;
 use crate::log::Head;
+use crate::transaction::counters::Counters;
 use crate::transaction::options::OpenOptions;
 use crate::transaction::state::State;
 use forebay_block::DeviceRef;
@@ -29,8 +30,18 @@ pub(super) struct Held {
 /// take: a live volume has that much before two checkpoints have merged them.
 const OVERLAY_PARTS: u64 = 2;
 
+/// How much of the log a replay applies (`bounded`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replay {
+    /// All of it.
+    Complete,
+    /// As much as memory has space for. The rest is checked.
+    FirstPart,
+    /// As much as memory has space for. The replay of the first part has checked the rest.
+    LaterPart,
+}
+
 /// What bounds a replay, and how far it came (`bounded`).
-#[derive(Default)]
 pub(super) struct Bound {
     /// Bytes of changes; none: the replay has no bound.
     pub changes_max: Option<u64>,
@@ -40,12 +51,23 @@ pub(super) struct Bound {
     pub resume: Option<Head>,
     /// Segments that the rest names.
     pub segments: BTreeSet<u32>,
+    /// The rest is checked for what can refuse it later.
+    pub checks_rest: bool,
+    /// Counters of the checkpoint, raised past the numbers of the rest's records.
+    pub counters: Counters,
 }
 
 impl Bound {
-    /// Of a volume that is opened for writing with so much memory for changes.
-    pub fn of(overlay_bytes: u64) -> Self {
-        Self { changes_max: Some(OVERLAY_PARTS * overlay_bytes), ..Self::default() }
+    /// Of a volume with so much memory for changes, and the counters of its checkpoint.
+    pub fn new(replay: Replay, overlay_bytes: u64, counters: Counters) -> Self {
+        Self {
+            changes_max: (replay != Replay::Complete).then_some(OVERLAY_PARTS * overlay_bytes),
+            changes_peak: 0,
+            resume: None,
+            segments: BTreeSet::new(),
+            checks_rest: replay == Replay::FirstPart,
+            counters,
+        }
     }
 }
 
