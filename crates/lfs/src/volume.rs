@@ -230,7 +230,8 @@ impl Volume {
                 match volume.0.checkpoints.make(How::Replayed).await {
                     Ok(()) => replay = Replay::LaterPart,
                     // What the rest of the log names leaves too little: it is replayed in memory.
-                    Err(error) if error.kind() == ErrorKind::NoSpace => replay = Replay::Complete,
+                    // For a host without space that would not help.
+                    Err(error) if volume.has_run_out(&error) => replay = Replay::Complete,
                     Err(error) => return Err(for_reading(error)),
                 }
                 continue;
@@ -242,6 +243,12 @@ impl Volume {
             volume.remove_orphans().await;
             return Ok(volume);
         }
+    }
+
+    /// Whether a checkpoint failed because the volume itself has too few free segments.
+    fn has_run_out(&self, error: &Error) -> bool {
+        let has_run_out = self.0.state.lock().space.segments.has_run_out;
+        error.kind() == ErrorKind::NoSpace && has_run_out
     }
 
     /// Finds the newest checkpoint and replays the log behind it, or a part of it. `changes_peak`:

@@ -143,6 +143,8 @@ pub(crate) struct Segments {
     next: u32,
     /// Segments are discarded before they become free.
     pub discards: bool,
+    /// A segment was wanted when none was free. Without that, a lack of space is the host's.
+    pub has_run_out: bool,
 }
 
 impl Segments {
@@ -169,6 +171,7 @@ impl Segments {
             known: None,
             next: 0,
             discards: false,
+            has_run_out: false,
         }
     }
 
@@ -268,6 +271,7 @@ impl Segments {
             return Ok(segment);
         }
         let Some(segment) = self.free_in_order().next() else {
+            self.has_run_out = true;
             return Err(Error::new(ErrorKind::NoSpace, "take segment", "none is free"));
         };
         self.take_free(segment, stream);

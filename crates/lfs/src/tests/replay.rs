@@ -5,6 +5,7 @@
 use crate::format::COUNT_MAX;
 use crate::format::key::Key;
 use crate::format::place::Place;
+use crate::format::superblock::slot_offsets;
 use crate::tests::read_only::spoil_leaf;
 use crate::tests::reuse::{self, check, create, setup, write};
 use crate::tests::setup::Setup;
@@ -12,8 +13,8 @@ use crate::{OpenOptions, Volume};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::WorldRef;
 use forebay_base::{ErrorKind, Result};
-use forebay_block::{BioOp, DeviceRef};
-use forebay_sim::{Fault, FaultRule, SimDisk};
+use forebay_block::{BioOp, BlockDevice, DeviceRef};
+use forebay_sim::{Fault, FaultRule, LogEntry, SimDisk};
 use forebay_vfs::{FileSystem, Ino, Name, OpenFlags, SetAttr};
 use std::sync::Arc;
 
@@ -232,4 +233,20 @@ fn lost_leaf_of_late_record_is_refused_before_replay_writes() {
         disk.world().stop();
         assert_refused_before_writes(&disk);
     }
+}
+
+/// The story: the host had no space for the first checkpoint of a replay in parts. The opening then
+/// replayed the complete log in memory, as if the volume had too few free segments, and failed at
+/// the same write.
+#[test]
+fn full_host_does_not_lift_the_bound_of_a_replay() {
+    let (disk, _) = crashed(1200, 0);
+    disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::NoSpace)).sticky());
+    disk.clear_log();
+    let refused = found(&disk, 32 << 10).expect_err("the host is full");
+    assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
+    let slot = slot_offsets(disk.size())[0];
+    let is_slot = |entry: &LogEntry| entry.op == BioOp::Read && entry.offset == slot;
+    let passes = disk.log().iter().filter(|entry| is_slot(entry)).count();
+    assert_eq!(passes, 1, "the log was read once");
 }
