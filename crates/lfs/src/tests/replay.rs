@@ -166,6 +166,43 @@ fn lose_power_in_parts(inline_max: u32) {
     assert!(cuts > 10, "{cuts}");
 }
 
+/// The device fails one request of such an opening, and recovers. The opening fails, or gets over
+/// it. What it serves, and what the next opening finds, is the same.
+#[test]
+fn device_failure_in_bounded_replay_loses_nothing() {
+    let (disk, _) = crashed(300, 64 << 10);
+    let (wanted, last, _) = found(&disk.in_world(SimWorld::new(3)), ROOMY).unwrap();
+    let mut most = last;
+    for op in [BioOp::Read, BioOp::Write, BioOp::Flush] {
+        let (mut failed, mut nth) = (0, 1);
+        loop {
+            let opening = disk.in_world(SimWorld::new(4 + nth));
+            opening.inject(FaultRule::on(op, Fault::Fail(ErrorKind::Io)).nth(nth));
+            let first = found(&opening, 8 << 10);
+            if opening.fault_counts().failed == 0 {
+                break;
+            }
+            match &first {
+                Ok((digest, ..)) => assert_eq!(*digest, wanted, "over {op:?} {nth}"),
+                Err(_) => failed += 1,
+            }
+            for overlay_bytes in [ROOMY, 8 << 10] {
+                let again = opening.in_world(SimWorld::new(500 + nth));
+                let (digest, number, _) = found(&again, overlay_bytes).unwrap();
+                assert_eq!(digest, wanted, "after {op:?} {nth}, {overlay_bytes} bytes: {first:?}");
+                most = most.max(number);
+                let report = check(&again.in_world(SimWorld::new(900 + nth)));
+                let is_sound = report.findings.iter().all(|finding| finding.kind.is_harmless());
+                assert!(is_sound, "after {op:?} {nth}: {:?}", report.findings);
+            }
+            nth += 1 + nth / 8;
+        }
+        assert!(nth > 3, "{op:?}: {nth} requests");
+        assert!(failed > 0 || op != BioOp::Flush, "a failed flush fails the opening");
+    }
+    assert!(most > last + 5, "between the parts, too: {most}");
+}
+
 /// R27: a log that is damaged far behind the bound refuses an opening for writing before anything
 /// is written.
 #[test]
