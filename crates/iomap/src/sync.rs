@@ -69,6 +69,11 @@ impl Running {
         self.over = true;
         let (file, unflushed) = (&*self.file, &self.file.mapping.unflushed);
         let mut covered = std::mem::take(&mut self.covered);
+        if done.is_ok() {
+            file.mapping.domain.note_flushed();
+        }
+        // A full host refuses the flush of each file, again and again.
+        let is_news = !keeps || file.mapping.domain.note_refused();
         if keeps {
             let pinned = covered.pinned.total() > 0;
             unflushed.put_back(std::mem::take(&mut covered));
@@ -96,7 +101,8 @@ impl Running {
         }
         let given_up = unflushed.end_flush();
         if let Err(error) = &done {
-            log::warn!("flush failed: {error}");
+            let level = if is_news { log::Level::Warn } else { log::Level::Debug };
+            log::log!(level, "flush failed: {error}");
             let covered = |run: &Range<u64>| !certified && covered.pinned.overlaps(run);
             if given_up.iter().any(|run| covered(&run) || lost.pinned.overlaps(&run)) {
                 file.mapping.poison(NOT_HELD);

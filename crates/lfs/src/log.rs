@@ -323,7 +323,9 @@ impl Log {
     /// Records a failure that concerns records which are not durable (L4). It loses no completed
     /// write.
     pub fn fail(ctl: &mut Ctl, error: Error) {
-        log::warn!("the log moves to another segment: {error}");
+        // Once for each repair: while a host is full, each try fails.
+        let level = if ctl.repair { log::Level::Debug } else { log::Level::Warn };
+        log::log!(level, "the log moves to another segment: {error}");
         ctl.failures += 1;
         assert!(ctl.flush_failures <= ctl.failures, "L12: failed flushes are failures");
         ctl.last_error = Some(error);

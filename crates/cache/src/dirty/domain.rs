@@ -71,6 +71,8 @@ pub struct Domain {
     last_kick: AtomicU64,
     /// When the flusher next wakes by its timer; never: `u64::MAX`; 0 while it is awake.
     next_look: AtomicU64,
+    /// A flush was refused (flushes.X4) since the last one that worked.
+    pub(crate) is_refused: AtomicBool,
 }
 
 impl Domain {
@@ -90,6 +92,7 @@ impl Domain {
             woken: AtomicBool::new(false),
             last_kick: AtomicU64::new(0),
             next_look: AtomicU64::new(u64::MAX),
+            is_refused: AtomicBool::new(false),
         })
     }
 

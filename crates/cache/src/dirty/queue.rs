@@ -14,8 +14,8 @@
 //! Invariants: Q-a a file with dirty blocks is queued by age, waits for a retry, or is stalled. Q-b
 //! an entry of `aged` or `alarms` is the one that its member names. Q-c a file that waits for a
 //! retry or is stalled is not queued by age: it delays no other file. Q-d a file that was checked
-//! out is released once. Q-e if a visit writes nothing, the pause before the next one doubles: the
-//! flusher does not spin.
+//! out is released once. Q-e if a visit writes nothing, or flushes are refused, the pause before
+//! the next one doubles: the flusher does not spin.
 //!
 //! No locks: the domain's lock is around all of it.
 
@@ -34,8 +34,10 @@ const RETRY_LAST: Nanos = 1_000_000_000;
 const STALL_FIRST: Nanos = 1_000_000;
 /// Longest pause of a stalled file that does not change.
 const STALL_LAST: Nanos = 1_000_000_000;
-/// From a failed flush that lost nothing to the next one that the flusher asks for.
-const FLUSH_PAUSE: Nanos = 50_000_000;
+/// Shortest pause between a refused flush, which lost nothing, and the flusher's next one.
+const FLUSH_FIRST: Nanos = 50_000_000;
+/// Longest such pause.
+const FLUSH_LAST: Nanos = 1_000_000_000;
 
 struct Retry {
     at: Nanos,
@@ -115,6 +117,9 @@ pub(crate) struct Queue {
     /// Files that are listed for a flush again at `flush_at`.
     flush_later: BTreeSet<u32>,
     flush_at: Nanos,
+    /// The last pause between a refused flush and the next one; 0: none was refused since one
+    /// worked.
+    flush_pause: Nanos,
     /// The flusher of the domain runs.
     pub running: bool,
     /// How many callers want it to run on without files.
@@ -368,14 +373,20 @@ impl Queue {
     }
 
     /// The flush of the file failed and lost nothing: its blocks wait for the next one. Lists it
-    /// again after a pause, so that the flusher does not spin (Q-e).
+    /// again after a pause, which doubles while flushes are refused (Q-e).
     pub fn flush_later(&mut self, id: u32, now: Nanos) {
         if self.flush_later.is_empty() {
-            self.flush_at = now + FLUSH_PAUSE;
+            self.flush_pause = (2 * self.flush_pause).clamp(FLUSH_FIRST, FLUSH_LAST);
+            self.flush_at = now + self.flush_pause;
         }
         if self.members.contains_key(&id) {
             self.flush_later.insert(id);
         }
+    }
+
+    /// A flush worked after some were refused: lists their files at once.
+    pub fn end_refusals(&mut self) {
+        (self.flush_pause, self.flush_at) = (0, 0);
     }
 
     /// The next file to flush, and its bytes.

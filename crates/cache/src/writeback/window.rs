@@ -202,8 +202,27 @@ impl<'a> Flush<'a> {
 }
 
 impl Domain {
-    /// A flush of file `id` has failed and lost nothing. If the window still has to be opened after
-    /// a pause, the flusher flushes the file again.
+    /// A flush was refused: it failed and lost nothing. True for the first one since one worked.
+    pub fn note_refused(&self) -> bool {
+        !self.is_refused.swap(true, Ordering::SeqCst)
+    }
+
+    /// A flush worked: refused ones are tried again at once.
+    pub fn note_flushed(&self) {
+        let was = self.is_refused.load(Ordering::Relaxed);
+        if !was || !self.is_refused.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        let is_late = {
+            let mut queue = self.queue();
+            queue.end_refusals();
+            self.looks_too_late(&queue)
+        };
+        self.wake_flusher_if(is_late);
+    }
+
+    /// The flush of file `id` was refused. If the window still has to be opened after a pause, the
+    /// flusher flushes the file again.
     pub fn flush_later(&self, id: u32, now: Nanos) {
         let is_late = {
             let mut queue = self.queue();
@@ -316,7 +335,9 @@ mod tests {
                 if self.works.load(Ordering::SeqCst) {
                     let all = dirty.unflushed.load(Ordering::SeqCst);
                     domain.sub_unflushed(dirty, all.max(0) as u64);
+                    domain.note_flushed();
                 } else {
+                    assert_eq!(domain.note_refused(), tries == 0, "it is reported once");
                     domain.flush_later(self.mapping.id, self.cache.world.now());
                 }
             });
@@ -342,12 +363,25 @@ mod tests {
         let (domain, window) = (&file.mapping.domain, cache.unflushed_window());
         domain.keep_unflushed(file.mapping.id, &file.mapping.dirty, window / 4 * 3, window);
         domain.wake_flusher();
-        world.run(world.sleep(Duration::from_secs(1)));
+        // 50 ms, 100, 200, 400, 800, then a second each.
+        world.run(world.sleep(Duration::from_secs(60)));
         let tries = file.tries.load(Ordering::SeqCst);
-        assert!((10..30).contains(&tries), "{tries} flushes in a second");
+        assert!((60..70).contains(&tries), "{tries} flushes in a minute");
         file.works.store(true, Ordering::SeqCst);
-        world.run(world.sleep(Duration::from_millis(100)));
+        world.run(world.sleep(Duration::from_secs(1)));
         assert_eq!(cache.dirty.unflushed_bytes(), 0, "the window is open");
+        // The pause begins anew: 50 ms, 100, 200, 400.
+        file.works.store(false, Ordering::SeqCst);
+        file.tries.store(0, Ordering::SeqCst);
+        domain.keep_unflushed(file.mapping.id, &file.mapping.dirty, window / 4 * 3, window);
+        domain.wake_flusher();
+        world.run(world.sleep(Duration::from_secs(1)));
+        assert_eq!(file.tries.swap(0, Ordering::SeqCst), 5);
+        // A flush of another file works: this one is not delayed.
+        file.works.store(true, Ordering::SeqCst);
+        domain.note_flushed();
+        world.run(world.sleep(Duration::from_millis(1)));
+        assert_eq!(cache.dirty.unflushed_bytes(), 0, "it was tried at once");
         domain.leave(file.mapping.id);
         world.run(async {});
     }
