@@ -47,8 +47,11 @@ pub type DeviceRef = Arc<dyn BlockDevice>;
 /// A device that accepts bios and completes them later.
 ///
 /// Rules for implementors: [`Bio::complete`] completes each bio exactly once. A short transfer is
-/// an error. A flush covers every write *completed* before its submission (checklist L5). `Discard`
-/// is advisory. Requests outside `size` fail with `OutOfRange`.
+/// an error. A flush covers every write *completed* before its submission (checklist L5). A failed
+/// request with [`BioFlags::FUA`] must not hide that it lost other completed writes: if it may have
+/// (the device carries it out as a write and a flush), the next flush fails, too. Callers count
+/// failed flushes, not failed writes. `Discard` is advisory. Requests outside `size` fail with
+/// `OutOfRange`.
 pub trait BlockDevice: Send + Sync {
     /// For messages: a path or a kind.
     fn name(&self) -> String;

@@ -47,7 +47,8 @@ bitflags::bitflags! {
     /// How to do it.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct BioFlags: u32 {
-        /// Write: durable when it completes (force unit access).
+        /// Write or WriteZeroes: durable when it completes (force unit access). If it fails, and
+        /// may have lost other completed writes, the device fails the next flush, too.
         const FUA = 1 << 0;
         /// A caller waits for this request.
         const SYNC = 1 << 1;

@@ -55,7 +55,7 @@ impl Inner {
             BioOp::WriteZeroes => {
                 self.write_zeroes(&view, (offset, len), flags)?;
                 drop(edge);
-                if flags.contains(BioFlags::FUA) { self.flush(seen) } else { Ok(()) }
+                if flags.contains(BioFlags::FUA) { self.flush_fua(seen) } else { Ok(()) }
             }
         }
     }
@@ -86,6 +86,11 @@ impl Inner {
         let done =
             retry(|| if resized { rustix::fs::fsync(fd) } else { rustix::fs::fdatasync(fd) });
         self.note_flush(seen, resized, done.map_err(io::Error::from))
+    }
+
+    /// The flush of a write with FUA. If it fails, so does the next flush (file.F5).
+    fn flush_fua(&self, seen: u64) -> Result<()> {
+        self.flush(seen).inspect_err(|_| self.note_sync_failure())
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
@@ -273,13 +278,13 @@ mod tests {
         assert_eq!(file.flush(2).unwrap_err().kind(), ErrorKind::Io);
         file.flush(2).unwrap();
     }
-    /// The sync that turning direct I/O on makes consumed the system's only report of a lost write:
-    /// no later flush reported it.
-    #[test]
-    fn f5_direct_io_switch_sync_failure_fails_next_flush() {
+
+    /// A file whose syncs fail from now on, as the second result is not a file. Direct I/O is off.
+    fn unsyncable(name: &str) -> (Inner, rustix::fd::OwnedFd) {
         use crate::file::DirectIo;
         use rustix::event::{EventfdFlags, eventfd};
-        let path = std::env::temp_dir().join(format!("forebay-sync-on-{}", std::process::id()));
+        let name = format!("forebay-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
         let options = FileOptions { create_size: Some(4096), ..Default::default() };
         let mut file = Inner::open(&path, &options).unwrap();
         file.set_direct(DirectIo::On, file.check_direct())
@@ -289,6 +294,15 @@ mod tests {
         // No file, and nothing to sync: EINVAL.
         let not_a_file = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let real = std::mem::replace(&mut file.buffered, not_a_file);
+        (file, real)
+    }
+
+    /// The sync that turning direct I/O on makes consumed the system's only report of a lost write:
+    /// no later flush reported it.
+    #[test]
+    fn f5_direct_io_switch_sync_failure_fails_next_flush() {
+        use crate::file::DirectIo;
+        let (mut file, real) = unsyncable("sync-on");
         file.set_direct(DirectIo::On, Ok(())).unwrap_err();
         assert!(!file.is_direct(), "F2: what may be dirty below is not bypassed");
         file.buffered = real;
@@ -297,5 +311,15 @@ mod tests {
         file.flush(now()).unwrap();
         file.set_direct(DirectIo::On, Ok(())).unwrap();
         assert!(file.is_direct());
+    }
+    /// Zeroing with FUA consumed the system's only report of a lost write, too.
+    #[test]
+    fn f5_zeroing_sync_failure_fails_next_flush() {
+        let (mut file, real) = unsyncable("sync-zeroes");
+        let now = |file: &Inner| file.sync_failures.load(Ordering::Acquire);
+        file.flush_fua(now(&file)).unwrap_err();
+        file.buffered = real;
+        assert!(file.flush(now(&file)).is_err(), "F5: told once");
+        file.flush(now(&file)).unwrap();
     }
 }

@@ -1,11 +1,11 @@
 //! The decorators: the property that each changes, and that they pass the rest on.
 
 use crate::common::{Pieces, path, pattern, plain, submit};
-use forebay_base::ErrorKind;
 use forebay_base::buf::{AlignedBuf, DataRef, IoMem, Segment};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::sync::Mutex;
 use forebay_base::world::{RealWorld, World, WorldRef};
+use forebay_base::{Error, ErrorKind};
 use forebay_block::target::{
     ChecksumDevice, DelayDevice, DelayOptions, ErrorDevice, Fault, LimitsDevice, LimitsOverride,
     LogDevice, ThrottleDevice, ThrottleOptions, When,
@@ -14,6 +14,7 @@ use forebay_block::{
     Aio, Bio, BioFlags, BioOp, BlockDevice, DeviceRef, Engine, FileDevice, FileOptions, RamDevice,
 };
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -277,6 +278,64 @@ fn throttle_keeps_rate_with_burst_credit() {
     // The idle second gives credit for 20 ms, which is two requests.
     device.set(ThrottleOptions { iops: Some(100), burst: Duration::from_millis(20), ..none });
     assert_eq!(virtual_times(&*device, &world, &offsets), [0, 0, 0, 10]);
+}
+
+/// A device that carries a write with FUA out as a write and a flush, which fails and loses earlier
+/// writes. As the contract has it, the next flush fails, too.
+struct LosesByFua {
+    lower: DeviceRef,
+    is_lossy: AtomicBool,
+}
+
+impl BlockDevice for LosesByFua {
+    fn name(&self) -> String {
+        "loses by FUA".into()
+    }
+    fn limits(&self) -> forebay_block::Limits {
+        self.lower.limits()
+    }
+    fn size(&self) -> u64 {
+        self.lower.size()
+    }
+    fn submit(&self, bio: Bio) {
+        let error = || Err(Error::new(ErrorKind::Io, "flush", "as the test wants it"));
+        if bio.flags.contains(BioFlags::FUA) {
+            self.is_lossy.store(true, Ordering::SeqCst);
+            return bio.complete(error());
+        }
+        match bio.op == BioOp::Flush && self.is_lossy.swap(false, Ordering::SeqCst) {
+            true => bio.complete(error()),
+            false => self.lower.submit(bio),
+        }
+    }
+}
+
+/// Callers count failed flushes, not failed writes: each decorator passes the flush on that reports
+/// what a write with FUA has lost.
+#[test]
+fn failed_fua_write_fails_next_flush_through_decorators() {
+    let lossy =
+        || -> DeviceRef { Arc::new(LosesByFua { lower: ram(), is_lossy: AtomicBool::new(false) }) };
+    let no_delay = DelayOptions::default();
+    let devices: [DeviceRef; 6] = [
+        ChecksumDevice::new(lossy()),
+        DelayDevice::new(lossy(), &world(), no_delay),
+        ErrorDevice::new(lossy()),
+        LimitsDevice::new(lossy(), LimitsOverride::default()),
+        LogDevice::new(lossy(), 10),
+        ThrottleDevice::new(lossy(), &world(), ThrottleOptions::default()),
+    ];
+    for device in devices {
+        let flush = || plain(&*device, BioOp::Flush, 0, 0);
+        flush().unwrap();
+        let data = DataRef::Buf(pattern(4096, 1));
+        submit(&*device, BioOp::Write, 0, 4096, data, BioFlags::FUA).unwrap_err();
+        flush().expect_err(&device.name());
+        flush().unwrap();
+        device.write_from(0, &pattern(4096, 1), BioFlags::FUA).unwrap_err();
+        flush().expect_err(&device.name());
+        flush().unwrap();
+    }
 }
 
 #[test]
