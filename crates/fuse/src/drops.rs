@@ -113,8 +113,10 @@ struct State {
     ranges: BTreeMap<(u64, u64), u64>,
     /// The range that the thread took last: it visits the ranges in cyclic order of their keys.
     last: (u64, u64),
-    /// Some inode is marked [`Mark::DropAll`].
+    /// Some inode may be marked [`Mark::DropAll`].
     has_marked: bool,
+    /// Turns since then in which the thread has found no marked inode.
+    unmarked_turns: usize,
     closed: bool,
 }
 
@@ -215,7 +217,7 @@ impl Drops {
         if state.ranges.len() > limit {
             state.remove_all(node);
             inodes.mark(Ino(node), Mark::DropAll);
-            state.has_marked = true;
+            (state.has_marked, state.unmarked_turns) = (true, 0);
         }
         self.0.changed.notify_one();
     }
@@ -250,12 +252,25 @@ impl Drops {
                 Next::AllMarked => 0..SHARDS,
             };
             (popped, shard) = (0, (shard + 1) % SHARDS);
-            for node in shards.flat_map(|n| inodes.take_all(n, Mark::DropAll)) {
+            let marked: Vec<_> = shards.flat_map(|n| inodes.take_all(n, Mark::DropAll)).collect();
+            self.end_turn(!marked.is_empty());
+            for node in marked {
                 if self.lock().closed {
                     return;
                 }
                 drop_all(node);
             }
+        }
+    }
+
+    /// The thread has looked at marked files. The queue counts as overloaded until it finds none in
+    /// all shards. One turn more: a file of the shard that it had just visited may have been marked
+    /// before this call.
+    fn end_turn(&self, found: bool) {
+        let mut state = self.lock();
+        state.unmarked_turns = if found { 0 } else { state.unmarked_turns + 1 };
+        if state.unmarked_turns > SHARDS {
+            state.has_marked = false;
         }
     }
 

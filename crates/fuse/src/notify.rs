@@ -8,7 +8,8 @@
 //! Invariants: V1 notices are sent in the order in which they were queued. V2 a notice about an
 //! object that the kernel does not know is no error. V3 the queue is bounded: callers wait for
 //! space, but threads and tasks that answer requests never do. If the queue is full they mark the
-//! inode, and one notice later reports all of its content as stale.
+//! inode, and one notice later reports all of its content as stale, in turns with the queue. That
+//! notice has no number, and no place in the order.
 //!
 //! Lock: the queue's, a leaf.
 
@@ -20,10 +21,14 @@ use crate::retrieve::Retriever;
 use forebay_base::task::{Pick, WaitQueue, block_on};
 use rustix::io::Errno;
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::Bound;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// Most notices in the queue.
 const QUEUE_MAX: usize = 4096;
+/// Notices that are taken from the queue between two reports of marked inodes: a queue that is
+/// never empty must not keep them waiting.
+const POPPED_MAX: usize = QUEUE_MAX / 8;
 
 #[derive(Default)]
 struct State {
@@ -36,10 +41,36 @@ struct State {
     closed: bool,
     /// Inodes whose whole content has to be reported as stale, because the queue was full (V3).
     stale: BTreeSet<u64>,
+    /// The inode of `stale` that was reported last: they are visited in cyclic order.
+    last_stale: u64,
+    /// Notices taken from the queue since a marked inode was reported.
+    popped: usize,
     /// A `Prune` notice is queued or being sent.
     pruning: bool,
     /// The kernel refused a `Prune` as unknown.
     no_prune: bool,
+}
+
+impl State {
+    /// The next notice, and whether it has a number: that of a marked inode has none (V1, V3).
+    fn next(&mut self) -> Option<(Notice, bool)> {
+        if self.popped < POPPED_MAX
+            && let Some(notice) = self.queue.pop_front()
+        {
+            self.popped += 1;
+            return Some((notice, true));
+        }
+        self.popped = 0;
+        let after = (Bound::Excluded(self.last_stale), Bound::Unbounded);
+        match self.stale.range(after).next().or(self.stale.first()).copied() {
+            Some(node) => {
+                self.stale.remove(&node);
+                self.last_stale = node;
+                Some((Notice::content(node, 0, u64::MAX), false))
+            }
+            None => self.queue.pop_front().map(|notice| (notice, true)),
+        }
+    }
 }
 
 struct Shared {
@@ -202,7 +233,7 @@ impl Notifier {
         let queue = std::mem::take(&mut self.lock().queue);
         for notice in &queue {
             self.0.refills.sending(notice, || ());
-            self.told(notice, false);
+            self.told(notice, true, false);
         }
     }
 
@@ -224,10 +255,10 @@ impl Notifier {
         self.0.waiting.wake_all();
     }
 
-    /// Counts a notice that the kernel has carried out. Returns the new count.
-    fn told(&self, notice: &Notice, unknown: bool) -> u64 {
+    /// Counts a notice that the kernel has carried out, if it has a number. Returns the new count.
+    fn told(&self, notice: &Notice, is_numbered: bool, unknown: bool) -> u64 {
         let mut state = self.lock();
-        state.gone += 1;
+        state.gone += u64::from(is_numbered);
         if let Some((dir, name)) = notice.name() {
             let key = (dir, name.into());
             if let Some(count) = state.names.get_mut(&key) {
@@ -253,22 +284,18 @@ impl Notifier {
     pub(crate) fn run(&self, device: &Device) {
         loop {
             let mut state = self.lock();
-            let notice = loop {
+            let (notice, is_numbered) = loop {
                 if state.closed {
                     return;
                 }
-                if let Some(notice) = state.queue.pop_front() {
-                    break notice;
-                }
-                if let Some(node) = state.stale.pop_first() {
-                    state.given += 1;
-                    break Notice::content(node, 0, u64::MAX);
+                if let Some(next) = state.next() {
+                    break next;
                 }
                 state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
             drop(state);
             let unknown = self.tell(device, &notice);
-            let gone = self.told(&notice, unknown);
+            let gone = self.told(&notice, is_numbered, unknown);
             let done = |number: &u64| if *number > gone { Pick::Skip } else { Pick::Wake };
             self.0.waiting.wake_matching(done);
         }
@@ -353,14 +380,45 @@ mod tests {
         for (unknown, can) in [(false, true), (true, false)] {
             notifier.try_prune(|| vec![1]);
             let notice = notifier.lock().queue.pop_front().expect("it is queued");
-            notifier.told(&notice, unknown);
+            notifier.told(&notice, true, unknown);
             assert_eq!(notifier.can_prune(), can);
         }
         notifier.try_prune(|| vec![1]);
         assert!(notifier.queued().is_empty(), "not asked again");
         let notifier = Notifier::default();
-        notifier.told(&inode(1), true);
+        notifier.told(&inode(1), true, true);
         assert!(notifier.can_prune(), "another kind of notice");
+    }
+
+    /// V3: a direct writer to one file kept the queue full, and another file's pages stale.
+    #[test]
+    fn v3_files_marked_stale_are_reported_while_the_queue_refills() {
+        let notifier = Notifier::default();
+        (0..QUEUE_MAX as u64).for_each(|n| notifier.owe(n, 0, 1));
+        notifier.owe(9999, 0, 1);
+        let is_marked = |notice: &Notice| *notice == Notice::content(9999, 0, u64::MAX);
+        let found = (0..QUEUE_MAX).find(|n| {
+            let (notice, _) = notifier.lock().next().expect("it is never empty");
+            notifier.owe(*n as u64, 0, 1);
+            is_marked(&notice)
+        });
+        assert_eq!(found, Some(POPPED_MAX), "a writer refills the queue");
+        let number = notifier.give(inode(1));
+        let left = notifier.lock().queue.len() as u64;
+        assert_eq!(number, POPPED_MAX as u64 + left, "V1: it has no number");
+        let marked = |nodes: [u64; 2]| notifier.lock().stale.extend(nodes);
+        let next_marked = || {
+            let mut state = notifier.lock();
+            let all = std::iter::from_fn(|| state.next());
+            match all.take(POPPED_MAX + 1).find(|(_, is_numbered)| !is_numbered) {
+                Some((Notice::Inode { node, .. }, _)) => node,
+                other => panic!("{other:?}"),
+            }
+        };
+        marked([1, 2]);
+        assert_eq!(next_marked(), 1);
+        marked([1, 3]);
+        assert_eq!(next_marked(), 2, "in turns: one that is marked again comes last");
     }
 
     /// V3: the queue is bounded, and marked inodes are counted once.

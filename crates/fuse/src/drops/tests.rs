@@ -167,3 +167,35 @@ fn d3_marked_files_are_dropped_while_the_queue_refills() {
     let (notices, found) = seen.into_inner().unwrap();
     assert!(found.iter().copied().eq(marked), "{} of 100 in {notices} notices", found.len());
 }
+
+/// D3, D1: a queue that is never empty was taken for overloaded for good after one overload. Ranges
+/// were not merged any more: the next overload dropped a file as a whole.
+#[test]
+fn queue_that_was_overloaded_once_merges_again() {
+    const FILE: u64 = 5;
+    let (drops, inodes) = (Drops::default(), Inodes::default());
+    let files = QUEUE_MAX as u64 + 100;
+    for node in 1..=files {
+        inodes.told(Ino(node));
+        drops.push(&inodes, node, 4096..8192);
+    }
+    assert!(drops.lock().has_marked);
+    let seen = Mutex::new(0);
+    let notify = |notice: &Notice| {
+        let Notice::Inode { node, .. } = *notice else { panic!("{notice:?}") };
+        let mut seen = seen.lock().unwrap();
+        *seen += 1;
+        if *seen == (2 * SHARDS + 8) * POPPED_MAX {
+            for page in 0..2 * QUEUE_MAX as u64 {
+                let at = page * 8192;
+                drops.push(&inodes, FILE, at..at + 4096);
+            }
+            drops.close();
+        } else if node <= 1000 {
+            // Its pages have been read again.
+            drops.push(&inodes, node, 4096..8192);
+        }
+    };
+    drops.run(&inodes, notify);
+    assert!(!inodes.marked(Ino(FILE), Mark::DropAll), "its ranges are near enough to be merged");
+}
