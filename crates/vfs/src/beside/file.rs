@@ -2,7 +2,7 @@
 //!
 //! No locks of its own.
 
-use super::observer::{Change, Observer};
+use super::observer::{Change, Observer, Ticket};
 use super::report::{Outstanding, Shared, handed_over, telling};
 use crate::fs::{OpenFile, OpenFileRef, ReadResult, WriteResult, Wrote};
 use crate::types::{Fallocate, Ino, Privileges, Seek};
@@ -14,6 +14,9 @@ use std::sync::Arc;
 
 /// Bytes that are compared at a time in a seek or another call that does not read for its caller.
 const COMPARED_BYTES: usize = 256 << 10;
+
+/// Most holes that are handed over with one wait. Notifications of other changes wait behind them.
+const HOLES_MAX: usize = 256;
 
 /// Waits until stores that the mount holds back are written, in the parts of a range that differ
 /// from `bytes`, which were read at `offset` (Z3). Returns whether there were any.
@@ -261,9 +264,14 @@ impl OpenFile for NotifyingFile {
         let observer = self.held_back().filter(|_| !holes.is_empty());
         Box::pin(async move {
             let Some(observer) = observer else { return false };
-            for hole in holes {
-                let len = hole.end - hole.start;
-                handed_over(&*observer, self.file.ino(), hole.start, len).await;
+            // The mount's kernel is notified in order, so a wait for the last one waits for all.
+            for some in holes.chunks(HOLES_MAX) {
+                observer.room().await;
+                let mut last = Ticket::default();
+                for hole in some {
+                    last = observer.hand_over(self.file.ino(), hole.start, hole.end - hole.start);
+                }
+                observer.told(last).await;
             }
             true
         })

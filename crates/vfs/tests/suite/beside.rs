@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 mod extends;
+mod holes;
 mod hooked;
 
 #[derive(Default)]
