@@ -106,13 +106,21 @@ impl Core {
             self.drop_behind(handle, done.offset..done.offset + done.len as u64);
         }
         let may_be_stale = match handle.caching.is_cached {
-            true => self.has_old_bytes(handle, io),
+            true => self.has_old_bytes(handle, io) || done.len < io.size as usize,
             false => self.inodes.marked(ino, Mark::Content),
         };
         if done.offset != io.offset {
             self.notifier.owe(ino.0, done.offset.min(io.offset), u64::MAX);
         } else if may_be_stale {
-            self.notifier.owe(ino.0, io.offset, done.len as u64);
+            self.notifier.owe(ino.0, io.offset, u64::from(io.size));
+        }
+    }
+
+    /// After a failed write of a program: the kernel may keep what it has cached of it.
+    pub(super) fn after_failed_write(&self, handle: &Handle, io: &WriteIn) {
+        if handle.caching.is_cached && io.write_flags & WRITE_CACHE == 0 {
+            self.has_old_bytes(handle, io);
+            self.notifier.owe(handle.file.ino().0, io.offset, u64::from(io.size));
         }
     }
 
@@ -422,5 +430,42 @@ mod tests {
             let wanted = is_owed.then(|| Notice::content(ino.0, 0, 4096));
             assert_eq!(core.notifier.queued(), Vec::from_iter(wanted), "read at {read_at}");
         }
+    }
+
+    /// The kernel keeps the pages of a cached write that failed: newer kernels do not forget that
+    /// they are up to date. So programs read bytes that are not in the file.
+    #[test]
+    fn failed_or_short_cached_write_drops_its_range() {
+        let core = kernel_core();
+        let (ino, fh) = cached_writer(&core);
+        let caching = core.handle(fh).unwrap().caching;
+        let reader = block_on(core.fs.open(ino, OpenFlags::READ)).unwrap();
+        let add = |caching| {
+            let handle = Handle::new(reader.clone(), IoFlags::empty(), MODE_CACHED, caching);
+            core.handles.add(handle)
+        };
+        let (cached, direct) = (add(caching), add(Default::default()));
+        let io = |fh, write_flags| WriteIn { fh, offset: 4096, size: 4096, write_flags, flags: 2 };
+        let owed = || {
+            let queued = core.notifier.queued();
+            core.notifier.deliver_all();
+            queued
+        };
+        let failed = |io: WriteIn| {
+            assert!(core.write_now(&io, &[7; 4096]).is_none_or(|done| done.is_err()));
+            let now = owed();
+            assert!(core.write_here(&io, &[7; 4096]).is_err());
+            let here = owed();
+            assert!(block_on(core.write(io, AlignedBuf::copy_of(&[7; 4096]))).is_err());
+            [here, owed(), now]
+        };
+        let range = || vec![Notice::content(ino.0, 4096, 4096)];
+        assert_eq!(failed(io(cached, 0))[..2], [range(), range()]);
+        assert_eq!(failed(io(cached, WRITE_CACHE)), [vec![], vec![], vec![]]);
+        assert_eq!(failed(io(direct, 0)), [vec![], vec![], vec![]]);
+        // A write of fewer bytes than were sent.
+        let short = core.write_now(&io(fh, 0), &[7; 100]);
+        assert!(short.is_some_and(|done| done.is_ok()));
+        assert_eq!(owed(), range());
     }
 }

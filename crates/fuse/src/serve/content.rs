@@ -77,7 +77,7 @@ impl Core {
             }
         };
         let done = handle.file.try_write(io.offset, src, flags, privileges_of(io))?;
-        Some(done.map(|done| self.wrote(&handle, io, &done)))
+        Some(self.wrote(&handle, io, done))
     }
 
     /// A read by a thread that may wait, after [`Core::read_now`]: returns the number of bytes in
@@ -95,8 +95,8 @@ impl Core {
         let handle = self.handle(io.fh)?;
         let (flags, _counted) = self.flags_of_write(&handle, io);
         let _range = block_on(self.write_range(&handle, io.offset, src.len(), flags));
-        let done = handle.file.wait_write(io.offset, src, flags, privileges_of(io))?;
-        Ok(self.wrote(&handle, io, &done))
+        let done = handle.file.wait_write(io.offset, src, flags, privileges_of(io));
+        self.wrote(&handle, io, done)
     }
 
     /// The flags of a write. The caller keeps the second value until the write is done (K5).
@@ -128,12 +128,13 @@ impl Core {
         }
     }
 
-    fn wrote(&self, handle: &Handle, io: &WriteIn, done: &Wrote) -> Outcome {
+    fn wrote(&self, handle: &Handle, io: &WriteIn, done: Result<Wrote>) -> Result<Outcome> {
+        let done = done.inspect_err(|_| self.after_failed_write(handle, io))?;
         self.after_drop(handle.file.ino(), privileges_of(io));
-        self.after_write(handle, io, done);
+        self.after_write(handle, io, &done);
         let mut body = Body::new();
         body.size_out(done.len as u32);
-        Outcome::body(body)
+        Ok(Outcome::body(body))
     }
 
     pub(super) async fn read(&self, io: ReadIn) -> Result<Outcome> {
@@ -151,7 +152,7 @@ impl Core {
         let _range = self.write_range(&handle, io.offset, data.len(), flags).await;
         let (data, done) = handle.file.write(io.offset, data, flags, privileges_of(&io)).await;
         self.spares.give(data);
-        done.map(|done| self.wrote(&handle, &io, &done))
+        self.wrote(&handle, &io, done)
     }
 
     pub(super) async fn fallocate(
