@@ -129,6 +129,10 @@ impl FileDevice {
     /// Decides again, as by [`Self::switch_direct_io`], if the mode is `Auto` and it would decide
     /// otherwise; whether it did. A mode that is set at the same time stays, whichever comes first.
     pub fn refresh_direct_io(&self, write_out: impl FnOnce() -> Result<()>) -> Result<bool> {
+        // Without the turn first: a look at a device that has not changed waits for no switch.
+        if !self.is_direct_io_outdated() {
+            return Ok(false);
+        }
         let _turn = self.inner().turn.lock().unwrap_or_else(|p| p.into_inner());
         let is_outdated = self.is_direct_io_outdated();
         if is_outdated {

@@ -134,6 +134,28 @@ fn refresh_during_a_switch_leaves_the_mode_that_was_set() {
     assert!(!device.refresh_direct_io(not_asked).unwrap());
 }
 
+/// A front end looks every 2 s whether the device below has changed. While a switch was stuck in
+/// its write-out, that look waited for it, and with it the looks at all other devices.
+#[test]
+fn refresh_of_an_unchanged_device_waits_for_no_switch() {
+    let (_, engine) = engines().next().unwrap();
+    let options = FileOptions { create_size: Some(1 << 20), ..Default::default() };
+    let device = FileDevice::open(path("l1-look"), &options, &engine).unwrap();
+    std::thread::scope(|scope| {
+        let write_out = || {
+            let (ended, end) = channel();
+            let watcher = device.clone();
+            scope.spawn(move || {
+                let not_asked = || -> forebay_base::Result<()> { panic!("nothing has changed") };
+                let _is_waited_for = ended.send(watcher.refresh_direct_io(not_asked).is_ok());
+            });
+            assert!(end.recv_timeout(Duration::from_secs(10)).is_ok_and(|is_ok| is_ok), "it waits");
+            Ok(())
+        };
+        device.switch_direct_io(DirectIo::Off, write_out).unwrap();
+    });
+}
+
 /// Valid and invalid requests of all kinds, some while the gate is closed for a switch, with the
 /// device dropped while they are in flight: each completes once.
 #[test]

@@ -1,6 +1,6 @@
 //! What a running process shows of the options, and changes.
 //!
-//! Lock: one for the last `direct_io`, held while a switch is made.
+//! Locks: one while a switch of `direct_io` is made; under it that of its last value, a leaf.
 
 use super::{ENTRIES, Entry, Store};
 use crate::control::answers;
@@ -145,6 +145,8 @@ pub struct Live {
     served: Vec<Served>,
     /// The value that the start or `tune` set last, of all that is served.
     direct_io: Mutex<DirectIo>,
+    /// Held while `direct_io` is switched, which may take as long as the devices do.
+    switching: Mutex<()>,
     /// Decides again about direct I/O. Dropped before the process lets go of what it serves.
     _watch: Watch,
 }
@@ -215,12 +217,32 @@ impl Drop for Watch {
     }
 }
 
+/// Switches all, or nothing: if one refuses, each one before it gets its own mode back.
+fn switch_all<T>(
+    all: &[T],
+    mode: DirectIo,
+    get: impl Fn(&T) -> DirectIo,
+    set: impl Fn(&T, DirectIo) -> Result<()>,
+) -> Result<()> {
+    let modes: Vec<_> = all.iter().map(get).collect();
+    for (at, one) in all.iter().enumerate() {
+        let Err(error) = set(one, mode) else { continue };
+        for (before, own) in all[..at].iter().zip(modes) {
+            if let Err(e) = set(before, own) {
+                log::warn!("direct_io is still {mode} after a failed change: {e}");
+            }
+        }
+        return Err(error);
+    }
+    Ok(())
+}
+
 impl Live {
     /// Of a process that has opened everything and was started with this `direct_io`.
     pub fn new(cache: &Cache, mode: Mode, served: Vec<Served>, direct_io: DirectIo) -> Self {
         let watch = Watch::new(served.clone());
         let (cache, direct_io) = (cache.clone(), Mutex::new(direct_io));
-        Self { cache, mode, served, direct_io, _watch: watch }
+        Self { cache, mode, served, direct_io, switching: Mutex::default(), _watch: watch }
     }
 
     fn direct_io(&self) -> MutexGuard<'_, DirectIo> {
@@ -280,20 +302,6 @@ impl Live {
         all
     }
 
-    /// Switches all that is served, or nothing: if one refuses, the ones before get `last` back.
-    fn set_direct_io(&self, mode: DirectIo, last: DirectIo) -> Result<()> {
-        for (at, served) in self.served.iter().enumerate() {
-            let Err(error) = served.set_direct_io(mode) else { continue };
-            for before in &self.served[..at] {
-                if let Err(e) = before.set_direct_io(last) {
-                    log::warn!("direct_io is still {mode} after a failed change: {e}");
-                }
-            }
-            return Err(error);
-        }
-        Ok(())
-    }
-
     /// Changes an option, or a knob of the cache (behaviours.O1).
     pub fn tune(&self, name: &str, value: &str) -> Result<()> {
         let Some(entry) = Entry::find(name) else { return self.cache.tune(name, value) };
@@ -307,10 +315,10 @@ impl Live {
         match name {
             "mode" => self.mode.set(value.parse()?),
             "direct_io" => {
-                let mut last = self.direct_io();
+                let _one_at_a_time = self.switching.lock().unwrap_or_else(|p| p.into_inner());
                 let mode = value.parse()?;
-                self.set_direct_io(mode, *last)?;
-                *last = mode;
+                switch_all(&self.served, mode, Served::direct_io_mode, Served::set_direct_io)?;
+                *self.direct_io() = mode;
             }
             _ => return self.cache.tune(name, value),
         }
@@ -321,6 +329,26 @@ impl Live {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    /// After a change that could not be undone for one device, the devices had different modes. The
+    /// next refused change gave all of them the mode that was set last.
+    #[test]
+    fn refused_switch_gives_each_device_its_own_mode_back() {
+        let devices = [DirectIo::On, DirectIo::Auto, DirectIo::Auto].map(Cell::new);
+        let set = |device: &Cell<DirectIo>, mode| match std::ptr::eq(device, &devices[2]) {
+            true => Err(Error::new(ErrorKind::Busy, "switch", "for the test")),
+            false => {
+                device.set(mode);
+                Ok(())
+            }
+        };
+        switch_all(&devices, DirectIo::Off, Cell::get, set).unwrap_err();
+        assert_eq!(
+            devices.each_ref().map(Cell::get),
+            [DirectIo::On, DirectIo::Auto, DirectIo::Auto]
+        );
+    }
 
     /// A decision that failed for good wrote all dirty data out, and logged that, every 2 s.
     #[test]
