@@ -26,6 +26,8 @@ use std::time::Duration;
 const BLOCK: usize = 4096;
 /// Bytes of the file before the operation.
 pub const SIZE: usize = 16 * BLOCK;
+/// Bytes that an append adds.
+pub const APPENDED: usize = 2 * BLOCK;
 /// Bytes of the other file that fills the cache before it is made smaller.
 const FILL: usize = 2 << 20;
 /// The range written after the drop.
@@ -67,6 +69,12 @@ pub enum Op {
     Truncate(usize),
     /// To this size at least.
     Grow(usize),
+    /// To a size, smaller or larger, while another append is in flight.
+    TruncateBehind(usize),
+    /// To this size at least, while another append is in flight.
+    GrowBehind(usize),
+    /// Of two blocks, while another append is in flight.
+    AppendBehind(IoFlags),
     /// Of all.
     Sync,
     /// The sync of the last opener that goes.
@@ -88,6 +96,10 @@ impl Op {
             Self::Trim(2 * BLOCK + 7, 6 * BLOCK),
             Self::Zero(2 * BLOCK, 8 * BLOCK),
             Self::Zero(2 * BLOCK + 7, 6 * BLOCK),
+            // Both edges lie in blocks that are not cached: it waits for one after the other.
+            Self::Trim(7 * BLOCK + 7, 3 * BLOCK),
+            Self::Zero(7 * BLOCK + 7, 3 * BLOCK),
+            Self::Write(NONE, 7 * BLOCK + 50, 2 * BLOCK),
         ];
         for flags in [NONE, IoFlags::UNCACHED, direct, IoFlags::DSYNC, direct | IoFlags::DSYNC] {
             ops.push(Self::Write(flags, 3 * BLOCK, 4 * BLOCK));
@@ -100,23 +112,31 @@ impl Op {
             let sizes = [3 * BLOCK, 3 * BLOCK + 9, 6 * BLOCK + 9, SIZE + 5000, 10 * BLOCK + 9];
             ops.extend(sizes.map(Self::Truncate));
             ops.push(Self::Grow(SIZE + 5000));
+            let to = SIZE + APPENDED + 5000;
+            ops.extend([Self::TruncateBehind(to), Self::TruncateBehind(10 * BLOCK + 9)]);
+            ops.push(Self::GrowBehind(to));
+            ops.extend([NONE, IoFlags::UNCACHED, direct].map(Self::AppendBehind));
         }
         ops
     }
 
     /// Its kind, for counts. A buffered write waits for the device only where it has to read. To
-    /// append complete blocks, or to grow a file, waits for nothing that happens here.
+    /// append complete blocks, or to grow a file, waits only for another task that moves the end
+    /// of file.
     pub fn kind(self) -> &'static str {
         match self {
             Self::Read(_) => "read",
             Self::Write(flags, ..) if flags.is_empty() => "buffered write",
             Self::Write(..) => "write",
-            Self::Append(flags) if flags.is_empty() => "buffered append",
-            Self::Append(_) => "append",
+            Self::Append(flags) if flags.is_empty() => "buffered append alone",
+            Self::AppendBehind(flags) if flags.is_empty() => "buffered append",
+            Self::Append(_) | Self::AppendBehind(_) => "append",
             Self::Trim(..) => "trim",
             Self::Zero(..) => "zero",
-            Self::Truncate(_) => "truncate",
-            Self::Grow(_) => "grow",
+            Self::TruncateBehind(to) if to > SIZE => "lengthen",
+            Self::Truncate(_) | Self::TruncateBehind(_) => "truncate",
+            Self::Grow(_) => "grow alone",
+            Self::GrowBehind(_) => "grow",
             Self::Sync => "sync",
             Self::Close => "close",
             Self::Shrink => "shrink",
@@ -126,11 +146,22 @@ impl Op {
     /// Whether its way depends on how uncached requests are carried out.
     pub fn is_uncached(self) -> bool {
         match self {
-            Self::Read(flags) | Self::Write(flags, ..) | Self::Append(flags) => {
-                flags.contains(IoFlags::UNCACHED)
-            }
+            Self::Read(flags)
+            | Self::Write(flags, ..)
+            | Self::Append(flags)
+            | Self::AppendBehind(flags) => flags.contains(IoFlags::UNCACHED),
             _ => false,
         }
+    }
+
+    /// Whether another append is in flight when it begins.
+    fn is_behind(self) -> bool {
+        matches!(self, Self::TruncateBehind(_) | Self::GrowBehind(_) | Self::AppendBehind(_))
+    }
+
+    /// The end of file without what the operation adds.
+    fn end_before(self) -> usize {
+        if self.is_behind() { SIZE + APPENDED } else { SIZE }
     }
 
     /// Whether it cannot end without an answer of the device.
@@ -148,23 +179,26 @@ impl Op {
     fn may_have_made(self, at: usize) -> Option<u8> {
         match self {
             Self::Write(_, from, len) if (from..from + len).contains(&at) => Some(2),
-            Self::Append(_) if at >= SIZE => Some(2),
+            Self::Append(_) | Self::AppendBehind(_) if at >= self.end_before() => Some(2),
             Self::Trim(from, len) | Self::Zero(from, len) if (from..from + len).contains(&at) => {
                 Some(0)
             }
             Self::Truncate(to) if at >= to.min(SIZE) => Some(0),
-            Self::Grow(_) if at >= SIZE => Some(0),
+            Self::TruncateBehind(to) if at >= to.min(self.end_before()) => Some(0),
+            Self::Grow(_) | Self::GrowBehind(_) if at >= self.end_before() => Some(0),
             _ => None,
         }
     }
 
     fn may_be_size(self, size: usize) -> bool {
+        let before = self.end_before();
         let changed = match self {
-            Self::Append(_) => SIZE + 2 * BLOCK,
+            Self::Append(_) | Self::AppendBehind(_) => before + APPENDED,
             Self::Truncate(to) | Self::Grow(to) => to.max(LATER.end),
-            _ => SIZE,
+            Self::GrowBehind(to) | Self::TruncateBehind(to) => to.max(LATER.end),
+            _ => before,
         };
-        size == SIZE || size == changed
+        size == before || size == changed
     }
 }
 
@@ -280,18 +314,49 @@ impl Subject {
                 let mut buf = bytes(len);
                 drop(file.write(handle, at as u64, Source::Owned(&mut buf), flags).await);
             }
-            Op::Append(flags) => {
-                let (mut buf, flags) = (bytes(2 * BLOCK), flags | IoFlags::APPEND);
+            Op::Append(flags) | Op::AppendBehind(flags) => {
+                let (mut buf, flags) = (bytes(APPENDED), flags | IoFlags::APPEND);
                 drop(file.write(handle, 0, Source::Owned(&mut buf), flags).await);
             }
             Op::Trim(at, len) => zero(at, len, false).await,
             Op::Zero(at, len) => zero(at, len, true).await,
-            Op::Truncate(to) => drop(file.set_len(to as u64).await),
-            Op::Grow(to) => drop(file.grow_to(to as u64).await),
+            Op::Truncate(to) | Op::TruncateBehind(to) => drop(file.set_len(to as u64).await),
+            Op::Grow(to) | Op::GrowBehind(to) => drop(file.grow_to(to as u64).await),
             Op::Sync => drop(file.sync(handle).await),
             Op::Close => drop(file.sync_deferring_errors().await),
             Op::Shrink => drop(self.cache().resize(self.cache().budget_range().0).await),
         }
+    }
+
+    /// Appends past the cache. Until the bytes are on the device no other task moves the end.
+    async fn append_past_cache(&self) -> Checked<()> {
+        let mut buf = AlignedBuf::copy_of(&[3; APPENDED]);
+        let flags = IoFlags::DIRECT | IoFlags::FALLBACK | IoFlags::APPEND;
+        let done = self.file.write(&self.handle, 0, Source::Owned(&mut buf), flags).await;
+        done.map(drop).map_err(|error| format!("another append: {error}"))
+    }
+
+    /// Polls `running` until it ends, or `polls` times, and then drops it. With
+    /// [`Op::is_behind`] another append begins before, and goes on after the drop.
+    async fn ended_of(&self, op: Op, polls: u32, running: impl Future) -> Checked<bool> {
+        if !op.is_behind() {
+            return Ok(ended_after(polls, running).await);
+        }
+        let mut other = pin!(async { self.append_past_cache().await.map(|()| false) });
+        let begun = poll_fn(|cx| match other.as_mut().poll(cx) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => Poll::Ready(None),
+        });
+        if let Some(done) = begun.await {
+            // A real engine may have been as fast.
+            done?;
+            return Ok(ended_after(polls, running).await);
+        }
+        let operation = async { Ok(ended_after(polls, running).await) };
+        // The operation is polled first: once more when the other append is on the device.
+        let [ended, other] = both(operation, other).await;
+        other.transpose()?;
+        ended.unwrap_or(Ok(false))
     }
 
     /// Known bytes: some stored and not cached, some cached, some dirty.
@@ -321,7 +386,8 @@ impl Subject {
         };
         let sizes = || (self.cache().stats().budget_bytes, self.cache().stats().frames_total);
         let sizes_before = sizes();
-        let ended = ended_after(polls, running).await;
+        let ended = self.ended_of(op, polls, running).await?;
+        let old = [&old[..], &[3; APPENDED][..op.end_before() - SIZE]].concat();
         // After the drop only a request of the device holds anything of the file.
         let is_on_device = !ended && self.moving().is_some();
         drop(filler);
@@ -412,11 +478,14 @@ fn check_bytes(op: Op, bytes: &[u8], old: &[u8]) -> Checked<()> {
 
 /// Kinds of operations that wait at least once on a file that can grow. Those of a file in place
 /// are the same without [`GROWING_KINDS`].
-pub const WAITING_KINDS: [&str; 10] = [
+pub const WAITING_KINDS: [&str; 13] = [
     "read",
     "buffered write",
     "write",
     "append",
+    "buffered append",
+    "grow",
+    "lengthen",
     "trim",
     "zero",
     "truncate",
@@ -424,8 +493,25 @@ pub const WAITING_KINDS: [&str; 10] = [
     "close",
     "shrink",
 ];
+/// Kinds of operations that wait twice, one wait after the other.
+pub const TWICE_WAITING_KINDS: [&str; 12] = [
+    "read",
+    "buffered write",
+    "write",
+    "append",
+    "buffered append",
+    "grow",
+    "lengthen",
+    "trim",
+    "zero",
+    "truncate",
+    "sync",
+    "close",
+];
 /// Kinds of operations that a file of a fixed size has not.
-pub const GROWING_KINDS: [&str; 2] = ["append", "truncate"];
+pub const GROWING_KINDS: [&str; 5] = ["append", "buffered append", "grow", "lengthen", "truncate"];
+/// Kinds of operations that end in their first poll: alone, they wait for nothing.
+pub const KINDS_WITHOUT_WAIT: [&str; 2] = ["buffered append alone", "grow alone"];
 
 /// What rounds of drops have done.
 #[derive(Debug, Clone, Default)]
@@ -438,8 +524,9 @@ pub struct Drops {
     pub on_device_dropped: u32,
     /// Drops.
     pub drops: u32,
-    /// By [`Op::kind`]: drops, and those of them while the device was at work for the operation.
-    pub by_kind: BTreeMap<&'static str, [u32; 2]>,
+    /// By [`Op::kind`]: drops, and those of them while the device was at work for the operation, or
+    /// after more than one poll.
+    pub by_kind: BTreeMap<&'static str, [u32; 3]>,
 }
 
 impl Drops {
@@ -463,9 +550,10 @@ impl Drops {
                     })
                 {
                     drops += 1;
-                    let [of_kind, on_device] = self.by_kind.entry(op.kind()).or_default();
+                    let [of_kind, on_device, later] = self.by_kind.entry(op.kind()).or_default();
                     *of_kind += 1;
                     *on_device += u32::from(is_on_device);
+                    *later += u32::from(drops > 1);
                     assert!(drops < 1000, "{op:?} ends");
                 }
                 self.operations += 1;
@@ -478,11 +566,22 @@ impl Drops {
 
     /// Drops of operations of this kind while the device was at work for them.
     pub fn on_device_of(&self, kind: &str) -> u32 {
-        self.by_kind.get(kind).map_or(0, |[_, on_device]| *on_device)
+        self.by_kind.get(kind).map_or(0, |[_, on_device, _]| *on_device)
     }
 
     /// The first of these kinds of which no operation was dropped.
     pub fn never_dropped(&self, kinds: &[&'static str]) -> Option<&'static str> {
         kinds.iter().find(|kind| !self.by_kind.contains_key(*kind)).copied()
+    }
+
+    /// The first of these kinds of which no operation was dropped after more than one poll.
+    pub fn never_dropped_later(&self, kinds: &[&'static str]) -> Option<&'static str> {
+        let later = |kind: &str| self.by_kind.get(kind).is_some_and(|[.., later]| *later > 0);
+        kinds.iter().find(|kind| !later(kind)).copied()
+    }
+
+    /// The first of these kinds of which an operation was dropped: it has waited.
+    pub fn dropped_of(&self, kinds: &[&'static str]) -> Option<&'static str> {
+        kinds.iter().find(|kind| self.by_kind.contains_key(*kind)).copied()
     }
 }

@@ -15,7 +15,7 @@ use forebay_block::{Aio, DeviceRef, DirectIo, Engine, FileDevice, FileOptions};
 use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::{Config, PageCache};
 use forebay_testkit::dropped_ops::{
-    Checked, Drops, Op, Outcome, SIZE, Subject, WAITING_KINDS, ended_after,
+    Checked, Drops, Op, Outcome, SIZE, Subject, TWICE_WAITING_KINDS, WAITING_KINDS, ended_after,
 };
 use forebay_vfs::{
     Fallocate, FileSystem, Ino, Name, OpenFileRef, OpenFlags, Privileges, SetAttr, Timestamp,
@@ -53,13 +53,17 @@ async fn run_on(volume: &Volume, file: &OpenFileRef, subject: &Subject, op: Op) 
     match op {
         Op::Read(flags) => drop(file.read(0, AlignedBuf::new(SIZE), flags).await),
         Op::Write(flags, at, len) => drop(file.write(at as u64, bytes(len), flags, keep).await),
-        Op::Append(flags) => drop(file.write(0, bytes(8192), flags | IoFlags::APPEND, keep).await),
+        Op::Append(flags) | Op::AppendBehind(flags) => {
+            drop(file.write(0, bytes(8192), flags | IoFlags::APPEND, keep).await)
+        }
         Op::Trim(at, len) => change(Fallocate::PunchHole, at, len).await,
         Op::Zero(at, len) => change(Fallocate::ZeroRange { keep_size: true }, at, len).await,
-        Op::Truncate(to) => {
+        Op::Truncate(to) | Op::TruncateBehind(to) => {
             drop(volume.setattr(file.ino(), &SetAttr::size(to as u64)).await);
         }
-        Op::Grow(to) => change(Fallocate::Allocate { keep_size: false }, 0, to).await,
+        Op::Grow(to) | Op::GrowBehind(to) => {
+            change(Fallocate::Allocate { keep_size: false }, 0, to).await
+        }
         Op::Sync => drop(file.sync(true).await),
         Op::Close => drop(file.sync(false).await),
         Op::Shrink => subject.run(op).await,
@@ -128,6 +132,7 @@ fn drop_all(layer: Layer) {
     assert_eq!(all.on_device_dropped, all.on_device, "what waits for the device is dropped");
     assert!(all.drops > all.operations, "{all:?}");
     assert_eq!(all.never_dropped(&WAITING_KINDS), None, "{layer:?}: {all:?}");
+    assert_eq!(all.never_dropped_later(&TWICE_WAITING_KINDS), None, "{layer:?}: {all:?}");
 }
 
 #[test]

@@ -14,7 +14,8 @@ use forebay_iomap::identity::Identity;
 use forebay_iomap::{MapOps, MappedFile};
 use forebay_sim::SimDisk;
 use forebay_testkit::dropped_ops::{
-    Checked, Drops, GROWING_KINDS, Op, Outcome, SIZE, Subject, WAITING_KINDS,
+    Checked, Drops, GROWING_KINDS, KINDS_WITHOUT_WAIT, Op, Outcome, SIZE, Subject,
+    TWICE_WAITING_KINDS, WAITING_KINDS,
 };
 use forebay_testkit::remap::{Remap, RemapOptions};
 use std::sync::Arc;
@@ -85,10 +86,15 @@ fn drop_simulated(map: Map) {
     }
     println!("{map:?}: {all:?}");
     assert_eq!(all.on_device_dropped, all.on_device, "what waits for the device is dropped");
-    assert!(all.on_device * 3 > all.operations && all.drops > all.operations, "{all:?}");
+    assert!(all.on_device * 4 > all.operations && all.drops > all.operations, "{all:?}");
     let grows = |kind: &&str| map == Map::InPlace && GROWING_KINDS.contains(kind);
-    let kinds: Vec<_> = WAITING_KINDS.into_iter().filter(|kind| !grows(kind)).collect();
-    assert_eq!(all.never_dropped(&kinds), None, "{map:?}: {all:?}");
+    let kinds = |all: &[&'static str]| -> Vec<_> {
+        all.iter().copied().filter(|kind| !grows(kind)).collect()
+    };
+    assert_eq!(all.never_dropped(&kinds(&WAITING_KINDS)), None, "{map:?}: {all:?}");
+    let later = all.never_dropped_later(&kinds(&TWICE_WAITING_KINDS));
+    assert_eq!(later, None, "{map:?}: {all:?}");
+    assert_eq!(all.dropped_of(&KINDS_WITHOUT_WAIT), None, "{map:?}: {all:?}");
     // A moving map trims and zeroes by records: the device works for their edges at most.
     if map != Map::Moving {
         let (trims, zeros) = (all.on_device_of("trim"), all.on_device_of("zero"));
