@@ -15,14 +15,15 @@ mod ran;
 use self::concurrent::Concurrent;
 pub(crate) use self::known::is_nearly_full;
 use self::known::{Known, Shared};
+pub(crate) use self::ran::count_flags;
 pub use self::ran::{Decayed, Progress, Ran, Stable, Synced};
-use crate::workload::{Bounds, Oracle, Script, Setup, read_file};
+use crate::workload::{Bounds, Meter, Operation, Oracle, Script, Setup, Usage, read_file};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_base::task::{WaitQueue, yield_now};
 use forebay_base::world::{World, WorldRef, split_mix};
 use forebay_block::{BioOp, DeviceRef};
 use forebay_cache::PageCache;
-use forebay_lfs::{Volume, grow};
+use forebay_lfs::Volume;
 use forebay_sim::SimDisk;
 use forebay_testkit::fs_check::{Answer, Op, Outcome, Runner, Shape, Target, Times, find};
 use forebay_vfs::{FileSystem, Ino, OpenFlags};
@@ -52,11 +53,12 @@ pub fn run(setup: &Setup, script: &Script, disk: &SimDisk) -> Ran {
         disk.limit_space(disk.allocated() + bytes);
     }
     let bounds = Bounds::of(setup);
-    world.set_step_limit(world.steps() + bounds.run_polls);
+    let meter = Meter::new(bounds, disk, bounds.run_polls);
     let oracle = (!setup.is_healthy()).then(|| Oracle::new(setup, &script.moments[0].fs));
     let cache = None;
-    let mut life = Life { setup, script, shared: &shared, device, bounds, cache, oracle };
-    let result = world.run(life.whole());
+    let mut life =
+        Life { setup, script, shared: &shared, device, bounds, meter: &meter, cache, oracle };
+    let result = meter.run(&world, || shared.running(), life.whole());
     let oracle = life.oracle.take();
     world.stop();
     let mut ran = std::mem::take(&mut shared.known.lock().ran);
@@ -105,6 +107,7 @@ struct Life<'a> {
     shared: &'a Arc<Shared>,
     device: DeviceRef,
     bounds: Bounds,
+    meter: &'a Meter,
     /// Of the volume's files.
     cache: Option<Arc<PageCache>>,
     /// On an unhealthy disk: the file system in memory after all steps that were not refused.
@@ -120,7 +123,8 @@ impl Life<'_> {
         let world: WorldRef = self.disk().world().clone();
         let options = self.setup.options(&world).map_err(|e| e.to_string())?;
         self.cache = options.cache.clone();
-        let volume = Volume::open(&self.device, &world, &options).await;
+        let opening = Volume::open(&self.device, &world, &options);
+        let volume = self.meter.ended(Operation::Open, opening).await;
         volume.map_err(|error| format!("it does not open: {error}"))
     }
 
@@ -152,8 +156,8 @@ impl Life<'_> {
 
     /// Waits until no concurrent task runs.
     async fn idle(&self) {
-        let idle = || (self.shared.known.lock().running == 0).then_some(());
-        self.shared.idle.wait_until(idle).await;
+        let idle = || self.shared.known.lock().running.is_empty().then_some(());
+        self.meter.ended(Operation::Tasks, self.shared.idle.wait_until(idle)).await;
     }
 
     /// Closes the volume; from then on all changes are durable.
@@ -162,13 +166,15 @@ impl Life<'_> {
         if faulty {
             self.disk().heal();
         }
-        match volume.close().await {
+        match self.meter.ended(Operation::Close, volume.close()).await {
             Ok(()) => {}
             Err(_) if self.shared.has_met_fault() => return Ok(()),
             Err(error) => return Err(format!("closing: {error}")),
         }
+        self.bounds.check_memory(volume)?;
         self.bounds.check_closed(volume)?;
-        let live = volume.digest().await.map_err(|e| format!("digest: {e}"))?;
+        let live = self.meter.ended(Operation::ReadAll, volume.digest()).await;
+        let live = live.map_err(|e| format!("digest: {e}"))?;
         self.shared.learn(|known| {
             known.ran.live = Some(live);
             known.now.acked = known.now.begun;
@@ -213,10 +219,11 @@ impl Life<'_> {
                 continue;
             }
             let steps = shared.known.lock().now.begun;
+            let polls_max = self.bounds.polls_max(Operation::Tasks);
             match split_mix(&mut rng) % 12 {
-                6 | 7 if setup.crowded => Concurrent::Clean.spawn(&volume, shared),
-                8 => Concurrent::Checkpoint.spawn(&volume, shared),
-                0 | 3 => Concurrent::Sync(steps).spawn(&volume, shared),
+                6 | 7 if setup.crowded => Concurrent::Clean.spawn(&volume, shared, polls_max),
+                8 => Concurrent::Checkpoint.spawn(&volume, shared, polls_max),
+                0 | 3 => Concurrent::Sync(steps).spawn(&volume, shared, polls_max),
                 1 => yield_now().await,
                 2 => self.disk().world().sleep(std::time::Duration::from_micros(150)).await,
                 _ => {}
@@ -235,9 +242,9 @@ impl Life<'_> {
         op: &Op,
     ) -> Result<Outcome, String> {
         runner.set_write_flags(self.script.flags[n]);
-        let start = self.bounds.start(self.disk());
-        let outcome = runner.apply(volume, op).await;
-        let usage = self.bounds.check(start, self.disk(), volume)?;
+        let step = self.meter.measure(Operation::Step, runner.apply(volume, op)).await;
+        let (outcome, used) = step;
+        let usage = Usage { memory: self.bounds.check_memory(volume)?, ..used };
         self.bounds.check_cache(self.cache.as_ref())?;
         let ran = &mut self.shared.known.lock().ran;
         ran.usage = ran.usage.most(usage);
@@ -364,7 +371,10 @@ impl Life<'_> {
         ino: Ino,
     ) -> Result<(), String> {
         let found = match self.same_inode(volume, runner, op).await {
-            Some(ino) => read_file(volume, ino).await.map_err(|error| error.to_string()),
+            Some(ino) => {
+                let read = self.meter.ended(Operation::ReadAll, read_file(volume, ino)).await;
+                read.map_err(|error| error.to_string())
+            }
             None => Err("it is not found".into()),
         };
         // Reads may fail if the disk fails reads, or if data decays. With a disk that only refuses
@@ -399,7 +409,8 @@ impl Life<'_> {
         // A concurrent sync may log more than the checkpoint has. Logged content must not decay
         // here, because recovery takes a bad record at the end of the log for its end.
         let held = self.stored(volume, ino).await;
-        if volume.checkpoint().await.is_err() {
+        let checkpoint = self.meter.ended(Operation::Checkpoint, volume.checkpoint()).await;
+        if checkpoint.is_err() {
             return;
         }
         let mut stored = self.stored(volume, ino).await;
@@ -444,7 +455,7 @@ impl Life<'_> {
         }
         runner.close_all();
         self.idle().await;
-        match volume.close().await {
+        match self.meter.ended(Operation::Close, volume.close()).await {
             Ok(()) => {}
             Err(error) => return Err(format!("closing: {error}")),
         }
@@ -453,7 +464,7 @@ impl Life<'_> {
             known.ran.syncs.push((None, known.now.begun));
             known.now.syncs = known.ran.syncs.len();
         });
-        let grown = grow(&self.device, Some(bytes)).await;
+        let grown = self.meter.ended(Operation::Grow, self.setup.grow(&self.device, bytes)).await;
         let (old, new) = grown.map_err(|e| e.to_string())?;
         if new.segments <= old.segments {
             return Err(format!("{} segments, and then {}", old.segments, new.segments));

@@ -6,11 +6,13 @@ mod read_tree;
 
 use self::read_tree::ReadTree;
 use crate::run::{Decayed, Progress, Ran, Stable, Synced};
-use crate::workload::{Bounds, Paths, Script, Setup, Unreadable, read_all, without_content};
+use crate::workload::{
+    Bounds, Meter, Operation, Paths, Script, Setup, Unreadable, read_all, without_content,
+};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{WorldRef, split_mix};
 use forebay_block::DeviceRef;
-use forebay_lfs::{FindingKind, FsckReport, Volume, fsck};
+use forebay_lfs::{FindingKind, FsckReport, Volume};
 use forebay_sim::{CrashState, Reads, SimDisk};
 use forebay_testkit::fs_check::{Times, Tree};
 use std::collections::BTreeSet;
@@ -146,7 +148,7 @@ impl Recoveries {
         // What the first opening may have written lies in a volatile cache: the second one finds
         // the same.
         let left = disk.cut_state(setup.seed);
-        on(&mut self.fsck, &left, (reads, anew), 3, |disk| check_all(disk, setup.rot))?;
+        on(&mut self.fsck, &left, (reads, anew), 3, |disk| check_all(setup, disk))?;
         let plain = Setup { content: false, ..setup.clone() };
         let again = &mut self.again[usize::from(setup.fua)];
         let digest = on(again, &left, (reads, anew), 2, |disk| {
@@ -191,15 +193,19 @@ fn on<T: Copy + PartialEq>(
     Ok(done)
 }
 
-/// Checks with fsck a disk after recovery. `decayed`: ignores content that cannot be read.
-fn check_all(disk: &SimDisk, decayed: bool) -> Checked<()> {
+/// Checks with fsck a disk after recovery. Ignores content that cannot be read if content decays.
+fn check_all(setup: &Setup, disk: &SimDisk) -> Checked<()> {
     let world: Arc<SimWorld> = disk.world().clone();
     let device: DeviceRef = Arc::new(disk.clone());
-    let asked: WorldRef = world.clone();
-    let report = world.run(fsck(&device, &asked, &mut |_| ()));
+    let (asked, bounds): (WorldRef, _) = (world.clone(), Bounds::of(setup));
+    let meter = Meter::new(bounds, disk, bounds.run_polls);
+    let report = meter.run(&world, String::new, async {
+        let report = meter.ended(Operation::Fsck, setup.fsck(&device, &asked)).await;
+        report.map_err(|e| format!("fsck: {e}"))
+    });
     world.stop();
-    let mut report = report.map_err(|e| format!("fsck: {e}"))?;
-    if decayed {
+    let mut report = report?;
+    if setup.rot {
         report.findings.retain(|finding| finding.kind != FindingKind::Content);
     }
     sound(&report)
@@ -259,11 +265,13 @@ fn open_and<T>(
     let asked: WorldRef = world.clone();
     let options = setup.options(&asked).map_err(|e| e.to_string())?;
     let bounds = Bounds::of(setup);
-    let seen = world.run(async {
-        let volume = Volume::open(&device, &asked, &options).await;
+    let meter = Meter::new(bounds, disk, bounds.run_polls);
+    let seen = meter.run(&world, String::new, async {
+        let opening = Volume::open(&device, &asked, &options);
+        let volume = meter.ended(Operation::Open, opening).await;
         let volume = volume.map_err(|e| format!("it does not open: {e}"))?;
         bounds.check_memory(&volume)?;
-        let found = look(&volume).await?;
+        let found = meter.ended(Operation::ReadAll, look(&volume)).await?;
         bounds.check_memory(&volume)?;
         bounds.check_cache(options.cache.as_ref()).map(|()| found)
     });

@@ -142,7 +142,7 @@ fn of_faults(counts: &Counts) -> String {
     format!(
         "kills after a fault {}, later lives {}, older checkpoints {}, late writes {}, \
          failed reads {}, without space {}, decayed {}, refused steps {}, grown {}; \
-         writes past the cache {}, uncached {}, durable {}; \
+         writes past the cache {}, uncached {}, durable {}, both {}; \
          operations dropped {}; given up: {} files after refused steps, \
          {} runs, {} reads at the end; largest step: {} polls, {} requests, {} bytes",
         counts.kills_failing,
@@ -157,6 +157,7 @@ fn of_faults(counts: &Counts) -> String {
         counts.direct,
         counts.uncached,
         counts.dsync,
+        counts.fua,
         counts.dropped,
         counts.unknown,
         counts.ended_early,

@@ -88,11 +88,26 @@ pub enum Planted {
     /// Nodes that a checkpoint replaces are free as soon as it is durable, although the checkpoint
     /// before it refers to them.
     NodesReusedEarly,
+    /// After each record of the log recovery reads all segment headers again, once for each record
+    /// before it.
+    RecoveryQuadratic,
+    /// A close makes checkpoints and does not end.
+    CloseRepeats,
+    /// A checkpoint is made again and again, 300 times.
+    CheckpointRepeats,
+    /// A digest reads all names again and again, and does not end.
+    DigestRepeats,
+    /// A check with fsck is carried out 40 times. The crash test injects this one itself.
+    FsckRepeats,
+    /// A volume is grown segment by segment. The crash test injects this one itself.
+    GrownBySegments,
+    /// 32 copies of each write of content stay in memory.
+    WritesKept,
 }
 
 impl Planted {
     /// All faults.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 43] = [
         Self::AckBeforeFlush,
         Self::TornRecord,
         Self::PublishedEarly,
@@ -129,6 +144,13 @@ impl Planted {
         Self::BlockNumberShort,
         Self::GrownTakenForClosed,
         Self::NodesReusedEarly,
+        Self::RecoveryQuadratic,
+        Self::CloseRepeats,
+        Self::CheckpointRepeats,
+        Self::DigestRepeats,
+        Self::FsckRepeats,
+        Self::GrownBySegments,
+        Self::WritesKept,
     ];
 
     /// The name of the fault, for command lines.
@@ -170,6 +192,13 @@ impl Planted {
             Self::BlockNumberShort => "block-number-short",
             Self::GrownTakenForClosed => "grown-taken-for-closed",
             Self::NodesReusedEarly => "nodes-reused-early",
+            Self::RecoveryQuadratic => "recovery-quadratic",
+            Self::CloseRepeats => "close-repeats",
+            Self::CheckpointRepeats => "checkpoint-repeats",
+            Self::DigestRepeats => "digest-repeats",
+            Self::FsckRepeats => "fsck-repeats",
+            Self::GrownBySegments => "grown-by-segments",
+            Self::WritesKept => "writes-kept",
         }
     }
 

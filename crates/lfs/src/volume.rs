@@ -22,6 +22,7 @@ use crate::checkpoint::{Checkpoints, How};
 use crate::clean::Cleaner;
 use crate::device::layout::Layout;
 use crate::device::slots;
+use crate::fault::Planted;
 use crate::files::open_files::OpenFiles;
 use crate::format::change::Change;
 use crate::format::extent::Extent;
@@ -413,6 +414,9 @@ impl Volume {
         // Accepted content may need the space that the cleaner makes.
         self.0.files.sync_everything().await?;
         let _stopped = self.0.cleaner.stop().await;
+        while self.0.plant.has(Planted::CloseRepeats) {
+            self.0.checkpoints.make(How::Log).await?;
+        }
         self.0.checkpoints.make(How::Close).await?;
         self.0.files.near.clear(&self.0.staging);
         Ok(())

@@ -9,7 +9,7 @@ use super::log::{Changed, Log, Synced, of_checkpoint};
 use super::names::{Answer, How, NameAct};
 use super::plan::{Act, Drop, Step};
 use super::weather::Weather;
-use crate::run::is_nearly_full;
+use crate::run::{count_flags, is_nearly_full};
 use crate::workload::{At, Bounds};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
@@ -312,6 +312,7 @@ impl Client {
             self.operation(of, text, begin, opened.write(at, buf, flags)).await;
         let Some(Ok(range)) = done else { return };
         self.site.log.look(|past| {
+            count_flags(&mut past.flagged, flags);
             let Some(change) = past.changed(changed) else { return };
             (change.range, change.durable) = (range, durable);
             let Changed::Content(ino, n) = changed else { return };

@@ -13,8 +13,9 @@ use forebay_sim::{FaultCounts, SimDisk};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Steps of the world from the begin of an operation to its end, at most.
-pub const OP_STEPS_MAX: u64 = 60_000;
+/// Steps of the world from the begin of an operation to its end, at most: some ten times the most
+/// of 100,000 states.
+pub const OP_STEPS_MAX: u64 = 4_000;
 
 /// A sync that was acknowledged: of one inode or of all, and when.
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +52,8 @@ pub struct Past {
     pub syncs: Vec<Synced>,
     /// Operations that were dropped while they waited.
     pub dropped: u64,
+    /// Writes that worked, by their flags.
+    pub flagged: [u64; 4],
     /// Blocks that have decayed: inode, number, and when. Until they are written anew each read of
     /// them fails.
     pub decayed: Vec<(u64, u64, u64)>,
@@ -161,7 +164,8 @@ impl Log {
             if let Some((what, since)) = past.running.remove(&step)
                 && steps - since > OP_STEPS_MAX
             {
-                past.note_wrong(format!("{what} took {} steps", steps - since));
+                let took = steps - since;
+                past.note_wrong(format!("{what} took {took} steps, at most {OP_STEPS_MAX}"));
             }
             if !settled {
                 past.close(changed, past.clock);

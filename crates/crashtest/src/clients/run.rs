@@ -16,8 +16,7 @@ use super::log::{Changed, Log, Past, Synced, of_checkpoint};
 use super::names::{Names, Orders};
 use super::plan::Step;
 use super::weather::Weather;
-use crate::workload::{At, Bounds, Ground, Setup};
-use forebay_base::sim_world::SimWorld;
+use crate::workload::{At, Bounds, Ground, Meter, Operation, Setup};
 use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;
 use forebay_base::world::{World, WorldRef};
@@ -30,8 +29,6 @@ use forebay_lfs::fault::Planted;
 use forebay_sim::{FaultCounts, FaultRule, PowerCut, SimDisk};
 use forebay_vfs::{FileSystem, Ino, Name, OpenFlags};
 use std::cell::Cell;
-use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -78,7 +75,7 @@ pub fn run(
     steps: &[(usize, Step)],
 ) -> Outcome {
     let world = disk.world().clone();
-    world.set_step_limit(world.steps() + STEPS_MAX);
+    let meter = &Meter::new(Bounds::of(setup), disk, STEPS_MAX);
     let log = Arc::new(Log::new(disk, ground.histories(), &ground.decayed));
     disk.clear_log();
     disk.record_cuts();
@@ -91,8 +88,9 @@ pub fn run(
     log.look(|past| past.is_lossless = is_lossless);
     let (unchecked, grown) = (Cell::new(0), Cell::new(false));
     let (unread, larger) = (&unchecked, &grown);
-    let life = Life { setup, steps, disk, log: &log, before, unchecked: unread, grown: larger };
-    let done = bounded(&world, &log, async {
+    let life =
+        Life { setup, steps, disk, log: &log, meter, before, unchecked: unread, grown: larger };
+    let done = meter.run(&world, || log.running(), async {
         match is_volume {
             true => life.volume().await,
             false => life.image().await,
@@ -124,25 +122,13 @@ pub fn run(
     })
 }
 
-/// Runs a life. If the world is stuck or does not end, the error names the operations that wait
-/// (run.M1).
-fn bounded(
-    world: &SimWorld,
-    log: &Log,
-    life: impl Future<Output = Result<(), String>>,
-) -> Result<(), String> {
-    catch_unwind(AssertUnwindSafe(|| world.run(life))).unwrap_or_else(|cause| {
-        let said = cause.downcast_ref::<String>().map_or("a panic", String::as_str);
-        Err(format!("{said}; not ended: {}", log.running()))
-    })
-}
-
 /// One run.
 pub(super) struct Life<'a> {
     pub(super) setup: &'a Setup,
     steps: &'a [(usize, Step)],
     disk: &'a SimDisk,
     pub(super) log: &'a Arc<Log>,
+    pub(super) meter: &'a Meter,
     /// Faults of the disk before the run.
     before: FaultCounts,
     /// What [`Ran::unchecked`] becomes.
@@ -169,7 +155,8 @@ impl Life<'_> {
         let device: DeviceRef = Arc::new(self.disk.clone());
         let asked: WorldRef = world.clone();
         let options = self.setup.options(&asked).map_err(text)?;
-        let volume = match Volume::open(&device, &asked, &options).await {
+        let opening = Volume::open(&device, &asked, &options);
+        let volume = match self.meter.ended(Operation::Open, opening).await {
             Ok(volume) => volume,
             Err(error) => return self.give_up(false, || format!("it does not open: {error}")),
         };
@@ -203,10 +190,11 @@ impl Life<'_> {
         }
         self.disk.heal();
         Bounds::of(self.setup).check_cache(cache.as_ref())?;
-        self.check_files(&volume, &site).await?;
+        self.meter.ended(Operation::ReadAll, self.check_files(&volume, &site)).await?;
         drop(site);
         let begin = self.log.begin(usize::MAX, "closing".into(), |_| Changed::Nothing).0;
-        let done = volume.close().await.map_err(of_checkpoint);
+        let done = self.meter.ended(Operation::Close, volume.close()).await;
+        let done = done.map_err(of_checkpoint);
         let is_closed = done.is_ok();
         self.all_synced(begin, done);
         if is_closed { Bounds::of(self.setup).check_closed(&volume) } else { Ok(()) }
@@ -241,9 +229,9 @@ impl Life<'_> {
         }
         self.disk.heal();
         Bounds::of(self.setup).check_cache(Some(&cache))?;
-        self.check_content(&opened, block).await?;
+        self.meter.ended(Operation::ReadAll, self.check_content(&opened, block)).await?;
         let begin = self.log.begin(usize::MAX, "the last sync".into(), |_| Changed::Nothing).0;
-        self.all_synced(begin, file.sync(&handle).await);
+        self.all_synced(begin, self.meter.ended(Operation::Close, file.sync(&handle)).await);
         Ok(())
     }
 
@@ -390,32 +378,36 @@ async fn reopened(volume: &Volume, inos: &[Option<u64>]) -> Vec<Option<Opened>> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_base::sim_world::SimWorld;
     use forebay_base::task::yield_now;
     use forebay_sim::SimConfig;
     use std::collections::BTreeMap;
 
-    fn running() -> (Arc<SimWorld>, Log) {
+    fn running() -> (Arc<SimWorld>, Log, Meter) {
         let world = SimWorld::new(1);
-        world.set_step_limit(1_000);
-        let log =
-            Log::new(&SimDisk::new(world.clone(), SimConfig::default()), BTreeMap::new(), &[]);
+        let disk = SimDisk::new(world.clone(), SimConfig::default());
+        let (log, bounds) =
+            (Log::new(&disk, BTreeMap::new(), &[]), Bounds::of(&Setup::from_seed(1)));
+        let meter = Meter::new(bounds, &disk, 1_000);
         log.begin(3, "Sync(true) of #4".into(), |_| Changed::Nothing);
-        (world, log)
+        (world, log, meter)
     }
 
     /// M1: both report the operation that waits.
     #[test]
     fn operation_that_waits_for_ever_is_named() {
-        let (world, log) = running();
-        let stuck = bounded(&world, &log, std::future::pending()).unwrap_err();
+        let (world, log, meter) = running();
+        let stuck = meter.run::<()>(&world, || log.running(), std::future::pending()).unwrap_err();
         assert!(stuck.contains("stuck") && stuck.contains("step 3: Sync(true) of #4"), "{stuck}");
-        let (world, log) = running();
+        let (world, log, meter) = running();
         let endless = async {
             loop {
                 yield_now().await;
             }
+            #[expect(unreachable_code, reason = "the type of the output")]
+            Ok(())
         };
-        let what = bounded(&world, &log, endless).unwrap_err();
+        let what = meter.run::<()>(&world, || log.running(), endless).unwrap_err();
         assert!(what.contains("livelock") && what.contains("Sync(true) of #4"), "{what}");
     }
 }

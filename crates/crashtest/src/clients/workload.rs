@@ -54,6 +54,7 @@ pub fn count(ran: &Ran, seen: &mut Seen) {
     counts.no_space += ran.no_space;
     counts.rotten += ran.rotten;
     counts.grown += u64::from(ran.grown);
+    counts.add_flagged(past.flagged);
     counts.dropped += past.dropped;
     counts.reads_failed += reads;
     counts.writes_failed += writes;

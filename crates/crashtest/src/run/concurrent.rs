@@ -29,10 +29,10 @@ impl Concurrent {
     }
 
     /// Starts it.
-    pub(super) fn spawn(self, volume: &Volume, shared: &Arc<Shared>) {
+    pub(super) fn spawn(self, volume: &Volume, shared: &Arc<Shared>, polls_max: u64) {
         let (volume, world) = (volume.clone(), shared.disk.world().clone());
         let shared = shared.clone();
-        shared.known.lock().running += 1;
+        shared.known.lock().running.push((self.name(), world.steps()));
         let task = async move {
             let done = match self {
                 Self::Checkpoint => volume.checkpoint().await,
@@ -48,7 +48,7 @@ impl Concurrent {
                 _ => is_nearly_full(&volume).await,
             };
             shared.judge_concurrent(self.name(), is_full, done);
-            shared.known.lock().running -= 1;
+            shared.ended(self.name(), polls_max);
             shared.idle.wake_all();
         };
         world.spawn(self.name(), Box::pin(task));
@@ -56,6 +56,20 @@ impl Concurrent {
 }
 
 impl Shared {
+    /// A concurrent task has ended. More polls of the world than `polls_max` are a violation.
+    fn ended(&self, name: &'static str, polls_max: u64) {
+        let now = self.disk.world().steps();
+        let known = &mut *self.known.lock();
+        let Some(at) = known.running.iter().position(|(of, _)| *of == name) else { return };
+        let (_, begin) = known.running.remove(at);
+        let polls = now - begin;
+        if polls > polls_max {
+            let what =
+                || format!("{name} at the same time took {polls} polls, at most {polls_max}");
+            known.wrong.get_or_insert_with(what);
+        }
+    }
+
     /// A concurrent task may fail after a fault of the disk, because a failed commit fails for all
     /// tasks that wait for it. A checkpoint or the cleaner may also find the volume full, a sync
     /// may not. Nothing else explains an error.

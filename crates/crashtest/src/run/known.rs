@@ -14,7 +14,9 @@ use std::ops::Range;
 pub struct Known {
     pub now: Progress,
     pub ran: Ran,
-    pub running: usize,
+    /// Tasks that run concurrently with the steps: the name, and the step of the world at which
+    /// it began.
+    pub running: Vec<(&'static str, u64)>,
     /// The first violation that a task found which runs concurrently with the steps.
     pub wrong: Option<String>,
 }
@@ -59,6 +61,13 @@ impl Shared {
             }
             false => known.ran.syncs_failed += 1,
         });
+    }
+
+    /// The concurrent tasks that have not ended.
+    pub fn running(&self) -> String {
+        let known = self.known.lock();
+        let names: Vec<&str> = known.running.iter().map(|(name, _)| *name).collect();
+        names.join(", ")
     }
 
     /// Whether the disk has refused a request of this run, or has decayed. An operation may fail

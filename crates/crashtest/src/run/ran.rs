@@ -72,8 +72,9 @@ pub struct Ran {
     pub decayed: Vec<Decayed>,
     /// Sectors that decayed.
     pub rotten: u64,
-    /// Writes with `DIRECT`, with `UNCACHED`, and with `DSYNC` or `SYNC`.
-    pub flagged: [u64; 3],
+    /// Writes with `DIRECT`, with `UNCACHED`, with `DSYNC` or `SYNC`, and with `DIRECT` and one of
+    /// these two.
+    pub flagged: [u64; 4],
     /// Largest end of a write, bytes.
     pub largest_end: u64,
     /// Most of what a step used.
@@ -96,12 +97,7 @@ pub struct Ran {
 impl Ran {
     /// A write was carried out.
     pub(super) fn count_write(&mut self, flags: IoFlags, end: u64) {
-        let durable = IoFlags::DSYNC | IoFlags::SYNC;
-        for (count, of) in
-            self.flagged.iter_mut().zip([IoFlags::DIRECT, IoFlags::UNCACHED, durable])
-        {
-            *count += u64::from(flags.intersects(of));
-        }
+        count_flags(&mut self.flagged, flags);
         self.largest_end = self.largest_end.max(end);
     }
 
@@ -109,4 +105,12 @@ impl Ran {
     pub fn progress(&self, cut: &PowerCut) -> Progress {
         self.history.get(cut.tag() as usize).copied().unwrap_or_default()
     }
+}
+
+/// Counts a write by its flags, in the order of [`Ran::flagged`].
+pub fn count_flags(counts: &mut [u64; 4], flags: IoFlags) {
+    let is_durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
+    let is_direct = flags.contains(IoFlags::DIRECT);
+    let has = [is_direct, flags.contains(IoFlags::UNCACHED), is_durable, is_direct && is_durable];
+    counts.iter_mut().zip(has).for_each(|(count, has)| *count += u64::from(has));
 }

@@ -93,6 +93,8 @@ pub struct Counts {
     pub uncached: u64,
     /// Writes that are durable when they are acknowledged.
     pub dsync: u64,
+    /// Writes past the cache that are durable when they are acknowledged: in place, with FUA.
+    pub fua: u64,
     /// Operations that were dropped while they waited.
     pub dropped: u64,
     /// Largest end of a write, bytes.
@@ -109,7 +111,7 @@ pub struct Counts {
 
 impl Counts {
     /// All, by their names.
-    pub fn named(&self) -> [(&'static str, u64); 36] {
+    pub fn named(&self) -> [(&'static str, u64); 37] {
         [
             ("workloads", self.workloads),
             ("cuts", self.cuts),
@@ -142,12 +144,23 @@ impl Counts {
             ("direct", self.direct),
             ("uncached", self.uncached),
             ("dsync", self.dsync),
+            ("fua", self.fua),
             ("dropped", self.dropped),
             ("largest_end", self.largest_end),
             ("most_polls", self.most_polls),
             ("most_requests", self.most_requests),
             ("most_memory", self.most_memory),
         ]
+    }
+}
+
+impl Counts {
+    /// Adds writes by their flags, in the order of [`Ran::flagged`].
+    pub(crate) fn add_flagged(&mut self, [direct, uncached, dsync, fua]: [u64; 4]) {
+        self.direct += direct;
+        self.uncached += uncached;
+        self.dsync += dsync;
+        self.fua += fua;
     }
 }
 
@@ -184,6 +197,7 @@ impl AddAssign for Counts {
         self.direct += other.direct;
         self.uncached += other.uncached;
         self.dsync += other.dsync;
+        self.fua += other.fua;
         self.dropped += other.dropped;
         self.largest_end = self.largest_end.max(other.largest_end);
         self.most_polls = self.most_polls.max(other.most_polls);
@@ -253,10 +267,7 @@ impl Seen {
         counts.refused += ran.refused;
         counts.unknown += ran.unknown;
         counts.ended_early += u64::from(ran.ended_early);
-        let [direct, uncached, dsync] = ran.flagged;
-        counts.direct += direct;
-        counts.uncached += uncached;
-        counts.dsync += dsync;
+        counts.add_flagged(ran.flagged);
         counts.largest_end = counts.largest_end.max(ran.largest_end);
         counts.most_polls = counts.most_polls.max(ran.usage.polls);
         counts.most_requests = counts.most_requests.max(ran.usage.requests);

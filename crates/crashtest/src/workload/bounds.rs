@@ -1,7 +1,9 @@
-//! Bounds of a workload's step: polls and requests until it ends, and the volume's memory then. A
-//! step above a bound is a violation, so that the search finds hangs and leaks.
+//! Bounds of a workload's operations: polls and requests until each ends, and the volume's memory
+//! then. An operation above a bound is a violation, so that the search finds hangs and leaks.
 //!
-//! The bounds are several times the largest figures of a few million steps.
+//! The bounds are about ten times the largest figures of 100,000 states of all classes. What grows
+//! with a log that may be as long as the volume is bounded by the segments of the volume, and what
+//! reads or writes content by the size of files.
 //!
 //! Invariant: bounds.B1 a panic of the simulated world stops a run that has not ended after
 //! `run_polls` polls.
@@ -12,7 +14,6 @@ use super::setup::Setup;
 use forebay_base::sync::Arc;
 use forebay_cache::PageCache;
 use forebay_lfs::Volume;
-use forebay_sim::SimDisk;
 
 /// The resources that a step used, or the most that any step used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,13 +37,52 @@ impl Usage {
     }
 }
 
+/// An operation whose end is awaited while nothing but background work runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// A volume is opened: recovery.
+    Open,
+    /// A step of one client.
+    Step,
+    /// All names and all content are read.
+    ReadAll,
+    /// The volume is checked as by `fsck`.
+    Fsck,
+    /// A checkpoint is made, in order that content decays.
+    Checkpoint,
+    /// The volume is made larger.
+    Grow,
+    /// Tasks that run concurrently with the steps end.
+    Tasks,
+    /// The volume is closed.
+    Close,
+}
+
+impl Operation {
+    /// The operation in words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Open => "opening the volume",
+            Self::Step => "the step",
+            Self::ReadAll => "reading all of it",
+            Self::Fsck => "fsck",
+            Self::Checkpoint => "a checkpoint",
+            Self::Grow => "growing the volume",
+            Self::Tasks => "concurrent tasks",
+            Self::Close => "closing the volume",
+        }
+    }
+}
+
 /// The bounds of one run.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     /// Polls of a complete life of the volume.
     pub run_polls: u64,
-    polls: u64,
-    requests: u64,
+    is_large: bool,
+    segments: u64,
+    /// Units of 64 KiB in the largest file.
+    file_units: u64,
     memory: u64,
 }
 
@@ -52,10 +92,11 @@ impl Bounds {
         let times = if setup.large { 4 } else { 1 };
         Self {
             run_polls: times * 1_000_000,
-            polls: times * 20_000,
-            requests: times * 4_000,
-            // Changes, names and nodes have bounds of their own; the required minimum is added.
-            memory: MEMORY_BYTES,
+            is_large: setup.large,
+            segments: setup.volume_bytes.max(setup.grown_bytes.unwrap_or(0))
+                / setup.segment_bytes(),
+            file_units: setup.file_bytes >> 16,
+            memory: if setup.crowded { CLEANED_BYTES } else { MEMORY_BYTES },
         }
     }
 
@@ -98,32 +139,25 @@ impl Bounds {
         }
     }
 
-    /// The counters before a step, for [`Bounds::check`].
-    pub fn start(&self, disk: &SimDisk) -> (u64, u64) {
-        (disk.world().steps(), disk.requests().end)
-    }
-
-    /// What the step used since `start`.
-    ///
-    /// # Errors
-    /// It used more than a bound.
-    pub fn check(
-        &self,
-        start: (u64, u64),
-        disk: &SimDisk,
-        volume: &Volume,
-    ) -> Result<Usage, String> {
-        let usage = Usage {
-            polls: disk.world().steps() - start.0,
-            requests: disk.requests().end - start.1,
-            memory: self.check_memory(volume)?,
-        };
-        if usage.polls > self.polls || usage.requests > self.requests {
-            return Err(format!("it took {usage:?}, more than {self:?}"));
+    /// Polls of tasks and events of devices until an operation ends, at most.
+    pub fn polls_max(&self, operation: Operation) -> u64 {
+        let (of_log, of_content) = (60 + self.segments, 60 + self.file_units);
+        let times = if self.is_large { 4 } else { 1 };
+        match operation {
+            Operation::Open => 20 * of_log,
+            Operation::Fsck => 20 * (50 + 3 * of_log / 2),
+            Operation::ReadAll | Operation::Close => 20 * of_content,
+            // Writes of up to 1 MiB, and every step may wait for the cleaner.
+            Operation::Step => times * 3_000,
+            Operation::Checkpoint => 1_000,
+            Operation::Grow => 600,
+            // A task takes longer than a step, because it begins within one and goes on.
+            Operation::Tasks => times * 9_000,
         }
-        Ok(usage)
     }
 }
 
-/// Changes, cleaner, names, nodes and content of records.
-const MEMORY_BYTES: u64 = 3 << 20;
+/// Changes, names, nodes and content of records.
+const MEMORY_BYTES: u64 = 3 << 19;
+/// The same, with the segments that the cleaner copies.
+const CLEANED_BYTES: u64 = 3 << 20;

@@ -91,7 +91,10 @@ pub fn decay(seed: u64) -> (Kind, Setup) {
     let fail = Fault::Fail(ErrorKind::Io);
     let mut failing = Vec::new();
     for op in [BioOp::Read, BioOp::Write, BioOp::Flush] {
-        let rule = FaultRule::on(op, fail).nth(3 + pick(30));
+        let nth = 3 + pick(30);
+        // A volume reads seldom.
+        let nth = if op == BioOp::Read { 1 + nth % 6 } else { nth };
+        let rule = FaultRule::on(op, fail).nth(nth);
         match pick(4) {
             0 => failing.push(rule),
             1 => failing.push(rule.times(2 + pick(12)).one_in(1 + pick(4))),

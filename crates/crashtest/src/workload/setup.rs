@@ -164,6 +164,11 @@ impl Setup {
         slots..self.volume_bytes - slots
     }
 
+    /// Bytes of a segment of the volume.
+    pub fn segment_bytes(&self) -> u64 {
+        if self.large { 256 << 10 } else { 64 << 10 }
+    }
+
     /// Whether the disk never fails, decays or refuses a request.
     pub fn is_healthy(&self) -> bool {
         self.failing.is_empty() && self.host_bytes.is_none() && !self.rot
@@ -253,7 +258,7 @@ impl Setup {
         let device: DeviceRef = Arc::new(disk.clone());
         let options = CreateOptions {
             block_bytes: self.block_bytes,
-            segment_bytes: if self.large { 256 << 10 } else { 64 << 10 },
+            segment_bytes: self.segment_bytes() as u32,
             sums: self.sums,
             ..CreateOptions::new([7; 16], [9; 16], Timestamp::new(1, 0))
         };

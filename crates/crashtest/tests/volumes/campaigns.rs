@@ -12,62 +12,120 @@ fn quietly(options: &Options) -> Summary {
     campaign(options, &mut |_| ())
 }
 
-/// A campaign of each class, or of the one that is asked for, with the same share of the states.
+/// Campaigns of a class, with one share of the states each, until [`unmet`] finds nothing. Needing
+/// more of them is a failure. How many runs a share holds depends on the seed and on the order of
+/// threads, and it is often 3 to 5: one share alone would fail by chance.
+const SHARES_MAX: u64 = 12;
+/// Shares of fewer states are not asked for what the class is for.
+const STATES_JUDGED: u64 = 1_000;
+
+/// Campaigns of each class, or of the one that is asked for, with the same share of the states.
 fn by_class(wanted: u64) -> Counts {
     let jobs = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let seed = from_env("FOREBAY_SEED").unwrap_or(1);
+    let jobs = from_env("FOREBAY_CRASH_JOBS").map_or(jobs, |jobs| jobs as usize);
     let only = std::env::var("FOREBAY_CRASH_CLASS").ok();
     let only = only.map(|name| class_by_name(&name).expect("a class of that name"));
     let classes = only.map_or(0..CLASSES.len(), |class| class..class + 1);
-    let states = Some(wanted.div_ceil(classes.len() as u64));
+    let states = wanted.div_ceil(classes.len() as u64);
     let mut total = Counts::default();
     for at in classes {
-        let options = Options { states, jobs, seed, class: Some(at), ..Options::default() };
-        let summary = quietly(&options);
-        if let Some(failure) = summary.failure {
-            panic!("forebay {}\n{failure:#?}", failure.command());
-        }
-        let (name, of) = (CLASSES[at].name, summary.counts.classes[at]);
-        println!("class {name}: {of:?}, {:.0} states/s", summary.rate());
-        assert!(of.drawn > 0 && of.states > 0, "no run of the class {name}");
-        check_given_up(name, &summary.counts);
-        check_drawn(name, &summary.counts);
-        // Few states have their share at the end only. Half of the runs with dropped operations are
-        // on raw images, which need no recovery.
-        let share = if name == "dropped-futures" { 10 } else { 5 };
-        let is_judged = of.states < 2_000 || of.recovered * share >= of.states;
-        assert!(is_judged, "{name}: {} of {} states recovered", of.recovered, of.states);
-        total += summary.counts;
+        let counts = of_class(at, states, jobs);
+        let of = counts.classes[at];
+        assert!(of.drawn > 0 && of.states > 0, "no run of the class {}", CLASSES[at].name);
+        total += counts;
     }
     total
 }
 
-/// Checks that little was not judged. Of 49 refused steps four left an unknown file, and 9 of some
-/// 400 runs on failing disks ended early. The bounds leave a margin, and more for small runs.
-fn check_given_up(class: &str, counts: &Counts) {
+/// Campaigns of one class, of so many states each.
+fn of_class(at: usize, states: u64, jobs: usize) -> Counts {
+    let (name, seed) = (CLASSES[at].name, from_env("FOREBAY_SEED").unwrap_or(1));
+    let mut counts = Counts::default();
+    for share in 0..SHARES_MAX {
+        let seed = seed.wrapping_add(share << 32);
+        let (class, wanted) = (Some(at), Some(states));
+        let summary = quietly(&Options { states: wanted, jobs, seed, class, ..Options::default() });
+        if let Some(failure) = summary.failure {
+            panic!("forebay {}\n{failure:#?}", failure.command());
+        }
+        let (of, rate) = (summary.counts.classes[at], summary.rate());
+        println!("class {name}: share {}: {of:?}, {rate:.0} states/s", share + 1);
+        counts += summary.counts;
+        match unmet(name, states >= STATES_JUDGED, &counts) {
+            Some(what) => println!("class {name}: {what}"),
+            None => return counts,
+        }
+    }
+    let what = unmet(name, states >= STATES_JUDGED, &counts);
+    panic!("{name}: {what:?} after {SHARES_MAX} campaigns: {counts:?}")
+}
+
+/// What a class has not shown so far. `is_judged`: its shares are large enough to ask for what it
+/// is for.
+fn unmet(class: &str, is_judged: bool, counts: &Counts) -> Option<String> {
+    let given_up = given_up(class, counts);
+    if given_up.is_some() || !is_judged {
+        return given_up;
+    }
+    if let Some(missing) = never_met(class, counts) {
+        return Some(format!("no {missing}"));
+    }
+    // Few states have their share at the end only. Half of the runs with dropped operations are on
+    // raw images, which need no recovery.
+    let Counts { states, recovered, .. } = *counts;
+    let share = if class == "dropped-futures" { 10 } else { 5 };
+    let is_enough = states < 2_000 || recovered * share >= states;
+    (!is_enough).then(|| format!("{recovered} of {states} states recovered"))
+}
+
+/// What was not judged, if that is much. In 30 campaigns of each class 11 of 282 lives on decaying
+/// disks ended early, 6 of 11 refused steps there left an unknown file, and 14 files were unread in
+/// 579 lives with a full host. The bounds leave a margin, and more for small runs.
+fn given_up(class: &str, counts: &Counts) -> Option<String> {
     let Counts { refused, unknown, ended_early, unchecked, .. } = *counts;
     // Each life counts: those after a kill go on on the disk that fails.
     let lives = counts.workloads + counts.second_lives + counts.third_lives;
     println!("class {class}: given up {unknown} of {refused}, {ended_early}, {unchecked}");
-    assert!(unknown <= refused / 3 + 2, "{class}: {unknown} files unknown, {refused} refusals");
-    assert!(ended_early <= lives / 8 + 3, "{class}: {ended_early} of {lives} lives ended");
-    assert!(unchecked <= lives / 8 + 3, "{class}: {unchecked} files unread in {lives} lives");
+    let bounds = [
+        ("files unknown", unknown, 2 * refused / 3 + 2),
+        ("lives ended", ended_early, lives / 8 + 3),
+        ("files unread", unchecked, lives / 8 + 3),
+    ];
+    let above = bounds.into_iter().find(|(_, count, bound)| count > bound);
+    above.map(|(what, count, bound)| format!("{count} {what}, more than {bound}"))
 }
 
-/// Checks that the runs of a class met what the class is for, once it has some 1,000 states.
-fn check_drawn(class: &str, counts: &Counts) {
-    let wanted = match class {
-        "decay" | "clients-decay" => counts.rotten,
-        "host-full" | "clients-host-full" => counts.no_space,
-        "growing" | "clients-growing" => counts.grown,
-        "older-checkpoint" | "clients-older-checkpoint" => counts.older,
-        "late-writes" => counts.late,
-        "clients-late-writes" => counts.late.min(counts.kills_failing),
-        // Files of several MiB, up to 8.
-        "large" => counts.largest_end >> 21,
-        _ => 1,
+/// The first of those things that a class is for which its runs never met.
+fn never_met(class: &str, counts: &Counts) -> Option<&'static str> {
+    let failed = counts.reads_failed + counts.writes_failed + counts.flushes_failed;
+    let flags = [("direct", counts.direct), ("uncached", counts.uncached)];
+    let durable = [("dsync", counts.dsync), ("fua", counts.fua)];
+    let flagged = [flags, durable].concat();
+    let of_class: &[(&'static str, u64)] = match class {
+        "names-failing" | "content-failing" => &[("failed", failed)],
+        "several-clients" => &[("failed", failed)],
+        "crowded" => &[("cleaned", counts.cleaned)],
+        "dropped-futures" => &[("dropped", counts.dropped)],
+        "decay" => &[
+            ("rotten", counts.rotten),
+            ("reads_failed", counts.reads_failed),
+            ("writes or flushes failed", failed - counts.reads_failed),
+        ],
+        "clients-decay" => &[("rotten", counts.rotten)],
+        "host-full" | "clients-host-full" => &[("no_space", counts.no_space)],
+        "growing" | "clients-growing" => &[("grown", counts.grown)],
+        "older-checkpoint" | "clients-older-checkpoint" => &[("older", counts.older)],
+        "third-lives" => &[("third_lives", counts.third_lives)],
+        "late-writes" => &[("late", counts.late)],
+        "clients-late-writes" => &[("late", counts.late), ("kills_failing", counts.kills_failing)],
+        // Files of more than 4 MiB, and writes with flags in half of the runs.
+        "large" => &[("largest_end", counts.largest_end >> 22), ("direct", counts.direct)],
+        _ => &[],
     };
-    assert!(wanted > 0 || counts.states < 1_000, "{class}: {counts:?}");
+    let has_clients =
+        ["several-clients", "dropped-futures"].contains(&class) || class.starts_with("clients-");
+    let flagged = flagged.into_iter().filter(|_| has_clients || class == "flags");
+    of_class.iter().copied().chain(flagged).find(|(_, count)| *count == 0).map(|(name, _)| name)
 }
 
 /// Many states show no violation, and every class of fault happens. `FOREBAY_CRASH_STATES` sets the
@@ -76,10 +134,13 @@ fn check_drawn(class: &str, counts: &Counts) {
 #[test]
 fn campaign_of_many_states_finds_no_violation() {
     let wanted = from_env("FOREBAY_CRASH_STATES").unwrap_or(3_000);
-    let is_long = wanted >= 50_000 && std::env::var_os("FOREBAY_CRASH_CLASS").is_none();
+    let is_one_class = std::env::var_os("FOREBAY_CRASH_CLASS").is_some();
+    let is_long = wanted >= 50_000 && !is_one_class;
     let counts = by_class(wanted);
     println!("{counts:?}");
-    assert!(counts.states >= wanted && counts.recovered * 5 >= counts.states);
+    // The share of each class is judged above. Only that of all is 5.
+    let is_recovered = counts.recovered * 5 >= counts.states;
+    assert!(counts.states >= wanted && (is_recovered || is_one_class), "{counts:?}");
     for (name, count) in counts.named() {
         let is_common =
             ["workloads", "cuts", "states", "recovered", "lost", "torn"].contains(&name);

@@ -57,12 +57,35 @@ fn classes_of(fault: Planted) -> &'static [&'static str] {
         Planted::NoSpaceSwallowed => &["host-full", "clients-host-full"],
         Planted::TailReused => &["late-writes", "clients-late-writes"],
         Planted::StagedKept => &["content"],
+        Planted::WritesKept => &["large"],
         Planted::RecordBeforeData => &["no-sums"],
         Planted::InodesCountedAnew => &["third-lives"],
         Planted::BlockNumberShort => &["large"],
         Planted::GrownTakenForClosed => &["growing", "clients-growing"],
+        Planted::RecoveryQuadratic => &["names", "clients-late-writes", "large"],
+        Planted::CloseRepeats => &["content", "several-clients"],
+        Planted::CheckpointRepeats => &["decay", "content", "several-clients"],
+        Planted::DigestRepeats => &["names"],
+        Planted::FsckRepeats => &["content", "large"],
+        Planted::GrownBySegments => &["growing", "clients-growing"],
         Planted::NodesReusedEarly => &["older-checkpoint", "clients-older-checkpoint"],
         _ => &[],
+    }
+}
+
+/// The words with which a bound reports a fault that uses too much.
+fn bound_of(fault: Planted, class: &str) -> &'static str {
+    match fault {
+        Planted::WritesKept => "bytes, more than",
+        Planted::RecoveryQuadratic => "opening the volume: not ended",
+        Planted::CloseRepeats => "closing the volume: not ended",
+        Planted::CheckpointRepeats if class == "decay" => "a checkpoint: not ended",
+        Planted::CheckpointRepeats if class == "content" => "concurrent tasks: not ended",
+        Planted::CheckpointRepeats => "Checkpoint took",
+        Planted::DigestRepeats => "reading all of it: not ended",
+        Planted::FsckRepeats => "fsck: not ended",
+        Planted::GrownBySegments => "growing the volume: not ended",
+        _ => "",
     }
 }
 
@@ -132,8 +155,13 @@ fn find_in_campaign(fault: Planted, class: &str) -> Result<(), String> {
     let Some(failure) = summary.failure else {
         return Err(format!("{name} was not found in {states} states of the class {class}"));
     };
-    let what: String = failure.violation.what.chars().take(160).collect();
+    let whole = failure.violation.what;
+    let what: String = whole.chars().take(160).collect();
     println!("{name}: class {class}, run {}, {states} states: {what}", failure.case);
+    let bound = bound_of(fault, class);
+    if !whole.contains(bound) {
+        return Err(format!("{name}: class {class}: {whole:?} does not say {bound:?}"));
+    }
     let plain =
         Options { plant: None, states: None, class: None, case: Some(failure.case), ..options };
     match campaign(&plain, &mut |_| ()).failure {

@@ -151,6 +151,15 @@ impl Staging {
         Ok(())
     }
 
+    /// The injected fault: copies of a write stay in memory.
+    fn keep_copies(&self, bio: &mut Bio) {
+        let mut copy = AlignedBuf::new(bio.len as usize);
+        bio.data.copy_out(0, &mut copy);
+        for _ in 0..32 {
+            self.put(&copy);
+        }
+    }
+
     /// The injected fault: a write is reported as complete while it is in flight.
     fn complete_early(&self, mut bio: Bio) {
         let mut copy = AlignedBuf::new(bio.len as usize);
@@ -204,6 +213,9 @@ impl BlockDevice for Staging {
 
     fn submit(&self, mut bio: Bio) {
         if bio.op == BioOp::Flush || !Self::is_staged(bio.offset) {
+            if bio.op == BioOp::Write && self.plant.has(Planted::WritesKept) {
+                self.keep_copies(&mut bio);
+            }
             if bio.op == BioOp::Write && self.plant.has(Planted::PublishedEarly) {
                 return self.complete_early(bio);
             }
@@ -220,7 +232,9 @@ impl BlockDevice for Staging {
         let mut device = Vec::with_capacity(bios.len());
         for bio in bios.drain(..) {
             let staged = bio.op != BioOp::Flush && Self::is_staged(bio.offset);
-            match staged || self.plant.has(Planted::PublishedEarly) || self.swallows_errors() {
+            let is_altered =
+                self.plant.has(Planted::PublishedEarly) || self.plant.has(Planted::WritesKept);
+            match staged || is_altered || self.swallows_errors() {
                 true => self.submit(bio),
                 false => device.push(bio),
             }

@@ -205,7 +205,12 @@ impl Walk<'_> {
     /// Reads and holds each record up to the end of the log. Returns the read error if the place
     /// after the last record cannot be read.
     async fn walk(&mut self) -> Result<Option<Error>> {
-        loop {
+        for count in 0_u64.. {
+            if self.options.plant.has(Planted::RecoveryQuadratic) {
+                for _ in 0..count {
+                    self.scan_headers().await?;
+                }
+            }
             let stale = self.options.plant.has(Planted::StaleTail) && self.next().await?.is_some();
             if !stale {
                 self.switch();
@@ -217,6 +222,7 @@ impl Walk<'_> {
                 Err(error) => return Err(error),
             }
         }
+        Ok(None)
     }
 
     /// Decides whether the log may end at the head (R12, R18).

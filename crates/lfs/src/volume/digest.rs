@@ -3,6 +3,7 @@
 //! Locks: the state lock, taken briefly. No lock is held across a wait.
 
 use crate::btree::Cursor;
+use crate::fault::Planted;
 use crate::format::extent::Source;
 use crate::format::inode::INODE_BYTES;
 use crate::format::item::Item;
@@ -11,6 +12,7 @@ use crate::map::overlay::Where;
 use crate::volume::Inner;
 use forebay_base::Result;
 use forebay_base::codec::Writer;
+use forebay_base::task::yield_now;
 use forebay_base::world::split_mix;
 
 /// The digest so far.
@@ -37,6 +39,10 @@ impl Inner {
     /// checkpoint will record. It does not depend on which part of this is in the tree.
     pub(crate) async fn digest(&self) -> Result<u64> {
         let (mut digest, mut data_ids) = (Digest(0), Vec::new());
+        while self.plant.has(Planted::DigestRepeats) {
+            self.names().await?;
+            yield_now().await;
+        }
         for (key, value) in self.names().await? {
             digest.bytes(key.as_slice());
             let key = Key::decode(key.as_slice())?;
