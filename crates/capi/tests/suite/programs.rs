@@ -33,11 +33,20 @@ pub fn run_sanitized_in(folder: &Path, program: &Path) {
 fn under_valgrind(name: &str, options: &[&str]) {
     let dir = Dir::new(&format!("vg-{name}")).with_library();
     let program = compiled(&dir, name, &[]);
+    run_under_valgrind(&dir, &program, options);
+}
+
+/// The children of fork(2) lose what only the parent's threads refer to: valgrind would call that
+/// a leak.
+pub const NO_LEAKS: &str = "--leak-check=no";
+
+/// Runs a program with a folder for its files; more options come last.
+pub fn run_under_valgrind(dir: &Dir, program: &Path, options: &[&str]) {
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--fair-sched=yes"]);
-    command.args(options);
     command
         .args(["--show-leak-kinds=definite,indirect", "--errors-for-leak-kinds=definite,indirect"]);
+    command.args(options);
     ran(command.env("FOREBAY_TEST_THREADS", "1").arg(program).arg(dir.made("data")));
 }
 
@@ -92,4 +101,14 @@ fn pins_valgrind_reports_nothing() {
 #[test]
 fn handles_valgrind_reports_nothing() {
     under_valgrind("handles", &[]);
+}
+
+#[test]
+fn fork_valgrind_reports_nothing() {
+    under_valgrind("fork", &[NO_LEAKS]);
+}
+
+#[test]
+fn threads_valgrind_reports_nothing() {
+    under_valgrind("threads", &[]);
 }

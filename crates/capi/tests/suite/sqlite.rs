@@ -3,7 +3,7 @@
 //! No locks.
 
 use crate::build::{Dir, STRICT, compiled_with_sqlite, linked, ran, sqlite_sources};
-use crate::programs::{SANITIZED, run_sanitized, run_sanitized_in};
+use crate::programs::{NO_LEAKS, SANITIZED, run_sanitized, run_sanitized_in, run_under_valgrind};
 use forebay::{Cache, CacheConfig, Volume, VolumeOptions};
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,6 +12,27 @@ fn sanitized(name: &str) {
     let dir = Dir::new(&format!("san-{name}")).with_library();
     let program = compiled_with_sqlite(&dir, name, &SANITIZED);
     run_sanitized(&dir, &program);
+}
+
+fn under_valgrind(name: &str, options: &[&str]) {
+    let dir = Dir::new(&format!("vg-{name}")).with_library();
+    let program = compiled_with_sqlite(&dir, name, &[]);
+    run_under_valgrind(&dir, &program, options);
+}
+
+#[test]
+fn sqlite_valgrind_reports_nothing() {
+    under_valgrind("sqlite", &[]);
+    for name in ["sqlite_folder", "sqlite_replaced", "sqlite_stalls"] {
+        under_valgrind(name, &[]);
+    }
+}
+
+#[test]
+fn sqlite_with_children_valgrind_reports_nothing() {
+    for name in ["sqlite_children", "sqlite_journals", "sqlite_links", "sqlite_others"] {
+        under_valgrind(name, &[NO_LEAKS]);
+    }
 }
 
 #[test]
