@@ -160,7 +160,8 @@ fn checkpoint_dropped_at_any_poll_leaves_no_late_slot() {
     assert_synced_bytes_are_there(&swept);
 }
 
-/// L9. A sync is dropped while the device has the write of its group or of its data.
+/// A sync is dropped while the device has the write of its group or of its data. That a later
+/// record cannot land late (L9) is guarded by `turn_lock_of_dropped_task_waits_for_its_write`.
 #[test]
 fn sync_dropped_at_any_poll_leaves_no_late_record() {
     let (most, swept) = sweep(false, None);
