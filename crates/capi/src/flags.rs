@@ -139,6 +139,28 @@ mod tests {
         assert_eq!(io_flags(all).unwrap(), all_of_c, "every other flag of Rust has a bit");
     }
 
+    /// The numbers are the interface: a program has them compiled in.
+    #[test]
+    fn io_flags_mean_what_their_numbers_say() {
+        let pairs = [
+            (0, IoFlags::empty()),
+            (0x1, IoFlags::HIPRI),
+            (0x2, IoFlags::DSYNC),
+            (0x4, IoFlags::SYNC),
+            (0x8, IoFlags::NOWAIT),
+            (0x10, IoFlags::APPEND),
+            (0x80, IoFlags::UNCACHED),
+            (0x10000, IoFlags::DIRECT),
+            (0x20000, IoFlags::START_WRITEBACK),
+            (0x40000, IoFlags::FALLBACK),
+            (0x50002, IoFlags::DIRECT | IoFlags::FALLBACK | IoFlags::DSYNC),
+        ];
+        for (number, flags) in pairs {
+            assert_eq!(io_flags(number).unwrap(), flags, "{number:#x}");
+        }
+        assert_eq!(pairs.len(), IO_FLAGS.len() + 2, "a new flag needs its pair");
+    }
+
     #[test]
     fn open_flags_unknown_ones_are_refused() {
         for flag in [libc::O_NOATIME, libc::O_PATH, libc::O_TMPFILE, libc::O_DIRECTORY] {

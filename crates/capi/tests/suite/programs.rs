@@ -81,6 +81,16 @@ fn threads_sanitizers_report_nothing() {
 }
 
 #[test]
+fn options_sanitizers_report_nothing() {
+    sanitized("options");
+}
+
+#[test]
+fn volume_options_sanitizers_report_nothing() {
+    sanitized("volume_options");
+}
+
+#[test]
 fn host_file_valgrind_reports_nothing() {
     under_valgrind("host_file", &[]);
 }
@@ -111,4 +121,14 @@ fn fork_valgrind_reports_nothing() {
 #[test]
 fn threads_valgrind_reports_nothing() {
     under_valgrind("threads", &[]);
+}
+
+#[test]
+fn options_valgrind_reports_nothing() {
+    under_valgrind("options", &[]);
+}
+
+#[test]
+fn volume_options_valgrind_reports_nothing() {
+    under_valgrind("volume_options", &["--undef-value-errors=no"]);
 }
