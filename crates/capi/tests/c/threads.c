@@ -28,7 +28,8 @@ static void *work(void *with) {
         IS(read_at(file, back, BLOCK, at, round % 2 ? FBY_RWF_DONTCACHE : 0), BLOCK);
         CHECK(memcmp(block, back, BLOCK) == 0);
         IS(write_at(own, block, BLOCK, (int64_t)round * BLOCK, 0), BLOCK);
-        CHECK(fby_append(log_file, block, 16, 0) % 16 == 0);
+        int64_t end = fby_append(log_file, block, 16, 0);
+        CHECK(end >= 0 && end % 16 == 0);
         FAILS(read_at(file, back, 1, -1 - me, 0), EINVAL, wanted);
         CHECK(fby_cache_stats(cache, &stats, sizeof stats) == sizeof stats);
         if (round % 64 == me)
