@@ -22,12 +22,15 @@ struct handles {
     fby_volume *volume;
     fby_file *file, *inside;
     fby_dir *dir;
+    fby_pinned *pinned;
     const char *folder;
 };
 
 static void all_are_refused(void *with) {
     struct handles *of = with;
     fby_file *file;
+    const struct iovec *extents;
+    fby_pinned *other;
     fby_dirent entry;
     fby_stats stats;
     char byte = 1;
@@ -44,6 +47,11 @@ static void all_are_refused(void *with) {
     FAILS(fby_mkdir(of->volume, "/x", 0755), ESHUTDOWN, "parent");
     FAILS(fby_readdir(of->dir, &entry, sizeof entry), ESHUTDOWN, "parent");
     FAILS(fby_closedir(of->dir), ESHUTDOWN, "parent");
+    FAILS(fby_pin(of->file, 0, 1, 0, &other), ESHUTDOWN, "parent");
+    CHECK(other == NULL);
+    FAILS(fby_pinned_extents(of->pinned, &extents), ESHUTDOWN, "a parent process made a pin");
+    FAILS(fby_pinned_is_copy(of->pinned), ESHUTDOWN, "parent");
+    FAILS(fby_unpin(of->pinned), ESHUTDOWN, "parent");
     FAILS(fby_close(of->file), ESHUTDOWN, "parent");
     FAILS(fby_close(of->inside), ESHUTDOWN, "parent");
     FAILS(fby_volume_close(of->volume), ESHUTDOWN, "parent");
@@ -68,7 +76,9 @@ static void own_cache(void *with) {
     /* A child of the child. */
     mine.cache = cache;
     mine.file = file;
+    IS(fby_pin(file, 0, 5, 0, &mine.pinned), 5);
     IS(child(all_are_refused, &mine), 0);
+    IS(fby_unpin(mine.pinned), 0);
     IS(fby_close(file), 0);
     IS(fby_cache_close(cache), 0);
 }
@@ -106,6 +116,7 @@ static void library_threads_block_signals(void) {
 
 int main(int argc, char **argv) {
     struct handles of;
+    const struct iovec *extents;
     struct sigaction action;
     fby_volume_config config = {0};
     char byte = 5;
@@ -124,6 +135,7 @@ int main(int argc, char **argv) {
     IS(fby_open_in(of.volume, "/f", O_RDWR | O_CREAT, NULL, 0, &of.inside), 0);
     IS(fby_opendir(of.volume, "/", &of.dir), 0);
     IS(fby_fsync(of.file), 0);
+    IS(fby_pin(of.file, 0, 1, 0, &of.pinned), 1);
 
     IS(child(all_are_refused, &of), 0);
     IS(child(own_cache, &of), 0);
@@ -136,6 +148,9 @@ int main(int argc, char **argv) {
     CHECK(!handled_by_other);
     IS(read_at(of.file, &byte, 1, 0, 0), 1);
     IS(byte, 5);
+    IS(fby_pinned_extents(of.pinned, &extents), 1);
+    IS(*(const char *)extents->iov_base, 5);
+    IS(fby_unpin(of.pinned), 0);
     IS(fby_closedir(of.dir), 0);
     IS(fby_close(of.inside), 0);
     IS(fby_close(of.file), 0);
