@@ -529,7 +529,10 @@ int fby_cache_create(const fby_cache_config *config, size_t config_size, fby_cac
 
 /**
  * Makes the budget `bytes`, up or down, while files are in use. Returns when memory that is not
- * covered any more has gone back to the system.
+ * covered any more has gone back to the system. Pins hold at most an eighth of the new size, too:
+ * -EBUSY with their number, and the budget stays as it is, if a second passes in which only pins
+ * stand in the way. -EBUSY after ten seconds for what else cannot be evicted. -EINVAL for a size
+ * that a running cache cannot be given.
  *
  * # Safety
  * `cache` is an open cache.
@@ -798,13 +801,14 @@ int fby_closedir(fby_dir *dir);
  * Pins `len` bytes at `offset`: reads them without a copy, where they are cached. What is missing
  * is read into the cache first. Returns the bytes pinned: fewer than asked only at the end of the
  * file, 0 after it; the pin has to be given back in each case. The bytes stay as they are until
- * fby_unpin, whatever is written, cut off or evicted meanwhile. No call waits for a pin; a thread
- * may write what it has pinned.
+ * fby_unpin, whatever is written, cut off or evicted meanwhile. No call waits for a pin, but for
+ * fby_cache_resize, which gives up after a second; a thread may write what it has pinned.
  *
- * All pins of a cache hold at most an eighth of it. What would exceed that is a copy in memory
- * outside the budget; with FBY_PIN_NO_COPY it is -ENOBUFS. A copy larger than the budget is
- * -ENOMEM. `flags`: FBY_PIN_NO_COPY, FBY_RWF_DONTCACHE (cached bytes keep their age; if a byte is
- * missing they are a copy), FBY_RWF_NOWAIT, FBY_RWF_HIPRI; others are -EOPNOTSUPP.
+ * All pins of a cache hold at most an eighth of its frames, and of its folios. What would exceed
+ * that, or finds too few free frames, is a copy in memory outside the budget; with FBY_PIN_NO_COPY
+ * it is -ENOBUFS. A copy larger than the budget is -ENOMEM. `flags`: FBY_PIN_NO_COPY,
+ * FBY_RWF_DONTCACHE (cached bytes keep their age; if a byte is missing they are a copy),
+ * FBY_RWF_NOWAIT, FBY_RWF_HIPRI; others are -EOPNOTSUPP.
  *
  * # Safety
  * `file` is an open file, `pinned` is a place for a pointer.

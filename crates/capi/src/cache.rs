@@ -182,7 +182,10 @@ pub unsafe extern "C" fn fby_cache_create(
 }
 
 /// Makes the budget `bytes`, up or down, while files are in use. Returns when memory that is not
-/// covered any more has gone back to the system.
+/// covered any more has gone back to the system. Pins hold at most an eighth of the new size, too:
+/// -EBUSY with their number, and the budget stays as it is, if a second passes in which only pins
+/// stand in the way. -EBUSY after ten seconds for what else cannot be evicted. -EINVAL for a size
+/// that a running cache cannot be given.
 ///
 /// # Safety
 /// `cache` is an open cache.

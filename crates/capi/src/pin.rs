@@ -64,13 +64,14 @@ impl Extents {
 /// Pins `len` bytes at `offset`: reads them without a copy, where they are cached. What is missing
 /// is read into the cache first. Returns the bytes pinned: fewer than asked only at the end of the
 /// file, 0 after it; the pin has to be given back in each case. The bytes stay as they are until
-/// fby_unpin, whatever is written, cut off or evicted meanwhile. No call waits for a pin; a thread
-/// may write what it has pinned.
+/// fby_unpin, whatever is written, cut off or evicted meanwhile. No call waits for a pin, but for
+/// fby_cache_resize, which gives up after a second; a thread may write what it has pinned.
 ///
-/// All pins of a cache hold at most an eighth of it. What would exceed that is a copy in memory
-/// outside the budget; with FBY_PIN_NO_COPY it is -ENOBUFS. A copy larger than the budget is
-/// -ENOMEM. `flags`: FBY_PIN_NO_COPY, FBY_RWF_DONTCACHE (cached bytes keep their age; if a byte is
-/// missing they are a copy), FBY_RWF_NOWAIT, FBY_RWF_HIPRI; others are -EOPNOTSUPP.
+/// All pins of a cache hold at most an eighth of its frames, and of its folios. What would exceed
+/// that, or finds too few free frames, is a copy in memory outside the budget; with FBY_PIN_NO_COPY
+/// it is -ENOBUFS. A copy larger than the budget is -ENOMEM. `flags`: FBY_PIN_NO_COPY,
+/// FBY_RWF_DONTCACHE (cached bytes keep their age; if a byte is missing they are a copy),
+/// FBY_RWF_NOWAIT, FBY_RWF_HIPRI; others are -EOPNOTSUPP.
 ///
 /// # Safety
 /// `file` is an open file, `pinned` is a place for a pointer.

@@ -72,6 +72,7 @@ static void pins_beyond_the_limit_are_copies(fby_cache *cache, const char *name)
     static fby_pinned *pins[BUDGET / 4 / BLOCK];
     fby_file *file;
     fby_pinned *copy;
+    fby_stats stats;
     int64_t got = 0;
     int count = 0;
     IS(fby_open(cache, name, O_RDWR | O_CREAT, NULL, 0, &file), 0);
@@ -90,8 +91,14 @@ static void pins_beyond_the_limit_are_copies(fby_cache *cache, const char *name)
     IS(fby_pinned_is_copy(copy), 1);
     shows(copy, BLOCK, BLOCK);
     IS(fby_unpin(copy), 0);
+    /* Half the cache has half the limit: it waits for pins, gives up, and leaves the budget. */
+    FAILS(fby_cache_resize(cache, BUDGET / 2), EBUSY, "pins hold");
+    IS(fby_cache_stats(cache, &stats, sizeof stats), sizeof stats);
+    IS(stats.budget_bytes, BUDGET);
     while (count > 0)
         IS(fby_unpin(pins[--count]), 0);
+    IS(fby_cache_resize(cache, BUDGET / 2), 0);
+    IS(fby_cache_resize(cache, BUDGET), 0);
     IS(fby_close(file), 0);
 }
 
