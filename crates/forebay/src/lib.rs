@@ -113,5 +113,6 @@ pub use map::Residency;
 pub use picture::{CELLS, FILES, FilePicture, Picture, StreamPicture};
 pub use volume::{
     AllocMode, AllocStats, CleanStats, CreateVolume, FileExtent, Finding, FindingKind,
-    FsckProgress, FsckReport, ReadDir, Volume, VolumeInfo, VolumeOptions, segment_for,
+    FsckProgress, FsckReport, HeldBack, ReadDir, SpaceStats, Volume, VolumeInfo, VolumeOptions,
+    segment_for,
 };

@@ -26,7 +26,9 @@ use forebay_block::{
     Aio, BlockDevice, DeviceRef, DirectIo, Engine, FileDevice, FileIdentity, FileOptions,
 };
 use forebay_cache::strategy::StablePages;
-pub use forebay_lfs::{AllocMode, AllocStats, CleanStats, FileExtent, VolumeInfo};
+pub use forebay_lfs::{
+    AllocMode, AllocStats, CleanStats, FileExtent, HeldBack, SpaceStats, VolumeInfo,
+};
 pub use forebay_lfs::{Finding, FindingKind, FsckProgress, FsckReport};
 use forebay_vfs::{FileSystem, Ino, NotifyingFs, OpenFlags, ReadOnly, StatFs, Timestamp};
 use std::fs::File;
@@ -328,6 +330,11 @@ impl Volume {
     /// Counters of the cleaner since the volume was opened.
     pub fn clean_stats(&self) -> CleanStats {
         self.open.volume.clean_stats()
+    }
+
+    /// The use of its segments now: what is live, and what is held back from writers.
+    pub fn space_stats(&self) -> SpaceStats {
+        self.open.volume.space_stats()
     }
 
     /// The damage of the volume, if any. Either recovery found its log damaged and read it up to

@@ -33,7 +33,7 @@ use crate::checkpoint::{Checkpoints, How};
 use crate::transaction::resources::Resources;
 use forebay_base::sync::Mutex;
 use forebay_base::{Error, ErrorKind, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -51,12 +51,35 @@ pub struct CleanStats {
     pub segments: u64,
     /// Bytes of content that were moved.
     pub moved_bytes: u64,
+    /// Of these, the bytes that passes moved for a task that waited for space. Passes in the
+    /// background moved the others.
+    pub moved_for_waiters_bytes: u64,
+    /// The bytes of the segments in `segments`, live and dead.
+    pub victim_bytes: u64,
+    /// Of these, the bytes that were live when the segments were picked.
+    pub victim_live_bytes: u64,
+    /// `victim_bytes` of the last [`CleanStats::RECENT_PASSES`] passes that emptied a segment.
+    pub recent_victim_bytes: u64,
+    /// `victim_live_bytes` of these passes.
+    pub recent_victim_live_bytes: u64,
     /// Bytes that were copied, but overwritten or truncated before they were moved.
     pub overtaken_bytes: u64,
     /// Segments that were discarded before reuse.
     pub discarded: u64,
     /// Blocks that were not moved, because they could not be read or did not match their sums.
     pub bad_blocks: u64,
+}
+
+impl CleanStats {
+    /// The number of passes that the `recent` figures cover.
+    pub const RECENT_PASSES: usize = 16;
+
+    /// The live share of the segments that the last passes emptied, from 0 to 1, weighted by
+    /// segment.
+    pub fn recent_live_share(&self) -> Option<f64> {
+        let Self { recent_victim_bytes: all, recent_victim_live_bytes: live, .. } = *self;
+        (all > 0).then(|| live as f64 / all as f64)
+    }
 }
 
 /// Reason for a pass.
@@ -85,6 +108,39 @@ struct Record {
     /// Segments that passes have processed: their filling, and the checkpoint at that time.
     tried: BTreeMap<u32, (u64, u64)>,
     stats: CleanStats,
+    /// The last passes that emptied a segment, the oldest first.
+    recent: VecDeque<Emptied>,
+}
+
+/// Segments that a pass has emptied.
+#[derive(Debug, Default, Clone, Copy)]
+struct Emptied {
+    segments: u64,
+    /// Their bytes, live and dead.
+    bytes: u64,
+    /// The bytes that were live when the segments were picked.
+    live_bytes: u64,
+}
+
+impl Record {
+    /// Counts the segments that a pass has emptied, and the bytes that it moved.
+    fn note_pass(&mut self, emptied: Emptied, hurry: Hurry, moved_bytes: u64) {
+        if hurry == Hurry::Now {
+            self.stats.moved_for_waiters_bytes += moved_bytes;
+        }
+        self.stats.segments += emptied.segments;
+        self.stats.victim_bytes += emptied.bytes;
+        self.stats.victim_live_bytes += emptied.live_bytes;
+        if emptied.segments == 0 {
+            return;
+        }
+        self.recent.push_back(emptied);
+        if self.recent.len() > CleanStats::RECENT_PASSES {
+            self.recent.pop_front();
+        }
+        self.stats.recent_victim_bytes = self.recent.iter().map(|pass| pass.bytes).sum();
+        self.stats.recent_victim_live_bytes = self.recent.iter().map(|pass| pass.live_bytes).sum();
+    }
 }
 
 impl Deref for Cleaner {
@@ -242,12 +298,15 @@ impl Cleaner {
             stats.passes += 1;
             stats.moved_bytes
         };
-        let (emptied, done) = self.move_all(&victims, hurry).await;
-        let moved = {
-            let stats = &mut self.record.lock().stats;
-            stats.segments += emptied;
-            emptied > 0 || stats.moved_bytes > before
+        let (pass, done) = self.move_all(&victims, hurry).await;
+        let (emptied, moved_bytes) = {
+            let mut record = self.record.lock();
+            let moved_bytes = record.stats.moved_bytes - before;
+            record.note_pass(pass, hurry, moved_bytes);
+            (pass.segments, moved_bytes)
         };
+        self.log_pass(hurry, pass, moved_bytes);
+        let moved = emptied > 0 || moved_bytes > 0;
         match done {
             // Data that was moved before the error still becomes free with a checkpoint.
             Err(error) if moved && error.kind() != ErrorKind::Shutdown => {
@@ -256,5 +315,24 @@ impl Cleaner {
             }
             done => done.map(|()| Pass { emptied, moved, ..Pass::default() }),
         }
+    }
+
+    /// Logs the figures of a pass that moved `moved_bytes`, and those of the volume after it.
+    fn log_pass(&self, hurry: Hurry, pass: Emptied, moved_bytes: u64) {
+        if !log::log_enabled!(log::Level::Debug) {
+            return;
+        }
+        let percent = |part: u64, all: u64| 100 * part / all.max(1);
+        let space = self.state.lock().space_stats();
+        log::debug!(
+            "a pass ({hurry:?}) emptied {} segments that were {} % live and moved {moved_bytes} \
+             bytes; {:.0} % of the volume is live, {} bytes are held back ({:?}), {} writable",
+            pass.segments,
+            percent(pass.live_bytes, pass.bytes),
+            100.0 * space.live_share(),
+            space.held_back.total_bytes(),
+            space.held_back,
+            space.writable_bytes,
+        );
     }
 }

@@ -58,6 +58,7 @@ pub use clean::CleanStats;
 pub use log::model as log_model;
 pub use space::alloc;
 pub use space::alloc::{AllocMode, AllocStats};
+pub use space::stats::{HeldBack, SpaceStats};
 pub use transaction::options::{CLEAN_PERCENT, OpenOptions};
 pub use volume::extents::{FileExtent, FreeSpace};
 pub use volume::fsck::{Finding, FindingKind, FsckProgress, FsckReport, fsck};

@@ -24,6 +24,7 @@ pub(crate) mod admission;
 pub mod alloc;
 pub(crate) mod nodes;
 pub(crate) mod segment;
+pub(crate) mod stats;
 pub(crate) mod usage_table;
 
 use crate::device::layout::Layout;

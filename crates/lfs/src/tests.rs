@@ -42,6 +42,7 @@ pub(crate) mod reuse;
 mod scan_cache;
 mod setup;
 mod slots;
+mod space_stats;
 mod summary;
 mod sums_off;
 mod superblock;

@@ -10,7 +10,7 @@ use crate::control::proto::Request;
 use crate::control::which::Which;
 use crate::failure::{Failure, Outcome, status};
 use crate::mounts;
-use forebay::{Cache, CacheConfig, VolumeOptions};
+use forebay::{Cache, CacheConfig, CleanStats, SpaceStats, VolumeOptions};
 use forebay_base::task::block_on;
 use forebay_base::units::MIB;
 use forebay_base::{Error, ErrorKind};
@@ -226,9 +226,9 @@ impl OpenVolume {
     }
 }
 
-/// What a volume's superblock says.
+/// What a volume's superblock says, and the figures of its segments and of its cleaner.
 pub fn about(volume: &forebay::Volume) -> Outcome<Value> {
-    let (info, cleaned) = (volume.info()?, volume.clean_stats());
+    let info = volume.info()?;
     Ok(json!({
         "path": volume.path().display().to_string(),
         "uuid": uuid(&info.uuid),
@@ -243,15 +243,53 @@ pub fn about(volume: &forebay::Volume) -> Outcome<Value> {
         "damage": volume.damage().map(|error| error.to_string()),
         "created_ns": info.created_ns,
         "read_only": volume.read_only() || volume.damage().is_some(),
-        "cleaner": {
-            "passes": cleaned.passes,
-            "segments": cleaned.segments,
-            "moved_bytes": cleaned.moved_bytes,
-            "overtaken_bytes": cleaned.overtaken_bytes,
-            "discarded": cleaned.discarded,
-            "bad_blocks": cleaned.bad_blocks,
-        },
+        "cleaner": cleaner(&volume.clean_stats()),
+        "segment_use": segment_use(&volume.space_stats()),
     }))
+}
+
+/// The counters of the cleaner since the volume was opened.
+fn cleaner(stats: &CleanStats) -> Value {
+    json!({
+        "passes": stats.passes,
+        "segments": stats.segments,
+        "moved_bytes": stats.moved_bytes,
+        "moved_for_waiters_bytes": stats.moved_for_waiters_bytes,
+        "victim_bytes": stats.victim_bytes,
+        "victim_live_bytes": stats.victim_live_bytes,
+        "recent_victim_bytes": stats.recent_victim_bytes,
+        "recent_victim_live_bytes": stats.recent_victim_live_bytes,
+        "overtaken_bytes": stats.overtaken_bytes,
+        "discarded": stats.discarded,
+        "bad_blocks": stats.bad_blocks,
+    })
+}
+
+/// The use of the segments now.
+fn segment_use(stats: &SpaceStats) -> Value {
+    let held = &stats.held_back;
+    json!({
+        "free_segments": stats.free_segments,
+        "dead_segments": stats.dead_segments,
+        "data_segments": stats.data_segments,
+        "log_segments": stats.log_segments,
+        "tree_segments": stats.tree_segments,
+        "live_content_bytes": stats.live_content_bytes,
+        "live_tree_bytes": stats.live_tree_bytes,
+        "live_share": stats.live_share(),
+        "open_bytes": stats.open_bytes,
+        "writable_bytes": stats.writable_bytes,
+        "held_back": {
+            "recovery_bytes": held.recovery_bytes,
+            "log_bytes": held.log_bytes,
+            "checkpoint_bytes": held.checkpoint_bytes,
+            "cleaner_bytes": held.cleaner_bytes,
+            "accepted_bytes": held.accepted_bytes,
+            "truncate_bytes": held.truncate_bytes,
+            "overwrite_bytes": held.overwrite_bytes,
+            "total_bytes": held.total_bytes(),
+        },
+    })
 }
 
 /// As people write it: 8-4-4-4-12 hexadecimal digits.

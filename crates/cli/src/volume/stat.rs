@@ -49,7 +49,6 @@ fn whole(volume: &OpenVolume, as_json: bool) -> Outcome {
         output::json(&about);
         return Ok(());
     }
-    let size = |value: &Value| format_size(value.as_u64().unwrap_or(0));
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
     let process = volume.pid.map_or("not open".to_string(), |pid| format!("open in process {pid}"));
     let created = about["created_ns"].as_i64().unwrap_or(0).div_euclid(1_000_000_000);
@@ -68,21 +67,60 @@ fn whole(volume: &OpenVolume, as_json: bool) -> Outcome {
         ("free", size(&about["space"]["free"])),
         ("available", size(&about["space"]["available"])),
         ("files", text(&about["space"]["files"])),
+        ("live", live(&about["segment_use"])),
+        ("held back", held_back(&about["segment_use"]["held_back"])),
     ];
-    let cleaner = &about["cleaner"];
     // Counted since it was opened: of one that is not open there is nothing.
-    let cleaned = volume.pid.map(|_| {
-        let (segments, moved) = (&cleaner["segments"], size(&cleaner["moved_bytes"]));
-        let bad = match cleaner["bad_blocks"].as_u64() {
-            None | Some(0) => String::new(),
-            Some(bad) => format!(", {bad} damaged blocks left"),
-        };
-        ("cleaned", format!("{segments} segments, {moved} moved{bad}"))
-    });
+    let cleaned = volume.pid.map(|_| ("cleaned", cleaned(&about["cleaner"])));
     for (name, value) in rows.into_iter().chain(damage).chain(mounted).chain(cleaned) {
         output::line(format!("{name:<11} {value}"));
     }
     Ok(())
+}
+
+fn size(value: &Value) -> String {
+    format_size(value.as_u64().unwrap_or(0))
+}
+
+/// How much of the volume's segments is live.
+fn live(figures: &Value) -> String {
+    let (content, tree) = (&figures["live_content_bytes"], &figures["live_tree_bytes"]);
+    let share = 100.0 * figures["live_share"].as_f64().unwrap_or(0.0);
+    format!("{share:.0} %: {} of content, {} of the tree", size(content), size(tree))
+}
+
+/// The free space that new content does not get.
+fn held_back(figures: &Value) -> String {
+    let reasons = [
+        ("recovery_bytes", "recovery"),
+        ("log_bytes", "the log"),
+        ("checkpoint_bytes", "checkpoints"),
+        ("cleaner_bytes", "the cleaner"),
+        ("accepted_bytes", "accepted content"),
+        ("truncate_bytes", "truncates"),
+        ("overwrite_bytes", "overwrites"),
+    ];
+    let wanted = reasons.iter().filter(|(key, _)| figures[*key] != 0);
+    let wanted: Vec<_> =
+        wanted.map(|(key, reason)| format!("{} {reason}", size(&figures[*key]))).collect();
+    format!("{}: {}", size(&figures["total_bytes"]), wanted.join(", "))
+}
+
+/// What the cleaner has done since the volume was opened.
+fn cleaned(cleaner: &Value) -> String {
+    let count = |key: &str| cleaner[key].as_u64().unwrap_or(0);
+    let (segments, moved) = (count("segments"), size(&cleaner["moved_bytes"]));
+    let mut text = format!("{segments} segments, {moved} moved");
+    if let Some(share) =
+        (100 * count("recent_victim_live_bytes")).checked_div(count("recent_victim_bytes"))
+    {
+        let waited = size(&cleaner["moved_for_waiters_bytes"]);
+        text += &format!(" ({waited} for tasks that waited), lately {share} % live");
+    }
+    match count("bad_blocks") {
+        0 => text,
+        bad => text + &format!(", {bad} damaged blocks left"),
+    }
 }
 
 fn show(named: &Named, attr: &Attr, xattrs: &[String]) {

@@ -9,7 +9,7 @@
 
 use super::copy::{COPY_TIMES, Flight, in_order};
 use super::live::{Live, Victims};
-use super::{Cleaner, Hurry};
+use super::{Cleaner, Emptied, Hurry};
 use crate::btree::InOrder;
 use crate::checkpoint::How;
 use crate::fault::Planted;
@@ -95,26 +95,38 @@ struct Given<'a> {
     ahead: Ahead<'a>,
 }
 
-/// Segments that a pass has emptied, and those that remain.
+/// A segment of a pass.
+struct Victim {
+    _pin: Pin,
+    /// The bytes that were live when it was picked.
+    live_bytes: u64,
+}
+
+/// Segments that a pass has emptied, and those that remain. These are pinned (C44).
 struct Doing {
-    /// Pins of the remaining segments (C44).
-    pins: BTreeMap<u32, Pin>,
+    /// The remaining segments.
+    victims: BTreeMap<u32, Victim>,
     left: Left,
-    emptied: u64,
+    emptied: Emptied,
     /// Bytes that will have become free when the segments emptied since the last checkpoint are.
     gained: u64,
 }
 
 impl Cleaner {
-    /// Moves the live data of these segments, one after the other; returns how many it emptied,
+    /// Moves the live data of these segments, one after the other; returns those that it emptied,
     /// also after an error.
-    pub(super) async fn move_all(&self, victims: &Victims, hurry: Hurry) -> (u64, Result<()>) {
-        let pins = {
+    pub(super) async fn move_all(&self, victims: &Victims, hurry: Hurry) -> (Emptied, Result<()>) {
+        let pinned = {
             let state = self.state.lock();
-            let pin = |segment: &u32| Some((*segment, state.space.segments.pin(*segment)?));
+            let pin = |segment: &u32| {
+                let live_bytes = state.space.segments.get(*segment)?.live_bytes;
+                let _pin = state.space.segments.pin(*segment)?;
+                Some((*segment, Victim { _pin, live_bytes }))
+            };
             victims.iter().filter_map(pin).collect()
         };
-        let mut doing = Doing { pins, left: Left::default(), emptied: 0, gained: 0 };
+        let (left, emptied) = (Left::default(), Emptied::default());
+        let mut doing = Doing { victims: pinned, left, emptied, gained: 0 };
         let done = self.move_each(victims, hurry, &mut doing).await;
         (doing.emptied, done)
     }
@@ -158,23 +170,25 @@ impl Cleaner {
     /// Releases the segments before `next`, whose live data was moved as far as possible: they may
     /// be reused when they are free.
     fn done_with(&self, doing: &mut Doing, next: Option<u32>) {
-        let rest = next.map_or_else(BTreeMap::new, |next| doing.pins.split_off(&next));
-        let done: Victims = std::mem::replace(&mut doing.pins, rest).into_keys().collect();
+        let rest = next.map_or_else(BTreeMap::new, |next| doing.victims.split_off(&next));
+        let ended = std::mem::replace(&mut doing.victims, rest);
         let Left { bad, failed } = &doing.left;
-        let done: Victims = done.difference(failed).copied().collect();
+        let done: Victims = ended.keys().filter(|n| !failed.contains(n)).copied().collect();
         self.note_tried(&done, bad);
         let state = self.state.lock();
         for segment in done.difference(bad) {
             let live = state.space.segments.get(*segment).map_or(0, |this| this.live_bytes);
             doing.gained += self.layout.segment_bytes().saturating_sub(live);
-            doing.emptied += 1;
+            doing.emptied.segments += 1;
+            doing.emptied.bytes += self.layout.segment_bytes();
+            doing.emptied.live_bytes += ended[segment].live_bytes;
         }
     }
 
     /// Whether a task waits for space that the emptied segments can provide without the rest of the
     /// pass.
     fn is_waited_for(&self, doing: &Doing) -> bool {
-        !doing.pins.is_empty() && doing.gained >= self.gain_now() && self.cleaning.is_hurried()
+        !doing.victims.is_empty() && doing.gained >= self.gain_now() && self.cleaning.is_hurried()
     }
 
     /// Whether the moves take much of the memory for changes.
@@ -474,7 +488,7 @@ mod tests {
                 };
                 let (emptied, done) = inner.cleaner.move_all(&part, Hurry::Now).await;
                 done.unwrap();
-                assert_eq!(emptied, part.len() as u64);
+                assert_eq!(emptied.segments, part.len() as u64);
                 let progress = inner.cleaning.freed_count() - before;
                 assert_eq!(progress > 0, waits, "{progress} times");
             }

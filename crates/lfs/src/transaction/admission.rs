@@ -131,6 +131,11 @@ impl State {
         }
     }
 
+    /// Bytes that new content leaves to accepted content, and to truncates.
+    pub(super) fn content_needs(&self) -> (u64, u64) {
+        (self.dirt_weight(0), self.edge_bytes())
+    }
+
     /// Bytes that new content leaves free for the blocks that truncates make dirty (P23).
     fn edge_bytes(&self) -> u64 {
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();

@@ -34,6 +34,7 @@
 //! Locks: the state lock, held by the caller.
 
 use crate::space::admission::{BLOCK_TREE_BYTES, Growth};
+use crate::space::stats::SpaceStats;
 use crate::space::{KEPT_SEGMENTS, Need};
 use crate::transaction::state::State;
 
@@ -92,6 +93,18 @@ impl State {
     /// bytes of `statfs`.
     pub fn new_room(&self) -> u64 {
         self.data_room(Need::New).min(self.capacity_left())
+    }
+
+    /// The use of the segments, and the free space that new content does not get.
+    pub fn space_stats(&self) -> SpaceStats {
+        let mut stats = self.space.stats();
+        let (free, writable) = (self.data_room(Need::New), self.new_room());
+        stats.open_bytes += self.room.bytes();
+        stats.writable_bytes = writable;
+        let held_back = &mut stats.held_back;
+        (held_back.accepted_bytes, held_back.truncate_bytes) = self.content_needs();
+        held_back.overwrite_bytes = free - writable;
+        stats
     }
 
     /// The most new content that P25 allows, whether or not space is free now.

@@ -6,6 +6,7 @@
 use crate::clean::{CleanStats, Hurry};
 use crate::files::map_ops::FileOps;
 use crate::names::lookup::Stop;
+use crate::space::stats::SpaceStats;
 use crate::volume::Volume;
 use forebay_base::{Error, Result};
 use forebay_iomap::{MapLimits, MapOps, MappedFile};
@@ -16,6 +17,11 @@ impl Volume {
     /// The statistics of the cleaner since the volume was opened.
     pub fn clean_stats(&self) -> CleanStats {
         self.0.cleaner.stats()
+    }
+
+    /// The use of the volume's segments now, and the free space that writers do not get.
+    pub fn space_stats(&self) -> SpaceStats {
+        self.0.state.lock().space_stats()
     }
 
     /// Cleans the segments with the least live data, as for a writer that waits for space.
