@@ -2,7 +2,7 @@
 //! and with the host's own file system.
 //!
 //! Reading order: [`places`] (the file systems that are compared), `overwrite` (a load), then the
-//! parts: `sync`, `random`, `seq` with `flush`, `sustained`, `names`, `open`, `full`.
+//! parts: `sync`, `random`, `seq` with `flush`, `sustained`, `names`, `open`, `full`, `scale`.
 //!
 //! Invariants: W1 all variants make the same calls on files of the same size in images of the same
 //! size. W2 bytes written are counted at the device: Forebay's by a device wrapper, the kernel's by
@@ -15,12 +15,14 @@ mod open;
 pub mod overwrite;
 pub mod places;
 mod random;
+mod scale;
 mod seq;
 mod sustained;
 mod sync;
 
 pub use open::{log_here, touch_here};
 pub use overwrite::overwrite_here;
+pub use scale::scale_here;
 
 use crate::harness::options::{Options, names_of};
 use crate::report::model::Report;
@@ -29,7 +31,7 @@ use forebay_base::Result;
 /// A part.
 type Part = (&'static str, fn(&Options, &mut Report) -> Result<()>);
 
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 8] = [
     ("sync", sync::run),
     ("random", random::run),
     ("seq", seq::run),
@@ -37,6 +39,7 @@ const PARTS: [Part; 7] = [
     ("names", names::run),
     ("open", open::run),
     ("full", full::run),
+    ("scale", scale::run),
 ];
 
 /// The names of the parts.

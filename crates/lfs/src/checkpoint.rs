@@ -27,6 +27,9 @@ mod discard;
 mod free;
 mod read_only;
 mod repeat;
+mod stats;
+
+pub use stats::CheckpointStats;
 
 use crate::btree::map::MapChanges;
 use crate::btree::{Change, Ledger};
@@ -81,8 +84,7 @@ pub(crate) struct Checkpoints {
 }
 
 struct Turn {
-    /// Number of checkpoints since the volume was opened, without repeated slots.
-    merged: u64,
+    stats: CheckpointStats,
     superblock: Superblock,
     /// A checkpoint that closes the volume: its slot may be on the device, but is not known to be
     /// durable (H16).
@@ -109,6 +111,8 @@ struct Merged {
     /// By data id: its inode, and the change of its stored bytes.
     stored: BTreeMap<u64, (u64, i64)>,
     nodes: i64,
+    changed_leaves: u64,
+    written_nodes: u64,
 }
 
 impl Checkpoints {
@@ -120,7 +124,8 @@ impl Checkpoints {
         usage_nodes: u64,
     ) -> Self {
         let (discarded, late) = (0, Vec::new());
-        let turn = Turn { merged: 0, superblock, closing: None, discarded, late };
+        let stats = CheckpointStats::default();
+        let turn = Turn { stats, superblock, closing: None, discarded, late };
         let (turn, usage) = (Mutex::new(turn), Mutex::new(usage));
         Self { files, turn, turns: TurnLock::new(), usage, usage_nodes }
     }
@@ -138,7 +143,12 @@ impl Checkpoints {
     /// Number of merged checkpoints since the volume was opened: each counts the live bytes of
     /// segments again.
     pub fn merged(&self) -> u64 {
-        self.turn.lock().merged
+        self.stats().checkpoints
+    }
+
+    /// Counters since the volume was opened.
+    pub fn stats(&self) -> CheckpointStats {
+        self.turn.lock().stats
     }
 
     /// Waits until the checkpoint in progress has ended.
@@ -432,7 +442,10 @@ impl Checkpoints {
         *self.usage.lock() = usage;
         {
             let mut turn = self.turn.lock();
-            (turn.superblock, turn.merged) = (superblock, turn.merged + 1);
+            turn.superblock = superblock;
+            turn.stats.checkpoints += 1;
+            turn.stats.changed_leaves += merged.changed_leaves;
+            turn.stats.written_nodes += merged.written_nodes;
         }
         let mut state = self.state.lock();
         state.root = merged.root;
@@ -496,10 +509,11 @@ impl Checkpoints {
         let patches = self.inodes(&content.root, items, &stored).await?;
         let mut changes = overlaid(items.changes(), patches);
         let names = self.tree.merge(&content.root, &mut changes, number, ledger).await?;
-        let nodes =
-            (content.written + names.written) as i64 - (content.replaced + names.replaced) as i64;
-        let ledger = ledger.clone();
-        Ok(Merged { root: names.root, ledger, deltas, stored, nodes })
+        let written_nodes = content.written + names.written;
+        let nodes = written_nodes as i64 - (content.replaced + names.replaced) as i64;
+        let changed_leaves = content.touched_leaves + names.touched_leaves;
+        let (root, ledger) = (names.root, ledger.clone());
+        Ok(Merged { root, ledger, deltas, stored, nodes, changed_leaves, written_nodes })
     }
 
     /// Changes of inodes whose stored bytes have changed.

@@ -52,6 +52,7 @@ mod space;
 mod transaction;
 mod volume;
 
+pub use checkpoint::CheckpointStats;
 pub use clean::CleanStats;
 #[cfg(shuttle)]
 #[doc(hidden)]

@@ -94,6 +94,7 @@ fn do_job(job: &Value, open: &mut Option<(PathBuf, KernelFile)>) -> Result<Value
         Some("overwrite") => volume::overwrite_here(job),
         Some("touch") => volume::touch_here(job),
         Some("log") => volume::log_here(job),
+        Some("scale") => volume::scale_here(job),
         Some("compete") => compete::compete_here(job),
         Some("hotset") => {
             let target = KernelHot::open(&path, job["dontcache"] == true)?;

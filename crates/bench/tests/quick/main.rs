@@ -270,6 +270,7 @@ fn volume_reports_every_row_and_ratio() {
             ("volume", "full_filled"),
         ],
     );
+    check_scale(&json);
     let mut ratios = vec![
         "write_amplification_volume_synced_1g",
         "write_amplification_volume_unsynced",
@@ -307,6 +308,36 @@ fn volume_reports_every_row_and_ratio() {
     let notes = json["notes"].as_array().unwrap().iter().filter_map(Value::as_str);
     let recovered = notes.filter(|note| note.starts_with("recovery")).collect::<Vec<_>>();
     assert!(recovered[0].contains("; 0 checkpoints fell"), "O3: {recovered:?}");
+}
+
+/// The rows of each volume, and its ratios to the smallest one.
+fn check_scale(json: &Value) {
+    let metrics = [
+        "scale_write_cpu",
+        "scale_sync_cpu",
+        "scale_clean_cpu_per_byte",
+        "scale_clean_moved",
+        "scale_nodes_per_changed_leaf",
+        "scale_memory",
+        "scale_tree",
+        "scale_open",
+        "scale_build_cpu",
+    ];
+    for variant in ["volume-1e3", "volume-1e4"] {
+        metrics.iter().for_each(|metric| check_rows(json, &[(variant, metric)]));
+    }
+    let per_leaf = check::row(json, "volume-1e4", "scale_nodes_per_changed_leaf");
+    assert!((1.0..4.0).contains(&per_leaf), "{per_leaf} nodes for each changed leaf");
+    assert!(check::row(json, "volume-1e3", "scale_clean_moved") >= 1.0, "a pass moved data");
+    let bars = ["scale_write_cpu", "scale_sync_cpu", "scale_clean_cpu"];
+    let bars = bars.map(|name| format!("{name}_vs_smallest"));
+    check_ratios(json, &bars.each_ref().map(String::as_str));
+    check_ratios(json, &["scale_open_seconds"]);
+    let all = names(json, "ratios");
+    for name in ["nodes_per_changed_leaf", "memory", "open", "write_cpu", "clean_cpu"] {
+        let name = format!("scale_{name}_vs_smallest_1e4");
+        assert!(all.contains(&name.as_str()), "{name}");
+    }
 }
 
 #[test]

@@ -28,10 +28,20 @@ pub struct Merged {
     pub changes: u64,
     /// Nodes of the old tree with a change below them.
     pub touched: u64,
+    /// Of these, the leaves.
+    pub touched_leaves: u64,
     /// Nodes of the old tree that were replaced, `touched` included.
     pub replaced: u64,
     /// New nodes.
     pub written: u64,
+}
+
+impl Merged {
+    /// The tree stays as it is.
+    fn unchanged(root: &TreeRoot) -> Self {
+        let (changes, touched, touched_leaves, replaced, written) = (0, 0, 0, 0, 0);
+        Self { root: *root, changes, touched, touched_leaves, replaced, written }
+    }
 }
 
 /// Changes, with a look at the next one.
@@ -83,8 +93,7 @@ impl Tree {
     ) -> Result<Merged> {
         let mut stream = Stream::new(changes).await?;
         if stream.next.is_none() {
-            let (changes, touched, replaced, written) = (0, 0, 0, 0);
-            return Ok(Merged { root: *old, changes, touched, replaced, written });
+            return Ok(Merged::unchanged(old));
         }
         let mut writer = Writer::new(self, old.tree, birth, FILL_PERCENT, ledger);
         let merged = self.merge_into(&mut writer, old, &mut stream).await;
@@ -98,13 +107,14 @@ impl Tree {
         old: &TreeRoot,
         stream: &mut Stream<'_>,
     ) -> Result<Merged> {
-        let mut touched = 0;
+        let (mut touched, mut touched_leaves) = (0, 0);
         let mut path: Vec<Frame> = Vec::new();
         let mut next = Link::root(old)?;
         loop {
             if let Some(link) = next.take() {
                 let has_change = stream.has_below(link.high.as_ref().map(|key| key.as_slice()));
                 touched += u64::from(has_change);
+                touched_leaves += u64::from(has_change && link.level == 0);
                 if !has_change && writer.drain_below(link.level).await? {
                     writer.keep(link).await?;
                 } else {
@@ -133,7 +143,7 @@ impl Tree {
         }
         let root = writer.finish(old.since).await?;
         let (replaced, written) = writer.counts();
-        Ok(Merged { root, changes: stream.taken, touched, replaced, written })
+        Ok(Merged { root, changes: stream.taken, touched, touched_leaves, replaced, written })
     }
 
     /// Builds a tree of these items, with nodes filled to `fill_percent` (70 to 100) of their
@@ -152,7 +162,8 @@ impl Tree {
         let root = put_all(&mut writer, &mut stream, since).await;
         let root = writer.written_out().await.and(root)?;
         let (replaced, written) = writer.counts();
-        Ok(Merged { root, changes: stream.taken, touched: 0, replaced, written })
+        let changes = stream.taken;
+        Ok(Merged { root, changes, replaced, written, ..Merged::unchanged(&root) })
     }
 }
 

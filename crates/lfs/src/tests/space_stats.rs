@@ -95,6 +95,23 @@ async fn clean_and_compare(volume: &Volume) {
     assert!(share > 0.0 && share < 1.0, "{share}");
 }
 
+/// A checkpoint after a change of one block. The leaf of its inode changed, that of its extent, and
+/// perhaps the leaves of extents next to it.
+async fn checkpoint_and_compare(volume: &Volume, file: &OpenFileRef, rng: &mut u64) {
+    volume.checkpoint().await.unwrap();
+    let before = volume.checkpoint_stats();
+    write(file, 0, &[split_mix(rng) as u8; BLOCK as usize]).await.unwrap();
+    file.sync(true).await.unwrap();
+    volume.checkpoint().await.unwrap();
+    let after = volume.checkpoint_stats();
+    assert_eq!(after.checkpoints, before.checkpoints + 1);
+    let leaves = after.changed_leaves - before.changed_leaves;
+    let written = after.written_nodes - before.written_nodes;
+    assert!((1..=4).contains(&leaves), "{leaves} leaves");
+    // Each of two merges writes a path, and perhaps neighbours.
+    assert!(written >= leaves && written <= 16, "{written} nodes for {leaves} leaves");
+}
+
 async fn fill_overwrite_and_clean(setup: &Setup, disk: &SimDisk, percent: u64, seed: u64) {
     let volume = open(setup, disk).await.unwrap();
     let room = volume.space_stats().writable_bytes * percent / 100;
@@ -109,7 +126,7 @@ async fn fill_overwrite_and_clean(setup: &Setup, disk: &SimDisk, percent: u64, s
         // The maintenance task ends what it has begun.
         World::sleep(&**disk.world(), Duration::from_secs(5)).await;
         clean_and_compare(&volume).await;
-        volume.checkpoint().await.unwrap();
+        checkpoint_and_compare(&volume, &file, &mut rng).await;
         volume.checkpoint().await.unwrap();
         World::sleep(&**disk.world(), Duration::from_secs(5)).await;
         let stats = check_equations(&volume).await;

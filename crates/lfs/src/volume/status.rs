@@ -3,6 +3,7 @@
 //!
 //! Lock: the state lock, for one query. It is not held across a wait.
 
+use crate::checkpoint::CheckpointStats;
 use crate::clean::{CleanStats, Hurry};
 use crate::files::map_ops::FileOps;
 use crate::names::lookup::Stop;
@@ -22,6 +23,11 @@ impl Volume {
     /// The use of the volume's segments now, and the free space that writers do not get.
     pub fn space_stats(&self) -> SpaceStats {
         self.0.state.lock().space_stats()
+    }
+
+    /// The counters of checkpoints since the volume was opened.
+    pub fn checkpoint_stats(&self) -> CheckpointStats {
+        self.0.checkpoints.stats()
     }
 
     /// Cleans the segments with the least live data, as for a writer that waits for space.
