@@ -87,7 +87,8 @@ fn random_variant(
 ) -> Variant<'_> {
     Variant::new(ground.name, move |turn: &Turn| {
         ground.remount()?;
-        let spec = Overwrite { len, block: BLOCK, total, window: total, seed: turn.seed };
+        let spec =
+            Overwrite { len, block: BLOCK, total, window: total, seed: turn.seed, skewed: false };
         let before = Usage::of_machine();
         let done = match &mut worker {
             Some(worker) => {

@@ -28,6 +28,9 @@ pub struct Overwrite {
     pub window: u64,
     /// Seed of offsets and content.
     pub seed: u64,
+    /// Nine of ten writes go to a tenth of the blocks, which are spread over the file. Otherwise
+    /// all blocks are drawn alike.
+    pub skewed: bool,
 }
 
 /// Result of the overwrites.
@@ -40,6 +43,21 @@ pub struct Overwritten {
 }
 
 impl Overwrite {
+    /// Draws the number of a block.
+    fn draw_block(&self, rng: &mut Rng) -> u64 {
+        let blocks = self.len / self.block;
+        let tenth = blocks / 10;
+        match self.skewed && tenth > 0 {
+            false => rng.below(blocks),
+            true if rng.below(10) > 0 => 10 * rng.below(tenth),
+            // The others lie between the blocks of that tenth.
+            true => {
+                let n = rng.below(9 * tenth);
+                n / 9 * 10 + 1 + n % 9
+            }
+        }
+    }
+
     /// Runs the overwrites on a file.
     pub fn run(&self, file: &dyn Opened) -> Result<Overwritten> {
         let mut rng = Rng::new(self.seed);
@@ -50,7 +68,7 @@ impl Overwrite {
             let start = Instant::now();
             let mut now = start;
             for _ in 0..bytes / self.block {
-                let offset = rng.below(self.len / self.block) * self.block;
+                let offset = self.draw_block(&mut rng) * self.block;
                 buf[..8].copy_from_slice(&rng.draw().to_le_bytes());
                 file.write(&buf, offset)?;
                 let after = Instant::now();
@@ -67,7 +85,8 @@ impl Overwrite {
     /// Encodes the overwrites as a job for a child, on a file of the kernel's page cache.
     pub fn job(&self, path: &Path) -> Value {
         json!({ "job": "overwrite", "path": path, "len": self.len, "block": self.block,
-            "total": self.total, "window": self.window, "seed": self.seed })
+            "total": self.total, "window": self.window, "seed": self.seed,
+            "skewed": self.skewed })
     }
 }
 
@@ -80,6 +99,7 @@ pub fn overwrite_here(job: &Value) -> Result<Value> {
         total: count("total"),
         window: count("window").max(1),
         seed: count("seed"),
+        skewed: job["skewed"] == true,
     };
     let path = Path::new(job["path"].as_str().unwrap_or_default());
     let file = KernelFile::new(open_with(path, OFlags::empty())?);
@@ -141,11 +161,29 @@ mod tests {
         }
     }
 
+    fn spec(skewed: bool) -> Overwrite {
+        let (total, window) = (40 << 10, 16 << 10);
+        Overwrite { len: 64 << 10, block: 4096, total, window, seed: 3, skewed }
+    }
+
+    #[test]
+    fn skewed_load_writes_nine_of_ten_to_a_tenth() {
+        let spec = Overwrite { len: 1000 * 4096, ..spec(true) };
+        let mut rng = Rng::new(1);
+        let mut counts = vec![0u32; 1000];
+        (0..100_000).for_each(|_| counts[spec.draw_block(&mut rng) as usize] += 1);
+        let hot: u32 = counts.iter().step_by(10).sum();
+        assert!((89_000..91_000).contains(&hot), "{hot}");
+        let missed = counts.iter().filter(|count| **count == 0).count();
+        assert!(missed < 5, "blocks that are not written: {missed}");
+        let spec = Overwrite { skewed: false, ..spec };
+        (0..1000).for_each(|_| assert!(spec.draw_block(&mut rng) < 1000));
+    }
+
     #[test]
     fn o1_every_window_ends_with_a_sync() {
         let file = Counting(std::sync::Mutex::new(vec![0]));
-        let spec =
-            Overwrite { len: 64 << 10, block: 4096, total: 40 << 10, window: 16 << 10, seed: 3 };
+        let spec = spec(false);
         let done = spec.run(&file).unwrap();
         assert_eq!(*file.0.lock().unwrap(), [16 << 10, 16 << 10, 8 << 10, 0]);
         assert!(done.windows.iter().all(|w| w.1 > 0.0), "O1");
@@ -155,8 +193,7 @@ mod tests {
     fn windows_cover_the_total_and_survive_the_pipe() {
         let path = std::env::temp_dir().join(format!("forebay-overwrite-{}", std::process::id()));
         std::fs::write(&path, vec![0; 64 << 10]).unwrap();
-        let spec =
-            Overwrite { len: 64 << 10, block: 4096, total: 40 << 10, window: 16 << 10, seed: 3 };
+        let spec = spec(false);
         let answer = overwrite_here(&spec.job(&path)).unwrap();
         let done = Overwritten::from_json(&answer);
         let bytes: Vec<u64> = done.windows.iter().map(|w| w.0).collect();

@@ -112,7 +112,14 @@ fn variant<'a>(
     Variant::new(name, move |turn: &Turn| {
         // The slice before has closed it.
         place.reopen()?;
-        let spec = Overwrite { len: size, block: BLOCK, total, window: total, seed: turn.seed };
+        let spec = Overwrite {
+            len: size,
+            block: BLOCK,
+            total,
+            window: total,
+            seed: turn.seed,
+            skewed: false,
+        };
         let (before, machine) = (place.device_bytes()?, Usage::of_machine());
         let start = Instant::now();
         let done = match &mut worker {

@@ -1,5 +1,6 @@
 //! `sustained`: random overwrites of five times the free space of a file system that is 80 % full,
-//! with the rate over time.
+//! with the rate over time. Two loads: all blocks alike, and 90 % of the writes to 10 % of the
+//! blocks.
 //!
 //! Invariants: U1 a window of the rate ends with a sync. U2 the fresh rate is that of the same load
 //! on the same place until half the free space has been written: up to then nothing has to be
@@ -25,12 +26,46 @@ const WINDOWS: u64 = 20;
 const TIMES: u64 = 5;
 const TIMES_QUICK: u64 = 3;
 
+/// A load.
+struct Load {
+    /// The prefix of its metrics.
+    prefix: &'static str,
+    title: &'static str,
+    skewed: bool,
+    /// The bar of the steady rate over that of XFS, if there is one.
+    bar: Option<f64>,
+}
+
+const LOADS: [Load; 2] = [
+    Load {
+        prefix: "sustained",
+        title: "4 KiB random overwrites at 80 % full, each window synced",
+        skewed: false,
+        bar: None,
+    },
+    Load {
+        prefix: "sustained_skewed",
+        title: "The same, 90 % of the writes to 10 % of the blocks",
+        skewed: true,
+        bar: Some(0.7),
+    },
+];
+
+/// Most of the bound of [`bytes_bound`] that the volume may write.
+const BOUND_MOST: f64 = 1.2;
+
 struct Run {
     name: &'static str,
     free: u64,
     done: Overwritten,
     amplification: f64,
+    /// Of a volume: the live share of all segments at the end, and that of the segments that the
+    /// cleaner emptied last.
+    live: Option<(f64, Option<f64>)>,
 }
+
+/// The runs of each file system.
+type Runs = BTreeMap<&'static str, Vec<Run>>;
 
 /// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
@@ -38,57 +73,86 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let budget = if options.quick { 16 * MIB } else { 256 * MIB };
     let ground =
         Ground { options, part: "sustained", image_bytes: bytes, budget, dirt_bytes: None };
-    let who: &[Who] = match options.quick {
-        true => &[Who::Volume],
-        false => &[Who::Volume, Who::Loop(FsKind::Xfs), Who::Loop(FsKind::Btrfs)],
-    };
     let mut refused = 0.0;
-    let mut runs: BTreeMap<&'static str, Vec<Run>> = BTreeMap::new();
-    for _ in 0..options.rounds_or(1, 1) {
-        // One place at a time, because each needs a full image of its own.
-        for who in who {
-            for mut place in places::all(&ground, &[*who], &[Backing::Written], report) {
-                match one(options, &mut place, budget) {
-                    Ok(run) => runs.entry(run.name).or_default().push(run),
-                    // A refused write is a result of this measurement, neither a lack of the
-                    // machine nor a failure.
-                    Err(e) if e.kind() == ErrorKind::NoSpace && place.ours().is_some() => {
-                        report.note(format!("sustained on {}: refused: {e}", place.name));
-                        refused += 1.0;
-                    }
-                    Err(e) => report.left_out(&format!("sustained on {}", place.name), e),
+    for load in &LOADS {
+        let who: &[Who] = match (options.quick, load.skewed) {
+            (true, false) => &[Who::Volume],
+            (_, true) => &[Who::Volume, Who::Loop(FsKind::Xfs)],
+            (false, false) => &[Who::Volume, Who::Loop(FsKind::Xfs), Who::Loop(FsKind::Btrfs)],
+        };
+        let mut runs = Runs::new();
+        for _ in 0..options.rounds_or(1, 1) {
+            refused += run_each(&ground, load, who, &mut runs, report);
+        }
+        add_load(report, load, &runs);
+    }
+    report.ratio_with_bar("sustained_refused", refused, Good::AtMost, 0.0);
+    report.note(format!("sustained: images of {}, written", format_size(bytes)));
+    Ok(())
+}
+
+/// Runs a load on each file system, one at a time, because each needs a full image of its own.
+/// Returns how many runs ended because a write of ours was refused.
+fn run_each(
+    ground: &Ground<'_>,
+    load: &Load,
+    who: &[Who],
+    runs: &mut Runs,
+    report: &mut Report,
+) -> f64 {
+    let mut refused = 0.0;
+    for who in who {
+        for mut place in places::all(ground, &[*who], &[Backing::Written], report) {
+            match one(ground, load, &mut place) {
+                Ok(run) => runs.entry(run.name).or_default().push(run),
+                // A refused write is a result of this measurement, neither a lack of the machine
+                // nor a failure.
+                Err(e) if e.kind() == ErrorKind::NoSpace && place.ours().is_some() => {
+                    report.note(format!("{} on {}: refused: {e}", load.prefix, place.name));
+                    refused += 1.0;
                 }
+                Err(e) => report.left_out(&format!("{} on {}", load.prefix, place.name), e),
             }
         }
     }
-    report.ratio_with_bar("sustained_refused", refused, Good::AtMost, 0.0);
-    let mut series = Vec::new();
-    for (name, runs) in &runs {
-        add(report, name, runs);
+    refused
+}
+
+/// Adds the figures of a load.
+fn add_load(report: &mut Report, load: &Load, runs: &Runs) {
+    let (prefix, mut series) = (load.prefix, Vec::new());
+    for (name, runs) in runs {
+        add(report, prefix, name, runs);
         if let Some(run) = runs.first() {
             let rates = rates(run);
             let (low, high) = extremes(&rates);
-            report.note(format!("{name}, MiB/s from {low:.0} to {high:.0}: {}", spark(&rates)));
+            let marks = spark(&rates);
+            report.note(format!("{prefix} on {name}, MiB/s from {low:.0} to {high:.0}: {marks}"));
             series.push((name.to_string(), rates));
         }
     }
+    if let Some(ours) = runs.get("volume") {
+        add_ours(report, load, ours);
+    }
     if let (Some(ours), Some(xfs)) = (runs.get("volume"), runs.get("xfs-on-loop")) {
         let rate = |runs: &Vec<Run>| median(&runs.iter().map(steady).collect::<Vec<_>>());
-        report.ratio("sustained_steady_vs_xfs", rate(ours) / rate(xfs));
+        let (name, value) = (format!("{prefix}_steady_vs_xfs"), rate(ours) / rate(xfs));
+        match load.bar {
+            Some(bar) => report.ratio_with_bar(&name, value, Good::AtLeast, bar),
+            None => report.ratio(&name, value),
+        }
     }
     // Without a variant that finished there is no chart.
     if !series.is_empty() {
         report.plots.push(Plot {
             behaviour: "volume",
-            title: "4 KiB random overwrites at 80 % full, each window synced".into(),
+            title: load.title.into(),
             unit: "MiB/s".into(),
             series,
             x: format!("free space written, in {WINDOWS} steps for each time"),
             ..Plot::default()
         });
     }
-    report.note(format!("sustained: images of {}, written", format_size(bytes)));
-    Ok(())
 }
 
 /// Writable bytes, and total bytes.
@@ -104,7 +168,8 @@ fn room(place: &Place) -> Result<(u64, u64)> {
     Ok((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))
 }
 
-fn one(options: &Options, place: &mut Place, budget: u64) -> Result<Run> {
+fn one(ground: &Ground<'_>, load: &Load, place: &mut Place) -> Result<Run> {
+    let (options, budget) = (ground.options, ground.budget);
     let (available, all) = room(place)?;
     let len = round_down(all / 5 * 4, MIB);
     if len > available {
@@ -117,7 +182,8 @@ fn one(options: &Options, place: &mut Place, budget: u64) -> Result<Run> {
     let (free, _) = room(place)?;
     let times = if options.quick { TIMES_QUICK } else { TIMES };
     let window = round_down((free / WINDOWS).max(BLOCK), BLOCK);
-    let spec = Overwrite { len, block: BLOCK, total: times * WINDOWS * window, window, seed: 1 };
+    let (total, skewed) = (times * WINDOWS * window, load.skewed);
+    let spec = Overwrite { len, block: BLOCK, total, window, seed: 1, skewed };
     place.reopen()?;
     let before = place.device_bytes()?;
     let done = match place.path(FILE) {
@@ -128,9 +194,13 @@ fn one(options: &Options, place: &mut Place, budget: u64) -> Result<Run> {
             Overwritten::from_json(&worker.ask(&spec.job(&path))?)
         }
     };
+    let live = place.ours().map(|ours| {
+        let victims = ours.volume.clean_stats().recent_live_share();
+        (ours.volume.space_stats().live_share(), victims)
+    });
     let written = place.closed_bytes()? - before;
     let amplification = written as f64 / done.bytes() as f64;
-    Ok(Run { name: place.name, free, done, amplification })
+    Ok(Run { name: place.name, free, done, amplification, live })
 }
 
 /// MiB/s of each window.
@@ -151,28 +221,67 @@ fn steady(run: &Run) -> f64 {
     mean_rate(&windows[windows.len().saturating_sub(2 * WINDOWS as usize)..])
 }
 
-fn add(report: &mut Report, name: &str, runs: &[Run]) {
+/// The least bytes that a log-structured volume writes for each byte that is changed, if all blocks
+/// are overwritten alike and a share `live` of its segments is live. A segment is cleaned when a
+/// share v of it is live, with `live = (v - 1) / ln v`. Each cleaned segment gives `1 - v` of its
+/// space.
+fn bytes_bound(live: f64) -> f64 {
+    let (mut low, mut high) = (1e-9, 1.0 - 1e-9);
+    for _ in 0..60 {
+        let v: f64 = (low + high) / 2.0;
+        match (v - 1.0) / v.ln() < live {
+            true => low = v,
+            false => high = v,
+        }
+    }
+    1.0 / (1.0 - low)
+}
+
+/// Adds the rows of a file system.
+fn add(report: &mut Report, prefix: &str, name: &str, runs: &[Run]) {
     let of = |figure: &dyn Fn(&Run) -> f64| runs.iter().map(figure).collect::<Vec<f64>>();
+    let mut row = |metric: &str, unit, values: &[f64]| {
+        report.row(name, &format!("{prefix}_{metric}"), unit, values);
+    };
     let fresh = of(&|r| mean_rate(&r.done.windows[..WINDOWS as usize / 2]));
     let steady = of(&steady);
-    report.row(name, "sustained_fresh", "MiB/s", &fresh);
-    report.row(name, "sustained_steady", "MiB/s", &steady);
-    let p999 = of(&|r| r.done.hist.percentile(99.9) as f64 / 1e3);
-    report.row(name, "sustained_p99_9", "us", &p999);
-    report.row(name, "sustained_max", "us", &of(&|r| r.done.hist.max() as f64 / 1e3));
-    report.row(name, "sustained_written_per_byte_dirtied", "x", &of(&|r| r.amplification));
-    report.row(name, "sustained_free", "MiB", &of(&|r| (r.free / MIB) as f64));
+    row("fresh", "MiB/s", &fresh);
+    row("steady", "MiB/s", &steady);
+    row("p99_9", "us", &of(&|r| r.done.hist.percentile(99.9) as f64 / 1e3));
+    row("p99_99", "us", &of(&|r| r.done.hist.percentile(99.99) as f64 / 1e3));
+    row("max", "us", &of(&|r| r.done.hist.max() as f64 / 1e3));
+    row("written_per_byte_dirtied", "x", &of(&|r| r.amplification));
+    row("free", "MiB", &of(&|r| (r.free / MIB) as f64));
+    let live: Vec<f64> = runs.iter().filter_map(|r| r.live).map(|(all, _)| all).collect();
+    let victims: Vec<f64> = runs.iter().filter_map(|r| r.live?.1).collect();
+    if !live.is_empty() {
+        row("live_share", "1", &live);
+    }
+    if !victims.is_empty() {
+        row("victim_live_share", "1", &victims);
+    }
     let ratios: Vec<f64> = steady.iter().zip(&fresh).map(|(s, f)| s / f).collect();
     let ratio = median(&ratios);
-    match name {
-        "volume" => report.ratio_with_bar("sustained_vs_fresh", ratio, Good::AtLeast, 0.5),
-        _ => report.ratio(&format!("sustained_vs_fresh_{}", name.replace('-', "_")), ratio),
+    match (name, prefix) {
+        ("volume", "sustained") => {
+            report.ratio_with_bar("sustained_vs_fresh", ratio, Good::AtLeast, 0.5);
+        }
+        ("volume", _) => report.ratio(&format!("{prefix}_vs_fresh"), ratio),
+        _ => report.ratio(&format!("{prefix}_vs_fresh_{}", name.replace('-', "_")), ratio),
     }
-    if name == "volume" {
-        let times = of(&|r| r.amplification);
-        report.ratio("sustained_bytes_per_byte", median(&times));
-        let longest = of(&|r| r.done.hist.max() as f64 / 1e9).into_iter().fold(0.0, f64::max);
-        report.ratio("sustained_longest_seconds", longest);
+}
+
+/// Adds the ratios of the volume alone.
+fn add_ours(report: &mut Report, load: &Load, runs: &[Run]) {
+    let prefix = load.prefix;
+    let of = |figure: &dyn Fn(&Run) -> f64| runs.iter().map(figure).collect::<Vec<f64>>();
+    report.ratio(&format!("{prefix}_bytes_per_byte"), median(&of(&|r| r.amplification)));
+    let longest = of(&|r| r.done.hist.max() as f64 / 1e9).into_iter().fold(0.0, f64::max);
+    report.ratio(&format!("{prefix}_longest_seconds"), longest);
+    if !load.skewed {
+        let of_bound = of(&|r| r.amplification / r.live.map_or(f64::NAN, |l| bytes_bound(l.0)));
+        let (name, value) = (format!("{prefix}_bytes_vs_bound"), median(&of_bound));
+        report.ratio_with_bar(&name, value, Good::AtMost, BOUND_MOST);
     }
 }
 
@@ -203,6 +312,14 @@ mod tests {
         assert_eq!(spark(&[0.0, 4.0, 8.0]), "▁▅█");
         assert_eq!(spark(&vec![1.0; 250]).chars().count(), 84);
         assert_eq!(extremes(&[2.0, 1.0, 3.0]), (1.0, 3.0));
+    }
+
+    #[test]
+    fn bound_follows_from_the_live_share() {
+        for (live, bound) in [(0.72, 2.0), (0.80, 2.7), (0.01, 1.0)] {
+            let found = bytes_bound(live);
+            assert!((found - bound).abs() < 0.05, "{live}: {found}");
+        }
     }
 
     #[test]

@@ -271,6 +271,7 @@ fn volume_reports_every_row_and_ratio() {
         ],
     );
     check_scale(&json);
+    check_sustained(&json);
     let mut ratios = vec![
         "write_amplification_volume_synced_1g",
         "write_amplification_volume_unsynced",
@@ -308,6 +309,28 @@ fn volume_reports_every_row_and_ratio() {
     let notes = json["notes"].as_array().unwrap().iter().filter_map(Value::as_str);
     let recovered = notes.filter(|note| note.starts_with("recovery")).collect::<Vec<_>>();
     assert!(recovered[0].contains("; 0 checkpoints fell"), "O3: {recovered:?}");
+}
+
+/// The rows of both loads: ours, and those of XFS where it can run.
+fn check_sustained(json: &Value) {
+    let metrics = ["fresh", "steady", "p99_9", "p99_99", "max", "written_per_byte_dirtied", "free"];
+    let prefixes = ["sustained", "sustained_skewed"];
+    for prefix in prefixes {
+        for metric in metrics.iter().chain(&["live_share", "victim_live_share"]) {
+            check_rows(json, &[("volume", &format!("{prefix}_{metric}"))]);
+        }
+        let all = names(json, "ratios");
+        for name in ["vs_fresh", "bytes_per_byte", "longest_seconds"] {
+            assert!(all.contains(&format!("{prefix}_{name}").as_str()), "{prefix}_{name}");
+        }
+        let live = check::row(json, "volume", &format!("{prefix}_live_share"));
+        assert!((0.3..1.0).contains(&live), "{prefix}: {live}");
+    }
+    check_ratios(json, &["sustained_bytes_vs_bound", "sustained_vs_fresh"]);
+    if ran(json, "sustained on xfs-on-loop") && ran(json, "sustained_skewed on xfs-on-loop") {
+        check_rows(json, &[("xfs-on-loop", "sustained_skewed_steady")]);
+        check_ratios(json, &["sustained_skewed_steady_vs_xfs"]);
+    }
 }
 
 /// The rows of each volume, and its ratios to the smallest one.
