@@ -16,8 +16,8 @@
 //! earlier content of the block. So no checkpoint is made until the block is overwritten or
 //! truncated. Q3 what the cache holds is not left out: a later record may depend on it, such as a
 //! rename or a change of size. The repair examines each block under the lock of its folio. Neither
-//! a concurrent user of the folio nor a lost neighbour block causes the block to be left out. Q4 on a
-//! volume without checksums what counts as lost cannot be read until it is written again or
+//! a concurrent user of the folio nor a lost neighbour block causes the block to be left out. Q4 on
+//! a volume without checksums what counts as lost cannot be read until it is written again or
 //! truncated: its place may hold content of another file.
 //!
 //! Locks: the state lock and folio locks, one after the other. The lock of the staging area is

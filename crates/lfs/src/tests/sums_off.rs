@@ -157,7 +157,7 @@ fn flush_failure_without_sums_shows_no_foreign_bytes() {
                     assert_eq!(error.kind(), ErrorKind::Io, "seed {seed}: {error}");
                 }
                 let is_own = buf.iter().all(|byte| *byte == fill);
-                assert!(done.is_err() || is_own, "seed {seed}: begins with {}", buf[0]);
+                assert!(done.is_err() || is_own, "Q4: seed {seed}: begins with {}", buf[0]);
                 done.is_ok()
             };
             direct(1).await;
