@@ -227,6 +227,11 @@ impl Volume {
                 volume.0.state.lock().life.open_for_reading();
                 return Ok(volume);
             }
+            // Nodes are written over those of states that the newest slot has replaced. If a power
+            // loss took that slot, one of these would be the newest (open.O11).
+            if !is_clean && !options.plant.has(Planted::UnflushedRecovery) {
+                flush(device).await.map_err(for_reading)?;
+            }
             if has_rest {
                 match volume.0.checkpoints.make(How::Replayed).await {
                     Ok(()) => replay = Replay::LaterPart,

@@ -6,14 +6,14 @@
 //!                                                  └─ yes ─▶ slot: a new generation
 //! ```
 //! Invariants: O11 the volume serves no state that a power loss could still take away. What
-//! recovery read is first flushed and written into a checkpoint. O12 a generation is never used
-//! twice. A new one is above all generations in slots and segment headers, and a slot names it
-//! before anything is written with it. A repair of the log draws a generation that is only in the
-//! header of its segment. A power loss may tear that header and keep a record behind it. So
-//! recovery skips more generations than one open volume can draw. O13 opening a volume read-only
-//! writes nothing to it. O14 memory and reads are proportional to what the image really has:
-//! entries of the usage table, nodes, records. So the claims of a slot are first compared with the
-//! usage table.
+//! recovery read is flushed before anything is written, and then written into a checkpoint. O12 a
+//! generation is never used twice. A new one is above all generations in slots and segment headers,
+//! and a slot names it before anything is written with it. A repair of the log draws a generation
+//! that is only in the header of its segment. A power loss may tear that header and keep a record
+//! behind it. So recovery skips more generations than one open volume can draw. O13 opening a
+//! volume read-only writes nothing to it. O14 memory and reads are proportional to what the image
+//! really has: entries of the usage table, nodes, records. So the claims of a slot are first
+//! compared with the usage table.
 //!
 //! No locks: during opening nothing else uses the volume.
 

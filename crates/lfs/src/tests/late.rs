@@ -10,7 +10,7 @@ use crate::tests::setup::Setup;
 use crate::{CreateOptions, OpenOptions, Volume};
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::{World, WorldRef};
-use forebay_block::DeviceRef;
+use forebay_block::{BioOp, DeviceRef};
 use forebay_sim::{SimConfig, SimDisk};
 use forebay_vfs::{
     FileKind, FileSystem, Ino, Name, NewInode, OpenFileRef, OpenFlags, RenameFlags, SetAttr,
@@ -250,4 +250,26 @@ fn slots_of_another_volume_do_not_count() {
     world.stop();
     disk.poke(0, &part.peek(0, small.volume_bytes as usize));
     assert_eq!(found(&disk, "f"), [5; BLOCK]);
+}
+
+/// The story: a checkpoint failed and its slot was durable; the state before was written over that
+/// slot, and the process was killed. The next one read it, which was not flushed, and wrote its
+/// nodes over those of the failed checkpoint. A power loss brought the slot of that one back. O11.
+#[test]
+fn o11_opening_flushes_what_it_read_before_it_writes() {
+    let setup = setup(0);
+    let disk = setup.blank();
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (_, file) = create(&volume, "f").await.unwrap();
+        write(&file, 0, &[1; BLOCK]).await.unwrap();
+        file.sync(true).await.unwrap();
+    });
+    let killed = disk.process_crash(1).in_world(SimWorld::new(4));
+    disk.world().stop();
+    killed.world().run(async { drop(open(&setup, &killed).await.unwrap()) });
+    killed.world().stop();
+    let log = killed.log();
+    let first = log.iter().find(|entry| entry.op != BioOp::Read).expect("a checkpoint");
+    assert_eq!(first.op, BioOp::Flush, "O11: it wrote first");
 }
