@@ -1,6 +1,7 @@
 //! Pins on real threads and both real engines, with frames that are poisoned when they are given
 //! back: each pin shows one version of its bytes to its end, while writers, truncates, punches,
-//! direct writes, evictions and resizes of the cache run.
+//! direct writes, evictions and resizes of the cache run. Then threads pin all that the cache gives
+//! them: never more than an eighth of its frames, and its parts stay within the budget.
 //!
 //! `FOREBAY_PIN_ROUNDS=500` plays longer.
 
@@ -13,14 +14,19 @@ use forebay_cache::{Config, PageCache, Pinned};
 use forebay_iomap::file::ZeroFlags;
 use forebay_iomap::identity::Identity;
 use forebay_iomap::{MappedFile, PinRequest, Source};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 2 << 20;
 /// Blocks that are changed and pinned: few, so that the threads meet.
 const BLOCKS: u64 = 64;
 const STEPS: usize = 200;
+/// Threads that pin all they can, the blocks of each, and the pins that each holds: together more
+/// than an eighth of the largest cache, which has 1024 frames.
+const CROWD: (u64, u64, usize) = (4, 128, 40);
 const MIB: u64 = 1 << 20;
 
 struct Image(PathBuf);
@@ -145,6 +151,74 @@ impl Subject {
     }
 }
 
+/// What several threads have pinned, each frame once, and how often they were refused.
+#[derive(Default)]
+struct Crowd {
+    held: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Crowd {
+    fn end_pin(&self, held: &mut Vec<(Pinned, Vec<u8>)>, rng: &mut u64) {
+        let (pinned, bytes) = held.swap_remove(split_mix(rng) as usize % held.len());
+        assert!(pinned.to_vec() == bytes, "pin.P1: the bytes of a pin have changed");
+        self.held.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Subject {
+    /// Pins frames that no other pin holds: each was written after the last pin of its block. The
+    /// cache's own count is no judge: it has what a refused pin reserves for a moment.
+    fn pin_all(&self, blocks: Range<u64>, rng: &mut u64, crowd: &Crowd) -> Vec<(Pinned, Vec<u8>)> {
+        let (handle, mut held) = (self.file.open_handle(), Vec::new());
+        for _ in 0..STEPS {
+            let offset = (blocks.start + split_mix(rng) % (blocks.end - blocks.start)) * BLOCK;
+            let value = vec![1 + (split_mix(rng) % 0x7e) as u8; BLOCK as usize];
+            let mut bytes = forebay_base::buf::AlignedBuf::copy_of(&value);
+            let source = Source::Owned(&mut bytes);
+            block_on(self.file.write(&handle, offset, source, IoFlags::empty())).unwrap();
+            let (len, flags) = (BLOCK as usize, IoFlags::empty());
+            let request = PinRequest { offset, len, flags, may_copy: false, blocking: true };
+            match block_on(self.file.pin(&handle, request)).unwrap() {
+                Some(pinned) => {
+                    let now = crowd.held.fetch_add(1, Ordering::SeqCst) + 1;
+                    let limit = self.cache.pin_limit();
+                    assert!(now <= limit, "pin.P5: {now} frames are pinned, of {limit}");
+                    held.push((pinned, value));
+                }
+                None => _ = crowd.refused.fetch_add(1, Ordering::SeqCst),
+            }
+            let used: u64 = self.cache.budget().iter().map(|(_, now, _)| now).sum();
+            let budget = self.cache.budget_bytes();
+            assert!(used <= budget, "{used} bytes are in use, of a budget of {budget}");
+            if held.len() > CROWD.2 {
+                crowd.end_pin(&mut held, rng);
+            }
+        }
+        held
+    }
+
+    /// pin.P5, and the budget, while no resize moves them.
+    fn crowd(&self, rng: &mut u64) {
+        block_on(self.file.set_len(SIZE)).unwrap();
+        let crowd = Crowd::default();
+        std::thread::scope(|scope| {
+            let start = |thread: u64| {
+                let (blocks, mut rng) = (thread * CROWD.1..(thread + 1) * CROWD.1, split_mix(rng));
+                let crowd = &crowd;
+                scope.spawn(move || self.pin_all(blocks, &mut rng, crowd))
+            };
+            let threads: Vec<_> = (0..CROWD.0).map(start).collect();
+            // All stay pinned until the last thread has ended, so that the limit is met.
+            let held: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            for (pinned, bytes) in held.iter().flatten() {
+                assert!(pinned.to_vec() == *bytes, "pin.P1: the bytes of a pin have changed");
+            }
+        });
+        assert!(crowd.refused.into_inner() > 0, "the limit of pins was met");
+    }
+}
+
 fn round(seed: u64, path: &Path, engine: &Engine) -> (u64, u64) {
     let subject = Subject::open(path, engine, seed);
     let mut rng = seed;
@@ -167,6 +241,7 @@ fn round(seed: u64, path: &Path, engine: &Engine) -> (u64, u64) {
             });
         }
     });
+    subject.crowd(&mut rng);
     let (file, cache) = (&subject.file, &subject.cache);
     block_on(file.sync(&file.open_handle())).unwrap();
     block_on(file.wait_fills());
