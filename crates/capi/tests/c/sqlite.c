@@ -249,10 +249,55 @@ static void full_volume(const char *folder) {
     closed(db);
 }
 
+static char logged[600];
+
+static void on_log(void *with, int code, const char *message) {
+    (void)with;
+    /* SQLite logs what the statement came to besides. */
+    if (code == SQLITE_IOERR_DATA && strncmp(message, "forebay: ", 9) == 0)
+        snprintf(logged, sizeof logged, "%s", message);
+}
+
+/* One byte changes in each block of an image that has rows of the database. */
+static void change_rows(const char *image) {
+    static const char row[] = "forebay!forebay!";
+    unsigned char block[4096], *found;
+    int fd = open(image, O_RDWR), changed = 0;
+    CHECK(fd >= 0);
+    for (int64_t at = 0; pread(fd, block, sizeof block, at) == sizeof block; at += sizeof block) {
+        found = memmem(block, sizeof block, row, sizeof row - 1);
+        if (found == NULL)
+            continue;
+        *found ^= 1;
+        IS(pwrite(fd, block, sizeof block, at), sizeof block);
+        changed++;
+    }
+    CHECK(changed > 10);
+    CHECK(close(fd) == 0);
+}
+
+/* Content that does not match its checksum has SQLite's code for that, and the log has the text. */
+static void damaged_volume(const char *folder) {
+    char uri[600];
+    sqlite3 *db;
+    snprintf(uri, sizeof uri, "file:/d.db?vfs=forebay&volume=%s/d&volume_size=16777216", folder);
+    db = opened(uri);
+    ran(db, "CREATE TABLE t(a)");
+    ran(db, "INSERT INTO t VALUES(replace(hex(zeroblob(20000)), '00', 'forebay!'))");
+    closed(db);
+    change_rows(in_folder(folder, "d"));
+    db = opened(uri);
+    IS(sqlite3_exec(db, "SELECT * FROM t WHERE a LIKE '%q'", NULL, NULL, NULL), SQLITE_IOERR);
+    IS(sqlite3_extended_errcode(db), SQLITE_IOERR_DATA);
+    CHECK(strstr(logged, "the checksum does not match") != NULL);
+    closed(db);
+}
+
 int main(int argc, char **argv) {
     char uri[600], other[600];
     CHECK(argc == 2);
     cache = small_cache();
+    IS(sqlite3_config(SQLITE_CONFIG_LOG, on_log, NULL), SQLITE_OK);
     IS(forebay_sqlite_register(0), SQLITE_OK);
     IS(forebay_sqlite_use_cache(cache), SQLITE_OK);
     IS(forebay_sqlite_use_cache(cache), SQLITE_BUSY);
@@ -264,6 +309,7 @@ int main(int argc, char **argv) {
     each(uri, other);
     permissions(argv[1]);
     full_volume(argv[1]);
+    damaged_volume(argv[1]);
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
     IS(fby_cache_close(cache), 0);
     IS(sqlite3_shutdown(), SQLITE_OK);
