@@ -1,8 +1,8 @@
 //! Serves a mount: its threads, its first and its last message.
 //!
 //! ```text
-//!   INIT ─▶ negotiated, ready ─▶ requests ─▶ DESTROY, or the connection is over ─▶ Ending: sync, give the
-//!   file system back, answer DESTROY, join the threads
+//!   INIT ─▶ negotiated, ready ─▶ requests ─▶ DESTROY, or the connection is over
+//!     ─▶ Ending: sync, give the file system back, answer DESTROY, join the threads
 //! ```
 //! Invariants: S1 the reply to `INIT` comes before any other reply. S2 an [`Ending`] releases the
 //! file system after the last request is answered. S3 a reader thread that ends before the

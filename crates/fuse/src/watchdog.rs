@@ -290,7 +290,7 @@ mod tests {
         assert!(!holds_device(child.id() as i32), "it has no connection that one could end");
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!holds_device(child.id() as i32), "nobody");
+        assert!(!holds_device(child.id() as i32), "the process has ended");
         let ours = std::process::id() as i32;
         let Ok(device) = std::fs::File::open("/dev/fuse") else {
             let allowed = std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1");

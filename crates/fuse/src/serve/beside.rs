@@ -321,7 +321,7 @@ mod tests {
         // Parts of a long append may arrive in any order; without another writer they keep the
         // kernel's offsets.
         core.inodes.told(Ino(9));
-        assert!(!core.others_write(Ino(9)), "nobody has changed this one");
+        assert!(!core.others_write(Ino(9)), "no other interface has changed this one");
         // The kernel looked the file up in the meantime, and got the old size.
         let root = block_on(core.fs.getattr(Ino::ROOT)).unwrap();
         core.inodes.told(Ino(8));
@@ -339,7 +339,7 @@ mod tests {
         let attr = |ino| Attr { ino: Ino(ino), kind: FileKind::File, ..root };
         block_on(core.will_change(Ino(9)));
         block_on(core.will_change(Ino(9)));
-        assert!(!core.others_write(Ino(9)), "nobody knows it");
+        assert!(!core.others_write(Ino(9)), "the kernel does not know it");
         for once in [false, true] {
             core.inodes.told(Ino(9));
             assert!(core.valid(&attr(9), core.epoch()).attr.is_zero(), "its size is about to go");

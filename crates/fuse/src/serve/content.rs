@@ -521,7 +521,7 @@ mod tests {
         assert_eq!(of(o_direct() | open::DSYNC, WRITE_CACHE), IoFlags::empty());
         core.inodes.told(handle.file.ino());
         core.inodes.mark(handle.file.ino(), Mark::Shared);
-        assert_eq!(of(open::APPEND, 2), IoFlags::APPEND, "somebody else has written");
+        assert_eq!(of(open::APPEND, 2), IoFlags::APPEND, "another interface has written");
         assert_eq!(of(open::APPEND, WRITE_CACHE), IoFlags::empty());
         assert_eq!(of(2, 2), IoFlags::empty(), "an append by `RWF_APPEND` says nothing of it");
         assert!(handle.set_mode(crate::ioctl::MODE_UNCACHED));

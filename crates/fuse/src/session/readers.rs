@@ -72,7 +72,7 @@ mod tests {
         let third = readers.may_wait().unwrap();
         drop(others);
         drop((second, third));
-        assert!(readers.may_wait().is_none(), "X2: nobody listens any more");
+        assert!(readers.may_wait().is_none(), "X2: no thread listens any more");
         let _listens = readers.listen();
         assert!(readers.may_wait().is_some());
     }

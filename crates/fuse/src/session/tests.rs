@@ -259,7 +259,7 @@ fn s2_u5_destroy_is_answered_last() {
     assert!(weak.upgrade().is_some());
     ending.release();
     assert!(weak.upgrade().is_none(), "U5: given back, though a directory was open");
-    assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).0, 107, "nobody is there any more");
+    assert_eq!(kernel.ask(opcode::STATFS, 1, &[]).0, 107, "no daemon is there any more");
     let thread = std::thread::spawn(move || ending.finish(&synced));
     assert_eq!(kernel.reply(), (5, (0, Vec::new())));
     drop(kernel);
@@ -349,7 +349,7 @@ fn a1_a2_requests_that_wait_are_answered() {
     run(3, false);
     drop(wakers.recv().unwrap());
     // The story: it was dropped, and answered EIO, though it could have continued.
-    assert_eq!(kernel.reply(), (3, (3, Vec::new())), "nobody can wake it, so it looks again");
+    assert_eq!(kernel.reply(), (3, (3, Vec::new())), "no waker is left, so it looks again");
     drop((core, kernel));
     end(session.wait());
 }

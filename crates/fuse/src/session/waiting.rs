@@ -4,7 +4,8 @@
 //!
 //! ```text
 //!   first poll: ready ─▶ answered on the reader thread
-//!               pending ─▶ PARKED ── wake ──▶ a background task polls it to its end, or a thread once
+//!               pending ─▶ PARKED ── wake ──▶ a background task polls it to its end, or a
+//!                                             thread once
 //!               pending, and woken meanwhile, or without a waker left ─▶ the same at once
 //! ```
 //! Invariants: A1 no wake is lost. A wake during a poll, or before the request is parked, counts,

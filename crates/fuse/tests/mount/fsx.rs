@@ -1,6 +1,6 @@
-//! Random operations on a file through the kernel: buffered, direct, mapped, by several openings with
-//! modes of their own. `FOREBAY_FSX_RUNS` sets the number of runs (default 4 for each way of caching),
-//! `FOREBAY_SEED` the first seed.
+//! Random operations on a file through the kernel: buffered, direct, mapped, by several openings
+//! with modes of their own. `FOREBAY_FSX_RUNS` sets the number of runs (default 4 for each way of
+//! caching), `FOREBAY_SEED` the first seed.
 //!
 //! No locks.
 

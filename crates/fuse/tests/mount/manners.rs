@@ -130,9 +130,9 @@ fn inodes_beyond_the_bound_are_forgotten() {
     for n in 0..10_000 {
         std::fs::write(lab.path().join(format!("file-{n}")), b"").unwrap();
     }
-    // Telling it of more makes it forget more, and of what it still knows it asks nobody: on a busy machine
-    // it could end up knowing all of them, and nothing happened any more. Asking for too many at once is in
-    // the bound's nature.
+    // New names make the kernel look up more, which makes it forget others; it asks for none that it
+    // still knows. Without new names, on a busy machine, it knew all of the 500 and nothing happened
+    // any more. The kernel may look up too many at once, so the test waits for a small figure.
     let mut least = usize::MAX;
     until("the kernel has forgotten", || {
         for n in 0..500 {
@@ -223,8 +223,8 @@ fn capability() -> [u8; 20] {
     value
 }
 
-/// Set-id bits go with what somebody without a right to them does, and stay with what root does; a
-/// change of owner takes them from anybody, a capability goes with all of these.
+/// Set-id bits go with what a user without a right to them does, and stay with what root does. A
+/// change of owner by any user removes them, and a capability goes with all of these.
 #[test]
 fn set_id_bits_go_with_whom_they_should() {
     if !may_run() {
@@ -257,14 +257,15 @@ fn set_id_bits_go_with_whom_they_should() {
         ];
         for line in lines {
             assert_eq!(after("--reuid=0", line), 0o6777, "{mode:?}, root: {line}");
-            assert_eq!(after("--reuid=65534", line), 0o777, "{mode:?}, nobody: {line}");
+            assert_eq!(after("--reuid=65534", line), 0o777, "{mode:?}, another user: {line}");
         }
         assert_eq!(after("--reuid=0", "chown 0:5 \"$0\""), 0o777, "{mode:?}: chown");
     }
 }
 
-/// Opening with `O_RDONLY | O_TRUNC` was refused with EINVAL, because the truncation came with `OPEN`; and
-/// had it been done there, a program that runs would be empty before the kernel says ETXTBSY.
+/// Opening with `O_RDONLY | O_TRUNC` was refused with EINVAL, because the truncation came with
+/// `OPEN`. Had it been done there, a program that runs would be empty before the kernel says
+/// ETXTBSY.
 #[test]
 fn a_program_that_runs_is_not_truncated() {
     if !may_run() {

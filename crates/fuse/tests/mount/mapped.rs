@@ -14,8 +14,9 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// Each opening of a file over 128 KiB made the kernel drop the pages of all who had it mapped: the reply to
-/// it did not say that the kernel's pages are still right. So a program of a mount read its text again.
+/// Each opening of a file over 128 KiB made the kernel drop the pages of all processes that had it
+/// mapped: the reply did not say that the kernel's pages are still right. So a program of a mount
+/// read its text again.
 #[test]
 fn opening_a_mapped_file_leaves_its_pages_mapped() {
     if !may_run() {

@@ -1,5 +1,6 @@
-//! The rules of the contract through the kernel: each case of `fs_check::suite`, and random operations
-//! beside a file system in memory in process. `HostFs` makes system calls; the host is ours.
+//! The rules of the contract through the kernel: each case of `fs_check::suite`, and random
+//! operations compared with a file system in memory in process. `HostFs` makes system calls; the
+//! host is ours.
 //!
 //! No locks.
 
