@@ -130,9 +130,9 @@ fn inodes_beyond_the_bound_are_forgotten() {
     for n in 0..10_000 {
         std::fs::write(lab.path().join(format!("file-{n}")), b"").unwrap();
     }
-    // New names make the kernel look up more, which makes it forget others; it asks for none that it
-    // still knows. Without new names, on a busy machine, it knew all of the 500 and nothing happened
-    // any more. The kernel may look up too many at once, so the test waits for a small figure.
+    // New names make the kernel look up more, which makes it forget others; it asks for none that
+    // it still knows. Without new names, on a busy machine, it knew all of the 500 and nothing
+    // happened any more. The kernel may look up too many at once, so the test waits.
     let mut least = usize::MAX;
     until("the kernel has forgotten", || {
         for n in 0..500 {
