@@ -94,6 +94,15 @@ impl Run {
     }
 }
 
+/// What failed flushes leave in doubt.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Doubt {
+    /// A flush has failed, and a repair has to come first.
+    pub needs_repair: bool,
+    /// How many flushes have failed.
+    pub flush_failures: u64,
+}
+
 /// A record that is not durable yet.
 pub(crate) struct Pending {
     pub ticket: u64,
@@ -239,10 +248,11 @@ impl Log {
         self.ctl.lock().flush_failures
     }
 
-    /// Whether a repair has to come first, and how many flushes have failed.
-    pub fn doubt(&self) -> (bool, u64) {
+    /// What failed flushes leave in doubt at present.
+    pub fn doubt(&self) -> Doubt {
         let ctl = self.ctl.lock();
-        (ctl.repair && ctl.flush_failures > 0, ctl.flush_failures)
+        let flush_failures = ctl.flush_failures;
+        Doubt { needs_repair: ctl.repair && flush_failures > 0, flush_failures }
     }
 
     /// The next step for `ticket`; takes the turn for it. `None`: another task has it.

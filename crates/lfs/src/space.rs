@@ -124,10 +124,10 @@ impl Space {
         kept + self.nodes.segments_for(pairs)
     }
 
-    /// Segments that `dirt` bytes of accepted content take if open or held segments have `beside`
-    /// bytes for it.
-    fn dirt_segments(&self, dirt: u64, beside: u64) -> u64 {
-        dirt.saturating_sub(self.data_left() + beside).div_ceil(self.layout.segment_bytes())
+    /// Segments that `accepted` bytes of accepted content take if held segments have `held` bytes
+    /// for it, in addition to open ones.
+    fn accepted_segments(&self, accepted: u64, held: u64) -> u64 {
+        accepted.saturating_sub(self.data_left() + held).div_ceil(self.layout.segment_bytes())
     }
 
     /// Bytes that the log can take in any case if the space in `room` is left to other needs.
@@ -137,13 +137,13 @@ impl Space {
         let own = KEPT_SEGMENTS - KEPT_FROM_LOG;
         let free = match need {
             Need::New => {
-                let dirt = self.dirt_segments(room.dirt + room.edges, room.held);
-                free.saturating_sub(own + self.kept_content() + dirt)
+                let accepted = self.accepted_segments(room.accepted + room.edges, room.held);
+                free.saturating_sub(own + self.kept_content() + accepted)
             }
             Need::Urgent | Need::Outstanding => {
-                let dirt = self.dirt_segments(room.dirt, room.held);
+                let accepted = self.accepted_segments(room.accepted, room.held);
                 // Accepted content cannot use the segment that is kept for the log.
-                free.saturating_sub(dirt).max(own.min(free))
+                free.saturating_sub(accepted).max(own.min(free))
             }
         };
         let marks = MARKS * self.layout.cost(0, 0);
@@ -172,8 +172,8 @@ impl Space {
     pub fn lacks_nodes(&self, need: Need, room: &OtherNeeds) -> bool {
         let wanted = match need {
             Need::New => {
-                let dirt = self.dirt_segments(room.dirt + room.edges, room.held);
-                let kept = KEPT_SEGMENTS + self.kept_content() + dirt;
+                let accepted = self.accepted_segments(room.accepted + room.edges, room.held);
+                let kept = KEPT_SEGMENTS + self.kept_content() + accepted;
                 self.left_alone(kept, room.pairs + room.spare)
             }
             Need::Urgent => self.left_alone(0, room.pairs),
@@ -269,13 +269,13 @@ impl Space {
         u64::from(self.clean_left() < self.layout.segment_bytes()).max(self.clean_planned)
     }
 
-    /// Segments that the cleaner may fill while there are `dirt` bytes of accepted content. That
-    /// content may use `held` bytes that are given out and not in use. The cleaner may use the
+    /// Segments that the cleaner may fill while there are `accepted` bytes of accepted content.
+    /// That content may use `held` bytes that are given out and not in use. The cleaner may use the
     /// segments for data and the one kept for the cleaner. It may also use those kept for nodes of
     /// operations that make space (P24), because the cleaner makes space.
-    pub fn clean_segments(&self, dirt: u64, held: u64) -> u64 {
-        let (free, dirt) = (self.segments.free(), self.dirt_segments(dirt, held));
-        let room = free.saturating_sub(self.kept_least(self.need_nodes.0) + dirt);
+    pub fn clean_segments(&self, accepted: u64, held: u64) -> u64 {
+        let (free, accepted) = (self.segments.free(), self.accepted_segments(accepted, held));
+        let room = free.saturating_sub(self.kept_least(self.need_nodes.0) + accepted);
         if room > 0 || self.clean_left() == self.layout.segment_bytes() {
             return room;
         }

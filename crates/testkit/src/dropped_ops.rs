@@ -493,21 +493,9 @@ pub const WAITING_KINDS: [&str; 13] = [
     "close",
     "shrink",
 ];
-/// Kinds of operations that wait twice, one wait after the other.
-pub const TWICE_WAITING_KINDS: [&str; 12] = [
-    "read",
-    "buffered write",
-    "write",
-    "append",
-    "buffered append",
-    "grow",
-    "lengthen",
-    "trim",
-    "zero",
-    "truncate",
-    "sync",
-    "close",
-];
+/// The one of [`WAITING_KINDS`] that waits only once. All others wait twice, one wait after the
+/// other.
+pub const ONCE_WAITING_KIND: &str = "shrink";
 /// Kinds of operations that a file of a fixed size has not.
 pub const GROWING_KINDS: [&str; 5] = ["append", "buffered append", "grow", "lengthen", "truncate"];
 /// Kinds of operations that end in their first poll: alone, they wait for nothing.
@@ -574,10 +562,11 @@ impl Drops {
         kinds.iter().find(|kind| !self.by_kind.contains_key(*kind)).copied()
     }
 
-    /// The first of these kinds of which no operation was dropped after more than one poll.
+    /// The first of these kinds of which no operation was dropped after more than one poll, but
+    /// [`ONCE_WAITING_KIND`].
     pub fn never_dropped_later(&self, kinds: &[&'static str]) -> Option<&'static str> {
         let later = |kind: &str| self.by_kind.get(kind).is_some_and(|[.., later]| *later > 0);
-        kinds.iter().find(|kind| !later(kind)).copied()
+        kinds.iter().find(|kind| **kind != ONCE_WAITING_KIND && !later(kind)).copied()
     }
 
     /// The first of these kinds of which an operation was dropped: it has waited.

@@ -48,7 +48,7 @@ pub(crate) struct FileOps {
     pub ino: Ino,
     pub unit: u32,
     sums: bool,
-    dirt: Arc<AcceptedContent>,
+    accepted: Arc<AcceptedContent>,
     /// Answers of the tree about blocks that are overwritten.
     pub told: Told,
 }
@@ -101,10 +101,10 @@ impl FileOps {
     pub fn of(files: &OpenFiles, ino: Ino, state: &State) -> Self {
         let geometry = files.layout.geometry;
         let sums = geometry.sum == SumAlgorithm::Crc32c;
-        let dirt = state.dirt.clone();
+        let accepted = state.accepted.clone();
         let (files, device) = (files.me.clone(), files.staging.clone());
         let told = Told::default();
-        Self { files, device, ino, unit: geometry.block_bytes(), sums, dirt, told }
+        Self { files, device, ino, unit: geometry.block_bytes(), sums, accepted, told }
     }
 
     /// Whether this is the map of the inode's present mapping (D12).
@@ -419,7 +419,7 @@ impl MapOps for FileOps {
     }
 
     fn arrived(&self, bytes: u64) {
-        self.dirt.arrived(bytes);
+        self.accepted.arrived(bytes);
     }
 
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>> {

@@ -211,7 +211,7 @@ impl OpenFiles {
     pub async fn write_out_dirty(&self) {
         let dirty: Vec<Arc<Content>> = {
             let state = self.state.lock();
-            let is_dirty = state.dirt_bytes(0) > 0 && !state.life.is_read_only();
+            let is_dirty = state.accepted_bytes(0) > 0 && !state.life.is_read_only();
             let contents = state.nodes.iter().filter_map(|(_, node)| node.content.as_ref());
             contents.filter(|c| is_dirty && !c.file.mapping.is_settled()).cloned().collect()
         };

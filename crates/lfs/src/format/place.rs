@@ -11,6 +11,7 @@ use super::features::{COMPRESSION, ENCRYPTION, SHORT_EXTENTS};
 use forebay_base::Result;
 use forebay_base::checksum::{crc32c, crc32c_append};
 use forebay_base::codec::{Reader, Writer};
+use std::ops::Range;
 
 /// Larger segment numbers have a special meaning in stored places.
 pub const MAX_SEGMENT: u32 = 0xffff_fffd;
@@ -39,6 +40,13 @@ impl Place {
     /// The place `bytes` later in the same segment, if that is not out of range.
     pub fn after(self, bytes: u32) -> Option<Self> {
         self.offset.checked_add(bytes).map(|offset| Self { offset, ..self })
+    }
+
+    /// The bytes that a run of `len` bytes at this place shares with another, counted from here.
+    pub fn overlap(self, len: u64, (other, other_len): (Self, u64)) -> Option<Range<u64>> {
+        let (from, start) = (u64::from(self.offset), u64::from(other.offset));
+        let (first, last) = (from.max(start), (from + len).min(start + other_len));
+        (self.segment == other.segment && first < last).then(|| first - from..last - from)
     }
 
     /// The stored form.

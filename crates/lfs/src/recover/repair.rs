@@ -369,16 +369,12 @@ fn lost_error(kind: ErrorKind, op: &'static str, ino: u64, lost: Range<u64>) -> 
 }
 
 /// The first byte range of a file whose content lies in the lost bytes of the device.
-fn lost_in(overlay: &Overlay, (lost, len): (Place, u64), block_bytes: u64) -> Option<Range<u64>> {
-    let (start, end) = (u64::from(lost.offset), u64::from(lost.offset) + len);
-    overlay.pieces().find_map(|(block, piece)| match piece.at {
-        Where::Run(at) if at.segment == lost.segment => {
-            let from = u64::from(at.offset);
-            let (first, last) = (from.max(start), (from + piece.blocks * block_bytes).min(end));
-            let in_file = block * block_bytes;
-            (first < last).then(|| in_file + first - from..in_file + last - from)
-        }
-        _ => None,
+fn lost_in(overlay: &Overlay, lost: (Place, u64), block_bytes: u64) -> Option<Range<u64>> {
+    overlay.pieces().find_map(|(block, piece)| {
+        let Where::Run(at) = piece.at else { return None };
+        let shared = at.overlap(piece.blocks * block_bytes, lost)?;
+        let in_file = block * block_bytes;
+        Some(in_file + shared.start..in_file + shared.end)
     })
 }
 

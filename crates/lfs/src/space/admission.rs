@@ -52,7 +52,7 @@ pub(crate) enum Need {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct OtherNeeds {
     /// Bytes of segments that accepted content will take (P14).
-    pub dirt: u64,
+    pub accepted: u64,
     /// Bytes for the last blocks of files that are truncated (P23).
     pub edges: u64,
     /// Bytes of segments that were given out and are not in use. Accepted content may use them.

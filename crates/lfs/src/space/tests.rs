@@ -70,11 +70,11 @@ fn p24_what_is_new_leaves_nodes_alone() {
 
 /// P14: neither the log nor new content takes the space of accepted content.
 #[test]
-fn p14_the_log_leaves_room_for_dirt() {
-    let (mut space, dirt) = (space(8), 3 << 16);
-    let room = OtherNeeds { dirt, ..OtherNeeds::default() };
+fn p14_the_log_leaves_space_for_accepted_content() {
+    let (mut space, accepted) = (space(8), 3 << 16);
+    let room = OtherNeeds { accepted, ..OtherNeeds::default() };
     while space.promise(1024, Need::Urgent, &room).is_ok() {}
-    assert!(space.data_room() >= dirt, "{}", space.data_room());
+    assert!(space.data_room() >= accepted, "{}", space.data_room());
     while space.take_data(4096).is_ok() {}
     assert!(space.segments.free() >= 5);
 }

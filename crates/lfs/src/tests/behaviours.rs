@@ -180,7 +180,7 @@ fn d1_on_a_volume_exactly_the_blocks_that_were_touched_get_a_new_place() {
 
 /// Many small dirty blocks that lie apart leave as one write of the device.
 #[test]
-fn d16_on_a_volume_dirt_that_lies_apart_is_one_run() {
+fn d16_on_a_volume_dirty_blocks_that_lie_apart_are_one_run() {
     let (disk, options) = Lab::disk(true);
     disk.world().run(async {
         let lab = Lab::new(&disk, &options).await;

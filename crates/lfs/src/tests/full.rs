@@ -498,7 +498,7 @@ fn t11_what_cannot_be_applied_changes_nothing() {
 /// The story: content was accepted, and before it was written out a client that wrote past the
 /// cache took its space (P22), and the log space of its records (M12).
 #[test]
-fn p22_writes_past_the_cache_leave_the_room_of_dirt_alone() {
+fn p22_writes_past_the_cache_leave_space_of_accepted_content() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {

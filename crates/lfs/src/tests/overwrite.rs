@@ -389,7 +389,7 @@ fn z11_room_is_made_for_a_few_bytes_too() {
 /// The story: an attribute that is too long for a record is refused whatever space there is, but
 /// each try had the dirty data of all files written out.
 #[test]
-fn what_is_refused_for_another_reason_writes_no_dirt_out() {
+fn what_is_refused_for_another_reason_writes_nothing_out() {
     let setup = setup(4, 0);
     let disk = setup.blank();
     disk.world().run(async {

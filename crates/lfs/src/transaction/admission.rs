@@ -38,23 +38,23 @@ impl State {
     }
 
     /// Bytes of accepted content that has no places yet, plus `more`.
-    pub fn dirt_bytes(&self, more: u64) -> u64 {
-        (self.dirt.bytes() + more).saturating_sub(self.reservations.accepted_bytes())
+    pub fn accepted_bytes(&self, more: u64) -> u64 {
+        (self.accepted.bytes() + more).saturating_sub(self.reservations.accepted_bytes())
     }
 
-    /// The weight of [`Self::dirt_bytes`]: with its items in the tree (P21).
-    fn dirt_weight(&self, more: u64) -> u64 {
-        self.weight(self.dirt_bytes(more))
+    /// The weight of [`Self::accepted_bytes`]: with its items in the tree (P21).
+    fn accepted_weight(&self, more: u64) -> u64 {
+        self.weight(self.accepted_bytes(more))
     }
 
     /// The segments that the cleaner may fill now.
     pub fn clean_segments(&self) -> u64 {
-        self.space.clean_segments(self.dirt_weight(0), self.room.bytes())
+        self.space.clean_segments(self.accepted_weight(0), self.room.bytes())
     }
 
     /// Whether accepted content still has its space if `bytes` of the held bytes are taken away.
     pub fn can_spare(&self, bytes: u64) -> bool {
-        self.data_room(Need::Urgent) >= self.dirt_weight(0) + bytes
+        self.data_room(Need::Urgent) >= self.accepted_weight(0) + bytes
     }
 
     /// Pairs of nodes that two checkpoints may need (P13), after the changes have grown by
@@ -111,7 +111,7 @@ impl State {
 
     fn beside(&self, growth: Growth) -> OtherNeeds {
         OtherNeeds {
-            dirt: self.dirt_weight(0),
+            accepted: self.accepted_weight(0),
             edges: self.edge_bytes(),
             held: self.room.bytes(),
             pairs: self.checkpoint_nodes(growth),
@@ -125,7 +125,7 @@ impl State {
         match need {
             Need::New => {
                 let room = self.space.data_room() + held;
-                room.saturating_sub(self.dirt_weight(0) + self.edge_bytes())
+                room.saturating_sub(self.accepted_weight(0) + self.edge_bytes())
             }
             Need::Urgent | Need::Outstanding => self.space.owed_room() + held,
         }
@@ -133,7 +133,7 @@ impl State {
 
     /// Bytes that new content leaves to accepted content, and to truncates.
     pub(super) fn content_needs(&self) -> (u64, u64) {
-        (self.dirt_weight(0), self.edge_bytes())
+        (self.accepted_weight(0), self.edge_bytes())
     }
 
     /// Bytes that new content leaves free for the blocks that truncates make dirty (P23).
@@ -182,10 +182,10 @@ impl State {
     /// Whether there is space for `new` more bytes of content.
     pub fn has_room(&self, new: u64, need: Need) -> bool {
         if need != Need::New {
-            return self.dirt_weight(new) <= self.data_room(need);
+            return self.accepted_weight(new) <= self.data_room(need);
         }
         let room = self.space.data_room() + self.room.bytes();
-        let wanted = self.dirt_weight(new) + self.edge_bytes();
+        let wanted = self.accepted_weight(new) + self.edge_bytes();
         let is_near = wanted + NEAR_SEGMENTS * self.layout.segment_bytes() > room;
         let lacks = wanted > room || is_near && self.lacks_nodes(new);
         !lacks && self.has_capacity(new, Growth::default())
@@ -194,17 +194,17 @@ impl State {
     /// Whether there is space for `new` bytes that overwrite stored content (P25). The overwritten
     /// space becomes free, so an overwrite may use the reserve that new content may not.
     pub fn has_overwrite_space(&self, new: u64) -> bool {
-        self.dirt_weight(new) <= self.overwrite_space(new)
+        self.accepted_weight(new) <= self.overwrite_space(new)
     }
 
     /// Accepts `new` more bytes of content, which are arriving from now on, or returns `NoSpace`.
     /// `over`: the file has stored blocks there, so this is an overwrite.
     pub fn admit(&mut self, new: u64, need: Need, over: bool) -> Result<()> {
         if !(self.has_room(new, need) || over && self.has_overwrite_space(new)) {
-            let text = format!("{new} bytes in addition to {} dirty ones", self.dirt.bytes());
+            let text = format!("{new} bytes in addition to {} dirty ones", self.accepted.bytes());
             return Err(Error::new(ErrorKind::NoSpace, "write", text));
         }
-        self.dirt.admit(new);
+        self.accepted.admit(new);
         Ok(())
     }
 
@@ -241,7 +241,7 @@ impl State {
     /// (P24).
     fn lacks_nodes(&self, new: u64) -> bool {
         let growth = Growth::of_content(new, self.layout.block_bytes());
-        let room = OtherNeeds { dirt: self.dirt_weight(new), ..self.beside(growth) };
+        let room = OtherNeeds { accepted: self.accepted_weight(new), ..self.beside(growth) };
         self.space.lacks_nodes(Need::New, &room)
     }
 
@@ -252,7 +252,7 @@ impl State {
             return Ok(());
         }
         let (room, fits) = match over {
-            true => (self.overwrite_space(bytes).saturating_sub(self.dirt_weight(0)), true),
+            true => (self.overwrite_space(bytes).saturating_sub(self.accepted_weight(0)), true),
             false => (self.data_room(Need::New), self.has_capacity(bytes, Growth::default())),
         };
         if self.weight(bytes) > room || !fits {

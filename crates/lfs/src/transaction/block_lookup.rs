@@ -3,7 +3,7 @@
 //!
 //! Lock: the state lock, held by the caller.
 
-use crate::format::place::Place;
+use crate::log::Doubt;
 use crate::log::staging::Staging;
 use crate::map::lookup::{Known, Pin};
 use crate::map::overlay::{Piece, Where};
@@ -26,27 +26,22 @@ impl State {
 
     /// Cuts a piece of a record before what the device has lost of it, or may have lost
     /// (repair.Q4). `Err`: its first block is such. Only the log knows what is lost, so a piece
-    /// from the tree is all there (repair.Q2). `doubt`: see [`Log::doubt`]. While a repair is
-    /// outstanding a group in progress may have the records, so no piece counts as good.
-    ///
-    /// [`Log::doubt`]: crate::log::Log::doubt
-    pub fn before_lost(&self, piece: Piece, doubt: (bool, u64)) -> Result<Piece, Piece> {
+    /// from the tree is all there (repair.Q2). While a repair is outstanding a group in progress
+    /// may have the records, so no piece counts as good.
+    pub fn before_lost(&self, piece: Piece, doubt: Doubt) -> Result<Piece, Piece> {
         let Where::Run(at) = piece.at else { return Ok(piece) };
-        let (is_outstanding, flush_failures) = doubt;
-        if is_outstanding {
+        if doubt.needs_repair {
             return Err(piece);
         }
         let unit = self.layout.block_bytes();
-        let end = u64::from(at.offset) + piece.blocks * unit;
-        let first = |(lost, len): (Place, u64)| {
-            let (from, upto) = (u64::from(lost.offset), u64::from(lost.offset) + len);
-            let meets = lost.segment == at.segment && from < end && u64::from(at.offset) < upto;
-            meets.then(|| from.saturating_sub(u64::from(at.offset)) / unit)
-        };
-        let recorded = self.queue.iter().filter(|_| flush_failures > 0).flat_map(|of| &of.runs);
-        let in_doubt = recorded.filter(|run| run.is_in_doubt(flush_failures));
-        let in_doubt = in_doubt.map(|run| (run.at, run.len));
-        match self.sync_errors.lost_runs().iter().copied().chain(in_doubt).filter_map(first).min() {
+        let recorded = self.queue.iter().filter(|_| doubt.flush_failures > 0);
+        let in_doubt = recorded.flat_map(|record| &record.runs);
+        let in_doubt = in_doubt.filter(|run| run.is_in_doubt(doubt.flush_failures));
+        let lost = self.sync_errors.lost_runs().iter().copied();
+        let lost = lost.chain(in_doubt.map(|run| (run.at, run.len)));
+        let len = piece.blocks * unit;
+        match lost.filter_map(|lost| at.overlap(len, lost)).map(|shared| shared.start / unit).min()
+        {
             None => Ok(piece),
             Some(0) => Err(piece),
             Some(blocks) => Ok(piece.part(0, blocks, unit)),

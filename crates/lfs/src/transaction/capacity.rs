@@ -86,7 +86,7 @@ impl State {
     /// Whether `new` bytes of content and this growth of the tree leave enough free segments (P25).
     pub fn has_capacity(&self, new: u64, growth: Growth) -> bool {
         let all = u64::from(self.layout.segments) * self.layout.segment_bytes();
-        self.wanted_bytes(self.content_bytes() + self.dirt_bytes(new), growth) <= all
+        self.wanted_bytes(self.content_bytes() + self.accepted_bytes(new), growth) <= all
     }
 
     /// Bytes of new content that the volume accepts, and that can be overwritten later: the free

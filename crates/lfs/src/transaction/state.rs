@@ -76,7 +76,7 @@ pub(crate) struct State {
     /// The reservations of files.
     pub reservations: Reservations,
     /// Accepted content that is not written out.
-    pub dirt: Arc<AcceptedContent>,
+    pub accepted: Arc<AcceptedContent>,
     /// Content of removed inodes, whose dirty data must be dropped.
     pub removed: Vec<Arc<Content>>,
     /// Closed inodes that may have data to write back.
@@ -124,7 +124,7 @@ impl State {
             counters: Counters::first(),
             queue: RecordQueue::new(),
             reservations: Reservations::default(),
-            dirt: Arc::default(),
+            accepted: Arc::default(),
             removed: Vec::new(),
             pending_write_back: PendingWriteBack::default(),
             left: RetainedMappings::default(),

@@ -95,7 +95,7 @@ impl FileSystem for Volume {
         let counted = self.tried(|state, _| {
             let block = state.layout.block_bytes();
             let (stored, left) =
-                (state.content_bytes() + state.dirt_bytes(0), state.capacity_left());
+                (state.content_bytes() + state.accepted_bytes(0), state.capacity_left());
             let available = state.new_room() / block;
             let files = state.nodes.count();
             Ok(StatFs {
