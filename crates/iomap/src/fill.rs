@@ -2,6 +2,7 @@
 //! cache before its I/O, so that other readers of the block wait for it.
 
 use crate::file::MappedFile;
+use crate::ops::MapOps;
 use crate::ops::Sums;
 use forebay_base::buf::DataRef;
 use forebay_base::checksum::crc32c;
@@ -82,6 +83,30 @@ struct EndRead {
     sums: Vec<(u64, u32, Sums)>,
     /// Extents stay pinned until the read is over (ops.O4).
     pins: Vec<Arc<dyn Any + Send + Sync>>,
+    unsummed: Option<Unsummed>,
+}
+
+/// What content without checksums is read from. A flush that fails meanwhile may have lost it.
+#[derive(Clone)]
+struct Unsummed {
+    ops: forebay_base::sync::Arc<dyn MapOps>,
+    /// [`MapOps::flush_failures`] before the extents were looked up.
+    failures: Option<u64>,
+}
+
+impl Unsummed {
+    fn of(file: &MappedFile) -> Option<Self> {
+        let failures = file.ops.flush_failures();
+        let is_unsummed = failures.is_some() && !file.ops.limits().sums;
+        is_unsummed.then(|| Self { ops: file.ops.clone(), failures })
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.ops.flush_failures() == self.failures {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Io, "read", "a flush failed during the read")),
+        }
+    }
 }
 
 /// The error of a fill whose task was dropped.
@@ -99,6 +124,8 @@ impl Drop for EndRead {
 
 impl EndRead {
     fn end(&mut self, result: &Result<()>) {
+        let doubt = self.unsummed.as_ref().map_or(Ok(()), Unsummed::check);
+        let result = if result.is_ok() { &doubt } else { result };
         if let Err(error) = result {
             self.error.set(error);
         }
@@ -343,6 +370,7 @@ impl MappedFile {
         let limits = self.device().limits();
         let device_block = u64::from(limits.logical_block);
         let max = MAX_BIO.min(u64::from(limits.max_transfer));
+        let unsummed = Unsummed::of(self);
         let mut open: Option<OpenRead> = None;
         while let Some(piece) = planned.front_mut() {
             let (whole, rest) = (piece.clone(), &mut piece.blocks);
@@ -377,7 +405,7 @@ impl MappedFile {
                 if !continues {
                     bios.extend(open.take().map(OpenRead::close));
                 }
-                let open = open.get_or_insert_with(|| OpenRead::new(self, at, error));
+                let open = open.get_or_insert_with(|| OpenRead::new(self, at, error, &unsummed));
                 run.end = run.end.min(run.start + open.room(&limits, max).max(1));
                 rest.start = run.end;
                 if let Some(sums) = &extent.sums {
@@ -429,7 +457,7 @@ struct OpenRead {
 }
 
 impl OpenRead {
-    fn new(file: &MappedFile, at: u64, error: &FillError) -> Self {
+    fn new(file: &MappedFile, at: u64, error: &FillError, unsummed: &Option<Unsummed>) -> Self {
         let end = EndRead {
             cache: file.cache.clone(),
             mapping: file.mapping.clone(),
@@ -437,6 +465,7 @@ impl OpenRead {
             error: error.clone(),
             sums: Vec::new(),
             pins: Vec::new(),
+            unsummed: unsummed.clone(),
         };
         Self { device_start: at, device_end: at, frames: FrameList::new(file.cache.arena()), end }
     }

@@ -385,6 +385,7 @@ impl MappedFile {
             let longest = u64::from(self.device().limits().max_transfer);
             let longest = round_down(longest, unit).max(unit);
             let end = round_up(run.end, unit).min(start + longest);
+            let failures = self.ops.flush_failures();
             let mut extent = self.ops.map(start..end);
             if matches!(extent, MapFuture::Later(_)) {
                 // The map may need private memory to answer, perhaps all that remains.
@@ -419,6 +420,10 @@ impl MappedFile {
                         continue;
                     }
                     done?;
+                    if !limits.sums && self.ops.flush_failures() != failures {
+                        // The flush may have lost what was read: the map knows.
+                        continue;
+                    }
                 }
             }
             drop(extent.pin);

@@ -94,15 +94,6 @@ impl Run {
     }
 }
 
-/// What failed flushes leave in doubt.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Doubt {
-    /// A flush has failed, and a repair has to come first.
-    pub needs_repair: bool,
-    /// How many flushes have failed.
-    pub flush_failures: u64,
-}
-
 /// A record that is not durable yet.
 pub(crate) struct Pending {
     pub ticket: u64,
@@ -246,13 +237,6 @@ impl Log {
     /// How many flushes have failed: each may have lost completed writes (L12).
     pub fn flush_failures(&self) -> u64 {
         self.ctl.lock().flush_failures
-    }
-
-    /// What failed flushes leave in doubt at present.
-    pub fn doubt(&self) -> Doubt {
-        let ctl = self.ctl.lock();
-        let flush_failures = ctl.flush_failures;
-        Doubt { needs_repair: ctl.repair && flush_failures > 0, flush_failures }
     }
 
     /// The next step for `ticket`; takes the turn for it. `None`: another task has it.

@@ -129,11 +129,11 @@ impl FileOps {
     fn look_up_now(&self, range: &Range<u64>) -> Option<Result<Extent>> {
         let known = self.files().and_then(|files| {
             let (data_id, block) = self.block_of(&files, range.start)?;
-            let doubt = if self.sums { None } else { Some(files.log.doubt()) };
+            let failures = (!self.sums).then(|| files.log.flush_failures());
             let state = files.state.lock();
-            let known = match (state.find_piece(data_id, block, &files.staging), doubt) {
-                (Known::Piece(piece, pin), Some(doubt)) => {
-                    let good = state.before_lost(piece, doubt);
+            let known = match (state.find_piece(data_id, block, &files.staging), failures) {
+                (Known::Piece(piece, pin), Some(failures)) => {
+                    let good = state.before_lost(piece, failures);
                     Known::Piece(good.map_err(|_| self.lost_error(range))?, pin)
                 }
                 (known, _) => known,
@@ -180,6 +180,7 @@ impl FileOps {
         let files = self.files()?;
         let (mut extent, root) = self.look_up_in(&files, &range).await?;
         if root.is_none()
+            && !self.sums
             && let Some(recorded) = self.look_up_now(&range)
         {
             return recorded;

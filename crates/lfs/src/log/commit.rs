@@ -43,6 +43,9 @@ pub(crate) trait RecordOwner: Send + Sync {
     /// Puts the records of groups that failed back at the front of the queue, with their grants.
     fn requeue(&self, group: &mut Group) -> Result<()>;
 
+    /// A flush has covered the runs of the records up to this ticket (K13).
+    fn on_covered(&self, ticket: u64);
+
     /// These groups became durable: their content is found on the device from now on.
     fn on_durable(&self, groups: Vec<Group>);
 
@@ -136,6 +139,7 @@ impl Committer<'_> {
             // No flush has failed since the runs were taken: see `cover_runs`.
             let runs = group.records.iter_mut().flat_map(|record| &mut record.runs);
             runs.for_each(|run| run.is_flushed = true);
+            self.owner.on_covered(last_ticket(group));
         }
         let fua = self.may_use_fua(has_runs && !is_covered);
         let done = match self.lay_out(group, durable_through) {

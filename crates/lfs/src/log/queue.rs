@@ -5,13 +5,15 @@
 //!              ▲ join: small changes become part of the last record
 //! ```
 //! Invariants: L10 tickets follow the order of the queue, and each is used once. L11
-//! `payload_bytes` is the sum over the queued records.
+//! `payload_bytes` is the sum over the queued records. L13 each run without checksums is in a
+//! queued record or in `taken` until a flush has covered it.
 //!
 //! No locks: the volume's state lock covers it.
 
 use crate::device::layout::Layout;
+use crate::format::place::Place;
 use crate::format::record::RecordKind;
-use crate::log::Pending;
+use crate::log::{Pending, Run};
 use forebay_base::Result;
 use std::collections::VecDeque;
 
@@ -21,6 +23,8 @@ const GROUP_BYTES_MAX: u64 = 1 << 20;
 /// Queued records, and the next ticket.
 pub(crate) struct RecordQueue {
     records: VecDeque<Pending>,
+    /// Runs without checksums of records that groups have, with the tickets of these (L13).
+    taken: VecDeque<(u64, Run)>,
     payload_bytes: u64,
     next_ticket: u64,
 }
@@ -28,7 +32,8 @@ pub(crate) struct RecordQueue {
 impl RecordQueue {
     /// An empty queue of a volume without records.
     pub fn new() -> Self {
-        Self { records: VecDeque::new(), payload_bytes: 0, next_ticket: 1 }
+        let (records, taken) = Default::default();
+        Self { records, taken, payload_bytes: 0, next_ticket: 1 }
     }
 
     /// The ticket of the last queued record, whether it was taken or not; 0: there was none.
@@ -52,6 +57,22 @@ impl RecordQueue {
     /// The records, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &Pending> {
         self.records.iter()
+    }
+
+    /// The runs without checksums that the device may have lost after so many failed flushes:
+    /// places, and lengths in bytes.
+    pub fn in_doubt(&self, flush_failures: u64) -> impl Iterator<Item = (Place, u64)> {
+        let queued = self.records.iter().filter(move |_| flush_failures > 0);
+        let runs =
+            queued.flat_map(|record| &record.runs).chain(self.taken.iter().map(|(_, run)| run));
+        runs.filter(move |run| run.is_in_doubt(flush_failures)).map(|run| (run.at, run.len))
+    }
+
+    /// A flush has covered the runs of the records up to this ticket.
+    pub fn note_covered(&mut self, ticket: u64) {
+        while self.taken.front().is_some_and(|(of, _)| *of <= ticket) {
+            self.taken.pop_front();
+        }
     }
 
     /// The newest record, if it is still queued.
@@ -109,6 +130,8 @@ impl RecordQueue {
                 break;
             }
             self.payload_bytes -= payload;
+            let runs = record.runs.iter().filter(|run| run.sums.is_empty());
+            self.taken.extend(runs.map(|run| (record.ticket, run.clone())));
             taken.extend(self.records.pop_front());
         }
         Some(taken)
@@ -117,6 +140,9 @@ impl RecordQueue {
     /// Puts records of a group that failed back at the front, where they were (L10).
     pub fn put_back(&mut self, records: impl DoubleEndedIterator<Item = Pending>) {
         for record in records.rev() {
+            while self.taken.back().is_some_and(|(of, _)| *of >= record.ticket) {
+                self.taken.pop_back();
+            }
             self.payload_bytes += record.payload_bytes();
             self.records.push_front(record);
         }
@@ -173,6 +199,33 @@ mod tests {
         queue.put_back(taken.drain(..));
         let order: Vec<u64> = queue.iter().map(|record| record.ticket).collect();
         assert_eq!((order, queue.payload_bytes()), (vec![1, 2, 3, 4], 16384));
+    }
+
+    /// L13: a run without checksums is in doubt after a failed flush, in the queue and in a group.
+    #[test]
+    fn record_queue_knows_runs_in_doubt_until_a_flush_covers_them() {
+        let layout = layout();
+        let mut queue = RecordQueue::new();
+        let run = |offset| Run {
+            ino: 1,
+            at: Place::new(3, offset),
+            len: 512,
+            sums: [].into(),
+            flush_failures: 0,
+            is_flushed: false,
+        };
+        queue.push(Pending { runs: vec![run(512)], ..record(0) });
+        queue.push(Pending { runs: vec![run(1024)], ..record(0) });
+        let offsets = |queue: &RecordQueue, failures| -> Vec<u32> {
+            queue.in_doubt(failures).map(|(at, _)| at.offset).collect()
+        };
+        assert!(offsets(&queue, 0).is_empty(), "no flush has failed");
+        let mut taken = queue.take_group(&layout, 0).unwrap();
+        assert_eq!(offsets(&queue, 1), [512, 1024], "a group has them");
+        queue.put_back(taken.drain(1..));
+        assert_eq!(offsets(&queue, 1), [1024, 512], "the second one is queued again");
+        queue.note_covered(1);
+        assert_eq!(offsets(&queue, 1), [1024], "a flush has covered the first one");
     }
 
     /// A joined record has the ticket of the record that it is joined to.

@@ -3,7 +3,6 @@
 //!
 //! Lock: the state lock, held by the caller.
 
-use crate::log::Doubt;
 use crate::log::staging::Staging;
 use crate::map::lookup::{Known, Pin};
 use crate::map::overlay::{Piece, Where};
@@ -24,22 +23,15 @@ impl State {
         }
     }
 
-    /// Cuts a piece of a record before what the device has lost of it, or may have lost
-    /// (repair.Q4). `Err`: its first block is such. Only the log knows what is lost, so a piece
-    /// from the tree is all there (repair.Q2). While a repair is outstanding a group in progress
-    /// may have the records, so no piece counts as good.
-    pub fn before_lost(&self, piece: Piece, doubt: Doubt) -> Result<Piece, Piece> {
+    /// Cuts a piece of a record before what the device has lost of it, or may have lost in so many
+    /// failed flushes (repair.Q4). `Err`: its first block is such. Only the log knows what is lost,
+    /// so a piece from the tree is all there (repair.Q2).
+    pub fn before_lost(&self, piece: Piece, flush_failures: u64) -> Result<Piece, Piece> {
         let Where::Run(at) = piece.at else { return Ok(piece) };
-        if doubt.needs_repair {
-            return Err(piece);
-        }
         let unit = self.layout.block_bytes();
-        let recorded = self.queue.iter().filter(|_| doubt.flush_failures > 0);
-        let in_doubt = recorded.flat_map(|record| &record.runs);
-        let in_doubt = in_doubt.filter(|run| run.is_in_doubt(doubt.flush_failures));
-        let lost = self.sync_errors.lost_runs().iter().copied();
-        let lost = lost.chain(in_doubt.map(|run| (run.at, run.len)));
         let len = piece.blocks * unit;
+        let lost = self.sync_errors.lost_runs().iter().copied();
+        let lost = lost.chain(self.queue.in_doubt(flush_failures));
         match lost.filter_map(|lost| at.overlap(len, lost)).map(|shared| shared.start / unit).min()
         {
             None => Ok(piece),

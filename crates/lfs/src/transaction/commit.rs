@@ -28,6 +28,10 @@ impl RecordOwner for Resources {
         self.state.lock().requeue(group)
     }
 
+    fn on_covered(&self, ticket: u64) {
+        self.state.lock().queue.note_covered(ticket);
+    }
+
     fn on_durable(&self, groups: Vec<Group>) {
         let mut any = false;
         for group in groups {
