@@ -13,7 +13,7 @@ help:
 	@echo "make test       every class of check, in the size of a run for each change: goal: 20 minutes"
 	@echo "make test-long  the same at length, with a new seed, and fuzzing, mutants, foreign crates, static packages: many hours"
 	@echo "make check      format, clippy (of fuzz targets, too), layers, tidy, rustdoc"
-	@echo "make unit       cargo test of all crates but those of volumes (make crash)"
+	@echo "make unit       cargo test of all crates but those of volumes (make crash) and of benches (make bench-quick)"
 	@echo "make fuzz       the decoders of foreign bytes, by cargo-fuzz from the kept corpus"
 	@echo "make fsx        seeded runs against a model: 300 for each map, 15 on each engine; fsx-long: 10,000 and 500"
 	@echo "make crash      tests of volumes, 50,000 crash states"

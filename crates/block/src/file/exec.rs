@@ -312,6 +312,7 @@ mod tests {
         file.set_direct(DirectIo::On, Ok(())).unwrap();
         assert!(file.is_direct());
     }
+
     /// Zeroing with FUA consumed the system's only report of a lost write, too.
     #[test]
     fn f5_zeroing_sync_failure_fails_next_flush() {

@@ -5,10 +5,12 @@
 #include "check.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <semaphore.h>
 #include <sqlite3.h>
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <time.h>
 
 #define FLAGS (SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_URI)
 
@@ -79,6 +81,14 @@ static inline const char *text(sqlite3 *db, const char *sql) {
     snprintf(value, sizeof value, "%s", (const char *)sqlite3_column_text(statement, 0));
     IS(sqlite3_finalize(statement), SQLITE_OK);
     return value;
+}
+
+/* Up to a second: the thread that is to post may be waiting for the caller. */
+static inline void wait_shortly(sem_t *semaphore) {
+    struct timespec limit;
+    CHECK(clock_gettime(CLOCK_REALTIME, &limit) == 0);
+    limit.tv_sec++;
+    CHECK(sem_timedwait(semaphore, &limit) == 0 || errno == ETIMEDOUT);
 }
 
 #endif

@@ -12,7 +12,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 
 static char uri[600], journal[600];
 
@@ -100,14 +99,6 @@ static void killed_parent_is_rolled_back(const char *mode) {
 
 static sem_t second_is_held, first_has_opened, second_has_opened;
 static __thread int waits_for_the_first;
-
-/* Up to a second: a thread that waits for a lock of the other one need not be waited for. */
-static void wait_shortly(sem_t *semaphore) {
-    struct timespec limit;
-    CHECK(clock_gettime(CLOCK_REALTIME, &limit) == 0);
-    limit.tv_sec++;
-    CHECK(sem_timedwait(semaphore, &limit) == 0 || errno == ETIMEDOUT);
-}
 
 /* Not 0: the number that this process has, and its children, too. */
 static pid_t number_of_process;

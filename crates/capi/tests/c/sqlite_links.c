@@ -5,45 +5,19 @@
  */
 #include "check.h"
 #include "sqlite/forebay_sqlite.h"
-#include "sqlite_check.h"
+#include "sqlite_of_user.h"
 
 #include <sched.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#define USER 1000
-
-static char database[450], victim[450];
+static char victim[450];
 static const char precious[] = "not a log";
 
-static const char *uri_of(const char *vfs) {
-    static char uri[600];
-    snprintf(uri, sizeof uri, "file:%s?vfs=%s", database, vfs);
-    return uri;
-}
-
-static const char *with_end(const char *end) {
-    static char name[2][500];
-    static int next;
-    char *at = name[next++ % 2];
-    snprintf(at, sizeof name[0], "%s%s", database, end);
-    return at;
-}
-
-/* A database of another user, without a log or a journal. */
-static void make_database(const char *mode) {
-    char sql[200];
-    sqlite3 *db;
-    unlink(with_end(""));
-    unlink(with_end("-wal"));
-    unlink(with_end("-journal"));
+/* A database, and no victim. */
+static void make_alone(const char *mode) {
     unlink(victim);
-    db = opened(uri_of("unix"));
-    snprintf(sql, sizeof sql, "PRAGMA journal_mode=%s; CREATE TABLE t(a)", mode);
-    ran(db, sql);
-    ran(db, "INSERT INTO t VALUES(7)");
-    closed(db);
-    CHECK(chown(database, USER, USER) == 0 && chmod(database, 0660) == 0);
+    make_database(mode);
 }
 
 static void make_victim(void) {
@@ -69,7 +43,7 @@ static void check_victim(void) {
 /* Neither a reader nor a writer gets past the link, and its target is as it was. */
 static void link_is_refused(const char *mode, const char *end, int has_target) {
     sqlite3 *db;
-    make_database(mode);
+    make_alone(mode);
     if (has_target)
         make_victim();
     CHECK(symlink(victim, with_end(end)) == 0);
@@ -92,7 +66,7 @@ static void link_is_refused(const char *mode, const char *end, int has_target) {
 static void link_to_an_open_database_is_refused(const char *folder) {
     char uri[600];
     sqlite3 *db, *other;
-    make_database("wal");
+    make_alone("wal");
     snprintf(uri, sizeof uri, "file:%s?vfs=forebay", in_folder(folder, "other.db"));
     other = opened(uri);
     ran(other, "PRAGMA journal_mode=delete; CREATE TABLE t(a); INSERT INTO t VALUES(5)");
@@ -134,7 +108,7 @@ static void name_that_becomes_a_link_is_refused(int has_target) {
 static void link_to_a_database_is_resolved(const char *folder) {
     char uri[600];
     sqlite3 *db;
-    make_database("wal");
+    make_alone("wal");
     CHECK(symlink(database, in_folder(folder, "link.db")) == 0);
     snprintf(uri, sizeof uri, "file:%s?vfs=forebay", in_folder(folder, "link.db"));
     db = opened(uri);
@@ -149,7 +123,7 @@ static void journal_takes_owner_and_permissions(const char *mode, const char *en
     mode_t before = umask(mask);
     struct stat found;
     sqlite3 *db;
-    make_database(mode);
+    make_alone(mode);
     db = opened(uri_of("forebay"));
     ran(db, "BEGIN IMMEDIATE; INSERT INTO t VALUES(8)");
     CHECK(lstat(with_end(end), &found) == 0);
@@ -184,7 +158,7 @@ static void enter_user_namespace(void) {
 static void journal_without_its_owner_is_refused_each_time(const char *mode, const char *end) {
     int status;
     pid_t child;
-    make_database(mode);
+    make_alone(mode);
     CHECK(chmod(database, 0666) == 0);
     child = fork();
     if (child == 0) {

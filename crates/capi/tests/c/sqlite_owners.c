@@ -5,43 +5,17 @@
  */
 #include "check.h"
 #include "sqlite/forebay_sqlite.h"
-#include "sqlite_check.h"
+#include "sqlite_of_user.h"
 
 #include <pthread.h>
 #include <semaphore.h>
 #include <sys/stat.h>
-#include <time.h>
 
-#define USER 1000
-
-static char database[450];
 /* What fchown(2) and fstat(2) fail with; 0: they do what they should. */
 static int fchown_error, fstat_error;
 /* The first fchown(2) lets the other connection go on, and waits for it. */
 static int holds_fchown;
 static sem_t is_made, has_inserted;
-
-static const char *uri_of(const char *vfs) {
-    static char uri[2][600];
-    static int next;
-    char *at = uri[next++ % 2];
-    snprintf(at, sizeof uri[0], "file:%s?vfs=%s", database, vfs);
-    return at;
-}
-
-static const char *with_end(const char *end) {
-    static char name[500];
-    snprintf(name, sizeof name, "%s%s", database, end);
-    return name;
-}
-
-/* Up to a second: the other connection may be waiting for this one. */
-static void wait_shortly(sem_t *semaphore) {
-    struct timespec limit;
-    CHECK(clock_gettime(CLOCK_REALTIME, &limit) == 0);
-    limit.tv_sec++;
-    CHECK(sem_timedwait(semaphore, &limit) == 0 || errno == ETIMEDOUT);
-}
 
 /* Of the program and its libraries. */
 int fchown(int file, uid_t owner, gid_t group) {
@@ -71,20 +45,6 @@ int fstat(int file, struct stat *found) {
     return -1;
 }
 
-/* A database of another user, without a log or a journal. */
-static void make_database(const char *mode) {
-    char sql[200];
-    sqlite3 *db;
-    unlink(with_end(""));
-    unlink(with_end("-wal"));
-    unlink(with_end("-journal"));
-    db = opened(uri_of("unix"));
-    snprintf(sql, sizeof sql, "PRAGMA journal_mode=%s; CREATE TABLE t(a)", mode);
-    ran(db, sql);
-    closed(db);
-    CHECK(chown(database, USER, USER) == 0 && chmod(database, 0660) == 0);
-}
-
 static void is_refused(const char *mode, const char *end, int *of, int error, int wanted) {
     sqlite3 *db;
     make_database(mode);
@@ -94,7 +54,7 @@ static void is_refused(const char *mode, const char *end, int *of, int error, in
     *of = 0;
     CHECK(access(with_end(end), F_OK) != 0 && errno == ENOENT);
     ran(db, "INSERT INTO t VALUES(9)");
-    IS(number(db, "SELECT sum(a) FROM t"), 9);
+    IS(number(db, "SELECT sum(a) FROM t"), 16);
     closed(db);
 }
 

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Steps of the world from the begin of an operation to its end, at most: some ten times the most
-/// of 100,000 states.
+/// of 90,000 states.
 pub const OP_STEPS_MAX: u64 = 4_000;
 
 /// A sync that was acknowledged: of one inode or of all, and when.

@@ -1,7 +1,7 @@
 //! Bounds of a workload's operations: polls and requests until each ends, and the volume's memory
 //! then. An operation above a bound is a violation, so that the search finds hangs and leaks.
 //!
-//! The bounds are about ten times the largest figures of some 90,000 states. What grows
+//! The bounds are ten to thirty times the largest figures of some 90,000 states. What grows
 //! with a log that may be as long as the volume is bounded by the segments of the volume, and what
 //! reads or writes content by the size of files.
 //!
