@@ -39,17 +39,17 @@ macro_rules! counters {
 }
 
 counters! {
-    /// The budget, bytes.
+    /// The cache's budget, bytes.
     budget_bytes,
-    /// Bytes of frames.
+    /// Memory of the arena, which holds the frames, bytes.
     arena_bytes,
     /// Size of the pages behind most of the arena, bytes.
     arena_page_bytes,
     /// Bytes of the arena on huge pages.
     arena_huge_bytes,
-    /// Frames in all.
+    /// Frames of the arena.
     frames_total,
-    /// Frames free.
+    /// Free frames.
     frames_free,
     /// Folios in the cache.
     folios,
@@ -57,7 +57,7 @@ counters! {
     hits,
     /// Blocks not found by reads.
     misses,
-    /// Bytes that readers waited for the device for.
+    /// Bytes that readers waited for until the device had read them.
     miss_bytes,
     /// Blocks evicted by reclaim.
     evicted_blocks,
@@ -67,15 +67,15 @@ counters! {
     reclaim_nanos,
     /// Batches of reclaim.
     reclaim_runs,
-    /// Folios remembered after eviction.
+    /// Evicted folios whose identity the cache remembers.
     ghosts,
-    /// Folios that came back while remembered.
+    /// Folios that were read again while the cache remembered them.
     ghost_hits,
     /// Folios promoted to the main queue.
     promoted,
     /// Bytes read ahead of the reader.
     readahead_bytes,
-    /// Bytes of uncached reads that the device was asked for.
+    /// Bytes that uncached reads requested from the device.
     uncached_read_bytes,
     /// Bytes of uncached writes.
     uncached_write_bytes,
@@ -85,23 +85,23 @@ counters! {
     direct_write_bytes,
     /// Direct requests that were not aligned and were served as uncached ones.
     direct_fallbacks,
-    /// Bytes dirty now.
+    /// Dirty bytes.
     dirty_bytes,
-    /// Bytes in write-out now.
+    /// Bytes in write-out.
     writeback_bytes,
     /// Bytes written out and kept until the next flush, in case it fails.
     unflushed_bytes,
-    /// Bytes of blocks whose write-out worked.
+    /// Bytes of blocks whose write-out succeeded.
     written_bytes,
-    /// Those of them that were dirty: the others are written because they share a folio.
+    /// Of `written_bytes`, those that were dirty. The others were written because they share a folio.
     cleaned_bytes,
     /// Bytes of blocks that writers made dirty.
     dirtied_bytes,
-    /// Time writers were held back by the dirty limits, ns.
+    /// Time that the dirty limits held writers back, ns.
     throttled_nanos,
     /// Writers that waited for a block in write-out, where bytes in flight must not change.
     stable_waits,
-    /// Time that they waited, ns.
+    /// Time that writers waited for such a block, ns.
     stable_wait_nanos,
     /// Blocks that writers hit in write-out where bytes in flight must not change.
     stable_hits,
@@ -112,11 +112,11 @@ counters! {
     stable_copied_bytes,
     /// Blocks whose write-out was of a copy.
     stable_snapshots,
-    /// Fresh frames or snapshots that were not to be had, so that writers wait.
+    /// Fresh frames or snapshots for which there was no memory, so that the writer waited.
     stable_fallbacks,
     /// Frames that hold pinned bytes.
     pinned_frames,
-    /// Of these, frames that are in no file any more: they were written, cut off or dropped since.
+    /// Pinned frames that no file has any more: they were replaced, truncated or dropped since.
     pinned_orphans,
     /// Pins taken, each of some bytes of one file.
     pins,

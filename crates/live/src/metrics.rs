@@ -31,24 +31,21 @@ pub fn text(source: &dyn Source, uptime_seconds: f64) -> String {
     let mut out = String::new();
     let what = label(source.what());
     let version = env!("CARGO_PKG_VERSION");
-    head(&mut out, "forebay_info", "gauge", "What runs here.");
+    head(&mut out, "forebay_info", "gauge", "Version and front end of the process, as labels.");
     let _ = writeln!(out, "forebay_info{{version=\"{version}\",what=\"{what}\"}} 1");
     let mut one = |name: &str, kind: &str, help: &str, value: f64| {
         head(&mut out, name, kind, help);
         let _ = writeln!(out, "{name} {value}");
     };
-    one("forebay_uptime_seconds", "gauge", "Since it is watched.", uptime_seconds);
+    let help = "Seconds since the process began to serve metrics.";
+    one("forebay_uptime_seconds", "gauge", help, uptime_seconds);
     let healthy = f64::from(u8::from(source.health().is_ok()));
-    one(
-        "forebay_healthy",
-        "gauge",
-        "1 if all is well, 0 if accepted bytes cannot be written.",
-        healthy,
-    );
+    let help = "0 while accepted bytes cannot be written, else 1.";
+    one("forebay_healthy", "gauge", help, healthy);
     let stats = source.stats();
     for (field, help, value) in stats.described() {
         let (name, kind, scale) = cache_name(field);
-        one(&name, kind, help, value as f64 / scale);
+        one(&name, kind, &help.replace(", ns.", ", seconds."), value as f64 / scale);
     }
     let help = "Bytes written for each byte that was dirty.";
     one("forebay_write_amplification_ratio", "gauge", help, stats.write_amplification());
@@ -59,8 +56,13 @@ pub fn text(source: &dyn Source, uptime_seconds: f64) -> String {
         }
         out.push_str(&front.more_metrics());
     }
-    for (name, taken) in source.latencies() {
-        histogram(&mut out, name, &taken);
+    let helps = [
+        "Time that a read took which waited for the device, seconds.",
+        "Time that a write-out took, seconds.",
+        "Time that a flush of a device took, seconds.",
+    ];
+    for ((name, taken), help) in source.latencies().into_iter().zip(helps) {
+        histogram(&mut out, name, help, &taken);
     }
     out
 }
@@ -102,9 +104,9 @@ fn front_name(what: &str, number: &Number) -> (String, &'static str) {
 }
 
 /// A histogram: counts below each bound, their number and sum.
-fn histogram(out: &mut String, name: &str, taken: &Taken) {
+fn histogram(out: &mut String, name: &str, help: &str, taken: &Taken) {
     let name = format!("forebay_{name}_seconds");
-    head(out, &name, "histogram", "How long it took, where a device was waited for.");
+    head(out, &name, "histogram", help);
     let mut sum = 0;
     for (bucket, count) in taken.counts.iter().enumerate().take(BUCKETS - 1) {
         sum += count;
@@ -147,6 +149,9 @@ mod tests {
         let mut seen = BTreeSet::new();
         let mut typed = (String::new(), String::new());
         for line in text.lines() {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                assert!(!help.ends_with(", ns."), "{help}: the value is in seconds");
+            }
             if let Some(rest) = line.strip_prefix("# TYPE ") {
                 let (name, kind) = rest.split_once(' ').unwrap();
                 assert!(seen.insert(name.to_string()), "{name} twice");

@@ -177,7 +177,7 @@ impl Target {
 /// Who needs stable pages, as gauges with a label.
 fn needs(of: &str, all: impl Iterator<Item = (String, bool)>) -> String {
     let name = format!("forebay_{of}_stable_pages_required");
-    let help = "1 where bytes in flight must not change.";
+    let help = "1 if bytes in flight must not change, else 0.";
     let mut text = format!("# HELP {name} {help}\n# TYPE {name} gauge\n");
     for (named, need) in all {
         text.push_str(&format!("{name}{{{of}=\"{}\"}} {}\n", label(&named), u8::from(need)));

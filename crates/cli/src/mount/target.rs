@@ -86,7 +86,7 @@ impl FrontEnd for Watched {
         let (fills, bytes) = (now.kernel_fills, now.kernel_fill_bytes);
         vec![
             Number::gauge("inodes_known", "Inodes that the kernel knows.", now.inodes_known as u64),
-            Number::gauge("open_files", "What the kernel has open.", now.open_files as u64),
+            Number::gauge("open_files", "Files that the kernel has open.", now.open_files as u64),
             Number::counter("kernel_fills", "Reads into the kernel's page cache.", fills),
             Number::counter("kernel_fill_bytes", "Bytes read into the kernel's cache.", bytes),
         ]

@@ -23,6 +23,7 @@ mod killed_client;
 mod lab_commands;
 mod live_page;
 mod memory_limit;
+mod metrics;
 mod mount;
 mod mount_boot;
 mod mount_cache;
