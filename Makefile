@@ -31,8 +31,8 @@ setup-long:
 	@scripts/setup --long
 
 build: setup
-	$(CARGO) build --release --locked --package forebay-cli --package forebay-lab
-	$(CARGO) build --release --locked --package forebay --example volume_survives
+	$(CARGO) build --release --locked --package forebay-cli --package forebay-lab --bins \
+		--package forebay --example volume_survives
 
 run: build
 	scripts/main-job --binary $(TARGET)/release/forebay --html $(TARGET)/report.html

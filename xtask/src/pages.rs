@@ -1,6 +1,7 @@
-//! Checks the pages of the volume: `docs/internals/volume.md`, and those in the folder of that
-//! name. Their tables name each invariant of `crates/lfs` once, with the function that asserts or
-//! tests it; links and paths lead to files.
+//! Checks pages on the code: `docs/internals/architecture.md` and `volume.md`, and those in the
+//! folder `volume`. Links and paths lead to files, and names of functions are names in the code.
+//! The tables on the volume name each invariant of `crates/lfs` once, with the function that
+//! asserts or tests it.
 //!
 //! ```text
 //!   | `log.L3` | what holds, in words | `a_test` |         or `segment.rs`: an assertion there
@@ -13,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 const OVERVIEW: &str = "docs/internals/volume.md";
+const ARCHITECTURE: &str = "docs/internals/architecture.md";
 const FOLDER: &str = "docs/internals/volume";
 /// Folders, and the files of that name, whose invariants no page repeats.
 const HEADERS_ONLY: &[&str] = &["btree", "format", "fuzz", "tests"];
@@ -40,11 +42,16 @@ struct Row<'a> {
 
 /// Findings of all pages.
 pub fn check(root: &Path, files: &[PathBuf]) -> Findings {
-    let mut facts = Facts::default();
+    let (mut facts, mut words) = (Facts::default(), BTreeSet::new());
     for path in files {
         let name = path.strip_prefix(root).unwrap_or(path).display().to_string();
-        if name.ends_with(".rs") && HOLDERS.iter().any(|folder| name.starts_with(folder)) {
-            facts.add(&name, &std::fs::read_to_string(path).unwrap_or_default());
+        if !name.ends_with(".rs") {
+            continue;
+        }
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        words.extend(text.split(is_not_of_name).filter(|word| is_name(word)).map(str::to_string));
+        if HOLDERS.iter().any(|folder| name.starts_with(folder)) {
+            facts.add(&name, &text);
         }
     }
     let known = std::fs::read_to_string(root.join(crate::invariants::KNOWN)).unwrap_or_default();
@@ -52,7 +59,7 @@ pub fn check(root: &Path, files: &[PathBuf]) -> Findings {
     let mut pages = BTreeMap::new();
     let in_folder = std::fs::read_dir(root.join(FOLDER)).into_iter().flatten().flatten();
     let names = in_folder.map(|entry| format!("{FOLDER}/{}", entry.file_name().display()));
-    for name in names.chain([OVERVIEW.to_string()]) {
+    for name in names.chain([OVERVIEW.to_string(), ARCHITECTURE.to_string()]) {
         let text = std::fs::read_to_string(root.join(&name)).unwrap_or_default();
         pages.insert(name, text);
     }
@@ -63,8 +70,22 @@ pub fn check(root: &Path, files: &[PathBuf]) -> Findings {
         findings.extend(lost.map(|link| format!("{name}: links to {link}, which is not there")));
         let lost = paths(text).into_iter().filter(|path| !root.join(path).exists());
         findings.extend(lost.map(|path| format!("{name}: names {path}, which is not there")));
+        let lost = text.split('`').skip(1).step_by(2).filter(|code| is_name(code));
+        let lost = lost.filter(|code| !words.contains(*code));
+        findings.extend(lost.map(|code| format!("{name}: names {code}, which no code has")));
     }
     findings
+}
+
+fn is_not_of_name(c: char) -> bool {
+    !c.is_ascii_alphanumeric() && c != '_'
+}
+
+/// Whether a word can only be a name in the code: lower case, with underscores in it.
+fn is_name(word: &str) -> bool {
+    word.contains('_')
+        && word.starts_with(|c: char| c.is_ascii_lowercase())
+        && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
 }
 
 /// `lfs/log L8` as `log.L8`.
@@ -138,9 +159,17 @@ fn links(text: &str) -> Vec<&str> {
     files.filter_map(|target| target.split('#').next()).filter(|file| !file.is_empty()).collect()
 }
 
-/// Paths below `crates/` that a text names as code.
-fn paths(text: &str) -> Vec<&str> {
-    text.split('`').filter(|code| code.starts_with("crates/") && !code.contains(' ')).collect()
+/// Paths of files that a text names as code, below the root. `lfs/src/log.rs` is in `crates`.
+fn paths(text: &str) -> Vec<String> {
+    let codes = text.split('`').skip(1).step_by(2).filter(|code| !code.contains([' ', '*', '{']));
+    let whole = |code: &str| match code.split_once('/') {
+        Some(("crates", _)) => Some(code.to_string()),
+        Some((_, rest)) if rest.starts_with("src/") || rest.starts_with("tests/") => {
+            Some(format!("crates/{code}"))
+        }
+        _ => None,
+    };
+    codes.filter_map(whole).collect()
 }
 
 #[cfg(test)]
@@ -187,9 +216,16 @@ mod tests {
 
     #[test]
     fn links_and_paths_are_those_to_files() {
-        let text =
-            "[a](../x.md#part) [b](https://e.org/y) [c](#here) `crates/lfs/src/log.rs` `crates`";
+        let text = "[a](../x.md#part) [b](https://e.org/y) [c](#here) `crates/lfs/src/log.rs` `crates` \
+             `nbd/src/a.rs`";
         assert_eq!(links(text), ["../x.md"]);
-        assert_eq!(paths(text), ["crates/lfs/src/log.rs"]);
+        assert_eq!(paths(text), ["crates/lfs/src/log.rs", "crates/nbd/src/a.rs"]);
+    }
+
+    #[test]
+    fn names_of_code_have_underscores() {
+        assert!(
+            is_name("class_work") && !is_name("commit") && !is_name("FBY_ABI") && !is_name("_")
+        );
     }
 }

@@ -83,6 +83,6 @@ pub use folio::read::FolioRead;
 pub use mapping::{Mapping, Unreported};
 pub use memory::arena::{Arena, FRAME_SIZE, FrameList};
 pub use shares::{ErrorGrant, Row, RowSource};
-pub use stats::Stats;
+pub use stats::{Described, Stats};
 pub use table::State;
 pub use writeback::{WriteOut, WriteOutPass, flusher, stable};

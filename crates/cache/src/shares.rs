@@ -16,7 +16,8 @@ pub(crate) type MoreRows = Vec<RowSource>;
 
 pub(crate) type CounterRef = forebay_base::sync::Arc<AtomicU64>;
 
-/// A file's share of the memory of requests and files; given back on drop.
+/// The bytes that an open file counts in the budget's part for requests and files. They are taken
+/// off on drop.
 pub(crate) struct FileShare {
     counter: CounterRef,
     bytes: u64,

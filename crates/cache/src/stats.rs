@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::PoisonError;
 
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
+    ($($(#[doc = $doc:literal])* $kind:ident $name:ident),* $(,)?) => {
         /// Live counters of a cache; see [`Stats`] for their meaning.
         #[derive(Default)]
         pub struct Counters {
@@ -30,112 +30,131 @@ macro_rules! counters {
             pub fn since(&self, before: &Self) -> Self {
                 Self { $($name: self.$name.saturating_sub(before.$name),)* }
             }
-            /// Names, what each is, and values, in order.
-            pub fn described(&self) -> Vec<(&'static str, &'static str, u64)> {
-                vec![$((stringify!($name), concat!($($doc),*).trim_ascii(), self.$name),)*]
+            /// All of them with what they mean, in order.
+            pub fn described(&self) -> Vec<Described> {
+                vec![$(Described {
+                    name: stringify!($name),
+                    help: concat!($($doc),*).trim_ascii(),
+                    is_gauge: stringify!($kind) == "gauge",
+                    value: self.$name,
+                },)*]
             }
         }
     };
 }
 
+/// One figure of [`Stats`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Described {
+    /// Its field.
+    pub name: &'static str,
+    /// What it means, with its unit.
+    pub help: &'static str,
+    /// It may fall; a counter only rises.
+    pub is_gauge: bool,
+    /// Its value.
+    pub value: u64,
+}
+
 counters! {
     /// The cache's budget, bytes.
-    budget_bytes,
+    gauge budget_bytes,
     /// Memory of the arena, which holds the frames, bytes.
-    arena_bytes,
+    gauge arena_bytes,
     /// Size of the pages behind most of the arena, bytes.
-    arena_page_bytes,
+    gauge arena_page_bytes,
     /// Bytes of the arena on huge pages.
-    arena_huge_bytes,
+    gauge arena_huge_bytes,
     /// Frames of the arena.
-    frames_total,
+    gauge frames_total,
     /// Free frames.
-    frames_free,
+    gauge frames_free,
     /// Folios in the cache.
-    folios,
+    gauge folios,
     /// Blocks found in the cache by reads and writes.
-    hits,
+    counter hits,
     /// Blocks not found by reads.
-    misses,
+    counter misses,
     /// Bytes that readers waited for until the device had read them.
-    miss_bytes,
+    counter miss_bytes,
     /// Blocks evicted by reclaim.
-    evicted_blocks,
+    counter evicted_blocks,
     /// Folios evicted by reclaim.
-    evicted_folios,
+    counter evicted_folios,
     /// Time spent in reclaim, ns.
-    reclaim_nanos,
+    counter reclaim_nanos,
     /// Batches of reclaim.
-    reclaim_runs,
+    counter reclaim_runs,
     /// Evicted folios whose identity the cache remembers.
-    ghosts,
+    gauge ghosts,
     /// Folios that were read again while the cache remembered them.
-    ghost_hits,
+    counter ghost_hits,
     /// Folios promoted to the main queue.
-    promoted,
+    counter promoted,
     /// Bytes read ahead of the reader.
-    readahead_bytes,
+    counter readahead_bytes,
     /// Bytes that uncached reads requested from the device.
-    uncached_read_bytes,
+    counter uncached_read_bytes,
     /// Bytes of uncached writes.
-    uncached_write_bytes,
+    counter uncached_write_bytes,
     /// Bytes read past the cache.
-    direct_read_bytes,
+    counter direct_read_bytes,
     /// Bytes written past the cache.
-    direct_write_bytes,
+    counter direct_write_bytes,
     /// Direct requests that were not aligned and were served as uncached ones.
-    direct_fallbacks,
+    counter direct_fallbacks,
     /// Dirty bytes.
-    dirty_bytes,
+    gauge dirty_bytes,
     /// Bytes in write-out.
-    writeback_bytes,
+    gauge writeback_bytes,
     /// Bytes written out and kept until the next flush, in case it fails.
-    unflushed_bytes,
+    gauge unflushed_bytes,
     /// Bytes of blocks whose write-out succeeded.
-    written_bytes,
-    /// Of `written_bytes`, those that were dirty. The others were written because they share a folio.
-    cleaned_bytes,
+    counter written_bytes,
+    /// Of `written_bytes`, those that were dirty. The others were written because they share a
+    /// folio.
+    counter cleaned_bytes,
     /// Bytes of blocks that writers made dirty.
-    dirtied_bytes,
+    counter dirtied_bytes,
     /// Time that the dirty limits held writers back, ns.
-    throttled_nanos,
+    counter throttled_nanos,
     /// Writers that waited for a block in write-out, where bytes in flight must not change.
-    stable_waits,
+    counter stable_waits,
     /// Time that writers waited for such a block, ns.
-    stable_wait_nanos,
+    counter stable_wait_nanos,
     /// Blocks that writers hit in write-out where bytes in flight must not change.
-    stable_hits,
+    counter stable_hits,
     /// Blocks given a fresh frame because a writer hit them in write-out, their neighbours in the
     /// frame included.
-    stable_copies,
+    counter stable_copies,
     /// Bytes copied for fresh frames and snapshots; what a writer overwrites is not copied.
-    stable_copied_bytes,
+    counter stable_copied_bytes,
     /// Blocks whose write-out was of a copy.
-    stable_snapshots,
+    counter stable_snapshots,
     /// Fresh frames or snapshots for which there was no memory, so that the writer waited.
-    stable_fallbacks,
+    counter stable_fallbacks,
     /// Frames that hold pinned bytes.
-    pinned_frames,
+    gauge pinned_frames,
     /// Pinned frames that no file has any more: they were replaced, truncated or dropped since.
-    pinned_orphans,
+    gauge pinned_orphans,
     /// Pins taken, each of some bytes of one file.
-    pins,
+    counter pins,
     /// Pins that were served by a copy, because nothing more may be pinned.
-    pin_copies,
+    counter pin_copies,
     /// Pins that were refused, because nothing more may be pinned and the caller wants no copy.
-    pin_refusals,
+    counter pin_refusals,
     /// Frames replaced because a writer or a fill met a pin.
-    pin_detached_frames,
+    counter pin_detached_frames,
     /// Bytes read again because what came into the caller's memory did not match its checksum.
-    reread_bytes,
+    counter reread_bytes,
     /// Device errors seen by fills and write-out.
-    io_errors,
+    counter io_errors,
     /// Flushes sent to devices.
-    flushes,
+    counter flushes,
     /// Bytes of buffers outside the arena for requests in flight.
-    private_bytes,
+    gauge private_bytes,
     /// Highest value of `private_bytes`.
-    private_bytes_max,
+    gauge private_bytes_max,
 }
 
 const STRIPES: usize = 64;

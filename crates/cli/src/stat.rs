@@ -135,22 +135,22 @@ fn watch(client: &mut Client, args: &StatArgs, pause: Duration) -> Outcome {
 }
 
 const WATCH_HEAD: &str =
-    "  hits/s   miss/s  hit%   read MB/s  to-disk MB/s    resident       dirty  in-flight";
+    "  hits/s   miss/s  hit%  from-disk MB/s  to-disk MB/s    resident       dirty  in-flight";
 
 fn watch_row(before: &(Instant, Value), now: &(Instant, Value)) -> String {
     let seconds = (now.0 - before.0).as_secs_f64().max(0.001);
     let delta = |name: &str| counter(&now.1, name).saturating_sub(counter(&before.1, name)) as f64;
     let (hits, misses) = (delta("hits"), delta("misses"));
-    let served = delta("hit_bytes")
-        + delta("miss_bytes")
+    let from_disk = delta("miss_bytes")
+        + delta("readahead_bytes")
         + delta("direct_read_bytes")
         + delta("uncached_read_bytes");
     format!(
-        "{:8.0} {:8.0} {:>5} {:11.1} {:13.1} {:>11} {:>11} {:>10}",
+        "{:8.0} {:8.0} {:>5} {:15.1} {:13.1} {:>11} {:>11} {:>10}",
         hits / seconds,
         misses / seconds,
         percent(hits, hits + misses),
-        served / seconds / 1e6,
+        from_disk / seconds / 1e6,
         delta("written_bytes") / seconds / 1e6,
         format_size(resident(&now.1)),
         format_size(counter(&now.1, "dirty_bytes")),
@@ -358,6 +358,21 @@ pub fn tune(args: &TuneArgs) -> Outcome {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    /// Each counter of a row exists, and is in its column.
+    #[test]
+    fn watch_row_has_increase_of_each_counter() {
+        let fields = forebay::Stats::default().fields();
+        let after = |amount: u64| {
+            let pairs = fields.iter().map(|(name, _)| (name.to_string(), amount.into()));
+            json!({ "stats": pairs.collect::<serde_json::Map<_, _>>() })
+        };
+        let start = Instant::now();
+        let second = (start + Duration::from_secs(1), after(2_000_000));
+        let row = watch_row(&(start, after(0)), &second);
+        let cells: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(cells[..5], ["2000000", "2000000", "50.0", "8.0", "2.0"], "{row}");
+    }
 
     #[test]
     fn counters_show_their_unit() {

@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A sentence that describes a violation.
+/// A result whose error is a sentence that describes a violation.
 pub type Checked<T> = Result<T, String>;
 
 /// The content of a recovered volume.

@@ -107,7 +107,7 @@ pub use forebay_block::{Aio, BlockDevice, DeviceRef, DirectIo, FileIdentity};
 pub use forebay_cache::latency;
 pub use forebay_cache::picture::Bytes;
 pub use forebay_cache::strategy::{DirtyTracking, StablePages, StableStrategy, UncachedStrategy};
-pub use forebay_cache::{Pinned, Row, RowSource, Stats};
+pub use forebay_cache::{Described, Pinned, Row, RowSource, Stats};
 pub use forebay_vfs as vfs;
 pub use map::Residency;
 pub use picture::{CELLS, FILES, FilePicture, Picture, StreamPicture};

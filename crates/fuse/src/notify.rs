@@ -305,7 +305,8 @@ impl Notifier {
 /// What the kernel's answer to a notice means (V2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
-    /// The kernel has carried it out, or found nothing cached, or found it in use.
+    /// Nothing remains to be done: the kernel has carried it out, has nothing cached of it, has
+    /// found it in use, or has ended the connection.
     Done,
     /// The kernel does not support this kind of notice.
     Unknown,

@@ -279,8 +279,8 @@ pub trait MapOps: Send + Sync {
     /// runs. Errors: `NoSpace`.
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>>;
 
-    /// An uncached stream is about to dirty this range: a map that allocates ahead does it now, so
-    /// that places are ready at write-out. A hint, never waits.
+    /// An uncached buffered write is about to dirty this range: a map that allocates in advance
+    /// does it now, so that places are ready at write-out. A hint, never waits.
     fn announce(&self, _range: &Range<u64>) {}
 
     /// [`MapOps::reserve`] for a map that neither waits nor loads anything: at once, in `places`,
@@ -316,11 +316,12 @@ pub trait MapOps: Send + Sync {
     /// carried out on its thread.
     fn commit(&self, what: Commit, here: bool) -> BoxFuture<'_, Result<()>>;
 
-    /// How many flushes of the device have failed by now, for a map that flushes one at a time and
-    /// counts each failure before the next flush begins. A successful commit then need not wait for
-    /// concurrent ones. A failed commit during which no flush has failed has lost nothing: what it
-    /// covers waits for the next one. `None`: the result of a flush that failed first may arrive
-    /// last, and each failed commit counts as a failed flush.
+    /// How many flushes of the device have failed by now. Only for a map that flushes one at a time
+    /// and counts each failure before the next flush begins. Then a successful commit waits only
+    /// for concurrent ones that began before the last failure. A commit that fails while the count
+    /// stays the same has lost nothing: the next commit covers its writes. `None`: a failure may be
+    /// reported after the success of a later flush. So a successful commit waits for all concurrent
+    /// ones, and each failed commit counts as a failed flush.
     fn flush_failures(&self) -> Option<u64> {
         None
     }

@@ -356,8 +356,8 @@ impl Due {
         }
     }
 
-    /// Whether the task that waits for `ticket` should be woken: its record is durable, or it can
-    /// take a free turn.
+    /// Whether to wake the task that waits for `ticket`: its record is durable, or a turn that it
+    /// can take is free. The answer uses that turn up, so that one task is woken for each turn.
     fn is_for(&mut self, ticket: u64) -> bool {
         if ticket <= self.durable {
             return true;

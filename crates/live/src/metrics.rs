@@ -5,26 +5,9 @@
 //! blocks or in a count of objects.
 
 use crate::source::{Number, Source};
+use forebay::Described;
 use forebay::latency::{BUCKETS, Taken, bound_nanos};
 use std::fmt::Write;
-
-/// Fields of the cache's counters that are gauges.
-const GAUGES: [&str; 14] = [
-    "budget_bytes",
-    "arena_bytes",
-    "arena_page_bytes",
-    "arena_huge_bytes",
-    "frames_total",
-    "frames_free",
-    "folios",
-    "ghosts",
-    "dirty_bytes",
-    "writeback_bytes",
-    "unflushed_bytes",
-    "private_bytes",
-    "pinned_frames",
-    "pinned_orphans",
-];
 
 /// All metrics of a source.
 pub fn text(source: &dyn Source, uptime_seconds: f64) -> String {
@@ -43,9 +26,10 @@ pub fn text(source: &dyn Source, uptime_seconds: f64) -> String {
     let help = "0 while accepted bytes cannot be written, else 1.";
     one("forebay_healthy", "gauge", help, healthy);
     let stats = source.stats();
-    for (field, help, value) in stats.described() {
-        let (name, kind, scale) = cache_name(field);
-        one(&name, kind, &help.replace(", ns.", ", seconds."), value as f64 / scale);
+    for figure in stats.described() {
+        let (name, kind) = cache_name(&figure);
+        let help = figure.help.replace(", ns.", ", seconds.");
+        one(&name, kind, &help, figure.value as f64 / scale_of(figure.name));
     }
     let help = "Bytes written for each byte that was dirty.";
     one("forebay_write_amplification_ratio", "gauge", help, stats.write_amplification());
@@ -81,17 +65,15 @@ fn scale_of(field: &str) -> f64 {
     if field.ends_with("_nanos") { 1e9 } else { 1.0 }
 }
 
-/// Name, type, and the divisor of the value.
-fn cache_name(field: &str) -> (String, &'static str, f64) {
-    let base = match field {
-        "hits" | "misses" => format!("{field}_blocks"),
+/// Name and type.
+fn cache_name(figure: &Described) -> (String, &'static str) {
+    let base = match figure.name {
+        "hits" | "misses" => format!("{}_blocks", figure.name),
         "frames_total" => "frames".to_string(),
-        _ => field.replace("_nanos", "_seconds"),
+        field => field.replace("_nanos", "_seconds"),
     };
-    if GAUGES.contains(&field) || field == "private_bytes_max" {
-        return (format!("forebay_{base}"), "gauge", 1.0);
-    }
-    (format!("forebay_{base}_total"), "counter", scale_of(field))
+    let name = format!("forebay_{base}");
+    if figure.is_gauge { (name, "gauge") } else { (format!("{name}_total"), "counter") }
 }
 
 /// Name and type.

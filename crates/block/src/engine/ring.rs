@@ -1,9 +1,10 @@
 //! One io_uring, driven by one thread, with the table of the requests in the kernel.
 //!
-//! Invariants: N1 a request is in exactly one place: waiting, or in the table from before its entry
-//! is pushed until its answer is taken. N2 a request that the kernel may still work on when the
-//! ring is dropped neither ends nor is freed before the kernel has released the ring ([`Remains`]).
-//! Background requests hold at most [`BACKGROUND_MAX`] slots: the queue ensures that (queue.J3).
+//! Invariants: N1 a request is in exactly one place: in the queue; in the table, from before its
+//! entry is pushed until its answer is taken; or in a list of those to end. N2 a request that the
+//! kernel may still work on when the ring is dropped neither ends nor is freed before the kernel
+//! has released the ring ([`Remains`]). Background requests hold at most [`BACKGROUND_MAX`] slots:
+//! the queue ensures that (queue.J3).
 //!
 //! When a call on the ring fails for good, [`Ring::dismantle`] closes the ring. Threads carry out
 //! the requests that the kernel has not consumed. Requests in progress end with an error: their

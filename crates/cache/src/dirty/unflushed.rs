@@ -35,7 +35,7 @@ pub struct Covered {
     pub pinned: RangeSet,
     /// Bytes were written whose blocks are not kept any more.
     pub unpinned: bool,
-    /// The epoch in which all of these writes completed.
+    /// How many flushes had failed when these writes completed. Without meaning for lost blocks.
     epoch: Epoch,
 }
 

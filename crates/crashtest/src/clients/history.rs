@@ -4,9 +4,9 @@
 //! that wrote it. A clock counts the begins and ends of operations. A change takes effect at one
 //! instant per block, after its begin. So a truncate may take effect between two blocks of a
 //! write, and the later ones make the file longer again. An acknowledged change took effect before
-//! its end. A change that was dropped or that failed at `latest` takes effect or not, by block,
-//! also later; but not after another change of the block that began after `latest` was
-//! acknowledged.
+//! its end. A change that failed or was dropped at time `latest` takes effect or not, for each
+//! block, and perhaps later. It cannot take effect any more once another change of the block, which
+//! began after `latest`, has been acknowledged.
 //!
 //! Invariants: history.C1 a read shows each block as it was at one instant of the read.
 //! history.C2 after a crash each block is as it was at one instant that is not before the newest

@@ -200,7 +200,7 @@ fn public_interface_is_the_recorded_one() {
         "\nbase: Error: pub fn kind(",
         "\nbase: IoFlags: const UNCACHED",
         "\ncache: Pinned: pub fn",
-        "\ncache: counters: hits\n",
+        "\ncache: counters: counter hits\n",
         "\nvfs: FileSystem: fn ",
     ] {
         assert!(text.contains(must), "the sources are read wrongly: no `{must}` in\n{text}");

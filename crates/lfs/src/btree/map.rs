@@ -250,7 +250,7 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
         let Some(found) = current.next_old.take() else { return Ok(change) };
         self.give_up(&found, from, upto.min(end))?;
         if upto > end {
-            // With both, one of the two would be lost.
+            // Two old extents reach past the piece, so they overlap. `rest` can hold only one.
             if self.rest.is_some() {
                 return Err(corrupt(WHAT, format!("extents of data {data_id} overlap at {from}")));
             }

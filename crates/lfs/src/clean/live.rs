@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 
 /// Bytes of an extent in the list of found ones (M34 of `gather`).
 pub(super) const FOUND_BYTES: u64 = 40;
-/// Least size of a buffer, bytes.
+/// Bytes that estimates count at least for a buffer of copied data: buffers are aligned to 4 KiB,
+/// shorter ones, too.
 pub(super) const BUFFER_LEAST: u64 = 4 * KIB;
 
 /// Segments to clean.

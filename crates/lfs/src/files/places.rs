@@ -80,7 +80,8 @@ impl Resources {
         Ok(taken)
     }
 
-    /// Called before an uncached stream dirties a range: allocates its window in advance.
+    /// Called before each uncached buffered write. With the strategy `reserve` it opens the windows
+    /// that the range needs, if the write is large or continues a stream.
     pub(crate) fn announce(&self, ino: u64, range: &Range<u64>) {
         if self.alloc.mode != AllocMode::Reserve {
             return;

@@ -264,8 +264,8 @@ fn without_sums_what_nobody_holds_is_lost_with_a_failed_flush() {
                 }
                 false => drop(file.write(0, direct, IoFlags::DIRECT, keep).await.1.unwrap()),
             }
-            // The disk has lost it, and what was there before comes back.
             let at = offset_of(&volume, ino).await;
+            // The flush fails, and the block's place has other bytes, as of an older file.
             disk.inject(failing(BioOp::Flush));
             assert!(volume.0.flush_all().await.is_err(), "the flush failed");
             disk.poke(at, &[9; BLOCK]);

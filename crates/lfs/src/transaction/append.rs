@@ -1,7 +1,8 @@
 //! Turns changes into a record. It is encoded, applied and queued while the state lock is held
 //! once.
 //!
-//! Invariant T11 changes that do not fit into a record, or get no log space, have no effect.
+//! Invariant T11 changes that cannot be applied, do not fit into a record, or get no log space,
+//! have no effect.
 //!
 //! Lock: the state lock, held by the caller.
 
@@ -146,7 +147,8 @@ impl State {
         self.queue.last().is_some_and(|last| !last.payloads.is_empty())
     }
 
-    /// Checks that all inodes that the changes name exist (T11).
+    /// Refuses changes of which one needs an inode that is neither in memory nor made by an earlier
+    /// one of them. It runs before anything is applied (T11).
     fn check_inodes(&self, changes: &[Change<'_>]) -> Result<()> {
         let mut made = Vec::new();
         for change in changes {

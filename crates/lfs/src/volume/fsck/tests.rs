@@ -189,8 +189,8 @@ fn extents_of_nobody_are_found() {
     );
 }
 
-/// E14, E15: nothing is reported for a tree that was not read completely. Changes in the log count,
-/// too.
+/// E14: nothing is reported until the whole tree was read. E15: an inode that the log has changed
+/// since the checkpoint is compared with its extents, too (`fsck/stored.rs`).
 #[test]
 fn what_is_said_to_be_stored_needs_the_whole_tree() {
     let mut stored = Stored::default();
