@@ -83,7 +83,7 @@ impl<'a> Past<'a> {
 #[derive(Default)]
 pub struct Recoveries {
     whole: [ReadTree<Rc<Found>>; 2],
-    /// The second opening.
+    /// Results of the second opening.
     again: [ReadTree<u64>; 2],
     fsck: ReadTree<()>,
 }

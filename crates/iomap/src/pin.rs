@@ -50,7 +50,7 @@ enum Obstacle {
 enum Outcome {
     /// The complete range is pinned.
     Whole,
-    /// The file ends within it or before: what there is of it is pinned, and the pin ends there.
+    /// The range crosses the end of the file, or is behind it. The pin covers the part before it.
     Cut,
     /// It cannot be pinned.
     Refused,

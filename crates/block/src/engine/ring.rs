@@ -70,7 +70,7 @@ pub(crate) struct Ring {
     /// Reads end of file when the kernel has released the ring (ring.N2).
     gone: Option<OwnedFd>,
     queue: Queue,
-    /// Over before they came to the kernel.
+    /// Requests that failed before they were submitted.
     failed: Vec<Boxed>,
     answers: Vec<(u64, i32)>,
 }

@@ -1,4 +1,5 @@
-//! What a copy needs of either side: a tree to read, or to write. The host and a volume are such.
+//! Source and destination of `cp`: a trait to read a tree and one to write it. A folder of the host
+//! and a volume implement both.
 
 use forebay_base::Result;
 use forebay_vfs::{Attr, FileKind, Timestamp};

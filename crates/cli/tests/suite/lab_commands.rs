@@ -91,7 +91,7 @@ fn lab_program_missing_is_named_with_where_to_get_it() {
     }
 }
 
-/// Words that benches, rivals and injected faults bring with them are not in `forebay`.
+/// Words that benches, rivals and the crash test bring with them are not in `forebay`.
 #[test]
 fn program_holds_no_bench_no_rival_and_no_injected_fault() {
     let program = std::fs::read(FOREBAY).unwrap();

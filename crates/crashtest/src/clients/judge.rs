@@ -49,7 +49,7 @@ impl Remains {
         Self::Image(Arc::new(state.peek(0, IMAGE_BYTES as usize)), state.sum())
     }
 
-    /// One number for all of it.
+    /// A hash of all content, by which distinct results are counted.
     pub fn key(&self) -> u64 {
         match self {
             Self::Volume(found) => found.key(),

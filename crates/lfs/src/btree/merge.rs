@@ -97,7 +97,8 @@ impl Tree {
         }
         let mut writer = Writer::new(self, old.tree, birth, FILL_PERCENT, ledger);
         let merged = self.merge_into(&mut writer, old, &mut stream).await;
-        // Also after an error, so that no write is in flight (B73).
+        // Waits for all writes of nodes, also after an error: none is in flight when the caller
+        // releases their places (B73).
         writer.written_out().await.and(merged)
     }
 

@@ -10,7 +10,7 @@
 //!
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
-use crate::fault::{Plant, Planted};
+use crate::fault::Planted;
 use crate::files::open_files::OpenFiles;
 use crate::files::parts::{Part, records};
 use crate::format::MAX_EXTENT_BLOCKS;
@@ -326,10 +326,12 @@ impl FileOps {
 /// The birth of a piece, which orders it among writes to the same blocks: the sequence of its
 /// write, except for two injected faults.
 fn birth_of(files: &OpenFiles, state: &mut State, written: &Written, reserved: u64) -> u64 {
-    match files.plant {
-        Plant(Some(Planted::SequenceAtReserve)) => reserved.min(written.sequence),
-        Plant(Some(Planted::PublishedOutOfOrder)) => state.draw(),
-        _ => written.sequence,
+    if files.plant.has(Planted::SequenceAtReserve) {
+        reserved.min(written.sequence)
+    } else if files.plant.has(Planted::PublishedOutOfOrder) {
+        state.draw()
+    } else {
+        written.sequence
     }
 }
 

@@ -115,8 +115,8 @@ mod tests {
         }
     }
 
-    /// S21: a read skips the lock exactly where relatime, which counts with the last write, moves
-    /// nothing.
+    /// S21: a read skips the state lock exactly if relatime, with the pending write time counted,
+    /// would not change the access time.
     #[test]
     fn reads_skip_the_lock_where_relatime_moves_nothing() {
         let day = DAY_SECONDS as i64;

@@ -36,7 +36,7 @@ struct Slots {
     has_failed: bool,
 }
 
-/// All places for nodes, see the module.
+/// The segments for tree nodes, with their used, free and given-up places.
 pub(crate) struct NodeSlots {
     geometry: Geometry,
     segments: BTreeMap<u32, Slots>,

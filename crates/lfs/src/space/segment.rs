@@ -130,7 +130,7 @@ impl Plan {
     }
 }
 
-/// All segments, see the module.
+/// The use and the live bytes of every segment.
 pub(crate) struct Segments {
     list: Vec<Segment>,
     free: u64,

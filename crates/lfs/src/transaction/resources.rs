@@ -28,7 +28,7 @@ use forebay_base::world::WorldRef;
 use forebay_block::DeviceRef;
 use std::sync::Weak;
 
-/// The resources that all layers from `transaction` on share, see the module.
+/// The resources that all layers from `transaction` on share.
 pub(crate) struct Resources {
     pub device: DeviceRef,
     pub world: WorldRef,

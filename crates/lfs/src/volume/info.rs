@@ -9,7 +9,7 @@ use crate::volume::CreateOptions;
 use forebay_base::Result;
 use forebay_block::DeviceRef;
 
-/// The properties of a volume, see the module.
+/// The properties of a volume, as the newest slot of its superblock has them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeInfo {
     /// Identifies the volume among all volumes.

@@ -33,7 +33,7 @@ pub enum Op {
         /// What.
         stamp: u64,
     },
-    /// Give the range back.
+    /// Trim: the file releases the range.
     Trim {
         /// First byte.
         offset: u64,

@@ -33,7 +33,7 @@ struct Coming {
     completion: Awaited,
 }
 
-/// The read window, see the module.
+/// The parts of the log that replay has read or is reading, up to four in flight.
 pub(super) struct Window<'a> {
     device: &'a DeviceRef,
     layout: Layout,

@@ -158,7 +158,7 @@ impl Left {
     }
 }
 
-/// The runs that are not in use, see the module.
+/// Runs that are not in use: windows, the pool for small requests, leftover runs.
 pub(crate) struct Room {
     pub sizes: Sizes,
     left: Left,

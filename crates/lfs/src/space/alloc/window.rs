@@ -63,7 +63,7 @@ impl OfFile {
     }
 }
 
-/// The windows of all files, see the module.
+/// The runs that are reserved for ranges of files, by file and by last use.
 #[derive(Default)]
 pub(crate) struct Windows {
     files: BTreeMap<u64, OfFile>,
