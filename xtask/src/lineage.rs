@@ -1,5 +1,5 @@
 //! Where each promise of the five patches went: the sentence, the option that turns it on, the
-//! tests that hold it and the ratio that shows it, from `xtask/lineage.txt` into
+//! tests that hold it and the figure that shows it, from `xtask/lineage.txt` into
 //! `docs/lineage.md`, together with the checklists.
 //!
 //! Invariants: N1 what the document names exists: each test is a `#[test]` function under
@@ -12,7 +12,8 @@
 //! U1 and U2.
 
 use crate::Findings;
-use crate::lineage_text::{Behaviour, Figure, Line, Promise, Standing, parse};
+use crate::lineage_figures::{Count as Figures, Saved};
+use crate::lineage_text::{Figure, Line, Lineage, Promise, Standing, parse};
 use crate::source::blank_literals;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -27,18 +28,19 @@ pub fn check(root: &Path, only_check: bool) -> Findings {
         Ok(text) => text,
         Err(e) => return vec![format!("{SOURCE}: {e}")],
     };
-    let behaviours = match parse(&text) {
-        Ok(behaviours) => behaviours,
+    let lineage = match parse(&text) {
+        Ok(lineage) => lineage,
         Err(e) => return vec![format!("{SOURCE}: {e}")],
     };
-    let facts = Facts::collect(root);
+    let mut facts = Facts::collect(root);
     let mut findings = Findings::new();
-    let document = render(&behaviours, &facts, &mut findings);
-    let all = Count::of(behaviours.iter().flat_map(|b| &b.lines), &facts);
+    facts.saved = Saved::collect(root, &lineage.runs, &mut findings);
+    let (document, figures) = render(&lineage, &facts, &mut findings);
+    let all = Count::of(lineage.behaviours.iter().flat_map(|b| &b.lines), &facts);
     let Count { held, spirit, not_carried, missing, later } = all;
     println!(
         "lineage: {held} lines held, {spirit} in spirit, {not_carried} not carried over, \
-         {missing} without a test, {later} to come"
+         {missing} without a test, {later} to come; figures: {figures}"
     );
     let path = root.join(DOCUMENT);
     let current = std::fs::read_to_string(&path).unwrap_or_default();
@@ -59,7 +61,10 @@ struct Facts {
     tests: BTreeSet<(String, String)>,
     /// String literals of the benches; `{..}` in them stands for anything.
     ratios: BTreeSet<String>,
+    /// Literals without `{..}`, of which benches may make names of ratios.
+    parts: BTreeSet<String>,
     benches: BTreeSet<String>,
+    saved: Saved,
 }
 
 /// Where ids name invariants of the code's own.
@@ -98,6 +103,7 @@ impl Facts {
             }
             if name.starts_with("crates/bench/src/") {
                 facts.ratios.extend(ratio_like(&text));
+                facts.parts.extend(text.split('"').filter(|w| is_part(w)).map(str::to_string));
             }
             if name == "crates/bench/src/lib.rs" {
                 facts.benches.extend(benches_in(&text));
@@ -116,8 +122,16 @@ impl Facts {
         self.tests.iter().filter(|(_, name)| fits(name)).collect()
     }
 
+    /// Whether a literal can become the name of the figure's ratio. So can `{cell}_vs_{rival}` of
+    /// two literals, and what the bench has reported under its name.
     fn reports(&self, figure: &Figure) -> bool {
-        self.ratios.iter().any(|pattern| fits(pattern, &figure.ratio))
+        let Figure { ratio, .. } = figure;
+        let composed = ratio
+            .split_once("_vs_")
+            .is_some_and(|(cell, rival)| self.parts.contains(cell) && self.parts.contains(rival));
+        composed
+            || self.ratios.iter().any(|pattern| fits(pattern, ratio))
+            || self.saved.has_row_named(figure)
     }
 }
 
@@ -166,6 +180,12 @@ fn ratio_like(text: &str) -> Vec<String> {
     text.split('"').filter(is_name).map(str::to_string).collect()
 }
 
+/// Whether a literal may be a part of a name.
+fn is_part(word: &str) -> bool {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    word.len() >= 4 && word.chars().all(plain)
+}
+
 /// What stands outside of `{..}`.
 fn fixed_parts(pattern: &str) -> impl Iterator<Item = &str> {
     pattern.split('{').enumerate().map(|(n, part)| match part.split_once('}') {
@@ -190,11 +210,12 @@ fn fits(pattern: &str, name: &str) -> bool {
     (0..=tail.len()).any(|at| tail.is_char_boundary(at) && fits(after, &tail[at..]))
 }
 
-fn render(behaviours: &[Behaviour], facts: &Facts, findings: &mut Findings) -> String {
+/// The document, and the count of its figures.
+fn render(lineage: &Lineage, facts: &Facts, findings: &mut Findings) -> (String, Figures) {
     let mut out = String::from(HEAD);
     out.push_str("| bench | checklist | held | in spirit | not carried over | lines |\n");
     out.push_str("|---|---|---|---|---|---|\n");
-    for behaviour in behaviours {
+    for behaviour in &lineage.behaviours {
         let Count { held, spirit, not_carried, missing, .. } = Count::of(&behaviour.lines, facts);
         let (bench, list) = (&behaviour.bench, span(&behaviour.lines));
         let _ = match held + spirit + not_carried + missing {
@@ -204,19 +225,33 @@ fn render(behaviours: &[Behaviour], facts: &Facts, findings: &mut Findings) -> S
             }
         };
     }
-    for (n, behaviour) in behaviours.iter().enumerate() {
-        let _ = write!(out, "\n## {}. {}\n\n", n + 1, behaviour.title);
-        out.push_str("| the patch says | option | tests | figure |\n|---|---|---|---|\n");
+    let (mut parts, mut rows, mut all) = (String::new(), String::new(), Figures::default());
+    for (n, behaviour) in lineage.behaviours.iter().enumerate() {
+        let _ = write!(parts, "\n## {}. {}\n\n", n + 1, behaviour.title);
+        parts.push_str("| the patch says | option | tests | figure |\n|---|---|---|---|\n");
+        let mut count = Figures::default();
         for promise in &behaviour.promises {
-            promise_row(&mut out, promise, facts, findings);
+            promise_row(&mut parts, promise, facts, &mut count, findings);
         }
-        out.push_str("\n| line | what must hold | tests |\n|---|---|---|\n");
+        parts.push_str("\n| line | what must hold | tests |\n|---|---|---|\n");
         for line in &behaviour.lines {
             let tests = standing_and_tests(line, facts, findings);
-            let _ = writeln!(out, "| {} | {} | {tests} |", line.id, line.text);
+            let _ = writeln!(parts, "| {} | {} | {tests} |", line.id, line.text);
         }
+        let _ = writeln!(rows, "| {} | {} |", behaviour.bench, count.cells());
+        all = all.and(count);
     }
-    out
+    out.push_str(FIGURES_HEAD);
+    out.push_str("| bench | figures held | not held | without a goal | without a value |\n");
+    let _ = write!(out, "|---|---|---|---|---|\n{rows}\n");
+    out.push_str("| commit | machine | section of figures.md |\n|---|---|---|\n");
+    for run in &lineage.runs {
+        let (commit, machine, heading) = (&run.commit, &run.machine, &run.heading);
+        let anchor = heading.to_lowercase().replace(' ', "-");
+        let _ = writeln!(out, "| {commit} | {machine} | [{heading}](figures.md#{anchor}) |");
+    }
+    out.push_str(&parts);
+    (out, all)
 }
 
 /// Lines of checklists, by how we stand to them.
@@ -271,16 +306,24 @@ const HEAD: &str = "\
 
 Forebay's five behaviours were first proposed as patches for Linux. This page lists each sentence of those
 patches that promises something, in our words. For each it names the option that turns it on, the tests
-that hold it, and the ratio of `forebay bench NAME` that shows it. Below are the lines of our checklists
+that hold it, and the figures of `forebay bench NAME` that show it. Below are the lines of our checklists
 with their tests. The checklists also cover what later bugs in Linux taught.
 
-`cargo xtask lineage` writes this page from `xtask/lineage.txt`. The command fails if a test or a ratio that
-the page names does not exist. A test's name begins with the ids of the lines that it holds.
+`cargo xtask lineage` writes this page from `xtask/lineage.txt` and the tables of [figures.md](figures.md).
+The command fails if a test or a ratio that the page names does not exist, or if a figure has neither a
+value nor a reason. A test's name begins with the ids of the lines that it holds.
 [behaviours.md](reference/behaviours.md) describes the behaviours.
 
 *Held*: tests hold the line as it is written. *Spirit*: the line has no literal meaning here; the page says
 what is kept of it, tests hold that, and it does not count as held. *Not carried over*: the line is not held
 at all, and the page says why.
+
+";
+
+const FIGURES_HEAD: &str = "
+Each figure has its value, its goal, the arguments of `forebay bench` and the commit. *Not held*: the value
+missed the goal. The goal is the bench's, or the patch's where the bench has none or a lower one. Runs of
+one commit are of one machine:
 
 ";
 
@@ -301,7 +344,13 @@ fn span(lines: &[Line]) -> String {
     texts.collect::<Vec<_>>().join(", ")
 }
 
-fn promise_row(out: &mut String, promise: &Promise, facts: &Facts, findings: &mut Findings) {
+fn promise_row(
+    out: &mut String,
+    promise: &Promise,
+    facts: &Facts,
+    count: &mut Figures,
+    findings: &mut Findings,
+) {
     if let Some(later) = &promise.later {
         let _ = writeln!(out, "| {} | {later} | - | - |", promise.text);
         return;
@@ -315,17 +364,18 @@ fn promise_row(out: &mut String, promise: &Promise, facts: &Facts, findings: &mu
         if !known && !findings.contains(&missing) {
             findings.push(missing);
         }
-        let mark = if known { "" } else { " (missing)" };
-        figures.push(format!("`{}` of `{}`{mark}", figure.ratio, figure.bench));
+        figures.push(facts.saved.describe(figure, count, findings));
     }
     figures.extend(promise.without.iter().cloned());
     figures.extend(promise.not_carried.iter().map(|why| format!("*not carried over*: {why}")));
     let options: Vec<String> = promise.options.iter().map(|o| format!("`{o}`")).collect();
-    let or_dash = |list: Vec<String>| match list.is_empty() {
+    let or_dash = |list: Vec<String>, between: &str| match list.is_empty() {
         true => "-".to_string(),
-        false => list.join("<br>"),
+        false => list.join(between),
     };
-    let (options, tests, figures) = (or_dash(options), or_dash(tests), or_dash(figures));
+    let (options, tests) = (or_dash(options, "<br>"), or_dash(tests, "<br>"));
+    // A space, because each figure is a sentence.
+    let figures = or_dash(figures, " <br>");
     let _ = writeln!(out, "| {} | {options} | {tests} | {figures} |", promise.text);
 }
 
@@ -372,6 +422,8 @@ mod tests {
             tests: tests.iter().map(|(f, n)| (f.to_string(), n.to_string())).collect(),
             ratios: ["{rw}_vs_buffered_{suffix}", "whole_name"].map(str::to_string).into(),
             benches: ["dirty".to_string()].into(),
+            parts: ["randwrite", "dontcache"].map(str::to_string).into(),
+            saved: Saved::default(),
         }
     }
 
@@ -389,6 +441,14 @@ mod tests {
             line_ids("data_5").is_empty() && line_ids("d1").is_empty() && line_ids("").is_empty()
         );
         assert!(line_ids("u_1_x").is_empty());
+    }
+
+    #[test]
+    fn ratio_of_two_literals_is_reported() {
+        let of = |ratio: &str| Figure { ratio: ratio.into(), ..Figure::default() };
+        assert!(facts().reports(&of("randwrite_vs_dontcache")));
+        assert!(!facts().reports(&of("randwrite_vs_none")));
+        assert!(facts().reports(&of("whole_name")));
     }
 
     /// Ids of the front end's own invariants once stood as tests of the behaviours' lines.
@@ -435,11 +495,12 @@ mod tests {
     #[test]
     fn what_is_missing_is_named() {
         let text = "behaviour dirty Dirty\npromise p\noption --o\ntest d1\ntest d9\n\
-                    figure dirty whole_name\nfigure dirty none_such\nid D1 one\nid D3 three\n\
+                    figure dirty whole_name\nnot-measured x\n\
+                    figure dirty none_such\nnot-saved y\nid D1 one\nid D3 three\n\
                     id D4 four\nlater the volume\nid D2 two\nspirit some of it\nid D5 five\n\
                     not-carried no such thing\n";
         let mut findings = Findings::new();
-        let out = render(&parse(text).unwrap(), &facts(), &mut findings);
+        let (out, _) = render(&parse(text).unwrap(), &facts(), &mut findings);
         assert_eq!(
             findings,
             ["no test `d9`", "no bench `dirty` reports `none_such`", "no test `d3`"]
@@ -462,10 +523,10 @@ mod tests {
         let text = "behaviour dirty Dirty\nid D1 one\nnot-carried x\nid D2 two\nspirit y\n\
                     id D9 nine\nspirit z\n";
         let (mut findings, found) = (Findings::new(), parse(text).unwrap());
-        let out = render(&found, &facts(), &mut findings);
+        let (out, _) = render(&found, &facts(), &mut findings);
         let wrong = "D1 is not carried over, yet crates/a.rs: `d1_x` holds it";
         assert_eq!(findings, [wrong, "no test `d9`"], "{out}");
-        let count = Count::of(&found[0].lines, &facts());
+        let count = Count::of(&found.behaviours[0].lines, &facts());
         assert_eq!((count.held, count.spirit, count.not_carried, count.missing), (0, 1, 1, 1));
     }
 }

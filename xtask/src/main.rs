@@ -7,6 +7,7 @@ mod invariants;
 mod language;
 mod layers;
 mod lineage;
+mod lineage_figures;
 mod lineage_text;
 mod metadata;
 mod named;
@@ -33,8 +34,9 @@ const USAGE: &str = "usage: cargo xtask CHECK...
              violations, which may only shrink
   requires   the programs and devices that tests and benches need, and which of them are missing;
              with FOREBAY_ALLOW_SKIP=1 missing ones are named and are no finding
-  lineage    writes docs/lineage.md out of xtask/lineage.txt; tests and ratios that it names must
-             exist; with --check it writes nothing, and the document must be fresh
+  lineage    writes docs/lineage.md out of xtask/lineage.txt and docs/figures.md; tests and ratios that
+             it names must exist, each figure has a value or a reason; with --check it writes nothing,
+             and the document must be fresh
   all        layers, tidy, requires, and lineage, which it only checks";
 
 /// What a check found; empty means it passed.
