@@ -114,7 +114,13 @@ pub struct File {
     handle: Mutex<std::sync::Arc<Handle>>,
     /// Draws the strategy of uncached requests, which changes while others are in progress.
     turns: Mutex<u64>,
+    /// Uncached reads and writes that succeeded while the strategy stayed the same, in the order of
+    /// [`UncachedStrategy::ALL`].
+    served: Mutex<Served>,
 }
+
+/// Reads and writes by each strategy.
+pub type Served = [[u64; 2]; UncachedStrategy::ALL.len()];
 
 impl File {
     pub fn open(
@@ -155,7 +161,21 @@ impl File {
         let file = MappedFile::new(&cache, ops, setup.block_size, size, false).unwrap();
         let handle = Mutex::new(std::sync::Arc::new(file.open_handle()));
         let turns = Mutex::new(setup.seed ^ 0x0dd5);
-        Self { cache, file, handle, turns }
+        Self { cache, file, handle, turns, served: Mutex::default() }
+    }
+
+    pub fn served(&self) -> Served {
+        *self.served.lock()
+    }
+
+    /// Counts a request that began with the strategy `before`; `kind` is 0 for a read, 1 for a
+    /// write.
+    fn count(&self, before: UncachedStrategy, flags: IoFlags, kind: usize, done: bool) {
+        let same = self.cache.strategies.uncached() == before;
+        if done && same && flags.contains(IoFlags::UNCACHED) && !flags.contains(IoFlags::DIRECT) {
+            let at = UncachedStrategy::ALL.iter().position(|&of| of == before);
+            self.served.lock()[at.expect("one of all")][kind] += 1;
+        }
     }
 
     fn handle(&self) -> std::sync::Arc<Handle> {
@@ -172,8 +192,9 @@ impl File {
             return done.map(|_| offset);
         }
         let handle = self.handle();
-        let len = buf.len();
+        let (len, strategy) = (buf.len(), self.cache.strategies.uncached());
         let placed = self.file.write_placed(&handle, offset, Source::Owned(buf), flags).await?;
+        self.count(strategy, flags, 1, true);
         let done = (placed.end - placed.start) as usize;
         if done < len {
             assert!(flags.contains(IoFlags::NOWAIT), "only NOWAIT may write less");
@@ -202,10 +223,12 @@ impl Subject for File {
     ) -> BoxFuture<'_, (AlignedBuf, Result<usize>)> {
         Box::pin(async move {
             let handle = self.handle();
+            let strategy = self.cache.strategies.uncached();
             let result = match self.file.try_read(&handle, offset, &mut buf, flags) {
                 Some(result) => result,
                 None => self.file.read(&handle, offset, Target::Owned(&mut buf), flags).await,
             };
+            self.count(strategy, flags, 0, result.is_ok());
             (buf, result)
         })
     }
