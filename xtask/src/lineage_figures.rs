@@ -132,7 +132,7 @@ impl Saved {
         findings: &mut Findings,
     ) -> String {
         let Figure { bench, ratio, commands, .. } = figure;
-        let mut said = format!("`{ratio}`: {}", value.shown);
+        let mut said = format!("`{ratio}` of `{bench}`: {}", value.shown);
         match (value.goal.is_empty(), value.missed) {
             (true, _) => {
                 count.no_goal += 1;
@@ -340,18 +340,26 @@ mod tests {
              figure loop none\nnot-measured a reason\n",
         );
         assert_eq!(findings, Findings::new());
-        assert_eq!(said[0], "`bytes_raw`: 1.000, goal == 1, held; `dirty --rounds 1` at abc1234.");
+        assert_eq!(
+            said[0],
+            "`bytes_raw` of `dirty`: 1.000, goal == 1, held; `dirty --rounds 1` at abc1234."
+        );
         assert_eq!(
             said[1],
-            "`read_vs_all`: **0.838**, goal >= 0.97, **not held**; `loop --part a --rounds 2`, \
+            "`read_vs_all` of `loop`: **0.838**, goal >= 0.97, **not held**; `loop --part a --rounds 2`, \
              `loop --part b --rounds 2` at abc1234."
         );
-        assert_eq!(said[2], "`two`: 2, no goal; `loop --part b --rounds 2` at abc1234.");
-        let old =
-            "`mem_share`: **0.017**, goal <= 0.01, **not held**; `loop --rounds 3` at def5678.";
-        assert_eq!(said[3], old);
-        assert_eq!(said[4], "`x`: 1.29, goal >= 1.2, held; `dirty --rounds 1` at abc1234.");
-        assert!(said[5].starts_with("`read_again`: **0.838**"), "{}", said[5]);
+        assert_eq!(said[2], "`two` of `loop`: 2, no goal; `loop --part b --rounds 2` at abc1234.");
+        assert_eq!(
+            said[3],
+            "`mem_share` of `loop`: **0.017**, goal <= 0.01, **not held**; `loop --rounds 3` at \
+             def5678."
+        );
+        assert_eq!(
+            said[4],
+            "`x` of `dirty`: 1.29, goal >= 1.2, held; `dirty --rounds 1` at abc1234."
+        );
+        assert!(said[5].starts_with("`read_again` of `loop`: **0.838**"), "{}", said[5]);
         assert_eq!(said[6], "`none` of `loop`: *not measured*, a reason.");
         assert_eq!(count.cells(), "2 | 3 | 1 | 1");
         let saved = Saved::new(TABLES, NAMES, &parse(RUNS).unwrap().runs, &mut Findings::new());
