@@ -250,6 +250,14 @@ pub const VOLUMES: &[Fact] = &[
     ("live", "live_watched_vs_unwatched", "rate while the page is asked for, over alone"),
 ];
 
+/// Whether a description can be read without the line above it.
+pub fn stands_alone(description: &str) -> bool {
+    let begins = ["the same", "16 threads", "64 jobs", "on unwritten", "look up", "remove in"];
+    let ends = [" there", " there, s", " then", "at the peak", ", `run --uncached`"];
+    !begins.iter().any(|begin| description.starts_with(begin))
+        && !ends.iter().any(|end| description.ends_with(end))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,6 +4,8 @@
 //! The tests column comes from `docs/lineage.md` at compile time; `cargo xtask lineage --check`
 //! verifies that file.
 
+use crate::report::model::number_beside;
+use crate::report::words;
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -85,18 +87,19 @@ fn line(behaviour: &Behaviour, found: &[Value]) -> Line {
         text("kernel", "-"),
         tests_of(LINEAGE, bench),
     ];
-    Line { bench, columns, missed: own.map(missed).unwrap_or_default() }
+    Line { bench, columns, missed: own.map(|own| missed(bench, own)).unwrap_or_default() }
 }
 
-/// The missed bars of one bench, as `name value (>= bar)`.
-pub fn missed(found: &Value) -> Vec<String> {
+/// The missed bars of one bench, as `label: value (>= bar)`.
+fn missed(bench: &str, found: &Value) -> Vec<String> {
     let bars = found["bars"].as_array().into_iter().flatten();
     let missed = bars.filter(|bar| bar["met"] == false).map(|bar| {
         let limit = bar["bar"].as_f64().unwrap_or(f64::NAN);
         let value = bar["value"].as_f64().unwrap_or(f64::NAN);
-        let value = crate::report::model::number_beside(value, limit);
+        let value = number_beside(value, limit);
         let text = |key: &str| bar[key].as_str().unwrap_or("?");
-        format!("{} {value} ({} {limit})", text("name"), text("good"))
+        let label = words::of_ratio(bench, text("name"));
+        format!("{label}: {value} ({} {limit})", text("good"))
     });
     missed.collect()
 }
@@ -205,7 +208,7 @@ mod tests {
             "baseline": "64 KiB", "patch": "4 KiB", "ours": "4.000 KiB", "kernel": "" });
         let found = json!({ "bench": "dirty", "bars": [bar, good], "summaries": [summary] });
         let table = table(&[found]);
-        assert!(table.contains("MISS fsync_iops 3.000 (>= 8)"), "{table}");
+        assert!(table.contains("MISS fsync IOPS: 3.000 (>= 8)"), "{table}");
         assert!(!table.contains("fine") && table.contains("4.000 KiB"), "{table}");
         assert_eq!(table.matches("not run").count(), 4, "{table}");
         assert!(table.lines().all(|line| line.chars().count() <= 118), "{table}");

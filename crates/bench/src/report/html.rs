@@ -2,11 +2,13 @@
 //!
 //! Invariants: W1 the page loads nothing: style and charts are embedded, there is no script. W2
 //! every text from a result is escaped. W3 a missing or invalid value in a saved result shows as
-//! `n/a` and never panics. W4 a quick run is marked at the top and at its bench.
+//! `n/a` and never panics. W4 a quick run is marked at the top and at its bench. W5 ratios and
+//! metrics are labelled in words; the id, which the documents name, is the title of the label.
 
 use crate::report::chart::{self, Chart, draw, escape};
 use crate::report::five::{self, BEHAVIOURS, COLUMNS};
 use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
+use crate::report::words;
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -122,7 +124,8 @@ fn five_rows(out: &mut String, found: &[Value]) {
             let _ = write!(out, "<td data-name=\"{name}\">{column}");
             if missed {
                 for missed in &line.missed {
-                    let _ = write!(out, "<br><span class=\"miss\">MISS</span> {}", escape(missed));
+                    let _ =
+                        write!(out, "<br><span class=\"miss\">MISS</span> {}", with_code(missed));
                 }
             }
             out.push_str("</td>");
@@ -150,15 +153,30 @@ fn section(out: &mut String, bench: &str, title: &str, promise: &str, found: &[V
         let _ = writeln!(out, "<p class=\"soft\"><b>{QUICK}</b></p>");
     }
     let _ = writeln!(out, "<pre>{}</pre>", escape(text(own, "command")));
-    ratios(out, own);
+    ratios(out, bench, own);
     cells(out, own);
     pictures(out, bench, own);
     rows(out, own);
     items(out, own);
 }
 
+/// The first cell of a row: a label, with the id that it describes as its title (W5).
+fn labelled(id: &str, label: &str) -> String {
+    format!("<td title=\"{}\">{}</td>", escape(id), with_code(label))
+}
+
+/// A label as HTML, with its code spans.
+fn with_code(label: &str) -> String {
+    let pieces = label.split('`').map(escape).enumerate();
+    let marked = pieces.map(|(n, piece)| match n % 2 {
+        1 => format!("<code>{piece}</code>"),
+        _ => piece,
+    });
+    marked.collect()
+}
+
 /// Every ratio, and its distance from its bar.
-fn ratios(out: &mut String, own: &Value) {
+fn ratios(out: &mut String, bench: &str, own: &Value) {
     let (ratios, bars) = (list(own, "ratios"), list(own, "bars"));
     if ratios.is_empty() {
         return;
@@ -168,12 +186,12 @@ fn ratios(out: &mut String, own: &Value) {
     out.push_str("<th></th><th></th></tr>\n");
     for ratio in ratios {
         let name = text(ratio, "name");
+        let label = labelled(name, &words::of_ratio(bench, name));
         let mut value = figure(&ratio["value"]);
         let Some(bar) = bars.iter().find(|bar| bar["name"] == name) else {
             let _ = writeln!(
                 out,
-                "<tr><td>{}</td><td class=\"n\">{value}</td><td></td><td></td><td></td></tr>",
-                escape(name)
+                "<tr>{label}<td class=\"n\">{value}</td><td></td><td></td><td></td></tr>"
             );
             continue;
         };
@@ -190,9 +208,8 @@ fn ratios(out: &mut String, own: &Value) {
         };
         let _ = writeln!(
             out,
-            "<tr class=\"{class}\"><td>{}</td><td class=\"n\">{value}</td>\
+            "<tr class=\"{class}\">{label}<td class=\"n\">{value}</td>\
              <td class=\"n\">{} {}</td><td>{verdict}</td><td>{}</td></tr>",
-            escape(name),
             escape(text(bar, "good")),
             figure_of_bar(&bar["bar"]),
             meter(ratio["value"].as_f64(), bar["bar"].as_f64())
@@ -214,7 +231,8 @@ fn cells(out: &mut String, own: &Value) {
         let _ = write!(out, "<tr><td>{}</td><td>{ahead} of {count}</td>", escape(&rival));
         for (cell, value) in [worst, best] {
             let value = number(value);
-            let _ = write!(out, "<td class=\"n\">{value}</td><td>{}</td>", escape(&cell));
+            let cell = with_code(&words::of_text(&cell));
+            let _ = write!(out, "<td class=\"n\">{value}</td><td>{cell}</td>");
         }
         out.push_str("</tr>\n");
     }
@@ -241,7 +259,7 @@ fn pictures(out: &mut String, bench: &str, own: &Value) {
     for plot in list(own, "plots").iter().filter(|plot| plot["behaviour"] == bench) {
         let svg = picture(plot, |_| true, draw);
         if !svg.is_empty() {
-            let title = escape(text(plot, "title"));
+            let title = with_code(&words::of_text(text(plot, "title")));
             let _ = writeln!(out, "<figure><figcaption>{title}</figcaption>\n{svg}</figure>");
         }
     }
@@ -291,13 +309,14 @@ fn rows(out: &mut String, own: &Value) {
     }
     out.push_str("<th>unit</th><th class=\"n\">runs</th></tr>\n");
     for row in rows {
-        let [variant, metric, unit] =
-            ["variant", "metric", "unit"].map(|key| escape(text(row, key)));
+        let [variant, unit] = ["variant", "unit"].map(|key| escape(text(row, key)));
+        let metric = text(row, "metric");
+        let metric = labelled(metric, &words::of_id(metric));
         let [mid, low, high] = ["median", "min", "max"].map(|key| figure(&row[key]));
         let runs = row["runs"].as_u64().unwrap_or(0);
         let _ = writeln!(
             out,
-            "<tr><td>{variant}</td><td>{metric}</td><td class=\"n\"><b>{mid}</b></td>\
+            "<tr><td>{variant}</td>{metric}<td class=\"n\"><b>{mid}</b></td>\
              <td class=\"n\">{low}</td><td class=\"n\">{high}</td><td>{unit}</td>\
              <td class=\"n\">{runs}</td></tr>"
         );
@@ -314,7 +333,8 @@ fn items(out: &mut String, own: &Value) {
         }
         let _ = write!(out, "<h3>{title}</h3>\n<ul>\n");
         for item in items {
-            let (what, why) = (escape(text(item, "what")), escape(text(item, "why")));
+            let what = with_code(&words::of_text(text(item, "what")));
+            let why = escape(text(item, "why"));
             let _ = writeln!(out, "<li><b>{what}</b>: {why}</li>");
         }
         out.push_str("</ul>\n");
@@ -383,7 +403,7 @@ mod tests {
     fn verdicts_are_marked() {
         let page = page(&[result(true)]);
         let line = |name: &str| {
-            let cell = format!("<td>{name}</td>");
+            let cell = format!("<td title=\"{name}\">{}</td>", name.replace('_', " "));
             page.lines().find(|line| line.contains(&cell)).unwrap()
         };
         assert!(line("met_ratio").contains("class=\"good\">met"));
@@ -392,7 +412,7 @@ mod tests {
         assert!(line("missed_ratio").contains("class=\"miss\">MISS"));
         assert!(line("no_ratio").contains("n/a") && line("no_ratio").contains("not run"));
         assert!(
-            page.contains("MISS</span> missed_ratio 0.500 (&gt;= 0.97)"),
+            page.contains("MISS</span> missed ratio: 0.500 (&gt;= 0.97)"),
             "the five rows say it"
         );
         assert_eq!(page.matches("not for quoting").count(), 2, "at the top and at the bench");
@@ -403,6 +423,34 @@ mod tests {
             4,
             "the other behaviours"
         );
+    }
+
+    /// W5: the story: the page showed `write_amplification_raw` where a reader needs words.
+    #[test]
+    fn labels_are_words_and_ids_their_titles() {
+        let mut report = Report::default();
+        report.row("ours", "seqread_p99_9", "us", &[1.0]);
+        report.ratio_with_bar("write_amplification_raw", 1.5, Good::Exactly, 1.0);
+        report.ratio("write_amplification_dd_folio_mode", 8.5);
+        report.ratio("memcg_kills_io_uring", 0.0);
+        report.not_run("seqread_part on xfs", "no fio");
+        report.cell("waiting", "disk, 10x2m_waves", 1.0);
+        let page = page(&[describe("dirty", "x", &[], &report, json!({}))]);
+        for (id, label) in [
+            ("seqread_p99_9", "sequential reads p99.9"),
+            ("write_amplification_raw", "bytes written per byte changed, random writes of 4 KiB"),
+            (
+                "write_amplification_dd_folio_mode",
+                "bytes written per byte changed dd written back by folio",
+            ),
+            ("memcg_kills_io_uring", "memcg kills <code>io_uring</code>"),
+        ] {
+            let cell = format!("<td title=\"{id}\">{label}</td>");
+            assert!(page.contains(&cell), "W5, {id}: {page}");
+        }
+        assert!(page.contains("<b>sequential reads part on xfs</b>"), "W5: {page}");
+        assert!(page.contains("<td>disk, 10 writers of 2 MiB waves</td>"), "W5: {page}");
+        assert!(page.contains("MISS</span> bytes written per byte changed, random"), "W5: {page}");
     }
 
     /// W3: invalid results give a page without a panic.

@@ -8,6 +8,7 @@
 
 use crate::report::figures::{ENGINE, Fact, VOLUMES};
 use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
+use crate::report::words;
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -83,7 +84,7 @@ fn put_missed(out: &mut String, found: &[Value]) {
                 continue;
             }
             let (shown, goal) = judged(bar["value"].as_f64().unwrap_or(f64::NAN), bar);
-            let _ = writeln!(out, "| `{bench}` | {} | {shown} | {goal} |", readable(name));
+            let _ = writeln!(out, "| `{bench}` | {} | {shown} | {goal} |", words::of_id(name));
         }
     }
 }
@@ -111,14 +112,9 @@ fn put_servers(out: &mut String, found: &[Value]) {
             );
             out.push_str("|---|---|---|---|\n");
         }
-        let (cell, server) = (readable(cell), row["variant"].as_str().unwrap_or("?"));
+        let (cell, server) = (words::of_id(cell), row["variant"].as_str().unwrap_or("?"));
         let _ = writeln!(out, "| {cell} | {server} | {} | {} |", number(rate), number(cpu));
     }
-}
-
-/// The name of a metric as text. A `_beside_` in it means that other work runs meanwhile.
-fn readable(name: &str) -> String {
-    name.replace("_beside_", "_during_").replace('_', " ")
 }
 
 /// Formats a ratio of rates: two digits, or enough to show on which side of 1 it is.
@@ -151,7 +147,10 @@ mod tests {
         let row = "| `uncached` | p99.9 of a random write, over RWF_DONTCACHE | **1.004** | <= 1 |";
         assert!(text.contains(row), "{text}");
         // The story: a missed goal without a line of its own was not shown anywhere.
-        assert!(text.contains("| `uncached` | seqwrite vs all | **0.960** | >= 1 |"), "{text}");
+        assert!(
+            text.contains("| `uncached` | sequential writes, over all | **0.960** | >= 1 |"),
+            "{text}"
+        );
         assert!(!text.contains("another") && text.matches("1.004").count() == 1, "{text}");
         let row = "| `memcg` | kills in a memory cgroup of budget + 64 MiB | not run |  |";
         assert!(text.contains(row), "R1: {text}");
@@ -163,9 +162,8 @@ mod tests {
             "rows": [row("nbd_miss_c1_rate", 51234.0), row("nbd_miss_c1_cpu_per_io", 12.5),
                 row("nbd_hit_c4_cpu_per_io", 3.0)] });
         let text = markdown(&[nbd]).unwrap();
-        assert!(text.contains("| nbd miss c1 | qemu-nbd | 51234 | 12.5 |"), "{text}");
+        assert!(text.contains("| NBD miss, 1 connection | qemu-nbd | 51234 | 12.5 |"), "{text}");
         assert!(!text.contains("c4"), "R1: without its rate");
-        assert_eq!(readable("nbd_beside_block_status"), "nbd during block status");
         let mut quick = found;
         quick["quick"] = true.into();
         assert!(markdown(&[quick]).is_err());

@@ -10,14 +10,30 @@ pub fn check_page(name: &str, path: &Path, json: &Value) {
     let page = std::fs::read_to_string(path).unwrap();
     let count = |list: &str| json[list].as_array().unwrap().len();
     for ratio in names(json, "ratios") {
-        assert!(page.contains(&format!("<td>{ratio}</td>")), "{ratio} is not on the page");
+        assert!(page.contains(&format!("<td title=\"{ratio}\">")), "{ratio} is not on the page");
     }
+    check_labels(&page);
     let rows = count("rows");
     assert!(rows == 0 || page.contains(&format!("All {rows} rows")), "rows are not on the page");
     assert_eq!(page.matches("<figure>").count(), count("plots"), "pictures");
     assert!(page.contains(&format!("forebay bench {name} --quick --dir ")), "the command");
     assert!(page.contains("not for quoting") && !page.contains("NaN"));
     assert!(!page.contains("http") && !page.contains("<script"), "nothing from elsewhere");
+}
+
+/// The labels of tables and pictures are words, without ids (html.W5).
+fn check_labels(page: &str) {
+    let has_label =
+        |line: &&str| ["<td", "<th", "<figcaption", "<text"].iter().any(|tag| line.contains(tag));
+    for line in page.lines().filter(has_label) {
+        let prose: String =
+            line.split("<code>").map(|p| p.split("</code>").last().unwrap()).collect();
+        let texts = prose.split('<').map(|piece| piece.split_once('>').map_or(piece, |p| p.1));
+        for word in texts.flat_map(str::split_whitespace) {
+            let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+            assert!(!(word.contains('_') && word.chars().all(inner)), "an id as a label: {word}");
+        }
+    }
 }
 
 pub fn names<'a>(json: &'a Value, list: &str) -> Vec<&'a str> {
