@@ -227,17 +227,6 @@ impl Bench<'_> {
             ("kernel-loop-direct", "kernel loop, direct I/O"),
         ];
         outcome.compare(report, &cell, ON, &rivals);
-        for (other, kernel) in
-            [("buffered", "kernel-loop-buffered"), ("direct", "kernel-loop-direct")]
-        {
-            let ratio = outcome.ratio(ON, kernel);
-            if ratio.is_finite() {
-                report.ratio(&format!("{rw}_vs_kernel_loop_{other}_{suffix}"), ratio);
-                let cpu = |s: &Slice| s.machine.cpu_seconds * 1e6 / s.ops.max(1) as f64;
-                let name = format!("{rw}_machine_cpu_vs_kernel_loop_{other}_{suffix}");
-                report.ratio(&name, outcome.ratio_of(ON, kernel, cpu));
-            }
-        }
     }
 
     /// Adds the memory of the cells, and for each pattern the worse ratio under the pattern's name.
@@ -283,8 +272,6 @@ impl Bench<'_> {
         report.ratio_with_bar("switches_per_io", median(&on), Good::AtMost, 0.5);
         let pairs: Vec<f64> = on.iter().zip(&off).map(|(a, b)| a / b.max(1e-9)).collect();
         report.ratio_with_bar("switches_vs_buffered", median(&pairs), Good::Below, 1.0);
-        report.ratio("randread_vs_buffered_depth16", outcome.ratio(ON, OFF));
-        report.ratio("randread_direct_mode_vs_cached_mode", outcome.ratio("ours-mode-direct", ON));
         Ok(())
     }
 

@@ -245,11 +245,6 @@ fn scarce(options: &Options, report: &mut Report) -> Result<()> {
     mean_rows(&outcome, report, &VARIANTS.map(|v| v.0), "scarce");
     extra.rows(report, "scarce");
     compare(&outcome, "2 ms device, scarce memory", report);
-    for name in ["cow", "auto"] {
-        report.ratio(&format!("scarce_{name}_max_vs_wait"), paired(&outcome, name, "wait", max_ms));
-        let rate = outcome.ratio(name, OFF);
-        report.ratio(&format!("scarce_{name}_throughput_vs_not_needed"), rate);
-    }
     Ok(())
 }
 
@@ -274,9 +269,6 @@ fn delay(options: &Options, report: &mut Report, summary: &mut Summary) -> Resul
     let hits = extra.sum("cow", "stable_hits");
     let share = extra.sum("cow", "stable_copies") / hits.max(1.0);
     at_most(report, "copied_blocks_share", share, 1.1);
-    report.ratio("auto_max_vs_wait", max("auto"));
-    report.ratio("snapshot_max_vs_wait", max("snapshot"));
-    report.ratio("auto_throughput_vs_not_needed", outcome.ratio("auto", OFF));
     report.note(format!(
         "delay device: {} ms per I/O, {} MB/s; 4 clients in regions of 16 MiB, 256 KiB files in \
          pieces of 64 KiB, one in 3 flushed; {REWRITES} rewrites of 100 bytes per second; \
@@ -310,11 +302,6 @@ fn disk(options: &Options, report: &mut Report) -> Result<()> {
     mean_rows(&outcome, report, &VARIANTS.map(|v| v.0), "disk");
     extra.rows(report, "disk");
     compare(&outcome, "this disk", report);
-    for (ours, name) in [(OFF, "disk_max_vs_wait_when_not_needed"), ("cow", "disk_cow_max_vs_wait")]
-    {
-        report.ratio(name, paired(&outcome, ours, "wait", max_ms));
-    }
-    report.ratio("disk_cow_throughput_vs_not_needed", outcome.ratio("cow", OFF));
     Ok(())
 }
 
@@ -338,7 +325,6 @@ fn kernel_rows(options: &Options, report: &mut Report) -> Result<String> {
         flush_rows(report, kernel::name(*stable), "disk", slices.iter());
     }
     let (off, on) = (kernel::name(false), kernel::name(true));
-    report.ratio("xfs_max_vs_stable_writes_1", paired(&outcome, off, on, max_ms));
     for stable in [false, true] {
         if let Err(e) = kernel.dbench(report, stable, if options.quick { 1 } else { 8 }) {
             report.left_out("dbench 4", e);

@@ -141,11 +141,7 @@ pub fn delay(options: &Options, report: &mut Report, worst: &mut Worst) -> Resul
         let k = median(&all.values("interleaved", "seeks_per_request"));
         let measured = outcome.ratio_of("reserve", "interleaved", per_second);
         worst.note_cost(measured, expected(k));
-        report.ratio(&format!("{prefix}_interleaved_discontiguities"), k);
-        report.ratio(&format!("{prefix}_expected"), expected(k));
         report.ratio(&format!("{prefix}_reserve_vs_interleaved"), measured);
-        let patch = outcome.ratio_of("serialized", "interleaved", per_second);
-        report.ratio(&format!("{prefix}_serialized_vs_interleaved"), patch);
         report.note(format!(
             "{prefix}: block by block took {k:.1} discontiguities for each request here, so that (21 + k) / \
              (21 + 1) = {:.2} is expected of ours, which reached {measured:.2}{}",
@@ -188,9 +184,6 @@ pub fn disk(
             true => report.ratio_with_bar(&name, ratio, Good::AtLeast, SMALL_BAR),
             false => report.ratio(&name, ratio),
         }
-        let read = median(&all.values("reserve", "cold_read"))
-            / median(&all.values("interleaved", "cold_read"));
-        report.ratio(&format!("{prefix}_cold_read_vs_interleaved"), read);
         if shape.request < REQUEST {
             continue;
         }

@@ -92,7 +92,6 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     }
     report.ratio("sim_interleaved_discontiguities", k);
     report.ratio("sim_expected", expected(k));
-    report.ratio("sim_serialized_vs_interleaved", rates[1] / rates[0]);
     report.ratio("sim_reserve_vs_interleaved", rates[2] / rates[0]);
     report.note(format!(
         "simulated world, a scheduling point at each lock, ten writers that begin at the same moment: {k:.0} \

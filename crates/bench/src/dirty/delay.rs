@@ -243,8 +243,6 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let folio = [("ours-folio-64k", "written back by folio")];
     outcome.compare(report, cell, "ours-block-64k", &folio);
     outcome.compare(report, cell, "ours-block-64k", &[("device-4k", "O_DIRECT")]);
-    let bare = outcome.ratio("device-4k", "device-64k");
-    report.ratio("direct_iops_4k_vs_64k_delay_device", bare);
     let title = "4 KiB random writes, each synced, 50 us and 100 MB/s, folios of 64 KiB";
     report.plots.push(outcome.rates_plot("dirty", title));
     Ok(())

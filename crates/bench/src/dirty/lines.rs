@@ -237,7 +237,6 @@ fn fio_ratios(outcome: &Outcome, report: &mut Report) {
     let of = |ours, other| outcome.ratio(ours, other);
     report.ratio("fsync_iops_vs_folio", of("ours-block-64k", "ours-folio-64k"));
     report.ratio("fsync_iops_vs_folio_2m", of("ours-block-2m", "ours-folio-2m"));
-    report.ratio("direct_iops_4k_vs_64k", of("direct-4k", "direct-64k"));
     let ours = outcome.ratios("ours-block-64k", "ours-folio-64k");
     let bare = outcome.ratios("direct-4k", "direct-64k");
     let by_round: Vec<f64> = ours.iter().zip(&bare).map(|(o, b)| o / b).collect();
@@ -245,12 +244,9 @@ fn fio_ratios(outcome: &Outcome, report: &mut Report) {
     report.ratio("fsync_iops_vs_direct_4k", of("ours-block-64k", "direct-4k"));
     report.ratio("fsync_iops_vs_ext4", of("ours-block-64k", "ext4"));
     report.ratio("fsync_iops_vs_xfs", of("ours-block-64k", "xfs-on-loop"));
-    report.ratio("fsync_iops_vs_ext4_on_loop", of("ours-block-64k", "ext4-on-loop"));
     outcome.compare(report, "1 job, on a volume", "volume", &OTHERS);
     outcome.compare(report, "1 job, on a volume", "volume", &folio("volume-folio-64k"));
-    report.ratio("fsync_iops_volume_vs_raw", of("volume", "ours-block-64k"));
     report.ratio("fsync_iops_volume_vs_folio", of("volume", "volume-folio-64k"));
-    report.ratio("fsync_iops_volume_vs_nosums", of("volume", "volume-nosums"));
 }
 
 fn add_ours(
@@ -307,9 +303,6 @@ pub fn jobs(options: &Options, report: &mut Report) -> Result<()> {
     outcome.compare(report, "8 jobs", "ours-block-2m", &OTHERS);
     let folio = [("ours-folio-2m", "written back by folio")];
     outcome.compare(report, "8 jobs, folios of 2 MiB", "ours-block-2m", &folio);
-    report.ratio("fdatasync8_vs_direct_4k", outcome.ratio("ours-block-2m", "direct-4k"));
-    report.ratio("fdatasync8_vs_ext4", outcome.ratio("ours-block-2m", "ext4"));
-    report.ratio("fdatasync8_vs_xfs", outcome.ratio("ours-block-2m", "xfs-on-loop"));
     let title = format!("{JOBS} jobs, 4 KiB random writes, each synced, folios of 2 MiB");
     report.plots.push(outcome.rates_plot("dirty", title));
     report.note(format!("files: {JOBS} of {} KiB in the part with {JOBS} jobs", size / KIB));

@@ -71,7 +71,6 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         report.row(name, "fio_fsync_written_per_byte_changed", "x", &[times]);
     }
     let ratio = outcome.ratio("ours-block-over-nbd", "ours-folio-over-nbd");
-    report.ratio("fsync_iops_vs_folio_over_nbd", ratio);
     report.cell("written back by folio", "fsync by fio, over NBD", ratio);
     Ok(())
 }

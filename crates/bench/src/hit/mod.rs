@@ -57,7 +57,7 @@ impl Bench {
         let read = self.group(report, "read", false, self.size)?;
         let hot = self.group(report, "hot_read", false, hot_len)?;
         let write = self.group(report, "write", true, self.size)?;
-        let hot_write = self.group(report, "hot_write", true, hot_len)?;
+        self.group(report, "hot_write", true, hot_len)?;
         let after = self.cache.cache.stats();
         let misses = after.misses - before.misses;
         let throttled = (after.throttled_nanos - before.throttled_nanos) / 1_000_000;
@@ -76,14 +76,6 @@ impl Bench {
         bar("read_vs_memcpy", &read, "memcpy", 0.70);
         bar("write_vs_memcpy", &write, "memcpy", 0.60);
         bar("hot_read_vs_kernel", &hot, "kernel", 3.0);
-        report.ratio("read_vs_mmap", read.ratio("ours", "mmap"));
-        report.ratio("write_vs_mmap", write.ratio("ours", "mmap"));
-        report.ratio("hot_read_vs_mmap", hot.ratio("ours", "mmap"));
-        report.ratio("write_vs_kernel", write.ratio("ours", "kernel"));
-        report.ratio("hot_read_vs_memcpy", hot.ratio("ours", "memcpy"));
-        report.ratio("hot_write_vs_kernel", hot_write.ratio("ours", "kernel"));
-        report.ratio("kernel_read_vs_memcpy", read.ratio("kernel", "memcpy"));
-        report.ratio("kernel_write_vs_memcpy", write.ratio("kernel", "memcpy"));
         Ok(())
     }
 

@@ -66,7 +66,6 @@ pub fn random(options: &Options, report: &mut Report) -> Result<()> {
     outcome.add_rows(report, prefix);
     let ratio = outcome.ratio("mount", "xfs-on-loop");
     report.ratio_with_bar(&format!("{prefix}_vs_xfs"), ratio, Good::AtLeast, 1.0);
-    report.ratio(&format!("{prefix}_vs_host"), outcome.ratio("mount", "host"));
     compare(&outcome, report, "4 KiB random writes, synced at the end");
     let title = "a mount: 4 KiB random writes until synced";
     report.plots.push(outcome.rates_plot("mount", title));
@@ -148,7 +147,6 @@ pub fn seq(options: &Options, report: &mut Report) -> Result<()> {
 fn judge(outcome: &Outcome, prefix: &str, report: &mut Report) {
     let ratio = outcome.ratio("mount", "xfs-on-loop");
     report.ratio_with_bar(&format!("{prefix}_vs_xfs"), ratio, Good::AtLeast, 0.8);
-    report.ratio(&format!("{prefix}_vs_host"), outcome.ratio("mount", "host"));
     let what = if prefix.ends_with("write") { "writes until synced" } else { "cold reads" };
     let cell = format!("sequential 1 MiB {what}");
     compare(outcome, report, &cell);

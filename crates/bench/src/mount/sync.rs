@@ -60,7 +60,6 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         outcome.add_notes(report, prefix, "host");
         let ratio = outcome.ratio("mount", "xfs-on-loop");
         report.ratio_with_bar(&format!("{prefix}_vs_xfs"), ratio, Good::AtLeast, bar);
-        report.ratio(&format!("{prefix}_vs_host"), outcome.ratio("mount", "host"));
         let cell = format!("4 KiB random writes, each synced, {jobs} at a time");
         compare(&outcome, report, &cell);
         report.plots.push(outcome.rates_plot("mount", format!("a mount: {cell}")));

@@ -75,17 +75,8 @@ pub struct Worst(Vec<(&'static str, f64)>);
 
 impl Worst {
     /// Adds the result with one number of connections.
-    pub fn add(
-        &mut self,
-        report: &mut Report,
-        outcome: &Outcome,
-        short: &'static str,
-        rival: &str,
-        connections: u32,
-    ) {
-        let ratio = outcome.ratio_of("ours", rival, |s| cpu_per_io(s) * 1e6);
-        report.ratio(&format!("server_cpu_per_io_vs_{short}_c{connections}"), ratio);
-        self.0.push((short, ratio));
+    pub fn add(&mut self, outcome: &Outcome, short: &'static str, rival: &str) {
+        self.0.push((short, outcome.ratio_of("ours", rival, |s| cpu_per_io(s) * 1e6)));
     }
 
     /// Adds the worst of these ratios with its bar.

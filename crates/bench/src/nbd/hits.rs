@@ -70,7 +70,7 @@ pub fn run(options: &Options, cores: Cores, report: &mut Report) -> Result<()> {
         outcome.compare(report, &cell, "ours", &[("nbdkit-memory", "nbdkit memory")]);
         if depth == DEPTH {
             report.ratio_with_bar(&name, ratio, Good::AtLeast, 1.2);
-            worst.add(report, &outcome, "nbdkit_memory", "nbdkit-memory", connections);
+            worst.add(&outcome, "nbdkit_memory", "nbdkit-memory");
             add_switches(report, "hit", connections, &outcome);
         } else {
             report.ratio(&name, ratio);

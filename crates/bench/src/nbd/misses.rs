@@ -34,11 +34,9 @@ pub fn run(options: &Options, cores: Cores, report: &mut Report) -> Result<()> {
         for (short, rival, label, bar) in RIVALS {
             let name = format!("nbd_miss_vs_{short}_c{connections}");
             report.ratio_with_bar(&name, outcome.ratio("ours", rival), Good::AtLeast, bar);
-            worst.add(report, &outcome, short, rival, connections);
+            worst.add(&outcome, short, rival);
             outcome.compare(report, &cell, "ours", &[(rival, label)]);
         }
-        report
-            .ratio(&format!("nbd_miss_vs_direct_c{connections}"), outcome.ratio("ours", "direct"));
         add_switches(report, "miss", connections, &outcome);
     }
     worst.add_bar(report, "nbdkit_file", 0.55);

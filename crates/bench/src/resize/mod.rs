@@ -11,7 +11,7 @@ mod turns;
 use crate::harness::image::Image;
 use crate::harness::meter::{looking, resident_bytes};
 use crate::harness::options::Options;
-use crate::report::model::{Good, Report, median};
+use crate::report::model::{Good, Report};
 use crate::rivals::connection::Connection;
 use crate::rivals::fio;
 use crate::rivals::server::{Kind, Server, forebay_binary};
@@ -113,7 +113,6 @@ fn add(report: &mut Report, found: &Found, errors: f64) {
     let name = "resize_seconds_until_memory_is_back";
     report.ratio_with_bar(name, most(&found.shrink_seconds), at_most, 5.0);
     report.ratio_with_bar("resize_hot_blocks_lost", most(&found.lost), at_most, 0.0);
-    report.ratio("resize_grow_seconds", median(&found.grow_seconds));
 }
 
 /// Blocks of a hot set of `bytes` that were cached before and are not cached after. Error: the set

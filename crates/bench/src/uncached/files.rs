@@ -189,10 +189,9 @@ fn add_ratios(outcome: &Outcome, name: &str, cell: &str, report: &mut Report) {
         ("kernel-buffered", "kernel buffered in a cgroup"),
     ];
     outcome.compare(report, &format!("{cell}, 32 files"), "ours", &rivals);
-    for other in ["ours-dropbehind", "ours-noaccess", "kernel-buffered", "dontcache"] {
-        let ratio = outcome.ratio(other, "direct");
+    for other in ["dropbehind", "noaccess"] {
+        let ratio = outcome.ratio(&format!("ours-{other}"), "direct");
         if ratio.is_finite() {
-            let other = other.replace("ours-", "").replace('-', "_");
             report.ratio(&format!("{other}_{stem}_vs_direct{suffix}"), ratio);
         }
     }

@@ -223,8 +223,6 @@ fn past_the_cache(
         let name = format!("uncached_seqread_{suffix}_vs_{other}");
         report.ratio_with_bar(&name, outcome.ratio("ours-uncached", rival), Good::AtLeast, 1.0);
     }
-    let name = format!("uncached_seqread_{suffix}_vs_direct_qd4");
-    report.ratio(&name, outcome.ratio("ours-uncached", "direct-qd4"));
     let cell = format!("sequential reads by {suffix}");
     let rivals = [
         ("direct-qd4", "O_DIRECT, four at a time"),

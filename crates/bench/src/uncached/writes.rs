@@ -208,7 +208,7 @@ impl Bench<'_> {
         outcome.add_notes(report, cell.name, "direct");
         add_ratios(&outcome, cell, report);
         if cell.strategies {
-            add_summary(&outcome, cell, report);
+            add_summary(&outcome, report);
         }
         let title = format!("{}: {} KiB, {} writers", cell.name, cell.block >> 10, cell.jobs);
         report.plots.push(outcome.rates_plot("uncached", title));
@@ -235,8 +235,6 @@ fn add_ratios(outcome: &Outcome, cell: &Cell, report: &mut Report) {
         let late = outcome.ratio_of("ours", rival, p999);
         report.ratio(&format!("{name}_p999_vs_{suffix}"), late);
     }
-    report.ratio(&format!("{name}_vs_direct"), outcome.ratio("ours", "direct"));
-    report.ratio(&format!("{name}_vs_kernel_buffered"), outcome.ratio("ours", "kernel-buffered"));
     let way = if cell.random { "random" } else { "sequential" };
     let text = format!("{way} {} KiB writes, {} at a time", cell.block >> 10, cell.jobs);
     let rivals = [
@@ -248,12 +246,7 @@ fn add_ratios(outcome: &Outcome, cell: &Cell, report: &mut Report) {
     outcome.compare(report, &text, "ours", &rivals);
 }
 
-fn add_summary(outcome: &Outcome, cell: &Cell, report: &mut Report) {
-    let name = cell.name;
-    for other in ["dropbehind", "noaccess"] {
-        let ratio = outcome.ratio(&format!("ours-{other}"), "dontcache");
-        report.ratio(&format!("{other}_{name}_vs_dontcache"), ratio);
-    }
+fn add_summary(outcome: &Outcome, report: &mut Report) {
     let text = |variant: &str| {
         let late = |s: &Slice| p999(s) / 1e6;
         let values: Vec<f64> = outcome.per_round(variant).iter().map(late).collect();

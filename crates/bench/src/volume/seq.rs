@@ -147,7 +147,6 @@ fn add(outcome: &Outcome, prefix: &str, places: &[Place], report: &mut Report) {
         let others = [
             ("host", "host".to_string()),
             ("btrfs", of("btrfs-on-loop")),
-            ("ext4_on_loop", of("ext4-on-loop")),
             ("nosums", of("volume-nosums")),
         ];
         for (label, other) in others {

@@ -111,7 +111,6 @@ fn ratios(outcome: &Outcome, (jobs, data_only, prefix): (usize, bool, &str), rep
             }
         }
     }
-    report.ratio(&format!("{prefix}_vs_ext4_on_loop"), outcome.ratio("volume", "ext4-on-loop"));
     let rivals = [
         ("host", "the host's file system"),
         ("xfs-on-loop", "kernel xfs on loop"),

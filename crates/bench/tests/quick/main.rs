@@ -3,11 +3,13 @@
 
 mod check;
 mod database;
+mod documented;
 mod lack;
 mod loop_memory;
 
 use check::{check_page, check_ratios, check_rows, names, no_program, ran};
 use database::check_pgbench;
+use documented::check_documented;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -33,7 +35,9 @@ fn run_in(name: &str, dir: &Path) -> Value {
     std::fs::remove_file(&html).unwrap();
     let left: Vec<_> = std::fs::read_dir(dir).unwrap().flatten().map(|e| e.path()).collect();
     assert!(left.is_empty(), "images left behind: {left:?}");
-    serde_json::from_str(&text).unwrap()
+    let json = serde_json::from_str(&text).unwrap();
+    check_documented(name, &names(&json, "ratios"));
+    json
 }
 
 /// One bench at a time: the kernel counts bytes written by process.
