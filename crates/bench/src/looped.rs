@@ -184,15 +184,7 @@ impl Bench<'_> {
     }
 
     fn plan(&self) -> Plan {
-        Plan {
-            rounds: self.options.rounds_or(1, 5),
-            cycles: 1,
-            slice: self.options.millis(60, 1000),
-            passes: 1,
-            gate: None,
-            repeats_max: 0,
-            lines: self.options.lines,
-        }
+        Plan::simple(self.options, self.options.rounds_or(1, 5), self.options.millis(60, 1000))
     }
 
     fn cell(&self, jobs: &Jobs, report: &mut Report) -> Result<Outcome> {
@@ -355,7 +347,6 @@ impl Bench<'_> {
             title: "rate with direct-io on over off".into(),
             unit: "ratio".into(),
             series: cells.iter().map(|(name, ratio)| (name.clone(), vec![*ratio])).collect(),
-            x: String::new(),
             ..Plot::default()
         });
         report.plots.push(Plot {
@@ -363,7 +354,6 @@ impl Bench<'_> {
             title: "memory used after a stream through the whole image".into(),
             unit: "MiB".into(),
             series: vec![("on".into(), vec![on.1]), ("off".into(), vec![off.1])],
-            x: String::new(),
             ..Plot::default()
         });
     }

@@ -23,15 +23,12 @@ mod stable;
 mod sync;
 mod uncached;
 
-use crate::harness::options::{Options, names_of};
+use crate::harness::options::{Options, Part, names_of, run_parts};
 use crate::report::model::Report;
 use crate::rivals::mounted::words_of_environment;
 use forebay_base::Result;
 
 pub use needs::prepare;
-
-/// A part.
-type Part = (&'static str, fn(&Options, &mut Report) -> Result<()>);
 
 const PARTS: [Part; 12] = [
     ("read", read::run),
@@ -61,13 +58,6 @@ pub fn run(options: &Options) -> Result<Report> {
     if let Some(words) = words_of_environment() {
         report.note(format!("mount: with -o {words}"));
     }
-    for (name, part) in PARTS {
-        if options.wants(name)
-            && let Err(e) = part(options, &mut report)
-        {
-            // A failed part does not prevent the other parts.
-            report.left_out(&format!("mount {name}"), e);
-        }
-    }
+    run_parts("mount", &PARTS, options, &mut report);
     Ok(report)
 }

@@ -24,12 +24,9 @@ pub use open::{log_here, touch_here};
 pub use overwrite::overwrite_here;
 pub use scale::scale_here;
 
-use crate::harness::options::{Options, names_of};
+use crate::harness::options::{Options, Part, names_of, run_parts};
 use crate::report::model::Report;
 use forebay_base::Result;
-
-/// A part.
-type Part = (&'static str, fn(&Options, &mut Report) -> Result<()>);
 
 const PARTS: [Part; 8] = [
     ("sync", sync::run),
@@ -48,13 +45,6 @@ pub const PART_NAMES: [&str; PARTS.len()] = names_of(&PARTS);
 /// Runs all parts, or the selected one.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
-    for (name, part) in PARTS {
-        if options.wants(name)
-            && let Err(e) = part(options, &mut report)
-        {
-            // A failed part does not prevent the other parts.
-            report.left_out(&format!("volume {name}"), e);
-        }
-    }
+    run_parts("volume", &PARTS, options, &mut report);
     Ok(report)
 }

@@ -86,15 +86,7 @@ fn rows(options: &Options, kind: FsKind, report: &mut Report, summary: &mut Summ
             found.borrow_mut().push(extents);
             Ok(slice)
         })];
-        let plan = Plan {
-            rounds: options.rounds_or(1, 3),
-            cycles: 1,
-            slice: options.millis(1, 1),
-            passes: 1,
-            gate: None,
-            repeats_max: 0,
-            lines: options.lines,
-        };
+        let plan = Plan::simple(options, options.rounds_or(1, 3), options.millis(1, 1));
         let outcome = alternate(&mut variants, &plan)?;
         drop(variants);
         let prefix = format!("disk_{}", shape.name);

@@ -88,13 +88,10 @@ pub fn cell(
         }));
     }
     let plan = Plan {
-        rounds: options.rounds_or(1, rounds),
         cycles: if gate && !options.quick { 2 } else { 1 },
-        slice: options.millis(1, 1),
-        passes: 1,
         gate: gate.then_some("reserve"),
         repeats_max: if options.quick { 0 } else { 2 },
-        lines: options.lines,
+        ..Plan::simple(options, options.rounds_or(1, rounds), options.millis(1, 1))
     };
     let outcome = alternate(&mut variants, &plan)?;
     drop(variants);
@@ -214,7 +211,6 @@ fn plot(all: &All) -> Plot {
         title: "Extents of a file, ten writers of 2 MiB direct writes, on the disk".into(),
         unit: "extents".into(),
         series: series.collect(),
-        x: String::new(),
         ..Plot::default()
     }
 }

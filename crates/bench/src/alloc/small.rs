@@ -121,15 +121,7 @@ fn cell(
             Ok(slice)
         }));
     }
-    let plan = Plan {
-        rounds: options.rounds_or(1, 7),
-        cycles: 1,
-        slice: options.millis(30, 500),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
-    };
+    let plan = Plan::simple(options, options.rounds_or(1, 7), options.millis(30, 500));
     let outcome = alternate(&mut variants, &plan)?;
     drop(variants);
     outcome.add_rows(report, prefix);
@@ -152,15 +144,7 @@ fn scaling(options: &Options, report: &mut Report) -> Result<()> {
             Ok(slice)
         }));
     }
-    let plan = Plan {
-        rounds: options.rounds_or(1, 5),
-        cycles: 1,
-        slice: options.millis(30, 400),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
-    };
+    let plan = Plan::simple(options, options.rounds_or(1, 5), options.millis(30, 400));
     let outcome = alternate(&mut variants, &plan)?;
     drop(variants);
     outcome.add_rows(report, "scaling_memory");

@@ -226,13 +226,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         }));
     }
     let plan = Plan {
-        rounds: options.rounds_or(1, 7),
-        cycles: 1,
-        slice: options.millis(40, 600),
         passes: 2,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
+        ..Plan::simple(options, options.rounds_or(1, 7), options.millis(40, 600))
     };
     let outcome = alternate(&mut variants, &plan)?;
     drop(variants);

@@ -58,13 +58,11 @@ pub fn in_turns<S: Subject>(
         })
     });
     let plan = Plan {
-        rounds: options.rounds_or(1, 5),
         cycles: if options.quick { 1 } else { 3 },
-        slice: options.millis(40, 450),
         passes: if options.quick { 1 } else { 3 },
         gate: Some("host"),
         repeats_max: if options.quick { 0 } else { 2 },
-        lines: options.lines,
+        ..Plan::simple(options, options.rounds_or(1, 5), options.millis(40, 450))
     };
     alternate(&mut variants.collect::<Vec<_>>(), &plan)
 }

@@ -70,7 +70,6 @@ impl Found {
                 title: title.into(),
                 unit: unit.into(),
                 series: self.fio.iter().map(|f| (f.0.to_string(), vec![value(f)])).collect(),
-                x: String::new(),
                 ..Plot::default()
             };
             let rates = plot("4 KiB random writes, each synced", "operations/s", |f| f.1);
@@ -83,7 +82,6 @@ impl Found {
                 title: "dd bs=4k count=16 oflag=sync: bytes written per byte changed".into(),
                 unit: "x".into(),
                 series: self.dd.into_iter().map(|(name, v)| (name, vec![v])).collect(),
-                x: String::new(),
                 ..Plot::default()
             });
         }

@@ -81,14 +81,12 @@ struct Part {
 impl Part {
     fn plan(&self, options: &Options) -> Plan {
         Plan {
-            rounds: options.rounds_or(1, 5),
             cycles: if options.quick { 1 } else { 3 },
-            slice: options.millis(40, self.millis),
             // The turns are short, so that a stall of the disk affects all variants.
             passes: if options.quick { 1 } else { 5 },
             gate: Some("direct-4k"),
             repeats_max: if options.quick { 0 } else { 2 },
-            lines: options.lines,
+            ..Plan::simple(options, options.rounds_or(1, 5), options.millis(40, self.millis))
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Invariant: the complete image is in the server's cache before the first slice (dirty.Y2).
 
-use super::figures::{SMALL, WRITE};
+use super::figures::SMALL;
 use super::subject::written_by;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
 use crate::harness::image::Image;
@@ -36,15 +36,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     for (name, _, server, tally) in &served {
         variants.push(Variant::new(name, move |turn: &Turn| {
             let before = written_by(server.pid())?;
-            let job = FioJob {
-                rw: "randwrite",
-                block: WRITE,
-                depth: 1,
-                connections: 1,
-                millis: turn.time.as_millis() as u64,
-                bytes_max: 0,
-                seed: turn.seed,
-            };
+            let job = FioJob::single("randwrite", turn);
             let mut slices = fio::run_with(&[job], &server.uri, None, &["--fsync=1"])?;
             let slice = slices.pop().expect("one job, one slice");
             let (changed, written) = tally.get();
@@ -54,13 +46,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         }));
     }
     let plan = Plan {
-        rounds: options.rounds_or(1, 5),
-        cycles: 1,
-        slice: options.millis(150, 1500),
         passes: if options.quick { 1 } else { 3 },
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
+        ..Plan::simple(options, options.rounds_or(1, 5), options.millis(150, 1500))
     };
     let outcome = alternate(&mut variants, &plan)?;
     drop(variants);

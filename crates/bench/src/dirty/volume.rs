@@ -94,12 +94,13 @@ pub fn unsynced(options: &Options, report: &mut Report) -> Result<()> {
     }
     report.plots.push(Plot {
         behaviour: "dirty",
-        title: "volume: half of the blocks of a file, in random order, synced once: bytes written per byte \
-                changed"
-            .into(),
+        title:
+            "volume: half of a file's blocks at random, one sync: bytes written per byte changed"
+                .into(),
         unit: "x".into(),
         series,
-        x: String::new(), ..Plot::default() });
+        ..Plot::default()
+    });
     Ok(())
 }
 

@@ -105,12 +105,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
 
 fn plan(options: &Options) -> Plan {
     Plan {
-        rounds: options.rounds_or(1, 7),
         cycles: if options.quick { 1 } else { 2 },
-        slice: options.millis(100, 800),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
+        ..Plan::simple(options, options.rounds_or(1, 7), options.millis(100, 800))
     }
 }

@@ -10,6 +10,7 @@
 use crate::harness::image::Rng;
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;
+use crate::harness::options::Options;
 use crate::report::model::{Plot, Report, median, quantile};
 use forebay_base::Result;
 use std::time::Duration;
@@ -64,6 +65,14 @@ pub struct Plan {
     pub repeats_max: usize,
     /// Print a line for each cycle.
     pub lines: bool,
+}
+
+impl Plan {
+    /// One cycle in a round, in one pass, without a gate.
+    pub fn simple(options: &Options, rounds: usize, slice: Duration) -> Self {
+        let (gate, lines) = (None, options.lines);
+        Self { rounds, cycles: 1, slice, passes: 1, gate, repeats_max: 0, lines }
+    }
 }
 
 /// Runs a slice in which other processes do a part of the work, such as the daemon of a mount. Its
@@ -276,7 +285,6 @@ impl Outcome {
             title: title.into(),
             unit: "operations/s".into(),
             series,
-            x: String::new(),
             ..Plot::default()
         }
     }

@@ -1,5 +1,6 @@
 //! Arguments of all benches: one description for parsing, help, man pages and completions.
 
+use crate::report::model::Report;
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
@@ -73,6 +74,18 @@ pub const fn names_of<const N: usize, F>(parts: &[(&'static str, F); N]) -> [&'s
         n += 1;
     }
     names
+}
+
+/// A part of a bench: its name and its function.
+pub type Part = (&'static str, fn(&Options, &mut Report) -> forebay_base::Result<()>);
+
+/// Runs all parts of a bench, or the selected one. A failed part does not prevent the others.
+pub fn run_parts(bench: &str, parts: &[Part], options: &Options, report: &mut Report) {
+    for (name, part) in parts.iter().filter(|(name, _)| options.wants(name)) {
+        if let Err(e) = part(options, report) {
+            report.left_out(&format!("{bench} {name}"), e);
+        }
+    }
 }
 
 /// The command `bench` with a subcommand for each bench, and `all`.

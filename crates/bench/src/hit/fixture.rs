@@ -65,13 +65,10 @@ pub struct Bench {
 
 fn plan(options: &Options) -> Plan {
     Plan {
-        rounds: options.rounds_or(3, 9),
         cycles: if options.quick { 2 } else { 5 },
-        slice: options.millis(25, 100),
-        passes: 1,
         gate: Some("memcpy"),
         repeats_max: if options.quick { 1 } else { 4 },
-        lines: options.lines,
+        ..Plan::simple(options, options.rounds_or(3, 9), options.millis(25, 100))
     }
 }
 

@@ -20,27 +20,35 @@ use std::io::BufRead;
 use std::path::PathBuf;
 use std::time::Duration;
 
+fn count(job: &Value, key: &str) -> u64 {
+    job[key].as_u64().unwrap_or(0)
+}
+
+/// The random reads that a job asks for.
+fn load_of(job: &Value) -> Load {
+    Load {
+        write: false,
+        pattern: Pattern::Random,
+        threads: count(job, "threads") as usize,
+        block: count(job, "block") as usize,
+        start: 0,
+        len: count(job, "len"),
+        time: Duration::from_millis(count(job, "millis")),
+        seed: count(job, "seed"),
+        sample_every: 1,
+    }
+}
+
 /// The child's side of [`crate::rivals::worker::Worker::set_slice`].
 fn set_here(job: &Value) -> Result<Slice> {
-    let count = |key: &str| job[key].as_u64().unwrap_or(0);
     let paths = job["paths"].as_array().into_iter().flatten();
     let paths: Vec<PathBuf> = paths.filter_map(|p| p.as_str().map(PathBuf::from)).collect();
-    let random = job["random"] == true;
-    let load = Load {
-        write: job["write"] == true,
-        pattern: if random { Pattern::Random } else { Pattern::Sequential },
-        threads: count("threads") as usize,
-        block: count("block") as usize,
-        start: 0,
-        len: count("len"),
-        time: Duration::from_millis(count("millis")),
-        seed: count("seed"),
-        sample_every: 1,
-    };
+    let pattern = if job["random"] == true { Pattern::Random } else { Pattern::Sequential };
+    let load = Load { write: job["write"] == true, pattern, ..load_of(job) };
     let dontcache = job["dontcache"] == true;
     let flags = if dontcache { DONTCACHE } else { ReadWriteFlags::empty() };
     let open = rustix::fs::OFlags::empty();
-    let parts = kernel_parts(&paths, count("each"), open, flags)?;
+    let parts = kernel_parts(&paths, count(job, "each"), open, flags)?;
     if load.write {
         return timed(&parts, &load, || parts.sync());
     }
@@ -70,25 +78,13 @@ pub fn serve() -> u8 {
 
 fn do_job(job: &Value, open: &mut Option<(PathBuf, KernelFile)>) -> Result<Value> {
     let path = PathBuf::from(job["path"].as_str().unwrap_or_default());
-    let count = |key: &str| job[key].as_u64().unwrap_or(0);
     match job["job"].as_str() {
         Some("randread") => {
             if open.as_ref().is_none_or(|(was, _)| *was != path) {
                 *open = Some((path.clone(), KernelFile::new(open_random(&path)?)));
             }
             let (_, file) = open.as_ref().expect("opened above");
-            let load = Load {
-                write: false,
-                pattern: Pattern::Random,
-                threads: count("threads") as usize,
-                block: count("block") as usize,
-                start: 0,
-                len: count("len"),
-                time: Duration::from_millis(count("millis")),
-                seed: count("seed"),
-                sample_every: 1,
-            };
-            Ok(slice_to(&run(file, &load)?))
+            Ok(slice_to(&run(file, &load_of(job))?))
         }
         Some("set") => set_here(job).map(|slice| slice_to(&slice)),
         Some("overwrite") => volume::overwrite_here(job),

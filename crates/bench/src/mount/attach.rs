@@ -90,15 +90,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
             Err(e) => report.left_out(&format!("mount attach on {name}"), e),
         }
     }
-    let plan = Plan {
-        rounds: options.rounds_or(1, 7),
-        cycles: 1,
-        slice: options.millis(200, 1500),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
-    };
+    let plan = Plan::simple(options, options.rounds_or(1, 7), options.millis(200, 1500));
     let outcome = alternate(&mut variants, &plan)?;
     drop(variants);
     let prefix = "attach_randread";

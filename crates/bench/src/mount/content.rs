@@ -27,15 +27,7 @@ const SEQ: &str = "seq";
 const BLOCK: u64 = 4 * KIB;
 
 fn plan(options: &Options, full: usize) -> Plan {
-    Plan {
-        rounds: options.rounds_or(1, full),
-        cycles: 1,
-        slice: options.millis(1, 1),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
-    }
+    Plan::simple(options, options.rounds_or(1, full), options.millis(1, 1))
 }
 
 /// The part `random`.

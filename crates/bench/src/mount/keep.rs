@@ -97,15 +97,7 @@ fn run_at(
 }
 
 fn plan(options: &Options) -> Plan {
-    Plan {
-        rounds: options.rounds_or(1, 5),
-        cycles: 1,
-        slice: options.millis(60, 800),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
-    }
+    Plan::simple(options, options.rounds_or(1, 5), options.millis(60, 800))
 }
 
 fn fill(at: &Path, size: u64) -> Result<()> {

@@ -53,15 +53,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
             Ok(Slice { ops: count, seconds, ..Slice::default() })
         }));
     }
-    let plan = Plan {
-        rounds: options.rounds_or(1, 5),
-        cycles: 1,
-        slice: options.millis(1, 1),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
-    };
+    let plan = Plan::simple(options, options.rounds_or(1, 5), options.millis(1, 1));
     // A slice consists of all steps; the results are the times of the steps.
     alternate(&mut variants, &plan)?;
     drop(variants);

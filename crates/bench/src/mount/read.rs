@@ -102,13 +102,11 @@ fn alternated(
     });
     let mut variants: Vec<_> = variants.collect();
     let plan = Plan {
-        rounds: options.rounds_or(1, 7),
         cycles: if options.quick { 1 } else { 3 },
-        slice: options.millis(40, 400),
         passes: if options.quick { 1 } else { 2 },
         gate: Some("empty-fuse"),
         repeats_max: if options.quick { 0 } else { 3 },
-        lines: options.lines,
+        ..Plan::simple(options, options.rounds_or(1, 7), options.millis(40, 400))
     };
     alternate(&mut variants, &plan)
 }

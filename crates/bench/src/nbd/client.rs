@@ -39,15 +39,7 @@ impl Cores {
 }
 
 pub fn job(turn: &Turn, connections: u32, bytes_max: u64) -> FioJob {
-    FioJob {
-        rw: "randread",
-        block: BLOCK,
-        depth: DEPTH,
-        connections,
-        millis: turn.time.as_millis() as u64,
-        bytes_max,
-        seed: turn.seed,
-    }
+    FioJob { depth: DEPTH, connections, bytes_max, ..FioJob::single("randread", turn) }
 }
 
 /// One fio run against a server; the usage is the server's (D3).

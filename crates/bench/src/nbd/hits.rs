@@ -84,15 +84,7 @@ pub fn run(options: &Options, cores: Cores, report: &mut Report) -> Result<()> {
 }
 
 fn plan(options: &Options) -> Plan {
-    Plan {
-        rounds: options.rounds_or(1, 7),
-        cycles: 1,
-        slice: options.millis(300, 2000),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
-    }
+    Plan::simple(options, options.rounds_or(1, 7), options.millis(300, 2000))
 }
 
 /// Starts a server with the image in memory (D1).

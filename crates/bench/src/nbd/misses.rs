@@ -127,13 +127,10 @@ fn misses_at(
         }));
     }
     let plan = Plan {
-        rounds: options.rounds_or(1, 7),
         cycles: if options.quick { 1 } else { 3 },
-        slice: options.millis(300, 1000),
-        passes: 1,
         gate: Some("direct"),
         repeats_max: if options.quick { 0 } else { 7 },
-        lines: options.lines,
+        ..Plan::simple(options, options.rounds_or(1, 7), options.millis(300, 1000))
     };
     alternate(&mut variants, &plan)
 }

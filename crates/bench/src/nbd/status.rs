@@ -58,27 +58,11 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         variants.push(Variant::new(name, move |turn| {
             // One server at a time, because each locks the image.
             let server = Server::start(kind, image.path(), None, None)?;
-            let job = FioJob {
-                rw: "randread",
-                block: BLOCK,
-                depth: 1,
-                connections: 1,
-                millis: turn.time.as_millis() as u64,
-                bytes_max: 0,
-                seed: turn.seed,
-            };
+            let job = FioJob::single("randread", turn);
             beside(&server.uri, maps, || slice(&server, job, nobody))
         }));
     }
-    let plan = Plan {
-        rounds: options.rounds_or(1, 2),
-        cycles: 1,
-        slice: options.millis(300, 5000),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
-    };
+    let plan = Plan::simple(options, options.rounds_or(1, 2), options.millis(300, 5000));
     let outcome = alternate(&mut variants, &plan)?;
     drop(variants);
     outcome.add_rows(report, "nbd_beside_block_status");

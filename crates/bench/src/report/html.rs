@@ -367,14 +367,7 @@ mod tests {
         report.not_run("<script>alert(1)</script>", "it's not here");
         let series = vec![("ours".to_string(), vec![1.0]), ("x".to_string(), vec![f64::NAN])];
         let (title, unit) = ("rate <1>".into(), "1/s".into());
-        report.plots.push(Plot {
-            behaviour: "dirty",
-            title,
-            unit,
-            series,
-            x: String::new(),
-            ..Plot::default()
-        });
+        report.plots.push(Plot { behaviour: "dirty", title, unit, series, ..Plot::default() });
         let flag = if quick { "--quick" } else { "--lines" };
         let args = ["--dir", "a<b", flag].map(str::to_string);
         describe("dirty", "what <it> is", &args, &report, json!({ "cpu": "Xeon <3>", "cpus": 2 }))

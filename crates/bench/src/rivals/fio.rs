@@ -1,5 +1,6 @@
 //! fio's nbd engine as the client: runs fio and parses its JSON.
 
+use crate::harness::alternate::Turn;
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;
 use crate::report::lack::not_started;
@@ -62,6 +63,12 @@ impl Drop for Scratch {
 }
 
 impl FioJob {
+    /// One request of 4 KiB at a time on one connection, limited only by time.
+    pub fn single(rw: &'static str, turn: &Turn) -> Self {
+        let (millis, seed) = (turn.time.as_millis() as u64, turn.seed);
+        Self { rw, block: 4096, depth: 1, connections: 1, millis, bytes_max: 0, seed }
+    }
+
     fn add_to(&self, command: &mut Command, name: &str, uri: &str) {
         command.arg(format!("--name={name}")).args(["--ioengine=nbd", "--norandommap=1"]);
         // Threads instead of processes, so that a signal to fio ends all jobs.

@@ -18,15 +18,7 @@ pub const PER_IO: Duration = Duration::from_millis(2);
 pub const BANDWIDTH: u64 = 100_000_000;
 
 pub fn plan(options: &Options, rounds: usize) -> Plan {
-    Plan {
-        rounds: options.rounds_or(2, rounds),
-        cycles: 1,
-        slice: options.millis(120, 700),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
-    }
+    Plan::simple(options, options.rounds_or(2, rounds), options.millis(120, 700))
 }
 
 pub fn mix_of(turn: &Turn, files: Option<u64>) -> Mix {

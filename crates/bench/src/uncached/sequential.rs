@@ -155,13 +155,10 @@ const SIZES: [(usize, &str); 4] =
 
 fn plan(options: &Options, gate: &'static str) -> Plan {
     Plan {
-        rounds: options.rounds_or(2, 4),
         cycles: if options.quick { 2 } else { 3 },
-        slice: Duration::ZERO,
-        passes: 1,
         gate: Some(gate),
         repeats_max: if options.quick { 1 } else { 3 },
-        lines: options.lines,
+        ..Plan::simple(options, options.rounds_or(2, 4), Duration::ZERO)
     }
 }
 

@@ -149,13 +149,10 @@ pub fn run(options: &Options, budget: u64, report: &mut Report) -> Result<()> {
 
 fn plan(options: &Options) -> Plan {
     Plan {
-        rounds: options.rounds_or(1, 5),
         cycles: if options.quick { 1 } else { 2 },
-        slice: options.millis(50, 400),
-        passes: 1,
         gate: Some("direct"),
         repeats_max: if options.quick { 0 } else { 2 },
-        lines: options.lines,
+        ..Plan::simple(options, options.rounds_or(1, 5), options.millis(50, 400))
     }
 }
 

@@ -115,13 +115,10 @@ impl Bench<'_> {
     fn plan(&self) -> Plan {
         let quick = self.options.quick;
         Plan {
-            rounds: self.options.rounds_or(1, 5),
             cycles: if quick { 1 } else { 2 },
-            slice: self.options.millis(60, 400),
-            passes: 1,
             gate: Some("direct"),
             repeats_max: if quick { 0 } else { 2 },
-            lines: self.options.lines,
+            ..Plan::simple(self.options, self.options.rounds_or(1, 5), self.options.millis(60, 400))
         }
     }
 

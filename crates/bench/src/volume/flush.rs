@@ -60,15 +60,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
             }));
         }
     }
-    let plan = Plan {
-        rounds: options.rounds_or(1, 5),
-        cycles: 1,
-        slice: options.millis(80, 3000),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
-    };
+    let plan = Plan::simple(options, options.rounds_or(1, 5), options.millis(80, 3000));
     let outcome = alternate(&mut variants, &plan)?;
     drop(variants);
     outcome.add_rows(report, "read_beside_flush");

@@ -64,15 +64,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         };
         variants.push(variant(place, worker, size, total, &bytes));
     }
-    let plan = Plan {
-        rounds,
-        cycles: 1,
-        slice: options.millis(1, 1),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
-    };
+    let plan = Plan::simple(options, rounds, options.millis(1, 1));
     let outcome = alternate(&mut variants, &plan)?;
     drop(variants);
     outcome.add_rows(report, "random");

@@ -53,15 +53,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     for place in &mut places {
         write_slice(place, size, 0)?;
     }
-    let plan = Plan {
-        rounds,
-        cycles: 1,
-        slice: options.millis(1, 1),
-        passes: 1,
-        gate: None,
-        repeats_max: 0,
-        lines: options.lines,
-    };
+    let plan = Plan::simple(options, rounds, options.millis(1, 1));
     for (write, prefix) in [(true, "seqwrite"), (false, "seqread")] {
         let one = |place: &'_ mut Place, turn: &Turn| match write {
             true => write_slice(place, size, turn.seed),

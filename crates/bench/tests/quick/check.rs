@@ -79,12 +79,17 @@ pub fn row(json: &Value, variant: &str, metric: &str) -> f64 {
     row.and_then(|row| row["median"].as_f64()).unwrap_or_else(|| panic!("{variant} {metric}"))
 }
 
+/// The value of a ratio that is there and is a number.
+pub fn ratio(json: &Value, name: &str) -> f64 {
+    let list = json["ratios"].as_array().unwrap();
+    let ratio = list.iter().find(|ratio| ratio["name"] == name);
+    ratio.and_then(|ratio| ratio["value"].as_f64()).unwrap_or_else(|| panic!("{name}: {ratio:?}"))
+}
+
 /// These ratios are there and are numbers.
 pub fn check_ratios(json: &Value, wanted: &[&str]) {
     for name in wanted {
-        let list = json["ratios"].as_array().unwrap();
-        let ratio = list.iter().find(|ratio| ratio["name"] == *name);
-        assert!(ratio.is_some_and(|ratio| ratio["value"].is_number()), "{name}: {ratio:?}");
+        ratio(json, name);
         assert!(names(json, "bars").contains(name), "{name} has no bar");
     }
 }

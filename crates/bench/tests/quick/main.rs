@@ -7,7 +7,7 @@ mod documented;
 mod lack;
 mod loop_memory;
 
-use check::{check_page, check_ratios, check_rows, names, no_program, ran};
+use check::{check_page, check_ratios, check_rows, names, no_program, ran, ratio};
 use database::check_pgbench;
 use documented::check_documented;
 use serde_json::Value;
@@ -144,10 +144,6 @@ fn uncached_reports_every_row_and_ratio() {
 #[test]
 fn dirty_reports_every_row_and_ratio() {
     let json = run("dirty");
-    let found = |name: &str| {
-        let list = json["ratios"].as_array().unwrap();
-        list.iter().find(|ratio| ratio["name"] == name).map(|ratio| ratio["value"].clone())
-    };
     for name in ["direct-4k", "direct-64k", "ours-block-64k", "ours-folio-2m", "ext4"] {
         for metric in ["fsync_rate", "fsync_p50", "fsync_p99", "fsync_written_per_byte_changed"] {
             check_rows(&json, &[(name, metric)]);
@@ -161,7 +157,7 @@ fn dirty_reports_every_row_and_ratio() {
         ("write_amplification_dd_folio_mode", 8.5),
         ("write_amplification_folio_mode", 16.0),
     ] {
-        assert_eq!(found(name), Some(value.into()), "{name}");
+        assert_eq!(ratio(&json, name), value, "{name}");
     }
     let ratios = [
         "fsync_iops_vs_raw_ratio",
@@ -182,7 +178,7 @@ fn dirty_reports_every_row_and_ratio() {
         ("write_amplification_volume_unsynced_nosums", 1.0, 1.1),
         ("write_amplification_volume_folio_mode", 16.0, 24.0),
     ] {
-        let value = found(name).and_then(|v| v.as_f64()).unwrap();
+        let value = ratio(&json, name);
         assert!((least..=most).contains(&value), "{name}: {value}");
     }
     assert_eq!(json["summaries"][0]["behaviour"], "dirty");
@@ -214,10 +210,7 @@ fn stable_reports_every_row_and_ratio() {
         "volume_mismatches",
     ];
     check_ratios(&json, &ratios);
-    let value = |name: &str| {
-        let list = json["ratios"].as_array().unwrap();
-        list.iter().find(|r| r["name"] == name).unwrap()["value"].as_f64().unwrap()
-    };
+    let value = |name: &str| ratio(&json, name);
     assert_eq!(value("mismatches"), 0.0);
     assert_eq!(value("volume_mismatches"), 0.0);
     assert!(value("volume_copied_blocks_share") <= 1.1);
@@ -379,9 +372,7 @@ fn files_reports_every_row_and_ratio() {
     ];
     check_ratios(&json, &ratios);
     check_rows(&json, &[("most open", "open_write_close"), ("ours", "files_opened_again")]);
-    let list = json["ratios"].as_array().unwrap();
-    let failures = list.iter().find(|ratio| ratio["name"] == "files_failures").unwrap();
-    assert_eq!(failures["value"], 0.0, "{}", json["not_run"]);
+    assert_eq!(ratio(&json, "files_failures"), 0.0, "{}", json["not_run"]);
 }
 
 #[test]
@@ -493,10 +484,7 @@ fn alloc_reports_every_row_and_ratio() {
     ];
     check_ratios(&json, &ratios);
     // No clock is in these: simulated time, and counts.
-    let value = |name: &str| {
-        let list = json["ratios"].as_array().unwrap();
-        list.iter().find(|ratio| ratio["name"] == name).unwrap()["value"].as_f64().unwrap()
-    };
+    let value = |name: &str| ratio(&json, name);
     assert!(value("sim_interleaved_discontiguities") > 50.0, "block by block is torn there");
     assert!(value("sim_reserve_vs_interleaved") >= 0.9 * value("sim_expected"));
     assert!(value("extents_per_request") <= 1.5, "a small volume has short windows");
@@ -557,10 +545,7 @@ fn mount_reports_every_row_and_ratio() {
     ];
     check_ratios(&json, &ratios);
     // Counts, so they hold however busy the machine is.
-    let value = |name: &str| {
-        let list = json["ratios"].as_array().unwrap();
-        list.iter().find(|ratio| ratio["name"] == name).unwrap()["value"].as_f64().unwrap()
-    };
+    let value = |name: &str| ratio(&json, name);
     for way in ["ioctl", "policy", "run"] {
         assert_eq!(value(&format!("mount_hot_set_evicted_blocks_{way}")), 0.0, "{way}");
     }
