@@ -34,12 +34,12 @@ use setting::{Form, ROUNDS_MIN, SECONDS_MIN, Setting};
 use std::path::PathBuf;
 
 /// The directory with the files, removed on drop.
-enum Bed {
+enum Fixture {
     Xfs(LoopFs),
     Folder(PathBuf),
 }
 
-impl Bed {
+impl Fixture {
     fn path(&self) -> PathBuf {
         match self {
             Self::Xfs(fs) => fs.path(),
@@ -48,7 +48,7 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for Fixture {
     fn drop(&mut self) {
         if let Self::Folder(folder) = self {
             let _removed = std::fs::remove_dir_all(folder);
@@ -71,19 +71,23 @@ pub fn run(options: &Options) -> Result<Report> {
 }
 
 /// XFS on a loop device and all columns; without it, a plain folder and Forebay's columns alone.
-fn bed(options: &Options, size: u64, report: &mut Report) -> Result<(Bed, Vec<Column>)> {
+fn make_fixture(
+    options: &Options,
+    size: u64,
+    report: &mut Report,
+) -> Result<(Fixture, Vec<Column>)> {
     let how = Making::best(Backing::Sparse);
     let xfs = LoopFs::with(&options.dir, "database", size.max(320 * MIB), FsKind::Xfs, &how);
     let group = || forebay_testkit::cgroup::Memcg::create("database-probe", 64 * MIB).map(drop);
     match xfs.and_then(|xfs| group().map(|()| xfs)) {
-        Ok(xfs) => Ok((Bed::Xfs(xfs), COLUMNS.to_vec())),
+        Ok(xfs) => Ok((Fixture::Xfs(xfs), COLUMNS.to_vec())),
         Err(e) => {
             report.left_out("database on xfs in a memory cgroup", e);
             let folder = options.dir.join(format!("forebay-bench-database-{}", std::process::id()));
             let fail = |e| Error::from_io("make", e).with_path(&folder);
             std::fs::create_dir(&folder).map_err(fail)?;
             let ours = COLUMNS.iter().copied().filter(Column::is_ours).collect();
-            Ok((Bed::Folder(folder), ours))
+            Ok((Fixture::Folder(folder), ours))
         }
     }
 }
@@ -100,8 +104,8 @@ fn one_budget(options: &Options, budget: u64, swept: bool, report: &mut Report) 
     let of_files = forms.iter().filter(|form| **form != Form::Itself);
     let files_bytes = of_files.map(|form| setting.backup_bytes(*form)).max().unwrap_or(MIB);
     let size = setting.rows() * data::PAGE as u64 * 11 / 10 + files_bytes + 512 * MIB;
-    let (bed, columns) = bed(options, size, report)?;
-    let setting = Setting { files_bytes, folder: bed.path().join("database"), ..setting };
+    let (fixture, columns) = make_fixture(options, size, report)?;
+    let setting = Setting { files_bytes, folder: fixture.path().join("database"), ..setting };
     setting.make()?;
     for form in forms {
         let found = rounds(&columns, &setting, form, report)?;

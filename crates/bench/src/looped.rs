@@ -33,7 +33,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 
 const BUDGET: u64 = 64 * MIB;
-const ROOM: u64 = 256 * MIB;
+const OVERHEAD: u64 = 256 * MIB;
 const ON: &str = "ours-direct-io-on";
 const OFF: &str = "ours-direct-io-off";
 const PATTERNS: [(&str, f64); 4] =
@@ -78,9 +78,9 @@ pub fn run(options: &Options) -> Result<Report> {
         format_size(size / 8 * 5),
         size as f64 / whole as f64,
         format_size(BUDGET),
-        format_size(BUDGET + ROOM)
+        format_size(BUDGET + OVERHEAD)
     ));
-    if let Err(e) = Memcg::create("loop-probe", BUDGET + ROOM) {
+    if let Err(e) = Memcg::create("loop-probe", BUDGET + OVERHEAD) {
         report.left_out("memory cgroups of loop; slices ran without", e);
     }
     let mut cells = Vec::new();
@@ -115,7 +115,7 @@ impl Bench<'_> {
     }
 
     fn group(&self) -> Option<Memcg> {
-        Memcg::create("loop", BUDGET + ROOM).ok()
+        Memcg::create("loop", BUDGET + OVERHEAD).ok()
     }
 
     fn start_cold(&self) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Measurements after the writers of a slice have ended.
 
-use super::bed::Bed;
+use super::fixture::Fixture;
 use super::load::{self, Shape, Written};
 use crate::harness::load::Slice;
 use crate::report::model::Report;
@@ -47,8 +47,8 @@ fn free_runs(live: &[(u64, u64)]) -> (f64, f64) {
 }
 
 /// Reads some files from start to end with an empty cache; returns MiB/s.
-fn cold_read(bed: &Bed, inodes: &[Ino]) -> Result<f64> {
-    let volume = block_on(bed.open(AllocMode::Reserve, 64, false))?;
+fn cold_read(fixture: &Fixture, inodes: &[Ino]) -> Result<f64> {
+    let volume = block_on(fixture.open(AllocMode::Reserve, 64, false))?;
     let (begin, mut bytes) = (Instant::now(), 0);
     for ino in inodes.iter().take(READ_FILES) {
         let file = block_on(volume.open(*ino, OpenFlags::READ))?;
@@ -75,11 +75,17 @@ fn tail_waste(volume: &Volume, live: u64) -> f64 {
 }
 
 /// One slice on a fresh volume: its operations, and the figures measured afterwards.
-pub fn slice(bed: &Bed, mode: AllocMode, pages: u32, shape: &Shape) -> Result<(Slice, Figures)> {
-    let volume = bed.fresh(mode, pages)?;
-    let (writes, seeks) = (bed.writes(), bed.seeks());
+pub fn slice(
+    fixture: &Fixture,
+    mode: AllocMode,
+    pages: u32,
+    shape: &Shape,
+) -> Result<(Slice, Figures)> {
+    let volume = fixture.fresh(mode, pages)?;
+    let (writes, seeks) = (fixture.writes(), fixture.seeks());
     let written = load::run(&volume, shape)?;
-    let (writes, seeks) = (bed.writes() - writes, bed.seeks().zip(seeks).map(|(a, b)| a - b));
+    let (writes, seeks) =
+        (fixture.writes() - writes, fixture.seeks().zip(seeks).map(|(a, b)| a - b));
     let stats = volume.alloc_stats();
     block_on(volume.syncfs())?;
     let inodes: Vec<Ino> = written.jobs.iter().map(|job| job.0).collect();
@@ -99,14 +105,19 @@ pub fn slice(bed: &Bed, mode: AllocMode, pages: u32, shape: &Shape) -> Result<(S
     figures.extend(seeks.map(|seeks| ("seeks_per_request", "1", seeks as f64 / all as f64)));
     block_on(volume.close())?;
     drop(volume);
-    figures.push(("cold_read", "MiB/s", cold_read(bed, &inodes)?));
-    figures.extend(after_removing(bed, mode, pages, &written)?);
+    figures.push(("cold_read", "MiB/s", cold_read(fixture, &inodes)?));
+    figures.extend(after_removing(fixture, mode, pages, &written)?);
     Ok((written.slice, figures))
 }
 
 /// Removes every other file; returns the free runs between the remaining ones.
-fn after_removing(bed: &Bed, mode: AllocMode, pages: u32, written: &Written) -> Result<Figures> {
-    let volume = block_on(bed.open(mode, pages, false))?;
+fn after_removing(
+    fixture: &Fixture,
+    mode: AllocMode,
+    pages: u32,
+    written: &Written,
+) -> Result<Figures> {
+    let volume = block_on(fixture.open(mode, pages, false))?;
     let mut stay = Vec::new();
     for (n, job) in written.jobs.iter().enumerate() {
         if n % 2 == 0 {
@@ -156,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_between_what_is_live() {
+    fn free_runs_are_gaps_between_live_ranges() {
         assert_eq!(
             free_runs(&[(0, 4096), (4096, 8192), (12288, 16384), (20480, 24576)]),
             (2.0, 4.0)
@@ -165,10 +176,10 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_finds_what_was_written() {
-        let bed = Bed::memory(1 << 30);
+    fn slice_measures_written_files() {
+        let fixture = Fixture::memory(1 << 30);
         let shape = Shape::large("x", 3, 1, 2);
-        let (slice, figures) = self::slice(&bed, AllocMode::Reserve, 64, &shape).unwrap();
+        let (slice, figures) = self::slice(&fixture, AllocMode::Reserve, 64, &shape).unwrap();
         assert_eq!((slice.ops, slice.bytes), (8, 16 * MIB));
         let figure = |name: &str| figures.iter().find(|f| f.0 == name).unwrap().2;
         assert_eq!(figure("extents_per_request"), 1.0);

@@ -5,10 +5,10 @@
 //! beginning each request at the same moment (`waves`). At their own pace writers mostly wait for
 //! the device, so on few cores two of them rarely allocate at the same time.
 
-use super::bed::Bed;
+use super::fixture::Fixture;
 use super::found::{self, All};
 use super::load::Shape;
-use super::ways::{REQUEST, WAYS, expected};
+use super::strategies::{REQUEST, STRATEGIES, expected};
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate};
 use crate::harness::load::Slice;
 use crate::harness::options::Options;
@@ -72,17 +72,17 @@ impl Worst {
 /// Measures one shape with each strategy, in alternating slices.
 pub fn cell(
     options: &Options,
-    bed: &Bed,
+    fixture: &Fixture,
     shape: &Shape,
     rounds: usize,
     gate: bool,
 ) -> Result<(Outcome, All)> {
     let all = All::default();
     let mut variants = Vec::new();
-    for (name, mode, pages) in WAYS {
+    for (name, mode, pages) in STRATEGIES {
         let all = &all;
         variants.push(Variant::new(name, move |_: &Turn| {
-            let (slice, figures) = found::slice(bed, mode, pages, shape)?;
+            let (slice, figures) = found::slice(fixture, mode, pages, shape)?;
             all.add(name, figures);
             Ok(slice)
         }));
@@ -121,12 +121,12 @@ fn compare(outcome: &Outcome, place: &str, shape: &Shape, report: &mut Report) {
 /// The part on the slow device.
 pub fn delay(options: &Options, report: &mut Report, worst: &mut Worst) -> Result<()> {
     let size = if options.quick { GIB } else { 4 * GIB };
-    let bed = Bed::slow(size, RealWorld::new());
+    let fixture = Fixture::slow(size, RealWorld::new());
     let mut all_shapes = shapes(options, 16);
     let waves = Shape { name: "10x2m_waves", waves: true, ..all_shapes[0] };
     all_shapes.push(waves);
     for shape in &all_shapes {
-        let (outcome, all) = cell(options, &bed, shape, 3, false)?;
+        let (outcome, all) = cell(options, &fixture, shape, 3, false)?;
         let prefix = format!("delay_{}", shape.name);
         outcome.add_rows(report, &prefix);
         all.rows(report, &prefix);
@@ -162,14 +162,14 @@ pub fn disk(
     summary: &mut Summary,
 ) -> Result<()> {
     let size = options.size_or(512 * MIB, 3 * GIB);
-    let bed = Bed::disk(options, size)?;
+    let fixture = Fixture::disk(options, size)?;
     let mut least = f64::INFINITY;
     let mut all_shapes = shapes(options, 32);
     let appends =
         Shape::appends(if options.quick { 8 } else { 64 }, if options.quick { 16 } else { 512 });
     all_shapes.push(appends);
     for shape in &all_shapes {
-        let (outcome, all) = cell(options, &bed, shape, 5, true)?;
+        let (outcome, all) = cell(options, &fixture, shape, 5, true)?;
         let prefix = format!("disk_{}", shape.name);
         outcome.add_rows(report, &prefix);
         all.rows(report, &prefix);
@@ -203,7 +203,7 @@ pub fn disk(
 }
 
 fn plot(all: &All) -> Plot {
-    let series = WAYS
+    let series = STRATEGIES
         .iter()
         .map(|(way, ..)| (way.to_string(), vec![median(&all.values(way, "extents_per_file"))]));
     Plot {

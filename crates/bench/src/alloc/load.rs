@@ -1,6 +1,6 @@
 //! The writers of a slice: some direct and some buffered ones, each with its own file on a volume.
 
-use super::ways::REQUEST;
+use super::strategies::REQUEST;
 use crate::harness::hist::Hist;
 use crate::harness::load::Slice;
 use crate::harness::meter::Usage;

@@ -2,9 +2,9 @@
 //! a point at which another writer may continue, as on a machine with a core for each writer. So
 //! these rows show the cost of contention, not how often it occurs on this machine.
 
-use super::bed::Bed;
+use super::fixture::Fixture;
 use super::load::{Shape, create, pattern, write};
-use super::ways::{WAYS, expected};
+use super::strategies::{STRATEGIES, expected};
 use crate::harness::options::Options;
 use crate::report::model::{Report, median};
 use forebay_base::sim_world::SimWorld;
@@ -50,18 +50,18 @@ async fn waves(world: &WorldRef, volume: &Volume, shape: &Shape) -> Result<()> {
 fn once(seed: u64, mode: AllocMode, pages: u32, shape: &Shape) -> Result<Ran> {
     let sim = SimWorld::new(seed);
     let world: WorldRef = sim.clone();
-    let bed = Bed::slow(2 * GIB, world.clone());
+    let fixture = Fixture::slow(2 * GIB, world.clone());
     let ran = sim.run(async {
-        bed.make().await?;
-        let volume = bed.open(mode, pages, true).await?;
-        let (begin, seeks) = (world.now(), bed.seeks().unwrap_or(0));
+        fixture.make().await?;
+        let volume = fixture.open(mode, pages, true).await?;
+        let (begin, seeks) = (world.now(), fixture.seeks().unwrap_or(0));
         waves(&world, &volume, shape).await?;
         let seconds = (world.now() - begin) as f64 / 1e9;
         let stats = volume.alloc_stats();
         let requests = stats.direct_requests.max(1) as f64;
         Ok(Ran {
             rate: shape.bytes() as f64 / seconds,
-            seeks: (bed.seeks().unwrap_or(0) - seeks) as f64 / requests,
+            seeks: (fixture.seeks().unwrap_or(0) - seeks) as f64 / requests,
             extents: stats.direct_extents as f64 / requests,
         })
     });
@@ -74,7 +74,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let shape = Shape::large("10x2m", 10, 0, if options.quick { 2 } else { 8 });
     let seeds = options.rounds_or(1, 5) as u64;
     let (mut rates, mut k) = (Vec::new(), 0.0);
-    for (name, mode, pages) in WAYS {
+    for (name, mode, pages) in STRATEGIES {
         let variant = format!("{name}-simulated");
         let ran: Vec<Ran> =
             (1..=seeds).map(|seed| once(seed, mode, pages, &shape)).collect::<Result<_>>()?;

@@ -3,9 +3,9 @@
 //! strategy also with a threshold of 1, which showed the loss that the threshold was added for. And
 //! how allocation scales to a second writer.
 
-use super::bed::Bed;
+use super::fixture::Fixture;
 use super::load::{create, pattern, write};
-use super::ways::WAYS;
+use super::strategies::STRATEGIES;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
 use crate::harness::hist::Hist;
 use crate::harness::image::Rng;
@@ -25,9 +25,9 @@ use std::time::{Duration, Instant};
 const FILE: u64 = 16 * MIB;
 const BLOCK: u64 = 4 * KIB;
 
-/// The strategies of [`WAYS`], and the patch's with a threshold that serializes every request.
+/// All [`STRATEGIES`], and the patch's with a threshold that serializes every request.
 const VARIANTS: [(&str, AllocMode, u32); 4] =
-    [WAYS[0], WAYS[1], ("serialized-1", AllocMode::Serialized, 1), WAYS[2]];
+    [STRATEGIES[0], STRATEGIES[1], ("serialized-1", AllocMode::Serialized, 1), STRATEGIES[2]];
 
 struct Job {
     ops: u64,
@@ -108,14 +108,14 @@ fn mix(
 /// over `interleaved`, and the patch's threshold 1 over 64.
 fn cell(
     options: &Options,
-    bed: &Bed,
+    fixture: &Fixture,
     (prefix, writers, readers): (&str, usize, usize),
     report: &mut Report,
 ) -> Result<(f64, f64)> {
     let mut variants = Vec::new();
     for (name, mode, pages) in VARIANTS {
         variants.push(Variant::new(name, move |turn: &Turn| {
-            let volume = bed.fresh(mode, pages)?;
+            let volume = fixture.fresh(mode, pages)?;
             let slice = mix(&volume, writers, readers, turn.time, turn.seed)?;
             block_on(volume.close())?;
             Ok(slice)
@@ -133,12 +133,12 @@ fn cell(
 
 /// Writes per second of two writers over those of one, in memory.
 fn scaling(options: &Options, report: &mut Report) -> Result<()> {
-    let bed = Bed::memory(2 * GIB);
+    let fixture = Fixture::memory(2 * GIB);
     let mut variants = Vec::new();
     for (name, writers) in [("reserve-1-writer", 1), ("reserve-2-writers", 2)] {
-        let bed = &bed;
+        let fixture = &fixture;
         variants.push(Variant::new(name, move |turn: &Turn| {
-            let volume = bed.fresh(AllocMode::Reserve, 64)?;
+            let volume = fixture.fresh(AllocMode::Reserve, 64)?;
             let slice = mix(&volume, writers, 0, turn.time, turn.seed)?;
             block_on(volume.close())?;
             Ok(slice)
@@ -156,13 +156,13 @@ fn scaling(options: &Options, report: &mut Report) -> Result<()> {
 /// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let counts: &[usize] = if options.quick { &[2] } else { &[1, 8, 16] };
-    let memory = Bed::memory(2 * GIB);
-    let disk = Bed::disk(options, options.size_or(512 * MIB, 3 * GIB))?;
+    let memory = Fixture::memory(2 * GIB);
+    let disk = Fixture::disk(options, options.size_or(512 * MIB, 3 * GIB))?;
     let (mut least, mut thresholds) = (f64::INFINITY, Vec::new());
     for count in counts {
-        for (place, bed) in [("memory", &memory), ("disk", &disk)] {
+        for (place, fixture) in [("memory", &memory), ("disk", &disk)] {
             let prefix = format!("small_{place}_{count}r{count}w");
-            let (ours, threshold) = cell(options, bed, (&prefix, *count, *count), report)?;
+            let (ours, threshold) = cell(options, fixture, (&prefix, *count, *count), report)?;
             thresholds.push(threshold);
             if place == "disk" {
                 least = least.min(ours);

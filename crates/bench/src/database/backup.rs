@@ -26,7 +26,7 @@ pub const PIECE: usize = 256 << 10;
 
 /// How the backup reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum ReadMode {
     /// Through Forebay, ordinary reads.
     Forebay,
     /// Through Forebay, uncached reads.
@@ -44,49 +44,51 @@ pub enum Way {
 }
 
 /// All methods, with their names in a job.
-const WAYS: [(Way, &str); 7] = [
-    (Way::Forebay, "forebay"),
-    (Way::ForebayUncached, "forebay-uncached"),
-    (Way::Plain, "plain"),
-    (Way::Nocache, "nocache"),
-    (Way::Behind, "behind"),
-    (Way::Direct, "direct"),
-    (Way::Dontcache, "dontcache"),
+const READ_MODES: [(ReadMode, &str); 7] = [
+    (ReadMode::Forebay, "forebay"),
+    (ReadMode::ForebayUncached, "forebay-uncached"),
+    (ReadMode::Plain, "plain"),
+    (ReadMode::Nocache, "nocache"),
+    (ReadMode::Behind, "behind"),
+    (ReadMode::Direct, "direct"),
+    (ReadMode::Dontcache, "dontcache"),
 ];
 
-impl Way {
-    /// The name of this way in a job.
+impl ReadMode {
+    /// The name of this mode in a job.
     pub fn name(self) -> &'static str {
-        WAYS.iter().find(|(way, _)| *way == self).map_or("", |(_, name)| name)
+        READ_MODES.iter().find(|(mode, _)| *mode == self).map_or("", |(_, name)| name)
     }
 
     /// The method of this name.
     pub fn of_name(name: &str) -> Option<Self> {
-        WAYS.iter().find(|(_, own)| *own == name).map(|(way, _)| *way)
+        READ_MODES.iter().find(|(_, own)| *own == name).map(|(mode, _)| *mode)
     }
 }
 
 /// One open file of the backup.
 enum Open {
     Forebay(CachedFile, i32),
-    Kernel(KernelFile, Way, Vec<bool>),
+    Kernel(KernelFile, ReadMode, Vec<bool>),
 }
 
 impl Open {
-    fn new(way: Way, path: &Path) -> Result<Self> {
-        match way {
-            Way::Forebay => return Ok(Self::Forebay(CachedFile::open(path)?, 0)),
-            Way::ForebayUncached => return Ok(Self::Forebay(CachedFile::open(path)?, UNCACHED)),
+    fn new(mode: ReadMode, path: &Path) -> Result<Self> {
+        match mode {
+            ReadMode::Forebay => return Ok(Self::Forebay(CachedFile::open(path)?, 0)),
+            ReadMode::ForebayUncached => {
+                return Ok(Self::Forebay(CachedFile::open(path)?, UNCACHED));
+            }
             _ => {}
         }
-        let flags = if way == Way::Direct { OFlags::DIRECT } else { OFlags::empty() };
+        let flags = if mode == ReadMode::Direct { OFlags::DIRECT } else { OFlags::empty() };
         let file = open_with(path, flags)?;
-        let before = if way == Way::Nocache { pages(&file)? } else { Vec::new() };
-        let file = match way {
-            Way::Dontcache => KernelFile::dontcache(file)?,
+        let before = if mode == ReadMode::Nocache { pages(&file)? } else { Vec::new() };
+        let file = match mode {
+            ReadMode::Dontcache => KernelFile::dontcache(file)?,
             _ => KernelFile::new(file),
         };
-        Ok(Self::Kernel(file, way, before))
+        Ok(Self::Kernel(file, mode, before))
     }
 
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
@@ -98,9 +100,9 @@ impl Open {
                     Err(Error::new(ErrorKind::UnexpectedEof, "read", text))
                 }
             },
-            Self::Kernel(file, way, _) => {
+            Self::Kernel(file, mode, _) => {
                 file.read(buf, offset)?;
-                if *way == Way::Behind {
+                if *mode == ReadMode::Behind {
                     give_up(&file.file, offset, buf.len() as u64)?;
                 }
                 Ok(())
@@ -109,7 +111,7 @@ impl Open {
     }
 
     fn close(self) -> Result<()> {
-        let Self::Kernel(file, Way::Nocache, before) = self else { return Ok(()) };
+        let Self::Kernel(file, ReadMode::Nocache, before) = self else { return Ok(()) };
         runs_of_false(&before).try_for_each(|(start, count)| {
             give_up(&file.file, start as u64 * 4096, count as u64 * 4096)
         })
@@ -153,7 +155,7 @@ struct Shared {
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// How it reads.
-    pub way: Way,
+    pub mode: ReadMode,
     /// A file, or a directory of files.
     pub what: PathBuf,
     /// Total bytes; if the files have fewer, they are read again from the first one on.
@@ -193,7 +195,7 @@ impl Plan {
         };
         let mut buf = AlignedBuf::new(PIECE);
         for (path, size) in files.iter().cycle() {
-            let file = Open::new(self.way, path)?;
+            let file = Open::new(self.mode, path)?;
             for offset in (0..*size).step_by(PIECE) {
                 if is_over(done) {
                     break;
@@ -289,31 +291,33 @@ mod tests {
 
     #[test]
     fn nocache_keeps_pages_that_were_cached_before() {
-        let dir = folder("ways");
+        let dir = folder("modes");
         let path = dir.join("a");
         std::fs::write(&path, vec![1; 1 << 20]).unwrap();
         let file = File::open(&path).unwrap();
-        let cached = |what: &Path, way| {
+        let cached = |what: &Path, mode| {
             crate::database::data::drop_cached(&path).unwrap();
             KernelFile::new(open_with(&path, OFlags::empty()).unwrap());
             fadvise(&file, 0, None, Advice::Random).unwrap();
             let mut page = [0; 4096];
             std::os::unix::fs::FileExt::read_exact_at(&file, &mut page, 512 << 10).unwrap();
-            let plan = Plan { way, what: what.into(), bytes: 1 << 20, pace: 1 << 30, limit: LIMIT };
+            let plan =
+                Plan { mode, what: what.into(), bytes: 1 << 20, pace: 1 << 30, limit: LIMIT };
             wait(Backup::start(plan).unwrap()).unwrap();
             page_cache_bytes(&file, 0, 1 << 20).unwrap()
         };
-        assert_eq!(cached(&dir, Way::Nocache), 4096, "the page from before");
-        assert_eq!(cached(&path, Way::Behind), 0);
-        assert_eq!(cached(&path, Way::Plain), 1 << 20);
+        assert_eq!(cached(&dir, ReadMode::Nocache), 4096, "the page from before");
+        assert_eq!(cached(&path, ReadMode::Behind), 0);
+        assert_eq!(cached(&path, ReadMode::Plain), 1 << 20);
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
-    fn backup_that_fails_or_has_nothing_to_read_is_an_error() {
+    fn failed_or_empty_backup_is_an_error() {
         let dir = folder("none");
         for what in [dir.clone(), dir.join("nowhere")] {
-            let plan = Plan { way: Way::Plain, what, bytes: 1 << 20, pace: 1 << 30, limit: LIMIT };
+            let plan =
+                Plan { mode: ReadMode::Plain, what, bytes: 1 << 20, pace: 1 << 30, limit: LIMIT };
             assert!(wait(Backup::start(plan).unwrap()).is_err(), "B1");
         }
         std::fs::remove_dir_all(&dir).unwrap();
@@ -324,7 +328,7 @@ mod tests {
         let dir = folder("pace");
         std::fs::write(dir.join("a"), vec![1; 1 << 20]).unwrap();
         let plan = Plan {
-            way: Way::Plain,
+            mode: ReadMode::Plain,
             what: dir.clone(),
             bytes: 8 << 20,
             pace: 80 << 20,
@@ -342,16 +346,17 @@ mod tests {
         let dir = folder("limit");
         std::fs::write(dir.join("a"), vec![1; 1 << 20]).unwrap();
         let limit = Duration::from_millis(50);
-        let plan = Plan { way: Way::Plain, what: dir.clone(), bytes: u64::MAX, pace: 0, limit };
+        let plan =
+            Plan { mode: ReadMode::Plain, what: dir.clone(), bytes: u64::MAX, pace: 0, limit };
         let progress = wait(Backup::start(plan).unwrap()).unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
         assert!(progress.ended && progress.rate > 0.0, "{progress:?}");
     }
 
     #[test]
-    fn ways_have_names_and_runs_are_found() {
-        assert!(WAYS.iter().all(|(way, name)| Way::of_name(name) == Some(*way)));
-        assert!(WAYS.iter().all(|(way, name)| way.name() == *name));
+    fn read_modes_and_runs_are_found_by_name() {
+        assert!(READ_MODES.iter().all(|(mode, name)| ReadMode::of_name(name) == Some(*mode)));
+        assert!(READ_MODES.iter().all(|(mode, name)| mode.name() == *name));
         let runs: Vec<_> = runs_of_false(&[false, false, true, false, true]).collect();
         assert_eq!(runs, [(0, 2), (3, 1)]);
         assert_eq!(runs_of_false(&[]).count(), 0);

@@ -5,7 +5,7 @@
 //! when the database is open, and [`slack`]. Processes of a cgroup end before the cgroup is
 //! removed. The lookups continue without a gap while the backup is polled.
 
-use super::backup::Way;
+use super::backup::ReadMode;
 use super::setting::{Form, Setting};
 use crate::harness::hist::Hist;
 use crate::harness::meter::{MachineTime, resident_bytes};
@@ -33,15 +33,15 @@ pub struct Column {
     /// The name of the column in reports.
     pub name: &'static str,
     /// How the backup reads.
-    pub way: Way,
+    pub mode: ReadMode,
     /// Memory that SQLite uses.
     pub own: Own,
     /// Whether the backup has its own cgroup.
     pub apart: bool,
 }
 
-const fn column(name: &'static str, way: Way, own: Own, apart: bool) -> Column {
-    Column { name, way, own, apart }
+const fn column(name: &'static str, mode: ReadMode, own: Own, apart: bool) -> Column {
+    Column { name, mode, own, apart }
 }
 
 /// Forebay, with ordinary reads of the backup.
@@ -58,22 +58,22 @@ pub const BEST: [&str; 5] =
 
 /// All columns.
 pub const COLUMNS: [Column; 10] = [
-    column(OURS, Way::Forebay, Own::Small, false),
-    column(TAR, Way::Plain, Own::Small, false),
-    column(OURS_UNCACHED, Way::ForebayUncached, Own::Small, false),
-    column(BEST[0], Way::Nocache, Own::Small, false),
-    column(BEST[1], Way::Behind, Own::Small, false),
-    column(BEST[2], Way::Direct, Own::Small, false),
-    column(BEST[3], Way::Dontcache, Own::Small, false),
-    column(BEST[4], Way::Plain, Own::Small, true),
-    column("xfs-mmap-tar", Way::Plain, Own::Mapped, false),
-    column(SQLITE, Way::Plain, Own::Budget, false),
+    column(OURS, ReadMode::Forebay, Own::Small, false),
+    column(TAR, ReadMode::Plain, Own::Small, false),
+    column(OURS_UNCACHED, ReadMode::ForebayUncached, Own::Small, false),
+    column(BEST[0], ReadMode::Nocache, Own::Small, false),
+    column(BEST[1], ReadMode::Behind, Own::Small, false),
+    column(BEST[2], ReadMode::Direct, Own::Small, false),
+    column(BEST[3], ReadMode::Dontcache, Own::Small, false),
+    column(BEST[4], ReadMode::Plain, Own::Small, true),
+    column("xfs-mmap-tar", ReadMode::Plain, Own::Mapped, false),
+    column(SQLITE, ReadMode::Plain, Own::Budget, false),
 ];
 
 impl Column {
     /// Whether its files go through Forebay.
     pub fn is_ours(&self) -> bool {
-        matches!(self.way, Way::Forebay | Way::ForebayUncached)
+        matches!(self.mode, ReadMode::Forebay | ReadMode::ForebayUncached)
     }
 }
 
@@ -239,7 +239,7 @@ fn phases(
     for _ in 0..alone {
         run.steps.push(sums[0].add(&slice(processes)?));
     }
-    let job = json!({ "way": column.way.name(), "what": setting.backed_up(form),
+    let job = json!({ "mode": column.mode.name(), "what": setting.backed_up(form),
         "bytes": setting.backup_bytes(form), "pace": form.pace().unwrap_or(0),
         "micros": setting.backup_limit().as_micros() as u64 });
     processes.ask("backup", job)?;
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_have_names_of_their_own_and_the_best_are_among_them() {
+    fn column_names_differ_and_include_best() {
         let mut names = COLUMNS.map(|column| column.name);
         assert!(BEST.iter().chain(&[OURS, TAR, SQLITE]).all(|name| names.contains(name)));
         names.sort_unstable();
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn share_lost_is_of_what_was_cached_before() {
+    fn lost_share_counts_blocks_cached_before() {
         let of =
             |before, after| Run { hot: Some([before, after]), ..Run::default() }.lost_percent();
         assert_eq!(of(0.8, 0.6).map(f64::round), Some(25.0));
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_column_of_sqlites_cache_has_the_budget_in_it() {
+    fn only_sqlite_cache_column_gets_budget() {
         assert_eq!(cache_kib(Own::Small, 256 * MIB), 1024);
         assert_eq!(cache_kib(Own::Mapped, 256 * MIB), 1024);
         assert_eq!(cache_kib(Own::Budget, 256 * MIB), 249_036);

@@ -3,7 +3,7 @@
 //!
 //! Invariant: L1 each row that a lookup returns is compared with the stored row.
 
-use super::backup::{Backup, Plan, Way};
+use super::backup::{Backup, Plan, ReadMode};
 use super::data::{Hot, PAGE, is_row, load_hot_set};
 use super::engine::{CachedFile, Connection, Statement, register, uri};
 use crate::harness::hist::Hist;
@@ -80,12 +80,12 @@ impl State {
             "lookups" => return self.open()?.lookups(Duration::from_micros(count(job, "micros"))),
             "resident" => return Ok(json!({ "pages": self.open()?.resident()? })),
             "backup" => {
-                let way = Way::of_name(text(job, "way"));
-                let none = || Error::new(ErrorKind::InvalidInput, "backup", format!("way {job}"));
-                let (way, what) = (way.ok_or_else(none)?, PathBuf::from(text(job, "what")));
+                let mode = ReadMode::of_name(text(job, "mode"));
+                let none = || Error::new(ErrorKind::InvalidInput, "backup", format!("mode {job}"));
+                let (mode, what) = (mode.ok_or_else(none)?, PathBuf::from(text(job, "what")));
                 let limit = Duration::from_micros(count(job, "micros"));
                 let (bytes, pace) = (count(job, "bytes"), count(job, "pace"));
-                let plan = Plan { way, what, bytes, pace, limit };
+                let plan = Plan { mode, what, bytes, pace, limit };
                 self.backup = Some(Backup::start(plan)?);
             }
             "progress" => {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_look_up_rows_on_both_vfs_and_run_a_backup() {
+    fn lookup_jobs_run_during_backup_on_both_vfs() {
         let dir = PathBuf::from(format!("/var/tmp/forebay-lookups-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let (path, hot) = (dir.join("t.db"), dir.join("hot"));
@@ -249,8 +249,8 @@ mod tests {
             let done = work(json!({ "work": "lookups", "micros": 20_000 })).unwrap();
             assert!(done["ops"].as_u64().unwrap() > 0 && done["seconds"].as_f64().unwrap() > 0.019);
             assert_eq!(work(json!({ "work": "resident" })).unwrap()["pages"], 300, "{budget}");
-            let way = if budget == 0 { "plain" } else { "forebay-uncached" };
-            work(json!({ "work": "backup", "way": way, "what": path, "bytes": 1 << 20,
+            let mode = if budget == 0 { "plain" } else { "forebay-uncached" };
+            work(json!({ "work": "backup", "mode": mode, "what": path, "bytes": 1 << 20,
                 "pace": 1 << 30, "micros": 60_000_000 }))
             .unwrap();
             let progress = || json!({ "work": "progress" });

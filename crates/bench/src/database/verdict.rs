@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_rounds_and_the_best_way_is_found() {
+    fn ratios_are_taken_by_round_over_best_kernel_column() {
         let found = found(40.0, 200.0);
         assert_eq!(best(&found), Some("xfs-direct"));
         assert!((ratio(&found, OURS, TAR) - 94.0 / 31.0).abs() < 1e-9, "V2");
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn run_is_no_comparison_where_the_kernel_kept_its_hot_set() {
+    fn kept_hot_set_is_not_judged() {
         assert_eq!(Gate::of(&found(25.0, 200.0)), Gate::Holds(25.0));
         let kept = report(&found(19.0, 200.0), 20.0, Form::Files);
         assert_eq!((kept.missed(), kept.unjudged()), (0, 5), "{}", kept.table());

@@ -55,7 +55,7 @@ impl Folder {
         self.0.join(format!("{}", n / FOLDER)).join(format!("{n}"))
     }
 
-    fn make_room(&self, count: usize) -> Result<()> {
+    fn make_directories(&self, count: usize) -> Result<()> {
         for n in 0..count.div_ceil(FOLDER) {
             let path = self.0.join(n.to_string());
             std::fs::create_dir_all(&path).map_err(|e| Error::from_io("make", e))?;
@@ -167,7 +167,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let (total, wanted) = if options.quick { (2000, 200) } else { (100_000, 10_000) };
     let (nofile, budget) = (raise_nofile(), BUDGETS[usize::from(!options.quick)]);
     let folder = Folder::new(&options.dir)?;
-    folder.make_room(total)?;
+    folder.make_directories(total)?;
     let before = Before::now();
     let cache = Cache::new(CacheConfig::with_budget(budget).aio(options.aio.parse()?))?;
     let each = descriptors_of_one(&cache, &folder.file(0))?;
@@ -260,7 +260,7 @@ fn one_more(options: &Options, wanted: usize, at_once: usize, report: &mut Repor
         CacheConfig::with_budget(BUDGETS[usize::from(!options.quick)]).aio(options.aio.parse()?);
     let cache = Cache::new(config)?;
     let tries = if options.quick { 50 } else { 1000 };
-    folder.make_room(at_once + tries)?;
+    folder.make_directories(at_once + tries)?;
     let spare: Vec<usize> = (at_once..at_once + tries).collect();
     let mut measure = |variant: Option<&str>| -> Result<f64> {
         let mut micros = Vec::new();
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_bench_left_is_removed_and_nothing_else() {
+    fn sweep_removes_leftovers_of_killed_bench_only() {
         let parent = std::env::temp_dir().join(format!("forebay-many-{}", std::process::id()));
         // Process ids are below 2^22.
         let dead = parent.join(format!("{PREFIX}4194305"));

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn work_of_several_processes_has_the_cpu_of_the_machine_alone() {
+    fn slice_of_several_processes_reports_machine_cpu_only() {
         let metrics = |slice: fn() -> Slice| {
             let outcome = alternate(&mut [Variant::new("one", move |_| Ok(slice()))], &short(1));
             let mut report = Report::default();
@@ -360,7 +360,7 @@ mod tests {
 
     /// H2: a ratio over all rounds at once would be another figure.
     #[test]
-    fn the_better_of_two_is_taken_by_round() {
+    fn ratio_to_best_chooses_rival_by_round() {
         let ours = Variant::new("ours", |_| Ok(slice(100)));
         let one = Variant::new("one", |turn| Ok(slice(if turn.cycle == 0 { 50 } else { 200 })));
         let two = Variant::new("two", |turn| Ok(slice(if turn.cycle == 0 { 100 } else { 20 })));
@@ -380,7 +380,7 @@ mod tests {
 
     /// H3: a round whose gate varies is repeated, and the report says so.
     #[test]
-    fn an_unsteady_round_is_repeated_and_said_so() {
+    fn unsteady_round_is_repeated_and_reported() {
         let mut calls = 0;
         let gate = Variant::new("direct", |turn| {
             Ok(slice(if turn.cycle < 4 { 100 + turn.cycle * 100 } else { 100 }))

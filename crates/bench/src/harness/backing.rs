@@ -96,7 +96,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn blocks_are_there_or_not_and_the_file_goes() {
+    fn backing_decides_blocks_and_drop_removes_file() {
         let dir = std::env::temp_dir();
         for (backing, name) in Backing::ALL.into_iter().zip(["written", "sparse", "preallocated"]) {
             let image = BackedImage::create(&dir, name, 5 << 20, backing, false).unwrap();

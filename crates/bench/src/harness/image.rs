@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_takes_only_what_dead_processes_left() {
+    fn sweep_removes_files_of_dead_processes_only() {
         let dir = std::env::temp_dir().join(format!("forebay-bench-sweep-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let own = format!("forebay-bench-x-{}.img", std::process::id());

@@ -207,7 +207,7 @@ mod tests {
 
     /// L1: equal seeds give equal offsets.
     #[test]
-    fn the_same_seed_goes_to_the_same_places() {
+    fn same_seed_draws_same_offsets() {
         let places = |seed| {
             let target = Places(std::sync::Mutex::default());
             let (write, pattern, time) = (false, Pattern::Random, Duration::from_millis(1));
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequential_slice_covers_its_range_once() {
+    fn sequential_slice_covers_range_once() {
         let target = Count(AtomicU64::new(0));
         let load = Load {
             write: false,

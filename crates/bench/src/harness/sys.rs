@@ -201,7 +201,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_region_is_writable_and_reports_its_pages() {
+    fn region_is_writable_and_reports_page_size() {
         let mut region = Region::huge(4 << 20).unwrap();
         region[(4 << 20) - 1] = 9;
         assert_eq!(region[(4 << 20) - 1], 9);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_see_freshly_written_pages() {
+    fn cachestat_and_mincore_see_written_pages() {
         let path = std::env::temp_dir().join(format!("forebay-bench-sys-{}", std::process::id()));
         let mut file =
             File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();

@@ -1,14 +1,14 @@
 //! `hit`: 4 KiB reads and writes of cached data by one thread, over the complete image and over a
 //! hot set of 1 MiB. The variants are the kernel's pread and pwrite, the same file mapped, a bare
-//! memcpy, and Forebay's library. `pins` reads without a copy; `ways` reads also through a mount
-//! and over NBD.
+//! memcpy, and Forebay's library. `pins` reads without a copy; `interfaces` reads also through a
+//! mount and over NBD.
 //!
 //! Invariants: T1 no slice causes disk I/O: caches are warm before, and dirty data is written back
 //! between rounds, outside the slices. T2 all variants of a cycle use the same offsets.
 
 mod fixture;
+mod interfaces;
 mod pins;
-mod ways;
 
 use crate::harness::alternate::{Outcome, Turn, Variant, alternate};
 use crate::harness::image::Image;
@@ -33,7 +33,7 @@ pub fn run(options: &Options) -> Result<Report> {
     bench.add_residency(&mut report)?;
     bench.groups(&mut report)?;
     pins::run(&bench, &mut report)?;
-    ways::run(&bench, options, &mut report)?;
+    interfaces::run(&bench, options, &mut report)?;
     Ok(report)
 }
 

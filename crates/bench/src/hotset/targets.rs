@@ -108,7 +108,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn the_kernels_cache_is_measured_and_survives_the_pipe() {
+    fn kernel_result_survives_pipe() {
         let image = Image::create(&std::env::temp_dir(), "hot", 4 << 20, false).unwrap();
         let spec = HotSpec {
             hot: 1 << 20,

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_job_is_an_error() {
+    fn unknown_job_is_an_error() {
         assert!(do_job(&json!({ "job": "nonsense" }), &mut None).is_err());
     }
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 const ENGINES: [&str; 2] = ["io_uring", "threads"];
 const SAMPLE: Duration = Duration::from_millis(100);
-const ROOM: u64 = 64 << 20;
+const OVERHEAD: u64 = 64 << 20;
 const BAR_MIB: f64 = 32.0;
 /// Points of the plot.
 const POINTS: usize = 120;
@@ -51,7 +51,7 @@ pub fn run(options: &Options) -> Result<Report> {
         "memcg: budget {}, image {}, limit {}, {seconds} s for each engine",
         format_size(budget),
         format_size(size),
-        format_size(budget + ROOM)
+        format_size(budget + OVERHEAD)
     ));
     let mut series = Vec::new();
     for engine in ENGINES {
@@ -65,7 +65,7 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     let points = series.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
     series.push(("budget".into(), vec![mib(budget); points]));
-    series.push(("limit".into(), vec![mib(budget + ROOM); points]));
+    series.push(("limit".into(), vec![mib(budget + OVERHEAD); points]));
     report.plots.push(Plot {
         behaviour: "memcg",
         title: "RssAnon + RssShmem of the server under load".into(),
@@ -108,7 +108,7 @@ fn jobs(seconds: f64) -> Vec<FioJob> {
 }
 
 fn one_engine(image: &Image, budget: u64, engine: &str, seconds: f64) -> Result<Outcome> {
-    let group = Memcg::create(&format!("server-{engine}"), budget + ROOM)?;
+    let group = Memcg::create(&format!("server-{engine}"), budget + OVERHEAD)?;
     let kind =
         Kind::Ours { cache: budget, mode: "cached", aio: engine.to_string(), more: Vec::new() };
     let mut server = Server::start(&kind, image.path(), None, Some(&group.procs()))?;

@@ -140,7 +140,7 @@ mod tests {
 
     /// A1: contiguous pieces on the image are one run; a write in two places has two.
     #[test]
-    fn a1_runs_are_what_lies_in_one_piece() {
+    fn a1_adjacent_extents_are_one_run() {
         let half = REQUEST / 2;
         let one = [(0, Some(half), half), (half, Some(2 * half), half)];
         assert_eq!(runs_per_request(&one, REQUEST), 1.0);

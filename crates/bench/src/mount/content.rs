@@ -35,8 +35,8 @@ pub fn random(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(32 * MIB, 2 * GIB);
     let (total, cache) = (size / 2, if options.quick { 64 * MIB } else { 256 * MIB });
     let plan = plan(options, 3);
-    let room = (total * plan.rounds as u64).min(4 * GIB) + GIB / 8;
-    let plot = Plot { options, part: RANDOM, image: (size + room, Backing::Sparse), cache };
+    let spare = (total * plan.rounds as u64).min(4 * GIB) + GIB / 8;
+    let plot = Plot { options, part: RANDOM, image: (size + spare, Backing::Sparse), cache };
     let mut grounds = ground::all(&plot, &ALL, report);
     let mut variants = Vec::new();
     for ground in &mut grounds {

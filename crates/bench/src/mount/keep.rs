@@ -65,8 +65,8 @@ fn run_at(
     size: u64,
     report: &mut Report,
 ) -> Result<BTreeMap<&'static str, Outcome>> {
-    let room = if options.quick { 128 * MIB } else { 2048 * MIB };
-    let how = Mounting::new(4 * size + room, 2 * size + 96 * MIB, &options.aio);
+    let spare = if options.quick { 128 * MIB } else { 2048 * MIB };
+    let how = Mounting::new(4 * size + spare, 2 * size + 96 * MIB, &options.aio);
     let mounted = RefCell::new(Mounted::new(&options.dir, "kernel", how)?);
     let at = mounted.borrow().path();
     fill(&at, size)?;

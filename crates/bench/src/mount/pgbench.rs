@@ -11,8 +11,8 @@
 //! judged, and the report says so.
 
 mod backup;
-mod bed;
 mod figures;
+mod fixture;
 mod postgres;
 
 use crate::harness::meter::{MachineTime, process_cpu_seconds};
@@ -20,8 +20,8 @@ use crate::harness::options::Options;
 use crate::report::model::{Good, Plot, Report, median};
 use crate::rivals::mounted::{Mounted, Mounting, call};
 use backup::{Backup, How};
-use bed::Bed;
 use figures::Run;
+use fixture::Fixture;
 use forebay_base::units::{MIB, format_size};
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_testkit::cgroup::Memcg;
@@ -104,7 +104,7 @@ impl Setting {
 }
 
 /// Memory of a cgroup for tar alone, bytes.
-const TAR_ROOM: u64 = 64 * MIB;
+const TAR_MEMORY: u64 = 64 * MIB;
 /// Memory in the database's cgroup for tar, if it runs there, and for other memory that the kernel
 /// charges, bytes.
 const SLACK: u64 = 8 * MIB;
@@ -139,7 +139,7 @@ type Found = BTreeMap<(Column, &'static str), Vec<Figures>>;
 /// Runs the part.
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let setting = prepare(options)?;
-    let result = with_beds(options, &setting, report);
+    let result = with_fixtures(options, &setting, report);
     let _removed = std::fs::remove_dir_all(&setting.folder);
     result
 }
@@ -189,14 +189,14 @@ fn lengthened(options: &Options) -> Option<String> {
     Some(format!("pgbench: --seconds {few}: {SECONDS_LEAST} were taken, the fewest"))
 }
 
-fn with_beds(options: &Options, setting: &Setting, report: &mut Report) -> Result<()> {
+fn with_fixtures(options: &Options, setting: &Setting, report: &mut Report) -> Result<()> {
     lengthened(options).into_iter().for_each(|line| report.note(line));
     let size = setting.backup + 8 * setting.cache + 1024 * MIB;
     let how = Mounting::new(size, setting.cache, &options.aio);
     let ours = Mounted::new(&options.dir, "pgbench", how);
-    let ours = Bed::Forebay(ours?);
+    let ours = Fixture::Forebay(ours?);
     fill(&ours, setting, None)?;
-    let xfs = Bed::xfs(&options.dir, size).and_then(|xfs| {
+    let xfs = Fixture::xfs(&options.dir, size).and_then(|xfs| {
         fill(&xfs, setting, Some(&ours))?;
         Ok(xfs)
     });
@@ -212,15 +212,16 @@ fn with_beds(options: &Options, setting: &Setting, report: &mut Report) -> Resul
     let mut found = Found::new();
     for _ in 0..setting.rounds {
         for column in &columns {
-            let bed = if column.is_ours() { Some(&ours) } else { xfs.as_ref() };
-            for (load, figures) in measure(*column, bed.expect("only columns with beds"), setting)?
+            let fixture = if column.is_ours() { Some(&ours) } else { xfs.as_ref() };
+            for (load, figures) in
+                measure(*column, fixture.expect("only columns with fixtures"), setting)?
             {
                 found.entry((*column, load.name())).or_default().push(figures);
             }
         }
         columns.reverse();
     }
-    if let Bed::Forebay(mounted) = &ours {
+    if let Fixture::Forebay(mounted) = &ours {
         let said = mounted.fsck()?;
         let last = said.lines().last().unwrap_or_default();
         report.note(format!("pgbench: fsck of the volume afterwards: {last}"));
@@ -229,9 +230,9 @@ fn with_beds(options: &Options, setting: &Setting, report: &mut Report) -> Resul
     Ok(())
 }
 
-/// Makes the database and the files of the backup, as a copy of the other bed if there is one.
-fn fill(bed: &Bed, setting: &Setting, like: Option<&Bed>) -> Result<()> {
-    let (data, backup) = (bed.path().join("data"), bed.path().join("backup"));
+/// Makes the database and the files of the backup, as a copy of the other fixture if there is one.
+fn fill(fixture: &Fixture, setting: &Setting, like: Option<&Fixture>) -> Result<()> {
+    let (data, backup) = (fixture.path().join("data"), fixture.path().join("backup"));
     match like {
         None => postgres::make(
             &setting.bin,
@@ -248,9 +249,9 @@ fn fill(bed: &Bed, setting: &Setting, like: Option<&Bed>) -> Result<()> {
 }
 
 /// Measures one column with each load.
-fn measure(column: Column, bed: &Bed, setting: &Setting) -> Result<Vec<(Load, Figures)>> {
-    bed.remount()?;
-    let data = bed.path().join("data");
+fn measure(column: Column, fixture: &Fixture, setting: &Setting) -> Result<Vec<(Load, Figures)>> {
+    fixture.remount()?;
+    let data = fixture.path().join("data");
     let groups = Groups::new(column, setting)?;
     let procs = groups.database.as_ref().map(Memcg::procs);
     let sockets = setting.folder.join("sockets");
@@ -264,8 +265,13 @@ fn measure(column: Column, bed: &Bed, setting: &Setting) -> Result<Vec<(Load, Fi
     finish(pgbench)?;
     figures::latencies(&warm, (0.0, 0.0));
     for load in [Load::Select, Load::Tpcb] {
-        let figures =
-            run_with_backup(column, bed, setting, (&server, &groups, &mut own), (load, &files))?;
+        let figures = run_with_backup(
+            column,
+            fixture,
+            setting,
+            (&server, &groups, &mut own),
+            (load, &files),
+        )?;
         all.push((load, figures));
     }
     Ok(all)
@@ -282,7 +288,7 @@ impl Groups {
         let ample = setting.cache * 16;
         let database = (!column.is_ours()).then(|| Memcg::create("pgbench", ample));
         let apart = column == Column::XfsApart;
-        let tar = apart.then(|| Memcg::create("pgbench-tar", TAR_ROOM));
+        let tar = apart.then(|| Memcg::create("pgbench-tar", TAR_MEMORY));
         Ok(Self { database: database.transpose()?, tar: tar.transpose()? })
     }
 
@@ -328,16 +334,16 @@ fn settle(server: &Server, setting: &Setting, groups: &Groups, own: &mut u64) ->
 /// Runs the load alone and then during the backup.
 fn run_with_backup(
     column: Column,
-    bed: &Bed,
+    fixture: &Fixture,
     setting: &Setting,
     (server, groups, own): (&Server, &Groups, &mut u64),
     (load, files): (Load, &[PathBuf]),
 ) -> Result<Figures> {
     let (alone, during) = setting.seconds;
     let logs = setting.folder.join("pgbench");
-    let ours = match bed {
-        Bed::Forebay(mounted) => Some(mounted.pid()?),
-        Bed::Xfs(_) => None,
+    let ours = match fixture {
+        Fixture::Forebay(mounted) => Some(mounted.pid()?),
+        Fixture::Xfs(_) => None,
     };
     let (start, clock) = (now(), Instant::now());
     let until = |seconds: u64| {
@@ -349,25 +355,25 @@ fn run_with_backup(
     let began = now();
     let cpu = || [server.cpu_seconds(), ours.and_then(process_cpu_seconds).unwrap_or(0.0)];
     let (before, machine) = (cpu(), MachineTime::now());
-    let what = bed.path().join("backup");
+    let what = fixture.path().join("backup");
     let tar = Backup::start(column.how(), &what, setting.pace, groups.of_backup().as_deref())?;
     let time = until(alone + during).saturating_sub(Duration::from_millis(100));
-    let hits = looks(bed, files, time)?;
+    let hits = looks(fixture, files, time)?;
     let (after, busy) = (cpu(), MachineTime::now().busy_seconds_since(&machine));
     let backup = tar.stop()?;
     let tps = figures::progress(&finish(pgbench)?).into_iter().skip(SETTLING as usize).collect();
     let latencies = figures::latencies(&logs, (start + SETTLING as f64, began));
     let run = Run { tps, alone: alone as usize, latencies };
-    let cached = cached_share(bed, files)?;
+    let cached = cached_share(fixture, files)?;
     let cpu = [after[0] - before[0], after[1] - before[1], busy];
     Ok(Figures { run, backup, cpu, hits, cached, limit })
 }
 
 /// Share of these files that is cached.
-fn cached_share(bed: &Bed, files: &[PathBuf]) -> Result<f64> {
+fn cached_share(fixture: &Fixture, files: &[PathBuf]) -> Result<f64> {
     let mut sizes = (0, 0);
     for file in files {
-        sizes.0 += bed.cached_bytes(file)?;
+        sizes.0 += fixture.cached_bytes(file)?;
         let meta = std::fs::metadata(file);
         sizes.1 += meta.map_err(|e| Error::from_io("stat", e).with_path(file))?.len();
     }
@@ -375,14 +381,14 @@ fn cached_share(bed: &Bed, files: &[PathBuf]) -> Result<f64> {
 }
 
 /// Waits for `time` while sampling the cached share; returns the mean.
-fn looks(bed: &Bed, files: &[PathBuf], time: Duration) -> Result<f64> {
+fn looks(fixture: &Fixture, files: &[PathBuf], time: Duration) -> Result<f64> {
     const LOOKS: u32 = 8;
     let (end, mut sum) = (Instant::now() + time, 0.0);
     for left in (0..LOOKS).rev() {
         // Each sample is taken in the middle of its interval, so that it represents the interval.
         let due = end - time * (2 * left + 1) / (2 * LOOKS);
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        sum += cached_share(bed, files)?;
+        sum += cached_share(fixture, files)?;
     }
     std::thread::sleep(end.saturating_duration_since(Instant::now()));
     Ok(sum / f64::from(LOOKS))
@@ -402,7 +408,7 @@ fn tell(report: &mut Report, setting: &Setting, found: &Found) {
         setting.pace / 1_000_000,
         setting.buffers_mib(),
         format_size(SLACK),
-        format_size(TAR_ROOM),
+        format_size(TAR_MEMORY),
     ));
     if setting.is_short() {
         report.note(format!(
@@ -525,7 +531,7 @@ mod tests {
     /// N6. The story: a backup that read nothing left the database as fast as alone, and met the
     /// bar. And `--seconds 2` ran five seconds without a message.
     #[test]
-    fn fewer_seconds_than_are_taken_are_said() {
+    fn lengthened_run_is_reported() {
         let of = |quick: bool, seconds: Option<f64>| {
             let mut options = Options::default();
             (options.quick, options.seconds) = (quick, seconds);
@@ -541,7 +547,7 @@ mod tests {
 
     /// The story: `make run` was judged by one round of two seconds.
     #[test]
-    fn a_slow_backup_and_a_short_run_are_not_judged_and_say_so() {
+    fn slow_backup_or_short_run_is_not_judged() {
         assert_eq!((judged(195.0, 20, 3).missed(), judged(195.0, 20, 3).unjudged()), (1, 1));
         for (rate, seconds, rounds) in [(179.0, 20, 3), (195.0, 5, 3), (195.0, 20, 1)] {
             let report = judged(rate, seconds, rounds);

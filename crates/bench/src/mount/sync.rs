@@ -41,11 +41,11 @@ const CELLS: [(usize, &str, f64); 2] = [(1, "mount_sync", 1.2), (JOBS, "mount_sy
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(16 * MIB, 256 * MIB);
     let each = (size / JOBS as u64).max(MIB);
-    let room = if options.quick { 96 * MIB } else { 2 * GIB };
+    let spare = if options.quick { 96 * MIB } else { 2 * GIB };
     let plot = Plot {
         options,
         part: "sync",
-        image: (2 * size + room, Backing::Written),
+        image: (2 * size + spare, Backing::Written),
         cache: 4 * size + 96 * MIB,
     };
     let grounds = ground::all(&plot, &ALL, report);

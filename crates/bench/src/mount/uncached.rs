@@ -29,7 +29,7 @@ const BLOCK: usize = (4 * KIB) as usize;
 
 /// How the stream is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum StreamMode {
     /// By 1 MiB, through an opening that an ioctl has made uncached.
     Ioctl,
     /// By 1 MiB, of a file whose policy is `uncached`.
@@ -40,18 +40,18 @@ enum Way {
     Plain,
 }
 
-const WAYS: [(&str, Way); 4] = [
-    ("mount-ioctl", Way::Ioctl),
-    ("mount-policy", Way::Policy),
-    ("mount-run", Way::Run),
-    ("mount-cached-stream", Way::Plain),
+const MODES: [(&str, StreamMode); 4] = [
+    ("mount-ioctl", StreamMode::Ioctl),
+    ("mount-policy", StreamMode::Policy),
+    ("mount-run", StreamMode::Run),
+    ("mount-cached-stream", StreamMode::Plain),
 ];
 
 /// Result of a stream.
 #[derive(Default)]
 struct Found {
     alone: f64,
-    beside: f64,
+    during: f64,
     evicted: f64,
     stream_rate: f64,
     left: f64,
@@ -67,24 +67,24 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let mounted = Mounted::new(&options.dir, "uncached", how)?;
     fill(&mounted.path().join(HOT), hot)?;
     fill(&mounted.path().join(STREAM), stream)?;
-    for (name, way) in WAYS {
+    for (name, mode) in MODES {
         let mut rounds = Vec::new();
         for _ in 0..options.rounds_or(1, 3) {
-            rounds.push(one(options, &mounted, way, hot)?);
+            rounds.push(one(options, &mounted, mode, hot)?);
         }
         let mut row = |metric: &str, unit, of: &dyn Fn(&Found) -> f64| {
             let values: Vec<f64> = rounds.iter().map(of).collect();
             report.row(name, &format!("mount_hot_set_{metric}"), unit, &values);
         };
         row("rate_alone", "1/s", &|f| f.alone);
-        row("rate_beside", "1/s", &|f| f.beside);
+        row("rate_beside", "1/s", &|f| f.during);
         row("evicted", "blocks", &|f| f.evicted);
         row("stream", "MiB/s", &|f| f.stream_rate);
         row("stream_left", "blocks", &|f| f.left);
         let most = rounds.iter().map(|f| f.evicted).fold(0.0, f64::max);
-        let way = name.trim_start_matches("mount-").replace('-', "_");
-        let ratio = format!("mount_hot_set_evicted_blocks_{way}");
-        match way.as_str() {
+        let mode = name.trim_start_matches("mount-").replace('-', "_");
+        let ratio = format!("mount_hot_set_evicted_blocks_{mode}");
+        match mode.as_str() {
             "cached_stream" => report.ratio(&ratio, most),
             _ => report.ratio_with_bar(&ratio, most, Good::AtMost, 0.0),
         }
@@ -111,10 +111,10 @@ fn open(path: &Path) -> Result<KernelFile> {
 }
 
 /// Measures one stream.
-fn one(options: &Options, mounted: &Mounted, way: Way, hot: u64) -> Result<Found> {
+fn one(options: &Options, mounted: &Mounted, mode: StreamMode, hot: u64) -> Result<Found> {
     mounted.remount()?;
     let (hot_path, stream_path) = (mounted.path().join(HOT), mounted.path().join(STREAM));
-    let policy = if way == Way::Policy { "uncached" } else { "cached" };
+    let policy = if mode == StreamMode::Policy { "uncached" } else { "cached" };
     forebay(&["policy".as_ref(), stream_path.as_os_str(), policy.as_ref()])?;
     let file = open(&hot_path)?;
     super::read::read_all(&file, hot)?;
@@ -127,10 +127,10 @@ fn one(options: &Options, mounted: &Mounted, way: Way, hot: u64) -> Result<Found
         return Err(Error::new(ErrorKind::Io, "warm", text));
     }
     let over = AtomicBool::new(false);
-    let (beside, streamed) = std::thread::scope(|scope| {
+    let (during, streamed) = std::thread::scope(|scope| {
         let (over, file) = (&over, &file);
         let hot = scope.spawn(move || hit(file, hot, || over.load(Ordering::Relaxed)));
-        let streamed = stream(mounted, &stream_path, way);
+        let streamed = stream(mounted, &stream_path, mode);
         over.store(true, Ordering::Relaxed);
         (hot.join().expect("the hot thread returns"), streamed)
     });
@@ -142,7 +142,7 @@ fn one(options: &Options, mounted: &Mounted, way: Way, hot: u64) -> Result<Found
     drop(opened);
     Ok(Found {
         alone,
-        beside: beside?,
+        during: during?,
         evicted: (evicted()? - evicted_before + missing) as f64,
         stream_rate: bytes as f64 / MIB as f64 / time.as_secs_f64().max(1e-9),
         left: left as f64,
@@ -163,24 +163,24 @@ fn hit(file: &KernelFile, hot: u64, stop: impl Fn() -> bool) -> Result<f64> {
 }
 
 /// Reads the complete stream; returns bytes and duration.
-fn stream(mounted: &Mounted, path: &Path, way: Way) -> Result<(u64, Duration)> {
+fn stream(mounted: &Mounted, path: &Path, mode: StreamMode) -> Result<(u64, Duration)> {
     let size = std::fs::metadata(path).map_err(|e| Error::from_io("stat", e))?.len();
     let start = Instant::now();
-    match way {
-        Way::Ioctl | Way::Policy => {
+    match mode {
+        StreamMode::Ioctl | StreamMode::Policy => {
             let file = open(path)?;
-            if way == Way::Ioctl {
+            if mode == StreamMode::Ioctl {
                 let set = ioctl::set(&file.file, SET_MODE, MODE_UNCACHED);
                 set.map_err(|e| Error::from_io("ioctl", e))?;
             }
             let mut buf = AlignedBuf::new(MIB as usize);
             (0..size).step_by(buf.len()).try_for_each(|at| file.read(&mut buf, at))?;
         }
-        Way::Run => {
+        StreamMode::Run => {
             let line = "\"$0\" run --uncached --on \"$1\" -- tar -C \"$1\" -cf - \"$2\" | wc -c";
             whole(&shell(line, forebay_binary()?.as_ref(), mounted)?, size)?;
         }
-        Way::Plain => {
+        StreamMode::Plain => {
             let line = "tar -C \"$1\" -cf - \"$2\" | wc -c";
             whole(&shell(line, "sh".as_ref(), mounted)?, size)?;
         }
@@ -210,7 +210,7 @@ mod tests {
     /// The story: a tar that ended at once left the hot set alone, and met the bar, because the
     /// size of its archive was not checked.
     #[test]
-    fn an_archive_that_is_cut_off_is_an_error() {
+    fn truncated_archive_is_an_error() {
         assert!(whole("1056768\n", 1 << 20).is_ok(), "with its head and padding");
         for said in ["0\n", "", "1048576", "10240"] {
             assert!(whole(said, 1 << 20).is_err(), "{said}");

@@ -106,11 +106,11 @@ fn best_memory(
     report: &mut Report,
 ) -> Option<Server> {
     let what = format!("nbdkit-memory, {}", shape.text());
-    let mut ways = Kind::nbdkit_memory(image.size());
+    let mut configurations = Kind::nbdkit_memory(image.size());
     if options.quick {
-        ways.truncate(if shape.suffix == "c1" { 2 } else { 1 });
+        configurations.truncate(if shape.suffix == "c1" { 2 } else { 1 });
     }
-    let found = best(ways, &what, report, |kind| {
+    let found = best(configurations, &what, report, |kind| {
         let server = filled(kind, image, cores)?;
         try_out(options, |turn| slice(&server, shape.job(turn), cores))
     });

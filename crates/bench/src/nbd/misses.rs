@@ -66,12 +66,12 @@ fn servers(
         Err(e) => report.left_out("ours, all misses", e),
     }
     let rivals = [Kind::nbdkit_file(), Kind::nbdkit_file_no_cache(), Kind::qemu()];
-    for ((_, name, ..), mut ways) in RIVALS.into_iter().zip(rivals) {
+    for ((_, name, ..), mut configurations) in RIVALS.into_iter().zip(rivals) {
         if options.quick {
-            ways.truncate(if connections == 1 { 2 } else { 1 });
+            configurations.truncate(if connections == 1 { 2 } else { 1 });
         }
         let what = format!("{name}, connections: {connections}");
-        let found = best(ways, &what, report, |kind| {
+        let found = best(configurations, &what, report, |kind| {
             try_out(options, |turn| cold_slice(options, cores, image, kind, turn, connections))
         });
         usable.extend(found.map(|kind| (name, kind)));

@@ -38,7 +38,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(16 << 20, 256 << 20);
     let image = Image::create(&options.dir, "nbd-status", MIB, options.keep)?;
     write_every_other(&image, size)?;
-    let nobody = Cores { client: None, server: None };
+    let unpinned = Cores { client: None, server: None };
     let servers = [
         ("ours", ours_kind(options, 256 << 20, "cached")),
         ("nbdkit-file", Kind::Nbdkit(["file", "IMAGE"].map(String::from).to_vec())),
@@ -59,7 +59,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
             // One server at a time, because each locks the image.
             let server = Server::start(kind, image.path(), None, None)?;
             let job = FioJob::single("randread", turn);
-            beside(&server.uri, maps, || slice(&server, job, nobody))
+            during_map_requests(&server.uri, maps, || slice(&server, job, unpinned))
         }));
     }
     let plan = Plan::simple(options, options.rounds_or(1, 2), options.millis(300, 5000));
@@ -138,7 +138,11 @@ impl Drop for Asking {
 }
 
 /// Runs `client` while other clients query the map.
-fn beside(uri: &str, maps: &AtomicU64, client: impl FnOnce() -> Result<Slice>) -> Result<Slice> {
+fn during_map_requests(
+    uri: &str,
+    maps: &AtomicU64,
+    client: impl FnOnce() -> Result<Slice>,
+) -> Result<Slice> {
     let over = Over::new()?;
     std::thread::scope(|scope| {
         let asking: Vec<_> = (0..ASKING).map(|_| scope.spawn(|| ask(uri, maps, &over))).collect();

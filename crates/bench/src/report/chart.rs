@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn chart_of_more_values_has_lines_with_gaps_and_a_legend() {
+    fn chart_draws_lines_with_gaps_and_legend() {
         let values = [1.0, 2.0, f64::NAN, 4.0, f64::INFINITY, 5.0, 6.0];
         let svg = chart(&series(&[("ours", &values), ("short", &[3.0]), ("none", &[])]));
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn chart_in_a_file_of_its_own_has_title_and_legend() {
+    fn chart_file_has_title_and_legend() {
         let series = series(&[("ours<1>", &[1.0, 2.0]), ("kernel", &[2.0, 1.0])]);
         let chart = Chart { title: "a < b", unit: "1/s", x: "s", series: &series, marks: &[] };
         let svg = file(&chart);
@@ -342,7 +342,7 @@ mod tests {
 
     /// Values that cannot be drawn reach no coordinate (V2).
     #[test]
-    fn chart_of_nothing_and_of_odd_values_is_drawn_without_panic() {
+    fn chart_draws_empty_and_extreme_values_without_panic() {
         assert_eq!(chart(&[]), "");
         assert_eq!(chart(&series(&[("a", &[])])), "");
         let odd: [&[f64]; 9] = [

@@ -143,7 +143,7 @@ mod tests {
     /// C1..C4. The story: without a comparison, a regression was noticed only by readers who
     /// remembered the old figure.
     #[test]
-    fn the_worst_comes_first_and_noise_is_not_flagged() {
+    fn worst_change_comes_first_and_noise_is_unflagged() {
         let (text, worse) = table(&[run(1.0, 0.5, 1.0)], &[run(0.9, 1.0, 1.0)]).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[2].starts_with("| 0.500 | `uncached` | p999 | 0.500 | 1.000 | 3 % | WORSE"));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nothing_has_moved_or_not() {
+    fn change_from_zero_is_infinite_or_none() {
         assert_eq!(change(0.0, 0.0, true), 1.0);
         assert_eq!(change(0.0, 3.0, true), 0.0);
         assert!(change(3.0, 0.0, true).is_infinite() && change(0.0, 2.0, false).is_infinite());

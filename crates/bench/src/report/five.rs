@@ -4,7 +4,7 @@
 //! The tests column comes from `docs/lineage.md` at compile time; `cargo xtask lineage --check`
 //! verifies that file.
 
-use crate::report::model::number_beside;
+use crate::report::model::number_with_bar;
 use crate::report::words;
 use serde_json::Value;
 use std::fmt::Write;
@@ -96,7 +96,7 @@ fn missed(bench: &str, found: &Value) -> Vec<String> {
     let missed = bars.filter(|bar| bar["met"] == false).map(|bar| {
         let limit = bar["bar"].as_f64().unwrap_or(f64::NAN);
         let value = bar["value"].as_f64().unwrap_or(f64::NAN);
-        let value = number_beside(value, limit);
+        let value = number_with_bar(value, limit);
         let text = |key: &str| bar[key].as_str().unwrap_or("?");
         let label = words::of_ratio(bench, text("name"));
         format!("{label}: {value} ({} {limit})", text("good"))
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn five_lines_with_misses() {
+    fn five_lines_show_misses() {
         let bar =
             json!({ "name": "fsync_iops", "value": 3.0, "bar": 8.0, "good": ">=", "met": false });
         let good = json!({ "name": "fine", "value": 3.0, "bar": 1.0, "good": ">=", "met": true });
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_kept_whole() {
+    fn wrap_breaks_between_words_only() {
         assert_eq!(wrap("a bb ccc", 4), ["a bb", "ccc"]);
         assert_eq!(wrap("longer than", 3), ["longer", "than"]);
         assert_eq!(wrap("", 3), [""]);

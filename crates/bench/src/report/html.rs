@@ -7,7 +7,7 @@
 
 use crate::report::chart::{self, Chart, draw, escape};
 use crate::report::five::{self, BEHAVIOURS, COLUMNS};
-use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
+use crate::report::model::{Extremes, extremes, machine_line, number, number_with_bar};
 use crate::report::words;
 use serde_json::Value;
 use std::fmt::Write;
@@ -198,7 +198,7 @@ fn ratios(out: &mut String, bench: &str, own: &Value) {
         if let (Some(is), Some(limit)) = (ratio["value"].as_f64(), bar["bar"].as_f64())
             && is.abs() < 1000.0
         {
-            value = number_beside(is, limit);
+            value = number_with_bar(is, limit);
         }
         let (class, verdict) = match bar["met"].as_bool() {
             Some(true) => ("met", "<span class=\"good\">met</span>"),
@@ -375,7 +375,7 @@ mod tests {
 
     /// W1, W2: text from results is escaped, and nothing is loaded.
     #[test]
-    fn what_comes_from_results_is_escaped() {
+    fn text_from_results_is_escaped() {
         let page = page(&[result(false)]);
         for bad in
             ["<script", "ours<b>", "a < b", "rate <1>", "what <it>", "a<b", "Xeon <3>", "NaN"]

@@ -39,7 +39,7 @@ mod tests {
     /// K1. The story: a volume that was full too early gave "not run  sustained on volume: no space
     /// left", and the CI step of the benches passed.
     #[test]
-    fn k1_a_lack_is_not_run_and_all_else_has_failed() {
+    fn k1_lack_is_not_run_other_errors_fail() {
         let os = |code| Error::from_io("write", std::io::Error::from_raw_os_error(code));
         let mut report = Report::default();
         report.left_out("dontcache", Error::new(ErrorKind::Unsupported, "read", "an old kernel"));

@@ -265,7 +265,7 @@ impl Report {
         for (name, value) in &self.ratios {
             let (shown, verdict) = match self.bars.iter().find(|bar| bar.name == *name) {
                 Some(bar) => {
-                    (number_beside(*value, bar.bar), verdict(bar, value.is_finite(), self.quick))
+                    (number_with_bar(*value, bar.bar), verdict(bar, value.is_finite(), self.quick))
                 }
                 None => (number(*value), String::new()),
             };
@@ -427,7 +427,7 @@ pub fn number(value: f64) -> String {
 
 /// Formats a value next to its bar, with enough digits to show on which side of the bar it is. So
 /// 0.9796 is never shown as the 0.98 that it missed.
-pub fn number_beside(value: f64, bar: f64) -> String {
+pub fn number_with_bar(value: f64, bar: f64) -> String {
     let side = |shown: &str| shown.parse::<f64>().ok().and_then(|v| v.partial_cmp(&bar));
     let mut shown = number(value);
     for digits in 1..=9 {
@@ -445,7 +445,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missed_bar_is_said() {
+    fn missed_bar_is_reported() {
         let mut report = Report::default();
         report.row("ours", "read_ns", "ns", &[3.0, 1.0, 2.0]);
         report.ratio_with_bar("read_vs_kernel", 1.5, Good::AtLeast, 1.7);
@@ -463,18 +463,18 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_by_little_is_not_rounded_into_met() {
-        assert_eq!(number_beside(0.9796, 0.98), "0.9796");
-        assert_eq!(number_beside(0.97996, 0.98), "0.97996");
-        assert_eq!(number_beside(0.98, 0.98), "0.980");
-        assert_eq!(number_beside(0.977, 0.98), "0.977");
-        assert_eq!(number_beside(1.00004, 1.0), "1.00004");
-        assert_eq!(number_beside(19.96, 20.0), "19.96");
-        assert_eq!(number_beside(f64::NAN, 1.0), "n/a");
+    fn narrow_miss_is_not_rounded_into_met() {
+        assert_eq!(number_with_bar(0.9796, 0.98), "0.9796");
+        assert_eq!(number_with_bar(0.97996, 0.98), "0.97996");
+        assert_eq!(number_with_bar(0.98, 0.98), "0.980");
+        assert_eq!(number_with_bar(0.977, 0.98), "0.977");
+        assert_eq!(number_with_bar(1.00004, 1.0), "1.00004");
+        assert_eq!(number_with_bar(19.96, 20.0), "19.96");
+        assert_eq!(number_with_bar(f64::NAN, 1.0), "n/a");
     }
 
     #[test]
-    fn a_quick_run_shows_figures_and_judges_none() {
+    fn quick_run_shows_figures_without_verdict() {
         let mut report = Report { quick: true, ..Report::default() };
         report.ratio_with_bar("read_vs_kernel", 1.5, Good::AtLeast, 1.7);
         assert_eq!((report.missed(), report.unjudged()), (0, 1));
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_cell_is_shown_beside_the_best() {
+    fn table_shows_worst_and_best_cell() {
         let mut report = Report::default();
         for (cell, value) in [("reads", 1.5), ("writes", 0.5), ("both", 0.75), ("none", f64::NAN)] {
             report.cell("the kernel", cell, value);
@@ -499,7 +499,7 @@ mod tests {
     /// The story: a median of 57.05 was read back from a file as 57.04999.. The page showed 57.1
     /// when it was made directly, and 57.0 when it was made from the saved result.
     #[test]
-    fn every_number_comes_back_from_json_as_it_was() {
+    fn numbers_survive_json_unchanged() {
         let mut seed = 1;
         let draws = (0..20_000).map(|_| forebay_base::world::split_mix(&mut seed));
         let drawn = draws.map(|d| (d % 1_000_000) as f64 / 1e4 * 1.0000000000000002);

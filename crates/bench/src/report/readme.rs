@@ -7,7 +7,7 @@
 //! run is refused, because its figures must not be quoted.
 
 use crate::report::figures::{ENGINE, Fact, VOLUMES};
-use crate::report::model::{Extremes, extremes, machine_line, number, number_beside};
+use crate::report::model::{Extremes, extremes, machine_line, number, number_with_bar};
 use crate::report::words;
 use serde_json::Value;
 use std::fmt::Write;
@@ -68,7 +68,7 @@ fn named<'a>(own: &'a Value, list: &str, name: &str) -> Option<&'a Value> {
 /// A value and its bar, with the digits and the mark of R2.
 fn judged(value: f64, bar: &Value) -> (String, String) {
     let limit = bar["bar"].as_f64().unwrap_or(f64::NAN);
-    let shown = number_beside(value, limit);
+    let shown = number_with_bar(value, limit);
     let shown = if bar["met"] == false { format!("**{shown}**") } else { shown };
     let judged = if bar["met"].is_null() { ", not judged" } else { "" };
     (shown, format!("{} {limit}{judged}", bar["good"].as_str().unwrap_or("?")))
@@ -122,7 +122,7 @@ fn times(value: f64) -> String {
     let short = if value >= 10.0 { format!("{value:.0}") } else { format!("{value:.2}") };
     let side = |v: f64| v.partial_cmp(&1.0);
     let same = short.parse::<f64>().is_ok_and(|v| side(v) == side(value));
-    if same { format!("{short}x") } else { format!("{}x", number_beside(value, 1.0)) }
+    if same { format!("{short}x") } else { format!("{}x", number_with_bar(value, 1.0)) }
 }
 
 #[cfg(test)]
@@ -132,7 +132,7 @@ mod tests {
 
     /// R1, R2, R3: the worst and best cells and missed goals are shown.
     #[test]
-    fn worst_and_best_and_what_missed_are_shown() {
+    fn markdown_shows_extremes_and_missed_goals() {
         let cells = [("reads", 1.25), ("writes", 0.9996), ("both", 24.7)];
         let cells = cells.map(|(cell, v)| json!({ "rival": "the loop", "cell": cell, "value": v }));
         let name = "randwrite_p999_vs_dontcache";

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_bench_come_together_and_the_later_figure_counts() {
+    fn parts_of_bench_merge_and_later_figure_counts() {
         let part = |name: &str, ratios: Value| {
             let command = format!("forebay bench nbd --part {name}");
             serde_json::json!({"bench": "nbd", "command": command, "quick": false, "ratios": ratios})

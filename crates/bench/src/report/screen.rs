@@ -197,7 +197,7 @@ mod tests {
 
     /// S1, S2: figures that exist are shown, and missing ones are reported.
     #[test]
-    fn what_is_there_is_shown_and_what_is_not_is_said() {
+    fn missing_figures_are_reported() {
         let row = |variant: &str, metric: &str, median: f64| -> Value {
             let (variant, metric) = (json!(variant), json!(metric));
             json!({ "variant": variant, "metric": metric, "median": median })
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn database_begins_with_what_was_better() {
+    fn database_headline_names_winner() {
         let (alone, during) = ("lookups_alone", "lookups_during");
         let mut rows = vec![("ours", alone, 250_000.0), ("ours", during, 240_000.0)];
         let head = of_database(&rows);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn database_says_where_nothing_was_better() {
+    fn database_headline_says_without_advantage() {
         let of = |tar: f64, lost: f64| {
             let (alone, during) = ("lookups_alone", "lookups_during");
             of_database(&[

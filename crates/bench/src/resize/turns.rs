@@ -64,7 +64,7 @@ mod tests {
     /// The story: the hot set was read between the two counts of its cached blocks. A block that
     /// the resize had evicted was loaded again, and counted as kept (Z3).
     #[test]
-    fn t1_nothing_is_read_while_somebody_looks() {
+    fn t1_pause_excludes_reads() {
         let (turns, over, steps) = (Turns::default(), AtomicBool::new(false), AtomicU64::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -86,7 +86,7 @@ mod tests {
 
     /// The story: requests below the counting device were never told to wait for space.
     #[test]
-    fn whoever_should_wait_for_room_does() {
+    fn crowded_device_delays_writer() {
         let lower = Arc::new(Crowded(RamDevice::new(4096), AtomicU64::new(0)));
         let counted = Counted::new(lower.clone());
         assert!(counted.is_crowded());

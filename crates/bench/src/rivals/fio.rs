@@ -163,8 +163,8 @@ fn run_to_end(mut command: Command, limit: Duration) -> Result<()> {
 /// The latencies are those of the syncs, if the job had any.
 fn slice_of(job: &Value) -> Slice {
     let mut slice = Slice { usage: Usage::default(), ..Slice::default() };
-    for way in ["read", "write"] {
-        let part = &job[way];
+    for direction in ["read", "write"] {
+        let part = &job[direction];
         slice.ops += part["total_ios"].as_u64().unwrap_or(0);
         slice.bytes += part["io_bytes"].as_u64().unwrap_or(0);
         slice.seconds = slice.seconds.max(part["runtime"].as_f64().unwrap_or(0.0) / 1e3);

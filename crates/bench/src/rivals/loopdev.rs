@@ -353,7 +353,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_device_is_direct_or_not_and_goes_at_the_end() {
+    fn loop_device_is_direct_as_asked_and_detached() {
         if !root() {
             return;
         }
@@ -384,7 +384,7 @@ pub(crate) mod tests {
 
     /// P1: a file system works, and nothing of it remains, also after a panic.
     #[test]
-    fn a_file_system_holds_files_and_leaves_nothing_even_after_a_panic() {
+    fn loop_file_system_is_removed_even_after_panic() {
         if !root() {
             return;
         }
@@ -412,7 +412,7 @@ pub(crate) mod tests {
 
     /// P2: a sweep cleans up after a killed process.
     #[test]
-    fn a_sweep_ends_what_a_killed_process_left() {
+    fn sweep_unmounts_leftovers_of_killed_process() {
         if !root() {
             return;
         }

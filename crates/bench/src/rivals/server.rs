@@ -35,7 +35,7 @@ pub enum Kind {
 
 /// One configuration of a server.
 #[derive(Clone, Debug)]
-pub struct Way {
+pub struct Configuration {
     /// The options that distinguish it, or `default`.
     pub how: String,
     /// The server.
@@ -113,53 +113,53 @@ impl Kind {
 
     /// nbdkit's memory plugin of `size` bytes. The first configurations have the default number of
     /// threads.
-    pub fn nbdkit_memory(size: u64) -> Vec<Way> {
+    pub fn nbdkit_memory(size: u64) -> Vec<Configuration> {
         let size = size.to_string();
         let plugins = [vec!["memory", &size], vec!["memory", &size, "allocator=malloc"]];
         nbdkit(&plugins, 2)
     }
 
     /// nbdkit's file plugin, which uses the page cache.
-    pub fn nbdkit_file() -> Vec<Way> {
+    pub fn nbdkit_file() -> Vec<Configuration> {
         nbdkit(&[vec!["file", "IMAGE"], vec!["file", "IMAGE", "fadvise=random"]], 2)
     }
 
     /// nbdkit's file plugin that leaves nothing in the page cache.
-    pub fn nbdkit_file_no_cache() -> Vec<Way> {
+    pub fn nbdkit_file_no_cache() -> Vec<Configuration> {
         let plain = vec!["file", "IMAGE", "cache=none"];
         let random = vec!["file", "IMAGE", "cache=none", "fadvise=random"];
         nbdkit(&[plain, random], 2)
     }
 
     /// qemu-nbd without the page cache, with each of its engines, and with its default options.
-    pub fn qemu() -> Vec<Way> {
-        let ways = [
+    pub fn qemu() -> Vec<Configuration> {
+        let configurations = [
             vec!["--cache=none", "--aio=io_uring"],
             vec!["--cache=none", "--aio=native"],
             vec!["--cache=none"],
             vec![],
         ];
-        let way = |words: Vec<&str>| {
+        let configuration = |words: Vec<&str>| {
             let how = if words.is_empty() { "default".into() } else { words.join(" ") };
-            Way { how, kind: Self::Qemu(words.into_iter().map(String::from).collect()) }
+            Configuration { how, kind: Self::Qemu(words.into_iter().map(String::from).collect()) }
         };
-        ways.into_iter().map(way).collect()
+        configurations.into_iter().map(configuration).collect()
     }
 }
 
 /// Each plugin with the default number of threads (16), then with few threads.
-fn nbdkit(plugins: &[Vec<&str>], named: usize) -> Vec<Way> {
-    let mut ways = Vec::new();
+fn nbdkit(plugins: &[Vec<&str>], named: usize) -> Vec<Configuration> {
+    let mut configurations = Vec::new();
     for threads in [None, Some("--threads=4"), Some("--threads=1")] {
         for plugin in plugins {
             let words = threads.iter().chain(plugin).map(|word| (*word).to_string());
             let special = plugin[named..].iter().copied().chain(threads);
             let how = special.collect::<Vec<_>>().join(" ");
             let how = if how.is_empty() { "default".to_string() } else { how };
-            ways.push(Way { how, kind: Kind::Nbdkit(words.collect()) });
+            configurations.push(Configuration { how, kind: Kind::Nbdkit(words.collect()) });
         }
     }
-    ways
+    configurations
 }
 
 impl Server {
@@ -254,29 +254,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_of_a_rival_is_told_apart() {
+    fn configurations_of_rival_have_distinct_names() {
         let all = [
             Kind::nbdkit_memory(4096),
             Kind::nbdkit_file(),
             Kind::nbdkit_file_no_cache(),
             Kind::qemu(),
         ];
-        for ways in all {
-            let mut names: Vec<&str> = ways.iter().map(|way| way.how.as_str()).collect();
+        for configurations in all {
+            let mut names: Vec<&str> =
+                configurations.iter().map(|configuration| configuration.how.as_str()).collect();
             names.sort_unstable();
             names.dedup();
-            assert_eq!(names.len(), ways.len());
+            assert_eq!(names.len(), configurations.len());
         }
-        let ways = Kind::nbdkit_memory(4096);
-        assert_eq!(ways[3].how, "allocator=malloc --threads=4");
-        let words = ways[3].kind.command(Path::new("/image"), Path::new("/socket")).unwrap();
+        let configurations = Kind::nbdkit_memory(4096);
+        assert_eq!(configurations[3].how, "allocator=malloc --threads=4");
+        let words =
+            configurations[3].kind.command(Path::new("/image"), Path::new("/socket")).unwrap();
         let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
         let want = "nbdkit --foreground --unix /socket --threads=4 memory 4096 allocator=malloc";
         assert_eq!(words.join(" "), want);
     }
 
     #[test]
-    fn a_server_that_cannot_start_says_why() {
+    fn failed_server_start_reports_reason() {
         if !program_exists("nbdkit") {
             return;
         }

@@ -259,7 +259,7 @@ mod tests {
     use crate::harness::backing::{BackedImage, Backing};
 
     #[test]
-    fn what_was_written_is_there_after_a_clean_close() {
+    fn written_data_survives_clean_close() {
         let dir = std::env::temp_dir();
         let bytes = 64 << 20;
         let image = BackedImage::create(&dir, "ourvolume", bytes, Backing::Sparse, false).unwrap();

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slice_survives_the_pipe() {
+    fn slice_survives_pipe() {
         let mut slice = Slice { ops: 10, bytes: 40960, seconds: 0.5, ..Slice::default() };
         (1..=10).for_each(|n| slice.hist.record(n));
         let back = slice_from(&slice_to(&slice));

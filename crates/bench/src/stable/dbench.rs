@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_dbench_prints_is_read() {
+    fn dbench_output_is_parsed() {
         let text = " Operation      Count    AvgLat    MaxLat\n \
                     ----------------------------------------\n \
                     WriteX         10963     0.154    33.114\n \

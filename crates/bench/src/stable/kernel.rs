@@ -89,7 +89,7 @@ mod tests {
 
     /// A change of the kernel's setting reaches files on that device that are already open.
     #[test]
-    fn s5_the_knob_of_a_real_device_reaches_files_that_are_open() {
+    fn s5_device_setting_reaches_open_files() {
         let root = rustix::process::geteuid().is_root();
         if !requires("root, to attach loop devices", root) {
             return;

@@ -216,7 +216,7 @@ mod tests {
 
     /// M2: the slice counts the clients' writes, and times all.
     #[test]
-    fn it_counts_what_it_writes() {
+    fn mix_counts_its_writes() {
         let store = Null(AtomicU64::new(0), AtomicU64::new(0));
         let lengths = [Length::Time(Duration::from_millis(60)), Length::Files(50)];
         let mut before = (0, 0);

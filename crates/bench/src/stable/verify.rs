@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn s2_the_verifying_device_sees_no_change_in_flight_and_can_see_one() {
+    fn s2_verifier_sees_changes_only_without_need() {
         let options = Options::default();
         let (limit, off) = (Duration::from_secs(20), StablePages::Off);
         for block_size in [512, 4096] {

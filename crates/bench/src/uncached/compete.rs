@@ -34,7 +34,7 @@ pub fn run(options: &Options, budget: u64, report: &mut Report) -> Result<()> {
         let ours = OurSet::open(options, &set, 2, budget, false)?;
         let uncached = ours.with(IoFlags::UNCACHED, "ours")?;
         let buffered = ours.with(IoFlags::empty(), "ours")?;
-        let (a, b) = beside(&uncached.parts[0], &buffered.parts[1], set.each, time)?;
+        let (a, b) = write_concurrently(&uncached.parts[0], &buffered.parts[1], set.each, time)?;
         ours.sync()?;
         fair.push(a / b.max(1.0));
         sums.push((a + b) / time.as_secs_f64() / MIB as f64);
@@ -73,7 +73,7 @@ pub fn run(options: &Options, budget: u64, report: &mut Report) -> Result<()> {
 }
 
 /// Runs two writers of 128 KiB at a time, each cyclically over its file; returns the bytes of each.
-pub fn beside(
+pub fn write_concurrently(
     a: &(dyn Target + Sync),
     b: &(dyn Target + Sync),
     size: u64,
@@ -104,7 +104,8 @@ pub fn compete_here(job: &Value) -> Result<Value> {
     let uncached = KernelFile { file: open("path")?, flags: DONTCACHE };
     let buffered = KernelFile::new(open("other")?);
     let time = Duration::from_millis(job["millis"].as_u64().unwrap_or(100));
-    let (a, b) = beside(&uncached, &buffered, job["each"].as_u64().unwrap_or(1 << 20), time)?;
+    let (a, b) =
+        write_concurrently(&uncached, &buffered, job["each"].as_u64().unwrap_or(1 << 20), time)?;
     for file in [&uncached.file, &buffered.file] {
         file.sync_data().map_err(|e| Error::from_io("fdatasync", e))?;
     }

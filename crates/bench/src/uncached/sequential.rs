@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_setting_comes_back() {
+    fn dropped_read_ahead_restores_setting() {
         let name = format!("forebay-bench-readahead-{}", std::process::id());
         let file = std::env::temp_dir().join(name);
         std::fs::write(&file, "128\n").unwrap();

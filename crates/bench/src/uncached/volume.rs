@@ -207,9 +207,9 @@ fn add(outcome: &Outcome, cell: &Cell, report: &mut Report) {
     for (suffix, other) in [("direct", "direct"), ("raw", "ours"), ("nosums", "volume-nosums")] {
         report.ratio(&format!("{name}_vs_{suffix}"), outcome.ratio("volume", other));
     }
-    let way = if cell.random { "random" } else { "sequential" };
+    let order = if cell.random { "random" } else { "sequential" };
     let what = if cell.write { "writes" } else { "reads" };
-    let cell = format!("a volume, {way} {} KiB {what}", cell.block / KIB);
+    let cell = format!("a volume, {order} {} KiB {what}", cell.block / KIB);
     let rivals = [
         ("direct", "O_DIRECT"),
         ("dontcache", "RWF_DONTCACHE without a cgroup"),

@@ -232,8 +232,8 @@ fn add_ratios(outcome: &Outcome, cell: &Cell, report: &mut Report) {
         let late = outcome.ratio_of("ours", rival, p999);
         report.ratio(&format!("{name}_p999_vs_{suffix}"), late);
     }
-    let way = if cell.random { "random" } else { "sequential" };
-    let text = format!("{way} {} KiB writes, {} at a time", cell.block >> 10, cell.jobs);
+    let order = if cell.random { "random" } else { "sequential" };
+    let text = format!("{order} {} KiB writes, {} at a time", cell.block >> 10, cell.jobs);
     let rivals = [
         ("direct", "O_DIRECT"),
         ("dontcache", "RWF_DONTCACHE in a cgroup"),

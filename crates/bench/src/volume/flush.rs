@@ -36,11 +36,11 @@ const NAMES: [(&str, &str, &str); 3] = [
 pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let (cold, dirty) = if options.quick { (32 * MIB, 8 * MIB) } else { (GIB, 48 * MIB) };
     let budget = if options.quick { 64 * MIB } else { 256 * MIB };
-    let room = if options.quick { 256 * MIB } else { 8 * GIB };
+    let spare = if options.quick { 256 * MIB } else { 8 * GIB };
     let ground = Ground {
         options,
         part: "flush",
-        image_bytes: cold + dirty + room,
+        image_bytes: cold + dirty + spare,
         budget,
         dirt_bytes: Some(2 * dirty),
     };
@@ -54,9 +54,9 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let mut variants = Vec::new();
     for place in &places {
         let (_, idle, flushing) = *NAMES.iter().find(|n| n.0 == place.name).expect("named above");
-        for (name, beside) in [(idle, false), (flushing, true)] {
+        for (name, is_flushing) in [(idle, false), (flushing, true)] {
             variants.push(Variant::new(name, move |turn: &Turn| {
-                slice(place, (cold, dirty), beside, turn)
+                slice(place, (cold, dirty), is_flushing, turn)
             }));
         }
     }
@@ -86,15 +86,21 @@ fn reader(place: &Place) -> Result<Box<dyn Opened + Send>> {
     }
 }
 
-fn slice(place: &Place, (cold, dirty): (u64, u64), beside: bool, turn: &Turn) -> Result<Slice> {
+fn slice(
+    place: &Place,
+    (cold, dirty): (u64, u64),
+    is_flushing: bool,
+    turn: &Turn,
+) -> Result<Slice> {
     let (reads, writes) = (reader(place)?, place.file(DIRTY, false)?);
-    let (flushing, stop) = (AtomicBool::new(!beside), AtomicBool::new(false));
+    let (flushing, stop) = (AtomicBool::new(!is_flushing), AtomicBool::new(false));
     let before = Usage::own();
     let start = Instant::now();
     let mut out = Slice::default();
     std::thread::scope(|scope| {
         let (flushing, stop, writes) = (&flushing, &stop, &*writes);
-        let flusher = beside.then(|| scope.spawn(move || flush(writes, dirty, flushing, stop)));
+        let flusher =
+            is_flushing.then(|| scope.spawn(move || flush(writes, dirty, flushing, stop)));
         let mut rng = Rng::new(turn.seed);
         let mut buf = AlignedBuf::new(BLOCK as usize);
         let read = (|| {

@@ -209,7 +209,7 @@ mod tests {
 
     /// L2: no two units are equal, in one file or in two.
     #[test]
-    fn every_unit_tells_where_it_belongs() {
+    fn unit_content_differs_by_file_and_offset() {
         let unit = |name: &str, offset| {
             let mut unit = vec![0; UNIT as usize];
             content(seed_of(name), offset, &mut unit);

@@ -271,7 +271,7 @@ mod tests {
 
     /// N3: each number is drawn at most once.
     #[test]
-    fn what_is_drawn_is_drawn_once() {
+    fn drawn_numbers_are_distinct() {
         let mut drawn = draw(100, 120, 5);
         drawn.sort_unstable();
         drawn.dedup();

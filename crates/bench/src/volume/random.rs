@@ -36,8 +36,8 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let rounds = options.rounds_or(1, 2);
     // The volume writes to free segments, and cleaning is not measured here. So the image has space
     // for all rounds, and for the free space that the cleaner maintains.
-    let room = (total * rounds as u64).min(6 * GIB) + GIB / 8 + size / 4;
-    let (part, image_bytes) = ("random", size + room);
+    let spare = (total * rounds as u64).min(6 * GIB) + GIB / 8 + size / 4;
+    let (part, image_bytes) = ("random", size + spare);
     let ground = Ground { options, part, image_bytes, budget, dirt_bytes: None };
     let mut places = places::all(&ground, &ALL, &[Backing::Sparse], report);
     if !options.quick {

@@ -156,7 +156,7 @@ fn add_load(report: &mut Report, load: &Load, runs: &Runs) {
 }
 
 /// Writable bytes, and total bytes.
-fn room(place: &Place) -> Result<(u64, u64)> {
+fn space_of(place: &Place) -> Result<(u64, u64)> {
     if let Some(volume) = place.ours() {
         let stat = volume.statfs()?;
         let block = u64::from(stat.block_size);
@@ -170,7 +170,7 @@ fn room(place: &Place) -> Result<(u64, u64)> {
 
 fn one(ground: &Ground<'_>, load: &Load, place: &mut Place) -> Result<Run> {
     let (options, budget) = (ground.options, ground.budget);
-    let (available, all) = room(place)?;
+    let (available, all) = space_of(place)?;
     let len = round_down(all / 5 * 4, MIB);
     if len > available {
         // A smaller file would give another load: the volume would be full, without a fifth of free
@@ -179,7 +179,7 @@ fn one(ground: &Ground<'_>, load: &Load, place: &mut Place) -> Result<Run> {
         return Err(Error::new(ErrorKind::InvalidInput, "image too small", text));
     }
     place.fill(FILE, len)?;
-    let (free, _) = room(place)?;
+    let (free, _) = space_of(place)?;
     let times = if options.quick { TIMES_QUICK } else { TIMES };
     let window = round_down((free / WINDOWS).max(BLOCK), BLOCK);
     let (total, skewed) = (times * WINDOWS * window, load.skewed);
@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_marks_follows_the_values() {
+    fn spark_line_follows_values() {
         assert_eq!(spark(&[0.0, 4.0, 8.0]), "▁▅█");
         assert_eq!(spark(&vec![1.0; 250]).chars().count(), 84);
         assert_eq!(extremes(&[2.0, 1.0, 3.0]), (1.0, 3.0));
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_bytes_over_seconds_of_all_windows() {
+    fn mean_rate_weighs_windows_by_time() {
         assert_eq!(mean_rate(&[(MIB, 1.0), (3 * MIB, 1.0)]), 2.0);
     }
 }

@@ -43,11 +43,11 @@ fn rates(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(16 * MIB, 512 * MIB);
     let each = (size / JOBS as u64).max(MIB);
     // The volume writes to free segments, so it needs space for the writes of all slices.
-    let room = if options.quick { 96 * MIB } else { 3 * GIB };
+    let spare = if options.quick { 96 * MIB } else { 3 * GIB };
     let ground = Ground {
         options,
         part: "sync",
-        image_bytes: size + each * JOBS as u64 + room,
+        image_bytes: size + each * JOBS as u64 + spare,
         budget: 2 * (size + each * JOBS as u64) + 96 * MIB,
         dirt_bytes: None,
     };

@@ -34,7 +34,7 @@ fn helper_program_that_is_gone_fails_the_bench() {
 
 /// A rival or a program that is not installed stays a named lack, and the bench exits with 0.
 #[test]
-fn program_that_is_not_installed_is_named_and_the_bench_goes_on() {
+fn missing_program_is_named_and_bench_continues() {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("alone");
     std::fs::create_dir_all(&dir).unwrap();
     let program = dir.join("bench");

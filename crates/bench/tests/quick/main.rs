@@ -414,7 +414,7 @@ fn memcg_reports_every_row_and_ratio() {
 }
 
 #[test]
-fn live_reports_what_watching_costs() {
+fn live_reports_cost_of_watching() {
     let json = run("live");
     check_rows(&json, &[("watched", "live_read_rate"), ("unwatched", "live_read_rate")]);
     check_rows(&json, &[("watched", "live_answers"), ("watched", "live_picture_time")]);

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_goes_on_is_read_over_and_over() {
+    fn backup_repeats_files_until_stopped() {
         let dir = std::env::temp_dir().join(format!("forebay-backup-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         std::fs::write(dir.join("part"), vec![7; 100_000]).unwrap();

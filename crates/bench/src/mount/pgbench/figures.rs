@@ -20,16 +20,16 @@ pub struct Run {
 impl Run {
     /// Median of the transactions per second, before or during the backup. The second in which the
     /// backup began counts to neither.
-    pub fn median_tps(&self, beside: bool) -> f64 {
+    pub fn median_tps(&self, during: bool) -> f64 {
         let (alone, rest) = self.tps.split_at(self.alone.min(self.tps.len()));
-        let of = if beside { rest.get(1..).unwrap_or_default() } else { alone };
+        let of = if during { rest.get(1..).unwrap_or_default() } else { alone };
         // If the run is too short for that, all seconds of the backup count.
         quantile(if of.is_empty() { rest } else { of }, 0.5)
     }
 
     /// 99th percentile of the latency, us; NaN if there are no transactions.
-    pub fn p99(&self, beside: bool) -> f64 {
-        quantile(&self.latencies[usize::from(beside)], 0.99)
+    pub fn p99(&self, during: bool) -> f64 {
+        quantile(&self.latencies[usize::from(during)], 0.99)
     }
 }
 
@@ -45,7 +45,7 @@ pub fn progress(text: &str) -> Vec<f64> {
 
 /// Latencies (us) from the time `from` until the start of the backup, and after it (seconds since
 /// the epoch). They are read from the logs whose names begin with `prefix`, which are removed.
-pub fn latencies(prefix: &Path, (from, beside): (f64, f64)) -> [Vec<f64>; 2] {
+pub fn latencies(prefix: &Path, (from, during): (f64, f64)) -> [Vec<f64>; 2] {
     let mut found = [Vec::new(), Vec::new()];
     let (Some(folder), Some(name)) = (prefix.parent(), prefix.file_name()) else { return found };
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -55,7 +55,7 @@ pub fn latencies(prefix: &Path, (from, beside): (f64, f64)) -> [Vec<f64>; 2] {
         }
         for (at, micros) in logged(&std::fs::read_to_string(entry.path()).unwrap_or_default()) {
             if at >= from {
-                found[usize::from(at >= beside)].push(micros);
+                found[usize::from(at >= during)].push(micros);
             }
         }
         let _removed = std::fs::remove_file(entry.path());
@@ -87,12 +87,12 @@ pub fn picture(title: &str, runs: &[(String, Run)]) -> Vec<String> {
     };
     let mut lines = vec![format!("{title}, `@@@` is {top:.0} transactions in a second:")];
     lines.extend(runs.iter().map(|(label, run)| {
-        let (alone, beside) = run.tps.split_at(run.alone.min(run.tps.len()));
+        let (alone, during) = run.tps.split_at(run.alone.min(run.tps.len()));
         let marks = |part: &[f64]| part.iter().map(shade).collect::<String>();
         format!(
             "{label:name$} {}|{} {:.0} -> {:.0}",
             marks(alone),
-            marks(beside),
+            marks(during),
             run.median_tps(false),
             run.median_tps(true)
         )
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_pgbench_prints_is_read() {
+    fn pgbench_output_is_parsed() {
         let text = "pgbench (15.14)\nprogress: 1.0 s, 40120.5 tps, lat 0.099 ms stddev 0.040, 0 failed\n\
                     progress: 2.0 s, 7.0 tps, lat 550.1 ms stddev 3.0, 0 failed\ntps = 3\n";
         assert_eq!(progress(text), [40120.5, 7.0]);
@@ -116,7 +116,7 @@ mod tests {
 
     /// N5: `from` is one second after the start.
     #[test]
-    fn logs_are_cut_where_the_backup_began_and_removed() {
+    fn logs_are_split_at_backup_and_removed() {
         let dir = std::env::temp_dir().join(format!("forebay-pgbench-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("log.7"), "0 1 9 0 99 0\n0 1 5 0 100 0\n0 1 6 0 101 0\n").unwrap();
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fall_can_be_seen() {
+    fn picture_shows_falling_rate() {
         let run = |tps: &[f64]| Run { tps: tps.to_vec(), alone: 2, ..Run::default() };
         let runs = vec![
             ("xfs".to_string(), run(&[100.0, 100.0, 60.0, 10.0, 10.0])),

@@ -1,4 +1,4 @@
-//! PostgreSQL: a cluster on a bed, a server for one measurement, and pgbench. The server runs as an
+//! PostgreSQL: a cluster on a fixture, a server for one measurement, and pgbench. It runs as an
 //! unprivileged user, listens on a Unix socket in its own directory, and is ended on drop. Its
 //! commits are durable in all columns.
 

@@ -65,7 +65,7 @@ pub fn serve(args: &[String]) -> u8 {
                 Err(e) => e.to_string(),
             };
             println!("{said}");
-            let _told = std::io::stdout().flush();
+            let _flushed = std::io::stdout().flush();
         }
         // The unmount ends the connection, and with it the threads.
         let _gone = mount::unmount(Path::new(dir), true);
@@ -134,7 +134,7 @@ impl Server {
         };
         if header.opcode == opcode::INIT {
             // The first `INIT` counts; the channel may have no receiver after that.
-            let _told = ready.send(());
+            let _sent = ready.send(());
         }
     }
 
@@ -175,7 +175,7 @@ impl Server {
             Op::ReadDir { io, plus } => self.list(node, io, *plus),
             Op::StatFs => {
                 let mut body = Body::new();
-                body.statfs_out(&room());
+                body.statfs_out(&capacity());
                 Answer::Body(body)
             }
             // As Forebay's daemon answers: `ls` asks for ACLs and the label of one file, and then
@@ -298,7 +298,7 @@ fn opened(flags: FOpen) -> Answer {
 }
 
 /// Practically unlimited free space.
-fn room() -> StatFs {
+fn capacity() -> StatFs {
     let blocks = 1 << 30;
     StatFs {
         block_size: BLOCK_BYTES,

@@ -100,7 +100,7 @@ mod tests {
     use forebay_block::BioFlags;
 
     #[test]
-    fn zeros_take_no_memory_and_replace_what_was_there() {
+    fn zeros_take_no_memory_and_overwrite_data() {
         let disk = SparseDisk::new(1 << 40).unwrap();
         let blocks = || disk.file.metadata().map(|m| std::os::unix::fs::MetadataExt::blocks(&m));
         let write = |bytes: &[u8], at| disk.write_from(at, bytes, BioFlags::empty()).unwrap();

@@ -10,14 +10,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// XFS on a loop device, or a mount.
-pub enum Bed {
+pub enum Fixture {
     /// Configured at its best: direct, sectors of 4 KiB.
     Xfs(LoopFs),
     /// A volume of Forebay.
     Forebay(Mounted),
 }
 
-impl Bed {
+impl Fixture {
     /// XFS on a file of `size` bytes.
     pub fn xfs(dir: &Path, size: u64) -> Result<Self> {
         let how = Making::best(Backing::Sparse);

@@ -41,7 +41,7 @@ impl Target for Served {
     }
 
     fn write(&self, _: &[u8], _: u64) -> Result<()> {
-        unreachable!("ways are read")
+        unreachable!("interfaces are read")
     }
 }
 
@@ -57,7 +57,7 @@ impl Target for OnMount {
     }
 
     fn write(&self, _: &[u8], _: u64) -> Result<()> {
-        unreachable!("ways are read")
+        unreachable!("interfaces are read")
     }
 }
 

@@ -12,7 +12,7 @@ pub const BANDWIDTH: u64 = 100_000_000;
 const REQUEST_MILLIS: f64 = REQUEST as f64 / BANDWIDTH as f64 * 1e3;
 
 /// Each strategy: name, mode, and `serialized_dio_pages`.
-pub const WAYS: [(&str, AllocMode, u32); 3] = [
+pub const STRATEGIES: [(&str, AllocMode, u32); 3] = [
     ("interleaved", AllocMode::Interleaved, 64),
     ("serialized", AllocMode::Serialized, 64),
     ("reserve", AllocMode::Reserve, 64),

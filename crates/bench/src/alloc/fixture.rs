@@ -1,6 +1,6 @@
 //! A fresh volume on a device: in memory, simulated slow, or a file on the disk.
 
-use super::ways::BANDWIDTH;
+use super::strategies::BANDWIDTH;
 use crate::harness::image::Image;
 use crate::harness::options::Options;
 use crate::rivals::counted::Counted;
@@ -21,15 +21,15 @@ pub const SEEK: Duration = Duration::from_millis(1);
 const BUDGET: u64 = 128 << 20;
 
 /// A device on which volumes are made and opened.
-pub struct Bed {
+pub struct Fixture {
     pub world: WorldRef,
     device: Arc<Counted>,
     delay: Option<Arc<DelayDevice>>,
-    /// Removes the image when the bed is dropped.
+    /// Removes the image when the fixture is dropped.
     _image: Option<Image>,
 }
 
-impl Bed {
+impl Fixture {
     fn on(world: WorldRef, lower: DeviceRef, delay: Option<Arc<DelayDevice>>) -> Self {
         let device = Counted::new(lower);
         Self { world, device, delay, _image: None }
@@ -54,8 +54,8 @@ impl Bed {
         let image = Image::create(&options.dir, "alloc", size, options.keep)?;
         let engine = Engine::new(options.aio.parse()?)?;
         let file = FileDevice::open(image.path(), &FileOptions::default(), &engine)?;
-        let bed = Self::on(RealWorld::new(), file, None);
-        Ok(Self { _image: Some(image), ..bed })
+        let fixture = Self::on(RealWorld::new(), file, None);
+        Ok(Self { _image: Some(image), ..fixture })
     }
 
     /// Writes to the device so far.
@@ -103,7 +103,7 @@ impl Bed {
         Volume::open(&self.device(), &self.world, &options).await
     }
 
-    /// [`Bed::make`] and [`Bed::open`] for a synchronous caller.
+    /// [`Fixture::make`] and [`Fixture::open`] for a synchronous caller.
     pub fn fresh(&self, alloc: AllocMode, pages: u32) -> Result<Volume> {
         block_on(async {
             self.make().await?;
