@@ -21,14 +21,21 @@ pub struct Image {
 
 /// Removes images in `dir` that killed benches have left: those whose process has ended.
 pub fn sweep(dir: &Path) {
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let middle = name.strip_prefix("forebay-bench-").and_then(|n| n.strip_suffix(".img"));
-        let pid = middle.and_then(|m| m.rsplit('-').next()).and_then(|p| p.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            let _ = std::fs::remove_file(entry.path());
-        }
+    for path in leftovers(dir, "forebay-bench-", ".img") {
+        let _ = std::fs::remove_file(path);
     }
+}
+
+/// Entries of `dir` named `PREFIX..-PID SUFFIX` whose process has ended.
+pub fn leftovers(dir: &Path, prefix: &str, suffix: &str) -> Vec<PathBuf> {
+    let is_left = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let middle = name.strip_prefix(prefix).and_then(|name| name.strip_suffix(suffix));
+        let pid = middle.and_then(|m| m.rsplit('-').next()).and_then(|p| p.parse::<u32>().ok());
+        pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    };
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(is_left).collect()
 }
 
 /// Pseudo-random numbers from a seed.

@@ -6,6 +6,7 @@
 //! I/O and does not is an error, never a silent fall-back.
 
 use crate::harness::backing::Backing;
+use crate::harness::image::leftovers;
 use crate::harness::machine::sectors_written;
 use crate::harness::sys::page_cache_bytes;
 use crate::report::lack::not_started;
@@ -311,15 +312,9 @@ fn remove(folder: &Path) {
 
 /// Cleans up the loop file systems below `dir` whose process has ended (P2).
 pub fn sweep(dir: &Path) {
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let rest = name.strip_prefix(PREFIX).and_then(|rest| rest.rsplit('-').next());
-        let pid = rest.and_then(|pid| pid.parse::<u32>().ok());
-        if pid.is_none_or(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
-            continue;
-        }
-        unmount(&entry.path().join("mnt"));
-        let image = image_in(&entry.path());
+    for folder in leftovers(dir, PREFIX, "") {
+        unmount(&folder.join("mnt"));
+        let image = image_in(&folder);
         let list = call(
             "losetup",
             &["-n".as_ref(), "-O".as_ref(), "NAME".as_ref(), "-j".as_ref(), image.as_os_str()],
@@ -327,7 +322,7 @@ pub fn sweep(dir: &Path) {
         for device in list.unwrap_or_default().lines() {
             let _ = call("losetup", &["--detach", device.trim()]);
         }
-        remove(&entry.path());
+        remove(&folder);
     }
 }
 

@@ -6,6 +6,7 @@
 //! mount, Forebay's with the daemon.
 
 use crate::harness::backing::Backing;
+use crate::harness::image::leftovers;
 use crate::report::lack::not_started;
 use crate::rivals::server::forebay_binary;
 use forebay_base::{Error, ErrorKind, Result};
@@ -246,12 +247,5 @@ fn end(folder: &Path) {
 
 /// Cleans up the mounts below `dir` whose process has ended.
 pub fn sweep(dir: &Path) {
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let rest = name.strip_prefix(PREFIX).and_then(|rest| rest.rsplit('-').next());
-        let pid = rest.and_then(|pid| pid.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            end(&entry.path());
-        }
-    }
+    leftovers(dir, PREFIX, "").iter().for_each(|folder| end(folder));
 }
