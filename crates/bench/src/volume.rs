@@ -20,9 +20,9 @@ mod seq;
 mod sustained;
 mod sync;
 
-pub use open::{log_here, touch_here};
-pub use overwrite::overwrite_here;
-pub use scale::scale_here;
+pub use open::{log_job, touch_job};
+pub use overwrite::overwrite_job;
+pub use scale::scale_job;
 
 use crate::harness::options::{Options, Part, names_of, run_parts};
 use crate::report::model::Report;

@@ -103,7 +103,7 @@ pub fn run(target: &(dyn Target + Sync), load: &Load) -> Result<Slice> {
 }
 
 /// Runs one slice on the calling thread, whatever `load.threads` says.
-pub fn run_here(target: &dyn Target, load: &Load) -> Result<Slice> {
+pub fn run_in_caller(target: &dyn Target, load: &Load) -> Result<Slice> {
     let before = Usage::own();
     let load = Load { threads: 1, ..*load };
     let part = one_thread(target, &load, 0, None)?;
@@ -214,7 +214,7 @@ mod tests {
             let (threads, block, start, len, sample_every) = (1, 512, 0, 1 << 30, 64);
             let load =
                 Load { write, pattern, threads, block, start, len, time, seed, sample_every };
-            run_here(&target, &load).unwrap();
+            run_in_caller(&target, &load).unwrap();
             let mut places = target.0.into_inner().unwrap();
             places.truncate(64);
             places

@@ -3,7 +3,7 @@
 
 use crate::harness::alternate::Plan;
 use crate::harness::image::Image;
-use crate::harness::load::{Load, Pattern, Target, run_here};
+use crate::harness::load::{Load, Pattern, Target, run_in_caller};
 use crate::harness::options::Options;
 use crate::harness::sys::{FileMap, Region};
 use crate::report::model::Report;
@@ -124,9 +124,9 @@ impl Bench {
         let load = self.load(false, self.size, Duration::from_secs(3600), 0);
         let load = Load { pattern: Pattern::Sequential, block: 1 << 20, ..load };
         for _ in 0..2 {
-            run_here(&self.kernel, &load)?;
-            run_here(&self.mapped, &load)?;
-            run_here(&self.ours, &load)?;
+            run_in_caller(&self.kernel, &load)?;
+            run_in_caller(&self.mapped, &load)?;
+            run_in_caller(&self.ours, &load)?;
         }
         Ok(())
     }

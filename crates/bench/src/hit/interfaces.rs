@@ -9,7 +9,7 @@
 use super::fixture::Bench;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
 use crate::harness::image::Image;
-use crate::harness::load::{Load, Pattern, Slice, Target, run_here};
+use crate::harness::load::{Load, Pattern, Slice, Target, run_in_caller};
 use crate::harness::options::Options;
 use crate::mount::keep;
 use crate::report::model::Report;
@@ -102,11 +102,11 @@ pub(super) fn run(bench: &Bench, options: &Options, report: &mut Report) -> Resu
     };
     for _ in 0..2 {
         for (_, target) in &others {
-            run_here(target.as_ref(), &warm)?;
+            run_in_caller(target.as_ref(), &warm)?;
         }
     }
     let own = |target: &dyn Target, turn: &Turn| -> Result<Slice> {
-        run_here(target, &bench.load(false, len, turn.time, turn.seed))
+        run_in_caller(target, &bench.load(false, len, turn.time, turn.seed))
     };
     let mut variants = vec![
         Variant::new("kernel", |turn| own(&bench.kernel, turn)),

@@ -12,7 +12,7 @@ mod pins;
 
 use crate::harness::alternate::{Outcome, Turn, Variant, alternate};
 use crate::harness::image::Image;
-use crate::harness::load::{Slice, Target, run_here};
+use crate::harness::load::{Slice, Target, run_in_caller};
 use crate::harness::options::Options;
 use crate::harness::sys::page_cache_bytes;
 use crate::report::model::{Good, Report};
@@ -84,7 +84,7 @@ impl Bench {
         let cycles = self.plan.cycles as u64;
         let ends_round = |turn: &Turn| write && turn.cycle % cycles == cycles - 1;
         let slice = |target: &dyn Target, turn: &Turn| -> Result<Slice> {
-            run_here(target, &self.load(write, len, turn.time, turn.seed))
+            run_in_caller(target, &self.load(write, len, turn.time, turn.seed))
         };
         let kernel = Variant::new("kernel", |turn| {
             let done = slice(&self.kernel, turn)?;

@@ -7,7 +7,7 @@
 
 use super::fixture::Bench;
 use crate::harness::alternate::{Turn, Variant, alternate};
-use crate::harness::load::{Load, Slice, Target, run_here};
+use crate::harness::load::{Load, Slice, Target, run_in_caller};
 use crate::report::model::{Good, Report};
 use forebay::File;
 use forebay_base::units::{KIB, format_size};
@@ -48,7 +48,7 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
         let pinning = Pinning(&bench.ours.file);
         let slice = |target: &dyn Target, turn: &Turn| -> Result<Slice> {
             let load = bench.load(false, bench.size, turn.time, turn.seed);
-            run_here(target, &Load { block: block as usize, ..load })
+            run_in_caller(target, &Load { block: block as usize, ..load })
         };
         let copy = Variant::new("copy", |turn| slice(&bench.ours, turn));
         let pin = Variant::new("pin", |turn| slice(&pinning, turn));

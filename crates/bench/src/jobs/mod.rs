@@ -40,7 +40,7 @@ fn load_of(job: &Value) -> Load {
 }
 
 /// The child's side of [`crate::rivals::worker::Worker::set_slice`].
-fn set_here(job: &Value) -> Result<Slice> {
+fn set_job(job: &Value) -> Result<Slice> {
     let paths = job["paths"].as_array().into_iter().flatten();
     let paths: Vec<PathBuf> = paths.filter_map(|p| p.as_str().map(PathBuf::from)).collect();
     let pattern = if job["random"] == true { Pattern::Random } else { Pattern::Sequential };
@@ -86,12 +86,12 @@ fn do_job(job: &Value, open: &mut Option<(PathBuf, KernelFile)>) -> Result<Value
             let (_, file) = open.as_ref().expect("opened above");
             Ok(slice_to(&run(file, &load_of(job))?))
         }
-        Some("set") => set_here(job).map(|slice| slice_to(&slice)),
-        Some("overwrite") => volume::overwrite_here(job),
-        Some("touch") => volume::touch_here(job),
-        Some("log") => volume::log_here(job),
-        Some("scale") => volume::scale_here(job),
-        Some("compete") => compete::compete_here(job),
+        Some("set") => set_job(job).map(|slice| slice_to(&slice)),
+        Some("overwrite") => volume::overwrite_job(job),
+        Some("touch") => volume::touch_job(job),
+        Some("log") => volume::log_job(job),
+        Some("scale") => volume::scale_job(job),
+        Some("compete") => compete::compete_job(job),
         Some("hotset") => {
             let target = KernelHot::open(&path, job["dontcache"] == true)?;
             measure(&target, &HotSpec::from_json(job)).map(|result| result.to_json())

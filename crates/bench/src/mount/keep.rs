@@ -11,7 +11,7 @@ use super::read::read_all;
 use crate::harness::alternate::{Outcome, Plan, Turn, Variant, alternate, whole_machine};
 use crate::harness::hist::Hist;
 use crate::harness::image::{Rng, open_with};
-use crate::harness::load::{Load, Pattern, Slice, run_here};
+use crate::harness::load::{Load, Pattern, Slice, run_in_caller};
 use crate::harness::options::Options;
 use crate::harness::sys::page_cache_bytes;
 use crate::report::model::Report;
@@ -137,7 +137,7 @@ fn one(at: &Path, cell: &str, size: u64, turn: &Turn) -> Result<(Slice, u64)> {
         seed: turn.seed,
         sample_every: 8,
     };
-    let slice = whole_machine(|| run_here(&file, &load))?;
+    let slice = whole_machine(|| run_in_caller(&file, &load))?;
     let kept = page_cache_bytes(&file.file, 0, size).map_err(fail)?;
     if write {
         file.sync()?;

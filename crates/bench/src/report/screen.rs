@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn database_headline_says_without_advantage() {
+    fn database_headline_reports_no_advantage() {
         let of = |tar: f64, lost: f64| {
             let (alone, during) = ("lookups_alone", "lookups_during");
             of_database(&[

@@ -98,7 +98,7 @@ pub fn write_concurrently(
 }
 
 /// The worker's side of the competing writers.
-pub fn compete_here(job: &Value) -> Result<Value> {
+pub fn compete_job(job: &Value) -> Result<Value> {
     let path = |key: &str| PathBuf::from(job[key].as_str().unwrap_or_default());
     let open = |key: &str| open_with(&path(key), OFlags::empty());
     let uncached = KernelFile { file: open("path")?, flags: DONTCACHE };

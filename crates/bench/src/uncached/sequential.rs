@@ -8,7 +8,7 @@
 use super::setting::Setting;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};
 use crate::harness::image::drop_file_cache;
-use crate::harness::load::{Load, Pattern, Slice, run, run_here};
+use crate::harness::load::{Load, Pattern, Slice, run, run_in_caller};
 use crate::harness::machine::queue_dir;
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report, median};
@@ -87,14 +87,14 @@ impl Seq<'_> {
         drop_file_cache(&file).map_err(|e| Error::from_io("drop cache", e))?;
         let advised = fadvise(&file, 0, None, Advice::Sequential);
         advised.map_err(|e| Error::from_io("fadvise", e.into()))?;
-        run_here(&KernelFile { file, flags }, &self.load(turn, 1, block))
+        run_in_caller(&KernelFile { file, flags }, &self.load(turn, 1, block))
     }
 
     /// Forebay's read of one cold window by a fresh opener.
     fn ours(&self, turn: &Turn, block: usize, ours: &Ours, flags: IoFlags) -> Result<Slice> {
         ours.cache.drop_clean();
         let target: Flagged = ours.with(flags);
-        run_here(&target, &self.load(turn, 1, block))
+        run_in_caller(&target, &self.load(turn, 1, block))
     }
 
     /// The readahead setting, KiB, with which the kernel's buffered read is fastest; it stays set.
@@ -171,7 +171,7 @@ fn megabytes(options: &Options, seq: &Seq<'_>, report: &mut Report) -> Result<()
     let cached = IoFlags::empty();
     let mut variants = [
         Variant::new("direct-qd4", |turn| run(&direct, &seq.load(turn, 4, BLOCK))),
-        Variant::new("direct-qd1", |turn| run_here(&direct, &seq.load(turn, 1, BLOCK))),
+        Variant::new("direct-qd1", |turn| run_in_caller(&direct, &seq.load(turn, 1, BLOCK))),
         Variant::new("kernel-buffered", |turn| seq.buffered(turn, BLOCK, ReadWriteFlags::empty())),
         Variant::new("ours-cached", |turn| seq.ours(turn, BLOCK, &filling, cached)),
     ];

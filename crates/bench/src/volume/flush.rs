@@ -42,7 +42,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         part: "flush",
         image_bytes: cold + dirty + spare,
         budget,
-        dirt_bytes: Some(2 * dirty),
+        dirty_limit: Some(2 * dirty),
     };
     let who = [Who::Volume, Who::Loop(FsKind::Xfs), Who::Host];
     let mut places = places::all(&ground, &who, &[Backing::Sparse], report);

@@ -35,7 +35,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let most = options.size.unwrap_or(if options.quick { 3000 } else { 1_000_000 });
     let few = if options.quick { 500 } else { EACH };
     let image_bytes = if options.quick { 96 * MIB } else { most * 4 * KIB + GIB };
-    let ground = Ground { options, part: "names", image_bytes, budget: BUDGET, dirt_bytes: None };
+    let ground = Ground { options, part: "names", image_bytes, budget: BUDGET, dirty_limit: None };
     let who = [Who::Volume, Who::Loop(FsKind::Xfs)];
     let mut counts = vec![few];
     counts.extend([few * 10, most].into_iter().filter(|count| *count > few && *count <= most));

@@ -41,7 +41,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let many = options.size.unwrap_or(if options.quick { 3000 } else { 1_000_000 });
     report.note(format!("open: {many} files, a block each, cache of {} MiB", BUDGET / MIB));
     let image_bytes = if options.quick { 160 * MIB } else { many * 12 * KIB + 2 * GIB };
-    let ground = Ground { options, part: "open", image_bytes, budget: BUDGET, dirt_bytes: None };
+    let ground = Ground { options, part: "open", image_bytes, budget: BUDGET, dirty_limit: None };
     for mut place in places::all(&ground, &[Who::Volume], &[Backing::Sparse], report) {
         let mut tree = Tree::of(&place).expect("it is ours");
         tree.make_directories(many)?;
@@ -131,7 +131,7 @@ fn open_job(job: &Value, checkpoints: bool) -> Result<OurVolume> {
 
 /// The child's side: lists every directory of the root, and of each file reads the attributes and
 /// the first block. Then it accesses the last files again.
-pub fn touch_here(job: &Value) -> Result<Value> {
+pub fn touch_job(job: &Value) -> Result<Value> {
     let volume = open_job(job, true)?;
     let fs = &volume.volume;
     let start = Instant::now();
@@ -238,7 +238,7 @@ fn recovery(options: &Options, report: &mut Report) -> Result<()> {
 /// The child's side: synced writes by many jobs until the log has a given size, counted as the
 /// device's bytes less those written to files. Closes nothing (O2), and reports the checkpoints
 /// made in that time (O3).
-pub fn log_here(job: &Value) -> Result<Value> {
+pub fn log_job(job: &Value) -> Result<Value> {
     let volume = open_job(job, false)?;
     let first = volume.checkpoint()?;
     let count = |key: &str| job[key].as_u64().unwrap_or(0);

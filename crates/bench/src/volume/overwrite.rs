@@ -91,7 +91,7 @@ impl Overwrite {
 }
 
 /// The child's side of [`Overwrite::job`].
-pub fn overwrite_here(job: &Value) -> Result<Value> {
+pub fn overwrite_job(job: &Value) -> Result<Value> {
     let count = |key: &str| job[key].as_u64().unwrap_or(0);
     let spec = Overwrite {
         len: count("len"),
@@ -194,7 +194,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("forebay-overwrite-{}", std::process::id()));
         std::fs::write(&path, vec![0; 64 << 10]).unwrap();
         let spec = spec(false);
-        let answer = overwrite_here(&spec.job(&path)).unwrap();
+        let answer = overwrite_job(&spec.job(&path)).unwrap();
         let done = Overwritten::from_json(&answer);
         let bytes: Vec<u64> = done.windows.iter().map(|w| w.0).collect();
         assert_eq!(bytes, [16 << 10, 16 << 10, 8 << 10]);

@@ -117,7 +117,7 @@ pub struct Ground<'a> {
     /// Size of Forebay's cache, bytes.
     pub budget: u64,
     /// Amount of dirty data at which Forebay starts write-back, bytes; `None`: the default.
-    pub dirt_bytes: Option<u64>,
+    pub dirty_limit: Option<u64>,
 }
 
 enum Kind {
@@ -147,8 +147,8 @@ impl Place {
                 let image =
                     BackedImage::create(&options.dir, &label, bytes, backing, options.keep)?;
                 let mut spec = VolumeSpec::new(&options.aio, bytes, ground.budget)?;
-                spec.config.dirty_bytes = ground.dirt_bytes;
-                spec.config.dirty_background_bytes = ground.dirt_bytes;
+                spec.config.dirty_bytes = ground.dirty_limit;
+                spec.config.dirty_background_bytes = ground.dirty_limit;
                 let spec = if who == Who::Volume { spec } else { spec.without_sums() };
                 Kind::Ours(Some(OurVolume::create(image.path(), &spec)?), image, Box::new(spec))
             }

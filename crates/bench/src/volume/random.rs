@@ -38,7 +38,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     // for all rounds, and for the free space that the cleaner maintains.
     let spare = (total * rounds as u64).min(6 * GIB) + GIB / 8 + size / 4;
     let (part, image_bytes) = ("random", size + spare);
-    let ground = Ground { options, part, image_bytes, budget, dirt_bytes: None };
+    let ground = Ground { options, part, image_bytes, budget, dirty_limit: None };
     let mut places = places::all(&ground, &ALL, &[Backing::Sparse], report);
     if !options.quick {
         // Only these two also use a preallocated image; the slow file systems would take too long.

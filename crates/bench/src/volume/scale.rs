@@ -9,7 +9,7 @@
 mod disk;
 mod measure;
 
-pub use measure::scale_here;
+pub use measure::scale_job;
 
 use crate::harness::options::Options;
 use crate::report::model::{Good, Report, median};

@@ -42,7 +42,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         part: "seq",
         image_bytes: (size * (rounds as u64 + 2)).max(128 * MIB),
         budget,
-        dirt_bytes: None,
+        dirty_limit: None,
     };
     let (who, backings): (&[_], &[_]) = match options.quick {
         true => (&QUICK, &[Backing::Sparse]),

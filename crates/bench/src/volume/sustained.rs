@@ -72,7 +72,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     let bytes = options.size_or(256 * MIB, 8 * GIB);
     let budget = if options.quick { 16 * MIB } else { 256 * MIB };
     let ground =
-        Ground { options, part: "sustained", image_bytes: bytes, budget, dirt_bytes: None };
+        Ground { options, part: "sustained", image_bytes: bytes, budget, dirty_limit: None };
     let mut refused = 0.0;
     for load in &LOADS {
         let who: &[Who] = match (options.quick, load.skewed) {

@@ -49,7 +49,7 @@ fn rates(options: &Options, report: &mut Report) -> Result<()> {
         part: "sync",
         image_bytes: size + each * JOBS as u64 + spare,
         budget: 2 * (size + each * JOBS as u64) + 96 * MIB,
-        dirt_bytes: None,
+        dirty_limit: None,
     };
     let backings = if options.quick { &Backing::ALL[..2] } else { &Backing::ALL };
     let places = places::all(&ground, &ALL, backings, report);
@@ -141,7 +141,7 @@ fn amplification(options: &Options, report: &mut Report) -> Result<()> {
                 part: "amplification",
                 image_bytes: 2 * size + 3 * dirtied + 64 * MIB,
                 budget: 256 * MIB,
-                dirt_bytes: None,
+                dirty_limit: None,
             };
             let metric = format!("synced_{name}_written_per_byte_dirtied");
             match amplified(&ground, who, *size, dirtied) {

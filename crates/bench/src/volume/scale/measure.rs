@@ -43,7 +43,7 @@ struct Spec {
 type Figures = BTreeMap<&'static str, Vec<f64>>;
 
 /// Runs the job `scale`.
-pub fn scale_here(job: &Value) -> Result<Value> {
+pub fn scale_job(job: &Value) -> Result<Value> {
     let count = |key: &str| job[key].as_u64().unwrap_or(0);
     let spec = Spec {
         extents: count("extents").max(1),
