@@ -135,21 +135,30 @@ impl NotifyingFile {
     ) -> Outstanding<'a> {
         let change = self.written(offset, len, flags);
         let (ino, is_append) = (self.file.ino(), flags.contains(IoFlags::APPEND));
-        let end = match observer.knows(ino) {
-            true => self.shared.fs.getattr(ino).await.map_or(0, |attr| attr.size),
-            false => 0,
-        };
         let begun = match is_append && observer.holds_back(ino) {
             // Stores in front of the end are not overwritten, so the kernel keeps those pages.
-            true => Change::content(ino, end, u64::MAX),
+            true => Change::content(ino, self.end(observer).await, u64::MAX),
             false => change.clone(),
         };
         let mut changing = Outstanding::begin(&self.shared, observer, vec![begun]).await;
         changing.changes = vec![change];
+        // The file's end is determined after that wait, in which a program may have moved it. A
+        // write that reaches behind it counts from its own first byte: if the mount truncates the
+        // file yet, the write extends it from there (Z6).
+        let end = self.end(observer).await;
         if is_append || offset.saturating_add(len as u64) > end {
-            changing.extend_from(ino, if is_append { end } else { end.max(offset) });
+            changing.extend_from(ino, if is_append { end } else { offset });
         }
         changing
+    }
+
+    /// Size of the file if the mount knows it, else 0.
+    async fn end(&self, observer: &dyn Observer) -> u64 {
+        let ino = self.file.ino();
+        match observer.knows(ino) {
+            true => self.shared.fs.getattr(ino).await.map_or(0, |attr| attr.size),
+            false => 0,
+        }
     }
 
     /// The change that a write makes; an append's offset is known only afterwards.
