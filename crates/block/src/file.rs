@@ -50,8 +50,8 @@ use forebay_base::{Error, ErrorKind, Result};
 use inner::Inner;
 use op::{DiskQueue, Op, Pass, QueuedFile};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 use xfer::Xfer;
 
@@ -128,12 +128,18 @@ impl FileDevice {
 
     /// Decides again, as by [`Self::switch_direct_io`], if the mode is `Auto` and it would decide
     /// otherwise; whether it did. A mode that is set at the same time stays, whichever comes first.
+    /// Does nothing during another switch, which may be stuck in its `write_out`: the caller looks
+    /// again some time later.
     pub fn refresh_direct_io(&self, write_out: impl FnOnce() -> Result<()>) -> Result<bool> {
-        // Without the turn first: a look at a device that has not changed waits for no switch.
+        // Without the turn first: most looks find a device that has not changed.
         if !self.is_direct_io_outdated() {
             return Ok(false);
         }
-        let _turn = self.inner().turn.lock().unwrap_or_else(|p| p.into_inner());
+        let _turn = match self.inner().turn.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(false),
+        };
         let is_outdated = self.is_direct_io_outdated();
         if is_outdated {
             self.switch(DirectIo::Auto, write_out)?;

@@ -532,7 +532,7 @@ impl File {
     }
 
     /// Decides again about direct I/O that is `Auto`, if what is below the image has changed; says
-    /// whether it has. A front end calls this now and then.
+    /// whether it did. A front end calls this now and then. Does nothing during another switch.
     pub fn refresh_direct_io(&self) -> Result<bool> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.refresh_direct_io(),

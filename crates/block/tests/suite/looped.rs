@@ -156,6 +156,33 @@ fn refresh_of_an_unchanged_device_waits_for_no_switch() {
     });
 }
 
+/// The same if the device below has changed: a write-out that was stuck left it so, and the look of
+/// a second front end waited behind the switch.
+#[test]
+fn refresh_during_a_switch_of_a_changed_device_returns_at_once() {
+    let Some(below) = with_sectors("l1-behind", 512) else { return };
+    let options = FileOptions { logical_block: 512, read_only: true, ..Default::default() };
+    let device = open(&below.0, &options).unwrap();
+    let mut command = Command::new("losetup");
+    let done = command.args(["--sector-size", "4096"]).arg(&below.0).status();
+    assert!(done.is_ok_and(|status| status.success()), "losetup --sector-size");
+    std::thread::scope(|scope| {
+        let write_out = || {
+            let (ended, end) = channel();
+            let watcher = device.clone();
+            scope.spawn(move || {
+                let not_asked = || -> forebay_base::Result<()> { panic!("it is being switched") };
+                let _is_waited_for = ended.send(watcher.refresh_direct_io(not_asked).unwrap());
+            });
+            let answer = end.recv_timeout(Duration::from_secs(10));
+            assert!(device.is_direct_io_outdated());
+            assert_eq!(answer, Ok(false), "it waits");
+            Ok(())
+        };
+        assert!(device.refresh_direct_io(write_out).unwrap());
+    });
+}
+
 /// Valid and invalid requests of all kinds, some while the gate is closed for a switch, with the
 /// device dropped while they are in flight: each completes once.
 #[test]
