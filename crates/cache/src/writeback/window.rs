@@ -209,12 +209,12 @@ impl Domain {
 
     /// A flush worked: refused ones are tried again at once.
     pub fn note_flushed(&self) {
-        let was = self.is_refused.load(Ordering::Relaxed);
-        if !was || !self.is_refused.swap(false, Ordering::SeqCst) {
+        if !self.is_refused.load(Ordering::Relaxed) {
             return;
         }
         let is_late = {
             let mut queue = self.queue();
+            self.is_refused.store(false, Ordering::SeqCst);
             queue.end_refusals();
             self.looks_too_late(&queue)
         };
@@ -227,6 +227,9 @@ impl Domain {
         let is_late = {
             let mut queue = self.queue();
             queue.flush_later(id, now);
+            // Set again under the lock: the flush of another file may have worked since the
+            // refusal. Without it no later success would end this pause.
+            self.is_refused.store(true, Ordering::SeqCst);
             self.looks_too_late(&queue)
         };
         self.wake_flusher_if(is_late);
@@ -320,6 +323,8 @@ mod tests {
         mapping: Arc<Mapping>,
         works: AtomicBool,
         tries: AtomicUsize,
+        /// The flush of a second file works between each refusal and its listing for another one.
+        other_works: AtomicBool,
     }
 
     impl WriteOut for Refused {
@@ -338,6 +343,9 @@ mod tests {
                     domain.note_flushed();
                 } else {
                     assert_eq!(domain.note_refused(), tries == 0, "it is reported once");
+                    if self.other_works.load(Ordering::SeqCst) {
+                        domain.note_flushed();
+                    }
                     domain.flush_later(self.mapping.id, self.cache.world.now());
                 }
             });
@@ -348,19 +356,26 @@ mod tests {
         }
     }
 
-    /// Blocks whose flush was refused stay in the window. No writer keeps more of the file, so no
-    /// task lists it for a flush: callers that wait for frames would wait for ever.
-    #[test]
-    fn refused_flush_is_tried_again_after_pause() {
+    /// Such a file, joined, on a cache of its own.
+    fn refused() -> (std::sync::Arc<SimWorld>, std::sync::Arc<Refused>) {
         let world = SimWorld::new(1);
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
         let cache = PageCache::new(config, world.clone()).unwrap();
         let mapping = Arc::new(cache.new_mapping(4096, 1 << 20));
-        let (works, tries) = Default::default();
-        let file = std::sync::Arc::new(Refused { cache: cache.clone(), mapping, works, tries });
+        let (works, tries, other_works) = Default::default();
+        let file = std::sync::Arc::new(Refused { cache, mapping, works, tries, other_works });
         let weak = std::sync::Arc::downgrade(&file);
-        cache.join(&file.mapping, weak);
-        let (domain, window) = (&file.mapping.domain, cache.unflushed_window());
+        file.cache.join(&file.mapping, weak);
+        (world, file)
+    }
+
+    /// Blocks whose flush was refused stay in the window. No writer keeps more of the file, so no
+    /// task lists it for a flush: callers that wait for frames would wait for ever.
+    #[test]
+    fn refused_flush_is_tried_again_after_pause() {
+        let (world, file) = refused();
+        let (cache, domain) = (&file.cache, &file.mapping.domain);
+        let window = cache.unflushed_window();
         domain.keep_unflushed(file.mapping.id, &file.mapping.dirty, window / 4 * 3, window);
         domain.wake_flusher();
         // 50 ms, 100, 200, 400, 800, then a second each.
@@ -378,6 +393,26 @@ mod tests {
         world.run(world.sleep(Duration::from_secs(1)));
         assert_eq!(file.tries.swap(0, Ordering::SeqCst), 5);
         // A flush of another file works: this one is not delayed.
+        file.works.store(true, Ordering::SeqCst);
+        domain.note_flushed();
+        world.run(world.sleep(Duration::from_millis(1)));
+        assert_eq!(cache.dirty.unflushed_bytes(), 0, "it was tried at once");
+        domain.leave(file.mapping.id);
+        world.run(async {});
+    }
+
+    /// A flush was refused, and before its file was listed for another one the flush of a second
+    /// file worked. Later successes did not end the pause, which was twice as long the next time.
+    #[test]
+    fn success_between_refusal_and_listing_leaves_later_one_effective() {
+        let (world, file) = refused();
+        let (cache, domain) = (&file.cache, &file.mapping.domain);
+        let window = cache.unflushed_window();
+        domain.keep_unflushed(file.mapping.id, &file.mapping.dirty, window / 4 * 3, window);
+        file.other_works.store(true, Ordering::SeqCst);
+        domain.wake_flusher();
+        world.run(world.sleep(Duration::from_millis(1)));
+        assert_eq!(file.tries.load(Ordering::SeqCst), 1, "it was refused");
         file.works.store(true, Ordering::SeqCst);
         domain.note_flushed();
         world.run(world.sleep(Duration::from_millis(1)));
