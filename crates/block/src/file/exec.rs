@@ -259,6 +259,7 @@ fn is_unsupported(e: &io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::file::FileOptions;
+    use forebay_base::buf::DataRef;
 
     #[test]
     fn sync_failed_fails_concurrent_flushes() {
@@ -318,7 +319,23 @@ mod tests {
     fn f5_zeroing_sync_failure_fails_next_flush() {
         let (mut file, real) = unsyncable("sync-zeroes");
         let now = |file: &Inner| file.sync_failures.load(Ordering::Acquire);
-        file.flush_fua(now(&file)).unwrap_err();
+        // The file system below can neither punch nor zero, so the zeros are written, and through
+        // direct I/O: of the request only the sync fails.
+        file.punch_ok.store(false, Ordering::Relaxed);
+        file.zero_ok.store(false, Ordering::Relaxed);
+        file.direct_on.store(true, Ordering::Release);
+        let zero = |file: &Inner, flags| {
+            let op = BioOp::WriteZeroes;
+            let bio = Bio::new(op, 0, 4096, DataRef::None, Box::new(drop));
+            let mut bio = bio.with_flags(flags);
+            file.gate.enter_wait();
+            let done = file.run(&mut bio, now(file), &mut IoVecs::default());
+            file.gate.leave();
+            bio.complete(Ok(()));
+            done
+        };
+        zero(&file, BioFlags::empty()).unwrap();
+        zero(&file, BioFlags::FUA).unwrap_err();
         file.buffered = real;
         assert!(file.flush(now(&file)).is_err(), "F5: told once");
         file.flush(now(&file)).unwrap();
