@@ -212,6 +212,22 @@ impl Error {
         self
     }
 
+    /// Names the file by the path that the caller opened it with. `alias` is the file's name in the
+    /// layers below: the path replaces it, and the range stays. Any other path is that of an object
+    /// below the file: it moves to the text, with its range.
+    #[must_use]
+    pub fn with_opened_path(mut self, path: &Path, alias: &str) -> Self {
+        let inner = Arc::make_mut(&mut self.0);
+        let below = inner.path.replace(path.to_path_buf());
+        if let Some(below) = below.filter(|below| below != path && below != Path::new(alias)) {
+            let range = inner.range.take().map(|(offset, len)| format!(" at {offset}+{len}"));
+            let colon = if inner.detail.is_empty() { "" } else { ": " };
+            let range = range.unwrap_or_default();
+            inner.detail = format!("{}{range}{colon}{}", below.display(), inner.detail);
+        }
+        self
+    }
+
     /// Adds the byte range. The innermost range wins.
     #[must_use]
     pub fn with_range(mut self, offset: u64, len: u64) -> Self {
@@ -331,6 +347,24 @@ mod tests {
         assert_eq!(e.kind(), ErrorKind::Io);
         let text = e.to_string();
         assert!(text.starts_with("read /data/disk.img at 4096+512: I/O error"), "{text}");
+    }
+
+    #[test]
+    fn opened_path_replaces_alias_and_keeps_object_below_in_text() {
+        let failed = || Error::from_io("write", io::Error::from_raw_os_error(5)).with_range(512, 8);
+        let named = |e: Error| e.with_opened_path(Path::new("/f"), "#3");
+        for (error, range, start) in [
+            (failed(), Some((512, 8)), "write /f at 512+8: I/O error: "),
+            (failed().with_path("#3"), Some((512, 8)), "write /f at 512+8: I/O error: "),
+            (failed().with_path("/img"), None, "write /f: I/O error: /img at 512+8: "),
+            (named(failed().with_path("/img")), None, "write /f: I/O error: /img at 512+8: "),
+        ] {
+            let error = named(error);
+            assert_eq!((error.path(), error.range()), (Some(Path::new("/f")), range), "{error}");
+            assert!(error.to_string().starts_with(start), "{error}");
+        }
+        let error = Error::new(ErrorKind::Io, "sync", "lost").with_path("/img");
+        assert_eq!(named(error).to_string(), "sync /f: I/O error: /img: lost");
     }
 
     #[test]

@@ -110,7 +110,7 @@ impl File {
         let flags = flags | self.opener.read_flags;
         match &self.opener.kind {
             Kind::Raw(raw) => raw.read_slice(offset, buf, flags),
-            Kind::Volume(inside) => inside.open().read_slice(offset, buf, flags),
+            Kind::Volume(inside) => inside.read_slice(offset, buf, flags),
         }
     }
 
@@ -190,7 +190,7 @@ impl File {
         let flags = flags | self.opener.read_flags;
         match &self.opener.kind {
             Kind::Raw(raw) => raw.try_read(offset, dst, flags),
-            Kind::Volume(inside) => inside.open().try_read(offset, dst, flags),
+            Kind::Volume(inside) => inside.try_read(offset, dst, flags),
         }
     }
 
@@ -223,7 +223,7 @@ impl File {
                 let done = raw.read(offset, &mut buf, flags).await;
                 (buf, done)
             }
-            Kind::Volume(inside) => inside.open().read(offset, buf, flags).await,
+            Kind::Volume(inside) => inside.read(offset, buf, flags).await,
         }
     }
 
@@ -266,7 +266,7 @@ impl File {
     pub async fn sync_data_async(&self) -> Result<()> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.sync().await,
-            Kind::Volume(inside) => inside.open().sync(true).await,
+            Kind::Volume(inside) => inside.sync(true).await,
         }
     }
 
@@ -274,7 +274,7 @@ impl File {
     pub async fn sync_all_async(&self) -> Result<()> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.sync().await,
-            Kind::Volume(inside) => inside.open().sync(false).await,
+            Kind::Volume(inside) => inside.sync(false).await,
         }
     }
 
@@ -283,7 +283,7 @@ impl File {
     pub fn sync_data(&self) -> Result<()> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.sync_here(),
-            Kind::Volume(inside) => inside.open().sync_here(true),
+            Kind::Volume(inside) => inside.sync_here(true),
         }
     }
 
@@ -292,7 +292,7 @@ impl File {
     pub fn sync_all(&self) -> Result<()> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.sync_here(),
-            Kind::Volume(inside) => inside.open().sync_here(false),
+            Kind::Volume(inside) => inside.sync_here(false),
         }
     }
 
@@ -357,7 +357,7 @@ impl File {
     pub fn seek(&self, what: Seek, offset: u64) -> Result<u64> {
         match &self.opener.kind {
             Kind::Raw(raw) => block_on(raw.seek(what, offset)),
-            Kind::Volume(inside) => block_on(inside.open().seek(what, offset)),
+            Kind::Volume(inside) => block_on(inside.seek(what, offset)),
         }
     }
 
@@ -375,10 +375,11 @@ impl File {
         len: u64,
         max: usize,
     ) -> Result<Vec<Extent>> {
-        let found = extents(mapped, offset, len, max).await?;
-        let Kind::Volume(inside) = &self.opener.kind else { return Ok(found) };
+        let found = extents(mapped, offset, len, max).await;
+        let Kind::Volume(inside) = &self.opener.kind else { return found };
+        let found = inside.named(found)?;
         match inside.hand_over_holes(offset, &found).await {
-            Some(end) => extents(mapped, offset, end - offset, max).await,
+            Some(end) => inside.named(extents(mapped, offset, end - offset, max).await),
             None => Ok(found),
         }
     }

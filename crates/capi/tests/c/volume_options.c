@@ -76,6 +76,7 @@ static void changed_byte(fby_cache *cache, const char *image, uint32_t flags) {
     IS(fby_open_in(volume, "/f", O_RDONLY, NULL, 0, &file), 0);
     if (flags == 0) {
         FAILS(read_at(file, back, BLOCK, SIZE - BLOCK, 0), EUCLEAN, "checksum");
+        FAILS(read_at(file, back, BLOCK, SIZE - BLOCK, 0), EUCLEAN, "read /f at 8384512+4096: ");
         IS(read_at(file, back, BLOCK, 0, 0), BLOCK);
     } else {
         IS(read_at(file, back, BLOCK, SIZE - BLOCK, 0), BLOCK);

@@ -260,7 +260,7 @@ impl OpenOptions {
             }
             Err(e) => return Err(e),
         };
-        let opener = VolumeOpener::new(file, volume.clone());
+        let opener = VolumeOpener::new(file, path.into(), volume.clone());
         Ok(File::of(Kind::Volume(opener), self.access().io_flags))
     }
 

@@ -4,13 +4,12 @@
 
 use super::{File, Kind};
 use forebay_base::task::block_on;
-use forebay_base::{IoFlags, Result};
+use forebay_base::{Error, IoFlags, Result};
 use forebay_cache::Pinned;
 use forebay_iomap::{Handle, MappedFile, PinRequest};
 
 impl File {
-    /// The mapping and this opener's handle on it, to pin a range. First waits until a mount of the
-    /// volume has written back its stores into maps of the range (Z3). Errors: `BadHandle` if not
+    /// The mapping and this opener's handle on it, to pin a range. Errors: `BadHandle` if not
     /// opened for reading, `WouldBlock` with `NOWAIT`.
     fn reader(&self, offset: u64, len: usize, flags: IoFlags) -> Result<(&MappedFile, &Handle)> {
         match &self.opener.kind {
@@ -19,10 +18,18 @@ impl File {
                 Ok((&raw.file, &raw.handle))
             }
             Kind::Volume(inside) => {
-                let (file, handle) = inside.reader(flags)?;
-                inside.open().hand_over(offset, len as u64, flags)?;
+                let (file, handle) = inside.reader_of(offset, len as u64, flags)?;
                 Ok((file, handle))
             }
+        }
+    }
+
+    /// An error with the path that a file of a volume was opened by.
+    #[cold]
+    fn named(&self, error: Error) -> Error {
+        match &self.opener.kind {
+            Kind::Raw(_) => error,
+            Kind::Volume(inside) => inside.named_error(error),
         }
     }
 
@@ -86,11 +93,12 @@ impl File {
         may_copy: bool,
     ) -> Result<Option<Pinned>> {
         let flags = flags | self.opener.read_flags;
-        let (file, handle) = self.reader(offset, len, flags)?;
+        let named = |error| self.named(error);
+        let (file, handle) = self.reader(offset, len, flags).map_err(named)?;
         let request = PinRequest { offset, len, flags, may_copy, blocking: true };
         match file.try_pin(handle, &request) {
-            Some(done) => done.map(Some),
-            None => block_on(file.pin(handle, request)),
+            Some(done) => done.map(Some).map_err(named),
+            None => block_on(file.pin(handle, request)).map_err(named),
         }
     }
 }

@@ -1,11 +1,17 @@
 //! Failures below a file: a full file system, a file truncated from outside, a failing device.
 
 use crate::dir::{Dir, cache, config, open, until};
-use forebay::{Cache, DirectIo, ErrorKind, ExportMode, IoFlags, OpenOptions};
+use forebay::{
+    Cache, CreateVolume, DirectIo, Error, ErrorKind, ExportMode, IoFlags, OpenOptions, Volume,
+    VolumeOptions,
+};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::block_on;
 use forebay_block::target::{ErrorDevice, Fault};
 use forebay_block::{BioOp, RamDevice};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -350,4 +356,96 @@ fn error_of_closed_raw_file_is_reported_to_next_opener() {
     assert_eq!(reports_after(&cache, || open(&cache, &path, 8 << 20)), 1);
     // The flusher may hold the file for a moment after its last opener has closed it.
     until("the file is released, and no error is kept of it", || rows() == 0);
+}
+
+fn volume_at(image: &Path, cache: &Cache, size: u64) -> Volume {
+    Volume::create(image, &CreateVolume::default().size(size)).unwrap();
+    // Through the system's page cache, so that a full file system shows at the first write.
+    let options = VolumeOptions::default().direct_io(DirectIo::Off);
+    cache.open_volume(image, &options).unwrap()
+}
+
+/// The error names the file as the caller did, and no inode number in its place.
+#[track_caller]
+fn names_path(error: &Error, kind: ErrorKind, start: &str) {
+    assert_eq!(error.kind(), kind, "{error}");
+    assert_eq!(error.path(), Some(Path::new("/folder/notes")), "{error}");
+    assert!(error.to_string().starts_with(start), "{error}");
+}
+
+/// The story: a damaged block of a file was reported as "read #3 at 4096+4096", which a caller that
+/// opened the file by path cannot make use of.
+#[test]
+fn read_error_in_volume_names_path_of_file() {
+    let dir = Dir::new("names-read");
+    let (cache, image) = (cache(16 << 20), dir.path("volume"));
+    let volume = volume_at(&image, &cache, 32 << 20);
+    volume.create_dir("/folder").unwrap();
+    let content: Vec<u8> = (0..64 << 10).map(|i: u32| (i.wrapping_mul(i) >> 7) as u8).collect();
+    volume.write("/folder/notes", &content).unwrap();
+    volume.close().unwrap();
+    cache.drop_clean();
+    let stored = std::fs::read(&image).unwrap();
+    let block = &content[8192..12288];
+    let at = stored.windows(4096).step_by(4096).position(|w| w == block).unwrap() as u64 * 4096;
+    let outside = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    outside.write_all_at(&[!block[0]], at).unwrap();
+
+    let volume = cache.open_volume(&image, &VolumeOptions::default()).unwrap();
+    let file = volume.open_file("/folder/notes").unwrap();
+    let mut buf = vec![0; 4096];
+    let damaged = |error: &Error| {
+        names_path(error, ErrorKind::Corrupt, "read /folder/notes at 8192+4096: corrupt");
+        assert!(error.to_string().contains("checksum"), "{error}");
+    };
+    for flags in [IoFlags::empty(), IoFlags::UNCACHED, IoFlags::DIRECT | IoFlags::FALLBACK] {
+        damaged(&file.read_at_with(&mut buf, 8192, flags).unwrap_err());
+    }
+    damaged(&file.read_exact_at(&mut buf, 8192).unwrap_err());
+    damaged(&file.reopen().unwrap().read_at(&mut buf, 8192).unwrap_err());
+    damaged(&file.pin(8192, 4096, IoFlags::empty()).unwrap_err());
+    let (buf, read) = block_on(file.read_at_async(AlignedBuf::new(4096), 8192, IoFlags::UNCACHED));
+    assert_eq!(buf.len(), 4096);
+    damaged(&read.unwrap_err());
+    let mut all = vec![];
+    let streamed = file.stream().read_to_end(&mut all).unwrap_err();
+    names_path(Error::within(&streamed).unwrap(), ErrorKind::Corrupt, "read /folder/notes");
+    names_path(&volume.read("/folder/notes").unwrap_err(), ErrorKind::Corrupt, "read /folder/");
+}
+
+/// Errors of writes, syncs and changes of a file name its path, and behind it the image that
+/// failed (Z4).
+#[test]
+fn write_and_sync_errors_in_volume_name_path_of_file() {
+    let dir = Dir::new("names-sync");
+    let small = Small::mount(&dir);
+    let (cache, image) = (large_cache(), small.0.join("volume"));
+    let volume = volume_at(&image, &cache, 32 << 20);
+    volume.create_dir("/folder").unwrap();
+    volume.write("/folder/notes", b"words").unwrap();
+    volume.sync().unwrap();
+    let file = OpenOptions::read_write().open_in(&volume, "/folder/notes").unwrap();
+    let reader = volume.open_file("/folder/notes").unwrap();
+    let start = |op: &str| format!("{op} /folder/notes");
+    for (refused, op) in [
+        (reader.write_at(b"x", 0).map(drop), "write"),
+        (reader.append(b"x", IoFlags::empty()).map(drop), "write"),
+        (reader.set_len(0), "set size"),
+        (reader.trim(0, 4096), "fallocate"),
+        (
+            block_on(reader.write_at_async(AlignedBuf::new(8), 0, IoFlags::empty())).1.map(drop),
+            "write",
+        ),
+    ] {
+        names_path(&refused.unwrap_err(), ErrorKind::BadHandle, &start(op));
+    }
+    // More than the file system of the image has space for.
+    file.write_at(&vec![1; 3 << 20], 0).unwrap();
+    for sync in [forebay::File::sync_data, forebay::File::sync_all, |file: &forebay::File| {
+        file.clone().close()
+    }] {
+        let error = sync(&file).unwrap_err();
+        names_path(&error, ErrorKind::NoSpace, "write /folder/notes: ");
+        assert!(error.to_string().contains(&*image.to_string_lossy()), "{error}");
+    }
 }
