@@ -560,9 +560,10 @@ int fby_cache_tune(fby_cache *cache, const char *name, const char *value);
 int64_t fby_cache_stats(fby_cache *cache, fby_stats *stats, size_t stats_size);
 
 /**
- * Closes a cache and gives its memory back. -EBUSY while files, directories, volumes or pins of
- * it are open; the cache stays open then. Another error: data of closed files could not be written
- * back and is lost; the handle is closed.
+ * Closes a cache. Its memory goes back to the system when the last thread of the library leaves
+ * it, which may be a moment later. -EBUSY while files, directories, volumes or pins of it are
+ * open; the cache stays open then. Another error: data of closed files could not be written back
+ * and is lost; the handle is closed.
  *
  * # Safety
  * `cache` is an open cache that no other thread uses.

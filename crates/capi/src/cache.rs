@@ -262,9 +262,10 @@ pub unsafe extern "C" fn fby_cache_stats(
     })
 }
 
-/// Closes a cache and gives its memory back. -EBUSY while files, directories, volumes or pins of
-/// it are open; the cache stays open then. Another error: data of closed files could not be written
-/// back and is lost; the handle is closed.
+/// Closes a cache. Its memory goes back to the system when the last thread of the library leaves
+/// it, which may be a moment later. -EBUSY while files, directories, volumes or pins of it are
+/// open; the cache stays open then. Another error: data of closed files could not be written back
+/// and is lost; the handle is closed.
 ///
 /// # Safety
 /// `cache` is an open cache that no other thread uses.

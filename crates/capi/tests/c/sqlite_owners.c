@@ -93,10 +93,13 @@ static void no_transaction_is_in_a_log_without_a_name(void) {
 }
 
 int main(int argc, char **argv) {
+    fby_cache *cache;
     CHECK(argc == 2);
     IS(geteuid(), 0);
     snprintf(database, sizeof database, "%s/a.db", argv[1]);
+    cache = small_cache();
     IS(forebay_sqlite_register(0), SQLITE_OK);
+    IS(forebay_sqlite_use_cache(cache), SQLITE_OK);
     is_refused("wal", "-wal", &fchown_error, EPERM, SQLITE_PERM);
     is_refused("delete", "-journal", &fchown_error, EPERM, SQLITE_PERM);
     is_refused("wal", "-wal", &fchown_error, ENOMEM, SQLITE_NOMEM);
@@ -105,6 +108,7 @@ int main(int argc, char **argv) {
     is_refused("delete", "-journal", &fstat_error, EIO, SQLITE_PERM);
     no_transaction_is_in_a_log_without_a_name();
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
+    IS(fby_cache_close(cache), 0);
     IS(sqlite3_shutdown(), SQLITE_OK);
     return 0;
 }

@@ -73,13 +73,17 @@ static void connection_has_the_locks_of_the_file_it_opened(const char *mode) {
 }
 
 int main(int argc, char **argv) {
+    fby_cache *cache;
     CHECK(argc == 2);
     snprintf(database, sizeof database, "%s/a.db", argv[1]);
     snprintf(copy, sizeof copy, "%s/copy.db", argv[1]);
+    cache = small_cache();
     IS(forebay_sqlite_register(0), SQLITE_OK);
+    IS(forebay_sqlite_use_cache(cache), SQLITE_OK);
     connection_has_the_locks_of_the_file_it_opened("delete");
     connection_has_the_locks_of_the_file_it_opened("truncate");
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
+    IS(fby_cache_close(cache), 0);
     IS(sqlite3_shutdown(), SQLITE_OK);
     return 0;
 }

@@ -147,10 +147,13 @@ static void openers_of_one_volume_wait_for_its_close(void) {
 }
 
 int main(int argc, char **argv) {
+    fby_cache *cache;
     CHECK(argc == 2);
     folder = argv[1];
     alarm(100);
+    cache = small_cache();
     IS(forebay_sqlite_register(0), SQLITE_OK);
+    IS(forebay_sqlite_use_cache(cache), SQLITE_OK);
     others_go_on("open", uri_of("slow.db"));
     others_go_on("volume_open", uri_in("slow.img", "slow.db"));
     others_go_on("unlink", uri_in("slow.img", "slow.db"));
@@ -158,6 +161,7 @@ int main(int argc, char **argv) {
     others_go_on("volume_close", uri_in("slow.img", "slow.db"));
     openers_of_one_volume_wait_for_its_close();
     IS(forebay_sqlite_shutdown(), SQLITE_OK);
+    IS(fby_cache_close(cache), 0);
     IS(sqlite3_shutdown(), SQLITE_OK);
     return 0;
 }

@@ -20,10 +20,12 @@ fn under_valgrind(name: &str, options: &[&str]) {
     run_under_valgrind(&dir, &program, options);
 }
 
+/// Each program has a small cache. The address space of a cache without `budget_max` is as large as
+/// all memory, and a thread of the library may give it back after the program has ended: then the
+/// search for leaks reads all of it, for minutes.
 #[test]
 fn sqlite_valgrind_reports_nothing() {
-    under_valgrind("sqlite", &[]);
-    for name in ["sqlite_folder", "sqlite_replaced", "sqlite_stalls"] {
+    for name in ["sqlite", "sqlite_folder", "sqlite_owners", "sqlite_replaced", "sqlite_stalls"] {
         under_valgrind(name, &[]);
     }
 }
