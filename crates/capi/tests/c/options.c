@@ -1,6 +1,8 @@
-/* Options, flags and counters: of each, one effect that is seen from outside. A field of
- * fby_cache_config whose effect is only speed is not here. */
+/* Options, flags and counters: of each, one effect that is seen from outside. Not here are
+ * `uncached_window_bytes` and FBY_RWF_HIPRI, whose effect is only speed. */
 #include "check.h"
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #define BLOCK 4096
@@ -13,7 +15,8 @@ static fby_cache *cache_with(fby_cache_config given) {
     fby_cache *cache;
     given.budget = BUDGET;
     given.budget_max = 2 * BUDGET;
-    given.aio = getenv("FOREBAY_TEST_THREADS") ? FBY_AIO_THREADS : FBY_AIO_AUTO;
+    if (getenv("FOREBAY_TEST_THREADS"))
+        given.aio = FBY_AIO_THREADS;
     if (given.dirty_expire_centisecs == 0)
         given.dirty_expire_centisecs = 360000;
     IS(fby_cache_create(&given, sizeof given, &cache), 0);
@@ -38,10 +41,14 @@ static fby_stats stats(fby_cache *cache) {
         CHECK(what);                                                                      \
     } while (0)
 
-static uint64_t resident(fby_file *file, int64_t at, int64_t len) {
+static fby_residency_info residency(fby_file *file, int64_t at, int64_t len) {
     fby_residency_info info;
     IS(fby_residency(file, at, len, &info, sizeof info), sizeof info);
-    return info.resident_blocks;
+    return info;
+}
+
+static uint64_t resident(fby_file *file, int64_t at, int64_t len) {
+    return residency(file, at, len).resident_blocks;
 }
 
 /* Descriptors of this process with O_DIRECT that lead to the file. */
@@ -118,6 +125,9 @@ static void counters_of_reads(fby_cache *cache, fby_file *file) {
     IS(read_at(file, back, BLOCK, 0, 0), BLOCK);
     IS(read_at(file, back, BLOCK, BLOCK, 0), BLOCK);
     COMES(stats(cache).readahead_bytes > was.readahead_bytes);
+    IS(residency(file, 64 * BLOCK, 3 * BLOCK).referenced_blocks, 3);
+    COMES(residency(file, 2 * BLOCK, BLOCK).resident_blocks == 1);
+    IS(residency(file, 2 * BLOCK, BLOCK).referenced_blocks, 0);
     IS(read_at(file, back, SIZE, 0, 0), SIZE);
     IS(fby_cache_resize(cache, BUDGET / 4), 0);
     CHECK(stats(cache).evicted_blocks > was.evicted_blocks);
@@ -156,6 +166,87 @@ static void counters_of_writes(fby_cache *cache, fby_file *file) {
     IS(fby_fsync(file), 0);
     was = stats(cache);
     IS(was.writeback_bytes + was.failed_bytes + was.io_errors, 0);
+}
+
+/* Bytes that the host refuses: they stay dirty, are counted, and are written once it takes them. */
+static void counters_of_failures(fby_cache *cache, fby_file *file) {
+    struct rlimit was, less;
+    CHECK(signal(SIGXFSZ, SIG_IGN) != SIG_ERR && getrlimit(RLIMIT_FSIZE, &was) == 0);
+    less = was;
+    less.rlim_cur = SIZE / 2;
+    IS(write_at(file, bytes, 2 * BLOCK, SIZE - 2 * BLOCK, 0), 2 * BLOCK);
+    CHECK(setrlimit(RLIMIT_FSIZE, &less) == 0);
+    IS(fby_fsync(file), -EFBIG);
+    IS(stats(cache).failed_bytes, 2 * BLOCK);
+    CHECK(stats(cache).io_errors > 0);
+    CHECK(setrlimit(RLIMIT_FSIZE, &was) == 0);
+    /* The library has tried again in the meantime: a sync may still report that. */
+    COMES(fby_fsync(file) == 0);
+    IS(stats(cache).failed_bytes + stats(cache).dirty_bytes, 0);
+}
+
+/* Descriptors of this process that are rings of io_uring. */
+static int rings(void) {
+    char name[40], link[40];
+    int count = 0;
+    for (int fd = 3; fd < 200; fd++) {
+        ssize_t len;
+        snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+        len = readlink(name, link, sizeof link - 1);
+        link[len > 0 ? len : 0] = 0;
+        count += strstr(link, "io_uring") != NULL;
+    }
+    return count;
+}
+
+/* Before any other cache, whose threads may keep a ring for a moment after its end. */
+static void engines(void) {
+    fby_cache_config config = {0};
+    fby_cache *cache;
+    int created;
+    config.aio = FBY_AIO_THREADS;
+    cache = cache_with(config);
+    IS(rings(), 0);
+    IS(fby_cache_close(cache), 0);
+    if (getenv("FOREBAY_TEST_THREADS"))
+        return;
+    config.aio = FBY_AIO_URING;
+    created = fby_cache_create(&config, sizeof config, &cache);
+    /* Containers forbid io_uring. */
+    if (created < 0) {
+        CHECK(strstr(fby_last_error(), "io_uring") != NULL);
+        return;
+    }
+    CHECK(rings() > 0);
+    IS(fby_cache_close(cache), 0);
+}
+
+/* The limits of dirty bytes, and the size of folios, which the bookkeeping depends on. */
+static void sizes_of_a_cache(const char *name) {
+    fby_cache_config limit = {0}, background = {0}, small = {0}, large = {0};
+    fby_cache *cache, *other;
+    fby_file *file;
+    limit.dirty_bytes = 256 << 10;
+    cache = cache_with(limit);
+    IS(fby_open(cache, name, O_RDWR, NULL, 0, &file), 0);
+    IS(write_at(file, bytes, SIZE / 2, 0, 0), SIZE / 2);
+    CHECK(stats(cache).dirty_bytes <= 256 << 10);
+    IS(fby_close(file), 0);
+    IS(fby_cache_close(cache), 0);
+    background.dirty_background_bytes = 64 << 10;
+    cache = cache_with(background);
+    IS(fby_open(cache, name, O_RDWR, NULL, 0, &file), 0);
+    IS(write_at(file, bytes, 1 << 20, 0, 0), 1 << 20);
+    COMES(stats(cache).dirty_bytes <= 64 << 10);
+    IS(fby_close(file), 0);
+    IS(fby_cache_close(cache), 0);
+    small.folio_size = BLOCK;
+    large.folio_size = 64 << 10;
+    cache = cache_with(small);
+    other = cache_with(large);
+    CHECK(stats(cache).arena_bytes > stats(other).arena_bytes);
+    IS(fby_cache_close(cache), 0);
+    IS(fby_cache_close(other), 0);
 }
 
 /* Pages of the process that are in memory. */
@@ -205,6 +296,7 @@ int main(int argc, char **argv) {
     fby_cache *cache;
     fby_file *file;
     CHECK(argc == 2);
+    engines();
     prefault();
     cache = cache_with(config);
     for (uint32_t at = 0, value = 1; at < SIZE; at++, value = value * 1664525u + 1013904223u)
@@ -217,8 +309,10 @@ int main(int argc, char **argv) {
     IS(fby_open(cache, name, O_RDWR, NULL, 0, &file), 0);
     counters_of_reads(cache, file);
     counters_of_writes(cache, file);
+    counters_of_failures(cache, file);
     IS(fby_close(file), 0);
     IS(fby_cache_close(cache), 0);
     config_of_a_cache(name);
+    sizes_of_a_cache(name);
     return 0;
 }
