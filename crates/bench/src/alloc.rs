@@ -1,9 +1,9 @@
 //! `alloc`: whether large direct writes of several writers get contiguous blocks, also during
 //! write-back and small writes. It compares the allocation strategies of the volume.
 //!
-//! Reading order: `strategies`, `fixture` (a fresh volume on a device), `load` (the writers), `found`
-//! (the measurements afterwards), then the parts: `delay` and `disk` in `large`, `small`, `sim`,
-//! `kernel`.
+//! Reading order: `strategies`, `fixture` (a fresh volume on a device), `load` (the writers),
+//! `found` (the measurements afterwards), then the parts: `delay` and `disk` in `large`, `small`,
+//! `sim`, `kernel`.
 //!
 //! Invariants: A1 every slice begins on an empty volume with an empty cache, of the same size for
 //! all variants. A2 a slice of direct writes ends with the completion of the last one, a slice of

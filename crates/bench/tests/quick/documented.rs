@@ -122,6 +122,7 @@ fn patterns_fit_names() {
     ] {
         assert_eq!(fits(name, pattern), fit, "{name} {pattern}");
     }
-    let source = "report.ratio( \"one_vs_two\", 1.0); report\n.ratio_with_bar(&format!(\"{a}_vs_{b}_c\"), 2);";
+    let source = "report.ratio( \"one_vs_two\", 1.0); \
+                  report\n.ratio_with_bar(&format!(\"{a}_vs_{b}_c\"), 2);";
     assert_eq!(named_in(source), ["one_vs_two", "*_vs_*_c"]);
 }
