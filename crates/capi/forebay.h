@@ -5,9 +5,10 @@
  * kind is -EBADF; a handle that is closed must not be used again, as memory after free(3). Any
  * number of threads may use a handle at once, but for fby_dir; closing it is one thread's, when no
  * other uses it. In a child of fork(2) the handles of the parent are -ESHUTDOWN; a child may make a
- * cache of its own. Structs are passed with their size, as sizeof says; set fields that you do not
- * know to zero with memset(3) or `= {0}`. Calls may block, are no cancellation points, and must not be
- * made in a signal handler. -ENOTRECOVERABLE is a fault in the library.
+ * cache of its own, see Fork in forebay(3). Structs are passed with their size, as sizeof says; set
+ * fields that you do not know to zero with memset(3) or `= {0}`. Calls may block, are no
+ * cancellation points, and must not be made in a signal handler. -ENOTRECOVERABLE is a fault in the
+ * library.
  *
  * See forebay(3).
  */

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -81,6 +82,17 @@ static inline int64_t write_at(fby_file *file, const void *buf, size_t len, int6
                                uint32_t flags) {
     struct iovec iov = {(void *)(uintptr_t)buf, len};
     return fby_pwritev2(file, &iov, 1, at, flags);
+}
+
+/* Descriptors of this process with O_DIRECT that lead to the file. */
+static inline int direct_descriptors(const char *name) {
+    struct stat file, at;
+    int count = 0;
+    CHECK(stat(name, &file) == 0);
+    for (int fd = 3; fd < 200; fd++)
+        count += fstat(fd, &at) == 0 && at.st_ino == file.st_ino && at.st_dev == file.st_dev &&
+                 (fcntl(fd, F_GETFL) & O_DIRECT) != 0;
+    return count;
 }
 
 #endif

@@ -3,7 +3,6 @@
 #include "check.h"
 #include <signal.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 
 #define BLOCK 4096
 #define SIZE (8 << 20)
@@ -49,17 +48,6 @@ static fby_residency_info residency(fby_file *file, int64_t at, int64_t len) {
 
 static uint64_t resident(fby_file *file, int64_t at, int64_t len) {
     return residency(file, at, len).resident_blocks;
-}
-
-/* Descriptors of this process with O_DIRECT that lead to the file. */
-static int direct_descriptors(const char *name) {
-    struct stat file, at;
-    int count = 0;
-    CHECK(stat(name, &file) == 0);
-    for (int fd = 3; fd < 200; fd++)
-        count += fstat(fd, &at) == 0 && at.st_ino == file.st_ino && at.st_dev == file.st_dev &&
-                 (fcntl(fd, F_GETFL) & O_DIRECT) != 0;
-    return count;
 }
 
 static void how_of_a_host_file(fby_cache *cache, const char *name) {
@@ -132,6 +120,18 @@ static void counters_of_reads(fby_cache *cache, fby_file *file) {
     IS(fby_cache_resize(cache, BUDGET / 4), 0);
     CHECK(stats(cache).evicted_blocks > was.evicted_blocks);
     IS(fby_cache_resize(cache, BUDGET), 0);
+}
+
+/* A write through an opening with this flag is durable when it returns. */
+static void durable_opening(fby_cache *cache, const char *name, int flag) {
+    fby_stats was = stats(cache);
+    fby_file *file;
+    IS(fby_open(cache, name, O_RDWR | flag, NULL, 0, &file), 0);
+    IS(write_at(file, bytes, BLOCK, 0, 0), BLOCK);
+    GREW(cache, was, written_bytes, BLOCK);
+    CHECK(stats(cache).flushes > was.flushes);
+    IS(stats(cache).dirty_bytes, 0);
+    IS(fby_close(file), 0);
 }
 
 static void counters_of_writes(fby_cache *cache, fby_file *file) {
@@ -308,6 +308,8 @@ int main(int argc, char **argv) {
     how_of_a_host_file(cache, name);
     IS(fby_open(cache, name, O_RDWR, NULL, 0, &file), 0);
     counters_of_reads(cache, file);
+    durable_opening(cache, name, O_DSYNC);
+    durable_opening(cache, name, O_SYNC);
     counters_of_writes(cache, file);
     counters_of_failures(cache, file);
     IS(fby_close(file), 0);

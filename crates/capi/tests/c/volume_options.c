@@ -1,6 +1,5 @@
 /* Options of a volume, each by its effect; and an image with a byte that has changed. */
 #include "check.h"
-#include <sys/stat.h>
 
 #define BLOCK 4096
 #define IMAGE (32 << 20)
@@ -99,6 +98,23 @@ static void changed_superblock(fby_cache *cache, const char *image) {
     CHECK(volume == NULL);
 }
 
+static void direct_io(fby_cache *cache, const char *image) {
+    fby_volume_how how = {0};
+    fby_volume *volume;
+    how.direct_io = FBY_DIRECT_IO_OFF;
+    IS(fby_volume_open(cache, image, &how, sizeof how, &volume), 0);
+    IS(direct_descriptors(image), 0);
+    IS(fby_volume_close(volume), 0);
+    how.direct_io = FBY_DIRECT_IO_ON;
+    /* A file system without direct I/O is refused for that. */
+    if (fby_volume_open(cache, image, &how, sizeof how, &volume) == 0) {
+        CHECK(direct_descriptors(image) > 0);
+        IS(fby_volume_close(volume), 0);
+    } else {
+        CHECK(strstr(fby_last_error(), "O_DIRECT") != NULL);
+    }
+}
+
 /* Whether a read after a write changes the access time. */
 static int atime_moves(fby_cache *cache, const char *image, uint32_t flags) {
     fby_volume_how how = {0};
@@ -147,6 +163,7 @@ int main(int argc, char **argv) {
     for (uint32_t at = 0, value = 1; at < SIZE; at++, value = value * 1664525u + 1013904223u)
         bytes[at] = (unsigned char)(value >> 24);
     sizes(cache, in_folder(folder, "sizes"));
+    direct_io(cache, in_folder(folder, "sizes"));
     changed_byte(cache, in_folder(folder, "sums"), 0);
     changed_byte(cache, in_folder(folder, "no-sums"), FBY_VOLUME_NO_CHECKSUMS);
     changed_superblock(cache, in_folder(folder, "superblock"));
