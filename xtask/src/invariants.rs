@@ -274,7 +274,7 @@ mod tests {
 
     /// A header may promise what nothing holds, and no check said so.
     #[test]
-    fn what_nothing_holds_is_named_and_records_only_shrink() {
+    fn unheld_invariant_is_named_and_records_only_shrink() {
         let mut facts = Facts::default();
         facts.add("cache", "crates/cache/src/folio.rs", SOURCE);
         facts.add("cache", "crates/cache/tests/a.rs", "fn f() { assert!(x, \"F1..F3\"); }\n");

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn record_refuses_growth_and_takes_text_that_moved_within_a_crate() {
+    fn record_refuses_growth_and_takes_text_moved_within_crate() {
         let recorded = counts(&[("crates/a/src/x.rs", 3), ("docs/a.md", 1)]);
         let moved = counts(&[("crates/a/src/x.rs", 1), ("crates/a/src/y.rs", 2)]);
         assert!(growth(&moved, &recorded).is_empty());

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_itself_points_down() {
+    fn layer_table_points_down() {
         for (at, rule) in RULES.iter().enumerate() {
             for used in rule.may_use {
                 let below = RULES.iter().position(|r| r.name == *used);

@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_tests_and_ratios_are_named() {
         let text = "behaviour dirty Dirty\npromise p\noption --o\ntest d1\ntest d9\n\
                     figure dirty whole_name\nnot-measured x\n\
                     figure dirty none_such\nnot-saved y\nid D1 one\nid D3 three\n\
@@ -519,7 +519,7 @@ mod tests {
     /// Lines with a test of their name counted as held, also where the test said itself that it
     /// holds something else.
     #[test]
-    fn what_is_not_carried_over_has_no_test_and_counts_for_nothing() {
+    fn line_not_carried_over_has_no_test_and_no_count() {
         let text = "behaviour dirty Dirty\nid D1 one\nnot-carried x\nid D2 two\nspirit y\n\
                     id D9 nine\nspirit z\n";
         let (mut findings, found) = (Findings::new(), parse(text).unwrap());

@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn v1_v3_what_lacks_a_value_or_a_command_is_found() {
+    fn v1_v3_missing_value_or_command_is_found() {
         let (_, findings, _) = described(
             "figure loop none\nfigure loop mem_share\ncommand --rounds 9\n\
              figure dirty bytes_raw\nnot-saved x\nfigure loop two\nfigure loop one\n\

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn test_program_beside_the_suite_is_a_finding() {
+    fn test_program_next_to_suite_is_a_finding() {
         let mut findings = Findings::new();
         for name in ["crates/cache/tests/shuttle.rs", "crates/block/tests/lock.rs"] {
             check(Path::new("/nowhere"), &Path::new("/nowhere").join(name), name, &mut findings);

@@ -67,7 +67,7 @@ mod tests {
     /// Z1. The story: tests skipped missing requirements everywhere but under `CI=true`, which no
     /// script set, and `cargo xtask all` did not check them.
     #[test]
-    fn what_is_missing_fails_unless_it_may_be_skipped() {
+    fn missing_requirement_fails_unless_skips_are_allowed() {
         let packages = "# c\n\nfio fio load\nno-such-program nowhere x\n";
         let found = |program: &str| (program == "fio").then(|| "/usr/bin/fio".to_string());
         let no_fuse = |path: &str| path != "/dev/fuse";

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn subject_that_is_long_without_area_or_empty_is_a_finding() {
+    fn subject_too_long_or_without_area_is_a_finding() {
         let long = "x".repeat(65);
         let log = format!(
             "1a cache: {long}\n2b cache: {long}x\n3c Mend the cache\n4d lfs: lints\n5e lfs: lint by hand\n"

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ratchet_lets_shrink_and_not_grow() {
+    fn ratchet_allows_shrinking_and_refuses_growth() {
         let mut findings = Findings::new();
         let mut r = ratchet(&[("fn a f", 80), ("fn b g", 90), ("fn c h", 75)]);
         r.check("fn a f", 79, 70, &mut findings);

@@ -294,7 +294,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back(fields in proptest::collection::vec(field(), 0..30)) {
+        fn written_fields_read_back(fields in proptest::collection::vec(field(), 0..30)) {
             let mut space = vec![0xaa; 4096];
             let mut w = Writer::new("thing", &mut space);
             for field in &fields {
@@ -325,7 +325,7 @@ mod tests {
         }
 
         #[test]
-        fn c2_a_full_writer_changes_nothing(
+        fn c2_put_into_full_writer_changes_nothing(
             room in 0..60usize,
             fields in proptest::collection::vec(field(), 0..30),
         ) {

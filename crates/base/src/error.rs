@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn io_error_of_an_error_keeps_kind_and_errno_and_path() {
+    fn io_error_of_error_keeps_kind_errno_and_path() {
         let full = Error::from_io("write", io::Error::from_raw_os_error(28)).with_path("/disk");
         let wait = Error::new(ErrorKind::WouldBlock, "read", "cold");
         let short = Error::new(ErrorKind::UnexpectedEof, "read", "3 of 5 bytes");

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_blocks_holds_one_thread() {
+    fn blocking_task_holds_one_thread() {
         let pool = TaskPool::new();
         let (blocked, hold) = std::sync::mpsc::channel::<()>();
         pool.spawn(

@@ -459,14 +459,14 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "seed 77: stuck")]
-    fn a_deadlock_is_named() {
+    fn deadlock_is_reported() {
         let world = SimWorld::new(77);
         world.run(std::future::pending::<()>());
     }
 
     #[test]
     #[should_panic(expected = "seed 78: no end after 1000 steps")]
-    fn a_livelock_is_named() {
+    fn livelock_is_reported() {
         let world = SimWorld::new(78);
         world.set_step_limit(1000);
         world.run(async {
@@ -478,7 +478,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "seed 79: task `bad` panicked")]
-    fn a_panic_carries_the_seed() {
+    fn panic_message_has_seed() {
         let world = SimWorld::new(79);
         world.spawn("bad", Box::pin(async { panic!("oh") }));
         world.run(std::future::pending::<()>());

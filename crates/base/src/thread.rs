@@ -75,7 +75,7 @@ mod tests {
     /// The story: the threads blocked faults, too. A fault killed the program, and the program's
     /// handler of the signal did not run.
     #[test]
-    fn spawn_blocks_all_signals_but_faults_of_the_new_thread_only() {
+    fn spawned_thread_blocks_all_signals_but_faults() {
         let before = blocked();
         let theirs = spawn("forebay-test", blocked).unwrap().join().unwrap();
         let is_blocked = |signal: libc::c_int| theirs >> (signal - 1) & 1 == 1;

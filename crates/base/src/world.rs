@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_sleep_leaves_no_timer() {
+    fn dropped_sleep_leaves_no_timer() {
         let timer =
             Arc::new(TimerShared { state: std::sync::Mutex::default(), changed: Condvar::new() });
         let world = RealWorld {

@@ -22,7 +22,7 @@ fn together(jobs: Vec<Job>) {
 }
 
 #[test]
-fn nobody_sleeps_through_a_wake_of_all() {
+fn wake_all_wakes_every_waiter() {
     check(|| {
         let (queue, value) = (Arc::new(WaitQueue::new()), Arc::new(AtomicUsize::new(0)));
         let waiter = |want: usize| -> Job {

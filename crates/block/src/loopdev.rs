@@ -195,14 +195,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_structure_is_the_kernels() {
+    fn loop_structures_have_kernel_sizes() {
         assert_eq!(size_of::<LoopInfo>(), 232);
         assert_eq!(size_of::<LoopConfig>(), 304);
     }
 
     /// X1, where the system permits loop devices.
     #[test]
-    fn x1_a_device_goes_with_its_last_user() {
+    fn x1_loop_device_detaches_after_last_close() {
         let size = |path: &Path| {
             let name = path.file_name().unwrap().to_str().unwrap();
             let text = std::fs::read_to_string(format!("/sys/block/{name}/size")).unwrap();

@@ -223,7 +223,7 @@ mod tests {
 
     /// R3: two writers of a full chunk and a concurrent reader, which sees one write or the other.
     #[test]
-    fn a_chunk_changes_at_once() {
+    fn full_chunk_write_is_atomic() {
         let ram = RamDevice::new(CHUNK);
         let whole = CHUNK as usize;
         std::thread::scope(|s| {

@@ -84,7 +84,7 @@ fn round(device: &FileDevice, work: &Arc<WriteOut>, bios: &mut Vec<Bio>, flags: 
 }
 
 #[test]
-fn a_warm_write_out_allocates_nothing() {
+fn warm_write_out_allocates_nothing() {
     for (aio, engine) in engines() {
         let options = FileOptions { create_size: Some(1 << 20), ..FileOptions::default() };
         let device = FileDevice::open(path(&format!("allocs-{aio}")), &options, &engine).unwrap();

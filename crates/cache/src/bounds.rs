@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn the_size_moves_with_its_block_held() {
+    fn size_moves_with_its_block_held() {
         let bounds = Bounds::new(4096, 5000);
         let resize = block_on(bounds.resize());
         let held = bounds.try_exclusive(5000..5001).unwrap();

@@ -191,7 +191,7 @@ mod tests {
     use std::task::{Context, Waker};
 
     #[test]
-    fn n3_n4_older_waiter_goes_first_and_a_dropped_one_wakes_the_next() {
+    fn n3_n4_oldest_waiter_is_first_dropped_one_wakes_next() {
         let ranges = Ranges::default();
         let mut cx = Context::from_waker(Waker::noop());
         assert!(ranges.try_take(&(0..1)));

@@ -547,7 +547,7 @@ mod tests {
 
     /// A panic that crossed into C would end the program, or worse.
     #[test]
-    fn call_that_panics_gives_errno_and_text_and_the_handle_lives() {
+    fn panicking_call_gives_errno_and_text_handle_stays_usable() {
         let mut cache = null_mut();
         // SAFETY: handles that this test makes, closes once, and uses on this thread only.
         unsafe {

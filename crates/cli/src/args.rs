@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_description_is_consistent() {
+    fn command_line_description_is_consistent() {
         Cli::command().debug_assert();
     }
 
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_command_line_is_refused() {
         for line in [
             "forebay create",
             "forebay create v --block-size x",
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn watch_has_a_default_and_commands_of_the_lab_take_anything() {
+    fn watch_has_default_lab_commands_take_any_arguments() {
         let Command::Stat(args) = parse("forebay stat --watch").unwrap().command else {
             panic!("not stat")
         };

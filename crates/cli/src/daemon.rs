@@ -69,7 +69,7 @@ mod tests {
 
     /// `forebay mount -o ro -- VOLUME DIR` was a usage error: the word came behind the `--`.
     #[test]
-    fn the_word_is_an_option() {
+    fn daemon_option_precedes_double_dash() {
         let of = |line: &str| {
             with_daemon(line.split(' ').map(OsString::from)).join(std::ffi::OsStr::new(" "))
         };

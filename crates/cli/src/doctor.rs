@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_not_there_is_a_problem() {
+    fn missing_image_is_reported_as_problem() {
         let finding = direct_io(Path::new("/nonexistent/x.img"));
         assert_eq!(finding.level, Level::Problem);
         assert!(finding.text.contains("/nonexistent/x.img"), "{}", finding.text);

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_sees_its_group_as_the_root() {
+    fn container_cgroup_limit_is_found_at_root() {
         let mounts = "30 20 0:26 /docker/1 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
         let files = limit_files("0::/docker/1\n", mounts);
         assert_eq!(files, [(2, PathBuf::from("/sys/fs/cgroup/memory.max"))]);

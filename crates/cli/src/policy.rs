@@ -152,7 +152,7 @@ mod tests {
     /// Who may write in a tree put a link in the place of a file or directory after it was listed:
     /// the policy of what that led to was changed, outside of the tree.
     #[test]
-    fn what_is_swapped_for_a_link_leads_nowhere() {
+    fn path_replaced_by_symlink_is_not_followed() {
         let root = std::env::temp_dir().join(format!("forebay-policy-{}", std::process::id()));
         for dir in ["tree/a/deep", "tree/b", "outside"] {
             std::fs::create_dir_all(root.join(dir)).unwrap();

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_ends_in_its_sum() {
+    fn budget_table_ends_with_sum() {
         let budget = json!([{ "what": "frames", "now": 4096, "bound": 8192 },
                             { "what": "index", "now": 4096, "bound": 8192 }]);
         let rows = budget_rows(&budget);

@@ -435,7 +435,7 @@ mod tests {
     /// N1. The story: a known recovery that was tried again ran only the first open, and took the
     /// results of fsck and of the second open from the tree.
     #[test]
-    fn n1_what_is_left_is_tried_again_with_the_rest() {
+    fn n1_known_state_is_recovered_again_in_full() {
         let left = SimDisk::new(SimWorld::new(1), SimConfig::default()).cut_state(1);
         let mut tree = ReadTree::default();
         let mut try_it = |anew, says| on(&mut tree, &left, (None, anew), 2, |_| Ok(says));

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn y1_of_many_files_the_largest_are_shown_and_the_others_summed_up() {
+    fn y1_largest_files_are_shown_and_others_summed() {
         let cache = Cache::new(CacheConfig::with_budget(16 << 20)).unwrap();
         let files: Vec<_> = (1..=FILES as u64 + 9)
             .map(|n| {

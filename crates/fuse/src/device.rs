@@ -172,7 +172,7 @@ mod tests {
 
     /// D1, D2: the bytes after the head begin at the start of the buffer, which is aligned.
     #[test]
-    fn d1_d2_the_payload_is_the_buffers_beginning() {
+    fn d1_d2_payload_starts_at_start_of_buffer() {
         let (device, kernel) = pair();
         let mut incoming = Incoming::new();
         assert!(incoming.payload.len() >= PAYLOAD_MAX && LEAST_BYTES <= PAYLOAD_MAX);
@@ -196,7 +196,7 @@ mod tests {
 
     /// P3: a reply is one message, of the length in its header.
     #[test]
-    fn p3_a_reply_is_one_message() {
+    fn p3_reply_is_one_message() {
         let (device, kernel) = pair();
         assert!(device.reply(7, 0, b"body"));
         assert!(device.reply(8, 2, &[]));

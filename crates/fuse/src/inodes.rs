@@ -222,7 +222,7 @@ mod tests {
 
     /// N3: setting and clearing marks does not change the count.
     #[test]
-    fn n3_marks_stay_beside_the_count() {
+    fn n3_marks_leave_count_unchanged() {
         let inodes = Inodes::default();
         let ino = Ino(9);
         inodes.mark(ino, Mark::Content);
@@ -242,7 +242,7 @@ mod tests {
 
     /// N4: a read during the drop may have filled the kernel's cache again, so the mark stays.
     #[test]
-    fn n4_content_stays_marked_if_it_is_read_while_it_is_dropped() {
+    fn n4_content_read_during_drop_stays_marked() {
         let (inodes, ino) = (Inodes::default(), Ino(9));
         inodes.told(ino);
         for reads in [false, true] {

@@ -366,7 +366,7 @@ mod tests {
 
     /// V2: a kind of notice that the kernel does not support is not sent again.
     #[test]
-    fn v2_what_the_kernel_does_not_know_is_no_error() {
+    fn v2_unsupported_notice_is_not_an_error() {
         let nothing_to_forget = [Errno::NOENT, Errno::NOTEMPTY, Errno::BUSY, Errno::NODEV];
         for errno in nothing_to_forget.into_iter().chain([Errno::NOTDIR]) {
             assert_eq!(meaning(Err(errno)), Answer::Done, "{errno}");
@@ -424,7 +424,7 @@ mod tests {
 
     /// V3: the queue is bounded, and marked inodes are counted once.
     #[test]
-    fn v3_the_queue_is_bounded() {
+    fn v3_notice_queue_is_bounded() {
         let notifier = Notifier::default();
         (0..QUEUE_MAX as u64).for_each(|n| assert!(notifier.try_send(inode(n))));
         assert!(!notifier.try_send(inode(0)));

@@ -176,7 +176,7 @@ mod tests {
     /// T1, T3: exactly the descendants are found, at any depth, and without registrations no
     /// process is inspected.
     #[test]
-    fn t1_t3_descendants_and_nobody_else() {
+    fn t1_t3_only_descendants_are_found() {
         let all = table(&[(1, 0, 0), (5, 1, 10), (6, 5, 11), (7, 6, 11), (8, 1, 12), (9, 7, 20)]);
         let looks = RefCell::new(0);
         let look = |pid: u32| {
@@ -224,7 +224,7 @@ mod tests {
 
     /// The story: a parent ended during the walk. Its child has a new parent, which counts.
     #[test]
-    fn a_parent_that_dies_is_looked_for_again() {
+    fn child_of_ended_parent_is_looked_up_again() {
         let trees = Trees::default();
         let before = table(&[(1, 0, 0), (5, 1, 10), (6, 5, 11), (7, 6, 12)]);
         let after = table(&[(1, 0, 0), (5, 1, 10), (7, 5, 12)]);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_systems_table() {
+    fn process_table_reads_own_process() {
         let own = look(std::process::id()).unwrap();
         assert_eq!(own.parent, std::os::unix::process::parent_id());
         assert!(look(own.parent).is_none_or(|parent| parent.start <= own.start));

@@ -248,7 +248,7 @@ mod tests {
     /// G1. The story: the process was found with the connection open, which ended a moment later.
     /// Another mount had got its number when that number was aborted, and lost its daemon.
     #[test]
-    fn g1_a_number_that_is_used_again_is_not_aborted() {
+    fn g1_reused_connection_number_is_not_aborted() {
         if !may_run() {
             return;
         }
@@ -285,7 +285,7 @@ mod tests {
     /// The story: a killed daemon took longer to end than its watchdog waited. Its mount had ended
     /// by then, and a new mount with the same number was aborted (G1).
     #[test]
-    fn g1_who_does_not_hold_the_device_is_not_held_up() {
+    fn g1_process_without_device_is_not_aborted() {
         let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
         assert!(!holds_device(child.id() as i32), "it has no connection that one could end");
         child.kill().unwrap();

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn j1_a_full_picture_is_of_bounded_size() {
+    fn j1_largest_snapshot_has_bounded_size() {
         let full = u64::MAX >> 20;
         let bytes = Bytes {
             resident: full,

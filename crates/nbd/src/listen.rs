@@ -160,7 +160,7 @@ mod tests {
     /// put a hard link to another file there. That file became private, and the socket, which the
     /// user had renamed, did not.
     #[test]
-    fn socket_replaced_by_a_hard_link_is_private_and_the_linked_file_unchanged() {
+    fn socket_replaced_by_hard_link_leaves_linked_file_unchanged() {
         let dir = std::env::temp_dir().join(format!("forebay-listen-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let [path, victim, link, own] = ["sock", "victim", "link", "own"].map(|n| dir.join(n));

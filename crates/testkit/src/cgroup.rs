@@ -130,7 +130,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_child_can_be_limited_where_the_system_allows_it() {
+    fn child_in_cgroup_is_limited() {
         let group = Memcg::create("self", 64 << 20);
         let why = group.as_ref().err().map(ToString::to_string).unwrap_or_default();
         let Ok(group) = group else {

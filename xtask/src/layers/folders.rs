@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn import_from_a_later_folder_is_found_however_it_is_written() {
+    fn import_from_later_folder_is_found_in_every_form() {
         let part = set(&["up low/leaf.rs high::part::Thing"]);
         assert_eq!(wrongs_of("use crate::high::part::Thing;\n", ""), part);
         assert_eq!(wrongs_of("use crate::high::{part::{Thing, Thing as Other}};\n", ""), part);
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn import_from_an_earlier_folder_or_in_a_test_is_no_finding() {
+    fn import_from_earlier_folder_or_in_test_is_allowed() {
         assert_eq!(wrongs_of("", "use crate::low::leaf::Thing;\nuse super::Top;\n"), set(&[]));
         assert_eq!(
             wrongs_of("#[cfg(test)]\nmod tests {\n use crate::high::Top;\n}\n", ""),
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn import_that_is_not_listed_and_entry_that_is_stale_are_findings() {
+    fn unlisted_import_and_stale_entry_are_findings() {
         let nothing = BTreeMap::new();
         let found = set(&["up a.rs b::X"]);
         assert!(judge("x", &found, &found, &nothing).is_empty());
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn folder_without_a_place_and_entry_without_a_folder_are_findings() {
+    fn folder_without_entry_and_entry_without_folder_are_findings() {
         let two = krate(&[("lib.rs", "mod a;\nmod b;\n"), ("a.rs", ""), ("b/mod.rs", "")]);
         let findings = unplaced("x", &["a".to_string(), "c".to_string()], &two);
         assert_eq!(findings.len(), 2, "{findings:?}");

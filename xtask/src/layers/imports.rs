@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn path_in_code_counts_and_in_comment_or_string_does_not() {
+    fn path_counts_in_code_not_in_comment_or_string() {
         let text =
             "//! [`crate::no`]\nfn f() { crate::a::g(super::H); let s = \"crate::no::x\"; }\n";
         assert_eq!(paths(text), ["crate::a::g", "super::H"]);

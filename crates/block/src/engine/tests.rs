@@ -307,7 +307,7 @@ fn reads_waiting_on_stalled_device_precede_write_back() {
 }
 
 #[test]
-fn nobody_starves_in_the_queue() {
+fn write_back_is_picked_despite_constant_syncs() {
     let lab = Lab::new();
     let mut queue = Queue::new(2);
     let mut picked = Vec::new();
@@ -328,7 +328,7 @@ fn nobody_starves_in_the_queue() {
 /// The story: with 8,192 requests waiting, the submitting thread carried out the next one by
 /// blocking calls. That thread may be an event loop's.
 #[test]
-fn a_crowded_engine_queues_and_says_so() {
+fn full_engine_queues_requests_and_reports_it() {
     let lab = Lab::new();
     for (aio, engine) in engines() {
         // Sixteen stand still and hold all workers.

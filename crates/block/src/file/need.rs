@@ -275,7 +275,7 @@ mod tests {
     /// So bytes changed under a device that checksums them. Here a link to itself stands for a file
     /// that cannot be opened.
     #[test]
-    fn n1_what_cannot_be_told_is_as_it_was() {
+    fn n1_unreadable_setting_keeps_last_value() {
         let tree = Tree::new("need-unknown");
         let dir = tree.device("sda", true);
         let file = fs::File::open(&tree.0).unwrap();

@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn write_back_is_paced_with_and_without_sync_and_reads_only_ahead() {
+    fn write_back_and_read_ahead_are_paced_waited_reads_not() {
         let paced = |op, flags, len| {
             let bio = Bio::new(op, 0, len, DataRef::None, Box::new(drop)).with_flags(flags);
             (DiskQueue::paced(&bio), class_of(&bio))
@@ -487,7 +487,7 @@ mod tests {
     /// The story: a stream's read-ahead of 2 MiB was at the disk at once, and each concurrent read
     /// of 4 KiB waited for it.
     #[test]
-    fn read_ahead_concurrent_with_waited_read_is_held_until_earlier_ends() {
+    fn read_ahead_during_waited_read_waits_for_earlier_one() {
         use crate::bio::Completion;
         use crate::{FileDevice, FileOptions};
         use forebay_base::buf::AlignedBuf;

@@ -97,7 +97,7 @@ fn lock_held_refuses_second_opener_with_path() {
 }
 
 #[test]
-fn l8_a_file_that_shrinks_is_noticed_and_named() {
+fn l8_shrunk_file_is_detected_and_named() {
     for direct_io in [DirectIo::Auto, DirectIo::Off] {
         let device = create(&format!("shrink-{direct_io}"), 1 << 20, direct_io);
         device.check_unchanged().unwrap();
@@ -220,7 +220,7 @@ fn l2_direct_io_is_switched_under_load() {
 }
 
 #[test]
-fn l7_l8_a_full_file_system_below_is_a_clean_error() {
+fn l7_l8_full_host_file_system_gives_no_space_error() {
     if !crate::common::requires("root, to mount a small tmpfs", crate::common::is_root()) {
         return;
     }

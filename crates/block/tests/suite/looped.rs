@@ -259,7 +259,7 @@ fn l13_block_sizes_come_from_below() {
 /// switch, and already when the switch is announced. A page cache between them copies, so there is
 /// no need.
 #[test]
-fn x1_the_need_for_stable_writes_is_inherited() {
+fn x1_stable_writes_need_is_inherited_from_device_below() {
     let Some(below) = with_sectors("x1", 512) else { return };
     for on in [true, false] {
         let set = below.stable(on);
@@ -287,7 +287,7 @@ fn x1_the_need_for_stable_writes_is_inherited() {
 /// (io_uring) or workers make the system calls. The written bytes are there, the rest is zeros, and
 /// the length is unchanged.
 #[test]
-fn l14_a_sparse_file_takes_random_writes_at_depth() {
+fn l14_sparse_file_takes_random_writes_at_depth() {
     for (aio, engine) in engines() {
         let options = FileOptions { create_size: Some(64 << 20), ..Default::default() };
         let name = path(&format!("l14-{aio}"));

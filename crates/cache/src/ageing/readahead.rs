@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn u2_what_a_stream_skips_is_named_too() {
+    fn u2_skipped_read_ahead_is_reported_abandoned() {
         let streams = Streams::default();
         streams.plan(0, 65536, MAX, EOF, true);
         let first = streams.plan(65536, 131072, MAX, EOF, true).ahead;

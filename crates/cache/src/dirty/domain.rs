@@ -532,7 +532,7 @@ mod tests {
     use forebay_base::sync::atomic::Ordering;
 
     #[test]
-    fn m2_a_domain_in_use_is_active_once() {
+    fn m2_domain_in_use_is_active_once() {
         let control = DirtyControl::new(&Config::with_budget(1 << 20), 1 << 20);
         let (one, two) = (control.domain(None), control.domain(None));
         let active = || control.active.load(Ordering::Relaxed);

@@ -57,7 +57,7 @@ mod tests {
 
     /// S1: kept sets are counted, and stay within the limit.
     #[test]
-    fn what_is_kept_is_counted_and_bounded() {
+    fn kept_sets_are_counted_and_bounded() {
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let filled = |ranges: u64| {

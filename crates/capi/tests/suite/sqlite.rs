@@ -130,7 +130,7 @@ fn sqlite_link_in_volume_is_refused() {
 }
 
 #[test]
-fn sqlite_new_journal_has_a_durable_name_before_the_database_changes() {
+fn sqlite_journal_name_is_durable_before_database_changes() {
     sanitized("sqlite_folder");
 }
 

@@ -140,7 +140,7 @@ fn sqlite_in_volume_power_loss_keeps_acknowledged_transactions() {
 
 /// The same states find a loss: a writer without syncs acknowledges what is not durable.
 #[test]
-fn sqlite_in_volume_power_loss_without_syncs_is_seen_to_lose() {
+fn sqlite_in_volume_power_loss_without_syncs_loses_data() {
     if !requires() {
         return;
     }

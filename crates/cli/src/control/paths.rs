@@ -78,7 +78,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_folder_that_others_can_enter_is_refused() {
+    fn folder_accessible_to_other_users_is_refused() {
         let folder = std::env::temp_dir().join(format!("forebay-paths-{}", std::process::id()));
         std::fs::DirBuilder::new().mode(0o700).create(&folder).unwrap();
         assert!(check_folder(&folder, own_uid()).is_ok());

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line_is_cut_off_and_garbage_answered() {
+    fn long_line_ends_connection_and_garbage_is_answered() {
         let path = place("long");
         let _server = ControlServer::start(Some(&path), Arc::new(Echo)).unwrap();
         let mut stream = UnixStream::connect(&path).unwrap();
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_left_over_socket_is_replaced_and_a_live_one_is_not() {
+    fn stale_socket_is_replaced_live_one_is_not() {
         let path = place("stale");
         drop(UnixListener::bind(&path).unwrap());
         let server = ControlServer::start(Some(&path), Arc::new(Echo)).unwrap();

@@ -286,7 +286,7 @@ mod tests {
 
     /// O1: the error names the refused word or value.
     #[test]
-    fn o1_what_is_not_known_is_refused_by_name() {
+    fn o1_unknown_mount_option_is_refused_by_name() {
         for word in [
             "r0",
             "cache_size=1",

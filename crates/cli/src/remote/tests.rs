@@ -27,7 +27,7 @@ fn memory(clock: &Arc<ManualClock>) -> MemFs {
 
 /// Every rule of the contract holds across the socket.
 #[test]
-fn a_session_keeps_the_rules() {
+fn session_keeps_file_system_rules() {
     for case in cases() {
         let clock = Arc::new(ManualClock::default());
         let fs = Arc::new(session(memory(&clock)));
@@ -38,7 +38,7 @@ fn a_session_keeps_the_rules() {
 
 /// Random operations have the same outcome with and without it.
 #[test]
-fn a_session_changes_no_answer() {
+fn session_answers_as_direct_calls() {
     for seed in 1..4 {
         let clock = Arc::new(ManualClock::default());
         let (near, far) = (memory(&clock), session(memory(&clock)));
@@ -111,7 +111,7 @@ fn r1_r2_hostile_clients_are_told_and_cut_off() {
 
 /// R1, R3: a session has its share of open files; when it ends, however it ends, they are closed.
 #[test]
-fn r3_what_was_open_is_closed() {
+fn r3_session_end_closes_its_files() {
     let below = Arc::new(MemFs::default());
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     let fs = below.clone();

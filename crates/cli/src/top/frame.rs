@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cached_is_drawn() {
+    fn frame_shows_cached_data() {
         let lines = shown(&Look { width: 100, height: usize::MAX, colour: false });
         let bar = lines.iter().find(|line| line.starts_with('[')).unwrap();
         assert_eq!(bar.matches('H').count(), 24, "a quarter is hot: {bar}");

@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_name_of_a_path() {
+    fn last_name_of_path_is_found() {
         for (path, name) in [
             ("/a/b", Some("b")),
             ("/a/b/", Some("b")),

@@ -27,7 +27,7 @@ fn exported(folder: &Folder, mode: &str) -> Server {
 
 /// A direct write takes its turn from so many pages on, as it was tuned last; only in that mode.
 #[test]
-fn a_direct_write_takes_its_turn_from_so_many_pages_on() {
+fn direct_write_is_serialized_from_tuned_page_count_on() {
     let folder = Folder::new();
     folder.ok(&["create", "vol", "--size", "256M"]);
     std::fs::write(folder.path("disk"), bytes_of(1, 8 << 20)).unwrap();

@@ -82,7 +82,7 @@ fn image(folder: &Folder, name: &str, bytes: u64) -> PathBuf {
 /// H1: A file system made, filled, checked; the device refused to go while it is mounted;
 /// everything durable when it has gone; the image free.
 #[test]
-fn a_file_system_lives_on_it() {
+fn file_system_on_attached_device_works() {
     if !may_run() {
         return;
     }
@@ -116,7 +116,7 @@ fn a_file_system_lives_on_it() {
 
 /// `fincore IMAGE` said that no running process has it open. And which way it is made is said.
 #[test]
-fn what_of_its_image_is_cached_is_shown() {
+fn attached_image_cached_data_is_shown() {
     if !may_run() {
         return;
     }
@@ -244,7 +244,7 @@ fn h2_kill_9_leaves_nothing_hanging() {
 
 /// H3: a signal ends it as detach does; one in use goes with its last user.
 #[test]
-fn h3_a_signal_ends_it_with_everything_durable() {
+fn h3_signal_detaches_with_all_data_durable() {
     if !may_run() {
         return;
     }
@@ -268,7 +268,7 @@ fn h3_a_signal_ends_it_with_everything_durable() {
 
 /// What cannot be is said, and leaves nothing.
 #[test]
-fn what_is_wrong_is_said_at_once() {
+fn invalid_attach_is_refused_and_leaves_nothing() {
     if !may_run() {
         return;
     }

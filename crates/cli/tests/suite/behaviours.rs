@@ -207,7 +207,7 @@ fn alloc_and_threshold_decide_which_writes_take_turns() {
 
 /// What makes no sense is refused by name and with the reason, when a command starts and by `tune`.
 #[test]
-fn what_makes_no_sense_is_refused_with_the_reason() {
+fn invalid_option_is_refused_by_name_with_reason() {
     if !may_run() {
         return;
     }

@@ -83,7 +83,7 @@ fn wrong_sizes_are_refused_and_the_right_one_is_shown() {
 
 /// Two writers check what they wrote while the size goes down and up; what is hot stays.
 #[test]
-fn the_size_goes_down_and_up_under_load() {
+fn cache_size_shrinks_and_grows_under_load() {
     let folder = Folder::new();
     folder.image("disk.img", 96 * MIB);
     let server = folder.export(&["disk.img", "--cache-size", "144M"]);
@@ -141,7 +141,7 @@ fn write_and_check(server: &Server, start: u64, done: &AtomicBool) -> u64 {
 
 /// A hot set that fits loses no block, wherever its frames are.
 #[test]
-fn what_is_hot_and_fits_stays() {
+fn shrink_keeps_hot_set_that_fits() {
     let folder = Folder::new();
     folder.image("disk.img", 96 * MIB);
     let server = folder.export(&["disk.img", "--cache-size", "144M"]);

@@ -87,7 +87,7 @@ fn by_export(
 /// Random operations by the mount, the library and its export (called as a front end does), one
 /// after the other, on several files at a time.
 #[test]
-fn a_file_is_what_anybody_wrote() {
+fn mount_library_and_export_see_same_file() {
     if !may_run() {
         return;
     }
@@ -269,7 +269,7 @@ fn library_reads_of_a_mapped_page_never_go_back() {
 
 /// Everybody at once on the same files and names: all come to an end, and then all see the same.
 #[test]
-fn nobody_waits_for_ever_for_anybody() {
+fn concurrent_front_ends_do_not_deadlock() {
     if !may_run() {
         return;
     }

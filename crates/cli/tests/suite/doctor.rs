@@ -3,7 +3,7 @@
 use crate::common::Folder;
 
 #[test]
-fn it_says_what_it_found() {
+fn doctor_reports_findings() {
     let folder = Folder::new();
     folder.image("disk.img", 1 << 20);
     let text = folder.ok(&["doctor", "disk.img"]);

@@ -20,7 +20,7 @@ fn nbdinfo_sees_it_and_nbdcopy_copies_it() {
 }
 
 #[test]
-fn what_is_written_is_read_back_and_reaches_the_image() {
+fn written_data_reads_back_and_reaches_image() {
     let folder = Folder::new();
     let image = folder.image("disk.img", SIZE);
     for mode in ["cached", "uncached", "direct"] {
@@ -53,7 +53,7 @@ fn over_tcp_with_a_port_of_the_systems_choice() {
 }
 
 #[test]
-fn an_address_that_others_reach_only_by_name() {
+fn public_address_with_insecure_option_is_served() {
     let folder = Folder::new();
     folder.image("disk.img", SIZE);
     let open = ["export", "disk.img", "-p", "0", "--bind", "0.0.0.0", "--cache-size", "16M"];

@@ -3,7 +3,7 @@
 use crate::common::{Folder, number};
 
 #[test]
-fn what_was_read_is_resident_until_it_is_dropped() {
+fn read_data_is_resident_until_dropped() {
     let folder = Folder::new();
     folder.image("disk.img", 4 << 20);
     let server = folder.export(&["disk.img", "--cache-size", "16M"]);

@@ -279,7 +279,7 @@ fn mount_again(place: &Place, refused: &mut u64) {
 /// Three clients on a mount and three over NBD, of two volumes; both daemons are killed at the same
 /// time.
 #[test]
-fn mount_and_export_killed_under_six_clients_lose_no_acknowledged_write() {
+fn killed_mount_and_export_lose_no_acknowledged_write() {
     if !may_run() {
         return;
     }

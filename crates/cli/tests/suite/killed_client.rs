@@ -37,7 +37,7 @@ fn kill_9_of_fio_under_load() {
 }
 
 #[test]
-fn a_client_that_vanishes_with_requests_in_flight() {
+fn client_vanished_with_requests_in_flight_leaves_server_usable() {
     let folder = Folder::new();
     folder.image("disk.img", 8 << 20);
     let server = folder.export(&["disk.img", "--cache-size", "16M"]);

@@ -33,7 +33,7 @@ fn forebay(bin: &Path, path: &Path, words: &[&str]) -> Command {
 }
 
 #[test]
-fn lab_program_beside_forebay_gets_arguments_and_streams_and_gives_its_status() {
+fn lab_program_gets_arguments_and_streams_returns_status() {
     let folder = Folder::new();
     let bin = installed(&folder);
     put_lab(&bin, "printf '[%s]' \"$@\"; read line; echo \" $line\"; echo said >&2; exit 7");

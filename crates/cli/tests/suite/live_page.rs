@@ -32,7 +32,7 @@ fn requires(program: &str) -> bool {
 }
 
 #[test]
-fn a_browser_shows_numbers_that_change_and_complains_of_nothing() {
+fn live_page_in_browser_updates_without_errors() {
     if !requires("chromium") {
         return;
     }
@@ -111,7 +111,7 @@ fn metrics_say_what_they_are(text: &str, front: &str, count: usize) {
 }
 
 #[test]
-fn the_address_answers_who_is_meant_and_nobody_else() {
+fn live_page_answers_allowed_requests_only() {
     let folder = Folder::new();
     folder.image("disk.img", 4 << 20);
     let server = folder.export(&["disk.img", "--cache-size", "16M", "--http", "127.0.0.1:0"]);
@@ -151,7 +151,7 @@ fn the_address_answers_who_is_meant_and_nobody_else() {
 /// A mount is watched by the names of its files, while it lives; a client of the page does not hold
 /// its image.
 #[test]
-fn p3_a_mount_is_watched_and_its_image_is_free_afterwards() {
+fn p3_mount_page_names_files_and_releases_image() {
     if !may_run() {
         return;
     }

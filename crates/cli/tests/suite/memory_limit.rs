@@ -109,7 +109,7 @@ fn alive(mut server: Server, group: &Memcg) {
 /// A zeroing that falls back to writing took 1 MiB and was charged as 512 bytes. Each of a range of
 /// its own, so that none waits for another.
 #[test]
-fn a_thousand_zeroes_in_flight() {
+fn thousand_zeroes_in_flight_stay_within_memory_limit() {
     let Some(group) = group("zeroes") else { return };
     let (folder, image) = (Folder::new(), InMemory::new("zeroes"));
     let server = image.serve(&folder, &group);

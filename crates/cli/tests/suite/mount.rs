@@ -85,7 +85,7 @@ fn files_are_what_was_written() {
 /// The story: a file's cached data was dropped with its last close. Programs that open, read and
 /// close had no cache, and the image was read each time.
 #[test]
-fn a_file_that_was_closed_is_in_the_cache() {
+fn closed_file_stays_cached() {
     if !may_run() {
         return;
     }
@@ -116,7 +116,7 @@ fn a_file_that_was_closed_is_in_the_cache() {
 
 /// P1: what is wrong is said before anything stays.
 #[test]
-fn p1_what_is_wrong_is_said_at_once() {
+fn p1_invalid_mount_is_refused_and_leaves_nothing() {
     if !may_run() {
         return;
     }
@@ -148,7 +148,7 @@ fn p1_what_is_wrong_is_said_at_once() {
 
 /// P2, P3: a signal ends a mount as umount does, on either type; afterwards the image is free.
 #[test]
-fn p2_p3_a_signal_ends_it_with_everything_durable() {
+fn p2_p3_signal_unmounts_with_all_data_durable() {
     if !may_run() {
         return;
     }
@@ -253,7 +253,7 @@ fn by_the_names_of_helpers() {
 /// The option and the word of the same name; the option overrules, and a value that makes no sense
 /// is refused by name.
 #[test]
-fn what_the_kernel_may_cache_is_an_option_too() {
+fn kernel_cache_mode_is_option_and_mount_word() {
     if !may_run() {
         return;
     }

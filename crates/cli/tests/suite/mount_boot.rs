@@ -7,7 +7,7 @@ use std::path::Path;
 /// by its place, then with all that fstab has. mount(8) looks for its helpers in the system's
 /// folder alone: that is another one here, for this namespace of mounts only.
 #[test]
-fn a_line_of_fstab() {
+fn fstab_line_mounts_volume() {
     if !may_run() {
         return;
     }
@@ -39,7 +39,7 @@ fn a_line_of_fstab() {
 /// The commands of the unit, carried out as systemd does: variables from the file of settings, the
 /// first has ended when the mount can be used, the second when everything is durable.
 #[test]
-fn the_commands_of_the_unit() {
+fn systemd_unit_commands_mount_and_unmount() {
     if !may_run() {
         return;
     }

@@ -78,7 +78,7 @@ fn ours(path: &str) -> rustix::process::Pid {
 /// had made it waited for ever for its own answer when it took it away. It could not be killed, and
 /// held the image.
 #[test]
-fn p1_an_address_that_is_taken() {
+fn p1_mount_with_address_in_use_ends_cleanly() {
     if !may_run() {
         return;
     }
@@ -95,7 +95,7 @@ fn p1_an_address_that_is_taken() {
 /// Files were written, closed, and the mount taken away with status 0; that they had not got to the
 /// device, which was full, no caller learned of it (E1, B1).
 #[test]
-fn e1_what_cannot_be_written_is_said() {
+fn e1_failed_write_out_fails_the_unmount() {
     if !may_run() {
         return;
     }
@@ -163,7 +163,7 @@ fn e3_mounted_again_at_once() {
 
 /// A container has a copy of the mount: `umount` waited for its end, and did not say so.
 #[test]
-fn e2_who_waits_long_is_told_for_what() {
+fn e2_umount_names_what_it_waits_for() {
     if !may_run() {
         return;
     }
@@ -189,7 +189,7 @@ fn e2_who_waits_long_is_told_for_what() {
 /// A signal took away whatever was mounted there by then; the mount's own process lived on, and the
 /// next signal ended it without a write-out.
 #[test]
-fn n1_a_signal_leaves_other_mounts_alone() {
+fn n1_signal_leaves_other_mounts_alone() {
     if !may_run() {
         return;
     }
@@ -217,7 +217,7 @@ fn n1_a_signal_leaves_other_mounts_alone() {
 /// be unmounted. And a signal to all processes of a service ended it before the one that it
 /// watches.
 #[test]
-fn the_watchdog_is_in_nobodys_way() {
+fn watchdog_blocks_no_unmount_and_outlives_signal() {
     if !may_run() {
         return;
     }
@@ -248,7 +248,7 @@ fn until_stopped(pid: i32) {
 
 /// One process that was stopped held up each caller that asked all.
 #[test]
-fn m1_q1_who_does_not_answer_holds_up_nobody() {
+fn m1_q1_stopped_process_delays_no_query() {
     if !may_run() {
         return;
     }
@@ -287,7 +287,7 @@ fn words_of_the_command_line() {
 /// A file of a volume that is mounted cannot be served by a second process: that names the first
 /// one, and the way that there is.
 #[test]
-fn a_file_of_a_mounted_volume() {
+fn export_of_mounted_volume_file_names_owner_process() {
     if !may_run() {
         return;
     }

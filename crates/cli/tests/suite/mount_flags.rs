@@ -41,7 +41,7 @@ fn made(place: &Place, name: &str, len: usize) -> File {
 }
 
 #[test]
-fn an_opening_is_uncached_by_ioctl() {
+fn open_file_becomes_uncached_by_ioctl() {
     if !may_run() {
         return;
     }
@@ -125,7 +125,7 @@ os.mknod('mnt/dir/node')";
 /// device about once: tar reads 10,240 bytes at 9,728 + n x 10,240, which no block begins or ends
 /// with.
 #[test]
-fn a_backup_by_tar_evicts_nothing_of_the_hot_set() {
+fn tar_backup_evicts_no_hot_data() {
     if !may_run() {
         return;
     }

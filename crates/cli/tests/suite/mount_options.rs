@@ -18,7 +18,7 @@ fn stat(place: &Place) -> Value {
 }
 
 #[test]
-fn what_the_kernel_is_told_is_in_its_table() {
+fn mount_table_shows_kernel_options() {
     if !may_run() {
         return;
     }

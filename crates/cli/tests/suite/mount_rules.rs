@@ -11,7 +11,7 @@ use forebay_vfs::ManualClock;
 use std::sync::Arc;
 
 #[test]
-fn the_rules_hold_on_a_mounted_volume() {
+fn mounted_volume_keeps_file_system_rules() {
     if !may_run() {
         return;
     }
@@ -36,7 +36,7 @@ fn the_rules_hold_on_a_mounted_volume() {
 }
 
 #[test]
-fn a_mounted_volume_agrees() {
+fn mounted_volume_agrees_with_model() {
     if !may_run() {
         return;
     }

@@ -3,7 +3,7 @@
 use crate::common::{Folder, bytes};
 
 #[test]
-fn a_window_into_the_image() {
+fn export_with_offset_and_limit_serves_that_range() {
     let folder = Folder::new();
     let image = folder.image("disk.img", 4 << 20);
     let before = bytes(&image);
@@ -25,7 +25,7 @@ fn a_window_into_the_image() {
 }
 
 #[test]
-fn a_limit_beyond_the_end_is_the_end() {
+fn size_limit_beyond_end_is_clamped() {
     let folder = Folder::new();
     folder.image("disk.img", 2 << 20);
     let words = ["disk.img", "--cache-size", "16M", "--offset", "1M", "--size-limit", "1G"];
@@ -35,7 +35,7 @@ fn a_limit_beyond_the_end_is_the_end() {
 }
 
 #[test]
-fn an_odd_size_is_served_to_its_last_byte() {
+fn odd_size_is_served_to_last_byte() {
     let folder = Folder::new();
     let image = folder.image("disk.img", (1 << 20) + 1000);
     let server = folder.export(&["disk.img", "--cache-size", "16M"]);

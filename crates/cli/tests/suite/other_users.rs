@@ -118,7 +118,7 @@ fn make_dir(path: &Path, mode: u32) {
 /// The library makes files of root's at names that users create. The two meet far more often than
 /// with `forebay cp`, a new process for each copy.
 #[test]
-fn user_beside_the_library_gets_no_file_of_root() {
+fn user_racing_library_gets_no_root_file() {
     if !may_run() {
         return;
     }
@@ -192,7 +192,7 @@ fn user_in_a_sticky_directory_removes_no_file_of_root() {
 /// user 1000 got descriptors of root's files, 82 within 30 s. `FOREBAY_RACE_SECONDS=60` plays for
 /// so long.
 #[test]
-fn user_beside_root_on_every_interface_gets_no_file_of_root() {
+fn user_racing_root_on_every_interface_gets_no_root_file() {
     if !may_run() {
         return;
     }
@@ -260,7 +260,7 @@ fn user_beside_root_on_every_interface_gets_no_file_of_root() {
 /// In a folder where a user may rename, that user takes the sockets of root's exports away while
 /// they start, and leaves hard links to another file of root's in their places.
 #[test]
-fn user_beside_the_sockets_of_root_gets_no_connection_and_no_file_changes() {
+fn user_replacing_root_sockets_gets_no_connection() {
     if !may_run() {
         return;
     }

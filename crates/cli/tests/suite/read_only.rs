@@ -22,7 +22,7 @@ fn writes_are_refused() {
 }
 
 #[test]
-fn a_file_without_write_permission_can_be_served_so() {
+fn file_without_write_permission_is_served_read_only() {
     let folder = Folder::new();
     let image = folder.image("disk.img", 1 << 20);
     let mut rights = std::fs::metadata(&image).unwrap().permissions();

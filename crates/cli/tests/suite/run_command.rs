@@ -14,7 +14,7 @@ fn its_status_passes_through() {
 }
 
 #[test]
-fn it_reaches_the_export_and_what_it_wrote_is_kept() {
+fn run_command_reaches_export_and_its_writes_persist() {
     let folder = Folder::new();
     let image = folder.image("disk.img", 1 << 20);
     let command = "test -S \"$unixsocket\" && test -z \"$port\" && \
@@ -31,7 +31,7 @@ fn it_reaches_the_export_and_what_it_wrote_is_kept() {
 }
 
 #[test]
-fn the_first_of_several_is_the_uri() {
+fn run_command_uri_is_first_export() {
     let folder = Folder::new();
     folder.image("a.img", 1 << 20);
     folder.image("b.img", 2 << 20);

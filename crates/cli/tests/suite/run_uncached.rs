@@ -114,7 +114,7 @@ print('done')\"";
 /// U3: What is cached is served and stays; what is made is not kept; files that were open before
 /// it, as standard input and output, count as well, and are as they were afterwards.
 #[test]
-fn what_it_is_given_is_uncached_and_then_as_before() {
+fn run_uncached_covers_open_files_and_restores_them() {
     if !may_run() {
         return;
     }
@@ -145,7 +145,7 @@ fn what_it_is_given_is_uncached_and_then_as_before() {
 
 /// `--direct`: its openings begin past the cache, and what they read is not kept.
 #[test]
-fn what_it_starts_is_direct() {
+fn run_direct_command_bypasses_cache() {
     if !may_run() {
         return;
     }
@@ -256,7 +256,7 @@ fn from_another_world_of_processes_it_refuses() {
 
 /// Where only a part of the mount can be seen, bound elsewhere, as containers have it.
 #[test]
-fn a_part_that_is_bound_elsewhere_counts() {
+fn run_uncached_covers_bind_mount_of_subtree() {
     if !may_run() {
         return;
     }

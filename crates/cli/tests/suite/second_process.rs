@@ -3,7 +3,7 @@
 use crate::common::{Folder, stderr};
 
 #[test]
-fn a_second_writer_is_told_that_it_is_in_use() {
+fn second_writer_is_refused_as_in_use() {
     let folder = Folder::new();
     folder.image("disk.img", 1 << 20);
     let server = folder.export(&["disk.img", "--cache-size", "16M"]);
@@ -31,7 +31,7 @@ fn two_readers_share_it() {
 }
 
 #[test]
-fn a_socket_left_by_a_killed_process_is_replaced() {
+fn socket_of_killed_process_is_replaced() {
     let folder = Folder::new();
     folder.image("disk.img", 1 << 20);
     let server = folder.export(&["disk.img", "--cache-size", "16M"]);

@@ -43,7 +43,7 @@ impl Drop for Slow {
 }
 
 #[test]
-fn it_ends_at_once_and_says_what_was_not_written() {
+fn second_signal_ends_at_once_and_reports_unwritten_data() {
     if std::fs::File::options().read(true).write(true).open("/dev/fuse").is_err() {
         assert!(
             std::env::var("FOREBAY_ALLOW_SKIP").is_ok_and(|v| v == "1"),

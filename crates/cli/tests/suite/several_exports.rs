@@ -27,7 +27,7 @@ fn each_has_its_name_and_its_bytes() {
 /// The first server closed its standard output's reader after one of two URIs, and the write of
 /// the second one ended the process.
 #[test]
-fn it_serves_on_when_nobody_reads_its_uris() {
+fn server_continues_when_uri_reader_closed() {
     let folder = Folder::new();
     folder.image("a.img", 1 << 20);
     let command = "\"$0\" export a.img x=a.img -r -U sock --cache-size 16M --run 'nbdinfo \
@@ -46,7 +46,7 @@ fn it_serves_on_when_nobody_reads_its_uris() {
 }
 
 #[test]
-fn an_unknown_export_is_refused_and_the_server_lives() {
+fn unknown_export_is_refused_and_server_continues() {
     let folder = Folder::new();
     folder.image("a.img", 1 << 20);
     let server = folder.export(&["first=a.img", "--cache-size", "16M"]);

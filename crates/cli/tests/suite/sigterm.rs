@@ -63,7 +63,7 @@ fn sighup_is_the_same() {
 
 /// N2: as nohup starts it.
 #[test]
-fn n2_who_shall_live_on_without_a_terminal_does() {
+fn n2_ignored_hangup_keeps_server_running() {
     let folder = Folder::new();
     folder.image("disk.img", 1 << 20);
     let words = ["disk.img", "--cache-size", "16M"];

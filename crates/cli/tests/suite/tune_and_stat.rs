@@ -3,7 +3,7 @@
 use crate::common::{Folder, number, stderr};
 
 #[test]
-fn a_setting_changes_on_the_running_process() {
+fn tune_changes_setting_of_running_process() {
     let folder = Folder::new();
     folder.image("disk.img", 4 << 20);
     let server = folder.export(&["disk.img", "--cache-size", "16M"]);
@@ -52,7 +52,7 @@ fn l2_direct_io_switches_while_in_use() {
 /// The mode of an export is changed while it is served. In direct mode a request of odd bytes falls
 /// back by itself, and is counted.
 #[test]
-fn x4_the_mode_switches_while_in_use() {
+fn x4_export_mode_switches_while_in_use() {
     let folder = Folder::new();
     folder.image("disk.img", 4 << 20);
     let server = folder.export(&["disk.img", "--cache-size", "16M", "--mode", "direct"]);
@@ -110,7 +110,7 @@ impl Drop for InMemory {
 /// The first of two images had been switched when the second one refused: `tune` failed, `stat`
 /// showed the old value for both, and the first one kept the new one.
 #[test]
-fn refused_direct_io_of_one_image_leaves_the_others_as_they_were() {
+fn refused_direct_io_of_one_image_changes_no_other() {
     let (folder, memory) = (Folder::new(), InMemory::new());
     folder.image("disk.img", 4 << 20);
     let second = format!("second={}", memory.0.display());
@@ -132,7 +132,7 @@ fn refused_direct_io_of_one_image_leaves_the_others_as_they_were() {
 }
 
 #[test]
-fn s5_the_need_for_stable_pages_is_shown_and_overridden_live() {
+fn s5_stable_pages_need_is_shown_and_overridden_live() {
     let folder = Folder::new();
     folder.image("disk.img", 4 << 20);
     let off = ["--direct-io", "off", "--stable-pages", "on", "--stable", "wait"];
@@ -192,7 +192,7 @@ fn numbers_follow_what_clients_do() {
 /// The patch's line on the real program: 16 writes of 4 KiB, each made durable, at the start of a
 /// file that is not cached. The option decides what they cost, and changes while it runs.
 #[test]
-fn d1_the_dd_line_over_nbd_costs_what_the_option_says() {
+fn d1_dd_over_nbd_writes_as_tracking_option_says() {
     let folder = Folder::new();
     folder.image("disk.img", 4 << 20);
     let words = ["disk.img", "--cache-size", "16M", "--dirty-tracking", "folio"];

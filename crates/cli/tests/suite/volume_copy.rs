@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 
 /// D3, K1: directories have their times, too; and a check of what came in finds nothing.
 #[test]
-fn a_tree_goes_in_and_out_as_it_was() {
+fn copied_tree_comes_back_unchanged() {
     let folder = Folder::new();
     make_tree(&folder.path("tree"));
     folder.ok(&["create", "v", "--size", "512M"]);
@@ -68,7 +68,7 @@ fn files_go_where_they_are_told() {
 
 /// D1: the command names what it cannot copy, and copies the rest.
 #[test]
-fn what_cannot_be_copied_is_named_and_the_rest_is_copied() {
+fn uncopyable_source_is_named_and_rest_copied() {
     let folder = Folder::new();
     folder.ok(&["create", "v", "--size", "64M"]);
     std::fs::write(folder.path("one"), b"1").unwrap();
@@ -96,7 +96,7 @@ fn what_cannot_be_copied_is_named_and_the_rest_is_copied() {
 /// A copy that does not fit says so, names the file, of which nothing is left (D2), and what was
 /// copied before is there.
 #[test]
-fn a_full_volume_is_said() {
+fn copy_into_full_volume_names_failed_file() {
     let folder = Folder::new();
     folder.ok(&["create", "v", "--size", "16M"]);
     std::fs::create_dir(folder.path("dir")).unwrap();
@@ -115,7 +115,7 @@ fn a_full_volume_is_said() {
 /// copied, the volume that they should go into was not synced, and the status was 3. A source on
 /// the host was named and passed over.
 #[test]
-fn a_source_that_is_not_there_does_not_stop_the_others() {
+fn missing_source_is_named_and_others_copied() {
     let folder = Folder::new();
     for volume in ["v", "w"] {
         folder.ok(&["create", volume, "--size", "64M"]);

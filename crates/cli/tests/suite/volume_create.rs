@@ -4,7 +4,7 @@ use crate::common::Folder;
 use std::os::unix::fs::MetadataExt;
 
 #[test]
-fn a_volume_is_made_sparse_and_shown() {
+fn created_volume_is_sparse_and_shown() {
     let folder = Folder::new();
     let said = folder.ok(&["create", "v", "--size", "1G", "--segment-size", "16M"]);
     assert!(said.contains("63 segments of 16 MiB") && said.contains("CRC-32C"), "{said}");
@@ -43,7 +43,7 @@ fn nothing_is_lost_without_force() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_leaves_nothing() {
+fn create_with_invalid_options_is_refused_and_leaves_nothing() {
     let folder = Folder::new();
     for words in [
         &["create", "v"][..],

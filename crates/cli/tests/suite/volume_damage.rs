@@ -24,7 +24,7 @@ fn damage(folder: &Folder, block: &[u8]) -> usize {
 }
 
 #[test]
-fn a_bad_block_is_named_and_the_rest_comes_out() {
+fn bad_block_is_named_and_rest_recovered() {
     let folder = Folder::new();
     make_tree(&folder.path("tree"));
     let big = bytes_of(77, 3 << 20);
@@ -95,7 +95,7 @@ fn lost_slots_are_no_loss() {
 /// The tree of names of the newest checkpoint is gone, in both copies: the one before it, and the
 /// log behind that, have everything still.
 #[test]
-fn a_lost_tree_is_got_round() {
+fn lost_tree_is_recovered_from_earlier_checkpoint() {
     let folder = Folder::new();
     make_tree(&folder.path("tree"));
     folder.ok(&["create", "v", "--size", "256M"]);
@@ -133,7 +133,7 @@ fn a_lost_tree_is_got_round() {
 /// Y1. A log that is damaged below what it calls durable is read up to there. Everything behind is
 /// missing, and `recover` ended with status 0 and a line in the log alone.
 #[test]
-fn a_damaged_log_is_a_problem() {
+fn damaged_log_is_reported_as_problem() {
     let folder = Folder::new();
     folder.ok(&["create", "v", "--size", "256M"]);
     {

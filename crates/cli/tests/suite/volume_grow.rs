@@ -5,7 +5,7 @@ use crate::common::volume::bytes_of;
 use std::os::unix::fs::MetadataExt;
 
 #[test]
-fn a_full_volume_takes_more_when_it_has_grown() {
+fn full_volume_takes_more_after_growth() {
     let folder = Folder::new();
     folder.ok(&["create", "v", "--size", "32M"]);
     std::fs::write(folder.path("first"), bytes_of(1, 20 << 20)).unwrap();

@@ -78,7 +78,7 @@ fn limited(folder: &Folder, group: &Memcg, words: &[&str]) -> Output {
 
 /// An image that claimed 2^28 segments got a table of 20 GiB before anything of it was verified.
 #[test]
-fn image_that_claims_more_segments_than_it_has_is_refused_in_little_memory() {
+fn image_with_false_segment_count_is_refused_without_allocation() {
     let Some(group) = group("claims") else { return };
     for clean in [true, false] {
         let folder = Folder::new();

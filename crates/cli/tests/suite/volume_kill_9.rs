@@ -28,7 +28,7 @@ fn fio(folder: &Folder, uri: &str, words: &[&str]) -> Command {
 }
 
 #[test]
-fn an_export_that_is_killed_under_fio_has_whole_blocks() {
+fn export_killed_under_fio_has_no_torn_blocks() {
     let folder = Folder::new();
     folder.ok(&["create", "v", "--size", "1G"]);
     let disk = std::fs::File::create(folder.path("disk")).unwrap();

@@ -33,7 +33,7 @@ impl Drop for Loop {
 /// `create` on a block device failed with "unaligned request": what it looks for signatures with
 /// was not aligned as direct I/O needs it.
 #[test]
-fn a_block_device_holds_a_volume_and_grows() {
+fn volume_on_block_device_works_and_grows() {
     if !may_run() {
         return;
     }

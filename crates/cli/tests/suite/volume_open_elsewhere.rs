@@ -45,7 +45,7 @@ fn commands_go_through_the_process_that_has_it() {
 }
 
 #[test]
-fn what_needs_the_volume_alone_names_the_process() {
+fn exclusive_command_on_open_volume_names_process() {
     let folder = Folder::new();
     let server = exported(&folder);
     let pid = server.pid().to_string();
@@ -68,7 +68,7 @@ fn what_needs_the_volume_alone_names_the_process() {
 /// A process whose control socket is elsewhere, or which is no `forebay export`: named, and the
 /// volume is not opened.
 #[test]
-fn a_process_that_cannot_be_asked_is_named() {
+fn unreachable_process_with_volume_is_named() {
     let folder = Folder::new();
     folder.ok(&["create", "v", "--size", "64M"]);
     std::fs::write(folder.path("disk"), vec![0; 1 << 20]).unwrap();

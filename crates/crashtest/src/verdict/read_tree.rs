@@ -122,7 +122,7 @@ mod tests {
     /// N1: bytes that the program did not read do not matter, all that it read do. A program that
     /// does something else after the same reads is an error.
     #[test]
-    fn what_was_read_decides() {
+    fn result_depends_on_read_bytes_only() {
         let mut tree = ReadTree::default();
         let known = |tree: &ReadTree<u8>, bytes| tree.of(&state(bytes), |_| ()).copied();
         for bytes in [[1, 5, 0], [2, 0, 6]] {

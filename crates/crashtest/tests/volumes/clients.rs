@@ -93,7 +93,7 @@ fn dropped_operations_crashed_anywhere_harm_nothing_else() {
 
 /// Decay, a full host, growth, older checkpoints, and late writes of killed processes.
 #[test]
-fn clients_beside_each_fault_crashed_anywhere_keep_what_was_synced() {
+fn clients_with_each_fault_crashed_anywhere_keep_synced_data() {
     for class in CLASSES.iter().filter(|class| class.name.starts_with("clients-")) {
         look_at(class.name, seeds(6));
     }

@@ -45,7 +45,7 @@ fn append_past_failing_writes(fill: u64, nth: u64, reads: u64, seen: &mut Seen) 
 /// an append to it answered another offset than that of the oracle. The run ended there, with a
 /// step that had begun and had no moment: judging a state of it panicked.
 #[test]
-fn append_to_file_of_unknown_size_ends_run_with_step_recorded() {
+fn append_to_file_of_unknown_size_ends_run_recorded() {
     let mut seen = Seen::default();
     (0..40).for_each(|n| append_past_failing_writes(n, 1 + n % 4, 2 + n % 3, &mut seen));
     println!("{}", seen.line());
@@ -57,7 +57,7 @@ fn append_to_file_of_unknown_size_ends_run_with_step_recorded() {
 /// everything then lost its run and left it out of the log, and that sync was acknowledged: it had
 /// only asked files that had something to write. After a power loss the file was short again.
 #[test]
-fn sync_of_everything_whose_commit_loses_run_of_clean_file_fails() {
+fn full_sync_that_loses_run_of_clean_file_fails() {
     let mut seen = Seen::default();
     append_past_failing_writes(7, 4, 0, &mut seen);
     assert!(seen.counts.refused > 0 && seen.counts.syncs_failed > 0, "{:?}", seen.counts);

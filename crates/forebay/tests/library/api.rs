@@ -100,7 +100,7 @@ fn tunables_change_and_unknown_ones_are_named() {
 /// The story: `dirty_bytes` could be set below the background limit. Writers then waited for
 /// write-out that the flusher had not started.
 #[test]
-fn the_background_limit_is_never_above_the_limit() {
+fn background_limit_is_never_above_dirty_limit() {
     let cache = cache(16 << 20);
     let limits = |cache: &forebay::Cache| -> Vec<u64> {
         let all = cache.tunables();
@@ -249,7 +249,7 @@ fn shutdown_writes_everything_out() {
 }
 
 #[test]
-fn a_trim_gives_the_space_back() {
+fn trim_frees_host_space() {
     let dir = Dir::new("trim");
     let cache = cache(8 << 20);
     let file = open(&cache, dir.path("a"), 4 << 20);

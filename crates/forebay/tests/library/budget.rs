@@ -14,7 +14,7 @@ fn check(cache: &Cache, budget: u64, what: &str) {
 }
 
 #[test]
-fn the_bounds_add_up_for_every_budget_and_folio() {
+fn memory_bounds_add_up_for_every_budget_and_folio() {
     for folio_size in [4096, 16384, 65536, 2 << 20] {
         for budget in (20..=30).map(|shift| 1u64 << shift) {
             // Memory is only touched when it is used, except huge pages: none with up to 64 MiB

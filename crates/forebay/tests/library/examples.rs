@@ -103,7 +103,7 @@ fn many_files_keep_one_budget() {
 
 /// The writer, too, is this test: the example starts the program that it is part of.
 #[test]
-fn a_volume_survives_kill_9() {
+fn volume_survives_kill_9() {
     if std::env::var_os(volume_survives::FOLDER).is_some() {
         volume_survives::main().unwrap();
         return;
@@ -111,7 +111,7 @@ fn a_volume_survives_kill_9() {
     let program = std::env::current_exe().unwrap();
     let writer = || {
         let mut command = Command::new(&program);
-        command.args(["examples::a_volume_survives_kill_9", "--exact", "--nocapture"]);
+        command.args(["examples::volume_survives_kill_9", "--exact", "--nocapture"]);
         command
     };
     let dir = Dir::new("survives");

@@ -228,7 +228,7 @@ fn link_with_no_follow_is_refused_in_both_places() {
 }
 
 #[test]
-fn host_inode_is_that_of_the_opened_file_after_a_rename() {
+fn host_inode_after_rename_is_that_of_opened_file() {
     use std::os::unix::fs::MetadataExt;
     let places = Places::new("file-host-inode");
     let [host, inside] = places.made("a");
@@ -273,7 +273,7 @@ fn stream_reads_writes_and_seeks_as_std_does() {
 }
 
 #[test]
-fn futures_of_two_files_run_at_once_and_give_buffers_back() {
+fn futures_of_two_files_run_concurrently_and_return_buffers() {
     let places = Places::new("file-async");
     let [raw, inside] = places.made("f");
     let one = |file: File, byte: u8| async move {

@@ -62,7 +62,7 @@ fn d14_d15_growth_over_a_block_that_was_never_read_shows_zeros() {
 /// Each round writes up to a new end that leaves a gap behind the old one, with the old last block
 /// dirty, in write-out, or clean and gone.
 #[test]
-fn d15_what_lay_behind_the_old_end_never_shows() {
+fn d15_bytes_behind_old_end_never_show() {
     for (aio, direct_io) in [(Aio::Threads, DirectIo::Off), (Aio::IoUring, DirectIo::Auto)] {
         for tracking in [DirtyTracking::Block, DirtyTracking::Folio] {
             for state in 0..3 {

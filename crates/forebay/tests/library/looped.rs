@@ -109,7 +109,7 @@ fn l7_zeroed_ranges_read_as_zeros_and_keep_their_neighbours() {
 /// than there is, and all requests through one pool. And an opener of a file that another cache
 /// holds is refused at once, so that no export can end up below itself.
 #[test]
-fn l9_memory_full_of_dirt_makes_progress_and_no_cycle_can_be_made() {
+fn l9_cache_full_of_dirty_data_progresses_cycle_is_refused() {
     let dir = Dir::new("l9");
     let small = cache(4 << 20);
     let lower = open(&small, dir.path("image"), SIZE);

@@ -105,7 +105,7 @@ fn pin_of_volume_file_shows_one_version() {
 /// After its first pin an open file never asked a mount again for what the kernel held back of
 /// stores into maps, so that pins showed old bytes.
 #[test]
-fn pin_of_mounted_volume_file_shows_what_the_mount_held_back() {
+fn pin_of_mounted_volume_file_shows_stores_of_mount() {
     let (dir, cache) = (Dir::new("pins-mounted"), cache(Aio::Threads));
     let image = dir.path("volume");
     Volume::create(&image, &CreateVolume::default().size(128 << 20)).unwrap();
@@ -133,7 +133,7 @@ fn pin_of_mounted_volume_file_shows_what_the_mount_held_back() {
 /// A program stored into a hole by a map. The mount's kernel held the store back, so the extents of
 /// the file and of its export called the range a hole that reads as zeros: a sparse copy lost it.
 #[test]
-fn extents_of_mounted_volume_file_show_what_the_mount_held_back() {
+fn extents_of_mounted_volume_file_show_stores_of_mount() {
     let (dir, cache) = (Dir::new("extents-mounted"), cache(Aio::Threads));
     let image = dir.path("volume");
     Volume::create(&image, &CreateVolume::default().size(128 << 20)).unwrap();

@@ -117,7 +117,7 @@ fn recently_changed_file_is_read_from_device() {
 /// set. Where the file was truncated and grown again it reads as zeros, whether or not its blocks
 /// are still in the cache.
 #[test]
-fn a_size_that_was_changed_outlives_the_openers() {
+fn changed_size_survives_reopen() {
     let dir = Dir::new("sizes");
     let cache = cache(8 << 20);
     for (round, settles) in [(1u8, true), (2, false)] {

@@ -103,7 +103,7 @@ fn load(upper: &File) {
 /// its limits throttle. Each level has memory and limits of its own, so the lower one always makes
 /// progress.
 #[test]
-fn l9_l10_a_cache_on_a_cache_makes_progress_under_pressure() {
+fn l9_l10_stacked_caches_make_progress_under_pressure() {
     let (lower_cache, upper_cache) =
         (Cache::new(config(1 << 20)).unwrap(), Cache::new(config(1 << 20)).unwrap());
     let (ram, slow) = slow_ram();

@@ -43,7 +43,7 @@ fn large_cache() -> Cache {
 }
 
 #[test]
-fn l8_a_full_file_system_is_reported_and_nothing_is_lost() {
+fn l8_full_host_file_system_is_reported_without_loss() {
     let dir = Dir::new("full");
     let small = Small::mount(&dir);
     std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();
@@ -133,7 +133,7 @@ fn l8_writes_refused_for_want_of_space_say_so() {
 }
 
 #[test]
-fn l8_a_file_that_was_cut_off_from_outside_is_named() {
+fn l8_file_truncated_by_another_process_is_named() {
     let dir = Dir::new("cut");
     let cache = cache(8 << 20);
     let file = open(&cache, dir.path("image"), 4 << 20);
@@ -263,7 +263,7 @@ fn close_during_retry_leaves_nothing_dirty() {
 /// A raw file that could not be written is found again when it is opened, with its data and its
 /// error.
 #[test]
-fn a_full_file_that_was_closed_is_found_again_with_its_data() {
+fn closed_file_without_space_is_reopened_with_its_data() {
     let dir = Dir::new("full-again");
     let small = Small::mount(&dir);
     std::fs::write(small.0.join("ballast"), vec![1; 1 << 20]).unwrap();

@@ -255,7 +255,7 @@ mod tests {
     /// K1, K2: a change is reported if the kernel may have cached what it made stale, and an answer
     /// that overlaps it is cached for no time.
     #[test]
-    fn k1_k2_an_answer_and_a_change_see_each_other() {
+    fn k1_k2_change_during_answer_prevents_caching() {
         let (core, ino) = core();
         let attr = Attr { ino, ..block_on(core.fs.getattr(Ino::ROOT)).unwrap() };
         let seen = core.epoch();
@@ -276,7 +276,7 @@ mod tests {
     /// The story: after a write that dropped set-id bits, the kernel showed the old mode for up to
     /// a day to programs that asked for the mode alone.
     #[test]
-    fn a_mode_that_a_write_has_changed_is_asked_for_again() {
+    fn mode_changed_by_write_is_read_again() {
         let (core, ino) = core();
         let root = block_on(core.fs.getattr(Ino::ROOT)).unwrap();
         let plain = Attr { ino, kind: FileKind::File, perm: 0o755, ..root };
@@ -294,7 +294,7 @@ mod tests {
     /// K3, K4: if another front end writes, the daemon decides the end of file, and the kernel's
     /// size is raised to it.
     #[test]
-    fn k3_k4_the_end_of_a_file_is_ours_where_others_write() {
+    fn k3_k4_daemon_decides_end_of_shared_file() {
         let (core, ino) = core();
         assert!(!core.others_write(ino));
         block_on(core.will_change(ino));
@@ -333,7 +333,7 @@ mod tests {
     /// had no effect. A program then looked the file up with the old size, and appended over the
     /// library's bytes. K3, K4, K6.
     #[test]
-    fn k6_what_becomes_known_while_others_change_it_is_marked() {
+    fn k6_inode_looked_up_during_change_is_marked() {
         let (core, _) = core();
         let root = block_on(core.fs.getattr(Ino::ROOT)).unwrap();
         let attr = |ino| Attr { ino: Ino(ino), kind: FileKind::File, ..root };
@@ -362,7 +362,7 @@ mod tests {
     /// The story: pages written through the kernel's cache stay there without a `READ`. A change by
     /// the library was reported as one of attributes only, so programs read stale pages.
     #[test]
-    fn what_is_written_through_is_in_the_kernels_cache() {
+    fn written_through_data_is_in_kernel_cache() {
         for (mode, kept) in [(CacheMode::Kernel, true), (CacheMode::Own, false)] {
             let options = Options { cache: mode, ..Options::default() };
             let fs = Arc::new(MemFs::default());
@@ -410,7 +410,7 @@ mod tests {
     /// dropped such a page, a read filled it again with the bytes from before the write, and the
     /// write took effect. Programs read the old bytes until the page was evicted.
     #[test]
-    fn page_read_again_during_a_cached_write_is_dropped_after_it() {
+    fn page_read_during_cached_write_is_dropped_after_write() {
         for (read_at, is_owed) in [(0, true), (4096, false)] {
             let core = kernel_core();
             let (ino, fh) = cached_writer(&core);

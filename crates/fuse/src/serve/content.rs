@@ -365,7 +365,7 @@ mod tests {
 
     /// B3: a write by a thread that may wait comes after an overlapping write in progress.
     #[test]
-    fn write_of_a_thread_waits_for_an_overlapping_one_on_its_way() {
+    fn blocking_write_waits_for_overlapping_write_in_progress() {
         let core = core(CacheMode::Own);
         let file = Arc::new(Halves(Mutex::new(vec![0; 8192])));
         let handle = Handle::new(file.clone(), IoFlags::empty(), MODE_CACHED, Caching::default());
@@ -490,7 +490,7 @@ mod tests {
     /// The story: a copy was counted with the 96 bytes of its message, but took 1 MiB of memory.
     /// With many at a time the process exceeded its `cache_size` and 64 MiB.
     #[test]
-    fn what_a_request_holds_is_counted() {
+    fn request_memory_is_counted() {
         let message = |code: u32, size: u32| {
             let len: u32 = if size == 0 { 96 } else { 80 };
             let mut message = vec![0; len as usize];
@@ -535,7 +535,7 @@ mod tests {
     /// K5. The story: a program appended while the library made its first change to the file. The
     /// kernel had chosen the append's offset before, so one overwrote the other.
     #[test]
-    fn k5_the_first_change_by_others_waits_for_appends_that_do_not_know_of_it() {
+    fn k5_first_foreign_change_waits_for_earlier_appends() {
         let core = core(CacheMode::Own);
         let fh = opened(&core);
         let handle = core.handle(fh).unwrap();

@@ -239,7 +239,7 @@ mod tests {
 
     /// O2, also for write-back of mapped pages.
     #[test]
-    fn requests_for_the_kernels_cache_are_held_above_with_cache_kernel_alone() {
+    fn kernel_cache_requests_bypass_cache_with_cache_kernel_only() {
         let read = |fh, read_flags| ReadIn { fh, offset: 0, size: 4096, read_flags, flags: 0 };
         let write = |fh, flags, write_flags| WriteIn { fh, offset: 0, size: 3, write_flags, flags };
         let none = IoFlags::empty();
@@ -424,7 +424,7 @@ mod tests {
 
     /// With `cache=own` the kernel keeps mapped pages as long as the file is open.
     #[test]
-    fn last_release_of_a_mapped_file_drops_its_pages_with_cache_own() {
+    fn last_release_of_mapped_file_drops_pages_with_cache_own() {
         for (cache, drops) in [(CacheMode::Own, true), (CacheMode::Kernel, false)] {
             let (core, attr) = core(cache);
             let (a, b) =

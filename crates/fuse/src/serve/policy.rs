@@ -94,7 +94,7 @@ mod tests {
 
     /// K1: the mode of the mount holds for files without a policy, from their next opening on.
     #[test]
-    fn mode_of_the_mount_is_that_of_files_without_a_policy() {
+    fn file_without_policy_has_mode_of_mount() {
         let options = Options { mode: MountMode::default(), ..Options::default() };
         let core =
             Core::new(Arc::new(MemFs::default()), RealWorld::new(), Default::default(), &options);

@@ -57,7 +57,7 @@ mod tests {
 
     /// X1, X2: a thread may wait only while another one listens, and half of the threads at most.
     #[test]
-    fn x1_x2_somebody_listens() {
+    fn x1_x2_one_thread_always_listens() {
         let alone = Readers::new(1);
         let listens = alone.listen();
         assert!(alone.may_wait().is_none(), "X1");

@@ -185,7 +185,7 @@ fn labels_that_are_not_there_are_not_supported() {
 
 /// U2, R1: an inode is counted before the kernel can forget it.
 #[test]
-fn u2_r1_what_is_told_is_counted() {
+fn u2_r1_reported_inode_is_counted_before_forget() {
     let fs = MemFs::default();
     let new = NewInode::of(FileKind::File, 0o600);
     let name = Name::new(b"f").unwrap();
@@ -213,7 +213,7 @@ fn u2_r1_what_is_told_is_counted() {
 /// files it kept them until the notice reached the head of the queue, after the write was answered.
 /// In that time a user could execute the written file with its owner's rights.
 #[test]
-fn a_write_that_drops_set_id_bits_is_told_before_it_is_answered() {
+fn write_dropping_set_id_bits_notifies_kernel_before_answer() {
     const WRITE_KILL: u32 = 4;
     let fs = MemFs::default();
     let new = NewInode::of(FileKind::File, 0o4755);
@@ -269,7 +269,7 @@ fn s2_u5_destroy_is_answered_last() {
 /// The story: the start of a mount failed after `INIT`, and its process unmounted it. That
 /// umount(2) waited for ever for the answer to `DESTROY`, which only an `Ending` sent (S4).
 #[test]
-fn s4_a_session_that_is_dropped_answers_destroy() {
+fn s4_dropped_session_answers_destroy() {
     let fs: Arc<dyn FileSystem> = Arc::new(MemFs::default());
     let (kernel, session) = ready(fs.clone());
     drop(session);
@@ -286,7 +286,7 @@ fn s4_a_session_that_is_dropped_answers_destroy() {
 
 /// S3: reader threads that cannot read end the session, which does not wait for `DESTROY`.
 #[test]
-fn s3_a_device_that_fails_ends_the_session() {
+fn s3_failed_device_ends_session() {
     let file = std::fs::File::options().write(true).open("/dev/null").unwrap();
     let mounted = Mounted::of(file.into(), MountKind::Plain, PathBuf::from("/nowhere"), (0, 0));
     let fs = Arc::new(MemFs::default());
@@ -357,7 +357,7 @@ fn a1_a2_requests_that_wait_are_answered() {
 /// The story: a session that was dropped, without `wait`, kept its connection open as long as sync
 /// threads waited for work.
 #[test]
-fn a_session_that_is_dropped_ends_its_threads() {
+fn dropped_session_ends_its_threads() {
     let (kernel, session) = ready(Arc::new(MemFs::default()));
     let (_, body) = kernel.ask(opcode::OPENDIR, 1, &[0; 8]);
     assert_eq!(kernel.ask(opcode::FSYNCDIR, 1, &[&body[..8], &[0; 8]].concat()).0, 0);

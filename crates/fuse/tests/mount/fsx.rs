@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 #[test]
-fn a_file_is_what_was_written() {
+fn mounted_file_agrees_with_model() {
     if !may_run() {
         return;
     }

@@ -64,7 +64,7 @@ fn u4_without_a_name_it_lives_while_it_is_used() {
 
 /// W1: neither mount nor loop device is left of what failed.
 #[test]
-fn w1_what_failed_leaves_nothing() {
+fn w1_failed_mount_leaves_nothing() {
     if !may_run() {
         return;
     }
@@ -86,7 +86,7 @@ fn w1_what_failed_leaves_nothing() {
 
 /// W2: mode bits count, also for a mount that others may use.
 #[test]
-fn w2_the_kernel_checks_rights() {
+fn w2_kernel_checks_permissions() {
     if !may_run() {
         return;
     }
@@ -186,7 +186,7 @@ fn notices_reach_the_kernel() {
 
 /// ACLs are refused, not ignored; so are ioctls that are not ours.
 #[test]
-fn what_is_not_there_is_refused() {
+fn unsupported_acl_and_ioctl_are_refused() {
     if !may_run() {
         return;
     }
@@ -267,7 +267,7 @@ fn set_id_bits_go_with_whom_they_should() {
 /// `OPEN`. Had it been done there, a program that runs would be empty before the kernel says
 /// ETXTBSY.
 #[test]
-fn a_program_that_runs_is_not_truncated() {
+fn running_program_is_not_truncated() {
     if !may_run() {
         return;
     }

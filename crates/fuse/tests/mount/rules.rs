@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[test]
-fn the_rules_hold_through_a_mount() {
+fn mount_keeps_file_system_rules() {
     if !may_run() {
         return;
     }
@@ -44,7 +44,7 @@ fn the_rules_hold_through_a_mount() {
 }
 
 #[test]
-fn a_mount_agrees_with_what_it_serves() {
+fn mount_agrees_with_served_file_system() {
     if !may_run() {
         return;
     }

@@ -208,6 +208,6 @@ fn sync_reports_each_failed_operation_on_one_device_in_place() {
 }
 
 #[test]
-fn sync_reports_each_failed_operation_on_one_device_out_of_place() {
+fn sync_reports_each_failed_operation_out_of_place_one_device() {
     sweep(true, true);
 }

@@ -70,12 +70,12 @@ fn many(map: Map) {
 }
 
 #[test]
-fn d4_d14_a_growing_file_agrees_with_the_model_in_place() {
+fn d4_d14_growing_file_agrees_with_model_in_place() {
     many(Map::Identity);
 }
 
 #[test]
-fn d4_d14_a_growing_file_agrees_with_the_model_out_of_place() {
+fn d4_d14_growing_file_agrees_with_model_out_of_place() {
     many(Map::Remap);
 }
 

@@ -217,7 +217,7 @@ fn l5_l6_cut_at_every_submission_of_a_small_workload() {
 }
 
 #[test]
-fn out_of_place_cut_at_every_submission_of_a_small_workload() {
+fn out_of_place_power_loss_at_every_submission_is_survived() {
     cut_at_every_submission(Map::Remap);
 }
 

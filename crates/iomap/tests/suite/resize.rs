@@ -111,7 +111,7 @@ fn remap_agrees_with_the_model_while_the_budget_changes() {
 
 /// Everything that is cached and fits is still there afterwards: it was moved, not dropped.
 #[test]
-fn what_fits_stays() {
+fn resize_keeps_data_that_fits() {
     for seed in 1..20 {
         let setup = Setup {
             budget: 2 << 20,
@@ -158,7 +158,7 @@ fn resident(file: &File) -> u64 {
 
 /// A device that fails all writes: the budget cannot come down below what is dirty, and says so.
 #[test]
-fn y4_a_resize_that_cannot_be_done_leaves_the_budget_as_it_was() {
+fn y4_impossible_resize_leaves_budget_unchanged() {
     use forebay_base::ErrorKind;
     use forebay_block::BioOp;
     use forebay_sim::{Fault, FaultRule};
@@ -240,7 +240,7 @@ fn resize_dropped(polls: u32, seed: u64) -> bool {
 /// its task was dropped meanwhile the limits stayed low, and the budget that was shown was the old
 /// one.
 #[test]
-fn y4_resize_dropped_at_any_poll_leaves_the_budget_as_it_was() {
+fn y4_resize_dropped_at_any_poll_leaves_budget_unchanged() {
     let drops = |seed| (1..10_000).take_while(|&polls| !resize_dropped(polls, seed)).count();
     let drops: usize = (1..4).map(drops).sum();
     assert!(drops >= 12, "it waits: {drops} drops");

@@ -43,7 +43,7 @@ fn crash_test_ends_at_its_time() {
 /// An injected fault ends it with status 1. The command that it prints shows the violation again,
 /// and shows none without the fault.
 #[test]
-fn crash_test_finds_injected_fault_in_few_steps_and_repeats_it() {
+fn crash_test_finds_and_repeats_injected_fault() {
     let (out, err, status) =
         said(&["crash-test", "--plant", "ack-before-flush", "--states", "50000"]);
     assert_eq!(status, Some(1), "{out}{err}");

@@ -133,7 +133,7 @@ fn g1_killed_while_it_notifies_under_a_read() {
 
 /// G2, G3: the watchdog does not keep a mount busy, and ends with it.
 #[test]
-fn g2_g3_a_watchdog_ends_with_its_mount() {
+fn g2_g3_watchdog_ends_with_its_mount() {
     if !may_run() {
         return;
     }
@@ -158,7 +158,7 @@ fn g2_g3_a_watchdog_ends_with_its_mount() {
 
 /// Reading went on, in this process, while another mount died.
 #[test]
-fn one_death_is_nobody_elses() {
+fn killed_mount_leaves_other_mount_reading() {
     if !may_run() {
         return;
     }
@@ -180,7 +180,7 @@ fn one_death_is_nobody_elses() {
 
 /// U1, U3: a read that never ends delays no other call, and a request that panics is answered.
 #[test]
-fn u1_u3_a_request_in_trouble_is_its_own() {
+fn u1_u3_stuck_or_panicking_request_affects_no_other() {
     if !may_run() {
         return;
     }

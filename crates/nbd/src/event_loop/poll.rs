@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_looks_while_that_pays_off() {
+    fn poller_polls_only_while_it_saves_time() {
         let limit = 50_000;
         let mut poller = Poller::default();
         let (mut now, mut served) = (Instant::now(), 0);

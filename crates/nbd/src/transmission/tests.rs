@@ -113,7 +113,7 @@ fn gate_closed_consumes_nothing() {
 }
 
 #[test]
-fn what_is_checked() {
+fn invalid_requests_are_refused() {
     use Command as C;
     use CommandFlags as F;
     let all = session();

@@ -96,7 +96,7 @@ fn unparsed_bytes_do_not_block_new_clients() {
 /// 29: a reader that takes a byte now and then was never disconnected, because each byte restarted
 /// its time.
 #[test]
-fn a_trickle_is_no_progress() {
+fn slow_trickle_reader_is_disconnected() {
     // A Unix socket is writable again when three quarters of it are taken, 160 KB or so. At the
     // rate below that is well within the time to move a byte, and well below the least rate.
     let running = serve(ServerConfig { stall_timeout: Duration::from_secs(4), ..tight() });
@@ -161,7 +161,7 @@ fn dead_sessions_make_room() {
 
 /// Who is at work is not idle, however full the table is.
 #[test]
-fn a_busy_client_keeps_its_place() {
+fn busy_client_is_not_evicted_from_full_table() {
     let config = ServerConfig { clients_max: 2, ..Default::default() };
     let running = serve(config);
     let mut clients = [running.client(), running.client()];

@@ -100,7 +100,7 @@ fn simple_replies_and_the_old_way_in() {
 }
 
 #[test]
-fn exports_are_found_by_name_and_the_first_is_the_default() {
+fn exports_are_found_by_name_first_is_default() {
     let (small, large) = (Arc::new(MemExport::new(512)), memory());
     let running = Running::with(ServerConfig::default(), vec![("a", small), ("b", large)]);
     let size = |name: &str| {

@@ -40,7 +40,7 @@ fn all_subsets_of_few_pending_writes() {
 }
 
 #[test]
-fn the_last_write_to_a_sector_wins_or_is_lost_whole() {
+fn last_write_to_sector_wins_or_is_lost_completely() {
     let d = disk(2);
     put(&d, 0, 1, 1);
     put(&d, 0, 2, 1);
@@ -133,7 +133,7 @@ fn nothing_flushed_is_ever_lost_and_unflushed_sometimes_is() {
 
 /// D3: after a power loss every request fails, and writes in flight may be kept.
 #[test]
-fn power_off_fails_everything_and_keeps_what_was_in_flight_possible() {
+fn power_off_fails_requests_writes_in_flight_may_persist() {
     let d = disk(6);
     d.power_off_after(2);
     d.world().run(async {
@@ -156,7 +156,7 @@ fn power_off_fails_everything_and_keeps_what_was_in_flight_possible() {
 }
 
 #[test]
-fn a_process_crash_keeps_completed_writes() {
+fn process_crash_keeps_completed_writes() {
     for seed in 0..20 {
         let d = disk(7);
         put(&d, 0, 1, 1);

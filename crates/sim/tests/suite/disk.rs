@@ -64,7 +64,7 @@ fn writes_read_back_and_flush_makes_them_durable() {
 
 /// D1: a flush does not cover a write that was in flight at its submission.
 #[test]
-fn a_flush_covers_only_writes_completed_before_it_was_submitted() {
+fn flush_covers_only_writes_completed_before_submission() {
     let mut uncovered = 0;
     for seed in 0..50 {
         let d = disk(seed);
@@ -121,7 +121,7 @@ fn requests_complete_out_of_order() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_run() {
+fn same_seed_gives_same_run() {
     let run = |seed| {
         let d = disk(seed);
         d.inject(FaultRule::on(BioOp::Write, Fault::Torn).sticky().one_in(3));
@@ -235,7 +235,7 @@ fn fail_nth_single_sticky_and_range() {
 }
 
 #[test]
-fn a_failed_write_leaves_old_or_new_sectors() {
+fn failed_write_leaves_old_or_new_sectors() {
     let mut seen = [false; 3];
     for seed in 0..40 {
         let d = disk(seed);
@@ -267,7 +267,7 @@ fn short_transfers_are_errors() {
 }
 
 #[test]
-fn a_full_disk_refuses_new_sectors_only() {
+fn full_disk_refuses_new_sectors_only() {
     let d = disk_with(8, SimConfig { discard_zeroes: true, ..SimConfig::default() });
     d.limit_space(4096);
     d.world().run(async {
@@ -332,7 +332,7 @@ fn bit_rot_lasts_and_a_flipped_transfer_does_not() {
 }
 
 #[test]
-fn a_slow_request_takes_its_time() {
+fn slow_request_takes_injected_time() {
     let d = disk(12);
     d.inject(FaultRule::on(BioOp::Flush, Fault::Slow(5_000_000_000)));
     d.world().run(flush(&d)).unwrap();
@@ -341,7 +341,7 @@ fn a_slow_request_takes_its_time() {
 }
 
 #[test]
-fn a_failed_flush_leaves_durability_unknown_for_good() {
+fn failed_flush_leaves_durability_unknown() {
     let (mut lost_quietly, mut reverted, mut durable) = (0, 0, 0);
     for seed in 0..200 {
         let d = disk(seed);
@@ -361,7 +361,7 @@ fn a_failed_flush_leaves_durability_unknown_for_good() {
 }
 
 #[test]
-fn a_lying_flush_makes_nothing_durable() {
+fn lost_flush_makes_nothing_durable() {
     let d = disk(13);
     d.inject(FaultRule::on(BioOp::Flush, Fault::Lost));
     d.world().run(async {

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_far_end_costs_one_block() {
+    fn write_at_largest_offset_takes_one_block() {
         let mut data = Data::default();
         data.write(i64::MAX as u64 - 3, b"end");
         assert_eq!(data.blocks(), 1);

@@ -365,7 +365,7 @@ mod tests {
 
     /// A crash leaves each block as it was at the last sync or after a later change (Y3, Y4).
     #[test]
-    fn after_a_crash_each_block_is_old_or_new_since_the_last_sync() {
+    fn crashed_block_is_as_synced_or_newer() {
         let mut m = ByteModel::new(4, vec![0; 8]);
         m.write(0, &[1; 8], Effect::Done);
         m.write(0, &[2; 4], Effect::Done);
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_durable_part_leaves_the_rest_of_its_block_old_or_new() {
+    fn durable_part_leaves_rest_of_block_old_or_new() {
         let mut m = ByteModel::new(4, vec![0; 4]);
         m.write(0, &[1; 4], Effect::Done);
         m.write(0, &[2; 2], Effect::Durable);
@@ -395,7 +395,7 @@ mod tests {
 
     /// A failed write leaves a block old or new until it is written again (Y2).
     #[test]
-    fn a_failed_write_reads_old_or_new_until_written_again() {
+    fn failed_write_reads_old_or_new_until_rewritten() {
         let mut m = ByteModel::new(4, vec![0; 8]);
         m.write(2, &[1; 4], Effect::Maybe);
         for found in [[0; 8], [0, 0, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 0, 0, 0, 0]] {

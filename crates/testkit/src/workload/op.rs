@@ -341,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_draws_the_same_and_covers_the_classes() {
+    fn same_seed_draws_same_operations_of_all_classes() {
         let draw = |seed| {
             let mut g = Generator::new(seed, Config::growing(1 << 20));
             (0..20_000).map(|i| g.next_op(i * 50)).collect::<Vec<_>>()
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn fixed_subjects_are_asked_past_their_end_and_spans_are_kept() {
+    fn fixed_subject_gets_requests_past_end_within_span() {
         let mut g = Generator::new(1, Config::fixed(1 << 20));
         let past = (0..5000).filter_map(|_| g.next_op(1 << 20).range()).filter(|r| r.end > 1 << 20);
         assert!(past.count() > 20);

@@ -116,7 +116,7 @@ fn left_out(host: Host, case: &str) -> Option<&'static str> {
 }
 
 #[test]
-fn the_host_keeps_the_rules() {
+fn host_keeps_file_system_rules() {
     if !may_run() {
         return;
     }
@@ -152,7 +152,7 @@ fn may_run() -> bool {
 }
 
 #[test]
-fn the_host_agrees() {
+fn host_agrees_with_memory_file_system() {
     if !may_run() {
         return;
     }

@@ -34,7 +34,7 @@ fn rounds(seed: u64, grows: bool, bug: Option<Bug>) -> std::result::Result<Runne
 }
 
 #[test]
-fn a_right_subject_passes() {
+fn correct_subject_passes() {
     for seed in 0..6 {
         for grows in [false, true] {
             let runner = rounds(seed, grows, None).unwrap_or_else(|e| panic!("{e}"));
@@ -68,7 +68,7 @@ fn every_planted_bug_is_found() {
 
 /// A mismatch names seed, operation, byte and history (U2).
 #[test]
-fn a_mismatch_tells_its_story_and_shrinks() {
+fn mismatch_report_has_history_and_shrinks() {
     let fresh = || {
         let subject =
             Blocking(MemSubject::new(vec![0; SIZE as usize], false, Some(Bug::ZeroTooMuch)));
@@ -271,7 +271,7 @@ fn faulty_ops(seed: u64) -> Vec<Op> {
 }
 
 #[test]
-fn a_lying_flush_is_found() {
+fn lost_flush_is_found() {
     let found = (0..10).filter(|seed| {
         let disk = raw_disk(*seed);
         disk.inject(FaultRule::on(BioOp::Flush, Fault::Lost).sticky());

@@ -279,7 +279,7 @@ mod tests {
 
     /// T2: permission bits are masked; group and set-group-id bit are inherited from the directory.
     #[test]
-    fn t2_what_is_made_inherits() {
+    fn t2_new_inode_inherits_group_and_set_gid() {
         let (parent, now) = (Ino::ROOT, Timestamp::default());
         let kind = FileKind::Directory;
         let (is_open, is_linkable) = (false, false);

@@ -112,7 +112,7 @@ const ASKED: [Asked; 10] = [
 /// Y1, Y2: if each object that was missing is loaded and the rule is called again, it comes to the
 /// same result as with all objects loaded. It asks for few objects.
 #[test]
-fn y1_y2_the_same_answer_in_the_end() {
+fn y1_y2_partial_view_reaches_same_result() {
     for (n, asked) in ASKED.into_iter().enumerate() {
         let wanted = asked(&Partial::new(true));
         let some = Partial::new(false);
@@ -134,7 +134,7 @@ fn y1_y2_the_same_answer_in_the_end() {
 
 /// A damaged tree may have a loop; the search for ancestors still ends.
 #[test]
-fn y3_a_loop_has_an_end() {
+fn y3_ancestor_search_in_loop_ends() {
     let mut view = Partial::new(true);
     view.inodes.get_mut(&Ino(2)).unwrap().parent = Ino(4);
     view.entries.insert((Ino(1), "h"), (Ino(7), FileKind::Directory));

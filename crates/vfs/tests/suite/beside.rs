@@ -387,7 +387,7 @@ fn nowait_read_does_not_wait_for_a_mount() {
 
 /// Z4, and one mount at a time.
 #[test]
-fn z4_an_inode_without_a_name_is_kept() {
+fn z4_inode_without_name_is_kept() {
     let (fs, mount) = lab();
     let new = NewInode::of(FileKind::File, 0o644);
     let made = |text| block_on(fs.mknod(Ino::ROOT, name(text), &new)).unwrap().ino;
@@ -430,7 +430,7 @@ fn create_that_truncates_a_file_made_meanwhile_reports_its_content() {
 /// The library found a pipe where it was to create a file with truncation. A program removed the
 /// pipe, and the library, which opened by name, created a file of which the mount was not notified.
 #[test]
-fn create_that_finds_a_pipe_removed_meanwhile_makes_no_unreported_name() {
+fn create_over_removed_pipe_makes_no_unreported_name() {
     let hooked = Arc::new(Hooked::default());
     let (library, mount) = (NotifyingFs::new(hooked.clone()), Arc::new(Mount::default()));
     let observer: Weak<Mount> = Arc::downgrade(&mount);
@@ -459,7 +459,7 @@ fn create_that_finds_a_pipe_removed_meanwhile_makes_no_unreported_name() {
 /// found the other name, so neither kept the inode, and a program with an `O_PATH` descriptor got
 /// ESTALE.
 #[test]
-fn unlink_of_the_last_but_one_name_keeps_the_inode_if_the_other_went_meanwhile() {
+fn concurrent_unlinks_of_both_names_keep_inode() {
     let (fs, mount) = lab();
     let new = NewInode::of(FileKind::File, 0o644);
     let root = Ino::ROOT;
@@ -490,7 +490,7 @@ fn unlink_of_the_last_but_one_name_keeps_the_inode_if_the_other_went_meanwhile()
 /// Z1: a file that the mount does not know is written without a wait. A program that looked it up
 /// between the check and the write had the old size, and its append overwrote the bytes.
 #[test]
-fn write_of_a_file_that_becomes_known_meanwhile_is_announced_first() {
+fn write_of_file_looked_up_meanwhile_is_announced_first() {
     let (fs, mount) = lab();
     let both = OpenFlags::READ | OpenFlags::WRITE;
     let new = NewInode::of(FileKind::File, 0o644);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// R1: reading works, everything else is refused by its kind, and what is below stays as it was.
 #[test]
-fn r1_what_would_change_anything_is_refused() {
+fn r1_every_change_is_refused() {
     let below: Arc<dyn FileSystem> = Arc::new(MemFs::default());
     let (root, new) = (Ino::ROOT, NewInode::of(FileKind::File, 0o644));
     let name = Name::new(b"a").unwrap();

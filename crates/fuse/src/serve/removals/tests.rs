@@ -148,7 +148,7 @@ fn removal_of_a_name_that_the_library_replaced_answers_estale() {
 /// R4: to move a directory into another parent the caller needs write permission on the directory
 /// itself. The kernel checks that also in a directory without the sticky bit.
 #[test]
-fn move_of_a_directory_that_the_library_put_there_answers_estale() {
+fn move_of_directory_replaced_by_library_answers_estale() {
     let all = Mounted::new();
     let plain = SetAttr { perm: Some(0o777), ..SetAttr::default() };
     block_on(all.core.fs.setattr(Ino::ROOT, &plain)).unwrap();
@@ -205,7 +205,7 @@ fn change_by_the_library_waits_for_a_removal_under_way() {
 /// R4: `request_timeout=` answered a RENAME with EIO, and its operation went on. The kernel had
 /// released the lock of the directory, and still knew the caller's file by the old name.
 #[test]
-fn removal_of_a_name_that_a_late_operation_replaces_answers_estale() {
+fn removal_of_name_replaced_by_late_operation_answers_estale() {
     let all = Mounted::new();
     all.put("f", FileKind::File, USER);
     all.put("g", FileKind::File, OTHER);

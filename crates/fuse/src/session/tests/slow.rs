@@ -179,7 +179,7 @@ impl SlowFiles {
 /// Y1, Y2, Y3, X1: any number of syncs whose threads block delay no other request; a sync that
 /// panics is answered once.
 #[test]
-fn y1_y2_y3_syncs_that_wait_hold_up_nobody_else() {
+fn y1_y2_y3_blocked_syncs_delay_no_other_request() {
     for readers in [1, 2, 5] {
         let all = SlowFiles::new(readers);
         let (blocks, panics) = (all.open(Slowness::Blocks), all.open(Slowness::Panics));
@@ -227,7 +227,7 @@ fn syncs_that_wait_for_others_have_no_thread() {
 /// thread. A third thread sent the answer, even if no other request was waiting. Now the thread
 /// that has read the request carries it out if another one listens (X2).
 #[test]
-fn x2_what_has_to_wait_is_done_where_it_was_read() {
+fn x2_blocking_request_runs_on_thread_that_read_it() {
     let all = SlowFiles::new(2);
     all.gate.open();
     let file = all.open(Slowness::Blocks);
@@ -273,7 +273,7 @@ fn answers_without_device(all: &SlowFiles) -> bool {
 /// `request_timeout` programs get EIO, also for requests that arrive when the memory for requests
 /// is used up. The answers of late operations are dropped.
 #[test]
-fn stuck_device_with_request_timeout_ends_each_request_with_eio_once() {
+fn stuck_device_with_request_timeout_ends_each_request_once() {
     let all = with_deadline();
     let stuck = [all.open(Slowness::Blocks), all.open(Slowness::Pends)];
     let mut waiting: BTreeSet<u64> = (1..=40).collect();
@@ -351,7 +351,7 @@ fn deadline_thread_keeps_no_session() {
 
 /// Y4: a sync that is woken after the threads were told to end is answered all the same.
 #[test]
-fn y4_what_is_woken_late_is_answered() {
+fn y4_sync_woken_during_shutdown_is_answered() {
     let all = SlowFiles::new(1);
     let pends = all.open(Slowness::Pends);
     all.sync(1, pends);

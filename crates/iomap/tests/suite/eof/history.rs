@@ -248,7 +248,7 @@ mod tests {
 
     /// Two truncates at once, and a write after one of them has begun.
     #[test]
-    fn the_last_of_two_truncates_is_either() {
+    fn either_of_two_concurrent_truncates_may_be_last() {
         let history = History::new(1, 10);
         let one = history.begin(50..u64::MAX, 0, String::new());
         let two = history.begin(60..u64::MAX, 0, String::new());

@@ -23,7 +23,7 @@ fn promoted_by_dropping(lab: &Lab) -> u64 {
 /// frequency rises only when a block is touched that was touched before. Were it raised by each
 /// piece, every `dd` would promote what it passes.
 #[test]
-fn a_pass_in_small_pieces_is_one_touch() {
+fn small_piece_pass_counts_one_touch_per_folio() {
     let folios = 8;
     let cases = [(4096u64, false), (512, false), (700, false), (4096, true), (700, true)];
     for (piece, writes) in cases {

@@ -233,7 +233,7 @@ async fn read_misses(lab: &Lab, file: Arc<MappedFile>, flags: IoFlags, end: Nano
 /// Twelve clients write one image, each from its own offset on, a block at a time and in turn: each
 /// is a stream of its own, and is written out in long writes.
 #[test]
-fn x7_each_writer_of_an_image_is_a_stream_of_its_own() {
+fn x7_each_writer_of_image_is_its_own_stream() {
     const CLIENTS: u64 = 12;
     for flags in [NONE, UNCACHED] {
         let lab = Lab::new(limits(2 * MIB, 4 * MIB), 4096, Lab::sim(48 * MIB));
@@ -289,7 +289,7 @@ fn writer_throttle_time_is_counted() {
 /// stored. A map that reads a tree for that takes such memory itself, and the remainder was not
 /// enough, for ever.
 #[test]
-fn v1_the_map_is_asked_without_a_permit() {
+fn v1_map_lookup_holds_no_private_memory() {
     use std::sync::OnceLock;
     let keep: OnceLock<Arc<Gated>> = OnceLock::new();
     let lab = Lab::with_map(Config::with_budget(8 << 20), 4096, Lab::sim(MIB), MIB, |disk| {

@@ -11,7 +11,7 @@ use forebay_testkit::remap::Remap;
 use std::collections::BTreeSet;
 
 #[test]
-fn d2_a_write_of_no_bytes_changes_nothing() {
+fn d2_empty_write_changes_nothing() {
     for (block_size, tracking) in
         [(512, DirtyTracking::Block), (4096, DirtyTracking::Block), (512, DirtyTracking::Folio)]
     {
@@ -71,7 +71,7 @@ fn d6_every_way_to_dirty_a_block_counts() {
 }
 
 #[test]
-fn d8_a_write_during_write_out_stays_dirty_and_wins() {
+fn d8_write_during_write_out_stays_dirty_and_wins() {
     for block_size in [512, 4096] {
         let lab = Lab::plain(block_size);
         lab.run(async {
@@ -109,7 +109,7 @@ fn d9_only_partly_written_blocks_are_read() {
 }
 
 #[test]
-fn d14_bytes_behind_the_end_are_zeros_in_memory_and_on_the_device() {
+fn d14_bytes_behind_end_are_zero_in_cache_and_device() {
     let size = 3 * 65536 + 1000;
     let config = Config::with_budget(8 << 20);
     let lab = Lab::with_map(config, 4096, Lab::sim(1 << 20), size, |d| Remap::new(d, 4096));
@@ -134,7 +134,7 @@ fn d14_bytes_behind_the_end_are_zeros_in_memory_and_on_the_device() {
 /// lies behind comes out of a frame that was another file's: zeros in the device's last block and
 /// in memory.
 #[test]
-fn d14_a_last_block_that_is_not_read_first_shows_nothing_of_its_frame() {
+fn d14_last_block_written_unread_shows_no_old_frame() {
     for block_size in [1024, 4096] {
         for tail in [1u64, 511, 513, 1000] {
             let size = 3 * 65536 + tail;

@@ -175,7 +175,7 @@ fn d1_folio_mode_matches_linux_5_8() {
 /// The line of the patch, `dd bs=4k count=16 oflag=sync`, on folios of 64 KiB: 4 KiB in each round
 /// instead of 4, 8, .. 64 KiB; and random writes to a file that is wholly cached: 4 KiB, not 64.
 #[test]
-fn d1_the_lines_of_the_patch_cost_eight_and_a_half_and_sixteen_times() {
+fn d1_patch_examples_cost_8_and_16_times_by_folio() {
     for (tracking, dd, fio) in [(DirtyTracking::Block, 1.0, 1.0), (DirtyTracking::Folio, 8.5, 16.0)]
     {
         let config = Config { dirty_tracking: tracking, ..Config::with_budget(16 << 20) };
@@ -200,7 +200,7 @@ fn d1_the_lines_of_the_patch_cost_eight_and_a_half_and_sixteen_times() {
 
 /// A sync of a part of a file: exactly the dirty blocks of the part, or the folios that it touches.
 #[test]
-fn d1_a_write_that_syncs_itself_takes_its_own_blocks_only() {
+fn d1_sync_write_writes_out_its_own_blocks_only() {
     for (tracking, bytes, left) in
         [(DirtyTracking::Block, 512, vec![0, 127, 128]), (DirtyTracking::Folio, 1536, vec![128])]
     {
@@ -221,7 +221,7 @@ fn d1_a_write_that_syncs_itself_takes_its_own_blocks_only() {
 /// The option changes while folios are dirty and in write-out: from the next write-out on, it is
 /// the other mode, and nothing is lost or written twice at once.
 #[test]
-fn d1_the_mode_changes_while_folios_are_dirty_and_in_flight() {
+fn d1_tracking_changes_while_folios_are_dirty_and_in_flight() {
     let lab = Lab::plain(4096);
     lab.run(async {
         lab.read(0, 65536, NONE).await;
@@ -249,7 +249,7 @@ fn d1_the_mode_changes_while_folios_are_dirty_and_in_flight() {
 
 /// What failed is written again: it counts as dirtied once, as often as it is tried.
 #[test]
-fn d1_a_write_out_that_failed_counts_neither_twice_nor_as_written() {
+fn d1_failed_write_out_counts_once_and_not_as_written() {
     use forebay_base::ErrorKind;
     use forebay_sim::{Fault, FaultRule};
     for tracking in [DirtyTracking::Block, DirtyTracking::Folio] {

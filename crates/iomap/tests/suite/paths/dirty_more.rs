@@ -37,7 +37,7 @@ fn data_bytes(map: &Remap, size: u64) -> u64 {
 
 /// A hole that was punched is not allocated again by the write-out of its folio.
 #[test]
-fn d4_a_punched_hole_is_not_allocated_again() {
+fn d4_punched_hole_is_not_allocated_again() {
     let (lab, map) = remapped(4096, 1 << 20);
     lab.run(async {
         lab.write(0, &[7; 65536], NONE).await;
@@ -92,7 +92,7 @@ fn d4_truncated_blocks_are_not_written_or_allocated() {
 /// Here the state is part of the folio's descriptor, and a descriptor with dirty blocks is never
 /// freed: not under memory pressure, not by dropping clean blocks, not by a change of the mode.
 #[test]
-fn d5_the_state_of_a_dirty_folio_is_never_lost_or_made_up() {
+fn d5_dirty_folio_state_is_never_lost_or_invented() {
     let lab = Lab::new(Config::with_budget(4 << 20), 512, Lab::sim(24 << 20));
     lab.run(async {
         let dirty: BTreeSet<u64> = (0..40).map(|i| i * 128 + i % 128).collect();
@@ -164,7 +164,7 @@ fn d10_short_write_dirties_only_copied_blocks() {
 /// A folio's blocks are read by several requests; each block is up to date when its own is in, not
 /// sooner, whatever happens to the folio meanwhile.
 #[test]
-fn d11_a_block_is_uptodate_when_its_own_read_is_in() {
+fn d11_block_is_uptodate_after_its_own_read() {
     let size = (1 << 20) + 1000;
     let (lab, _) = remapped(4096, size);
     lab.run(async {
@@ -195,7 +195,7 @@ fn d11_a_block_is_uptodate_when_its_own_read_is_in() {
 /// own request is over, the folio as a whole not before the last, and a request that fails takes
 /// nothing with it but its own blocks.
 #[test]
-fn d11_the_last_request_makes_the_folio_uptodate() {
+fn d11_last_request_makes_folio_uptodate() {
     for (fails, slow_first) in [(false, true), (false, false), (true, true), (true, false)] {
         let sim = SimConfig { max_transfer: 32768, ..Lab::sim(4 << 20) };
         let lab = Lab::new(Config::with_budget(8 << 20), 4096, sim);
@@ -234,7 +234,7 @@ fn d11_the_last_request_makes_the_folio_uptodate() {
 /// what was written since: whole blocks, parts, uncached and direct writes, all while the map's
 /// answer is on its way.
 #[test]
-fn d13_a_stale_answer_of_the_map_is_never_used_over_new_data() {
+fn d13_stale_map_answer_never_replaces_new_data() {
     let writes = [NONE, IoFlags::DSYNC, IoFlags::UNCACHED, IoFlags::DIRECT | IoFlags::FALLBACK];
     let reads = [NONE, IoFlags::UNCACHED, IoFlags::DIRECT | IoFlags::FALLBACK];
     for seed in 0..48usize {
@@ -275,7 +275,7 @@ fn d13_a_stale_answer_of_the_map_is_never_used_over_new_data() {
 /// A failed write-out gives its reservation back, and nothing else: the blocks stay dirty, what the
 /// map holds stays mapped, no space is lost.
 #[test]
-fn d19_a_failed_write_out_gives_back_reservations_only() {
+fn d19_failed_write_out_releases_reservations_only() {
     let (lab, map) = remapped(4096, 1 << 20);
     let all = map.accounted();
     lab.run(async {
@@ -304,7 +304,7 @@ fn d19_a_failed_write_out_gives_back_reservations_only() {
 /// A failed write-out is reported to every opener, once, also when its blocks are gone since:
 /// trimmed, their folio evicted.
 #[test]
-fn x8_a_report_is_not_lost_with_the_folio() {
+fn x8_write_error_survives_folio_eviction() {
     let lab = Lab::plain(4096);
     lab.run(async {
         let other = lab.file.open_handle();
@@ -325,7 +325,7 @@ fn x8_a_report_is_not_lost_with_the_folio() {
 /// The flusher is not woken for each write between syncs. It still finds due blocks, whenever
 /// between two of its timers they became dirty.
 #[test]
-fn dirt_comes_of_age_whenever_it_was_made() {
+fn dirty_block_expires_whenever_it_was_written() {
     let expire = 5_000;
     for pause in (0..=6_000).step_by(500) {
         let lab = Lab::plain(4096);

@@ -107,12 +107,12 @@ fn operation_dropped_at_any_poll_in_place_leaves_nothing_behind() {
 }
 
 #[test]
-fn operation_dropped_at_any_poll_on_a_raw_image_leaves_nothing_behind() {
+fn operation_dropped_at_any_poll_leaves_nothing_on_raw_image() {
     drop_simulated(Map::RawImage);
 }
 
 #[test]
-fn operation_dropped_at_any_poll_on_a_moving_map_leaves_nothing_behind() {
+fn operation_dropped_at_any_poll_leaves_nothing_on_moving_map() {
     drop_simulated(Map::Moving);
 }
 

@@ -40,7 +40,7 @@ async fn read(file: &MappedFile, len: u64) -> Vec<u8> {
 /// a truncate or a later write, and showed truncated bytes in place of zeros. It did so also where
 /// the block had been read in between, and its zeroed tail was clean.
 #[test]
-fn e1_a_file_found_after_a_crash_grows_by_zeros() {
+fn e1_file_grown_after_crash_reads_zeros() {
     let ways = ["truncate", "write", "read before", "cached write"];
     for (way, blocks) in ways.into_iter().flat_map(|way| [(way, 1), (way, 4)]) {
         let (lab, map, _) = growing(64);
@@ -78,7 +78,7 @@ fn e1_a_file_found_after_a_crash_grows_by_zeros() {
 
 /// A hole at the end stays one: there is nothing to clean.
 #[test]
-fn e1_a_hole_at_the_end_stays_a_hole() {
+fn e1_hole_at_end_stays_hole() {
     let (lab, map, _) = growing(64);
     lab.run(async {
         lab.file.set_len(100).await.unwrap();
@@ -132,7 +132,7 @@ fn e7_sync_during_a_growing_write_keeps_the_old_size() {
 
 /// The same write, where there is no room any more: it is refused before the file grows again.
 #[test]
-fn e7_a_write_that_was_overtaken_and_finds_no_room_adds_nothing() {
+fn e7_overtaken_write_without_space_adds_nothing() {
     let (lab, map, gated) = growing(8);
     lab.run(async {
         lab.write(0, &[1; 2 * BLOCK as usize], NONE).await;

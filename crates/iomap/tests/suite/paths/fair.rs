@@ -90,7 +90,7 @@ fn truncate_and_append_during_two_direct_streams_are_not_starved() {
 /// the block. A direct write took the range and dropped the block again, each time, so the truncate
 /// never found it in the cache. It held the right to move the size all the while.
 #[test]
-fn truncate_within_a_block_that_two_direct_streams_write_is_not_starved() {
+fn truncate_within_block_of_two_direct_writers_completes() {
     let lab = growing_lab(1 << 20);
     lab.run(async {
         let cut_and_append = async {
@@ -106,7 +106,7 @@ fn truncate_within_a_block_that_two_direct_streams_write_is_not_starved() {
 /// The same of a file that is found with an end within a block, as after a crash: that block is
 /// written with zeros behind the end before the file grows for the first time.
 #[test]
-fn append_to_a_block_that_two_direct_streams_write_is_not_starved() {
+fn append_to_block_of_two_direct_writers_completes() {
     let lab = growing_lab(65 * BLOCK - 100);
     lab.run(async {
         let end = lab.file.size() - 64 * BLOCK;

@@ -33,7 +33,7 @@ fn held_above_write_stays_until_its_flush_and_no_longer() {
 
 /// A part of a block is written: the block is read first, and goes like the others.
 #[test]
-fn held_above_write_of_a_part_of_a_block_leaves_nothing() {
+fn held_above_partial_block_write_leaves_nothing() {
     let lab = Lab::plain(4096);
     lab.run(async {
         lab.write(100, &[7; 9000], ABOVE).await;

@@ -369,7 +369,7 @@ fn concurrent_syncs_on_one_handle_both_see_error() {
 /// The story: a file whose flush was in progress seemed durable, and was closed: no opener got the
 /// failure.
 #[test]
-fn a_flush_under_way_is_owed() {
+fn flush_in_progress_keeps_file_unsettled() {
     let (lab, device) = with_held_flushes();
     lab.run(async {
         let mapping = &lab.file.mapping;
@@ -390,7 +390,7 @@ fn a_flush_under_way_is_owed() {
 /// The task that had a flush made was dropped before the flush was over: its outcome was not
 /// observed, and what it covered was certified by the next one, for all files of the device.
 #[test]
-fn flush_whose_task_is_dropped_fails_its_files_if_the_device_fails_it() {
+fn failed_flush_of_dropped_task_fails_its_files() {
     let (lab, device) = with_held_flushes();
     lab.run(async {
         let other = Other::new(&lab);
@@ -414,7 +414,7 @@ fn flush_whose_task_is_dropped_fails_its_files_if_the_device_fails_it() {
 /// A flush whose task was dropped counted as failed whatever the device made of it: each sync of
 /// the file failed from then on if it had written bytes that no frame holds.
 #[test]
-fn flush_whose_task_is_dropped_works_if_the_device_carries_it_out() {
+fn successful_flush_of_dropped_task_counts() {
     let (lab, device) = with_held_flushes();
     lab.run(async {
         lab.write(0, &[1; 4096], NONE).await;

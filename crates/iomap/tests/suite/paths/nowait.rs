@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 const NOWAIT: IoFlags = IoFlags::NOWAIT;
 
 #[test]
-fn it_never_waits() {
+fn nowait_request_never_waits() {
     let lab = Lab::plain(4096);
     lab.run(async {
         lab.read(0, 100_000, NONE).await;
@@ -39,7 +39,7 @@ fn cached_data_is_served() {
 }
 
 #[test]
-fn whole_blocks_are_written_and_parts_of_absent_ones_are_not() {
+fn nowait_write_takes_complete_blocks_not_parts_of_absent_ones() {
     let lab = Lab::plain(4096);
     lab.run(async {
         assert_eq!(lab.try_write(8192, &[3; 8192], NOWAIT).await.unwrap(), 8192);
@@ -53,7 +53,7 @@ fn whole_blocks_are_written_and_parts_of_absent_ones_are_not() {
 }
 
 #[test]
-fn a_short_write_says_how_much() {
+fn short_write_returns_written_length() {
     let lab = Lab::plain(4096);
     lab.run(async {
         // The first folio can be written, the second begins with a part of an absent block.

@@ -102,7 +102,7 @@ fn write_to_pinned_block_keeps_old_version_and_never_waits() {
 
 /// The end of file moves into a pinned block: its tail becomes zero in the cache, not in the pin.
 #[test]
-fn truncate_within_pinned_block_zeroes_the_tail_of_a_new_frame() {
+fn truncate_within_pinned_block_zeroes_tail_of_new_frame() {
     for (block, size) in [(512, 5000), (4096, 5000), (512, 4608), (4096, 4096)] {
         let lab = growing(block);
         lab.run(async {
@@ -151,7 +151,7 @@ fn punch_and_direct_write_orphan_pinned_frames_until_unpin() {
 
 /// A block of a pinned frame is dropped, and read again: its new bytes go to another frame.
 #[test]
-fn fill_of_a_block_next_to_pinned_ones_goes_to_a_new_frame() {
+fn fill_next_to_pinned_block_goes_to_new_frame() {
     let lab = plain(512);
     lab.run(async {
         let pinned = lab.pin(0, 4096).await;
@@ -168,7 +168,7 @@ fn fill_of_a_block_next_to_pinned_ones_goes_to_a_new_frame() {
 /// A pinned frame has several holes. A fill counted a new frame for each, took one, and planned
 /// nothing: the read went past the cache each time.
 #[test]
-fn fill_of_several_holes_in_a_pinned_frame_takes_one_frame() {
+fn fill_of_several_holes_in_pinned_frame_takes_one_frame() {
     let lab = plain(512);
     lab.run(async {
         let pinned = lab.pin(0, 4096).await;
@@ -359,7 +359,7 @@ fn write_after_pins_of_one_block_per_folio_ends() {
 /// All frames that are not pinned are dirty: a writer to a pinned block waits for the write-out of
 /// others, and the pin stays.
 #[test]
-fn write_to_pinned_block_among_dirty_ones_ends_while_the_pin_lives() {
+fn write_to_pinned_block_among_dirty_ones_completes_despite_pin() {
     let dirty = Some(700 << 10);
     let config = Config { dirty_bytes: dirty, dirty_background_bytes: dirty, ..config(1 << 20) };
     let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
@@ -384,7 +384,7 @@ fn write_to_pinned_block_among_dirty_ones_ends_while_the_pin_lives() {
 }
 
 #[test]
-fn flags_and_ends_of_a_pin_are_those_of_a_read() {
+fn pin_flags_and_ends_match_those_of_read() {
     let lab = plain(4096);
     lab.run(async {
         let size = 4 << 20;

@@ -139,7 +139,7 @@ fn o5_durable_write_waits_for_append_below() {
 /// The story: a crash left a file truncated in the middle of a block whose tail was not zeroed yet,
 /// or shorter than its mapped blocks. As soon as it grew, old bytes showed in place of zeros.
 #[test]
-fn e1_a_file_that_grows_after_a_crash_shows_zeros_behind_its_end() {
+fn e1_file_grown_after_crash_shows_zeros_behind_old_end() {
     for end in [0, 100, BLOCK, BLOCK + 100] {
         for sparse_write in [false, true] {
             let (lab, map) = growing();

@@ -171,7 +171,7 @@ fn durable_direct_write_commits_map() {
 /// O2: the later content stays, in whatever order two writes end; a block that was emptied in
 /// between stays empty.
 #[test]
-fn o1_o2_the_later_content_stays_whatever_ends_last() {
+fn o1_o2_later_content_stays_in_any_completion_order() {
     let (lab, map) = full_soon(RemapOptions::default());
     lab.run(async {
         let block = 0..BLOCK;
@@ -215,7 +215,7 @@ fn o4_place_is_not_reused_while_readable() {
 /// O5, and R3 of the map in memory: a size that is recovered never covers a block whose bytes are
 /// still on their way.
 #[test]
-fn o5_a_size_is_published_after_the_bytes_below_it() {
+fn o5_size_is_published_after_bytes_below_it() {
     let (lab, map) = full_soon(RemapOptions { grows: true, ..RemapOptions::default() });
     lab.run(async {
         lab.file.set_len(0).await.unwrap();

@@ -164,7 +164,7 @@ fn s3_truncate_waits_before_changing_blocks_in_flight() {
 /// here. The equivalent is a writer that found a block idle before its write-out began. It is
 /// excluded, because blocks are taken for write-out under the lock under which writers change them.
 #[test]
-fn s4_a_writer_that_began_before_the_write_out_is_caught_by_it() {
+fn s4_writer_before_write_out_is_excluded_by_it() {
     for strategy in ALL {
         let lab = lab(8 << 20, 4096, strategy, true);
         lab.run(async {
@@ -183,7 +183,7 @@ fn s4_a_writer_that_began_before_the_write_out_is_caught_by_it() {
 }
 
 #[test]
-fn s5_a_change_of_the_need_reaches_a_file_that_is_open() {
+fn s5_changed_stable_need_reaches_open_file() {
     let lab = lab(8 << 20, 4096, StableStrategy::Wait, true);
     let hit = async |value: u8| {
         lab.sync().await.unwrap();
@@ -302,7 +302,7 @@ fn legs_agree(strategy: StableStrategy, stable: StablePages) -> bool {
 }
 
 #[test]
-fn s7_the_legs_of_a_mirror_get_the_same_bytes() {
+fn s7_mirror_legs_get_same_bytes() {
     for strategy in ALL {
         assert!(legs_agree(strategy, StablePages::On), "{strategy:?}");
     }
@@ -360,7 +360,7 @@ fn s8_auto_waits_where_frames_are_scarce() {
 /// Private memory goes to the device as it is, whether stable writes are needed or not: no other
 /// task can write it.
 #[test]
-fn s9_a_direct_write_out_of_memory_of_its_own_is_not_bounced() {
+fn s9_direct_write_from_private_memory_is_not_bounced() {
     for needed in [false, true] {
         let lab = lab(8 << 20, 4096, StableStrategy::Snapshot, needed);
         lab.run(async {
@@ -410,7 +410,7 @@ fn s8_without_frames_the_writer_waits_and_all_goes_on() {
 }
 
 #[test]
-fn s10_a_retry_is_stable_too() {
+fn s10_retried_write_is_stable() {
     for strategy in ALL {
         let lab = lab(8 << 20, 4096, strategy, true);
         lab.run(async {
@@ -430,7 +430,7 @@ fn s10_a_retry_is_stable_too() {
 }
 
 #[test]
-fn s11_dirt_made_in_flight_is_counted_once() {
+fn s11_block_dirtied_in_flight_is_counted_once() {
     for strategy in ALL {
         let lab = lab(8 << 20, 4096, strategy, true);
         lab.run(async {
@@ -449,7 +449,7 @@ fn s11_dirt_made_in_flight_is_counted_once() {
 }
 
 #[test]
-fn s11_a_block_dirtied_in_flight_is_written_again() {
+fn s11_block_dirtied_in_flight_is_written_again() {
     for strategy in FREE {
         let lab = lab(8 << 20, 512, strategy, true);
         lab.run(async {
@@ -466,7 +466,7 @@ fn s11_a_block_dirtied_in_flight_is_written_again() {
 }
 
 #[test]
-fn x5_an_uncached_block_is_stable_until_it_is_dropped_and_its_next_user_obeys() {
+fn x5_uncached_block_is_stable_until_dropped_next_writer_waits() {
     for strategy in ALL {
         let lab = lab(8 << 20, 4096, strategy, true);
         lab.run(async {
@@ -491,7 +491,7 @@ fn x5_an_uncached_block_is_stable_until_it_is_dropped_and_its_next_user_obeys() 
 }
 
 #[test]
-fn x2_a_hit_block_alone_is_counted() {
+fn x2_only_hit_block_is_counted() {
     let lab = lab(8 << 20, 512, StableStrategy::Cow, true);
     lab.run(async {
         lab.write(0, &[9; 8192], NONE).await;

@@ -473,7 +473,7 @@ fn u15_pressure_is_fallen_back_from() {
 /// evicted, and all hot reads hit. Where the scan is cached (`noaccess`) ageing protects the hot
 /// set, and a hundredth may miss.
 #[test]
-fn u16_a_scan_leaves_the_hot_set_alone() {
+fn u16_uncached_scan_evicts_no_hot_block() {
     for &strategy in ALL {
         let lab = Lab::new(Config::with_budget(2 << 20), 4096, Lab::sim(20 << 20));
         lab.cache.strategies.set_uncached(strategy);
@@ -539,7 +539,7 @@ fn u17_unflushed_blocks_are_not_dropped() {
 }
 
 #[test]
-fn x3_a_partly_written_missing_block_is_read_written_and_gone() {
+fn x3_partly_written_missing_block_is_read_written_dropped() {
     for strategy in PASSING {
         let lab = lab(strategy, 4096);
         lab.run(async {

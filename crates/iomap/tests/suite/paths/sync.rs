@@ -36,7 +36,7 @@ fn error_is_reported_once_to_each_opener() {
 }
 
 #[test]
-fn a_failed_write_out_is_kept_retried_and_then_durable() {
+fn failed_write_out_is_retried_until_durable() {
     let lab = Lab::plain(4096);
     lab.run(async {
         lab.write(0, &[1; 8192], NONE).await;

@@ -94,7 +94,7 @@ fn u1_u2_writes_leave_the_cache_as_it_was() {
 }
 
 #[test]
-fn u3_a_mixed_range_is_served_block_by_block() {
+fn u3_mixed_range_is_served_block_by_block() {
     let lab = Lab::plain(4096);
     lab.run(async {
         let at = 1 << 20;
@@ -137,7 +137,7 @@ fn u4_blocks_touched_by_ordinary_access_become_ordinary() {
 }
 
 #[test]
-fn u5_dirt_and_write_out_are_never_dropped() {
+fn u5_blocks_dirty_or_in_write_out_are_never_dropped() {
     let lab = Lab::plain(4096);
     lab.run(async {
         for round in 1..40u8 {
@@ -180,7 +180,7 @@ fn u9_write_out_starts_within_the_window_without_a_sync() {
 }
 
 #[test]
-fn u9_a_full_window_is_written_at_once() {
+fn u9_full_window_is_written_at_once() {
     let window = 256 << 10;
     let config = Config { uncached_window_bytes: window, ..Config::with_budget(8 << 20) };
     let lab = Lab::new(config, 4096, Lab::sim(4 << 20));
@@ -217,7 +217,7 @@ fn u12_nowait_leaves_nothing_half_made() {
 }
 
 #[test]
-fn u14_an_error_is_reported_although_the_page_would_be_gone() {
+fn u14_write_error_is_reported_after_uncached_write() {
     let lab = Lab::plain(4096);
     lab.run(async {
         lab.disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::Io)));
@@ -254,7 +254,7 @@ fn u2_readahead_goes_when_the_stream_moves_or_closes() {
 }
 
 #[test]
-fn u2_a_stream_read_to_its_end_leaves_nothing() {
+fn u2_stream_read_to_end_leaves_nothing() {
     let lab = Lab::plain(4096);
     lab.run(async {
         for (at, len) in (0..4u64 << 20).step_by(24576).map(|at| (at, 24576)) {

@@ -37,7 +37,7 @@ fn pair(bug: Option<Bug>) -> (Arc<dyn FileSystem>, Arc<dyn FileSystem>, Config) 
 
 /// K1: the same seed, the same run; another seed, another.
 #[test]
-fn k1_a_run_is_a_function_of_its_seed() {
+fn k1_same_seed_gives_same_run() {
     let run = |seed| {
         let (a, b, config) = pair(None);
         compare(&*a, &*b, &config, seed, 2500).unwrap_or_else(|mismatch| panic!("{mismatch}"))
