@@ -10,7 +10,7 @@ use forebay::{Cache, CacheConfig, File, OpenOptions};
 use forebay_base::units::{MIB, format_size};
 use forebay_base::{Error, Result};
 use forebay_block::RamDevice;
-use forebay_live::{Board, CacheSource, Options as Http, Server};
+use forebay_live::{CacheSource, Collector, Options as Http, Server};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -32,8 +32,8 @@ pub fn run(options: &Options) -> Result<Report> {
     for at in (0..size / MIB).map(|n| n * MIB) {
         file.read_at(&mut buf, at)?;
     }
-    let board = Board::new(CacheSource::new("bench", &cache));
-    let server = Server::start(&board, &Http::parse("127.0.0.1:0", false)?)?;
+    let collector = Collector::new(CacheSource::new("bench", &cache));
+    let server = Server::start(&collector, &Http::parse("127.0.0.1:0", false)?)?;
     let address = server.address();
     let slice = options.seconds.unwrap_or(if options.quick { 0.3 } else { 5.0 });
     let slice = Duration::from_secs_f64(slice);

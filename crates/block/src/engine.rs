@@ -9,7 +9,7 @@ mod calls;
 mod queue;
 pub(crate) mod request;
 mod ring;
-mod room;
+mod space;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -21,7 +21,7 @@ use calls::{Call, Calls};
 use forebay_base::task::LocalQueue;
 use forebay_base::{Error, ErrorKind, Result};
 use request::Boxed;
-use room::Room;
+use space::Space;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ struct Inner {
     ring: Option<Uring>,
     pool: Arc<Pool>,
     calls: Calls,
-    room: Arc<Room>,
+    space: Arc<Space>,
     reason: String,
 }
 
@@ -84,8 +84,8 @@ impl Engine {
     /// fails if no thread can be started.
     pub fn new(aio: Aio) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let room = Arc::new(Room::default());
-        let pool = Pool::new(room.clone()).map_err(|e| Error::from_io("start I/O threads", e))?;
+        let space = Arc::new(Space::default());
+        let pool = Pool::new(space.clone()).map_err(|e| Error::from_io("start I/O threads", e))?;
         let pool = Arc::new(pool);
         let start = || Uring::new(NEXT.fetch_add(1, Ordering::Relaxed), pool.clone());
         let (ring, reason) = match aio {
@@ -102,7 +102,7 @@ impl Engine {
                 }
             },
         };
-        Ok(Self(Arc::new(Inner { ring, pool, calls: Calls::default(), room, reason })))
+        Ok(Self(Arc::new(Inner { ring, pool, calls: Calls::default(), space, reason })))
     }
 
     /// The engine's name, `io_uring` or `threads`, and why it is that one.
@@ -125,13 +125,13 @@ impl Engine {
     /// Whether so many requests wait that a caller should wait in [`Engine::wait_for_capacity`]
     /// before it submits more.
     pub fn is_crowded(&self) -> bool {
-        self.0.room.is_crowded()
+        self.0.space.is_crowded()
     }
 
     /// Waits until the engine is not crowded. A request that is submitted anyway waits in its
     /// queue; none is refused.
     pub async fn wait_for_capacity(&self) {
-        self.0.room.free().await;
+        self.0.space.free().await;
     }
 
     /// Makes a call on a thread for such calls, one at a time.
@@ -141,7 +141,7 @@ impl Engine {
 
     /// Starts requests, in order within their class. `aio` is the engine that the device asks for.
     pub(crate) fn submit(&self, requests: impl IntoIterator<Item = Boxed>, aio: Aio) {
-        let accepted = requests.into_iter().inspect(|_| self.0.room.enter());
+        let accepted = requests.into_iter().inspect(|_| self.0.space.enter());
         match &self.0.ring {
             Some(ring) if aio != Aio::Threads => ring.submit(accepted),
             _ => accepted.for_each(|request| self.0.pool.submit(request)),

@@ -74,7 +74,7 @@ fn lock_of_dead_process_is_waited_for() {
     let path = path("lingers");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     let engine = Engine::new(Aio::Auto).unwrap();
-    let lingering = lock_without_process(&path);
+    let stale = lock_without_process(&path);
     // Not at all: refused, and the file is named.
     let none = FileOptions { lock_wait: Duration::ZERO, ..FileOptions::default() };
     let refused = FileDevice::open(&path, &none, &engine).err().unwrap();
@@ -86,7 +86,7 @@ fn lock_of_dead_process_is_waited_for() {
         let opener = s.spawn(|| FileDevice::open(&path, &options, &engine).unwrap());
         waiting.recv().unwrap();
         assert!(!opener.is_finished());
-        drop(lingering);
+        drop(stale);
         opener.join().unwrap()
     });
     assert_eq!(device.size(), 1 << 20);

@@ -37,8 +37,8 @@ pub fn run(command: &str, args: &LabArgs, verbose: u8) -> Outcome<u8> {
 /// The program in the directory of this one's own file, else in a directory of `PATH`.
 fn find() -> Option<PathBuf> {
     let own = std::env::current_exe().ok();
-    let beside = own.as_deref().and_then(Path::parent).map(Path::to_path_buf);
+    let own_folder = own.as_deref().and_then(Path::parent).map(Path::to_path_buf);
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = beside.into_iter().chain(std::env::split_paths(&path));
+    let folders = own_folder.into_iter().chain(std::env::split_paths(&path));
     folders.map(|folder| folder.join(PROGRAM)).find(|program| program.is_file())
 }

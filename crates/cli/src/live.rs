@@ -4,7 +4,7 @@ use crate::control::proto::Refusal;
 use crate::failure::{Failure, Outcome};
 use clap::Args;
 use forebay::Cache;
-use forebay_live::{Board, Bound, Options, Server};
+use forebay_live::{Bound, Collector, Options, Server};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -52,9 +52,13 @@ pub fn bind(args: &LiveArgs) -> Outcome<Option<Bound>> {
 }
 
 /// Serves there. What the page takes of memory is shown with the cache's.
-pub fn serve(cache: &Cache, board: &Arc<Board>, bound: Option<Bound>) -> Outcome<Option<Server>> {
+pub fn serve(
+    cache: &Cache,
+    collector: &Arc<Collector>,
+    bound: Option<Bound>,
+) -> Outcome<Option<Server>> {
     let Some(bound) = bound else { return Ok(None) };
-    let page = bound.serve(board)?;
+    let page = bound.serve(collector)?;
     cache.add_rows(Arc::new(page.memory_rows()));
     Ok(Some(page))
 }
@@ -65,14 +69,14 @@ pub fn uri(server: &Server) -> String {
 }
 
 /// The answer to a request on the control socket.
-pub fn answer(board: &Board) -> Result<Value, Refusal> {
-    let text = board.view().ok_or_else(|| Refusal::new("failed", "this process is ending"))?;
+pub fn answer(collector: &Collector) -> Result<Value, Refusal> {
+    let text = collector.view().ok_or_else(|| Refusal::new("failed", "this process is ending"))?;
     serde_json::from_str(&text).map_err(|e| Refusal::new("failed", e.to_string()))
 }
 
 /// The metrics, for `stat --prometheus`.
-pub fn metrics(board: &Board) -> Result<Value, Refusal> {
-    let text = board.metrics();
+pub fn metrics(collector: &Collector) -> Result<Value, Refusal> {
+    let text = collector.metrics();
     text.map(Value::from).ok_or_else(|| Refusal::new("failed", "this process is ending"))
 }
 

@@ -168,12 +168,12 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     let session = Session::start(mounted, fs, RealWorld::new(), &how)?;
     let watchdog = start_watchdog(&session, dir, number)?;
     let figures: Figures = Arc::new(figures(&session));
-    let board = Watched::board(&cache, &figures);
+    let collector = Watched::collector(&cache, &figures);
     cache.add_rows(Arc::new(session.memory_rows(&how)));
-    let page = live::serve(&cache, &board, http)?;
+    let page = live::serve(&cache, &collector, http)?;
     target.serve(Live {
         behaviours: behaviours_of(&opened, wanted),
-        board,
+        collector,
         page: page.as_ref().map(live::uri),
         cache: cache.clone(),
         volume: opened.clone(),

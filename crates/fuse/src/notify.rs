@@ -159,7 +159,7 @@ impl Notifier {
 
     /// Queues that a range of a file is stale; for threads that answer requests, so it never waits
     /// (V3).
-    pub(crate) fn owe(&self, node: u64, offset: u64, len: u64) {
+    pub(crate) fn queue_stale(&self, node: u64, offset: u64, len: u64) {
         let mut state = self.lock();
         match state.queue.len() < QUEUE_MAX {
             true => drop(self.put(state, Notice::content(node, offset, len))),
@@ -395,12 +395,12 @@ mod tests {
     #[test]
     fn v3_files_marked_stale_are_reported_while_the_queue_refills() {
         let notifier = Notifier::default();
-        (0..QUEUE_MAX as u64).for_each(|n| notifier.owe(n, 0, 1));
-        notifier.owe(9999, 0, 1);
+        (0..QUEUE_MAX as u64).for_each(|n| notifier.queue_stale(n, 0, 1));
+        notifier.queue_stale(9999, 0, 1);
         let is_marked = |notice: &Notice| *notice == Notice::content(9999, 0, u64::MAX);
         let found = (0..QUEUE_MAX).find(|n| {
             let (notice, _) = notifier.lock().next().expect("it is never empty");
-            notifier.owe(*n as u64, 0, 1);
+            notifier.queue_stale(*n as u64, 0, 1);
             is_marked(&notice)
         });
         assert_eq!(found, Some(POPPED_MAX), "a writer refills the queue");
@@ -432,8 +432,8 @@ mod tests {
         (0..9).for_each(|n| notifier.try_prune(|| vec![n]));
         assert_eq!(notifier.lock().queue, [Notice::Prune(vec![0])], "one at a time");
         // With a full queue each inode is marked once.
-        (0..QUEUE_MAX as u64).for_each(|n| notifier.owe(n, 0, 1));
-        (0..9).for_each(|n| notifier.owe(n % 3, n, 1));
+        (0..QUEUE_MAX as u64).for_each(|n| notifier.queue_stale(n, 0, 1));
+        (0..9).for_each(|n| notifier.queue_stale(n % 3, n, 1));
         let state = notifier.lock();
         assert_eq!((state.queue.len(), state.stale.len()), (QUEUE_MAX, 4));
     }

@@ -13,7 +13,7 @@
 
 mod appends;
 mod attrs;
-mod beside;
+mod coherent;
 mod content;
 mod fills;
 mod late;
@@ -25,7 +25,7 @@ mod ranges;
 mod removals;
 mod removing;
 
-pub use beside::Served;
+pub use coherent::Served;
 
 use crate::device::PAYLOAD_MAX;
 use crate::handles::{Handle, Handles};

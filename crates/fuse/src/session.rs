@@ -113,12 +113,12 @@ impl Session {
         options: &Options,
     ) -> Result<Self> {
         let notifier = Notifier::default();
-        let Served { fs, beside } = fs.into();
+        let Served { fs, notifying } = fs.into();
         let core = Core::new(fs, world.clone(), notifier.clone(), options);
-        if let Some(beside) = &beside {
+        if let Some(notifying) = &notifying {
             // Set before the kernel can send a request.
             let mount: Weak<Core> = Arc::downgrade(&core);
-            beside.observe(mount)?;
+            notifying.observe(mount)?;
         }
         let device = Device::with_limit(mounted.into_device(), options.request_timeout);
         let device = Arc::new(device);
@@ -127,7 +127,7 @@ impl Session {
             device,
             inodes: core.inodes.clone(),
             core: RwLock::new(Some(core)),
-            beside: beside.map_or_else(Weak::new, |beside| Arc::downgrade(&beside)),
+            notifying: notifying.map_or_else(Weak::new, |notifying| Arc::downgrade(&notifying)),
             notifier,
             payload: Payload::new(options.payload_max(), options.request_timeout),
             readers: Readers::new(options.thread_count()),

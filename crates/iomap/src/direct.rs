@@ -247,9 +247,9 @@ impl MappedFile {
             }
             return done.result;
         }
-        let is_lent = aligned && !src.blocking();
+        let is_borrowed = aligned && !src.blocking();
         let whole = match src {
-            Source::Owned(buf) if is_lent => std::mem::replace(*buf, AlignedBuf::new(0)),
+            Source::Owned(buf) if is_borrowed => std::mem::replace(*buf, AlignedBuf::new(0)),
             _ => {
                 // The last block of a file that ends within it is padded with zeros.
                 let mut padded = AlignedBuf::new(len.next_multiple_of(tail));
@@ -260,7 +260,7 @@ impl MappedFile {
         let parted = PartedBuf::new(whole);
         let result = write_parts(&**device, &parted, flight, (pieces, base), flags).await;
         if let Source::Owned(buf) = src
-            && is_lent
+            && is_borrowed
             && let Some(back) = parted.into_buf()
         {
             **buf = back;

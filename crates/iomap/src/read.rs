@@ -444,11 +444,11 @@ impl MappedFile {
     ) -> bool {
         let aligned = skip == 0 && is_aligned(into.len() as u64, unit);
         let memory = dst.bytes()[into.clone()].as_ptr() as u64;
-        let lent = match dst {
+        let borrowed = match dst {
             Target::Slice(_) => is_aligned(memory, u64::from(self.device().limits().memory_align)),
             Target::Owned(buf) => into.len() == buf.len(),
         };
-        !aligned || !lent
+        !aligned || !borrowed
     }
 
     /// Reads `into.len()` bytes that begin `skip` bytes after `device_at` into `dst[into]`. If

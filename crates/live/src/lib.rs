@@ -2,22 +2,23 @@
 //! Programs get metrics in Prometheus' text form, a health check, and JSON for `forebay top`.
 //!
 //! ```text
-//!   Source (cache, front end) ──▶ Board (samples once a second) ──▶ Server (HTTP) ──▶ page
-//!                                                               └──▶ control socket ──▶ top
+//!   Source (cache, front end) ──▶ Collector (samples once a second) ──▶ Server (HTTP) ──▶ page
+//!                                                                   └──▶ control socket ──▶ top
 //! ```
 //!
 //! Programs also install the [`logger`].
 //!
 //! Reading order: [`source`] and [`sample`] (what is sampled), [`json`] and [`metrics`] (the
-//! outputs), [`board`] (how often), [`http`] (requests), [`server`] (connections and their limits).
+//! outputs), [`collector`] (how often), [`http`] (requests), [`server`] (connections and their
+//! limits).
 //!
 //! ```
 //! use forebay::{Cache, CacheConfig};
-//! use forebay_live::{Board, CacheSource, Options, Server};
+//! use forebay_live::{Collector, CacheSource, Options, Server};
 //! # fn main() -> forebay::Result<()> {
 //! let cache = Cache::new(CacheConfig::with_budget(16 << 20))?;
-//! let board = Board::new(CacheSource::new("example", &cache));
-//! let server = Server::start(&board, &Options::parse("127.0.0.1:0", false)?)?;
+//! let collector = Collector::new(CacheSource::new("example", &cache));
+//! let server = Server::start(&collector, &Options::parse("127.0.0.1:0", false)?)?;
 //! println!("http://{}/", server.address());
 //! server.stop();
 //! # Ok(())
@@ -25,7 +26,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod board;
+pub mod collector;
 pub mod http;
 pub mod json;
 pub mod logger;
@@ -34,7 +35,7 @@ pub mod sample;
 pub mod server;
 pub mod source;
 
-pub use board::Board;
+pub use collector::Collector;
 pub use server::{Bound, Options, Server};
 pub use source::{CacheSource, FrontEnd, Number, Source};
 

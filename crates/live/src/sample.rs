@@ -1,4 +1,4 @@
-//! What a board keeps: points of the counters over time, and the latest view of a source.
+//! What a collector keeps: points of the counters over time, and the latest view of a source.
 //!
 //! No locks.
 
@@ -11,7 +11,7 @@ use forebay::{Picture, Stats};
 pub struct Point {
     /// Number of the point; the first is 1.
     pub number: u64,
-    /// Since the board was made, s.
+    /// Since the collector was made, s.
     pub at_seconds: f64,
     /// Time since the point before, s: rates refer to it.
     pub over_seconds: f64,

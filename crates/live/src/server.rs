@@ -4,12 +4,12 @@
 //! it serves at most [`CONNECTIONS`] connections and closes further ones at once. T3 a connection
 //! ends within [`HEAD_TIME`] and [`ANSWER_TIME`], however slow the client is. T4 memory is bounded:
 //! [`http::HEAD_MAX`] and one answer for each connection. T5 when [`Server::stop`] returns, no
-//! thread of the server is left, and nothing holds the board's source.
+//! thread of the server is left, and nothing holds the collector's source.
 //!
 //! Lock: the connections', a leaf.
 
 use crate::PAGE;
-use crate::board::{Board, PAUSE};
+use crate::collector::{Collector, PAUSE};
 use crate::http::{self, Parsed, Request, Resource};
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::HashMap;
@@ -70,7 +70,7 @@ pub struct Server {
 }
 
 struct Shared {
-    board: Arc<Board>,
+    collector: Arc<Collector>,
     address: SocketAddr,
     stop: AtomicBool,
     /// Open connections, by number. Stopping the server closes them.
@@ -102,12 +102,12 @@ impl Bound {
         Ok(Self { listener, address })
     }
 
-    /// Starts to serve. From now on the board takes a sample each second.
-    pub fn serve(self, board: &Arc<Board>) -> Result<Server> {
+    /// Starts to serve. From now on the collector takes a sample each second.
+    pub fn serve(self, collector: &Arc<Collector>) -> Result<Server> {
         let Self { listener, address } = self;
         let failed = |e| Error::from_io("http", e).with_path(address.to_string());
         let shared = Arc::new(Shared {
-            board: board.clone(),
+            collector: collector.clone(),
             address,
             stop: AtomicBool::new(false),
             streams: Mutex::default(),
@@ -127,8 +127,8 @@ impl Bound {
 
 impl Server {
     /// Binds the address and starts to serve.
-    pub fn start(board: &Arc<Board>, options: &Options) -> Result<Self> {
-        Bound::new(options)?.serve(board)
+    pub fn start(collector: &Arc<Collector>, options: &Options) -> Result<Self> {
+        Bound::new(options)?.serve(collector)
     }
 
     /// The address on which it listens.
@@ -175,7 +175,7 @@ impl Server {
             streams = self.shared.ended.wait(streams).unwrap_or_else(|p| p.into_inner());
         }
         drop(streams);
-        self.shared.board.close();
+        self.shared.collector.close();
     }
 }
 
@@ -193,7 +193,7 @@ fn tick(shared: &Shared, over: &Receiver<()>) {
     // A little more than the pause, so that no tick is too early for its point.
     let every = PAUSE + Duration::from_millis(100);
     while over.recv_timeout(every) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-        shared.board.tick();
+        shared.collector.tick();
     }
 }
 
@@ -384,15 +384,15 @@ fn found(shared: &Shared, request: &Request, nonce: &str) -> (u16, &'static str,
             (200, "text/html; charset=utf-8", Content::Own(page))
         }
         Resource::View => {
-            let view = shared.board.view();
+            let view = shared.collector.view();
             view.map_or_else(ending, |text| (200, JSON, Content::Shared(text)))
         }
-        Resource::History => (200, JSON, Content::Own(shared.board.history())),
-        Resource::Metrics => match shared.board.metrics() {
+        Resource::History => (200, JSON, Content::Own(shared.collector.history())),
+        Resource::Metrics => match shared.collector.metrics() {
             Some(text) => (200, "text/plain; version=0.0.4; charset=utf-8", Content::Own(text)),
             None => ending(),
         },
-        Resource::Health => match shared.board.health() {
+        Resource::Health => match shared.collector.health() {
             Ok(()) => (200, TEXT, Content::Own("ok\n".into())),
             Err(why) => (503, TEXT, Content::Own(format!("{why}\n"))),
         },

@@ -1,4 +1,4 @@
-//! The interface to a running process: what the board samples.
+//! The interface to a running process: what the collector samples.
 
 use forebay::latency::Taken;
 use forebay::{Cache, Picture, Stats};
@@ -29,8 +29,8 @@ impl Number {
     }
 }
 
-/// A process that can be sampled. The board calls it at most once a second, from one thread at a
-/// time. No method waits for I/O.
+/// A process that can be sampled. The collector calls it at most once a second, from one thread at
+/// a time. No method waits for I/O.
 pub trait Source: Send + Sync + 'static {
     /// What this process does, in a word: `export`, `mount`.
     fn what(&self) -> &str;

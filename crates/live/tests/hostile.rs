@@ -3,15 +3,15 @@
 
 use forebay::{Cache, CacheConfig};
 use forebay_live::server::CONNECTIONS;
-use forebay_live::{Board, CacheSource, Options, Server};
+use forebay_live::{CacheSource, Collector, Options, Server};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 fn start() -> (Cache, Server) {
     let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
-    let board = Board::new(CacheSource::new("test", &cache));
-    let server = Server::start(&board, &Options::parse("127.0.0.1:0", false).unwrap()).unwrap();
+    let collector = Collector::new(CacheSource::new("test", &cache));
+    let server = Server::start(&collector, &Options::parse("127.0.0.1:0", false).unwrap()).unwrap();
     (cache, server)
 }
 
@@ -146,8 +146,8 @@ fn t5_b2_stopped_server_releases_cache() {
     forebay::Volume::create(&image, &create).unwrap();
     let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
     let volume = cache.open_volume(&image, &forebay::VolumeOptions::default()).unwrap();
-    let board = Board::new(CacheSource::new("test", &cache));
-    let server = Server::start(&board, &Options::parse("127.0.0.1:0", false).unwrap()).unwrap();
+    let collector = Collector::new(CacheSource::new("test", &cache));
+    let server = Server::start(&collector, &Options::parse("127.0.0.1:0", false).unwrap()).unwrap();
     let to = server.address();
     let watchers: Vec<_> = (0..8)
         .map(|_| std::thread::spawn(move || (0..20).for_each(|_| drop(try_get(to, "/live.json")))))
@@ -159,7 +159,9 @@ fn t5_b2_stopped_server_releases_cache() {
     let other = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();
     drop(other.open_volume(&image, &forebay::VolumeOptions::default()).unwrap());
     watchers.into_iter().for_each(|watcher| watcher.join().unwrap());
-    assert!(board.view().is_none() && board.metrics().is_none() && board.health().is_err());
+    assert!(
+        collector.view().is_none() && collector.metrics().is_none() && collector.health().is_err()
+    );
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
@@ -183,8 +185,8 @@ fn t1_address_beyond_loopback_needs_option() {
     }
 }
 
-/// B1, and HEAD is GET without the content: the board makes one view for all clients that ask at
-/// the same time.
+/// B1, and HEAD is GET without the content: the collector makes one view for all clients that ask
+/// at the same time.
 #[test]
 fn b1_clients_share_one_view() {
     let (_cache, server) = start();
@@ -201,7 +203,7 @@ fn b1_clients_share_one_view() {
     let watchers: Vec<_> = (0..200).map(|_| number(&content("/live.json"))).collect();
     let most = watchers.iter().max().unwrap() - first;
     // One view for each pause, and one sample for the curves.
-    let pauses = start.elapsed().as_millis() / forebay_live::board::PAUSE.as_millis();
+    let pauses = start.elapsed().as_millis() / forebay_live::collector::PAUSE.as_millis();
     assert!(u128::from(most) <= 2 * pauses + 2, "{most} views in {pauses} pauses");
     let page = content("/");
     assert!(!page.contains("NONCE") && !page.contains("http://") && !page.contains("https://"));

@@ -223,7 +223,7 @@ impl EventLoop {
         if self.stop_at.is_some() {
             conn.reading = false;
             conn.receive_buffer = ReceiveBuffer::default();
-            self.core.count_stash(&mut conn);
+            self.core.count_receive_buffer(&mut conn);
         }
         self.core.mark(&mut conn.book);
         slot.conn = Some(conn);

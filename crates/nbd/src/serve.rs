@@ -98,7 +98,7 @@ impl Core {
     }
 
     /// Updates the count of buffered bytes.
-    pub fn count_stash(&self, conn: &mut Conn) {
+    pub fn count_receive_buffer(&self, conn: &mut Conn) {
         let now = conn.receive_buffer.memory();
         if now != conn.buffered_counted {
             let buffered = &self.shared.memory.buffered;
@@ -486,7 +486,7 @@ impl Core {
     pub fn close_book(&mut self, conn: &mut Conn, reason: Option<DropReason>) {
         self.set_blocked(&mut conn.book, None);
         conn.receive_buffer = ReceiveBuffer::default();
-        self.count_stash(conn);
+        self.count_receive_buffer(conn);
         if conn.stream.is_tls() {
             self.shared.memory.release(SESSION_BYTES);
         }

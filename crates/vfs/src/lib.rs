@@ -7,13 +7,13 @@
 //! each other.
 //!
 //! Reading order: [`types`], [`name`], [`fs`] (the interface, rule by rule), [`rules`], [`path`],
-//! [`copy`], [`beside`] (notifies a mount of changes), [`delegate`] (for wrappers).
+//! [`copy`], [`coherent`] (notifies a mount of changes), [`delegate`] (for wrappers).
 //!
-//! No locks, apart from those in [`beside`].
+//! No locks, apart from those in [`coherent`].
 #![forbid(unsafe_code)]
 
-pub mod beside;
 pub mod clock;
+pub mod coherent;
 pub mod copy;
 pub mod delegate;
 pub mod disk;
@@ -25,8 +25,8 @@ pub mod readonly;
 pub mod rules;
 pub mod types;
 
-pub use beside::NotifyingFs;
 pub use clock::{Clock, ManualClock, SystemClock};
+pub use coherent::NotifyingFs;
 pub use export::{BufResult, Export, ExportInfo, Extent, ZeroMode};
 pub use fs::{FileSystem, OpenFile, OpenFileRef, Opened, ReadResult, WriteResult, Wrote};
 pub use name::{Name, XattrName};

@@ -14,7 +14,7 @@
 
 use super::queue::Queue;
 use super::request::{Boxed, Call, Class, Next, Request, end, guarded};
-use super::room::Room;
+use super::space::Space;
 use forebay_base::{Error, ErrorKind};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -289,7 +289,7 @@ impl Ring {
     /// order, and a request that ends the others (ring.N2). Completed requests go to `out`.
     pub(crate) fn dismantle(
         mut self,
-        room: &Arc<Room>,
+        space: &Arc<Space>,
         out: &mut Outcome,
     ) -> (Vec<Boxed>, Remains) {
         self.collect(out);
@@ -306,7 +306,7 @@ impl Ring {
         let under_way: Vec<Boxed> = self.table.drain(..).flatten().collect();
         self.in_flight = 0;
         let gone = self.gone.take().expect("a ring is taken apart once");
-        (requests, Remains::new(under_way, gone, room.clone()))
+        (requests, Remains::new(under_way, gone, space.clone()))
     }
 }
 
@@ -325,12 +325,12 @@ pub(crate) struct Remains {
     requests: Vec<Boxed>,
     gone: OwnedFd,
     is_over: bool,
-    room: Arc<Room>,
+    space: Arc<Space>,
 }
 
 impl Remains {
-    pub(crate) fn new(requests: Vec<Boxed>, gone: OwnedFd, room: Arc<Room>) -> Self {
-        Self { requests, gone, is_over: false, room }
+    pub(crate) fn new(requests: Vec<Boxed>, gone: OwnedFd, space: Arc<Space>) -> Self {
+        Self { requests, gone, is_over: false, space }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -370,7 +370,7 @@ unsafe impl Request for Remains {
             let text = "io_uring failed while the request was under way";
             guarded(&mut request, (), |r| r.fail(Error::new(ErrorKind::Io, "request", text)));
             end(request);
-            self.room.leave();
+            self.space.leave();
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::queue::Queue;
 use super::request::{Boxed, Call, Class, Next, Request};
-use super::room::{CROWD, Room};
+use super::space::{CROWD, Space};
 use super::threads::{IDLE, Pool};
 use super::{Aio, Engine};
 use forebay_base::task::{block_on, oneshot};
@@ -110,13 +110,13 @@ fn submit_without_new_worker_neither_waits_nor_loses() {
         0 => spawn(work),
         _ => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
     };
-    let (lab, room) = (Lab::new(), Arc::new(Room::default()));
-    let pool = Pool::with_workers(room.clone(), 4, IDLE, none_but_the_first).unwrap();
+    let (lab, space) = (Lab::new(), Arc::new(Space::default()));
+    let pool = Pool::with_workers(space.clone(), 4, IDLE, none_but_the_first).unwrap();
     assert_eq!(TRIES.get(), 1, "T3: the first worker starts with the pool");
     // Held by the first request, so that the others find no idle worker.
     let (release, stalled) = channel();
     let first = Fake { stalled: Some(stalled), ..*lab.make(0, Class::Sync, Panics::Never) };
-    (0..20).for_each(|_| room.enter());
+    (0..20).for_each(|_| space.enter());
     pool.submit(Box::new(first));
     for name in 1..20 {
         let before = TRIES.get();
@@ -148,10 +148,10 @@ fn first_worker_after_idle_takes_request() {
         _ => spawn(work),
     };
     let idle = Duration::from_millis(1);
-    let (lab, room) = (Lab::new(), Arc::new(Room::default()));
-    let pool = Pool::with_workers(room.clone(), 4, idle, only_one).unwrap();
+    let (lab, space) = (Lab::new(), Arc::new(Space::default()));
+    let pool = Pool::with_workers(space.clone(), 4, idle, only_one).unwrap();
     std::thread::sleep(100 * idle);
-    room.enter();
+    space.enter();
     pool.submit(lab.make(0, Class::Sync, Panics::Never));
     // Not a bound on speed: a request that no worker takes never ends.
     let ended = lab.ended.recv_timeout(Duration::from_secs(30));
@@ -278,10 +278,10 @@ fn request_end_may_submit_again() {
 #[test]
 fn reads_waiting_on_stalled_device_precede_write_back() {
     let lab = Lab::new();
-    let room = Arc::new(Room::default());
-    let pool = Pool::with_workers(room.clone(), 1, IDLE, spawn).unwrap();
+    let space = Arc::new(Space::default());
+    let pool = Pool::with_workers(space.clone(), 1, IDLE, spawn).unwrap();
     let submit = |request: Box<Fake>| {
-        room.enter();
+        space.enter();
         pool.submit(request);
     };
     let (go, stalled) = channel();

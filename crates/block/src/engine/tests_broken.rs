@@ -3,7 +3,7 @@
 
 use super::request::{Boxed, Call, Class, Next, Request};
 use super::ring::Remains;
-use super::room::Room;
+use super::space::Space;
 use super::threads::{IDLE, Pool};
 use super::{Aio, Engine};
 use forebay_base::{Error, Result};
@@ -238,13 +238,13 @@ fn ring_remains_end_after_kernel_release() {
     let Some(bench) = Bench::new() else { return };
     let request = bench.make(Kind::Stuck, 0);
     let (gone, kernels) = rustix::pipe::pipe().unwrap();
-    let room = Arc::new(Room::default());
-    (0..3).for_each(|_| room.enter());
-    let pool = Pool::with_workers(room.clone(), 1, IDLE, |work| {
+    let space = Arc::new(Space::default());
+    (0..3).for_each(|_| space.enter());
+    let pool = Pool::with_workers(space.clone(), 1, IDLE, |work| {
         std::thread::Builder::new().spawn(work).map(drop)
     });
     let pool = pool.unwrap();
-    pool.submit(Box::new(Remains::new(vec![request], gone, room)));
+    pool.submit(Box::new(Remains::new(vec![request], gone, space)));
     // Behind it on the only worker, so it ends after it.
     pool.submit(bench.make(Kind::Quick, 1));
     // A worker that does not wait would end the request within this time.
@@ -262,7 +262,7 @@ fn ring_remains_end_after_kernel_release() {
 fn ring_remains_without_release_keep_memory() {
     let Some(bench) = Bench::new() else { return };
     let (gone, _kernels) = rustix::pipe::pipe().unwrap();
-    let remains = Remains::new(vec![bench.make(Kind::Stuck, 0)], gone, Arc::new(Room::default()));
+    let remains = Remains::new(vec![bench.make(Kind::Stuck, 0)], gone, Arc::new(Space::default()));
     Box::new(remains).end();
     assert!(bench.ended.try_recv().is_err(), "it has no result");
     assert_eq!(Arc::strong_count(&bench.pipe), 2, "N2: its memory is kept");

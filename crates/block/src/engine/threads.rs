@@ -9,7 +9,7 @@
 
 use super::queue::Queue;
 use super::request::{Boxed, end, guarded};
-use super::room::Room;
+use super::space::Space;
 use forebay_base::io_flusher;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -32,7 +32,7 @@ struct Shared {
     work: Condvar,
     workers_max: usize,
     idle: Duration,
-    room: Arc<Room>,
+    space: Arc<Space>,
     start: Start,
 }
 
@@ -56,12 +56,12 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// Errors: no thread for the first worker.
-    pub(crate) fn new(room: Arc<Room>) -> io::Result<Self> {
-        Self::with_workers(room, WORKERS, IDLE, start_thread)
+    pub(crate) fn new(space: Arc<Space>) -> io::Result<Self> {
+        Self::with_workers(space, WORKERS, IDLE, start_thread)
     }
 
     pub(crate) fn with_workers(
-        room: Arc<Room>,
+        space: Arc<Space>,
         workers_max: usize,
         idle: Duration,
         start: Start,
@@ -69,7 +69,7 @@ impl Pool {
         let queue = Queue::new((workers_max / 2).max(1));
         let state = Mutex::new(State { queue, workers: 1, idle: 0, closing: false });
         let work = Condvar::new();
-        let shared = Shared { state, work, workers_max, idle, room, start };
+        let shared = Shared { state, work, workers_max, idle, space, start };
         let pool = Self { shared: Arc::new(shared) };
         pool.start_worker(true)?;
         Ok(pool)
@@ -100,14 +100,14 @@ impl Pool {
     }
 
     /// The count of what the engine has accepted.
-    pub(crate) fn room(&self) -> &Arc<Room> {
-        &self.shared.room
+    pub(crate) fn space(&self) -> &Arc<Space> {
+        &self.shared.space
     }
 
     /// Ends a request that was submitted to the engine.
     pub(crate) fn end(&self, request: Boxed) {
         end(request);
-        self.shared.room.leave();
+        self.shared.space.leave();
     }
 }
 
@@ -131,7 +131,7 @@ fn work(shared: &Shared, is_first: bool) {
             let class = request.class();
             guarded(&mut request, (), |request| request.run());
             end(request);
-            shared.room.leave();
+            shared.space.leave();
             state = shared.lock();
             state.queue.done(class);
             if class.is_background() {

@@ -225,10 +225,10 @@ fn run(shared: &Shared, mut ring: Ring, pool: &Pool) {
 fn give_up(ring: Ring, pool: &Pool, e: &io::Error) -> Outcome {
     log::error!("io_uring failed, its requests go to threads from now on: {e}");
     let mut out = Outcome::default();
-    let (unseen, remains) = ring.dismantle(pool.room(), &mut out);
+    let (unseen, remains) = ring.dismantle(pool.space(), &mut out);
     unseen.into_iter().for_each(|request| pool.submit(request));
     if !remains.is_empty() {
-        pool.room().enter();
+        pool.space().enter();
         pool.submit(Box::new(remains));
     }
     out

@@ -176,13 +176,13 @@ fn event_loop(device: &DeviceRef) {
                 device.read_into(0, &mut back).unwrap();
             }
         });
-        let looped = s.spawn(|| event_loop_beside_reads(device)).join();
+        let looped = s.spawn(|| event_loop_during_reads(device)).join();
         is_over.store(true, Ordering::Relaxed);
         looped.unwrap();
     });
 }
 
-fn event_loop_beside_reads(device: &DeviceRef) {
+fn event_loop_during_reads(device: &DeviceRef) {
     use rustix::event::epoll;
     let Some(mut queue) = device.attach_thread() else { return };
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();

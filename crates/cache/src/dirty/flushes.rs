@@ -145,12 +145,12 @@ mod tests {
         let poll = |future: std::pin::Pin<&mut dyn Future<Output = ()>>| {
             future.poll(&mut Context::from_waker(Waker::noop()))
         };
-        let (early, beside) = (flushes.begin(1, Some(0)), flushes.begin(1, Some(0)));
-        let mut good = pin!(beside.worked(Some(0)));
+        let (early, concurrent) = (flushes.begin(1, Some(0)), flushes.begin(1, Some(0)));
+        let mut good = pin!(concurrent.worked(Some(0)));
         assert!(poll(good.as_mut()).is_ready(), "nothing failed: the other is of a later turn");
-        let beside = flushes.begin(1, Some(0));
+        let concurrent = flushes.begin(1, Some(0));
         let _later = flushes.begin(1, Some(1));
-        let mut good = pin!(beside.worked(Some(1)));
+        let mut good = pin!(concurrent.worked(Some(1)));
         assert!(poll(good.as_mut()).is_pending(), "one failed that may be the early one");
         drop(early);
         assert!(poll(good.as_mut()).is_ready());

@@ -362,10 +362,10 @@ mod tests {
         let mut list = FrameList::new(&arena);
         list.push(5, 100, 50);
         drop(arena);
-        let mut lent = forebay_base::buf::DataRef::Mem(Box::new(list));
-        assert_eq!(lent.copy_in(0, &[7; 50]), 50);
+        let mut borrowed = forebay_base::buf::DataRef::Mem(Box::new(list));
+        assert_eq!(borrowed.copy_in(0, &[7; 50]), 50);
         let mut back = [0; 50];
-        assert_eq!((lent.copy_out(0, &mut back), back), (50, [7; 50]));
+        assert_eq!((borrowed.copy_out(0, &mut back), back), (50, [7; 50]));
     }
 
     /// The story: the complete arena was populated before the first request: 12 s and 5.6 GiB by

@@ -138,7 +138,7 @@ impl<'a> Round<'a, '_> {
         self.at = place;
         let until = self.cache.world.now();
         self.issued += self.write(&look, pass(Which::All, CHUNK), until, flush).await;
-        flush.beside(self.domain.wait_write_room(self.cache.write_depth())).await;
+        flush.run_concurrently(self.domain.wait_write_room(self.cache.write_depth())).await;
         true
     }
 
@@ -153,7 +153,7 @@ impl<'a> Round<'a, '_> {
     ) -> u64 {
         let seen = look.dirty.changes();
         look.out.clone().write_out(pass, &mut self.slots.pass);
-        let issued = flush.beside(&mut self.slots.pass).await;
+        let issued = flush.run_concurrently(&mut self.slots.pass).await;
         let outcome = Outcome { until, seen, wrote: issued > 0 };
         self.domain.queue().looked_at(look.id, self.cache.world.now(), outcome);
         issued
@@ -195,14 +195,14 @@ impl<'a> Round<'a, '_> {
         }
         look.dirty.uncached.store(0, Ordering::Relaxed);
         look.out.clone().write_out(pass(Which::Uncached, u64::MAX), &mut self.slots.pass);
-        flush.beside(&mut self.slots.pass).await;
+        flush.run_concurrently(&mut self.slots.pass).await;
     }
 
     /// Releases a file without openers if all of it is durable; else schedules the rest.
     async fn settle(&mut self, look: Look, flush: &mut Flush<'a>) {
         if !look.out.is_settled() {
             look.out.clone().flush(&mut self.slots.settle);
-            flush.beside(&mut self.slots.settle).await;
+            flush.run_concurrently(&mut self.slots.settle).await;
         }
         if look.out.is_settled() {
             return self.domain.let_go(look.id);
@@ -500,7 +500,7 @@ mod tests {
 }
 
 #[cfg(all(test, not(shuttle)))]
-mod beside {
+mod concurrent_flush {
     use super::*;
     use crate::config::Config;
     use forebay_base::sim_world::SimWorld;

@@ -141,7 +141,7 @@ impl<'a> Flush<'a> {
     }
 
     /// Runs `work` to its end, and the flushes concurrently.
-    pub async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
+    pub async fn run_concurrently<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         std::future::poll_fn(|cx| {
             self.poll(cx);
@@ -251,14 +251,14 @@ mod tests {
     use std::time::Duration;
 
     /// A file with `bytes` to flush. Counts flushes: those in progress, and the most at a time.
-    struct Owes {
+    struct UnflushedFile {
         domain: Arc<Domain>,
         dirty_folios: Arc<DirtyFolios>,
         bytes: u64,
         flushes: std::sync::Arc<[AtomicUsize; 2]>,
     }
 
-    impl WriteOut for Owes {
+    impl WriteOut for UnflushedFile {
         fn write_out(self: std::sync::Arc<Self>, _: WriteOutPass, slot: &mut FutureSlot<u64>) {
             slot.put(async { 0 });
         }
@@ -294,7 +294,12 @@ mod tests {
                 .map(|id| {
                     let dirty_folios: Arc<DirtyFolios> = Arc::default();
                     let (domain, flushes) = (domain.clone(), flushes.clone());
-                    let file = Owes { domain, dirty_folios: dirty_folios.clone(), bytes, flushes };
+                    let file = UnflushedFile {
+                        domain,
+                        dirty_folios: dirty_folios.clone(),
+                        bytes,
+                        flushes,
+                    };
                     let file = std::sync::Arc::new(file);
                     let weak = std::sync::Arc::downgrade(&file);
                     file.domain.join(id, dirty_folios, weak);
@@ -435,8 +440,12 @@ mod tests {
         for id in 1..=4 {
             let bytes = 4096;
             let (flushes, dirty_folios) = Default::default();
-            let file =
-                std::sync::Arc::new(Owes { domain: domain.clone(), dirty_folios, bytes, flushes });
+            let file = std::sync::Arc::new(UnflushedFile {
+                domain: domain.clone(),
+                dirty_folios,
+                bytes,
+                flushes,
+            });
             let weak = std::sync::Arc::downgrade(&file);
             domain.join(id, file.dirty_folios.clone(), weak);
             domain.queue().look_by(id, 0);
@@ -456,12 +465,12 @@ mod tests {
                 yield_now().await;
             }
         };
-        world.run(flush.beside(steps()));
+        world.run(flush.run_concurrently(steps()));
         let first = polls.swap(0, Ordering::SeqCst);
         assert!(flush.len() == 4 && first <= 8, "W6: {first} looks of four flushes");
         over.store(1, Ordering::SeqCst);
         wait.wake_all();
-        world.run(flush.beside(steps()));
+        world.run(flush.run_concurrently(steps()));
         assert!(flush.len() == 0, "W6: none was forgotten");
         assert!(polls.load(Ordering::SeqCst) <= 8);
     }

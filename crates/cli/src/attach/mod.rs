@@ -34,7 +34,7 @@ use forebay_block::loopdev::FileLoop;
 use forebay_fuse::options::Via;
 use forebay_fuse::watchdog::Watchdog;
 use forebay_fuse::{CacheMode, Options, Session};
-use forebay_live::{Board, CacheSource};
+use forebay_live::{CacheSource, Collector};
 use forebay_vfs::disk::{self, Disk};
 use forebay_vfs::{Export, FileSystem, Timestamp};
 use std::ffi::OsStr;
@@ -244,7 +244,7 @@ fn serve(args: &AttachArgs) -> Outcome<u8> {
     let shown = device.path().display().to_string();
     let (mode, files) = (Mode::Export(mode), vec![source.served.clone()]);
     let target = Target::new(Live {
-        board: Board::new(CacheSource::new("attach", &cache)),
+        collector: Collector::new(CacheSource::new("attach", &cache)),
         cache: cache.clone(),
         device,
         behaviours: behaviours::Live::new(&cache, mode, files, given.direct_io()),

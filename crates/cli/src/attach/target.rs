@@ -12,7 +12,7 @@ use crate::volume::map;
 use forebay::{Cache, Residency};
 use forebay_base::units::{MIB, parse_size};
 use forebay_block::loopdev::FileLoop;
-use forebay_live::Board;
+use forebay_live::Collector;
 use serde_json::{Value, json};
 use std::sync::{Arc, RwLock};
 use std::time::Instant;
@@ -27,7 +27,7 @@ pub struct Live {
     /// The cache.
     pub cache: Cache,
     /// What can be watched.
-    pub board: Arc<Board>,
+    pub collector: Arc<Collector>,
     /// The device.
     pub device: FileLoop,
     /// The options of the five behaviours.
@@ -140,8 +140,8 @@ impl ControlTarget for Target {
         match request {
             Request::Stat => Ok(live.stat(self.start)),
             Request::Budget => Ok(answers::budget(&live.cache)),
-            Request::Live => live::answer(&live.board),
-            Request::Prometheus => live::metrics(&live.board),
+            Request::Live => live::answer(&live.collector),
+            Request::Prometheus => live::metrics(&live.collector),
             Request::Tunables => Ok(live.tunables()),
             Request::Tune(name, value) => match live.tune(&name, &value) {
                 Ok(()) => Ok(Value::Null),

@@ -66,7 +66,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let files = opened.iter().map(|served| served.file.clone()).collect();
     let shown = behaviours::Live::new(&cache, Mode::Export(mode), files, given.direct_io());
     let target = Arc::new_cyclic(|me| Target {
-        board: Watched::board(&cache, me),
+        collector: Watched::collector(&cache, me),
         behaviours: shown,
         cache: cache.clone(),
         served: opened,
@@ -77,7 +77,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
         page: OnceLock::new(),
     });
     let control = start_control(args, &target, &cleanup)?;
-    let page = live::serve(&cache, &target.board, http)?;
+    let page = live::serve(&cache, &target.collector, http)?;
     target.page_is(page.as_ref());
     let (sender, events) = channel();
     watch_signals(sender.clone(), &cache, &cleanup)?;

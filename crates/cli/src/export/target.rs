@@ -12,7 +12,7 @@ use crate::volume::{at, map};
 use forebay::{Cache, Error, ErrorKind, Volume};
 use forebay_base::units::parse_size;
 use forebay_live::metrics::label;
-use forebay_live::{Board, CacheSource, FrontEnd, Number, Server};
+use forebay_live::{CacheSource, Collector, FrontEnd, Number, Server};
 use forebay_vfs::FileSystem;
 use serde_json::Value;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -53,7 +53,7 @@ pub struct Target {
     /// When the process began to serve.
     pub start: Instant,
     /// What can be watched.
-    pub board: Arc<Board>,
+    pub collector: Arc<Collector>,
     /// Where, if there is a page.
     pub page: OnceLock<String>,
 }
@@ -63,9 +63,9 @@ pub struct Watched(Weak<Target>);
 
 impl Watched {
     /// What can be watched of a target that is being made.
-    pub fn board(cache: &Cache, target: &Weak<Target>) -> Arc<Board> {
+    pub fn collector(cache: &Cache, target: &Weak<Target>) -> Arc<Collector> {
         let front = Arc::new(Self(target.clone()));
-        Board::new(CacheSource::new("export", cache).with_front(front))
+        Collector::new(CacheSource::new("export", cache).with_front(front))
     }
 }
 
@@ -203,8 +203,8 @@ impl ControlTarget for Target {
         match request {
             Request::Stat => Ok(self.stat()),
             Request::Budget => Ok(answers::budget(&self.cache)),
-            Request::Live => live::answer(&self.board),
-            Request::Prometheus => live::metrics(&self.board),
+            Request::Live => live::answer(&self.collector),
+            Request::Prometheus => live::metrics(&self.collector),
             Request::Tunables => Ok(self.tunables()),
             Request::Tune(name, value) => match self.tune(&name, &value) {
                 Ok(()) => Ok(Value::Null),

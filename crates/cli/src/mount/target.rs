@@ -14,7 +14,7 @@ use forebay::{Cache, Volume};
 use forebay_base::task::block_on;
 use forebay_base::units::parse_size;
 use forebay_fuse::{CacheMode, MountKind};
-use forebay_live::{Board, CacheSource, FrontEnd, Number};
+use forebay_live::{CacheSource, Collector, FrontEnd, Number};
 use forebay_vfs::{FileSystem, Ino};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ pub struct Live {
     /// Trees of processes that have a mode of their own.
     pub trees: Box<dyn Fn() -> usize + Send + Sync>,
     /// What can be watched.
-    pub board: Arc<Board>,
+    pub collector: Arc<Collector>,
     /// Where, if there is a page.
     pub page: Option<String>,
 }
@@ -70,9 +70,9 @@ pub struct Watched(Figures);
 
 impl Watched {
     /// What can be watched of a mount.
-    pub fn board(cache: &Cache, figures: &Figures) -> Arc<Board> {
+    pub fn collector(cache: &Cache, figures: &Figures) -> Arc<Collector> {
         let front = Arc::new(Self(figures.clone()));
-        Board::new(CacheSource::new("mount", cache).with_front(front))
+        Collector::new(CacheSource::new("mount", cache).with_front(front))
     }
 }
 
@@ -118,8 +118,8 @@ impl Target {
     pub fn over(&self) {
         let live = self.live.write().unwrap_or_else(|p| p.into_inner()).take();
         if let Some(live) = live {
-            // Who watches holds the board, and through it the cache.
-            live.board.close();
+            // Who watches holds the collector, and through it the cache.
+            live.collector.close();
         }
     }
 
@@ -199,8 +199,8 @@ impl ControlTarget for Target {
         match request {
             Request::Stat => Ok(live.stat(self.start)),
             Request::Budget => Ok(answers::budget(&live.cache)),
-            Request::Live => live::answer(&live.board),
-            Request::Prometheus => live::metrics(&live.board),
+            Request::Live => live::answer(&live.collector),
+            Request::Prometheus => live::metrics(&live.collector),
             Request::Tunables => Ok(live.tunables()),
             Request::Tune(name, value) => match live.tune(&name, &value) {
                 Ok(()) => Ok(Value::Null),

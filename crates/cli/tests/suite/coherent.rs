@@ -2,7 +2,7 @@
 //! change through one is visible through the others, whatever the kernel's cache may keep.
 //! `FOREBAY_FSX_OPS` sets the operations of each run (default 1500), `FOREBAY_SEED` the first seed.
 
-use crate::common::lab::Lab;
+use crate::common::harness::Lab;
 use crate::common::place::may_run;
 use forebay::{ExportMode, File, OpenOptions, Volume};
 use forebay_base::IoFlags;

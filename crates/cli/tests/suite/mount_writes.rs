@@ -1,6 +1,6 @@
 //! Writes of several programs into one file of a mount.
 
-use crate::common::lab::Lab;
+use crate::common::harness::Lab;
 use crate::common::place::may_run;
 use forebay_fuse::CacheMode;
 use rustix::fs::{Advice, fadvise};

@@ -1,7 +1,7 @@
 //! A user of a mount gets no descriptor of another user's file and removes none, whatever interface
 //! makes that; and no socket of root's lets a user in.
 
-use crate::common::lab::Lab;
+use crate::common::harness::Lab;
 use crate::common::place::{Place, may_run};
 use crate::common::{Folder, Server, wait};
 use forebay::OpenOptions;

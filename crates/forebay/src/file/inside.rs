@@ -139,7 +139,7 @@ impl VolumeOpener {
     }
 
     /// A mount may hold stores back of what is a hole here. They are written first (Z3 of
-    /// [`forebay_vfs::beside`]). The end of `found`, which begins at `offset`, if it has to be
+    /// [`forebay_vfs::coherent`]). The end of `found`, which begins at `offset`, if it has to be
     /// looked up again for that; nothing was handed over of later holes.
     pub async fn hand_over_holes(&self, offset: u64, found: &[Extent]) -> Option<u64> {
         let (mut end, mut holes) = (offset, Vec::new());

@@ -7,7 +7,7 @@ use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sync::Mutex;
 use forebay_base::task::BoxFuture;
-use forebay_vfs::beside::{Change, Observer, Ticket};
+use forebay_vfs::coherent::{Change, Observer, Ticket};
 use forebay_vfs::{FileSystem, Ino, OpenFileRef, OpenFlags, Privileges};
 use std::sync::{Arc, Weak};
 

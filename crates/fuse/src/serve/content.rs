@@ -265,7 +265,7 @@ mod tests {
     use forebay_base::task::{BoxFuture, yield_now};
     use forebay_base::world::RealWorld;
     use forebay_testkit::mem_fs::MemFs;
-    use forebay_vfs::beside::Observer;
+    use forebay_vfs::coherent::Observer;
     use forebay_vfs::{FileKind, Ino, Name, NewInode, OpenFlags};
     use forebay_vfs::{OpenFile, ReadResult, WriteResult};
     use std::sync::Arc;

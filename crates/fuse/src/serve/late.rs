@@ -57,7 +57,7 @@ impl Core {
             self.notifier.give(Notice::Entry { dir, name: name.into() });
             self.removals.end_change(Ino(dir), name);
         }
-        nodes.iter().for_each(|node| self.notifier.owe(*node, 0, u64::MAX));
+        nodes.iter().for_each(|node| self.notifier.queue_stale(*node, 0, u64::MAX));
     }
 
     /// From now on appends to these files find the end of file themselves.

@@ -169,7 +169,7 @@ mod tests {
     use forebay_base::task::block_on;
     use forebay_base::world::RealWorld;
     use forebay_testkit::mem_fs::MemFs;
-    use forebay_vfs::beside::{Change, Observer};
+    use forebay_vfs::coherent::{Change, Observer};
     use forebay_vfs::{Ino, Name, NewInode, OpenFlags};
     use std::future::Future;
     use std::sync::Arc;

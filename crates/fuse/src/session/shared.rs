@@ -40,7 +40,7 @@ pub(super) struct Shared {
     /// The inodes of `core`.
     pub(super) inodes: Arc<Inodes>,
     /// Wrapper for other front ends of the file system, which report their changes here.
-    pub(super) beside: Weak<NotifyingFs>,
+    pub(super) notifying: Weak<NotifyingFs>,
     pub(super) notifier: Notifier,
     pub(super) payload: Arc<Payload>,
     pub(super) readers: Readers,
@@ -103,8 +103,8 @@ impl Shared {
 
     /// From now on other front ends report no changes here.
     pub(super) fn leave(&self) {
-        if let Some(beside) = self.beside.upgrade() {
-            beside.forget();
+        if let Some(notifying) = self.notifying.upgrade() {
+            notifying.forget();
         }
     }
 }

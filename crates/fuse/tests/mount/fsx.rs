@@ -4,7 +4,7 @@
 //!
 //! No locks.
 
-use crate::lab::{Lab, may_run};
+use crate::harness::{Lab, may_run};
 use forebay_fuse::{CacheMode, Options};
 use forebay_testkit::mem_fs::MemFs;
 use std::process::{Command, Stdio};

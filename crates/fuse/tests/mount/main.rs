@@ -3,7 +3,7 @@
 //! No locks.
 
 mod fsx;
-mod lab;
+mod harness;
 mod manners;
 mod mapped;
 mod rules;

@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use crate::lab::{Folder, Lab, may_run};
+use crate::harness::{Folder, Lab, may_run};
 use forebay_base::task::block_on;
 use forebay_fuse::notify::Notice;
 use forebay_fuse::options::Via;

@@ -4,7 +4,7 @@
 //!
 //! No locks.
 
-use crate::lab::{Lab, may_run};
+use crate::harness::{Lab, may_run};
 use forebay_fuse::options::Via;
 use forebay_fuse::{CacheMode, MountKind, Options};
 use forebay_testkit::fs_check::suite::{Subject, cases};

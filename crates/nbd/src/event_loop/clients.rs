@@ -214,7 +214,7 @@ impl EventLoop {
         for conn in slots.iter_mut().filter_map(|s| s.conn.as_mut()) {
             conn.reading = false;
             conn.receive_buffer = ReceiveBuffer::default();
-            core.count_stash(conn);
+            core.count_receive_buffer(conn);
             core.set_blocked(&mut conn.book, None);
             if conn.is_handshaking() {
                 conn.doom = Some(None);

@@ -53,12 +53,12 @@ impl EventLoop {
             }
             Received::End => {
                 conn.receive_buffer.push(&scratch[..held]);
-                core.count_stash(conn);
+                core.count_receive_buffer(conn);
                 end_of_input(conn);
             }
             Received::Nothing => {
                 conn.receive_buffer.push(&scratch[..held]);
-                core.count_stash(conn);
+                core.count_receive_buffer(conn);
             }
             Received::Lost => conn.doom = Some(Some(DropReason::ConnectionLost)),
             Received::BadTls => conn.doom = Some(Some(DropReason::Tls)),
@@ -82,7 +82,7 @@ impl EventLoop {
         core.shared.memory.charge(SESSION_BYTES);
         conn.starting_tls = false;
         let early = std::mem::take(&mut conn.receive_buffer);
-        core.count_stash(conn);
+        core.count_receive_buffer(conn);
         let got = conn.stream.begin_tls(session, early.bytes(), scratch);
         self.received(key, got, 0, true);
         if let Some(conn) = &mut self.slots[key.0 as usize].conn {
@@ -97,7 +97,7 @@ impl EventLoop {
         if used < input.len() {
             conn.receive_buffer.push(&input[used..]);
         }
-        core.count_stash(conn);
+        core.count_receive_buffer(conn);
         used
     }
 
@@ -110,7 +110,7 @@ impl EventLoop {
         let used = core.parse(conn, receive_buffer.bytes(), core.shared.loops.len() > 1);
         receive_buffer.consume(used);
         conn.receive_buffer = receive_buffer;
-        core.count_stash(conn);
+        core.count_receive_buffer(conn);
         if used > 0 || conn.doom.is_some() {
             core.mark(&mut conn.book);
         }

@@ -34,7 +34,7 @@ impl Siege {
             ..Default::default()
         };
         let running = Running::with(config, vec![("disk", Arc::new(export))]);
-        let (clean, waits) = (Clean::beside(&running, what), Waits::default());
+        let (clean, waits) = (Clean::start(&running, what), Waits::default());
         let (idle, slow) = (Vec::new(), Vec::new());
         let mut siege = Self { clean, waits, running, idle, slow, served: 0 };
         for _ in 0..50 {

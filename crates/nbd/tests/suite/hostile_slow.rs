@@ -52,7 +52,7 @@ fn header(command: Command, len: u32) -> Vec<u8> {
 #[test]
 fn half_sent_writes_give_way() {
     let running = serve(tight());
-    let _clean = Clean::beside(&running, "half-sent writes (25)");
+    let _clean = Clean::start(&running, "half-sent writes (25)");
     let mut clean = running.client();
     let mut hoarders: Vec<Client> = (0..4).map(|_| running.client()).collect();
     for (at, client) in hoarders.iter_mut().enumerate() {
@@ -100,7 +100,7 @@ fn slow_trickle_reader_is_disconnected() {
     // A Unix socket is writable again when three quarters of it are taken, 160 KB or so. At the
     // rate below that is well within the time to move a byte, and well below the least rate.
     let running = serve(ServerConfig { stall_timeout: Duration::from_secs(4), ..tight() });
-    let _clean = Clean::beside(&running, "readers of a byte now and then (29)");
+    let _clean = Clean::start(&running, "readers of a byte now and then (29)");
     let mut clean = running.client();
     let mut hoarders: Vec<Client> = (0..3).map(|_| running.client()).collect();
     for client in &mut hoarders {
@@ -138,7 +138,7 @@ fn dead_sessions_make_room() {
             ..Default::default()
         };
         let running = serve(config);
-        let _clean = Clean::beside(&running, "dead sessions (28)");
+        let _clean = Clean::start(&running, "dead sessions (28)");
         let mut dead: Vec<Client> = (0..8).map(|_| running.client()).collect();
         eventually("there is a place for one", || {
             // Refused while the others are not idle for long enough: the greeting does not come.
@@ -203,7 +203,7 @@ fn much_work_for_few_bytes() {
         let most = Arc::new(AtomicUsize::new(0));
         let before = Laborious { steps: 100, under_way: Arc::default(), most: most.clone() };
         let running = Running::one(Behind::new(Arc::new(MemExport::new(SIZE)), before));
-        let mut throughout = Clean::beside(&running, "much work for few bytes (26, 27)");
+        let mut throughout = Clean::start(&running, "much work for few bytes (26, 27)");
         let mut clean = running.client();
         let mut hostile: Vec<Client> = (0..4).map(|_| running.client()).collect();
         for client in &mut hostile {

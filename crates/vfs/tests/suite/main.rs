@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-mod beside;
+mod coherent;
 mod paths;
 mod readonly;
 mod rules;

@@ -6,7 +6,7 @@
 
 pub mod browser;
 pub mod front;
-pub mod lab;
+pub mod harness;
 pub mod nbd;
 pub mod place;
 pub mod volume;

@@ -140,8 +140,8 @@ impl History {
                 let after = grows.iter().filter(|o| o.begin > at).map(|o| o.range.end);
                 let least = after.max().unwrap_or(0).max(set.size);
                 // What was under way at that moment may have come after it, or before.
-                let beside = grows.iter().filter(|o| o.begin <= at && o.end >= at);
-                sizes.extend(beside.map(|o| o.range.end).filter(|end| *end > least));
+                let concurrent = grows.iter().filter(|o| o.begin <= at && o.end >= at);
+                sizes.extend(concurrent.map(|o| o.range.end).filter(|end| *end > least));
                 sizes.insert(least);
             }
         }

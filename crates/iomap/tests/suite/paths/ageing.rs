@@ -1,7 +1,7 @@
 //! Ageing seen from outside: what counts as a touch, which queue gives first, and that uncached
 //! requests change neither.
 
-use super::lab::{Lab, NONE};
+use super::harness::{Lab, NONE};
 use forebay_base::IoFlags;
 use forebay_base::world::split_mix;
 use forebay_cache::strategy::UncachedStrategy;
@@ -196,12 +196,12 @@ async fn fate(lab: &Lab, passes: usize) -> (BTreeSet<u64>, [u64; 4]) {
 fn u1_uncached_requests_do_not_change_later_eviction() {
     let lab = || Lab::new(Config::with_budget(2 << 20), 4096, Lab::sim(20 << 20));
     for &strategy in UncachedStrategy::ALL {
-        let [alone, beside] = [0, 5].map(|passes| {
+        let [alone, with_passes] = [0, 5].map(|passes| {
             let lab = lab();
             lab.cache.strategies.set_uncached(strategy);
             lab.run(fate(&lab, passes))
         });
-        assert_eq!(alone, beside, "{strategy}");
+        assert_eq!(alone, with_passes, "{strategy}");
         let [promoted, evicted, ..] = alone.1;
         assert!(promoted > 0 && evicted > 8, "no pressure: the test tests nothing");
     }

@@ -2,7 +2,7 @@
 //! leaves the size as it was.
 
 use super::gates::{Gated, Refuses};
-use super::lab::{Lab, NONE, both};
+use super::harness::{Lab, NONE, both};
 use crate::eof::device::EndDevice;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;

@@ -2,7 +2,7 @@
 //! readers. All times are the simulated world's.
 
 use super::gates::Gated;
-use super::lab::{Lab, NONE, at_once};
+use super::harness::{Lab, NONE, at_once};
 use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::BoxFuture;

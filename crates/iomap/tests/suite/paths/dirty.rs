@@ -1,6 +1,6 @@
 //! Dirty tracking: exactly the blocks that were touched are written, and nothing dirty is lost.
 
-use super::lab::{Lab, NONE, at_once};
+use super::harness::{Lab, NONE, at_once};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_cache::strategy::DirtyTracking;

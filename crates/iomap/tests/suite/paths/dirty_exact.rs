@@ -1,7 +1,7 @@
 //! Dirty tracking against the device's own log, block by block: what each mode of
 //! [`DirtyTracking`] writes for a write of any offset and length, at every block and folio size.
 
-use super::lab::{Lab, NONE};
+use super::harness::{Lab, NONE};
 use forebay_base::IoFlags;
 use forebay_base::world::split_mix;
 use forebay_block::BioOp;

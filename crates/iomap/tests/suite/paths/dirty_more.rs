@@ -1,7 +1,7 @@
 //! The rest of the dirty-tracking list: state that cannot get lost, ends of file, writes that stop
 //! half way, reads and maps that race with write-out.
 
-use super::lab::{Lab, NONE, both};
+use super::harness::{Lab, NONE, both};
 use forebay_base::task::block_on;
 use forebay_base::world::World;
 use forebay_base::{ErrorKind, IoFlags};
@@ -380,7 +380,7 @@ fn long_request_exceeds_limit_by_one_portion() {
             lab.sync().await.unwrap();
             most.set(0);
             let (one, two) =
-                super::lab::both(writer(0, NONE), writer(len, IoFlags::UNCACHED)).await;
+                super::harness::both(writer(0, NONE), writer(len, IoFlags::UNCACHED)).await;
             assert_eq!((one.unwrap(), two.unwrap()), (data.len(), data.len()));
             assert!(most.get() <= limit + 2 * portion, "{} bytes dirty", most.get());
             lab.sync().await.unwrap();

@@ -1,6 +1,6 @@
 //! Flush domains: a device that is dead, slow or failing stops its own files only.
 
-use super::lab::{Lab, NONE, both};
+use super::harness::{Lab, NONE, both};
 use forebay_base::ErrorKind;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::world::World;

@@ -1,6 +1,6 @@
 //! Operations whose future is dropped while the device still has a request of theirs.
 
-use super::lab::{Lab, NONE, both};
+use super::harness::{Lab, NONE, both};
 use forebay_base::sync::Mutex;
 use forebay_base::task::WaitQueue;
 

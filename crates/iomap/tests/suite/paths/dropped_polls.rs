@@ -1,7 +1,7 @@
 //! Every operation is dropped after each of its polls, on maps in place and on one that moves what
 //! is written, in the simulated world; and after some of its polls on both real engines.
 
-use super::lab::Lab;
+use super::harness::Lab;
 use crate::engines::engine;
 use crate::eof::device::EndDevice;
 use forebay_base::sim_world::SimWorld;

@@ -1,7 +1,7 @@
 //! What moves the end of file, and is overtaken, refused, given up, or found after a crash.
 
 use super::gates::Gated;
-use super::lab::{Lab, NONE, at_once};
+use super::harness::{Lab, NONE, at_once};
 use forebay_base::IoFlags;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::world::World;

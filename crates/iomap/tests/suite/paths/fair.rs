@@ -1,7 +1,7 @@
 //! Ranges that are held exclusively are taken in the order of arrival: wide requests during streams
 //! of narrow ones, in the simulated world.
 
-use super::lab::{Lab, NONE, both};
+use super::harness::{Lab, NONE, both};
 use forebay_base::IoFlags;
 use forebay_base::world::World;
 use forebay_cache::Config;

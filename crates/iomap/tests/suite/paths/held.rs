@@ -2,7 +2,7 @@
 //! in use.
 
 use super::gates::Gated;
-use super::lab::{Lab, NONE, both};
+use super::harness::{Lab, NONE, both};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_cache::{Config, State};
 use forebay_testkit::remap::{Remap, RemapOptions};

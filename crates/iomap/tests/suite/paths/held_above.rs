@@ -1,7 +1,7 @@
 //! Requests of a cache above, which keeps the bytes itself. Our cache holds what is not durable,
 //! and nothing that the other one has.
 
-use super::lab::{Lab, NONE};
+use super::harness::{Lab, NONE};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_cache::{Config, State};

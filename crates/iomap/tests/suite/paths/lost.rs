@@ -2,7 +2,7 @@
 //! several files, several syncs, or a concurrent truncate.
 
 use super::gates::{Flushes, Gated};
-use super::lab::{Lab, NONE, both};
+use super::harness::{Lab, NONE, both};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::FutureSlot;
 use forebay_base::{ErrorKind, IoFlags, Result};

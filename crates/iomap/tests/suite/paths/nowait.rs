@@ -1,6 +1,6 @@
 //! `NOWAIT`: what needs no waiting is done, the rest says so and has changed nothing.
 
-use super::lab::{Lab, NONE, at_once};
+use super::harness::{Lab, NONE, at_once};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_cache::{Config, State};
 use std::sync::atomic::Ordering;

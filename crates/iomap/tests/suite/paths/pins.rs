@@ -1,7 +1,7 @@
 //! Pinned reads: the bytes stay as they were, and nothing waits for a pin. Frames are poisoned when
 //! they are given back, so that a pin of a free frame shows.
 
-use super::lab::{Lab, NONE, at_once};
+use super::harness::{Lab, NONE, at_once};
 use forebay_base::world::World;
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_cache::strategy::StableStrategy;

@@ -2,7 +2,7 @@
 //! a file shows when it grows after one (E1), and dropped fills.
 
 use super::gates::Gated;
-use super::lab::{Lab, NONE, at_once, both};
+use super::harness::{Lab, NONE, at_once, both};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_cache::{Config, State};

@@ -1,7 +1,7 @@
 //! What a read asks the device for.
 
 use super::gates::Spoils;
-use super::lab::{Lab, NONE, at_once};
+use super::harness::{Lab, NONE, at_once};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_cache::Config;
 use forebay_cache::strategy::UncachedStrategy;

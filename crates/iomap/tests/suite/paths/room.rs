@@ -1,7 +1,7 @@
 //! A full map, and the guarantee of an accepted write: space is requested when a write is accepted,
 //! never first at fsync (O1..O6 of `forebay_iomap::ops`).
 
-use super::lab::{Lab, NONE, at_once, both};
+use super::harness::{Lab, NONE, at_once, both};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
 use forebay_base::world::WorldRef;

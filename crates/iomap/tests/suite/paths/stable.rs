@@ -1,7 +1,7 @@
 //! Stable writes: bytes in flight do not change where the device needs it, and writers do not pay
 //! where it does not.
 
-use super::lab::{Lab, NONE, at_once, both};
+use super::harness::{Lab, NONE, at_once, both};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::world::{World, split_mix};
 use forebay_base::{ErrorKind, IoFlags};

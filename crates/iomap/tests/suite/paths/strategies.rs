@@ -1,7 +1,7 @@
 //! The three strategies of uncached requests: what each leaves behind, who waits, and what none of
 //! them may do.
 
-use super::lab::{Lab, NONE, at_once, both};
+use super::harness::{Lab, NONE, at_once, both};
 use forebay_base::world::World;
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;

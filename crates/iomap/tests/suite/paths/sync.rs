@@ -1,6 +1,6 @@
 //! Sync tells the truth: docs/reference/failure-protocol.md, sentence by sentence.
 
-use super::lab::{Lab, NONE, both};
+use super::harness::{Lab, NONE, both};
 use forebay_base::sync::Mutex;
 use forebay_base::task::FutureSlot;
 use forebay_base::{Error, ErrorKind, IoFlags};

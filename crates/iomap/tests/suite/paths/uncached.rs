@@ -1,6 +1,6 @@
 //! Uncached reads and writes: cached data is served and stays as it is, the rest passes through.
 
-use super::lab::{Lab, NONE, at_once};
+use super::harness::{Lab, NONE, at_once};
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_block::BioOp;
 use forebay_cache::strategy::UncachedStrategy;

@@ -39,7 +39,7 @@ pub struct Clean {
 
 impl Clean {
     /// Starts it on the last block of the export. `what`: the hostile clients, for the report.
-    pub fn beside(running: &Running, what: &'static str) -> Self {
+    pub fn start(running: &Running, what: &'static str) -> Self {
         let (stop, stopped) = channel();
         let mut client = running.client();
         let at = client.size - 4096;

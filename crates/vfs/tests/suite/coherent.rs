@@ -8,7 +8,7 @@ use forebay_base::task::BoxFuture;
 use forebay_base::task::block_on;
 use forebay_base::{ErrorKind, IoFlags, Result};
 use forebay_testkit::mem_fs::MemFs;
-use forebay_vfs::beside::{Change, NotifyingFs, Observer, Ticket};
+use forebay_vfs::coherent::{Change, NotifyingFs, Observer, Ticket};
 use forebay_vfs::*;
 use hooked::Hooked;
 use std::ops::Range;
@@ -142,10 +142,10 @@ fn lab() -> (NotifyingFs, Arc<Mount>) {
 }
 
 fn lab_on(below: Arc<dyn FileSystem>) -> (NotifyingFs, Arc<Mount>) {
-    let (beside, mount) = (NotifyingFs::new(below), Arc::new(Mount::default()));
+    let (notifying, mount) = (NotifyingFs::new(below), Arc::new(Mount::default()));
     let observer: Weak<Mount> = Arc::downgrade(&mount);
-    beside.observe(observer).unwrap();
-    (beside, mount)
+    notifying.observe(observer).unwrap();
+    (notifying, mount)
 }
 
 fn name(text: &str) -> Name<'_> {

@@ -1,12 +1,12 @@
 //! Samples a source at intervals, and keeps the samples for all watchers: at most [`POINTS`] points
 //! and one snapshot of the cache.
 //!
-//! Invariants: B1 the board takes a snapshot only on request, at most one every [`PAUSE`], and
+//! Invariants: B1 the collector takes a snapshot only on request, at most one every [`PAUSE`], and
 //! fewer if they take long: at most one part in [`SHARE`] of one CPU's time, however many clients
-//! watch. B2 when [`Board::close`] returns, the source is dropped and no thread samples it any
+//! watch. B2 when [`Collector::close`] returns, the source is dropped and no thread samples it any
 //! more.
 //!
-//! Lock: one, held while the board samples the source, which one thread does at a time.
+//! Lock: one, held while the collector samples the source, which one thread does at a time.
 
 use crate::json;
 use crate::source::{CacheSource, Source};
@@ -22,17 +22,17 @@ pub use crate::sample::{Point, View};
 pub const POINTS: usize = 300;
 /// Time between two samples.
 pub const PAUSE: Duration = Duration::from_millis(900);
-/// Snapshots take at most one part in this many of one CPU's time (board.B1).
+/// Snapshots take at most one part in this many of one CPU's time (collector.B1).
 pub const SHARE: u32 = 200;
 
-/// How long the board shows a snapshot before it takes another one, given the time that it took
-/// (board.B1).
+/// How long the collector shows a snapshot before it takes another one, given the time that it took
+/// (collector.B1).
 fn rest_after(cost: Duration) -> Duration {
     PAUSE.max(cost * SHARE)
 }
 
 /// The samples of one source.
-pub struct Board(Mutex<Inner>);
+pub struct Collector(Mutex<Inner>);
 
 struct Inner {
     source: Option<Box<dyn Source>>,
@@ -45,13 +45,13 @@ struct Inner {
     view: Option<(Instant, Duration, Arc<str>)>,
 }
 
-impl Board {
-    /// A board of a source.
+impl Collector {
+    /// A collector of a source.
     pub fn new(source: CacheSource) -> Arc<Self> {
         Self::of(Box::new(source))
     }
 
-    /// A board of any source.
+    /// A collector of any source.
     pub fn of(source: Box<dyn Source>) -> Arc<Self> {
         let sums = (None, source.stats(), source.latencies());
         let (points, made) = (VecDeque::new(), Instant::now());
@@ -69,7 +69,7 @@ impl Board {
         self.0.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    /// Drops the source (board.B2).
+    /// Drops the source (collector.B2).
     pub fn close(&self) {
         self.lock().source = None;
     }

@@ -1,4 +1,4 @@
-//! Reports changes by other front ends in the process to the kernel. See [`forebay_vfs::beside`].
+//! Reports changes by other front ends in the process to the kernel. See [`forebay_vfs::coherent`].
 //!
 //! Invariants: K1 a change raises `epoch` before it checks whether the kernel may have cached what
 //! it made stale; an answer marks the inode before it checks `epoch`. So at least one of them sees
@@ -19,7 +19,7 @@ use crate::proto::reply::Valid;
 use crate::proto::request::WriteIn;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::task::BoxFuture;
-use forebay_vfs::beside::{Change, Observer, Ticket};
+use forebay_vfs::coherent::{Change, Observer, Ticket};
 use forebay_vfs::types::{S_ISGID, S_ISUID};
 use forebay_vfs::{Attr, FileKind, FileSystem, Ino, NotifyingFs, OpenFileRef, Privileges, Wrote};
 use std::ops::Range;
@@ -29,18 +29,18 @@ use std::time::Duration;
 /// A file system to be mounted, and the wrapper for other front ends, if there are any.
 pub struct Served {
     pub(crate) fs: Arc<dyn FileSystem>,
-    pub(crate) beside: Option<Arc<NotifyingFs>>,
+    pub(crate) notifying: Option<Arc<NotifyingFs>>,
 }
 
 impl From<Arc<dyn FileSystem>> for Served {
     fn from(fs: Arc<dyn FileSystem>) -> Self {
-        Self { fs, beside: None }
+        Self { fs, notifying: None }
     }
 }
 
 impl From<Arc<NotifyingFs>> for Served {
-    fn from(beside: Arc<NotifyingFs>) -> Self {
-        Self { fs: beside.inner().clone(), beside: Some(beside) }
+    fn from(notifying: Arc<NotifyingFs>) -> Self {
+        Self { fs: notifying.inner().clone(), notifying: Some(notifying) }
     }
 }
 
@@ -110,9 +110,9 @@ impl Core {
             false => self.inodes.marked(ino, Mark::Content),
         };
         if done.offset != io.offset {
-            self.notifier.owe(ino.0, done.offset.min(io.offset), u64::MAX);
+            self.notifier.queue_stale(ino.0, done.offset.min(io.offset), u64::MAX);
         } else if may_be_stale {
-            self.notifier.owe(ino.0, io.offset, u64::from(io.size));
+            self.notifier.queue_stale(ino.0, io.offset, u64::from(io.size));
         }
     }
 
@@ -120,7 +120,7 @@ impl Core {
     pub(super) fn after_failed_write(&self, handle: &Handle, io: &WriteIn) {
         if handle.caching.is_cached && io.write_flags & WRITE_CACHE == 0 {
             self.has_old_bytes(handle, io);
-            self.notifier.owe(handle.file.ino().0, io.offset, u64::from(io.size));
+            self.notifier.queue_stale(handle.file.ino().0, io.offset, u64::from(io.size));
         }
     }
 
@@ -411,7 +411,7 @@ mod tests {
     /// write took effect. Programs read the old bytes until the page was evicted.
     #[test]
     fn page_read_during_cached_write_is_dropped_after_write() {
-        for (read_at, is_owed) in [(0, true), (4096, false)] {
+        for (read_at, is_queued) in [(0, true), (4096, false)] {
             let core = kernel_core();
             let (ino, fh) = cached_writer(&core);
             let busy = core.write_ranges.try_lock(ino, 0, 1).unwrap();
@@ -427,7 +427,7 @@ mod tests {
             assert_eq!(bytes, [0; 4096], "from before the write");
             drop(busy);
             block_on(write).unwrap();
-            let wanted = is_owed.then(|| Notice::content(ino.0, 0, 4096));
+            let wanted = is_queued.then(|| Notice::content(ino.0, 0, 4096));
             assert_eq!(core.notifier.queued(), Vec::from_iter(wanted), "read at {read_at}");
         }
     }
@@ -446,18 +446,18 @@ mod tests {
         };
         let (cached, direct) = (add(caching), add(Default::default()));
         let io = |fh, write_flags| WriteIn { fh, offset: 4096, size: 4096, write_flags, flags: 2 };
-        let owed = || {
+        let take_queued = || {
             let queued = core.notifier.queued();
             core.notifier.deliver_all();
             queued
         };
         let failed = |io: WriteIn| {
             assert!(core.write_now(&io, &[7; 4096]).is_none_or(|done| done.is_err()));
-            let now = owed();
+            let now = take_queued();
             assert!(core.write_here(&io, &[7; 4096]).is_err());
-            let here = owed();
+            let here = take_queued();
             assert!(block_on(core.write(io, AlignedBuf::copy_of(&[7; 4096]))).is_err());
-            [here, owed(), now]
+            [here, take_queued(), now]
         };
         let range = || vec![Notice::content(ino.0, 4096, 4096)];
         assert_eq!(failed(io(cached, 0))[..2], [range(), range()]);
@@ -466,6 +466,6 @@ mod tests {
         // A write of fewer bytes than were sent.
         let short = core.write_now(&io(fh, 0), &[7; 100]);
         assert!(short.is_some_and(|done| done.is_ok()));
-        assert_eq!(owed(), range());
+        assert_eq!(take_queued(), range());
     }
 }

@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) const CROWD: usize = 8192;
 
 #[derive(Default)]
-pub(crate) struct Room {
+pub(crate) struct Space {
     held: AtomicUsize,
     wait: WaitQueue,
 }
 
-impl Room {
+impl Space {
     pub(crate) fn enter(&self) {
         self.held.fetch_add(1, Ordering::Relaxed);
     }
