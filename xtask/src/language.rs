@@ -5,6 +5,7 @@
 //! `cargo xtask language --record` writes the file anew. It refuses to grow: the sum for a rule in
 //! a crate (or folder) may only shrink, so text is free to move between the files of a crate.
 
+mod names;
 mod prose;
 mod rules;
 

@@ -136,7 +136,7 @@ impl Facts {
 }
 
 /// Functions with `#[test]` above them.
-fn tests_in(text: &str) -> Vec<String> {
+pub fn tests_in(text: &str) -> Vec<String> {
     let blank = blank_literals(text);
     let (mut marked, mut found) = (false, Vec::new());
     for line in blank.lines().map(str::trim).filter(|line| !line.is_empty()) {
