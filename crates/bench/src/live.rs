@@ -49,7 +49,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let pictures: Vec<f64> = (0..5)
         .map(|turn| {
             let start = Instant::now();
-            let picture = cache.picture(turn);
+            let picture = cache.snapshot(turn);
             assert!(picture.sum.resident > 0, "what was read is cached");
             start.elapsed().as_secs_f64() * 1e3
         })

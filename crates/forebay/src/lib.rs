@@ -91,8 +91,8 @@ mod files;
 mod map;
 mod memory;
 mod open_volumes;
-mod picture;
 mod registry;
+mod snapshot;
 mod unreported;
 mod volume;
 
@@ -105,12 +105,12 @@ pub use forebay_base::world::WorldRef;
 pub use forebay_base::{Error, ErrorKind, IoFlags, Result};
 pub use forebay_block::{Aio, BlockDevice, DeviceRef, DirectIo, FileIdentity};
 pub use forebay_cache::latency;
-pub use forebay_cache::picture::Bytes;
+pub use forebay_cache::snapshot::Bytes;
 pub use forebay_cache::strategy::{DirtyTracking, StablePages, StableStrategy, UncachedStrategy};
 pub use forebay_cache::{Described, Pinned, Row, RowSource, Stats};
 pub use forebay_vfs as vfs;
 pub use map::Residency;
-pub use picture::{CELLS, FILES, FilePicture, Picture, StreamPicture};
+pub use snapshot::{CELLS, FILES, FileSnapshot, Snapshot, StreamSnapshot};
 pub use volume::{
     AllocMode, AllocStats, CleanStats, CreateVolume, FileExtent, Finding, FindingKind,
     FsckProgress, FsckReport, HeldBack, ReadDir, SpaceStats, Volume, VolumeInfo, VolumeOptions,

@@ -150,7 +150,7 @@ impl Inner {
             what: source.what().to_string(),
             engine: source.engine(),
             point: self.points.back().cloned().unwrap_or_default(),
-            picture: source.picture(self.turn),
+            snapshot: source.snapshot(self.turn),
             front: source.front().map_or_else(Vec::new, |front| front.numbers()),
             health: source.health(),
         };

@@ -4,7 +4,7 @@
 //! Invariant: J1 the size of a snapshot bounds its size: below 100 KiB, in addition to the names.
 
 use crate::sample::{Point, View};
-use forebay::{Bytes, FilePicture, StreamPicture};
+use forebay::{Bytes, FileSnapshot, StreamSnapshot};
 use serde_json::{Map, Value, json};
 
 /// Longest name of a file in the output, bytes of UTF-8. Longer names lose their middle.
@@ -28,12 +28,12 @@ pub fn view(view: &View) -> Value {
             "budget_bytes": view.point.stats.budget_bytes,
             "frames_bytes": view.point.stats.frames_total * 4096,
             "free_bytes": view.point.stats.frames_free * 4096,
-            "sampled": view.picture.sampled,
-            "bytes": bytes(&view.picture.sum),
+            "sampled": view.snapshot.sampled,
+            "bytes": bytes(&view.snapshot.sum),
         },
-        "files": view.picture.files.iter().map(file).collect::<Vec<_>>(),
-        "others": { "files": view.picture.others.0, "bytes": bytes(&view.picture.others.1) },
-        "streams": view.picture.streams.iter().map(stream).collect::<Vec<_>>(),
+        "files": view.snapshot.files.iter().map(file).collect::<Vec<_>>(),
+        "others": { "files": view.snapshot.others.0, "bytes": bytes(&view.snapshot.others.1) },
+        "streams": view.snapshot.streams.iter().map(stream).collect::<Vec<_>>(),
         "stats": stats,
         "front": front,
     })
@@ -85,7 +85,7 @@ fn bytes(bytes: &Bytes) -> Value {
     })
 }
 
-fn file(file: &FilePicture) -> Value {
+fn file(file: &FileSnapshot) -> Value {
     json!({
         "name": short(&file.name),
         "volume": file.volume.as_deref().map(short),
@@ -103,7 +103,7 @@ fn file(file: &FilePicture) -> Value {
 
 /// A digit for each cell: the part of its bytes in this state, in ninths, rounded up. An empty
 /// string if no cell has any.
-fn levels(file: &FilePicture, of: impl Fn(&Bytes) -> u64) -> String {
+fn levels(file: &FileSnapshot, of: impl Fn(&Bytes) -> u64) -> String {
     let cell = (file.size / file.cells.len().max(1) as u64).max(1);
     if file.cells.iter().all(|bytes| of(bytes) == 0) {
         return String::new();
@@ -115,7 +115,7 @@ fn levels(file: &FilePicture, of: impl Fn(&Bytes) -> u64) -> String {
     file.cells.iter().map(digit).collect()
 }
 
-fn stream(stream: &StreamPicture) -> Value {
+fn stream(stream: &StreamSnapshot) -> Value {
     json!({
         "name": short(&stream.name),
         "reader": format!("{:x}", stream.reader),
@@ -148,17 +148,17 @@ mod tests {
 
     #[test]
     fn cells_are_digits() {
-        let mut picture = FilePicture {
+        let mut snapshot = FileSnapshot {
             name: "x".into(),
             volume: None,
             size: 4 * 65536,
             bytes: Bytes::default(),
             cells: vec![Bytes::default(); 4],
         };
-        assert_eq!(levels(&picture, |b| b.resident), "");
-        picture.cells[1].resident = 4096;
-        picture.cells[3].resident = 65536;
-        assert_eq!(levels(&picture, |b| b.resident), "0109");
+        assert_eq!(levels(&snapshot, |b| b.resident), "");
+        snapshot.cells[1].resident = 4096;
+        snapshot.cells[3].resident = 65536;
+        assert_eq!(levels(&snapshot, |b| b.resident), "0109");
     }
 
     #[test]
@@ -173,14 +173,14 @@ mod tests {
             unflushed: full,
             uncached: full,
         };
-        let file = FilePicture {
+        let file = FileSnapshot {
             name: "/a".repeat(5000),
             volume: Some("v".repeat(5000)),
             size: full,
             bytes,
             cells: vec![bytes; forebay::CELLS],
         };
-        let reader = StreamPicture {
+        let reader = StreamSnapshot {
             name: "n".repeat(5000),
             reader: full,
             position: full,
@@ -188,7 +188,7 @@ mod tests {
             uncached: true,
             bytes: full,
         };
-        let picture = forebay::Picture {
+        let snapshot = forebay::Snapshot {
             files: vec![file; forebay::FILES],
             others: (usize::MAX, bytes),
             sum: bytes,
@@ -199,7 +199,7 @@ mod tests {
             what: "export".into(),
             engine: "io_uring".into(),
             point: Point::default(),
-            picture,
+            snapshot,
             front: vec![Number::counter("late_requests", "", full); 64],
             health: Err("no".into()),
         };

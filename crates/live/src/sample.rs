@@ -4,7 +4,7 @@
 
 use crate::source::Number;
 use forebay::latency::Taken;
-use forebay::{Picture, Stats};
+use forebay::{Snapshot, Stats};
 
 /// A sample of the counters, and their changes since the sample before.
 #[derive(Debug, Clone, Default)]
@@ -45,7 +45,7 @@ pub struct View {
     /// The latest point.
     pub point: Point,
     /// The snapshot of the cache.
-    pub picture: Picture,
+    pub snapshot: Snapshot,
     /// Numbers of the front end.
     pub front: Vec<Number>,
     /// The failure of the health check, if any.

@@ -1,7 +1,7 @@
 //! The interface to a running process: what the collector samples.
 
 use forebay::latency::Taken;
-use forebay::{Cache, Picture, Stats};
+use forebay::{Cache, Snapshot, Stats};
 use std::sync::Arc;
 
 /// A number of the front end.
@@ -41,8 +41,8 @@ pub trait Source: Send + Sync + 'static {
     /// Latencies of operations since the start.
     fn latencies(&self) -> [(&'static str, Taken); 3];
 
-    /// A snapshot of the cache; see [`Cache::picture`].
-    fn picture(&self, turn: usize) -> Picture;
+    /// A snapshot of the cache; see [`Cache::snapshot`].
+    fn snapshot(&self, turn: usize) -> Snapshot;
 
     /// Name of the I/O engine.
     fn engine(&self) -> String;
@@ -103,8 +103,8 @@ impl Source for CacheSource {
         self.cache.latencies()
     }
 
-    fn picture(&self, turn: usize) -> Picture {
-        self.cache.picture(turn)
+    fn snapshot(&self, turn: usize) -> Snapshot {
+        self.cache.snapshot(turn)
     }
 
     fn engine(&self) -> String {

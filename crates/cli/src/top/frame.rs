@@ -1,4 +1,4 @@
-//! One picture of `top`, as lines. No I/O here.
+//! One frame of `top`, as lines. No I/O here.
 
 use forebay_base::units::format_size;
 use serde_json::Value;

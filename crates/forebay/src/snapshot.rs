@@ -2,13 +2,13 @@
 //! the file. It holds no lock of the read and write paths longer than to read one file's size.
 //!
 //! Invariant: Y1 the work and memory of a snapshot are bounded, whatever the size of the cache and
-//! the number of files: folios as [`forebay_cache::picture`] says, at most [`FILES`] files, and
+//! the number of files: folios as [`forebay_cache::snapshot`] says, at most [`FILES`] files, and
 //! [`CELLS`] cells of each.
 
 use crate::cache::Cache;
 use crate::open_volumes::Open;
 use forebay_cache::latency::Taken;
-use forebay_cache::picture::Bytes;
+use forebay_cache::snapshot::Bytes;
 use forebay_cache::streams::Stream;
 use forebay_vfs::Ino;
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ const STREAM_NANOS: u64 = 3_000_000_000;
 
 /// A file in a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FilePicture {
+pub struct FileSnapshot {
     /// Its path: of an image on the host, or in a volume. May contain any byte that a file name
     /// can, so escape it before display.
     pub name: String,
@@ -40,7 +40,7 @@ pub struct FilePicture {
 
 /// A sequential reader in a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StreamPicture {
+pub struct StreamSnapshot {
     /// Its file.
     pub name: String,
     /// A number that tells it apart from others.
@@ -55,17 +55,17 @@ pub struct StreamPicture {
     pub bytes: u64,
 }
 
-/// A snapshot of the content of a cache. [`Cache::picture`] takes it.
+/// A snapshot of the content of a cache. [`Cache::snapshot`] takes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Picture {
+pub struct Snapshot {
     /// The files with the most cached bytes, in descending order.
-    pub files: Vec<FilePicture>,
+    pub files: Vec<FileSnapshot>,
     /// The number of all other files, and their cached bytes.
     pub others: (usize, Bytes),
     /// The cached bytes of all files.
     pub sum: Bytes,
     /// Streams that have read lately.
-    pub streams: Vec<StreamPicture>,
+    pub streams: Vec<StreamSnapshot>,
     /// The snapshot inspected one of this many folios.
     pub sampled: u64,
 }
@@ -80,25 +80,25 @@ struct Named {
 impl Cache {
     /// Takes a snapshot of the content of the cache. `turn`: how many were taken before. A snapshot
     /// of a large cache inspects a sample of the folios, another one at each turn.
-    pub fn picture(&self, turn: usize) -> Picture {
+    pub fn snapshot(&self, turn: usize) -> Snapshot {
         let pages = &self.shared.pages;
-        let taken = pages.picture(turn);
+        let taken = pages.snapshot(turn);
         let mut files: HashMap<u32, (Bytes, u64)> = HashMap::new();
-        let mut picture = Picture { sampled: taken.stands_for, ..Picture::default() };
+        let mut snapshot = Snapshot { sampled: taken.stands_for, ..Snapshot::default() };
         for seen in &taken.seen {
             let (bytes, end) = files.entry(seen.file).or_default();
             bytes.add(&seen.bytes, taken.stands_for);
             *end = (*end).max(seen.offset + taken.folio_bytes);
-            picture.sum.add(&seen.bytes, taken.stands_for);
+            snapshot.sum.add(&seen.bytes, taken.stands_for);
         }
         let mut order: Vec<(u32, Bytes, u64)> =
             files.into_iter().map(|(id, (bytes, end))| (id, bytes, end)).collect();
         order
             .sort_by_key(|(id, bytes, _)| (std::cmp::Reverse(bytes.resident + bytes.reading), *id));
         for (_, bytes, _) in order.iter().skip(FILES) {
-            picture.others.1.add(bytes, 1);
+            snapshot.others.1.add(bytes, 1);
         }
-        picture.others.0 = order.len().saturating_sub(FILES);
+        snapshot.others.0 = order.len().saturating_sub(FILES);
         order.truncate(FILES);
         let open = self.shared.volumes.all();
         let mut places = HashMap::new();
@@ -107,7 +107,7 @@ impl Cache {
             let size = if named.size == 0 { *end } else { named.size };
             let cells = size.div_ceil(taken.folio_bytes).clamp(1, CELLS as u64) as usize;
             places.insert(*id, at);
-            picture.files.push(FilePicture {
+            snapshot.files.push(FileSnapshot {
                 name: named.name,
                 volume: named.volume,
                 size,
@@ -117,7 +117,7 @@ impl Cache {
         }
         for seen in &taken.seen {
             let Some(at) = places.get(&seen.file) else { continue };
-            let file = &mut picture.files[*at];
+            let file = &mut snapshot.files[*at];
             let (count, size) = (file.cells.len(), u128::from(file.size.max(1)));
             // Counted in the last cell if the file was truncated meanwhile.
             let cell = (u128::from(seen.offset) * count as u128 / size).min(count as u128 - 1);
@@ -125,14 +125,14 @@ impl Cache {
         }
         let since = pages.world.now().saturating_sub(STREAM_NANOS);
         let streams = pages.streams.since(since).into_iter();
-        picture.streams = streams.map(|stream| self.stream(stream, &open)).collect();
-        picture
+        snapshot.streams = streams.map(|stream| self.stream(stream, &open)).collect();
+        snapshot
     }
 
-    fn stream(&self, stream: Stream, open: &[Arc<Open>]) -> StreamPicture {
+    fn stream(&self, stream: Stream, open: &[Arc<Open>]) -> StreamSnapshot {
         let Stream { file, reader, position, window, uncached, bytes, .. } = stream;
         let name = self.named(file, open).name;
-        StreamPicture { name, reader, position, window, uncached, bytes }
+        StreamSnapshot { name, reader, position, window, uncached, bytes }
     }
 
     /// The file of the mapping `id`.
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn files_are_shown_by_name_with_what_is_where() {
-        let dir = std::env::temp_dir().join(format!("forebay-picture-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("forebay-snapshot-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let cache = Cache::new(CacheConfig::with_budget(16 << 20)).unwrap();
         let raw = OpenOptions::read_write().create(true).create_size(8 << 20).clone();
@@ -191,8 +191,8 @@ mod tests {
         volume.create_dir("/d").unwrap();
         let inside = volume.create_file("/d/<script>x<script>").unwrap();
         inside.append(&[2; 8192], IoFlags::empty()).unwrap();
-        let picture = cache.picture(0);
-        let named = |name: &str| picture.files.iter().find(|f| f.name.ends_with(name)).unwrap();
+        let snapshot = cache.snapshot(0);
+        let named = |name: &str| snapshot.files.iter().find(|f| f.name.ends_with(name)).unwrap();
         let disk = named("disk.img");
         assert_eq!((disk.size, disk.volume.clone(), disk.bytes.dirty), (8 << 20, None, 65536));
         assert_eq!(disk.cells[CELLS / 2].dirty, 65536, "in the middle");
@@ -200,7 +200,7 @@ mod tests {
         let script = named("/d/<script>x<script>");
         assert_eq!((script.size, script.bytes.resident), (8192, 8192));
         assert!(script.volume.as_ref().unwrap().ends_with("data.fby"));
-        assert_eq!(picture.sum.resident, 65536 + 8192);
+        assert_eq!(snapshot.sum.resident, 65536 + 8192);
         drop((file, inside));
         volume.close().unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
@@ -217,10 +217,10 @@ mod tests {
                 file
             })
             .collect();
-        let picture = cache.picture(0);
-        assert_eq!((picture.files.len(), picture.others.0), (FILES, 9));
-        assert_eq!(picture.files[0].bytes.resident, 4096 * files.len() as u64);
-        assert_eq!(picture.others.1.resident, 4096 * (1..=9).sum::<u64>());
-        assert!(picture.files.iter().all(|file| file.cells.len() <= CELLS));
+        let snapshot = cache.snapshot(0);
+        assert_eq!((snapshot.files.len(), snapshot.others.0), (FILES, 9));
+        assert_eq!(snapshot.files[0].bytes.resident, 4096 * files.len() as u64);
+        assert_eq!(snapshot.others.1.resident, 4096 * (1..=9).sum::<u64>());
+        assert!(snapshot.files.iter().all(|file| file.cells.len() <= CELLS));
     }
 }

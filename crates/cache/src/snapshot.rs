@@ -1,6 +1,6 @@
 //! A snapshot of the cache's content, by file and position, for monitoring.
 //!
-//! It reads the slots of the folio table in order, at most [`Picture::LOOKS`] of them. Of a larger
+//! It reads the slots of the folio table in order, at most [`Snapshot::LOOKS`] of them. Of a larger
 //! cache it reads every n-th slot, other ones each time, and each counts n times. It takes no folio
 //! lock, so it delays no request, and a folio that is being changed may appear inconsistent.
 //!
@@ -61,7 +61,7 @@ pub struct Seen {
 
 /// A snapshot of the cache's content.
 #[derive(Debug, Clone, Default)]
-pub struct Picture {
+pub struct Snapshot {
     /// Folios, in the order of the table.
     pub seen: Vec<Seen>,
     /// How many folios each of them stands for.
@@ -70,18 +70,18 @@ pub struct Picture {
     pub folio_bytes: u64,
 }
 
-impl Picture {
+impl Snapshot {
     /// Most slots read for one snapshot.
     pub const LOOKS: usize = 16 << 10;
 }
 
 impl PageCache {
     /// Takes a snapshot. In a large cache `turn` selects the slots: increase it by one each time.
-    pub fn picture(&self, turn: usize) -> Picture {
-        self.picture_of(turn, Picture::LOOKS)
+    pub fn snapshot(&self, turn: usize) -> Snapshot {
+        self.snapshot_of(turn, Snapshot::LOOKS)
     }
 
-    fn picture_of(&self, turn: usize, looks: usize) -> Picture {
+    fn snapshot_of(&self, turn: usize, looks: usize) -> Snapshot {
         let end = self.free_slots.lock().fresh();
         let step = (end - 1).div_ceil(looks).max(1);
         let folio_bytes = u64::from(self.table.layout().folio_size);
@@ -89,7 +89,7 @@ impl PageCache {
         for slot in (1 + turn % step..end).step_by(step) {
             seen.extend(self.look_at(slot as Slot, folio_bytes));
         }
-        Picture { seen, stands_for: step as u64, folio_bytes }
+        Snapshot { seen, stands_for: step as u64, folio_bytes }
     }
 
     fn look_at(&self, slot: Slot, folio_bytes: u64) -> Option<Seen> {
@@ -137,16 +137,16 @@ mod tests {
         PageCache::new(config, RealWorld::with_seed(1)).unwrap()
     }
 
-    fn all(picture: &Picture) -> Bytes {
+    fn all(snapshot: &Snapshot) -> Bytes {
         let mut sum = Bytes::default();
-        picture.seen.iter().for_each(|seen| sum.add(&seen.bytes, picture.stands_for));
+        snapshot.seen.iter().for_each(|seen| sum.add(&seen.bytes, snapshot.stands_for));
         sum
     }
 
     #[test]
-    fn picture_shows_cached_blocks() {
+    fn snapshot_shows_cached_blocks() {
         let cache = cache(8 << 20);
-        assert!(cache.picture(0).seen.is_empty());
+        assert!(cache.snapshot(0).seen.is_empty());
         let mapping = cache.new_mapping(4096, 1 << 30);
         for index in [3_u64, 5000] {
             let mut pool = cache.take_frames(5).unwrap();
@@ -157,19 +157,19 @@ mod tests {
                 folio.mark_dirty(Blocks { start: 2, end: 3 }, Retention::Keep);
             }
         }
-        let picture = cache.picture(9);
-        let mut offsets: Vec<u64> = picture.seen.iter().map(|seen| seen.offset).collect();
+        let snapshot = cache.snapshot(9);
+        let mut offsets: Vec<u64> = snapshot.seen.iter().map(|seen| seen.offset).collect();
         offsets.sort_unstable();
         assert_eq!(offsets, [3 * 65536, 5000 * 65536]);
-        assert!(picture.seen.iter().all(|seen| seen.file == mapping.id));
-        let sum = all(&picture);
+        assert!(snapshot.seen.iter().all(|seen| seen.file == mapping.id));
+        let sum = all(&snapshot);
         assert_eq!((sum.resident, sum.dirty, sum.writing), (32768, 4096, 0));
         assert_eq!((sum.reading, sum.hot), (8192, 0));
     }
 
     /// With more folios than the limit each is read in its turn, and stands for the others.
     #[test]
-    fn g1_picture_of_large_cache_samples_slots() {
+    fn g1_snapshot_of_large_cache_samples_slots() {
         let cache = cache(8 << 20);
         let mapping = cache.new_mapping(4096, 1 << 30);
         for index in 0..10 {
@@ -181,9 +181,9 @@ mod tests {
         }
         let mut offsets = std::collections::BTreeSet::new();
         for turn in 0..3 {
-            let picture = cache.picture_of(turn, 4);
-            assert!(picture.seen.len() <= 4 && picture.stands_for == 3, "{picture:?}");
-            offsets.extend(picture.seen.iter().map(|seen| seen.offset));
+            let snapshot = cache.snapshot_of(turn, 4);
+            assert!(snapshot.seen.len() <= 4 && snapshot.stands_for == 3, "{snapshot:?}");
+            offsets.extend(snapshot.seen.iter().map(|seen| seen.offset));
         }
         assert_eq!(offsets.len(), 10);
     }
