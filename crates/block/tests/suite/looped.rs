@@ -159,7 +159,7 @@ fn refresh_of_an_unchanged_device_waits_for_no_switch() {
 /// The same if the device below has changed: a write-out that was stuck left it so, and the look of
 /// a second front end waited behind the switch.
 #[test]
-fn refresh_during_a_switch_of_a_changed_device_returns_at_once() {
+fn refresh_during_switch_of_changed_device_returns_at_once() {
     let Some(below) = with_sectors("l1-behind", 512) else { return };
     let options = FileOptions { logical_block: 512, read_only: true, ..Default::default() };
     let device = open(&below.0, &options).unwrap();

@@ -49,7 +49,7 @@ fn report_of_an_end_covers_writes_in_progress() {
 /// then extends the file though it was in front of the earlier end, and an append goes to the new
 /// end.
 #[test]
-fn report_of_an_end_covers_writes_behind_an_end_that_moved() {
+fn report_of_end_covers_writes_behind_moved_end() {
     for (offset, flags, begin) in [(9000, NONE, 9000), (0, IoFlags::APPEND, 5000)] {
         let below = Arc::new(Hooked::default());
         let (fs, mount, file) = held_back_on(below.clone());
