@@ -43,6 +43,7 @@ mod second_process;
 mod second_signal;
 mod several_exports;
 mod sigterm;
+mod stopped_daemon;
 mod top;
 mod tune_and_stat;
 mod volume_copy;

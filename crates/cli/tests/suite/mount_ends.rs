@@ -2,7 +2,7 @@
 //! is full, another mount in the same place, a mount that others still have, a process that does
 //! not answer.
 
-use crate::common::place::{Place, may_run};
+use crate::common::place::{Place, may_run, until_stopped};
 use crate::common::{PATIENCE, stderr, until};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -233,17 +233,6 @@ fn watchdog_blocks_no_unmount_and_outlives_signal() {
         assert_eq!(caught >> (signal - 1) & 1, 1, "signal {signal} ends it");
     }
     place.umount();
-}
-
-/// Waits until a process and each of its threads is stopped. A thread that is still on its way into
-/// the stop may read a request of the kernel; then even SIGKILL does not end the caller's wait.
-fn until_stopped(pid: i32) {
-    let is_stopped = |task: std::fs::DirEntry| {
-        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
-    };
-    let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    until("it is stopped", || tasks().all(|task| is_stopped(task.unwrap())));
 }
 
 /// One process that was stopped held up each caller that asked all.

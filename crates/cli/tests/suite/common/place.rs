@@ -13,6 +13,17 @@ pub fn may_run() -> bool {
     root
 }
 
+/// Waits until a process and each of its threads is stopped. A thread that is still on its way into
+/// the stop may read a request of the kernel; then even SIGKILL does not end the caller's wait.
+pub fn until_stopped(pid: i32) {
+    let is_stopped = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+    };
+    let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    super::until("it is stopped", || tasks().all(|task| is_stopped(task.unwrap())));
+}
+
 /// A folder with a volume and a directory to mount it on; unmounted on drop.
 pub struct Place {
     /// The folder.
