@@ -1,11 +1,14 @@
 //! Tests of the suite itself: each injected fault makes the search report a violation, and the same
 //! workloads without it report none.
 //!
+//! `FOREBAY_SEED` sets the first seed of each search (1).
+//!
 //! No locks.
 
 use crate::clients::{by_dropping, by_dropping_on_image, by_several, several};
 use crate::cuts::{KILLED, QUICK, crowded, every_cut, replaced};
 use crate::forged::forged;
+use crate::from_env;
 use crate::orders::ordered;
 use crate::storms::storm;
 use forebay_crashtest::{Depth, Options, Planted, Seen, Setup, Violation, campaign, class_by_name};
@@ -13,6 +16,8 @@ use std::time::Duration;
 
 /// The search finds each fault within this many states.
 const STATES_MAX: u64 = 100_000;
+/// Most seeds of a search: some have no states. The rarest faults show with one seed in fifty.
+const TRIES_MAX: usize = 1_000;
 
 /// How to search for a fault.
 struct Hunt {
@@ -20,13 +25,11 @@ struct Hunt {
     change: fn(&mut Setup),
     search: fn(&Setup, Depth, &mut Seen) -> Result<(), Violation>,
     depth: Depth,
-    /// Number of seeds from 1 on that are tried until one shows the fault.
-    tries: u64,
 }
 
 /// Workloads of names, with a power loss at every request.
 const NAMES: Hunt =
-    Hunt { setup: Setup::from_seed, change: |_| (), search: every_cut, depth: QUICK, tries: 40 };
+    Hunt { setup: Setup::from_seed, change: |_| (), search: every_cut, depth: QUICK };
 const CONTENT: Hunt = Hunt { setup: Setup::with_content, ..NAMES };
 /// No content goes into records.
 const RUNS: Hunt = Hunt { change: |setup| setup.inline_max = 0, ..CONTENT };
@@ -43,7 +46,7 @@ const STORM: Hunt = Hunt {
 const FAILING: Hunt = Hunt { setup: |seed| Setup::from_seed(seed).failing(), ..NAMES };
 const KILLS: Hunt = Hunt { depth: Depth { kills: 4, second_states: 24, ..KILLED }, ..NAMES };
 /// Two or three clients at once.
-const CLIENTS: Hunt = Hunt { setup: several, search: by_several, tries: 100, ..NAMES };
+const CLIENTS: Hunt = Hunt { setup: several, search: by_several, ..NAMES };
 /// Two or three clients at once, some of whose operations are dropped.
 const DROPPED: Hunt = Hunt { search: by_dropping, ..CLIENTS };
 
@@ -73,19 +76,20 @@ fn classes_of(fault: Planted) -> &'static [&'static str] {
     }
 }
 
-/// The words with which a bound reports a fault that uses too much.
-fn bound_of(fault: Planted, class: &str) -> &'static str {
+/// The words with which a bound reports a fault that uses too much: one of them.
+fn bounds_of(fault: Planted, class: &str) -> &'static [&'static str] {
     match fault {
-        Planted::WritesKept => "bytes, more than",
-        Planted::RecoveryQuadratic => "opening the volume: not ended",
-        Planted::CloseRepeats => "closing the volume: not ended",
-        Planted::CheckpointRepeats if class == "decay" => "a checkpoint: not ended",
-        Planted::CheckpointRepeats if class == "content" => "concurrent tasks: not ended",
-        Planted::CheckpointRepeats => "Checkpoint took",
-        Planted::DigestRepeats => "reading all of it: not ended",
-        Planted::FsckRepeats => "fsck: not ended",
-        Planted::GrownBySegments => "growing the volume: not ended",
-        _ => "",
+        Planted::WritesKept => &["bytes, more than"],
+        Planted::RecoveryQuadratic => &["opening the volume: not ended"],
+        Planted::CloseRepeats => &["closing the volume: not ended"],
+        Planted::CheckpointRepeats if class == "decay" => &["a checkpoint: not ended"],
+        Planted::CheckpointRepeats if class == "content" => &["concurrent tasks: not ended"],
+        // A close makes a checkpoint, too: the seed decides which comes first.
+        Planted::CheckpointRepeats => &["Checkpoint took", "closing the volume: not ended"],
+        Planted::DigestRepeats => &["reading all of it: not ended"],
+        Planted::FsckRepeats => &["fsck: not ended"],
+        Planted::GrownBySegments => &["growing the volume: not ended"],
+        _ => &[""],
     }
 }
 
@@ -117,15 +121,22 @@ fn hunt(fault: Planted) -> Hunt {
     }
 }
 
+fn first_seed() -> u64 {
+    from_env("FOREBAY_SEED").unwrap_or(1)
+}
+
 /// Finds the first seed that shows the fault; without the fault that seed shows no violation.
 fn find(fault: Planted) -> Result<(), String> {
     let classes = classes_of(fault);
     if !classes.is_empty() {
         return classes.iter().try_for_each(|class| find_in_campaign(fault, class));
     }
-    let Hunt { setup, change, search, depth, tries } = hunt(fault);
+    let Hunt { setup, change, search, depth } = hunt(fault);
     let mut seen = Seen::default();
-    for seed in 1..=tries {
+    for seed in (first_seed()..).take(TRIES_MAX) {
+        if seen.counts.states > STATES_MAX {
+            break;
+        }
         let mut plain = setup(seed);
         change(&mut plain);
         let planted = Setup { plant: Some(fault), ..plain.clone() };
@@ -144,7 +155,8 @@ fn find(fault: Planted) -> Result<(), String> {
 /// The campaign of a class reports the fault, and its report does not happen without the fault.
 fn find_in_campaign(fault: Planted, class: &str) -> Result<(), String> {
     let options = Options {
-        states: Some(100_000),
+        seed: first_seed(),
+        states: Some(STATES_MAX),
         class: class_by_name(class),
         plant: Some(fault),
         patience: Duration::ZERO,
@@ -158,9 +170,9 @@ fn find_in_campaign(fault: Planted, class: &str) -> Result<(), String> {
     let whole = failure.violation.what;
     let what: String = whole.chars().take(160).collect();
     println!("{name}: class {class}, run {}, {states} states: {what}", failure.case);
-    let bound = bound_of(fault, class);
-    if !whole.contains(bound) {
-        return Err(format!("{name}: class {class}: {whole:?} does not say {bound:?}"));
+    let bounds = bounds_of(fault, class);
+    if !bounds.iter().any(|bound| whole.contains(bound)) {
+        return Err(format!("{name}: class {class}: {whole:?} does not say {bounds:?}"));
     }
     let plain =
         Options { plant: None, states: None, class: None, case: Some(failure.case), ..options };
