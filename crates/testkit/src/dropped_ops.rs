@@ -70,12 +70,12 @@ pub enum Op {
     /// To this size at least.
     Grow(usize),
     /// To a size, smaller or larger, while another append is in flight.
-    TruncateBehind(usize),
+    TruncateDuringAppend(usize),
     /// To this size at least, while another append is in flight.
-    GrowBehind(usize),
+    GrowDuringAppend(usize),
     /// Of two blocks, while another append is in flight.
-    AppendBehind(IoFlags),
-    /// Of all.
+    AppendDuringAppend(IoFlags),
+    /// Of the complete file.
     Sync,
     /// The sync of the last opener that goes.
     Close,
@@ -113,9 +113,12 @@ impl Op {
             ops.extend(sizes.map(Self::Truncate));
             ops.push(Self::Grow(SIZE + 5000));
             let to = SIZE + APPENDED + 5000;
-            ops.extend([Self::TruncateBehind(to), Self::TruncateBehind(10 * BLOCK + 9)]);
-            ops.push(Self::GrowBehind(to));
-            ops.extend([NONE, IoFlags::UNCACHED, direct].map(Self::AppendBehind));
+            ops.extend([
+                Self::TruncateDuringAppend(to),
+                Self::TruncateDuringAppend(10 * BLOCK + 9),
+            ]);
+            ops.push(Self::GrowDuringAppend(to));
+            ops.extend([NONE, IoFlags::UNCACHED, direct].map(Self::AppendDuringAppend));
         }
         ops
     }
@@ -129,14 +132,14 @@ impl Op {
             Self::Write(flags, ..) if flags.is_empty() => "buffered write",
             Self::Write(..) => "write",
             Self::Append(flags) if flags.is_empty() => "buffered append alone",
-            Self::AppendBehind(flags) if flags.is_empty() => "buffered append",
-            Self::Append(_) | Self::AppendBehind(_) => "append",
+            Self::AppendDuringAppend(flags) if flags.is_empty() => "buffered append",
+            Self::Append(_) | Self::AppendDuringAppend(_) => "append",
             Self::Trim(..) => "trim",
             Self::Zero(..) => "zero",
-            Self::TruncateBehind(to) if to > SIZE => "lengthen",
-            Self::Truncate(_) | Self::TruncateBehind(_) => "truncate",
+            Self::TruncateDuringAppend(to) if to > SIZE => "lengthen",
+            Self::Truncate(_) | Self::TruncateDuringAppend(_) => "truncate",
             Self::Grow(_) => "grow alone",
-            Self::GrowBehind(_) => "grow",
+            Self::GrowDuringAppend(_) => "grow",
             Self::Sync => "sync",
             Self::Close => "close",
             Self::Shrink => "shrink",
@@ -149,19 +152,22 @@ impl Op {
             Self::Read(flags)
             | Self::Write(flags, ..)
             | Self::Append(flags)
-            | Self::AppendBehind(flags) => flags.contains(IoFlags::UNCACHED),
+            | Self::AppendDuringAppend(flags) => flags.contains(IoFlags::UNCACHED),
             _ => false,
         }
     }
 
     /// Whether another append is in flight when it begins.
-    fn is_behind(self) -> bool {
-        matches!(self, Self::TruncateBehind(_) | Self::GrowBehind(_) | Self::AppendBehind(_))
+    fn is_during_append(self) -> bool {
+        matches!(
+            self,
+            Self::TruncateDuringAppend(_) | Self::GrowDuringAppend(_) | Self::AppendDuringAppend(_)
+        )
     }
 
     /// The end of file without what the operation adds.
     fn end_before(self) -> usize {
-        if self.is_behind() { SIZE + APPENDED } else { SIZE }
+        if self.is_during_append() { SIZE + APPENDED } else { SIZE }
     }
 
     /// Whether it cannot end without an answer of the device.
@@ -179,13 +185,13 @@ impl Op {
     fn may_have_made(self, at: usize) -> Option<u8> {
         match self {
             Self::Write(_, from, len) if (from..from + len).contains(&at) => Some(2),
-            Self::Append(_) | Self::AppendBehind(_) if at >= self.end_before() => Some(2),
+            Self::Append(_) | Self::AppendDuringAppend(_) if at >= self.end_before() => Some(2),
             Self::Trim(from, len) | Self::Zero(from, len) if (from..from + len).contains(&at) => {
                 Some(0)
             }
             Self::Truncate(to) if at >= to.min(SIZE) => Some(0),
-            Self::TruncateBehind(to) if at >= to.min(self.end_before()) => Some(0),
-            Self::Grow(_) | Self::GrowBehind(_) if at >= self.end_before() => Some(0),
+            Self::TruncateDuringAppend(to) if at >= to.min(self.end_before()) => Some(0),
+            Self::Grow(_) | Self::GrowDuringAppend(_) if at >= self.end_before() => Some(0),
             _ => None,
         }
     }
@@ -193,9 +199,9 @@ impl Op {
     fn may_be_size(self, size: usize) -> bool {
         let before = self.end_before();
         let changed = match self {
-            Self::Append(_) | Self::AppendBehind(_) => before + APPENDED,
+            Self::Append(_) | Self::AppendDuringAppend(_) => before + APPENDED,
             Self::Truncate(to) | Self::Grow(to) => to.max(LATER.end),
-            Self::GrowBehind(to) | Self::TruncateBehind(to) => to.max(LATER.end),
+            Self::GrowDuringAppend(to) | Self::TruncateDuringAppend(to) => to.max(LATER.end),
             _ => before,
         };
         size == before || size == changed
@@ -314,14 +320,14 @@ impl Subject {
                 let mut buf = bytes(len);
                 drop(file.write(handle, at as u64, Source::Owned(&mut buf), flags).await);
             }
-            Op::Append(flags) | Op::AppendBehind(flags) => {
+            Op::Append(flags) | Op::AppendDuringAppend(flags) => {
                 let (mut buf, flags) = (bytes(APPENDED), flags | IoFlags::APPEND);
                 drop(file.write(handle, 0, Source::Owned(&mut buf), flags).await);
             }
             Op::Trim(at, len) => zero(at, len, false).await,
             Op::Zero(at, len) => zero(at, len, true).await,
-            Op::Truncate(to) | Op::TruncateBehind(to) => drop(file.set_len(to as u64).await),
-            Op::Grow(to) | Op::GrowBehind(to) => drop(file.grow_to(to as u64).await),
+            Op::Truncate(to) | Op::TruncateDuringAppend(to) => drop(file.set_len(to as u64).await),
+            Op::Grow(to) | Op::GrowDuringAppend(to) => drop(file.grow_to(to as u64).await),
             Op::Sync => drop(file.sync(handle).await),
             Op::Close => drop(file.sync_deferring_errors().await),
             Op::Shrink => drop(self.cache().resize(self.cache().budget_range().0).await),
@@ -337,9 +343,9 @@ impl Subject {
     }
 
     /// Polls `running` until it ends, or `polls` times, and then drops it. With
-    /// [`Op::is_behind`] another append begins before, and goes on after the drop.
+    /// [`Op::is_during_append`] another append begins before, and goes on after the drop.
     async fn ended_of(&self, op: Op, polls: u32, running: impl Future) -> Checked<bool> {
-        if !op.is_behind() {
+        if !op.is_during_append() {
             return Ok(ended_after(polls, running).await);
         }
         let mut other = pin!(async { self.append_past_cache().await.map(|()| false) });

@@ -142,20 +142,18 @@ fn real(
 
 /// Operations that are to be dropped on a real engine, at least.
 const DROPS: u32 = 32;
-/// Rounds within which that has to happen.
-const ROUNDS: u32 = 20;
+/// Rounds within which that has to happen. One is enough as a rule; a close through the page cache
+/// of the host is dropped in one of four.
+const ROUNDS: u32 = 100;
 
 /// Operations each of which is to be dropped on a real engine.
 fn kinds_real(map: Map) -> &'static [&'static str] {
     match map {
-        // The caller's thread carries out a close, and this map waits for nothing else.
-        Map::Moving => &["write", "truncate", "sync", "shrink"],
-        _ => &["write", "truncate", "sync", "close", "shrink"],
+        // The caller's thread carries out a close, and reads the edges of a range to trim or zero.
+        // This map waits for nothing else.
+        Map::Moving => &["read", "write", "append", "truncate", "sync", "shrink"],
+        _ => &["read", "write", "append", "trim", "zero", "truncate", "sync", "close", "shrink"],
     }
-}
-
-fn zeroed_on_device(all: &Drops) -> u32 {
-    all.on_device_of("trim") + all.on_device_of("zero")
 }
 
 fn drop_real(aio: Aio, name: &str) {
@@ -171,9 +169,8 @@ fn drop_real(aio: Aio, name: &str) {
             all.add_all(true, |op, polls, strategy| {
                 real((&engine, &path), (map, direct), (op, polls, strategy))
             });
-            let changes = map != Map::RawImage || zeroed_on_device(&all) > 0;
             let each = all.never_dropped(kinds_real(map)).is_none();
-            if all.drops >= DROPS && all.on_device_dropped >= DROPS / 4 && changes && each {
+            if all.drops >= DROPS && all.on_device_dropped >= DROPS / 4 && each {
                 break;
             }
         }
@@ -185,9 +182,6 @@ fn drop_real(aio: Aio, name: &str) {
             None,
             "{map:?}, direct I/O {direct}: {all:?}"
         );
-        if map == Map::RawImage {
-            assert!(zeroed_on_device(&all) > 0, "{all:?}");
-        }
     }
     let _ = std::fs::remove_file(&path);
 }
