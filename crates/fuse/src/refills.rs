@@ -60,8 +60,8 @@ struct Table {
 #[derive(Default)]
 struct Shared {
     table: Mutex<Table>,
-    /// Number of notices under way and of files with `dropped`.
-    some: AtomicUsize,
+    /// Notices under way and files with `dropped`. With none, callers need no lock.
+    entries: AtomicUsize,
 }
 
 /// Remembers notices and reads for cached writes. Clones share it.
@@ -105,7 +105,7 @@ impl Refills {
         if file.writers == 0 {
             let had = file.dropped.is_some();
             table.files.remove(&node);
-            self.0.some.fetch_sub(usize::from(had), Ordering::SeqCst);
+            self.0.entries.fetch_sub(usize::from(had), Ordering::SeqCst);
         }
     }
 
@@ -113,7 +113,7 @@ impl Refills {
     pub fn clear(&self) {
         let mut table = self.0.table.lock();
         let dropped = table.files.drain().filter(|(_, file)| file.dropped.is_some()).count();
-        self.0.some.fetch_sub(dropped, Ordering::SeqCst);
+        self.0.entries.fetch_sub(dropped, Ordering::SeqCst);
     }
 
     /// Sends a notice by `send` (F2).
@@ -122,7 +122,7 @@ impl Refills {
         {
             let mut table = self.0.table.lock();
             table.under_way.push((node, range.clone()));
-            self.0.some.fetch_add(1, Ordering::SeqCst);
+            self.0.entries.fetch_add(1, Ordering::SeqCst);
         }
         let done = send();
         let mut table = self.0.table.lock();
@@ -134,12 +134,12 @@ impl Refills {
             is_first
         });
         // The notice under way was one already.
-        self.0.some.fetch_sub(usize::from(!is_new), Ordering::SeqCst);
+        self.0.entries.fetch_sub(usize::from(!is_new), Ordering::SeqCst);
         done
     }
 
     fn has_any(&self) -> bool {
-        self.0.some.load(Ordering::SeqCst) > 0
+        self.0.entries.load(Ordering::SeqCst) > 0
     }
 
     /// Before a `READ` that fills the kernel's cache (F2).
@@ -178,7 +178,7 @@ impl Refills {
         if is_ordered {
             file.reads.clear();
             let had = file.dropped.take().is_some();
-            self.0.some.fetch_sub(usize::from(had), Ordering::SeqCst);
+            self.0.entries.fetch_sub(usize::from(had), Ordering::SeqCst);
         }
         is_old
     }

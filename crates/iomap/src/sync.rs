@@ -73,7 +73,7 @@ impl Running {
             file.mapping.domain.note_flushed();
         }
         // A full host refuses the flush of each file, again and again.
-        let is_news = !keeps || file.mapping.domain.note_refused();
+        let is_first_report = !keeps || file.mapping.domain.note_refused();
         if keeps {
             let pinned = covered.pinned.total() > 0;
             unflushed.put_back(std::mem::take(&mut covered));
@@ -101,7 +101,7 @@ impl Running {
         }
         let given_up = unflushed.end_flush();
         if let Err(error) = &done {
-            let level = if is_news { log::Level::Warn } else { log::Level::Debug };
+            let level = if is_first_report { log::Level::Warn } else { log::Level::Debug };
             log::log!(level, "flush failed: {error}");
             let covered = |run: &Range<u64>| !certified && covered.pinned.overlaps(run);
             if given_up.iter().any(|run| covered(&run) || lost.pinned.overlaps(&run)) {

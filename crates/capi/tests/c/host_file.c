@@ -107,7 +107,7 @@ static void residency_and_advice(fby_file *file) {
     IS(fby_fdatasync(file), 0);
     IS(fby_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), 0);
     IS(fby_fadvise(file, 0, 0, POSIX_FADV_WILLNEED), 0);
-    /* It reads beside the caller; 20 s are for a machine that is busy. */
+    /* WILLNEED returns before the file is read. A busy machine gets 20 s for that. */
     for (int tries = 0; tries < 20000; tries++) {
         IS(fby_residency(file, 0, SIZE, &info, sizeof info), sizeof info);
         if (info.resident_blocks == 256)

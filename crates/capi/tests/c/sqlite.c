@@ -253,7 +253,7 @@ static char logged[600];
 
 static void on_log(void *with, int code, const char *message) {
     (void)with;
-    /* SQLite logs what the statement came to besides. */
+    /* SQLite also logs the result of the statement, with another code or text. */
     if (code == SQLITE_IOERR_DATA && strncmp(message, "forebay: ", 9) == 0)
         snprintf(logged, sizeof logged, "%s", message);
 }
