@@ -142,8 +142,8 @@ fn real(
 
 /// Operations that are to be dropped on a real engine, at least.
 const DROPS: u32 = 32;
-/// Rounds within which that has to happen. One is enough as a rule; a close through the page cache
-/// of the host is dropped in one of four.
+/// Rounds within which that has to happen. One is enough as a rule. On a raw image with direct I/O
+/// by threads a close is dropped in one of four.
 const ROUNDS: u32 = 100;
 
 /// Operations each of which is to be dropped on a real engine.
