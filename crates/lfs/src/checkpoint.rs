@@ -269,7 +269,6 @@ impl Checkpoints {
             if state.life.is_closed() {
                 return Ok(());
             }
-            state.check_lost(state.map.changes())?;
             let ticket = match how {
                 How::Fresh | How::Replayed => 0,
                 How::Log | How::Close => state.append_cut(false),
@@ -287,13 +286,13 @@ impl Checkpoints {
         }
         let head = self.cut_head(ticket)?;
         self.resolved().await;
+        self.correct_left_out(&self.superblock(), head, ticket).await?;
         let failures = self.log.failures();
         let number = self.superblock().checkpoint + 1;
         let (data, items) = {
             let state = self.state.lock();
             let frozen = state.frozen.as_ref().expect("it was frozen above");
             let data = state.map.frozen().expect("it was frozen above");
-            state.check_lost(data)?;
             (data.clone(), frozen.items.clone())
         };
         let taken = &mut making.taken;
@@ -462,7 +461,6 @@ impl Checkpoints {
             frozen.in_flight.retain(|key| reservations.contains(*key));
         }
         state.drop_shadow();
-        state.forget_lost();
         for (data_id, (ino, bytes)) in merged.stored {
             state.store_bytes(ino, data_id, bytes);
         }

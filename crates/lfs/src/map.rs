@@ -5,4 +5,5 @@
 pub(crate) mod allocated;
 pub(crate) mod file_map;
 pub(crate) mod lookup;
+pub(crate) mod lost;
 pub(crate) mod overlay;

@@ -30,6 +30,7 @@ mod limits;
 mod lock_count;
 mod log;
 mod log_end;
+mod lost;
 mod maintenance;
 mod many;
 mod names;

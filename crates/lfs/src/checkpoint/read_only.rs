@@ -1,10 +1,11 @@
 //! Makes a volume read-only that cannot make checkpoints.
 //!
-//! A checkpoint can never succeed if it needs content or a tree node that is lost. All later
-//! changes would stay in memory for ever, and the next opening would have to replay them. So the
-//! volume turns read-only until it is closed. A node is lost if both copies are damaged, or if the
-//! device can read neither of them, although it can read other addresses. A checkpoint that fails
-//! for another reason, such as a passing device error, is tried again.
+//! A checkpoint can never succeed if it needs a tree node that is lost. All later changes would
+//! stay in memory for ever, and the next opening would have to replay them. So the volume turns
+//! read-only until it is closed. Lost content stops no checkpoint (logged.Q2). A node is lost if
+//! both copies are damaged, or if the device can read neither of them, although it can read other
+//! addresses. A checkpoint that fails for another reason, such as a passing device error, is tried
+//! again.
 //!
 //! Invariants: F11 a volume that turned read-only accepts no change: every front end gets
 //! `ReadOnly` with the reason. Reads continue, and the log makes accepted changes durable. F12

@@ -16,6 +16,17 @@ use crate::transaction::resources::Resources;
 use forebay_base::Result;
 use std::ops::Range;
 
+/// Where a block is.
+pub(crate) struct Found {
+    /// The piece that begins at it; a hole if nothing is stored there.
+    pub piece: Piece,
+    pub pin: Option<Pin>,
+    /// The tree in which it was found.
+    pub root: Option<TreeRoot>,
+    /// The first lost blocks from it on. A read of them fails.
+    pub lost: Option<Range<u64>>,
+}
+
 impl Resources {
     /// Whether these bytes of a file are stored, for a caller that can wait for the tree; `told`
     /// caches answers of the tree.
@@ -57,19 +68,21 @@ impl Resources {
     /// The piece that begins at `block`; a hole if nothing is stored there. It may be shorter than
     /// the extent.
     pub(crate) async fn piece_at(&self, data_id: u64, block: u64) -> Result<(Piece, Option<Pin>)> {
-        self.piece_of(data_id, block).await.map(|(piece, pin, _)| (piece, pin))
+        self.piece_of(data_id, block).await.map(|found| (found.piece, found.pin))
     }
 
-    /// As [`Self::piece_at`], with the tree in which it was found.
-    pub(crate) async fn piece_of(
-        &self,
-        data_id: u64,
-        block: u64,
-    ) -> Result<(Piece, Option<Pin>, Option<TreeRoot>)> {
+    /// As [`Self::piece_at`], with what else a read has to know.
+    pub(crate) async fn piece_of(&self, data_id: u64, block: u64) -> Result<Found> {
         loop {
-            let (blocks, root) = match self.state.lock().find_piece(data_id, block, &self.staging) {
-                Known::Piece(piece, pin) => return Ok((piece, pin, None)),
-                Known::Tree(blocks, root) => (blocks, root),
+            let (blocks, root) = {
+                let state = self.state.lock();
+                match state.find_piece(data_id, block, &self.staging) {
+                    Known::Piece(piece, pin) => {
+                        let lost = state.map.lost.next(data_id, block);
+                        return Ok(Found { piece, pin, root: None, lost });
+                    }
+                    Known::Tree(blocks, root) => (blocks, root),
+                }
             };
             let found =
                 piece_in_order(&self.tree, &root, data_id, block, &mut InOrder::default()).await;
@@ -87,7 +100,8 @@ impl Resources {
                     let blocks = piece.blocks.min(blocks).min(unknown);
                     let piece = piece.part(0, blocks, self.layout.block_bytes());
                     let pin = state.pin(&piece, &self.staging);
-                    return Ok((piece, pin, Some(root)));
+                    let lost = state.map.lost.next(data_id, block);
+                    return Ok(Found { piece, pin, root: Some(root), lost });
                 }
             }
         }

@@ -11,13 +11,13 @@
 //! Locks: the state lock, and below it the staging area's; none across a wait.
 
 use crate::fault::Planted;
+use crate::files::lookup::Found;
 use crate::files::open_files::OpenFiles;
 use crate::files::parts::{Part, records};
 use crate::format::MAX_EXTENT_BLOCKS;
 use crate::format::change::{Blocks, Change, Size};
 use crate::format::extent::{Source, put_crc32c};
 use crate::format::place::SumAlgorithm;
-use crate::format::superblock::TreeRoot;
 use crate::log::staging::Staging;
 use crate::log::{Payload, Run};
 use crate::map::allocated::Told;
@@ -29,7 +29,7 @@ use crate::space::Need;
 use crate::space::admission::AcceptedContent;
 use crate::transaction::append::Content;
 use crate::transaction::state::State;
-use crate::transaction::sync_errors::Lost;
+use crate::transaction::sync_errors::{Lost, lost_error};
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::{DeviceRef, MapRuns, StableWrites};
@@ -132,9 +132,13 @@ impl FileOps {
             let failures = (!self.sums).then(|| files.log.flush_failures());
             let state = files.state.lock();
             let known = match (state.find_piece(data_id, block, &files.staging), failures) {
-                (Known::Piece(piece, pin), Some(failures)) => {
-                    let good = state.before_lost(piece, failures);
-                    Known::Piece(good.map_err(|_| self.lost_error(range))?, pin)
+                (Known::Piece(piece, pin), failures) => {
+                    let piece = self.before_lost(piece, block, state.map.lost.next(data_id, block));
+                    let good = match failures {
+                        Some(failures) => state.before_doubt(piece?, failures),
+                        None => Ok(piece?),
+                    };
+                    Known::Piece(good.map_err(|_| self.doubt_error(range))?, pin)
                 }
                 (known, _) => known,
             };
@@ -150,9 +154,20 @@ impl FileOps {
         }
     }
 
+    /// Cuts a piece at `block` before these lost blocks, so that no read shows older content of
+    /// them (lost.V15).
+    fn before_lost(&self, piece: Piece, block: u64, lost: Option<Range<u64>>) -> Result<Piece> {
+        let unit = u64::from(self.unit);
+        match lost {
+            Some(lost) if lost.start <= block => Err(lost_error("read", self.ino.0, &lost, unit)),
+            Some(lost) => Ok(piece.part(0, piece.blocks.min(lost.start - block), unit)),
+            None => Ok(piece),
+        }
+    }
+
     /// Without checksums nothing tells lost content from what its place held before, which may be
     /// another file's. So it cannot be read (repair.Q4).
-    fn lost_error(&self, range: &Range<u64>) -> Error {
+    fn doubt_error(&self, range: &Range<u64>) -> Error {
         let text = format!("content of inode {} that was accepted is or may be lost", self.ino.0);
         Error::new(ErrorKind::Io, "read", text).with_range(range.start, u64::from(self.unit))
     }
@@ -160,25 +175,19 @@ impl FileOps {
     /// The extent at the start of a range, on the device or in the staging area.
     pub async fn look_up(&self, range: Range<u64>) -> Result<Extent> {
         let files = self.files()?;
-        Ok(self.look_up_in(&files, &range).await?.0)
-    }
-
-    /// As [`Self::look_up`], with the tree that has the extent.
-    async fn look_up_in(
-        &self,
-        files: &OpenFiles,
-        range: &Range<u64>,
-    ) -> Result<(Extent, Option<TreeRoot>)> {
-        let (data_id, block) = self.block_of(files, range.start)?;
-        let (piece, pin, root) = files.piece_of(data_id, block).await?;
-        Ok((self.extent(files, range, &piece, pin), root))
+        let (data_id, block) = self.block_of(&files, range.start)?;
+        let (piece, pin) = files.piece_at(data_id, block).await?;
+        Ok(self.extent(&files, &range, &piece, pin))
     }
 
     /// As [`Self::look_up`], for a caller that is about to read it: the result may be in memory
     /// because it was read ahead.
     async fn look_up_near(&self, range: Range<u64>) -> Result<Extent> {
         let files = self.files()?;
-        let (mut extent, root) = self.look_up_in(&files, &range).await?;
+        let (data_id, block) = self.block_of(&files, range.start)?;
+        let Found { piece, pin, root, lost } = files.piece_of(data_id, block).await?;
+        let piece = self.before_lost(piece, block, lost)?;
+        let mut extent = self.extent(&files, &range, &piece, pin);
         if root.is_none()
             && !self.sums
             && let Some(recorded) = self.look_up_now(&range)

@@ -12,6 +12,7 @@
 //! No locks: the volume's state lock covers it.
 
 use crate::format::place::{Geometry, Place};
+use crate::map::lost::LostBlocks;
 use crate::map::overlay::{Overlay, Piece, Where};
 use crate::space::admission::{MAP_ITEM_BYTES, SHORT_ITEM_BYTES};
 use std::collections::BTreeMap;
@@ -29,6 +30,8 @@ pub(crate) struct FileMap {
     geometry: Geometry,
     changes: Changes,
     frozen: Option<Arc<Changes>>,
+    /// What reads of blocks that the device has lost find in place of all this.
+    pub lost: LostBlocks,
     /// Inodes by data id, as far as they are known.
     owners: BTreeMap<u64, u64>,
     /// Data ids below this one may be in the tree, or frozen.
@@ -49,6 +52,7 @@ impl FileMap {
             geometry,
             changes: Changes::new(),
             frozen: None,
+            lost: LostBlocks::default(),
             owners: BTreeMap::new(),
             tree_data_ids: 1,
             change_count: 0,
@@ -89,6 +93,7 @@ impl FileMap {
     pub fn drop_data(&mut self, data_id: u64) {
         self.owners.remove(&data_id);
         self.changes.remove(&data_id);
+        self.lost.forget(data_id);
     }
 
     /// Records a piece of content, or a hole, at `block`.
@@ -105,6 +110,9 @@ impl FileMap {
         let overlay = self.changes.entry(data_id).or_default();
         overlay.insert(block, piece, block_bytes);
         overlay.owner = self.owners.get(&data_id).copied().unwrap_or(overlay.owner);
+        if !self.lost.is_empty() {
+            self.lost.end(data_id, block..block.saturating_add(piece.blocks), piece.birth);
+        }
     }
 
     /// Records that all content of a data id is a hole, because no inode has it any more.
@@ -191,6 +199,24 @@ impl FileMap {
     /// Bytes of content in the changes of some data: overwritten content counts twice.
     pub fn changed_bytes(&self, data_id: u64) -> u64 {
         self.overlays(data_id).map(|one| one.stored_blocks() * self.block_bytes()).sum()
+    }
+
+    /// Takes the changes of some data since the last freeze.
+    pub fn take_overlay(&mut self, data_id: u64) -> Option<Overlay> {
+        self.changes.remove(&data_id)
+    }
+
+    /// Replaces the frozen changes of some data by what the log has of it, without the blocks that
+    /// are lost (logged.Q2).
+    pub fn correct_frozen(&mut self, data_id: u64, logged: Option<Overlay>) {
+        let Some(frozen) = &mut self.frozen else { return };
+        let Some(there) = Arc::make_mut(frozen).get_mut(&data_id) else {
+            debug_assert!(logged.is_none(), "all that the log has is frozen");
+            return;
+        };
+        let mut logged = logged.unwrap_or_default();
+        (logged.owner, logged.is_dead) = (there.owner, there.is_dead);
+        *there = logged;
     }
 
     /// Whether a checkpoint is merging changes of this data.

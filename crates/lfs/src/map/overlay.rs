@@ -247,7 +247,7 @@ impl Overlay {
     }
 
     /// Removes the pieces in a range.
-    fn clear(&mut self, range: Range<u64>, block_bytes: u64) {
+    pub(super) fn clear(&mut self, range: Range<u64>, block_bytes: u64) {
         let before = self.pieces.range(..range.start).next_back().map(|(start, _)| *start);
         let inside = self.pieces.range(range.clone()).map(|(start, _)| *start);
         let hit: Vec<u64> = before.into_iter().chain(inside).collect();

@@ -7,18 +7,17 @@
 //! the page cache, which keeps it until a flush succeeds. Or it writes what has replaced the block
 //! in the file since. A block is lost if no source has it, or if two writes to its place fail while
 //! the device accepts writes elsewhere. A lost block is left out of its record: the file keeps the
-//! earlier content there. The file is marked until the block is overwritten or truncated. A write
-//! that the host refuses for lack of space loses no block: that repair fails, and is repeated.
+//! earlier content there, and the next checkpoint merges that (`super::rollforward`, logged.Q2).
+//! The file is marked until the block is overwritten or truncated. A write that the host refuses
+//! for lack of space loses no block: that repair fails, and is repeated.
 //!
 //! Invariants: Q1 no record that is laid out after a failed flush refers to bytes that the flush
 //! may have lost and that were not written since. Each run stores the number of failed flushes at
-//! its write, or that a flush covered it. Q2 no lost block gets into a tree. Only the log knows the
-//! earlier content of the block. So no checkpoint is made until the block is overwritten or
-//! truncated. Q3 what the cache holds is not left out: a later record may depend on it, such as a
-//! rename or a change of size. The repair examines each block under the lock of its folio. Neither
-//! a concurrent user of the folio nor a lost neighbour block causes the block to be left out. Q4 on
-//! a volume without checksums what counts as lost cannot be read until it is written again or
-//! truncated: its place may hold content of another file.
+//! its write, or that a flush covered it. Q3 what the cache holds is not left out: a later record
+//! may depend on it, such as a rename or a change of size. The repair examines each block under the
+//! lock of its folio. Neither a concurrent user of the folio nor a lost neighbour block causes the
+//! block to be left out. Q4 on a volume without checksums what may be lost cannot be read until a
+//! repair knows what is: its place may hold content of another file.
 //!
 //! Locks: the state lock and folio locks, one after the other. The lock of the staging area is
 //! taken below the state lock. No lock is held across a wait.
@@ -32,11 +31,11 @@ use crate::format::place::{Geometry, Place};
 use crate::format::usage::Stream;
 use crate::log::commit::DataRepair;
 use crate::log::{Pending, Run};
-use crate::map::overlay::{Overlay, Where};
+use crate::map::overlay::Where;
 use crate::names::node::Node;
 use crate::transaction::resources::Resources;
 use crate::transaction::state::State;
-use crate::transaction::sync_errors::Lost;
+use crate::transaction::sync_errors::{LeftOut, Lost, lost_error};
 use forebay_base::checksum::crc32c;
 use forebay_base::codec::{Reader, Writer};
 use forebay_base::task::BoxFuture;
@@ -44,7 +43,6 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_block::BioFlags;
 use forebay_iomap::ops::is_bad;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 /// A run that the repair wrote again.
@@ -271,18 +269,9 @@ impl Resources {
         let owners = owners(records.iter().chain(state.queue.iter()), &places, geometry)?;
         for run in lost {
             log::error!("content of #{} is lost: {} bytes at {:?}", run.ino, run.len, run.at);
-            state.sync_errors.add_run(run.at, run.len);
-            let owner = owners.get(&run.at).map(|(data_id, _)| *data_id);
-            let lose = |node: &mut Node| {
-                let is_own = owner == Some(node.inode.data_id);
-                node.regrow |= is_own;
-                is_own
-            };
-            if state.nodes.update(run.ino, lose) != Some(true) {
-                continue;
+            if let Some(owner) = owners.get(&run.at) {
+                state.note_lost(run, *owner);
             }
-            state.sync_errors.add(run.ino, Lost::Run);
-            state.outstanding.note_lost(run.ino);
         }
         // A size must not be recorded without its bytes, so the growth of these data ids is
         // removed, too.
@@ -294,43 +283,44 @@ impl Resources {
 }
 
 impl State {
-    /// Returns `Corrupt` if some of this content is lost (Q2). The error names the inode and the
-    /// range.
-    pub fn check_lost(&self, data: &BTreeMap<u64, Overlay>) -> Result<()> {
-        match self.find_lost(data.values()) {
-            Some((ino, lost)) => Err(lost_error(ErrorKind::Corrupt, "checkpoint", ino, lost)),
-            None => Ok(()),
+    /// Notes that a run is lost, and left out of its record. `owner`: its data id and first block.
+    fn note_lost(&mut self, run: &Run, (data_id, first): (u64, u64)) {
+        let unit = self.layout.block_bytes();
+        let (mut at, end) = (first, first + run.len / unit);
+        while at < end {
+            // What was overwritten since is not missed.
+            let blocks = match self.map.known(data_id, at) {
+                Ok(piece) => {
+                    let skip = ((at - first) * unit) as u32;
+                    let place = Place::new(run.at.segment, run.at.offset + skip);
+                    let blocks = piece.blocks.min(end - at);
+                    if piece.at == Where::Run(place) {
+                        self.map.lost.add(data_id, at..at + blocks, piece.birth);
+                    }
+                    blocks
+                }
+                Err(unknown) => unknown,
+            };
+            at = at.saturating_add(blocks);
+        }
+        let left = LeftOut { ino: run.ino, ticket: self.queue.last_ticket() };
+        self.sync_errors.leave_out(data_id, left);
+        let lose = |node: &mut Node| {
+            let is_own = data_id == node.inode.data_id;
+            node.regrow |= is_own;
+            is_own
+        };
+        if self.nodes.update(run.ino, lose) == Some(true) {
+            self.sync_errors.add(run.ino, Lost::Run);
+            self.outstanding.note_lost(run.ino);
         }
     }
 
     /// The error of a sync of an inode whose content is lost. It names the first lost range.
     pub fn lost_of(&self, ino: u64) -> Error {
         let data_id = self.nodes.get(ino).map_or(0, |node| node.inode.data_id);
-        let lost = self.find_lost(self.overlays_of(data_id)).map(|(_, lost)| lost);
-        lost_error(ErrorKind::Io, "commit", ino, lost.unwrap_or_default())
-    }
-
-    /// Owner and range of the first content in `overlays` that is lost.
-    fn find_lost<'a>(
-        &self,
-        mut overlays: impl Iterator<Item = &'a Overlay>,
-    ) -> Option<(u64, Range<u64>)> {
-        if self.sync_errors.lost_runs().is_empty() {
-            return None;
-        }
-        let block_bytes = self.layout.block_bytes();
-        overlays.find_map(|overlay| {
-            let mut lost = self.sync_errors.lost_runs().iter();
-            lost.find_map(|lost| lost_in(overlay, *lost, block_bytes))
-                .map(|range| (overlay.owner, range))
-        })
-    }
-
-    /// The overlays of a data id: the changes that are not in the tree.
-    fn overlays_of(&self, data_id: u64) -> impl Iterator<Item = &Overlay> {
-        let is_merged = self.frozen.as_ref().is_some_and(|frozen| frozen.is_merged);
-        let changed = self.map.overlay(data_id).into_iter();
-        changed.chain(self.map.frozen().filter(|_| !is_merged).and_then(|all| all.get(&data_id)))
+        let lost = self.map.lost.next(data_id, 0).unwrap_or_default();
+        lost_error("commit", ino, &lost, self.layout.block_bytes())
     }
 
     /// Why an inode cannot be synced after a successful commit. Lost content counts no more once it
@@ -351,31 +341,8 @@ impl State {
     /// Whether some content of this data id is lost, and was neither overwritten nor truncated
     /// since.
     pub fn has_lost(&self, data_id: u64) -> bool {
-        self.find_lost(self.overlays_of(data_id)).is_some()
+        self.map.lost.next(data_id, 0).is_some()
     }
-
-    /// After a durable checkpoint: forgets the lost runs that no overlay refers to any more.
-    pub fn forget_lost(&mut self) {
-        let (data, block_bytes) = (self.map.changes(), self.layout.block_bytes());
-        let is_in = |lost| data.values().any(|one| lost_in(one, lost, block_bytes).is_some());
-        self.sync_errors.retain_runs(is_in);
-    }
-}
-
-fn lost_error(kind: ErrorKind, op: &'static str, ino: u64, lost: Range<u64>) -> Error {
-    let Range { start, end } = lost;
-    let text = format!("content of inode {ino} that was accepted is lost: bytes {start} to {end}");
-    Error::new(kind, op, text).with_range(start, end - start)
-}
-
-/// The first byte range of a file whose content lies in the lost bytes of the device.
-fn lost_in(overlay: &Overlay, lost: (Place, u64), block_bytes: u64) -> Option<Range<u64>> {
-    overlay.pieces().find_map(|(block, piece)| {
-        let Where::Run(at) = piece.at else { return None };
-        let shared = at.overlap(piece.blocks * block_bytes, lost)?;
-        let in_file = block * block_bytes;
-        Some(in_file + shared.start..in_file + shared.end)
-    })
 }
 
 /// Who owns the data at these places: data ids and first blocks, from the changes of the records.

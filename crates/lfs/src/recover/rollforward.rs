@@ -20,6 +20,7 @@
 
 mod bounded;
 mod evidence;
+mod logged;
 mod walk;
 mod window;
 
@@ -90,26 +91,7 @@ pub(crate) async fn roll_forward(
     options: &OpenOptions,
     replay: Replay,
 ) -> Result<Found> {
-    let (head, layout, counters) = (Head::of(superblock), state.layout, state.counters.snapshot());
-    let mut walk = Walk {
-        device,
-        tree,
-        layout,
-        options,
-        state,
-        headers: BTreeMap::new(),
-        hidden: Vec::new(),
-        head,
-        held: VecDeque::new(),
-        held_bytes: 0,
-        durable: superblock.log_sequence.saturating_sub(1),
-        asked: (superblock.log_head, 0),
-        named: None,
-        last: head,
-        bound: Bound::new(replay, options.overlay_bytes, counters),
-        records: 0,
-        window: Window::new(device, layout),
-    };
+    let mut walk = Walk::new(device, tree, superblock, state, options, replay);
     walk.state.space.segments.found(superblock.log_head.segment, Stream::Log);
     walk.scan_headers().await?;
     let generations = walk.headers.values().flatten().map(|header| header.generation);
@@ -129,18 +111,56 @@ pub(crate) async fn roll_forward(
     Ok(Found { state: walk.state, head, records, damage, rest, changes_peak })
 }
 
+impl<'a> Walk<'a> {
+    /// At the log's position of this checkpoint.
+    fn new(
+        device: &'a DeviceRef,
+        tree: &'a Tree,
+        superblock: &Superblock,
+        state: State,
+        options: &'a OpenOptions,
+        replay: Replay,
+    ) -> Self {
+        let (head, layout) = (Head::of(superblock), state.layout);
+        let counters = state.counters.snapshot();
+        Self {
+            device,
+            tree,
+            layout,
+            options,
+            state,
+            headers: BTreeMap::new(),
+            hidden: Vec::new(),
+            head,
+            held: VecDeque::new(),
+            held_bytes: 0,
+            durable: superblock.log_sequence.saturating_sub(1),
+            asked: (superblock.log_head, 0),
+            named: None,
+            last: head,
+            bound: Bound::new(replay, options.overlay_bytes, counters),
+            records: 0,
+            window: Window::new(device, layout),
+        }
+    }
+}
+
 impl Walk<'_> {
     async fn scan_headers(&mut self) -> Result<()> {
-        for segment in 0..self.layout.segments {
-            // A tree segment or a sealed data segment at the checkpoint cannot be a log segment
-            // after it.
-            let this = self.state.space.segments.get(segment);
-            let other = |s: &crate::space::segment::Segment| {
-                s.stream == Stream::Tree || s.stream == Stream::Data && s.phase == Phase::Sealed
-            };
-            if this.is_some_and(other) {
-                continue;
-            }
+        // A tree segment or a sealed data segment at the checkpoint cannot be a log segment after
+        // it.
+        let other = |s: &crate::space::segment::Segment| {
+            s.stream == Stream::Tree || s.stream == Stream::Data && s.phase == Phase::Sealed
+        };
+        let segments = &self.state.space.segments;
+        let may_be = |segment: &u32| !segments.get(*segment).is_some_and(other);
+        let may_be: Vec<u32> = (0..self.layout.segments).filter(may_be).collect();
+        self.read_headers(may_be).await
+    }
+
+    /// Reads the headers of these segments.
+    async fn read_headers(&mut self, segments: Vec<u32>) -> Result<()> {
+        for segment in segments {
             if let Some(header) = self.header_of(segment).await? {
                 if header.generation.max(header.first_sequence) > COUNT_MAX {
                     let text = format!("the numbers of segment {segment} are out of range");
@@ -360,6 +380,14 @@ impl Walk<'_> {
 
     /// Holds a valid record, and applies the held records that are known to be durable.
     async fn advance(&mut self, mut held: Held) -> Result<()> {
+        self.follow(&mut held)?;
+        self.held_bytes += held.bytes.len();
+        self.held.push_back(held);
+        self.drain().await
+    }
+
+    /// Moves the head behind a valid record.
+    fn follow(&mut self, held: &mut Held) -> Result<()> {
         let layout = self.layout;
         let record = Record::reopen(&held.bytes, held.at, &layout.geometry)?;
         self.durable = self.durable.max(record.header.fields.durable_through);
@@ -386,9 +414,7 @@ impl Walk<'_> {
             }
         }
         held.next = self.head;
-        self.held_bytes += held.bytes.len();
-        self.held.push_back(held);
-        self.drain().await
+        Ok(())
     }
 
     /// Applies held records from the front while they are known to be durable.

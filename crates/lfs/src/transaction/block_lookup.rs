@@ -23,17 +23,15 @@ impl State {
         }
     }
 
-    /// Cuts a piece of a record before what the device has lost of it, or may have lost in so many
-    /// failed flushes (repair.Q4). `Err`: its first block is such. Only the log knows what is lost,
-    /// so a piece from the tree is all there (repair.Q2).
-    pub fn before_lost(&self, piece: Piece, flush_failures: u64) -> Result<Piece, Piece> {
+    /// Cuts a piece of a record before what the device may have lost of it in so many failed
+    /// flushes (repair.Q4). `Err`: its first block is such. A piece from the tree is all there
+    /// (logged.Q2).
+    pub fn before_doubt(&self, piece: Piece, flush_failures: u64) -> Result<Piece, Piece> {
         let Where::Run(at) = piece.at else { return Ok(piece) };
         let unit = self.layout.block_bytes();
         let len = piece.blocks * unit;
-        let lost = self.sync_errors.lost_runs().iter().copied();
-        let lost = lost.chain(self.queue.in_doubt(flush_failures));
-        match lost.filter_map(|lost| at.overlap(len, lost)).map(|shared| shared.start / unit).min()
-        {
+        let doubt = self.queue.in_doubt(flush_failures);
+        match doubt.filter_map(|one| at.overlap(len, one)).map(|shared| shared.start / unit).min() {
             None => Ok(piece),
             Some(0) => Err(piece),
             Some(blocks) => Ok(piece.part(0, blocks, unit)),

@@ -101,6 +101,12 @@ pub(crate) struct State {
     pub refusal: Refusal,
 }
 
+/// The piece of an extent that is stored there.
+pub(crate) fn piece_of(extent: &Extent<'_>, at: Where) -> Piece {
+    let (blocks, birth) = (u64::from(extent.blocks), extent.birth);
+    Piece { blocks, birth, at, sums: Sums::of(extent.sums.iter_crc32c(), blocks) }
+}
+
 /// The error for a change that this version does not make.
 pub(crate) fn not_made() -> Error {
     unsupported("change", "not made by this version")
@@ -317,9 +323,7 @@ impl State {
     }
 
     fn map_extent(&mut self, data_id: u64, block: u64, extent: &Extent<'_>, at: Where) {
-        let (blocks, birth) = (u64::from(extent.blocks), extent.birth);
-        let sums = Sums::of(extent.sums.iter_crc32c(), blocks);
-        self.map.put(data_id, block, &Piece { blocks, birth, at, sums });
+        self.map.put(data_id, block, &piece_of(extent, at));
     }
 
     fn size(&mut self, size: &Size, cut: bool) -> Result<()> {

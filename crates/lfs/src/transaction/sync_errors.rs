@@ -1,10 +1,11 @@
-//! Why inodes cannot be synced, and which content the device has lost. A sync reports the error
+//! Why inodes cannot be synced, and of which data records were left out. A sync reports the error
 //! until the content is written again, truncated or removed.
 //!
 //! No locks: the volume's state lock covers it.
 
-use crate::format::place::Place;
-use std::collections::BTreeSet;
+use forebay_base::{Error, ErrorKind};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Why an inode cannot be synced. If there are several reasons, a sync reports the last one in this
 /// order.
@@ -22,12 +23,21 @@ impl Lost {
     const ALL: [Self; 3] = [Self::Size, Self::Run, Self::Data];
 }
 
-/// The reasons by inode, and the runs that the device lost.
+/// Data of which the repair left content or a size out of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LeftOut {
+    /// The inode that had the data.
+    pub ino: u64,
+    /// No later record was left out.
+    pub ticket: u64,
+}
+
+/// The reasons by inode, and the data of which the log lacks something.
 #[derive(Default)]
 pub(crate) struct SyncErrors {
     reasons: BTreeSet<(u64, Lost)>,
-    /// Device places, and lengths in bytes. The changes of a file may still refer to them (Q2).
-    lost_runs: Vec<(Place, u64)>,
+    /// By data id. Its changes in memory are not those of the log (Q2).
+    left_out: BTreeMap<u64, LeftOut>,
 }
 
 impl SyncErrors {
@@ -64,20 +74,34 @@ impl SyncErrors {
         self.reasons.is_empty()
     }
 
-    /// Notes that the device lost `len` bytes at a place.
-    pub fn add_run(&mut self, at: Place, len: u64) {
-        self.lost_runs.push((at, len));
+    /// Notes that something of this data was left out of records up to this ticket.
+    pub fn leave_out(&mut self, data_id: u64, left: LeftOut) {
+        self.left_out.insert(data_id, left);
     }
 
-    /// The runs that the device lost: places, and lengths in bytes.
-    pub fn lost_runs(&self) -> &[(Place, u64)] {
-        &self.lost_runs
+    /// The data of which records lack something, until a checkpoint has corrected its changes.
+    pub fn left_out(&self) -> &BTreeMap<u64, LeftOut> {
+        &self.left_out
     }
 
-    /// Forgets all lost runs to which no file refers any more.
-    pub fn retain_runs(&mut self, is_named: impl Fn((Place, u64)) -> bool) {
-        self.lost_runs.retain(|run| is_named(*run));
+    /// The changes of this data in memory are those of the records up to this ticket.
+    pub fn note_corrected(&mut self, data_id: u64, ticket: u64) {
+        if self.left_out.get(&data_id).is_some_and(|left| left.ticket <= ticket) {
+            self.left_out.remove(&data_id);
+        }
     }
+}
+
+/// The error for lost blocks of an inode.
+pub(crate) fn lost_error(
+    op: &'static str,
+    ino: u64,
+    blocks: &Range<u64>,
+    block_bytes: u64,
+) -> Error {
+    let (start, end) = (blocks.start * block_bytes, blocks.end * block_bytes);
+    let text = format!("content of inode {ino} that was accepted is lost: bytes {start} to {end}");
+    Error::new(ErrorKind::Io, op, text).with_range(start, end - start)
 }
 
 #[cfg(test)]

@@ -1,0 +1,88 @@
+//! Blocks that the device has lost: content that was accepted, and that no record of the log has.
+//!
+//! ```text
+//!   reads ──▶ lost blocks ──▶ changes ──▶ frozen changes ──▶ tree
+//!               error          the map, as the log has it once a checkpoint has corrected it
+//! ```
+//! Invariants: V15 a block is lost until something younger is recorded for it: content, a hole, or
+//! the end of its data id. So no read shows older content in place of what was accepted. V16 lost
+//! blocks are no part of the map: no checkpoint and no record has them, and the next life of the
+//! volume does not know of them.
+//!
+//! No locks: the volume's state lock covers it.
+
+use crate::map::overlay::{Overlay, Piece};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Pieces here have no place, so parts of them need no block size.
+const NO_BYTES: u64 = 0;
+
+/// Lost blocks by data id: as holes, with the births of what was lost.
+#[derive(Default)]
+pub(crate) struct LostBlocks {
+    files: BTreeMap<u64, Overlay>,
+}
+
+impl LostBlocks {
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Notes that these blocks are lost, whose content had this birth.
+    pub fn add(&mut self, data_id: u64, blocks: Range<u64>, birth: u64) {
+        let lost = Piece::hole(blocks.end - blocks.start, birth);
+        self.files.entry(data_id).or_default().insert(blocks.start, &lost, NO_BYTES);
+    }
+
+    /// Something with this birth is recorded for these blocks (V15).
+    pub fn end(&mut self, data_id: u64, blocks: Range<u64>, birth: u64) {
+        let Some(lost) = self.files.get_mut(&data_id) else { return };
+        for part in lost.older(blocks, birth, NO_BYTES) {
+            lost.clear(part, NO_BYTES);
+        }
+        if lost.count() == 0 {
+            self.files.remove(&data_id);
+        }
+    }
+
+    /// The data id has ended.
+    pub fn forget(&mut self, data_id: u64) {
+        self.files.remove(&data_id);
+    }
+
+    /// The first lost blocks from `block` on.
+    pub fn next(&self, data_id: u64, block: u64) -> Option<Range<u64>> {
+        let lost = self.files.get(&data_id)?;
+        let start = match lost.look_up(block, NO_BYTES) {
+            Ok(piece) => return Some(block..block + piece.blocks),
+            Err(unknown) => block.checked_add(unknown)?,
+        };
+        let piece = lost.look_up(start, NO_BYTES).ok()?;
+        Some(start..start + piece.blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// V15: older content does not bring a lost block back; younger content does.
+    #[test]
+    fn v15_v16_lost_block_stays_lost_until_younger_record() {
+        let mut lost = LostBlocks::default();
+        lost.add(5, 10..14, 7);
+        assert_eq!((lost.next(5, 0), lost.next(5, 12), lost.next(5, 14)), {
+            (Some(10..14), Some(12..14), None)
+        });
+        lost.end(5, 0..100, 6);
+        assert_eq!(lost.next(5, 0), Some(10..14), "what was written before it was lost");
+        lost.end(5, 11..12, 8);
+        assert_eq!((lost.next(5, 0), lost.next(5, 11)), (Some(10..11), Some(12..14)));
+        lost.end(5, 10..u64::MAX, 9);
+        assert!(lost.is_empty() && lost.next(5, 0).is_none());
+        lost.add(5, 3..4, 1);
+        lost.forget(5);
+        assert!(lost.is_empty());
+    }
+}

@@ -1,0 +1,339 @@
+//! Volumes of which the device has lost content that nothing else holds. Only the files concerned
+//! know of it: everything else is written, synced, read and merged into checkpoints as before.
+//!
+//! No locks.
+
+use crate::Volume;
+use crate::tests::faults::{found, synced_at_last};
+use crate::tests::read_only::lose_block;
+use crate::tests::reuse::{create, open, read, setup, write};
+use crate::tests::setup::Setup;
+use crate::tests::sums_off::blank;
+use forebay_base::buf::AlignedBuf;
+use forebay_base::sim_world::SimWorld;
+use forebay_base::{ErrorKind, IoFlags};
+use forebay_sim::{CrashState, SimDisk};
+use forebay_vfs::{Fallocate, FileSystem, Ino, Name, OpenFileRef, Privileges, SetAttr};
+
+const BLOCK: usize = 4096;
+/// The damaged file has this many blocks, or no content in the last one.
+const BLOCKS: usize = 4;
+/// The block that is lost.
+const LOST: u64 = 2;
+const OTHERS: u8 = 12;
+const ROUNDS: u8 = 20;
+
+/// Where the content of the lost block at the last sync is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Before {
+    /// In the tree.
+    Tree,
+    /// In the log since the newest checkpoint: in a data run.
+    Log,
+    /// In the log, and something older is in the tree.
+    LogOverTree,
+    /// A hole of the file.
+    Hole,
+    /// Behind its end.
+    Beyond,
+}
+
+const ALL: [Before; 5] =
+    [Before::Tree, Before::Log, Before::LogOverTree, Before::Hole, Before::Beyond];
+
+fn volume_setup() -> Setup {
+    Setup { volume_bytes: 16 << 20, ..setup(0) }
+}
+
+/// The file at its last sync.
+async fn prepare(volume: &Volume, file: &OpenFileRef, before: Before) -> Vec<u8> {
+    let mut content = vec![1; BLOCKS * BLOCK];
+    let lost = LOST as usize * BLOCK..(LOST as usize + 1) * BLOCK;
+    match before {
+        Before::Tree | Before::LogOverTree => {
+            write(file, 0, &content).await.unwrap();
+            volume.syncfs().await.unwrap();
+            volume.checkpoint().await.unwrap();
+            if before == Before::LogOverTree {
+                write(file, lost.start as u64, &[2; BLOCK]).await.unwrap();
+                content[lost].fill(2);
+            }
+        }
+        Before::Log => {
+            volume.checkpoint().await.unwrap();
+            write(file, 0, &content).await.unwrap();
+        }
+        Before::Hole => {
+            write(file, 0, &content).await.unwrap();
+            let (how, keep) = (Fallocate::PunchHole, Privileges::Keep);
+            file.fallocate(how, lost.start as u64, BLOCK as u64, keep).await.unwrap();
+            content[lost].fill(0);
+        }
+        Before::Beyond => {
+            content.truncate(BLOCK);
+            write(file, 0, &content).await.unwrap();
+        }
+    }
+    volume.syncfs().await.unwrap();
+    content
+}
+
+/// Reads of the lost block fail, and name it; the other blocks are there.
+async fn is_lost((ino, file): (Ino, &OpenFileRef), synced: &[u8]) {
+    let at = LOST * BLOCK as u64;
+    let wanted = [format!("inode {}", ino.0), "bytes 8192 to 12288".to_string()];
+    for flags in [IoFlags::empty(), IoFlags::DIRECT] {
+        let done = file.read(at, AlignedBuf::new(BLOCK), flags).await.1;
+        let error = done.expect_err("the device has lost it");
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert!(wanted.iter().all(|part| error.to_string().contains(part)), "{error}");
+        let (bytes, done) = file.read(0, AlignedBuf::new(BLOCK), flags).await;
+        assert!(done.unwrap() == BLOCK && bytes[..] == synced[..BLOCK]);
+    }
+    let error = file.sync(true).await.expect_err("its block is lost");
+    assert!(wanted.iter().all(|part| error.to_string().contains(part)), "{error}");
+}
+
+fn other(n: u8) -> String {
+    format!("f{n}")
+}
+
+/// Other files are made, written, synced, read, and merged into a checkpoint.
+async fn others_go_on(volume: &Volume, files: &mut Vec<OpenFileRef>, round: u8) {
+    files.push(create(volume, &other(files.len() as u8)).await.unwrap().1);
+    for (n, file) in files.iter().enumerate() {
+        if n % 3 == usize::from(round) % 3 || n + 1 == files.len() {
+            write(file, 0, &[100 + round; 2 * BLOCK]).await.unwrap();
+            file.sync(true).await.expect("nothing of this file is lost");
+        }
+        assert_eq!(read(file, 2 * BLOCK).await.len(), 2 * BLOCK);
+    }
+    volume.checkpoint().await.expect("nothing but one file is concerned");
+    assert!(volume.stopped().is_none());
+}
+
+/// What a file of a crash state has. The state is sound.
+fn after_crash(setup: &Setup, state: &CrashState, name: &str) -> Vec<u8> {
+    found(setup, &state.mount(SimWorld::new(2)), name)
+}
+
+/// One lost block: a disk that has lived on after it, and the states that a power loss left.
+fn live_on(sums: bool, before: Before) -> (Vec<u8>, Vec<CrashState>, SimDisk) {
+    let setup = volume_setup();
+    let disk = blank(&setup, sums);
+    let mut states = Vec::new();
+    let synced = disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let mut files = Vec::new();
+        for n in 0..OTHERS {
+            let (_, file) = create(&volume, &other(n)).await.unwrap();
+            write(&file, 0, &[100; 2 * BLOCK]).await.unwrap();
+            files.push(file);
+        }
+        let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        let synced = prepare(&volume, &damaged, before).await;
+        lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+        for round in 0..ROUNDS {
+            others_go_on(&volume, &mut files, round).await;
+            is_lost((ino, &damaged), &synced).await;
+            states.push(disk.cut_state(u64::from(round)));
+        }
+        synced
+    });
+    disk.world().stop();
+    (synced, states, disk)
+}
+
+/// The story: one lost block stopped every checkpoint, and the volume turned read-only. Q2, V16.
+#[test]
+fn one_lost_block_concerns_one_file() {
+    for (sums, before) in [true, false].into_iter().flat_map(|sums| ALL.map(|one| (sums, one))) {
+        let (synced, states, _) = live_on(sums, before);
+        for (round, state) in states.iter().enumerate() {
+            let setup = volume_setup();
+            assert!(after_crash(&setup, state, "damaged") == synced, "{sums} {before:?} {round}");
+            let newest = after_crash(&setup, state, &other(OTHERS + round as u8));
+            assert!(newest == [100 + round as u8; 2 * BLOCK], "{sums} {before:?} {round}");
+        }
+    }
+}
+
+/// What ends the loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Heal {
+    Written,
+    WrittenDirect,
+    Punched,
+    Truncated,
+    CutToNothing,
+    Removed,
+}
+
+const HEALS: [Heal; 6] = [
+    Heal::Written,
+    Heal::WrittenDirect,
+    Heal::Punched,
+    Heal::Truncated,
+    Heal::CutToNothing,
+    Heal::Removed,
+];
+
+/// Mends the file; its content then.
+async fn heal(volume: &Volume, (ino, file): (Ino, &OpenFileRef), how: Heal) -> Vec<u8> {
+    let (at, keep) = (LOST * BLOCK as u64, Privileges::Keep);
+    let size = volume.getattr(ino).await.unwrap().size as usize;
+    let mut content = match file.read(0, AlignedBuf::new(BLOCK), IoFlags::empty()).await {
+        (bytes, Ok(len)) => bytes[..len].to_vec(),
+        (_, Err(error)) => panic!("{error}"),
+    };
+    let fill = content[0];
+    content.resize(size, fill);
+    let lost = at as usize..at as usize + BLOCK;
+    match how {
+        Heal::Written | Heal::WrittenDirect => {
+            let flags = if how == Heal::Written { IoFlags::empty() } else { IoFlags::DIRECT };
+            file.write(at, AlignedBuf::copy_of(&[77; BLOCK]), flags, keep).await.1.unwrap();
+            content[lost].fill(77);
+        }
+        Heal::Punched => {
+            file.fallocate(Fallocate::PunchHole, at, BLOCK as u64, keep).await.unwrap();
+            content[lost].fill(0);
+        }
+        Heal::Truncated | Heal::CutToNothing => {
+            let to = if how == Heal::Truncated { at } else { 0 };
+            volume.setattr(ino, &SetAttr::size(to)).await.unwrap();
+            content.truncate(to as usize);
+        }
+        Heal::Removed => {
+            volume.unlink(Ino::ROOT, Name::new(b"damaged").unwrap()).await.unwrap();
+            content.clear();
+        }
+    }
+    content
+}
+
+/// A lost block is healed before the first checkpoint, or after some. Its file is synced then.
+#[test]
+fn file_with_lost_block_heals() {
+    for (sums, before) in [true, false].into_iter().flat_map(|sums| ALL.map(|one| (sums, one))) {
+        for (how, checkpoints) in HEALS.into_iter().flat_map(|how| [0, 1, 3].map(|n| (how, n))) {
+            let shown = format!("sums {sums}, {before:?}, {how:?}, {checkpoints} checkpoints");
+            let setup = volume_setup();
+            let disk = blank(&setup, sums);
+            let mut content = disk.world().run(async {
+                let volume = open(&setup, &disk).await.unwrap();
+                let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+                prepare(&volume, &damaged, before).await;
+                lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+                for _ in 0..checkpoints {
+                    volume.checkpoint().await.unwrap();
+                }
+                disk.heal();
+                // Until all openers of that time have closed it, its syncs say that it lost
+                // something.
+                drop(damaged);
+                let (_, damaged) = create(&volume, "damaged").await.unwrap();
+                let content = heal(&volume, (ino, &damaged), how).await;
+                let damaged = match how {
+                    Heal::Removed => {
+                        drop(damaged);
+                        create(&volume, "damaged").await.unwrap().1
+                    }
+                    _ => damaged,
+                };
+                synced_at_last(&damaged).await;
+                volume.checkpoint().await.expect("nothing is lost");
+                damaged.sync(true).await.expect("nothing is lost");
+                volume.syncfs().await.expect("nothing is lost");
+                content
+            });
+            disk.world().stop();
+            if before == Before::Beyond && !content.is_empty() {
+                // Between its last sync and the lost block it has a hole.
+                let end = content.len().min(LOST as usize * BLOCK);
+                content[BLOCK..end].fill(0);
+            }
+            for seed in 0..2 {
+                let there = found(&setup, &disk.power_cut(seed), "damaged");
+                let at = there.iter().zip(&content).position(|(a, b)| a != b);
+                let sizes = (there.len(), content.len());
+                assert!(there == content, "{shown}: {sizes:?}, differs at {at:?}");
+            }
+        }
+    }
+}
+
+/// A power loss at any request of the checkpoints after a loss leaves the content of the last sync,
+/// in a sound volume. Q2.
+#[test]
+fn power_loss_at_checkpoint_after_loss_keeps_synced_content() {
+    let mut all = 0;
+    for (sums, before) in [true, false].into_iter().flat_map(|sums| ALL.map(|one| (sums, one))) {
+        let setup = volume_setup();
+        let disk = blank(&setup, sums);
+        let synced = disk.world().run(async {
+            let volume = open(&setup, &disk).await.unwrap();
+            let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+            let synced = prepare(&volume, &damaged, before).await;
+            lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+            disk.record_cuts();
+            for n in 0..2 {
+                let (_, file) = create(&volume, &other(n)).await.unwrap();
+                write(&file, 0, &[9; BLOCK]).await.unwrap();
+                file.sync(true).await.expect("nothing of this file is lost");
+                volume.checkpoint().await.expect("one file is concerned");
+            }
+            synced
+        });
+        disk.world().stop();
+        for (n, cut) in disk.take_cuts().iter().enumerate() {
+            for state in cut.states(2) {
+                all += 1;
+                let there = after_crash(&setup, &state, "damaged");
+                assert!(there == synced, "sums {sums}, {before:?}, request {n}");
+            }
+        }
+    }
+    assert!(all > 200, "{all} states");
+}
+
+/// One lost block among 10,000 files: each of the others is written and synced, in 20 rounds with a
+/// checkpoint each.
+#[test]
+fn one_lost_block_among_many_files() {
+    let (files, rounds) = (10_000, 20);
+    let setup = Setup { volume_bytes: 256 << 20, inode_cache_bytes: 16 << 20, ..setup(4096) };
+    let disk = blank(&setup, true);
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        let synced = prepare(&volume, &damaged, Before::LogOverTree).await;
+        for n in 0..files {
+            let (_, file) = create(&volume, &format!("f{n}")).await.unwrap();
+            write(&file, 0, &[1; 100]).await.unwrap();
+        }
+        volume.syncfs().await.unwrap();
+        lose_block(&volume, &disk, (ino, &damaged), LOST).await;
+        for round in 0..rounds {
+            for n in (round..files).step_by(rounds) {
+                let (_, file) = create(&volume, &format!("f{n}")).await.unwrap();
+                assert_eq!(read(&file, 200).await, [1; 100]);
+                write(&file, 0, &[2; 100]).await.unwrap();
+                file.sync(true).await.expect("nothing of this file is lost");
+            }
+            volume.checkpoint().await.expect("one file is concerned");
+            is_lost((ino, &damaged), &synced).await;
+        }
+    });
+    disk.world().stop();
+    let state = disk.cut_state(1).mount(SimWorld::new(2));
+    disk.heal();
+    state.world().run(async {
+        let volume = open(&setup, &state).await.unwrap();
+        for n in 0..files {
+            let (_, file) = create(&volume, &format!("f{n}")).await.unwrap();
+            assert_eq!(read(&file, 200).await, [2; 100]);
+        }
+    });
+    state.world().stop();
+}
