@@ -154,18 +154,19 @@ impl Judge<'_> {
         (floor, time): (u64, u64),
     ) -> Checked<()> {
         let past = &self.ran.past;
-        // The contract: what was written past the cache, and what the file grew by since, may be
-        // missing behind a rename that is durable, where the disk loses it.
-        let floor = if past.has_lost_direct(ino, time) { 0 } else { floor };
         let of =
             |sync: &&super::log::Synced| sync.of.is_none_or(|of| of == ino) && sync.end <= time;
         let synced = past.syncs.iter().filter(of).map(|sync| sync.begin).max().unwrap_or(0);
+        // The contract: what was written past the cache, and what the file grew by since, may be
+        // missing behind a rename that is durable, where the disk loses it.
+        let floor = if past.has_lost_direct(ino, (synced, time)) { 0 } else { floor };
         let span = Span { from: synced.max(floor), to: time + 1, crashed: true };
         let unknown = FileHistory::default();
         let file = past.files.get(&ino).unwrap_or(&unknown);
         let checked = file.check_size(bytes.len() as u64, span);
         let readable = |number: u64| !bad.contains(&(number as usize));
         let checked = checked.and_then(|()| file.check_where(bytes, self.block, span, readable));
-        checked.map_err(|what| format!("#{ino}, at {time}: {what}"))
+        let since = format!("synced {synced}, renamed {floor}");
+        checked.map_err(|what| format!("#{ino}, at {time}, {since}: {what}"))
     }
 }

@@ -84,8 +84,8 @@ pub struct Log {
     before: FaultCounts,
 }
 
-/// The error of a checkpoint, with `Corrupt` turned into `ReadOnly`. A checkpoint that needs
-/// content which the disk has lost fails with `Corrupt` and turns the volume read-only
+/// The error of a checkpoint, with `Corrupt` turned into `ReadOnly`. A checkpoint that needs a node
+/// which the disk has lost fails with `Corrupt` and turns the volume read-only
 /// (`docs/reference/failure-protocol.md`). It is the first refusal of a volume that answers
 /// `ReadOnly` from then on, so the same faults explain both.
 pub fn of_checkpoint(error: Error) -> Error {
@@ -247,11 +247,12 @@ impl Past {
         self.decayed.iter().any(|(of, n, since)| (*of, *n) == (ino, block) && *since <= time)
     }
 
-    /// The disk fails, and a write past the cache of this file had not worked by then.
-    pub fn has_lost_direct(&self, ino: u64, time: u64) -> bool {
+    /// The disk fails, and a write past the cache of this file had not worked by then, or no later
+    /// sync of the file has. `synced`: when the last sync began that worked.
+    pub fn has_lost_direct(&self, ino: u64, (synced, time): (u64, u64)) -> bool {
         let changes = self.files.get(&ino).into_iter().flat_map(|file| &file.changes);
         let mut direct = changes.filter(|change| change.is_direct && change.begin <= time);
-        self.has_failed && direct.any(|change| change.end == NEVER)
+        self.has_failed && direct.any(|change| change.end == NEVER || change.end > synced)
     }
 
     /// A change of a file begins.

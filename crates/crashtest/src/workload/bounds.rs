@@ -111,11 +111,26 @@ impl Bounds {
         }
     }
 
+    /// Checks that the volume did not turn read-only, unless a node of its tree is lost: lost
+    /// content concerns its file alone (`docs/reference/failure-protocol.md`).
+    ///
+    /// # Errors
+    /// It did.
+    fn check_stopped(volume: &Volume) -> Result<(), String> {
+        match volume.stopped() {
+            Some(why) if !why.to_string().contains("neither copy of the node") => {
+                Err(format!("the volume turned read-only, and no node is lost: {why}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Memory of the volume without its frames, bytes.
     ///
     /// # Errors
-    /// It is more than allowed.
+    /// It is more than allowed, or the volume turned read-only without a lost node.
     pub fn check_memory(&self, volume: &Volume) -> Result<u64, String> {
+        Self::check_stopped(volume)?;
         let parts = volume.memory_in_use();
         match parts.iter().sum() {
             sum if sum <= self.memory => Ok(sum),

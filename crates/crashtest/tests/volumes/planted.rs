@@ -11,7 +11,10 @@ use crate::forged::forged;
 use crate::from_env;
 use crate::orders::ordered;
 use crate::storms::storm;
+use forebay_base::ErrorKind;
+use forebay_block::BioOp;
 use forebay_crashtest::{Depth, Options, Planted, Seen, Setup, Violation, campaign, class_by_name};
+use forebay_sim::{Fault, FaultRule};
 use std::time::Duration;
 
 /// The search finds each fault within this many states.
@@ -49,6 +52,12 @@ const KILLS: Hunt = Hunt { depth: Depth { kills: 4, second_states: 24, ..KILLED 
 const CLIENTS: Hunt = Hunt { setup: several, search: by_several, ..NAMES };
 /// Two or three clients at once, some of whose operations are dropped.
 const DROPPED: Hunt = Hunt { search: by_dropping, ..CLIENTS };
+
+/// Flushes that fail lose what was written past the cache.
+fn lossy() -> Vec<FaultRule> {
+    let fail = Fault::Fail(ErrorKind::Io);
+    vec![FaultRule::on(BioOp::Flush, fail).nth(3).times(8).one_in(2)]
+}
 
 /// The classes of runs each of whose campaigns finds a fault within 100,000 states; none: [`hunt`]
 /// searches for it.
@@ -191,6 +200,18 @@ fn search_finds_every_injected_fault() {
     assert!(!sought.is_empty(), "no injected fault has the name {only:?}");
     let missed: Vec<String> = sought.into_iter().filter_map(|fault| find(fault).err()).collect();
     assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+/// Content that failed flushes have lost concerns its file alone: clients go on, no volume turns
+/// read-only, and after a crash the file has its content of the last sync.
+#[test]
+fn clients_go_on_after_flushes_that_lose_content() {
+    let mut seen = Seen::default();
+    for seed in 1..=40 {
+        let setup = Setup { failing: lossy(), ..several(seed) };
+        by_several(&setup, QUICK, &mut seen).unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
+    }
+    println!("{}", seen.line());
 }
 
 #[test]
