@@ -239,7 +239,7 @@ fn render(lineage: &Lineage, facts: &Facts, findings: &mut Findings) -> (String,
             let _ = writeln!(parts, "| {} | {} | {tests} |", line.id, line.text);
         }
         let _ = writeln!(rows, "| {} | {} |", behaviour.bench, count.cells());
-        all = all.and(count);
+        all = all.and(&count);
     }
     out.push_str(FIGURES_HEAD);
     out.push_str("| bench | figures held | not held | without a goal | without a value |\n");

@@ -7,6 +7,7 @@
 
 use crate::Findings;
 use crate::lineage_text::{Figure, Run};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -35,9 +36,10 @@ struct Value<'a> {
     run: &'a Run,
 }
 
-/// Figures by what became of them.
-#[derive(Clone, Copy, Default)]
+/// Figures by what became of them. One that several promises name counts once.
+#[derive(Clone, Default)]
 pub struct Count {
+    counted: BTreeSet<String>,
     held: usize,
     not_held: usize,
     no_goal: usize,
@@ -46,14 +48,15 @@ pub struct Count {
 
 impl Count {
     /// `| 7 | 1 | 2 | 1 |`.
-    pub fn cells(self) -> String {
-        let Self { held, not_held, no_goal, no_value } = self;
+    pub fn cells(&self) -> String {
+        let Self { held, not_held, no_goal, no_value, .. } = self;
         format!("{held} | {not_held} | {no_goal} | {no_value}")
     }
 
     /// The sum of both.
-    pub fn and(self, other: Self) -> Self {
+    pub fn and(&self, other: &Self) -> Self {
         Self {
+            counted: &self.counted | &other.counted,
             held: self.held + other.held,
             not_held: self.not_held + other.not_held,
             no_goal: self.no_goal + other.no_goal,
@@ -64,7 +67,7 @@ impl Count {
 
 impl std::fmt::Display for Count {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { held, not_held, no_goal, no_value } = self;
+        let Self { held, not_held, no_goal, no_value, .. } = self;
         write!(
             f,
             "{held} held, {not_held} not held, {no_goal} without a goal, {no_value} unmeasured"
@@ -105,6 +108,9 @@ impl Saved {
     /// What the page says of a figure, counted; a finding if V1 or V3 does not hold.
     pub fn describe(&self, figure: &Figure, count: &mut Count, findings: &mut Findings) -> String {
         let Figure { bench, ratio, .. } = figure;
+        let mut again = Count::default();
+        let is_new = count.counted.insert(format!("{bench} {ratio}"));
+        let count = if is_new { count } else { &mut again };
         match (self.value(figure, findings), &figure.no_value) {
             (Some(value), None) => self.describe_value(figure, &value, count, findings),
             (None, Some((what, why))) => {

@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 use std::sync::PoisonError;
 
 macro_rules! counters {
+    (is_gauge gauge) => { true };
+    (is_gauge counter) => { false };
     ($($(#[doc = $doc:literal])* $kind:ident $name:ident),* $(,)?) => {
         /// Live counters of a cache; see [`Stats`] for their meaning.
         #[derive(Default)]
@@ -35,7 +37,7 @@ macro_rules! counters {
                 vec![$(Described {
                     name: stringify!($name),
                     help: concat!($($doc),*).trim_ascii(),
-                    is_gauge: stringify!($kind) == "gauge",
+                    is_gauge: counters!(is_gauge $kind),
                     value: self.$name,
                 },)*]
             }

@@ -2,8 +2,8 @@
 //!
 //! `forebay bench` and `forebay crash-test` execute this program where it is installed. The program
 //! `forebay` itself, which users run as root, holds no bench and no rival. Packages and `cargo
-//! install` build it without the feature `faults`, so it holds no injected fault either. A build of
-//! both programs at once has that feature, and no way to inject one.
+//! install` build `forebay` without the feature `faults`, so it holds no injected fault either. A
+//! build of both programs at once has that feature, and no way to inject one.
 
 #![forbid(unsafe_code)]
 

@@ -47,10 +47,8 @@ pub fn history<'a>(points: impl Iterator<Item = &'a Point>) -> String {
 /// One point.
 fn point(point: &Point) -> Value {
     let since = &point.since;
-    let device = since.miss_bytes
-        + since.readahead_bytes
-        + since.direct_read_bytes
-        + since.uncached_read_bytes;
+    // Direct reads are among the uncached ones as far as the device is read.
+    let device = since.miss_bytes + since.readahead_bytes + since.uncached_read_bytes;
     let mut value = json!({
         "number": point.number,
         "at_seconds": point.at_seconds,

@@ -93,7 +93,7 @@ fn lab_program_missing_is_named_with_where_to_get_it() {
 
 /// Words that benches, rivals and the crash test bring with them are not in `forebay`.
 #[test]
-fn program_holds_no_bench_no_rival_and_no_injected_fault() {
+fn program_holds_no_bench_no_rival_and_no_crash_test() {
     let program = std::fs::read(FOREBAY).unwrap();
     let holds = |word: &str| program.windows(word.len()).any(|bytes| bytes == word.as_bytes());
     assert!(holds("forebay-lab"), "words are found");

@@ -1,8 +1,8 @@
 //! An opener of a file of a volume.
 //!
 //! Invariant: Z1 all changes of the file go through [`forebay_vfs::OpenFile`], which updates its
-//! times and drops its privileges. Only reads use the mapping in the cache directly. Z4 an error of
-//! a call on the file names the path that it was opened by.
+//! times and drops its privileges. Only reads use the mapping in the cache directly. Z4 an error
+//! that a layer below returns for a call on the file names the path that it was opened by.
 //!
 //! No locks.
 
