@@ -65,7 +65,7 @@ impl State {
     fn publish_end(&mut self, ino: u64) -> Result<()> {
         let Some(node) = self.nodes.get(ino) else { return Ok(()) };
         let (data_id, published) = (node.inode.data_id, node.published());
-        if node.regrow && self.has_lost(data_id) {
+        if self.has_lost(data_id) {
             return Ok(());
         }
         let Some(size) = node.live_size().filter(|size| *size > published) else { return Ok(()) };

@@ -27,6 +27,18 @@ pub(crate) struct Found {
     pub lost: Option<Range<u64>>,
 }
 
+impl Found {
+    /// The piece at `block` as far as all of it is lost, or nothing is; true: it is lost.
+    pub fn split_at_lost(&self, block: u64, block_bytes: u64) -> (Piece, bool) {
+        let (is_lost, end) = match &self.lost {
+            Some(lost) if lost.start <= block => (true, lost.end),
+            Some(lost) => (false, lost.start),
+            None => (false, u64::MAX),
+        };
+        (self.piece.part(0, self.piece.blocks.min(end - block), block_bytes), is_lost)
+    }
+}
+
 impl Resources {
     /// Whether these bytes of a file are stored, for a caller that can wait for the tree; `told`
     /// caches answers of the tree.

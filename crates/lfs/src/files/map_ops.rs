@@ -172,16 +172,17 @@ impl FileOps {
         Error::new(ErrorKind::Io, "read", text).with_range(range.start, u64::from(self.unit))
     }
 
-    /// The extent at the start of a range, on the device or in the staging area.
-    pub async fn look_up(&self, range: Range<u64>) -> Result<Extent> {
+    /// The extent at the start of a range, on the device or in the staging area. True: its blocks
+    /// are lost, and reads of them fail.
+    pub async fn look_up(&self, range: Range<u64>) -> Result<(Extent, bool)> {
         let files = self.files()?;
         let (data_id, block) = self.block_of(&files, range.start)?;
-        let (piece, pin) = files.piece_at(data_id, block).await?;
-        Ok(self.extent(&files, &range, &piece, pin))
+        let found = files.piece_of(data_id, block).await?;
+        let (piece, is_lost) = found.split_at_lost(block, u64::from(self.unit));
+        Ok((self.extent(&files, &range, &piece, found.pin), is_lost))
     }
 
-    /// As [`Self::look_up`], for a caller that is about to read it: the result may be in memory
-    /// because it was read ahead.
+    /// The extent at the start of a range that is about to be read. It may be in memory, read ahead.
     async fn look_up_near(&self, range: Range<u64>) -> Result<Extent> {
         let files = self.files()?;
         let (data_id, block) = self.block_of(&files, range.start)?;
@@ -480,7 +481,7 @@ impl MapOps for FileOps {
         for (n, pieces) in groups.iter().enumerate() {
             // I15: a size is recorded only with the records of its bytes, and not if some of them
             // are lost.
-            let whole = n + 1 == last && !failed && !(regrow && state.has_lost(data_id));
+            let whole = n + 1 == last && !failed && !state.has_lost(data_id);
             let grown = grown.filter(|_| whole);
             if pieces.is_empty() && grown.is_none() {
                 continue;
@@ -585,8 +586,8 @@ impl MapOps for FileOps {
             let mut runs = MapRuns::new();
             let mut at = range.start;
             while at < range.end && runs.len() < max.max(1) {
-                let extent = self.look_up(at..range.end).await?;
-                let data = extent.device_offset.is_some();
+                let (extent, is_lost) = self.look_up(at..range.end).await?;
+                let data = is_lost || extent.device_offset.is_some();
                 match runs.last_mut() {
                     Some(last) if last.2 == data => last.1 += extent.len,
                     _ => runs.push((at, extent.len, data)),

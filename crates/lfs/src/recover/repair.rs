@@ -96,11 +96,17 @@ impl Resources {
             owners(records.iter().chain(state.queue.iter()), &places, &self.layout.geometry)?
         };
         let (mut lost, mut written, mut failed) = (Vec::new(), BTreeMap::new(), None);
+        let mut cut_inos = BTreeMap::new();
         let mut refused = None;
         for run in runs {
             let owner = owners.get(&run.at).copied();
             match self.rewrite(&run, owner, hold).await {
-                Ok(Some(again)) => drop(written.insert(run.at, again)),
+                Ok(Some(again)) => {
+                    if again.is_cut {
+                        cut_inos.insert(run.at, run.ino);
+                    }
+                    written.insert(run.at, again);
+                }
                 Ok(None) => lost.push(run),
                 // It stays in doubt, and in its record.
                 Err(error) if error.kind() == ErrorKind::NoSpace => refused = Some(error),
@@ -118,10 +124,12 @@ impl Resources {
         if !lost.is_empty() {
             self.leave_out(&lost, records)?;
         }
-        let cut =
-            written.iter().filter(|(_, again)| again.is_cut).filter_map(|(at, _)| owners.get(at));
-        let mut sizes = cut.map(|(data_id, _)| (*data_id, u64::MAX)).collect();
         let mut state = self.state.lock();
+        let cut = cut_inos.into_iter().filter_map(|(at, ino)| Some((owners.get(&at)?.0, ino)));
+        let cut: Vec<(u64, u64)> = cut.collect();
+        let mut sizes = cut.iter().map(|(data_id, _)| (*data_id, u64::MAX)).collect();
+        // Growth in their records is lowered: the log has another size than the memory.
+        cut.iter().for_each(|(data_id, ino)| state.leave_out(*data_id, *ino));
         let geometry = &self.layout.geometry;
         let mut renew =
             |record: &mut Pending| renew(record, &written, failures, &mut sizes, geometry);
@@ -303,17 +311,24 @@ impl State {
             };
             at = at.saturating_add(blocks);
         }
-        let left = LeftOut { ino: run.ino, ticket: self.queue.last_ticket() };
-        self.sync_errors.leave_out(data_id, left);
+        self.leave_out(data_id, run.ino);
         let lose = |node: &mut Node| {
             let is_own = data_id == node.inode.data_id;
             node.regrow |= is_own;
             is_own
         };
-        if self.nodes.update(run.ino, lose) == Some(true) {
+        // An inode that is not in memory gets its mark when it is loaded.
+        let is_own = self.nodes.update(run.ino, lose).unwrap_or_else(|| self.has_lost(data_id));
+        if is_own {
             self.sync_errors.add(run.ino, Lost::Run);
             self.outstanding.note_lost(run.ino);
         }
+    }
+
+    /// Notes that records have less of this data than the memory.
+    fn leave_out(&mut self, data_id: u64, ino: u64) {
+        let left = LeftOut { ino, ticket: self.queue.last_ticket() };
+        self.sync_errors.leave_out(data_id, left);
     }
 
     /// The error of a sync of an inode whose content is lost. It names the first lost range.

@@ -46,6 +46,18 @@ async fn open_with(
 pub(super) async fn lose_block(
     volume: &Volume,
     disk: &SimDisk,
+    damaged: (Ino, &OpenFileRef),
+    block: u64,
+) {
+    lose_block_unnoticed(volume, disk, damaged, block).await;
+    // The repair finds out.
+    volume.syncfs().await.ok();
+}
+
+/// The same; no repair has found it out yet.
+pub(super) async fn lose_block_unnoticed(
+    volume: &Volume,
+    disk: &SimDisk,
     (ino, file): (Ino, &OpenFileRef),
     block: u64,
 ) {
@@ -59,8 +71,6 @@ pub(super) async fn lose_block(
     disk.inject(failing(BioOp::Read).within(at..at + BLOCK as u64).sticky());
     disk.inject(failing(BioOp::Flush));
     assert!(volume.0.flush_all().await.is_err(), "the flush fails");
-    // The repair finds out.
-    volume.syncfs().await.ok();
 }
 
 /// A lost block, written anew before any checkpoint: nothing is lost then.

@@ -87,7 +87,7 @@ impl State {
 
     /// Inserts an inode, unless it is in memory already (Q22).
     fn insert_inode(&mut self, found: Option<Assembly>) {
-        let Some((ino, node)) = found.map(Assembly::finish) else { return };
+        let Some((ino, mut node)) = found.map(Assembly::finish) else { return };
         // An inode number that was never given out is not accepted, even if an image contains it.
         if self.nodes.contains(ino) || ino >= self.counters.next_ino() {
             return;
@@ -95,6 +95,8 @@ impl State {
         if node.inode.data_id != 0 {
             self.map.set_owner(node.inode.data_id, ino);
         }
+        // The log may have a smaller size, which a checkpoint corrects (logged.Q2).
+        node.regrow |= self.sync_errors.left_out().contains_key(&node.inode.data_id);
         self.keep(ino, node);
     }
 

@@ -60,7 +60,7 @@ impl Volume {
         let map = FileOps::new(&self.0.files, ino);
         let (mut extents, mut at) = (Vec::<FileExtent>::new(), 0);
         while at < end {
-            let found = map.look_up(at..round_up(end, u64::from(map.unit()))).await?;
+            let (found, _) = map.look_up(at..round_up(end, u64::from(map.unit()))).await?;
             let len = found.len;
             if let Some(offset) = found.device_offset {
                 let extent = self.extent(at, offset, len);

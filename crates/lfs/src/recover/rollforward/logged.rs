@@ -210,7 +210,7 @@ impl State {
         self.nodes.update(ino, |node| {
             if node.recorded.data_id == data_id {
                 node.recorded.size = node.recorded.size.min(size);
-                node.regrow &= size < node.inode.size;
+                node.regrow = size < node.inode.size;
             }
         });
         Ok(false)
