@@ -455,7 +455,7 @@ mod tests {
     /// L5: a dropped task fails no commit, but a flush that the device failed counts, whether the
     /// device or the drop was first.
     #[test]
-    fn flush_of_dropped_task_fails_log_only_if_device_failed_it() {
+    fn flush_of_dropped_task_fails_log_only_on_device_error() {
         let (log, begin) = flush_turns();
         let failed = || Err(Error::new(ErrorKind::Io, "flush", "as asked"));
         for (result, is_dropped_first, failures) in

@@ -219,13 +219,13 @@ impl Space {
 
     /// Bytes that are free for new data after all grants. It does not subtract accepted content.
     pub fn data_room(&self) -> u64 {
-        let free = self.free_beside(self.kept_for_cleaner());
+        let free = self.free_beyond_kept(self.kept_for_cleaner());
         self.data_left() + free * self.layout.segment_bytes()
     }
 
     /// Bytes that are free for accepted content. It may use space that is kept from new content
     /// (P14).
-    pub fn owed_room(&self) -> u64 {
+    pub fn free_for_accepted(&self) -> u64 {
         self.overwrite_space(self.need_nodes.0)
     }
 
@@ -259,7 +259,7 @@ impl Space {
 
     /// Free segments after subtracting the kept ones, those for nodes and the log, and `more`
     /// segments.
-    fn free_beside(&self, more: u64) -> u64 {
+    fn free_beyond_kept(&self, more: u64) -> u64 {
         self.segments.free().saturating_sub(self.kept_least(self.nodes_kept()) + more)
     }
 
@@ -447,7 +447,7 @@ impl Space {
 
     /// Adds a segment for nodes after a failed write, if a segment is free that is not granted.
     pub fn add_sound(&mut self) -> bool {
-        if !self.may_open_owed() {
+        if !self.may_open_for_accepted() {
             return false;
         }
         let taken = self.segments.take_sound(Stream::Tree);
@@ -496,14 +496,14 @@ impl Space {
         self.take_run(bytes, may_open)
     }
 
-    /// Takes a run for accepted content, which may use more space ([`Self::owed_room`]).
-    pub fn take_owed(&mut self, bytes: u64) -> Result<(Place, u64)> {
-        let may_open = self.may_open_owed();
+    /// Takes a run for accepted content, which may use more space ([`Self::free_for_accepted`]).
+    pub fn take_for_accepted(&mut self, bytes: u64) -> Result<(Place, u64)> {
+        let may_open = self.may_open_for_accepted();
         self.take_run(bytes, may_open)
     }
 
-    fn may_open_owed(&self) -> bool {
-        self.owed_room() - self.data_left() >= self.layout.segment_bytes()
+    fn may_open_for_accepted(&self) -> bool {
+        self.free_for_accepted() - self.data_left() >= self.layout.segment_bytes()
     }
 
     fn take_run(&mut self, bytes: u64, may_open: bool) -> Result<(Place, u64)> {

@@ -44,7 +44,7 @@ fn syncs(model: &Arc<Model>, times: u64) -> Job {
 }
 
 #[test]
-fn nobody_waits_for_ever() {
+fn every_waiter_gets_an_answer() {
     check(|| {
         let model = model(u64::MAX);
         together((0..3).map(|_| syncs(&model, 2)).collect());
@@ -52,7 +52,7 @@ fn nobody_waits_for_ever() {
 }
 
 #[test]
-fn nobody_waits_for_ever_when_the_device_fails_once() {
+fn every_waiter_gets_an_answer_when_device_fails_once() {
     for failing in 0..4 {
         check(move || {
             let model = model(failing);
@@ -63,7 +63,7 @@ fn nobody_waits_for_ever_when_the_device_fails_once() {
 
 /// One is polled a few times and goes, with its turn, its place in the queue, or its wake.
 #[test]
-fn nobody_waits_for_ever_when_one_goes() {
+fn every_waiter_gets_an_answer_when_one_is_dropped() {
     for polls in 1..4 {
         check(move || {
             let model = model(u64::MAX);

@@ -3,8 +3,8 @@
 //!
 //! No locks.
 
-mod beside;
 mod cache;
+mod concurrent;
 mod content;
 mod crash;
 mod damage;

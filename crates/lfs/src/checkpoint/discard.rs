@@ -86,7 +86,7 @@ mod tests {
     /// D41. The story: the task of a checkpoint was dropped during a discard. The next checkpoint
     /// discarded the segment again and released it, while the first discard was still in flight.
     #[test]
-    fn d41_a_discard_that_nobody_waits_for_is_waited_for() {
+    fn d41_segment_stays_unused_until_discard_of_dropped_task_ends() {
         let setup = setup(0);
         let disk = setup.blank();
         disk.world().run(async {

@@ -107,7 +107,7 @@ mod tests {
     /// everything overwritten at random meanwhile: most leaves of the tree, in vain. Segments freed
     /// by the slot alone are reused, and all data survives a power loss, also if that slot is lost.
     #[test]
-    fn h17_what_is_dead_is_free_when_a_slot_says_so_again() {
+    fn h17_dead_segments_become_free_when_slot_is_repeated() {
         for loses_slot in [false, true] {
             let setup = setup(0);
             let disk = setup.blank();

@@ -270,7 +270,7 @@ mod tests {
     /// after it had been emptied and filled again. And a segment that counted live data to which no
     /// extent refers was cleaned again and again.
     #[test]
-    fn what_stays_is_of_one_filling_of_a_segment() {
+    fn stubborn_mark_of_segment_ends_with_its_refill() {
         let mut segments = Segments::new(2);
         let segment = segments.take(Stream::Data).unwrap();
         let stays = |record: &mut Record, segments: &Segments, number| {

@@ -280,13 +280,13 @@ pub(super) fn in_order(live: Vec<Live>, unit: u64, ahead: u64) -> Vec<Live> {
     let mut last: Option<(Place, u64)> = None;
     for mut live in live.into_iter().flat_map(|live| live.pieces(ahead, unit)) {
         let len = live.blocks * unit;
-        let mut beside = read_over(last, live.from, len);
-        if last.is_some() && (bytes + len > ahead || over + beside > ahead) {
+        let mut extra = read_over(last, live.from, len);
+        if last.is_some() && (bytes + len > ahead || over + extra > ahead) {
             ordered[first..].sort_unstable_by_key(|live| (live.data_id, live.block));
             (first, turn, bytes, over) = (ordered.len(), turn + 1, 0, 0);
-            beside = read_over(None, live.from, len);
+            extra = read_over(None, live.from, len);
         }
-        (bytes, over, live.turn) = (bytes + len, over + beside, turn);
+        (bytes, over, live.turn) = (bytes + len, over + extra, turn);
         last = Some((live.from, len));
         ordered.push(live);
     }
@@ -376,7 +376,7 @@ mod tests {
     /// M35. The story: gaps of the same size as the data were read, too. With blocks of 512 bytes
     /// that was 66 MiB for 2 MiB of live data, and no bound counted it.
     #[test]
-    fn m35_what_is_read_over_is_bounded() {
+    fn m35_gap_bytes_of_reads_are_bounded() {
         const SEGMENT: u64 = 16 * MIB;
         let ahead = 256 * KIB;
         for (unit, apart) in [(512, 16 * KIB), (512, 64 * KIB), (4096, 20 * KIB), (4096, 4096)] {
@@ -413,7 +413,7 @@ mod tests {
     /// The segment counted as one without writes in flight, could die, and could have another user
     /// before the write arrived.
     #[test]
-    fn m32_a_write_holds_its_segment_whoever_waits() {
+    fn m32_copy_in_flight_holds_segment_after_waiter_is_dropped() {
         let setup = setup(0);
         let disk = setup.blank();
         disk.world().run(async {

@@ -277,7 +277,7 @@ mod tests {
     /// The story: an extent was found, a checkpoint split it, and the part after the cursor was
     /// found again.
     #[test]
-    fn m33_what_is_found_twice_is_moved_once() {
+    fn m33_extent_found_twice_is_moved_once() {
         let geometry = Geometry::with_segment_shift(20);
         let unit = geometry.block_bytes();
         let counted = Counted { left: [(1, 2), (2, 11)].into(), ..Counted::default() };

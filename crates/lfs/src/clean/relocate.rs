@@ -463,7 +463,7 @@ mod tests {
     /// The story: a task that waited for space waited for a complete pass, which took seconds on a
     /// volume of 8 GiB. The segments that it needed had been emptied long before.
     #[test]
-    fn what_is_emptied_comes_free_before_a_pass_is_over() {
+    fn emptied_segments_become_free_before_pass_ends() {
         let setup = setup(0);
         let disk = setup.blank();
         disk.world().run(async {

@@ -189,7 +189,7 @@ mod tests {
     /// The story: of a piece at the very end of a segment nothing behind it was read, and what was
     /// read was dropped. The reader read the same bytes from the device once more.
     #[test]
-    fn piece_at_end_of_segment_is_kept_for_its_own_reader() {
+    fn piece_at_end_of_segment_is_kept_for_its_reader() {
         let staging = Staging::new(Arc::new(RamDevice::new(4096)), Plant::default());
         let (near, root) = (Near::default(), empty_root(FILES_TREE, 0));
         let (end, bytes) = (64 * KIB, [7; 4096]);

@@ -380,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_half_of_runs() {
+    fn shorten_keeps_first_bytes_of_runs() {
         let mut runs = vec![0..8, 16..24, 32..40];
         shorten(&mut runs, 12);
         assert_eq!(runs, [0..8, 16..20]);

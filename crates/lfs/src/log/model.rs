@@ -98,7 +98,7 @@ impl Model {
     }
 
     /// Waits for a turn like a caller that flushes independently of the log.
-    pub async fn flushed_beside(&self) {
+    pub async fn flush_independently(&self) {
         let free = || {
             let mut ctl = self.log.ctl.lock();
             (!std::mem::replace(&mut ctl.flushing, true)).then_some(())
@@ -279,7 +279,7 @@ mod tests {
     /// it, or ensure that another one does: also if it is dropped, fails, or finds its record
     /// durable.
     #[test]
-    fn l8_nobody_waits_for_ever_whoever_goes_and_whatever_fails() {
+    fn l8_every_waiter_gets_answer_despite_drops_and_failures() {
         let (mut durable, mut refused) = (0, 0);
         for seed in 0..30_000 {
             let mut state = seed;
@@ -294,7 +294,7 @@ mod tests {
                 Box::pin(async move {
                     for round in 0..rounds {
                         if n == 0 && round == 1 {
-                            model.flushed_beside().await;
+                            model.flush_independently().await;
                         }
                         let is_durable = model.synced().await;
                         let mut answers = answers.lock();

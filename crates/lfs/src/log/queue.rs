@@ -203,7 +203,7 @@ mod tests {
 
     /// L13: a run without checksums is in doubt after a failed flush, in the queue and in a group.
     #[test]
-    fn record_queue_knows_runs_in_doubt_until_a_flush_covers_them() {
+    fn record_queue_knows_runs_in_doubt_until_flush_covers_them() {
         let layout = layout();
         let mut queue = RecordQueue::new();
         let run = |offset| Run {

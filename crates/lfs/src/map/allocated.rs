@@ -50,7 +50,7 @@ mod tests {
     /// The story: several clients overwrote one file with holes on a full volume. Each evicted the
     /// cached answers of the others, asked the tree again, and requested space each time.
     #[test]
-    fn p25_what_several_asked_for_is_remembered() {
+    fn p25_answers_for_several_clients_stay_cached() {
         let told = Told::default();
         let one = |run: Range<u64>| std::iter::once(run).collect::<Vec<_>>();
         (0..TOLD_MAX as u64).for_each(|n| told.add(7, one(10 * n..10 * n + 4)));

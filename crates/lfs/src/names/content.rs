@@ -112,9 +112,9 @@ mod tests {
     /// The story: with a hundred thousand files that were written and closed, each close inspected
     /// all of them.
     #[test]
-    fn who_closes_a_file_looks_at_few_others_and_all_come_round() {
-        let mut lingering = PendingWriteBack::default();
-        (0..100).for_each(|ino| lingering.insert(2 * ino));
+    fn close_inspects_few_closed_files_and_visits_all_in_turn() {
+        let mut pending = PendingWriteBack::default();
+        (0..100).for_each(|ino| pending.insert(2 * ino));
         // Inspects files; returns those that are removed, and those that are inspected.
         let round = |all: &mut PendingWriteBack, besides, most, goes: &dyn Fn(u64) -> bool| {
             let mut seen = Vec::new();
@@ -125,7 +125,7 @@ mod tests {
             PendingWriteBack::look_round(all, |all| all, besides, most, look);
             seen
         };
-        let all = &mut lingering;
+        let all = &mut pending;
         assert_eq!(round(all, None, AT_ONCE, &|_| true), [0, 2, 4, 6], "some at the hand");
         assert_eq!(round(all, Some(10), AT_ONCE, &|ino| ino < 14), [8, 12, 14], "but that one");
         assert_eq!(round(all, None, AT_ONCE, &|_| false), [16, 18], "two stay");
@@ -136,20 +136,20 @@ mod tests {
             94,
             "all, also those that stay"
         );
-        assert!(!lingering.contains(12) && lingering.contains(14));
+        assert!(!pending.contains(12) && pending.contains(14));
     }
 
     /// The story: a program wrote and closed files with ascending numbers. The hand advanced with
     /// the newest file, and no other file was ever inspected.
     #[test]
-    fn what_owes_nothing_goes_though_a_higher_one_is_closed_each_time() {
-        let mut lingering = PendingWriteBack::default();
+    fn file_without_pending_writes_is_removed_despite_newer_closes() {
+        let mut pending = PendingWriteBack::default();
         for newest in 0..1000 {
-            lingering.insert(newest);
+            pending.insert(newest);
             // The ten last closed files still have pending write-back.
             let look = |_: &mut PendingWriteBack, ino| ino + 10 < newest;
-            PendingWriteBack::look_round(&mut lingering, |all| all, Some(newest), AT_ONCE, look);
-            assert!(lingering.inos.len() < 40, "{} linger", lingering.inos.len());
+            PendingWriteBack::look_round(&mut pending, |all| all, Some(newest), AT_ONCE, look);
+            assert!(pending.inos.len() < 40, "{} pending", pending.inos.len());
         }
     }
 }

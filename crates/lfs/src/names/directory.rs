@@ -212,7 +212,7 @@ mod tests {
 
     /// C12, C13: evicted cookies are not known, and cookies for which a task waits stay.
     #[test]
-    fn c12_c13_what_is_let_go_is_not_known() {
+    fn c12_c13_evicted_cookies_are_unknown_and_awaited_ones_stay() {
         let mut dir = Directory::empty();
         let names: Vec<Vec<u8>> = (0..100u32).map(|n| n.to_le_bytes().to_vec()).collect();
         for name in &names {

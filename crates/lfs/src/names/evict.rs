@@ -50,7 +50,7 @@ pub(crate) struct Cache {
     /// Waiting tasks, by the time at which they began to wait.
     waiters: BTreeMap<u64, u32>,
     /// Numbers of inodes that do not exist according to the tree, with the time.
-    nobody: BTreeMap<u64, u64>,
+    absent: BTreeMap<u64, u64>,
     /// Number after the last loaded inode: a task that continues there reads in order.
     next_ino: u64,
 }
@@ -100,7 +100,7 @@ impl Cache {
             bytes: 0,
             clock: 1,
             waiters: BTreeMap::new(),
-            nobody: BTreeMap::new(),
+            absent: BTreeMap::new(),
             next_ino: 0,
         }
     }
@@ -166,8 +166,8 @@ impl Cache {
     /// Forgets numbers of inodes that do not exist, if there are many or `all` is set; those that a
     /// waiting task needs are kept (Q32).
     pub fn forget_unused(&mut self, all: bool, kept_from: u64) {
-        if self.nobody.len() > 1024 || all {
-            self.nobody.retain(|_, when| *when >= kept_from);
+        if self.absent.len() > 1024 || all {
+            self.absent.retain(|_, when| *when >= kept_from);
         }
     }
 
@@ -199,12 +199,12 @@ impl Cache {
     }
 
     /// Records that no inode has this number, and none ever will.
-    pub fn nobody(&mut self, ino: u64) {
-        self.nobody.insert(ino, self.clock);
+    pub fn note_absent(&mut self, ino: u64) {
+        self.absent.insert(ino, self.clock);
     }
 
     /// Whether no inode is known to have this number.
-    pub fn is_nobody(&self, ino: u64) -> bool {
-        self.nobody.contains_key(&ino)
+    pub fn is_absent(&self, ino: u64) -> bool {
+        self.absent.contains_key(&ino)
     }
 }

@@ -120,7 +120,7 @@ mod tests {
 
     /// Names that were stored at different times may form a cycle of directories.
     #[test]
-    fn a_circle_ends() {
+    fn path_through_directory_cycle_ends() {
         let names = Remembered::default();
         names.start();
         names.note((20, true), 21, b"a");

@@ -484,7 +484,7 @@ mod tests {
     /// recorded the truncated size. After a crash, bytes that the next sync had acknowledged were
     /// behind the end of file.
     #[test]
-    fn q3_what_grew_behind_a_cut_keeps_its_size() {
+    fn q3_growth_after_truncate_in_one_record_keeps_size() {
         let geometry = Geometry::with_segment_shift(20);
         let size = |size| Size { ino: 7, data_id: 9, size, sequence: 3 };
         let record = |changes: &[Change<'_>]| {

@@ -191,7 +191,7 @@ mod tests {
     /// A request that is one page shorter than the limit is not serialized. 0 means always, and the
     /// largest number never. A new limit applies to the next request.
     #[test]
-    fn a3_the_threshold_is_exact_and_live() {
+    fn a3_threshold_is_exact_and_takes_effect_at_once() {
         let allocator = Allocator::new(AllocMode::Serialized, 64, false);
         assert!(!allocator.serializes(true, 63 * PAGE_BYTES));
         assert!(allocator.serializes(true, 63 * PAGE_BYTES + 512));

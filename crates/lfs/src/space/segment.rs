@@ -540,7 +540,7 @@ mod life {
 
     /// W11 to W14, in the course of one segment.
     #[test]
-    fn w11_to_w14_a_segment_is_free_when_two_checkpoints_say_so() {
+    fn w11_to_w14_segment_becomes_free_after_two_checkpoints() {
         let mut segments = Segments::new(4);
         let taken = segments.take(Stream::Data).unwrap();
         segments.fly(taken, 1);

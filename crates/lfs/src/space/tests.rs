@@ -35,7 +35,7 @@ fn p11_promises_are_kept() {
 /// P12: data leaves two segments. Urgent log records leave one of them, which outstanding ones may
 /// use. P15: one more segment is kept for the cleaner.
 #[test]
-fn p12_the_last_segments_are_for_removing() {
+fn p12_last_segments_are_kept_for_removals() {
     let (mut space, room) = (space(6), OtherNeeds::default());
     while space.take_data(4096).is_ok() {}
     assert_eq!((space.segments.free(), space.data_room()), (3, 0));
@@ -54,7 +54,7 @@ fn p12_the_last_segments_are_for_removing() {
 /// P24: new content leaves nodes to operations that make space, whatever space the open log segment
 /// has. No operation takes the nodes of a checkpoint.
 #[test]
-fn p24_what_is_new_leaves_nodes_alone() {
+fn p24_new_content_leaves_nodes_for_removals() {
     let most = |need| {
         let fits = |pairs: &u64| {
             let mut space = space(8);
@@ -70,7 +70,7 @@ fn p24_what_is_new_leaves_nodes_alone() {
 
 /// P14: neither the log nor new content takes the space of accepted content.
 #[test]
-fn p14_the_log_leaves_space_for_accepted_content() {
+fn p14_log_leaves_space_for_accepted_content() {
     let (mut space, accepted) = (space(8), 3 << 16);
     let room = OtherNeeds { accepted, ..OtherNeeds::default() };
     while space.promise(1024, Need::Urgent, &room).is_ok() {}
@@ -81,7 +81,7 @@ fn p14_the_log_leaves_space_for_accepted_content() {
 
 /// P13: a checkpoint finds space for its nodes.
 #[test]
-fn p13_a_checkpoint_finds_room() {
+fn p13_checkpoint_finds_space_for_its_nodes() {
     let mut space = space(8);
     space.need_nodes(30, 0);
     let room = OtherNeeds { pairs: 30, ..OtherNeeds::default() };

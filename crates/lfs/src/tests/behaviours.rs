@@ -136,7 +136,7 @@ fn expected() -> Vec<u8> {
 
 /// What is touched gets a new place, and nothing else does; by folio all of the folio did.
 #[test]
-fn d1_on_a_volume_exactly_the_blocks_that_were_touched_get_a_new_place() {
+fn d1_volume_gives_new_place_to_touched_blocks_only() {
     let writes = [(0, 4096), (5000, 1), (8191, 2), (20_480, 8192), (65_535, 1)];
     for tracking in [DirtyTracking::Block, DirtyTracking::Folio] {
         let (disk, options) = Lab::disk(true);
@@ -180,7 +180,7 @@ fn d1_on_a_volume_exactly_the_blocks_that_were_touched_get_a_new_place() {
 
 /// Many small dirty blocks that lie apart leave as one write of the device.
 #[test]
-fn d16_on_a_volume_dirty_blocks_that_lie_apart_are_one_run() {
+fn d16_volume_writes_separate_dirty_blocks_as_one_run() {
     let (disk, options) = Lab::disk(true);
     disk.world().run(async {
         let lab = Lab::new(&disk, &options).await;
@@ -203,7 +203,7 @@ fn d16_on_a_volume_dirty_blocks_that_lie_apart_are_one_run() {
 }
 
 #[test]
-fn x3_on_a_volume_a_partly_written_missing_block_is_read_written_and_gone() {
+fn x3_volume_reads_writes_and_drops_partly_written_missing_block() {
     for strategy in [UncachedStrategy::Ours, UncachedStrategy::DropBehind] {
         let (disk, options) = Lab::disk(true);
         let cache = options.cache.clone().unwrap();
@@ -233,7 +233,7 @@ fn x3_on_a_volume_a_partly_written_missing_block_is_read_written_and_gone() {
 /// Uncached blocks are stable until they are dropped, and a writer that uses such a block again
 /// while it is in flight obeys the same rule. Else a sum would be of other bytes than were written.
 #[test]
-fn x5_s2_on_a_volume_sums_are_of_what_is_written_whoever_writes_meanwhile() {
+fn x5_s2_volume_sums_match_written_bytes_despite_concurrent_writer() {
     for strategy in StableStrategy::ALL {
         let (disk, options) = Lab::disk(true);
         options.cache.as_ref().unwrap().strategies.set_stable(*strategy);

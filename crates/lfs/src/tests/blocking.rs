@@ -86,7 +86,7 @@ fn write(file: &OpenFileRef, offset: u64, bytes: &[u8]) -> Result<usize> {
 /// The story: a synced write went to the thread of the ring for its record, and again for the
 /// flush: eight thread switches for each write.
 #[test]
-fn a_synced_write_is_carried_out_on_the_thread_that_waits() {
+fn synced_write_runs_on_waiting_thread() {
     let (device, volume) = volume();
     let file = create(&volume, "a", OpenFlags::READ | OpenFlags::WRITE);
     write(&file, 0, &[1; 8192]).unwrap();

@@ -78,7 +78,7 @@ fn number(volume: &Volume) -> u64 {
 /// The story: a volume with a constant load of writes made a checkpoint each time that the oldest
 /// change was of age. For each synced byte a tenth and more was written again as tree. Z14.
 #[test]
-fn z14_a_busy_volume_waits_longer_for_its_checkpoint_by_age() {
+fn z14_busy_volume_delays_checkpoint_by_age() {
     let disk = setup().blank();
     disk.world().run(async {
         let world: WorldRef = disk.world().clone();
@@ -113,7 +113,7 @@ fn z14_a_busy_volume_waits_longer_for_its_checkpoint_by_age() {
 /// counted from the time when a record became durable. A file that had been written out, and its
 /// directory, were gone after a crash an hour later. Z14.
 #[test]
-fn z14_what_nobody_syncs_is_durable_at_its_age() {
+fn z14_unsynced_change_is_durable_at_its_age() {
     // Written out by the cache, or not even that.
     for is_written in [false, true] {
         let disk = setup().blank();
@@ -136,7 +136,7 @@ fn z14_what_nobody_syncs_is_durable_at_its_age() {
 /// The story: a checkpoint by age that failed, because a flush did, was not tried again. In a
 /// volume that had become idle, changes that no client synced stayed in memory. Z14.
 #[test]
-fn z14_a_checkpoint_by_age_that_fails_is_tried_again() {
+fn z14_failed_checkpoint_by_age_is_tried_again() {
     let disk = setup().blank();
     disk.world().run(async {
         let (volume, file) = open(&disk, of_age(&disk)).await;
@@ -156,7 +156,7 @@ fn z14_a_checkpoint_by_age_that_fails_is_tried_again() {
 /// The story: the size that the last close of a file recorded made no checkpoint due. It was gone
 /// after a crash, however late that was. Z14.
 #[test]
-fn z14_what_a_close_records_is_durable_at_its_age() {
+fn z14_size_recorded_by_close_is_durable_at_its_age() {
     const SIZE: usize = 1 << 20;
     let disk = setup().blank();
     disk.world().run(async {
@@ -176,7 +176,7 @@ fn z14_what_a_close_records_is_durable_at_its_age() {
 /// The story: a volume that was opened for reading, with less memory for changes than its writer
 /// had, made a checkpoint of the recovered changes whenever a client looked up a name. O13.
 #[test]
-fn o13_a_volume_that_is_open_for_reading_is_not_written() {
+fn o13_volume_open_for_reading_is_not_written() {
     const NAMES: usize = 2000;
     let name = |n: usize| format!("{n:0100}");
     let disk = setup().blank();

@@ -79,7 +79,7 @@ async fn overwrite(volume: &Volume, file: &OpenFileRef, model: &mut [u8], rounds
 /// The story: a volume of which a third was dead had no space for good, because each segment had a
 /// live block. Content in runs, and content in records: C45, C46.
 #[test]
-fn a_volume_that_is_nearly_full_is_overwritten_for_ever() {
+fn nearly_full_volume_is_overwritten_without_end() {
     for (inline_max, percent) in [(0, 60), (64 << 10, 60)] {
         let setup = setup(inline_max);
         let disk = setup.blank();
@@ -114,7 +114,7 @@ fn a_volume_that_is_nearly_full_is_overwritten_for_ever() {
 /// The story: a checkpoint during a copy made the cleaner copy the same content again. With
 /// frequent checkpoints the cleaner used up its space that way.
 #[test]
-fn m31_what_was_copied_is_not_copied_again() {
+fn m31_copied_content_is_not_copied_again() {
     let mut met = 0;
     for delay in 0..40u64 {
         let setup = setup(0);
@@ -122,12 +122,12 @@ fn m31_what_was_copied_is_not_copied_again() {
         disk.world().run(async {
             let (volume, _file, model) = sparse(&setup, &disk, None).await;
             let (_, other) = create(&volume, "g").await.unwrap();
-            let beside = volume.clone();
+            let handle = volume.clone();
             let task = async move {
                 for n in 0..3u8 {
                     write(&other, 0, &[n; BLOCK as usize]).await.unwrap();
                     other.sync(true).await.unwrap();
-                    beside.checkpoint().await.unwrap();
+                    handle.checkpoint().await.unwrap();
                 }
             };
             disk.world().spawn("checkpoints", Box::pin(task));
@@ -151,7 +151,7 @@ fn m31_what_was_copied_is_not_copied_again() {
 /// K22: the space that a pass counts on is kept for it until the pass ends. K24: no pass is made
 /// for space that becomes free by checkpoints alone.
 #[test]
-fn k22_k24_what_a_pass_counts_on() {
+fn k22_k24_pass_keeps_its_space_and_dead_segments_count_as_free() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -233,7 +233,7 @@ fn sealed(volume: &Volume) -> usize {
 /// C41, C42, C44: moved content is unchanged, with its birth and sums. The segments that it was in
 /// are free after two checkpoints, but not while a reader has a pin in them.
 #[test]
-fn c41_c42_c44_what_is_moved_is_what_it_was() {
+fn c41_c42_c44_moved_content_is_unchanged() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -269,7 +269,7 @@ fn c41_c42_c44_what_is_moved_is_what_it_was() {
 /// C42: a block that does not match its sum stays where it is, in its segment, with its sum. The
 /// cleaner moves the blocks next to it.
 #[test]
-fn c42_what_is_damaged_stays_damaged() {
+fn c42_damaged_block_stays_damaged() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -311,7 +311,7 @@ fn c42_what_is_damaged_stays_damaged() {
 /// The story: a device failed reads for a moment while segments were cleaned. None of them was
 /// cleaned again until the volume was opened anew.
 #[test]
-fn what_could_not_be_read_is_cleaned_next_time() {
+fn unreadable_segment_is_cleaned_next_time() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -334,13 +334,13 @@ fn what_could_not_be_read_is_cleaned_next_time() {
 /// V11. The story: the buffers of a pass were not counted in the budget. Now they are counted while
 /// the pass lasts.
 #[test]
-fn v11_what_a_pass_takes_goes_with_it() {
+fn v11_buffers_of_pass_count_until_it_ends() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
         let (volume, _file, _) = sparse(&setup, &disk, None).await;
-        let beside = volume.clone();
-        let task = async move { assert!(beside.clean().await.unwrap()) };
+        let handle = volume.clone();
+        let task = async move { assert!(handle.clean().await.unwrap()) };
         let taken = || volume.0.state.lock().cleaning_bytes;
         assert_eq!(taken(), 0);
         disk.world().spawn("clean", Box::pin(task));
@@ -359,7 +359,7 @@ fn v11_what_a_pass_takes_goes_with_it() {
 /// The story: an error within a pass hid the segments that the pass had emptied before. They were
 /// not counted, and the volume did not make the checkpoint that frees them.
 #[test]
-fn what_a_pass_has_emptied_counts_though_it_fails_later() {
+fn segments_emptied_by_failed_pass_count_as_emptied() {
     let mut met = 0;
     for nth in 1..6 {
         let setup = setup(0);
@@ -387,7 +387,7 @@ fn what_a_pass_has_emptied_counts_though_it_fails_later() {
 /// C41: a write to content that the cleaner is moving wins, whenever it comes. An injected fault
 /// shows that this test would notice a violation.
 #[test]
-fn c41_who_overwrites_what_is_moved_wins() {
+fn c41_overwrite_of_moving_content_wins() {
     let mut seen = Vec::new();
     for plant in [None, Some(Planted::CleanerMovesLive)] {
         let mut wrong = 0;
@@ -397,12 +397,12 @@ fn c41_who_overwrites_what_is_moved_wins() {
             disk.world().run(async {
                 let (volume, file, mut model) = sparse(&setup, &disk, plant).await;
                 let world = disk.world().clone();
-                let (beside, done) =
+                let (handle, done) =
                     (volume.clone(), Arc::new(forebay_base::task::WaitQueue::new()));
                 let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
                 let (told, flag) = (done.clone(), over.clone());
                 let task = async move {
-                    beside.clean().await.unwrap();
+                    handle.clean().await.unwrap();
                     flag.store(true, std::sync::atomic::Ordering::Release);
                     told.wake_all();
                 };
@@ -433,14 +433,14 @@ fn c41_who_overwrites_what_is_moved_wins() {
 /// The story: a close of the volume was dropped while it waited for the cleaner, and the cleaner
 /// never moved anything again.
 #[test]
-fn who_gives_up_closing_lets_the_cleaner_go_on() {
+fn dropped_close_lets_cleaner_continue() {
     for polls in 1..12 {
         let setup = setup(0);
         let disk = setup.blank();
         disk.world().run(async {
             let (volume, _file, _) = sparse(&setup, &disk, None).await;
-            let beside = volume.clone();
-            let task = async move { drop(beside.clean().await) };
+            let handle = volume.clone();
+            let task = async move { drop(handle.clean().await) };
             disk.world().spawn("clean", Box::pin(task));
             World::sleep(&**disk.world(), Duration::from_micros(50)).await;
             {
@@ -460,7 +460,7 @@ fn who_gives_up_closing_lets_the_cleaner_go_on() {
 /// The story: a `statfs` after a removal waited until the removed space was free. A concurrent
 /// `statfs` was answered at once with the old numbers, and so was each one after a dropped one.
 #[test]
-fn nobody_is_told_how_much_is_free_before_what_was_removed_is() {
+fn statfs_waits_until_removed_space_is_free() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {

@@ -100,7 +100,7 @@ async fn write(file: &OpenFileRef, offset: u64, bytes: &[u8]) {
 /// Programs that open and close each file that they read, as tar, git and PostgreSQL do, had no
 /// cache at all.
 #[test]
-fn y11_what_was_read_or_written_before_the_last_close_is_in_the_cache() {
+fn y11_content_cached_before_last_close_stays_cached() {
     let disk = setup().blank();
     disk.world().run(async {
         let lab = Lab::new(&disk).await;
@@ -131,7 +131,7 @@ fn y11_what_was_read_or_written_before_the_last_close_is_in_the_cache() {
 /// The next open sees every change that was made to a closed file, or through an open that only
 /// changed it.
 #[test]
-fn y11_what_is_left_is_the_content_whatever_happened_to_the_file() {
+fn y11_retained_mapping_matches_file_after_every_change() {
     let disk = setup().blank();
     disk.world().run(async {
         let lab = Lab::new(&disk).await;
@@ -176,7 +176,7 @@ fn y11_what_is_left_is_the_content_whatever_happened_to_the_file() {
 
 /// Y12: what was removed is not in the cache any more, and a new file has nothing of an old one.
 #[test]
-fn y12_what_is_removed_leaves_nothing() {
+fn y12_removed_file_leaves_nothing_cached() {
     let disk = setup().blank();
     disk.world().run(async {
         let lab = Lab::new(&disk).await;
@@ -238,7 +238,7 @@ fn y13_memory_of_closed_files_goes_with_their_folios() {
 /// The mapping of a file that could not be made durable is not retained as if it were clean. It is
 /// kept with its dirty data, and the write-back is tried again.
 #[test]
-fn y11_what_failed_is_kept_and_not_left() {
+fn y11_failed_mapping_keeps_dirty_data_and_is_not_retained() {
     let disk = setup().blank();
     disk.world().run(async {
         let lab = Lab::new(&disk).await;

@@ -136,12 +136,12 @@ fn drop_all(layer: Layer) {
 }
 
 #[test]
-fn operation_of_a_mapped_file_dropped_at_any_poll_leaves_nothing_behind() {
+fn mapped_file_operation_dropped_at_any_poll_leaves_nothing_behind() {
     drop_all(Layer::Mapped);
 }
 
 #[test]
-fn operation_of_a_volume_dropped_at_any_poll_leaves_nothing_behind() {
+fn volume_operation_dropped_at_any_poll_leaves_nothing_behind() {
     drop_all(Layer::Volume);
 }
 
@@ -230,7 +230,7 @@ fn operation_of_a_volume_dropped_on_threads_leaves_nothing_behind() {
 }
 
 #[test]
-fn operation_of_a_volume_dropped_on_io_uring_leaves_nothing_behind() {
+fn volume_operation_dropped_on_io_uring_leaves_nothing_behind() {
     drop_all_real(Aio::IoUring);
 }
 
@@ -276,7 +276,7 @@ fn close_dropped(polls: u32) -> bool {
 }
 
 #[test]
-fn close_of_a_volume_dropped_at_any_poll_can_be_repeated() {
+fn volume_close_dropped_at_any_poll_can_be_repeated() {
     let drops = (1..1000).take_while(|&polls| !close_dropped(polls)).count();
     assert!(drops > 4, "it waits: {drops} drops");
 }
@@ -315,6 +315,6 @@ fn close_of_a_volume_dropped_on_threads_can_be_repeated() {
 }
 
 #[test]
-fn close_of_a_volume_dropped_on_io_uring_can_be_repeated() {
+fn volume_close_dropped_on_io_uring_can_be_repeated() {
     drop_closes_real(Aio::IoUring);
 }

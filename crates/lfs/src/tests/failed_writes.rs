@@ -92,7 +92,7 @@ fn failed_log_write_without_sums_keeps_flushed_direct_write() {
 /// The same for a client that asked for no sync: it wrote while the group of another client was on
 /// its way to the device, and was told success. The group's write failed, and its block was gone.
 #[test]
-fn failed_log_write_of_one_file_keeps_direct_write_of_another() {
+fn failed_log_write_keeps_direct_write_of_other_file() {
     let cases = [(ErrorKind::NoSpace, false), (ErrorKind::NoSpace, true), (ErrorKind::Io, false)];
     for (kind, fua) in cases {
         let setup = Setup { fua, ..setup(0) };

@@ -72,7 +72,7 @@ pub async fn synced_at_last(file: &OpenFileRef) {
 /// The story: after a close whose last flush failed the volume continued, but a slot on the device
 /// said that no record follows. Recovery did not find what was synced later. H16.
 #[test]
-fn what_is_synced_after_a_close_that_failed_is_found() {
+fn sync_after_failed_close_is_found_by_recovery() {
     let (mut half_closed, mut went_on) = (0, 0);
     for (op, most) in [(BioOp::Flush, 8), (BioOp::Write, 24)] {
         for (nth, again) in (1..=most).flat_map(|nth| [(nth, false), (nth, true)]) {
@@ -118,7 +118,7 @@ fn what_is_synced_after_a_close_that_failed_is_found() {
 /// file, and every checkpoint, failed from then on. A file that had lost content could not be
 /// synced any more, even after all of it had been written anew and was durable.
 #[test]
-fn one_bad_place_is_an_error_of_its_file_until_it_is_written_anew() {
+fn bad_place_is_error_of_its_file_until_rewritten() {
     for op in [BioOp::Read, BioOp::Write] {
         let setup = setup(0);
         let disk = setup.blank();
@@ -152,7 +152,7 @@ fn one_bad_place_is_an_error_of_its_file_until_it_is_written_anew() {
 /// The story: the place of a failed write was allocated again at once, because leftover runs and
 /// freed space are allocated first. So write-outs failed at it again and again. W18, R24.
 #[test]
-fn a_place_that_takes_no_write_is_left_alone() {
+fn place_with_failed_write_is_avoided() {
     let (none, keep) = (IoFlags::empty(), Privileges::Keep);
     for (inline_max, flags) in [(0, none), (64 << 10, none), (0, IoFlags::DIRECT)] {
         let setup = setup(inline_max);
@@ -193,7 +193,7 @@ fn a_place_that_takes_no_write_is_left_alone() {
 /// Content that is lost and no longer cached: no opener can sync the file until it is written anew.
 /// Removing the file removes the record of the loss. Q2.
 #[test]
-fn content_that_is_lost_for_good_is_told_until_it_is_written_anew() {
+fn lost_content_is_reported_until_rewritten() {
     for anew in [true, false] {
         let setup = setup(0);
         let disk = setup.blank();
@@ -238,7 +238,7 @@ fn content_that_is_lost_for_good_is_told_until_it_is_written_anew() {
 /// place of a direct write back, which may hold old bytes of another file, and wrote these again.
 /// No client got an error: the file's sync reported them as the durable content. Q1.
 #[test]
-fn without_sums_what_nobody_holds_is_lost_with_a_failed_flush() {
+fn uncached_content_without_sums_is_lost_with_failed_flush() {
     let setup = setup(0);
     for is_held in [false, true] {
         let disk = setup.blank();
@@ -319,7 +319,7 @@ fn one_bad_slot_stops_no_checkpoint() {
 /// device.slots.R1. The disk gave back neither slot of the newest state for a while: the volume was
 /// opened from the state before, whose log ends before what was synced since, and wrote over it.
 #[test]
-fn open_while_both_slots_of_a_state_are_unreadable_is_refused_and_loses_nothing() {
+fn open_with_both_slots_unreadable_is_refused_and_loses_nothing() {
     let setup = setup(0);
     for turn in 0..4 {
         let disk = synced_file(&setup);
@@ -384,7 +384,7 @@ enum Then {
 /// a failed flush, and the repair of the log left these out. The renames became durable, so names
 /// led to empty files, although the cache had all content (seed 2037 of the crash test). Q3.
 #[test]
-fn q3_what_takes_the_place_of_another_file_is_there_after_a_failed_flush() {
+fn q3_replacing_file_keeps_content_after_failed_flush() {
     let new = |n: u8| [100 + n; 2 * BLOCK];
     let all = [Then::Nothing, Then::Overwritten, Then::Punched, Then::Cut];
     let mut lost = 0;
@@ -451,7 +451,7 @@ fn q3_what_takes_the_place_of_another_file_is_there_after_a_failed_flush() {
 /// it. The repair left out all lost content of such a file. But each lost block was in the cache,
 /// or a newer version of it was intact on the device. Q3, block by block.
 #[test]
-fn q3_a_block_that_was_written_past_the_cache_takes_no_other_along() {
+fn q3_block_written_past_cache_loses_no_other_block() {
     let (mut lost, mut whole) = (0, 0);
     for files in 5..14u8 {
         let setup = setup(0);
@@ -497,7 +497,7 @@ fn q3_a_block_that_was_written_past_the_cache_takes_no_other_along() {
 /// cached block, with zeros behind the new end, into a record with the old size. A crash that tore
 /// the group between this record and the truncate's left these zeros in the file.
 #[test]
-fn q3_a_block_that_was_cut_through_is_under_no_older_size() {
+fn q3_repaired_block_at_new_end_has_no_older_size() {
     let cut = BLOCK + 904;
     let mut sizes = BTreeSet::new();
     for files in 1..17u8 {
@@ -543,7 +543,7 @@ fn q3_a_block_that_was_cut_through_is_under_no_older_size() {
 /// A flush fails on a full volume: its content is dirty again and needs space that it was not
 /// admitted for. It is written anew in parts, as space is made, and no write is refused.
 #[test]
-fn what_a_failed_flush_has_taken_on_a_full_volume_is_written_anew() {
+fn content_lost_by_failed_flush_on_full_volume_is_rewritten() {
     for times in [1, 3] {
         let setup = setup(0);
         let disk = setup.blank();

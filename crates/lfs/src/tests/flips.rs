@@ -169,13 +169,13 @@ fn sectors() -> Vec<u64> {
 }
 
 #[test]
-fn a_flipped_bit_is_told_or_does_no_harm() {
+fn flipped_bit_is_reported_or_harmless() {
     flip_each(Left::Closed);
 }
 
 /// The same where most of it is in the log alone.
 #[test]
-fn a_flipped_bit_of_the_log_is_told_or_does_no_harm() {
+fn flipped_bit_of_log_is_reported_or_harmless() {
     flip_each(Left::Cut);
 }
 

@@ -6,7 +6,7 @@
 use crate::format::change::Change;
 use crate::format::usage::Stream;
 use crate::space::Need;
-use crate::tests::alloc::lab::beside;
+use crate::tests::alloc::lab::run_concurrently;
 use crate::tests::setup::Setup;
 use crate::volume::fsck::fsck;
 use crate::{CreateOptions, OpenOptions, Volume};
@@ -148,7 +148,8 @@ fn four_writers_fill_a_volume_round_after_round() {
                     let writer = |n: u64| -> BoxFuture<'static, _> {
                         Box::pin(fill(volume.clone(), n, seed << 32 | life << 16 | round << 8 | n))
                     };
-                    let made = beside(&world, (0..4).map(writer).collect()).await.concat();
+                    let made =
+                        run_concurrently(&world, (0..4).map(writer).collect()).await.concat();
                     let blocks = made.iter().map(|(_, size)| size / UNIT).sum::<u64>();
                     fitted.push(blocks);
                     assert!(blocks * 4 >= before * 3, "{fitted:?} of {before}");
@@ -232,7 +233,7 @@ fn long_name(n: u64) -> String {
 /// opened for writing any more, and so not be emptied; nor if there was no space to remove an
 /// orphan.
 #[test]
-fn a_full_volume_can_be_opened_and_emptied() {
+fn full_volume_can_be_opened_and_emptied() {
     for (seed, close) in [(1, false), (2, true), (3, false)] {
         let setup = setup(0);
         let disk = setup.blank();
@@ -281,7 +282,7 @@ fn a_full_volume_can_be_opened_and_emptied() {
 /// checkpoint had no space for their nodes. Then no checkpoint was possible, and no removal. P13,
 /// P24.
 #[test]
-fn p24_a_volume_filled_with_names_has_nodes_to_remove_them() {
+fn p24_volume_full_of_names_has_nodes_to_remove_them() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -316,7 +317,7 @@ fn p24_a_volume_filled_with_names_has_nodes_to_remove_them() {
 /// The story: a truncate within a block needs a block. On a full volume it was refused if the log
 /// had taken a segment meanwhile, although the volume could have made space. P23.
 #[test]
-fn p23_every_file_of_a_full_volume_is_cut_within_a_block() {
+fn p23_every_file_of_full_volume_truncates_within_block() {
     for inline_max in [0, 64 << 10] {
         let setup = setup(inline_max);
         let disk = setup.blank();
@@ -340,7 +341,7 @@ fn p23_every_file_of_a_full_volume_is_cut_within_a_block() {
 /// were not durable needed their grants once more and did not get them. Every sync failed from then
 /// on, although the device worked again.
 #[test]
-fn a_failed_flush_on_a_full_volume_is_made_good() {
+fn failed_flush_on_full_volume_is_repaired() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -362,7 +363,7 @@ fn a_failed_flush_on_a_full_volume_is_made_good() {
 /// Z13: the mark of a checkpoint found no room behind promises of the log, and without it nothing
 /// came free.
 #[test]
-fn a_checkpoint_is_made_when_all_of_the_log_is_promised() {
+fn checkpoint_is_made_when_log_is_fully_granted() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -382,7 +383,7 @@ fn a_checkpoint_is_made_when_all_of_the_log_is_promised() {
 /// The story: places that a dropped checkpoint had taken stayed taken until the volume was opened
 /// again, and a close that was dropped half way left the volume closed.
 #[test]
-fn a_checkpoint_that_is_dropped_did_not_happen() {
+fn dropped_checkpoint_and_close_have_no_effect() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -429,7 +430,7 @@ fn a_checkpoint_that_is_dropped_did_not_happen() {
 /// The story: a volume whose blocks are smaller than those of the device cannot be written, but
 /// recovery reported an I/O error.
 #[test]
-fn a_device_with_larger_blocks_is_refused() {
+fn device_with_larger_blocks_is_refused() {
     let setup = Setup { block_bytes: 512, ..setup(0) };
     let disk = setup.blank();
     let bytes = disk.peek(0, setup.volume_bytes as usize);
@@ -450,7 +451,7 @@ fn a_device_with_larger_blocks_is_refused() {
 /// The story: a client that wrote past the cache and never synced filled memory with the changes of
 /// its records, up to the space of the complete volume. M15.
 #[test]
-fn writes_past_the_cache_wait_for_what_they_leave_in_memory() {
+fn direct_writes_wait_for_memory_of_their_changes() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -478,7 +479,7 @@ fn writes_past_the_cache_wait_for_what_they_leave_in_memory() {
 /// The story: a change of an inode that does not exist was half applied, and its grant was never
 /// returned (T11).
 #[test]
-fn t11_what_cannot_be_applied_changes_nothing() {
+fn t11_inapplicable_change_has_no_effect() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -527,7 +528,7 @@ fn p22_writes_past_the_cache_leave_space_of_accepted_content() {
 /// Overwrites may use the space that is kept for truncates and removals. These still find space,
 /// because overwritten space becomes free. P23, P24, P25.
 #[test]
-fn p25_a_full_volume_that_is_overwritten_can_be_cut_and_emptied() {
+fn p25_overwritten_full_volume_can_be_truncated_and_emptied() {
     for inline_max in [0, 64 << 10] {
         let setup = setup(inline_max);
         let disk = setup.blank();

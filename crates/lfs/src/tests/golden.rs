@@ -305,7 +305,7 @@ fn summary() {
 
 /// Breadth, where the files above have depth: all that a hundred seeds make, as one checksum.
 #[test]
-fn a_hundred_seeds_make_the_same_bytes() {
+fn hundred_seeds_make_the_same_bytes() {
     let mut sum = 0;
     let mut bytes = vec![0; 1 << 18];
     for seed in 1..=100 {

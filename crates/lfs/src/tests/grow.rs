@@ -140,7 +140,7 @@ async fn live_on(world: &Arc<SimWorld>, device: &DeviceRef) -> Result<StatFs> {
 }
 
 #[test]
-fn a_grown_volume_has_room_for_more() {
+fn grown_volume_has_space_for_more() {
     let disk = half_full();
     let world = disk.world().clone();
     let device: DeviceRef = Longer::new(&disk, OLD_BYTES);
@@ -168,7 +168,7 @@ fn a_grown_volume_has_room_for_more() {
 /// A device has grown, and its volume has not: the slots at the volume's end are where they were,
 /// and are found without those at the start. Also if the device does not end on a slot boundary.
 #[test]
-fn the_slots_of_the_end_are_found_on_a_larger_device() {
+fn slots_at_end_are_found_on_larger_device() {
     let disk = half_full();
     for size in [OLD_BYTES, OLD_BYTES + 4095, NEW_BYTES] {
         for lost in 0..4 {

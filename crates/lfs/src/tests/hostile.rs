@@ -31,7 +31,7 @@ const BLOCK: usize = 4096;
 /// maximum length. For each of them recovery read and summed so many bytes, 128 GiB for a region of
 /// 8 MiB.
 #[test]
-fn what_looks_like_a_record_behind_the_log_costs_no_more_than_anything_else() {
+fn fake_records_behind_log_cost_no_more_than_other_content() {
     let mut costs = Vec::new();
     for hostile in [false, true] {
         let setup = Setup { volume_bytes: 16 << 20, ..setup(0) };
@@ -110,7 +110,7 @@ fn claims(segments: u32, clean: bool) -> SimDisk {
 /// A superblock claimed 2^22 segments, and its usage table had 31: the table of segments was
 /// allocated, and every header read, before anything was verified (O14). 2^28 took 20 GiB.
 #[test]
-fn slot_that_claims_more_segments_than_a_growth_adds_is_refused() {
+fn slot_claiming_more_segments_than_growth_adds_is_refused() {
     for (clean, segments) in [(true, 1 << 22), (false, 1 << 22), (true, 1 << 28)] {
         let disk = claims(segments, clean);
         disk.clear_log();
@@ -169,7 +169,7 @@ fn segment_of_nodes_without_a_node_takes_no_map() {
 /// Records and headers of the log had numbers near the largest there are. They were applied, and
 /// the next checkpoint wrote a slot with them, which no opening takes: the volume was gone.
 #[test]
-fn log_with_numbers_out_of_range_is_not_replayed_for_writing() {
+fn log_with_huge_numbers_is_not_replayed_for_writing() {
     for in_header in [false, true] {
         let setup = setup(0);
         let disk = setup.blank();

@@ -46,7 +46,7 @@ fn found(disk: &SimDisk, name: &str) -> Vec<u8> {
 /// had synced, closed, truncated and rewritten the file. The sync then gave the file its old size,
 /// filled with zeros. D12.
 #[test]
-fn a_mapping_that_was_let_go_makes_no_file_longer() {
+fn released_mapping_makes_no_file_longer() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -73,7 +73,7 @@ fn a_mapping_that_was_let_go_makes_no_file_longer() {
 /// The story: a file was truncated to nothing, written, and closed. A checkpoint that no client had
 /// requested made the truncate durable. A power loss left neither the old content nor the new. Z15.
 #[test]
-fn what_is_made_durable_by_itself_takes_what_replaces_a_cut_along() {
+fn durable_truncate_takes_replacing_content_along() {
     // By age, because of many changes in memory, or because of a `statfs` after a large removal.
     for (by_age, asks) in [(true, false), (false, false), (false, true)] {
         let setup = setup(0);
@@ -136,7 +136,7 @@ fn what_is_made_durable_by_itself_takes_what_replaces_a_cut_along() {
 /// The story: a file was made, written, and exchanged with another one. After a power loss the name
 /// had the new inode, without its content.
 #[test]
-fn what_a_rename_exchanges_is_written_before() {
+fn exchanged_file_is_written_before_rename() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -163,7 +163,7 @@ fn what_a_rename_exchanges_is_written_before() {
 /// The story: places for the usage table of a dropped checkpoint were allocated again for nodes of
 /// the next checkpoint's tree of files, and then a second time. N11.
 #[test]
-fn places_for_a_usage_table_that_was_dropped_are_not_given_out() {
+fn places_of_dropped_usage_table_are_not_given_out_twice() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {

@@ -149,10 +149,10 @@ fn of_extents_in_pieces() {
     let error = Extent::decode(&mut Reader::new("", &bytes), &g).unwrap_err();
     assert!(error.to_string().contains("not 1 to 128"), "{error}");
     let kind = FileType::Regular;
-    let nobody = Item::Entry(EntryItem { child: 0, kind, name: b"n" });
+    let childless = Item::Entry(EntryItem { child: 0, kind, name: b"n" });
     let mut bytes = [0; 100];
     let key = Key::Entry(1, Make(1).cookie());
-    let error = nobody.encode_into(key, &mut Writer::new("", &mut bytes), &g).unwrap_err();
+    let error = childless.encode_into(key, &mut Writer::new("", &mut bytes), &g).unwrap_err();
     assert!(error.to_string().contains("inode 0"), "{error}");
 }
 

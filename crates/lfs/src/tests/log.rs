@@ -87,7 +87,7 @@ fn damage_is_told() {
 
 /// R1: the bytes of a record are refused at another place, and under the seal of another volume.
 #[test]
-fn a_record_verifies_only_at_its_place_and_in_its_volume() {
+fn record_verifies_only_at_its_place_and_in_its_volume() {
     let g = geometry(false);
     let bytes = stored(5, &g);
     decode(&bytes, &g).unwrap();
@@ -123,7 +123,7 @@ fn changes_are_had_when_the_payload_is_bad() {
 }
 
 #[test]
-fn a_mark_and_the_next_record_share_a_block() {
+fn mark_and_next_record_share_a_block() {
     let g = geometry(false);
     let mut bytes = vec![0; 65536];
     let mark = Make(1).fields(RecordKind::Mark);
@@ -144,7 +144,7 @@ fn a_mark_and_the_next_record_share_a_block() {
 
 /// R4, R5: and other things that the builder refuses.
 #[test]
-fn what_no_decoder_takes_is_not_built() {
+fn record_that_no_decoder_accepts_is_not_built() {
     let g = geometry(false);
     let mut bytes = vec![0; 65536];
     let kind = |result: Result<()>| result.expect_err("it cannot be").kind();

@@ -149,7 +149,7 @@ async fn has(volume: &Volume, name: &str) -> bool {
 /// nothing else: it took the bad block for the end of the log, and dropped a synced write of three
 /// blocks without a word (R12, R20).
 #[test]
-fn synced_write_with_bad_block_is_kept_when_a_later_record_calls_it_durable() {
+fn synced_write_with_bad_block_called_durable_later_is_kept() {
     let ended = ended(true, false);
     ended.lose_first_record_behind();
     ended.disk.poke(ended.block, &[9; SECTOR as usize]);
@@ -169,7 +169,7 @@ fn synced_write_with_bad_block_is_kept_when_a_later_record_calls_it_durable() {
 /// Nothing calls the write durable: a bad block in it is what a power cut leaves of a write in
 /// flight.
 #[test]
-fn last_write_with_bad_block_is_dropped_when_no_record_calls_it_durable() {
+fn last_write_with_bad_block_not_called_durable_is_dropped() {
     let ended = ended(false, false);
     ended.disk.poke(ended.block, &[9; SECTOR as usize]);
     ended.disk.world().run(async {
@@ -182,7 +182,7 @@ fn last_write_with_bad_block_is_dropped_when_no_record_calls_it_durable() {
 /// A record that is lost was durable, so the volume opens for reading only. What was held before
 /// it, waiting to be called durable, was left out there, although the same record says that it was.
 #[test]
-fn read_only_open_of_damaged_log_has_all_records_before_the_damage() {
+fn read_only_open_has_all_records_before_log_damage() {
     let ended = ended(true, true);
     ended.lose_first_record_behind();
     ended.disk.poke(ended.block, &[9; SECTOR as usize]);
@@ -245,7 +245,7 @@ fn unreadable_log_end_and_unreadable_evidence_opens_for_reading_only() {
 /// A record that cannot be read, and that the mark calls durable, is not the end (R12); nor is one
 /// that cannot be read in the middle of what can.
 #[test]
-fn unreadable_record_that_a_mark_calls_durable_opens_for_reading_only() {
+fn unreadable_record_called_durable_by_mark_opens_for_reading_only() {
     for at_synced in [false, true] {
         let ended = ended(true, true);
         ended.cannot_read(ended.at(if at_synced { ended.synced } else { ended.behind }));
@@ -401,7 +401,7 @@ fn false_records_behind_the_log_are_summed_in_linear_time() {
 /// not open for writing. The opening for reading left out the records that were held until the
 /// search said whether they are durable (R25).
 #[test]
-fn many_unreadable_units_behind_the_log_open_for_reading_with_all_records() {
+fn many_unreadable_units_behind_log_open_with_all_records() {
     for (units, opens) in [(64, true), (65, false)] {
         let ended = ended(true, false);
         let first = ended.at(ended.end) + SECTOR;
@@ -431,7 +431,7 @@ fn many_unreadable_units_behind_the_log_open_for_reading_with_all_records() {
 /// the same generation for the same segment, and the next recovery took the record for one of the
 /// life between.
 #[test]
-fn generation_of_recovery_is_above_all_that_repairs_of_the_log_drew() {
+fn recovery_draws_generation_above_those_of_log_repairs() {
     let setup = setup(0);
     let disk = setup.blank();
     let generation = |volume: &Volume| volume.0.log.ctl.lock().head.generation;

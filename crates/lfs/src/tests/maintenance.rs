@@ -5,7 +5,7 @@
 //!
 //! No locks.
 
-use crate::tests::alloc::lab::beside;
+use crate::tests::alloc::lab::run_concurrently;
 use crate::tests::clean::sparse_of;
 use crate::tests::reuse::{check, create, open, read, setup, write};
 use crate::tests::seeds;
@@ -110,7 +110,7 @@ fn all_are_answered(setup: &Setup, disk: &SimDisk, (writers, files): (u64, u64),
             tasks.push(Box::pin(writer(volume.clone(), number, seed, files)));
         }
         tasks.push(Box::pin(unlinker(volume.clone(), (writers, files), seed)));
-        beside(&world, tasks).await;
+        run_concurrently(&world, tasks).await;
         volume.syncfs().await.expect("what was accepted has space");
         emptied(&volume, (writers, files)).await;
         volume.close().await.unwrap();
@@ -162,7 +162,7 @@ fn close_during_cleaning_ends() {
             };
             let tasks: Vec<BoxFuture<'static, ()>> =
                 vec![Box::pin(cleaning), Box::pin(writing), Box::pin(closing)];
-            beside(&world, tasks).await;
+            run_concurrently(&world, tasks).await;
             volume.close().await.unwrap();
         });
         disk.world().stop();

@@ -148,7 +148,7 @@ fn inodes_of_a_listing_come_with_their_leaf() {
 /// The story: memory of a volume's tree, names and changes was not part of the budget. Now each has
 /// a row in the budget, and the cache has fewer frames for it.
 #[test]
-fn v11_what_a_volume_keeps_is_a_part_of_the_budget() {
+fn v11_memory_of_volume_counts_in_budget() {
     let config = Config { huge_pages: false, ..Config::with_budget(32 * MIB) };
     let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
     let options =
@@ -231,7 +231,7 @@ fn small_files_become_durable_together() {
 /// The story: write-back allocated a place in a segment for each small file, and sent the device
 /// one write for each. M16, Q13.
 #[test]
-fn m16_what_write_back_takes_of_small_files_goes_into_records() {
+fn m16_write_back_of_small_files_goes_into_records() {
     let (device, world, options) = with_cache();
     let volume = block_on(Volume::open(&device, &world, &options)).unwrap();
     let (write_back, state) = (IoFlags::START_WRITEBACK, &volume.0.state);

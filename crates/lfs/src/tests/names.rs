@@ -191,7 +191,7 @@ fn q12_q32_several_who_load_come_to_an_end() {
 /// An inode number that does not exist is stale, and is told apart from one that is not in memory.
 /// A removed inode is also stale for clients that still have its number.
 #[test]
-fn q11_numbers_that_nobody_has_are_stale() {
+fn q11_unused_inode_numbers_are_stale() {
     let setup = Setup { inode_cache_bytes: 0, ..setup(2) };
     let disk = setup.blank();
     disk.world().run(async {

@@ -23,7 +23,7 @@ const BLOCK: usize = 4096;
 /// of its segment. Every second or third checkpoint used it, and failed. N14. For each of the two
 /// copies.
 #[test]
-fn n14_a_place_of_a_node_that_takes_no_write_is_left_alone() {
+fn n14_node_place_with_failed_write_is_avoided() {
     for copy in [0, 1] {
         let setup = setup(0);
         let disk = setup.blank();
@@ -73,7 +73,7 @@ fn failed_segments(volume: &Volume) -> Vec<u32> {
 /// transfer. If the part in the second segment failed, the volume avoided the first one from then
 /// on. N14.
 #[test]
-fn n14_the_segment_that_a_node_could_not_be_written_to_is_the_one_left_alone() {
+fn n14_only_segment_of_failed_node_write_is_avoided() {
     for bad in [10, 11] {
         let setup = setup(0);
         let disk = setup.blank();
@@ -100,7 +100,7 @@ fn n14_the_segment_that_a_node_could_not_be_written_to_is_the_one_left_alone() {
 /// The story: one bio of a direct write to several segments failed, and the volume avoided all of
 /// these segments from then on. R24.
 #[test]
-fn r24_of_a_direct_write_the_segment_that_failed_is_left_alone() {
+fn r24_only_failed_segment_of_direct_write_is_avoided() {
     const LEN: usize = 160 << 10;
     for nth in [1, 2, 3] {
         let setup = setup(0);
@@ -122,7 +122,7 @@ fn r24_of_a_direct_write_the_segment_that_failed_is_left_alone() {
 /// more segments that the image had never used, and space that the host had already allocated was
 /// used last. The same held for content and the log.
 #[test]
-fn n14_w18_a_host_without_room_makes_no_place_bad() {
+fn n14_w18_full_host_makes_no_place_bad() {
     for kind in [ErrorKind::NoSpace, ErrorKind::Io] {
         let setup = setup(0);
         let disk = setup.blank();

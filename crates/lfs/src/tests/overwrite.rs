@@ -4,7 +4,7 @@
 
 use crate::space::Need;
 use crate::space::admission::Growth;
-use crate::tests::alloc::lab::beside;
+use crate::tests::alloc::lab::run_concurrently;
 use crate::tests::clean::shown;
 use crate::tests::reuse::{check, create, open, write};
 use crate::tests::setup::Setup;
@@ -207,7 +207,7 @@ fn p25_four_writers_overwrite_a_full_volume() {
                     file.sync(true).await.expect("it was accepted");
                 }));
             }
-            beside(&world, writers).await;
+            run_concurrently(&world, writers).await;
         });
         disk.world().stop();
     }
@@ -261,7 +261,7 @@ async fn overwrite_beyond(volume: &Volume, file: &OpenFileRef, times: u8) {
 /// The story: dirty overwrites of a file count as new content until they are written out. Meanwhile
 /// the volume refused a name or a block for which it had space.
 #[test]
-fn what_is_new_is_not_refused_for_overwrites_that_are_dirty() {
+fn new_content_is_not_refused_for_dirty_overwrites() {
     let setup = setup(4, 0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -286,7 +286,7 @@ fn what_is_new_is_not_refused_for_overwrites_that_are_dirty() {
 /// The story: what others had overwritten and not written out took all the room that there is for
 /// overwrites: one more, of another file, was refused, in the cache and past it. P25.
 #[test]
-fn p25_an_overwrite_is_not_refused_for_what_others_have_dirty() {
+fn p25_overwrite_is_not_refused_for_dirty_data_of_others() {
     for flags in [IoFlags::empty(), IoFlags::DIRECT] {
         let setup = setup(4, 0);
         let disk = setup.blank();
@@ -320,7 +320,7 @@ fn p25_an_overwrite_is_not_refused_for_what_others_have_dirty() {
 /// The story: a write made its file longer, and found no space for a hole below the old end. To
 /// make space it had sizes published, and so waited for its own bytes; so did every sync after it.
 #[test]
-fn a_write_across_the_end_does_not_wait_for_itself() {
+fn write_across_end_of_file_does_not_wait_for_itself() {
     let setup = setup(2, 0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -389,7 +389,7 @@ fn z11_room_is_made_for_a_few_bytes_too() {
 /// The story: an attribute that is too long for a record is refused whatever space there is, but
 /// each try had the dirty data of all files written out.
 #[test]
-fn what_is_refused_for_another_reason_writes_nothing_out() {
+fn refusal_for_another_reason_writes_nothing_out() {
     let setup = setup(4, 0);
     let disk = setup.blank();
     disk.world().run(async {

@@ -98,7 +98,7 @@ fn lost_block_written_anew_before_checkpoint_stops_nothing() {
 /// A file that lost a block was cut to nothing, which is told of it as a whole. Its syncs, those of
 /// everything and the close of the volume went on to fail, with "lost: bytes 0 to 0".
 #[test]
-fn file_cut_to_nothing_after_lost_block_is_synced_and_volume_closed() {
+fn file_truncated_to_zero_after_lost_block_syncs_and_closes() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -128,7 +128,7 @@ fn file_cut_to_nothing_after_lost_block_is_synced_and_volume_closed() {
 /// log cannot have the size without the lost block. When the last opener closed the file, it shrank
 /// to the size in the log, and the block that the device holds was gone from it.
 #[test]
-fn file_with_lost_block_keeps_its_size_when_it_is_closed() {
+fn file_with_lost_block_keeps_its_size_at_close() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -346,7 +346,7 @@ fn checkpoint_over_unreadable_leaf_turns_volume_read_only() {
 /// Both copies of a leaf failed once, or the device read nothing at all for a while: that passes,
 /// so the volume does not turn read-only.
 #[test]
-fn checkpoint_over_leaf_that_fails_for_a_while_is_tried_again() {
+fn checkpoint_over_transiently_unreadable_leaf_is_tried_again() {
     for is_whole_device in [false, true] {
         let setup = Setup { inode_cache_bytes: 1 << 20, ..setup(0) };
         let disk = disk_of_names(&setup, 200);

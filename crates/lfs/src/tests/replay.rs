@@ -18,7 +18,7 @@ use forebay_sim::{Fault, FaultRule, LogEntry, SimDisk};
 use forebay_vfs::{FileSystem, Ino, Name, OpenFlags, SetAttr};
 use std::sync::Arc;
 
-const ROOMY: u64 = 32 << 20;
+const LARGE_OVERLAY: u64 = 32 << 20;
 
 /// Content goes into records up to `inline_max` bytes, else into runs.
 fn fixture(inline_max: u32) -> Setup {
@@ -103,7 +103,7 @@ fn found(disk: &SimDisk, overlay_bytes: u64) -> Result<(u64, u64, u64)> {
 fn checkpoint(disk: &SimDisk) -> u64 {
     let disk = disk.in_world(SimWorld::new(9));
     let number = disk.world().run(async {
-        let volume = open(&disk, ROOMY, true).await.unwrap();
+        let volume = open(&disk, LARGE_OVERLAY, true).await.unwrap();
         volume.0.checkpoints.number()
     });
     disk.world().stop();
@@ -120,7 +120,7 @@ fn replay_of_long_log_stays_in_its_bound() {
 fn replay_in_parts(inline_max: u32) {
     let (disk, _) = crashed(1200, inline_max);
     let before = checkpoint(&disk);
-    let (wanted, last, peak) = found(&disk.in_world(SimWorld::new(3)), ROOMY).unwrap();
+    let (wanted, last, peak) = found(&disk.in_world(SimWorld::new(3)), LARGE_OVERLAY).unwrap();
     assert_eq!(last, before + 1);
     let bound = 2 * (32 << 10);
     assert!(peak > 6 * bound, "{peak} bytes at once");
@@ -142,7 +142,7 @@ fn power_loss_in_bounded_replay_loses_nothing() {
 
 fn lose_power_in_parts(inline_max: u32) {
     let (disk, _) = crashed(300, inline_max);
-    let (wanted, ..) = found(&disk.in_world(SimWorld::new(3)), ROOMY).unwrap();
+    let (wanted, ..) = found(&disk.in_world(SimWorld::new(3)), LARGE_OVERLAY).unwrap();
     let (mut cuts, mut nth) = (0, 1);
     loop {
         let opening = disk.in_world(SimWorld::new(4 + nth));
@@ -152,7 +152,7 @@ fn lose_power_in_parts(inline_max: u32) {
             break;
         }
         let cut = opening.power_cut(nth);
-        for overlay_bytes in [ROOMY, 8 << 10] {
+        for overlay_bytes in [LARGE_OVERLAY, 8 << 10] {
             let again = cut.in_world(SimWorld::new(500 + nth));
             let (digest, ..) = found(&again, overlay_bytes).unwrap();
             assert_eq!(digest, wanted, "cut at write {nth}, then {overlay_bytes} bytes");
@@ -182,7 +182,7 @@ fn slots_written(opening: &SimDisk) -> usize {
 #[test]
 fn device_failure_in_bounded_replay_loses_nothing() {
     let (disk, _) = crashed(300, 64 << 10);
-    let (wanted, last, _) = found(&disk.in_world(SimWorld::new(3)), ROOMY).unwrap();
+    let (wanted, last, _) = found(&disk.in_world(SimWorld::new(3)), LARGE_OVERLAY).unwrap();
     let healthy = disk.in_world(SimWorld::new(3));
     let (_, number, _) = found(&healthy, 8 << 10).unwrap();
     let slots = slots_written(&healthy);
@@ -202,7 +202,7 @@ fn device_failure_in_bounded_replay_loses_nothing() {
                 Ok((digest, ..)) => assert_eq!(*digest, wanted, "over {op:?} {nth}"),
                 Err(_) => failed_between += usize::from(is_between),
             }
-            for overlay_bytes in [ROOMY, 8 << 10] {
+            for overlay_bytes in [LARGE_OVERLAY, 8 << 10] {
                 let again = opening.in_world(SimWorld::new(500 + nth));
                 let (digest, ..) = found(&again, overlay_bytes).unwrap();
                 assert_eq!(digest, wanted, "after {op:?} {nth}, {overlay_bytes} bytes: {first:?}");
@@ -226,7 +226,7 @@ fn damaged_log_is_refused_before_replay_writes() {
     let (disk, place) = crashed(1200, 0);
     let before = checkpoint(&disk);
     let layout = disk.world().run(async {
-        let volume = open(&disk, ROOMY, true).await.unwrap();
+        let volume = open(&disk, LARGE_OVERLAY, true).await.unwrap();
         volume.0.layout
     });
     disk.world().stop();
@@ -276,7 +276,7 @@ fn lost_leaf_of_late_record_is_refused_before_replay_writes() {
         };
         let (disk, _, inos) = crashed_with(1200, 0, 600, late);
         disk.world().run(async {
-            let volume = open(&disk, ROOMY, true).await.unwrap();
+            let volume = open(&disk, LARGE_OVERLAY, true).await.unwrap();
             let ino = inos[300];
             let _file = volume.open(ino, OpenFlags::READ).await.unwrap();
             let data_id = volume.0.state.lock().nodes.get(ino.0).unwrap().inode.data_id;

@@ -75,7 +75,7 @@ pub fn check(disk: &SimDisk) -> FsckReport {
 /// A small volume is overwritten many times over, with syncs and without, in records and in runs.
 /// It never runs out of space, and all content is there after a power loss.
 #[test]
-fn a_small_volume_is_overwritten_for_ever() {
+fn small_volume_is_overwritten_without_end() {
     for inline_max in [0, 64 << 10] {
         let setup = setup(inline_max);
         let disk = setup.blank();
@@ -122,7 +122,7 @@ fn a_small_volume_is_overwritten_for_ever() {
 /// W16: segments that become free are discarded, and live content is not. The content is right
 /// after many overwrites with discards.
 #[test]
-fn w16_what_comes_free_is_discarded_first() {
+fn w16_freed_segments_are_discarded_first() {
     let setup = setup(0);
     let disk = setup.blank();
     let mut model = vec![0u8; FILE_BYTES as usize];
@@ -165,7 +165,7 @@ fn w16_what_comes_free_is_discarded_first() {
 /// Z14: a synced change is in a checkpoint when it is of age. An idle volume makes no further
 /// checkpoint.
 #[test]
-fn z14_what_is_old_is_in_a_checkpoint() {
+fn z14_change_of_age_is_in_checkpoint() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -193,7 +193,7 @@ fn z14_what_is_old_is_in_a_checkpoint() {
 /// The story: a block was written into a hole and synced. The recovery applied its record without
 /// loading the inode, which reported the old number of stored bytes from then on.
 #[test]
-fn what_a_recovery_stores_counts_for_its_file() {
+fn blocks_stored_by_recovery_count_for_their_file() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {
@@ -219,7 +219,7 @@ fn what_a_recovery_stores_counts_for_its_file() {
 /// A file was taken for one that had died if recovery found each of its blocks punched, up to the
 /// last that a file can have. From then on its inode had the number of stored bytes of before.
 #[test]
-fn what_a_recovery_punches_counts_for_its_file() {
+fn blocks_punched_by_recovery_count_for_their_file() {
     let setup = setup(0);
     let disk = setup.blank();
     disk.world().run(async {

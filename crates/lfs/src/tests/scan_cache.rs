@@ -41,7 +41,7 @@ fn attr(volume: &Volume, ino: Ino) -> Result<Attr> {
 /// again. For a million files in order that took several times as long as decoding the attributes.
 /// Q62: windows count.
 #[test]
-fn q62_who_goes_through_inodes_makes_no_objects_of_them() {
+fn q62_inode_scan_makes_no_inode_objects() {
     let options = OpenOptions { inode_cache_bytes: 2 << 20, ..OpenOptions::default() };
     let volume = volume_on(Arc::new(RamDevice::new(128 << 20)), &options);
     let inos: Vec<Ino> = (0..20_000).map(|n| make(&volume, n)).collect();
@@ -79,7 +79,7 @@ fn with_xattrs(device: DeviceRef, files: u64, bytes: usize) -> (Volume, Vec<Ino>
 /// it was many times its part of the bound. Q62: the bytes of windows are counted and bounded, and
 /// a scan still finds the inodes that were read ahead.
 #[test]
-fn q62_a_window_of_large_inodes_ends_at_its_leaves() {
+fn q62_window_of_large_inodes_ends_at_its_leaves() {
     let log = LogDevice::new(Arc::new(RamDevice::new(128 << 20)), 1 << 16);
     let (volume, inos) = with_xattrs(log.clone(), 900, 3000);
     log.take();
@@ -120,7 +120,7 @@ fn q62_windows_hold_a_part_of_the_bound_together() {
 /// Q61: a scan reports changes that were made after its window was read, merged or not, and does
 /// not find removed inodes.
 #[test]
-fn q61_what_is_in_a_window_is_what_was_recorded() {
+fn q61_scan_window_shows_recorded_changes() {
     for seed in crate::tests::seeds(6) {
         let mut rng = seed;
         let mut pick = |n: u64| split_mix(&mut rng) % n;
@@ -190,7 +190,7 @@ fn inodes_in_order_are_read_together() {
 /// The story: each removed empty file left a hole, in which the next checkpoint searched for
 /// extents. A million of them took 46 checkpoints, and most of the time.
 #[test]
-fn an_empty_file_leaves_nothing_to_the_tree_of_content() {
+fn removed_empty_file_leaves_no_hole_in_content_tree() {
     let device: DeviceRef = Arc::new(RamDevice::new(64 << 20));
     let cache = PageCache::new(Config::with_budget(4 << 20), RealWorld::with_seed(1)).unwrap();
     let options = OpenOptions { cache: Some(cache), ..OpenOptions::default() };

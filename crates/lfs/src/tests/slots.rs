@@ -58,7 +58,7 @@ fn closed(setup: &Setup, checkpoints: u64) -> (SimDisk, u64) {
 /// that the failed write has torn is lost as well, so then only reading may be allowed
 /// (device.slots.R1).
 #[test]
-fn state_that_one_slot_took_is_found_when_that_slot_is_unreadable() {
+fn state_in_single_slot_is_found_after_that_slot_fails() {
     let states = || (0..3).flat_map(|state| [(state, false), (state, true)]);
     for (checkpoints, (state, tears)) in (0..4).flat_map(|n| states().map(move |state| (n, state)))
     {
@@ -94,7 +94,7 @@ fn state_that_one_slot_took_is_found_when_that_slot_is_unreadable() {
 /// As above, with two neighbouring turns: each state was in one slot, and neither can be read. This
 /// looks like two bad sectors in old slots, so only reading is allowed (device.slots.R1).
 #[test]
-fn states_that_may_be_in_two_unreadable_slots_open_for_reading_only() {
+fn states_perhaps_in_two_unreadable_slots_open_for_reading_only() {
     for (checkpoints, half) in (0..4).flat_map(|n| [(n, 0), (n, 1)]) {
         let setup = setup(0);
         let (disk, next) = closed(&setup, checkpoints);

@@ -11,7 +11,7 @@ use crate::format::summary::{
 use crate::fuzz::make::{Make, geometry, seal};
 
 #[test]
-fn what_is_stored_reads_back() {
+fn summary_reads_back_as_stored() {
     let g = geometry(false);
     for seed in seeds(200) {
         let mut bytes = vec![0xaa; summary_bytes(&g) as usize];

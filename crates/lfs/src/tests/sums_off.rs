@@ -177,7 +177,7 @@ fn flush_failure_without_sums_shows_no_foreign_bytes() {
 /// A read of lost content was in progress while the flush failed: it showed what the place held
 /// before, and the cache kept that. Q4.
 #[test]
-fn flush_failure_during_a_read_without_sums_shows_no_foreign_bytes() {
+fn flush_failure_during_read_without_sums_shows_no_foreign_bytes() {
     let mut refused = [0; 2];
     for (seed, flags) in (0..24).flat_map(|n| [(n, IoFlags::empty()), (n, IoFlags::DIRECT)]) {
         let setup = setup(0);
@@ -252,7 +252,7 @@ fn cost_of_sync(sums: bool, fua: bool, names_data: bool) -> (usize, usize) {
 /// The order costs one flush for each group that names data, and nothing for other groups or with
 /// sums. After that flush nothing is unflushed, so a device that offers FUA needs no second one.
 #[test]
-fn sync_without_sums_costs_one_flush_more_where_a_record_names_data() {
+fn sync_without_sums_costs_extra_flush_where_record_names_data() {
     let (sums, fua, names_data) = (true, true, true);
     assert_eq!(cost_of_sync(sums, fua, names_data), (1, 0), "write, flush");
     assert_eq!(cost_of_sync(sums, !fua, names_data), (1, 0), "write, flush");

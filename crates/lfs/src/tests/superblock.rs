@@ -23,7 +23,7 @@ fn reseal(bytes: &mut [u8]) {
 }
 
 #[test]
-fn what_is_stored_reads_back() {
+fn superblock_reads_back_as_stored() {
     for seed in seeds(500) {
         let (superblock, bytes) = slot(seed);
         let found = Superblock::decode(&bytes, superblock.slot);
@@ -44,7 +44,7 @@ fn damage_is_told() {
 
 /// B1: a slot is refused at the offset of each other slot.
 #[test]
-fn a_slot_at_anothers_place_is_refused() {
+fn slot_at_offset_of_another_is_refused() {
     let (superblock, bytes) = slot(4);
     for slot in (0..8).filter(|slot| *slot != superblock.slot) {
         let error = Superblock::decode(&bytes, slot).unwrap_err();
@@ -54,7 +54,7 @@ fn a_slot_at_anothers_place_is_refused() {
 
 /// B2: although this slot is not sound otherwise.
 #[test]
-fn an_incompatible_feature_is_told_first() {
+fn incompatible_feature_is_reported_first() {
     let (superblock, mut bytes) = slot(4);
     bytes[32] = 1 << 2;
     bytes[75] = 99;
@@ -99,7 +99,7 @@ fn values_out_of_range_are_named() {
 }
 
 #[test]
-fn what_no_decoder_takes_is_not_stored() {
+fn superblock_that_no_decoder_accepts_is_not_stored() {
     let good = Make(4).superblock();
     let mut bytes = vec![0; SLOT_BYTES];
     let bad = Superblock { slot: 8, ..good.clone() };

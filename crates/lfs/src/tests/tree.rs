@@ -125,7 +125,7 @@ fn damage_is_told() {
 
 /// T3, P1, P2: a stale, a misdirected and a foreign node.
 #[test]
-fn a_node_is_what_its_pointer_says() {
+fn node_must_match_its_pointer() {
     let g = geometry(false);
     let (header, _, pointer, bytes) = leaf(7, &g);
     let follow = |pointer: &NodePointer, owner: u64, level: u8, seal: Seal| {
@@ -176,7 +176,7 @@ fn items_out_of_order_are_told() {
 
 /// I1: three of the largest items fit a leaf.
 #[test]
-fn the_largest_items_fit_three_times() {
+fn three_largest_items_fit_a_leaf() {
     let g = geometry(false);
     let mut bytes = vec![0; NODE];
     let mut builder = NodeBuilder::new(&mut bytes, 0, g).unwrap();

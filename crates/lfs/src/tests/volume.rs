@@ -105,7 +105,7 @@ fn lost_content_is_an_error_of_its_file_alone() {
 /// The story: the record of a truncate was durable, and the block of the new end was not. After the
 /// power loss the file grew, and the truncated bytes were there again where zeros belong.
 #[test]
-fn what_was_cut_off_before_a_power_cut_is_not_seen_when_the_file_grows() {
+fn truncated_bytes_stay_zero_when_file_grows_after_power_loss() {
     let setup = Setup { inline_max: 0, ..setup() };
     for seed in 1..4 {
         let disk = setup.blank();

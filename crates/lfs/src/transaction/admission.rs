@@ -109,7 +109,8 @@ impl State {
         self.space.take_node()
     }
 
-    fn beside(&self, growth: Growth) -> OtherNeeds {
+    /// Space that content leaves to other users, if the changes of `growth` are added.
+    fn other_needs(&self, growth: Growth) -> OtherNeeds {
         OtherNeeds {
             accepted: self.accepted_weight(0),
             edges: self.edge_bytes(),
@@ -127,7 +128,7 @@ impl State {
                 let room = self.space.data_room() + held;
                 room.saturating_sub(self.accepted_weight(0) + self.edge_bytes())
             }
-            Need::Urgent | Need::Outstanding => self.space.owed_room() + held,
+            Need::Urgent | Need::Outstanding => self.space.free_for_accepted() + held,
         }
     }
 
@@ -150,12 +151,12 @@ impl State {
             let text = "so that what there is can be overwritten";
             return Err(Error::new(ErrorKind::NoSpace, "reserve", text));
         }
-        let room = self.beside(growth);
+        let room = self.other_needs(growth);
         if self.space.promise(cost, need, &room).is_ok() {
             return Ok(());
         }
         self.room.return_all(&mut self.space);
-        let room = self.beside(growth);
+        let room = self.other_needs(growth);
         let promised = self.space.promise(cost, need, &room);
         if promised.is_err() {
             self.refusal.lacks_space = Some(need);
@@ -176,7 +177,7 @@ impl State {
     /// Whether content may go into the log: there is so much space that its segments need not
     /// become free soon.
     pub fn takes_content(&self, cost: u64, growth: Growth) -> bool {
-        self.space.has_room_for_content(cost, &self.beside(growth))
+        self.space.has_room_for_content(cost, &self.other_needs(growth))
     }
 
     /// Whether there is space for `new` more bytes of content.
@@ -241,7 +242,7 @@ impl State {
     /// (P24).
     fn lacks_nodes(&self, new: u64) -> bool {
         let growth = Growth::of_content(new, self.layout.block_bytes());
-        let room = OtherNeeds { accepted: self.accepted_weight(new), ..self.beside(growth) };
+        let room = OtherNeeds { accepted: self.accepted_weight(new), ..self.other_needs(growth) };
         self.space.lacks_nodes(Need::New, &room)
     }
 

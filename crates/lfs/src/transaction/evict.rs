@@ -102,9 +102,9 @@ impl State {
         }
         let Some(node) = self.nodes.get(ino) else { return false };
         let removed = self.unremoved.contains(&ino);
-        let owes =
+        let has_unwritten =
             removed || self.outstanding.contains(ino) || self.pending_write_back.contains(ino);
-        if node.is_pinned() || owes || node.loaded >= kept_from || !self.written(ino) {
+        if node.is_pinned() || has_unwritten || node.loaded >= kept_from || !self.written(ino) {
             return true;
         }
         if let Some(node) = self.forget(ino) {

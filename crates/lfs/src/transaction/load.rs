@@ -79,7 +79,7 @@ impl State {
         }
         self.insert_inode(found);
         if !is_there && !self.nodes.contains(wanted) {
-            self.cache.nobody(wanted);
+            self.cache.note_absent(wanted);
         }
         self.cache.loaded_to(last.saturating_add(1));
         Ok(())

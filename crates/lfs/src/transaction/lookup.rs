@@ -71,7 +71,7 @@ impl State {
             return Ok(Some(node));
         }
         match self.changed(Key::Inode(ino)) {
-            _ if ino >= self.counters.next_ino() || ino == 0 || self.cache.is_nobody(ino) => {
+            _ if ino >= self.counters.next_ino() || ino == 0 || self.cache.is_absent(ino) => {
                 Ok(None)
             }
             Some(None) => Ok(None),

@@ -134,12 +134,12 @@ impl Inner {
         self.load_with(want, None).await
     }
 
-    /// Loads a missing part, with the read-ahead `beside` or the default one.
-    async fn load_with(&self, want: Want, beside: Option<Ahead>) -> Result<()> {
+    /// Loads a missing part, with `read_ahead` instead of the default amount.
+    async fn load_with(&self, want: Want, read_ahead: Option<Ahead>) -> Result<()> {
         loop {
             let (root, ahead) = {
                 let state = self.state.lock();
-                (state.root, beside.unwrap_or_else(|| state.ahead(want)))
+                (state.root, read_ahead.unwrap_or_else(|| state.ahead(want)))
             };
             if let Want::Entries(dir, _) = want {
                 self.read_on(root, Key::Entry(dir, Cookie::FIRST), ahead.meanwhile);

@@ -16,7 +16,7 @@ use forebay_base::task::block_on;
 /// B31, and that inner nodes stay cached: a lookup in a tree much larger than the cache reads only
 /// its leaf.
 #[test]
-fn the_cache_stays_within_its_bytes() {
+fn cache_stays_within_its_byte_limit() {
     let budget = 12 * (4096 + ENTRY_BYTES) + 100;
     let (mut make, mut bench) = (Make(1), Bench::new(budget));
     let changes = batch(&mut make, Shape::LongExtents, 600, &bench.model);
@@ -84,7 +84,7 @@ fn b45_b46_leaves_are_read_ahead_together() {
 /// The story: a checkpoint of overwrites all over a large file looked up the extents that they cut
 /// leaf by leaf, with one device request for each. Writers waited for seconds. B46.
 #[test]
-fn who_looks_in_order_has_leaves_read_together() {
+fn sequential_lookups_read_leaves_together() {
     let (mut make, mut bench) = (Make(4), Bench::new(0));
     let changes = batch(&mut make, Shape::LongExtents, 900, &bench.model);
     bench.merge(&changes).unwrap();
@@ -115,7 +115,7 @@ fn who_looks_in_order_has_leaves_read_together() {
 /// B46. The story: read-ahead ended at the last leaf below one parent. The requested leaves below
 /// the next parent were then read one by one.
 #[test]
-fn b46_what_is_read_ahead_goes_on_below_the_next_parent() {
+fn b46_read_ahead_continues_below_next_parent() {
     let (mut make, mut bench) = (Make(5), Bench::new(0));
     let changes = batch(&mut make, Shape::LongExtents, 900, &bench.model);
     bench.merge(&changes).unwrap();
@@ -134,7 +134,7 @@ fn all_places(bench: &Bench) -> Vec<[Place; 2]> {
 }
 
 #[test]
-fn a_cache_without_room_keeps_nothing() {
+fn cache_without_space_retains_nothing() {
     let (mut make, mut bench) = (Make(1), Bench::new(4096));
     let changes = batch(&mut make, Shape::LongExtents, 100, &bench.model);
     bench.merge(&changes).unwrap();
@@ -144,7 +144,7 @@ fn a_cache_without_room_keeps_nothing() {
 
 /// B32: merges reuse places again and again, and do not notify the cache.
 #[test]
-fn a_place_that_is_used_again_is_another_node() {
+fn reused_place_is_another_node() {
     let (mut make, mut bench) = (Make(7), Bench::new(1 << 20));
     bench.is_cache_told = false;
     for round in 0..30 {
@@ -158,7 +158,7 @@ fn a_place_that_is_used_again_is_another_node() {
 
 /// B32: what the pointer says has to agree in each part.
 #[test]
-fn a_node_is_found_by_all_of_its_pointer() {
+fn cached_node_is_found_only_by_complete_pointer() {
     let (mut make, mut bench) = (Make(1), Bench::new(1 << 20));
     let changes = batch(&mut make, Shape::LongExtents, 3, &bench.model);
     bench.merge(&changes).unwrap();

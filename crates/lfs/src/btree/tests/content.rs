@@ -66,7 +66,7 @@ fn rewritten(bench: &Bench) -> Model {
 }
 
 #[test]
-fn a_merge_makes_what_a_rewrite_makes() {
+fn merge_makes_same_content_as_rewrite() {
     for seed in seeds(24) {
         let mut make = Make(seed);
         let node_shift = make.pick(&[12, 12, 12, 13, 15]);
@@ -89,7 +89,7 @@ fn a_merge_makes_what_a_rewrite_makes() {
 
 /// Deep trees of small batches: single changes that empty and fill nodes at all levels.
 #[test]
-fn a_tree_of_several_levels_shrinks_and_grows() {
+fn deep_tree_shrinks_and_grows() {
     for seed in seeds(3) {
         let mut make = Make(seed);
         let mut bench = Bench::new(1 << 20);
@@ -141,7 +141,7 @@ fn one_change_rewrites_one_path() {
 /// nodes of their own at several levels, and the nodes before them were not changed. At the front
 /// only the following nodes can take them.
 #[test]
-fn what_is_left_of_an_inner_node_joins_its_neighbours() {
+fn remaining_items_of_inner_node_join_neighbours() {
     let (mut make, mut bench) = (Make(5), Bench::new(1 << 20));
     let changes: Vec<Change> = (0..9000).map(|n| extent(&mut make, 3, n, 1)).collect();
     bench.merge(&changes).unwrap();
@@ -172,7 +172,7 @@ fn what_is_left_of_an_inner_node_joins_its_neighbours() {
 
 /// A rewrite fills to what was asked for; and the whole range of fills makes sound trees.
 #[test]
-fn a_rewrite_packs_as_stated() {
+fn rewrite_packs_to_requested_fill() {
     let mut make = Make(9);
     let changes: Vec<Change> = (0..5000).map(|n| extent(&mut make, 3, n, 1)).collect();
     let mut leaves = Vec::new();
@@ -218,7 +218,7 @@ fn changes_out_of_order_are_refused() {
 /// A write that fails at any point: the old tree reads as before, the places become free, and the
 /// same merge works later.
 #[test]
-fn a_merge_that_fails_leaves_the_old_tree() {
+fn failed_merge_leaves_old_tree() {
     let mut make = Make(4);
     let mut bench = Bench::new(1 << 20);
     let first = batch(&mut make, Shape::LongExtents, 200, &bench.model);

@@ -92,7 +92,7 @@ fn setup(seed: u64, max_transfer: u32) -> Setup {
 
 /// B11, B54, B71, B72 at every request of the checkpoint.
 #[test]
-fn the_old_roots_read_whatever_a_power_cut_leaves() {
+fn old_roots_read_after_any_power_loss() {
     let setup = setup(3, 8192);
     let (mut states, mut torn) = (0, 0);
     let mut n = 0;
@@ -148,7 +148,7 @@ fn flushed(setup: &Setup, disk: &SimDisk, roots: &[TreeRoot]) {
 
 /// B91, B92: neighbours go out in one transfer; places run out with an error and come back.
 #[test]
-fn a_device_is_written_in_long_transfers() {
+fn neighbouring_nodes_are_written_in_long_transfers() {
     let setup = setup(5, 1 << 20);
     let writes: Vec<_> = setup.disk.log();
     let writes = writes.iter().filter(|entry| entry.op == BioOp::Write);
@@ -172,7 +172,7 @@ fn a_device_is_written_in_long_transfers() {
 
 /// A sector of each node goes bad on the medium, in one copy or the other.
 #[test]
-fn a_bad_sector_costs_nothing() {
+fn bad_sector_in_one_copy_loses_nothing() {
     let setup = setup(6, 1 << 20);
     let segments = u64::from(geometry().segment_bytes()) * 2;
     for n in 0..u64::from(setup.used) {
@@ -186,7 +186,7 @@ fn a_bad_sector_costs_nothing() {
 
 /// B93: one transfer fails, and nothing of the batch is on its way any more when that is said.
 #[test]
-fn a_write_that_fails_is_over() {
+fn failed_batch_leaves_no_write_in_flight() {
     for nth in 1..=8 {
         let setup = setup(7, 8192);
         let disk = setup.disk.in_world(SimWorld::new(nth));
@@ -206,7 +206,7 @@ fn a_write_that_fails_is_over() {
 /// A device that reports one write as done but loses, tears, flips or misdirects it. The copies of
 /// each node are far apart, so the other copy is intact.
 #[test]
-fn a_write_that_was_not_done_costs_nothing() {
+fn misreported_write_of_one_copy_loses_nothing() {
     let setup = setup(8, 8192);
     for fault in [Fault::Lost, Fault::Torn, Fault::Flip, Fault::Misdirect] {
         for nth in 1..=8 {

@@ -141,7 +141,7 @@ fn scan_before(bad: &Bench, model: &Model, places: [Place; 2], low: &Vec<u8>, wh
 
 /// A merge that would have to read what is lost fails, and takes nothing; elsewhere it goes on.
 #[test]
-fn a_merge_beside_damage_goes_on_and_into_it_fails() {
+fn merge_into_damage_fails_and_elsewhere_continues() {
     let bench = filled();
     let (mut failed, mut done) = (0, 0);
     for (n, (places, level)) in bench.check().nodes.into_iter().enumerate().step_by(2) {
@@ -169,7 +169,7 @@ fn a_merge_beside_damage_goes_on_and_into_it_fails() {
 
 /// B81: a check reports a pointer to a place that has another owner, and does not follow it.
 #[test]
-fn a_place_has_one_owner() {
+fn check_reports_place_with_second_owner() {
     let bench = filled();
     let nodes = bench.check().nodes;
     for (n, (places, level)) in nodes.iter().enumerate().step_by(3) {

@@ -208,7 +208,7 @@ fn try_everything(bench: &mut Bench, make: &mut Make, nodes: u64, what: &str) ->
 
 /// B42, B12, B13, B81 and that no walk is without end.
 #[test]
-fn nothing_that_seals_makes_a_reader_panic_or_go_on_for_ever() {
+fn sealed_garbage_makes_no_reader_panic_or_loop() {
     let family = family();
     let nodes = family.nodes.len() as u64;
     let (mut told, mut runs) = (0, 0);

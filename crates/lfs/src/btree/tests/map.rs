@@ -142,7 +142,7 @@ fn pieces_take_the_place_of_what_was_there() {
 
 /// What is kept is cut where a piece is, and nowhere else.
 #[test]
-fn what_is_kept_stays_in_one() {
+fn merge_splits_kept_extents_only_at_pieces() {
     let (mut make, mut bench) = (Make(2), Bench::new(0));
     let both = [1, 2].map(|id| super::work::extent(&mut make, id, 0, 128));
     bench.merge(&both).unwrap();
@@ -176,7 +176,7 @@ fn extents_that_overlap_are_not_cut() {
 
 /// B98: a hole over a whole large file.
 #[test]
-fn a_hole_over_everything_leaves_nothing() {
+fn hole_over_complete_file_leaves_nothing() {
     let (mut make, mut bench) = (Make(2), Bench::new(1 << 20));
     let changes: Vec<_> = (0..3000).map(|n| super::work::extent(&mut make, 4, n * 3, 2)).collect();
     bench.merge(&changes).unwrap();

@@ -118,7 +118,7 @@ fn store(bench: &Bench, level: u8, entries: &[(&[u8], &[u8])]) -> NodePointer {
 /// first item is then the last item of the leaf before, below another parent. Our own writer leaves
 /// no such gap.
 #[test]
-fn the_floor_may_be_in_the_leaf_before() {
+fn floor_of_key_may_be_in_previous_leaf() {
     let (mut make, mut bench) = (Make(3), Bench::new(0));
     let mut leaf = |blocks: [u64; 2]| {
         let items = blocks.map(|block| extent(&mut make, 3, block, 1));
@@ -155,7 +155,7 @@ fn the_floor_may_be_in_the_leaf_before() {
 
 /// What a map asks: the extent that a block is in.
 #[test]
-fn the_extent_of_a_block_is_the_floor_of_its_key() {
+fn extent_of_block_is_floor_of_its_key() {
     let (mut make, mut bench) = (Make(3), Bench::new(1 << 20));
     let changes: Vec<_> = (0..900).map(|n| extent(&mut make, 4, n * 128, 100)).collect();
     bench.merge(&changes).unwrap();
@@ -171,7 +171,7 @@ fn the_extent_of_a_block_is_the_floor_of_its_key() {
 
 /// B42: ranges with any ends.
 #[test]
-fn a_cursor_gives_its_range_and_ends() {
+fn cursor_returns_its_range_and_ends() {
     for seed in seeds(3) {
         let (mut make, bench) = filled(seed, 1 << 20);
         for _ in 0..40 {
@@ -196,7 +196,7 @@ fn a_cursor_gives_its_range_and_ends() {
 
 /// B16, B43: the tree changes under a cursor: it goes on behind its key in what there is then.
 #[test]
-fn a_cursor_keeps_its_key_over_new_roots() {
+fn cursor_keeps_its_key_across_new_roots() {
     for seed in seeds(3) {
         let (mut make, mut bench) = filled(seed, 1 << 20);
         let mut cursor = Cursor::over(KeyBytes::EMPTY, None);

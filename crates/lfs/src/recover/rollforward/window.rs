@@ -274,14 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn r17_what_is_bad_behind_the_end_is_nobodys_concern() {
+    fn r17_bad_part_read_ahead_fails_only_its_reader() {
         for end in [64 * KIB, 3 * MIB] {
             let bad = DATA_START + SEGMENT + end;
             let (device, layout) = (device(Some((bad, 512))), layout());
             let mut window = Window::new(&device, layout);
             walk(&mut window, 4096, end);
             let at = Place::new(1, end as u32);
-            assert!(block_on(window.bytes(at, 512)).is_err(), "R17: who needs it is told");
+            assert!(block_on(window.bytes(at, 512)).is_err(), "R17: its reader gets the error");
             // The story: each record requested the bad part again. That was megabytes of reads, and
             // as many errors.
             let is_careful = window.coming.is_empty() && window.part_bytes == PART_FIRST;

@@ -241,7 +241,7 @@ impl Room {
                 return Ok(run);
             }
         }
-        let (at, len) = space.take_owed(want)?;
+        let (at, len) = space.take_for_accepted(want)?;
         Ok((self.sizes.address(at), len))
     }
 
@@ -395,7 +395,7 @@ mod tests {
             let mut rng = seed;
             let mut pick = |n: u64| split_mix(&mut rng) % n;
             let (mut space, mut room) = setup(12);
-            let all = space.owed_room();
+            let all = space.free_for_accepted();
             let mut held: Vec<Run> = Vec::new();
             for _ in 0..300 {
                 if pick(5) < 3 {
@@ -418,12 +418,12 @@ mod tests {
                 let apart = |w: &[Run]| w[0].0 + w[0].1 < w[1].0 || w[1].0.is_multiple_of(SEGMENT);
                 assert!(starts.windows(2).all(apart), "R22: {starts:?}");
                 let used: u64 = held.iter().map(|run| run.1).sum();
-                assert_eq!(space.owed_room() + room.bytes() + used, all, "none is lost");
+                assert_eq!(space.free_for_accepted() + room.bytes() + used, all, "none is lost");
             }
             held.into_iter().for_each(|run| room.give_back(&mut space, run));
             room.return_all(&mut space);
             assert_eq!(room.bytes(), 0, "seed {seed}: R23");
-            assert_eq!(space.owed_room(), all);
+            assert_eq!(space.free_for_accepted(), all);
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) fn checkpoint(segments: &mut Segments, deltas: Deltas, number: u64) -
 /// been removed. The host had to allocate blocks for all of them, and the image grew to its full
 /// size.
 #[test]
-fn w17_what_has_come_free_is_taken_before_what_was_never_written() {
+fn w17_freed_segments_are_taken_before_never_written_ones() {
     let free_again = |discards: bool| {
         let mut segments = Segments::new(8);
         segments.discards = discards;
@@ -46,7 +46,7 @@ fn w17_what_has_come_free_is_taken_before_what_was_never_written() {
 /// The story: a segment with a bad place was freed at once after the failed write. Because of W17
 /// it was also the next one to be taken.
 #[test]
-fn w18_where_a_write_failed_is_taken_last() {
+fn w18_segment_with_failed_write_is_taken_last() {
     let mut segments = Segments::new(3);
     let take = |segments: &mut Segments| {
         let taken = segments.take(Stream::Data).unwrap();
@@ -65,7 +65,7 @@ fn w18_where_a_write_failed_is_taken_last() {
 /// after it. The table called that segment free. After the next opening it was given out, with
 /// synced content in it.
 #[test]
-fn w11_what_is_taken_after_a_freeze_is_told_as_it_is() {
+fn w11_segment_taken_after_freeze_is_recorded_as_open() {
     let mut segments = Segments::new(4);
     let before = segments.snapshot();
     let taken = segments.take(Stream::Log).unwrap();
@@ -79,7 +79,7 @@ fn w11_what_is_taken_after_a_freeze_is_told_as_it_is() {
 /// the checkpoint was planned. The checkpoint then called it dead while the head of the log was in
 /// it.
 #[test]
-fn w12_what_was_taken_again_does_not_die() {
+fn w12_segment_taken_again_before_plan_does_not_die() {
     let mut segments = Segments::new(4);
     let taken = segments.take(Stream::Data).unwrap();
     segments.seal(taken);
@@ -96,7 +96,7 @@ fn w12_what_was_taken_again_does_not_die() {
 /// it was made, the segment passed for counted. The cleaner moved all other data out of it, and
 /// then reported the segment as damaged.
 #[test]
-fn k21_what_a_checkpoint_is_about_to_count_is_not_counted() {
+fn k21_run_not_yet_in_tree_leaves_segment_unsettled() {
     let mut segments = Segments::new(4);
     let taken = segments.take(Stream::Data).unwrap();
     segments.seal(taken);
@@ -123,7 +123,7 @@ fn k21_what_a_checkpoint_is_about_to_count_is_not_counted() {
 /// A segment that was open in the stored table is sealed when the table is loaded. It is dead if
 /// nothing in it is live.
 #[test]
-fn what_a_crash_left_open_is_used_again() {
+fn segment_open_at_crash_is_used_again() {
     let mut segments = Segments::new(3);
     let before = segments.take(Stream::Data).unwrap();
     let entries = checkpoint(&mut segments, Deltas::new(), 1);

@@ -21,7 +21,7 @@ fn ten_writers(seed: u64, mode: AllocMode, count: u64, len: u64) -> (f64, Vec<u6
     let lab = Lab { pages: PAGES, ..Lab::new(seed, 40, mode) };
     lab.run(async |volume| {
         let jobs = (0..10).map(|tag| appends(&volume, tag, count, len, DIRECT)).collect();
-        let inodes = lab.beside(jobs).await;
+        let inodes = lab.run_concurrently(jobs).await;
         let stats = volume.alloc_stats();
         assert_eq!((stats.direct_requests, stats.direct_bytes), (10 * count, 10 * count * len));
         (per_request(&stats), extents(&volume, &inodes).await)
@@ -108,13 +108,13 @@ fn a3_turns_are_taken_from_the_threshold_on_live() {
 /// Requests below the threshold are interleaved with those of concurrent writers, requests from it
 /// on are not. The writers are the same.
 #[test]
-fn a3_the_threshold_decides_who_is_torn() {
+fn a3_threshold_decides_which_requests_interleave() {
     for seed in seeds(3) {
         let torn = |pages| {
             let lab = Lab { pages, ..Lab::new(seed, 20, AllocMode::Serialized) };
             lab.run(async |volume| {
                 let jobs = (0..8).map(|tag| appends(&volume, tag, 4, LARGE, DIRECT)).collect();
-                lab.beside(jobs).await;
+                lab.run_concurrently(jobs).await;
                 per_request(&volume.alloc_stats())
             })
         };
@@ -143,7 +143,7 @@ async fn mixed(lab: &Lab, volume: &Volume) -> Vec<Ino> {
             ino
         }));
     }
-    lab.beside(jobs).await
+    lab.run_concurrently(jobs).await
 }
 
 /// A large request is one piece, whatever else is written concurrently: with `Reserve`, and with
@@ -174,7 +174,7 @@ async fn out_of_order(lab: &Lab, file: &OpenFileRef, order: &[u64], len: u64) {
         let file = file.clone();
         Box::pin(async move { write(&file, 1, n * len, len, DIRECT).await.unwrap() })
     };
-    lab.beside(order.iter().map(|n| one(*n)).collect()).await;
+    lab.run_concurrently(order.iter().map(|n| one(*n)).collect()).await;
 }
 
 fn shuffled(seed: u64, count: u64) -> Vec<u64> {
@@ -212,7 +212,7 @@ fn a8_appends_out_of_order_do_not_fragment_a_file() {
 
 /// A request that a front end splits in two, in either order, is one extent.
 #[test]
-fn a8_the_halves_of_a_request_go_on_in_one_window() {
+fn a8_split_request_becomes_one_extent() {
     for order in [[0, 1], [1, 0]] {
         let lab = Lab::new(1, 12, AllocMode::Reserve);
         lab.run(async |volume| {
@@ -245,7 +245,7 @@ fn x7_writers_of_one_image_are_streams_of_their_own() {
                         }
                     })
                 };
-                lab.beside((0..clients).map(client).collect()).await;
+                lab.run_concurrently((0..clients).map(client).collect()).await;
                 for tag in 0..clients {
                     verify(&file, tag, tag * part, part).await;
                 }
@@ -277,7 +277,7 @@ fn x6_uncached_writes_find_their_window_at_write_time() {
             let stats = volume.alloc_stats();
             assert_eq!((stats.windows, stats.written_back_extents), (1, 1), "it was used");
             let jobs = (2..8).map(|tag| appends(&volume, tag, 32, LARGE / 2, IoFlags::UNCACHED));
-            let inodes = lab.beside(jobs.collect()).await;
+            let inodes = lab.run_concurrently(jobs.collect()).await;
             volume.syncfs().await.unwrap();
             let files = extents(&volume, &inodes).await;
             // 128, 128, 256, 512, ..; write-out while a window is being found may add two.

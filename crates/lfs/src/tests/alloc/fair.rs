@@ -2,7 +2,7 @@
 //!
 //! No locks.
 
-use super::lab::{DIRECT, KIB, LARGE, Lab, READ_WRITE, appends, beside, create, write};
+use super::lab::{DIRECT, KIB, LARGE, Lab, READ_WRITE, appends, create, run_concurrently, write};
 use crate::space::alloc::AllocMode;
 use crate::tests::seeds;
 use crate::volume::Volume;
@@ -44,7 +44,7 @@ fn small_mix(seed: u64, mode: AllocMode, pages: u32) -> f64 {
                 }
             })
         };
-        lab.beside((0..16).map(one).collect()).await;
+        lab.run_concurrently((0..16).map(one).collect()).await;
         16.0 * 60.0 / ((lab.disk.world().now() - start) as f64 / 1e9)
     })
 }
@@ -63,7 +63,7 @@ fn a2_small_readers_and_writers_are_as_fast_as_without() {
 
 /// What a small write costs is one hold of the lock, whichever way.
 #[test]
-fn a2_a_small_write_is_one_hold_of_the_lock() {
+fn a2_small_write_takes_lock_once() {
     for (mode, pages, turns) in [
         (AllocMode::Interleaved, 64, 0),
         (AllocMode::Serialized, 64, 0),
@@ -125,7 +125,7 @@ impl BlockDevice for Gate {
 /// writer that holds a lock or a turn meanwhile would block the others, and the world would report
 /// a deadlock.
 #[test]
-fn a4_no_lock_is_held_while_a_request_is_at_the_device() {
+fn a4_no_lock_is_held_while_device_serves_request() {
     for (mode, pages) in [(AllocMode::Serialized, 0), (AllocMode::Reserve, 64)] {
         let mut lab = Lab { pages, ..Lab::new(1, 12, mode) };
         let gate = Arc::new(Gate {
@@ -139,7 +139,7 @@ fn a4_no_lock_is_held_while_a_request_is_at_the_device() {
             // Opening writes a slot.
             gate.closed.store(true, Ordering::Relaxed);
             let jobs = (0..8).map(|tag| appends(&volume, tag, 1, 64 * KIB, DIRECT)).collect();
-            lab.beside(jobs).await;
+            lab.run_concurrently(jobs).await;
         });
         assert!(!gate.closed.load(Ordering::Relaxed), "{mode}: all eight were there at once");
     }
@@ -170,7 +170,7 @@ fn spread(seed: u64, mode: AllocMode) -> f64 {
                 done
             })
         };
-        let done = beside(&world, (0..10).map(one).collect()).await;
+        let done = run_concurrently(&world, (0..10).map(one).collect()).await;
         let (most, least) = (*done.iter().max().unwrap(), *done.iter().min().unwrap());
         most as f64 / least as f64
     })
@@ -200,7 +200,7 @@ fn given_out_per_step(seed: u64, mode: AllocMode, writers: u64) -> f64 {
         }
         let before = lab.disk.world().steps();
         let one = |n: usize| -> BoxFuture<'static, ()> { give_out(volume.clone(), inodes[n]) };
-        lab.beside((0..writers as usize).map(one).collect()).await;
+        lab.run_concurrently((0..writers as usize).map(one).collect()).await;
         let steps = lab.disk.world().steps() - before;
         (writers * REQUESTS) as f64 / steps as f64
     })

@@ -78,14 +78,17 @@ impl Lab {
         done
     }
 
-    /// All at the same time, each as a task of its own.
-    pub async fn beside<T: Send + 'static>(&self, tasks: Vec<BoxFuture<'static, T>>) -> Vec<T> {
-        beside(&self.world(), tasks).await
+    /// Runs the tasks concurrently; returns their results in order.
+    pub async fn run_concurrently<T: Send + 'static>(
+        &self,
+        tasks: Vec<BoxFuture<'static, T>>,
+    ) -> Vec<T> {
+        run_concurrently(&self.world(), tasks).await
     }
 }
 
 /// Runs the tasks concurrently in `world`; returns their results in order.
-pub async fn beside<T: Send + 'static>(
+pub async fn run_concurrently<T: Send + 'static>(
     world: &WorldRef,
     tasks: Vec<BoxFuture<'static, T>>,
 ) -> Vec<T> {

@@ -151,7 +151,7 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
                     let (file, tag) = (files[n].clone(), 10 + n as u64);
                     Box::pin(async move { write(&file, tag, 0, wanted, DIRECT).await })
                 };
-                let done = lab.beside((0..4).map(one).collect()).await;
+                let done = lab.run_concurrently((0..4).map(one).collect()).await;
                 let served = done.iter().filter(|done| done.is_ok()).count() as u64;
                 for error in done.into_iter().filter_map(Result::err) {
                     assert_eq!(error.kind(), ErrorKind::NoSpace, "{mode} {error}");
@@ -171,7 +171,7 @@ fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
 
 /// A write that is dropped while it waits releases its turn, and gives back its blocks.
 #[test]
-fn a5_who_stops_waiting_gives_back_turn_and_blocks() {
+fn a5_dropped_write_returns_turn_and_blocks() {
     for mode in AllocMode::ALL {
         let lab = Lab { pages: 0, ..Lab::new(1, 12, mode) };
         lab.run(async |volume| {
@@ -210,7 +210,7 @@ fn a5_who_stops_waiting_gives_back_turn_and_blocks() {
 /// Syncs, group commits and write-back run concurrently with requests in each mode. No task waits
 /// for ever: the world would report a deadlock.
 #[test]
-fn a5_no_deadlock_beside_syncs() {
+fn a5_requests_concurrent_with_syncs_do_not_deadlock() {
     for mode in AllocMode::ALL {
         for seed in seeds(2) {
             let lab = Lab { pages: 4, ..Lab::new(seed, 20, mode) };
@@ -231,7 +231,7 @@ fn a5_no_deadlock_beside_syncs() {
                         ino
                     }));
                 }
-                lab.beside(jobs).await;
+                lab.run_concurrently(jobs).await;
                 volume.syncfs().await.unwrap();
             });
         }
@@ -276,7 +276,7 @@ async fn free_runs(volume: &Volume, inodes: &[Ino]) -> (usize, u64) {
 /// content are fewer and longer than with `Interleaved`, and little space that windows left unused
 /// lies idle in segments.
 #[test]
-fn a9_free_space_does_not_fragment_more_than_with_the_plain_allocator() {
+fn a9_free_space_fragments_no_more_than_with_interleaved_allocator() {
     for seed in seeds(3) {
         let free = |mode| {
             let lab = Lab::new(seed, 60, mode);
@@ -286,7 +286,7 @@ fn a9_free_space_does_not_fragment_more_than_with_the_plain_allocator() {
                     let jobs: Vec<_> = (0..8)
                         .map(|n| appends(&volume, serial + n, 3 + n % 4, LARGE, DIRECT))
                         .collect();
-                    let inodes = lab.beside(jobs).await;
+                    let inodes = lab.run_concurrently(jobs).await;
                     live.extend(inodes.into_iter().zip(serial..));
                     serial += 8;
                     for _ in 0..4 {

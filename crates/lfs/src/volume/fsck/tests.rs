@@ -71,7 +71,7 @@ fn names_that_do_not_go_together_are_found() {
 
 /// Inodes of a damaged volume may have any number of stored bytes. Their sum overflowed.
 #[test]
-fn what_inodes_say_is_summed_up_to_the_largest_number() {
+fn stored_bytes_of_damaged_inodes_sum_without_overflow() {
     let mut tree = healthy();
     assert_eq!(tree.total_bytes(), 0);
     tree.inodes.values_mut().for_each(|inode| inode.stored_bytes = u64::MAX / 2);
@@ -150,7 +150,7 @@ fn told(change: impl FnOnce(&mut State, u64)) -> (u64, Vec<Finding>) {
 /// E15. The story: the stored bytes of an inode were larger or smaller than those of its extents.
 /// No check found it, because the blocks in stat(2) were compared with nothing.
 #[test]
-fn an_inode_that_says_what_its_extents_do_not_is_found() {
+fn inode_disagreeing_with_its_extents_is_found() {
     assert_eq!(told(|_, _| ()).1, []);
     for said in [0, 2 * 4096, 4 * 4096] {
         let (ino, findings) = told(|state, ino| {
@@ -172,7 +172,7 @@ fn an_inode_that_says_what_its_extents_do_not_is_found() {
 
 /// The story: extents whose inode was gone counted as live for ever, and no check reported them.
 #[test]
-fn extents_of_nobody_are_found() {
+fn extents_without_owner_are_found() {
     let mut data_id = 0;
     let (ino, findings) = told(|state, ino| {
         data_id = state.nodes.get(ino).unwrap().inode.data_id;
@@ -192,7 +192,7 @@ fn extents_of_nobody_are_found() {
 /// E14: nothing is reported until the whole tree was read. E15: an inode that the log has changed
 /// since the checkpoint is compared with its extents, too (`fsck/stored.rs`).
 #[test]
-fn what_is_said_to_be_stored_needs_the_whole_tree() {
+fn stored_bytes_are_reported_only_after_complete_tree() {
     let mut stored = Stored::default();
     let mut tree = healthy();
     for (n, (ino, inode)) in (1..).zip(&mut tree.inodes) {

@@ -56,7 +56,7 @@ impl NodeStore for Slow {
 /// The story: a merge waited for each batch to be written before it made the next one. A merge that
 /// fails must leave no write in flight, because other nodes get its places. B53, B73.
 #[test]
-fn b53_b73_nodes_are_made_while_others_are_written_and_none_is_left_behind() {
+fn b53_b73_merge_overlaps_writes_and_failure_leaves_none_in_flight() {
     let (mut make, mut bench) = (Make(3), Bench::new(0));
     let changes = batch(&mut make, Shape::LongExtents, 900, &bench.model);
     bench.merge(&changes).unwrap();
