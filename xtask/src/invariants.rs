@@ -12,6 +12,8 @@
 //!   /// F1..F3 in every schedule. #[test] fn ..  tested: in the doc comment,
 //!   #[test] fn f4_busy_folios_stay()             or as a word of the name
 //! ```
+//! A qualified id, `table.F1`, holds F1 of files with that stem, and no other F1 of the crate.
+//!
 //! The checklists of the five behaviours begin names of tests too (`d1_..`): there a name says
 //! nothing of a file's invariant D1, and the doc comment or an assertion has to. An id that several
 //! files of a crate use is held for each of them in its own file only.
@@ -43,11 +45,31 @@ const TESTS_OF: &[(&str, &str)] = &[
 /// First letters of the checklists.
 const CHECKLISTS: &str = "dlsuax";
 
-/// Invariants by `CRATE/FILE ID`, and what each crate and each file holds.
+/// An invariant of a file header.
+struct Defined {
+    krate: String,
+    /// The file's, as in `table.F1`.
+    stem: String,
+    id: String,
+    /// Path of the file.
+    place: String,
+}
+
+impl Defined {
+    /// Its line in the list of exceptions.
+    fn key(&self) -> String {
+        format!("{}/{} {}", self.krate, self.stem, self.id)
+    }
+
+    fn qualified(&self) -> String {
+        format!("{}.{}", self.stem, self.id)
+    }
+}
+
+/// Invariants, and what each crate and each file holds.
 #[derive(Default)]
 struct Facts {
-    /// Key of the exceptions, crate, id, place.
-    defined: Vec<(String, String, String, String)>,
+    defined: Vec<Defined>,
     held: BTreeMap<String, BTreeSet<String>>,
     held_here: BTreeMap<String, BTreeSet<String>>,
     /// Ids that an assertion names, by crate: more than a test whose comment or name has them.
@@ -82,16 +104,18 @@ fn judge(facts: &Facts, known: &str) -> Findings {
     let known: BTreeSet<&str> = lines.filter(|l| !l.is_empty() && !l.starts_with('#')).collect();
     let nothing = BTreeSet::new();
     let (mut findings, mut used) = (Findings::new(), BTreeSet::new());
-    for (key, krate, id, place) in &facts.defined {
-        let shared = facts.defined.iter().filter(|d| (&d.1, &d.2) == (krate, id)).count() > 1;
-        let held = if shared { facts.held_here.get(place) } else { facts.held.get(krate) };
-        if held.unwrap_or(&nothing).contains(id) {
+    for defined in &facts.defined {
+        let Defined { krate, id, place, .. } = defined;
+        let shared = facts.defined.iter().filter(|d| (&d.krate, &d.id) == (krate, id)).count() > 1;
+        let by_crate = facts.held.get(krate).unwrap_or(&nothing);
+        let bare = if shared { facts.held_here.get(place).unwrap_or(&nothing) } else { by_crate };
+        if bare.contains(id) || by_crate.contains(&defined.qualified()) {
             continue;
         }
-        if known.contains(key.as_str()) {
-            used.insert(key.as_str());
-        } else {
-            findings.push(format!("{place}: nothing asserts or tests {id} (`{key}`)"));
+        let key = defined.key();
+        match known.get(key.as_str()) {
+            Some(line) => _ = used.insert(*line),
+            None => findings.push(format!("{place}: nothing asserts or tests {id} (`{key}`)")),
         }
     }
     for stale in known.difference(&used) {
@@ -103,23 +127,18 @@ fn judge(facts: &Facts, known: &str) -> Findings {
 impl Facts {
     /// How many of those defined an assertion of their crate names.
     fn asserted(&self) -> usize {
-        let by =
-            |krate: &String, id: &String| self.asserted.get(krate).is_some_and(|a| a.contains(id));
-        self.defined.iter().filter(|(_, krate, id, _)| by(krate, id)).count()
+        let named = |d: &&Defined| {
+            let of_crate = self.asserted.get(&d.krate);
+            of_crate.is_some_and(|a| a.contains(&d.id) || a.contains(&d.qualified()))
+        };
+        self.defined.iter().filter(named).count()
     }
 
     fn add(&mut self, krate: &str, name: &str, text: &str) {
         if name.contains("/src/") {
-            let path = Path::new(name);
-            let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            // `mod.rs` and `tests.rs` say nothing: the folder does.
-            let stem = match stem.as_str() {
-                "mod" | "lib" | "main" => crate::named::folder_name(path),
-                _ => stem,
-            };
             for id in defined_in(text) {
-                let key = format!("{krate}/{stem} {id}");
-                self.defined.push((key, krate.to_string(), id, name.to_string()));
+                let (krate, place) = (krate.to_string(), name.to_string());
+                self.defined.push(Defined { krate, stem: stem(Path::new(name)), id, place });
             }
         }
         let asserted = asserted_in(text);
@@ -132,6 +151,20 @@ impl Facts {
             self.held.entry(krate.to_string()).or_default().extend(held.iter().cloned());
         }
         self.held_here.insert(name.to_string(), held);
+    }
+}
+
+/// What qualifies the ids of a file: its name. `lib.rs` and `main.rs` have that of the crate,
+/// `mod.rs` that of its folder.
+pub fn stem(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    match stem.as_str() {
+        "mod" => crate::named::folder_name(path),
+        "lib" | "main" if path.parent().is_some_and(|folder| folder.ends_with("src")) => {
+            path.parent().map(crate::named::folder_name).unwrap_or_default()
+        }
+        "lib" | "main" => crate::named::folder_name(path),
+        _ => stem,
     }
 }
 
@@ -169,20 +202,21 @@ pub fn defined_in(text: &str) -> Vec<String> {
     found
 }
 
-/// Ids named in a text; `F1..F3` names three.
+/// Ids named in a text, bare or qualified; `F1..F3` names three.
 fn named_in(text: &str) -> Vec<String> {
     let mut found = Vec::new();
-    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || "-.".contains(c)));
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || "-._".contains(c)));
     for word in words.map(|word| word.trim_matches(['.', '-'])).filter(|word| !word.is_empty()) {
-        match word.split_once("..") {
-            Some((first, last)) if is_id(first) && is_id(last) => {
-                let number = |id: &str| id[1..].parse::<u8>().ok();
-                if let (Some(from), Some(to)) = (number(first), number(last)) {
-                    found.extend((from..=to).map(|n| format!("{}{n}", &first[..1])));
-                }
+        let (first, last) = word.split_once("..").unwrap_or((word, ""));
+        let at = first.rfind('.').map_or(0, |dot| dot + 1);
+        let (stem, first) = first.split_at(at);
+        if is_id(first) && is_id(last) {
+            let number = |id: &str| id[1..].parse::<u8>().ok();
+            if let (Some(from), Some(to)) = (number(first), number(last)) {
+                found.extend((from..=to).map(|n| format!("{stem}{}{n}", &first[..1])));
             }
-            _ if is_id(word) => found.push(word.to_string()),
-            _ => {}
+        } else if is_id(first) && last.is_empty() {
+            found.push(format!("{stem}{first}"));
         }
     }
     found
@@ -270,6 +304,28 @@ mod tests {
         let text = "/// Holds F2 and S-a.\n#[test]\nfn x() {}\n/// F3\nfn helper() {}\n\
                     #[test]\nfn f4_d1_busy() {}\n";
         assert_eq!(Vec::from_iter(tested_in(text)), ["F2", "F4", "S-a"]);
+        let text = "a_b.F1..F2, c.S-a and (d.D3). No x..y, F1.";
+        assert_eq!(named_in(text), ["a_b.F1", "a_b.F2", "c.S-a", "d.D3", "F1"]);
+    }
+
+    /// Another file's E1, or a line of a checklist with that id, held an invariant of this one.
+    #[test]
+    fn qualified_id_holds_invariant_of_its_file_only() {
+        let mut facts = Facts::default();
+        for file in ["a", "b"] {
+            let name = format!("crates/block/src/{file}.rs");
+            facts.add("block", &name, "//! Invariants: E1 one. Q2 another.\n");
+        }
+        facts.add("block", "crates/block/src/lib.rs", "//! Invariant D1: all.\n");
+        let tests = "/// a.E1, b.Q2, lineage.D1.\n#[test]\nfn x() {}\n";
+        facts.add("block", "crates/block/tests/a.rs", tests);
+        let all = judge(&facts, "").join("\n");
+        for open in ["block/a Q2", "block/b E1", "block/block D1"] {
+            assert!(all.contains(open), "{open} in {all}");
+        }
+        assert_eq!(all.lines().count(), 3, "{all}");
+        facts.add("block", "crates/block/tests/b.rs", "fn f() { assert!(x, \"(block.D1)\"); }\n");
+        assert_eq!((judge(&facts, "").len(), facts.asserted()), (2, 1));
     }
 
     /// A header may promise what nothing holds, and no check said so.

@@ -134,10 +134,7 @@ impl Facts {
         if HEADERS_ONLY.contains(&first) {
             return;
         }
-        let stem = match path.file_stem().map(|stem| stem.to_string_lossy().into_owned()) {
-            Some(stem) if stem == "lib" => "lfs".to_string(),
-            stem => stem.unwrap_or_default(),
-        };
+        let stem = crate::invariants::stem(path);
         let ids = crate::invariants::defined_in(text);
         self.defined.extend(ids.into_iter().map(|id| format!("{stem}.{id}")));
     }
