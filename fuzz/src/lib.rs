@@ -2,7 +2,7 @@
 //! or [`message`].
 //!
 //! Invariant: Z1 a target never panics, and its error is one of the kinds that its module names.
-//! The targets themselves assert Z2 (`crates/lfs/src/fuzz.rs`, `crates/fuse/src/fuzz.rs`).
+//! The targets themselves assert fuzz.Z2 (`crates/lfs/src/fuzz.rs`, `crates/fuse/src/fuzz.rs`).
 //!
 //! No locks.
 

@@ -38,7 +38,7 @@ pub fn check_range(op: BioOp, offset: u64, len: u64, limits: &Limits, size: u64)
     Ok(())
 }
 
-/// Checks a bio: its range, and that its data is as long as it says (B3).
+/// Checks a bio: its range, and that its data is as long as it says (bio.B3).
 pub fn check_bio(bio: &mut Bio, limits: &Limits, size: u64) -> Result<()> {
     check_range(bio.op, bio.offset, bio.len, limits, size)?;
     if matches!(bio.op, BioOp::Read | BioOp::Write) {

@@ -1,9 +1,9 @@
 //! Random interleavings of the folio state machine, in a build of its own: `RUSTFLAGS="--cfg
 //! shuttle" cargo test --profile fsx --test shuttle`, with a target directory of its own.
 //!
-//! In every schedule: F1..F3 hold (see `forebay_cache::folio`), readers see no torn and no stale
-//! bytes, no dirty block is lost, nothing is counted twice, and every frame is free at the end
-//! (A1). Two variants with an injected fault show that the harness would detect one.
+//! In every schedule: table.F1..F3 hold (see `forebay_cache::folio`), readers see no torn and no
+//! stale bytes, no dirty block is lost, nothing is counted twice, and every frame is free at the
+//! end (frames.A1). Two variants with an injected fault show that the harness would detect one.
 #![cfg(shuttle)]
 
 #[path = "shuttle/pins.rs"]
@@ -50,7 +50,7 @@ impl Lab {
         Arc::new(Self { cache, mapping, device: Mutex::new([0; 64]), ignore_pins })
     }
 
-    /// F1..F3 of one folio.
+    /// table.F1..F3 of one folio.
     fn check(&self, folio: &FolioWrite<'_>) {
         for block in ALL.start..ALL.end {
             let has = |state| folio.any(state, one(block));

@@ -14,14 +14,14 @@ std::thread_local! {
     static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
 
-/// Sets the text of the calling thread's last error (C2).
+/// Sets the text of the calling thread's last error (capi.C2).
 fn remember(text: String) {
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
     // A thread that ends has no text any more.
     let _gone = LAST.try_with(|last| *last.borrow_mut() = Some(text));
 }
 
-/// Runs the body of a function of the interface: its value, or -errno (C1, C2).
+/// Runs the body of a function of the interface: its value, or -errno (capi.C1, capi.C2).
 #[inline]
 pub(crate) fn border<T: From<i32>>(name: &str, body: impl FnOnce() -> Result<T>) -> T {
     match catch_unwind(AssertUnwindSafe(body)) {

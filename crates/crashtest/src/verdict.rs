@@ -79,7 +79,8 @@ impl<'a> Past<'a> {
     }
 }
 
-/// Recoveries of one workload that are known (N1), by whether a lone record goes out with FUA.
+/// Recoveries of one workload that are known (read_tree.N1), by whether a lone record goes out with
+/// FUA.
 #[derive(Default)]
 pub struct Recoveries {
     whole: [ReadTree<Rc<Found>>; 2],
@@ -164,7 +165,7 @@ impl Recoveries {
 }
 
 /// The result of a program on a disk: the known one, or that of `run`, in the world of this seed.
-/// `anew`: runs it in any case, and expects the known result (N1).
+/// `anew`: runs it in any case, and expects the known result (read_tree.N1).
 fn on<T: Copy + PartialEq>(
     tree: &mut ReadTree<T>,
     left: &CrashState,
@@ -432,8 +433,8 @@ mod tests {
     use super::*;
     use forebay_sim::SimConfig;
 
-    /// N1. The story: a known recovery that was tried again ran only the first open, and took the
-    /// results of fsck and of the second open from the tree.
+    /// read_tree.N1. The story: a known recovery that was tried again ran only the first open, and
+    /// took the results of fsck and of the second open from the tree.
     #[test]
     fn n1_known_state_is_recovered_again_in_full() {
         let left = SimDisk::new(SimWorld::new(1), SimConfig::default()).cut_state(1);

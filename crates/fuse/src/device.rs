@@ -194,7 +194,7 @@ mod tests {
         assert!(matches!(device.read(&mut incoming), Ok(Read::Ended)));
     }
 
-    /// P3: a reply is one message, of the length in its header.
+    /// proto.P3: a reply is one message, of the length in its header.
     #[test]
     fn p3_reply_is_one_message() {
         let (device, kernel) = pair();

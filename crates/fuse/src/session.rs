@@ -84,7 +84,7 @@ pub struct Ending {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Answers a request with EIO on drop, if it was not answered (U1).
+/// Answers a request with EIO on drop, if it was not answered (fuse.U1).
 struct Unanswered<'a> {
     shared: &'a Shared,
     unique: u64,

@@ -3,10 +3,10 @@
 //! a target directory of its own.
 //!
 //! In every schedule no sync succeeds while an accepted byte is not durable, whichever flush fails
-//! (W1, W2). No foreign and no lost byte appears at an end of file that several tasks move at once
-//! (E1..E6). Story: the device had completed a write before a flush failed, but its bookkeeping ran
-//! after it, and the next flush certified it. The same happened to a trim that was noted before it
-//! had run. Two appenders read the size twice each.
+//! (unflushed.W1, unflushed.W2). No foreign and no lost byte appears at an end of file that several
+//! tasks move at once (bounds.E1..E6). Story: the device had completed a write before a flush
+//! failed, but its bookkeeping ran after it, and the next flush certified it. The same happened to
+//! a trim that was noted before it had run. Two appenders read the size twice each.
 #![cfg(shuttle)]
 
 #[path = "suite/eof/driver.rs"]

@@ -87,7 +87,7 @@ struct Turn {
     stats: CheckpointStats,
     superblock: Superblock,
     /// A checkpoint that closes the volume: its slot may be on the device, but is not known to be
-    /// durable (H16).
+    /// durable (close.H16).
     closing: Option<Settled>,
     /// Number of segments that were discarded before reuse.
     discarded: u64,
@@ -207,7 +207,7 @@ impl State {
 
 /// A checkpoint in progress. If it is dropped before it is durable, by an error or because its task
 /// was dropped, the frozen changes are put back. One that closes the volume counts as done before
-/// its slot is written (H16).
+/// its slot is written (close.H16).
 struct Making<'a> {
     checkpoints: &'a Checkpoints,
     /// Places of nodes allocated and given up so far.

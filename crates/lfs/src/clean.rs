@@ -9,8 +9,9 @@
 //! ```
 //! A move is recorded as any content is ([`Change::Map`](crate::format::change::Change::Map)), with
 //! the birth and the sums that the data had. Of two extents with the same birth the later record
-//! counts (V3). So moves need no kind of record of their own, and replay needs no decision: the
-//! record is appended only for data that is still at the old place in the same hold of the lock.
+//! counts (overlay.V3). So moves need no kind of record of their own, and replay needs no decision:
+//! the record is appended only for data that is still at the old place in the same hold of the
+//! lock.
 //!
 //! Invariants: C41 moved data was at the old place in the hold of the lock that appends the record:
 //! data that was overwritten, truncated or removed meanwhile stays so. C42 a move keeps birth and
@@ -173,7 +174,7 @@ pub(crate) struct Pass {
     stuck: bool,
 }
 
-/// The end of a pass releases the space that it has counted on (K22), and its memory.
+/// The end of a pass releases the space that it has counted on (choose.K22), and its memory.
 struct Planned<'a>(&'a Cleaner);
 
 impl Drop for Planned<'_> {
@@ -237,7 +238,7 @@ impl Cleaner {
     async fn clean_and_free(&self) -> Result<bool> {
         let pass = self.clean(Hurry::Background).await?;
         if pass.moved || self.is_coming() {
-            // Dead segments are free after that (K24).
+            // Dead segments are free after that (choose.K24).
             self.checkpoints.make_and_free(How::Log).await?;
             self.cleaning.note_freed();
         }

@@ -83,7 +83,7 @@ pub(crate) struct Run {
     pub sums: std::sync::Arc<[u32]>,
     /// Number of failed flushes when its space was reserved, or before it was written again.
     pub flush_failures: u64,
-    /// A good flush began after it was written (K13): no later failure loses it.
+    /// A good flush began after it was written (commit.K13): no later failure loses it.
     pub is_flushed: bool,
 }
 

@@ -62,7 +62,7 @@ pub(crate) struct Space {
     /// Pairs of nodes that checkpoints may need (P13), and pairs for operations that make space
     /// (P24).
     need_nodes: (u64, u64),
-    /// Pairs that writes of content always leave to checkpoints (P25).
+    /// Pairs that writes of content always leave to checkpoints (capacity.P25).
     least_nodes: u64,
     /// Pairs of nodes that were taken since the last freeze.
     nodes_taken: u64,
@@ -157,7 +157,7 @@ impl Space {
     }
 
     /// Sets the pairs that content always leaves to checkpoints, whether they need them now or not
-    /// (P25).
+    /// (capacity.P25).
     pub fn least_nodes(&mut self, pairs: u64) {
         self.least_nodes = pairs;
     }
@@ -229,8 +229,9 @@ impl Space {
         self.overwrite_space(self.need_nodes.0)
     }
 
-    /// Bytes that are free for overwrites of stored content (P25), if checkpoints may need `pairs`
-    /// of nodes. They leave only what checkpoints, the log and the cleaner need to continue.
+    /// Bytes that are free for overwrites of stored content (capacity.P25), if checkpoints may need
+    /// `pairs` of nodes. They leave only what checkpoints, the log and the cleaner need to
+    /// continue.
     pub fn overwrite_space(&self, pairs: u64) -> u64 {
         let free = self.segments.free();
         let kept = self.kept_least(pairs.max(self.least_nodes)) + self.kept_for_cleaner();
@@ -344,8 +345,8 @@ impl Space {
         open.is_some()
     }
 
-    /// Notes a failed write to this segment (W18): the cleaner stops filling it. False: the failure
-    /// was known.
+    /// Notes a failed write to this segment (segment.W18): the cleaner stops filling it. False: the
+    /// failure was known.
     pub fn fail(&mut self, segment: u32) -> bool {
         if let Some(open) = self.clean.take_if(|at| at.segment == segment) {
             self.segments.seal(open.segment);

@@ -2,8 +2,8 @@
 //! `RUSTFLAGS="--cfg shuttle" cargo test --profile fsx --test shuttle`, with a target directory of
 //! its own.
 //!
-//! In every schedule a task that waits for a record gets an answer (L8; shuttle reports a deadlock
-//! otherwise), and a record that was reported as durable was flushed (I12).
+//! In every schedule a task that waits for a record gets an answer (log.L8; shuttle reports a
+//! deadlock otherwise), and a record that was reported as durable was flushed (lfs.I12).
 #![cfg(shuttle)]
 
 use forebay_base::schedules::check;

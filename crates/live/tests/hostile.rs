@@ -85,7 +85,7 @@ fn hostile(n: usize, to: SocketAddr) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// T4: hostile requests leave the answers and the memory of the server as they were.
+/// server.T4: hostile requests leave the answers and the memory of the server as they were.
 #[test]
 fn t4_hostile_requests_change_nothing() {
     let (cache, server) = start();
@@ -106,8 +106,8 @@ fn t4_hostile_requests_change_nothing() {
     drop(cache);
 }
 
-/// T2: silent connections use up the limit, and lose their place at their timeout. The server
-/// closes further ones at once. Stopping it does not wait for the silent ones.
+/// server.T2: silent connections use up the limit, and lose their place at their timeout. The
+/// server closes further ones at once. Stopping it does not wait for the silent ones.
 #[test]
 fn t2_silent_connections_are_bounded_and_do_not_delay_stop() {
     let (_cache, server) = start();
@@ -136,7 +136,8 @@ fn t2_silent_connections_are_bounded_and_do_not_delay_stop() {
     assert!(TcpStream::connect(to).is_err(), "the server listens no more");
 }
 
-/// T5 and B2: when the server has stopped, no thread of it and no client holds the cache.
+/// server.T5 and collector.B2: when the server has stopped, no thread of it and no client holds the
+/// cache.
 #[test]
 fn t5_b2_stopped_server_releases_cache() {
     let dir = std::env::temp_dir().join(format!("forebay-live-{}", std::process::id()));
@@ -185,8 +186,8 @@ fn t1_address_beyond_loopback_needs_option() {
     }
 }
 
-/// B1, and HEAD is GET without the content: the collector makes one view for all clients that ask
-/// at the same time.
+/// collector.B1, and HEAD is GET without the content: the collector makes one view for all clients
+/// that ask at the same time.
 #[test]
 fn b1_clients_share_one_view() {
     let (_cache, server) = start();
@@ -209,7 +210,8 @@ fn b1_clients_share_one_view() {
     assert!(!page.contains("NONCE") && !page.contains("http://") && !page.contains("https://"));
 }
 
-/// T3: a client that never ends its request gets an error at the timeout, and loses its place.
+/// server.T3: a client that never ends its request gets an error at the timeout, and loses its
+/// place.
 #[test]
 fn t3_unfinished_request_times_out() {
     let (_cache, server) = start();

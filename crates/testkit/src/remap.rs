@@ -4,8 +4,8 @@
 //! a volume may wait. A test of crashes takes an [`Image`] at each commit.
 //!
 //! Invariants: R1 a device block is free, reserved, mapped, or in limbo. R2 a block in limbo is
-//! free once every pin handed out before it got there is gone (O4). R3 the published size never
-//! exceeds what was published, written or not (O5).
+//! free once every pin handed out before it got there is gone (ops.O4). R3 the published size never
+//! exceeds what was published, written or not (ops.O5).
 //!
 //! Lock: one, a leaf.
 
@@ -39,7 +39,7 @@ struct Mapped {
     sum: Option<u32>,
 }
 
-/// A map at one moment. The places that it names are not reused while it is kept (O4).
+/// A map at one moment. The places that it names are not reused while it is kept (ops.O4).
 #[derive(Clone)]
 pub struct Image {
     map: BTreeMap<u64, Mapped>,
@@ -55,7 +55,7 @@ impl Image {
 
 struct State {
     map: BTreeMap<u64, Mapped>,
-    /// Highest sequence that emptied a file block; one drawn before that is not published (O2).
+    /// Highest sequence that emptied a file block; one drawn before that is not published (ops.O2).
     zeroed: BTreeMap<u64, u64>,
     /// Truncates: first file block cut off, sequence; ascending in both.
     cuts: Vec<(u64, u64)>,

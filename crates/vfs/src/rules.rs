@@ -6,7 +6,7 @@
 //! interface and also runs on the host's file systems, because an oracle that shares this code
 //! would share its mistakes.
 //!
-//! Invariants: Y1 a rule only reads: a refused call has changed nothing (F7). Y2 a rule depends
+//! Invariants: Y1 a rule only reads: a refused call has changed nothing (fs.F7). Y2 a rule depends
 //! only on what it reads. If it stops because an object is not loaded ([`View::Stop`]), the caller
 //! loads the object and calls the rule again.
 //!

@@ -69,7 +69,7 @@ impl Cached {
         Ok(Self { files, devices, cache })
     }
 
-    /// Reads all files, so that they are cached (Y2).
+    /// Reads all files, so that they are cached (dirty.Y2).
     pub fn fill(&self) -> Result<()> {
         self.files.iter().try_for_each(fill)
     }
@@ -167,7 +167,7 @@ pub struct Buffered {
 }
 
 impl Buffered {
-    /// Opens existing files and reads them, so that they are cached (`dirty`, Y2).
+    /// Opens existing files and reads them, so that they are cached (dirty.Y2).
     pub fn open(paths: &[PathBuf]) -> Result<Self> {
         let mut files = Vec::new();
         let mut buf = vec![0; MIB as usize];

@@ -1,7 +1,8 @@
 //! The figures that docs/figures.md always shows, with descriptions for readers.
 //!
 //! Invariant: R4 each figure is listed once. Figures that missed their goal are shown in any case
-//! (R2). So being listed adds only a readable description, and "not run" if the figure is missing.
+//! (readme.R2). So being listed adds only a readable description, and "not run" if the figure is
+//! missing.
 
 /// A figure: bench, name of the ratio, description.
 pub type Fact = (&'static str, &'static str, &'static str);

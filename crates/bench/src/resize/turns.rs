@@ -62,7 +62,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     /// The story: the hot set was read between the two counts of its cached blocks. A block that
-    /// the resize had evicted was loaded again, and counted as kept (Z3).
+    /// the resize had evicted was loaded again, and counted as kept (resize.Z3).
     #[test]
     fn t1_pause_excludes_reads() {
         let (turns, over, steps) = (Turns::default(), AtomicBool::new(false), AtomicU64::new(0));

@@ -137,8 +137,8 @@ fn pool_without_first_worker_is_refused() {
     assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
 }
 
-/// T3: a worker that is idle ends, but not the first: where no other can be started then, a request
-/// would wait for ever.
+/// threads.T3: a worker that is idle ends, but not the first: where no other can be started then, a
+/// request would wait for ever.
 #[test]
 fn first_worker_after_idle_takes_request() {
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -197,7 +197,7 @@ fn request_panic_ends_request_and_engine_continues() {
     }
 }
 
-/// T1: an engine that is dropped while many requests are queued completes all of them.
+/// threads.T1: an engine that is dropped while many requests are queued completes all of them.
 #[test]
 fn engine_dropped_completes_accepted_requests() {
     for (aio, engine) in engines() {
@@ -252,7 +252,8 @@ unsafe impl Request for Chain {
     }
 }
 
-/// E2, U3: the end of a request found the ring borrowed, or a lock held, by its own thread.
+/// engine.E2, uring.U3: the end of a request found the ring borrowed, or a lock held, by its own
+/// thread.
 #[test]
 fn request_end_may_submit_again() {
     for (aio, engine) in engines() {

@@ -43,7 +43,8 @@ impl Inner {
         }
         match bio.op {
             BioOp::Read | BioOp::Write => {
-                // SAFETY: the bio owns the memory, and outlives this list, which ends here (Y1).
+                // SAFETY: the bio owns the memory, and outlives this list, which ends here
+                // (sys.Y1).
                 let iovs = unsafe { IoVecs::of(&mut bio.data, std::mem::take(spare)) };
                 let mut xfer = Xfer::plan(self, &view, bio.op, (offset, len), flags, iovs)?;
                 let done = self.transfer(&mut xfer);
@@ -79,7 +80,7 @@ impl Inner {
         }
     }
 
-    /// Makes completed writes durable, with the metadata to find them (L5).
+    /// Makes completed writes durable, with the metadata to find them (lineage.L5).
     pub(crate) fn flush(&self, seen: u64) -> Result<()> {
         let fd = self.fd(false);
         let resized = self.take_resized();

@@ -135,7 +135,7 @@ impl Xfer {
         if write && spans.pad > 0 {
             let mut rest = iovs.split_off(spans.main as usize);
             rest.split_off(spans.tail as usize);
-            // L2: no dirty byte stays in the page cache while direct I/O is on.
+            // lineage.L2: no dirty byte stays in the page cache while direct I/O is on.
             let (start, rwf) = (end, libc::RWF_DSYNC);
             tail = (spans.tail > 0).then(|| {
                 let end = start + spans.tail;
@@ -281,9 +281,9 @@ mod tests {
         }
     }
 
-    /// L3: a short transfer continues with the rest; a call without progress is an error. Neither a
-    /// short read nor a short write counts as complete. Beyond the file's end, in its last block, a
-    /// read returns zeros.
+    /// lineage.L3: a short transfer continues with the rest; a call without progress is an error.
+    /// Neither a short read nor a short write counts as complete. Beyond the file's end, in its
+    /// last block, a read returns zeros.
     #[test]
     fn l3_transfer_short_continues_without_progress_fails() {
         let path = std::env::temp_dir().join(format!("forebay-l3-{}", std::process::id()));

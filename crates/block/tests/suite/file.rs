@@ -23,7 +23,7 @@ fn create(name: &str, size: u64, direct_io: DirectIo) -> Arc<FileDevice> {
     FileDevice::open(path(name), &options, &engine()).unwrap()
 }
 
-/// F3: neither writes nor zeroing of the last block, which go past the end, move it.
+/// file.F3: neither writes nor zeroing of the last block, which go past the end, move it.
 #[test]
 fn partial_last_block_is_clipped_and_zero_filled() {
     for direct_io in [DirectIo::Auto, DirectIo::Off] {
@@ -279,9 +279,9 @@ fn reference(path: &Path, direct: bool) -> OwnedFd {
     found.into_iter().next().unwrap()
 }
 
-/// K9. The lock was on the descriptor for buffered I/O alone, and direct I/O uses another open file
-/// description. So a process that opened the image right after a kill -9 could have the lock while
-/// direct writes of the killed process were in flight, and these damaged what it wrote.
+/// lock.K9. The lock was on the descriptor for buffered I/O alone, and direct I/O uses another open
+/// file description. So a process that opened the image right after a kill -9 could have the lock
+/// while direct writes of the killed process were in flight, and these damaged what it wrote.
 #[test]
 fn lock_lasts_until_each_writing_descriptor_is_closed() {
     let none = FileOptions { lock_wait: Duration::ZERO, ..FileOptions::default() };

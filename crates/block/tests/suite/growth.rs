@@ -90,7 +90,8 @@ fn grows_under_load(aio: Aio, engine: &Engine, logical_block: u32) {
     assert_eq!(std::fs::metadata(device.path()).unwrap().len(), size, "X3: no write grows a file");
 }
 
-/// X4: a request that read the size twice found two sizes, and failed or wrote outside its part.
+/// xfer.X4: a request that read the size twice found two sizes, and failed or wrote outside its
+/// part.
 #[test]
 fn file_growing_under_requests_completes_all() {
     for (aio, engine) in engines() {
@@ -120,7 +121,8 @@ fn within_a_page(device: &FileDevice, worker: u64, round: u64) {
 
 /// Zeroing less than a page dirties it in the system's page cache. A buffered write concurrent with
 /// direct writes in the same page makes the kernel report EIO to the next sync. But `fallocate`
-/// waits for direct I/O, which a write does not (F7): with a write in its place this test fails.
+/// waits for direct I/O, which a write does not (file.F7): with a write in its place this test
+/// fails.
 #[test]
 fn zeroing_part_of_page_under_direct_writes_keeps_sync_ok() {
     for (aio, engine) in engines() {

@@ -127,7 +127,7 @@ fn checksum_finds_what_changed_at_rest() {
     assert_eq!(device.stats().corrupt_reads, 2);
 }
 
-/// D2: the need is read anew each time, through the whole stack.
+/// target.D2: the need is read anew each time, through the whole stack.
 #[test]
 fn s5_x1_stable_need_reaches_top_at_once() {
     let checksum = ChecksumDevice::new(ram());

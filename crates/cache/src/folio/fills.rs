@@ -1,4 +1,4 @@
-//! Fills of a folio: planned, zeroed, ended. States and invariants (F1..F6) are in
+//! Fills of a folio: planned, zeroed, ended. States and invariants (table.F1..F6) are in
 //! [`crate::table`]. All of it under the folio lock.
 
 use crate::folio::guard::{FolioWrite, FramePool};

@@ -1,5 +1,5 @@
 //! The guard through which folios are read and changed under their lock: [`FolioWrite`].
-//! States and invariants (F1..F6) are in [`crate::table`].
+//! States and invariants (table.F1..F6) are in [`crate::table`].
 
 pub use super::pool::FramePool;
 use super::read::{copy_out, touch};

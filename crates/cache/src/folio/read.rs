@@ -1,6 +1,6 @@
 //! [`FolioRead`]: a folio read without its lock, as a hit does it.
 //!
-//! States and invariants (F1..F6) are in [`crate::table`]. No locks.
+//! States and invariants (table.F1..F6) are in [`crate::table`]. No locks.
 
 use crate::cache::PageCache;
 use crate::memory::arena::{FRAME_SIZE, Frame};

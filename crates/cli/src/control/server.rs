@@ -144,7 +144,7 @@ impl ControlServer {
     }
 
     /// Ends all sessions on volumes, and lets no new ones begin: what they have done is done when
-    /// this returns (R4 of [`crate::remote`]).
+    /// this returns (remote.R4).
     pub fn end_sessions(&self) {
         let mut sessions = self.shared.sessions();
         sessions.over = true;

@@ -1,6 +1,7 @@
 //! The frames of a session: calls and answers. No I/O.
 //!
-//! M1 What is decoded encodes to the same bytes; what is not understood is refused as a whole (R2).
+//! M1 What is decoded encodes to the same bytes; what is not understood is refused as a whole
+//! (remote.R2).
 
 use super::fields::Field;
 use forebay_base::codec::Reader;
@@ -187,8 +188,8 @@ mod tests {
         assert_eq!(Answer::decode(&list.encode()).unwrap(), list);
     }
 
-    /// L1, M1: cut short, changed, random: an error or a message, which encodes to what it was;
-    /// never a panic, and nothing as long as a length claims.
+    /// fields.L1, M1: cut short, changed, random: an error or a message, which encodes to what it
+    /// was; never a panic, and nothing as long as a length claims.
     #[test]
     fn l1_hostile_frames_are_refused() {
         let mut rng = 1;

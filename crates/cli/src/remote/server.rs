@@ -10,10 +10,10 @@ use forebay_vfs::{FileSystem, Name, OpenFileRef, Privileges, XattrName};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 
-/// Most files that a session may have open (R1).
+/// Most files that a session may have open (remote.R1).
 pub const HANDLES_MAX: usize = 256;
 
-/// Serves a session until the client goes, or breaks the protocol (R2, R3).
+/// Serves a session until the client goes, or breaks the protocol (remote.R2, remote.R3).
 pub fn serve(
     fs: &dyn FileSystem,
     mut reader: impl Read,

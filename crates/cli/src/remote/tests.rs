@@ -73,8 +73,8 @@ fn told(stream: &mut UnixStream) -> Option<Answer> {
     Some(Answer::decode(&frame).expect("the server speaks the protocol"))
 }
 
-/// R1, R2: what a client sends may be anything; the session ends with a reason, and the server
-/// lives.
+/// remote.R1, remote.R2: what a client sends may be anything; the session ends with a reason, and
+/// the server lives.
 #[test]
 fn r1_r2_hostile_clients_are_told_and_cut_off() {
     let below = Arc::new(MemFs::default());
@@ -109,7 +109,8 @@ fn r1_r2_hostile_clients_are_told_and_cut_off() {
     assert_eq!(block_on(below.readdir(Ino::ROOT, forebay_vfs::Cookie::START, 9)).unwrap(), []);
 }
 
-/// R1, R3: a session has its share of open files; when it ends, however it ends, they are closed.
+/// remote.R1, remote.R3: a session has its share of open files; when it ends, however it ends, they
+/// are closed.
 #[test]
 fn r3_session_end_closes_its_files() {
     let below = Arc::new(MemFs::default());

@@ -85,7 +85,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }
 
-/// The middle of what is too long is left out; nothing in it steers a terminal (T1).
+/// The middle of what is too long is left out; nothing in it steers a terminal (top.T1).
 fn fit(name: &str, width: usize) -> String {
     let plain =
         |c: char| if c.is_control() || !c.is_ascii() && c.is_whitespace() { '?' } else { c };

@@ -79,7 +79,7 @@ fn image(folder: &Folder, name: &str, bytes: u64) -> PathBuf {
     path
 }
 
-/// H1: A file system made, filled, checked; the device refused to go while it is mounted;
+/// attach.H1: A file system made, filled, checked; the device refused to go while it is mounted;
 /// everything durable when it has gone; the image free.
 #[test]
 fn file_system_on_attached_device_works() {
@@ -203,8 +203,8 @@ fn fio_verifies_what_it_wrote() {
     folder.ok(&["fsck", "vol"]);
 }
 
-/// H2: a process that is killed while everything is under way: every call ends, with an error; the
-/// file system is unmounted, and device, mount and processes are gone.
+/// attach.H2: a process that is killed while everything is under way: every call ends, with an
+/// error; the file system is unmounted, and device, mount and processes are gone.
 #[test]
 fn h2_kill_9_leaves_nothing_hanging() {
     if !may_run() {
@@ -242,7 +242,7 @@ fn h2_kill_9_leaves_nothing_hanging() {
     }
 }
 
-/// H3: a signal ends it as detach does; one in use goes with its last user.
+/// attach.H3: a signal ends it as detach does; one in use goes with its last user.
 #[test]
 fn h3_signal_detaches_with_all_data_durable() {
     if !may_run() {

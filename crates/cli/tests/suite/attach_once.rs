@@ -32,8 +32,8 @@ fn default_device_under_a_file_system_caches_nothing_twice() {
     }
 }
 
-/// L1: the device below gets blocks larger than the image's, and smaller ones again. The outcome
-/// stayed as it was when the image was opened, and requests failed.
+/// lineage.L1: the device below gets blocks larger than the image's, and smaller ones again. The
+/// outcome stayed as it was when the image was opened, and requests failed.
 #[test]
 fn l1_outcome_follows_the_device_below() {
     if !may_run() {

@@ -114,7 +114,7 @@ fn closed_file_stays_cached() {
     place.umount();
 }
 
-/// P1: what is wrong is said before anything stays.
+/// mount.P1: what is wrong is said before anything stays.
 #[test]
 fn p1_invalid_mount_is_refused_and_leaves_nothing() {
     if !may_run() {
@@ -146,7 +146,8 @@ fn p1_invalid_mount_is_refused_and_leaves_nothing() {
     place.forebay_umount();
 }
 
-/// P2, P3: a signal ends a mount as umount does, on either type; afterwards the image is free.
+/// mount.P2, mount.P3: a signal ends a mount as umount does, on either type; afterwards the image
+/// is free.
 #[test]
 fn p2_p3_signal_unmounts_with_all_data_durable() {
     if !may_run() {

@@ -118,8 +118,8 @@ fn fincore_of_a_file_on_a_mount() {
     place.umount();
 }
 
-/// A1, R4: commands on a volume that is mounted go through its process: both see what the other
-/// does, and it is durable when the mount has ended.
+/// at.A1, remote.R4: commands on a volume that is mounted go through its process: both see what the
+/// other does, and it is durable when the mount has ended.
 #[test]
 fn commands_go_through_the_process_of_the_mount() {
     if !may_run() {

@@ -93,7 +93,7 @@ fn p1_mount_with_address_in_use_ends_cleanly() {
 }
 
 /// Files were written, closed, and the mount taken away with status 0; that they had not got to the
-/// device, which was full, no caller learned of it (E1, B1).
+/// device, which was full, no caller learned of it (umount.E1).
 #[test]
 fn e1_failed_write_out_fails_the_unmount() {
     if !may_run() {

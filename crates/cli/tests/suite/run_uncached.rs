@@ -70,8 +70,8 @@ impl Drop for Group {
     }
 }
 
-/// U1, U2: By a child, a grandchild whose parents are gone, in a session of its own, in namespaces:
-/// users, processes, mounts. Each says that it has read all.
+/// run.U1, run.U2: By a child, a grandchild whose parents are gone, in a session of its own, in
+/// namespaces: users, processes, mounts. Each says that it has read all.
 #[test]
 fn all_that_a_command_starts_is_uncached() {
     if !may_run() {
@@ -111,8 +111,8 @@ print('done')\"";
     lab.end();
 }
 
-/// U3: What is cached is served and stays; what is made is not kept; files that were open before
-/// it, as standard input and output, count as well, and are as they were afterwards.
+/// run.U3: What is cached is served and stays; what is made is not kept; files that were open
+/// before it, as standard input and output, count as well, and are as they were afterwards.
 #[test]
 fn run_uncached_covers_open_files_and_restores_them() {
     if !may_run() {

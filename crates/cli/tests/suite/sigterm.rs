@@ -61,7 +61,7 @@ fn sighup_is_the_same() {
     stop_under_load("HUP");
 }
 
-/// N2: as nohup starts it.
+/// signals.N2: as nohup starts it.
 #[test]
 fn n2_ignored_hangup_keeps_server_running() {
     let folder = Folder::new();

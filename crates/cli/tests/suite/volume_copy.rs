@@ -5,7 +5,7 @@ use crate::common::Folder;
 use crate::common::volume::{look, make_tree};
 use std::os::unix::fs::MetadataExt;
 
-/// D3, K1: directories have their times, too; and a check of what came in finds nothing.
+/// copy.D3, fsck.K1: directories have their times, too; and a check of what came in finds nothing.
 #[test]
 fn copied_tree_comes_back_unchanged() {
     let folder = Folder::new();
@@ -66,7 +66,7 @@ fn files_go_where_they_are_told() {
     assert_eq!(paths, ["/dir", "/one", "/renamed", "/two", "/dir/x"]);
 }
 
-/// D1: the command names what it cannot copy, and copies the rest.
+/// copy.D1: the command names what it cannot copy, and copies the rest.
 #[test]
 fn uncopyable_source_is_named_and_rest_copied() {
     let folder = Folder::new();
@@ -93,8 +93,8 @@ fn uncopyable_source_is_named_and_rest_copied() {
     assert_eq!(std::fs::read(folder.path("back")).unwrap(), b"1", "what failed changed nothing");
 }
 
-/// A copy that does not fit says so, names the file, of which nothing is left (D2), and what was
-/// copied before is there.
+/// A copy that does not fit says so, names the file, of which nothing is left (copy.D2), and what
+/// was copied before is there.
 #[test]
 fn copy_into_full_volume_names_failed_file() {
     let folder = Folder::new();

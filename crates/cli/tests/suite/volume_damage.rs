@@ -130,8 +130,8 @@ fn lost_tree_is_recovered_from_earlier_checkpoint() {
     );
 }
 
-/// Y1. A log that is damaged below what it calls durable is read up to there. Everything behind is
-/// missing, and `recover` ended with status 0 and a line in the log alone.
+/// recover.Y1. A log that is damaged below what it calls durable is read up to there. Everything
+/// behind is missing, and `recover` ended with status 0 and a line in the log alone.
 #[test]
 fn damaged_log_is_reported_as_problem() {
     let folder = Folder::new();

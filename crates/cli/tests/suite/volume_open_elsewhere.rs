@@ -14,7 +14,7 @@ fn exported(folder: &Folder) -> crate::common::Server {
     folder.serve(&["v:/disk", "--cache-size", "32M"])
 }
 
-/// A1, R4: what a command did through the process is durable when that has ended.
+/// at.A1, remote.R4: what a command did through the process is durable when that has ended.
 #[test]
 fn commands_go_through_the_process_that_has_it() {
     let folder = Folder::new();

@@ -161,7 +161,8 @@ fn recovered_hole_reduces_stored_bytes() {
     assert!(summary.counts.states > 2);
 }
 
-/// A seed gives the same states each time, and each state once: K1, P1, X1, X2, X3.
+/// A seed gives the same states each time, and each state once: cases.K1, campaign.P1, search.X1,
+/// search.X2, search.X3.
 #[test]
 fn same_seed_gives_same_states() {
     let whole = |case| {
@@ -178,7 +179,8 @@ fn same_seed_gives_same_states() {
     }
 }
 
-/// A violation is shrunk and its command repeats it; without the injected fault there is none: H1.
+/// A violation is shrunk and its command repeats it; without the injected fault there is none:
+/// shrink.H1.
 #[test]
 fn failure_is_shrunk_and_repeats() {
     let plant = Some(Planted::UnverifiedData);

@@ -59,21 +59,24 @@ fn all(
 }
 
 /// Recovery gives a prefix of the steps that contains everything acknowledged, also across ends of
-/// segments (J12), and gives it again: I11, I12, I17, L1, L2, L3, R11, R14, S11.
+/// segments (group_layout.J12), and gives it again: lfs.I11, lfs.I12, lfs.I17, log.L1, log.L2,
+/// log.L3, rollforward.R11, rollforward.R14, state.S11.
 #[test]
 fn names_survive_power_loss_at_every_request() {
     let seen = all("names", seeds(5), Setup::from_seed, every_cut, QUICK).counts;
     assert!(seen.states > 20 * seen.workloads && seen.second_lives > 0);
 }
 
-/// What recovery read from a volatile cache and served is there after a power loss: O11, R13.
+/// What recovery read from a volatile cache and served is there after a power loss: open.O11,
+/// rollforward.R13.
 #[test]
 fn names_survive_kill() {
     let seen = all("killed", seeds(8), Setup::from_seed, every_cut, KILLED).counts;
     assert!(seen.kills > seen.workloads && seen.second_states > 5 * seen.workloads);
 }
 
-/// Each block old or new, no size without its bytes, nothing overwritten: I13, I15, I16, M11, M13.
+/// Each block old or new, no size without its bytes, nothing overwritten: lfs.I13, lfs.I15,
+/// lfs.I16, map_ops.M11, map_ops.M13.
 #[test]
 fn content_survives_power_loss_at_every_request() {
     // Seed 34: a file had grown by a hole. A sync, concurrent with a write into that hole,
@@ -102,14 +105,14 @@ fn replaced_files_survive_power_loss_at_every_request() {
 }
 
 /// The cleaner empties segments while clients overwrite their content, and the volume reuses them,
-/// with power losses throughout: C41, C43, W11 to W14.
+/// with power losses throughout: clean.C41, clean.C43, segment.W11 to W14.
 #[test]
 fn full_volume_survives_power_loss_at_every_request() {
     let seen = all("crowded", seeds(6), Setup::crowded, crowded, QUICK).counts;
     assert!(seen.states > 20 * seen.workloads && seen.cleaned > 10 * seen.workloads, "{seen:?}");
 }
 
-/// The cleaner on a failing disk: after a failure it does not rely on earlier copies (C43).
+/// The cleaner on a failing disk: after a failure it does not rely on earlier copies (clean.C43).
 #[test]
 fn full_volume_survives_failing_disk() {
     let setup = |seed| Setup::crowded(seed).failing();
@@ -117,8 +120,8 @@ fn full_volume_survives_failing_disk() {
     assert!(seen.syncs_failed > 0 && seen.cleaned > seen.workloads, "{seen:?}");
 }
 
-/// L4, L5: flushes and writes fail now and then. A sync reports that, and everything acknowledged
-/// before and after is there.
+/// log.L4, log.L5: flushes and writes fail now and then. A sync reports that, and everything
+/// acknowledged before and after is there.
 #[test]
 fn names_survive_failing_disk() {
     let setup = |seed| Setup::from_seed(seed).failing();
@@ -127,7 +130,7 @@ fn names_survive_failing_disk() {
     assert!(seen.flushes_failed > 0 && seen.writes_failed > 0);
 }
 
-/// Content on a failing disk: failed runs are written again: I18, L7, Q1, Q2.
+/// Content on a failing disk: failed runs are written again: lfs.I18, log.L7, repair.Q1, logged.Q2.
 #[test]
 fn content_survives_failing_disk() {
     // Seed 1000: the second failed flush lost two blocks for good. Their record omitted them, but

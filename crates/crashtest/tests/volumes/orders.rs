@@ -261,7 +261,8 @@ pub fn ordered(
     Ok(())
 }
 
-/// O1, O2, S15, H14: the sequence decides, never the order of publishing, replay or checkpoints.
+/// ops.O1, ops.O2, state.S15, checkpoint.H14: the sequence decides, never the order of publishing,
+/// replay or checkpoints.
 #[test]
 fn content_captured_last_counts() {
     let mut seen = Seen::default();

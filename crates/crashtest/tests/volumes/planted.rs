@@ -191,7 +191,7 @@ fn find_in_campaign(fault: Planted, class: &str) -> Result<(), String> {
     }
 }
 
-/// K11, O12 among them; a moment knows what was acknowledged before it: U1.
+/// commit.K11, open.O12 among them; a moment knows what was acknowledged before it: run.U1.
 #[test]
 fn search_finds_every_injected_fault() {
     let only = std::env::var("FOREBAY_CRASH_FAULT").ok();

@@ -37,7 +37,8 @@ pub fn storm(setup: &Setup, depth: Depth, seen: &mut Seen) -> Result<(), Violati
     search(Subject { setup, base: &base, script: &script }, depth, seen, &|_| false)
 }
 
-/// A log segment that a checkpoint is about to free is kept until the checkpoint is durable: W13.
+/// A log segment that a checkpoint is about to free is kept until the checkpoint is durable:
+/// segment.W13.
 #[test]
 fn log_continues_during_checkpoints() {
     let mut seen = Seen::default();

@@ -107,9 +107,9 @@ impl VolumeOpener {
     }
 
     /// The mapping and a handle on it, for a pin of a range, after a mount of the volume has
-    /// written back its stores into maps of the range (Z3). Errors: `BadHandle` if it is not open
-    /// for reading, `IsDirectory` and `InvalidInput` for inodes without content, `WouldBlock` with
-    /// `NOWAIT` if the call has to wait. The caller names the path.
+    /// written back its stores into maps of the range (coherent.Z3). Errors: `BadHandle` if it is
+    /// not open for reading, `IsDirectory` and `InvalidInput` for inodes without content,
+    /// `WouldBlock` with `NOWAIT` if the call has to wait. The caller names the path.
     pub fn reader_of(
         &self,
         offset: u64,
@@ -138,7 +138,7 @@ impl VolumeOpener {
         self.named(self.volume.open.volume.mapped_file(self.ino()))
     }
 
-    /// A mount may hold stores back of what is a hole here. They are written first (Z3 of
+    /// A mount may hold stores back of what is a hole here. They are written first (coherent.Z3 of
     /// [`forebay_vfs::coherent`]). The end of `found`, which begins at `offset`, if it has to be
     /// looked up again for that; nothing was handed over of later holes.
     pub async fn hand_over_holes(&self, offset: u64, found: &[Extent]) -> Option<u64> {

@@ -61,7 +61,7 @@ fn clean_blocks_survive_a_close() {
 }
 
 /// The cached blocks of a closed file are its content only as long as no other program changes it
-/// (R2).
+/// (registry.R2).
 #[test]
 fn closed_file_changed_outside_is_read_from_device() {
     let dir = Dir::new("changed");
@@ -199,7 +199,8 @@ fn openers_share_what_they_agree_on() {
     open(&cache, &path, SIZE).write_at(&[8; 512], 0).unwrap();
 }
 
-/// Many threads open, write and close the same few files: no open fails, and no write is lost (R1).
+/// Many threads open, write and close the same few files: no open fails, and no write is lost
+/// (registry.R1).
 #[test]
 fn opens_and_closes_race() {
     let dir = Dir::new("races");

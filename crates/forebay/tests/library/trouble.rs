@@ -414,7 +414,7 @@ fn read_error_in_volume_names_path_of_file() {
 }
 
 /// Errors of writes, syncs and changes of a file name its path, and behind it the image that
-/// failed (Z4).
+/// failed (inside.Z4).
 #[test]
 fn write_and_sync_errors_in_volume_name_path_of_file() {
     let dir = Dir::new("names-sync");

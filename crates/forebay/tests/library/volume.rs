@@ -193,7 +193,7 @@ fn every_request_has_its_flags() {
 
 /// The last opener of a volume had dropped it, and its close was still running. The next opener
 /// must neither be refused because of this process's own lock, nor get a second volume on one image
-/// (W1).
+/// (open_volumes.W1).
 #[test]
 fn one_image_is_one_volume() {
     let dir = Dir::new("volume-shared");
@@ -251,8 +251,8 @@ fn reading_only_leaves_no_trace() {
     assert!(std::fs::read(&path).unwrap() == before, "the image changed");
 }
 
-/// Volumes and raw files together stay within one budget (V2), and one shutdown writes out all of
-/// them.
+/// Volumes and raw files together stay within one budget (volume.V2), and one shutdown writes out
+/// all of them.
 #[test]
 fn volumes_and_files_share_a_budget() {
     let dir = Dir::new("volume-budget");

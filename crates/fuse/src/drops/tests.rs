@@ -10,7 +10,7 @@ fn pages(drops: &Drops, node: u64) -> Vec<u64> {
     queued.flat_map(|(_, range)| range.start / 4096..range.end / 4096).collect()
 }
 
-/// D1, D2: ranges of a sequential reader are dropped in steps, at the window's distance.
+/// drop.D1, drop.D2: ranges of a sequential reader are dropped in steps, at the window's distance.
 #[test]
 fn d1_d2_sequential_ranges_are_dropped_in_steps_behind_the_reader() {
     let (mut behind, mut dropped, step) = (Behind::default(), Vec::new(), 128 << 10);
@@ -35,8 +35,8 @@ fn d1_d2_sequential_ranges_are_dropped_in_steps_behind_the_reader() {
     assert_eq!(next, 20 * MIB);
 }
 
-/// D1, D2: gaps between the ranges of a random reader are not dropped. A handle records a bounded
-/// number of ranges.
+/// drop.D1, drop.D2: gaps between the ranges of a random reader are not dropped. A handle records a
+/// bounded number of ranges.
 #[test]
 fn d1_d2_random_ranges_are_dropped_oldest_first() {
     let mut behind = Behind::default();
@@ -54,7 +54,7 @@ fn d1_d2_random_ranges_are_dropped_oldest_first() {
     assert!(dropped.iter().cloned().eq(wanted));
 }
 
-/// D1: ranges of one inode that touch or overlap are merged; other ranges are not.
+/// drop.D1: ranges of one inode that touch or overlap are merged; other ranges are not.
 #[test]
 fn queued_ranges_that_touch_become_one() {
     let (drops, inodes) = (Drops::default(), Inodes::default());
@@ -86,7 +86,7 @@ fn queue_is_emptied_in_turns() {
     assert_eq!(taken, [(7, 0), (7, 4), (8, 0), (7, 0)]);
 }
 
-/// D3: a million random pages while the thread is stuck; every page that was read is dropped.
+/// drop.D3: a million random pages while the thread is stuck; every page that was read is dropped.
 #[test]
 fn d3_full_queue_merges_near_ranges_and_loses_none() {
     let (drops, inodes) = (Drops::default(), Inodes::default());
@@ -110,7 +110,7 @@ fn d3_full_queue_merges_near_ranges_and_loses_none() {
     }
 }
 
-/// D3: many files while the thread is stuck; files without space in the queue are dropped
+/// drop.D3: many files while the thread is stuck; files without space in the queue are dropped
 /// completely.
 #[test]
 fn d3_full_queue_drops_further_files_as_a_whole() {
@@ -137,8 +137,8 @@ fn d3_full_queue_drops_further_files_as_a_whole() {
     assert!((QUEUE_MAX..3 * QUEUE_MAX).contains(&whole), "{whole}");
 }
 
-/// D3: a backup goes on reading, so that the queue is never empty. Marked files waited until it
-/// was.
+/// drop.D3: a backup goes on reading, so that the queue is never empty. Marked files waited until
+/// it was.
 #[test]
 fn d3_marked_files_are_dropped_while_the_queue_refills() {
     let (drops, inodes) = (Drops::default(), Inodes::default());
@@ -168,8 +168,8 @@ fn d3_marked_files_are_dropped_while_the_queue_refills() {
     assert!(found.iter().copied().eq(marked), "{} of 100 in {notices} notices", found.len());
 }
 
-/// D3, D1: a queue that is never empty was taken for overloaded for good after one overload. Ranges
-/// were not merged any more: the next overload dropped a file as a whole.
+/// drop.D3, drop.D1: a queue that is never empty was taken for overloaded for good after one
+/// overload. Ranges were not merged any more: the next overload dropped a file as a whole.
 #[test]
 fn queue_that_was_overloaded_once_merges_again() {
     const FILE: u64 = 5;

@@ -83,7 +83,7 @@ fn run(name: &str, target: Target, data: &[u8]) -> Option<String> {
     Some(reason(&e.to_string()))
 }
 
-/// P1, Z1, Z2: and the fuzzer reaches code after the first checks.
+/// proto.P1, fuzz.Z1, fuzz.Z2: and the fuzzer reaches code after the first checks.
 #[test]
 fn any_bytes_are_refused_or_parsed() {
     let seed = number("FOREBAY_SEED", 1);

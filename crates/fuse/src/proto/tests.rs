@@ -47,7 +47,7 @@ fn golden() -> Vec<(String, Vec<u8>, String)> {
     found
 }
 
-/// P2, P4: and each known request has an example.
+/// proto.P2, proto.P4: and each known request has an example.
 #[test]
 fn p2_golden_requests() {
     let all = golden();
@@ -58,7 +58,8 @@ fn p2_golden_requests() {
     assert_eq!(all.len(), 46);
 }
 
-/// P1, P2: a truncated message is refused at any length, also if its header has the shorter length.
+/// proto.P1, proto.P2: a truncated message is refused at any length, also if its header has the
+/// shorter length.
 #[test]
 fn p1_p2_cut_at_every_length() {
     for (title, message, _) in golden() {
@@ -93,7 +94,7 @@ fn p1_p2_cut_at_every_length() {
     }
 }
 
-/// P2: the payload of a write is parsed where it was read.
+/// proto.P2: the payload of a write is parsed where it was read.
 #[test]
 fn p2_writes_in_two_parts() {
     let (_, message, _) =
@@ -139,7 +140,7 @@ fn check(what: &str, body: &Body, expected: &str, len: usize) {
     assert_eq!(body.len(), len, "{what}: as long as the kernel's structure");
 }
 
-/// P3, P4: replies, byte by byte.
+/// proto.P3, proto.P4: replies, byte by byte.
 #[test]
 fn p3_golden_replies() {
     let mut body = Body::new();
@@ -172,7 +173,7 @@ fn p3_golden_replies() {
     assert_eq!(header(0, 0, 0).len(), OUT_HEADER_BYTES);
 }
 
-/// P3: longer replies.
+/// proto.P3: longer replies.
 #[test]
 fn p3_golden_figures() {
     let mut body = Body::new();
@@ -217,7 +218,7 @@ fn p3_golden_figures() {
     check("init", &body, &format!("{text}00000000 6801 {}", "00".repeat(22)), 64);
 }
 
-/// P3: entries of a listing are padded, and one that does not fit adds nothing.
+/// proto.P3: entries of a listing are padded, and one that does not fit adds nothing.
 #[test]
 fn p3_listings_are_padded() {
     let mut body = Body::new();
@@ -235,7 +236,7 @@ fn p3_listings_are_padded() {
     );
 }
 
-/// P3: notifications have request number 0 and their code in place of the errno.
+/// proto.P3: notifications have request number 0 and their code in place of the errno.
 #[test]
 fn p3_golden_notices() {
     let inode = Notice::Inode { node: 3, offset: -1, len: 0 };

@@ -57,7 +57,7 @@ fn same(pages: usize) -> (Vec<Option<Vec<u8>>>, Vec<u8>) {
     (ours.chunks(PAGE).map(|page| Some(page.to_vec())).collect(), ours)
 }
 
-/// R1: differing pages are found, also after absent pages, and for reads of parts of pages.
+/// ret.R1: differing pages are found, also after absent pages, and for reads of parts of pages.
 #[test]
 fn pages_that_differ_are_found() {
     let (mut kernels, ours) = same(200);
@@ -86,7 +86,7 @@ fn pages_that_differ_are_found() {
     assert_eq!(compared(&nothing, 0, &ours).0, []);
 }
 
-/// R3: a call ends when the connection ends without an answer.
+/// ret.R3: a call ends when the connection ends without an answer.
 #[test]
 fn call_ends_with_the_connection() {
     let (a, _kernel) =

@@ -3,8 +3,8 @@
 //!
 //! The kernel chooses the offset of an `O_APPEND` write by the size that it knows. After another
 //! front end has changed the file, that size may be stale, and the daemon finds the end of file
-//! itself; see K3 in [`super::coherent`]. The first such change waits for the appends that began
-//! without knowledge of it.
+//! itself; see coherent.K3 in [`super::coherent`]. The first such change waits for the appends that
+//! began without knowledge of it.
 //!
 //! Invariants: K5 an append counts itself before it reads the file's mark; another front end sets
 //! the mark before it reads the count of appends. So at least one of them sees the other. K6 a

@@ -102,7 +102,7 @@ impl Core {
             return;
         }
         if handle.caching.is_cached && handle.mode() == MODE_UNCACHED {
-            // The kernel keeps the written pages. They are dropped after the answer (O3).
+            // The kernel keeps the written pages. They are dropped after the answer (openings.O3).
             self.drop_behind(handle, done.offset..done.offset + done.len as u64);
         }
         let may_be_stale = match handle.caching.is_cached {
@@ -331,7 +331,7 @@ mod tests {
 
     /// The story: the library began to append to a file that the kernel did not know, so marking it
     /// had no effect. A program then looked the file up with the old size, and appended over the
-    /// library's bytes. K3, K4, K6.
+    /// library's bytes. K3, K4, appends.K6.
     #[test]
     fn k6_inode_looked_up_during_change_is_marked() {
         let (core, _) = core();

@@ -99,7 +99,8 @@ impl Core {
         self.wrote(&handle, io, done)
     }
 
-    /// The flags of a write. The caller keeps the second value until the write is done (K5).
+    /// The flags of a write. The caller keeps the second value until the write is done
+    /// (appends.K5).
     fn flags_of_write(&self, handle: &Handle, io: &WriteIn) -> (IoFlags, Option<Counted<'_>>) {
         let flags = self.flags_of_kind(handle, io);
         if io.flags & open::APPEND == 0 || io.write_flags & WRITE_CACHE != 0 {
@@ -532,8 +533,8 @@ mod tests {
         assert_eq!(privileges_of(&write_in(fh, 0, 2)), Privileges::Keep);
     }
 
-    /// K5. The story: a program appended while the library made its first change to the file. The
-    /// kernel had chosen the append's offset before, so one overwrote the other.
+    /// appends.K5. The story: a program appended while the library made its first change to the
+    /// file. The kernel had chosen the append's offset before, so one overwrote the other.
     #[test]
     fn k5_first_foreign_change_waits_for_earlier_appends() {
         let core = core(CacheMode::Own);

@@ -1,7 +1,7 @@
 //! Operations that go on after their request was answered EIO, because of `request_timeout=`.
 //!
 //! The kernel takes such an operation for failed, and keeps its caches. So from the EIO answer on,
-//! the names of the operation count as being changed by another front end (`removals.rs`, R4): the
+//! the names of the operation count as being changed by another front end (removals.R4): the
 //! kernel no longer holds the lock of the directory. When the operation ends, its inodes and names
 //! are reported stale, as after a change by another front end.
 //!
@@ -53,7 +53,7 @@ impl Core {
         self.end_trust(&nodes);
         for (dir, name) in names {
             // In this order: a removal that sees no change in progress must see the queued notice
-            // (R4).
+            // (removals.R4).
             self.notifier.give(Notice::Entry { dir, name: name.into() });
             self.removals.end_change(Ino(dir), name);
         }

@@ -46,7 +46,7 @@ impl Listing<'_> {
             }
             match attr {
                 Some(attr) => {
-                    // A mark needs an inode that is counted, so it is counted first (N3).
+                    // A mark needs an inode that is counted, so it is counted first (inodes.N3).
                     self.core.told(attr.ino, &mut self.undo);
                     told = Some(attr.ino);
                     let valid = self.core.valid(attr, self.seen);

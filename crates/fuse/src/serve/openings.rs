@@ -366,10 +366,10 @@ mod tests {
         outcome.undo.opened.expect("it is opened")
     }
 
-    /// N3, N4. The queue of drops was full, so the kernel dropped all pages of a file that a
-    /// program had open for writing. What the program wrote then was in the kernel's cache, and no
-    /// mark said so. A change by the library was told as one of attributes, and programs went on
-    /// reading the bytes from before it.
+    /// inodes.N3, inodes.N4. The queue of drops was full, so the kernel dropped all pages of a file
+    /// that a program had open for writing. What the program wrote then was in the kernel's cache,
+    /// and no mark said so. A change by the library was told as one of attributes, and programs
+    /// went on reading the bytes from before it.
     #[test]
     fn write_after_a_drop_of_all_content_marks_it_again() {
         for (cache, is_kept) in [(CacheMode::Kernel, true), (CacheMode::Own, false)] {

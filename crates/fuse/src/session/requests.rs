@@ -2,7 +2,7 @@
 //! otherwise hands it to a task or thread.
 //!
 //! Each request ends in one answer, or in a task, sync or parking that answers it. A reader thread
-//! waits for a device only with permission (X1, X2 of [`super::readers`]).
+//! waits for a device only with permission (readers.X1, readers.X2).
 //!
 //! No locks.
 
@@ -23,7 +23,7 @@ use std::task::{Context, Poll, Waker};
 const EIO: i32 = 5;
 
 /// A request that is counted until it is answered. If it is dropped unanswered, the answer is EIO
-/// (waiting.A2, U1).
+/// (waiting.A2, fuse.U1).
 struct OutstandingRequest {
     shared: Arc<Shared>,
     core: Option<Arc<Core>>,
@@ -169,7 +169,8 @@ impl Shared {
         let outstanding = OutstandingRequest::new(self, core, unique);
         async move {
             let done = handle.file.sync_waiting(data_only).await;
-            // The open file refers to the file system, which may be released after the answer (S2).
+            // The open file refers to the file system, which may be released after the answer
+            // (session.S2).
             drop(handle);
             outstanding.answer(done.map_or_else(|e| Outcome::error(&e), |()| Outcome::errno(0)));
         }

@@ -99,7 +99,7 @@ fn end(ending: Ending) {
     ending.finish(&synced);
 }
 
-/// S1: too old a kernel gets an error; too new a one is first told the daemon's version.
+/// session.S1: too old a kernel gets an error; too new a one is first told the daemon's version.
 #[test]
 fn s1_versions_are_agreed_on_first() {
     let (kernel, session) = start(Arc::new(MemFs::default()));
@@ -139,7 +139,7 @@ fn only_what_both_sides_have() {
     assert_eq!((out.max_readahead, out.max_write), (PAYLOAD_MAX as u32, PAYLOAD_MAX as u32));
 }
 
-/// R2, U1: unknown and malformed requests are answered.
+/// serve.R2, fuse.U1: unknown and malformed requests are answered.
 #[test]
 fn r2_u1_every_request_is_answered() {
     let (kernel, session) = ready(Arc::new(MemFs::default()));
@@ -183,7 +183,7 @@ fn labels_that_are_not_there_are_not_supported() {
     end(session.wait());
 }
 
-/// U2, R1: an inode is counted before the kernel can forget it.
+/// fuse.U2, serve.R1: an inode is counted before the kernel can forget it.
 #[test]
 fn u2_r1_reported_inode_is_counted_before_forget() {
     let fs = MemFs::default();
@@ -246,7 +246,7 @@ fn write_dropping_set_id_bits_notifies_kernel_before_answer() {
     end(session.wait());
 }
 
-/// S2, U5: `DESTROY` is answered after the file system is released.
+/// session.S2, fuse.U5: `DESTROY` is answered after the file system is released.
 #[test]
 fn s2_u5_destroy_is_answered_last() {
     let fs: Arc<dyn FileSystem> = Arc::new(MemFs::default());
@@ -267,7 +267,7 @@ fn s2_u5_destroy_is_answered_last() {
 }
 
 /// The story: the start of a mount failed after `INIT`, and its process unmounted it. That
-/// umount(2) waited for ever for the answer to `DESTROY`, which only an `Ending` sent (S4).
+/// umount(2) waited for ever for the answer to `DESTROY`, which only an `Ending` sent (session.S4).
 #[test]
 fn s4_dropped_session_answers_destroy() {
     let fs: Arc<dyn FileSystem> = Arc::new(MemFs::default());
@@ -284,7 +284,7 @@ fn s4_dropped_session_answers_destroy() {
     assert_eq!(kernel.reply(), (99, (0, Vec::new())));
 }
 
-/// S3: reader threads that cannot read end the session, which does not wait for `DESTROY`.
+/// session.S3: reader threads that cannot read end the session, which does not wait for `DESTROY`.
 #[test]
 fn s3_failed_device_ends_session() {
     let file = std::fs::File::options().write(true).open("/dev/null").unwrap();
@@ -320,8 +320,8 @@ impl Future for Waits {
     }
 }
 
-/// A1, A2: a request that waits is answered after its wake, also if the wake came during the first
-/// poll. A request whose last waker is dropped is polled again.
+/// waiting.A1, waiting.A2: a request that waits is answered after its wake, also if the wake came
+/// during the first poll. A request whose last waker is dropped is polled again.
 #[test]
 fn a1_a2_requests_that_wait_are_answered() {
     let (kernel, session) = ready(Arc::new(MemFs::default()));
@@ -369,7 +369,8 @@ fn dropped_session_ends_its_threads() {
     }
 }
 
-/// Q1, Q2: a kernel without `PRUNE` gets notices that names are stale, of files that are not open.
+/// sweep.Q1, sweep.Q2: a kernel without `PRUNE` gets notices that names are stale, of files that
+/// are not open.
 #[test]
 fn q1_q2_older_kernels_are_told_of_names() {
     for (minor, code) in [(44, 3), (45, 9)] {

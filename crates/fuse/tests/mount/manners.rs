@@ -29,7 +29,7 @@ fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// U4: what has lost its last name is there as long as anybody uses it, by whatever means.
+/// fuse.U4: what has lost its last name is there as long as anybody uses it, by whatever means.
 #[test]
 fn u4_without_a_name_it_lives_while_it_is_used() {
     if !may_run() {
@@ -62,7 +62,7 @@ fn u4_without_a_name_it_lives_while_it_is_used() {
     until("it is forgotten", || lab.figures().0 <= 1);
 }
 
-/// W1: neither mount nor loop device is left of what failed.
+/// mount.W1: neither mount nor loop device is left of what failed.
 #[test]
 fn w1_failed_mount_leaves_nothing() {
     if !may_run() {
@@ -84,7 +84,7 @@ fn w1_failed_mount_leaves_nothing() {
     forebay_fuse::mount(Path::new("/dev/null"), &options).unwrap_err();
 }
 
-/// W2: mode bits count, also for a mount that others may use.
+/// mount.W2: mode bits count, also for a mount that others may use.
 #[test]
 fn w2_kernel_checks_permissions() {
     if !may_run() {

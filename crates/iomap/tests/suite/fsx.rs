@@ -1,6 +1,6 @@
 //! Seeded runs of mixed-flag reads, writes, trims and syncs against a byte model, in the simulated
 //! world: both maps, small and large caches, every stable strategy, folios of 4 KiB to 2 MiB,
-//! faults. U8, D1, D8, D9.
+//! faults. lineage.U8, lineage.D1, lineage.D8, lineage.D9.
 //!
 //! `FOREBAY_FSX_RUNS` sets the number of seeds (default 60 for each map), `FOREBAY_FSX_SEED` the
 //! first. The step `fsx` of `make test` runs 300, in a build that is optimised.

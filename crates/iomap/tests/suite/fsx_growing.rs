@@ -1,6 +1,6 @@
 //! Seeded runs on a file that grows, by writes past its end, appends and `set_len`, and is cut,
 //! against a byte model: every flag mixed in, both maps, ends anywhere, small caches, every stable
-//! strategy, folios of 4 KiB to 2 MiB. D4, D14, S3.
+//! strategy, folios of 4 KiB to 2 MiB. lineage.D4, lineage.D14, lineage.S3.
 //!
 //! Half as many seeds as in `fsx.rs`, set by the same variables.
 

@@ -1,6 +1,6 @@
 //! Several seeded workloads at once on one file, each with a span of its own. Borders are multiples
 //! of a sector only, so that neighbours share a block, a frame, a folio. Concurrently a task drops
-//! clean data, syncs and changes the dirty limits. U8, D8, D17.
+//! clean data, syncs and changes the dirty limits. lineage.U8, lineage.D8, lineage.D17.
 //!
 //! Half as many seeds as in `fsx.rs`, set by the same variables.
 

@@ -1,6 +1,6 @@
 //! The budget goes up and down under seeded loads of every flag, in the simulated world, on both
-//! maps: the content agrees with the model, no frame and no folio is lost or owned twice (A1, A3,
-//! B1, B2, Q1), and the tables end up as they should.
+//! maps: the content agrees with the model, no frame and no folio is lost or owned twice
+//! (frames.A1, frames.A3, slots.B1, slots.B2, queues.Q1), and the tables end up as they should.
 //!
 //! `FOREBAY_FSX_RUNS` sets the number of seeds (default 60 each), `FOREBAY_FSX_SEED` the first.
 

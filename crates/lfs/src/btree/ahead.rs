@@ -1,9 +1,9 @@
 //! Read-ahead of leaves: leaves that are adjacent in the tree, and often on the device, are read
 //! together.
 //!
-//! Invariants: B45 leaves read ahead are verified as any node (B21); an error of read-ahead is
-//! ignored, because the reader of that leaf gets it itself. B46 only leaves that are not cached are
-//! read, in the requested number, across the nodes of the level above.
+//! Invariants: B45 leaves read ahead are verified as any node (store.B21); an error of read-ahead
+//! is ignored, because the reader of that leaf gets it itself. B46 only leaves that are not cached
+//! are read, in the requested number, across the nodes of the level above.
 //!
 //! No locks.
 

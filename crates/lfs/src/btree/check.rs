@@ -43,7 +43,7 @@ pub enum Problem {
     Twice(Place),
     /// An item is invalid.
     Item([Place; 2], Error),
-    /// A node uses less space than it must (B15), bytes. No data is lost.
+    /// A node uses less space than it must (btree.B15), bytes. No data is lost.
     Underfull([Place; 2], usize),
 }
 

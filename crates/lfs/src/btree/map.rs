@@ -283,7 +283,7 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
         Ok(())
     }
 
-    /// A part of an extent (X3). `Unsupported` for a part of a piece with a codec or key.
+    /// A part of an extent (extent.X3). `Unsupported` for a part of a piece with a codec or key.
     fn part<'a>(&self, extent: &Extent<'a>, skip: u64, blocks: u64) -> Result<Extent<'a>> {
         if (skip, blocks) == (0, u64::from(extent.blocks)) {
             return Ok(*extent);

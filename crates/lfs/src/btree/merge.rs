@@ -98,7 +98,7 @@ impl Tree {
         let mut writer = Writer::new(self, old.tree, birth, FILL_PERCENT, ledger);
         let merged = self.merge_into(&mut writer, old, &mut stream).await;
         // Waits for all writes of nodes, also after an error: none is in flight when the caller
-        // releases their places (B73).
+        // releases their places (checkpoint.B73).
         writer.written_out().await.and(merged)
     }
 

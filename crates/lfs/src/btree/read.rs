@@ -125,7 +125,7 @@ impl Tree {
         self.floor_in_order(root, key, &mut InOrder::default()).await
     }
 
-    /// As [`Tree::floor`], for a caller that looks up ascending keys of one root (B46).
+    /// As [`Tree::floor`], for a caller that looks up ascending keys of one root (ahead.B46).
     pub(crate) async fn floor_in_order(
         &self,
         root: &TreeRoot,
@@ -210,7 +210,8 @@ impl Tree {
         }
     }
 
-    /// Reads child `n` and the following ones into the cache, if that child is not cached (B45).
+    /// Reads child `n` and the following ones into the cache, if that child is not cached
+    /// (ahead.B45).
     async fn ahead_of(&self, link: &Link, node: &StoredNode, n: usize, ahead: usize) {
         let first = link.child(&node.node(), n, &self.geometry).ok().flatten();
         if first.is_none_or(|first| self.cached(&first).is_some()) {

@@ -12,11 +12,11 @@
 //! kept node that follows, else with the one before. For this reason one kept node is held back, or
 //! taken back from the level above.
 //!
-//! Invariants: B51 with items of up to a third of a node's space (I1), every node but the root uses
-//! at least a third of its space. B52 of the kept nodes at most one for each run of changed ones is
-//! opened, at each level. B53 in memory are less than four nodes' worth for each level, and two
-//! batches of new nodes, one of them being written. B54 all nodes below a root are written before
-//! the root is returned.
+//! Invariants: B51 with items of up to a third of a node's space (item.I1), every node but the root
+//! uses at least a third of its space. B52 of the kept nodes at most one for each run of changed
+//! ones is opened, at each level. B53 in memory are less than four nodes' worth for each level, and
+//! two batches of new nodes, one of them being written. B54 all nodes below a root are written
+//! before the root is returned.
 //!
 //! No locks.
 
@@ -487,8 +487,8 @@ impl<'t> Writer<'t> {
     }
 }
 
-/// Adds the first entries to a node; the first key of an inner node is empty (B12). False: they do
-/// not fit.
+/// Adds the first entries to a node; the first key of an inner node is empty (btree.B12). False:
+/// they do not fit.
 fn fill(builder: &mut NodeBuilder<'_>, pending: &Waiting, level: u8, count: usize) -> Result<bool> {
     let (items, mut lens) = pending.first_items(count);
     if level == 0 {

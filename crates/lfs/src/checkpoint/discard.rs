@@ -1,8 +1,8 @@
 //! Discards segments on the device in which nothing is live any more.
 //!
-//! Invariants: W16, see [`crate::space::segment`]. D41 a segment is not released while a discard of
-//! it is in flight, also if no task waits for that: a late discard would destroy the data of the
-//! segment's next user.
+//! Invariants: segment.W16, see [`crate::space::segment`]. D41 a segment is not released while a
+//! discard of it is in flight, also if no task waits for that: a late discard would destroy the
+//! data of the segment's next user.
 //!
 //! Locks: the state lock and the turn in turn; none across a wait.
 

@@ -12,7 +12,7 @@ const MORE_CHECKPOINTS: u64 = 2;
 
 impl Checkpoints {
     /// Makes checkpoints until dead segments are free: two, and more if one of them found newly
-    /// dead segments (Z11, Z13). False: none was made.
+    /// dead segments (maintenance.Z11, Z13). False: none was made.
     pub async fn make_two(&self) -> bool {
         self.make_to_free(2, MORE_CHECKPOINTS).await
     }

@@ -26,7 +26,7 @@ fn is_loss(error: &Error) -> bool {
 
 impl Checkpoints {
     /// Makes a checkpoint; the caller has the turn. A volume opened for reading is not written
-    /// (O13), and one that turned read-only is not changed (F11).
+    /// (open.O13), and one that turned read-only is not changed (F11).
     pub(crate) async fn checkpoint_in_turn(&self, how: How) -> Result<()> {
         if self.is_closing() {
             return self.write_last_slot().await;

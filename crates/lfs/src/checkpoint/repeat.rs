@@ -1,12 +1,14 @@
 //! Repeats the newest checkpoint: writes another slot with the same trees and the same position in
 //! the log.
 //!
-//! Segments that died with a checkpoint are free when a second one is durable (W13, N11). If space
-//! is needed, the second one need not contain new changes. It costs a slot and a flush instead of a
-//! merge, which after random overwrites would write a new leaf for most leaves of the tree.
+//! Segments that died with a checkpoint are free when a second one is durable (segment.W13,
+//! nodes.N11). If space is needed, the second one need not contain new changes. It costs a slot and
+//! a flush instead of a merge, which after random overwrites would write a new leaf for most leaves
+//! of the tree.
 //!
 //! Invariant: H17 the repetition follows its checkpoint at once, in the same turn. So everything
-//! that it refers to is flushed (H12), and no node of a failed checkpoint is held (N11).
+//! that it refers to is flushed (checkpoint.H12), and no node of a failed checkpoint is held
+//! (nodes.N11).
 //!
 //! Locks: the caller has the turn of checkpoints; the state lock and the turn's in turn; none
 //! across a wait.
@@ -57,9 +59,10 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Writes a state of the superblock, and makes it durable (H12, H13). If only one of its two
-    /// slots can be written, the next two slots get it under the next number (H17, U14), and
-    /// `superblock` becomes that state. If that fails as well, the state remains in one slot.
+    /// Writes a state of the superblock, and makes it durable (checkpoint.H12, checkpoint.H13). If
+    /// only one of its two slots can be written, the next two slots get it under the next number
+    /// (H17, slots.U14), and `superblock` becomes that state. If that fails as well, the state
+    /// remains in one slot.
     pub(crate) async fn write_slots(
         &self,
         superblock: &mut Superblock,

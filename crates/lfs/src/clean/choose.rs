@@ -112,7 +112,7 @@ impl Cleaner {
         segments * self.layout.segment_bytes()
     }
 
-    /// Most live bytes of picked segments: their list must fit into memory (M34).
+    /// Most live bytes of picked segments: their list must fit into memory (gather.M34).
     fn listed_max(&self) -> u64 {
         let unit = self.layout.block_bytes();
         let blocks = self.options.overlay_bytes / LISTED_SHARE / (FOUND_BYTES + 4);
@@ -128,7 +128,7 @@ impl Cleaner {
         let bytes = self.layout.segment_bytes();
         let mut state = self.state.lock();
         if hurry == Hurry::Now {
-            // Allocation windows of files must not keep segments open now (A13).
+            // Allocation windows of files must not keep segments open now (alloc.A13).
             let State { room, space, .. } = &mut *state;
             room.return_all(space);
         }
@@ -217,8 +217,8 @@ impl Cleaner {
         found
     }
 
-    /// Seals open segments that have dead data, if there are no other candidates (P25). False:
-    /// there are none.
+    /// Seals open segments that have dead data, if there are no other candidates (capacity.P25).
+    /// False: there are none.
     pub(super) fn seal_open(&self) -> bool {
         let mut state = self.state.lock();
         let State { room, space, .. } = &mut *state;

@@ -9,9 +9,9 @@
 //!                    ▼               one write
 //!   to:           abbbcc             the segment that is being filled
 //! ```
-//! Invariants: C42, see [`crate::clean`]. M32 a run that is copied lies in one segment, which must
-//! not die while the write is in flight: each write owns the [`Flight`] until the device has ended
-//! it, also if its task is dropped. M35 one read covers at most [`Cleaner::ahead_bytes`] live
+//! Invariants: clean.C42, see [`crate::clean`]. M32 a run that is copied lies in one segment, which
+//! must not die while the write is in flight: each write owns the [`Flight`] until the device has
+//! ended it, also if its task is dropped. M35 one read covers at most [`Cleaner::ahead_bytes`] live
 //! bytes, and at most as many bytes again that are dead or that pad small buffers. While one part
 //! is written, the next one is read: [`COPY_TIMES`] that amount is in memory at a time, with the
 //! description of each piece.
@@ -121,7 +121,7 @@ async fn all(waiting: Waiting) -> Vec<Result<()>> {
 }
 
 impl Cleaner {
-    /// Reads, verifies and writes live data (C42).
+    /// Reads, verifies and writes live data (clean.C42).
     pub(super) async fn copy(&self, live: Vec<Live>, flight: &Arc<Flight>) -> Result<Copied> {
         let parts = self.parts(live);
         let mut copied = Copied::default();

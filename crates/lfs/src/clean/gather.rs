@@ -2,13 +2,13 @@
 //! sorted by place. So it is read as it lies on the device, and one segment is emptied before the
 //! next.
 //!
-//! Invariants: C45, see [`crate::clean`]. M33 extents that were found in an older tree are looked
-//! up again before they are copied, but the pass need not be repeated. A sealed segment gets no new
-//! content, and the parts of a split extent lie either below the key at which it was found, or
-//! after the cursor. M34 the list takes [`FOUND_BYTES`] for each extent and 4 for each block, and
-//! the choice of segments bounds it. M36 no more blocks of a segment are listed than were counted
-//! when it was picked: if the tree has more, the usage table is wrong, and the segment is not
-//! cleaned. An extent that a checkpoint splits at the cursor may be listed twice, once more for
+//! Invariants: clean.C45, see [`crate::clean`]. M33 extents that were found in an older tree are
+//! looked up again before they are copied, but the pass need not be repeated. A sealed segment gets
+//! no new content, and the parts of a split extent lie either below the key at which it was found,
+//! or after the cursor. M34 the list takes [`FOUND_BYTES`] for each extent and 4 for each block,
+//! and the choice of segments bounds it. M36 no more blocks of a segment are listed than were
+//! counted when it was picked: if the tree has more, the usage table is wrong, and the segment is
+//! not cleaned. An extent that a checkpoint splits at the cursor may be listed twice, once more for
 //! each checkpoint.
 //!
 //! Lock: the state lock; none across a wait.
@@ -162,7 +162,7 @@ impl Gathered {
 }
 
 impl Cleaner {
-    /// Collects all live data of these segments (C45).
+    /// Collects all live data of these segments (clean.C45).
     pub(super) async fn gather(&self, victims: &Victims) -> Result<Gathered> {
         let (mut root, counted) = {
             let state = self.state.lock();

@@ -6,7 +6,7 @@ use crate::format::place::Place;
 use forebay_base::units::KIB;
 use std::collections::BTreeSet;
 
-/// Bytes of an extent in the list of found ones (M34 of `gather`).
+/// Bytes of an extent in the list of found ones (gather.M34).
 pub(super) const FOUND_BYTES: u64 = 40;
 /// Bytes that estimates count at least for a buffer of copied data: buffers are aligned to 4 KiB,
 /// shorter ones, too.

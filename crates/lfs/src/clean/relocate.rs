@@ -102,7 +102,7 @@ struct Victim {
     live_bytes: u64,
 }
 
-/// Segments that a pass has emptied, and those that remain. These are pinned (C44).
+/// Segments that a pass has emptied, and those that remain. These are pinned (clean.C44).
 struct Doing {
     /// The remaining segments.
     victims: BTreeMap<u32, Victim>,
@@ -209,8 +209,8 @@ impl Cleaner {
         }
     }
 
-    /// The blocks that are still at their old place (C41), if the tree is the one in which they
-    /// were looked up.
+    /// The blocks that are still at their old place (clean.C41), if the tree is the one in which
+    /// they were looked up.
     fn still_there(&self, state: &State, live: &Live) -> Vec<Live> {
         let unit = self.layout.block_bytes();
         let (mut there, mut at) = (Vec::new(), 0);
@@ -253,7 +253,7 @@ impl Cleaner {
         }
     }
 
-    /// Copies live data, and records the new places (C41 to C43).
+    /// Copies live data, and records the new places (clean.C41 to C43).
     async fn move_round(
         &self,
         found_in: Option<TreeRoot>,
@@ -299,7 +299,7 @@ impl Cleaner {
         Ok(Moved::Done)
     }
 
-    /// Records copies for extents that the newest tree still has at the old place (C41, M31);
+    /// Records copies for extents that the newest tree still has at the old place (clean.C41, M31);
     /// returns the number of blocks. The old places are pinned, so an extent that refers to one
     /// still has the same content.
     async fn say(
@@ -391,7 +391,7 @@ impl Cleaner {
         (cost, Growth { entries: 2 * extents, bytes: extents * MAP_ITEM_BYTES + 4 * blocks })
     }
 
-    /// Records moved blocks (C41); returns their number.
+    /// Records moved blocks (clean.C41); returns their number.
     fn say_moved(&self, state: &mut State, copied: &[Live], ahead: &mut Ahead<'_>) -> Result<u64> {
         let mut moved = 0;
         let room = self.layout.max_record() / 2;

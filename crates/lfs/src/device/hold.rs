@@ -4,7 +4,7 @@
 //! later. If another task wrote the same addresses in the meantime, the late write would replace
 //! the newer bytes: a superblock slot would name tree nodes that were freed and used again. So
 //! every such write carries a [`Hold`], and the turn stays taken until the last hold is dropped
-//! (L9 of `log`, H18 of `checkpoint`).
+//! (log.L9, checkpoint.H18).
 //!
 //! Locks: a hold may be dropped on a completion thread. Dropping it takes the log's `ctl`, or a
 //! leaf in this module, so no hold and no turn may be dropped while one of these locks is held.
@@ -77,7 +77,8 @@ mod tests {
     use forebay_base::task::BoxFuture;
     use std::task::{Context, Poll, Waker};
 
-    /// H18: the next task gets the turn of checkpoints when the write of a dropped task has ended.
+    /// checkpoint.H18: the next task gets the turn of checkpoints when the write of a dropped task
+    /// has ended.
     #[test]
     fn turn_lock_of_dropped_task_waits_for_its_write() {
         let lock = TurnLock::new();

@@ -229,7 +229,8 @@ impl Copies {
 }
 
 /// Writes the state to two slots, or to the one of them that can be written. `hold`: keeps the turn
-/// of checkpoints (H18). The caller flushes, and writes it again if only one slot has it (U14).
+/// of checkpoints (checkpoint.H18). The caller flushes, and writes it again if only one slot has it
+/// (U14).
 pub(crate) async fn write_either(
     device: &DeviceRef,
     superblock: &Superblock,

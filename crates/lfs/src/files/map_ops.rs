@@ -107,7 +107,7 @@ impl FileOps {
         Self { files, device, ino, unit: geometry.block_bytes(), sums, accepted, told }
     }
 
-    /// Whether this is the map of the inode's present mapping (D12).
+    /// Whether this is the map of the inode's present mapping (content.D12).
     fn is_of(&self, node: &Node) -> bool {
         node.content.as_ref().is_some_and(|content| {
             std::ptr::addr_eq(&raw const *content.ops, std::ptr::from_ref(self))
@@ -252,7 +252,7 @@ impl FileOps {
         let staged = pieces.iter().any(|w| Staging::is_staged(w.place.device_offset));
         let start = pieces.first().map_or(0, |w| w.place.device_offset);
         let (mut parts, mut runs) = (Vec::new(), Vec::new());
-        // Q1: a flush may have failed while the write was in flight.
+        // repair.Q1: a flush may have failed while the write was in flight.
         let (flush_failures, reserved) = state
             .reservations
             .get(share)
@@ -261,7 +261,8 @@ impl FileOps {
             let birth = birth_of(files, state, written, reserved);
             let from = written.place.offset / unit;
             let whole = from..from + written.place.len / unit;
-            // S15: parts that were overwritten while the write was in flight are not recorded.
+            // state.S15: parts that were overwritten while the write was in flight are not
+            // recorded.
             for part in state.map.older(data_id, whole, birth) {
                 for block in part.clone().step_by(usize::from(MAX_EXTENT_BLOCKS)) {
                     let count = (part.end - block).min(u64::from(MAX_EXTENT_BLOCKS));
@@ -479,8 +480,8 @@ impl MapOps for FileOps {
         }
         let (last, mut failed) = (groups.len(), false);
         for (n, pieces) in groups.iter().enumerate() {
-            // I15: a size is recorded only with the records of its bytes, and not if some of them
-            // are lost.
+            // lfs.I15: a size is recorded only with the records of its bytes, and not if some of
+            // them are lost.
             let whole = n + 1 == last && !failed && !state.has_lost(data_id);
             let grown = grown.filter(|_| whole);
             if pieces.is_empty() && grown.is_none() {
@@ -531,7 +532,7 @@ impl MapOps for FileOps {
     }
 
     fn flush_failures(&self) -> Option<u64> {
-        // L7, L12.
+        // log.L7, log.L12.
         self.files.upgrade().map(|files| files.log.flush_failures())
     }
 

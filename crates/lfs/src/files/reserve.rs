@@ -63,7 +63,7 @@ impl State {
     }
 }
 
-/// For which class of request places are, and whether they overwrite stored content (P25).
+/// For which class of request places are, and whether they overwrite stored content (capacity.P25).
 #[derive(Clone, Copy)]
 struct How {
     class: Class,
@@ -307,7 +307,7 @@ impl FileOps {
         let files = self.files()?;
         if let Err(error) = files.relieve_now().await {
             files.check_running("reserve")?;
-            // F12: accepted content stays dirty, and is tried again.
+            // read_only.F12: accepted content stays dirty, and is tried again.
             if files.state.lock().overfull().is_some() {
                 return Err(error);
             }

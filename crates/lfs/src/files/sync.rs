@@ -22,7 +22,7 @@ use std::sync::Arc;
 const OUTSTANDING_ROUNDS: u32 = 3;
 
 /// How often space is requested for content that overwrites, which is never refused permanently
-/// (P25).
+/// (capacity.P25).
 const OVERWRITE_ROUNDS: u32 = 4;
 
 /// Most files whose records one commit of a volume sync covers, and most of their dirty bytes.
@@ -134,8 +134,8 @@ impl OpenFiles {
         Some((content, state.outstanding.begin(ino, is_lost)))
     }
 
-    /// Writes outstanding content before a commit without a sync (Z15). Errors are reported by
-    /// syncs.
+    /// Writes outstanding content before a commit without a sync (maintenance.Z15). Errors are
+    /// reported by syncs.
     pub async fn write_outstanding_first(&self) {
         if let Err(error) = self.write_outstanding().await {
             log::debug!("cut, and not written yet: {error}");

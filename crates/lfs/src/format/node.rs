@@ -40,7 +40,7 @@ pub(crate) const ITEM_HEADER_BYTES: usize = 3;
 /// Bytes of an item in addition to key and value: lengths, and offset.
 pub const ITEM_OVERHEAD_BYTES: usize = ITEM_HEADER_BYTES + 2;
 
-// I1 of items.
+// item.I1.
 const _: () = assert!(
     NODE_HEADER_BYTES + 3 * (ITEM_OVERHEAD_BYTES + MAX_KEY_BYTES + MAX_VALUE_BYTES) <= 4096,
     "three of the largest items fit a leaf (I1)"
@@ -114,7 +114,7 @@ pub(crate) struct Verified {
 }
 
 impl Verified {
-    /// For a node of `count` items that was just built (B21).
+    /// For a node of `count` items that was just built (store.B21).
     pub(crate) fn made(header: NodeHeader, pointer: &NodePointer, count: usize) -> Self {
         debug_assert_eq!((header.places, header.birth), (pointer.places, pointer.birth));
         Self { header, sum: pointer.sum, count }

@@ -31,7 +31,7 @@ use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
 /// The owner of the records: what the log requests from it, and reports to it.
 pub(crate) trait RecordOwner: Send + Sync {
     /// Takes queued records, up to the size of a group. `None`: a run of one was written before the
-    /// last of so many failed flushes, and has to be written again first (Q1 of `repair`).
+    /// last of so many failed flushes, and has to be written again first (repair.Q1).
     fn take_queue(&self, flush_failures: u64) -> Option<Vec<Pending>>;
 
     /// Takes a free segment for the log.
@@ -178,8 +178,8 @@ impl Committer<'_> {
         self.owner.on_written();
     }
 
-    /// Writes a group that is laid out. With an error: whether it may be that of a flush (L12). A
-    /// device can carry out a write with FUA as a write and a flush. A host without space has
+    /// Writes a group that is laid out. With an error: whether it may be that of a flush (log.L12).
+    /// A device can carry out a write with FUA as a write and a flush. A host without space has
     /// refused the write itself.
     async fn write_records(
         &self,
@@ -223,7 +223,7 @@ impl Committer<'_> {
         self.uses_fua && (flushed || self.plant.has(Planted::EarlyFua))
     }
 
-    /// Takes records for a group, after a repair if one is necessary (L4, Q1).
+    /// Takes records for a group, after a repair if one is necessary (log.L4, repair.Q1).
     async fn sound_records(&self, turn: &mut WriteTurn) -> Result<Vec<Pending>> {
         loop {
             let (repair, flush_failures) = {
@@ -305,7 +305,7 @@ impl Committer<'_> {
     }
 
     /// A flush that the log did not ask for: if it fails, records that it would have covered are
-    /// not durable (L4, L7).
+    /// not durable (log.L4, log.L7).
     pub async fn flush_all(&self) -> Result<()> {
         let free = || {
             let mut ctl = self.log.ctl.lock();
@@ -342,7 +342,7 @@ impl Committer<'_> {
     }
 
     /// Takes back everything since the last successful flush, to be laid out again in a new segment
-    /// (L4). Its runs are written again only if a flush has failed since (L12).
+    /// (log.L4). Its runs are written again only if a flush has failed since (log.L12).
     async fn take_back(&self, turn: &mut WriteTurn) -> Result<()> {
         let (groups, head, failures) = {
             let mut ctl = self.log.ctl.lock();
@@ -375,7 +375,7 @@ fn last_ticket(group: &Group) -> u64 {
     group.records.last().map_or(0, |record| record.ticket)
 }
 
-/// Records that a group is durable (L3).
+/// Records that a group is durable (log.L3).
 fn note_durable(ctl: &mut Ctl, group: &Group, told: u64) {
     ctl.durable = group.head;
     ctl.durable_ticket = last_ticket(group).max(ctl.durable_ticket);

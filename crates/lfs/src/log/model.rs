@@ -2,8 +2,8 @@
 //! tests, with random schedules here and random interleavings (`--cfg shuttle`).
 //!
 //! Checked in every schedule: a task that waits for a record gets a result, whichever tasks are
-//! dropped and whatever fails (L8). A record that was reported as durable was flushed after it was
-//! written (I12).
+//! dropped and whatever fails (log.L8). A record that was reported as durable was flushed after it
+//! was written (lfs.I12).
 //!
 //! Locks: the queue's, a leaf.
 
@@ -305,7 +305,7 @@ mod tests {
             });
             run(tasks.collect(), &waiting, odds, &mut draw);
             let (good, bad) = *answers.lock();
-            // L5: dropped tasks fail no other commit.
+            // log.L5: dropped tasks fail no other commit.
             assert!(odds.1 != 0 || bad == 0, "seed {seed}");
             (durable, refused) = (durable + good, refused + bad);
         }

@@ -116,7 +116,7 @@ impl RecordQueue {
     }
 
     /// Takes records, oldest first, up to the size of a group. `None`: a run of one of them was
-    /// written before the last of so many failed flushes (Q1).
+    /// written before the last of so many failed flushes (repair.Q1).
     pub fn take_group(&mut self, layout: &Layout, flush_failures: u64) -> Option<Vec<Pending>> {
         let mut runs = self.records.iter().flat_map(|record| &record.runs);
         if runs.any(|run| run.is_in_doubt(flush_failures)) {

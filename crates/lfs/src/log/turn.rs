@@ -1,6 +1,6 @@
 //! The turns of the log: to write a group, and to flush.
 //!
-//! Invariants: those of [`crate::log`]; these guards ensure L5, L7 and L9.
+//! Invariants: those of [`crate::log`]; these guards ensure log.L5, log.L7 and log.L9.
 //!
 //! Locks: `ctl`; below it that of a flush turn, a leaf.
 
@@ -39,8 +39,8 @@ impl Drop for LogWrites {
     }
 }
 
-/// The write turn. If its task is dropped, its records are laid out again by the next waiter (L5),
-/// after the device has ended the last write of the turn (L9).
+/// The write turn. If its task is dropped, its records are laid out again by the next waiter
+/// (log.L5), after the device has ended the last write of the turn (log.L9).
 pub(crate) struct WriteTurn {
     log: Arc<Log>,
     pub group: Option<Group>,
@@ -58,7 +58,7 @@ impl WriteTurn {
         Self { log, group: None, forgets: false, mine, over: false, writes }
     }
 
-    /// A hold for a write of this turn, which owns it until the device has ended it (L9).
+    /// A hold for a write of this turn, which owns it until the device has ended it (log.L9).
     pub fn hold(&self) -> Hold {
         Hold::log(self.writes.clone())
     }
@@ -97,8 +97,9 @@ impl Drop for WriteTurn {
     }
 }
 
-/// The flush turn. If its task is dropped, the turn ends when the device has ended the flush (L7).
-/// A failed flush counts as failed then; after a successful one the next waiter flushes again.
+/// The flush turn. If its task is dropped, the turn ends when the device has ended the flush
+/// (log.L7). A failed flush counts as failed then; after a successful one the next waiter flushes
+/// again.
 pub(crate) struct FlushTurn {
     log: Arc<Log>,
     mine: u64,

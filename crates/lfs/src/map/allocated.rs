@@ -1,5 +1,5 @@
 //! Caches whether blocks that a file overwrites are stored according to the tree: overwriting
-//! stored blocks takes no additional space permanently (P25).
+//! stored blocks takes no additional space permanently (capacity.P25).
 //!
 //! ```text
 //!   overlay ──knows──▶ yes, no

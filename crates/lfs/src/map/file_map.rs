@@ -169,7 +169,7 @@ impl FileMap {
         }
     }
 
-    /// The parts of a block range for which no change younger than `birth` is known (S15).
+    /// The parts of a block range for which no change younger than `birth` is known (state.S15).
     pub fn older(&self, data_id: u64, range: Range<u64>, birth: u64) -> Vec<Range<u64>> {
         let block_bytes = self.block_bytes();
         let mut overlays = self.overlays(data_id);

@@ -367,7 +367,7 @@ mod tests {
 
     const BLOCK: u64 = 512;
 
-    /// V1 to V3, and I14, compared with an array, for any order of arrival.
+    /// V1 to V3, and lfs.I14, compared with an array, for any order of arrival.
     #[test]
     fn v1_v2_v3_like_an_array() {
         for seed in 0..200u64 {

@@ -6,9 +6,9 @@
 //!                      └── stays ──── else it goes; of a large directory some entries at a time
 //! ```
 //! Invariants: Q31 evicted inodes and entries are in the tree or among the changes since: nothing
-//! is lost. Times that are ahead of the log (S14) are recorded before. Q32 objects that were loaded
-//! after a task began to wait are not evicted before that task has tried again. So a task that
-//! needs several objects makes progress. Q33 each inode in memory is in the ring, once.
+//! is lost. Times that are ahead of the log (state.S14) are recorded before. Q32 objects that were
+//! loaded after a task began to wait are not evicted before that task has tried again. So a task
+//! that needs several objects makes progress. Q33 each inode in memory is in the ring, once.
 //!
 //! No locks: the volume's state lock covers it.
 

@@ -1,7 +1,7 @@
 //! The inodes in memory, the count of all inodes, and the set of inodes whose times have to be
 //! recorded by a sync.
 //!
-//! Invariant: S16 an inode is in `moved` exactly while its times are ahead of the log (S14).
+//! Invariant: S16 an inode is in `moved` exactly while its times are ahead of the log (state.S14).
 //!
 //! No locks: the volume's state lock covers it.
 

@@ -3,8 +3,9 @@
 //!
 //! Invariants: A11 the items of the newest durable checkpoint's tree, with the frozen and then the
 //! active items over them, have exactly the state of all records. Times that are ahead of the log
-//! (S14) are not included. A12 the name of an attribute keeps its cookie as long as it exists. The
-//! cookie of a new name follows from the existing names, so that replay assigns the same one.
+//! (state.S14) are not included. A12 the name of an attribute keeps its cookie as long as it
+//! exists. The cookie of a new name follows from the existing names, so that replay assigns the
+//! same one.
 //!
 //! No locks: the volume's state lock covers it.
 

@@ -71,7 +71,7 @@ impl Part {
         let behind = Key::Entry(ino, Cookie::FIRST);
         let end = if most > 1 { Key::Extent(0, 0) } else { behind };
         let farthest = ino.saturating_add(4 * most as u64);
-        // Fewer large inodes, because a window keeps leaves (Q62).
+        // Fewer large inodes, because a window keeps leaves (scan_cache.Q62).
         let leaves_most = 1 + most.div_ceil(INODES_OF_LEAF);
         let (mut leaves, mut cursor) = (Vec::new(), Cursor::new(Key::Inode(ino), Some(end)));
         let (mut last, mut inodes) = (ino, 0);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub(crate) struct Node {
     /// Attributes; the size is the one that recovery would restore.
     pub inode: Inode,
-    /// The attributes without changes that are ahead of the log (S14).
+    /// The attributes without changes that are ahead of the log (state.S14).
     pub recorded: Inode,
     /// Target of a symbolic link.
     pub target: Box<[u8]>,

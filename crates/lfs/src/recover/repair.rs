@@ -81,7 +81,7 @@ impl Resources {
     /// Writes the runs of `records` and of the queued records again, if a flush failed since their
     /// last write. A run that a working device does not return is left out. If the device accepts
     /// no write at all, or the host has no space, this returns an error, and the caller repeats the
-    /// repair. `hold` belongs to the caller's turn to write (L9).
+    /// repair. `hold` belongs to the caller's turn to write (log.L9).
     pub(crate) async fn rewrite_runs(&self, records: &mut [Pending], hold: &Hold) -> Result<()> {
         let failures = self.log.flush_failures();
         let stale = |record: &Pending| {

@@ -55,8 +55,8 @@ use walk::{Bound, Held, Walk};
 use window::Window;
 
 /// The most bytes of records that are held while no record calls them durable. The writer has at
-/// most three groups of about 1 MiB each that are not flushed (L6). So records further back were
-/// flushed.
+/// most three groups of about 1 MiB each that are not flushed (log.L6). So records further back
+/// were flushed.
 const HELD_BYTES_MAX: usize = 16 << 20;
 
 /// The result of the roll-forward.

@@ -14,7 +14,7 @@
 //! reservation holds space for them. P22 writes past the cache leave that space alone. P23 a part
 //! of the space is for the last blocks of files that are truncated, so that truncates and syncs
 //! work on a full volume. Overwrites of stored content may use the reserve that new content may not
-//! (P25, `transaction::capacity`).
+//! (capacity.P25).
 //!
 //! Locks: the state lock, held by the caller; arriving and dirty bytes are counted without it.
 
@@ -51,15 +51,15 @@ pub(crate) enum Need {
 /// The space needed by other users of the volume while a grant is decided.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct OtherNeeds {
-    /// Bytes of segments that accepted content will take (P14).
+    /// Bytes of segments that accepted content will take (space.P14).
     pub accepted: u64,
     /// Bytes for the last blocks of files that are truncated (P23).
     pub edges: u64,
     /// Bytes of segments that were given out and are not in use. Accepted content may use them.
     pub held: u64,
-    /// Pairs of nodes that checkpoints may need (P13).
+    /// Pairs of nodes that checkpoints may need (space.P13).
     pub pairs: u64,
-    /// Pairs of nodes that new content leaves to operations that make space (P24).
+    /// Pairs of nodes that new content leaves to operations that make space (space.P24).
     pub spare: u64,
 }
 

@@ -8,8 +8,8 @@
 //! Invariants: N11 a node that one of the two newest durable checkpoints leads to is not
 //! overwritten. N12 the copies of a node lie in different segments. N13 a segment without nodes,
 //! and with none in limbo, is free. N14 if a write to a segment failed since the volume was opened,
-//! its places are given out last (W18). They still count as free, so that grants based on them are
-//! honoured.
+//! its places are given out last (segment.W18). They still count as free, so that grants based on
+//! them are honoured.
 //!
 //! Locks: the [`NodeOwner`] takes the state lock to allocate. No lock is held across a wait.
 

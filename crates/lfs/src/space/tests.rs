@@ -11,7 +11,7 @@ fn space(segments: u32) -> Space {
     Space::new(Layout { geometry, seal, nonce: [1; 16], data_start: 16384, segments, align: 512 })
 }
 
-/// P11: each grant finds its space, even if data takes all the rest.
+/// space.P11: each grant finds its space, even if data takes all the rest.
 #[test]
 fn p11_promises_are_kept() {
     let (mut space, room) = (space(12), OtherNeeds::default());
@@ -32,8 +32,8 @@ fn p11_promises_are_kept() {
     }
 }
 
-/// P12: data leaves two segments. Urgent log records leave one of them, which outstanding ones may
-/// use. P15: one more segment is kept for the cleaner.
+/// space.P12: data leaves two segments. Urgent log records leave one of them, which outstanding
+/// ones may use. space.P15: one more segment is kept for the cleaner.
 #[test]
 fn p12_last_segments_are_kept_for_removals() {
     let (mut space, room) = (space(6), OtherNeeds::default());
@@ -51,8 +51,8 @@ fn p12_last_segments_are_kept_for_removals() {
     }
 }
 
-/// P24: new content leaves nodes to operations that make space, whatever space the open log segment
-/// has. No operation takes the nodes of a checkpoint.
+/// space.P24: new content leaves nodes to operations that make space, whatever space the open log
+/// segment has. No operation takes the nodes of a checkpoint.
 #[test]
 fn p24_new_content_leaves_nodes_for_removals() {
     let most = |need| {
@@ -68,7 +68,7 @@ fn p24_new_content_leaves_nodes_for_removals() {
     assert!(new >= 16 && urgent >= new + 16 && urgent <= 8 * 16 / 2 + 1, "{new} {urgent}");
 }
 
-/// P14: neither the log nor new content takes the space of accepted content.
+/// space.P14: neither the log nor new content takes the space of accepted content.
 #[test]
 fn p14_log_leaves_space_for_accepted_content() {
     let (mut space, accepted) = (space(8), 3 << 16);
@@ -79,7 +79,7 @@ fn p14_log_leaves_space_for_accepted_content() {
     assert!(space.segments.free() >= 5);
 }
 
-/// P13: a checkpoint finds space for its nodes.
+/// space.P13: a checkpoint finds space for its nodes.
 #[test]
 fn p13_checkpoint_finds_space_for_its_nodes() {
     let mut space = space(8);

@@ -1,4 +1,4 @@
-//! Every kind of change, each of which a volume that turned read-only refuses (F11).
+//! Every kind of change, each of which a volume that turned read-only refuses (read_only.F11).
 //!
 //! No locks.
 

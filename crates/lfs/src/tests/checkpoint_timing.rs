@@ -76,7 +76,8 @@ fn number(volume: &Volume) -> u64 {
 }
 
 /// The story: a volume with a constant load of writes made a checkpoint each time that the oldest
-/// change was of age. For each synced byte a tenth and more was written again as tree. Z14.
+/// change was of age. For each synced byte a tenth and more was written again as tree.
+/// maintenance.Z14.
 #[test]
 fn z14_busy_volume_delays_checkpoint_by_age() {
     let disk = setup().blank();
@@ -111,7 +112,7 @@ fn z14_busy_volume_delays_checkpoint_by_age() {
 
 /// The story: changes that no client synced never became durable, because the age of a record
 /// counted from the time when a record became durable. A file that had been written out, and its
-/// directory, were gone after a crash an hour later. Z14.
+/// directory, were gone after a crash an hour later. maintenance.Z14.
 #[test]
 fn z14_unsynced_change_is_durable_at_its_age() {
     // Written out by the cache, or not even that.
@@ -134,7 +135,7 @@ fn z14_unsynced_change_is_durable_at_its_age() {
 }
 
 /// The story: a checkpoint by age that failed, because a flush did, was not tried again. In a
-/// volume that had become idle, changes that no client synced stayed in memory. Z14.
+/// volume that had become idle, changes that no client synced stayed in memory. maintenance.Z14.
 #[test]
 fn z14_failed_checkpoint_by_age_is_tried_again() {
     let disk = setup().blank();
@@ -154,7 +155,7 @@ fn z14_failed_checkpoint_by_age_is_tried_again() {
 }
 
 /// The story: the size that the last close of a file recorded made no checkpoint due. It was gone
-/// after a crash, however late that was. Z14.
+/// after a crash, however late that was. maintenance.Z14.
 #[test]
 fn z14_size_recorded_by_close_is_durable_at_its_age() {
     const SIZE: usize = 1 << 20;
@@ -174,7 +175,7 @@ fn z14_size_recorded_by_close_is_durable_at_its_age() {
 }
 
 /// The story: a volume that was opened for reading, with less memory for changes than its writer
-/// had, made a checkpoint of the recovered changes whenever a client looked up a name. O13.
+/// had, made a checkpoint of the recovered changes whenever a client looked up a name. open.O13.
 #[test]
 fn o13_volume_open_for_reading_is_not_written() {
     const NAMES: usize = 2000;

@@ -77,7 +77,7 @@ async fn overwrite(volume: &Volume, file: &OpenFileRef, model: &mut [u8], rounds
 }
 
 /// The story: a volume of which a third was dead had no space for good, because each segment had a
-/// live block. Content in runs, and content in records: C45, C46.
+/// live block. Content in runs, and content in records: clean.C45, clean.C46.
 #[test]
 fn nearly_full_volume_is_overwritten_without_end() {
     for (inline_max, percent) in [(0, 60), (64 << 10, 60)] {
@@ -148,8 +148,8 @@ fn m31_copied_content_is_not_copied_again() {
     assert!(met > 4, "{met} checkpoints in between");
 }
 
-/// K22: the space that a pass counts on is kept for it until the pass ends. K24: no pass is made
-/// for space that becomes free by checkpoints alone.
+/// choose.K22: the space that a pass counts on is kept for it until the pass ends. choose.K24: no
+/// pass is made for space that becomes free by checkpoints alone.
 #[test]
 fn k22_k24_pass_keeps_its_space_and_dead_segments_count_as_free() {
     let setup = setup(0);
@@ -230,8 +230,9 @@ fn sealed(volume: &Volume) -> usize {
     state.space.segments.iter().filter(|(_, s)| s.phase == Phase::Sealed).count()
 }
 
-/// C41, C42, C44: moved content is unchanged, with its birth and sums. The segments that it was in
-/// are free after two checkpoints, but not while a reader has a pin in them.
+/// clean.C41, clean.C42, clean.C44: moved content is unchanged, with its birth and sums. The
+/// segments that it was in are free after two checkpoints, but not while a reader has a pin in
+/// them.
 #[test]
 fn c41_c42_c44_moved_content_is_unchanged() {
     let setup = setup(0);
@@ -266,8 +267,8 @@ fn c41_c42_c44_moved_content_is_unchanged() {
     assert!(report.is_clean(), "{:?}", report.findings);
 }
 
-/// C42: a block that does not match its sum stays where it is, in its segment, with its sum. The
-/// cleaner moves the blocks next to it.
+/// clean.C42: a block that does not match its sum stays where it is, in its segment, with its sum.
+/// The cleaner moves the blocks next to it.
 #[test]
 fn c42_damaged_block_stays_damaged() {
     let setup = setup(0);
@@ -331,8 +332,8 @@ fn unreadable_segment_is_cleaned_next_time() {
     disk.world().stop();
 }
 
-/// V11. The story: the buffers of a pass were not counted in the budget. Now they are counted while
-/// the pass lasts.
+/// memory.V11. The story: the buffers of a pass were not counted in the budget. Now they are
+/// counted while the pass lasts.
 #[test]
 fn v11_buffers_of_pass_count_until_it_ends() {
     let setup = setup(0);
@@ -384,8 +385,8 @@ fn segments_emptied_by_failed_pass_count_as_emptied() {
     assert!(met > 0, "no pass had emptied something before it failed");
 }
 
-/// C41: a write to content that the cleaner is moving wins, whenever it comes. An injected fault
-/// shows that this test would notice a violation.
+/// clean.C41: a write to content that the cleaner is moving wins, whenever it comes. An injected
+/// fault shows that this test would notice a violation.
 #[test]
 fn c41_overwrite_of_moving_content_wins() {
     let mut seen = Vec::new();

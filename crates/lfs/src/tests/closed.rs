@@ -174,7 +174,8 @@ fn y11_retained_mapping_matches_file_after_every_change() {
     disk.world().stop();
 }
 
-/// Y12: what was removed is not in the cache any more, and a new file has nothing of an old one.
+/// closed.Y12: what was removed is not in the cache any more, and a new file has nothing of an old
+/// one.
 #[test]
 fn y12_removed_file_leaves_nothing_cached() {
     let disk = setup().blank();

@@ -13,7 +13,7 @@ pub fn cut_anywhere(bytes: &[u8], mut decode: impl FnMut(&[u8]) -> Result<()>) {
     }
 }
 
-/// `decode` must take `bytes`, and not with a single bit flipped (F3).
+/// `decode` must take `bytes`, and not with a single bit flipped (format.F3).
 pub fn flip_anywhere(bytes: &[u8], mut decode: impl FnMut(&[u8]) -> Result<()>) {
     let mut bytes = bytes.to_vec();
     decode(&bytes).unwrap();

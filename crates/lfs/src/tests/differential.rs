@@ -93,7 +93,7 @@ fn run(seed: u64, count: u64, size_max: u64, inode_cache_bytes: usize) {
 }
 
 /// Open files without a name, times, inodes that are loaded and evicted, content of closed files:
-/// S12, S13, S14, D11.
+/// state.S12, state.S13, state.S14, content.D11.
 #[test]
 fn side_by_side_with_the_one_in_memory() {
     for seed in seeds(6) {

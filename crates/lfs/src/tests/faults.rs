@@ -70,7 +70,7 @@ pub async fn synced_at_last(file: &OpenFileRef) {
 }
 
 /// The story: after a close whose last flush failed the volume continued, but a slot on the device
-/// said that no record follows. Recovery did not find what was synced later. H16.
+/// said that no record follows. Recovery did not find what was synced later. close.H16.
 #[test]
 fn sync_after_failed_close_is_found_by_recovery() {
     let (mut half_closed, mut went_on) = (0, 0);
@@ -150,7 +150,7 @@ fn bad_place_is_error_of_its_file_until_rewritten() {
 }
 
 /// The story: the place of a failed write was allocated again at once, because leftover runs and
-/// freed space are allocated first. So write-outs failed at it again and again. W18, R24.
+/// freed space are allocated first. So write-outs failed at it repeatedly. segment.W18, runs.R24.
 #[test]
 fn place_with_failed_write_is_avoided() {
     let (none, keep) = (IoFlags::empty(), Privileges::Keep);
@@ -191,7 +191,7 @@ fn place_with_failed_write_is_avoided() {
 }
 
 /// Content that is lost and no longer cached: no opener can sync the file until it is written anew.
-/// Removing the file removes the record of the loss. Q2.
+/// Removing the file removes the record of the loss. logged.Q2.
 #[test]
 fn lost_content_is_reported_until_rewritten() {
     for anew in [true, false] {
@@ -236,7 +236,7 @@ fn lost_content_is_reported_until_rewritten() {
 
 /// The story: in a volume without checksums the flush of a checkpoint failed. The repair read the
 /// place of a direct write back, which may hold old bytes of another file, and wrote these again.
-/// No client got an error: the file's sync reported them as the durable content. Q1.
+/// No client got an error: the file's sync reported them as the durable content. repair.Q1.
 #[test]
 fn uncached_content_without_sums_is_lost_with_failed_flush() {
     let setup = setup(0);
@@ -269,7 +269,7 @@ fn uncached_content_without_sums_is_lost_with_failed_flush() {
             disk.inject(failing(BioOp::Flush));
             assert!(volume.0.flush_all().await.is_err(), "the flush failed");
             disk.poke(at, &[9; BLOCK]);
-            // What the device has by now is not what was written: it is not shown (Q4).
+            // What the device has by now is not what was written: it is not shown (repair.Q4).
             let (_, read) = file.read(0, AlignedBuf::new(BLOCK), IoFlags::empty()).await;
             let read = read.map_err(|error| error.kind());
             assert_eq!(read, if is_held { Ok(BLOCK) } else { Err(ErrorKind::Io) });
@@ -292,7 +292,7 @@ fn uncached_content_without_sums_is_lost_with_failed_flush() {
 }
 
 /// The story: one slot of the superblock could not be written. The volume made no further
-/// checkpoint, and could not be opened. U14.
+/// checkpoint, and could not be opened. slots.U14.
 #[test]
 fn one_bad_slot_stops_no_checkpoint() {
     let setup = setup(0);
@@ -382,7 +382,7 @@ enum Then {
 
 /// The story: renames replaced files, and so wrote the new ones out. The disk lost some of them in
 /// a failed flush, and the repair of the log left these out. The renames became durable, so names
-/// led to empty files, although the cache had all content (seed 2037 of the crash test). Q3.
+/// led to empty files, although the cache had all content (seed 2037 of the crash test). repair.Q3.
 #[test]
 fn q3_replacing_file_keeps_content_after_failed_flush() {
     let new = |n: u8| [100 + n; 2 * BLOCK];
@@ -449,7 +449,7 @@ fn q3_replacing_file_keeps_content_after_failed_flush() {
 
 /// The story: one block of each file was written again past the cache, so the cache did not hold
 /// it. The repair left out all lost content of such a file. But each lost block was in the cache,
-/// or a newer version of it was intact on the device. Q3, block by block.
+/// or a newer version of it was intact on the device. repair.Q3, block by block.
 #[test]
 fn q3_block_written_past_cache_loses_no_other_block() {
     let (mut lost, mut whole) = (0, 0);

@@ -132,7 +132,8 @@ async fn available(volume: &Volume) -> u64 {
 }
 
 /// The story: four writers filled a volume concurrently. The volume accepted from each one content
-/// for the same free space, and the last writer got the error from its sync. P21, P23, M14.
+/// for the same free space, and the last writer got the error from its sync. admission.P21,
+/// admission.P23, reserve.M14.
 #[test]
 fn four_writers_fill_a_volume_round_after_round() {
     for (seed, inline_max) in [(1, 0), (2, 64 << 10), (3, 64 << 10)] {
@@ -174,7 +175,8 @@ fn four_writers_fill_a_volume_round_after_round() {
     }
 }
 
-/// Four threads fill a volume in memory and empty it, for some rounds. P21, P23, M14.
+/// Four threads fill a volume in memory and empty it, for some rounds. admission.P21,
+/// admission.P23, reserve.M14.
 #[test]
 fn four_threads_fill_a_volume_round_after_round() {
     let device: DeviceRef = Arc::new(RamDevice::new(16 << 20));
@@ -229,9 +231,9 @@ fn long_name(n: u64) -> String {
     format!("an empty file with a long name, number {n}")
 }
 
-/// P23. The story: a power loss, or a close, left a volume without a free segment. It could not be
-/// opened for writing any more, and so not be emptied; nor if there was no space to remove an
-/// orphan.
+/// admission.P23. The story: a power loss, or a close, left a volume without a free segment. It
+/// could not be opened for writing any more, and so not be emptied; nor if there was no space to
+/// remove an orphan.
 #[test]
 fn full_volume_can_be_opened_and_emptied() {
     for (seed, close) in [(1, false), (2, true), (3, false)] {
@@ -279,8 +281,8 @@ fn full_volume_can_be_opened_and_emptied() {
 }
 
 /// The story: names were accepted as long as the open log segment had space, though the next
-/// checkpoint had no space for their nodes. Then no checkpoint was possible, and no removal. P13,
-/// P24.
+/// checkpoint had no space for their nodes. Then no checkpoint was possible, and no removal.
+/// space.P13, space.P24.
 #[test]
 fn p24_volume_full_of_names_has_nodes_to_remove_them() {
     let setup = setup(0);
@@ -315,7 +317,7 @@ fn p24_volume_full_of_names_has_nodes_to_remove_them() {
 }
 
 /// The story: a truncate within a block needs a block. On a full volume it was refused if the log
-/// had taken a segment meanwhile, although the volume could have made space. P23.
+/// had taken a segment meanwhile, although the volume could have made space. admission.P23.
 #[test]
 fn p23_every_file_of_full_volume_truncates_within_block() {
     for inline_max in [0, 64 << 10] {
@@ -360,8 +362,8 @@ fn failed_flush_on_full_volume_is_repaired() {
     disk.world().stop();
 }
 
-/// Z13: the mark of a checkpoint found no room behind promises of the log, and without it nothing
-/// came free.
+/// free.Z13: the mark of a checkpoint found no room behind promises of the log, and without it
+/// nothing came free.
 #[test]
 fn checkpoint_is_made_when_log_is_fully_granted() {
     let setup = setup(0);
@@ -449,7 +451,7 @@ fn device_with_larger_blocks_is_refused() {
 }
 
 /// The story: a client that wrote past the cache and never synced filled memory with the changes of
-/// its records, up to the space of the complete volume. M15.
+/// its records, up to the space of the complete volume. reserve.M15.
 #[test]
 fn direct_writes_wait_for_memory_of_their_changes() {
     let setup = setup(0);
@@ -477,7 +479,7 @@ fn direct_writes_wait_for_memory_of_their_changes() {
 }
 
 /// The story: a change of an inode that does not exist was half applied, and its grant was never
-/// returned (T11).
+/// returned (append.T11).
 #[test]
 fn t11_inapplicable_change_has_no_effect() {
     let setup = setup(0);
@@ -497,7 +499,7 @@ fn t11_inapplicable_change_has_no_effect() {
 }
 
 /// The story: content was accepted, and before it was written out a client that wrote past the
-/// cache took its space (P22), and the log space of its records (M12).
+/// cache took its space (admission.P22), and the log space of its records (reserve.M12).
 #[test]
 fn p22_writes_past_the_cache_leave_space_of_accepted_content() {
     let setup = setup(0);
@@ -526,7 +528,7 @@ fn p22_writes_past_the_cache_leave_space_of_accepted_content() {
 }
 
 /// Overwrites may use the space that is kept for truncates and removals. These still find space,
-/// because overwritten space becomes free. P23, P24, P25.
+/// because overwritten space becomes free. admission.P23, space.P24, capacity.P25.
 #[test]
 fn p25_overwritten_full_volume_can_be_truncated_and_emptied() {
     for inline_max in [0, 64 << 10] {

@@ -125,9 +125,9 @@ fn reason(text: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// F1, F2, F4, Z1, Z2. The fuzzer also has to get past the checksums: each target has both
-/// outcomes, and as many different refusals as are known. With fewer the run tests nothing behind
-/// them.
+/// format.F1, format.F2, format.F4, fuzz.Z1, fuzz.Z2. The fuzzer also has to get past the
+/// checksums: each target has both outcomes, and as many different refusals as are known. With
+/// fewer the run tests nothing behind them.
 #[test]
 fn any_bytes_are_refused_or_read_back() {
     let reasons = [

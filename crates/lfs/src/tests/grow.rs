@@ -210,9 +210,9 @@ fn survived(disk: &SimDisk, size: u64, used: bool) -> u32 {
     segments
 }
 
-/// X11, X12: a power loss at every request of a growth, with any part of the writes on the device.
-/// The volume has the old or the new size, with all content, and works. Grown again it has the new
-/// size.
+/// grow.X11, grow.X12: a power loss at every request of a growth, with any part of the writes on
+/// the device. The volume has the old or the new size, with all content, and works. Grown again it
+/// has the new size.
 #[test]
 fn x11_every_cut_leaves_either_size() {
     let disk = half_full().in_world(SimWorld::new(5));

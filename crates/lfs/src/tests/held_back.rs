@@ -66,7 +66,7 @@ async fn overwrite(file: &OpenFileRef) {
     file.sync(true).await.unwrap();
 }
 
-/// C53: a caller was answered, and its executor did not poll it. Background cleaning was
+/// cleaning.C53: a caller was answered, and its executor did not poll it. Background cleaning was
 /// due, held back for that caller, and counted as work in progress. Each operation that lacked
 /// space waited for it, for ever.
 #[test]
@@ -96,9 +96,9 @@ fn writer_does_not_wait_for_cleaning_that_is_held_back() {
     assert!(check(&disk).is_clean());
 }
 
-/// J5, J6: a caller that wants no pass in progress has been answered, and has not run. The job for
-/// a caller that posted meanwhile began a pass at once, which set aside space of the log. Now it
-/// begins when the first caller runs, or after a while.
+/// requests.J5, requests.J6: a caller that wants no pass in progress has been answered, and has not
+/// run. The job for a caller that posted meanwhile began a pass at once, which set aside space of
+/// the log. Now it begins when the first caller runs, or after a while.
 #[test]
 fn pass_for_next_caller_waits_for_caller_that_ends_passes() {
     for runs in [true, false] {
@@ -148,8 +148,8 @@ async fn request_on(volume: Volume, stop: Arc<AtomicBool>, answers: Arc<AtomicU6
     }
 }
 
-/// C53: two writers of a full volume requested space in turn, so a request was posted or in
-/// progress at all times. Background cleaning was due and never began, but an overwrite past the
+/// cleaning.C53: two writers of a full volume requested space in turn, so a request was posted or
+/// in progress at all times. Background cleaning was due and never began, but an overwrite past the
 /// cache waited for it as long as the two went on.
 #[test]
 fn writer_is_not_starved_by_callers_that_request_space() {

@@ -108,7 +108,7 @@ fn claims(segments: u32, clean: bool) -> SimDisk {
 }
 
 /// A superblock claimed 2^22 segments, and its usage table had 31: the table of segments was
-/// allocated, and every header read, before anything was verified (O14). 2^28 took 20 GiB.
+/// allocated, and every header read, before anything was verified (open.O14). 2^28 took 20 GiB.
 #[test]
 fn slot_claiming_more_segments_than_growth_adds_is_refused() {
     for (clean, segments) in [(true, 1 << 22), (false, 1 << 22), (true, 1 << 28)] {
@@ -140,7 +140,7 @@ fn volume_that_grew_a_thousandfold_opens() {
     }
 }
 
-/// What the next opening would refuse is no growth (X13).
+/// What the next opening would refuse is no growth (grow.X13).
 #[test]
 fn growth_that_no_opening_believes_is_refused() {
     let disk = claims(31, true);

@@ -44,7 +44,7 @@ fn found(disk: &SimDisk, name: &str) -> Vec<u8> {
 
 /// The story: a sync of the volume held a file's mapping. Before the sync reached it, other clients
 /// had synced, closed, truncated and rewritten the file. The sync then gave the file its old size,
-/// filled with zeros. D12.
+/// filled with zeros. content.D12.
 #[test]
 fn released_mapping_makes_no_file_longer() {
     let setup = setup(0);
@@ -71,7 +71,8 @@ fn released_mapping_makes_no_file_longer() {
 }
 
 /// The story: a file was truncated to nothing, written, and closed. A checkpoint that no client had
-/// requested made the truncate durable. A power loss left neither the old content nor the new. Z15.
+/// requested made the truncate durable. A power loss left neither the old content nor the new.
+/// maintenance.Z15.
 #[test]
 fn durable_truncate_takes_replacing_content_along() {
     // By age, because of many changes in memory, or because of a `statfs` after a large removal.
@@ -161,7 +162,7 @@ fn exchanged_file_is_written_before_rename() {
 }
 
 /// The story: places for the usage table of a dropped checkpoint were allocated again for nodes of
-/// the next checkpoint's tree of files, and then a second time. N11.
+/// the next checkpoint's tree of files, and then a second time. nodes.N11.
 #[test]
 fn places_of_dropped_usage_table_are_not_given_out_twice() {
     let setup = setup(0);
@@ -217,7 +218,8 @@ fn files_that_are_cut_by_path_are_let_go() {
 }
 
 /// The story: a device had a large volume, was made smaller, got another volume, and was made
-/// larger again. The slots of the old volume at its end were taken for slots of the new one. U13.
+/// larger again. The slots of the old volume at its end were taken for slots of the new one.
+/// slots.U13.
 #[test]
 fn slots_of_another_volume_do_not_count() {
     let small = setup(0);
@@ -254,7 +256,8 @@ fn slots_of_another_volume_do_not_count() {
 
 /// The story: a checkpoint failed and its slot was durable; the state before was written over that
 /// slot, and the process was killed. The next one read it, which was not flushed, and wrote its
-/// nodes over those of the failed checkpoint. A power loss brought the slot of that one back. O11.
+/// nodes over those of the failed checkpoint. A power loss brought the slot of that one back.
+/// open.O11.
 #[test]
 fn o11_opening_flushes_what_it_read_before_it_writes() {
     let setup = setup(0);

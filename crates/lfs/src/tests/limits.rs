@@ -36,7 +36,7 @@ fn refuse<T>(
     assert!(error.to_string().contains(text), "at {at}, not `{text}`: {error}");
 }
 
-/// R1, R3, R4, R5: and what else a record's fields cannot be.
+/// record.R1, record.R3, record.R4, record.R5: and what else a record's fields cannot be.
 #[test]
 fn of_records() {
     let g = geometry(false);
@@ -87,7 +87,8 @@ fn of_records() {
     refuse(&bytes[..length], case, seal_record, decode);
 }
 
-/// T1 keys ascend strictly; T3 a node verifies only at one of its places, with a consistent header.
+/// node.T1 keys ascend strictly; node.T3 a node verifies only at one of its places, with a
+/// consistent header.
 #[test]
 fn of_nodes() {
     let g = geometry(false);
@@ -114,7 +115,7 @@ fn of_nodes() {
     assert!(error.to_string().contains("T3"), "{error}");
 }
 
-/// X2, X3, with every feature.
+/// extent.X2, extent.X3, with every feature.
 #[test]
 fn of_extents_in_pieces() {
     let g = geometry(true);
@@ -156,7 +157,7 @@ fn of_extents_in_pieces() {
     assert!(error.to_string().contains("inode 0"), "{error}");
 }
 
-/// X4, and the word of a short extent.
+/// extent.X4, and the word of a short extent.
 #[test]
 fn of_short_extents() {
     let g = short_geometry();

@@ -110,8 +110,9 @@ fn lock_count_of_cached_reads_and_overwrites_is_zero() {
     });
 }
 
-/// S14, S16, S20: times that moved without the lock are those that `stat` shows, that a sync makes
-/// durable, and that `utimensat` replaces. The next write drops privileges that came since.
+/// state.S14, inode_table.S16, open_times.S20: times that moved without the lock are those that
+/// `stat` shows, that a sync makes durable, and that `utimensat` replaces. The next write drops
+/// privileges that came since.
 #[test]
 fn times_moved_without_the_lock_are_shown_synced_and_replaced() {
     Fixture::run(async |fixture| {

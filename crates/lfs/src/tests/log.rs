@@ -72,7 +72,7 @@ fn each_record_reads_back() {
     }
 }
 
-/// F3, R2: cut at any length, with any bit flipped.
+/// format.F3, record.R2: cut at any length, with any bit flipped.
 #[test]
 fn damage_is_told() {
     // With a payload of a block, and without one.
@@ -85,7 +85,8 @@ fn damage_is_told() {
     }
 }
 
-/// R1: the bytes of a record are refused at another place, and under the seal of another volume.
+/// record.R1: the bytes of a record are refused at another place, and under the seal of another
+/// volume.
 #[test]
 fn record_verifies_only_at_its_place_and_in_its_volume() {
     let g = geometry(false);
@@ -100,7 +101,7 @@ fn record_verifies_only_at_its_place_and_in_its_volume() {
     Record::open(&bytes, other, AT, &g).expect_err("another volume (R1)");
 }
 
-/// R2: a bad payload leaves the changes.
+/// record.R2: a bad payload leaves the changes.
 #[test]
 fn changes_are_had_when_the_payload_is_bad() {
     let g = geometry(false);
@@ -142,7 +143,7 @@ fn mark_and_next_record_share_a_block() {
     Record::decode(&bytes[128..], seal(), next, &g).unwrap();
 }
 
-/// R4, R5: and other things that the builder refuses.
+/// record.R4, record.R5: and other things that the builder refuses.
 #[test]
 fn record_that_no_decoder_accepts_is_not_built() {
     let g = geometry(false);
@@ -178,8 +179,8 @@ fn reseal(bytes: &mut [u8]) {
     bytes[12..16].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// R6, G1: an unknown kind of a record and of a change, with and without the flag that says that it
-/// must be understood.
+/// record.R6, change.G1: an unknown kind of a record and of a change, with and without the flag
+/// that says that it must be understood.
 #[test]
 fn unknown_kinds_are_refused_or_skipped() {
     let g = geometry(false);
@@ -216,7 +217,7 @@ fn unknown_kinds_are_refused_or_skipped() {
     assert_eq!(decode(bytes, &g).unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
-/// G3, and counts that lie.
+/// change.G3, and counts that lie.
 #[test]
 fn changes_end_where_they_say() {
     let g = geometry(false);
@@ -234,7 +235,8 @@ fn changes_end_where_they_say() {
     }
 }
 
-/// H1, F3: a header is refused at another segment, and if it is cut short or any bit is flipped.
+/// segment.H1, format.F3: a header is refused at another segment, and if it is cut short or any bit
+/// is flipped.
 #[test]
 fn segment_headers_read_back_and_tell_damage() {
     let g = geometry(false);

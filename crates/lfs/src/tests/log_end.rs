@@ -147,7 +147,7 @@ async fn has(volume: &Volume, name: &str) -> bool {
 /// first record is lost, and the second one is there, and says that the write was durable. One
 /// block of the write had gone bad. Recovery looked for what calls the lost record durable, and for
 /// nothing else: it took the bad block for the end of the log, and dropped a synced write of three
-/// blocks without a word (R12, R20).
+/// blocks without a word (rollforward.R12, evidence.R20).
 #[test]
 fn synced_write_with_bad_block_called_durable_later_is_kept() {
     let ended = ended(true, false);
@@ -197,8 +197,8 @@ fn read_only_open_has_all_records_before_log_damage() {
 }
 
 /// A sector behind the end of the log could not be read, and the volume did not open for writing:
-/// the search for records that call the end durable read 9 MiB in one piece (R25). At the end
-/// itself it is the same: nothing that can be read says that anything was there.
+/// the search for records that call the end durable read 9 MiB in one piece (evidence.R25). At the
+/// end itself it is the same: nothing that can be read says that anything was there.
 #[test]
 fn unreadable_sector_behind_the_log_opens_for_writing() {
     let first = ended(true, false);
@@ -222,8 +222,8 @@ fn unreadable_sector_behind_the_log_opens_for_writing() {
 }
 
 /// The end of the log cannot be read, and neither can a sector that may hold a record that calls it
-/// durable: the volume does not open for writing, and says why (R18). For reading it opens, and
-/// says what may be missing.
+/// durable: the volume does not open for writing, and says why (rollforward.R18). For reading it
+/// opens, and says what may be missing.
 #[test]
 fn unreadable_log_end_and_unreadable_evidence_opens_for_reading_only() {
     let ended = ended(true, false);
@@ -242,8 +242,8 @@ fn unreadable_log_end_and_unreadable_evidence_opens_for_reading_only() {
     ended.disk.world().stop();
 }
 
-/// A record that cannot be read, and that the mark calls durable, is not the end (R12); nor is one
-/// that cannot be read in the middle of what can.
+/// A record that cannot be read, and that the mark calls durable, is not the end (rollforward.R12);
+/// nor is one that cannot be read in the middle of what can.
 #[test]
 fn unreadable_record_called_durable_by_mark_opens_for_reading_only() {
     for at_synced in [false, true] {
@@ -300,7 +300,7 @@ fn last_write_without_sums_is_kept_whatever_its_blocks_are() {
 /// The log goes on in another segment: at its own choice, or after a flush that failed, in a
 /// younger generation. The header of that segment is gone, or cannot be read, in both copies. The
 /// search did not look at a segment without a header: all records there were dropped, and the
-/// volume opened for writing (R19).
+/// volume opened for writing (evidence.R19).
 #[test]
 fn log_segment_without_a_header_opens_for_reading_only() {
     for (repaired, unreadable) in [(false, false), (false, true), (true, true)] {
@@ -349,7 +349,7 @@ fn log_segment_without_a_header_opens_for_reading_only() {
 
 /// Behind the end of the log lies what looks like records, each as long as one may be, as a hostile
 /// user may have a file written there. Recovery checksummed each of them: time grew with
-/// the square of the segment (R26).
+/// the square of the segment (evidence.R26).
 #[test]
 fn false_records_behind_the_log_are_summed_in_linear_time() {
     let ended = ended(true, false);
@@ -399,7 +399,7 @@ fn false_records_behind_the_log_are_summed_in_linear_time() {
 
 /// More units than the search passes over cannot be read behind the end of the log. The volume does
 /// not open for writing. The opening for reading left out the records that were held until the
-/// search said whether they are durable (R25).
+/// search said whether they are durable (evidence.R25).
 #[test]
 fn many_unreadable_units_behind_log_open_with_all_records() {
     for (units, opens) in [(64, true), (65, false)] {
@@ -426,10 +426,10 @@ fn many_unreadable_units_behind_log_open_with_all_records() {
     }
 }
 
-/// O12. Flushes failed, so the log went on in a fresh segment and generation, which that segment's
-/// header alone told of. A power cut tore the header off and kept a record behind it. Recovery drew
-/// the same generation for the same segment, and the next recovery took the record for one of the
-/// life between.
+/// open.O12. Flushes failed, so the log went on in a fresh segment and generation, which that
+/// segment's header alone told of. A power cut tore the header off and kept a record behind it.
+/// Recovery drew the same generation for the same segment, and the next recovery took the record
+/// for one of the life between.
 #[test]
 fn recovery_draws_generation_above_those_of_log_repairs() {
     let setup = setup(0);

@@ -144,7 +144,8 @@ fn live_on(sums: bool, before: Before) -> (Vec<u8>, Vec<CrashState>, SimDisk) {
     (synced, states, disk)
 }
 
-/// The story: one lost block stopped every checkpoint, and the volume turned read-only. Q2, V16.
+/// The story: one lost block stopped every checkpoint, and the volume turned read-only. logged.Q2,
+/// lost.V16.
 #[test]
 fn one_lost_block_concerns_one_file() {
     for (sums, before) in [true, false].into_iter().flat_map(|sums| ALL.map(|one| (sums, one))) {
@@ -264,7 +265,7 @@ fn file_with_lost_block_heals() {
 }
 
 /// A power loss at any request of the checkpoints after a loss leaves the content of the last sync,
-/// in a sound volume. Q2.
+/// in a sound volume. logged.Q2.
 #[test]
 fn power_loss_at_checkpoint_after_loss_keeps_synced_content() {
     let mut all = 0;

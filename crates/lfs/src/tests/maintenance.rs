@@ -120,8 +120,8 @@ fn all_are_answered(setup: &Setup, disk: &SimDisk, (writers, files): (u64, u64),
     assert!(report.is_clean(), "seed {seed}: {:?}", report.findings);
 }
 
-/// Z11, J1, J4: tasks that find a volume full wait for the maintenance, while others write, sync
-/// and unlink, and each gets an answer.
+/// maintenance.Z11, requests.J1, requests.J4: tasks that find a volume full wait for the
+/// maintenance, while others write, sync and unlink, and each gets an answer.
 #[test]
 fn full_volume_with_writers_and_unlinkers_answers_all() {
     const WRITERS: u64 = 4;
@@ -171,8 +171,8 @@ fn close_during_cleaning_ends() {
     }
 }
 
-/// Z15: a checkpoint by age writes outstanding content first. That write-out waits for a
-/// checkpoint itself, because the changes in memory exceed their bound. One job for both would
+/// maintenance.Z15: a checkpoint by age writes outstanding content first. That write-out waits for
+/// a checkpoint itself, because the changes in memory exceed their bound. One job for both would
 /// wait for itself.
 #[test]
 fn write_out_before_a_checkpoint_may_need_a_checkpoint() {
@@ -221,8 +221,8 @@ async fn poll_times(times: u32, future: impl Future) -> bool {
     .await
 }
 
-/// J3: a caller that requested maintenance is dropped while it waits. The job goes on, other
-/// callers of the same job and those that come later are answered.
+/// requests.J3: a caller that requested maintenance is dropped while it waits. The job goes on,
+/// other callers of the same job and those that come later are answered.
 #[test]
 fn dropped_request_stops_no_job() {
     for which in 0..3 {
@@ -255,7 +255,7 @@ fn dropped_request_stops_no_job() {
     }
 }
 
-/// J5: a request that wants no pass to be in progress is answered when the pass has ended.
+/// requests.J5: a request that wants no pass to be in progress is answered when the pass has ended.
 #[test]
 fn request_that_ends_pass_waits_for_pass() {
     let setup = setup(0);
@@ -275,7 +275,8 @@ fn request_that_ends_pass_waits_for_pass() {
     disk.world().stop();
 }
 
-/// J2, Z16: the world stops with a request in the queue. The caller that still waits is refused.
+/// requests.J2, maintenance.Z16: the world stops with a request in the queue. The caller that still
+/// waits is refused.
 #[test]
 fn request_is_refused_when_the_world_stops() {
     let setup = setup(0);
@@ -317,8 +318,9 @@ fn padded_disk(seed: u64) -> SimDisk {
     disk
 }
 
-/// Z17: the mark of a checkpoint takes a block of this device, which is as much log as makes a
-/// checkpoint due here. So each one made the next one due, and the volume could not be closed.
+/// maintenance.Z17: the mark of a checkpoint takes a block of this device, which is as much log as
+/// makes a checkpoint due here. So each one made the next one due, and the volume could not be
+/// closed.
 #[test]
 fn checkpoint_by_size_makes_no_other_one_due() {
     let setup = setup(0);
@@ -341,8 +343,8 @@ fn checkpoint_by_size_makes_no_other_one_due() {
     assert!(check(&disk).is_clean());
 }
 
-/// M14, Q14: a sync of a full volume also writes the times of files that were read. Each inode had
-/// a record of its own, and after two requests for space the sync was refused.
+/// reserve.M14, relief.Q14: a sync of a full volume also writes the times of files that were read.
+/// Each inode had a record of its own, and after two requests for space the sync was refused.
 #[test]
 fn sync_of_many_times_on_full_volume_is_not_refused() {
     const FILES: u64 = 900;
@@ -376,8 +378,8 @@ fn sync_of_many_times_on_full_volume_is_not_refused() {
     assert!(check(&disk).is_clean());
 }
 
-/// Z11, M14, Q14: the same on a device that pads records, so that few records find space in the
-/// log at a time and tasks take it from one another.
+/// maintenance.Z11, reserve.M14, relief.Q14: the same on a device that pads records, so that few
+/// records find space in the log at a time and tasks take it from one another.
 #[test]
 fn full_volume_with_padded_records_answers_all() {
     const WRITERS: u64 = 3;

@@ -229,7 +229,7 @@ fn small_files_become_durable_together() {
 }
 
 /// The story: write-back allocated a place in a segment for each small file, and sent the device
-/// one write for each. M16, Q13.
+/// one write for each. reserve.M16, relief.Q13.
 #[test]
 fn m16_write_back_of_small_files_goes_into_records() {
     let (device, world, options) = with_cache();
@@ -288,8 +288,8 @@ fn holds(volume: &Volume, n: u64, now: u8) {
 }
 
 /// The story: a reader of small files one after the other waited for the device once for each file,
-/// although they are contiguous. N21: bytes that were read ahead are not used after the place has
-/// new content.
+/// although they are contiguous. read_ahead.N21: bytes that were read ahead are not used after the
+/// place has new content.
 #[test]
 fn n21_small_files_that_lie_side_by_side_are_read_together() {
     let (ram, world, options) = with_cache();

@@ -20,8 +20,8 @@ use forebay_vfs::{FileSystem, Privileges, SetAttr};
 const BLOCK: usize = 4096;
 
 /// The story: a place of a node that failed a write was allocated again with the next free places
-/// of its segment. Every second or third checkpoint used it, and failed. N14. For each of the two
-/// copies.
+/// of its segment. Every second or third checkpoint used it, and failed. nodes.N14. For each of the
+/// two copies.
 #[test]
 fn n14_node_place_with_failed_write_is_avoided() {
     for copy in [0, 1] {
@@ -71,7 +71,7 @@ fn failed_segments(volume: &Volume) -> Vec<u32> {
 
 /// The story: nodes at the end of a segment and at the start of the next one were written in one
 /// transfer. If the part in the second segment failed, the volume avoided the first one from then
-/// on. N14.
+/// on. nodes.N14.
 #[test]
 fn n14_only_segment_of_failed_node_write_is_avoided() {
     for bad in [10, 11] {
@@ -98,7 +98,7 @@ fn n14_only_segment_of_failed_node_write_is_avoided() {
 }
 
 /// The story: one bio of a direct write to several segments failed, and the volume avoided all of
-/// these segments from then on. R24.
+/// these segments from then on. runs.R24.
 #[test]
 fn r24_only_failed_segment_of_direct_write_is_avoided() {
     const LEN: usize = 160 << 10;

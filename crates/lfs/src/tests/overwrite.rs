@@ -1,4 +1,4 @@
-//! Overwriting a volume that is full, or nearly so: never refused (P25).
+//! Overwriting a volume that is full, or nearly so: never refused (capacity.P25).
 //!
 //! No locks.
 
@@ -284,7 +284,7 @@ fn new_content_is_not_refused_for_dirty_overwrites() {
 }
 
 /// The story: what others had overwritten and not written out took all the room that there is for
-/// overwrites: one more, of another file, was refused, in the cache and past it. P25.
+/// overwrites: one more, of another file, was refused, in the cache and past it. capacity.P25.
 #[test]
 fn p25_overwrite_is_not_refused_for_dirty_data_of_others() {
     for flags in [IoFlags::empty(), IoFlags::DIRECT] {
@@ -353,7 +353,8 @@ fn write_across_end_of_file_does_not_wait_for_itself() {
 }
 
 /// The story: an append of less than a block, when the volume had no space for a block, was refused
-/// before the volume made space. It had checked for as many bytes as were appended. Z11.
+/// before the volume made space. It had checked for as many bytes as were appended.
+/// maintenance.Z11.
 #[test]
 fn z11_room_is_made_for_a_few_bytes_too() {
     let setup = setup(4, 0);

@@ -111,7 +111,8 @@ fn checkpoint(disk: &SimDisk) -> u64 {
 }
 
 /// A replay kept the changes of the log in memory, however many: a log of a volume with much memory
-/// could not be opened with little. R28, R29: in parts it finds the same, and fsck finds nothing.
+/// could not be opened with little. bounded.R28, bounded.R29: in parts it finds the same, and fsck
+/// finds nothing.
 #[test]
 fn replay_of_long_log_stays_in_its_bound() {
     [0, 64 << 10].into_iter().for_each(replay_in_parts);
@@ -133,8 +134,8 @@ fn replay_in_parts(inline_max: u32) {
     assert!(report.is_clean(), "R28: {:?}", report.findings);
 }
 
-/// R28: the power fails at writes of such an opening, in the middle of its checkpoints: the next
-/// opening, with much memory or little, finds the same.
+/// bounded.R28: the power fails at writes of such an opening, in the middle of its checkpoints: the
+/// next opening, with much memory or little, finds the same.
 #[test]
 fn power_loss_in_bounded_replay_loses_nothing() {
     [0, 64 << 10].into_iter().for_each(lose_power_in_parts);
@@ -219,8 +220,8 @@ fn device_failure_in_bounded_replay_loses_nothing() {
     }
 }
 
-/// R27: a log that is damaged far behind the bound refuses an opening for writing before anything
-/// is written.
+/// bounded.R27: a log that is damaged far behind the bound refuses an opening for writing before
+/// anything is written.
 #[test]
 fn damaged_log_is_refused_before_replay_writes() {
     let (disk, place) = crashed(1200, 0);
@@ -238,7 +239,7 @@ fn damaged_log_is_refused_before_replay_writes() {
     assert_eq!(checkpoint(&disk), before, "R27: no checkpoint was made");
 }
 
-/// An opening with little memory, which is refused: R27, no checkpoint was made before.
+/// An opening with little memory, which is refused: bounded.R27, no checkpoint was made before.
 fn assert_refused_before_writes(disk: &SimDisk) {
     let before = checkpoint(disk);
     let disk = disk.in_world(SimWorld::new(3));
@@ -249,8 +250,8 @@ fn assert_refused_before_writes(disk: &SimDisk) {
 }
 
 /// The story: the rest of the log was scanned for damaged records only. The opening was refused
-/// when it applied a late record, and had overwritten older states by then. R27: here a late record
-/// has a sequence number that no slot can hold.
+/// when it applied a late record, and had overwritten older states by then. bounded.R27: here a
+/// late record has a sequence number that no slot can hold.
 #[test]
 fn late_number_out_of_range_is_refused_before_replay_writes() {
     let draw = async |volume: &Volume, _: &[Ino]| {
@@ -259,8 +260,8 @@ fn late_number_out_of_range_is_refused_before_replay_writes() {
     assert_refused_before_writes(&crashed_with(1200, 0, 0, draw).0);
 }
 
-/// R27: both copies of a leaf are lost that only a late record needs: the leaf of an inode, or the
-/// leaf of an extent.
+/// bounded.R27: both copies of a leaf are lost that only a late record needs: the leaf of an inode,
+/// or the leaf of an extent.
 #[test]
 fn lost_leaf_of_late_record_is_refused_before_replay_writes() {
     for is_inode in [true, false] {

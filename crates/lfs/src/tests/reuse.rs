@@ -119,8 +119,8 @@ fn small_volume_is_overwritten_without_end() {
     }
 }
 
-/// W16: segments that become free are discarded, and live content is not. The content is right
-/// after many overwrites with discards.
+/// segment.W16: segments that become free are discarded, and live content is not. The content is
+/// right after many overwrites with discards.
 #[test]
 fn w16_freed_segments_are_discarded_first() {
     let setup = setup(0);
@@ -162,8 +162,8 @@ fn w16_freed_segments_are_discarded_first() {
     disk.world().stop();
 }
 
-/// Z14: a synced change is in a checkpoint when it is of age. An idle volume makes no further
-/// checkpoint.
+/// maintenance.Z14: a synced change is in a checkpoint when it is of age. An idle volume makes no
+/// further checkpoint.
 #[test]
 fn z14_change_of_age_is_in_checkpoint() {
     let setup = setup(0);
@@ -326,8 +326,8 @@ fn flip(disk: &SimDisk, at: u64) {
     disk.poke(at, &sector);
 }
 
-/// E11: fsck names damage with its kind, its file and its offset. A node, which is stored twice, is
-/// read from the other copy.
+/// fsck.E11: fsck names damage with its kind, its file and its offset. A node, which is stored
+/// twice, is read from the other copy.
 #[test]
 fn e11_fsck_names_what_is_damaged() {
     let (setup, disk, nodes, content) = closed();
@@ -359,7 +359,8 @@ fn e11_fsck_names_what_is_damaged() {
     );
 }
 
-/// O13: a volume that is opened for reading is not written to, and nothing in it can be changed.
+/// open.O13: a volume that is opened for reading is not written to, and nothing in it can be
+/// changed.
 #[test]
 fn o13_reading_leaves_no_trace() {
     let (setup, disk, ..) = closed();

@@ -39,7 +39,7 @@ fn attr(volume: &Volume, ino: Ino) -> Result<Attr> {
 
 /// The story: each inode of a scan became an object, with an entry in three tables, and was evicted
 /// again. For a million files in order that took several times as long as decoding the attributes.
-/// Q62: windows count.
+/// scan_cache.Q62: windows count.
 #[test]
 fn q62_inode_scan_makes_no_inode_objects() {
     let options = OpenOptions { inode_cache_bytes: 2 << 20, ..OpenOptions::default() };
@@ -76,8 +76,8 @@ fn with_xattrs(device: DeviceRef, files: u64, bytes: usize) -> (Volume, Vec<Ino>
 }
 
 /// The story: a window had as many inodes as fill its leaves if they are small. With large inodes
-/// it was many times its part of the bound. Q62: the bytes of windows are counted and bounded, and
-/// a scan still finds the inodes that were read ahead.
+/// it was many times its part of the bound. scan_cache.Q62: the bytes of windows are counted and
+/// bounded, and a scan still finds the inodes that were read ahead.
 #[test]
 fn q62_window_of_large_inodes_ends_at_its_leaves() {
     let log = LogDevice::new(Arc::new(RamDevice::new(128 << 20)), 1 << 16);
@@ -98,7 +98,7 @@ fn q62_window_of_large_inodes_ends_at_its_leaves() {
 }
 
 /// Scans of larger inodes in several places at once: each window may exceed its part of the bound
-/// by its last inode, so the oldest windows are evicted. Q62.
+/// by its last inode, so the oldest windows are evicted. scan_cache.Q62.
 #[test]
 fn q62_windows_hold_a_part_of_the_bound_together() {
     let (volume, inos) = with_xattrs(Arc::new(RamDevice::new(128 << 20)), 160, 60_000);
@@ -117,8 +117,8 @@ fn q62_windows_hold_a_part_of_the_bound_together() {
     state().check_cache();
 }
 
-/// Q61: a scan reports changes that were made after its window was read, merged or not, and does
-/// not find removed inodes.
+/// scan_cache.Q61: a scan reports changes that were made after its window was read, merged or not,
+/// and does not find removed inodes.
 #[test]
 fn q61_scan_window_shows_recorded_changes() {
     for seed in crate::tests::seeds(6) {

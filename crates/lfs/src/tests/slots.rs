@@ -54,8 +54,8 @@ fn closed(setup: &Setup, checkpoints: u64) -> (SimDisk, u64) {
 
 /// One slot did not take a state of the superblock; the other one took it, and could not be read
 /// later. The state before was taken for the newest one, and what had been synced since was not
-/// looked for: all of it if the state began a life. `state`: which one of the life. U14. A slot
-/// that the failed write has torn is lost as well, so then only reading may be allowed
+/// looked for: all of it if the state began a life. `state`: which one of the life. slots.U14. A
+/// slot that the failed write has torn is lost as well, so then only reading may be allowed
 /// (device.slots.R1).
 #[test]
 fn state_in_single_slot_is_found_after_that_slot_fails() {

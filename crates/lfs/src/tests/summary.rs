@@ -25,8 +25,8 @@ fn summary_reads_back_as_stored() {
     }
 }
 
-/// F3, S3: a summary is refused if it is cut short, if any bit is flipped, and in another segment
-/// or volume.
+/// format.F3, summary.S3: a summary is refused if it is cut short, if any bit is flipped, and in
+/// another segment or volume.
 #[test]
 fn damage_is_told() {
     let g = Geometry::with_segment_shift(16);
@@ -52,7 +52,8 @@ fn no_segment_has_no_summary() {
     assert!(error.to_string().contains("segment"), "{error}");
 }
 
-/// S2: an entry stores the largest distance for a birth that is farther off the base than that.
+/// summary.S2: an entry stores the largest distance for a birth that is farther off the base than
+/// that.
 #[test]
 fn births_far_off_the_base_are_lower_bounds() {
     let exact = SummaryEntry::Data(1, (1 << 54) - 1, (1 << 26) - 1).to_bytes().unwrap();

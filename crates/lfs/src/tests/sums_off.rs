@@ -175,7 +175,7 @@ fn flush_failure_without_sums_shows_no_foreign_bytes() {
 }
 
 /// A read of lost content was in progress while the flush failed: it showed what the place held
-/// before, and the cache kept that. Q4.
+/// before, and the cache kept that. repair.Q4.
 #[test]
 fn flush_failure_during_read_without_sums_shows_no_foreign_bytes() {
     let mut refused = [0; 2];

@@ -31,7 +31,7 @@ fn superblock_reads_back_as_stored() {
     }
 }
 
-/// F3: cut at any length, with any bit flipped.
+/// format.F3: cut at any length, with any bit flipped.
 #[test]
 fn damage_is_told() {
     let (superblock, bytes) = slot(1);
@@ -42,7 +42,7 @@ fn damage_is_told() {
     }
 }
 
-/// B1: a slot is refused at the offset of each other slot.
+/// superblock.B1: a slot is refused at the offset of each other slot.
 #[test]
 fn slot_at_offset_of_another_is_refused() {
     let (superblock, bytes) = slot(4);
@@ -52,7 +52,7 @@ fn slot_at_offset_of_another_is_refused() {
     }
 }
 
-/// B2: although this slot is not sound otherwise.
+/// superblock.B2: although this slot is not sound otherwise.
 #[test]
 fn incompatible_feature_is_reported_first() {
     let (superblock, mut bytes) = slot(4);
@@ -69,7 +69,7 @@ fn incompatible_feature_is_reported_first() {
     assert!(error.to_string().contains("format version 2"), "{error}");
 }
 
-/// B3: each limit, at fields whose offsets are those of `docs/reference/format.md`.
+/// superblock.B3: each limit, at fields whose offsets are those of `docs/reference/format.md`.
 #[test]
 fn values_out_of_range_are_named() {
     let superblock = Superblock { slot: 3, ..Make(4).superblock() };

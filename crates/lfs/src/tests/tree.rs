@@ -21,7 +21,7 @@ fn leaf(seed: u64, g: &Geometry) -> (NodeHeader, Vec<(Key, Item<'static>)>, Node
     (header, items, pointer, bytes)
 }
 
-/// K1, K2, F5: any two keys of any kinds.
+/// key.K1, key.K2, format.F5: any two keys of any kinds.
 #[test]
 fn keys_are_in_the_order_of_their_bytes() {
     let g = geometry(false);
@@ -113,7 +113,7 @@ fn each_node_reads_back() {
     assert!(full > 0, "some leaf has more than a few items");
 }
 
-/// F3, T4: cut at any length, with any bit flipped, its free rest included.
+/// format.F3, node.T4: cut at any length, with any bit flipped, its free rest included.
 #[test]
 fn damage_is_told() {
     let g = geometry(true);
@@ -123,7 +123,7 @@ fn damage_is_told() {
     flip_anywhere(&bytes, |b| Node::open(b, seal(), header.places[1], &g).map(drop));
 }
 
-/// T3, P1, P2: a stale, a misdirected and a foreign node.
+/// node.T3, place.P1, place.P2: a stale, a misdirected and a foreign node.
 #[test]
 fn node_must_match_its_pointer() {
     let g = geometry(false);
@@ -146,7 +146,7 @@ fn node_must_match_its_pointer() {
     follow(&pointer, header.owner, 0, foreign).expect_err("of another volume (P2)");
 }
 
-/// T1, T2: a node whose sum is right and whose items are not.
+/// node.T1, node.T2: a node whose sum is right and whose items are not.
 #[test]
 fn items_out_of_order_are_told() {
     let g = geometry(false);
@@ -174,7 +174,7 @@ fn items_out_of_order_are_told() {
     }
 }
 
-/// I1: three of the largest items fit a leaf.
+/// item.I1: three of the largest items fit a leaf.
 #[test]
 fn three_largest_items_fit_a_leaf() {
     let g = geometry(false);
@@ -201,7 +201,8 @@ fn three_largest_items_fit_a_leaf() {
     assert!(!full.unwrap(), "there is no room left");
 }
 
-/// G2, I2, I3, N1..N3, X1..X3, U1: values that no decoder takes are not stored, and say why.
+/// change.G2, item.I2, item.I3, inode.N1..N3, extent.X1..X3, usage.U1: values that no decoder takes
+/// are not stored, and say why.
 #[test]
 fn values_out_of_range_are_named() {
     let g = geometry(false);

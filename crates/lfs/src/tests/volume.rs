@@ -133,8 +133,8 @@ fn truncated_bytes_stay_zero_when_file_grows_after_power_loss() {
     }
 }
 
-/// R12: a record that a later one calls durable is not taken for the end of the log, wherever it is
-/// damaged.
+/// rollforward.R12: a record that a later one calls durable is not taken for the end of the log,
+/// wherever it is damaged.
 #[test]
 fn r12_damage_below_the_durable_part_is_not_the_end() {
     let setup = Setup { content: false, ..setup() };
@@ -254,7 +254,7 @@ async fn fill(volume: &Volume, synced: &mut Vec<u32>) -> Error {
     unreachable!("a disk of a MiB takes no end of files")
 }
 
-/// U11 and U12: any slot may be lost.
+/// slots.U11 and slots.U12: any slot may be lost.
 #[test]
 fn u11_u12_one_slot_may_be_lost() {
     let setup = Setup { content: false, ..setup() };
@@ -270,7 +270,7 @@ fn u11_u12_one_slot_may_be_lost() {
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
 }
 
-/// T11: what no record takes has changed nothing.
+/// append.T11: what no record takes has changed nothing.
 #[test]
 fn t11_too_long_for_a_record_changes_nothing() {
     let setup = Setup { content: false, ..setup() };

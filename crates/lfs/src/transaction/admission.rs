@@ -42,7 +42,7 @@ impl State {
         (self.accepted.bytes() + more).saturating_sub(self.reservations.accepted_bytes())
     }
 
-    /// The weight of [`Self::accepted_bytes`]: with its items in the tree (P21).
+    /// The weight of [`Self::accepted_bytes`]: with its items in the tree (admission.P21).
     fn accepted_weight(&self, more: u64) -> u64 {
         self.weight(self.accepted_bytes(more))
     }
@@ -57,7 +57,7 @@ impl State {
         self.data_room(Need::Urgent) >= self.accepted_weight(0) + bytes
     }
 
-    /// Pairs of nodes that two checkpoints may need (P13), after the changes have grown by
+    /// Pairs of nodes that two checkpoints may need (space.P13), after the changes have grown by
     /// `growth`. These are the current checkpoint and the next one. If none is in progress, they
     /// are the next one and the one after it, which frees what the first gives up.
     pub fn checkpoint_nodes(&self, growth: Growth) -> u64 {
@@ -74,7 +74,7 @@ impl State {
         usage + (self.tree_nodes + 2).min(8)
     }
 
-    /// Pairs that new content leaves to operations that make space (P24).
+    /// Pairs that new content leaves to operations that make space (space.P24).
     fn spare_nodes(&self) -> u64 {
         (self.tree_nodes + 2).min(PAIRS_TO_MAKE_ROOM)
     }
@@ -92,7 +92,7 @@ impl State {
         (2 * entries).min(self.tree_nodes) + 2 * bytes.div_ceil(room) + self.table_nodes()
     }
 
-    /// Tells [`Space`](crate::space::Space) how many nodes checkpoints may need now (P13).
+    /// Tells [`Space`](crate::space::Space) how many nodes checkpoints may need now (space.P13).
     pub fn count_nodes(&mut self) {
         let nodes = self.checkpoint_nodes(Growth::default());
         self.space.need_nodes(nodes, self.spare_nodes());
@@ -100,7 +100,7 @@ impl State {
     }
 
     /// Takes two places for a node. If one of them would be in a segment with a failed write, this
-    /// adds another segment (N14), as long as overwrites also have one.
+    /// adds another segment (nodes.N14), as long as overwrites also have one.
     pub fn take_node(&mut self) -> Result<[Place; 2]> {
         while self.space.nodes.lacks_sound()
             && self.has_overwrite_space(2 * self.layout.segment_bytes())
@@ -120,7 +120,7 @@ impl State {
         }
     }
 
-    /// Bytes of free space for data. Space that is held for streams counts as free (A13).
+    /// Bytes of free space for data. Space that is held for streams counts as free (alloc.A13).
     pub fn data_room(&self, need: Need) -> u64 {
         let held = self.room.bytes();
         match need {
@@ -137,7 +137,7 @@ impl State {
         (self.accepted_weight(0), self.edge_bytes())
     }
 
-    /// Bytes that new content leaves free for the blocks that truncates make dirty (P23).
+    /// Bytes that new content leaves free for the blocks that truncates make dirty (admission.P23).
     fn edge_bytes(&self) -> u64 {
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
         let least = EDGES * self.layout.block_bytes();
@@ -145,7 +145,7 @@ impl State {
     }
 
     /// Grants space of the log. If there is none, it first closes all windows, so that their
-    /// segments may become free (A13).
+    /// segments may become free (alloc.A13).
     pub fn promise(&mut self, cost: u64, need: Need, growth: Growth) -> Result<()> {
         if need == Need::New && !self.has_capacity(0, growth) {
             let text = "so that what there is can be overwritten";
@@ -192,8 +192,9 @@ impl State {
         !lacks && self.has_capacity(new, Growth::default())
     }
 
-    /// Whether there is space for `new` bytes that overwrite stored content (P25). The overwritten
-    /// space becomes free, so an overwrite may use the reserve that new content may not.
+    /// Whether there is space for `new` bytes that overwrite stored content (capacity.P25). The
+    /// overwritten space becomes free, so an overwrite may use the reserve that new content may
+    /// not.
     pub fn has_overwrite_space(&self, new: u64) -> bool {
         self.accepted_weight(new) <= self.overwrite_space(new)
     }
@@ -211,7 +212,7 @@ impl State {
 
     /// Whether space is still short after space was made. A little space would not last. So this
     /// demands enough for overwrites, and enough for new content as far as the volume may hold it
-    /// (P25).
+    /// (capacity.P25).
     pub fn lacks_space(&self) -> bool {
         let segment = self.layout.segment_bytes();
         let enough = ENOUGH * segment;
@@ -239,14 +240,14 @@ impl State {
     }
 
     /// Whether the records of `new` bytes of content would be refused because nodes are lacking
-    /// (P24).
+    /// (space.P24).
     fn lacks_nodes(&self, new: u64) -> bool {
         let growth = Growth::of_content(new, self.layout.block_bytes());
         let room = OtherNeeds { accepted: self.accepted_weight(new), ..self.other_needs(growth) };
         self.space.lacks_nodes(Need::New, &room)
     }
 
-    /// Refuses a direct write that would take space of accepted content (P22). `over`: it
+    /// Refuses a direct write that would take space of accepted content (admission.P22). `over`: it
     /// overwrites stored content.
     pub fn check_direct(&self, bytes: u64, class: Class, over: bool) -> Result<()> {
         if class != Class::Direct {

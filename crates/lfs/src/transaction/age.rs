@@ -1,5 +1,5 @@
 //! The age of changes. A checkpoint is due when the oldest change reaches the configured age
-//! (`volume::maintenance`, Z14).
+//! (maintenance.Z14).
 //!
 //! Lock: the state lock, taken briefly. No lock is held across a wait.
 

@@ -26,7 +26,7 @@ impl State {
     }
 
     /// Whether the tree has no content of this inode, and will get none. The stored bytes of an
-    /// inode are exactly those of its extents (E15 of fsck).
+    /// inode are exactly those of its extents (stored.E15 of fsck).
     pub fn has_nothing(&self, ino: u64, data_id: u64) -> bool {
         let node = self.nodes.get(ino).filter(|node| node.recorded.data_id == data_id);
         node.is_some_and(|node| node.recorded.stored_bytes == 0) && !self.map.is_frozen(data_id)

@@ -85,7 +85,7 @@ impl State {
         need: Need,
     ) -> Result<u64> {
         // A write that reserved its place before the volume turned read-only is still published.
-        // Its caller learned that it succeeded (F11).
+        // Its caller learned that it succeeded (read_only.F11).
         if need != Need::Outstanding || !self.life.is_stopped() {
             self.life.check_writable("append")?;
         }

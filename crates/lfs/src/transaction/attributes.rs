@@ -63,7 +63,7 @@ impl State {
         let seen = rules::inode(self, "write", ino)?;
         let patch = attrs::content_changed(&seen, kept, now);
         let mut changes = Vec::new();
-        // A later sync writes the times (S14).
+        // A later sync writes the times (state.S14).
         self.patched(ino, &Patch { mtime: None, ctime: None, ..patch }, &mut changes)?;
         if !changes.is_empty() {
             self.try_append(&changes, Need::Urgent)?;

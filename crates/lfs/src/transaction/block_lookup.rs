@@ -38,7 +38,7 @@ impl State {
         }
     }
 
-    /// Pins the place of a piece (M22).
+    /// Pins the place of a piece (lookup.M22).
     pub fn pin(&self, piece: &Piece, staging: &Staging) -> Option<Pin> {
         match piece.at {
             Where::Run(place) => self.space.segments.pin(place.segment).map(|pin| pin as Pin),

@@ -22,10 +22,10 @@
 //! An overwrite finds space if F includes [`KEPT_SEGMENTS`], one segment for content in the log,
 //! the cleaner's segment, and one to write to: `F >= APART - 1`. Otherwise `D >= slack * B`, and
 //! some segment has at least `slack * B / n` dead bytes. Its live bytes fit into the cleaner's
-//! segment, which is kept for the cleaner (P15). Moving them frees one segment and fills less than
-//! one. So F and the rest of the cleaner's segment grow by the dead bytes, D shrinks by them, and
-//! the sum stays the same. D cannot become negative, so F becomes large enough: the cleaner ends,
-//! and the overwrite has its space.
+//! segment, which is kept for the cleaner (space.P15). Moving them frees one segment and fills less
+//! than one. So F and the rest of the cleaner's segment grow by the dead bytes, D shrinks by them,
+//! and the sum stays the same. D cannot become negative, so F becomes large enough: the cleaner
+//! ends, and the overwrite has its space.
 //!
 //! If the dead bytes are in an open segment, it is sealed first. A volume of fewer than [`2 *
 //! (APART + 1)`](APART) segments keeps half of them free. There an overwrite probably succeeds, but

@@ -103,7 +103,7 @@ impl Counters {
         self.sequence.skip(count);
     }
 
-    /// Notes the numbers that a change names (S13).
+    /// Notes the numbers that a change names (state.S13).
     pub fn note(&mut self, change: &Change<'_>) {
         match change {
             Change::CreateInode(ino, inode, _) => {
@@ -133,7 +133,7 @@ impl Counters {
         }
     }
 
-    /// Notes an inode number that a record names (S13).
+    /// Notes an inode number that a record names (state.S13).
     fn note_ino(&mut self, ino: u64) {
         self.next_ino = self.next_ino.max(ino.saturating_add(1));
     }
@@ -187,7 +187,7 @@ impl RemovedBytes {
 mod tests {
     use super::*;
 
-    /// S13: a counter passes every number that a record names, and never goes back.
+    /// state.S13: a counter passes every number that a record names, and never goes back.
     #[test]
     fn counters_only_grow_past_named_numbers() {
         let mut counters = Counters::first();

@@ -113,7 +113,7 @@ impl State {
         false
     }
 
-    /// Writes times that are ahead of the log (Q31). False: the log has no space for them.
+    /// Writes times that are ahead of the log (evict.Q31). False: the log has no space for them.
     fn written(&mut self, ino: u64) -> bool {
         let Some(set) = self.nodes.take_moved_times(ino) else { return true };
         match self.append(&[Change::SetAttributes(ino, set)], Need::Urgent) {
@@ -125,7 +125,7 @@ impl State {
         }
     }
 
-    /// Checks Q33, and that the bytes are counted correctly.
+    /// Checks evict.Q33, and that the bytes are counted correctly.
     #[cfg(test)]
     pub fn check_cache(&self) {
         let ring: std::collections::BTreeSet<u64> = self.cache.ring().iter().copied().collect();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// The changes that a checkpoint merges.
 pub(crate) struct Frozen {
     pub items: Arc<Items>,
-    /// The keys of the reservations that existed at the freeze (H14).
+    /// The keys of the reservations that existed at the freeze (checkpoint.H14).
     pub in_flight: BTreeSet<u64>,
     /// The changes are merged: they are in the new tree, too.
     pub is_merged: bool,
@@ -20,7 +20,7 @@ pub(crate) struct Frozen {
     pub counters: Counters,
     pub inodes: u64,
     pub ticket: u64,
-    /// Pairs of nodes that the merge may need (P13).
+    /// Pairs of nodes that the merge may need (space.P13).
     pub nodes: u64,
     /// The approximate bytes that this takes in memory.
     pub bytes: u64,

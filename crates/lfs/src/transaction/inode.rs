@@ -38,7 +38,7 @@ impl State {
         Ok(Attr { size: node.live_size().unwrap_or(attr.size), mtime, ctime, ..attr })
     }
 
-    /// Changes times of an inode, which a later sync must write (S14).
+    /// Changes times of an inode, which a later sync must write (state.S14).
     pub fn move_times(&mut self, ino: Ino, set: impl FnOnce(&mut Inode)) {
         self.nodes.move_times(ino.0, set);
     }

@@ -65,7 +65,7 @@ impl State {
         let cookie = |node: &mut Node| match node.cookies.get(name) {
             Some(cookie) => *cookie,
             None => {
-                // A12: the lowest number that no other name with this hash has.
+                // items.A12: the lowest number that no other name with this hash has.
                 let hash = NameHash::new(nonce, name);
                 let taken = |nth| node.cookies.values().any(|c| *c == Cookie::new(hash, nth));
                 let nth = (0..=u16::MAX).find(|nth| !taken(*nth)).unwrap_or(u16::MAX);

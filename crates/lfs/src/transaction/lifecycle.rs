@@ -18,7 +18,7 @@ pub(crate) struct Lifecycle {
     stopped: Option<Error>,
     /// Why the last checkpoint failed, if it may succeed later.
     failing: Option<Error>,
-    /// The limit on changes in memory while checkpoints fail, bytes (F12); 0: no limit.
+    /// The limit on changes in memory while checkpoints fail, bytes (read_only.F12); 0: no limit.
     changes_max: u64,
 }
 
@@ -28,7 +28,7 @@ fn refusal(op: &'static str, why: &Error) -> Error {
 }
 
 impl Lifecycle {
-    /// Sets the limit on changes in memory while checkpoints fail (F12).
+    /// Sets the limit on changes in memory while checkpoints fail (read_only.F12).
     pub fn bound_changes(&mut self, bytes: u64) {
         self.changes_max = bytes;
     }
@@ -62,7 +62,8 @@ impl Lifecycle {
         self.failing = Some(error);
     }
 
-    /// Turns the volume read-only after the loss of data that every checkpoint needs (F11).
+    /// Turns the volume read-only after the loss of data that every checkpoint needs
+    /// (read_only.F11).
     pub fn stop(&mut self, why: Error) {
         self.stopped.get_or_insert(why);
         self.is_read_only = true;
@@ -92,7 +93,8 @@ impl Lifecycle {
         }
     }
 
-    /// The error of the last checkpoint, if changes in memory have reached the limit since (F12).
+    /// The error of the last checkpoint, if changes in memory have reached the limit since
+    /// (read_only.F12).
     pub fn overfull(&self, changes_bytes: impl FnOnce() -> u64) -> Option<&Error> {
         let failing = self.failing.as_ref()?;
         (self.changes_max > 0 && changes_bytes() >= self.changes_max).then_some(failing)
@@ -102,7 +104,7 @@ impl Lifecycle {
 /// Why the last change was refused, for the task that may try it again.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Refusal {
-    /// Changes in memory have reached their limit (F12): a checkpoint may help.
+    /// Changes in memory have reached their limit (read_only.F12): a checkpoint may help.
     pub is_overfull: bool,
     /// The log had no space for a record with this need.
     pub lacks_space: Option<Need>,
@@ -116,8 +118,8 @@ mod tests {
         Error::new(ErrorKind::Io, "checkpoint", text)
     }
 
-    /// F11, F12, S18: a failed checkpoint limits changes until one succeeds. After a loss the
-    /// volume stays read-only.
+    /// read_only.F11, read_only.F12, S18: a failed checkpoint limits changes until one succeeds.
+    /// After a loss the volume stays read-only.
     #[test]
     fn lifecycle_stops_for_good_and_fails_for_a_while() {
         let mut life = Lifecycle::default();

@@ -1,6 +1,6 @@
 //! Inserts what was loaded from the tree into the state, below newer changes.
 //!
-//! No locks: the volume's state lock covers it. Q21 and Q22 of [`crate::names::load`] hold here.
+//! No locks: the volume's state lock covers it. Here hold load.Q21 and load.Q22 (`names/load.rs`).
 
 use crate::format::corrupt;
 use crate::format::item::Item;
@@ -14,7 +14,8 @@ use forebay_base::Result;
 use std::ops::Range;
 
 impl State {
-    /// A part of the tree with newer changes laid over it. None: the part is of an old tree (Q21).
+    /// A part of the tree with newer changes laid over it. None: the part is of an old tree
+    /// (load.Q21).
     pub fn over(&self, part: Part) -> Option<Laid> {
         if *part.root() != self.root {
             return None;
@@ -85,7 +86,7 @@ impl State {
         Ok(())
     }
 
-    /// Inserts an inode, unless it is in memory already (Q22).
+    /// Inserts an inode, unless it is in memory already (load.Q22).
     fn insert_inode(&mut self, found: Option<Assembly>) {
         let Some((ino, mut node)) = found.map(Assembly::finish) else { return };
         // An inode number that was never given out is not accepted, even if an image contains it.

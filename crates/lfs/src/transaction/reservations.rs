@@ -19,7 +19,7 @@ pub(crate) struct Grant {
     pub sequence: u64,
     /// The segments of its runs, one entry for each run.
     pub segments: Vec<u32>,
-    /// Accepted content that has its space now, bytes (P21).
+    /// Accepted content that has its space now, bytes (admission.P21).
     pub bytes: u64,
     /// Bytes at the places of the reservation.
     pub flying_bytes: u64,

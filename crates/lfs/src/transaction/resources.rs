@@ -82,7 +82,7 @@ impl Resources {
     }
 
     /// Notes failed writes at these device offsets. Later data goes to other segments if possible
-    /// (W18, R24).
+    /// (segment.W18, runs.R24).
     pub fn writes_failed(&self, offsets: &[u64]) {
         for at in offsets.iter().filter_map(|at| self.layout.place_at(*at)) {
             let mut state = self.state.lock();

@@ -376,7 +376,7 @@ impl State {
 }
 
 impl State {
-    /// The error of the last checkpoint, if changes have reached their limit since (F12).
+    /// The error of the last checkpoint, if changes have reached their limit since (read_only.F12).
     pub fn overfull(&self) -> Option<&Error> {
         self.life.overfull(|| self.held().changes)
     }

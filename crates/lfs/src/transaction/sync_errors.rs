@@ -36,7 +36,7 @@ pub(crate) struct LeftOut {
 #[derive(Default)]
 pub(crate) struct SyncErrors {
     reasons: BTreeSet<(u64, Lost)>,
-    /// By data id. Its changes in memory are not those of the log (Q2).
+    /// By data id. Its changes in memory are not those of the log (logged.Q2).
     left_out: BTreeMap<u64, LeftOut>,
 }
 

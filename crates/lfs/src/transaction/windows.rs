@@ -19,7 +19,7 @@ impl State {
         self.cache.bytes() + self.windows.bytes()
     }
 
-    /// An inode that has no object in memory, from a scan window (Q61).
+    /// An inode that has no object in memory, from a scan window (scan_cache.Q61).
     pub fn in_window(&self, ino: u64) -> Option<Inode> {
         let key = Key::Inode(ino);
         // An inode number that was never given out is not accepted, even if an image contains it.
@@ -66,7 +66,7 @@ impl State {
         Ok(true)
     }
 
-    /// Drops windows of an old tree, and windows above the limit (Q62).
+    /// Drops windows of an old tree, and windows above the limit (scan_cache.Q62).
     pub fn tidy_windows(&mut self) {
         self.windows.keep(&self.root);
         self.windows.shrink(self.cache.bytes_max / ALL_PART);

@@ -267,7 +267,8 @@ async fn check_usage(
     }
 }
 
-/// Reports stored bytes that do not match (E14, E15), in the checkpoint and after recovery.
+/// Reports stored bytes that do not match (stored.E14, stored.E15), in the checkpoint and after
+/// recovery.
 fn check_stored(stored: &Stored, (tree, names): (&Tree, &Names), report: &mut FsckReport) {
     if !stored.is_complete {
         return;

@@ -6,7 +6,7 @@
 //! Invariants: X11 after any part of these steps the volume has the old size or the new one, with
 //! all its content. The slots of both sizes refer to the same trees and the same log. X12 the old
 //! slots at the end are abandoned only when slots of the new size are durable in two places. X13 a
-//! growth is no larger than the next opening accepts (O14).
+//! growth is no larger than the next opening accepts (open.O14).
 //!
 //! No locks: the volume is not open.
 

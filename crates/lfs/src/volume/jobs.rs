@@ -24,7 +24,7 @@ const REMOVED_MIN: u64 = 32 << 20;
 const REMOVED_MAX: u64 = 256 << 20;
 
 /// A guard of the running task. If it is dropped before the task has ended by itself, it refuses
-/// the remaining requests (Z16).
+/// the remaining requests (maintenance.Z16).
 struct Running {
     maintenance: Arc<Maintenance>,
     inner: Weak<Inner>,
@@ -114,7 +114,7 @@ impl Inner {
         let long = log >= self.own_log_max() || log + content >= self.options.checkpoint_bytes;
         let full = state.changes_bytes() >= self.options.overlay_bytes / 2;
         // Each checkpoint writes a mark. If a log of marks alone were reason enough, each
-        // checkpoint would make the next one due (Z17).
+        // checkpoint would make the next one due (maintenance.Z17).
         let is_changed = state.items.len() > 0 || state.map.change_count() > 0;
         Reasons { age: false, size: is_changed && (long || full), short }
     }
@@ -137,9 +137,9 @@ impl Inner {
     }
 
     /// Whether so much content was removed that it must be freed at once. Then the next writes use
-    /// its space, and not segments that were never written (W17). It is tried once for each such
-    /// amount, beyond the `begun` bytes of the last time. Requests for space free the rest. Returns
-    /// all removed bytes.
+    /// its space, and not segments that were never written (segment.W17). It is tried once for each
+    /// such amount, beyond the `begun` bytes of the last time. Requests for space free the rest.
+    /// Returns all removed bytes.
     fn removed_to_free(&self, state: &State, begun: u64) -> Option<u64> {
         let volume = u64::from(self.layout.segments) * self.layout.segment_bytes();
         let much = (volume / REMOVED_PART).clamp(REMOVED_MIN, REMOVED_MAX);
@@ -162,7 +162,7 @@ impl Inner {
     fn begin_due(self: &Arc<Self>, jobs: &mut Vec<Job>) {
         self.begin(jobs, Kind::WriteOut, Self::begin_write_out);
         self.begin(jobs, Kind::FreeRemoved, Self::begin_free_removed);
-        // Callers use the space first that was made for them (requests.J4, J5).
+        // Callers use the space first that was made for them (requests.J4, requests.J5).
         let held = self.requests.held(self.world.now());
         if held.space.is_none() {
             self.begin(jobs, Kind::Space, Self::begin_space);
@@ -295,8 +295,9 @@ impl Inner {
         })
     }
 
-    /// Makes dead segments free, and moves live data out of segments that have little of it (Z11).
-    /// It writes out no file: a caller has done that if it may. False: nothing could be done.
+    /// Makes dead segments free, and moves live data out of segments that have little of it
+    /// (maintenance.Z11). It writes out no file: a caller has done that if it may. False: nothing
+    /// could be done.
     async fn make_space(&self) -> bool {
         // Queued records were granted more log space than they take, and a commit returns the
         // difference.

@@ -90,7 +90,7 @@ pub(crate) struct Control {
     pub prepared: Reasons,
     pub cleans: bool,
     pub frees_removed: bool,
-    /// Removed bytes up to which a job to free them was started (W17).
+    /// Removed bytes up to which a job to free them was started (segment.W17).
     pub freeing_bytes: u64,
     /// The number of the checkpoint after which cleaning had no effect.
     pub idle_at: Option<u64>,

@@ -195,7 +195,7 @@ impl VolumeFile {
             false => self.inner.with_space(|state| state.write_times(Some(self.ino))).await,
         };
         // A volume that turned read-only records no times, but still makes durable what it had
-        // accepted (F11).
+        // accepted (read_only.F11).
         if times.is_err() && self.inner.check_running("sync").is_ok() {
             return times;
         }
@@ -321,7 +321,7 @@ impl Inner {
         });
         let held = held.await?;
         let (content, _) = held.content("setattr", OpenFlags::WRITE)?;
-        // A truncation within a block makes the block dirty, which needs space (P23).
+        // A truncation within a block makes the block dirty, which needs space (admission.P23).
         self.retry_with_space(|| content.file.set_len(size)).await?;
         self.tried(|state, now| state.setattr(ino, set, now)).await
     }

@@ -92,9 +92,9 @@ fn killed_under_load_every_call_returns() {
 
 /// A daemon was killed while its notify thread waited in the kernel for a page that a read of the
 /// mount had locked. The read waited for the daemon, whose device the thread kept open: the mount
-/// hung for ever. Its watchdog ends that (G1). It does so too if the process dies before the
-/// watchdog looks (G4: it waited for ever for a thread that was gone), or if the mount is taken out
-/// of the tree meanwhile.
+/// hung for ever. Its watchdog ends that (watchdog.G1). It does so too if the process dies before
+/// the watchdog looks (watchdog.G4: it waited for ever for a thread that was gone), or if the mount
+/// is taken out of the tree meanwhile.
 #[test]
 fn g1_killed_while_it_notifies_under_a_read() {
     if !may_run() {
@@ -131,7 +131,7 @@ fn g1_killed_while_it_notifies_under_a_read() {
     }
 }
 
-/// G2, G3: the watchdog does not keep a mount busy, and ends with it.
+/// watchdog.G2, watchdog.G3: the watchdog does not keep a mount busy, and ends with it.
 #[test]
 fn g2_g3_watchdog_ends_with_its_mount() {
     if !may_run() {
@@ -178,7 +178,8 @@ fn killed_mount_leaves_other_mount_reading() {
     });
 }
 
-/// U1, U3: a read that never ends delays no other call, and a request that panics is answered.
+/// fuse.U1, fuse.U3: a read that never ends delays no other call, and a request that panics is
+/// answered.
 #[test]
 fn u1_u3_stuck_or_panicking_request_affects_no_other() {
     if !may_run() {

@@ -87,7 +87,8 @@ fn many_pending_writes_are_sampled() {
     assert!(states.len() > 90);
 }
 
-/// R1. Random writes, FUA writes and flushes; every sector's legal contents after a cut are known.
+/// crash.R1. Random writes, FUA writes and flushes; every sector's legal contents after a cut are
+/// known.
 #[test]
 fn nothing_flushed_is_ever_lost_and_unflushed_sometimes_is() {
     let (mut lost, mut kept) = (0, 0);
@@ -131,7 +132,7 @@ fn nothing_flushed_is_ever_lost_and_unflushed_sometimes_is() {
     assert!(lost > 1000 && kept > 1000, "{lost} {kept}");
 }
 
-/// D3: after a power loss every request fails, and writes in flight may be kept.
+/// disk.D3: after a power loss every request fails, and writes in flight may be kept.
 #[test]
 fn power_off_fails_requests_writes_in_flight_may_persist() {
     let d = disk(6);
@@ -195,7 +196,7 @@ fn recording_keeps_the_moment_before_each_change() {
     assert_eq!(killed, [1, 2, 0], "what had completed is there");
 }
 
-/// R2; and pages of 4 KiB tear between each other, too.
+/// crash.R2; and pages of 4 KiB tear between each other, too.
 #[test]
 fn state_is_rebuilt_from_its_letters() {
     let d = disk(9);

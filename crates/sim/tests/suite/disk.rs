@@ -45,7 +45,7 @@ fn all(bytes: &[u8], value: u8) -> bool {
     bytes.iter().all(|b| *b == value)
 }
 
-/// D1, D2: FUA is durable at once, the rest with the flush.
+/// disk.D1, disk.D2: FUA is durable at once, the rest with the flush.
 #[test]
 fn writes_read_back_and_flush_makes_them_durable() {
     let d = disk(1);
@@ -62,7 +62,7 @@ fn writes_read_back_and_flush_makes_them_durable() {
     });
 }
 
-/// D1: a flush does not cover a write that was in flight at its submission.
+/// disk.D1: a flush does not cover a write that was in flight at its submission.
 #[test]
 fn flush_covers_only_writes_completed_before_submission() {
     let mut uncovered = 0;

@@ -236,7 +236,7 @@ impl State {
         open.into_iter().for_each(|ino| self.reap(ino));
     }
 
-    /// M1 and M2, and the tree's own: F1 and F2 of the contract. For tests.
+    /// M1 and M2, and the tree's own: fs.F1 and fs.F2 of the contract. For tests.
     pub fn check(&self) {
         let mut links: BTreeMap<Ino, u32> = BTreeMap::new();
         let mut blocks = 0;

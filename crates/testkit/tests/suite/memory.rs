@@ -27,8 +27,8 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, kind: ErrorKind) {
     assert_eq!(result.unwrap_err().kind(), kind);
 }
 
-/// M1, M2, C2, D1, M3: after every operation the books agree, those of open files without a name
-/// included.
+/// state.M1, state.M2, dir.C2, data.D1, state.M3: after every operation the books agree, those of
+/// open files without a name included.
 #[test]
 fn m1_m2_m3_books_agree_after_anything() {
     for seed in 1..6 {

@@ -66,7 +66,7 @@ fn every_planted_bug_is_found() {
     }
 }
 
-/// A mismatch names seed, operation, byte and history (U2).
+/// A mismatch names seed, operation, byte and history (run.U2).
 #[test]
 fn mismatch_report_has_history_and_shrinks() {
     let fresh = || {
@@ -292,7 +292,7 @@ fn lost_torn_misdirected_and_rotten_data_is_found() {
     }
 }
 
-/// A run depends on its seed alone (U1).
+/// A run depends on its seed alone (run.U1).
 #[test]
 fn several_workloads_share_a_subject_and_replay_by_seed() {
     let run = |seed| {

@@ -19,7 +19,7 @@ const COMPARED_BYTES: usize = 256 << 10;
 const HOLES_MAX: usize = 256;
 
 /// Waits until stores that the mount holds back are written, in the parts of a range that differ
-/// from `bytes`, which were read at `offset` (Z3). Returns whether there were any.
+/// from `bytes`, which were read at `offset` (coherent.Z3). Returns whether there were any.
 async fn differing_handed_over(
     observer: &dyn Observer,
     ino: Ino,
@@ -34,8 +34,8 @@ async fn differing_handed_over(
 }
 
 /// Whether a read from `offset` on, which returned `bytes`, has to be repeated to see each store of
-/// the mount that was made before it (Z3). The stores that it missed are written by then. `written`
-/// was [`Observer::store_writes`] before the read.
+/// the mount that was made before it (coherent.Z3). The stores that it missed are written by then.
+/// `written` was [`Observer::store_writes`] before the read.
 ///
 /// The kernel drops a page when a store in it has been written, and does not report it as differing
 /// any more. If that happened between the read and the comparison, the write was counted.
@@ -71,7 +71,8 @@ impl NotifyingFile {
         self.shared.observer().filter(|observer| observer.holds_back(self.file.ino()))
     }
 
-    /// Reads by `read`, and again if the mount held back stores into the range that was read (Z3).
+    /// Reads by `read`, and again if the mount held back stores into the range that was read
+    /// (coherent.Z3).
     fn read_compared(
         &self,
         offset: u64,
@@ -144,7 +145,7 @@ impl NotifyingFile {
         changing.changes = vec![change];
         // The file's end is determined after that wait, in which a program may have moved it. A
         // write that reaches behind it counts from its own first byte: if the mount truncates the
-        // file yet, the write extends it from there (Z6).
+        // file yet, the write extends it from there (coherent.Z6).
         let end = self.end(observer).await;
         if is_append || offset.saturating_add(len as u64) > end {
             changing.extend_from(ino, if is_append { end } else { offset });

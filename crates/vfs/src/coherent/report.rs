@@ -19,7 +19,8 @@ pub(super) struct Shared {
     pub fs: Arc<dyn FileSystem>,
     some: AtomicBool,
     observer: RwLock<Option<Weak<dyn Observer>>>,
-    /// Writes in progress that may make a file longer, by inode: from which offset on (Z6).
+    /// Writes in progress that may make a file longer, by inode: from which offset on
+    /// (coherent.Z6).
     extending: Mutex<HashMap<Ino, Vec<u64>>>,
 }
 
@@ -90,7 +91,7 @@ impl Shared {
     }
 }
 
-/// Waits until stores that the mount holds back in a range are written (Z3).
+/// Waits until stores that the mount holds back in a range are written (coherent.Z3).
 pub(super) async fn handed_over(observer: &dyn Observer, ino: Ino, offset: u64, len: u64) {
     if observer.holds_back(ino) {
         let ticket = observer.hand_over(ino, offset, len);
@@ -104,15 +105,15 @@ enum Begun {
     Name(Ino, Box<[u8]>),
 }
 
-/// Changes that are reported when this is dropped at the latest (Z1: a future may be dropped
-/// halfway).
+/// Changes that are reported when this is dropped at the latest (coherent.Z1: a future may be
+/// dropped halfway).
 pub(super) struct Outstanding<'a> {
     shared: &'a Shared,
     observer: &'a dyn Observer,
     pub changes: Vec<Change>,
     /// The announced changes.
     begun: Vec<Begun>,
-    /// A write that may extend the file from that offset on (Z6).
+    /// A write that may extend the file from that offset on (coherent.Z6).
     extends: Option<(Ino, u64)>,
 }
 
@@ -154,7 +155,7 @@ impl<'a> Outstanding<'a> {
         }
     }
 
-    /// Before a write that may extend a file from `offset` on (Z6).
+    /// Before a write that may extend a file from `offset` on (coherent.Z6).
     pub fn extend_from(&mut self, ino: Ino, offset: u64) {
         self.shared.begin_extending(ino, offset);
         self.extends = Some((ino, offset));

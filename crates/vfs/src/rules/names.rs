@@ -277,7 +277,8 @@ pub fn parent<V: View + ?Sized>(view: &V, dir: Ino) -> Look<Ino, V> {
 mod tests {
     use super::*;
 
-    /// T2: permission bits are masked; group and set-group-id bit are inherited from the directory.
+    /// types.T2: permission bits are masked; group and set-group-id bit are inherited from the
+    /// directory.
     #[test]
     fn t2_new_inode_inherits_group_and_set_gid() {
         let (parent, now) = (Ino::ROOT, Timestamp::default());

@@ -109,8 +109,8 @@ const ASKED: [Asked; 10] = [
     },
 ];
 
-/// Y1, Y2: if each object that was missing is loaded and the rule is called again, it comes to the
-/// same result as with all objects loaded. It asks for few objects.
+/// rules.Y1, rules.Y2: if each object that was missing is loaded and the rule is called again, it
+/// comes to the same result as with all objects loaded. It asks for few objects.
 #[test]
 fn y1_y2_partial_view_reaches_same_result() {
     for (n, asked) in ASKED.into_iter().enumerate() {

@@ -158,7 +158,7 @@ fn entry(text: &str, gone: Option<Ino>) -> Change {
 
 const ROOT: Change = Change::Attributes(Ino::ROOT);
 
-/// Z1: each change is reported and acknowledged by the mount before its caller returns.
+/// coherent.Z1: each change is reported and acknowledged by the mount before its caller returns.
 #[test]
 fn z1_change_is_notified_before_acknowledgement() {
     let (fs, mount) = lab();
@@ -204,7 +204,7 @@ fn z1_change_is_notified_before_acknowledgement() {
     expect(&[entry("f", Some(attr.ino)), ROOT, Change::Attributes(attr.ino)]);
 }
 
-/// Z1: a caller that is dropped halfway.
+/// coherent.Z1: a caller that is dropped halfway.
 #[test]
 fn z1_change_without_waiter_is_notified() {
     let below = Arc::new(Hooked::default());
@@ -236,7 +236,7 @@ fn z1_change_without_waiter_is_notified() {
     assert_eq!(*mount.told.lock(), [ROOT]);
 }
 
-/// Z3: data held back is written before the range is read or written here.
+/// coherent.Z3: data held back is written before the range is read or written here.
 #[test]
 fn z3_data_held_by_mount_is_requested_first() {
     let (fs, mount) = lab();
@@ -271,8 +271,8 @@ fn held_back_on(below: Arc<dyn FileSystem>) -> (NotifyingFs, Arc<Mount>, OpenFil
     (fs, mount, file)
 }
 
-/// Z3: a hand-over makes the mount's kernel drop pages, so a read asks for what differs alone. A
-/// backup by the library dropped every page of a file that a program had open for writing.
+/// coherent.Z3: a hand-over makes the mount's kernel drop pages, so a read asks for what differs
+/// alone. A backup by the library dropped every page of a file that a program had open for writing.
 #[test]
 fn z3_read_hands_over_only_what_differs() {
     let (_fs, mount, file) = held_back();
@@ -295,9 +295,9 @@ fn z3_read_hands_over_only_what_differs() {
     }
 }
 
-/// Z3. Two readers: each has read a page from before a store that the mount holds back. One of them
-/// has it handed over, so the kernel writes the store and drops the page. The other one finds an
-/// absent page, and must not take it for an equal one.
+/// coherent.Z3. Two readers: each has read a page from before a store that the mount holds back.
+/// One of them has it handed over, so the kernel writes the store and drops the page. The other one
+/// finds an absent page, and must not take it for an equal one.
 #[test]
 fn z3_read_sees_store_whose_page_is_dropped_before_its_comparison() {
     let (fs, mount, file) = held_back();
@@ -385,7 +385,7 @@ fn nowait_read_does_not_wait_for_a_mount() {
     assert_eq!(file.read_slice(0, &mut [0; 3], flags).unwrap(), 3);
 }
 
-/// Z4, and one mount at a time.
+/// coherent.Z4, and one mount at a time.
 #[test]
 fn z4_inode_without_name_is_kept() {
     let (fs, mount) = lab();
@@ -487,8 +487,9 @@ fn concurrent_unlinks_of_both_names_keep_inode() {
     assert_eq!(mount.kept.lock().len(), 2);
 }
 
-/// Z1: a file that the mount does not know is written without a wait. A program that looked it up
-/// between the check and the write had the old size, and its append overwrote the bytes.
+/// coherent.Z1: a file that the mount does not know is written without a wait. A program that
+/// looked it up between the check and the write had the old size, and its append overwrote the
+/// bytes.
 #[test]
 fn write_of_file_looked_up_meanwhile_is_announced_first() {
     let (fs, mount) = lab();
@@ -511,8 +512,8 @@ fn write_of_file_looked_up_meanwhile_is_announced_first() {
     }
 }
 
-/// Z1, Z4: the library looked an inode up, waited for a rename by a program, and removed the inode
-/// that this had put at the name. It reported and kept the first one.
+/// coherent.Z1, coherent.Z4: the library looked an inode up, waited for a rename by a program, and
+/// removed the inode that this had put at the name. It reported and kept the first one.
 #[test]
 fn unlink_during_mount_rename_reports_removed_inode() {
     let (fs, mount) = lab();
@@ -544,7 +545,8 @@ fn unlink_during_mount_rename_reports_removed_inode() {
     }
 }
 
-/// Z2: the mount, which is being told, may be answering a request for the same names and files.
+/// coherent.Z2: the mount, which is being told, may be answering a request for the same names and
+/// files.
 #[test]
 fn z2_notification_holds_no_lock() {
     let (fs, mount) = lab();
@@ -567,7 +569,7 @@ fn z2_notification_holds_no_lock() {
         .unwrap();
 }
 
-/// Z5: without a mount a call costs one more check.
+/// coherent.Z5: without a mount a call costs one more check.
 #[test]
 fn z5_without_a_mount_calls_go_through() {
     let (fs, mount) = lab();

@@ -37,7 +37,7 @@ fn volume() -> (MemFs, Ino, Ino, Ino) {
     (fs, d, e, f)
 }
 
-/// P2: the root is the top, for `..` and for absolute targets.
+/// path.P2: the root is the top, for `..` and for absolute targets.
 #[test]
 fn p2_paths_stay_in_the_volume() {
     let (fs, d, e, f) = volume();
@@ -95,7 +95,7 @@ fn path_errors_name_the_path() {
     refused(&fs, &"d/../".repeat(1000), ErrorKind::NameTooLong);
 }
 
-/// P1: forty links are a path, one more is a loop; and what loops ends.
+/// path.P1: forty links are a path, one more is a loop; and what loops ends.
 #[test]
 fn p1_symbolic_links_are_limited() {
     let (fs, d, _, f) = volume();

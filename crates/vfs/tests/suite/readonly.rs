@@ -8,7 +8,8 @@ use forebay_testkit::mem_fs::MemFs;
 use forebay_vfs::*;
 use std::sync::Arc;
 
-/// R1: reading works, everything else is refused by its kind, and what is below stays as it was.
+/// readonly.R1: reading works, everything else is refused by its kind, and what is below stays as
+/// it was.
 #[test]
 fn r1_every_change_is_refused() {
     let below: Arc<dyn FileSystem> = Arc::new(MemFs::default());

@@ -20,12 +20,12 @@ fn run(options: impl Fn(Arc<ManualClock>) -> MemOptions) {
         if let Err(e) = (case.run)(&subject) {
             panic!("{}: {e}", case.name);
         }
-        // F1, F2, M1, M2: its own books agree after each of them.
+        // fs.F1, fs.F2, state.M1, state.M2: its own books agree after each of them.
         memory.check();
     }
 }
 
-/// F1..F8, case by case.
+/// fs.F1..F8, case by case.
 #[test]
 fn f1_to_f8_hold() {
     run(|clock| MemOptions { clock, ..MemOptions::default() });

@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(read, [(1_700_000_000.5, 250.0), (1_700_000_001.0, 900.0)]);
     }
 
-    /// N5: `from` is one second after the start.
+    /// pgbench.N5: `from` is one second after the start.
     #[test]
     fn logs_are_split_at_backup_and_removed() {
         let dir = std::env::temp_dir().join(format!("forebay-pgbench-{}", std::process::id()));

@@ -132,7 +132,7 @@ impl Tree {
 mod tests {
     use super::*;
 
-    /// E2: created names are found and listed from any position on; removed names are not.
+    /// empty.E2: created names are found and listed from any position on; removed names are not.
     #[test]
     fn e2_names_are_true() {
         let mut tree = Tree::default();

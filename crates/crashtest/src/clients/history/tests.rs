@@ -24,7 +24,7 @@ fn crashed(from: u64, to: u64) -> Span {
     Span { from, to, crashed: true }
 }
 
-/// C2: before the sync either content may be found, after it only the new one.
+/// history.C2: before the sync either content may be found, after it only the new one.
 #[test]
 fn write_synced_is_not_found_undone() {
     let file = file(vec![over(3, Kind::Write, 0..512, 10, 12)]);
@@ -39,7 +39,8 @@ fn write_synced_is_not_found_undone() {
     assert!(file.check(0, &bytes(9, 0..512), 512, crashed(5, 20)).is_err());
 }
 
-/// C2: a block is old or new as a whole, where two writes fill its halves one after the other.
+/// history.C2: a block is old or new as a whole, where two writes fill its halves one after the
+/// other.
 #[test]
 fn block_of_two_instants_is_found() {
     let file =
@@ -65,7 +66,7 @@ fn dropped_write_over_later_one_is_found() {
     assert!(file.check(0, &[0; 512], 512, crashed(17, 20)).is_err());
 }
 
-/// C1: what one read has shown, the next one does not take back.
+/// history.C1: what one read has shown, the next one does not take back.
 #[test]
 fn older_read_after_newer_is_found() {
     let mut file = file(vec![Change::begun(3, Kind::Write, 0..512, 10)]);
@@ -79,8 +80,8 @@ fn older_read_after_newer_is_found() {
     file.check(0, &old, 512, crashed(2, 20)).unwrap();
 }
 
-/// C3, C4: a size is explained by an order, and does not cover bytes that an acknowledged write
-/// has not left.
+/// history.C3, history.C4: a size is explained by an order, and does not cover bytes that an
+/// acknowledged write has not left.
 #[test]
 fn size_without_bytes_is_found() {
     let file = file(vec![

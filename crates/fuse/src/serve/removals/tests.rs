@@ -113,8 +113,9 @@ fn is_pending<T>(future: &mut BoxFuture<'_, T>) -> bool {
     future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
-/// R4. The story: the kernel looked up the caller's file in a directory with the sticky bit. The
-/// library put another user's file there, and the daemon removed that file without permission.
+/// removals.R4. The story: the kernel looked up the caller's file in a directory with the sticky
+/// bit. The library put another user's file there, and the daemon removed that file without
+/// permission.
 #[test]
 fn removal_of_a_name_that_the_library_replaced_answers_estale() {
     let all = Mounted::new();
@@ -145,8 +146,8 @@ fn removal_of_a_name_that_the_library_replaced_answers_estale() {
     assert_eq!(all.unlink(USER, "one"), 0, "in a directory without the bit");
 }
 
-/// R4: to move a directory into another parent the caller needs write permission on the directory
-/// itself. The kernel checks that also in a directory without the sticky bit.
+/// removals.R4: to move a directory into another parent the caller needs write permission on the
+/// directory itself. The kernel checks that also in a directory without the sticky bit.
 #[test]
 fn move_of_directory_replaced_by_library_answers_estale() {
     let all = Mounted::new();
@@ -166,8 +167,9 @@ fn move_of_directory_replaced_by_library_answers_estale() {
     }
 }
 
-/// R4: the kernel has received the notice, so its permission checks are up to date. The daemon
-/// carries the removal out also for a privileged caller, whom it could not tell from another user.
+/// removals.R4: the kernel has received the notice, so its permission checks are up to date. The
+/// daemon carries the removal out also for a privileged caller, whom it could not tell from another
+/// user.
 #[test]
 fn removal_after_the_kernel_took_the_notice_is_carried_out() {
     let all = Mounted::new();
@@ -179,8 +181,8 @@ fn removal_after_the_kernel_took_the_notice_is_carried_out() {
     assert!(all.core.removals.counts.lock().is_empty(), "nothing is kept of a name");
 }
 
-/// R5. The story: the daemon had found that the caller may remove the present inode. Before the
-/// removal the library put another user's file there.
+/// removals.R5. The story: the daemon had found that the caller may remove the present inode.
+/// Before the removal the library put another user's file there.
 #[test]
 fn change_by_the_library_waits_for_a_removal_under_way() {
     let all = Mounted::new();
@@ -202,8 +204,8 @@ fn change_by_the_library_waits_for_a_removal_under_way() {
     assert!(all.core.removals.counts.lock().is_empty(), "nothing is kept of a name");
 }
 
-/// R4: `request_timeout=` answered a RENAME with EIO, and its operation went on. The kernel had
-/// released the lock of the directory, and still knew the caller's file by the old name.
+/// removals.R4: `request_timeout=` answered a RENAME with EIO, and its operation went on. The
+/// kernel had released the lock of the directory, and still knew the caller's file by the old name.
 #[test]
 fn removal_of_name_replaced_by_late_operation_answers_estale() {
     let all = Mounted::new();

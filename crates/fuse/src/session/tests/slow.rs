@@ -176,8 +176,8 @@ impl SlowFiles {
     }
 }
 
-/// Y1, Y2, Y3, X1: any number of syncs whose threads block delay no other request; a sync that
-/// panics is answered once.
+/// syncs.Y1, syncs.Y2, syncs.Y3, readers.X1: any number of syncs whose threads block delay no other
+/// request; a sync that panics is answered once.
 #[test]
 fn y1_y2_y3_blocked_syncs_delay_no_other_request() {
     for readers in [1, 2, 5] {
@@ -225,7 +225,7 @@ fn syncs_that_wait_for_others_have_no_thread() {
 
 /// The story: a sync, and a read or write that had to wait for a device, was handed to another
 /// thread. A third thread sent the answer, even if no other request was waiting. Now the thread
-/// that has read the request carries it out if another one listens (X2).
+/// that has read the request carries it out if another one listens (readers.X2).
 #[test]
 fn x2_blocking_request_runs_on_thread_that_read_it() {
     let all = SlowFiles::new(2);
@@ -349,7 +349,7 @@ fn deadline_thread_keeps_no_session() {
     }
 }
 
-/// Y4: a sync that is woken after the threads were told to end is answered all the same.
+/// syncs.Y4: a sync that is woken after the threads were told to end is answered all the same.
 #[test]
 fn y4_sync_woken_during_shutdown_is_answered() {
     let all = SlowFiles::new(1);

@@ -1,8 +1,9 @@
 //! The end of file under stress: many at once append, truncate, trim and read around ends that are
 //! unaligned, with every flag, on devices of 512 and 4096 byte blocks, through a small cache whose
-//! frames carry the mark of their last owner (E1..E6 of `forebay_cache::bounds`; D4, D14, S3).
-//! Story: an append that found the size moved between two looks at it left another file's bytes in
-//! the file; a trim to the end took an append with it that had been acknowledged meanwhile.
+//! frames carry the mark of their last owner (bounds.E1..E6; lineage.D4,
+//! lineage.D14, lineage.S3). Story: an append that found the size moved between two looks at it
+//! left another file's bytes in the file; a trim to the end took an append with it that had been
+//! acknowledged meanwhile.
 //!
 //! `FOREBAY_EOF_RUNS` sets the number of simulated seeds (default 2,000 in an optimised build, 200
 //! otherwise), `FOREBAY_EOF_SEED` the first, `FOREBAY_EOF_SECONDS` how long each real engine is

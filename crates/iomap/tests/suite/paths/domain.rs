@@ -150,7 +150,7 @@ fn five(dead: usize) -> ((u64, u64), Vec<u64>) {
 }
 
 /// A device that never answers keeps its part of the limit; the others keep theirs. Their flushers
-/// free space for waiting writers (M4) and do not wait for that device (Z2).
+/// free space for waiting writers (domain.M4) and do not wait for that device (flusher.Z2).
 #[test]
 fn hung_device_leaves_others_their_share() {
     let lab = Lab::new(config(), 4096, Lab::sim(SIZE));

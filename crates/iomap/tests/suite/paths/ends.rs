@@ -89,7 +89,7 @@ fn e1_hole_at_end_stays_hole() {
     });
 }
 
-/// E7. A truncate overtakes a write, which then makes the file longer again. Syncs meanwhile
+/// bounds.E7. A truncate overtakes a write, which then makes the file longer again. Syncs meanwhile
 /// neither wait for it nor make the size recoverable before its bytes are there.
 #[test]
 fn e7_sync_during_a_growing_write_keeps_the_old_size() {

@@ -1,5 +1,5 @@
-//! Maps with a size of their own: what a crash leaves of a durable write or a sync (O5), what such
-//! a file shows when it grows after one (E1), and dropped fills.
+//! Maps with a size of their own: what a crash leaves of a durable write or a sync (ops.O5), what
+//! such a file shows when it grows after one (bounds.E1), and dropped fills.
 
 use super::gates::Gated;
 use super::harness::{Lab, NONE, at_once, both};

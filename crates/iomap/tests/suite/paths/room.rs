@@ -1,5 +1,5 @@
 //! A full map, and the guarantee of an accepted write: space is requested when a write is accepted,
-//! never first at fsync (O1..O6 of `forebay_iomap::ops`).
+//! never first at fsync (ops.O1..O6).
 
 use super::harness::{Lab, NONE, at_once, both};
 use forebay_base::buf::AlignedBuf;
@@ -168,7 +168,7 @@ fn durable_direct_write_commits_map() {
     });
 }
 
-/// O2: the later content stays, in whatever order two writes end; a block that was emptied in
+/// ops.O2: the later content stays, in whatever order two writes end; a block that was emptied in
 /// between stays empty.
 #[test]
 fn o1_o2_later_content_stays_in_any_completion_order() {
@@ -196,8 +196,8 @@ fn o1_o2_later_content_stays_in_any_completion_order() {
     });
 }
 
-/// O4, and R2 of the map in memory: a read that was planned finds what was there; its place is not
-/// given to another write meanwhile.
+/// ops.O4, and remap.R2 of the map in memory: a read that was planned finds what was there; its
+/// place is not given to another write meanwhile.
 #[test]
 fn o4_place_is_not_reused_while_readable() {
     let (lab, map) = full_soon(RemapOptions::default());
@@ -212,8 +212,8 @@ fn o4_place_is_not_reused_while_readable() {
     });
 }
 
-/// O5, and R3 of the map in memory: a size that is recovered never covers a block whose bytes are
-/// still on their way.
+/// ops.O5, and remap.R3 of the map in memory: a size that is recovered never covers a block whose
+/// bytes are still on their way.
 #[test]
 fn o5_size_is_published_after_bytes_below_it() {
     let (lab, map) = full_soon(RemapOptions { grows: true, ..RemapOptions::default() });
@@ -236,7 +236,7 @@ fn o5_size_is_published_after_bytes_below_it() {
     });
 }
 
-/// O6: a task that waits for space holds no block in write-out, so it does not hold up a writer
+/// ops.O6: a task that waits for space holds no block in write-out, so it does not hold up a writer
 /// that hits the block.
 #[test]
 fn o6_no_block_is_in_write_out_while_waiting_for_space() {

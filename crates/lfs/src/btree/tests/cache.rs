@@ -13,8 +13,8 @@ use crate::format::place::Place;
 use crate::fuzz::make::Make;
 use forebay_base::task::block_on;
 
-/// B31, and that inner nodes stay cached: a lookup in a tree much larger than the cache reads only
-/// its leaf.
+/// cache.B31, and that inner nodes stay cached: a lookup in a tree much larger than the cache reads
+/// only its leaf.
 #[test]
 fn cache_stays_within_its_byte_limit() {
     let budget = 12 * (4096 + ENTRY_BYTES) + 100;
@@ -39,8 +39,8 @@ fn cache_stays_within_its_byte_limit() {
     assert_eq!(bench.scan().unwrap(), bench.model);
 }
 
-/// B45, B46. The story: a scan of a tree that is not in memory sent the device one request for each
-/// leaf, although the leaves are contiguous.
+/// ahead.B45, ahead.B46. The story: a scan of a tree that is not in memory sent the device one
+/// request for each leaf, although the leaves are contiguous.
 #[test]
 fn b45_b46_leaves_are_read_ahead_together() {
     let (mut make, mut bench) = (Make(3), Bench::new(0));
@@ -82,7 +82,7 @@ fn b45_b46_leaves_are_read_ahead_together() {
 }
 
 /// The story: a checkpoint of overwrites all over a large file looked up the extents that they cut
-/// leaf by leaf, with one device request for each. Writers waited for seconds. B46.
+/// leaf by leaf, with one device request for each. Writers waited for seconds. ahead.B46.
 #[test]
 fn sequential_lookups_read_leaves_together() {
     let (mut make, mut bench) = (Make(4), Bench::new(0));
@@ -112,8 +112,8 @@ fn sequential_lookups_read_leaves_together() {
     assert!(nodes < leaves / 2, "{nodes} nodes of {leaves} leaves");
 }
 
-/// B46. The story: read-ahead ended at the last leaf below one parent. The requested leaves below
-/// the next parent were then read one by one.
+/// ahead.B46. The story: read-ahead ended at the last leaf below one parent. The requested leaves
+/// below the next parent were then read one by one.
 #[test]
 fn b46_read_ahead_continues_below_next_parent() {
     let (mut make, mut bench) = (Make(5), Bench::new(0));
@@ -142,7 +142,7 @@ fn cache_without_space_retains_nothing() {
     assert_eq!(bench.tree.cache().counts().nodes, 0);
 }
 
-/// B32: merges reuse places again and again, and do not notify the cache.
+/// cache.B32: merges reuse places again and again, and do not notify the cache.
 #[test]
 fn reused_place_is_another_node() {
     let (mut make, mut bench) = (Make(7), Bench::new(1 << 20));
@@ -156,7 +156,7 @@ fn reused_place_is_another_node() {
     assert!(bench.tree.cache().counts().hits > 1000, "the cache was used");
 }
 
-/// B32: what the pointer says has to agree in each part.
+/// cache.B32: what the pointer says has to agree in each part.
 #[test]
 fn cached_node_is_found_only_by_complete_pointer() {
     let (mut make, mut bench) = (Make(1), Bench::new(1 << 20));

@@ -54,7 +54,8 @@ impl NodeStore for Slow {
 }
 
 /// The story: a merge waited for each batch to be written before it made the next one. A merge that
-/// fails must leave no write in flight, because other nodes get its places. B53, B73.
+/// fails must leave no write in flight, because other nodes get its places. write.B53,
+/// checkpoint.B73.
 #[test]
 fn b53_b73_merge_overlaps_writes_and_failure_leaves_none_in_flight() {
     let (mut make, mut bench) = (Make(3), Bench::new(0));

@@ -118,7 +118,7 @@ fn deep_tree_shrinks_and_grows() {
     }
 }
 
-/// B52, B63: one change in a large tree replaces its path, and one neighbour at most.
+/// write.B52, merge.B63: one change in a large tree replaces its path, and one neighbour at most.
 #[test]
 fn one_change_rewrites_one_path() {
     let mut make = Make(5);

@@ -90,7 +90,7 @@ fn setup(seed: u64, max_transfer: u32) -> Setup {
     Setup { disk, used, roots, models, changes, after }
 }
 
-/// B11, B54, B71, B72 at every request of the checkpoint.
+/// btree.B11, write.B54, checkpoint.B71, checkpoint.B72 at every request of the checkpoint.
 #[test]
 fn old_roots_read_after_any_power_loss() {
     let setup = setup(3, 8192);
@@ -130,7 +130,7 @@ fn old_roots_read_after_any_power_loss() {
     assert!(n > 12 && states > 1000 && torn > 10, "{n} requests, {states} states, {torn} torn");
 }
 
-/// B71: after a flush the new roots are in every state, and the old ones still are.
+/// checkpoint.B71: after a flush the new roots are in every state, and the old ones still are.
 fn flushed(setup: &Setup, disk: &SimDisk, roots: &[TreeRoot]) {
     disk.heal();
     let again = disk.in_world(SimWorld::new(1));
@@ -146,7 +146,8 @@ fn flushed(setup: &Setup, disk: &SimDisk, roots: &[TreeRoot]) {
     }
 }
 
-/// B91, B92: neighbours go out in one transfer; places run out with an error and come back.
+/// device.B91, device.B92: neighbours go out in one transfer; places run out with an error and come
+/// back.
 #[test]
 fn neighbouring_nodes_are_written_in_long_transfers() {
     let setup = setup(5, 1 << 20);
@@ -184,7 +185,8 @@ fn bad_sector_in_one_copy_loses_nothing() {
     }
 }
 
-/// B93: one transfer fails, and nothing of the batch is on its way any more when that is said.
+/// device.B93: one transfer fails, and nothing of the batch is on its way any more when that is
+/// said.
 #[test]
 fn failed_batch_leaves_no_write_in_flight() {
     for nth in 1..=8 {

@@ -41,7 +41,7 @@ fn spoil(bench: &Bench, make: &mut Make, places: [Place; 2], copy: usize, way: u
     }
 }
 
-/// B21, B22, B82: the other copy has everything.
+/// store.B21, store.B22, check.B82: the other copy has everything.
 #[test]
 fn one_copy_of_each_node_is_enough() {
     let (bench, mut make) = (filled(), Make(12));
@@ -82,7 +82,7 @@ fn names(e: &Error, places: [Place; 2]) -> bool {
     places.iter().all(|place| text.contains(&format!("{place:?}")))
 }
 
-/// B23, B83: what is lost is named, and everything else is there.
+/// store.B23, check.B83: what is lost is named, and everything else is there.
 #[test]
 fn both_copies_bad_is_an_error_that_names_the_node() {
     let (bench, mut make) = (filled(), Make(13));
@@ -167,7 +167,7 @@ fn merge_into_damage_fails_and_elsewhere_continues() {
     assert!(done > 10 && failed > 2, "{done} done, {failed} failed");
 }
 
-/// B81: a check reports a pointer to a place that has another owner, and does not follow it.
+/// check.B81: a check reports a pointer to a place that has another owner, and does not follow it.
 #[test]
 fn check_reports_place_with_second_owner() {
     let bench = filled();

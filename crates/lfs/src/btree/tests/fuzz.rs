@@ -206,7 +206,7 @@ fn try_everything(bench: &mut Bench, make: &mut Make, nodes: u64, what: &str) ->
     scanned.is_err() || !checked.report.is_clean()
 }
 
-/// B42, B12, B13, B81 and that no walk is without end.
+/// read.B42, btree.B12, btree.B13, check.B81 and that no walk is without end.
 #[test]
 fn sealed_garbage_makes_no_reader_panic_or_loop() {
     let family = family();

@@ -76,7 +76,7 @@ fn apply(map: &mut Map, piece: &Piece) -> Vec<Block> {
     gone.into_iter().map(|(_, block)| block).collect()
 }
 
-/// What the tree says of each block (B96).
+/// What the tree says of each block (map.B96).
 fn read(bench: &Bench) -> Map {
     let (mut out, mut cursor) = (Map::new(), Cursor::all());
     while let Some(found) = block_on(cursor.next(&bench.tree, &bench.root)).unwrap() {
@@ -110,7 +110,7 @@ fn merge(bench: &mut Bench, pieces: &[Piece], gone: &mut Vec<GivenUp>) -> Result
     Ok(merged)
 }
 
-/// B95 to B97.
+/// map.B95 to B97.
 #[test]
 fn pieces_take_the_place_of_what_was_there() {
     for seed in seeds(15) {
@@ -174,7 +174,7 @@ fn extents_that_overlap_are_not_cut() {
     assert!(e.kind() == ErrorKind::Corrupt && e.to_string().contains("overlap at 64"), "{e}");
 }
 
-/// B98: a hole over a whole large file.
+/// map.B98: a hole over a whole large file.
 #[test]
 fn hole_over_complete_file_leaves_nothing() {
     let (mut make, mut bench) = (Make(2), Bench::new(1 << 20));

@@ -37,8 +37,8 @@ fn some_key(make: &mut Make, model: &Model) -> Key {
     }
 }
 
-/// B42: a range read leaf by leaf has the same items as read item by item, and another cursor can
-/// continue at the same key.
+/// read.B42: a range read leaf by leaf has the same items as read item by item, and another cursor
+/// can continue at the same key.
 #[test]
 fn leaves_have_what_a_cursor_gives_one_by_one() {
     for seed in seeds(4) {
@@ -71,7 +71,7 @@ fn leaves_have_what_a_cursor_gives_one_by_one() {
     }
 }
 
-/// B41: one key, and the last one up to a key; in as many reads as there are levels.
+/// read.B41: one key, and the last one up to a key; in as many reads as there are levels.
 #[test]
 fn single_keys_are_found_as_the_model_says() {
     for seed in seeds(4) {
@@ -114,9 +114,9 @@ fn store(bench: &Bench, level: u8, entries: &[(&[u8], &[u8])]) -> NodePointer {
     pointer
 }
 
-/// A leaf may begin above the lowest key that it may hold (B12). The floor of a key before its
-/// first item is then the last item of the leaf before, below another parent. Our own writer leaves
-/// no such gap.
+/// A leaf may begin above the lowest key that it may hold (btree.B12). The floor of a key before
+/// its first item is then the last item of the leaf before, below another parent. Our own writer
+/// leaves no such gap.
 #[test]
 fn floor_of_key_may_be_in_previous_leaf() {
     let (mut make, mut bench) = (Make(3), Bench::new(0));
@@ -169,7 +169,7 @@ fn extent_of_block_is_floor_of_its_key() {
     assert!(before.is_none(), "nothing is below");
 }
 
-/// B42: ranges with any ends.
+/// read.B42: ranges with any ends.
 #[test]
 fn cursor_returns_its_range_and_ends() {
     for seed in seeds(3) {
@@ -194,7 +194,8 @@ fn cursor_returns_its_range_and_ends() {
     }
 }
 
-/// B16, B43: the tree changes under a cursor: it goes on behind its key in what there is then.
+/// btree.B16, read.B43: the tree changes under a cursor: it goes on behind its key in what there is
+/// then.
 #[test]
 fn cursor_keeps_its_key_across_new_roots() {
     for seed in seeds(3) {

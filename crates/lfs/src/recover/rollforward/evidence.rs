@@ -30,8 +30,8 @@ const READ_BYTES: u64 = 128 << 10;
 /// How many bytes the search covers in each segment. The writer may write a few groups of 1 MiB
 /// before a flush; this is several times as much.
 const SCAN_BYTES: u64 = 8 << 20;
-/// How many later segments the search covers. At most 3 MiB are not flushed (L6), which is 48 of
-/// the smallest segments.
+/// How many later segments the search covers. At most 3 MiB are not flushed (log.L6), which is 48
+/// of the smallest segments.
 const SEGMENTS_MAX: usize = 256;
 /// How many unreadable units of the device the search skips before it ends.
 const UNREAD_MAX: u32 = 64;

@@ -11,7 +11,7 @@
 //! Invariants: R21 a run lies within one segment. R22 two leftover runs are never adjacent: they
 //! are joined into one. R23 a segment of which nothing is in use goes back to [`Space`]. R24
 //! leftover runs of a segment with a failed write are given out only if there is no other space
-//! (W18).
+//! (segment.W18).
 //!
 //! No locks: the volume's state lock covers it.
 
@@ -176,7 +176,7 @@ impl Room {
         Self { sizes, left, pool: None, windows, stats: AllocStats::default() }
     }
 
-    /// Bytes of segments that are held and contain no content (A13).
+    /// Bytes of segments that are held and contain no content (alloc.A13).
     pub fn bytes(&self) -> u64 {
         self.left.bytes + self.held()
     }
@@ -263,8 +263,8 @@ impl Room {
         Ok((at, taken))
     }
 
-    /// Returns the rest of the pool if it alone keeps a segment in use (W15). It becomes a leftover
-    /// run.
+    /// Returns the rest of the pool if it alone keeps a segment in use (segment.W15). It becomes a
+    /// leftover run.
     pub fn leave_pool(&mut self, space: &mut Space) {
         let Some((at, len)) = self.pool else { return };
         let segment = self.sizes.place(at).segment;
@@ -340,7 +340,7 @@ impl Room {
         self.returned(space, runs);
     }
 
-    /// Returns all windows and the pool, so that any request can use their space (A13).
+    /// Returns all windows and the pool, so that any request can use their space (alloc.A13).
     pub fn return_all(&mut self, space: &mut Space) {
         let runs = self.windows.close_all();
         self.returned(space, runs);
@@ -387,8 +387,8 @@ mod tests {
         (Space::new(layout), Room::new(&layout))
     }
 
-    /// A11, R22, R23: runs are taken and given back in random order. No byte is given out twice,
-    /// and at the end all segments but the open one are free again.
+    /// alloc.A11, R22, R23: runs are taken and given back in random order. No byte is given out
+    /// twice, and at the end all segments but the open one are free again.
     #[test]
     fn a11_r22_r23_no_byte_has_two_owners_and_all_come_back() {
         for seed in 0..50u64 {

@@ -43,8 +43,8 @@ fn w17_freed_segments_are_taken_before_never_written_ones() {
     assert_eq!(free_again(true), [4, 5, 6], "what is discarded has no blocks any more");
 }
 
-/// The story: a segment with a bad place was freed at once after the failed write. Because of W17
-/// it was also the next one to be taken.
+/// The story: a segment with a bad place was freed at once after the failed write. Because of
+/// segment.W17 it was also the next one to be taken.
 #[test]
 fn w18_segment_with_failed_write_is_taken_last() {
     let mut segments = Segments::new(3);

@@ -1,4 +1,5 @@
-//! Requests and files in one piece: A1, A3, A4, A8, X6, X7.
+//! Requests and files in one piece: lineage.A1, lineage.A3, lineage.A4, lineage.A8, lineage.X6,
+//! lineage.X7.
 //!
 //! No locks.
 

@@ -1,4 +1,5 @@
-//! Who gets how much, and what a request costs others: A2, A4, A6, A10. All in simulated time.
+//! Who gets how much, and what a request costs others: lineage.A2, lineage.A4, lineage.A6,
+//! lineage.A10. All in simulated time.
 //!
 //! No locks.
 

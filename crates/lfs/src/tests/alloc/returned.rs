@@ -1,4 +1,4 @@
-//! What is held for a stream comes back: A5, A7, A9.
+//! What is held for a stream comes back: lineage.A5, lineage.A7, lineage.A9.
 //!
 //! No locks.
 

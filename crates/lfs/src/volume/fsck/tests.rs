@@ -147,8 +147,8 @@ fn told(change: impl FnOnce(&mut State, u64)) -> (u64, Vec<Finding>) {
     (ino, check(&disk.in_world(SimWorld::new(2))).findings)
 }
 
-/// E15. The story: the stored bytes of an inode were larger or smaller than those of its extents.
-/// No check found it, because the blocks in stat(2) were compared with nothing.
+/// stored.E15. The story: the stored bytes of an inode were larger or smaller than those of its
+/// extents. No check found it, because the blocks in stat(2) were compared with nothing.
 #[test]
 fn inode_disagreeing_with_its_extents_is_found() {
     assert_eq!(told(|_, _| ()).1, []);
@@ -189,8 +189,8 @@ fn extents_without_owner_are_found() {
     );
 }
 
-/// E14: nothing is reported until the whole tree was read. E15: an inode that the log has changed
-/// since the checkpoint is compared with its extents, too (`fsck/stored.rs`).
+/// stored.E14: nothing is reported until the whole tree was read. stored.E15: an inode that the log
+/// has changed since the checkpoint is compared with its extents, too (`fsck/stored.rs`).
 #[test]
 fn stored_bytes_are_reported_only_after_complete_tree() {
     let mut stored = Stored::default();

@@ -205,7 +205,7 @@ impl Subject {
         }
     }
 
-    /// Panics if `op` is not refused as `kind`, or changes anything (F7).
+    /// Panics if `op` is not refused as `kind`, or changes anything (fs.F7).
     #[track_caller]
     pub(super) fn refused_without_trace<T>(
         &self,

@@ -35,7 +35,7 @@ fn pair(bug: Option<Bug>) -> (Arc<dyn FileSystem>, Arc<dyn FileSystem>, Config) 
     }
 }
 
-/// K1: the same seed, the same run; another seed, another.
+/// compare.K1: the same seed, the same run; another seed, another.
 #[test]
 fn k1_same_seed_gives_same_run() {
     let run = |seed| {
@@ -53,7 +53,8 @@ fn k1_same_seed_gives_same_run() {
     assert!(missing.is_empty(), "never refused with {missing:?}: {first:?}");
 }
 
-/// G1 and K2: what is planted is found within a few runs, in few operations that fail again.
+/// generate.G1 and compare.K2: what is planted is found within a few runs, in few operations that
+/// fail again.
 #[test]
 fn k2_g1_injected_fault_is_found_and_shortened() {
     for bug in BUGS {

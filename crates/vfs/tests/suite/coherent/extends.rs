@@ -17,9 +17,9 @@ fn reported(mount: &Mount) -> Vec<(u64, Option<u64>)> {
     told.into_iter().filter_map(content).collect()
 }
 
-/// Z6. A report raises the size that the mount's kernel knows to that of the file, also past bytes
-/// of a write that is not reported yet. Programs read zeros there, from pages that the kernel had
-/// cached: the report of the second appender began at its own place.
+/// coherent.Z6. A report raises the size that the mount's kernel knows to that of the file, also
+/// past bytes of a write that is not reported yet. Programs read zeros there, from pages that the
+/// kernel had cached: the report of the second appender began at its own place.
 #[test]
 fn report_of_an_end_covers_writes_in_progress() {
     let at_the_end = (0, IoFlags::APPEND);
@@ -45,9 +45,9 @@ fn report_of_an_end_covers_writes_in_progress() {
     }
 }
 
-/// Z6. A program on the mount makes the file shorter while a write waits to be announced. The write
-/// then extends the file though it was in front of the earlier end, and an append goes to the new
-/// end.
+/// coherent.Z6. A program on the mount makes the file shorter while a write waits to be announced.
+/// The write then extends the file though it was in front of the earlier end, and an append goes to
+/// the new end.
 #[test]
 fn report_of_end_covers_writes_behind_moved_end() {
     for (offset, flags, begin) in [(9000, NONE, 9000), (0, IoFlags::APPEND, 5000)] {

@@ -4,8 +4,8 @@
 
 use super::*;
 
-/// Z3. Each hole of a fragmented file cost a wait for the mount's kernel, one after the other; and
-/// with one wait for all of them, other changes would wait behind a million notices.
+/// coherent.Z3. Each hole of a fragmented file cost a wait for the mount's kernel, one after the
+/// other; and with one wait for all of them, other changes would wait behind a million notices.
 #[test]
 fn holes_are_handed_over_in_groups_with_one_wait_each() {
     let (_fs, mount, file) = held_back();
