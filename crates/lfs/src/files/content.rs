@@ -44,7 +44,7 @@ impl State {
         let (content, inode) = self.nodes.update(ino, |node| {
             let content = node.content.take()?;
             let size = content.file.size();
-            // No record may have the size while the device lacks content below it (map_ops.I15).
+            // No record may have the size while the device lacks content below it (lfs.I15).
             let is_unlogged = node.regrow && size > node.inode.size;
             if is_unlogged {
                 node.unlogged_size = Some(size);
@@ -61,7 +61,7 @@ impl State {
     }
 
     /// Records the size of a file that has nothing else to write: the extension is a hole. If
-    /// content is lost, the size is not recorded without its bytes (map_ops.I15).
+    /// content is lost, the size is not recorded without its bytes (lfs.I15).
     fn publish_end(&mut self, ino: u64) -> Result<()> {
         let Some(node) = self.nodes.get(ino) else { return Ok(()) };
         let (data_id, published) = (node.inode.data_id, node.published());

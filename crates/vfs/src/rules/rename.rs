@@ -1,6 +1,6 @@
 //! Rules of renaming.
 //!
-//! Invariants: as in [`super`]; and rename.Y3 a directory is never moved below itself (fs.F1).
+//! Invariants: as in [`super`]. rename.Y3 a directory is never moved below itself (fs.F1).
 //!
 //! No locks.
 
