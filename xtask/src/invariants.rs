@@ -180,6 +180,14 @@ pub fn is_id(word: &str) -> bool {
 
 /// Ids that start a sentence of the header.
 pub fn defined_in(text: &str) -> Vec<String> {
+    let mut found = header_starts(text);
+    found.retain(|word| is_id(word));
+    found.dedup();
+    found
+}
+
+/// Words that start a sentence of the header, outside of drawings, without a colon behind.
+pub fn header_starts(text: &str) -> Vec<String> {
     let header = text.lines().map_while(|line| line.strip_prefix("//!"));
     let (mut found, mut starts, mut drawing) = (Vec::new(), true, false);
     for line in header.map(str::trim) {
@@ -190,15 +198,13 @@ pub fn defined_in(text: &str) -> Vec<String> {
             continue;
         }
         for word in line.split_whitespace() {
-            let id = word.trim_end_matches(':');
-            if starts && is_id(id) {
-                found.push(id.to_string());
+            if starts {
+                found.push(word.trim_end_matches(':').to_string());
             }
             let names_one = matches!(word, "Invariant" | "Invariants");
             starts = word.ends_with(['.', ':', ';']) || names_one || word == "-";
         }
     }
-    found.dedup();
     found
 }
 

@@ -5,6 +5,7 @@
 //! `cargo xtask language --record` writes the file anew. It refuses to grow: the sum for a rule in
 //! a crate (or folder) may only shrink, so text is free to move between the files of a crate.
 
+mod ids;
 mod names;
 mod prose;
 mod rules;
@@ -61,13 +62,16 @@ fn gather(root: &Path) -> Result<(BTreeMap<String, Vec<Violation>>, Counts), Str
         |name: &str| std::fs::read_to_string(root.join(name)).map_err(|e| format!("{name}: {e}"));
     let words = List::parse(&read("xtask/language/words.txt")?)?;
     let identifiers = List::parse(&read("xtask/language/identifiers.txt")?)?;
-    let lists = Lists { words, identifiers };
-    let mut found = BTreeMap::new();
+    let mut lists = Lists { words, identifiers, ..Lists::default() };
+    let mut texts = BTreeMap::new();
     for path in crate::tidy::files(root) {
         let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
         let Ok(text) = std::fs::read_to_string(&path) else { continue };
-        found.insert(name.clone(), rules::check(&name, &text, &lists));
+        lists.definers.add(&name, &text);
+        texts.insert(name, text);
     }
+    let found = texts.iter().map(|(name, text)| (name.clone(), rules::check(name, text, &lists)));
+    let found = found.collect();
     let recorded = parse(&std::fs::read_to_string(root.join(COUNTS)).unwrap_or_default())?;
     Ok((found, recorded))
 }

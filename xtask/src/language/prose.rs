@@ -28,6 +28,20 @@ pub fn of_rust(text: &str) -> Vec<Prose> {
     found
 }
 
+/// Comments of a Rust file, line by line.
+pub fn comments(text: &str) -> Vec<Prose> {
+    let comments = literals(text).into_iter().filter(|literal| literal.text.starts_with('/'));
+    let lines = comments.flat_map(|comment| {
+        let body = comment.text.trim_start_matches(['/', '!', '*']).to_string();
+        let line = |(offset, line): (usize, &str)| Prose {
+            line: comment.line + offset,
+            text: line.trim().to_string(),
+        };
+        body.lines().enumerate().map(line).collect::<Vec<_>>()
+    });
+    lines.collect()
+}
+
 /// Doc comments of a Rust file, each whole: consecutive lines of `///`.
 pub fn doc_comments(text: &str) -> Vec<Prose> {
     let mut found: Vec<Prose> = Vec::new();

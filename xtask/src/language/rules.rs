@@ -1,5 +1,6 @@
 //! The rules of language: what is refused in one file, with its line and what to write instead.
 
+use super::ids::{self, Definers};
 use super::names;
 use super::prose::{self, Prose, without_quotes};
 
@@ -30,13 +31,15 @@ impl List {
     }
 }
 
-/// The lists of refused words and identifiers.
+/// The lists of refused words and identifiers, and the ids that need a stem.
 #[derive(Debug, Default)]
 pub struct Lists {
     /// In prose.
     pub words: List,
     /// In code.
     pub identifiers: List,
+    /// Of invariants.
+    pub definers: Definers,
 }
 
 /// One violation.
@@ -55,6 +58,7 @@ pub fn check(name: &str, text: &str, lists: &Lists) -> Vec<Violation> {
     let mut found = Vec::new();
     if name.ends_with(".rs") {
         refused_words(&prose::of_rust(text), &lists.words, &mut found);
+        ids::check(name, text, &prose::comments(text), &lists.definers, &mut found);
         empty_docs(text, &mut found);
         names::identifiers(text, &lists.identifiers, &lists.words, &mut found);
         names::test_names(text, &mut found);
@@ -69,6 +73,7 @@ pub fn check(name: &str, text: &str, lists: &Lists) -> Vec<Violation> {
         }
         if name.starts_with("docs/") || ["README.md", "CONTRIBUTING.md"].contains(&name) {
             long_sentences(&pieces, &mut found);
+            ids::check(name, text, &pieces, &lists.definers, &mut found);
         }
     } else {
         refused_words(&prose::of_script(text), &lists.words, &mut found);
@@ -207,6 +212,7 @@ mod tests {
         Lists {
             words: List::parse("# a comment\nfoobar | next to\nrun dry | berun dry\n").unwrap(),
             identifiers: List::parse("with_room | `with_space`\n").unwrap(),
+            definers: Definers::default(),
         }
     }
 
