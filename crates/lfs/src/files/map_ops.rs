@@ -182,7 +182,7 @@ impl FileOps {
         Ok((self.extent(&files, &range, &piece, found.pin), is_lost))
     }
 
-    /// The extent at the start of a range that is about to be read. It may be in memory, read ahead.
+    /// The extent at the start of a range that is about to be read; it may have been read ahead.
     async fn look_up_near(&self, range: Range<u64>) -> Result<Extent> {
         let files = self.files()?;
         let (data_id, block) = self.block_of(&files, range.start)?;
@@ -480,8 +480,7 @@ impl MapOps for FileOps {
         }
         let (last, mut failed) = (groups.len(), false);
         for (n, pieces) in groups.iter().enumerate() {
-            // lfs.I15: a size is recorded only with the records of its bytes, and not if some of
-            // them are lost.
+            // lfs.I15: a size is recorded only with the records of its bytes, if none is lost.
             let whole = n + 1 == last && !failed && !state.has_lost(data_id);
             let grown = grown.filter(|_| whole);
             if pieces.is_empty() && grown.is_none() {

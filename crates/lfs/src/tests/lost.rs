@@ -298,8 +298,9 @@ fn power_loss_at_checkpoint_after_loss_keeps_synced_content() {
     assert!(all > 200, "{all} states");
 }
 
-/// A file has a dirty block behind its end at the last sync, and behind that a lost one. A checkpoint
-/// corrects the size that the log has. What is recorded later still does not cover the lost block.
+/// A file has a dirty block behind its end at the last sync, and behind that a lost one. A
+/// checkpoint corrects the size that the log has. What is recorded later still does not cover the
+/// lost block.
 #[test]
 fn size_behind_lost_block_is_not_recorded() {
     for (sums, close) in [(true, false), (false, false), (true, true)] {
