@@ -5,15 +5,17 @@
 
 use crate::Volume;
 use crate::tests::faults::{found, synced_at_last};
-use crate::tests::read_only::{lose_block, lose_block_unnoticed};
+use crate::tests::read_only::{lose_block, lose_block_at_next_flush, lose_block_unnoticed};
 use crate::tests::reuse::{create, open, read, setup, write};
 use crate::tests::setup::Setup;
 use crate::tests::sums_off::blank;
 use forebay_base::buf::AlignedBuf;
 use forebay_base::sim_world::SimWorld;
+use forebay_base::world::World;
 use forebay_base::{ErrorKind, IoFlags};
 use forebay_sim::{CrashState, SimDisk};
 use forebay_vfs::{Fallocate, FileSystem, Ino, Name, OpenFileRef, Privileges, SetAttr};
+use std::time::Duration;
 
 const BLOCK: usize = 4096;
 /// The damaged file has this many blocks, or no content in the last one.
@@ -341,10 +343,22 @@ fn loss_while_inode_is_evicted_is_noticed() {
             let (ino, damaged) = create(&volume, "damaged").await.unwrap();
             write(&damaged, 0, &[1; BLOCK]).await.unwrap();
             volume.syncfs().await.unwrap();
-            lose_block_unnoticed(&volume, &disk, (ino, &damaged), 1).await;
+            lose_block_at_next_flush(&volume, &disk, (ino, &damaged), 1).await;
+            damaged.sync(true).await.expect_err("the flush fails");
             drop(damaged);
-            let evicted = volume.0.state.lock().forget(ino.0);
-            assert!(evicted.is_some_and(|node| node.opens == 0 && node.content.is_none()));
+            // The close ends, and the inode is evicted.
+            let is_closed = || {
+                let state = volume.0.state.lock();
+                let node = state.nodes.get(ino.0).unwrap();
+                node.opens == 0 && node.content.is_none() && !node.regrow
+            };
+            for _ in 0..100 {
+                if !is_closed() {
+                    World::sleep(&**disk.world(), Duration::from_micros(10)).await;
+                }
+            }
+            assert!(is_closed(), "no repair yet");
+            volume.0.state.lock().forget(ino.0);
             // The commit of another file repairs.
             let (_, other) = create(&volume, "other").await.unwrap();
             other.sync(false).await.ok();
@@ -352,7 +366,8 @@ fn loss_while_inode_is_evicted_is_noticed() {
                 volume.checkpoint().await.expect("one file is concerned");
             }
             let (_, damaged) = create(&volume, "damaged").await.unwrap();
-            damaged.sync(true).await.expect_err("its block is lost");
+            let size = volume.getattr(ino).await.unwrap().size as usize;
+            assert_eq!(damaged.sync(true).await.is_err(), size > BLOCK, "its block is lost");
             disk.heal();
             write(&damaged, BLOCK as u64, &[3; BLOCK]).await.unwrap();
             synced_at_last(&damaged).await;

@@ -58,6 +58,17 @@ pub(super) async fn lose_block(
 pub(super) async fn lose_block_unnoticed(
     volume: &Volume,
     disk: &SimDisk,
+    damaged: (Ino, &OpenFileRef),
+    block: u64,
+) {
+    lose_block_at_next_flush(volume, disk, damaged, block).await;
+    assert!(volume.0.flush_all().await.is_err(), "the flush fails");
+}
+
+/// Writes a block past the cache, which the device loses in the next flush.
+pub(super) async fn lose_block_at_next_flush(
+    volume: &Volume,
+    disk: &SimDisk,
     (ino, file): (Ino, &OpenFileRef),
     block: u64,
 ) {
@@ -70,7 +81,6 @@ pub(super) async fn lose_block_unnoticed(
     let at = volume.0.layout.device_offset(place);
     disk.inject(failing(BioOp::Read).within(at..at + BLOCK as u64).sticky());
     disk.inject(failing(BioOp::Flush));
-    assert!(volume.0.flush_all().await.is_err(), "the flush fails");
 }
 
 /// A lost block, written anew before any checkpoint: nothing is lost then.

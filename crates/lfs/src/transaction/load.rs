@@ -96,6 +96,11 @@ impl State {
         if node.inode.data_id != 0 {
             self.map.set_owner(node.inode.data_id, ino);
         }
+        if !self.map.lost.is_empty() {
+            // What is lost behind this end has gone with the size that covered it.
+            let end = node.inode.size.div_ceil(self.layout.block_bytes());
+            self.map.lost.end(node.inode.data_id, end..u64::MAX, u64::MAX);
+        }
         // The log may have a smaller size, which a checkpoint corrects (logged.Q2).
         node.regrow |= self.sync_errors.left_out().contains_key(&node.inode.data_id);
         self.keep(ino, node);
