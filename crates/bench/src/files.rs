@@ -1,5 +1,6 @@
 //! `files`: thousands of small files on one cache. `many` measures threads, memory, and the cost of
-//! opening one more file. `dead` measures a healthy file next to one whose device fails all writes.
+//! one more file (open, write, close). `dead` measures a healthy file next to one whose device
+//! fails all writes.
 
 mod dead;
 mod many;

@@ -333,8 +333,8 @@ mod tests {
         }
     }
 
-    /// A `Resize` is granted in order of arrival. A later append took it each time when a truncate
-    /// had been woken and not polled yet.
+    /// The story: an append took the `Resize` whenever an older truncate had been woken and not
+    /// polled yet. It is granted in order of arrival.
     #[test]
     fn resize_goes_to_the_request_that_waits_longest() {
         let bounds = Bounds::new(4096, 0);

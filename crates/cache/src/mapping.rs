@@ -66,7 +66,8 @@ impl Tickets {
 
 /// One file in the cache.
 pub struct Mapping {
-    /// Number, unique for the life of the cache; never 0.
+    /// Number of the file, never 0. If the file is opened again while its folios are cached, its
+    /// next mapping may get the same number; no other file does.
     pub id: u32,
     block_shift: u32,
     folio_shift: u32,

@@ -165,7 +165,8 @@ static int open_journal(sqlite3_vfs *own, const char *name, sqlite3_file *base, 
     journal->methods.xFileSize = journal_size;
     journal->methods.xSync = sync_journal;
     journal->process = store_process();
-    /* Also of a hot one: without its name nothing ends a rollback that a power loss interrupts. */
+    /* A hot journal needs its folder synced, too: without its name nothing ends a rollback that a
+     * power loss interrupts. */
     journal->sync_directory = !store_is_journal_durable(name);
     base->pMethods = &journal->methods;
     return SQLITE_OK;

@@ -109,7 +109,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Of a workload that begins now.
+    /// Starts to count for a workload that begins now.
     pub fn begin(states_per_recovery: u64, seen: &Seen) -> Self {
         Self { states_per_recovery, before: seen.counts }
     }

@@ -43,7 +43,7 @@ struct State {
     stale: BTreeSet<u64>,
     /// The inode of `stale` that was reported last: they are visited in cyclic order.
     last_stale: u64,
-    /// Notices taken from the queue since a marked inode was reported.
+    /// Notices taken from the queue since the thread last looked for a marked inode.
     popped: usize,
     /// A `Prune` notice is queued or being sent.
     pruning: bool,

@@ -88,7 +88,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Whether one of so many failed flushes may have lost it (L12).
+    /// Whether a failed flush may have lost it, if so many flushes have failed so far (L12).
     pub fn is_in_doubt(&self, flush_failures: u64) -> bool {
         !self.is_flushed && self.flush_failures < flush_failures
     }
@@ -174,7 +174,8 @@ pub(crate) struct Ctl {
     pub declared: u64,
     /// Ticket of the last durable record that ends a checkpoint, and the position after it.
     pub cut: Option<(u64, Head)>,
-    /// A mark is to be written when the log is idle.
+    /// A task is scheduled that writes a mark if the log is idle by then. A mark is a record that
+    /// only says up to where the log is durable.
     pub mark_armed: bool,
     /// Failed writes and flushes (L5).
     pub failures: u64,

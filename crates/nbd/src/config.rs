@@ -5,7 +5,7 @@ use crate::tls::{SESSION_BYTES, TlsIdentity, TlsMode};
 use forebay_base::IoFlags;
 use std::time::Duration;
 
-/// Least size of a receive, bytes, also when the memory for received bytes is used up.
+/// Lowest limit of a receive, bytes: it applies when the memory for received bytes is used up.
 pub(crate) const RECEIVE_MIN: usize = 4096;
 
 /// Least total memory of requests and replies, bytes.
@@ -68,7 +68,8 @@ pub struct ServerConfig {
     /// Longest time that a thread polls for work before it sleeps; it polls only while polling
     /// finds work. Zero: never. [`Server::set_poll`](crate::Server::set_poll) changes it live.
     pub poll: Duration,
-    /// Flags of every read and write, such as `UNCACHED`.
+    /// Flags of every read and write, such as `UNCACHED`. Reads ignore those for writes only.
+    /// `DSYNC` comes from the FUA of a request alone.
     pub io_flags: IoFlags,
 }
 

@@ -103,7 +103,8 @@ pub trait Export: Send + Sync {
         mode: ZeroMode,
     ) -> BoxFuture<'static, Result<()>>;
 
-    /// Loads the range into the cache.
+    /// Starts to read the range into the cache, as far as it has space. Advisory: reads may be in
+    /// flight when it returns, and their errors are not reported.
     fn prefetch(self: Arc<Self>, offset: u64, len: u64) -> BoxFuture<'static, Result<()>>;
 
     /// The map of the range in ascending order, at most `max` (1 or more) extents, so it may end

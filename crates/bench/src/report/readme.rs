@@ -1,8 +1,10 @@
-//! The tables of `docs/figures.md` as markdown, from saved results. First, per rival, the worst and
-//! the best cell and the number of cells in which Forebay is ahead. Then figures that are no ratio
-//! of rates, with their goals, and every goal that was missed. Then CPU and rates of the servers.
+//! The tables of `docs/figures.md` as markdown, from saved results. First, per bench and rival, the
+//! worst and the best cell and the number of cells in which Forebay is ahead. Then the figures of
+//! [`ENGINE`] and [`VOLUMES`], with their goals, and every other goal that was missed. Then CPU and
+//! rates of the NBD servers.
 //!
-//! Invariants: R1 only values of the results are shown; a figure without a value says so. R2 a
+//! Invariants: R1 only values of the results are shown. A listed figure without a value says so, a
+//! server without one has no row. R2 a
 //! figure that missed its goal is shown in bold, with enough digits to show the miss. R3 a quick
 //! run is refused, because its figures must not be quoted.
 

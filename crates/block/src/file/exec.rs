@@ -208,8 +208,8 @@ impl Inner {
         Ok(())
     }
 
-    /// The runs of data in a range, by SEEK_DATA and SEEK_HOLE; see
-    /// [`crate::BlockDevice::extents`].
+    /// Runs of data and of holes in a range, by SEEK_DATA and SEEK_HOLE. A block device is one run
+    /// of data. See [`crate::BlockDevice::extents`].
     pub(crate) fn extents(&self, offset: u64, len: u64, max: usize) -> Result<MapRuns> {
         let start = self.offset + offset;
         let mut rest = len.min(self.size().saturating_sub(offset));

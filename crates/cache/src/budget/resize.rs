@@ -241,8 +241,9 @@ impl PageCache {
         }
     }
 
-    /// Writers wait above `bytes` dirty bytes, as far as the cache holds that many; a higher
-    /// background limit is lowered to it. Errors: zero, or more than the cache holds now.
+    /// Writers wait above `bytes` dirty or in write-out, divided among the active domains, as far
+    /// as the cache holds that many. A higher background limit is lowered to it. Errors: zero, or
+    /// more than the cache holds now.
     pub fn set_dirty_bytes(&self, bytes: u64) -> Result<()> {
         if bytes == 0 {
             let text = "dirty_bytes=0: nothing could be written";

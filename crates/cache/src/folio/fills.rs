@@ -70,8 +70,8 @@ impl FolioWrite<'_> {
         }
     }
 
-    /// Ends a fill: the blocks are up to date, or, if it failed, absent. Frames that hold no block
-    /// then are given back.
+    /// Ends a fill: the blocks are up to date, or, if it failed, absent. Drops blocks that no
+    /// reader needs any more, and frames that hold no block then.
     pub fn end_fill(&self, blocks: Blocks, ok: bool) {
         for (g, mask) in blocks.masks() {
             let was = self.cache.table.clear_bits(self.slot, State::Reading, g, mask);

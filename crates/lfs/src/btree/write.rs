@@ -104,7 +104,7 @@ pub(super) struct Writer<'t> {
     batch: Vec<Arc<StoredNode>>,
     /// The previous batch, which is being written.
     writing: Option<Writing<'t>>,
-    /// A replaced leaf was cached, so the new ones will be, too.
+    /// A leaf replaced since the last batch was cached, so the leaves of this batch will be, too.
     is_hot: bool,
     ledger: &'t mut Ledger,
     ahead: MergeAhead,

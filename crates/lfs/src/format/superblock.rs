@@ -33,7 +33,8 @@ pub const FILES_TREE: u64 = 1;
 pub const USAGE_TREE: u64 = 2;
 /// The lowest id of further trees.
 pub const FIRST_FREE_TREE: u64 = 16;
-/// The volume was closed, and nothing was written since the checkpoint.
+/// Nothing was written since the checkpoint, because the volume was closed, or is new. There is no
+/// log to read.
 pub const STATE_CLEAN: u32 = 1;
 /// Corruption was found: the volume must not be written until it is repaired.
 pub const STATE_DAMAGED: u32 = 2;

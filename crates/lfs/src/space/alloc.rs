@@ -81,7 +81,7 @@ pub(crate) type Run = (u64, u64);
 /// Allocation statistics since the volume was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AllocStats {
-    /// Direct writes that were allocated blocks.
+    /// Number of direct writes that got blocks.
     pub direct_requests: u64,
     /// The bytes of these direct writes.
     pub direct_bytes: u64,

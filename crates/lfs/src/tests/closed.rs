@@ -128,8 +128,8 @@ fn y11_content_cached_before_last_close_stays_cached() {
     disk.world().stop();
 }
 
-/// The next open sees every change that was made to a closed file, or through an open that only
-/// changed it.
+/// The next open sees every change that was made to a closed file by its number, or through an open
+/// that read nothing.
 #[test]
 fn y11_retained_mapping_matches_file_after_every_change() {
     let disk = setup().blank();
