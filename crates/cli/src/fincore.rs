@@ -87,14 +87,17 @@ fn residency(args: &FincoreArgs, request: &Request) -> Outcome<Value> {
     if control.is_some() || pid.is_some() {
         return Client::find(&args.which)?.ask(request);
     }
-    for (_, mut client) in Client::all(own_or_root) {
+    let mut hint = "`--kernel` looks into the kernel's page cache".to_string();
+    for (pid, mut client) in Client::all(own_or_root) {
         match client.ask(request) {
             Err(e) if e.status == status::NOT_FOUND => {}
-            reply => return reply,
+            // It may be about to end; another process may have the file.
+            Err(e) => hint = format!("process {pid} did not answer: {}", e.message),
+            found => return found,
         }
     }
     let text = format!("{}: no running process has it open", args.file.display());
-    Err(Failure::not_found(text).hint("`--kernel` looks into the kernel's page cache"))
+    Err(Failure::not_found(text).hint(hint))
 }
 
 /// The kernel's page cache, by the util-linux program: the system call needs memory mapping,
