@@ -300,6 +300,22 @@ fn power_loss_at_checkpoint_after_loss_keeps_synced_content() {
     assert!(all > 200, "{all} states");
 }
 
+/// Returns when the last close of a file has ended: nothing of its content is in use.
+async fn until_closed(volume: &Volume, disk: &SimDisk, ino: Ino) {
+    let is_closed = || {
+        let state = volume.0.state.lock();
+        let node = state.nodes.get(ino.0).unwrap();
+        node.opens == 0 && node.content.is_none()
+    };
+    for n in 0..20 {
+        if is_closed() {
+            return;
+        }
+        World::sleep(&**disk.world(), Duration::from_micros(10 << n)).await;
+    }
+    panic!("the close does not end");
+}
+
 /// A file has a dirty block behind its end at the last sync, and behind that a lost one. A
 /// checkpoint corrects the size that the log has. What is recorded later still does not cover the
 /// lost block.
@@ -331,6 +347,35 @@ fn size_behind_lost_block_is_not_recorded() {
     }
 }
 
+/// A checkpoint corrects the size that the log has. In this life the file keeps its own, also when
+/// it is closed and memory is short.
+#[test]
+fn file_with_lost_end_keeps_its_size_after_checkpoint() {
+    let setup = volume_setup();
+    let disk = blank(&setup, true);
+    disk.world().run(async {
+        let volume = open(&setup, &disk).await.unwrap();
+        let (ino, damaged) = create(&volume, "damaged").await.unwrap();
+        write(&damaged, 0, &[1; BLOCK]).await.unwrap();
+        volume.syncfs().await.unwrap();
+        // No record had the size before the block was lost.
+        lose_block_unnoticed(&volume, &disk, (ino, &damaged), LOST).await;
+        volume.checkpoint().await.expect("one file is concerned");
+        damaged.sync(true).await.expect_err("its block is lost");
+        drop(damaged);
+        for n in 0..20 {
+            let (_, file) = create(&volume, &other(n)).await.unwrap();
+            file.sync(true).await.expect("nothing of this file is lost");
+        }
+        until_closed(&volume, &disk, ino).await;
+        assert_eq!(volume.getattr(ino).await.unwrap().size, (LOST + 1) * BLOCK as u64);
+        let (_, damaged) = create(&volume, "damaged").await.unwrap();
+        is_lost((ino, &damaged), &[1; BLOCK]).await;
+    });
+    disk.world().stop();
+    assert!(after_crash(&setup, &disk.cut_state(1), "damaged") == [1; BLOCK]);
+}
+
 /// The device loses a block while its inode is not in memory. Its file does not sync as if nothing
 /// had happened, and what a later sync covers is durable, size and all.
 #[test]
@@ -346,19 +391,9 @@ fn loss_while_inode_is_evicted_is_noticed() {
             lose_block_at_next_flush(&volume, &disk, (ino, &damaged), 1).await;
             damaged.sync(true).await.expect_err("the flush fails");
             drop(damaged);
-            // The close ends, and the inode is evicted.
-            let is_closed = || {
-                let state = volume.0.state.lock();
-                let node = state.nodes.get(ino.0).unwrap();
-                node.opens == 0 && node.content.is_none() && !node.regrow
-            };
-            for _ in 0..100 {
-                if !is_closed() {
-                    World::sleep(&**disk.world(), Duration::from_micros(10)).await;
-                }
-            }
-            assert!(is_closed(), "no repair yet");
-            volume.0.state.lock().forget(ino.0);
+            until_closed(&volume, &disk, ino).await;
+            let evicted = volume.0.state.lock().forget(ino.0);
+            assert!(evicted.is_some_and(|node| !node.regrow), "no repair yet");
             // The commit of another file repairs.
             let (_, other) = create(&volume, "other").await.unwrap();
             other.sync(false).await.ok();

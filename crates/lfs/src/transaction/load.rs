@@ -101,8 +101,10 @@ impl State {
             let end = node.inode.size.div_ceil(self.layout.block_bytes());
             self.map.lost.end(node.inode.data_id, end..u64::MAX, u64::MAX);
         }
-        // The log may have a smaller size, which a checkpoint corrects (logged.Q2).
-        node.regrow |= self.sync_errors.left_out().contains_key(&node.inode.data_id);
+        // The log may have a smaller size, which a checkpoint corrects (logged.Q2). No record may
+        // have a larger one while content is lost.
+        let data_id = node.inode.data_id;
+        node.regrow |= self.sync_errors.left_out().contains_key(&data_id) || self.has_lost(data_id);
         self.keep(ino, node);
     }
 

@@ -207,10 +207,11 @@ impl State {
         if self.items.get(key).is_some() {
             return Ok(true);
         }
+        let has_lost = self.has_lost(data_id);
         self.nodes.update(ino, |node| {
             if node.recorded.data_id == data_id {
                 node.recorded.size = node.recorded.size.min(size);
-                node.regrow = size < node.inode.size;
+                node.regrow = has_lost || size < node.inode.size;
             }
         });
         Ok(false)
