@@ -28,6 +28,13 @@ impl Sectors {
         Some(Self(String::from_utf8_lossy(&out.stdout).trim().into(), backing))
     }
 
+    /// Gives the device sectors of another size.
+    fn resize(&self, sector: &str) {
+        let mut command = Command::new("losetup");
+        let done = command.args(["--sector-size", sector]).arg(&self.0).status();
+        assert!(done.is_ok_and(|status| status.success()), "losetup --sector-size {sector}");
+    }
+
     fn stable(&self, on: bool) -> std::io::Result<()> {
         let name = self.0.file_name().unwrap().to_string_lossy().into_owned();
         let file = Path::new("/sys/block").join(name).join("queue/stable_writes");
@@ -78,15 +85,10 @@ fn l1_block_below_direct_io_size_is_reported() {
 #[test]
 fn l1_outcome_is_decided_again_when_the_device_below_changes() {
     let Some(below) = with_sectors("l1-again", 512) else { return };
-    let resize = |sector: &str| {
-        let mut command = Command::new("losetup");
-        let done = command.args(["--sector-size", sector]).arg(&below.0).status();
-        assert!(done.is_ok_and(|status| status.success()), "losetup --sector-size {sector}");
-    };
     let options = FileOptions { logical_block: 512, read_only: true, ..Default::default() };
     let device = open(&below.0, &options).unwrap();
     assert!(device.direct_io().0 && !device.is_direct_io_outdated());
-    resize("4096");
+    below.resize("4096");
     assert!(device.is_direct_io_outdated(), "{:?}", device.direct_io());
     device.set_direct_io(DirectIo::Auto).unwrap();
     let (on, why) = device.direct_io();
@@ -96,7 +98,7 @@ fn l1_outcome_is_decided_again_when_the_device_below_changes() {
     assert_eq!(forced.kind(), ErrorKind::Unsupported);
     let mut bytes = AlignedBuf::new(4096);
     device.read_into(0, &mut bytes).unwrap();
-    resize("512");
+    below.resize("512");
     assert!(device.is_direct_io_outdated());
     device.set_direct_io(DirectIo::Auto).unwrap();
     assert_eq!(device.direct_io(), (true, "auto: the file is eligible".to_string()));
@@ -111,9 +113,7 @@ fn refresh_during_a_switch_leaves_the_mode_that_was_set() {
     let Some(below) = with_sectors("l1-refresh", 512) else { return };
     let options = FileOptions { logical_block: 512, read_only: true, ..Default::default() };
     let device = open(&below.0, &options).unwrap();
-    let mut command = Command::new("losetup");
-    let done = command.args(["--sector-size", "4096"]).arg(&below.0).status();
-    assert!(done.is_ok_and(|status| status.success()), "losetup --sector-size");
+    below.resize("4096");
     std::thread::scope(|scope| {
         let write_out = || {
             let (ended, end) = channel();
@@ -134,6 +134,17 @@ fn refresh_during_a_switch_leaves_the_mode_that_was_set() {
     assert!(!device.refresh_direct_io(not_asked).unwrap());
 }
 
+/// What [`FileDevice::refresh_direct_io`] answers to another front end, which asks now.
+fn refresh_of_another(device: &Arc<FileDevice>) -> forebay_base::Result<bool> {
+    let (ended, end) = channel();
+    let other = device.clone();
+    std::thread::spawn(move || {
+        let not_asked = || -> forebay_base::Result<()> { panic!("there is nothing to write out") };
+        let _is_waited_for = ended.send(other.refresh_direct_io(not_asked));
+    });
+    end.recv_timeout(Duration::from_secs(10)).expect("it does not wait")
+}
+
 /// A front end looks every 2 s whether the device below has changed. While a switch was stuck in
 /// its write-out, that look waited for it, and with it the looks at all other devices.
 #[test]
@@ -141,19 +152,8 @@ fn refresh_of_an_unchanged_device_waits_for_no_switch() {
     let (_, engine) = engines().next().unwrap();
     let options = FileOptions { create_size: Some(1 << 20), ..Default::default() };
     let device = FileDevice::open(path("l1-look"), &options, &engine).unwrap();
-    std::thread::scope(|scope| {
-        let write_out = || {
-            let (ended, end) = channel();
-            let watcher = device.clone();
-            scope.spawn(move || {
-                let not_asked = || -> forebay_base::Result<()> { panic!("nothing has changed") };
-                let _is_waited_for = ended.send(watcher.refresh_direct_io(not_asked).is_ok());
-            });
-            assert!(end.recv_timeout(Duration::from_secs(10)).is_ok_and(|is_ok| is_ok), "it waits");
-            Ok(())
-        };
-        device.switch_direct_io(DirectIo::Off, write_out).unwrap();
-    });
+    let write_out = || refresh_of_another(&device).map(|changed| assert!(!changed));
+    device.switch_direct_io(DirectIo::Off, write_out).unwrap();
 }
 
 /// The same if the device below has changed: a write-out that was stuck left it so, and the look of
@@ -163,24 +163,13 @@ fn refresh_during_switch_of_changed_device_returns_at_once() {
     let Some(below) = with_sectors("l1-behind", 512) else { return };
     let options = FileOptions { logical_block: 512, read_only: true, ..Default::default() };
     let device = open(&below.0, &options).unwrap();
-    let mut command = Command::new("losetup");
-    let done = command.args(["--sector-size", "4096"]).arg(&below.0).status();
-    assert!(done.is_ok_and(|status| status.success()), "losetup --sector-size");
-    std::thread::scope(|scope| {
-        let write_out = || {
-            let (ended, end) = channel();
-            let watcher = device.clone();
-            scope.spawn(move || {
-                let not_asked = || -> forebay_base::Result<()> { panic!("it is being switched") };
-                let _is_waited_for = ended.send(watcher.refresh_direct_io(not_asked).unwrap());
-            });
-            let answer = end.recv_timeout(Duration::from_secs(10));
-            assert!(device.is_direct_io_outdated());
-            assert_eq!(answer, Ok(false), "it waits");
-            Ok(())
-        };
-        assert!(device.refresh_direct_io(write_out).unwrap());
-    });
+    below.resize("4096");
+    let write_out = || {
+        let changed = refresh_of_another(&device)?;
+        assert!(device.is_direct_io_outdated() && !changed);
+        Ok(())
+    };
+    assert!(device.refresh_direct_io(write_out).unwrap());
 }
 
 /// Valid and invalid requests of all kinds, some while the gate is closed for a switch, with the
