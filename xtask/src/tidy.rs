@@ -27,7 +27,6 @@ const FORBIDDEN: &[(&str, &str)] = &[
     ("unimplemented!(", "finish it or leave it out"),
     ("#[allow(", "use #[expect(.., reason = ..)]"),
     ("#![allow(", "use #![expect(.., reason = ..)]"),
-    ("#[ignore", "a test that does not run tests nothing"),
 ];
 /// A library says what it has to say through `log`.
 const PRINTS: &[&str] = &["println!(", "eprintln!(", "print!(", "eprint!("];
@@ -41,6 +40,7 @@ pub fn check(root: &Path) -> Findings {
         Ok(ratchet) => ratchet,
         Err(e) => return vec![e],
     };
+    let steps = std::fs::read_to_string(root.join("scripts/test-all")).unwrap_or_default();
     let files = files(root);
     for path in &files {
         let name = path.strip_prefix(root).unwrap_or(path).display().to_string();
@@ -48,6 +48,7 @@ pub fn check(root: &Path) -> Findings {
         check_text(&name, &text, &mut findings);
         if name.ends_with(".rs") {
             check_rust(&name, &text, &mut ratchet, &mut findings);
+            check_ignored(&name, &text, &steps, &mut findings);
             crate::named::check(root, path, &name, &mut findings);
         }
     }
@@ -163,6 +164,14 @@ fn check_rust(name: &str, text: &str, ratchet: &mut Ratchet, findings: &mut Find
     }
 }
 
+/// An ignored test is run by a step of the tests, which names its file.
+fn check_ignored(name: &str, text: &str, steps: &str, findings: &mut Findings) {
+    let stem = Path::new(name).file_stem().unwrap_or_default().to_string_lossy();
+    if blank_literals(text).contains("#[ignore") && !steps.contains(&format!("{stem} --ignored")) {
+        findings.push(format!("{name}: no step of scripts/test-all runs its ignored test"));
+    }
+}
+
 /// The recorded exceptions: what, and how many lines it may have.
 struct Ratchet {
     allowed: BTreeMap<String, usize>,
@@ -222,6 +231,16 @@ mod tests {
         r.check("fn c h", 60, 70, &mut findings);
         r.finish(&mut findings);
         assert_eq!(findings.len(), 3, "{findings:?}");
+    }
+
+    #[test]
+    fn ignored_test_needs_a_step_that_runs_it() {
+        let text = "#[test]\n#[ignore = \"alone\"]\nfn f() {}\n";
+        let mut findings = Findings::new();
+        check_ignored("a/alone.rs", text, "tests cli/suite -- alone --ignored", &mut findings);
+        assert!(findings.is_empty(), "{findings:?}");
+        check_ignored("a/other.rs", text, "tests cli/suite -- alone --ignored", &mut findings);
+        assert_eq!(findings.len(), 1);
     }
 
     #[test]
