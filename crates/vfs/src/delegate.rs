@@ -9,7 +9,8 @@ pub use forebay_base::task::BoxFuture;
 pub use forebay_base::{IoFlags, Result};
 
 /// Generates the named methods of [`FileSystem`](crate::FileSystem) in its `impl` for a wrapper.
-/// The brackets contain the expression after `self.` that denotes the inner file system.
+/// The brackets contain the expression after `self.` that denotes the inner file system. With
+/// parentheses instead, each method fails with what the function in them returns for its name.
 ///
 /// ```
 /// # use forebay_base::{Result, task::BoxFuture};
@@ -110,12 +111,27 @@ macro_rules! delegate_file_system {
         }
     };
 
+    (@ create $to:tt) => {
+        $crate::delegate_file_system!(@@ $to create(
+            dir: $crate::Ino, name: $crate::Name<'a>, new: &'a $crate::NewInode,
+            flags: $crate::OpenFlags
+        ) -> ($crate::Attr, $crate::OpenFileRef));
+    };
+
     (@@ [$($to:tt)+] $name:ident($($arg:ident: $kind:ty),*) -> $result:ty) => {
         fn $name<'a>(
             &'a self,
             $($arg: $kind),*
         ) -> $crate::delegate::BoxFuture<'a, $crate::delegate::Result<$result>> {
             self.$($to)+.$name($($arg),*)
+        }
+    };
+    (@@ ($error:path) $name:ident($($arg:ident: $kind:ty),*) -> $result:ty) => {
+        fn $name<'a>(
+            &'a self,
+            $(_: $kind),*
+        ) -> $crate::delegate::BoxFuture<'a, $crate::delegate::Result<$result>> {
+            Box::pin(std::future::ready(Err($error(stringify!($name)))))
         }
     };
 }

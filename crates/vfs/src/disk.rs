@@ -9,8 +9,8 @@ use crate::export::{Export, ZeroMode};
 use crate::fs::{FileSystem, OpenFile, OpenFileRef, ReadResult, WriteResult, Wrote};
 use crate::name::{Name, XattrName};
 use crate::types::{
-    Attr, Cookie, DirEntry, Fallocate, FileKind, Ino, NewInode, OpenFlags, Privileges, RenameFlags,
-    Seek, SetAttr, SetXattr, StatFs, Timestamp,
+    Attr, Cookie, DirEntry, Fallocate, FileKind, Ino, OpenFlags, Privileges, Seek, StatFs,
+    Timestamp,
 };
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::BoxFuture;
@@ -62,11 +62,7 @@ impl Disk {
 }
 
 fn no(op: &'static str) -> Error {
-    Error::new(ErrorKind::Unsupported, op, "there is one file here, as it is")
-}
-
-fn refuse<'a, T: Send + 'a>(op: &'static str) -> BoxFuture<'a, Result<T>> {
-    Box::pin(async move { Err(no(op)) })
+    Error::new(ErrorKind::Unsupported, op, "the only file of an export is fixed")
 }
 
 fn now<'a, T: Send + 'a>(done: Result<T>) -> BoxFuture<'a, Result<T>> {
@@ -74,6 +70,11 @@ fn now<'a, T: Send + 'a>(done: Result<T>) -> BoxFuture<'a, Result<T>> {
 }
 
 impl FileSystem for Disk {
+    crate::delegate_file_system!(
+        (no)
+        setattr mknod mkdir symlink create link unlink rmdir rename readlink setxattr removexattr
+    );
+
     fn statfs(&self) -> BoxFuture<'_, Result<StatFs>> {
         now(Ok(StatFs {
             block_size: 4096,
@@ -101,65 +102,6 @@ impl FileSystem for Disk {
         now(self.attr(ino))
     }
 
-    fn setattr<'a>(&'a self, _: Ino, _: &'a SetAttr) -> BoxFuture<'a, Result<Attr>> {
-        refuse("setattr")
-    }
-
-    fn mknod<'a>(&'a self, _: Ino, _: Name<'a>, _: &'a NewInode) -> BoxFuture<'a, Result<Attr>> {
-        refuse("mknod")
-    }
-
-    fn mkdir<'a>(&'a self, _: Ino, _: Name<'a>, _: &'a NewInode) -> BoxFuture<'a, Result<Attr>> {
-        refuse("mkdir")
-    }
-
-    fn symlink<'a>(
-        &'a self,
-        _: Ino,
-        _: Name<'a>,
-        _: &'a [u8],
-        _: &'a NewInode,
-    ) -> BoxFuture<'a, Result<Attr>> {
-        refuse("symlink")
-    }
-
-    fn create<'a>(
-        &'a self,
-        _: Ino,
-        _: Name<'a>,
-        _: &'a NewInode,
-        _: OpenFlags,
-    ) -> BoxFuture<'a, Result<(Attr, OpenFileRef)>> {
-        refuse("create")
-    }
-
-    fn link<'a>(&'a self, _: Ino, _: Ino, _: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
-        refuse("link")
-    }
-
-    fn unlink<'a>(&'a self, _: Ino, _: Name<'a>) -> BoxFuture<'a, Result<()>> {
-        refuse("unlink")
-    }
-
-    fn rmdir<'a>(&'a self, _: Ino, _: Name<'a>) -> BoxFuture<'a, Result<()>> {
-        refuse("rmdir")
-    }
-
-    fn rename<'a>(
-        &'a self,
-        _: Ino,
-        _: Name<'a>,
-        _: Ino,
-        _: Name<'a>,
-        _: RenameFlags,
-    ) -> BoxFuture<'a, Result<()>> {
-        refuse("rename")
-    }
-
-    fn readlink(&self, _: Ino) -> BoxFuture<'_, Result<Vec<u8>>> {
-        refuse("readlink")
-    }
-
     fn readdir(&self, dir: Ino, after: Cookie, _: usize) -> BoxFuture<'_, Result<Vec<DirEntry>>> {
         let entry = DirEntry {
             cookie: Cookie(1),
@@ -178,22 +120,8 @@ impl FileSystem for Disk {
         now(Err(Error::new(ErrorKind::NoAttribute, "getxattr", "there are none")))
     }
 
-    fn setxattr<'a>(
-        &'a self,
-        _: Ino,
-        _: XattrName<'a>,
-        _: &'a [u8],
-        _: SetXattr,
-    ) -> BoxFuture<'a, Result<()>> {
-        refuse("setxattr")
-    }
-
     fn listxattr(&self, _: Ino) -> BoxFuture<'_, Result<Vec<Box<[u8]>>>> {
         now(Ok(Vec::new()))
-    }
-
-    fn removexattr<'a>(&'a self, _: Ino, _: XattrName<'a>) -> BoxFuture<'a, Result<()>> {
-        refuse("removexattr")
     }
 
     fn open(&self, ino: Ino, flags: OpenFlags) -> BoxFuture<'_, Result<OpenFileRef>> {

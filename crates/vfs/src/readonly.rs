@@ -6,10 +6,8 @@
 //! No locks.
 
 use crate::fs::{FileSystem, OpenFile, OpenFileRef, WriteResult};
-use crate::name::{Name, XattrName};
-use crate::types::{
-    Attr, Fallocate, FileKind, Ino, NewInode, OpenFlags, Privileges, RenameFlags, SetAttr, SetXattr,
-};
+use crate::name::Name;
+use crate::types::{Attr, Fallocate, FileKind, Ino, NewInode, OpenFlags, Privileges};
 use forebay_base::buf::AlignedBuf;
 use forebay_base::task::BoxFuture;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
@@ -29,37 +27,16 @@ fn refusal(op: &'static str) -> Error {
     Error::new(ErrorKind::ReadOnly, op, "opened for reading only")
 }
 
-fn refuse<'a, T: Send + 'a>(op: &'static str) -> BoxFuture<'a, Result<T>> {
-    Box::pin(async move { Err(refusal(op)) })
-}
-
 impl FileSystem for ReadOnly {
     crate::delegate_file_system!(
         [0]
         statfs lookup parent getattr getattr_listed readlink readdir getxattr listxattr
     );
 
-    fn setattr<'a>(&'a self, _: Ino, _: &'a SetAttr) -> BoxFuture<'a, Result<Attr>> {
-        refuse("setattr")
-    }
-
-    fn mknod<'a>(&'a self, _: Ino, _: Name<'a>, _: &'a NewInode) -> BoxFuture<'a, Result<Attr>> {
-        refuse("mknod")
-    }
-
-    fn mkdir<'a>(&'a self, _: Ino, _: Name<'a>, _: &'a NewInode) -> BoxFuture<'a, Result<Attr>> {
-        refuse("mkdir")
-    }
-
-    fn symlink<'a>(
-        &'a self,
-        _: Ino,
-        _: Name<'a>,
-        _: &'a [u8],
-        _: &'a NewInode,
-    ) -> BoxFuture<'a, Result<Attr>> {
-        refuse("symlink")
-    }
+    crate::delegate_file_system!(
+        (refusal)
+        setattr mknod mkdir symlink link unlink rmdir rename setxattr removexattr
+    );
 
     fn create<'a>(
         &'a self,
@@ -81,43 +58,6 @@ impl FileSystem for ReadOnly {
             };
             Err(Error::new(refused, "create", format!("`{name}`")))
         })
-    }
-
-    fn link<'a>(&'a self, _: Ino, _: Ino, _: Name<'a>) -> BoxFuture<'a, Result<Attr>> {
-        refuse("link")
-    }
-
-    fn unlink<'a>(&'a self, _: Ino, _: Name<'a>) -> BoxFuture<'a, Result<()>> {
-        refuse("unlink")
-    }
-
-    fn rmdir<'a>(&'a self, _: Ino, _: Name<'a>) -> BoxFuture<'a, Result<()>> {
-        refuse("rmdir")
-    }
-
-    fn rename<'a>(
-        &'a self,
-        _: Ino,
-        _: Name<'a>,
-        _: Ino,
-        _: Name<'a>,
-        _: RenameFlags,
-    ) -> BoxFuture<'a, Result<()>> {
-        refuse("rename")
-    }
-
-    fn setxattr<'a>(
-        &'a self,
-        _: Ino,
-        _: XattrName<'a>,
-        _: &'a [u8],
-        _: SetXattr,
-    ) -> BoxFuture<'a, Result<()>> {
-        refuse("setxattr")
-    }
-
-    fn removexattr<'a>(&'a self, _: Ino, _: XattrName<'a>) -> BoxFuture<'a, Result<()>> {
-        refuse("removexattr")
     }
 
     fn open(&self, ino: Ino, flags: OpenFlags) -> BoxFuture<'_, Result<OpenFileRef>> {
@@ -156,7 +96,7 @@ impl OpenFile for Reader {
     }
 
     fn fallocate(&self, _: Fallocate, _: u64, _: u64, _: Privileges) -> BoxFuture<'_, Result<()>> {
-        refuse("fallocate")
+        Box::pin(std::future::ready(Err(refusal("fallocate"))))
     }
 
     fn sync(&self, _: bool) -> BoxFuture<'_, Result<()>> {
