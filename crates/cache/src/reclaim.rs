@@ -455,7 +455,8 @@ mod tests {
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let mapping = cache.new_mapping(4096, 16 << 20);
         let made = 3 * super::ROUND + 1;
-        (0..made as u64).for_each(|index| drop(cache.lock_or_create(&mapping, index).unwrap()));
+        (0..made as u64)
+            .for_each(|index| drop(cache.lock_or_make(&mapping, index, false).unwrap()));
         let pass = || {
             let mut seen = Vec::new();
             cache.rotate(|slot| {
@@ -479,7 +480,7 @@ mod tests {
         let config = Config { huge_pages: false, ..Config::with_budget(8 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let mapping = cache.new_mapping(4096, 16 << 20);
-        drop(cache.lock_or_create(&mapping, 0).unwrap());
+        drop(cache.lock_or_make(&mapping, 0, false).unwrap());
         let folio = cache.lock_folio(&mapping, 0).unwrap();
         let (table, slot) = (&cache.table, folio.slot);
         let look = || {

@@ -67,7 +67,7 @@ impl Lab {
     fn write(&self, block: u32, value: u8, cow: bool) {
         let mut pool = FramePool::empty(&self.cache);
         loop {
-            let folio = self.cache.lock_or_create(&self.mapping, 0).expect("slots are plenty");
+            let folio = self.cache.lock_or_make(&self.mapping, 0, false).expect("slots are plenty");
             let copy = cow && folio.hit(one(block)).frames > 0;
             let need = folio.frames_missing(one(block)) + if copy { 2 } else { 0 };
             let need = need + folio.frames_pinned(one(block));
@@ -152,7 +152,7 @@ impl Lab {
     /// Reads a folio's missing blocks from the device; gives up if the range is held.
     fn fill(&self, index: u64, polite: bool) {
         let mut pool = self.cache.take_frames(2).expect("frames are plenty");
-        let folio = self.cache.lock_or_create(&self.mapping, index).expect("slots are plenty");
+        let folio = self.cache.lock_or_make(&self.mapping, index, false).expect("slots are plenty");
         let start = self.mapping.folio_start(index);
         if polite && self.mapping.is_exclusive(&(start..start + u64::from(FOLIO))) {
             return;

@@ -487,7 +487,7 @@ mod tests {
         let config = Config { folio_size, huge_pages: false, ..Config::with_budget(16 << 20) };
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let mapping = cache.new_mapping(512, 8 << 20);
-        let folio = cache.lock_or_create(&mapping, 1).unwrap();
+        let folio = cache.lock_or_make(&mapping, 1, false).unwrap();
         let all = mapping.blocks_touched(1, &(0..u64::MAX >> 1));
         assert_eq!(all.len(), 4096);
         let dirty = [(0, 1), (63, 65), (127, 129), (640, 1400), (4095, 4096)];

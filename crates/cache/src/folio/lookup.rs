@@ -106,18 +106,9 @@ impl PageCache {
         }
     }
 
-    /// The folio, locked exclusively, made if it is missing. `None` when no folio descriptor can be
-    /// had: no folio can be evicted.
-    pub fn lock_or_create<'a>(
-        &'a self,
-        mapping: &'a Mapping,
-        index: u64,
-    ) -> Option<FolioWrite<'a>> {
-        self.lock_or_make(mapping, index, false)
-    }
-
-    /// Locks the folio, or makes it. One made for an uncached request (`passing`) counts as new
-    /// even if it is a ghost, and leaves the ghost to an ordinary request (lineage.U1).
+    /// Locks the folio exclusively, or makes it; `None` if no folio can be evicted to make it. One
+    /// made for an uncached request (`passing`) counts as new even if it is a ghost, and leaves the
+    /// ghost to an ordinary request (lineage.U1).
     pub fn lock_or_make<'a>(
         &'a self,
         mapping: &'a Mapping,
@@ -192,7 +183,7 @@ mod tests {
                 scope.spawn(|| {
                     for index in 0..FOLIOS {
                         start.wait();
-                        drop(cache.lock_or_create(&mapping, index).unwrap());
+                        drop(cache.lock_or_make(&mapping, index, false).unwrap());
                     }
                 });
             }
@@ -211,7 +202,7 @@ mod tests {
         let mapping = cache.new_mapping(4096, 1 << 20);
         let block = Blocks { start: 0, end: 1 };
         let mut pool = cache.take_frames(1).unwrap();
-        let folio = cache.lock_or_create(&mapping, 0).unwrap();
+        let folio = cache.lock_or_make(&mapping, 0, false).unwrap();
         folio.install_frames(block, &mut pool);
         folio.copy_in(0, &[7; 4096]);
         let slot = folio.slot;
@@ -245,7 +236,7 @@ mod tests {
         let mapping = cache.new_mapping(4096, 1 << 20);
         let block = Blocks { start: 0, end: 1 };
         let mut pool = cache.take_frames(1).unwrap();
-        let folio = cache.lock_or_create(&mapping, 0).unwrap();
+        let folio = cache.lock_or_make(&mapping, 0, false).unwrap();
         folio.install_frames(block, &mut pool);
         folio.copy_in(0, &[1; 4096]);
         folio.mark_dirty(block, Retention::Keep);

@@ -220,7 +220,7 @@ mod tests {
         range: std::ops::Range<usize>,
     ) -> Pinned {
         let all = Blocks { start: 0, end: range.end.div_ceil(FRAME_SIZE) as u32 };
-        let folio = cache.lock_or_create(mapping, 0).unwrap();
+        let folio = cache.lock_or_make(mapping, 0, false).unwrap();
         let mut pool = cache.take_frames(folio.frames_missing(all)).unwrap();
         for run in folio.begin_fill(all, false, &mut pool) {
             folio.fill_zero(run);

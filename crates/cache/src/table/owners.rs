@@ -254,7 +254,7 @@ mod tests {
                 PageCache::new(config, forebay_base::world::RealWorld::with_seed(1)).unwrap();
             let files: Vec<_> = (0..=others).map(|_| cache.new_mapping(4096, 1 << 30)).collect();
             for file in &files {
-                (0..3).for_each(|i| drop(cache.lock_or_create(file, i * 1000).unwrap()));
+                (0..3).for_each(|i| drop(cache.lock_or_make(file, i * 1000, false).unwrap()));
             }
             let before = KEYS_LOOKED_AT.get();
             let file = &files[others as usize / 2];

@@ -327,7 +327,7 @@ mod tests {
 
     fn make_dirty(cache: &PageCache, mapping: &Mapping) {
         let mut pool = cache.take_frames(1).unwrap();
-        let folio = cache.lock_or_create(mapping, 0).unwrap();
+        let folio = cache.lock_or_make(mapping, 0, false).unwrap();
         folio.install_frames(FIRST, &mut pool);
         folio.mark_dirty(FIRST, Retention::Keep);
     }

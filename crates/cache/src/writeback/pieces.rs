@@ -424,7 +424,7 @@ mod tests {
         let cache = PageCache::new(config, RealWorld::with_seed(1)).unwrap();
         let mapping = cache.new_mapping(4096, 1 << 20);
         let mut pool = cache.take_frames(4).unwrap();
-        let folio = cache.lock_or_create(&mapping, 0).unwrap();
+        let folio = cache.lock_or_make(&mapping, 0, false).unwrap();
         folio.install_frames(ALL, &mut pool);
         folio.copy_in(0, &[1; 4 * 4096]);
         folio.mark_dirty(ALL, Retention::Keep);

@@ -25,7 +25,7 @@ impl Lab {
     /// Caches two blocks of zeros.
     fn make_zero(&self, index: u64) {
         let mut pool = self.cache.take_frames(1).expect("frames are plenty");
-        let folio = self.cache.lock_or_create(&self.mapping, index).expect("slots are plenty");
+        let folio = self.cache.lock_or_make(&self.mapping, index, false).expect("slots are plenty");
         for run in folio.begin_fill(Blocks { start: 0, end: 2 }, false, &mut pool) {
             folio.fill_zero(run);
         }
