@@ -1,4 +1,4 @@
-//! Inodes, directories and attributes: their copies in memory, and how others are loaded.
+//! Inodes, directories and attributes: their copies in memory, and how missing ones are loaded.
 //!
 //! Locks: see the modules.
 

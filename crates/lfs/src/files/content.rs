@@ -27,7 +27,8 @@ use forebay_vfs::rules::{self, refuse};
 use std::sync::Arc;
 
 impl State {
-    /// Whether a file has nothing to write, or is not closed: it was opened again, or removed.
+    /// Whether a file can leave the list of closed files with pending write-back: it has nothing to
+    /// write, is open again, or was removed. Records its size first.
     fn may_be_let_go(&mut self, ino: u64) -> bool {
         let Some(node) = self.nodes.get(ino).filter(|node| node.opens == 0) else { return true };
         let stays = node.content.as_ref().is_some_and(|content| !content.may_go());
@@ -35,10 +36,10 @@ impl State {
     }
 
     /// Detaches the mapping of a closed file that has nothing to write. The caller drops it without
-    /// the lock.
+    /// the state lock.
     fn let_go(&mut self, ino: u64) -> Option<Arc<Content>> {
         self.nodes.get(ino).filter(|node| node.opens == 0)?;
-        // All openers have closed the file, so none is left for the error.
+        // All openers have closed the file, so the error has no opener to be reported to.
         self.sync_errors.remove(ino, Lost::Data);
         self.close_windows(ino);
         let (content, inode) = self.nodes.update(ino, |node| {
@@ -129,7 +130,7 @@ impl OpenFiles {
     }
 
     /// Drops the dirty data of removed files, and the mappings of closed files that have nothing to
-    /// write. Checks `first`, and `most` other files.
+    /// write. Checks `first`, and at most `most` other files.
     pub fn tidy(&self, first: Option<u64>, most: usize) {
         let making = self.making.lock();
         let (removed, settled, gone) = {

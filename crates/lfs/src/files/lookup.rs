@@ -18,17 +18,17 @@ use std::ops::Range;
 
 /// Where a block is.
 pub(crate) struct Found {
-    /// The piece that begins at it; a hole if nothing is stored there.
+    /// The piece that begins at the block; a hole if nothing is stored there.
     pub piece: Piece,
     pub pin: Option<Pin>,
-    /// The tree in which it was found.
+    /// Root of the tree that gave the piece; `None`: it comes from the changes in memory.
     pub root: Option<TreeRoot>,
-    /// The first lost blocks from it on. A read of them fails.
+    /// The first lost blocks at or after the block. A read of them fails.
     pub lost: Option<Range<u64>>,
 }
 
 impl Found {
-    /// The piece at `block` as far as all of it is lost, or nothing is; true: it is lost.
+    /// The first part of the piece that is lost completely, or not at all; true: lost.
     pub fn split_at_lost(&self, block: u64, block_bytes: u64) -> (Piece, bool) {
         let (is_lost, end) = match &self.lost {
             Some(lost) if lost.start <= block => (true, lost.end),
@@ -83,7 +83,7 @@ impl Resources {
         self.piece_of(data_id, block).await.map(|found| (found.piece, found.pin))
     }
 
-    /// As [`Self::piece_at`], with what else a read has to know.
+    /// As [`Self::piece_at`], with the tree and the lost blocks.
     pub(crate) async fn piece_of(&self, data_id: u64, block: u64) -> Result<Found> {
         loop {
             let (blocks, root) = {

@@ -1,8 +1,8 @@
 //! The map of a file: [`MapOps`] over the volume's overlay, its segments and its log.
 //!
-//! Space is either a run of a data segment, or, for little content that a task waits for, a run of
-//! the staging area. In the second case publishing copies it into the record itself, and one write
-//! makes both durable.
+//! Space is either a run of a data segment, or, for little content (of a sync, or of a small file),
+//! a run of the staging area. In the second case publishing copies it into the record itself, and
+//! one write makes both durable.
 //!
 //! Invariants, in addition to those of [`forebay_iomap::ops`]: M11 a record points at a run only
 //! after the run's write has completed: `publish` makes it. M13 a recoverable size is never above
@@ -154,8 +154,8 @@ impl FileOps {
         }
     }
 
-    /// Cuts a piece at `block` before these lost blocks, so that no read shows older content of
-    /// them (lost.V15).
+    /// Ends a piece at `block` before these lost blocks, so that no read shows their older content
+    /// (lost.V15). An error if `block` itself is lost.
     fn before_lost(&self, piece: Piece, block: u64, lost: Option<Range<u64>>) -> Result<Piece> {
         let unit = u64::from(self.unit);
         match lost {
@@ -182,7 +182,7 @@ impl FileOps {
         Ok((self.extent(&files, &range, &piece, found.pin), is_lost))
     }
 
-    /// The extent at the start of a range that is about to be read; it may have been read ahead.
+    /// The extent at the start of a range to be read; its bytes may have been read ahead.
     async fn look_up_near(&self, range: Range<u64>) -> Result<Extent> {
         let files = self.files()?;
         let (data_id, block) = self.block_of(&files, range.start)?;
@@ -252,7 +252,7 @@ impl FileOps {
         let staged = pieces.iter().any(|w| Staging::is_staged(w.place.device_offset));
         let start = pieces.first().map_or(0, |w| w.place.device_offset);
         let (mut parts, mut runs) = (Vec::new(), Vec::new());
-        // repair.Q1: a flush may have failed while the write was in flight.
+        // repair.Q1: the count from before the write: a flush may fail while it is in flight.
         let (flush_failures, reserved) = state
             .reservations
             .get(share)
@@ -292,7 +292,7 @@ impl FileOps {
         Ok((parts, runs))
     }
 
-    /// Appends the records of some pieces, which are contiguous in the staging area, or each a run.
+    /// Appends a record of some pieces: contiguous ones of the staging area, or a run each.
     fn append(
         &self,
         files: &OpenFiles,
@@ -347,7 +347,7 @@ fn birth_of(files: &OpenFiles, state: &mut State, written: &Written, reserved: u
 }
 
 impl FileOps {
-    /// Truncates the map after `size`.
+    /// Truncates the map to `size`.
     fn cut(&self, state: &mut State, size: u64) -> Result<()> {
         let Some(node) = state.nodes.get(self.ino.0) else { return Ok(()) };
         let (ino, data_id, published) = (self.ino.0, node.inode.data_id, node.inode.size);
@@ -358,7 +358,7 @@ impl FileOps {
         } else if size < published {
             Change::Truncate(Size { ino, data_id, size, sequence })
         } else {
-            // M13: the size is not recoverable yet, but blocks after it may be.
+            // M13: no record has a size above `size` yet, but records may have blocks after it.
             let block = size.div_ceil(u64::from(self.unit));
             let blocks = state.layout.geometry.max_blocks() - block;
             Change::Punch(Blocks { data_id, block, blocks }, sequence)
@@ -474,7 +474,7 @@ impl MapOps for FileOps {
         });
         let room = files.layout.max_record() / 2;
         let mut groups = records(written, room, u64::from(self.unit));
-        // A size that was taken back is recorded after the content that was written again.
+        // A size that a failure took back (`regrow`) follows the content that is written again.
         if grown.is_some() && (groups.is_empty() || regrow) {
             groups.push(Vec::new());
         }

@@ -32,7 +32,7 @@ impl Deref for OpenFiles {
 
 impl Drop for OpenFiles {
     fn drop(&mut self) {
-        // No later open finds them again (closed.Y12).
+        // A later open does not find the retained mappings (closed.Y12).
         let retained = self.state.lock().left.take_all();
         self.drop_retained(retained);
     }

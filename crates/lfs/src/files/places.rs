@@ -70,7 +70,7 @@ impl Resources {
                 .request(&mut state, ino, run)
                 .and_then(|mut request| request.take(&self.layout, &mut taken.places));
             if let Err(error) = done {
-                // The drop of the guard takes the lock.
+                // Dropping `taken` takes the lock.
                 drop(state);
                 return Err(error);
             }

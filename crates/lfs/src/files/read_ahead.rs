@@ -98,7 +98,7 @@ impl Near {
     }
 
     /// Stores bytes that were read at `device` for the tree `root`; returns their staging offset.
-    /// `None`: their stream was dropped meanwhile, or does not end in them.
+    /// `None`: the reader's stream was dropped meanwhile, or its last piece is elsewhere.
     fn keep(
         &self,
         root: TreeRoot,
@@ -186,8 +186,8 @@ mod tests {
     use forebay_block::RamDevice;
     use std::sync::Arc;
 
-    /// The story: of a piece at the very end of a segment nothing behind it was read, and what was
-    /// read was dropped. The reader read the same bytes from the device once more.
+    /// The story: the read-ahead for a piece at the very end of a segment held only that piece, and
+    /// was dropped. The reader read the same bytes from the device once more.
     #[test]
     fn piece_at_end_of_segment_is_kept_for_its_reader() {
         let staging = Staging::new(Arc::new(RamDevice::new(4096)), Plant::default());

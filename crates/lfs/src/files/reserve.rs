@@ -39,7 +39,7 @@ fn is_full(error: &Error) -> bool {
     error.kind() == ErrorKind::NoSpace
 }
 
-/// Whether there is no space for it now.
+/// Whether a reservation was refused at once for lack of space.
 fn is_refused(taken: &Result<MapFuture<'_, Result<Reservation>>>) -> bool {
     match taken {
         Ok(MapFuture::Now(Some(Err(error)))) | Err(error) => is_full(error),
@@ -71,8 +71,8 @@ struct How {
 }
 
 impl OpenFiles {
-    /// Whether there is space for an uncached write of these runs now; another request had taken it
-    /// before.
+    /// Whether there is space for an uncached write of these runs now. If so after a refusal,
+    /// another request had taken the space.
     fn has_direct_room(&self, runs: &[Range<u64>], over: bool) -> bool {
         let bytes = runs.iter().map(|run| run.end - run.start).sum();
         self.state.lock().check_direct(bytes, Class::Direct, over).is_ok()
@@ -112,7 +112,7 @@ impl FileOps {
     /// Log space for content that is published at once: its places share records.
     fn promise_once(&self, files: &OpenFiles, places: &[Place]) -> u64 {
         let body: u64 = places.iter().map(|place| self.changes_of(place).1).sum();
-        // Of two successive records at most one is half empty.
+        // Two successive records together exceed `room`; otherwise they would be one.
         let room = files.layout.max_record() / 2;
         let records = 2 * body.div_ceil(room) + 1;
         body + records * files.layout.cost(CHANGE_BYTES, 0)
@@ -272,7 +272,7 @@ impl FileOps {
             }
             waits = true;
             if class == Class::Direct {
-                // It is refused completely; nothing of it was accepted.
+                // An uncached write is refused completely; nothing of it was accepted.
                 rounds += 1;
                 if rounds == ROUNDS || !self.files()?.has_direct_room(&runs, over) {
                     return Err(error);
@@ -285,15 +285,15 @@ impl FileOps {
                 shorten(&mut runs, half);
                 continue;
             }
-            // It was accepted, so other tasks that take the space only make it wait (M14).
+            // The content was accepted: if other tasks take the space, it only waits (M14).
             if !patience.lasts(files.state.lock().space.recorded()) {
                 return Err(error);
             }
         }
     }
 
-    /// The class of a request, and whether it overwrites; only relevant for content that was not
-    /// accepted before.
+    /// The class of a request, and whether it overwrites. That matters only for uncached writes,
+    /// which were not accepted before.
     fn how(&self, files: &OpenFiles, runs: &[Range<u64>], class: Class) -> How {
         let over = class == Class::Direct && {
             let state = files.state.lock();

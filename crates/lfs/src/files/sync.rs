@@ -128,8 +128,8 @@ impl OpenFiles {
             state.outstanding.forget(ino);
             return None;
         };
-        // Recorded before anything is written, so that losses from now on count. So do losses from
-        // before the close whose content is in the cache.
+        // Recorded before anything is written, so that losses from now on count. Losses from before
+        // the close count, too, if their content is in the cache.
         let is_lost = state.sync_errors.has(ino, Lost::Run);
         Some((content, state.outstanding.begin(ino, is_lost)))
     }
@@ -184,7 +184,7 @@ impl OpenFiles {
         }
         // Released before the files are tidied.
         drop(contents);
-        // That commit may have lost bytes that were written past the cache before.
+        // The commit may find that bytes of earlier uncached writes are lost.
         let committed = self.commit_then(false, State::check_all_published).await;
         self.tidy(None, usize::MAX);
         committed.and_then(|published| published).and(result)
@@ -227,8 +227,8 @@ impl OpenFiles {
             let state = self.state.lock();
             state.has_room(new, Need::New) || overwrites && state.has_overwrite_space(new)
         };
-        // The answer may have become known, or another task has made space. A caller with new
-        // content was refused more than this, so space is made for it.
+        // Meanwhile the tree may have shown that the caller overwrites, or another task has made
+        // space. A caller with new content was refused just now, so space is made for it.
         if overwrites && has() {
             return true;
         }

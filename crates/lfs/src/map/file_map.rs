@@ -30,7 +30,7 @@ pub(crate) struct FileMap {
     geometry: Geometry,
     changes: Changes,
     frozen: Option<Arc<Changes>>,
-    /// What reads of blocks that the device has lost find in place of all this.
+    /// Blocks that the device has lost: reads of them fail, whatever the changes have.
     pub lost: LostBlocks,
     /// Inodes by data id, as far as they are known.
     owners: BTreeMap<u64, u64>,
@@ -84,7 +84,7 @@ impl FileMap {
         }
     }
 
-    /// Removes the inode of a data id, which left memory.
+    /// Forgets the inode of a data id, because it is not in memory any more.
     pub fn forget_owner(&mut self, data_id: u64) {
         self.owners.remove(&data_id);
     }
@@ -129,7 +129,7 @@ impl FileMap {
             overlay.resolve(blocks, staged, at);
         }
         if let Some(frozen) = &mut self.frozen
-            // A checkpoint may be reading it, so it is copied only if it has to be changed.
+            // A checkpoint may be reading the frozen changes: `make_mut` then copies them all.
             && frozen.get(&data_id).is_some_and(|overlay| overlay.waits_for(blocks, staged))
             && let Some(overlay) = Arc::make_mut(frozen).get_mut(&data_id)
         {

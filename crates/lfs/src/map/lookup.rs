@@ -51,7 +51,7 @@ pub(crate) async fn piece_in_order(
     Ok(Piece::hole(upto - block, 0))
 }
 
-/// The part of an extent from `block` on, if it contains that.
+/// The part of an extent from `block` on, if it contains `block`.
 fn decode(geometry: &Geometry, found: &Found, data_id: u64, block: u64) -> Result<Option<Piece>> {
     let (Key::Extent(id, first), Item::Extent(extent)) = found.decode(geometry)? else {
         return Ok(None);

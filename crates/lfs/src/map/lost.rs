@@ -35,7 +35,7 @@ impl LostBlocks {
         self.files.entry(data_id).or_default().insert(blocks.start, &lost, NO_BYTES);
     }
 
-    /// Something with this birth is recorded for these blocks (V15).
+    /// Ends the loss of these blocks where it is older than a new record with this birth (V15).
     pub fn end(&mut self, data_id: u64, blocks: Range<u64>, birth: u64) {
         let Some(lost) = self.files.get_mut(&data_id) else { return };
         for part in lost.older(blocks, birth, NO_BYTES) {

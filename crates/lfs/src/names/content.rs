@@ -74,9 +74,9 @@ impl PendingWriteBack {
     }
 
     /// Inspects up to `most` files of `whole` except `besides`, each once; `look` returns whether
-    /// to remove one. If fewer than all are inspected, the second file that stays ends the round.
-    /// Not the first one: usually each round closes one file, with the highest number. The hand
-    /// would keep pace with that, and never return to the others.
+    /// to remove one. With at most [`AT_ONCE`] files, the second file that stays ends the round.
+    /// Not the first one: usually one file is closed per round, with the highest number. The hand
+    /// would stop at that file each time, and never return to the others.
     pub fn look_round<S>(
         whole: &mut S,
         of: impl Fn(&mut S) -> &mut Self,

@@ -71,8 +71,8 @@ impl Directory {
         }
     }
 
-    /// The cookie for a new entry: `NoSpace` if too many names have its hash. `None`: it has to be
-    /// loaded.
+    /// The cookie for a new entry: `NoSpace` if too many names have its hash. `None`: the names of
+    /// this hash have to be loaded.
     pub fn cookie_for(&self, hash: NameHash) -> Option<Result<Cookie>> {
         if !self.knows(&cookies_of(hash)) {
             return None;
@@ -110,8 +110,8 @@ impl Directory {
         }
     }
 
-    /// Records that all entries of these cookies are in memory. No task waits for loads before
-    /// `kept_from`.
+    /// Records that all entries of these cookies were in memory at the cache's time `when`. No task
+    /// waits for loads before `kept_from`.
     pub fn loaded(&mut self, cookies: Range<u64>, when: u64, kept_from: u64) {
         self.loads.retain(|(when, _)| *when >= kept_from);
         self.known.insert(cookies.clone());

@@ -23,8 +23,7 @@ pub(crate) const INODES_OF_LEAF: usize = 28;
 pub(crate) const LEAF_BYTES: usize = 4096 + crate::btree::cache::ENTRY_BYTES;
 /// Most leaves that are read together for a listing.
 const LISTED_LEAVES_MAX: usize = 32;
-/// Inodes of a listing count as dense if at least one of this number of leaves contains one of
-/// them.
+/// Inodes of a listing count as dense if on average they are at most this number of leaves apart.
 const LISTED_APART: usize = 16;
 /// The leaves of a window take at most this share of the bound.
 const WINDOW_PART: usize = 16;
@@ -71,19 +70,19 @@ pub(crate) struct Ahead {
     pub meanwhile: usize,
 }
 
-/// Whether a task that reads inode `ino`, after all up to `next`, reads in order.
+/// Whether a task that reads inode `ino`, after all below `next`, reads in order.
 pub(crate) fn continues(ino: u64, next: u64) -> bool {
     (next..next.saturating_add(INODES_OF_LEAF as u64)).contains(&ino)
 }
 
 impl Ahead {
-    /// Leaves that a listing of a directory of `size` entries reads ahead with each one.
+    /// Leaves that a listing of a directory of `size` entries reads ahead with each leaf.
     pub fn of_entries(size: u64) -> usize {
         (size / ENTRIES_OF_LEAF as u64).min(LISTED_LEAVES_MAX as u64 / 4) as usize
     }
 
-    /// For an inode in a listing that misses `missing` inodes, with numbers at most `apart` apart:
-    /// as many others as a leaf has.
+    /// What to load with an inode of a listing that misses `missing` inodes, whose numbers span
+    /// `apart`: the others of its leaf, and as many leaves as inodes if these are dense.
     pub fn of_listing(missing: usize, apart: u64) -> Self {
         let dense = apart <= (missing * INODES_OF_LEAF * LISTED_APART) as u64;
         let leaves = if dense { missing.clamp(1, LISTED_LEAVES_MAX) } else { 1 };
@@ -106,8 +105,8 @@ impl Cache {
     }
 
     /// Number of inodes to load with a missing one: none, unless it continues after the last one.
-    /// Then one leaf, and twice as many each time. `before`: number of leaves of the window that it
-    /// continues.
+    /// Then those of one leaf, and twice as many each time. `before`: approximate number of inodes
+    /// in the window that it continues.
     pub fn inodes_ahead(&self, ino: u64, before: Option<usize>) -> Ahead {
         let before = before.or_else(|| continues(ino, self.next_ino).then_some(0));
         let most = INODES_OF_LEAF * (self.bytes_max / LEAF_BYTES / WINDOW_PART);
@@ -203,7 +202,7 @@ impl Cache {
         self.absent.insert(ino, self.clock);
     }
 
-    /// Whether no inode is known to have this number.
+    /// Whether it is known that no inode has this number.
     pub fn is_absent(&self, ino: u64) -> bool {
         self.absent.contains_key(&ino)
     }

@@ -42,7 +42,7 @@ pub(crate) fn kind_of(kind: FileType) -> FileKind {
     }
 }
 
-/// The kind of an inode. A mode without a type does not decode.
+/// The kind of an inode. A mode without a file type is refused when it is decoded.
 fn kind_of_inode(inode: &Inode) -> FileKind {
     inode.file_type().map_or(FileKind::File, kind_of)
 }

@@ -88,7 +88,7 @@ impl InodeTable {
         }
     }
 
-    /// A read moves `atime`, and leaves the times of writes where they are (S16).
+    /// Sets `atime` after a read. The times of writes stay in `Content::times` (S16).
     pub fn move_atime(&mut self, ino: u64, atime: Time) {
         if let Some(node) = self.nodes.get_mut(&ino) {
             node.inode.atime = atime;

@@ -40,7 +40,7 @@ impl Part {
     }
 
     /// Reads the range from `from` to `end`, or to the end of the leaf that contains about the
-    /// `most`th item, but at least up to `least`. Uncached leaves are read `ahead` more at a time.
+    /// `most`th item, but at least up to `least`. With each uncached leaf, `ahead` more are read.
     pub async fn read(
         tree: &Tree,
         root: TreeRoot,
@@ -71,7 +71,8 @@ impl Part {
         let behind = Key::Entry(ino, Cookie::FIRST);
         let end = if most > 1 { Key::Extent(0, 0) } else { behind };
         let farthest = ino.saturating_add(4 * most as u64);
-        // Fewer large inodes, because a window keeps leaves (scan_cache.Q62).
+        // Leaves are limited, too, because a window keeps them, and large inodes need many
+        // (scan_cache.Q62).
         let leaves_most = 1 + most.div_ceil(INODES_OF_LEAF);
         let (mut leaves, mut cursor) = (Vec::new(), Cursor::new(Key::Inode(ino), Some(end)));
         let (mut last, mut inodes) = (ino, 0);
@@ -148,7 +149,7 @@ impl Part {
         let (key, last) = (key.to_bytes(), self.last.get());
         let key = key.as_slice();
         let begins = |n: usize| self.leaves.get(n).is_some_and(|leaf| leaf.first() <= key);
-        // A caller that reads in order finds it in the same leaf, or in the next one.
+        // A caller that reads in order finds the key in the same leaf, or in the next one.
         let near = [last, last + 1].into_iter().find(|n| begins(*n) && !begins(n + 1));
         let at = match near {
             Some(at) => at,

@@ -26,9 +26,9 @@ pub(crate) struct Node {
     pub entries: Directory,
     /// Number of open files.
     pub opens: u32,
-    /// It never had a name and may get one.
+    /// It never had a name (`O_TMPFILE`) and may get one.
     pub linkable: bool,
-    /// Records with its size were changed: the size has to be recorded again.
+    /// A repair removed or lowered its size in records: the size has to be recorded again.
     pub regrow: bool,
     /// Size of a closed file that has lost content; no record may have it yet.
     pub unlogged_size: Option<u64>,

@@ -10,8 +10,8 @@
 //!
 //! Invariants: S20 a write stores its time here only while the inode is noted as one with moved
 //! times, and has no privileges that a write drops; so a change of the inode disarms this in the
-//! same hold of the state lock. S21 a read skips the lock only if relatime asks for nothing,
-//! counted with the write that came last.
+//! same hold of the state lock. S21 a read skips the lock only if relatime changes nothing, even
+//! with the time of the last write.
 //!
 //! No locks: one atomic for each kind of access.
 
@@ -22,7 +22,7 @@ use forebay_vfs::Timestamp;
 const SECOND_NANOS: u64 = 1_000_000_000;
 /// Relatime moves a read time that is as old as this, seconds.
 const DAY_SECONDS: u64 = 24 * 60 * 60;
-/// Seconds since 1970 that a packed time holds; other times go by the state lock.
+/// Seconds since 1970 that fit into a packed time. Other times need the state lock.
 const PACKED_SECONDS: std::ops::Range<i64> = 1..1 << 33;
 
 /// Times of the last accesses to one file.
@@ -68,19 +68,20 @@ impl OpenTimes {
         unpack(self.written.load(Ordering::Acquire))
     }
 
-    /// Writes go here from now on; the caller holds the state lock and has noted that the inode's
-    /// times have moved (S20).
+    /// From now on writes store their times here. The caller holds the state lock and has noted
+    /// that the inode's times have moved (S20).
     pub fn arm_writes(&self, now: Timestamp) {
         self.written.store(pack(now).unwrap_or(0), Ordering::Release);
     }
 
-    /// Relatime accepts this time of the last read; the caller holds the state lock.
+    /// From now on reads skip the state lock while relatime accepts this access time; the caller
+    /// holds the lock.
     pub fn arm_reads(&self, atime: Timestamp) {
         self.read.store(pack(atime).unwrap_or(0), Ordering::Release);
     }
 
-    /// The inode changes: the time of the last write, if it is stored here only. The caller holds
-    /// the state lock.
+    /// Called when the inode changes. Returns the time of the last write, if it is stored here
+    /// only. The caller holds the state lock.
     pub fn disarm(&self) -> Option<Time> {
         self.read.store(0, Ordering::Release);
         unpack(self.written.swap(0, Ordering::AcqRel))

@@ -53,7 +53,7 @@ impl Windows {
         }
     }
 
-    /// Number of leaves of the window that a scan at this inode has just finished.
+    /// Number of leaves of the window that this inode follows.
     pub fn before(&self, ino: u64) -> Option<usize> {
         self.list.iter().find(|part| part.is_followed_by(ino)).map(Part::leaves)
     }

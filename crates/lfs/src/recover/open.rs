@@ -193,7 +193,7 @@ impl Opened {
         self.check_damage()?;
         log::debug!("{}: {} records of the log applied", device.name(), self.found.records);
         if self.found.rest.is_some() {
-            // The generation of the next record: the log goes on with that.
+            // Records remain to be applied: the log goes on with their generation.
             self.found.state.space.segments.reclaim(newest);
             return Ok(());
         }

@@ -8,8 +8,8 @@
 //! in the file since. A block is lost if no source has it, or if two writes to its place fail while
 //! the device accepts writes elsewhere. A lost block is left out of its record: the file keeps the
 //! earlier content there, and the next checkpoint merges that (`super::rollforward`, logged.Q2).
-//! The file is marked until the block is overwritten or truncated. A write that the host refuses
-//! for lack of space loses no block: that repair fails, and is repeated.
+//! Syncs of the file fail until the block is overwritten or truncated. A write that the host
+//! refuses for lack of space loses no block: that repair fails, and is repeated.
 //!
 //! Invariants: Q1 no record that is laid out after a failed flush refers to bytes that the flush
 //! may have lost and that were not written since. Each run stores the number of failed flushes at
@@ -108,7 +108,7 @@ impl Resources {
                     written.insert(run.at, again);
                 }
                 Ok(None) => lost.push(run),
-                // It stays in doubt, and in its record.
+                // The run stays in doubt, and in its record.
                 Err(error) if error.kind() == ErrorKind::NoSpace => refused = Some(error),
                 Err(error) => {
                     lost.push(run);
@@ -128,7 +128,8 @@ impl Resources {
         let cut = cut_inos.into_iter().filter_map(|(at, ino)| Some((owners.get(&at)?.0, ino)));
         let cut: Vec<(u64, u64)> = cut.collect();
         let mut sizes = cut.iter().map(|(data_id, _)| (*data_id, u64::MAX)).collect();
-        // Growth in their records is lowered: the log has another size than the memory.
+        // Growth in the records of these files is lowered, so the log has other sizes than the
+        // memory.
         cut.iter().for_each(|(data_id, ino)| state.leave_out(*data_id, *ino));
         let geometry = &self.layout.geometry;
         let mut renew =
@@ -220,11 +221,11 @@ impl Resources {
     }
 
     /// Finds a block of the run at `at` in another source. The sources are: the page cache, which
-    /// holds it until a flush succeeds (Q3), in that or a newer version; zeros, if the block was
-    /// truncated or punched since; a later write past the cache, if its checksum matches. `unsure`:
-    /// the run has no checksums, so bytes that the cache read back from `at` are not used either.
-    /// Returns true if the block is zeros, completely or behind the end of file. None: no source
-    /// has the block, and `into` is unchanged.
+    /// holds the block until a flush succeeds (Q3), in that or a newer version; zeros, if the block
+    /// was truncated or punched since; a later write of the block, in the staging area, or on the
+    /// device if its checksum matches. `unsure`: the run has no checksums, so bytes that the cache
+    /// read back from `at` are not used either. Returns true if the block is zeros, completely or
+    /// behind the end of file. None: no source has the block, and `into` is unchanged.
     async fn block_elsewhere(
         &self,
         ino: u64,
@@ -296,7 +297,7 @@ impl State {
         let unit = self.layout.block_bytes();
         let (mut at, end) = (first, first + run.len / unit);
         while at < end {
-            // What was overwritten since is not missed.
+            // Blocks that were overwritten since are not lost.
             let blocks = match self.map.known(data_id, at) {
                 Ok(piece) => {
                     let skip = ((at - first) * unit) as u32;
@@ -317,7 +318,7 @@ impl State {
             node.regrow |= is_own;
             is_own
         };
-        // An inode that is not in memory gets its mark when it is loaded.
+        // An inode that is not in memory gets `regrow` when it is loaded.
         let is_own = self.nodes.update(run.ino, lose).unwrap_or_else(|| self.has_lost(data_id));
         if is_own {
             self.sync_errors.add(run.ino, Lost::Run);
@@ -360,7 +361,8 @@ impl State {
     }
 }
 
-/// Who owns the data at these places: data ids and first blocks, from the changes of the records.
+/// The owners of the data at these places: data ids and first blocks, from the changes of the
+/// records.
 fn owners<'a>(
     records: impl Iterator<Item = &'a Pending>,
     places: &BTreeSet<Place>,
@@ -382,9 +384,9 @@ fn owners<'a>(
     Ok(owners)
 }
 
-/// Updates the checksums in a record whose runs were written again. `sizes`: data ids of which
-/// something behind this record was truncated or punched, and the size to which a later record
-/// truncates them. No earlier record may state a larger size.
+/// Updates the checksums in a record whose runs were written again. `sizes`: data ids with blocks
+/// that were truncated or punched since the first write, and the size to which a later record
+/// truncates each. No record before that one may state a larger size.
 fn renew(
     record: &mut Pending,
     written: &BTreeMap<Place, Again>,

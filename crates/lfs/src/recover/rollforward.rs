@@ -112,7 +112,7 @@ pub(crate) async fn roll_forward(
 }
 
 impl<'a> Walk<'a> {
-    /// At the log's position of this checkpoint.
+    /// A walk that begins at the log position of this checkpoint.
     fn new(
         device: &'a DeviceRef,
         tree: &'a Tree,

@@ -21,14 +21,14 @@ const EDGE_BYTES_MAX: u64 = 4 << 20;
 /// with their paths, and the block that a truncate makes dirty.
 const PAIRS_TO_MAKE_ROOM: u64 = 24;
 
-/// Making space continues until so many segments of space exist for new content. For overwrites it
-/// continues until one of [`ENOUGH_SHARE`] segments is free.
+/// Making space continues until this many segments of space exist for new content, and for
+/// overwrites one in [`ENOUGH_SHARE`] of all segments.
 const ENOUGH: u64 = 2;
 
 const ENOUGH_SHARE: u64 = 64;
 
-/// With less free space than these segments, admission computes exactly whether new content gets
-/// everything that it needs.
+/// With less free space than this many segments, admission computes exactly whether new content
+/// gets everything that it needs.
 const NEAR_SEGMENTS: u64 = 4;
 
 impl State {
@@ -52,7 +52,7 @@ impl State {
         self.space.clean_segments(self.accepted_weight(0), self.room.bytes())
     }
 
-    /// Whether accepted content still has its space if `bytes` of the held bytes are taken away.
+    /// Whether accepted content still has its space without `bytes` of the bytes held for streams.
     pub fn can_spare(&self, bytes: u64) -> bool {
         self.data_room(Need::Urgent) >= self.accepted_weight(0) + bytes
     }
@@ -174,7 +174,7 @@ impl State {
         could
     }
 
-    /// Whether content may go into the log: there is so much space that its segments need not
+    /// Whether content may go into the log: there is so much space that the log's segments need not
     /// become free soon.
     pub fn takes_content(&self, cost: u64, growth: Growth) -> bool {
         self.space.has_room_for_content(cost, &self.other_needs(growth))
@@ -216,7 +216,7 @@ impl State {
     pub fn lacks_space(&self) -> bool {
         let segment = self.layout.segment_bytes();
         let enough = ENOUGH * segment;
-        // Together with its items in the tree.
+        // An eighth is for the items in the tree.
         let over = (u64::from(self.layout.segments) / ENOUGH_SHARE).max(1) * segment;
         !self.has_overwrite_space(over - over / 8)
             || self.data_room(Need::New) < self.capacity_left().min(enough)

@@ -17,7 +17,8 @@ impl State {
         self.stored_of(&node.recorded, size)
     }
 
-    /// The same from the recorded state of an inode, for a file of `size` bytes.
+    /// The approximate stored bytes, from the recorded state of an inode, for a file of `size`
+    /// bytes.
     pub fn stored_of(&self, recorded: &Inode, size: u64) -> u64 {
         let data_id = recorded.data_id;
         let (block_bytes, new) = (self.layout.block_bytes(), self.map.changed_bytes(data_id));

@@ -180,13 +180,14 @@ impl State {
         Ok(())
     }
 
-    /// Queues a mark. Its log space was granted together with the records before it.
+    /// Queues a mark, a record without changes. Its log space was granted with the records before
+    /// it.
     pub fn append_mark(&mut self) -> u64 {
         self.enqueue_mark(0, None)
     }
 
-    /// Queues the mark at the end of a checkpoint. It is never refused: without checkpoints no
-    /// space would become free. `moves`: the log continues in another segment after it.
+    /// Queues the mark that ends the records of a checkpoint. It is never refused: without
+    /// checkpoints no space would become free. `moves`: the log continues in another segment.
     pub fn append_cut(&mut self, moves: bool) -> u64 {
         let cost = self.layout.cost(0, 0);
         let room =

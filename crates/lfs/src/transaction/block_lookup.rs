@@ -23,8 +23,8 @@ impl State {
         }
     }
 
-    /// Cuts a piece of a record before what the device may have lost of it in so many failed
-    /// flushes (repair.Q4). `Err`: its first block is such. A piece from the tree is all there
+    /// Ends a piece before the blocks that the device may have lost, if this many flushes have
+    /// failed (repair.Q4). `Err`: its first block may be lost. Pieces from the tree are complete
     /// (logged.Q2).
     pub fn before_doubt(&self, piece: Piece, flush_failures: u64) -> Result<Piece, Piece> {
         let Where::Run(at) = piece.at else { return Ok(piece) };

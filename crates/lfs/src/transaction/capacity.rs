@@ -41,7 +41,7 @@ use crate::transaction::state::State;
 /// Segments that hold neither content nor tree: the open log segment; the kept ones; one to replace
 /// a log segment with content; the one that the cleaner fills and its next one; one to write to.
 const APART: u64 = 1 + KEPT_SEGMENTS + 1 + 2 + 1;
-/// One of so many segments is slack. With more dead bytes per cleaned segment, the cleaner moves
+/// One in this many segments is slack. With more dead bytes per cleaned segment, the cleaner moves
 /// less data.
 const SLACK_SHARE: u64 = 32;
 /// Bytes of the tree that an inode with one name takes: two copies, in half-full leaves.

@@ -61,8 +61,8 @@ impl State {
     /// Evicts inodes above the limit. It stops after some steps, and the next operation continues.
     pub fn evict(&mut self) {
         let all = self.cache.bytes_max == 0;
-        // All of them: one round of the clock, one for the second chance, and steps for the parts
-        // of a large directory.
+        // With the limit 0 all that can go is evicted: three rounds, because the entries of a
+        // directory may take two.
         let steps = if all { 3 * self.cache.ring().len() + 64 } else { STEPS };
         let kept_from = self.cache.kept_from();
         if self.names_bytes() > self.cache.bytes_max {

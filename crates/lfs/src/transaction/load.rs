@@ -1,6 +1,6 @@
 //! Inserts what was loaded from the tree into the state, below newer changes.
 //!
-//! No locks: the volume's state lock covers it. Here hold load.Q21 and load.Q22 (`names/load.rs`).
+//! No locks: the volume's state lock covers it. load.Q21 and load.Q22 (`names/load.rs`) hold here.
 
 use crate::format::corrupt;
 use crate::format::item::Item;
@@ -97,7 +97,7 @@ impl State {
             self.map.set_owner(node.inode.data_id, ino);
         }
         if !self.map.lost.is_empty() {
-            // What is lost behind this end has gone with the size that covered it.
+            // Lost blocks behind the end of file went with the size that covered them.
             let end = node.inode.size.div_ceil(self.layout.block_bytes());
             self.map.lost.end(node.inode.data_id, end..u64::MAX, u64::MAX);
         }

@@ -73,7 +73,7 @@ pub(crate) struct Memory {
     told_nodes: AtomicU64,
     /// The most bytes that changes have used so far.
     changes_most: AtomicU64,
-    /// The same while the log was replayed: merged before the volume is served.
+    /// The most bytes that changes used while the log was replayed. They are merged by now.
     replay_peak: u64,
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// The default of `clean_percent`.
 pub const CLEAN_PERCENT: u32 = 10;
 
-/// Each limit is one of so many parts of the budget.
+/// Each limit is the budget divided by one of these.
 const CHANGES_PART: u64 = 8;
 pub(crate) const NODES_PART: u64 = 2;
 pub(crate) const NAMES_PART: u64 = 8;
@@ -33,7 +33,8 @@ pub struct OpenOptions {
     pub fua: bool,
     /// Reads do not update access times.
     pub noatime: bool,
-    /// The longest synced content that goes into a log record, bytes; 0: none. At most 64 KiB.
+    /// The longest content that goes into a log record, bytes; 0: none. At most 64 KiB. This
+    /// applies to syncs, and to small files.
     pub inline_max: u32,
     /// Opens the volume read-only: nothing is written to the device. This also works for a damaged
     /// volume.
@@ -45,7 +46,8 @@ pub struct OpenOptions {
     /// twelfth of the volume.
     pub checkpoint_bytes: u64,
     /// The time after which a recorded change is in a checkpoint, synced or not. On a volume that
-    /// is written all the time it is four times as long. Zero: checkpoints depend on size only.
+    /// is written all the time it is up to four times as long. Zero: checkpoints depend on size
+    /// only.
     pub checkpoint_age: Duration,
     /// Discards segments on the device that are no longer needed. An image file then returns their
     /// bytes to its file system, which must allocate them again before the next write. Without this
@@ -66,8 +68,8 @@ pub struct OpenOptions {
     pub clean_percent: u32,
     /// The strategy that allocates blocks for data.
     pub alloc: AllocMode,
-    /// For the strategy `serialized`: the number of 4 KiB pages from which on a direct write takes
-    /// the turn. 0: always, the largest number: never. It can be changed later:
+    /// For the strategy `serialized`: the number of 4 KiB pages from which on direct writes
+    /// allocate one after the other. 0: always, the largest number: never. It can be changed later:
     /// [`Volume::set_serialized_dio_pages`](crate::Volume::set_serialized_dio_pages).
     pub serialized_dio_pages: u32,
     /// Tasks yield at each lock of the allocator. This is for the simulated world, where tasks

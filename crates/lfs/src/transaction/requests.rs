@@ -12,10 +12,10 @@
 //! refused if no maintenance will take it. So no task waits for maintenance that has ended. J3 a
 //! caller that is dropped while it waits stops no job. J4 after a request for space is answered,
 //! background cleaning does not begin until the caller has run. Otherwise cleaning would take the
-//! space that was made. J5 if the caller asked for that, no pass is in progress then either: a pass
-//! reserves log space for its moves. So no job for the next callers begins before.
-//! J6 an answer holds other work back for at most [`HOLD`]: a caller whose executor does not poll
-//! it then competes for the space.
+//! space that was made. J5 if the caller asked for it, no pass is in progress either until the
+//! caller has run: a pass reserves log space for its moves. So no job for later callers begins
+//! before that. J6 an answer holds other work back for at most [`HOLD`]: a caller whose executor
+//! does not poll it then competes for the space.
 //!
 //! Rule: a task that waits here holds no lock, no reservation and no turn, because the job may need
 //! any of them.
@@ -68,7 +68,7 @@ struct Unseen {
     ends_pass: bool,
 }
 
-/// Until when unseen answers hold work back. `None`: none does.
+/// Until when unseen answers hold work back. `None`: it is not held back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Held {
     /// Background cleaning (J4).

@@ -1,7 +1,7 @@
 //! The resources that all layers of an open volume share: device, state, log, tree and memory.
 //!
-//! The upper layers have resources of their own and hold this one by reference. So a lower layer
-//! cannot reach them.
+//! The upper layers have resources of their own, and refer to these. So a lower layer cannot reach
+//! those of an upper one.
 //!
 //! Locks: see the documentation of the crate.
 

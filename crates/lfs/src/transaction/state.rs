@@ -101,7 +101,7 @@ pub(crate) struct State {
     pub refusal: Refusal,
 }
 
-/// The piece of an extent that is stored there.
+/// The piece of an extent whose bytes are at `at`.
 pub(crate) fn piece_of(extent: &Extent<'_>, at: Where) -> Piece {
     let (blocks, birth) = (u64::from(extent.blocks), extent.birth);
     Piece { blocks, birth, at, sums: Sums::of(extent.sums.iter_crc32c(), blocks) }
@@ -145,8 +145,7 @@ impl State {
         }
     }
 
-    /// Changes an inode that a record names. The log may be damaged and name one that does not
-    /// exist.
+    /// Changes an inode that a record names. A damaged log may name an inode that does not exist.
     fn update<T>(&mut self, ino: u64, change: impl FnOnce(&mut Node) -> T) -> Result<T> {
         self.nodes.update(ino, change).ok_or_else(|| missing(ino))
     }

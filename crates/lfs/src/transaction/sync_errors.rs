@@ -11,7 +11,7 @@ use std::ops::Range;
 /// order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lost {
-    /// The log had no space for a size. It is tried again.
+    /// The log had no space for a size. Recording it is tried again.
     Size,
     /// The device did not return content. This lasts until the content is overwritten or truncated.
     Run,
@@ -28,7 +28,7 @@ impl Lost {
 pub(crate) struct LeftOut {
     /// The inode that had the data.
     pub ino: u64,
-    /// No later record was left out.
+    /// Nothing was left out of records after this ticket.
     pub ticket: u64,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct LeftOut {
 #[derive(Default)]
 pub(crate) struct SyncErrors {
     reasons: BTreeSet<(u64, Lost)>,
-    /// By data id. Its changes in memory are not those of the log (logged.Q2).
+    /// By data id: data whose changes in memory are not those of the log (logged.Q2).
     left_out: BTreeMap<u64, LeftOut>,
 }
 
@@ -84,7 +84,7 @@ impl SyncErrors {
         &self.left_out
     }
 
-    /// The changes of this data in memory are those of the records up to this ticket.
+    /// Notes that the changes of this data in memory are those of the records up to this ticket.
     pub fn note_corrected(&mut self, data_id: u64, ticket: u64) {
         if self.left_out.get(&data_id).is_some_and(|left| left.ticket <= ticket) {
             self.left_out.remove(&data_id);

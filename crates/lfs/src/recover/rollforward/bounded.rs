@@ -28,7 +28,8 @@ use forebay_base::Result;
 use std::collections::BTreeSet;
 
 impl Walk<'_> {
-    /// Applies a record that counts, or notes what it names if memory has no space for more.
+    /// Applies a record of the log; if memory has no space for more, notes the segments that it
+    /// names.
     pub(super) async fn take(&mut self, held: &Held) -> Result<()> {
         if self.bound.resume.is_some() {
             return self.scan(held).await;
@@ -37,15 +38,15 @@ impl Walk<'_> {
         let bytes = self.state.changes_bytes();
         self.bound.changes_peak = self.bound.changes_peak.max(bytes);
         let is_full = self.bound.changes_max.is_some_and(|most| bytes > most);
-        // A slot names a segment for the log to begin in.
+        // The slot of a checkpoint names the segment of the next record, so that must be known.
         if is_full && held.next.segment.is_some() {
             self.bound.resume = Some(held.next);
         }
         Ok(())
     }
 
-    /// Notes what a record of the rest names, and checks what can be checked before it is applied
-    /// (R27).
+    /// Notes the segments that a record of the rest names, and checks what can be checked before it
+    /// is applied (R27).
     async fn scan(&mut self, held: &Held) -> Result<()> {
         let geometry = self.layout.geometry;
         let record = Record::reopen(&held.bytes, held.at, &geometry)?;
@@ -98,8 +99,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Keeps what the rest of the log names from a checkpoint of what was applied (R28). Where that
-    /// checkpoint's log begins, if there is a rest.
+    /// Protects the segments that the rest of the log names from a checkpoint of the applied part
+    /// (R28). Returns where that checkpoint's log begins, if there is a rest.
     pub(super) fn protect_rest(&mut self) -> Option<Head> {
         let resume = self.bound.resume?;
         let later = self.headers.range(resume.sequence..).flat_map(|(_, headers)| headers);
@@ -112,7 +113,7 @@ impl Walk<'_> {
             .collect();
         let segments = &mut self.state.space.segments;
         log.iter().for_each(|segment| segments.found(*segment, Stream::Log));
-        // As if a run were on its way there: a segment with one does not die.
+        // Counted as a write in flight there: a segment with one does not become dead.
         log.union(&self.bound.segments).for_each(|segment| segments.fly(*segment, 1));
         Some(resume)
     }

@@ -1,9 +1,9 @@
 //! What the log has of some files, read back while the volume is open.
 //!
 //! A repair leaves content out of its record that the device has lost, and sizes that cover it. The
-//! changes in memory have them still. Only the log, from the newest checkpoint on, knows what a
-//! recovery would find in their place. So a checkpoint reads it back, up to its own mark, and
-//! merges that.
+//! changes in memory still have both. Only the log, from the newest checkpoint on, knows what a
+//! recovery would find in their place. So a checkpoint reads the log back, up to the record at
+//! which it froze the changes, and merges what it finds.
 //!
 //! Invariants: Q2 no lost content gets into a tree, and no size that covers it: of each file of
 //! which something was left out, a checkpoint merges exactly what a recovery of its records finds.
@@ -178,7 +178,7 @@ impl State {
             }
             let is_changed = self.correct_size(ino, logged.sizes.get(&ino).copied())?;
             match is_changed {
-                // The next checkpoint has this size, and what was left out since.
+                // The next checkpoint corrects this size, and what was left out since.
                 true => {
                     let ticket = self.queue.last_ticket().max(mark + 1);
                     self.sync_errors.leave_out(data_id, LeftOut { ino, ticket });

@@ -22,12 +22,12 @@ pub(super) struct Held {
     pub sequence: u64,
     /// The head after this record.
     pub head: Head,
-    /// The same, in the segment that the record names as the next one, if it names one.
+    /// The head after this record, in the segment that the record names as the next one, if any.
     pub next: Head,
 }
 
 /// Part of [`overlay_bytes`](crate::OpenOptions::overlay_bytes) that the changes of a replay may
-/// take: a live volume has that much before two checkpoints have merged them.
+/// take: an open volume has as much before two checkpoints have merged it.
 const OVERLAY_PARTS: u64 = 2;
 
 /// How much of the log a replay applies (`bounded`).
@@ -58,7 +58,7 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    /// Of a volume with so much memory for changes, and the counters of its checkpoint.
+    /// The bound for a volume with this memory for changes. `counters`: those of its checkpoint.
     pub fn new(replay: Replay, overlay_bytes: u64, counters: Counters) -> Self {
         Self {
             changes_max: (replay != Replay::Complete).then_some(OVERLAY_PARTS * overlay_bytes),
@@ -93,7 +93,7 @@ pub(super) struct Walk<'a> {
     /// The segment that the log names as the next one, if no valid header was found there.
     pub named: Option<u32>,
     pub last: Head,
-    /// The bound of changes in memory, and what names more than it.
+    /// The bound of changes in memory, and what the records beyond it name.
     pub bound: Bound,
     pub records: u64,
     pub window: Window<'a>,

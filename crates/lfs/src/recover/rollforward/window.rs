@@ -2,8 +2,8 @@
 //! ones.
 //!
 //! ```text
-//!   ── joint ──▶├──── the part in hand ────┤── coming ──┤── coming ──┤── ...
-//!   end of the part before, and what a record that begins there has of this one
+//!   ── joint ──▶├──── the current part ────┤── coming ──┤── coming ──┤── ...
+//!   end of the part before, and the bytes of this one that a record that begins there has
 //! ```
 //! Invariants: R15 a part begins where the part before it ended. A record that lies in two parts is
 //! joined in a buffer. So no byte is read twice, and few are copied. R16 the first part is short,
