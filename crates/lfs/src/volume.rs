@@ -163,9 +163,9 @@ impl Parts {
 /// A volume before it is served.
 struct Recovered {
     volume: Volume,
-    /// Nothing followed the checkpoint.
+    /// The log has no records after the checkpoint.
     is_clean: bool,
-    /// The log has more that was not replayed (rollforward.bounded).
+    /// The log has more records, which were not replayed (rollforward.bounded).
     has_rest: bool,
 }
 
@@ -173,7 +173,7 @@ struct Recovered {
 #[derive(Clone)]
 pub struct Volume(pub(crate) Arc<Inner>);
 
-/// Groups of records on this device are padded to a multiple of so many bytes.
+/// Groups of records on this device are padded to a multiple of this many bytes.
 pub(crate) fn align_of(device: &DeviceRef) -> u32 {
     let limits = device.limits();
     limits.logical_block.max(limits.physical_block).clamp(512, 4096)
@@ -227,16 +227,16 @@ impl Volume {
                 volume.0.state.lock().life.open_for_reading();
                 return Ok(volume);
             }
-            // Nodes are written over those of states that the newest slot has replaced. If a power
-            // loss took that slot, one of these would be the newest (open.O11).
+            // New nodes are written over those of older checkpoints. If a power loss took the slot
+            // that was just read, an older checkpoint would be the newest (open.O11).
             if !is_clean && !options.plant.has(Planted::UnflushedRecovery) {
                 flush(device).await.map_err(for_reading)?;
             }
             if has_rest {
                 match volume.0.checkpoints.make(How::Replayed).await {
                     Ok(()) => replay = Replay::LaterPart,
-                    // What the rest of the log names leaves too little: it is replayed in memory.
-                    // For a host without space that would not help.
+                    // The segments that the rest of the log names leave too few free ones: the log
+                    // is replayed in memory. That would not help if the host lacks space.
                     Err(error) if volume.has_run_out(&error) => replay = Replay::Complete,
                     Err(error) => return Err(for_reading(error)),
                 }
@@ -258,7 +258,7 @@ impl Volume {
     }
 
     /// Finds the newest checkpoint and replays the log behind it, or a part of it. `changes_peak`:
-    /// bytes that the parts before took.
+    /// the most bytes that changes took in earlier parts.
     async fn recover(
         device: &DeviceRef,
         world: &WorldRef,

@@ -40,13 +40,14 @@ impl FileExtent {
 /// Free space, and how fragmented it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FreeSpace {
-    /// Bytes in free segments, at the open end, in windows, and in leftover runs.
+    /// Bytes in free segments, behind the end of the open segment, in windows, and in leftover
+    /// runs.
     pub bytes: u64,
     /// The number of contiguous runs of this space.
     pub runs: u64,
     /// Bytes of all data segments in use.
     pub data_bytes: u64,
-    /// Of these, the bytes after the open end, which the next request gets.
+    /// Of these, the bytes behind the end of the open segment, which the next request gets.
     pub open_bytes: u64,
 }
 
@@ -107,8 +108,8 @@ impl Volume {
         self.0.alloc.mode
     }
 
-    /// For the strategy `serialized`: sets the number of 4 KiB pages from which on a direct write
-    /// takes the turn. It applies to later requests.
+    /// For the strategy `serialized`: sets the number of 4 KiB pages from which on direct writes
+    /// allocate one after the other. It applies to later requests.
     pub fn set_serialized_dio_pages(&self, pages: u32) {
         self.0.alloc.set_pages(pages);
     }

@@ -70,7 +70,7 @@ pub struct Finding {
     pub path: Option<Vec<u8>>,
     /// The first byte in the file. If no file is affected, the first byte on the device.
     pub offset: Option<u64>,
-    /// The number of bytes from there on.
+    /// The number of bytes from `offset` on.
     pub bytes: Option<u64>,
     /// Two figures that should be equal: the recorded one, and the counted one.
     pub figures: Option<(u64, u64)>,
@@ -267,8 +267,8 @@ async fn check_usage(
     }
 }
 
-/// Reports stored bytes that do not match (stored.E14, stored.E15), in the checkpoint and after
-/// recovery.
+/// Reports stored bytes that do not match the extents (stored.E14, stored.E15), in the checkpoint
+/// and after recovery.
 fn check_stored(stored: &Stored, (tree, names): (&Tree, &Names), report: &mut FsckReport) {
     if !stored.is_complete {
         return;

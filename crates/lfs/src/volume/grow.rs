@@ -30,8 +30,8 @@ fn invalid<T>(text: String) -> Result<T> {
 
 /// Grows the volume to `bytes` bytes, and the device too if it is smaller and can grow. Without a
 /// size, the volume becomes as large as the device. Returns the volume before and after.
-/// `InvalidInput` for a size that is not larger by at least one segment. The same for more segments
-/// than a volume can have, or than the next opening accepts.
+/// `InvalidInput` if the size does not add a segment, or adds more segments than a volume can have
+/// or than the next opening accepts.
 pub async fn grow(device: &DeviceRef, bytes: Option<u64>) -> Result<(VolumeInfo, VolumeInfo)> {
     let (old, _) = slots::read_newest_to_write(device).await?;
     if let Access::ReadOnly(why) = old.access()? {

@@ -26,7 +26,7 @@ pub struct VolumeInfo {
     pub end_bytes: u64,
     /// Number of the newest checkpoint.
     pub checkpoint: u64,
-    /// The generation of the volume. It was opened for writing at most so many times.
+    /// The generation of the volume. Each opening for writing raises it.
     pub generation: u64,
     /// The volume was closed after its last change.
     pub clean: bool,

@@ -14,11 +14,11 @@ use forebay_base::task::BoxFuture;
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
 
-/// Records without content after a checkpoint may take at most one of so many parts of the volume.
+/// Records without content after a checkpoint may take at most the volume divided by this.
 const LOG_PART: u64 = 12;
 
-/// Removed content is freed at once if it is at least this part of the volume, within a minimum and
-/// a maximum in bytes.
+/// Removed content is freed at once if it is at least the volume divided by this, within a minimum
+/// and a maximum in bytes.
 const REMOVED_PART: u64 = 16;
 const REMOVED_MIN: u64 = 32 << 20;
 const REMOVED_MAX: u64 = 256 << 20;
@@ -81,8 +81,8 @@ impl Maintainer for Inner {
             return;
         }
         if cleans {
-            // This comes before the job is due. The end of a job resets it only if no other one is
-            // due (see `begin_clean`).
+            // Set before the job is due: a job that ends clears it only if no other one is due
+            // (`begin_clean`).
             self.cleaning.set_background(true);
         }
         {
@@ -113,8 +113,8 @@ impl Inner {
             && log + content + data >= some();
         let long = log >= self.own_log_max() || log + content >= self.options.checkpoint_bytes;
         let full = state.changes_bytes() >= self.options.overlay_bytes / 2;
-        // Each checkpoint writes a mark. If a log of marks alone were reason enough, each
-        // checkpoint would make the next one due (maintenance.Z17).
+        // Each checkpoint writes a mark, a record without changes. If a log of marks alone were
+        // reason enough, each checkpoint would make the next one due (maintenance.Z17).
         let is_changed = state.items.len() > 0 || state.map.change_count() > 0;
         Reasons { age: false, size: is_changed && (long || full), short }
     }
@@ -126,7 +126,8 @@ impl Inner {
         (volume / LOG_PART).max(self.layout.segment_bytes())
     }
 
-    /// Whether cleaning may free some segments, where few are free.
+    /// Whether background cleaning may free segments, and has not begun. The caller has found that
+    /// few are free.
     fn should_clean(&self) -> bool {
         if self.check_running("clean").is_err() {
             return false;
@@ -175,7 +176,8 @@ impl Inner {
         self.begin(jobs, Kind::Hold, |inner| inner.begin_hold(held));
     }
 
-    /// Waits until unseen answers hold back no more of what is due (requests.J6).
+    /// Waits until answers that their callers have not seen hold back none of the due work
+    /// (requests.J6).
     fn begin_hold(self: Arc<Self>, held: Held) -> Option<BoxFuture<'static, ()>> {
         let cleans = self.maintenance.control.lock().cleans;
         let until = match self.requests.wants_space() {
@@ -236,7 +238,7 @@ impl Inner {
             {
                 log::warn!("a checkpoint was not made: {error}");
                 if reasons.age {
-                    // The timer starts again, because no later change may start it.
+                    // The timer starts again, because perhaps no later change starts it.
                     self.note_change();
                 }
             }
@@ -254,7 +256,7 @@ impl Inner {
                 if ends_pass {
                     self.cleaning.pass_over().await;
                 }
-                // A task that waits for a pass may look before the next job begins one.
+                // A task that waits for a pass may see its end before the next job begins one.
                 self.cleaning.note_freed();
                 self.requests.answer_space(callers, (is_made, ends_pass), self.world.now());
             }) as BoxFuture<'static, ()>
@@ -296,8 +298,8 @@ impl Inner {
     }
 
     /// Makes dead segments free, and moves live data out of segments that have little of it
-    /// (maintenance.Z11). It writes out no file: a caller has done that if it may. False: nothing
-    /// could be done.
+    /// (maintenance.Z11). It writes out no file: callers that may do so have done it. False:
+    /// nothing could be done.
     async fn make_space(&self) -> bool {
         // Queued records were granted more log space than they take, and a commit returns the
         // difference.

@@ -67,7 +67,7 @@ impl VolumeFile {
         let (there, allowed) =
             (self.content.get(), rules::check_handle(op, self.ino, self.flags, needed));
         if there.is_none() && allowed.is_err() {
-            // The error of another kind of inode comes first.
+            // The error for an inode that is no regular file comes first.
             rules::regular(&*self.inner.state.lock(), op, self.ino).map_err(Stop::open)?;
         }
         allowed?;
@@ -115,8 +115,8 @@ impl VolumeFile {
                 Source::Owned(buf) => Source::Owned(buf),
                 Source::Slice(slice) => Source::Slice(slice),
             };
-            // An append keeps its place after the first attempt. At the end of file of a later
-            // attempt it could be written twice, or after a gap.
+            // An append keeps its place after the first attempt. A later attempt at the current end
+            // of file could write it twice, or after a gap.
             let (offset, flags) = match &place {
                 Some(Range { start, .. }) => (*start, flags - IoFlags::APPEND),
                 None => (offset, flags),
@@ -124,12 +124,12 @@ impl VolumeFile {
             let file = &content.file;
             let done = file.write_to_place(handle, offset, again, flags, &mut place).await;
             let full = done.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace);
-            // Another writer may take the new space, so this repeats. An overwrite gets no new
-            // space, except past the cache: writing out dirty data of other files may help it.
+            // Another writer may take the new space, so this repeats. For an overwrite no space is
+            // made, unless it is uncached: writing out dirty data of other files may help it.
             let (size, unit) = (content.file.size(), self.inner.layout.block_bytes());
             let start = if append { size } else { offset };
             let first = place.as_ref().map_or(start, |place| place.start);
-            // In whole blocks, as the map reserves them.
+            // Counted in whole blocks, because the map reserves these.
             let new = match first + len as u64 {
                 end if end > size => round_up(end, unit) - round_down(first.max(size), unit),
                 _ => 0,
@@ -392,8 +392,8 @@ impl OpenFile for VolumeFile {
         if !self.flags.contains(OpenFlags::READ) || dst.is_empty() || end > FILE_SIZE_MAX {
             return None;
         }
-        // The first use takes over the content that the last close retained, so it can be a cache
-        // hit.
+        // The first use takes over the content that the last close retained, so the read can be a
+        // cache hit.
         let (content, handle) = self.content("read", OpenFlags::READ).ok()?;
         let done = content.file.try_read(handle, offset, dst, flags)?;
         if done.is_ok() {

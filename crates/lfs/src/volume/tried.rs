@@ -1,4 +1,4 @@
-//! Operations that may need something that is not in memory: they load it and try again.
+//! Operations that may need objects that are not in memory: they load them and try again.
 //!
 //! ```text
 //!   lock ─▶ try ─▶ done ─▶ evict what exceeds the bound ─▶ unlock

@@ -2,8 +2,8 @@
 //! inode.
 //!
 //! Invariants: E14 nothing is reported for a tree that could not be read completely. E15 in a
-//! checkpoint the stored bytes of each inode are exactly those of its extents. The log changes this
-//! only for new data.
+//! checkpoint the stored bytes of each inode are exactly those of its extents. Records of the log
+//! change the stored bytes of an inode only together with its data id.
 //!
 //! No locks.
 

@@ -69,7 +69,7 @@ fn names_that_do_not_go_together_are_found() {
     assert_eq!(path.as_deref(), Some(&b"/d/f"[..]));
 }
 
-/// Inodes of a damaged volume may have any number of stored bytes. Their sum overflowed.
+/// Inodes of a damaged volume may have any number of stored bytes. Earlier, their sum overflowed.
 #[test]
 fn stored_bytes_of_damaged_inodes_sum_without_overflow() {
     let mut tree = healthy();
