@@ -140,7 +140,7 @@ fn dirty_data_is_found_where_it_is() {
 }
 
 /// Several clients at once, with nothing kept in memory and a checkpoint every few changes: each
-/// operation waits for the nodes that it loads, and none of these is evicted while it waits. All
+/// operation waits for the objects that it loads, and none of these is evicted while it waits. All
 /// operations end, and the tree has all their changes.
 #[test]
 fn q12_q32_several_who_load_come_to_an_end() {
@@ -188,8 +188,8 @@ fn q12_q32_several_who_load_come_to_an_end() {
     block_on(volume.close()).unwrap();
 }
 
-/// An inode number that does not exist is stale, and is told apart from one that is not in memory.
-/// A removed inode is also stale for clients that still have its number.
+/// An operation on an inode number that does not exist is `Stale`, although it may only be missing
+/// in memory. A removed inode is also stale for clients that still have its number.
 #[test]
 fn q11_unused_inode_numbers_are_stale() {
     let setup = Setup { inode_cache_bytes: 0, ..setup(2) };

@@ -1,4 +1,4 @@
-//! Places of nodes that take no write.
+//! Places of tree nodes at which writes fail.
 //!
 //! No locks.
 
@@ -19,9 +19,9 @@ use forebay_vfs::{FileSystem, Privileges, SetAttr};
 
 const BLOCK: usize = 4096;
 
-/// The story: a place of a node that failed a write was allocated again with the next free places
-/// of its segment. Every second or third checkpoint used it, and failed. nodes.N14. For each of the
-/// two copies.
+/// The story: a node place at which a write had failed was allocated again with the next free
+/// places of its segment. Every second or third checkpoint used it, and failed. nodes.N14, for each
+/// of the two copies.
 #[test]
 fn n14_node_place_with_failed_write_is_avoided() {
     for copy in [0, 1] {
@@ -62,7 +62,7 @@ fn n14_node_place_with_failed_write_is_avoided() {
     }
 }
 
-/// Segments that a write to failed.
+/// Segments in which a write failed.
 fn failed_segments(volume: &Volume) -> Vec<u32> {
     let state = volume.0.state.lock();
     let failed = state.space.segments.iter().filter(|(_, segment)| segment.has_failed());
@@ -118,9 +118,9 @@ fn r24_only_failed_segment_of_direct_write_is_avoided() {
     }
 }
 
-/// The story: errors of a full host counted as bad places. Each checkpoint that failed so took two
-/// more segments that the image had never used, and space that the host had already allocated was
-/// used last. The same held for content and the log.
+/// The story: `NoSpace` errors of a full host counted as bad places. Each checkpoint that failed so
+/// took two more segments that the image had never used, and space that the host had already
+/// allocated was used last. The same held for content and the log.
 #[test]
 fn n14_w18_full_host_makes_no_place_bad() {
     for kind in [ErrorKind::NoSpace, ErrorKind::Io] {
@@ -131,7 +131,8 @@ fn n14_w18_full_host_makes_no_place_bad() {
             let (ino, file) = create(&volume, "f").await.unwrap();
             for way in 0..3u8 {
                 disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(kind)).sticky());
-                // By the cache or past it, with a sync; then the nodes of a checkpoint.
+                // A buffered write, then a direct one, each with a sync; then the nodes of a
+                // checkpoint.
                 let (at, flags) = (u64::from(way) << 20, [IoFlags::empty(), IoFlags::DIRECT]);
                 let bytes = AlignedBuf::copy_of(&[way + 1; BLOCK]);
                 let flags = flags[usize::from(way == 1)];

@@ -35,12 +35,13 @@ async fn available(volume: &Volume) -> u64 {
     volume.statfs().await.unwrap().blocks_available
 }
 
-/// What a block of a file is to hold, after so many times.
+/// The content of a block that was written `times` times.
 fn content(block: u64, times: u8) -> [u8; BLOCK as usize] {
     [(block as u8).wrapping_mul(31) ^ times; BLOCK as usize]
 }
 
-/// A file of so many blocks at most, as many as are accepted: how often each was written.
+/// Fills a file with up to `blocks` blocks, until one is refused. Returns how often each was
+/// written.
 async fn filled(file: &OpenFileRef, blocks: u64) -> Vec<u8> {
     let mut model = Vec::new();
     while (model.len() as u64) < blocks {
@@ -60,7 +61,7 @@ async fn filled(file: &OpenFileRef, blocks: u64) -> Vec<u8> {
     model
 }
 
-/// Random blocks are written anew, some in a row, with a sync now and then.
+/// Overwrites random blocks, with a sync after every fifth.
 async fn overwrite(
     volume: &Volume,
     file: &OpenFileRef,
@@ -81,7 +82,7 @@ async fn overwrite(
     }
 }
 
-/// All of it is there after a power cut, and the volume is sound.
+/// Checks after a power loss that each block has its last content, and that fsck finds nothing.
 fn verify(setup: &Setup, disk: &SimDisk, model: &[u8]) {
     let disk = disk.power_cut(1).in_world(SimWorld::new(2));
     let report = check(&disk.in_world(SimWorld::new(3)));
@@ -187,7 +188,7 @@ fn p25_blocks_among_holes_are_overwritten_past_the_cache_too() {
     }
 }
 
-/// Some at once wait for the room that one of them makes, and for that which the others leave.
+/// Four writers at once wait for space that one of them makes, and compete for it.
 #[test]
 fn p25_four_writers_overwrite_a_full_volume() {
     for inline_max in [0, 64 << 10] {
@@ -229,7 +230,7 @@ async fn open_quiet(setup: &Setup, disk: &SimDisk) -> Volume {
     Volume::open(&device, &world, &options).await.unwrap()
 }
 
-/// Blocks of new content that the volume may hold yet.
+/// Blocks of new content that the volume still accepts (capacity.P25).
 fn left(volume: &Volume) -> u64 {
     volume.0.state.lock().capacity_left() / BLOCK
 }
@@ -238,7 +239,7 @@ fn dirty_blocks(volume: &Volume) -> u64 {
     volume.0.files.domain.as_ref().unwrap().dirty_bytes() / BLOCK
 }
 
-/// Nothing of what was changed counts twice.
+/// Syncs, and makes two checkpoints: after them no changed content counts twice.
 async fn settled(volume: &Volume) {
     volume.syncfs().await.unwrap();
     for _ in 0..2 {
@@ -246,8 +247,8 @@ async fn settled(volume: &Volume) {
     }
 }
 
-/// Overwrites so much more than what may be new that it all counts as new content, and more than
-/// the tree is rounded up by.
+/// Overwrites 40 blocks more than the volume accepts as new. Dirty blocks count as new content, so
+/// no capacity is left. The 40 blocks exceed what the size of the tree is rounded up by.
 async fn overwrite_beyond(volume: &Volume, file: &OpenFileRef, times: u8) {
     let blocks = left(volume) + 40;
     for block in 0..blocks {
@@ -283,8 +284,8 @@ fn new_content_is_not_refused_for_dirty_overwrites() {
     disk.world().stop();
 }
 
-/// The story: what others had overwritten and not written out took all the room that there is for
-/// overwrites: one more, of another file, was refused, in the cache and past it. capacity.P25.
+/// The story: dirty overwrites of one file took all the space for overwrites. An overwrite of
+/// another file was refused, buffered or direct. capacity.P25.
 #[test]
 fn p25_overwrite_is_not_refused_for_dirty_data_of_others() {
     for flags in [IoFlags::empty(), IoFlags::DIRECT] {
@@ -298,7 +299,7 @@ fn p25_overwrite_is_not_refused_for_dirty_data_of_others() {
             assert!(!filled(&b, u64::MAX).await.is_empty());
             settled(&volume).await;
             let (has, mut n) = (|| volume.0.state.lock().has_overwrite_space(BLOCK), 0);
-            // Nothing more is to be had.
+            // Until no more space for overwrites can be made.
             while has() {
                 while has() {
                     write(&a, n * BLOCK, &content(n, 2)).await.expect("P25");

@@ -50,11 +50,11 @@ pub(super) async fn lose_block(
     block: u64,
 ) {
     lose_block_unnoticed(volume, disk, damaged, block).await;
-    // The repair finds out.
+    // The repair finds the loss.
     volume.syncfs().await.ok();
 }
 
-/// The same; no repair has found it out yet.
+/// As [`lose_block`], but no repair has noticed the loss yet.
 pub(super) async fn lose_block_unnoticed(
     volume: &Volume,
     disk: &SimDisk,
@@ -94,7 +94,7 @@ fn lost_block_written_anew_before_checkpoint_stops_nothing() {
         write(&file, 0, &[1; 2 * BLOCK]).await.unwrap();
         volume.syncfs().await.unwrap();
         lose_block(&volume, &disk, (ino, &file), 1).await;
-        // Until all openers of that time have closed it, its syncs say that something was lost.
+        // The syncs of the file fail until all openers of that time have closed it.
         drop(file);
         let (_, file) = create(&volume, "f").await.unwrap();
         write(&file, BLOCK as u64, &[3; BLOCK]).await.unwrap();
@@ -105,8 +105,8 @@ fn lost_block_written_anew_before_checkpoint_stops_nothing() {
     disk.world().stop();
 }
 
-/// A file that lost a block was cut to nothing, which is told of it as a whole. Its syncs, those of
-/// everything and the close of the volume went on to fail, with "lost: bytes 0 to 0".
+/// The story: a file that had lost a block was truncated to zero. Its syncs, those of the volume
+/// and the close of the volume still failed, with "lost: bytes 0 to 0".
 #[test]
 fn file_truncated_to_zero_after_lost_block_syncs_and_closes() {
     let setup = setup(0);
@@ -121,7 +121,7 @@ fn file_truncated_to_zero_after_lost_block_syncs_and_closes() {
         disk.heal();
         let nothing = SetAttr { size: Some(0), ..SetAttr::default() };
         volume.setattr(ino, &nothing).await.unwrap();
-        // Until all openers of that time have closed it, its syncs say that something was lost.
+        // The syncs of the file fail until all openers of that time have closed it.
         file.sync(true).await.expect_err("an opener of that time");
         drop(file);
         let (_, file) = create(&volume, "f").await.unwrap();
@@ -134,9 +134,9 @@ fn file_truncated_to_zero_after_lost_block_syncs_and_closes() {
     assert_eq!(found(&setup, &disk.power_cut(1), "f"), [0; 0]);
 }
 
-/// A file grew by two blocks that were written past the cache, and the device lost the first. The
-/// log cannot have the size without the lost block. When the last opener closed the file, it shrank
-/// to the size in the log, and the block that the device holds was gone from it.
+/// The story: a file grew by two direct writes of a block, and the device lost the first. The log
+/// cannot have the size without the lost block. When the last opener closed the file, it shrank to
+/// the size in the log, and the block that the device holds was gone from it.
 #[test]
 fn file_with_lost_block_keeps_its_size_at_close() {
     let setup = setup(0);
@@ -180,7 +180,7 @@ async fn many_names(volume: &Volume, count: u32) -> Vec<Ino> {
     inos
 }
 
-/// Overwrites both copies of the leaf that an item is in: their places, and what was there.
+/// Overwrites both copies of the leaf with an item. Returns their places and the earlier bytes.
 pub(super) async fn spoil_leaf(volume: &Volume, disk: &SimDisk, key: Key) -> ([Place; 2], Vec<u8>) {
     let root = volume.0.state.lock().root;
     assert_eq!(root.level, 1, "a root and leaves");
@@ -205,7 +205,7 @@ pub(super) async fn spoil_leaf(volume: &Volume, disk: &SimDisk, key: Key) -> ([P
     panic!("{key:?} is in no leaf");
 }
 
-/// The next life of a volume with a bad leaf: refused for writing with what is wrong, and readable.
+/// Opens a volume with a bad leaf again: for writing it is refused, for reading it works.
 fn reopened_over_bad_leaf(setup: &Setup, disk: &SimDisk, count: u32) {
     let disk = disk.power_cut(1).in_world(SimWorld::new(3));
     disk.world().run(async {
@@ -228,7 +228,7 @@ fn reopened_over_bad_leaf(setup: &Setup, disk: &SimDisk, count: u32) {
     disk.world().stop();
 }
 
-/// A leaf of the tree was bad in both copies: every checkpoint that had to change it failed.
+/// The story: a leaf was bad in both copies, and every checkpoint that had to change it failed.
 #[test]
 fn checkpoint_over_bad_leaf_turns_volume_read_only() {
     let setup = Setup { inode_cache_bytes: 1 << 20, ..setup(0) };
@@ -258,7 +258,7 @@ fn checkpoint_over_bad_leaf_turns_volume_read_only() {
                 .await
                 .unwrap();
         }
-        // The changes wait in memory; what they change is lost then.
+        // The changes wait in memory, and then the leaf that they change is lost.
         let (lost, _) = spoil_leaf(&volume, &disk, Key::Inode(inos[100].0)).await;
         let stop = volume.checkpoint().await.expect_err("a leaf is lost");
         let place = format!("{:?}", lost[0]);
@@ -282,7 +282,7 @@ fn checkpoint_over_bad_leaf_turns_volume_read_only() {
     reopened_over_bad_leaf(&setup, &disk, count);
 }
 
-/// A disk with a volume of so many names that was closed.
+/// A disk with a closed volume of `count` names.
 fn disk_of_names(setup: &Setup, count: u32) -> SimDisk {
     let disk = setup.blank();
     disk.world().run(async {
@@ -294,8 +294,8 @@ fn disk_of_names(setup: &Setup, count: u32) -> SimDisk {
     disk.in_world(SimWorld::new(2))
 }
 
-/// A volume of many names with changed attributes, and a leaf of its tree that a checkpoint has to
-/// change: `spoil` gets the addresses of both copies.
+/// Makes a checkpoint after changes of `count` inodes. `spoil` gets the device addresses of both
+/// copies of a leaf that the checkpoint has to change.
 async fn checkpoint_over_leaf(
     setup: &Setup,
     disk: &SimDisk,
@@ -321,8 +321,8 @@ fn unreadable(at: u64) -> FaultRule {
     failing(BioOp::Read).within(at..at + NODE as u64)
 }
 
-/// The device read a leaf from neither place, for good, and nothing else failed. Each checkpoint
-/// failed with its error, and what changed waited in memory up to its bound.
+/// The story: the device could read neither copy of a leaf any more, and nothing else failed. Each
+/// checkpoint failed with that error, and changes waited in memory up to their limit.
 #[test]
 fn checkpoint_over_unreadable_leaf_turns_volume_read_only() {
     let setup = Setup { inode_cache_bytes: 1 << 20, ..setup(0) };
@@ -341,7 +341,7 @@ fn checkpoint_over_unreadable_leaf_turns_volume_read_only() {
     });
     disk.world().stop();
     disk.heal();
-    // Where the device reads the leaf again, the next life has everything.
+    // If the device reads the leaf again, the next opening finds everything.
     let disk = disk.power_cut(1).in_world(SimWorld::new(3));
     disk.world().run(async {
         let volume = open(&setup, &disk).await.unwrap();
@@ -353,8 +353,8 @@ fn checkpoint_over_unreadable_leaf_turns_volume_read_only() {
     disk.world().stop();
 }
 
-/// Both copies of a leaf failed once, or the device read nothing at all for a while: that passes,
-/// so the volume does not turn read-only.
+/// Reads of both copies of a leaf fail once, or all reads fail for a while: that passes, so the
+/// volume does not turn read-only.
 #[test]
 fn checkpoint_over_transiently_unreadable_leaf_is_tried_again() {
     for is_whole_device in [false, true] {
@@ -366,7 +366,7 @@ fn checkpoint_over_transiently_unreadable_leaf_is_tried_again() {
                 false => at.into_iter().for_each(|at| disk.inject(unreadable(at))),
             };
             let (volume, done) = checkpoint_over_leaf(&setup, &disk, 200, spoil).await;
-            // Reads ahead may take the failures of the copies: then the checkpoint succeeds.
+            // Read-ahead may meet both failures: then the checkpoint succeeds.
             assert!(!is_whole_device || done.is_err(), "it could not be read");
             if let Err(error) = done {
                 assert_eq!(error.kind(), ErrorKind::Io, "{error}");
@@ -380,8 +380,8 @@ fn checkpoint_over_transiently_unreadable_leaf_is_tried_again() {
     }
 }
 
-/// The device read nothing, and worked again after so many reads of nodes: between the last read
-/// of a node and that of a slot, too. What was unreadable for a moment is not lost.
+/// All reads fail, and work again after `reads` of them, also between the last read of a node and
+/// that of a slot. A node that is unreadable for a moment is not lost.
 #[test]
 fn outage_that_ends_at_any_read_of_checkpoint_stops_nothing() {
     let mut failed = 0;
@@ -402,9 +402,9 @@ fn outage_that_ends_at_any_read_of_checkpoint_stops_nothing() {
     assert!(failed > 4, "the outage meets checkpoints: {failed}");
 }
 
-/// A direct write had reserved its place when the volume turned read-only, and its caller got
-/// success: it was not published, and its bytes were gone. A sync after the turn failed for the
-/// times alone, before it committed the content.
+/// The story: a direct write had reserved its place when the volume turned read-only. Its caller
+/// got success, but the write was not published, and its bytes were gone. A sync after that failed
+/// because of the times alone, before it committed the content.
 #[test]
 fn write_reserved_before_stop_is_published_and_synced_after_it() {
     for data_only in [true, false] {
@@ -421,7 +421,7 @@ fn write_reserved_before_stop_is_published_and_synced_after_it() {
             let mut work = file.write(0, block, IoFlags::DIRECT, keep);
             let begun = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx).is_pending())).await;
             assert!(begun && !volume.0.state.lock().reservations.is_empty(), "it has its place");
-            // As a checkpoint does that meets a lost node.
+            // As a checkpoint does when it finds a lost node.
             let lost = Error::new(ErrorKind::Corrupt, "checkpoint", "a node is lost");
             volume.0.state.lock().life.stop(lost);
             volume.0.is_stopped.store(true, Ordering::Release);
@@ -442,9 +442,9 @@ fn write_reserved_before_stop_is_published_and_synced_after_it() {
     }
 }
 
-/// A device on which no slot of the superblock can be written for a while: changes are refused with
-/// its error before they take more memory than they may, and accepted when it works again. Nothing
-/// is lost, so the volume does not turn read-only.
+/// No slot of the superblock can be written for a while: changes are refused with the device's
+/// error before they take more memory than they may, and accepted when the device works again.
+/// Nothing is lost, so the volume does not turn read-only.
 #[test]
 fn failing_checkpoints_bound_changes_until_device_works() {
     let setup = Setup { volume_bytes: 64 << 20, inode_cache_bytes: 0, ..setup(0) };

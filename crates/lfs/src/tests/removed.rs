@@ -1,4 +1,4 @@
-//! A file is removed at each poll of an operation on another file, or on all, that writes it out.
+//! A file is removed at each poll of an operation that writes it out: on another file, or on all.
 //!
 //! No locks.
 
@@ -78,8 +78,8 @@ fn removed_after(polls: u32, op: Op, alloc: AllocMode) -> Option<Result<()>> {
     done
 }
 
-/// Writing a removed file out failed with `Stale`, and so did the operation on the other file: a
-/// sync or close of a volume whose caller had not touched the removed file.
+/// The story: the write-out of a removed file failed with `Stale`, and so did the operation on
+/// another file: a sync or close of a volume whose caller had not touched the removed file.
 #[test]
 fn sync_of_others_works_while_file_is_removed() {
     for alloc in AllocMode::ALL {

@@ -39,7 +39,7 @@ fn crashed(count: usize, inline_max: u32) -> (SimDisk, Place) {
     (disk, place)
 }
 
-/// As [`crashed`], with `older` inodes in the checkpoint. Three quarters of the way it does `late`.
+/// As [`crashed`], with `older` inodes in the checkpoint. Three quarters of the way it runs `late`.
 /// The last result: the inodes in the checkpoint.
 fn crashed_with(
     count: usize,
@@ -69,7 +69,7 @@ fn crashed_with(
                 file.sync(true).await.unwrap();
             }
             if n == count / 2 {
-                // Removed again: later records name less than the tree has by then.
+                // Removed again, so that later records do not name everything that the tree has.
                 let name = Name::new(b"file 1").unwrap();
                 volume.unlink(Ino::ROOT, name).await.unwrap();
             }
@@ -88,7 +88,7 @@ fn crashed_with(
     (disk.power_cut(1).in_world(SimWorld::new(2)), place, inos)
 }
 
-/// Opens the disk, and says what it finds: its digest, the checkpoint, the peak of changes.
+/// Opens the disk. Returns the digest, the number of the checkpoint, and the peak of changes.
 fn found(disk: &SimDisk, overlay_bytes: u64) -> Result<(u64, u64, u64)> {
     let found = disk.world().run(async {
         let volume = open(disk, overlay_bytes, false).await?;
@@ -99,7 +99,7 @@ fn found(disk: &SimDisk, overlay_bytes: u64) -> Result<(u64, u64, u64)> {
     found
 }
 
-/// The newest checkpoint of a disk that nothing was written to.
+/// Number of the newest checkpoint of a disk. Nothing is written.
 fn checkpoint(disk: &SimDisk) -> u64 {
     let disk = disk.in_world(SimWorld::new(9));
     let number = disk.world().run(async {
@@ -110,9 +110,9 @@ fn checkpoint(disk: &SimDisk) -> u64 {
     number
 }
 
-/// A replay kept the changes of the log in memory, however many: a log of a volume with much memory
-/// could not be opened with little. bounded.R28, bounded.R29: in parts it finds the same, and fsck
-/// finds nothing.
+/// The story: a replay kept all changes of the log in memory. A log of a volume with much memory
+/// could not be opened with little. bounded.R28, bounded.R29: a replay in parts finds the same, and
+/// fsck finds nothing.
 #[test]
 fn replay_of_long_log_stays_in_its_bound() {
     [0, 64 << 10].into_iter().for_each(replay_in_parts);
@@ -134,8 +134,8 @@ fn replay_in_parts(inline_max: u32) {
     assert!(report.is_clean(), "R28: {:?}", report.findings);
 }
 
-/// bounded.R28: the power fails at writes of such an opening, in the middle of its checkpoints: the
-/// next opening, with much memory or little, finds the same.
+/// bounded.R28: the power fails at writes of an opening that replays in parts, in the middle of its
+/// checkpoints: the next opening, with much memory or little, finds the same.
 #[test]
 fn power_loss_in_bounded_replay_loses_nothing() {
     [0, 64 << 10].into_iter().for_each(lose_power_in_parts);
@@ -157,7 +157,7 @@ fn lose_power_in_parts(inline_max: u32) {
             let again = cut.in_world(SimWorld::new(500 + nth));
             let (digest, ..) = found(&again, overlay_bytes).unwrap();
             assert_eq!(digest, wanted, "cut at write {nth}, then {overlay_bytes} bytes");
-            // The digest has no content. A torn slot is harmless.
+            // The digest has no content, so fsck checks it. A torn slot is harmless.
             let report = check(&again.in_world(SimWorld::new(900 + nth)));
             let is_sound = report.findings.iter().all(|finding| finding.kind.is_harmless());
             assert!(is_sound, "cut at write {nth}: {:?}", report.findings);
@@ -167,8 +167,8 @@ fn lose_power_in_parts(inline_max: u32) {
     assert!(cuts > 10, "{cuts}");
 }
 
-/// Slots of the superblock that an opening has written: in all, or before the request that failed.
-/// Each checkpoint writes two.
+/// Number of slots of the superblock that an opening has written, up to the request that failed, if
+/// any. Each checkpoint writes two.
 fn slots_written(opening: &SimDisk) -> usize {
     let log = opening.log();
     let end = log.iter().position(|entry| entry.fault.is_some()).unwrap_or(log.len());
@@ -177,9 +177,9 @@ fn slots_written(opening: &SimDisk) -> usize {
     log[..end].iter().filter(is_slot).count()
 }
 
-/// The device fails one request of such an opening, and recovers: at many places, before the first
-/// checkpoint, between checkpoints, and behind the last one. The opening fails, or gets over it.
-/// What it serves, and what the next opening finds, is the same.
+/// The device fails one request of an opening that replays in parts, and recovers: at many places,
+/// before the first checkpoint, between checkpoints, and behind the last one. The opening may fail.
+/// If it succeeds, it serves the same state. The next opening finds the same.
 #[test]
 fn device_failure_in_bounded_replay_loses_nothing() {
     let (disk, _) = crashed(300, 64 << 10);
@@ -239,7 +239,7 @@ fn damaged_log_is_refused_before_replay_writes() {
     assert_eq!(checkpoint(&disk), before, "R27: no checkpoint was made");
 }
 
-/// An opening with little memory, which is refused: bounded.R27, no checkpoint was made before.
+/// Checks that an opening with little memory is refused, and has made no checkpoint (bounded.R27).
 fn assert_refused_before_writes(disk: &SimDisk) {
     let before = checkpoint(disk);
     let disk = disk.in_world(SimWorld::new(3));

@@ -216,8 +216,8 @@ fn blocks_stored_by_recovery_count_for_their_file() {
     disk.world().stop();
 }
 
-/// A file was taken for one that had died if recovery found each of its blocks punched, up to the
-/// last that a file can have. From then on its inode had the number of stored bytes of before.
+/// The story: recovery took a file for a removed one if each of its blocks was punched, up to the
+/// last that a file can have. From then on its inode had the old number of stored bytes.
 #[test]
 fn blocks_punched_by_recovery_count_for_their_file() {
     let setup = setup(0);
@@ -252,8 +252,8 @@ fn blocks_punched_by_recovery_count_for_their_file() {
     assert!(report.is_clean(), "{:?}", report.findings);
 }
 
-/// Filled, emptied, filled again: as much fits each time, and after each removal the free space is
-/// what it was, to 1 % and half of a segment.
+/// A volume is filled, emptied and filled again: as much fits each time. After each removal the
+/// free space is what it was at first, to 1 % and half of a segment.
 #[test]
 fn room_comes_back_when_files_go() {
     let setup = setup(0);
@@ -279,12 +279,12 @@ fn room_comes_back_when_files_go() {
                 volume.unlink(Ino::ROOT, name).await.expect("removing works on a full volume");
             }
             volume.syncfs().await.expect("and syncing");
-            // The log has left its segment at one of them.
+            // At one of these checkpoints the log leaves its segment.
             for _ in 0..5 {
                 volume.checkpoint().await.unwrap();
             }
             let after = volume.statfs().await.unwrap().blocks_available;
-            // Of the open segment, up to a half is dead and still its own: 8 blocks.
+            // Up to half of the open segment, 8 blocks, is dead and not free yet.
             assert!(after + 8 >= before * 99 / 100, "{after} blocks of {before} after {fitted:?}");
         }
         assert!(fitted[0] > 20 && fitted.iter().all(|n| n + 3 >= fitted[0]), "{fitted:?}");

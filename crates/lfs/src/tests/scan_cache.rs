@@ -39,7 +39,7 @@ fn attr(volume: &Volume, ino: Ino) -> Result<Attr> {
 
 /// The story: each inode of a scan became an object, with an entry in three tables, and was evicted
 /// again. For a million files in order that took several times as long as decoding the attributes.
-/// scan_cache.Q62: windows count.
+/// scan_cache.Q62: the memory of windows is counted.
 #[test]
 fn q62_inode_scan_makes_no_inode_objects() {
     let options = OpenOptions { inode_cache_bytes: 2 << 20, ..OpenOptions::default() };
@@ -48,7 +48,7 @@ fn q62_inode_scan_makes_no_inode_objects() {
     block_on(volume.checkpoint()).unwrap();
     let state = || volume.0.state.lock();
     let (mut objects, mut most) = (0, 0);
-    // The last ones are in memory since they were made.
+    // The last inodes are still in memory since they were made.
     for ino in &inos[..16_000] {
         assert_eq!(attr(&volume, *ino).unwrap().ino, *ino);
         objects += u64::from(state().nodes.contains(ino.0));
@@ -60,7 +60,7 @@ fn q62_inode_scan_makes_no_inode_objects() {
     assert!(state().names_bytes() < 3 << 20, "{} bytes", state().names_bytes());
 }
 
-/// A volume with so many files, each with an attribute of so many bytes, none of them in memory.
+/// A volume with `files` files, each with an attribute of `bytes` bytes, none of them in memory.
 fn with_xattrs(device: DeviceRef, files: u64, bytes: usize) -> (Volume, Vec<Ino>) {
     let (inode_cache_bytes, node_cache_bytes) = (2 << 20, 1 << 20);
     let options = &OpenOptions { inode_cache_bytes, node_cache_bytes, ..OpenOptions::default() };
@@ -104,7 +104,7 @@ fn q62_windows_hold_a_part_of_the_bound_together() {
     let (volume, inos) = with_xattrs(Arc::new(RamDevice::new(128 << 20)), 160, 60_000);
     let state = || volume.0.state.lock();
     let (mut most, mut seen) = (0, 0);
-    // Each of the four goes on by some at a time.
+    // Each of the four scans continues by five inodes at a time.
     for (at, place) in (0..40).step_by(5).flat_map(|at| (0..4).map(move |place| (at, place))) {
         for ino in &inos[40 * place + at..][..5] {
             assert_eq!(attr(&volume, *ino).unwrap().ino, *ino);

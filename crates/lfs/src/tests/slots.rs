@@ -1,4 +1,4 @@
-//! Slots of the superblock that a disk does not take, and later does not give back.
+//! Superblock slots to which a write fails, and which cannot be read later.
 //!
 //! No locks.
 
@@ -17,7 +17,7 @@ use std::sync::Arc;
 const HALF: u64 = SLOTS as u64 / 2;
 const BLOCK: usize = 4096;
 
-/// Slots of state `number`: one at the start, one at the end of the volume.
+/// The slots of checkpoint `number`: one at the start, one at the end of the volume.
 fn slots_of(number: u64) -> [u64; 2] {
     [number % HALF, HALF + number % HALF]
 }
@@ -36,7 +36,7 @@ fn device(disk: &SimDisk) -> DeviceRef {
     Arc::new(disk.clone())
 }
 
-/// A closed volume whose next state has each of the turns in turn, and the number of that state.
+/// A closed volume after `checkpoints` checkpoints, and the number of its next one.
 fn closed(setup: &Setup, checkpoints: u64) -> (SimDisk, u64) {
     let disk = setup.blank();
     let next = disk.world().run(async {
@@ -52,11 +52,11 @@ fn closed(setup: &Setup, checkpoints: u64) -> (SimDisk, u64) {
     (disk.power_cut(1), next)
 }
 
-/// One slot did not take a state of the superblock; the other one took it, and could not be read
-/// later. The state before was taken for the newest one, and what had been synced since was not
-/// looked for: all of it if the state began a life. `state`: which one of the life. slots.U14. A
-/// slot that the failed write has torn is lost as well, so then only reading may be allowed
-/// (device.slots.R1).
+/// The story: the write of a checkpoint to one slot failed, and the other slot could not be read
+/// later. The opening took the checkpoint before that for the newest one, and did not find what had
+/// been synced since. `state`: 0 is the checkpoint of the opening, 1 the next one, 2 that of the
+/// close. slots.U14. A slot that the failed write has torn is lost as well, so then only reading
+/// may be allowed (device.slots.R1).
 #[test]
 fn state_in_single_slot_is_found_after_that_slot_fails() {
     let states = || (0..3).flat_map(|state| [(state, false), (state, true)]);
@@ -91,8 +91,9 @@ fn state_in_single_slot_is_found_after_that_slot_fails() {
     }
 }
 
-/// As above, with two neighbouring turns: each state was in one slot, and neither can be read. This
-/// looks like two bad sectors in old slots, so only reading is allowed (device.slots.R1).
+/// As in the test above, with two successive checkpoints: each is in one slot, and neither slot can
+/// be read. This looks like two bad sectors in old slots, so only reading is allowed
+/// (device.slots.R1).
 #[test]
 fn states_perhaps_in_two_unreadable_slots_open_for_reading_only() {
     for (checkpoints, half) in (0..4).flat_map(|n| [(n, 0), (n, 1)]) {
@@ -124,7 +125,7 @@ fn states_perhaps_in_two_unreadable_slots_open_for_reading_only() {
     }
 }
 
-/// A state that begins a life is in two slots before anything is written in that life.
+/// The checkpoint of an opening is in two slots before anything else is written.
 #[test]
 fn life_whose_state_only_one_slot_takes_does_not_begin() {
     let setup = setup(0);

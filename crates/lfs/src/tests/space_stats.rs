@@ -42,7 +42,7 @@ async fn scanned(volume: &Volume) -> (u64, u64) {
     (content, nodes)
 }
 
-/// Checks the equations that the figures promise, without a checkpoint.
+/// Checks the equations between the figures, which hold without a checkpoint.
 async fn check_equations(volume: &Volume) -> SpaceStats {
     let stats = volume.space_stats();
     let parts = [stats.dead_segments, stats.data_segments, stats.log_segments, stats.tree_segments];
@@ -63,7 +63,7 @@ async fn check_equations(volume: &Volume) -> SpaceStats {
     stats
 }
 
-/// Random blocks are overwritten, with a sync after every few.
+/// Overwrites random blocks, with a sync after every fifth.
 async fn overwrite(volume: &Volume, file: &OpenFileRef, blocks: u64, rng: &mut u64) {
     for round in 0..150 {
         let at = split_mix(rng) % blocks * BLOCK;
@@ -75,8 +75,8 @@ async fn overwrite(volume: &Volume, file: &OpenFileRef, blocks: u64, rng: &mut u
     }
 }
 
-/// A pass of the cleaner in a volume that nothing else changes: what it says about its victims is
-/// what it moved. False: there was nothing to move.
+/// Runs a pass of the cleaner while nothing else changes the volume: the live bytes that it reports
+/// of its victims are the bytes that it moved. False: there was nothing to move.
 async fn clean_and_compare(volume: &Volume) -> bool {
     let before = volume.clean_stats();
     if !volume.clean().await.unwrap() {
@@ -96,7 +96,7 @@ async fn clean_and_compare(volume: &Volume) -> bool {
     true
 }
 
-/// A checkpoint after a change of one block: a leaf changed, and nodes were written.
+/// Makes a checkpoint after a change of one block: its figures show a changed leaf and new nodes.
 async fn checkpoint_and_compare(volume: &Volume, file: &OpenFileRef, rng: &mut u64) {
     volume.checkpoint().await.unwrap();
     let before = volume.checkpoint_stats();

@@ -39,7 +39,7 @@ fn damage_is_told() {
     Summary::open(&bytes, foreign, header.segment, &g).expect_err("another volume's (S3)");
 }
 
-/// The fuzzer found it: the number that means "no segment", sealed well, was taken for a segment.
+/// Found by the fuzzer: a sealed summary with the number that means "no segment" was accepted.
 #[test]
 fn no_segment_has_no_summary() {
     let g = Geometry::with_segment_shift(16);

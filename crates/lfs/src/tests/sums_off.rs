@@ -44,7 +44,7 @@ impl Route {
         }
     }
 
-    /// Overwrites the file, which is durable then.
+    /// Overwrites the file and makes it durable.
     async fn overwrite(self, file: &OpenFileRef, fill: u8) {
         let buf = AlignedBuf::copy_of(&[fill; FILE]);
         file.write(0, buf, self.flags(), Privileges::Keep).await.1.unwrap();
@@ -89,7 +89,8 @@ fn recovered(setup: &Setup, disk: &SimDisk) -> Vec<u8> {
 
 /// Recovery finds the end of the log by its records. Without sums it accepts the data that a record
 /// names as the device has it. So if a record was durable before its data, a synced block read as
-/// the old bytes of its place: zeros here, bytes of another file in general (contract, point 2).
+/// the old bytes of its place: zeros here, bytes of another file in general
+/// (`docs/reference/crash-contract.md`, point 2).
 #[test]
 fn power_loss_without_sums_keeps_old_or_new_blocks() {
     let mut all_lost = 0;
@@ -126,15 +127,15 @@ fn power_loss_without_sums_keeps_old_or_new_blocks() {
                 }
             }
         }
-        // Where every write has FUA nothing waits for a flush.
+        // If every write has FUA, no state loses a write.
         assert!(states > 4, "{route:?}, fua {fua}: {states} states");
         all_lost += lost;
     }
     assert!(all_lost > 20, "{all_lost} states lost a write");
 }
 
-/// A failed flush lost what was written past the cache, and the file showed what its place held
-/// before: repair.Q4.
+/// The story: a failed flush lost content that was written past the cache, and the file showed what
+/// its place held before: repair.Q4.
 #[test]
 fn flush_failure_without_sums_shows_no_foreign_bytes() {
     let mut refused = [0; 2];
@@ -174,8 +175,8 @@ fn flush_failure_without_sums_shows_no_foreign_bytes() {
     assert_eq!(refused, [24, 24], "before the repair, and after it");
 }
 
-/// A read of lost content was in progress while the flush failed: it showed what the place held
-/// before, and the cache kept that. repair.Q4.
+/// The story: a read of lost content was in progress while the flush failed. It showed what the
+/// place held before, and the cache kept that. repair.Q4.
 #[test]
 fn flush_failure_during_read_without_sums_shows_no_foreign_bytes() {
     let mut refused = [0; 2];
@@ -249,8 +250,9 @@ fn cost_of_sync(sums: bool, fua: bool, names_data: bool) -> (usize, usize) {
     (flushes, fua_writes)
 }
 
-/// The order costs one flush for each group that names data, and nothing for other groups or with
-/// sums. After that flush nothing is unflushed, so a device that offers FUA needs no second one.
+/// Without sums, data before records costs one more flush for each group that names data, and
+/// nothing for other groups. After that flush nothing is unflushed, so a device that offers FUA
+/// needs no second one.
 #[test]
 fn sync_without_sums_costs_extra_flush_where_record_names_data() {
     let (sums, fua, names_data) = (true, true, true);
@@ -264,7 +266,7 @@ fn sync_without_sums_costs_extra_flush_where_record_names_data() {
     }
 }
 
-/// Flushes of the device for one sync, and for syncs of so many other files that begin while it is
+/// Flushes of the device for one sync, and for syncs of `others` more files that begin while it is
 /// in progress.
 fn flushes_of_syncs(others: usize, sums: bool) -> usize {
     let setup = setup(0);

@@ -31,7 +31,7 @@ fn superblock_reads_back_as_stored() {
     }
 }
 
-/// format.F3: cut at any length, with any bit flipped.
+/// format.F3: a slot is refused if it is cut at any length, or if any bit is flipped.
 #[test]
 fn damage_is_told() {
     let (superblock, bytes) = slot(1);
@@ -52,7 +52,7 @@ fn slot_at_offset_of_another_is_refused() {
     }
 }
 
-/// superblock.B2: although this slot is not sound otherwise.
+/// superblock.B2: an unknown feature is reported, although the slot has other errors, too.
 #[test]
 fn incompatible_feature_is_reported_first() {
     let (superblock, mut bytes) = slot(4);
@@ -62,7 +62,7 @@ fn incompatible_feature_is_reported_first() {
     let error = Superblock::decode(&bytes, superblock.slot).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("snapshots"), "{error}");
-    // A later version says so, too, and nothing else.
+    // A later format version is reported, too, before all other errors.
     bytes[8] = 2;
     reseal(&mut bytes);
     let error = Superblock::decode(&bytes, superblock.slot).unwrap_err();

@@ -21,7 +21,7 @@ fn leaf(seed: u64, g: &Geometry) -> (NodeHeader, Vec<(Key, Item<'static>)>, Node
     (header, items, pointer, bytes)
 }
 
-/// key.K1, key.K2, format.F5: any two keys of any kinds.
+/// key.K1, key.K2, format.F5: keys sort as their bytes do, and only complete keys decode.
 #[test]
 fn keys_are_in_the_order_of_their_bytes() {
     let g = geometry(false);
@@ -67,7 +67,7 @@ fn each_item_reads_back() {
             item.encode_into(key, &mut w, &g).unwrap_or_else(|e| panic!("{seed}, {kind}: {e}"));
             let stored = w.written();
             assert_eq!(Item::decode(key, stored, &g).unwrap(), item, "{seed}, {kind}");
-            // What may end anywhere: a piece, and a list of entries.
+            // A piece, and a list of usage entries, may end anywhere.
             if !matches!(item, Item::Piece(_) | Item::Usage(_)) {
                 for len in 0..stored.len() {
                     Item::decode(key, &stored[..len], &g).expect_err("it was cut (I2)");
@@ -113,7 +113,7 @@ fn each_node_reads_back() {
     assert!(full > 0, "some leaf has more than a few items");
 }
 
-/// format.F3, node.T4: cut at any length, with any bit flipped, its free rest included.
+/// format.F3, node.T4: a node is refused if it is cut at any length, or if any bit is flipped.
 #[test]
 fn damage_is_told() {
     let g = geometry(true);
@@ -123,7 +123,7 @@ fn damage_is_told() {
     flip_anywhere(&bytes, |b| Node::open(b, seal(), header.places[1], &g).map(drop));
 }
 
-/// node.T3, place.P1, place.P2: a stale, a misdirected and a foreign node.
+/// node.T3, place.P1, place.P2: a stale, a misdirected and a foreign node are refused.
 #[test]
 fn node_must_match_its_pointer() {
     let g = geometry(false);
@@ -146,7 +146,7 @@ fn node_must_match_its_pointer() {
     follow(&pointer, header.owner, 0, foreign).expect_err("of another volume (P2)");
 }
 
-/// node.T1, node.T2: a node whose sum is right and whose items are not.
+/// node.T1, node.T2: a node is refused if its checksum is right and its items are not.
 #[test]
 fn items_out_of_order_are_told() {
     let g = geometry(false);
@@ -201,8 +201,8 @@ fn three_largest_items_fit_a_leaf() {
     assert!(!full.unwrap(), "there is no room left");
 }
 
-/// change.G2, item.I2, item.I3, inode.N1..N3, extent.X1..X3, usage.U1: values that no decoder takes
-/// are not stored, and say why.
+/// change.G2, item.I2, item.I3, inode.N1..N3, extent.X1..X3, usage.U1: values that no decoder
+/// accepts are refused when they are encoded, with the reason.
 #[test]
 fn values_out_of_range_are_named() {
     let g = geometry(false);

@@ -1,4 +1,4 @@
-//! A volume on a disk that loses, damages, and runs full.
+//! A volume on a disk that loses writes, damages sectors, and runs full.
 //!
 //! No locks.
 
@@ -89,7 +89,7 @@ fn lost_content_is_an_error_of_its_file_alone() {
         disk.inject(FaultRule::on(BioOp::Flush, Fault::Fail(ErrorKind::Io)));
         assert!(first.sync(true).await.is_err(), "the flush failed");
         second.sync(true).await.unwrap();
-        // The cache has it still, and writes it elsewhere; what was not told yet comes first.
+        // The cache still has the block and writes it elsewhere. Unreported failures come first.
         let mut again = first.sync(true).await;
         for _ in 0..2 {
             again = if again.is_err() { first.sync(true).await } else { again };
@@ -147,7 +147,7 @@ fn r12_damage_below_the_durable_part_is_not_the_end() {
         create(&volume, "two").await.unwrap();
         volume.syncfs().await.unwrap();
         let to = head(&volume.0.log);
-        // Idle: the mark tells that the last group is durable.
+        // When the log is idle, its mark says that the last group is durable.
         disk.world().sleep(Duration::from_millis(50)).await;
         (from, to, volume.0.layout)
     });
@@ -175,7 +175,7 @@ fn head(log: &Log) -> Place {
     Place::new(head.segment.expect("something was written"), head.offset)
 }
 
-/// Without the mark, and nothing behind it, a damaged group is what a power cut leaves: the end.
+/// Without a mark behind it, a damaged group may be the torn end that a power loss leaves.
 #[test]
 fn damage_behind_the_durable_part_is_the_end() {
     let setup = Setup { content: false, ..setup() };
@@ -254,7 +254,7 @@ async fn fill(volume: &Volume, synced: &mut Vec<u32>) -> Error {
     unreachable!("a disk of a MiB takes no end of files")
 }
 
-/// slots.U11 and slots.U12: any slot may be lost.
+/// slots.U11 and slots.U12: any one slot may be lost, but not all of them.
 #[test]
 fn u11_u12_one_slot_may_be_lost() {
     let setup = Setup { content: false, ..setup() };
@@ -270,7 +270,7 @@ fn u11_u12_one_slot_may_be_lost() {
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
 }
 
-/// append.T11: what no record takes has changed nothing.
+/// append.T11: a change that is too long for a record has no effect.
 #[test]
 fn t11_too_long_for_a_record_changes_nothing() {
     let setup = Setup { content: false, ..setup() };
