@@ -44,9 +44,9 @@ pub struct Options {
     pub class: Option<usize>,
     /// This workload alone.
     pub case: Option<u64>,
-    /// Of that workload these steps alone.
+    /// Only these steps of that workload.
     pub steps: Option<Vec<usize>>,
-    /// Of these steps this spot alone.
+    /// Only this spot: a moment, and the writes that the disk keeps then.
     pub spot: Option<Spot>,
     /// How long to shrink a violation.
     pub patience: Duration,

@@ -94,7 +94,7 @@ async fn explains_no_space(volume: &Volume, op: &Op) -> bool {
     }
 }
 
-/// A value of an attribute that every volume takes has at most so many bytes.
+/// Every volume accepts values of attributes up to this many bytes.
 const LONG_VALUE: u32 = 4096;
 
 /// Steps that may be refused before a run on a failing disk ends.

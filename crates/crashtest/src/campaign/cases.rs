@@ -16,7 +16,7 @@ use forebay_lfs::fault::Planted;
 const ROUND: u64 = 6;
 const SINGLES_OF_ROUND: u64 = 3;
 const LONG: u64 = ROUND - 1;
-/// Coprime to the numbers of sequences: their order.
+/// Coprime to the numbers of sequences, so that these strides visit all of them.
 const SINGLE_STRIDE: u64 = 37;
 const PAIR_STRIDE: u64 = 4_001;
 

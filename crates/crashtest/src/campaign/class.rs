@@ -82,7 +82,7 @@ pub static CLASSES: [Class; CLASS_COUNT] = [
 ];
 
 impl Counts {
-    /// Of each class, by its name.
+    /// The counts of each class, with its name.
     pub fn by_class(&self) -> impl Iterator<Item = (&'static str, ClassCounts)> {
         CLASSES.iter().map(|class| class.name).zip(self.classes)
     }

@@ -38,7 +38,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The arguments of `forebay` that repeat it.
+    /// The arguments of `forebay` that repeat the violation.
     pub fn command(&self) -> String {
         let keep: Vec<String> = self.keep.iter().map(usize::to_string).collect();
         let plant = self.plant.map(|name| format!(" --plant {name}")).unwrap_or_default();

@@ -61,7 +61,7 @@ struct Of {
     dropped: Option<Drop>,
     /// The file that it reads.
     reads: Option<u64>,
-    /// It may find the volume full.
+    /// The operation may find the volume full.
     may_be_full: bool,
 }
 
@@ -92,7 +92,7 @@ fn is_answer(kind: ErrorKind) -> bool {
 }
 
 impl Client {
-    /// Carries out its steps, until something is wrong. Returns the inode of the file that it
+    /// Carries out its steps, until a violation is found. Returns the inode of the file that it
     /// opened last.
     pub async fn work(mut self, steps: Vec<(usize, Step)>) -> Option<u64> {
         for (number, step) in steps {
@@ -152,7 +152,8 @@ impl Client {
         self.site.dirs[usize::from(at.0)]
     }
 
-    /// Carries out one operation. `None`: it was dropped. The change that it is, and its begin.
+    /// Carries out one operation. Returns its result (`None`: it was dropped), its change, and the
+    /// time of its begin.
     async fn operation<T>(
         &self,
         of: Of,
@@ -186,7 +187,7 @@ impl Client {
         (done, changed, begin)
     }
 
-    /// An operation on names. The inode that it answered.
+    /// Carries out an operation on names. Returns the inode of the answer.
     async fn names(
         &self,
         of: Of,
@@ -204,13 +205,13 @@ impl Client {
             changed,
             answer.is_some_and(|answer| answer.is_ok()),
             |past| match answer {
-                // It may have happened or not.
+                // The operation may have taken effect or not.
                 Some(Err(ErrorKind::NoSpace)) => {}
                 Some(Err(kind)) if !is_answer(kind) => {
                     past.note_failed(kind, None, || format!("step {}, {text}: {kind:?}", of.step));
                 }
                 Some(answer) => {
-                    // An inode that lost its last name meanwhile.
+                    // The inode lost its last name meanwhile.
                     let gone =
                         |kind| if kind == ErrorKind::Stale { ErrorKind::NotFound } else { kind };
                     past.answered(changed, answer.map_err(gone));
@@ -241,7 +242,7 @@ impl Client {
         let Some(ino) = self.names(of, text, NameAct::Lookup(at), look_up).await else { return };
         match volume.open(Ino(ino), BOTH).await {
             Ok(file) => self.opened = Some(Opened::File(volume, file)),
-            // It may have lost its last name meanwhile.
+            // The file may have lost its last name meanwhile.
             Err(error) if is_answer(error.kind()) => {}
             Err(error) => {
                 let what = || format!("step {}, opening #{ino}: {error}", of.step);

@@ -48,12 +48,12 @@ pub fn draw_decay(seed: u64) -> (Kind, Setup) {
     (kind, Setup { rot: true, sums: true, inline_max: 0, failing, ..plain })
 }
 
-/// The host has no space for more of the image; in two of three runs there is some again.
+/// The host has no space for more of the image; in two of three runs it has some again later.
 pub fn draw_host_full(seed: u64) -> (Kind, Setup) {
     let mut rng = seed ^ 0xf011;
     let mut pick = |n: u64| split_mix(&mut rng) % n;
     let (kind, plain) = healthy(seed);
-    // Few runs of clients allocate more. With up to 96 KiB most of them never filled the host.
+    // Few runs of clients allocate more. Earlier, with up to 96 KiB, most never filled the host.
     let host_bytes = Some(pick(24) << 10);
     let healed_at = (pick(3) > 0).then(|| 10 + pick(15) as usize);
     (kind, Setup { host_bytes, healed_at, ..plain })

@@ -13,7 +13,7 @@ use forebay_iomap::{
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The map of a raw image whose requests do not hold what a zeroing has taken.
+/// The map of a raw image whose zero requests do not hold the range that they zero.
 pub struct EarlyRelease(pub Identity);
 
 impl MapOps for EarlyRelease {
@@ -49,7 +49,7 @@ impl MapOps for EarlyRelease {
         owned: BioOwned,
     ) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            // The task holds it, and not the request.
+            // The task holds the range (`owned`), and the request does not.
             let done = self.0.zero(range, keep, fast, Arc::new(())).await;
             drop(owned);
             done

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// Bytes of a raw image.
 pub const IMAGE_BYTES: u64 = 64 << 10;
-/// Patterns of what files begin with.
+/// The first pattern of the initial content of files.
 const FIRST_IDS: u8 = 240;
 
 impl Ground {

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 /// No time: later than every other.
 pub const NEVER: u64 = u64::MAX;
-/// When what files begin with was written.
+/// The time at which the initial content of files was written.
 pub const FIRST: u64 = 1;
 /// The pattern of a range that becomes zeros.
 pub const ZEROS: u8 = 0;
@@ -49,7 +49,7 @@ pub fn fill(id: u8, offset: u64, bytes: &mut [u8]) {
 pub enum Kind {
     /// At least to the end of its range.
     Write,
-    /// The same; its range begins at the end of file.
+    /// At least to the end of its range, which begins at the end of file.
     Append,
     /// Not at all.
     Zero,
@@ -70,17 +70,17 @@ pub struct Change {
     pub len: u64,
     /// Begin.
     pub begin: u64,
-    /// When it has taken effect for certain.
+    /// When it has taken effect for certain: when it was acknowledged, else [`NEVER`].
     pub end: u64,
-    /// It takes no effect after the end of a change that began after this time.
+    /// It takes no effect after the end of a change of the block that began after this time.
     pub latest: u64,
-    /// Its end says that its bytes are durable.
+    /// Its acknowledgement says that its bytes are durable.
     pub durable: bool,
     /// It bypasses the cache.
     pub is_direct: bool,
     /// By block: when a read has shown it, before its end.
     pub shown: BTreeMap<u64, u64>,
-    /// What an earlier life has left, in place of a pattern.
+    /// Content that an earlier life has left, instead of a pattern.
     pub content: Option<Arc<Vec<u8>>>,
 }
 
@@ -116,7 +116,7 @@ impl Change {
         self.kind != Kind::Append || self.range.end != NEVER
     }
 
-    /// The byte that it puts at `offset`: an append does not know its place beforehand.
+    /// The byte that it puts at `offset`. An append puts its id there: it learns its place later.
     fn byte(&self, offset: u64) -> u8 {
         match &self.content {
             Some(content) => content.get(offset as usize).copied().unwrap_or(ZEROS),
@@ -129,20 +129,20 @@ impl Change {
         matches!(self.kind, Kind::Write | Kind::Append)
     }
 
-    /// When it has taken effect in a block for certain, as readers know.
+    /// When it has taken effect in a block for certain: at its end, or when a read has shown it.
     fn effective(&self, block: u64) -> u64 {
         self.shown.get(&block).map_or(self.end, |shown| self.end.min(*shown))
     }
 }
 
-/// From which instant to which one a block, or a size, may be.
+/// The instants between which a block or the size may have had the state that was found.
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
     /// The first.
     pub from: u64,
     /// The last.
     pub to: u64,
-    /// After a crash: what reads have shown does not count, what was durable at its end does.
+    /// After a crash: a change that a read has shown does not count as done, a durable one does.
     pub crashed: bool,
 }
 
@@ -154,7 +154,7 @@ pub struct FileHistory {
 }
 
 impl FileHistory {
-    /// A file that has `size` bytes with the pattern `id`, since ever and durably.
+    /// A file that has `size` bytes with the pattern `id`, durable from the start.
     pub fn new(id: u8, size: u64) -> Self {
         let mut history = Self::default();
         if size > 0 {
@@ -164,7 +164,7 @@ impl FileHistory {
         history
     }
 
-    /// A file that has this content, since ever and durably.
+    /// A file that has this content, durable from the start.
     pub fn of(id: u8, content: Arc<Vec<u8>>) -> Self {
         let mut history = Self::new(id, content.len() as u64);
         history.changes.iter_mut().for_each(|first| first.content = Some(content.clone()));
@@ -194,7 +194,7 @@ impl FileHistory {
             least = least.min(after.map(|c| c.range.end).max().unwrap_or(0).max(size));
             most = most.max(perhaps.map(|c| c.range.end).max().unwrap_or(0).max(size));
         }
-        // An append without a place has it at an end of file that may have been.
+        // An append of unknown place may be at any end of file that the file may have had.
         (least, most + floating)
     }
 
@@ -213,8 +213,8 @@ impl FileHistory {
         }
     }
 
-    /// Whether a read of so many bytes shows a state of the span, and ends where the file may
-    /// have ended.
+    /// Whether a read of `asked` bytes shows a state of the span, and ends where the file may have
+    /// ended.
     ///
     /// # Errors
     /// What is wrong.
@@ -325,7 +325,7 @@ impl FileHistory {
         ))
     }
 
-    /// Whether an atom may hold what a change left there, at an instant.
+    /// Whether an atom may hold the content that the change `by` left there, at an instant.
     fn may_be(
         &self,
         by: Option<&Change>,
@@ -343,7 +343,7 @@ impl FileHistory {
             true => c.end < instant || c.durable && c.end < span.to,
             false => c.effective(number) < instant,
         };
-        // An append that never ended has no known place: it need not cover what it did not show.
+        // An append that never ended has no known place, so it counts as covering nothing.
         let later =
             |c: &&&Change| c.is_placed() && c.covers(atom) && c.begin > latest && is_over(c);
         if mine.iter().any(|c| later(&c)) {
@@ -365,7 +365,7 @@ impl FileHistory {
         !is_gap || self.changes.iter().any(leaves)
     }
 
-    /// A read of these bytes is over: what it has shown took effect before.
+    /// Notes the end of a read: each change that it has shown took effect before.
     pub fn note_read(&mut self, offset: u64, bytes: &[u8], block: u64, now: u64) {
         let end = offset + bytes.len() as u64;
         for change in self.changes.iter_mut().filter(|c| c.id != ZEROS && c.end > now) {
@@ -382,7 +382,7 @@ impl FileHistory {
         }
     }
 
-    /// An append has ended: no other one has its place.
+    /// Checks an append that has ended: no other append has its place.
     ///
     /// # Errors
     /// Which one has.
@@ -417,7 +417,7 @@ impl FileHistory {
     }
 }
 
-/// The parts of a range between the borders of the changes, and more borders.
+/// The atoms of a range: its parts between the borders of changes, and between those in `more`.
 fn atoms(changes: &[&Change], range: &Range<u64>, more: Vec<u64>) -> Vec<Range<u64>> {
     let mut borders: Vec<u64> = changes
         .iter()

@@ -1,4 +1,4 @@
-//! Whether what is recovered, of a life of several clients, is something that the histories allow.
+//! Judges whether the histories allow what is recovered of a life of several clients.
 //!
 //! No locks.
 
@@ -98,7 +98,7 @@ pub struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// Whether what is left at a time is something that the histories allow.
+    /// Checks that the histories allow what a crash at this time leaves.
     ///
     /// # Errors
     /// What is wrong.
@@ -109,7 +109,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Names that are those of a prefix, and content that was there.
+    /// Checks that the names are those of a prefix of an order, and the content of each file.
     fn volume(&self, found: &Found, time: u64) -> Checked<()> {
         let names = names_of(found)?;
         let (orders, now) = (&self.ran.orders, time + 1);
@@ -144,8 +144,8 @@ impl Judge<'_> {
         }))
     }
 
-    /// The content of one file, which was there before `floor`: a rename promises that. `bad` are
-    /// blocks that could not be read.
+    /// Checks the content of one file. Changes from before `floor` must be there: a rename promises
+    /// that. `bad` are blocks that could not be read.
     fn content(
         &self,
         ino: u64,
@@ -157,8 +157,8 @@ impl Judge<'_> {
         let of =
             |sync: &&super::log::Synced| sync.of.is_none_or(|of| of == ino) && sync.end <= time;
         let synced = past.syncs.iter().filter(of).map(|sync| sync.begin).max().unwrap_or(0);
-        // The contract: what was written past the cache, and what the file grew by since, may be
-        // missing behind a rename that is durable, where the disk loses it.
+        // By the contract, a direct write, and growth of the file since, may be missing after a
+        // durable rename if the disk loses them.
         let floor = if past.has_lost_direct(ino, (synced, time)) { 0 } else { floor };
         let span = Span { from: synced.max(floor), to: time + 1, crashed: true };
         let unknown = FileHistory::default();

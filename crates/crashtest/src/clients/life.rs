@@ -15,7 +15,7 @@ use std::collections::HashSet;
 
 /// Steps of a second life.
 const STEPS: usize = 10;
-/// Number of its first one: no change has the pattern of one of the first life.
+/// Number of the first step of a second life, so that no change has a pattern of the first life.
 const FIRST_STEP: usize = 100;
 /// Crash states of a moment, at most.
 const STATES: usize = 6;
@@ -51,7 +51,7 @@ impl Life<'_> {
         seen: &mut Seen,
     ) -> Checked<()> {
         let Clients { setup, is_volume, draw } = self.clients;
-        // With many kills most lives would end in an opening that fails.
+        // With many kills and such a disk most lives would end in an opening that fails.
         let failing = if setup.late { Vec::new() } else { setup.failing.clone() };
         let setup = &Setup { grown_bytes: None, failing, ..setup.clone() };
         let ground = remains.ground()?;

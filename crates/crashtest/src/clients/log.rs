@@ -66,11 +66,11 @@ pub struct Past {
     /// The disk has failed a request of this run: operations may be refused. A full host and decay
     /// do not count: they lose nothing that makes a volume read-only.
     pub has_failed: bool,
-    /// It fails reads alone: nothing can be lost, so no volume turns read-only.
+    /// The disk fails only reads: nothing can be lost, so no volume turns read-only.
     pub is_lossless: bool,
     /// When the volume was open: until then nothing was served.
     pub opened: Option<u64>,
-    /// Most memory of the volume after an operation, without its frames, bytes.
+    /// Most memory of the volume after an operation, without frames of its cache, bytes.
     pub most_memory: u64,
     running: BTreeMap<usize, (String, u64)>,
     wrong: Option<String>,
@@ -96,7 +96,7 @@ pub fn of_checkpoint(error: Error) -> Error {
 }
 
 impl Log {
-    /// Of a run on this disk that begins with these files, and with these decayed blocks.
+    /// The record of a run on this disk that begins with these files and these decayed blocks.
     pub fn new(disk: &SimDisk, files: BTreeMap<u64, FileHistory>, decayed: &[(u64, u64)]) -> Self {
         let decayed = decayed.iter().map(|(ino, block)| (*ino, *block, 0)).collect();
         // The files come first.
@@ -153,8 +153,8 @@ impl Log {
         })
     }
 
-    /// It is over; `end` says what came of it. If it is not settled, it has happened, or it
-    /// happens before the end of what begins later.
+    /// The operation of a step ends; `end` records its result. If it is not settled, it may have
+    /// taken effect, or may do so until the end of a change that begins later.
     pub fn end(&self, step: usize, changed: Changed, settled: bool, end: impl FnOnce(&mut Past)) {
         let steps = self.disk.world().steps();
         let has_failed = self.has_failed();
@@ -217,8 +217,8 @@ impl Past {
             ErrorKind::Io if self.has_failed => self.failed += 1,
             // A write to a part of a block reads the block first.
             ErrorKind::Corrupt if of.is_some_and(|ino| self.has_decayed(ino)) => self.failed += 1,
-            // A failed write or flush may have lost what went past the cache. A read of it finds
-            // old content, which does not match its checksum.
+            // A failed write or flush may have lost a direct write. A read of the block finds old
+            // content, which does not match its checksum.
             ErrorKind::Corrupt | ErrorKind::ReadOnly | ErrorKind::Shutdown
                 if self.has_failed && !self.is_lossless =>
             {
@@ -247,8 +247,9 @@ impl Past {
         self.decayed.iter().any(|(of, n, since)| (*of, *n) == (ino, block) && *since <= time)
     }
 
-    /// The disk fails, and a write past the cache of this file had not worked by then, or no later
-    /// sync of the file has. `synced`: when the last sync began that worked.
+    /// Whether the disk may have lost a direct write of this file: the disk fails, and the write
+    /// had not succeeded by `time`, or no later sync has. `synced`: begin of the last successful
+    /// sync.
     pub fn has_lost_direct(&self, ino: u64, (synced, time): (u64, u64)) -> bool {
         let changes = self.files.get(&ino).into_iter().flat_map(|file| &file.changes);
         let mut direct = changes.filter(|change| change.is_direct && change.begin <= time);
@@ -292,7 +293,7 @@ impl Past {
         }
     }
 
-    /// From now on it takes no effect any more.
+    /// Sets the time after which a dropped or failed operation takes no effect.
     pub fn close(&mut self, changed: Changed, now: u64) {
         match changed {
             Changed::Names(n) => self.names[n].latest = self.names[n].latest.min(now),

@@ -72,8 +72,8 @@ pub struct NameOp {
 pub struct Names {
     /// Inodes by their names.
     pub entries: BTreeMap<At, u64>,
-    /// By inode: what was written before this time precedes the rename that put it in another's
-    /// place.
+    /// By inode: content written before this time is durable with the rename that put the file in
+    /// another's place.
     pub floors: BTreeMap<u64, u64>,
 }
 
@@ -82,7 +82,7 @@ pub struct Names {
 struct State {
     done: u64,
     names: Names,
-    /// It leads to all answers.
+    /// Some order that begins with it explains all answers.
     is_live: bool,
 }
 
@@ -266,7 +266,7 @@ fn apply(names: &mut Names, op: &NameOp, number: u64, known: &BTreeSet<u64>) -> 
     }
 }
 
-/// The inode at a name. That of a creation without an answer becomes known by being seen.
+/// The inode at a name. The inode of a creation without an answer becomes known when it is seen.
 fn there(names: &mut Names, at: At, seen: Option<u64>, known: &BTreeSet<u64>) -> Answer {
     let ino = *names.entries.get(&at).ok_or(ErrorKind::NotFound)?;
     match seen {
@@ -296,7 +296,7 @@ fn rename(names: &mut Names, (from, to): (At, At), how: How, begin: u64) -> Answ
             entries.insert(to, moved);
         }
     }
-    // Its content precedes the record of the rename.
+    // The content of the moved file is durable before the record of the rename.
     if old.is_some() {
         names.floors.insert(moved, begin);
     }

@@ -13,7 +13,7 @@ const LETTERS: u64 = 3;
 /// Operations on names of one run.
 const NAME_STEPS_MAX: usize = 40;
 
-/// What a step does. What it does to content it does to the file that its client opened last.
+/// What a step does. Operations on content use the file that the client opened last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
     /// Opens a file.
@@ -49,9 +49,9 @@ pub enum Act {
 /// When an operation is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Drop {
-    /// After so many polls that found it waiting.
+    /// The number of polls that find it waiting before it is dropped.
     pub polls: u32,
-    /// Not before it would be polled again.
+    /// It is dropped when it would be polled again, and not right after the last poll.
     pub late: bool,
 }
 
@@ -81,7 +81,7 @@ pub struct Draw {
     pub unit: u64,
     /// There are names; else one image.
     pub names: bool,
-    /// One in so many operations is dropped; 0: none.
+    /// One in this many operations is dropped; 0: none.
     pub drops: u64,
 }
 
@@ -168,7 +168,7 @@ fn flags(rng: &mut u64) -> IoFlags {
     }
 }
 
-/// Ranges that meet often, at blocks and within them.
+/// Ranges that overlap often, at blocks and within them.
 fn range(draw: &Draw, flags: IoFlags, rng: &mut u64) -> (u64, u64) {
     let unit = draw.unit;
     let spread = [4 * unit, 12 * unit, draw.bytes][pick(rng, 3) as usize].min(draw.bytes);

@@ -39,7 +39,7 @@ const STEPS_MAX: u64 = 400_000;
 
 /// The result of a run.
 pub struct Ran {
-    /// Every moment; the last one is behind everything.
+    /// Every moment; the last one is after all requests.
     pub cuts: Vec<PowerCut>,
     /// What was done.
     pub past: Past,
@@ -174,7 +174,7 @@ impl Life<'_> {
             _ if self.log.is_wrong() => return Ok(()),
             None => (volume, options.cache),
             Some(bytes) => {
-                // Nothing of the clients is left that could keep the smaller volume.
+                // The clients keep no reference to the smaller volume.
                 site.volume = None;
                 let Some((volume, cache)) = self.grow(volume, &device, bytes).await? else {
                     return Ok(());
@@ -342,7 +342,7 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Reads a range, and compares it with the history of the file. How many bytes there were.
+    /// Reads a range, and compares it with the history of the file. Returns the number of bytes.
     async fn check_range(
         &self,
         opened: &Opened,
@@ -393,7 +393,7 @@ mod tests {
         (world, log, meter)
     }
 
-    /// M1: both report the operation that waits.
+    /// M1: a stuck and an endless run are reported with the operation that waits.
     #[test]
     fn operation_that_waits_for_ever_is_named() {
         let (world, log, meter) = running();

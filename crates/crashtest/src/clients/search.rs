@@ -36,7 +36,7 @@ const OLDER: u64 = 8;
 /// What was recovered of one workload (X2).
 #[derive(Default)]
 struct Memo {
-    /// What disks held, by their sums, and a number for it.
+    /// By the checksum of a disk: its content, and a number for that.
     found: HashMap<u64, (u64, Remains)>,
     /// By key and time: judged, without a violation.
     judged: HashSet<(u64, u64)>,

@@ -13,7 +13,7 @@ use forebay_lfs::Volume;
 use forebay_sim::SimDisk;
 use forebay_vfs::Ino;
 
-/// After one step in so many the content of the client's file decays.
+/// After one step in this many the content of the client's file decays.
 const DECAYS: u64 = 5;
 
 /// The events of a run.
@@ -51,11 +51,11 @@ impl Weather {
         let Some(Opened::File(volume, file)) = opened else { return };
         let ino = file.ino();
         let held = stored(volume, ino).await;
-        // A failure of it is judged where a client asks for a checkpoint.
+        // A failed checkpoint is judged when it is a step of a client.
         if volume.checkpoint().await.is_err() {
             return;
         }
-        // From the answer to the decay no other task runs.
+        // Between this lookup and the decay no other task runs.
         let mut stored = stored(volume, ino).await;
         stored.retain(|run| held.contains(run));
         if stored.is_empty() {

@@ -44,7 +44,7 @@ pub struct Stable {
 /// The result of a run.
 #[derive(Default)]
 pub struct Ran {
-    /// The moments, in order; the last one is behind everything.
+    /// The moments, in order; the last one is after all requests.
     pub cuts: Vec<PowerCut>,
     /// By the tag of a moment.
     pub(super) history: Vec<Progress>,
@@ -64,7 +64,7 @@ pub struct Ran {
     pub reads_failed: u64,
     /// Requests that the host refused for lack of space.
     pub no_space: u64,
-    /// Steps that were refused, and the run went on.
+    /// Refused steps after which the run went on.
     pub refused: u64,
     /// The volume was made larger.
     pub grown: bool,
@@ -79,7 +79,7 @@ pub struct Ran {
     pub largest_end: u64,
     /// Most of what a step used.
     pub usage: Usage,
-    /// The script that was carried out, if that is another one than was given.
+    /// The script that was carried out, if it differs from the given one.
     pub script: Option<Script>,
     /// It ended before its last step: the volume did not open, too many steps were refused, or
     /// what a step on an unknown file answered could not be judged.

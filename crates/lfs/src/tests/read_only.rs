@@ -169,7 +169,7 @@ fn file_with_lost_block_keeps_its_size_at_close() {
     assert_eq!(found, [[1; BLOCK], [2; BLOCK], [3; BLOCK]].concat());
 }
 
-/// Names, so that the tree has several leaves, all of them durable.
+/// Creates files, so that the tree has several leaves, and makes everything durable.
 async fn many_names(volume: &Volume, count: u32) -> Vec<Ino> {
     let mut inos = Vec::new();
     for n in 0..count {

@@ -1,4 +1,4 @@
-//! The oracle finds what is wrong, and nothing else.
+//! Tests that histories find each violation, and report nothing else.
 
 use super::*;
 
@@ -34,13 +34,13 @@ fn write_synced_is_not_found_undone() {
     }
     file.check(0, &new, 512, crashed(14, 20)).unwrap();
     assert!(file.check(0, &old, 512, crashed(14, 20)).is_err());
-    // Not before it began, and no other bytes at all.
+    // The new content is not found before the write began, and other bytes never are.
     assert!(file.check(0, &new, 512, crashed(5, 9)).is_err());
     assert!(file.check(0, &bytes(9, 0..512), 512, crashed(5, 20)).is_err());
 }
 
-/// history.C2: a block is old or new as a whole, where two writes fill its halves one after the
-/// other.
+/// history.C2: two writes fill the halves of a block one after the other. The block is as it was at
+/// one instant: never with the second half alone.
 #[test]
 fn block_of_two_instants_is_found() {
     let file =
@@ -52,7 +52,7 @@ fn block_of_two_instants_is_found() {
     assert!(file.check(0, &mixed(200, 4), 512, crashed(2, 20)).is_err());
 }
 
-/// A dropped write may be there or not; but not over one that began later and was acknowledged.
+/// A dropped change may be found or not, but not over one that began later and was acknowledged.
 #[test]
 fn dropped_write_over_later_one_is_found() {
     let dropped = given_up(over(ZEROS, Kind::Zero, 0..512, 10, 12));
@@ -66,7 +66,7 @@ fn dropped_write_over_later_one_is_found() {
     assert!(file.check(0, &[0; 512], 512, crashed(17, 20)).is_err());
 }
 
-/// history.C1: what one read has shown, the next one does not take back.
+/// history.C1: content that one read has shown, a later read does not take back.
 #[test]
 fn older_read_after_newer_is_found() {
     let mut file = file(vec![Change::begun(3, Kind::Write, 0..512, 10)]);
@@ -76,12 +76,12 @@ fn older_read_after_newer_is_found() {
     file.check(0, &new, 512, span(14, 16)).unwrap();
     file.note_read(0, &new, 512, 16);
     assert!(file.check(0, &old, 512, span(17, 18)).is_err());
-    // A crash may: it is not acknowledged.
+    // A crash may take it back, because the write was not acknowledged.
     file.check(0, &old, 512, crashed(2, 20)).unwrap();
 }
 
-/// history.C3, history.C4: a size is explained by an order, and does not cover bytes that an
-/// acknowledged write has not left.
+/// history.C3, history.C4: a size is one that an order of the changes explains, and zeros below it
+/// are those that a change left.
 #[test]
 fn size_without_bytes_is_found() {
     let file = file(vec![
@@ -99,7 +99,7 @@ fn size_without_bytes_is_found() {
     assert!(file.check(0, &lost, 512, crashed(2, 15)).is_err());
 }
 
-/// Two acknowledged appends have two ranges.
+/// The same range for two acknowledged appends is found.
 #[test]
 fn append_range_given_twice_is_found() {
     let once = |at: u64| over(4, Kind::Append, at..at + 100, 11, 14);
@@ -108,7 +108,8 @@ fn append_range_given_twice_is_found() {
     assert!(with(1024).check_append(2).is_err());
 }
 
-/// What an earlier life has left is judged by its bytes; an overwrite may be there or not.
+/// Content that an earlier life has left is compared byte by byte; an overwrite may be there or
+/// not.
 #[test]
 fn content_of_earlier_life_stays_until_it_is_overwritten() {
     let left: Vec<u8> = (0..32).map(|n| n * 7).collect();
@@ -137,8 +138,8 @@ fn dropped_append_that_was_read_leaves_gap_behind_it() {
 }
 
 /// A truncate takes effect between two blocks of a write that runs at the same time: the later
-/// block makes the file longer again, and the earlier one is a gap. One after the other leaves
-/// none.
+/// block makes the file longer again, and the earlier one is a gap. A truncate before or after the
+/// write leaves no gap.
 #[test]
 fn write_that_truncate_divides_leaves_gap_before_its_later_blocks() {
     let cut = |begin, end| over(ZEROS, Kind::Truncate, 512..NEVER, begin, end);
