@@ -377,8 +377,8 @@ impl Life<'_> {
             }
             None => Err("it is not found".into()),
         };
-        // Reads may fail if the disk fails reads, or if data decays. With a disk that only refuses
-        // writes and flushes, or a full host, each file stays readable.
+        // Only setups whose data decays also fail reads. With a disk that only refuses writes and
+        // flushes, or a full host, each file stays readable.
         if let Err(what) = &found
             && !self.setup.rot
         {

@@ -2,10 +2,10 @@
 //! that the disk may have kept, recovery, and second lives with further power losses.
 //!
 //! Invariants: X1 which states are inspected depends on the setup, the script and the depth, and on
-//! what was recovered of the workload before. A [`Spot`] names a state by itself, so that it finds
-//! it again. X2 a state is counted once for each moment. States that read the same are recovered
-//! once in a workload, and judged against each moment that they belong to. X3 what was inspected
-//! while another workload opened the same volume is left out.
+//! what was recovered of the workload before. A [`Spot`] names a state by itself, so that a search
+//! finds the state again. X2 a state is counted once for each moment. States that read the same are
+//! recovered once in a workload, and judged against each moment that they belong to. X3 moments of
+//! an opening that another workload of the same volume has inspected are skipped.
 //!
 //! No locks.
 
@@ -27,7 +27,7 @@ use std::rc::Rc;
 /// How much of each workload the search inspects.
 #[derive(Debug, Clone, Copy)]
 pub struct Depth {
-    /// All subsets of up to this many pending writes, at most 20. More are sampled.
+    /// All subsets of up to this many pending writes, at most 20. Of more writes, some subsets.
     pub all_upto: usize,
     /// Crash states of a moment, at most.
     pub states: usize,
@@ -60,7 +60,8 @@ impl Depth {
         older: 8,
     };
 
-    /// Less of it for a setup with large volumes.
+    /// The depth for a setup: less for large volumes, more kills for late writes, more later lives
+    /// if the setup has more than two lives.
     fn within(self, setup: &Setup) -> Self {
         let plain = match setup.large {
             true => Self { all_upto: 2, states: 6, second_states: 2, moments: 6, ..self },
@@ -90,7 +91,7 @@ struct Memo {
     disks: HashMap<u64, u64>,
     /// By their key.
     found: HashMap<u64, Rc<Found>>,
-    /// Steps, by key and tag of the moment.
+    /// The step that was found, by key and tag of the moment.
     judged: HashMap<(u64, u64), usize>,
     recoveries: Recoveries,
 }
@@ -250,7 +251,7 @@ impl<'a> Search<'a> {
     }
 
     /// Damages a sector in each of the newest slots of the superblock, and recovers that: the
-    /// previous checkpoint and the log after it must give the same.
+    /// previous checkpoint and the log after it must give a state that the script allows.
     fn older(&mut self, cut: &PowerCut, state: &CrashState, seen: &mut Seen) -> Checked<()> {
         let setup = self.subject.setup;
         let newest = newest_slots(state, state.sum().is_multiple_of(3));
@@ -341,9 +342,9 @@ fn slot(state: &CrashState, at: u64, number: usize) -> Option<(u64, u64, Superbl
     Some((found.checkpoint, at, found))
 }
 
-/// Offsets of the slots of the superblock with the highest number; `one`: of one of them. All are
-/// returned only if the previous checkpoint has trees of its own. A slot that only marks the volume
-/// as open again has no substitute in the slot before it.
+/// Offsets of the slots of the superblock with the highest checkpoint number; `one`: of one of
+/// them. All are returned only if the previous checkpoint has trees of its own. A slot that only
+/// marks the volume as open again has no substitute in the slot before it.
 pub fn newest_slots(state: &CrashState, one: bool) -> Vec<u64> {
     let slots_at = |end| slot_offsets(end).into_iter().enumerate();
     let front = slots_at(state.size()).take(SLOTS as usize / 2);
@@ -358,7 +359,7 @@ pub fn newest_slots(state: &CrashState, one: bool) -> Vec<u64> {
     let places = all.iter().filter(|(checkpoint, ..)| checkpoint == newest).map(|(_, at, _)| *at);
     let places: Vec<u64> = places.collect();
     match (one || !falls_back, places.len()) {
-        // With two of them, the other one remains.
+        // With two such slots, the other one remains.
         (true, 2..) => places[..1].to_vec(),
         (true, _) => Vec::new(),
         (false, _) => places,
@@ -370,7 +371,7 @@ struct Life<'a> {
     setup: &'a Setup,
     depth: Depth,
     seed: u64,
-    /// Lives that there may be, those before it included.
+    /// `Setup::lives` in a second life, one less in each later one; above 2 another may follow.
     lives: u32,
 }
 

@@ -35,7 +35,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// A digest of everything: equal disks may still read differently.
+    /// A digest of the volume's digest, of all content, and of unreadable blocks.
     pub fn key(&self) -> u64 {
         let mut key = self.digest;
         for (path, (_, content)) in &self.files {
@@ -69,8 +69,8 @@ pub struct Past<'a> {
 }
 
 impl<'a> Past<'a> {
-    /// Of a run, at a moment. What a run on a failing disk has recorded itself overrules the
-    /// script.
+    /// Of a run, at a moment. A script that a run on a failing disk has recorded replaces the given
+    /// one.
     pub fn new(script: &'a Script, ran: &'a Ran, progress: Progress) -> Self {
         let script = ran.script.as_ref().unwrap_or(script);
         let (syncs, stable) = (&ran.syncs[..progress.syncs], &ran.stable[..progress.stable]);
@@ -79,8 +79,8 @@ impl<'a> Past<'a> {
     }
 }
 
-/// Recoveries of one workload that are known (read_tree.N1), by whether a lone record goes out with
-/// FUA.
+/// Recoveries of one workload that are known (read_tree.N1), by whether the setup writes records
+/// with FUA.
 #[derive(Default)]
 pub struct Recoveries {
     whole: [ReadTree<Rc<Found>>; 2],
@@ -309,7 +309,7 @@ pub fn judge(setup: &Setup, past: Past<'_>, found: &Found) -> Checked<usize> {
     ))
 }
 
-/// The content of every file, if the names are those of `step`.
+/// Checks the content of every file, if the names are those of `step`.
 fn content(setup: &Setup, past: Past<'_>, all: &Found, step: usize) -> Checked<()> {
     if !setup.content {
         return Ok(());
@@ -396,7 +396,7 @@ impl File<'_> {
         Ok(())
     }
 
-    /// The least size since a write was durable.
+    /// The least size that the file may have since a write was durable.
     fn least(&self, stable: &Stable) -> usize {
         let since = self.versions.iter().filter(|(step, _)| *step >= stable.steps);
         let least = since.map(|(_, content)| content.len()).min().unwrap_or(0);

@@ -35,7 +35,7 @@ fn count() {
     }
 }
 
-// SAFETY: passes on to the system's allocator, and counts.
+// SAFETY: each method passes its call on to the system's allocator.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();

@@ -29,7 +29,7 @@ const SAMPLES: u64 = 64;
 const TORN_SAMPLES: u64 = 8;
 /// The unit that some disks never tear, bytes.
 const PAGE_BYTES: usize = 4096;
-/// Number of random tears that have a name.
+/// Number of random tears that have a letter.
 const RANDOM_TEARS: u64 = 10;
 
 /// How a write of several sectors is torn.
@@ -173,7 +173,7 @@ impl CrashState {
         Reads::of(self.image.clone())
     }
 
-    /// Records a read of this state, which stems from a recorded one.
+    /// Records a read of this state, which was made from the state that `reads` records.
     pub fn note_read(&self, reads: &Reads, read: Read) {
         reads.note(&self.image, read);
     }
@@ -276,8 +276,9 @@ impl PowerCut {
     }
 
     /// The disk after a kill of the process while the machine runs on: all completed writes, still
-    /// volatile, and any of those in flight, by the seed. It no longer fails, and it has evicted
-    /// what a failed flush has lost: while it still reads back, no next user can know of the loss.
+    /// volatile, and any of those in flight, by the seed. The disk no longer fails, and has evicted
+    /// writes that a failed flush has lost: as long as they read back, no next user can know of the
+    /// loss.
     pub fn killed(&self, seed: u64, world: Arc<SimWorld>) -> SimDisk {
         let (mut media, mut state) = (self.media.clone().for_next_user(), seed);
         for part in &self.parts[self.media.pending.len()..] {

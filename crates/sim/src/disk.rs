@@ -159,7 +159,7 @@ impl SimDisk {
         self.0.state.lock().media.rot(offset / u64::from(self.0.config.sector));
     }
 
-    /// Makes the power fail at the submission after the next `n`. That one, all later ones and
+    /// Makes the power fail at the submission after the next `n`. That request, all later ones and
     /// those in flight fail, and only crash states can be taken.
     pub fn power_off_after(&self, n: u64) {
         self.0.state.lock().power = Some(n);
@@ -216,7 +216,7 @@ impl SimDisk {
         self.0.state.lock().log.clone()
     }
 
-    /// Forgets the finished part of the log.
+    /// Clears the log, unless a request is in flight.
     pub fn clear_log(&self) {
         let mut state = self.0.state.lock();
         if state.in_flight.is_empty() {
@@ -533,7 +533,7 @@ impl BlockDevice for SimDisk {
         shared.world.at(now + time, Box::new(finish));
     }
 
-    /// At once, with the same faults: nothing may wait inside the simulated world.
+    /// Executed at once, with the faults of a bio: nothing may wait inside the simulated world.
     fn read_into(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let len = dst.len() as u64;
         self.at_once(BioOp::Read, BioFlags::SYNC, offset, len, |state, fault| {
@@ -542,7 +542,7 @@ impl BlockDevice for SimDisk {
         })
     }
 
-    /// At once, with the same faults.
+    /// Executed at once, with the faults of a bio.
     fn write_from(&self, offset: u64, src: &[u8], flags: BioFlags) -> Result<()> {
         let config = &self.0.config;
         let len = src.len() as u64;
@@ -567,7 +567,8 @@ impl SimDisk {
         let sector = u64::from(self.0.config.sector);
         let numbers = {
             let state = self.0.state.lock();
-            // The answer says which sectors are holes, which a record of content does not cover.
+            // The answer shows which sectors are holes. A record has only content, so it is given
+            // up.
             state.reads.iter().for_each(Reads::give_up);
             state.media.current.numbers()
         };

@@ -19,7 +19,7 @@ use std::ops::Range;
 pub enum Fault {
     /// The call fails with this kind. A failed write leaves each of its sectors old or new (with
     /// `NoSpace` all old). A failed flush leaves each write it covered durable, pending, or lost
-    /// for good although it may still read back until then.
+    /// for good; a lost write may still read back for a while.
     Fail(ErrorKind),
     /// Read or write: a part is transferred, and the call fails.
     Short,
@@ -89,7 +89,7 @@ impl FaultCounts {
     }
 }
 
-/// When a fault fires. New: at the first matching call, once.
+/// When a fault fires. A new rule fires once, at the first matching call.
 #[derive(Debug, Clone)]
 pub struct FaultRule {
     fault: Fault,

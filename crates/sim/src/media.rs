@@ -164,8 +164,8 @@ impl Media {
         }
     }
 
-    /// Puts changes into the durable image out of turn (media.M3). Changes of one call are
-    /// contiguous runs or single sectors, in ascending order.
+    /// Puts changes into the durable image out of turn (media.M3). The changes of one call are in
+    /// ascending order of sectors.
     fn make_durable(&mut self, changes: Vec<Change>) {
         let (first, last) = (changes[0].0, changes[changes.len() - 1].0);
         let newer = |n: u64| {
@@ -226,7 +226,8 @@ impl Media {
         }
     }
 
-    /// Keeps a part of the changes: a prefix, a suffix, or some; of a single sector, half.
+    /// Keeps a part of the changes: a prefix, a suffix, or some; of a single sector the first
+    /// bytes.
     pub fn tear(&mut self, changes: &mut Vec<Change>) {
         let n = changes.len() as u64;
         if n == 1 {

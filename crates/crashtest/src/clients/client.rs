@@ -42,7 +42,7 @@ pub struct Site {
     pub block: u64,
     /// What the volume may hold in memory.
     pub bounds: Bounds,
-    /// What happens to the disk meanwhile.
+    /// Faults and decay of the disk during the run.
     pub weather: Weather,
 }
 

@@ -77,7 +77,7 @@ pub struct Counts {
     pub no_space: u64,
     /// Sectors that decayed.
     pub rotten: u64,
-    /// Steps that were refused, and the run went on.
+    /// Refused steps after which the run went on.
     pub refused: u64,
     /// Volumes that were made larger.
     pub grown: u64,
@@ -103,7 +103,7 @@ pub struct Counts {
     pub most_polls: u64,
     /// Most requests of one step.
     pub most_requests: u64,
-    /// Most memory of a volume after a step, without its frames, bytes.
+    /// Most memory of a volume after a step, without frames of its cache, bytes.
     pub most_memory: u64,
     /// Of each class, in the order of [`crate::CLASSES`].
     pub classes: [ClassCounts; CLASS_COUNT],

@@ -14,7 +14,7 @@ pub enum Spot {
     /// After a power loss at this moment, with these fates of the pending writes (letters of
     /// [`Fate`]). With the flag: in the life after that.
     Cut(usize, String, bool),
-    /// When the process was killed at this moment, or later.
+    /// After a kill of the process at this moment, or in the life that follows.
     Killed(usize),
 }
 

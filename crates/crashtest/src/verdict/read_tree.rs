@@ -28,7 +28,7 @@ enum Step<T> {
 pub struct ReadTree<T> {
     /// All steps; the first one is the program's first read.
     steps: Vec<Step<T>>,
-    /// The step behind a read, by what it found.
+    /// The step behind a read, by the number of the read and the checksum of what it found.
     next: HashMap<(usize, u64), usize>,
 }
 
@@ -80,7 +80,7 @@ impl<T> ReadTree<T> {
         }
     }
 
-    /// The step behind another one, or this one if there is none.
+    /// The step behind `from` (`None`: the first step); adds `new` if there is none.
     fn step(&mut self, from: Option<(usize, u64)>, new: Step<T>) -> usize {
         let last = self.steps.len();
         let at = match from {

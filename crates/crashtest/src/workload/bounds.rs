@@ -1,9 +1,9 @@
 //! Bounds of a workload's operations: polls and requests until each ends, and the volume's memory
 //! then. An operation above a bound is a violation, so that the search finds hangs and leaks.
 //!
-//! The bounds are ten to thirty times the largest figures of some 90,000 states. What grows
-//! with a log that may be as long as the volume is bounded by the segments of the volume, and what
-//! reads or writes content by the size of files.
+//! The bounds are ten to thirty times the largest figures of some 90,000 states. Those of
+//! operations that read the log grow with the segments of the volume, and those of operations that
+//! read or write content with the size of files.
 //!
 //! Invariant: bounds.B1 a panic of the simulated world stops a run that has not ended after
 //! `run_polls` polls.
@@ -22,7 +22,7 @@ pub struct Usage {
     pub polls: u64,
     /// Requests to the disk during the step, those of background work included.
     pub requests: u64,
-    /// Memory of the volume after the step, without its frames, bytes.
+    /// Memory of the volume after the step, without frames of its cache, bytes.
     pub memory: u64,
 }
 
@@ -125,7 +125,7 @@ impl Bounds {
         }
     }
 
-    /// Memory of the volume without its frames, bytes.
+    /// Memory of the volume without frames of its cache, bytes.
     ///
     /// # Errors
     /// It is more than allowed, or the volume turned read-only without a lost node.
@@ -162,11 +162,12 @@ impl Bounds {
             Operation::Open => 20 * of_log,
             Operation::Fsck => 20 * (50 + 3 * of_log / 2),
             Operation::ReadAll | Operation::Close => 20 * of_content,
-            // Writes of up to 1 MiB, and every step may wait for the cleaner.
+            // A step writes up to 1 MiB, and may wait for the cleaner.
             Operation::Step => times * 3_000,
             Operation::Checkpoint => 1_000,
             Operation::Grow => 600,
-            // A task takes longer than a step, because it begins within one and goes on.
+            // A task takes longer than a step: it begins within a step, and goes on during later
+            // ones.
             Operation::Tasks => times * 9_000,
         }
     }

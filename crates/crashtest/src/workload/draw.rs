@@ -24,7 +24,7 @@ pub fn short_setup(number: u64, seed: u64) -> Setup {
         ..Setup::with_content(seed)
     };
     match number {
-        // All blocks, all lengths of what is inline, FUA and not.
+        // All block sizes, all limits of inline content, with FUA and without.
         0..24 => Setup {
             block_bytes: 512 << (number / 6),
             inline_max: inline[(number / 2 % 3) as usize],

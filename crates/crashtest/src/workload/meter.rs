@@ -24,7 +24,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// For a run on this disk, of so many steps of the world from now on.
+    /// For a run of `run_steps` steps of the world from now on, on this disk.
     pub fn new(bounds: Bounds, disk: &SimDisk, run_steps: u64) -> Self {
         let run_end = disk.world().steps() + run_steps;
         disk.world().set_step_limit(run_end);

@@ -1,5 +1,5 @@
-//! A check and a growth of a volume, and the faults that the crash test itself injects into them:
-//! they do too much, and the bounds of [`super::meter`] find it.
+//! A check and a growth of a volume, and injected faults that repeat their work: the bounds of
+//! [`super::meter`] find that.
 //!
 //! No locks.
 

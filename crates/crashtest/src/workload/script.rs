@@ -202,9 +202,9 @@ pub struct Script {
     pub stable: Vec<Option<(u64, Range<u64>)>>,
     /// The inode in the file system in memory that a step syncs.
     pub synced: Vec<Option<u64>>,
-    /// The first is before the first step.
+    /// The states before the first step, and after each step.
     pub moments: Vec<Moment>,
-    /// Files that were closed after a truncation to 0 bytes: inode, and the number of steps with
+    /// Files that were closed after a truncation to 0 bytes: inode, and the number of steps up to
     /// the close.
     pub closed: Vec<(u64, usize)>,
     /// Files that replaced another one: inode, and the step that did it.
@@ -476,7 +476,7 @@ fn unnamed(fs: &MemFs, runner: &Runner) -> BTreeMap<u64, Arc<Vec<u8>>> {
 }
 
 impl Script {
-    /// Notes truncations and replacements by the last step, of which the crash contract speaks.
+    /// Notes truncations and replacements by the last step, for which the crash contract has rules.
     fn note(&mut self, op: &Op, cut: &mut BTreeSet<u64>) {
         let [.., old, new] = &self.moments[..] else { return };
         for (ino, content) in &new.files().inodes {

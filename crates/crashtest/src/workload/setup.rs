@@ -16,7 +16,7 @@ use forebay_vfs::{ManualClock, Timestamp};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Of a crowded volume: 26 segments.
+/// Bytes of a crowded volume: 26 segments.
 const CROWDED_BYTES: u64 = 1696 << 10;
 
 /// One way to set up a run; drawn from the seed.
@@ -26,9 +26,9 @@ pub struct Setup {
     pub seed: u64,
     /// Of the volume, bytes.
     pub block_bytes: u32,
-    /// Of the disk: what is never torn, bytes.
+    /// Sector of the disk, which is never torn, bytes.
     pub sector: u32,
-    /// A lone record goes out with FUA.
+    /// The volume may write a log record with FUA, instead of a flush after the record.
     pub fua: bool,
     /// The fault to inject.
     pub plant: Option<Planted>,
@@ -50,7 +50,7 @@ pub struct Setup {
     pub checkpoint_bytes: u64,
     /// Steps.
     pub steps: usize,
-    /// Flushes or writes fail now and then.
+    /// Rules by which requests to the disk fail; mostly flushes and writes.
     pub failing: Vec<FaultRule>,
     /// A concurrent task syncs everything now and then.
     pub syncs_concurrently: bool,
@@ -138,8 +138,8 @@ impl Setup {
         }
     }
 
-    /// Whether the disk fails during the open too, not only after it. A volume that does not open
-    /// shows little.
+    /// Whether the disk fails during the open too, not only after it. Few setups do so, because a
+    /// volume that does not open shows little.
     pub fn fails_early(&self) -> bool {
         self.seed.is_multiple_of(8)
     }
@@ -194,7 +194,7 @@ impl Setup {
         };
         let (mut offset, mut len) = (offset, len);
         if flags.contains(IoFlags::DIRECT) && !flags.contains(IoFlags::FALLBACK) {
-            // Repeating this changes nothing.
+            // Aligning an aligned write changes nothing.
             let block = u64::from(self.block_bytes.max(self.sector));
             offset -= offset % block;
             len = (u64::from(len) / block * block).max(block) as u32;
