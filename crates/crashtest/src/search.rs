@@ -98,7 +98,7 @@ struct Memo {
 
 /// Recoveries that the memo keeps, at most.
 const MEMO_MAX: usize = 300;
-/// States that each moment gets, if it has so many.
+/// States that each moment gets, if it has this many.
 pub const STATES_MIN: usize = 3;
 
 /// How many of the states of a workload were recovered. Most subsets of the pending writes differ
@@ -420,7 +420,7 @@ impl Life<'_> {
                 let (found, is_new) = recoveries.of(setup, &state).map_err(at)?;
                 seen.checked(found.key(), is_new);
                 let step = judge(setup, past, &found).map_err(at)?;
-                // Interrupted recoveries are few and interesting, so all of them are inspected.
+                // Interrupted recoveries are few and interesting, so more of them get another life.
                 let one_in = if progress.opened { 48 } else { 4 };
                 if self.lives > 2 && next < NEXT_LIVES && split_mix(&mut rng).is_multiple_of(one_in)
                 {

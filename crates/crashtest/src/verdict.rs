@@ -414,7 +414,7 @@ fn one_block(bytes: &[u8], start: usize, versions: &[&[u8]]) -> Checked<()> {
         }
         let upto = content.len().min(end);
         let same = content[start..upto] == bytes[..upto - start];
-        // Past its end a later version has zeros.
+        // Behind the end of this version, a later and longer version has zeros.
         let later = &versions[n..];
         let filled = upto == end || later.iter().any(|c| c.len() >= end && zero(&c[upto..end]));
         same && zero(&bytes[upto - start..]) && filled

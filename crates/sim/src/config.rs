@@ -23,7 +23,7 @@ pub struct SimConfig {
     pub sector: u32,
     /// Completed writes stay volatile until a flush or FUA. Without it each one is durable.
     pub volatile_cache: bool,
-    /// Shortest and longest time of a request, nanoseconds; one in 64 takes up to 10 times longer.
+    /// Shortest and longest time of a request, nanoseconds; one in 64 takes up to 10 times as long.
     pub latency: (Nanos, Nanos),
     /// Report that bytes must not change in flight, and count those that do.
     pub stable_writes: bool,

@@ -285,7 +285,7 @@ impl FileHistory {
             .collect();
         let mut borders = Vec::new();
         for id in mine.iter().filter(|c| !c.is_placed()).map(|c| c.id) {
-            // Where an append without a place may begin and end.
+            // Borders at which an append of unknown place may begin or end.
             let differ = bytes.windows(2).zip(range.start + 1..);
             borders.extend(differ.filter(|(b, _)| (b[0] == id) != (b[1] == id)).map(|(_, at)| at));
         }

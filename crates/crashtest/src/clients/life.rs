@@ -51,7 +51,7 @@ impl Life<'_> {
         seen: &mut Seen,
     ) -> Checked<()> {
         let Clients { setup, is_volume, draw } = self.clients;
-        // With many kills and such a disk most lives would end in an opening that fails.
+        // With many kills and a failing disk most lives would end in an opening that fails.
         let failing = if setup.late { Vec::new() } else { setup.failing.clone() };
         let setup = &Setup { grown_bytes: None, failing, ..setup.clone() };
         let ground = remains.ground()?;

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Operations of a run, at most: their sets are bit masks.
 pub const NAME_OPS_MAX: usize = 64;
-/// States of one run, at most; a run with more of them is given up as not judged.
+/// States of one run, at most. A run with more of them fails, because it cannot be judged.
 const STATES_MAX: usize = 20_000;
 /// Inodes from this number on stand for those of creations without an answer.
 const UNKNOWN: u64 = 1 << 40;

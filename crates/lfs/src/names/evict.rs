@@ -25,7 +25,7 @@ pub(crate) const LEAF_BYTES: usize = 4096 + crate::btree::cache::ENTRY_BYTES;
 const LISTED_LEAVES_MAX: usize = 32;
 /// Inodes of a listing count as dense if on average they are at most this number of leaves apart.
 const LISTED_APART: usize = 16;
-/// The leaves of a window take at most this share of the bound.
+/// The leaves of a window take at most the bound divided by this.
 const WINDOW_PART: usize = 16;
 /// Most inodes that are loaded at a time.
 const INODES_AT_ONCE: usize = 1024;
@@ -118,7 +118,7 @@ impl Cache {
         Ahead { items, leaves, end: None, is_window, meanwhile }
     }
 
-    /// Records that inodes up to this number were loaded.
+    /// Records that inodes below this number were loaded.
     pub fn loaded_to(&mut self, next_ino: u64) {
         self.next_ino = next_ino;
     }

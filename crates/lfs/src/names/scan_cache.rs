@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 /// Most windows: as many concurrent scans are supported.
 const WINDOWS: usize = 4;
-/// All windows together take at most this share of the bound of names (Q62).
+/// All windows together take at most the bound of names divided by this (Q62).
 pub(crate) const ALL_PART: usize = 4;
 
 /// The windows of all scans.

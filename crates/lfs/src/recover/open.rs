@@ -186,9 +186,8 @@ async fn find_nodes(
 }
 
 impl Opened {
-    /// Prepares the state for writing: a new generation, and a new log segment. The new segment may
-    /// be one that is dead in both newest checkpoints: `newest` keeps such segments for this
-    /// purpose.
+    /// Prepares the state for writing: a new generation, and a new log segment. Segments that are
+    /// dead in the two newest checkpoints, of which `newest` is the newer, become free first.
     pub fn prepare(&mut self, device: &DeviceRef, newest: u64, plant: Plant) -> Result<()> {
         self.check_damage()?;
         log::debug!("{}: {} records of the log applied", device.name(), self.found.records);

@@ -54,7 +54,7 @@ struct Again {
     is_cut: bool,
 }
 
-/// The repair, as the log calls it.
+/// The repair, which the log calls through [`DataRepair`].
 pub(crate) struct Repair(pub Weak<Resources>);
 
 impl DataRepair for Repair {

@@ -68,7 +68,7 @@ pub(crate) struct Found {
     pub records: u64,
     /// The log is damaged after these records: the volume may only be opened read-only.
     pub damage: Option<Error>,
-    /// The log has more records that count, for which memory has no space: where they begin
+    /// Where further records of the log begin, for which memory has no space
     /// (bounded.R27).
     pub rest: Option<Head>,
     /// Most that the changes took in memory, bytes.

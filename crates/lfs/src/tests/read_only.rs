@@ -180,7 +180,8 @@ async fn many_names(volume: &Volume, count: u32) -> Vec<Ino> {
     inos
 }
 
-/// Overwrites both copies of the leaf with an item. Returns their places and the earlier bytes.
+/// Overwrites both copies of the leaf that contains `key`. Returns their places, and the bytes
+/// before that.
 pub(super) async fn spoil_leaf(volume: &Volume, disk: &SimDisk, key: Key) -> ([Place; 2], Vec<u8>) {
     let root = volume.0.state.lock().root;
     assert_eq!(root.level, 1, "a root and leaves");

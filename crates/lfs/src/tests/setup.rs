@@ -46,7 +46,7 @@ impl Setup {
         self.blank_of(1)
     }
 
-    /// As `blank`, in a world of that seed.
+    /// As `blank`, in a world with this seed.
     pub fn blank_of(&self, seed: u64) -> SimDisk {
         let world = SimWorld::new(seed);
         let config = SimConfig { size: self.volume_bytes, ..SimConfig::default() };

@@ -207,8 +207,8 @@ fn full_volumes_refuse_and_keep_what_was_synced() {
             assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
             assert!(synced.len() > 10, "{} files fitted", synced.len());
             volume.syncfs().await.expect("what was accepted has room");
-            // With the turn no pass of the cleaner holds a grant. A checkpoint in progress, which
-            // holds one for its mark, ends before these two.
+            // While this test has the cleaner's turn, no pass holds a grant. A checkpoint in
+            // progress, which holds one for its mark, ends before these two.
             let turn = volume.0.cleaning.take_turn().await;
             for _ in 0..2 {
                 volume.checkpoint().await.unwrap();

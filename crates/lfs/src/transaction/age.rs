@@ -6,9 +6,9 @@
 use crate::transaction::resources::Resources;
 use forebay_base::sync::atomic::Ordering;
 
-/// A volume is busy if it recorded at least so many changes since the last check.
+/// A volume is busy if it recorded at least this many changes since the last check.
 const BUSY_RECORDS: u64 = 512;
-/// The checkpoint of a busy volume is delayed by at most so many times the age.
+/// The checkpoint of a busy volume is delayed by at most this many times the age.
 const BUSY_AGES: u32 = 4;
 
 impl Resources {

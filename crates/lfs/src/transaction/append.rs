@@ -29,7 +29,7 @@ const CHANGE_BYTES_MAX: usize = 320;
 #[derive(Default)]
 pub(crate) struct Content {
     pub payload: Option<Payload>,
-    /// If set, the record joins the last queued record, after so many bytes of content
+    /// If set, the record joins the last queued record, after this many bytes of content
     /// ([`State::joins`]).
     pub joins: Option<u64>,
     pub runs: Vec<Run>,

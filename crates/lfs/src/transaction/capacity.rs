@@ -46,8 +46,8 @@ const APART: u64 = 1 + KEPT_SEGMENTS + 1 + 2 + 1;
 const SLACK_SHARE: u64 = 32;
 /// Bytes of the tree that an inode with one name takes: two copies, in half-full leaves.
 const INODE_TREE_BYTES: u64 = 2 * 2 * 200;
-/// The share of the tree that checkpoints replace at a time while space is short, and the minimum
-/// number of pairs.
+/// N of P25, the nodes that checkpoints replace: the tree divided by `NODES_SHARE`, and at least
+/// `NODES_LEAST` pairs.
 const NODES_SHARE: u64 = 4;
 const NODES_LEAST: u64 = 64;
 

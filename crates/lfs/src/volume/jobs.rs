@@ -226,7 +226,7 @@ impl Inner {
         }
         Some(Box::pin(async move {
             if reasons.short {
-                // A checkpoint after which segments die resets this count.
+                // Counted as fruitless. A checkpoint after which segments die resets the count.
                 self.state.lock().space.made_short();
             }
             let made = match reasons.short {

@@ -51,7 +51,7 @@ pub(super) struct Bound {
     pub resume: Option<Head>,
     /// Segments that the rest names.
     pub segments: BTreeSet<u32>,
-    /// The rest is checked for what can refuse it later.
+    /// Records of the rest are checked for what would refuse the opening later.
     pub checks_rest: bool,
     /// Counters of the checkpoint, raised past the numbers of the rest's records.
     pub counters: Counters,
