@@ -188,8 +188,8 @@ fn q12_q32_several_who_load_come_to_an_end() {
     block_on(volume.close()).unwrap();
 }
 
-/// An unused inode number is stale, also in a volume that keeps no inodes in memory. A removed inode
-/// is stale for clients that still have its number.
+/// An unused inode number is stale, also in a volume that keeps no inodes in memory. A removed
+/// inode is stale for clients that still have its number.
 #[test]
 fn q11_unused_inode_numbers_are_stale() {
     let setup = Setup { inode_cache_bytes: 0, ..setup(2) };

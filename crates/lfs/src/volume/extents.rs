@@ -47,7 +47,7 @@ pub struct FreeSpace {
     pub runs: u64,
     /// Bytes of all data segments in use.
     pub data_bytes: u64,
-    /// Of these, the bytes behind the end of the open segment, which the next request gets.
+    /// Of these, the bytes in the free end of the open segment, which the next request gets.
     pub open_bytes: u64,
 }
 
