@@ -69,8 +69,8 @@ pub struct Past<'a> {
 }
 
 impl<'a> Past<'a> {
-    /// Of a run, at a moment. A script that a run on a failing disk has recorded replaces the given
-    /// one.
+    /// The history of a run, at a moment. A script that a run on a failing disk has recorded
+    /// replaces the given one.
     pub fn new(script: &'a Script, ran: &'a Ran, progress: Progress) -> Self {
         let script = ran.script.as_ref().unwrap_or(script);
         let (syncs, stable) = (&ran.syncs[..progress.syncs], &ran.stable[..progress.stable]);
@@ -146,8 +146,8 @@ impl Recoveries {
     ) -> Checked<Found> {
         reads.into_iter().for_each(|reads| disk.record_reads(reads));
         let found = open_and(setup, disk, async |volume| look_for(setup, volume).await)?;
-        // What the first opening may have written lies in a volatile cache: the second one finds
-        // the same.
+        // Writes of the first opening may only be in a volatile cache. The second opening, after a
+        // power loss, must find the same.
         let left = disk.cut_state(setup.seed);
         on(&mut self.fsck, &left, (reads, anew), 3, |disk| check_all(setup, disk))?;
         let plain = Setup { content: false, ..setup.clone() };

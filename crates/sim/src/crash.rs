@@ -402,7 +402,7 @@ fn sectors_of_page(change: &Change) -> u64 {
 }
 
 impl Pending {
-    /// It has sectors in several pages of 4 KiB, and pages have several sectors.
+    /// Whether it has sectors in several pages of 4 KiB, and pages have several sectors.
     fn tears_between_pages(&self) -> bool {
         let (Some(first), Some(last)) = (self.changes.first(), self.changes.last()) else {
             return false;

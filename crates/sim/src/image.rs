@@ -20,7 +20,7 @@ pub struct Sector {
     buf: Arc<[u8]>,
     at: u32,
     len: u32,
-    /// Of its bytes; 0 for zeros.
+    /// A digest of its bytes; 0 for zeros.
     sum: u64,
 }
 

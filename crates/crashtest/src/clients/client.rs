@@ -40,7 +40,7 @@ pub struct Site {
     pub dirs: [Ino; 2],
     /// Unit in which content is old or new for readers, bytes.
     pub block: u64,
-    /// What the volume may hold in memory.
+    /// Bounds of the memory of the volume.
     pub bounds: Bounds,
     /// Faults and decay of the disk during the run.
     pub weather: Weather,

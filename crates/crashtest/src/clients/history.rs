@@ -70,11 +70,11 @@ pub struct Change {
     pub len: u64,
     /// Begin.
     pub begin: u64,
-    /// When it has taken effect for certain: when it was acknowledged, else [`NEVER`].
+    /// When the change has taken effect for certain: when it was acknowledged, else [`NEVER`].
     pub end: u64,
-    /// It takes no effect after the end of a change of the block that began after this time.
+    /// The change takes no effect after the end of one of the same block that began after this.
     pub latest: u64,
-    /// Its acknowledgement says that its bytes are durable.
+    /// The acknowledgement of the change says that its bytes are durable.
     pub durable: bool,
     /// It bypasses the cache.
     pub is_direct: bool,
@@ -129,7 +129,7 @@ impl Change {
         matches!(self.kind, Kind::Write | Kind::Append)
     }
 
-    /// When it has taken effect in a block for certain: at its end, or when a read has shown it.
+    /// When the change has surely taken effect in a block: at its end, or when a read has shown it.
     fn effective(&self, block: u64) -> u64 {
         self.shown.get(&block).map_or(self.end, |shown| self.end.min(*shown))
     }

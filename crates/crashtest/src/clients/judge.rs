@@ -25,7 +25,7 @@ pub enum Remains {
 }
 
 impl Remains {
-    /// What a state holds, and whether a volume was recovered for it: a raw image needs no
+    /// The content of a crash state, and whether a volume was recovered for it: a raw image needs no
     /// recovery.
     ///
     /// # Errors

@@ -61,7 +61,7 @@ pub struct NameOp {
     pub act: NameAct,
     /// Begin.
     pub begin: u64,
-    /// It takes no effect after this.
+    /// The operation takes no effect after this time.
     pub latest: u64,
     /// `None`: it was dropped, or has not ended. It may have happened or not.
     pub answer: Option<Answer>,
@@ -227,8 +227,8 @@ fn created(op: &NameOp) -> Option<u64> {
     }
 }
 
-/// What an operation does, and answers. `number` stands for the inode of a creation without an
-/// answer.
+/// Applies an operation to the names, and returns its answer. `number` stands for the inode of a
+/// creation without an answer.
 fn apply(names: &mut Names, op: &NameOp, number: u64, known: &BTreeSet<u64>) -> Answer {
     let seen = op.answer.and_then(Result::ok);
     match op.act {

@@ -28,7 +28,7 @@ pub struct Weather {
 }
 
 impl Weather {
-    /// As the setup says, on this disk.
+    /// The events that the setup asks for, on this disk.
     pub fn new(setup: &Setup, disk: &SimDisk) -> Self {
         let (seed, block) = (setup.seed, u64::from(setup.block_bytes));
         let (rots, healed_at) = (setup.rot, setup.healed_at);

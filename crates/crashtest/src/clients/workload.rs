@@ -23,7 +23,7 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// As the kind of the workload says.
+    /// The workload that a case describes.
     pub fn of(case: &Case) -> Self {
         let setup = case.setup.clone();
         let (is_volume, drops) = match case.kind {

@@ -81,12 +81,12 @@ pub struct Ran {
     pub usage: Usage,
     /// The script that was carried out, if it differs from the given one.
     pub script: Option<Script>,
-    /// It ended before its last step: the volume did not open, too many steps were refused, or
+    /// The run ended before its last step: the volume did not open, too many steps were refused, or
     /// what a step on an unknown file answered could not be judged.
     pub ended_early: bool,
     /// Files of which nothing is known since a refused step.
     pub unknown: u64,
-    /// It ended early, because the volume was full.
+    /// The run ended early, because the volume was full.
     pub full: bool,
     /// Segments that were cleaned.
     pub cleaned: u64,

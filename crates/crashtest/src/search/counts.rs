@@ -105,7 +105,7 @@ pub struct Counts {
     pub most_requests: u64,
     /// Most memory of a volume after a step, without frames of its cache, bytes.
     pub most_memory: u64,
-    /// Of each class, in the order of [`crate::CLASSES`].
+    /// The counters of each class, in the order of [`crate::CLASSES`].
     pub classes: [ClassCounts; CLASS_COUNT],
 }
 

@@ -175,5 +175,5 @@ impl Bounds {
 
 /// Changes, names, nodes and content of records.
 const MEMORY_BYTES: u64 = 3 << 19;
-/// The same, with the segments that the cleaner copies.
+/// [`MEMORY_BYTES`], and the segments that the cleaner copies.
 const CLEANED_BYTES: u64 = 3 << 20;

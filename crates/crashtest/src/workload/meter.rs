@@ -19,7 +19,7 @@ pub struct Meter {
     disk: SimDisk,
     /// The run ends after this step of the world.
     run_end: u64,
-    /// What is awaited, and its bound.
+    /// The operation that is awaited, and its bound.
     now: Cell<Option<(Operation, u64)>>,
 }
 

@@ -125,7 +125,7 @@ impl Setup {
         Self { content: true, volume_bytes: 2 << 20, steps: 50, ..Self::from_seed(seed) }
     }
 
-    /// With content on a volume that is nearly full and has to be cleaned.
+    /// A setup with content, on a volume that is nearly full and has to be cleaned.
     pub fn crowded(seed: u64) -> Self {
         let plain = Self::with_content(seed);
         Self {
@@ -144,8 +144,8 @@ impl Setup {
         self.seed.is_multiple_of(8)
     }
 
-    /// On a disk that sometimes fails: one flush and one write, two flushes, or two writes and a
-    /// flush.
+    /// This setup on a disk that sometimes fails: one flush and one write, two flushes, or two
+    /// writes and a flush.
     pub fn failing(mut self) -> Self {
         let fail = Fault::Fail(ErrorKind::Io);
         let flush = FaultRule::on(BioOp::Flush, fail).nth(2 + self.seed % 3);

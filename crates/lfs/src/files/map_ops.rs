@@ -541,7 +541,7 @@ impl MapOps for FileOps {
         [Lost::Run, Lost::Data].into_iter().any(|lost| state.sync_errors.has(self.ino.0, lost))
     }
 
-    /// One record, appended in one step: no request to the device is needed.
+    /// Appends one record in one step: no request to the device is needed.
     fn zero(
         &self,
         range: Range<u64>,

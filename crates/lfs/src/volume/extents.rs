@@ -40,7 +40,7 @@ impl FileExtent {
 /// Free space, and how fragmented it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FreeSpace {
-    /// Bytes in free segments, behind the end of the open segment, in windows, and in leftover
+    /// Bytes in free segments, in the free end of the open segment, in windows, and in leftover
     /// runs.
     pub bytes: u64,
     /// The number of contiguous runs of this space.

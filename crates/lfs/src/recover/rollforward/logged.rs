@@ -29,7 +29,7 @@ use crate::transaction::sync_errors::LeftOut;
 use forebay_base::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the log has of some files.
+/// The content and the sizes that the log has of some files.
 struct Logged {
     /// The data ids that are wanted, with the inodes that had them.
     wanted: BTreeMap<u64, u64>,
