@@ -25,8 +25,8 @@ pub enum Remains {
 }
 
 impl Remains {
-    /// The content of a crash state, and whether a volume was recovered for it: a raw image needs no
-    /// recovery.
+    /// The content of a crash state, and whether a volume was recovered for it. A raw image needs
+    /// no recovery.
     ///
     /// # Errors
     /// What is wrong.
