@@ -88,7 +88,7 @@ impl RetainedMappings {
 mod tests {
     use super::*;
 
-    /// The story: a million files were closed, few with cached folios, and all were retained.
+    /// The story: a million files were closed, few with cached folios. The others must not stay.
     #[test]
     fn y13_files_of_which_nothing_is_cached_are_forgotten() {
         let mut left = RetainedMappings::default();

@@ -54,7 +54,7 @@ impl Part {
             items += leaf.len();
             leaves.push(leaf);
             if let Some(next) = cursor.place().filter(|next| {
-                // A key at which a name may be searched, so that the end of the range is exact.
+                // Only a key that decodes ends the range, because callers decode its end.
                 items >= most && *next > least && Key::decode(next.as_slice()).is_ok()
             }) {
                 upto = next;
