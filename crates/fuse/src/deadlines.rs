@@ -2,9 +2,9 @@
 //! Its operation goes on, and the late answer is dropped.
 //!
 //! Invariants: deadlines.T1 a request is answered once: by its operation or by its deadline.
-//! deadlines.T2 an operation that ends after its deadline is reported ([`Overdue::ended`]): the
-//! kernel took it for failed, so its caches may be stale. deadlines.T3 without a limit no state is
-//! kept for a request.
+//! deadlines.T2 an operation that changes something and ends after its deadline is reported
+//! ([`Overdue::ended`]): the kernel took the request for failed, so its caches may be stale.
+//! deadlines.T3 without a limit no state is kept for a request.
 //!
 //! Lock: one, a leaf.
 
@@ -31,7 +31,7 @@ struct State {
 pub(crate) struct Overdue {
     /// Requests that the caller has to answer with EIO.
     pub requests: Vec<(u64, Message)>,
-    /// Late operations that have ended (T2).
+    /// Messages of late operations that have ended (deadlines.T2).
     pub ended: Vec<Message>,
 }
 
@@ -88,8 +88,9 @@ impl Deadlines {
         self.lock().late.len()
     }
 
-    /// Waits until a request exceeds its limit or a late operation ends; returns after an eighth of
-    /// the limit in any case. `None`: closed, or there is no limit.
+    /// Waits until a late operation ends, at most an eighth of the limit. Returns the requests that
+    /// are over their limit then, if any, and the late operations that have ended. `None`: closed,
+    /// or there is no limit.
     pub fn wait(&self) -> Option<Overdue> {
         let limit = self.limit?;
         let mut state = self.lock();

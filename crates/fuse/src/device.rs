@@ -1,7 +1,8 @@
 //! /dev/fuse: one message in, one out.
 //!
 //! `readv` puts the payload of a `WRITE` at the start of an aligned buffer and its header into a
-//! separate array. Other requests are joined again from these two parts.
+//! separate array. A longer request of another kind is split between the two, and
+//! [`Incoming::whole`] joins it again.
 //!
 //! Invariants: D1 the buffer has space for the longest message that the kernel may send. D2 the
 //! payload begins at the start of the buffer.
@@ -114,15 +115,16 @@ impl Device {
                 *len = n;
                 Ok(Read::Message)
             }
-            // The read was interrupted, or the caller of the request was before the kernel handed
-            // it over.
+            // The read was interrupted, or the request was withdrawn before it was read, because
+            // its caller was interrupted.
             Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => Ok(Read::Again),
             Err(Errno::NODEV | Errno::CONNABORTED) => Ok(Read::Ended),
             Err(e) => Err(e),
         }
     }
 
-    /// Answers a request. False: the kernel does not wait for this answer any more.
+    /// Answers a request. False: the kernel did not accept the answer, or the request was already
+    /// answered at its deadline.
     pub fn reply(&self, unique: u64, errno: i32, body: &[u8]) -> bool {
         self.deadlines.may_answer(unique) && self.send(unique, errno, body)
     }

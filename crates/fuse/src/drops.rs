@@ -16,9 +16,10 @@
 //! Invariants: drop.D1 a notice covers only ranges that were read through its handle, except when
 //! the queue is full (D3). drop.D2 all ranges of a handle are queued before its release is
 //! answered, and queueing never waits. drop.D3 the queue holds at most [`QUEUE_MAX`] ranges. Above
-//! that limit, close ranges of a file are merged, including the gaps between them. If merging does
-//! not suffice, files are marked, and all their content is dropped, in turns with the queue. These
-//! notices have their own thread, so that notices about changes never wait for them.
+//! that limit, neighbouring ranges of a file are merged, including the gaps between them. If
+//! merging does not suffice, files are marked ([`Mark::DropAll`]), and all their content is
+//! dropped, alternating with ranges of the queue. These notices have their own thread, so that
+//! notices about changes never wait for them.
 //!
 //! Lock: the queue's; the lock of an inode's shard may be taken under it. The thread holds no lock
 //! during a call of the kernel.
@@ -42,8 +43,8 @@ const BEHIND_MAX: usize = 256;
 pub(crate) const ALL: Range<u64> = 0..u64::MAX;
 /// Most ranges in the queue.
 const QUEUE_MAX: usize = 4096;
-/// Ranges that are dropped between two looks at marked files: a queue that is never empty must not
-/// keep them waiting.
+/// Ranges of the queue that are dropped before some marked files are, so that marked files need not
+/// wait until the queue is empty.
 const POPPED_MAX: usize = QUEUE_MAX / 8;
 /// Memory of a range in the queue, bytes: its entry in a half-full tree node, and the same again
 /// while ranges are merged.
@@ -101,7 +102,7 @@ impl Behind {
 enum Next {
     /// Drops a range of a file.
     Range(u64, Range<u64>),
-    /// Drops the marked files of the next shard: the queue has not been empty for long.
+    /// Drops the marked files of the next shard, after [`POPPED_MAX`] ranges of the queue.
     SomeMarked,
     /// Drops all marked files: the queue is empty.
     AllMarked,
@@ -115,7 +116,7 @@ struct State {
     last: (u64, u64),
     /// Some inode may be marked [`Mark::DropAll`].
     has_marked: bool,
-    /// Turns since then in which the thread has found no marked inode.
+    /// Consecutive turns in which the thread has found no marked inode.
     unmarked_turns: usize,
     closed: bool,
 }
@@ -263,9 +264,9 @@ impl Drops {
         }
     }
 
-    /// The thread has looked at marked files. The queue counts as overloaded until it finds none in
-    /// all shards. One turn more: a file of the shard that it had just visited may have been marked
-    /// before this call.
+    /// Called after the thread has looked for marked files in one shard or in all. The queue counts
+    /// as overloaded until the thread has found none in a full round of the shards and one more
+    /// turn: a file of the shard just visited may have been marked before this call.
     fn end_turn(&self, found: bool) {
         let mut state = self.lock();
         state.unmarked_turns = if found { 0 } else { state.unmarked_turns + 1 };
@@ -274,8 +275,8 @@ impl Drops {
         }
     }
 
-    /// Waits for work; `popped` ranges were taken since marked files were last looked at. None: it
-    /// is closed.
+    /// Waits for work; `popped`: ranges taken since the thread last looked for marked files.
+    /// `None`: the queue is closed.
     fn next(&self, popped: usize) -> Option<Next> {
         let mut state = self.lock();
         loop {

@@ -96,7 +96,7 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    /// An empty table; `refills` learns of cached openings for writing.
+    /// An empty table; `refills` is notified of cached openings for writing.
     pub fn new(refills: Refills) -> Self {
         Self { table: RwLock::default(), refills }
     }

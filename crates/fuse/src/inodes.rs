@@ -2,14 +2,14 @@
 //! cached of each. Also the open files of inodes without a name that the kernel still knows.
 //!
 //! Invariants: N1 the count of an inode is the number of replies that named it, less what the
-//! kernel has forgotten; an inode with count 0 is not in the table. N2 a kept inode is in the
-//! table. N3 an inode is marked before the answer leaves that lets the kernel cache something of
-//! it. N4 the content mark is removed only after the kernel has dropped all content. It stays if a
-//! read or write has filled the kernel's cache since that drop began. The root always counts as
-//! known and as having all marks.
+//! kernel has forgotten; an inode with count 0 is not in the table. N2 an inode without a name
+//! whose file is kept open is in the table. N3 an inode is marked before the answer leaves that
+//! lets the kernel cache something of it. N4 the content mark is removed only after the kernel has
+//! dropped all content. It stays if a read or write has filled the kernel's cache since that drop
+//! began. The root always counts as known and as having all marks.
 //!
-//! Locks: one for each shard, and one for the kept inodes, taken under a shard's. Open files are
-//! dropped after both are released.
+//! Locks: one for each shard, and one for the files kept open, taken under a shard's. Open files
+//! are dropped after both are released.
 
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
@@ -24,12 +24,12 @@ pub(crate) const SHARDS: usize = 16;
 pub(crate) enum Mark {
     /// Attributes, since the last notice that they are stale.
     Attributes = 1,
-    /// Content, since the kernel knows the inode.
+    /// Content; cleared only as N4 says.
     Content = 2,
     /// Set-id bits in the mode: the kernel does not ask again for the mode after a write.
     SetId = 4,
-    /// The kernel's size may be stale, since it knows the inode: another front end has changed the
-    /// content.
+    /// The size in the kernel may be stale: another front end has changed the content since the
+    /// kernel knows the inode.
     Shared = 8,
     /// Pages that programs have mapped, or content that the kernel may keep, but not pages of an
     /// uncached opening. Valid until the last close.
@@ -59,7 +59,7 @@ impl Inodes {
         &self.shards[ino as usize % SHARDS]
     }
 
-    /// Counts an inode; called before the reply that names it leaves.
+    /// Counts an inode and marks its attributes; called before the reply that names it leaves.
     pub fn told(&self, ino: Ino) {
         let mut shard = self.shard(ino.0).lock();
         let count = shard.entry(ino.0).or_insert_with(|| {
@@ -113,7 +113,8 @@ impl Inodes {
         self.shard(ino.0).lock().get(&ino.0).map_or(0, |count| count & MARKS)
     }
 
-    /// Clears a mark before the notice that this is stale; returns whether it was set.
+    /// Clears a mark before the kernel is notified that what it stands for is stale; returns
+    /// whether it was set.
     pub fn take(&self, ino: Ino, mark: Mark) -> bool {
         if ino == Ino::ROOT {
             return true;

@@ -1,5 +1,5 @@
 //! The ioctls of a mount on open files. They set how the requests of one opening, or of a tree of
-//! processes, use the cache. And the default mode of a mount.
+//! processes, use the cache. Also the default mode of a mount.
 //!
 //! No locks.
 

@@ -8,8 +8,8 @@
 //! Invariants: V1 notices are sent in the order in which they were queued. V2 a notice about an
 //! object that the kernel does not know is no error. V3 the queue is bounded: callers wait for
 //! space, but threads and tasks that answer requests never do. If the queue is full they mark the
-//! inode, and one notice later reports all of its content as stale, in turns with the queue. That
-//! notice has no number, and no place in the order.
+//! inode, and one notice later reports all of its content as stale, alternating with notices of the
+//! queue. That notice has no number, and no place in the order.
 //!
 //! Lock: the queue's, a leaf.
 
@@ -26,8 +26,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// Most notices in the queue.
 const QUEUE_MAX: usize = 4096;
-/// Notices that are taken from the queue between two reports of marked inodes: a queue that is
-/// never empty must not keep them waiting.
+/// Notices that are taken from the queue between two reports of marked inodes, so that marked
+/// inodes need not wait until the queue is empty.
 const POPPED_MAX: usize = QUEUE_MAX / 8;
 
 #[derive(Default)]
@@ -41,7 +41,7 @@ struct State {
     closed: bool,
     /// Inodes whose whole content has to be reported as stale, because the queue was full (V3).
     stale: BTreeSet<u64>,
-    /// The inode of `stale` that was reported last: they are visited in cyclic order.
+    /// The inode of `stale` that was reported last; the set is visited in cyclic order.
     last_stale: u64,
     /// Notices taken from the queue since the thread last looked for a marked inode.
     popped: usize,
@@ -83,9 +83,9 @@ struct Shared {
     device: OnceLock<Weak<Device>>,
     /// Ranges of cached pages that the kernel is to drop; they have their own thread.
     drops: Drops,
-    /// Copies of the pages that the kernel has cached.
+    /// Retrieves copies of the kernel's cached pages.
     retriever: Retriever,
-    /// Notices that concern cached writes in progress.
+    /// Notices and reads that concern cached writes in progress.
     refills: Refills,
 }
 
@@ -205,8 +205,8 @@ impl Notifier {
         block_on(self.gone(given));
     }
 
-    /// Queues a notice to forget some inodes, unless one is in progress or the kernel does not
-    /// support it.
+    /// Queues a notice to forget some inodes, unless one is in progress, the queue is full, or the
+    /// kernel does not support it.
     pub(crate) fn try_prune(&self, some: impl FnOnce() -> Vec<u64>) {
         let mut state = self.lock();
         if state.pruning || state.no_prune || state.queue.len() >= QUEUE_MAX {
@@ -391,7 +391,8 @@ mod tests {
         assert!(notifier.can_prune(), "another kind of notice");
     }
 
-    /// V3: a direct writer to one file kept the queue full, and another file's pages stale.
+    /// V3: earlier, a direct writer to one file kept the queue full, so another file's stale pages
+    /// were never reported.
     #[test]
     fn v3_files_marked_stale_are_reported_while_the_queue_refills() {
         let notifier = Notifier::default();

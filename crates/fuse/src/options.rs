@@ -132,9 +132,9 @@ impl Options {
         (cache_bytes / 1024).clamp(1 << 14, 1 << 24) as usize
     }
 
-    /// Bytes that the front end may use in addition to the cache. For each thread that is two
-    /// buffers, a spare one and one request above the bound (at most a copy). Then waiting requests
-    /// and counts of inodes.
+    /// Bytes that the front end may use in addition to the cache. For each thread: two buffers, a
+    /// spare one, and one request above the limit of waiting requests (at most a copy). In
+    /// addition: waiting requests, counts of inodes, and the queue of drops.
     pub fn memory_bound(&self) -> u64 {
         self.memory_rows(0, 0, 0).iter().map(|(_, _, bound)| bound).sum()
     }

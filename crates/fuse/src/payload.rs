@@ -6,8 +6,8 @@
 //!
 //! Invariants: M1 a reader thread takes a request only while waiting requests hold no more than the
 //! bound; each thread may exceed it by one request. M2 if a limit is set, threads stop waiting
-//! after that time without space: the requests that hold it do not end. Any moment with free space
-//! restarts the time.
+//! after that time without space, because the requests that hold the memory do not end. Any moment
+//! with free space restarts the time.
 //!
 //! Locks: one for waiting and one for spare buffers, leaves.
 
@@ -103,8 +103,8 @@ impl Drop for Held {
         let Self(payload, bytes) = self;
         let before = payload.used.fetch_sub(*bytes, Ordering::SeqCst);
         if before > payload.max && before - *bytes <= payload.max {
-            // A thread that saw no space is waiting already, or has yet to check again under the
-            // lock.
+            // `note_crossing` takes the lock. So a thread that saw no space is waiting by now, or
+            // checks again under the lock.
             payload.note_crossing();
             payload.freed.notify_all();
         }

@@ -18,12 +18,13 @@
 //!
 //! Invariants: refill.F1 a page that a cached write covers, and that a `READ` may have filled from
 //! before its effect, is reported as stale by the time of the write's answer. refill.F2 a notice
-//! counts from before it is sent; a `READ` counts before it reads; a write looks after its effect,
-//! before its answer. refill.F3 only files with a cached opening for writing have an entry.
+//! counts from before it is sent; a `READ` counts before it reads; a write checks for both after
+//! its effect and before its answer. refill.F3 only files with a cached opening for writing have an
+//! entry.
 //!
-//! The notice after such a write counts for the next one. So a program that rewrites only one range
-//! of a file, and reads it each time, causes a notice for each write. A write to another range ends
-//! that.
+//! The notice that reports the pages of such a write as stale counts for the next write, too. So a
+//! program that rewrites only one range of a file, and reads it each time, causes a notice for each
+//! write. A write to another range ends that.
 //!
 //! Lock: the table's, a leaf.
 
@@ -44,9 +45,9 @@ const READS_MAX: usize = 16;
 struct File {
     /// Cached openings for writing.
     writers: u32,
-    /// All that notices have dropped.
+    /// The range that covers all that notices may have dropped.
     dropped: Option<Range<u64>>,
-    /// What was read of it afterwards.
+    /// Ranges of reads that overlapped a dropped range, during or after the notice.
     reads: Vec<Range<u64>>,
 }
 
@@ -60,7 +61,8 @@ struct Table {
 #[derive(Default)]
 struct Shared {
     table: Mutex<Table>,
-    /// Notices under way and files with `dropped`. With none, callers need no lock.
+    /// Number of notices that are being sent, plus files with `dropped`. If 0, callers take no
+    /// lock.
     entries: AtomicUsize,
 }
 
@@ -133,7 +135,8 @@ impl Refills {
             add(&mut file.dropped, range);
             is_first
         });
-        // The notice under way was one already.
+        // The notice was counted in `entries`. Its file counts from now on, if it did not count
+        // before.
         self.0.entries.fetch_sub(usize::from(!is_new), Ordering::SeqCst);
         done
     }
@@ -142,7 +145,7 @@ impl Refills {
         self.0.entries.load(Ordering::SeqCst) > 0
     }
 
-    /// Before a `READ` that fills the kernel's cache (F2).
+    /// Called before a `READ` that fills the kernel's cache (F2).
     pub fn reading(&self, node: u64, range: Range<u64>) {
         if !self.has_any() {
             return;
@@ -165,9 +168,9 @@ impl Refills {
         }
     }
 
-    /// After the effect of a cached write, or after its failure, and before its answer: whether the
-    /// kernel may have cached bytes of `range` from before (F1). `is_ordered`: the kernel begins
-    /// the next cached write of the file after this answer.
+    /// Called after a cached write has taken effect or failed, before its answer. Returns whether
+    /// the kernel may have cached bytes of `range` from before the write (F1). `is_ordered`: the
+    /// kernel begins the next cached write of the file after this answer.
     pub fn has_old_bytes(&self, node: u64, range: Range<u64>, is_ordered: bool) -> bool {
         if !self.has_any() {
             return false;

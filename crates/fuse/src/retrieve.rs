@@ -40,7 +40,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 /// Bytes that are compared at a time.
 const PIECE_BYTES: u64 = 256 << 10;
 const PAGE_BYTES: u64 = 4096;
-/// Counters of written stores. Inodes share them: one that has risen costs a second read.
+/// Counters of written stores. Inodes share them: a rise that is due to another inode costs a
+/// needless second read.
 const COUNTERS: usize = 64;
 
 /// The answers to one call.
@@ -138,7 +139,8 @@ impl Retriever {
         self.counter(node).fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How often that happened to a file, and to others that share its counter.
+    /// How often stores of a file, or of another that shares its counter, were written or
+    /// discarded.
     pub fn store_writes(&self, node: u64) -> u64 {
         self.counter(node).load(Ordering::SeqCst)
     }

@@ -5,9 +5,10 @@
 //! requests become a future ([`Core::serve`]): the reader thread polls it once, later a background
 //! task does.
 //!
-//! Invariants: R1 what an answer tells the kernel is counted, and noted in its [`Undo`], before the
-//! answer leaves. R2 the kernel takes the errno `ENOSYS` as "do not ask again". So it is used only
-//! where that is documented: `ACCESS`, `BMAP`, `POLL`, locks, DAX maps, and unknown requests.
+//! Invariants: R1 inodes and openings that an answer names are counted, and noted in its [`Undo`],
+//! before the answer leaves. R2 the kernel takes the errno `ENOSYS` as "do not ask again". So it is
+//! used only where that is documented: `ACCESS`, `BMAP`, `POLL`, locks, DAX maps, and unknown
+//! requests.
 //!
 //! No locks.
 
@@ -58,7 +59,7 @@ const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long the kernel may cache attributes of an inode that changed recently, because delayed
 /// allocation still changes its block count.
 const SHORT: Duration = Duration::from_secs(1);
-/// An inode is settled so many seconds after its last change.
+/// Seconds after its last change from which an inode counts as settled.
 const SETTLED_AFTER: u64 = 60;
 
 /// The state of one mount, apart from its threads.
@@ -87,7 +88,7 @@ pub(crate) struct Core {
     pub write_ranges: WriteRanges,
     /// How often an inode was added above the bound.
     pub pruned: AtomicUsize,
-    /// A task is reporting names as stale.
+    /// A task is reporting names as stale, so that the kernel forgets inodes.
     pub sweeping: AtomicBool,
     /// Spare buffers for reads and writes.
     pub spares: Spares,

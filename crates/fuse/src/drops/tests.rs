@@ -137,8 +137,8 @@ fn d3_full_queue_drops_further_files_as_a_whole() {
     assert!((QUEUE_MAX..3 * QUEUE_MAX).contains(&whole), "{whole}");
 }
 
-/// drop.D3: a backup goes on reading, so that the queue is never empty. Marked files waited until
-/// it was.
+/// drop.D3: a backup goes on reading, so that the queue is never empty. Earlier, marked files
+/// waited until the queue was empty.
 #[test]
 fn d3_marked_files_are_dropped_while_the_queue_refills() {
     let (drops, inodes) = (Drops::default(), Inodes::default());
@@ -168,8 +168,8 @@ fn d3_marked_files_are_dropped_while_the_queue_refills() {
     assert!(found.iter().copied().eq(marked), "{} of 100 in {notices} notices", found.len());
 }
 
-/// drop.D3, drop.D1: a queue that is never empty was taken for overloaded for good after one
-/// overload. Ranges were not merged any more: the next overload dropped a file as a whole.
+/// drop.D3, drop.D1: earlier, a queue that was never empty counted as overloaded for ever after one
+/// overload. Its ranges were not merged any more: the next overload dropped all of a file.
 #[test]
 fn queue_that_was_overloaded_once_merges_again() {
     const FILE: u64 = 5;

@@ -58,7 +58,7 @@ fn mutate(random: &mut Random, from: &[u8], other: &[u8]) -> Vec<u8> {
                 data.extend_from_slice(&other[random.below(other.len())..]);
             }
             _ => {
-                // The code of another request with the same arguments.
+                // The operation code of another request, with the same arguments.
                 if let Some(code) = data.get_mut(4..8) {
                     code.copy_from_slice(&(random.below(56) as u32).to_le_bytes());
                 }

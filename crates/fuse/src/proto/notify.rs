@@ -20,8 +20,8 @@ pub enum Notice {
         /// How many.
         len: i64,
     },
-    /// Puts one byte into the kernel's cache; a smaller size that the kernel has grows to include
-    /// it.
+    /// Puts one byte into the kernel's cache. If the size that the kernel knows is smaller, it
+    /// grows to include the byte.
     Store {
         /// The inode.
         node: u64,

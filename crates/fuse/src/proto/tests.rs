@@ -23,7 +23,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Title, message, and the parsed request as text.
+/// Title, message, and the expected text of the parsed request. With `FOREBAY_BLESS` the texts are
+/// written anew.
 fn golden() -> Vec<(String, Vec<u8>, String)> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden/requests.txt");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -47,7 +48,7 @@ fn golden() -> Vec<(String, Vec<u8>, String)> {
     found
 }
 
-/// proto.P2, proto.P4: and each known request has an example.
+/// proto.P2, proto.P4: the golden requests are parsed as expected; each known kind has an example.
 #[test]
 fn p2_golden_requests() {
     let all = golden();

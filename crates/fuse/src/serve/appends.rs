@@ -6,11 +6,11 @@
 //! itself; see coherent.K3 in [`super::coherent`]. The first such change waits for the appends that
 //! began without knowledge of it.
 //!
-//! Invariants: K5 an append counts itself before it reads the file's mark; another front end sets
-//! the mark before it reads the count of appends. So at least one of them sees the other. K6 a
-//! change counts from before its file is marked until the kernel is notified; marking has no effect
-//! on a file that the kernel does not know. An answer that makes a file known reads that count
-//! afterwards. So one of them sets the mark.
+//! Invariants: K5 an append counts itself before it reads the file's mark (`Mark::Shared`); another
+//! front end sets the mark before it reads the count of appends. So at least one of them sees the
+//! other. K6 a change counts from before its file is marked until the kernel is notified; marking
+//! has no effect on a file that the kernel does not know. An answer that makes a file known reads
+//! that count afterwards. So one of them sets the mark.
 //!
 //! Locks: one for each of the two tables, leaves.
 

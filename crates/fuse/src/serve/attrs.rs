@@ -11,8 +11,8 @@ use forebay_base::{ErrorKind, Result};
 use forebay_vfs::{Attr, Ino, SetAttr, SetTime, SetXattr, Timestamp, XattrName};
 use std::os::unix::ffi::OsStrExt;
 
-/// With SELinux the kernel answers this attribute itself. Without it, `ls -l` asks for it on each
-/// file until a file system answers "not supported".
+/// With SELinux the kernel answers this attribute itself. Without SELinux, `ls -l` asks for the
+/// attribute on each file until a file system answers "not supported".
 const LABEL: &[u8] = b"security.selinux";
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
@@ -74,7 +74,8 @@ impl Core {
         let seen = self.epoch();
         let attr = self.fs.setattr(node, &set_of(set)).await?;
         if set.valid.contains(Set::SIZE) {
-            // The kernel drops pages behind the end, with stores that nothing has written (ret.R4).
+            // The kernel drops pages behind the end, with stores into maps that were not written
+            // back (ret.R4).
             self.notifier.retriever().count_store_write(node.0);
         }
         Ok(self.attr_out(&attr, seen))

@@ -73,9 +73,9 @@ impl Core {
         self.inodes.marked(ino, Mark::Shared)
     }
 
-    /// After a change of content that may have dropped set-id bits. The kernel asks again for times
-    /// and size, but not for a cached mode. So it is notified before the answer leaves: afterwards
-    /// the writer could execute the file with the old mode.
+    /// Called after a change of content that may have dropped set-id bits. The kernel asks again
+    /// for times and size, but not for a cached mode. So it is notified before the answer leaves:
+    /// afterwards the writer could execute the file with the old mode.
     pub(super) fn after_drop(&self, ino: Ino, privileges: Privileges) {
         if privileges == Privileges::Drop && self.inodes.take(ino, Mark::SetId) {
             self.notifier.tell_attributes(ino.0);
@@ -97,7 +97,7 @@ impl Core {
     pub(super) fn after_write(&self, handle: &Handle, io: &WriteIn, done: &Wrote) {
         let ino = handle.file.ino();
         if io.write_flags & WRITE_CACHE != 0 {
-            // Before the answer, after which the kernel may drop the page (ret.R4).
+            // Counted before the answer, because after it the kernel may drop the page (ret.R4).
             self.notifier.retriever().count_store_write(ino.0);
             return;
         }
@@ -116,7 +116,8 @@ impl Core {
         }
     }
 
-    /// After a failed write of a program: the kernel may keep what it has cached of it.
+    /// Reports the range of a failed write of a program as stale: the kernel may keep the pages
+    /// that the write has filled.
     pub(super) fn after_failed_write(&self, handle: &Handle, io: &WriteIn) {
         if handle.caching.is_cached && io.write_flags & WRITE_CACHE == 0 {
             self.has_old_bytes(handle, io);
@@ -191,7 +192,7 @@ impl Observer for Core {
                     // Some system calls use the kernel's cached size, however old, so that size is
                     // raised. Before that, pages with zeros behind the old end are dropped: what is
                     // read meanwhile has the new bytes. The page of the last byte may have zeros of
-                    // the kernel, so it is dropped afterwards.
+                    // the kernel, so it is dropped again afterwards.
                     let content = Notice::content(ino.0, (*offset).min(size - 1), u64::MAX);
                     if self.inodes.marked(*ino, Mark::Content) {
                         self.give(content.clone());
@@ -253,7 +254,7 @@ mod tests {
     }
 
     /// K1, K2: a change is reported if the kernel may have cached what it made stale, and an answer
-    /// that overlaps it is cached for no time.
+    /// during which it happened is not cached.
     #[test]
     fn k1_k2_change_during_answer_prevents_caching() {
         let (core, ino) = core();
@@ -312,8 +313,8 @@ mod tests {
         assert_eq!(core.changed(&grown), Ticket(5));
         let store = Notice::Store { node: 7, offset: 99, byte: 8 };
         let content = Notice::content(7, 90, u64::MAX);
-        // A cached page of the old end has zeros behind it. If it were dropped after the size was
-        // raised only, programs would read them.
+        // A cached page of the old end has zeros behind it. If the page were dropped only after the
+        // size was raised, programs could read these zeros.
         assert_eq!(core.notifier.queued()[2..], [content.clone(), store, content]);
         let unknown = Change::Content { ino: Ino(8), offset: 90, len: 10, end: None };
         let seen = core.epoch();
@@ -406,9 +407,9 @@ mod tests {
         Core::new(Arc::new(MemFs::default()), RealWorld::new(), Default::default(), &options)
     }
 
-    /// refill.F1. The kernel fills and unlocks its pages before it sends a cached write. A notice
-    /// dropped such a page, a read filled it again with the bytes from before the write, and the
-    /// write took effect. Programs read the old bytes until the page was evicted.
+    /// refill.F1. The kernel fills and unlocks its pages before it sends a cached write. Earlier, a
+    /// notice dropped such a page, a read filled it again with the bytes from before the write, and
+    /// the write took effect. Programs read the old bytes until the page was evicted.
     #[test]
     fn page_read_during_cached_write_is_dropped_after_write() {
         for (read_at, is_queued) in [(0, true), (4096, false)] {
@@ -433,7 +434,7 @@ mod tests {
     }
 
     /// The kernel keeps the pages of a cached write that failed: newer kernels do not forget that
-    /// they are up to date. So programs read bytes that are not in the file.
+    /// they are up to date. Without a notice, programs would read bytes that are not in the file.
     #[test]
     fn failed_or_short_cached_write_drops_its_range() {
         let core = kernel_core();

@@ -169,7 +169,8 @@ impl Core {
         let privileges = privileges(header.uid != 0);
         handle.file.fallocate(how, offset, len, privileges).await?;
         if matches!(how, Fallocate::PunchHole | Fallocate::ZeroRange { .. }) {
-            // The kernel drops the range, with stores that nothing has written (ret.R4).
+            // The kernel drops the range, with stores into maps that were not written back
+            // (ret.R4).
             self.notifier.retriever().count_store_write(handle.file.ino().0);
         }
         self.after_drop(handle.file.ino(), privileges);
@@ -212,7 +213,8 @@ impl Core {
             privileges(header.uid != 0),
         )
         .await?;
-        // The kernel drops the range of the target, with stores that nothing has written (ret.R4).
+        // The kernel drops the range of the target, with stores into maps that were not written
+        // back (ret.R4).
         self.notifier.retriever().count_store_write(to.file.ino().0);
         self.after_drop(to.file.ino(), privileges(header.uid != 0));
         let mut body = Body::new();
@@ -440,7 +442,7 @@ mod tests {
     }
 
     /// The story: a request that had to wait tried its fast path twice. The first try of a read had
-    /// moved its stream on, so the second one found nothing to read ahead.
+    /// advanced its read-ahead stream, so the second found nothing to read ahead.
     #[test]
     fn request_that_waits_is_tried_once() {
         let core = core(CacheMode::Own);

@@ -66,7 +66,7 @@ impl Listing<'_> {
         fits
     }
 
-    /// Number of entries to request: about as many as fit, and one more.
+    /// Number of entries to request: about as many as fit, and one more, at most [`BATCH`].
     fn wanted(&self) -> usize {
         let attr = if self.plus { ENTRY_OUT_BYTES } else { 0 };
         let room = self.max.saturating_sub(self.body.len());

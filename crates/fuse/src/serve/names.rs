@@ -114,8 +114,8 @@ impl Core {
     }
 
     /// Opens the inode of `name` if the kernel knows it: processes may go on using an inode without
-    /// a name, as working directory or by an `O_PATH` descriptor. Also if the inode has other
-    /// names, which another request may remove first.
+    /// a name, as working directory or by an `O_PATH` descriptor. It is opened also if the inode
+    /// has other names, which another request may remove first.
     async fn hold(&self, dir: Ino, name: Name<'_>) -> Option<Held> {
         let attr = self.fs.lookup(dir, name).await.ok()?;
         let is_last = attr.nlink <= 1 || attr.kind == FileKind::Directory;
@@ -234,7 +234,7 @@ impl Core {
         fail(ErrorKind::Stale, "create", "it comes and goes")
     }
 
-    /// The reply to `CREATE`: an opening of the new file, with the mode of this policy.
+    /// The reply to `CREATE` and `TMPFILE`: an opening of the new file.
     fn made(
         &self,
         header: &Header,

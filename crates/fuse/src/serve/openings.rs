@@ -3,8 +3,9 @@
 //!
 //! Invariants: O1 every reply to an open has KEEP_CACHE: an open drops no page, and each change
 //! drops the pages that it makes stale. O2 with `cache=kernel`, a request by which the kernel fills
-//! its cache, or writes pages that it keeps, carries `HELD_ABOVE`. O3 an uncached opening leaves no
-//! page in the kernel's cache that was read or written through it, except mapped pages.
+//! its cache, or writes pages that it keeps, carries `HELD_ABOVE` (the cache above Forebay's keeps
+//! the content). O3 an uncached opening leaves no page in the kernel's cache that was read or
+//! written through it, except mapped pages.
 //!
 //! Lock: a handle's ranges; the queue of drops and its locks are taken under it.
 
@@ -29,7 +30,7 @@ pub(super) fn reads_only(flags: u32) -> bool {
     flags & (open::ACCMODE | open::TRUNC) == 0
 }
 
-/// The flags of the reply for such an opening (O1).
+/// The flags of the reply to an open (O1).
 pub(super) fn fopen(caching: Caching) -> FOpen {
     let kept = FOpen::KEEP_CACHE | FOpen::NOFLUSH;
     match caching.is_cached {
@@ -47,14 +48,14 @@ impl Core {
         let reads_only = reads_only(flags);
         let is_small = self.cache == CacheMode::Small && attr.size <= SMALL_BYTES;
         let drops_at_end = self.cache != CacheMode::Kernel && !is_small;
-        // A map needs pages in the kernel's cache. An uncached opening of a mapped file would make
-        // the kernel drop them when it is mapped in turn.
+        // A map needs pages in the kernel's cache. An opening that bypasses that cache would make
+        // the kernel drop those pages when the opening is mapped, too.
         let is_mapped = || attr.perm & 0o111 != 0 || self.inodes.marked(attr.ino, Mark::Mapped);
         let is_cached = match mode {
             MODE_CACHED => match self.cache {
                 // The kernel sends two requests for a cached write across a page that is not up to
-                // date. The library could append between the two parts of an append. A reader
-                // appends nothing.
+                // date. The library could append between the two parts of an append. An opening for
+                // reading appends nothing.
                 CacheMode::Kernel => reads_only || flags & open::APPEND == 0,
                 CacheMode::Own | CacheMode::Small => reads_only && (is_small || is_mapped()),
             },
@@ -96,8 +97,8 @@ impl Core {
         }
     }
 
-    /// Before a read: without a lock owner it fills the kernel's cache. The reader thread that
-    /// receives it notes that once.
+    /// Called once for each read, by the reader thread that receives it. A read without a lock
+    /// owner fills the kernel's cache.
     pub(super) fn note_fill(&self, handle: &Handle, io: &ReadIn) {
         if !is_fill(io) {
             return;
@@ -115,8 +116,9 @@ impl Core {
         self.drop_behind(handle, io.offset..end);
     }
 
-    /// Before a write takes effect: what goes through the kernel's cache stays there, without a
-    /// read. The mark of the opening may be gone since: the kernel may have dropped all content.
+    /// Called before a write takes effect: pages that are written through the kernel's cache stay
+    /// there, without a read. The mark that the opening has set may be gone, because the kernel has
+    /// dropped all content since.
     pub(super) fn note_write(&self, handle: &Handle, io: &WriteIn) {
         if handle.caching.is_cached && io.write_flags & WRITE_CACHE == 0 {
             self.inodes.mark_fill(handle.file.ino(), false);
@@ -213,7 +215,7 @@ mod tests {
             assert_eq!(is_cached(&plain, open::TRUNC), all, "{cache:?}");
             assert!(!is_cached(&plain, open::RDWR | open::APPEND), "each append is one request");
             assert_eq!(is_cached(&large, open::APPEND), all, "{cache:?}: a reader appends nothing");
-            // Executables, and files of which the kernel has mapped pages, use it.
+            // Executables, and files of which the kernel has mapped pages, use the kernel's cache.
             let program = Attr { perm: 0o755, ..large };
             assert!(is_cached(&program, 0));
             assert_eq!(is_cached(&program, open::RDWR), all, "{cache:?}");
@@ -287,8 +289,8 @@ mod tests {
         assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, 8192..16_384)]);
     }
 
-    /// O3 of writes: an ioctl makes a cached opening uncached, but the kernel keeps its written
-    /// pages. It holds each page until the answer, so a range is dropped only after later requests.
+    /// O3 for writes: an ioctl makes a cached opening uncached, but the kernel keeps its written
+    /// pages. It locks each page until the answer, so a range is dropped only after later requests.
     #[test]
     fn writes_of_an_opening_made_uncached_are_dropped() {
         let (core, attr) = core(CacheMode::Kernel);
@@ -308,7 +310,8 @@ mod tests {
         assert_eq!(core.notifier.drops().queued(), [(attr.ino.0, 8192..2048 * 4096)]);
     }
 
-    /// ret.R4: what the kernel may drop once it is answered counts by then; other writes do not.
+    /// ret.R4: a request after whose answer the kernel may drop stores is counted before the
+    /// answer; other writes are not counted.
     #[test]
     fn writes_and_truncations_of_stores_are_counted() {
         let (core, attr) = core(CacheMode::Kernel);
@@ -355,7 +358,8 @@ mod tests {
         assert_eq!((counted(), core.store_writes(target.ino)), (5, 1), "of the target");
     }
 
-    /// The message by which the kernel opens a file for reading and writing, and the number of it.
+    /// Opens a file for reading and writing by a message of the kernel; returns the opening's
+    /// number.
     fn opened_by_message(core: &Arc<Core>, ino: Ino) -> u64 {
         let mut message = vec![0; 48];
         message[..4].copy_from_slice(&48_u32.to_le_bytes());
@@ -366,10 +370,10 @@ mod tests {
         outcome.undo.opened.expect("it is opened")
     }
 
-    /// inodes.N3, inodes.N4. The queue of drops was full, so the kernel dropped all pages of a file
-    /// that a program had open for writing. What the program wrote then was in the kernel's cache,
-    /// and no mark said so. A change by the library was told as one of attributes, and programs
-    /// went on reading the bytes from before it.
+    /// inodes.N3, inodes.N4. The story: the queue of drops was full, so the kernel dropped all
+    /// pages of a file that a program had open for writing. What the program wrote then was in the
+    /// kernel's cache, and no mark said so. A change by the library was reported as one of
+    /// attributes only, and programs went on reading the bytes from before it.
     #[test]
     fn write_after_a_drop_of_all_content_marks_it_again() {
         for (cache, is_kept) in [(CacheMode::Kernel, true), (CacheMode::Own, false)] {
