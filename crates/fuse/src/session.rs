@@ -393,7 +393,7 @@ impl Shared {
         unanswered.answered();
     }
 
-    /// A copy of cached pages; see [`crate::retrieve`].
+    /// Handles the reply to a `RETRIEVE`, a copy of cached pages; see [`crate::retrieve`].
     fn retrieved(&self, number: u64, incoming: &Incoming) {
         match RetrieveReply::parse(incoming.head()) {
             Ok(RetrieveReply { offset, size }) => {
@@ -455,8 +455,8 @@ impl Shared {
     }
 }
 
-/// The capabilities of both sides, with the maximum of the kernel's own requests at a time, and the
-/// kernel's time limit in seconds.
+/// The reply to `INIT`: the capabilities that both sides have; most requests of the kernel's own at
+/// a time (`background`); the kernel's time limit for a request (`timeout`, seconds).
 pub fn agreed(init: &InitIn, background: u16, timeout: u16) -> InitOut {
     log::debug!("FUSE {}.{}, {:?}", init.major, init.minor, init.flags);
     let limit = if timeout > 0 { InitFlags::REQUEST_TIMEOUT } else { InitFlags::empty() };

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// Inodes that the kernel is asked to forget at a time.
 const BATCH: usize = 4096;
-/// Above the bound one of so many new inodes triggers a request to forget.
+/// Above the bound, one request to forget follows this many new inodes.
 const EVERY: usize = 32;
 /// First minor version with `PRUNE`.
 const PRUNE_SINCE: u32 = 45;
@@ -28,9 +28,9 @@ const PRUNE_SINCE: u32 = 45;
 const DIRECTORIES: usize = 8;
 
 impl Core {
-    /// Called when the kernel gets to know an inode. Above the bound, every so many calls ask it to
-    /// forget inodes of one shard, in rotation. The kernel keeps inodes in use, so asking more
-    /// often would be in vain.
+    /// Called when the kernel gets to know an inode. Above the bound, one of [`EVERY`] calls asks
+    /// it to forget inodes of one shard, in rotation. The kernel keeps inodes in use, so asking
+    /// more often would be in vain.
     pub(crate) fn bound_inodes(&self) {
         if self.inodes.len() <= self.inodes_max {
             return;
@@ -54,7 +54,7 @@ impl Core {
         }
     }
 
-    /// Reports names as stale.
+    /// Reports names of files that are known and not open as stale, at most [`BATCH`].
     async fn sweep(self: &Arc<Self>, shard: usize) {
         let (mut seen, mut left) = (0, BATCH);
         // One shard may contain no directory, so all are searched, beginning with another one each

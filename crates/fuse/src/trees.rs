@@ -1,8 +1,8 @@
 //! Trees of processes with a cache mode of their own. A process that opens a file belongs to a tree
 //! if one of its ancestors, or itself, has registered.
 //!
-//! A process registers itself through an open directory, and stays registered as long as that is
-//! open. As a subreaper it stays an ancestor of all processes that it has started, also across
+//! A process registers itself through an open directory, and stays registered until that directory
+//! is closed. As a subreaper it stays an ancestor of all processes that it has started, also across
 //! forks and namespaces. So an open walks up the parents in /proc until it meets a registered
 //! process or the end.
 //!

@@ -81,7 +81,7 @@ impl Watchdog {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let fail = |e| Error::from_io("start the watchdog", e);
         let mut child = command.spawn().map_err(fail)?;
-        // Waits for its first byte: a death before it observes would be missed (G4).
+        // Waits for the watchdog's first byte: the mount is ready only when it is observed (G4).
         let mut word = [0; 1];
         let said = child.stdout.take().map_or(Ok(()), |mut out| out.read_exact(&mut word));
         if let Err(e) = said {
@@ -162,8 +162,8 @@ impl Watched {
     }
 
     /// Waits until the rest of the process has ended or reports the end of the mount: true. If it
-    /// is found dying with the connection open: false. A process that is merely slow closes the
-    /// connection, and another mount may then get its number.
+    /// is found dying with the connection open: false. Each check looks for the open connection: a
+    /// slow process may have closed it already, and another mount may have its number.
     fn ends_by_itself(&self, pid: i32) -> bool {
         let Some(process) = &self.process else { return true };
         let stdin = std::io::stdin();

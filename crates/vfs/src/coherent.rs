@@ -17,7 +17,7 @@
 //! check. Z6 a report that raises the kernel's size of a file covers all bytes behind its earlier
 //! end, also those of writes in progress.
 //!
-//! Limit: of a store into a mapping and a concurrent write here to the same page, one is lost.
+//! Limit: of a store into a mapping and a concurrent write here to the same page, one may be lost.
 //!
 //! Locks: the observer's slot, for the length of a check; the table of extending writes, a leaf.
 
@@ -119,7 +119,8 @@ impl NotifyingFs {
         let Some(observer) = self.0.observer() else { return op.await };
         let mut changing =
             Outstanding::begin(&self.0, &*observer, changes_of(&[(dir, name)])).await;
-        // After removals in progress by the mount, which may have put another inode there.
+        // Looked up after the wait for removals and renames by the mount, which may have put
+        // another inode there.
         let (attr, held) = self.hold(&*observer, dir, name).await;
         changing.changes.extend(attr.map(|attr| Change::Attributes(attr.ino)));
         let done = op.await;
@@ -145,7 +146,7 @@ impl NotifyingFs {
         let Some(observer) = self.0.observer() else { return op.await };
         let changes = changes_of(&[(dir, name), (new_dir, new_name)]);
         let mut changing = Outstanding::begin(&self.0, &*observer, changes).await;
-        // After removals in progress by the mount, as in `removing`.
+        // Looked up after the wait for removals and renames by the mount, as in `removing`.
         let moved = self.0.fs.lookup(dir, name).await.ok();
         let (there, held) = self.hold(&*observer, new_dir, new_name).await;
         let both = moved.into_iter().chain(there);

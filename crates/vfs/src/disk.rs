@@ -1,7 +1,7 @@
 //! An export as a file system with one file, for a loop device on that file.
 //!
 //! Invariants: O1 the file always has the size of the export. O2 `DIRECT` of an opening concerns
-//! the kernel's cache, not Forebay's: the mode of the export decides whether that is used.
+//! the kernel's cache, not Forebay's: the mode of the export decides whether Forebay's is used.
 //!
 //! No locks.
 

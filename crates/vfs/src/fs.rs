@@ -346,9 +346,9 @@ pub trait OpenFile: Send + Sync {
         Ok(())
     }
 
-    /// After a caller found holes of the file in another way than by a seek: waits for stores that
-    /// a mount holds back of these ranges. True: there may have been some, so that they are data
-    /// now.
+    /// Called after a caller has found holes in another way than by a seek. Waits until stores into
+    /// mappings of these ranges, which a mount holds back, are written. True: there may have been
+    /// some, so the ranges may be data now.
     fn hand_over_holes<'a>(&'a self, holes: &'a [Range<u64>]) -> BoxFuture<'a, bool> {
         let _ = holes;
         Box::pin(std::future::ready(false))

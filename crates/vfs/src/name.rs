@@ -16,7 +16,7 @@ pub const NAME_MAX: usize = 255;
 pub const XATTR_NAME_MAX: usize = 255;
 /// Longest value of an extended attribute, bytes.
 pub const XATTR_SIZE_MAX: usize = 64 << 10;
-/// Length of all names of an inode's extended attributes, each with a NUL, bytes.
+/// Largest total length of the names of an inode's extended attributes, each with a NUL, bytes.
 pub const XATTR_LIST_MAX: usize = 64 << 10;
 /// Supported namespaces of extended attributes. `system.` (ACLs) is refused.
 pub const XATTR_NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];

@@ -1,7 +1,7 @@
 //! A read-only wrapper: refuses each call that changes the file system with `ReadOnly`.
 //!
 //! Invariants: R1 no call that could change anything reaches the inner file system. A sync does not
-//! either: there is nothing that it could make durable.
+//! either: nothing was written through the wrapper.
 //!
 //! No locks.
 
@@ -75,8 +75,8 @@ impl FileSystem for ReadOnly {
     }
 }
 
-/// An open file of the wrapper: it was opened without `WRITE`, so the inner file refuses writes
-/// itself.
+/// An open file of the wrapper, opened without `WRITE`. Writes, allocations and syncs do not reach
+/// the inner file (R1).
 struct Reader(OpenFileRef);
 
 impl OpenFile for Reader {

@@ -92,8 +92,8 @@ pub struct Patch {
 }
 
 impl Patch {
-    /// The changes of a directory with `nlink` links whose entries changed, with `more`
-    /// subdirectories.
+    /// The changes of a directory with `nlink` links whose entries changed; it has `more`
+    /// subdirectories more than before.
     fn of_directory(nlink: u32, more: i32, now: Timestamp) -> Self {
         let nlink = (more != 0).then(|| nlink.saturating_add_signed(more));
         Self { nlink, mtime: Some(now), ctime: Some(now), ..Self::default() }
@@ -129,7 +129,7 @@ pub(crate) fn is_dir(child: Child) -> bool {
     child.1 == FileKind::Directory
 }
 
-/// Reads an inode: `Stale`.
+/// Reads an inode. Error: `Stale`.
 pub fn inode<V: View + ?Sized>(view: &V, op: &'static str, ino: Ino) -> Look<Seen, V> {
     match view.inode(ino)? {
         Some(seen) => Ok(seen),
@@ -137,7 +137,7 @@ pub fn inode<V: View + ?Sized>(view: &V, op: &'static str, ino: Ino) -> Look<See
     }
 }
 
-/// Reads a directory: `Stale`, `NotDirectory`.
+/// Reads a directory. Errors: `Stale`, `NotDirectory`.
 pub fn directory<V: View + ?Sized>(view: &V, op: &'static str, dir: Ino) -> Look<Seen, V> {
     let seen = inode(view, op, dir)?;
     match seen.kind {
@@ -146,7 +146,7 @@ pub fn directory<V: View + ?Sized>(view: &V, op: &'static str, dir: Ino) -> Look
     }
 }
 
-/// Reads a directory that was not removed: also `NotFound`.
+/// Reads a directory that was not removed. Errors: those of [`directory`], and `NotFound`.
 pub fn live_directory<V: View + ?Sized>(view: &V, op: &'static str, dir: Ino) -> Look<Seen, V> {
     let seen = directory(view, op, dir)?;
     match seen.nlink {
@@ -155,7 +155,7 @@ pub fn live_directory<V: View + ?Sized>(view: &V, op: &'static str, dir: Ino) ->
     }
 }
 
-/// Reads an inode with content: `Stale`, `IsDirectory`, `InvalidInput`.
+/// Reads an inode with content. Errors: `Stale`, `IsDirectory`, `InvalidInput`.
 pub fn regular<V: View + ?Sized>(view: &V, op: &'static str, ino: Ino) -> Look<Seen, V> {
     let seen = inode(view, op, ino)?;
     match seen.kind {
@@ -165,7 +165,7 @@ pub fn regular<V: View + ?Sized>(view: &V, op: &'static str, ino: Ino) -> Look<S
     }
 }
 
-/// Reads the entry of a name: also `NotFound`.
+/// Reads the entry of a name. Errors: those of [`live_directory`], and `NotFound`.
 pub fn find<V: View + ?Sized>(view: &V, op: &'static str, at: At<'_>) -> Look<Child, V> {
     live_directory(view, op, at.0)?;
     match view.entry(at)? {
@@ -174,7 +174,8 @@ pub fn find<V: View + ?Sized>(view: &V, op: &'static str, at: At<'_>) -> Look<Ch
     }
 }
 
-/// Reads the directory of a name that must not exist: also `Exists`.
+/// Reads the directory of a name that must not exist. Errors: those of [`live_directory`], and
+/// `Exists`.
 pub fn check_free<V: View + ?Sized>(view: &V, op: &'static str, at: At<'_>) -> Look<Seen, V> {
     let dir = live_directory(view, op, at.0)?;
     match view.entry(at)? {
@@ -183,7 +184,7 @@ pub fn check_free<V: View + ?Sized>(view: &V, op: &'static str, at: At<'_>) -> L
     }
 }
 
-/// Checks that an inode may have another link: `TooManyLinks`.
+/// Checks that an inode may have another link. Error: `TooManyLinks`.
 fn check_links<V: View + ?Sized>(view: &V, op: &'static str, ino: Ino, nlink: u32) -> Look<(), V> {
     match nlink < view.links_max() {
         true => Ok(()),
@@ -191,7 +192,8 @@ fn check_links<V: View + ?Sized>(view: &V, op: &'static str, ino: Ino, nlink: u3
     }
 }
 
-/// Checks the flags of an opening: `Unsupported` for unknown ones, `InvalidInput`.
+/// Checks the flags of an opening. Errors: `Unsupported` for unknown ones, `InvalidInput` for
+/// `TRUNCATE` without `WRITE`.
 pub fn check_open_flags(flags: OpenFlags) -> Result<()> {
     let unknown = flags.bits() & !OpenFlags::all().bits();
     if unknown != 0 {
@@ -203,7 +205,7 @@ pub fn check_open_flags(flags: OpenFlags) -> Result<()> {
     }
 }
 
-/// Checks that an opening with `flags` permits a call that requires `needed`: `BadHandle`.
+/// Checks that an opening with `flags` permits a call that requires `needed`. Error: `BadHandle`.
 pub fn check_handle(op: &'static str, ino: Ino, flags: OpenFlags, needed: OpenFlags) -> Result<()> {
     match flags.contains(needed) {
         true => Ok(()),

@@ -1,12 +1,12 @@
-//! The initial cache mode of an opening: from the file's policy, or from the tree of processes that
-//! opens it.
+//! The initial cache mode of an opening: from the file's policy, from the tree of processes that
+//! opens it, or from the mount.
 //!
 //! The policy is an extended attribute of the file. The policy of a directory is for what is
 //! created in it: new files and directories get a copy.
 //!
 //! Invariants: K1 a file without the attribute has the mode of the mount. K2 a new file gets its
 //! directory's policy before its creator is answered. If setting the policy fails, the file is
-//! created all the same.
+//! created without it.
 //!
 //! No locks.
 

@@ -21,7 +21,7 @@ impl Core {
         gets_parent: bool,
     ) -> Result<Option<Removal<'_>>> {
         let removal = self.removals.begin(dir, name.as_bytes());
-        // In this order: a change queues its notice before it ends.
+        // Checked in this order, because a change queues its notice before it ends.
         if removal.is_some() && !self.notifier.has_queued(dir.0, name.as_bytes()) {
             return Ok(removal);
         }

@@ -1,8 +1,8 @@
 //! Answers a request at once if it needs no waiting, on the reader thread if that may wait, and
 //! otherwise hands it to a task or thread.
 //!
-//! Each request ends in one answer, or in a task, sync or parking that answers it. A reader thread
-//! waits for a device only with permission (readers.X1, readers.X2).
+//! Each request ends in one answer, or in a task, a sync or a [`Parking`] that answers it. A reader
+//! thread waits for a device only with permission (readers.X1, readers.X2).
 //!
 //! No locks.
 
@@ -197,7 +197,8 @@ impl Shared {
     }
 
     /// Polls a request in `slot` once. If it has to wait, it moves out of the slot, and a
-    /// background task polls it when it is woken. `bytes`: memory that it holds until then.
+    /// background task polls it when it is woken. `bytes`: memory that the request holds until it
+    /// is answered.
     pub(super) fn run(
         self: &Arc<Self>,
         core: &Arc<Core>,
@@ -205,7 +206,7 @@ impl Shared {
         bytes: u64,
         slot: &mut FutureSlot<Outcome>,
     ) {
-        // The first poll may allocate its buffers.
+        // Counted before the first poll, which may allocate buffers.
         let held = self.payload.hold(bytes);
         let parking = Parking::new(self.tasks.clone());
         let waker = Waker::from(parking.clone());

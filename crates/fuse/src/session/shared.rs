@@ -45,7 +45,7 @@ pub(super) struct Shared {
     pub(super) payload: Arc<Payload>,
     pub(super) readers: Readers,
     pub(super) syncs: Arc<Syncs>,
-    /// Takes requests that were woken over to background tasks.
+    /// Hands woken requests to background tasks.
     pub(super) tasks: Arc<dyn Carrier>,
     pub(super) state: Mutex<State>,
     pub(super) changed: Condvar,

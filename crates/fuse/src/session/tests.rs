@@ -335,7 +335,7 @@ fn a1_a2_requests_that_wait_are_answered() {
     run(1, true);
     assert_eq!(kernel.reply(), (1, (3, Vec::new())), "woken in the first poll");
     drop(wakers.recv().unwrap());
-    // It is answered shortly before it is no longer counted.
+    // The request is answered shortly before it is no longer counted.
     while session.shared.lock().tasks != 0 {
         std::thread::yield_now();
     }
@@ -348,7 +348,7 @@ fn a1_a2_requests_that_wait_are_answered() {
     assert_eq!(kernel.reply(), (2, (3, Vec::new())));
     run(3, false);
     drop(wakers.recv().unwrap());
-    // The story: it was dropped, and answered EIO, though it could have continued.
+    // The story: the request was dropped, and answered EIO, though it could have continued.
     assert_eq!(kernel.reply(), (3, (3, Vec::new())), "no waker is left, so it looks again");
     drop((core, kernel));
     end(session.wait());

@@ -1,6 +1,6 @@
-//! A request that has to wait. The thread that read it polls it once; after its wake it continues
-//! as a background task. If it may wait for a device, it continues on a thread for such requests,
-//! and costs one hand-over instead of two.
+//! A request that has to wait. The thread that has read it polls it once. After its wake a
+//! [`Carrier`] continues it: as a background task or, if it is a sync, on a sync thread, which may
+//! wait for a device itself.
 //!
 //! ```text
 //!   first poll: ready ─▶ answered on the reader thread

@@ -137,15 +137,15 @@ impl NotifyingFile {
         let change = self.written(offset, len, flags);
         let (ino, is_append) = (self.file.ino(), flags.contains(IoFlags::APPEND));
         let begun = match is_append && observer.holds_back(ino) {
-            // Stores in front of the end are not overwritten, so the kernel keeps those pages.
+            // An append overwrites no stores in front of the end, so the kernel keeps those pages.
             true => Change::content(ino, self.end(observer).await, u64::MAX),
             false => change.clone(),
         };
         let mut changing = Outstanding::begin(&self.shared, observer, vec![begun]).await;
         changing.changes = vec![change];
-        // The file's end is determined after that wait, in which a program may have moved it. A
-        // write that reaches behind it counts from its own first byte: if the mount truncates the
-        // file yet, the write extends it from there (coherent.Z6).
+        // The file's end is determined after that wait, in which a program may have changed it. A
+        // write that reaches behind the end counts from its own first byte: if the mount still
+        // truncates the file, the write extends it from there (coherent.Z6).
         let end = self.end(observer).await;
         if is_append || offset.saturating_add(len as u64) > end {
             changing.extend_from(ino, if is_append { end } else { offset });
@@ -218,8 +218,8 @@ impl OpenFile for NotifyingFile {
             return None;
         }
         // Announced before the second check: from now on a program that opens the file appends at
-        // the end that the daemon reports. A program that does not know the file has no append in
-        // progress.
+        // the end that the daemon reports. If the kernel does not know the file, no program has an
+        // append in progress.
         drop(observer.will_change(ino));
         let done = match observer.knows(ino) {
             true => None,

@@ -148,14 +148,14 @@ impl<'a> Outstanding<'a> {
         changing
     }
 
-    /// After a write: an append changed nothing in front of its place.
+    /// Called after a write: an append has changed nothing in front of the offset that it got.
     pub fn place(&mut self, done: &Result<Wrote>) {
         if let (Ok(wrote), [Change::Content { offset, .. }]) = (done, &mut self.changes[..]) {
             *offset = wrote.offset;
         }
     }
 
-    /// Before a write that may extend a file from `offset` on (coherent.Z6).
+    /// Called before a write that may extend a file from `offset` on (coherent.Z6).
     pub fn extend_from(&mut self, ino: Ino, offset: u64) {
         self.shared.begin_extending(ino, offset);
         self.extends = Some((ino, offset));

@@ -70,7 +70,7 @@ pub fn content_changed(seen: &Seen, privileges: Privileges, now: Timestamp) -> P
 }
 
 /// Number of bytes out of `len` that can be written at `offset`: up to the largest file size.
-/// `FileTooLarge` if that is none of them.
+/// `FileTooLarge` if none can.
 pub fn write_len(offset: u64, len: usize) -> Result<usize> {
     check_range("write", offset, u64::from(len > 0))?;
     Ok((len as u64).min(FILE_SIZE_MAX - offset) as usize)

@@ -182,7 +182,7 @@ fn removal_after_the_kernel_took_the_notice_is_carried_out() {
 }
 
 /// removals.R5. The story: the daemon had found that the caller may remove the present inode.
-/// Before the removal the library put another user's file there.
+/// Before the removal the library put another user's file there, which was removed instead.
 #[test]
 fn change_by_the_library_waits_for_a_removal_under_way() {
     let all = Mounted::new();

@@ -251,7 +251,7 @@ fn x2_blocking_request_runs_on_thread_that_read_it() {
     all.end();
 }
 
-/// A session with a deadline that passes soon, but that a loaded machine does not miss by chance.
+/// A session with a deadline of 400 ms, which a request that needs no device rarely exceeds.
 fn with_deadline() -> SlowFiles {
     let request_timeout = Some(Duration::from_millis(400));
     let request_bytes = 1 << 20;
@@ -311,7 +311,8 @@ fn stuck_device_with_request_timeout_ends_each_request_once() {
     all.end();
 }
 
-/// deadlines.T2: the kernel took the operation for failed, and kept its caches.
+/// deadlines.T2: the kernel took the operation for failed and kept its caches, so the inode is
+/// reported stale when the operation ends.
 #[test]
 fn operation_that_ends_after_its_eio_is_reported_stale() {
     const NOTIFY_INVAL_INODE: i32 = -2;
