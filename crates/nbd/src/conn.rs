@@ -77,7 +77,7 @@ pub(crate) struct Life {
     /// Time at which bytes moved last, in milliseconds from the server's start; [`Life::BUSY`]
     /// while the connection is not idle.
     pub idle_since: AtomicU64,
-    /// It is not counted any more: it is closed, or about to be.
+    /// The connection is not counted any more: it is closed, or about to be.
     pub gone: AtomicBool,
 }
 
@@ -91,7 +91,7 @@ impl Life {
         Arc::new(Self { at, idle_since, gone: AtomicBool::new(false) })
     }
 
-    /// Removes it from the count. False: it was removed before.
+    /// Removes the connection from the count. False: it was removed before.
     pub fn leave(&self) -> bool {
         !self.gone.swap(true, Ordering::SeqCst)
     }
@@ -112,7 +112,7 @@ impl Pace {
         self.moved += bytes as u64;
     }
 
-    /// Checks the progress of a period. `is_outstanding`: only the peer can end the work.
+    /// Checks the progress of a period. `is_outstanding`: there is work that only the peer can end.
     pub fn look(&mut self, is_outstanding: bool, now: Instant, period: Duration, rate_min: u64) {
         if !is_outstanding {
             *self = Self::default();

@@ -65,7 +65,8 @@ pub(crate) struct EventLoop {
     handshakes: usize,
     /// Connections that are blocked because the server's memory is used up.
     waiting: Vec<Key>,
-    /// The server's memory in use when these were last checked, bytes, and the time of that check.
+    /// The server's memory in use when `waiting` was last checked, bytes, and the time of that
+    /// check.
     waiting_since: (usize, Instant),
     scratch: Box<[u8]>,
     /// Bytes received through TLS and not decrypted yet; empty while no client uses TLS.
@@ -193,7 +194,7 @@ impl EventLoop {
         }
         // Submits the requests of the last steps before the loop sleeps.
         self.queues.iter_mut().for_each(|queue| queue.flush());
-        // Clients that wait for memory are checked again when another client's was freed.
+        // Work that was done may have freed memory, for which other clients wait.
         busy && !self.waiting.is_empty()
     }
 
@@ -353,7 +354,8 @@ impl EventLoop {
         if self.waiting.is_empty() {
             return resumed;
         }
-        // Checking all waiting connections in each turn in vain would slow down the others.
+        // Waiting connections are checked only if memory was freed, or after a tick: checks in vain
+        // in each turn would slow down other connections.
         let (used, now) = (self.core.shared.memory.used(), Instant::now());
         if used >= self.waiting_since.0 && now < self.waiting_since.1 + TICK {
             return resumed;

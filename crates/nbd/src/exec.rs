@@ -183,7 +183,7 @@ impl Executor {
     pub fn run(&mut self, done: &mut Vec<(Ticket, Outcome)>) -> bool {
         let mut batch = std::mem::take(&mut self.batch);
         HERE.with_borrow_mut(|(_, ready)| std::mem::swap(ready, &mut batch));
-        // Cleared before: a wake after this point sets it again.
+        // Cleared before the list is taken: a wake after this point sets it again.
         if self.home.has_remote.swap(false, Ordering::AcqRel) {
             batch.append(&mut self.home.remote.lock());
         }

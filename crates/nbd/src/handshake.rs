@@ -176,7 +176,7 @@ impl Handshake {
             refuse(out, code, rep::ERR_INVALID, "once, and without data");
         } else {
             proto::put_option_reply(out, code, rep::ACK, &[]);
-            // An attacker could have injected options before TLS.
+            // Forgets the options from before TLS, which an attacker could have injected.
             (self.secure, self.structured, self.context_for) = (true, false, None);
             return Step::StartTls;
         }
@@ -274,7 +274,7 @@ impl Handshake {
         let found = if set {
             query.queries.iter().any(exact)
         } else {
-            // A list may ask for a namespace; an empty list of queries asks for everything.
+            // `LIST_META_CONTEXT` may query a namespace; without queries it asks for all contexts.
             let mut queries = query.queries.iter();
             query.queries.is_empty() || queries.any(|q| exact(q) || *q == b"base:")
         };

@@ -148,7 +148,7 @@ mod tests {
     use std::os::unix::fs::{FileTypeExt, PermissionsExt};
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// Sockets for which the other user wins the race, and the most attempts until then.
+    /// How many sockets the other user has to take in the race, and the most attempts for that.
     const TAKEN: u64 = 30;
     const TRIES: u32 = 200_000;
 

@@ -12,7 +12,7 @@ pub(crate) const CHUNK_LEN: usize = 160 << 10;
 const CHUNKS_MAX: usize = 16;
 const BUFS_MAX: usize = 64;
 
-/// Buffers kept for reuse by all threads.
+/// The buffers that one event-loop thread keeps for reuse.
 pub(crate) struct Pool {
     chunks: Vec<Box<[u8]>>,
     bufs: Vec<AlignedBuf>,

@@ -2,9 +2,10 @@
 //!
 //! Everything is big-endian. Invariants:
 //! 1. No function panics on any input; lengths are checked before use.
-//! 2. Parsing allocates no more than the length of the input, encoding no more than the message.
-//! 3. For a prefix of a valid message a parser asks for more bytes; it returns neither an error nor
-//!    a value.
+//! 2. Parsing allocates at most four times the length of the input (a list of queries), encoding no
+//!    more than the message.
+//! 3. For a prefix of a valid request or option a parser asks for more bytes; it returns neither an
+//!    error nor a value.
 
 use forebay_base::{Error, ErrorKind};
 

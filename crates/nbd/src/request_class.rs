@@ -1,8 +1,7 @@
 //! Classes of requests with few bytes and much work: each connection runs a limited number of a
-//! class. The others wait in a queue, charged and counted as in progress.
+//! class. The others wait in a queue; their memory is charged, and they count as in flight.
 //!
-//! Invariant: A1 no more requests of a class are in progress than its limit, and none waits while
-//! there are fewer.
+//! Invariant: A1 no more requests of a class run than its limit, and none waits while fewer run.
 
 use crate::exec::Ticket;
 use crate::proto::Command;
@@ -10,7 +9,8 @@ use std::collections::VecDeque;
 
 /// Number of request classes.
 pub(crate) const CLASSES: usize = 2;
-/// Most requests of each class in progress: commands of many steps, and commands that hold ranges.
+/// Most requests of each class that run at a time: commands of many steps, and commands that lock
+/// ranges of the export.
 const LIMITS: [u32; CLASSES] = [1, 16];
 
 /// The class of a command; `None` for commands without a limit.
@@ -22,7 +22,7 @@ pub(crate) fn class_of(command: Command) -> Option<usize> {
     }
 }
 
-/// The requests of one class: those in progress are counted, the others wait.
+/// The requests of each class on one connection: those that run are counted, the others wait.
 #[derive(Default)]
 pub(crate) struct RequestClasses([RequestClass; CLASSES]);
 

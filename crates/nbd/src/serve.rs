@@ -2,7 +2,7 @@
 //! those that had to wait when their tasks end.
 //!
 //! Invariants:
-//! 1. A request is answered exactly once: at once, or when its task ends.
+//! 1. A request of an open connection is answered exactly once: at once, or when its task ends.
 //! 2. Cached data is read directly into the connection's replies, and written directly from its
 //!    input, without an allocation.
 //! 3. Memory charged for a task is released when the task ends, or passes to the reply that uses
@@ -27,10 +27,11 @@ use forebay_base::{Error, IoFlags, Result};
 use forebay_vfs::{Export, Extent, ZeroMode};
 use std::sync::Arc;
 
-/// Reads of up to this many bytes are copied into chunks, longer ones are sent from their buffer.
+/// A read of up to this many bytes is first tried directly into a chunk of replies; a longer one
+/// gets a buffer of its own, from which it is sent.
 const SMALL_READ: usize = 64 << 10;
-/// A read that had to wait is copied into a chunk up to this many bytes, since that is cheaper than
-/// a separate slice.
+/// A read that had to wait is copied from its buffer into a chunk up to this many bytes, since that
+/// is cheaper than a separate slice.
 const COPY_MAX: usize = 16 << 10;
 /// Memory of a request that has to wait in addition to its data, bytes. It covers the futures of
 /// export, cache and map, a bio with its lists, and rounding of its buffer to pages.
@@ -40,7 +41,7 @@ const OVERHEAD: usize = 8 << 10;
 const ZEROS_MAX: usize = 256 << 10;
 /// Most extents in a reply to BLOCK_STATUS.
 const EXTENTS_MAX: usize = 8192;
-/// Most bytes of replies of a handshake that wait to be sent.
+/// A handshake is continued only while its unsent replies take at most this much memory, bytes.
 const HANDSHAKE_OUT_MAX: usize = 2 * CHUNK_LEN;
 
 const _: () = assert!(SMALL_READ + READ_HEADER_MAX <= CHUNK_LEN);
@@ -266,7 +267,8 @@ impl Core {
         if let Some(buf) = buf {
             return self.write_buf(book, ticket, buf);
         }
-        // An empty range changes nothing; `check` has refused an empty BLOCK_STATUS.
+        // An empty range changes nothing; `check` in `transmission.rs` has refused an empty
+        // BLOCK_STATUS.
         if request.len == 0 && request.command != Command::Flush {
             return self.status(book, &request, session.structured, 0);
         }
@@ -372,7 +374,7 @@ impl Core {
     }
 
     /// Starts the next requests of a class up to its limit. So one client's requests take neither
-    /// all turns, nor the whole queue of the device, nor all ranges.
+    /// all turns of the loop, nor the whole queue of the device, nor all ranges of the export.
     fn run_class(&mut self, book: &mut Book, class: usize) {
         while let Some(ticket) = book.classes.next(class) {
             match self.exec.start(ticket, class_work(&ticket.request, book.export())) {
@@ -490,7 +492,7 @@ impl Core {
         if conn.stream.is_tls() {
             self.shared.memory.release(SESSION_BYTES);
         }
-        // Queued requests hold no buffers.
+        // Queued requests hold no buffers, so their memory is released here.
         conn.book.in_tasks -= conn.book.classes.drain();
         self.shared.memory.release(conn.book.charged - conn.book.in_tasks);
         conn.book.charged = conn.book.in_tasks;

@@ -86,7 +86,8 @@ impl Server {
     }
 
     /// Listens on a TCP address; returns it with the selected port if `address` has port 0. The
-    /// protocol has no authentication, so the caller decides on any address but loopback.
+    /// protocol has no authentication: the caller decides whether to listen on another address than
+    /// loopback.
     pub fn listen_tcp(&self, address: SocketAddr) -> Result<SocketAddr> {
         let (listener, local) = Listener::tcp(address)?;
         self.listeners.lock().push(listener);
@@ -94,7 +95,8 @@ impl Server {
     }
 
     /// Serves until [`Server::stop`], on this thread and `config.threads - 1` more. Errors of
-    /// clients never end it; an error here means that epoll or a thread could not be created.
+    /// clients never end it; an error here means that epoll failed, or that a thread could not be
+    /// created.
     pub fn run(&self) -> Result<()> {
         let mut listeners = std::mem::take(&mut *self.listeners.lock());
         if listeners.is_empty() {

@@ -48,8 +48,8 @@ pub struct Stats {
     pub connections: usize,
     /// Connections accepted so far.
     pub accepted: u64,
-    /// Requests by command code: read, write, disconnect, flush, trim, cache, write zeroes and
-    /// block status (the last two counted together).
+    /// Requests by command code: read, write, disconnect, flush, trim, cache, write zeroes. Block
+    /// status and unknown commands are counted with write zeroes.
     pub requests: [u64; KINDS],
     /// Bytes sent in replies to reads.
     pub bytes_read: u64,

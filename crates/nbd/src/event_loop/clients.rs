@@ -35,7 +35,7 @@ impl EventLoop {
                         return;
                     }
                 }
-                Err(_) => {} // the client gave up before we came
+                Err(_) => {} // the client gave up before it was accepted
             }
         }
     }

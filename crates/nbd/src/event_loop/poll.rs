@@ -2,8 +2,8 @@
 //! the next one sooner than a sleeping thread can be woken.
 //!
 //! Invariants:
-//! 1. A loop polls for at most the limit before each sleep, and not at all while the last sleeps
-//!    were longer than the limit: an idle server uses no CPU.
+//! 1. A loop polls for at most the limit before each sleep. Polls that find no work shorten the
+//!    time to 0, and only a sleep within the limit restores it: an idle server uses no CPU.
 //! 2. The loop measures repeatedly whether polling or sleeping serves more requests: if client and
 //!    server share a CPU, polling takes CPU time from the client.
 

@@ -66,7 +66,8 @@ impl EventLoop {
             let limit = self.core.shared.poll_nanos.load(Ordering::Relaxed);
             self.poller.slept((self.now - before).as_nanos() as u64, limit);
         }
-        // Also if the loop did not sleep, so that no other thread writes the eventfd in vain.
+        // Called also if the loop did not sleep, so that no other thread writes the eventfd in
+        // vain.
         if quiet || woken {
             self.core.exec.awake(woken);
         }
