@@ -1,6 +1,6 @@
-//! The options of the five behaviours: one table, from which `export`, `mount`, `attach`, the words
-//! after `-o`, `tune` and `stat` take names, values and help. `given` is what a command was started
-//! with, `live` what a running process shows and changes.
+//! The options of the five behaviours (docs/reference/options.md): one table, from which `export`,
+//! `mount`, `attach`, the words after `-o`, `tune` and `stat` take names, values and help. `given`
+//! has the options with which a command was started, `live` those of a running process.
 //!
 //! Invariant: behaviours.O1 an option that makes no sense for what is served, or that a running
 //! process cannot change, is refused by name and with the reason.
@@ -44,7 +44,7 @@ pub enum Values {
 /// An option of the table.
 #[derive(Debug)]
 pub struct Entry {
-    /// As a word after `-o`, and for `tune` and `stat`.
+    /// Its name after `-o`, and for `tune` and `stat`.
     pub name: &'static str,
     /// Its name on the command line, without the leading hyphens.
     pub flag: &'static str,
@@ -52,9 +52,9 @@ pub struct Entry {
     pub values: Values,
     /// For `--help`.
     pub about: &'static str,
-    /// Why a store cannot have it, if one cannot.
+    /// The kind of store that cannot have the option, and why; `None`: each kind can.
     refused: Option<(Store, &'static str)>,
-    /// Why a running process cannot change it, if it cannot.
+    /// Why a running process cannot change the option; `None`: it can.
     fixed: Option<&'static str>,
 }
 
@@ -153,7 +153,7 @@ impl Entry {
         ENTRIES.iter().find(|entry| entry.name == name)
     }
 
-    /// Stands for a value in help texts.
+    /// The placeholder of a value in help texts.
     pub fn value_name(&self) -> &'static str {
         match self.values {
             Values::Size { .. } => "SIZE",
@@ -162,7 +162,7 @@ impl Entry {
         }
     }
 
-    /// What is wrong with a value.
+    /// Checks a value; the error says which values are valid.
     pub fn check(&self, value: &str) -> Result<(), String> {
         match &self.values {
             Values::Words(words) => match words.contains(&value) {
@@ -183,13 +183,13 @@ impl Entry {
         }
     }
 
-    /// Why it makes no sense for any of these, if it does not (behaviours.O1).
+    /// Why the option makes no sense for any of these stores, if it does not (behaviours.O1).
     pub fn refusal(&self, stores: &[Store]) -> Option<&'static str> {
         let (store, why) = self.refused?;
         stores.iter().all(|served| *served == store).then_some(why)
     }
 
-    /// Why a running process cannot change it, if it cannot (behaviours.O1).
+    /// Why a running process cannot change the option, if it cannot (behaviours.O1).
     pub fn fixed(&self) -> Option<&'static str> {
         self.fixed
     }
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// The types that take the words know them.
+    /// Each word of an option can be parsed by the type that takes it.
     #[test]
     fn every_word_is_understood() {
         let words = |name: &str| match Entry::find(name).unwrap().values {

@@ -1,5 +1,5 @@
-//! The process that stays: this program once more, with `--daemon`. The process that
-//! started it waits for its word.
+//! The daemon: this program started once more, with `--daemon`. The process that has started it
+//! waits until it reports that it serves, or ends.
 
 use crate::failure::{Failure, Outcome, status};
 use crate::helper;
@@ -8,18 +8,18 @@ use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
-/// What it says when it serves; behind it, what the user has to know.
+/// First byte of the daemon's report that it serves; a text for the user follows.
 const READY: u8 = b'r';
 
-/// How starting it went.
+/// Result of starting the daemon.
 pub enum Started {
-    /// It serves, and says this.
+    /// It serves, and reports this text.
     Serves(String),
     /// It has ended with this status, and has said why.
     Failed(u8),
 }
 
-/// Starts it and waits until it serves, or has failed.
+/// Starts the daemon and waits until it serves, or has failed.
 pub fn start() -> Outcome<Started> {
     let exe = std::env::current_exe().map_err(|e| Failure::io("find this program", &e))?;
     let mut command = Command::new(exe);
@@ -40,7 +40,7 @@ pub fn start() -> Outcome<Started> {
     }
 }
 
-/// The words with `--daemon` among them: before `--`, behind which nothing is an option.
+/// Adds `--daemon` to the words, before a `--`, behind which no word is an option.
 fn with_daemon(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = words.collect();
     let at = words.iter().position(|word| word == "--").unwrap_or(words.len());
@@ -48,13 +48,13 @@ fn with_daemon(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     words
 }
 
-/// Says that it serves, and lets go of terminal, session and working directory.
+/// Reports that this process serves, and detaches it from terminal, session and working directory.
 pub fn ready(text: &str) -> Outcome {
     let _ = rustix::process::setsid();
     std::env::set_current_dir("/").map_err(|e| Failure::io("/", &e))?;
     let mut word = vec![READY];
     word.extend_from_slice(text.as_bytes());
-    // Who waited may be gone; what is served is there all the same.
+    // The process that waited may have ended; this one serves nevertheless.
     let _ = std::io::stdout().write_all(&word).and_then(|()| std::io::stdout().flush());
     let null = std::fs::File::options().read(true).write(true).open("/dev/null");
     let null = null.map_err(|e| Failure::io("/dev/null", &e))?;
@@ -67,7 +67,8 @@ pub fn ready(text: &str) -> Outcome {
 mod tests {
     use super::*;
 
-    /// `forebay mount -o ro -- VOLUME DIR` was a usage error: the word came behind the `--`.
+    /// The story: `forebay mount -o ro -- VOLUME DIR` was a usage error, because `--daemon` came
+    /// behind the `--`.
     #[test]
     fn daemon_option_precedes_double_dash() {
         let of = |line: &str| {

@@ -26,7 +26,7 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-/// What is missing for a mount, and what to use instead; None: nothing is.
+/// What is missing for a mount, and what to use instead; `None`: nothing is missing.
 pub fn without_mounts() -> Option<(String, &'static str)> {
     let found = container::fuse();
     found.advice.map(|advice| (found.text, advice))
@@ -149,8 +149,7 @@ fn engine() -> Finding {
 }
 
 fn huge_pages() -> Finding {
-    // The rules for anonymous memory, which the arena is: those for shared memory and files do not
-    // matter.
+    // Only the rules for anonymous memory matter, because the arena is such memory.
     let folder = "/sys/kernel/mm/transparent_hugepage";
     let rule = |file: &str| machine::chosen(&format!("{folder}/{file}")).unwrap_or("?".into());
     let collapses = machine::read_line(&format!("{folder}/khugepaged/defrag"));
@@ -172,7 +171,7 @@ fn huge_pages() -> Finding {
     };
     let (huge, all) = (format_size(stats.arena_huge_bytes), format_size(stats.arena_bytes));
     let text = format!("{huge} of an arena of {all} are on huge pages; {rules}");
-    // What does not fill one is on small pages anywhere.
+    // The part of the arena that does not fill a huge page is on small pages on each machine.
     if stats.arena_huge_bytes + (4 << 20) > stats.arena_bytes {
         Finding::ok("huge pages", text)
     } else {
@@ -181,7 +180,7 @@ fn huge_pages() -> Finding {
     }
 }
 
-/// What a small cache, populated, reaches here.
+/// Statistics of a small cache on this machine, with its arena populated.
 fn small_arena() -> forebay::Result<forebay::Stats> {
     let config = forebay::CacheConfig::default().budget(16 << 20).prefault(true);
     Ok(forebay::Cache::new(config)?.stats())
@@ -245,8 +244,8 @@ mod tests {
         }
     }
 
-    /// It named the rule for shared memory, which does not concern the arena, and not what came of
-    /// the rules.
+    /// The story: the check reported the rule for shared memory, which does not concern the arena,
+    /// and not how much of the arena was on huge pages.
     #[test]
     fn huge_pages_are_told_by_what_the_arena_reached() {
         let (finding, stats) = (huge_pages(), small_arena().unwrap());

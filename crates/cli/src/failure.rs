@@ -70,7 +70,7 @@ impl Failure {
         Self { message: format!("{}: {e}", what.into()), hint: None, status }
     }
 
-    /// Prints it to standard error, or where a process in the background has it, and gives the exit
+    /// Prints the failure to standard error, or logs it in a background process; returns the exit
     /// status.
     pub fn report(&self) -> u8 {
         if logger::in_background() {

@@ -75,13 +75,13 @@ pub fn fincore(args: &FincoreArgs) -> Outcome {
     Ok(())
 }
 
-/// Bytes of the file that the kernel's page cache holds; none where it cannot be asked.
+/// Bytes of the file that the kernel's page cache holds; `None` if that cannot be found out.
 fn kernel_bytes(path: &Path) -> Option<u64> {
     let file = File::open(path).ok()?;
     kernel_cache::cached_bytes(&file).ok()
 }
 
-/// Asks the process that was named, or every one that runs until one knows the file.
+/// Asks the named process, or each running process until one has the file open.
 fn residency(args: &FincoreArgs, request: &Request) -> Outcome<Value> {
     let Which { control, pid } = &args.which;
     if control.is_some() || pid.is_some() {
@@ -91,7 +91,7 @@ fn residency(args: &FincoreArgs, request: &Request) -> Outcome<Value> {
     for (pid, mut client) in Client::all(own_or_root) {
         match client.ask(request) {
             Err(e) if e.status == status::NOT_FOUND => {}
-            // It may be about to end; another process may have the file.
+            // The process may be about to end; another one may have the file.
             Err(e) => hint = format!("process {pid} did not answer: {}", e.message),
             found => return found,
         }
@@ -100,8 +100,8 @@ fn residency(args: &FincoreArgs, request: &Request) -> Outcome<Value> {
     Err(Failure::not_found(text).hint(hint))
 }
 
-/// The kernel's page cache, by the util-linux program: the system call needs memory mapping,
-/// which is not ours to do here.
+/// Shows the kernel's page cache by fincore(1) of util-linux: the system call needs a memory
+/// mapping, which takes unsafe code.
 fn kernel(args: &FincoreArgs) -> Outcome {
     let run = Command::new("fincore").arg("--").arg(&args.file).status();
     match run {

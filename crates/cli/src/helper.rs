@@ -2,7 +2,7 @@
 //! of a type: `mount.forebay VOLUME DIR [-sfnv] [-o WORDS]` (`-f`: everything but the mount),
 //! `umount.fuse.forebay DIR [-flnrv]`, `mkfs.forebay VOLUME`, `fsck.forebay [-anpyC] VOLUME`.
 //!
-//! Invariant: J1 under any other name the command line is what it is.
+//! Invariant: J1 under any other name the command line is not changed.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -25,16 +25,16 @@ fn translate(args: Vec<OsString>) -> Vec<OsString> {
     let mut rest = args.into_iter().skip(1);
     while let Some(word) = rest.next() {
         match word.to_str() {
-            // Without questions, without changes, with progress: it is like that.
+            // Options about questions, repairs and progress: this fsck neither asks nor repairs.
             Some("-a" | "-n" | "-p" | "-y") if command == "fsck" => {}
             Some(word) if command == "fsck" && word.starts_with("-C") => {}
             _ if matches!(command, "create" | "fsck") => words.push(word),
-            // The type, which is known.
+            // The file system type, which is known.
             Some("-t") => drop(rest.next()),
             Some("-o") => words.extend([word].into_iter().chain(rest.next())),
             Some("-l") if command == "umount" => words.push(word),
             Some("-f") if command == "mount" => words.push("--fake".into()),
-            // Sloppy, force, no table of mounts, verbose, read-only instead: nothing of that here.
+            // Sloppy, force (umount), no table of mounts, read-only instead: without effect here.
             Some("-s" | "-f" | "-n" | "-r") => {}
             _ => words.push(word),
         }

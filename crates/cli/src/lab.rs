@@ -1,5 +1,5 @@
 //! `forebay bench` and `forebay crash-test`: execute the program `forebay-lab`, which is in a
-//! package of its own. This program holds neither.
+//! package of its own. This program contains neither.
 //!
 //! The process becomes `forebay-lab`: arguments, standard streams, exit status and signals are its.
 

@@ -20,7 +20,7 @@ pub struct LiveArgs {
 }
 
 impl LiveArgs {
-    /// These, and what they do not say by the others: each for itself.
+    /// These options; each one that is not set is taken from `other`.
     pub fn or(&self, other: Self) -> Self {
         Self {
             http: self.http.clone().or(other.http),
@@ -29,7 +29,7 @@ impl LiveArgs {
     }
 }
 
-/// What of the command line can be wrong, before anything is opened.
+/// Checks the options before anything is opened.
 pub fn options(args: &LiveArgs) -> Outcome<Option<Options>> {
     let Some(text) = &args.http else {
         return match args.http_insecure {
@@ -45,13 +45,13 @@ pub fn options(args: &LiveArgs) -> Outcome<Option<Options>> {
     Ok(Some(options))
 }
 
-/// Takes the address, if one is wanted: before anything is served, so that one that is taken stops
-/// nothing.
+/// Binds the address, if one is given: before anything is served, so that an address in use ends
+/// the command early.
 pub fn bind(args: &LiveArgs) -> Outcome<Option<Bound>> {
     Ok(options(args)?.map(|options| Bound::new(&options)).transpose()?)
 }
 
-/// Serves there. What the page takes of memory is shown with the cache's.
+/// Serves on the bound address. The page's memory is shown with the cache's.
 pub fn serve(
     cache: &Cache,
     collector: &Arc<Collector>,
@@ -89,8 +89,8 @@ mod tests {
         LiveArgs { http: http.map(str::to_string), http_insecure }
     }
 
-    /// The word `http_insecure` was dropped where `--http` was given, and did nothing without an
-    /// address.
+    /// The story: the word `http_insecure` of fstab was dropped if `--http` was given, and was not
+    /// refused without an address.
     #[test]
     fn each_is_taken_from_where_it_is_said() {
         let (ours, theirs) = (Some("0.0.0.0:1"), Some("0.0.0.0:2"));

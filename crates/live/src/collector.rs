@@ -38,7 +38,8 @@ struct Inner {
     source: Option<Box<dyn Source>>,
     made: Instant,
     points: VecDeque<Point>,
-    /// Histograms at the latest point, from which the next point's changes follow.
+    /// Time, counters and histograms of the latest point, from which the next point's changes
+    /// count.
     sums: (Option<Instant>, Stats, [(&'static str, Taken); 3]),
     turn: usize,
     /// The latest view as JSON: when, what it cost, and the text.
@@ -80,7 +81,7 @@ impl Collector {
         self.lock().advance();
     }
 
-    /// The latest view, for the page and for `top`; `None` once it is closed.
+    /// The latest view, for the page and for `top`; `None` once the collector is closed.
     pub fn view(&self) -> Option<Arc<str>> {
         self.lock().view()
     }
@@ -92,7 +93,7 @@ impl Collector {
         json::history(inner.points.iter())
     }
 
-    /// Numbers in Prometheus' text form; `None` once it is closed.
+    /// Numbers in Prometheus' text form; `None` once the collector is closed.
     pub fn metrics(&self) -> Option<String> {
         let inner = self.lock();
         let source = inner.source.as_ref()?;
@@ -108,7 +109,7 @@ impl Collector {
 }
 
 impl Inner {
-    /// A new point, unless the last one is new.
+    /// Adds a point, unless the last one was added less than [`PAUSE`] ago.
     fn advance(&mut self) {
         let Some(source) = &self.source else { return };
         let now = Instant::now();
@@ -165,7 +166,7 @@ impl Inner {
 mod tests {
     use super::*;
 
-    /// The story: all tests passed with a limit of zero.
+    /// The story: no test failed when the CPU time of snapshots had no limit.
     #[test]
     fn b1_slow_snapshot_is_shown_longer() {
         assert_eq!(rest_after(Duration::from_millis(1)), PAUSE);

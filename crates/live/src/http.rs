@@ -111,7 +111,8 @@ fn check_sender(headers: &[httparse::Header<'_>], own: SocketAddr) -> Result<(),
 }
 
 /// Whether the client's `host` is an address of this server: `localhost` or a number, with its
-/// port. A server that listens on loopback accepts no other number.
+/// port. A server that listens on loopback accepts only numbers of loopback, any other server each
+/// number.
 fn is_own_host(host: &str, own: SocketAddr) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         // Within brackets the colons are of the address.

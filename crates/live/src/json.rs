@@ -1,7 +1,8 @@
 //! The JSON that the page and `top` read, with units at the end of names. Names of files are data,
 //! never markup.
 //!
-//! Invariant: J1 the size of a snapshot bounds its size: below 100 KiB, in addition to the names.
+//! Invariant: J1 the JSON of a view is bounded, because its snapshot is: below 100 KiB, in addition
+//! to the names.
 
 use crate::sample::{Point, View};
 use forebay::{Bytes, FileSnapshot, StreamSnapshot};
@@ -47,7 +48,7 @@ pub fn history<'a>(points: impl Iterator<Item = &'a Point>) -> String {
 /// One point.
 fn point(point: &Point) -> Value {
     let since = &point.since;
-    // Direct reads are among the uncached ones as far as the device is read.
+    // Direct reads that reach the device are counted in `uncached_read_bytes`, too.
     let device = since.miss_bytes + since.readahead_bytes + since.uncached_read_bytes;
     let mut value = json!({
         "number": point.number,

@@ -14,11 +14,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Where syslog(3) listens; `FOREBAY_SYSLOG` names another socket.
+/// The socket to which syslog(3) sends; `FOREBAY_SYSLOG` names another one.
 const SYSLOG: &str = "/dev/log";
-/// The kernel's log takes messages of root, if no process listens there.
+/// The kernel's log, which takes messages of root; used if no process listens on [`SYSLOG`].
 const KERNEL_LOG: &str = "/dev/kmsg";
-/// How long a message waits for space there.
+/// How long a message waits for space in that socket.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// `LOG_DAEMON`.
 const FACILITY: u32 = 3 << 3;
@@ -53,8 +53,8 @@ impl Log for Lines {
     fn flush(&self) {}
 }
 
-/// Installs it for `program`. `verbose` counts `-v`; `FOREBAY_LOG` (`error`, `warn`, `info`,
-/// `debug`, `trace`) overrules it.
+/// Installs the logger for `program`. `verbose` counts `-v`; `FOREBAY_LOG` (`error`, `warn`,
+/// `info`, `debug`, `trace`) overrules it.
 pub fn install(program: &'static str, verbose: u8) {
     let wanted = std::env::var("FOREBAY_LOG").ok().and_then(|v| v.parse::<LevelFilter>().ok());
     let level = wanted.unwrap_or(match verbose {
@@ -79,7 +79,7 @@ pub fn in_background() -> bool {
     IN_BACKGROUND.load(Ordering::Acquire)
 }
 
-/// To syslog(3), else to the kernel's log.
+/// Sends a message to the socket of syslog(3), else to the kernel's log.
 fn to_system(program: &str, level: Level, what: &Arguments<'_>) {
     let path = std::env::var_os("FOREBAY_SYSLOG").map_or_else(|| SYSLOG.into(), PathBuf::from);
     let line = line(program, level, std::process::id(), what);

@@ -85,7 +85,7 @@ fn front_name(what: &str, number: &Number) -> (String, &'static str) {
     if number.counts { (format!("{name}_total"), "counter") } else { (name, "gauge") }
 }
 
-/// A histogram: counts below each bound, their number and sum.
+/// Writes a histogram: how many values are up to each bound, how many there are, and their sum.
 fn histogram(out: &mut String, name: &str, help: &str, taken: &Taken) {
     let name = format!("forebay_{name}_seconds");
     head(out, &name, "histogram", help);
@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    /// M1 and M2, for every number there is.
+    /// M1, M2: each metric of a source is checked.
     #[test]
     fn m1_m2_names_say_type_and_unit() {
         let cache = Cache::new(CacheConfig::with_budget(8 << 20)).unwrap();

@@ -17,9 +17,9 @@ pub struct Point {
     pub over_seconds: f64,
     /// The counters at this point.
     pub stats: Stats,
-    /// The changes of the counters in that time.
+    /// The changes of the counters since the point before.
     pub since: Stats,
-    /// Latencies of the operations that ended in that time.
+    /// Latencies of the operations that ended since the point before.
     pub latencies: [(&'static str, Taken); 3],
 }
 

@@ -2,9 +2,10 @@
 //!
 //! Invariants: T1 the server listens on loopback only, unless the options allow other addresses. T2
 //! it serves at most [`CONNECTIONS`] connections and closes further ones at once. T3 a connection
-//! ends within [`HEAD_TIME`] and [`ANSWER_TIME`], however slow the client is. T4 memory is bounded:
-//! [`http::HEAD_MAX`] and one answer for each connection. T5 when [`Server::stop`] returns, no
-//! thread of the server is left, and nothing holds the collector's source.
+//! ends within the sum of [`HEAD_TIME`], [`ANSWER_TIME`] and `LINGER_TIME`, however slow the client
+//! is. T4 memory is bounded: [`http::HEAD_MAX`] and one answer for each connection. T5 when
+//! [`Server::stop`] returns, no thread of the server is left, and nothing holds the collector's
+//! source.
 //!
 //! Lock: the connections', a leaf.
 
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant};
 pub const CONNECTIONS: usize = 16;
 /// Time from the connection to the last byte of the request's head.
 pub const HEAD_TIME: Duration = Duration::from_secs(5);
-/// Time from there until the client has read the answer.
+/// Time from the end of the head until the client has taken the answer.
 pub const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Bytes of a request's content that the server reads, so that its answer arrives.
 const LINGER_BYTES: usize = 64 << 10;
@@ -163,7 +164,7 @@ impl Server {
             log::debug!("http: shutdown: {e}");
         }
         for thread in self.threads.drain(..) {
-            // A panic there was reported when it happened.
+            // A panic of the thread was reported when it happened.
             let _ended = thread.join();
         }
         let mut streams = self.shared.streams();
@@ -190,7 +191,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<Jo
 }
 
 fn tick(shared: &Shared, over: &Receiver<()>) {
-    // A little more than the pause, so that no tick is too early for its point.
+    // A little more than [`PAUSE`], so that each tick adds a point.
     let every = PAUSE + Duration::from_millis(100);
     while over.recv_timeout(every) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
         shared.collector.tick();
@@ -299,7 +300,7 @@ fn serve(shared: &Shared, mut stream: &TcpStream) -> std::io::Result<()> {
     linger(stream)
 }
 
-/// Time until then; `None` if too little is left to wait.
+/// Time until `deadline`; `None` if too little is left to wait.
 fn left(deadline: Instant) -> Option<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     (left > Duration::from_millis(1)).then_some(left)

@@ -29,8 +29,8 @@ impl Number {
     }
 }
 
-/// A process that can be sampled. The collector calls it at most once a second, from one thread at
-/// a time. No method waits for I/O.
+/// A process that can be sampled. The collector calls it from one thread at a time, and limits how
+/// often it takes a snapshot (collector.B1). No method waits for I/O.
 pub trait Source: Send + Sync + 'static {
     /// What this process does, in a word: `export`, `mount`.
     fn what(&self) -> &str;

@@ -106,8 +106,8 @@ impl Session {
         debug_assert!(plain.len() >= cipher.len() + RECORD_MAX);
         let mut got = 0;
         while !cipher.is_empty() && !self.ended {
-            // Reading from memory fails only if decrypted bytes were not removed, which happens
-            // below.
+            // Reading from memory fails only if decrypted bytes were not removed; the loop below
+            // removes them.
             let fed = self.inner.read_tls(&mut cipher).unwrap_or(0);
             let state = self.inner.process_new_packets()?;
             self.ended = state.peer_has_closed();

@@ -192,7 +192,8 @@ impl Transmission {
 pub fn check(session: &Session, request: &Request) -> Result<(), u32> {
     use CommandFlags as F;
     let info = &session.info;
-    // FUA has no effect on commands that write nothing, and is permitted there.
+    // FUA has no effect on commands that write nothing. It is permitted there if it was offered,
+    // which it is not for a read-only export.
     let fua = if info.read_only { F::empty() } else { F::FUA };
     let (allowed, writes) = match request.command {
         Command::Read if session.structured => (F::DF | fua, false),

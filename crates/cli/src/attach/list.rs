@@ -1,4 +1,4 @@
-//! `forebay detach` and `forebay list`: the side that asks.
+//! `forebay detach` and `forebay list`, which ask the running processes.
 
 use crate::control::client::{Client, own_or_root};
 use crate::control::proto::Request;
@@ -60,7 +60,7 @@ pub fn list(args: &ListArgs) -> Outcome {
     let mut all = Vec::new();
     // Any process that serves something may be listed: its answer is only printed.
     for (pid, mut client) in Client::all(|_| true) {
-        // One that ends meanwhile serves nothing.
+        // A process that ends meanwhile serves nothing.
         if let Ok(stat) = client.ask(&Request::Stat) {
             all.extend(rows(pid, &stat));
         }

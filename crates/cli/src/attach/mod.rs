@@ -2,16 +2,16 @@
 //! kernel.
 //!
 //! ```text
-//!   open (lock) the image -> a mount with one file, of which the name is taken away again at once
-//!   -> a loop device over it, past the kernel's cache -> ready -> serve
+//!   open (lock) the image -> a mount with one file, whose mount point is removed again at once
+//!   -> a loop device over the file, opened with `O_DIRECT` -> ready -> serve
 //!     `detach`, or a signal
-//!   -> sync -> let go of the loop device -> with its last user it goes, and with it the mount
-//!   -> make durable -> let go of the image -> exit
+//!   -> sync -> release the loop device -> after its last user the device and the mount end
+//!   -> make durable -> release the image -> exit
 //! ```
-//! H1 The device goes with this process: it holds it, and the kernel clears it with its last user.
+//! H1 The device ends with this process, which holds it open: the kernel clears it after its last
+//! user.
 //! H2 If this process is killed, the mount's connection ends, and users of the device get errors.
-//! H3 Exit status 0 of the process that stays, and of `detach`, means that everything accepted is
-//!    durable.
+//! H3 Exit status 0 of the daemon, and of `detach`, means that everything accepted is durable.
 
 mod list;
 mod target;
@@ -73,7 +73,7 @@ pub struct AttachArgs {
     pub daemon: bool,
 }
 
-/// Runs the command and gives its exit status.
+/// Runs the command and returns its exit status.
 pub fn attach(args: &AttachArgs) -> Outcome<u8> {
     check(args)?;
     if args.foreground || args.daemon {
@@ -89,7 +89,7 @@ pub fn attach(args: &AttachArgs) -> Outcome<u8> {
     })
 }
 
-/// Says by which way the device is made; its name alone is on standard output.
+/// Prints to standard error how the device is made; standard output gets its name alone.
 fn tell(device: &str) {
     let mut err = std::io::stderr().lock();
     // A closed standard error does not keep the device from being served.
@@ -157,7 +157,7 @@ fn open(cache: &Cache, args: &AttachArgs, mode: &LiveMode) -> Outcome<Source> {
     Ok(Source { export, volume: Some(volume), served, shown, identity: None, residency })
 }
 
-/// The cache's settings and the front end's; together they use `--cache-size`.
+/// The settings of the cache and of the front end; together their memory is `--cache-size`.
 fn config(args: &AttachArgs) -> Outcome<(CacheConfig, Options)> {
     let mut config = CacheConfig::default();
     let whole = args.cache.cache_size.unwrap_or(config.budget).max(CACHE_MIN);
@@ -186,7 +186,7 @@ struct Below {
     device: FileLoop,
 }
 
-/// A folder of our own for a moment.
+/// A private folder as mount point, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -201,7 +201,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Whatever is mounted there; nothing, if that failed.
+        // Unmounts what is mounted on it; fails if nothing is.
         let _unmounted = forebay_fuse::mount::unmount(&self.0, true);
         if let Err(e) = std::fs::remove_dir(&self.0) {
             log::warn!("{}: {e}", self.0.display());
@@ -209,7 +209,8 @@ impl Drop for Folder {
     }
 }
 
-/// Makes the mount and the device. The mount has no name when this returns: it lives by the device.
+/// Makes the mount and the device. The mount point is gone when this returns: the device alone
+/// keeps the mount alive.
 fn below(source: &Source, how: &Options, args: &AttachArgs) -> Outcome<Below> {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let seconds = since.map_or(0, |time| i64::try_from(time.as_secs()).unwrap_or(i64::MAX));
@@ -286,8 +287,8 @@ fn serve(args: &AttachArgs) -> Outcome<u8> {
     })
 }
 
-/// The first signal ends the device as `detach` does, with its last user if it is in use; the
-/// second signal ends the process.
+/// The first signal releases the device, which ends after its last user. The second signal ends the
+/// process.
 fn watch_signals(target: Arc<Target>, control: PathBuf) -> Outcome {
     let (sender, events) = channel();
     signals::watch(sender, (), move |signal| {

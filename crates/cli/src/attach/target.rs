@@ -1,7 +1,7 @@
-//! What the process of a block device answers on its control socket.
+//! Answers requests on the control socket of a process that serves a block device.
 //!
-//! Lock: one for what is served, held for reading while a question is answered, and for writing to
-//! let the device go, and everything, when it is over.
+//! Lock: one for what is served, held shared while a request is answered, and exclusively to
+//! release the device and everything else.
 
 use crate::behaviours::{self, Served};
 use crate::control::answers;
@@ -19,51 +19,51 @@ use std::time::Instant;
 
 /// Smallest `--cache-size`, bytes.
 pub const CACHE_MIN: u64 = 32 * MIB;
-/// Least that is left of it for data, bytes.
+/// Least memory that the front end leaves to the cache, bytes.
 pub const DATA_MIN: u64 = 4 * MIB;
 
 /// What is served.
 pub struct Live {
     /// The cache.
     pub cache: Cache,
-    /// What can be watched.
+    /// Samples of the cache, for `top` and the page.
     pub collector: Arc<Collector>,
     /// The device.
     pub device: FileLoop,
-    /// The options of the five behaviours.
+    /// The options of docs/reference/options.md.
     pub behaviours: behaviours::Live,
-    /// What is below it.
+    /// The image or file below the device.
     pub served: Served,
-    /// The same, for people.
+    /// Its name as users see it.
     pub shown: String,
     /// Bytes.
     pub size: u64,
     /// Writes are refused.
     pub read_only: bool,
-    /// All memory of the front end, bytes at most.
+    /// Most memory of the front end, bytes.
     pub front_bytes: u64,
     /// Device and inode number of an image; a file of a volume has none on the host.
     pub identity: Option<(u64, u64)>,
-    /// What of it is in the cache.
+    /// Returns which of its blocks are cached.
     pub residency: ResidencyOf,
 }
 
-/// What of a file is in the cache. It holds the file.
+/// Returns which blocks of a file are cached; keeps the file open.
 pub type ResidencyOf = Box<dyn Fn() -> forebay::Result<Residency> + Send + Sync>;
 
-/// Answers requests on the control socket of one attached device, until it is let go.
+/// Answers requests on the control socket of one attached device, until the device is released.
 pub struct Target {
     live: RwLock<Option<Live>>,
     start: Instant,
 }
 
 impl Target {
-    /// Serves it.
+    /// A target for `live`.
     pub fn new(live: Live) -> Arc<Self> {
         Arc::new(Self { live: RwLock::new(Some(live)), start: Instant::now() })
     }
 
-    /// Lets the device go: it ends with its last user. What is in the kernel's cache of it is
+    /// Releases the device, which ends after its last user. The kernel's dirty pages of it are
     /// written first.
     pub fn let_go(&self) {
         if let Some(live) = &*self.live.read().unwrap_or_else(|p| p.into_inner())
@@ -74,7 +74,7 @@ impl Target {
         self.over();
     }
 
-    /// It is over.
+    /// Drops everything that is served.
     pub fn over(&self) {
         let live = self.live.write().unwrap_or_else(|p| p.into_inner()).take();
         drop(live);

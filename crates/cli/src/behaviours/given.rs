@@ -17,14 +17,14 @@ use std::str::FromStr;
 pub struct Given(BTreeMap<&'static str, String>);
 
 impl Given {
-    /// Takes a value for an option. The error says what is wrong with the value.
+    /// Sets the value of an option. The error says which values are valid.
     pub fn set(&mut self, entry: &'static Entry, value: &str) -> Result<(), String> {
         entry.check(value)?;
         self.0.insert(entry.name, value.to_string());
         Ok(())
     }
 
-    /// Takes over what others say, also where these say something else.
+    /// Adds the options of `others`; if both have an option, the value of `others` counts.
     pub fn overrule_by(&mut self, others: &Self) {
         self.0.extend(others.0.iter().map(|(name, value)| (*name, value.clone())));
     }
@@ -55,7 +55,7 @@ impl Given {
         self.parsed("direct_io").unwrap_or_default()
     }
 
-    /// The part that a cache is made with.
+    /// Sets the options that a cache takes when it is created.
     pub fn configure(&self, config: &mut CacheConfig) {
         config.folio_size = self.number("folio_size").unwrap_or(config.folio_size);
         config.dirty_tracking = self.parsed("dirty_tracking").unwrap_or(config.dirty_tracking);
@@ -64,12 +64,12 @@ impl Given {
         config.uncached_strategy = strategy.unwrap_or(config.uncached_strategy);
     }
 
-    /// The part that a cache can only judge when everything is open.
+    /// Sets the options that a cache can check only when everything is open.
     pub fn tune(&self, cache: &Cache) -> forebay::Result<()> {
         self.0.get("stable_pages").map_or(Ok(()), |value| cache.tune("stable_pages", value))
     }
 
-    /// The part of an image.
+    /// The options for opening an image.
     pub fn open_options(&self) -> OpenOptions {
         let mut options = OpenOptions::new();
         options.direct_io(self.direct_io());
@@ -79,7 +79,7 @@ impl Given {
         options
     }
 
-    /// The part of a volume.
+    /// The options for opening a volume.
     pub fn volume_options(&self) -> VolumeOptions {
         let mut options = VolumeOptions::default().direct_io(self.direct_io());
         options.alloc = self.parsed("alloc").unwrap_or(options.alloc);

@@ -1,6 +1,6 @@
-//! What a running process shows of the options, and changes.
+//! Shows and changes the options of a running process.
 //!
-//! Locks: one while a switch of `direct_io` is made; under it that of its last value, a leaf.
+//! Locks: `switching`, held while `direct_io` is changed; under it that of the value, a leaf.
 
 use super::{ENTRIES, Entry, Store};
 use crate::control::answers;
@@ -33,7 +33,7 @@ impl Mode {
         }
     }
 
-    /// Sets it for requests, or openings, from now on.
+    /// Sets the mode of later requests or openings.
     pub fn set(&self, to: ExportMode) {
         match self {
             Self::Export(mode) => mode.set(to),
@@ -59,7 +59,7 @@ pub enum Served {
 }
 
 impl Served {
-    /// The volume that it is, or is in.
+    /// The volume itself, or the one that contains the file; `None` for an image.
     pub fn volume(&self) -> Option<&Volume> {
         match self {
             Self::File(file) => file.volume(),
@@ -79,7 +79,7 @@ impl Served {
         }
     }
 
-    /// The value that is in force.
+    /// The value of `direct_io` that is in force.
     fn direct_io_mode(&self) -> DirectIo {
         match self {
             Self::File(file) => file.direct_io_mode(),
@@ -94,7 +94,7 @@ impl Served {
         }
     }
 
-    /// Decides again, if what is below has changed. False: that failed.
+    /// Decides anew about direct I/O, if the storage below has changed. False: that failed.
     fn refresh_direct_io(&self) -> bool {
         let done = match self {
             Self::File(file) => file.refresh_direct_io(),
@@ -122,7 +122,7 @@ impl Served {
         }
     }
 
-    /// Whether the device below needs that, and why.
+    /// Whether the device below needs stable bytes, and why.
     pub fn device_stable_pages_required(&self) -> (bool, &'static str) {
         match self {
             Self::File(file) => file.device_stable_pages_required(),
@@ -143,15 +143,15 @@ pub struct Live {
     cache: Cache,
     mode: Mode,
     served: Vec<Served>,
-    /// The value that the start or `tune` set last, of all that is served.
+    /// The value that the command line or `tune` has set last, for everything that is served.
     direct_io: Mutex<DirectIo>,
-    /// Held while `direct_io` is switched, which may take as long as the devices do.
+    /// Held while `direct_io` is changed, which waits for the devices.
     switching: Mutex<()>,
-    /// Decides again about direct I/O. Dropped before the process lets go of what it serves.
+    /// Decides anew about direct I/O. Its thread ends before what is served is released.
     _watch: Watch,
 }
 
-/// How often it is checked whether what is below the images has changed.
+/// Interval of the check whether the storage below the images has changed.
 const WATCH_PERIOD: Duration = Duration::from_secs(2);
 
 /// Most periods from one failed decision to the next try: each try writes all dirty data out.
@@ -173,7 +173,7 @@ impl Retry {
         is_due
     }
 
-    /// How it went.
+    /// Records whether the try succeeded.
     fn note(&mut self, succeeded: bool) {
         self.failures = if succeeded { 0 } else { self.failures + 1 };
         self.left =
@@ -181,7 +181,8 @@ impl Retry {
     }
 }
 
-/// A thread that decides again about direct I/O that is `auto`. It ends when this is dropped.
+/// A thread that decides anew about direct I/O where its value is `auto`. It ends when this is
+/// dropped.
 struct Watch {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -217,7 +218,7 @@ impl Drop for Watch {
     }
 }
 
-/// Switches all, or nothing: if one refuses, each one before it gets its own mode back.
+/// Sets the mode of all or of none: if one refuses, each one before it gets its own mode back.
 fn switch_all<T>(
     all: &[T],
     mode: DirectIo,
@@ -238,7 +239,7 @@ fn switch_all<T>(
 }
 
 impl Live {
-    /// Of a process that has opened everything and was started with this `direct_io`.
+    /// Everything in `served` is open. `direct_io`: the value with which the process was started.
     pub fn new(cache: &Cache, mode: Mode, served: Vec<Served>, direct_io: DirectIo) -> Self {
         let watch = Watch::new(served.clone());
         let (cache, direct_io) = (cache.clone(), Mutex::new(direct_io));
@@ -253,7 +254,7 @@ impl Live {
         self.served.iter().map(Served::store).collect()
     }
 
-    /// The value that is in force for what is served.
+    /// The value of an option that is in force for `served`; `None`: it cannot have the option.
     fn value(&self, entry: &Entry, served: &Served) -> Option<String> {
         if entry.refusal(&[served.store()]).is_some() {
             return None;
@@ -271,7 +272,7 @@ impl Live {
         }
     }
 
-    /// What `stat` shows of one thing that is served: each option, and what came of it.
+    /// What `stat` shows of `served`: the value of each option, and its effect.
     pub fn stat(&self, served: &Served) -> Value {
         let options: Map<String, Value> = ENTRIES
             .iter()
@@ -294,7 +295,7 @@ impl Live {
         })
     }
 
-    /// The knobs: those of the cache, and the options that can change.
+    /// The settings that `tune` can change: those of the cache, and the options.
     pub fn tunables(&self) -> Map<String, Value> {
         let mut all = answers::tunables(&self.cache);
         all.insert("direct_io".into(), self.direct_io().to_string().into());
@@ -302,7 +303,7 @@ impl Live {
         all
     }
 
-    /// Changes an option, or a knob of the cache (behaviours.O1).
+    /// Changes an option, or another setting of the cache (behaviours.O1).
     pub fn tune(&self, name: &str, value: &str) -> Result<()> {
         let Some(entry) = Entry::find(name) else { return self.cache.tune(name, value) };
         let refused = |why: &str| Err(Error::new(ErrorKind::InvalidInput, "tune", why));
@@ -331,8 +332,8 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// After a change that could not be undone for one device, the devices had different modes. The
-    /// next refused change gave all of them the mode that was set last.
+    /// The story: after a change that could not be undone for one device, the devices had different
+    /// modes. The next refused change gave all of them the mode that was set last.
     #[test]
     fn refused_switch_gives_each_device_its_own_mode_back() {
         let devices = [DirectIo::On, DirectIo::Auto, DirectIo::Auto].map(Cell::new);
@@ -350,7 +351,8 @@ mod tests {
         );
     }
 
-    /// A decision that failed for good wrote all dirty data out, and logged that, every 2 s.
+    /// The story: a decision that always failed wrote all dirty data out, and was logged, every 2
+    /// s.
     #[test]
     fn failed_decision_is_tried_again_after_ever_longer() {
         let mut retry = Retry::default();

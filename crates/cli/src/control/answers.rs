@@ -1,4 +1,4 @@
-//! What processes of every kind answer alike: of their cache, and how a failure is told.
+//! Answers that processes of every kind give: about their cache, and refusals.
 //!
 //! No locks.
 
@@ -8,7 +8,8 @@ use forebay_base::units::format_size;
 use serde_json::{Map, Value, json};
 use std::time::Instant;
 
-/// The process and its cache; what it serves is added to it. `start`: when it began to serve.
+/// The state of the process and its cache; callers add what it serves. `start`: when it began to
+/// serve.
 pub fn stat(cache: &Cache, start: Instant) -> Value {
     let counters = cache.stats();
     let mut stats: Map<String, Value> = numbers(counters.fields());
@@ -25,7 +26,7 @@ pub fn stat(cache: &Cache, start: Instant) -> Value {
     })
 }
 
-/// How a volume gives out its blocks, and what it has given out since it was opened.
+/// How a volume allocates blocks, and what it has allocated since it was opened.
 pub fn alloc(volume: &Volume) -> Value {
     let stats = volume.alloc_stats();
     json!({
@@ -56,7 +57,7 @@ pub fn tunables(cache: &Cache) -> Map<String, Value> {
     cache.tunables().into_iter().map(|(n, v)| (n.to_string(), v.into())).collect()
 }
 
-/// What `cache_size` may become; `least` is what this process needs.
+/// Checks a new `cache_size`; `least`: what this process needs, bytes.
 pub fn whole_size(whole: u64, least: u64) -> forebay::Result<u64> {
     if whole < least {
         let text = format!("cache_size={whole}: at least {}", format_size(least));
@@ -65,7 +66,7 @@ pub fn whole_size(whole: u64, least: u64) -> forebay::Result<u64> {
     Ok(whole)
 }
 
-/// What of a file is in the cache.
+/// Which blocks of a file are cached.
 pub fn residency(name: &str, r: &Residency) -> Value {
     json!({
         "name": name,
@@ -84,17 +85,17 @@ pub fn numbers(fields: impl IntoIterator<Item = (&'static str, u64)>) -> Map<Str
     fields.into_iter().map(|(name, value)| (name.to_string(), value.into())).collect()
 }
 
-/// Of a process that serves no block device.
+/// The refusal of a process that serves no block device.
 pub fn no_device() -> Refusal {
     Refusal::new("not-found", "this process serves no block device")
 }
 
-/// Of a process that serves no mount.
+/// The refusal of a process that serves no mount.
 pub fn no_mount() -> Refusal {
     Refusal::new("not-found", "this process serves no mount")
 }
 
-/// Why something could not be done.
+/// The refusal for an error of the library.
 pub fn refusal(e: &Error) -> Refusal {
     let kind = match e.kind() {
         ErrorKind::InvalidInput => "invalid",

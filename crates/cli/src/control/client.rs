@@ -1,8 +1,7 @@
-//! The asking side: finds the running process and talks to it.
+//! The client of the control socket: finds the running process and sends it requests.
 //!
-//! Q1 Who is asked because he is there, and not because he was named, is one that the caller
-//! trusts, and
-//!    holds up no caller for longer than [`ANSWER_TIME`].
+//! Q1 A process that is asked because it was found, not because the user named it, belongs to a
+//! user that the caller trusts, and delays each answer by at most [`ANSWER_TIME`].
 
 use super::paths::{own_uid, sockets, uid_of};
 use super::proto::{REPLY_MAX, Refusal, Request, decode_reply};
@@ -17,10 +16,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// For who is asked among others.
+/// Time for an answer of a process that was found, not named (Q1).
 const ANSWER_TIME: Duration = Duration::from_secs(2);
 
-/// This user and root: no other user can have a process of theirs.
+/// Whether a user is trusted: this user and root, as whom no other user can run a process.
 pub fn own_or_root(uid: u32) -> bool {
     uid == 0 || uid == own_uid()
 }
@@ -69,8 +68,8 @@ impl Client {
     }
 
     /// Every running process that answers in time: those of this user, and those that serve a
-    /// mount, as far as their user is `trusted`. Anybody may make a mount of our type and answer
-    /// there (Q1).
+    /// mount, as far as their user is `trusted`. Any user may make a mount of Forebay's type and
+    /// answer on a socket that it names (Q1).
     pub fn all(trusted: impl Fn(u32) -> bool) -> Vec<(u32, Self)> {
         let mut paths: Vec<PathBuf> =
             sockets(own_uid()).into_iter().map(|(_, path)| path).collect();
@@ -87,7 +86,7 @@ impl Client {
         all
     }
 
-    /// Those that answer at these sockets.
+    /// Clients of the processes that listen on these sockets.
     fn of(mut paths: Vec<PathBuf>) -> Vec<(u32, Self)> {
         paths.sort();
         paths.dedup();
@@ -113,10 +112,10 @@ impl Client {
     }
 
     /// A session on the volume whose image has this device and inode number, if the process has it
-    /// open. Also what the process says of it.
+    /// open. Also returns what the process says of the volume.
     pub fn volume(mut self, identity: (u64, u64)) -> Outcome<(RemoteFs, Value)> {
         let about = self.ask(&Request::Volume(identity.0, identity.1))?;
-        // A call may take as long as it takes: a sync of much, say.
+        // No limit: a call may take long, for example a sync of much data.
         self.limit(None)?;
         Ok((RemoteFs::new(self.reader.into_inner()), about))
     }
@@ -125,19 +124,18 @@ impl Client {
         peer::peer(self.reader.get_ref()).map_err(|e| Failure::io("control socket", &e))
     }
 
-    /// The process at the other end; 0 if it is in another world of processes.
+    /// The pid of the process at the other end; 0 if it is not visible in this pid namespace.
     pub fn pid(&self) -> Outcome<u32> {
         Ok(self.peer()?.pid)
     }
 
-    /// How long an answer may take.
+    /// Sets how long an answer may take; `None`: no limit.
     fn limit(&self, time: Option<Duration>) -> Outcome {
         let set = self.reader.get_ref().set_read_timeout(time);
         set.map_err(|e| Failure::io("control socket", &e))
     }
 
-    /// Sends one request and waits for its reply, however long that takes: a write-out of much,
-    /// say.
+    /// Sends one request and waits for its reply without a limit, for example for a long write-out.
     pub fn ask_for_long(&mut self, request: &Request) -> Outcome<Value> {
         self.limit(None)?;
         self.ask(request)
@@ -147,7 +145,8 @@ impl Client {
     pub fn ask(&mut self, request: &Request) -> Outcome<Value> {
         let failure = |e: &std::io::Error| Failure::io("control socket", e);
         match writeln!(self.reader.get_mut(), "{}", request.encode()) {
-            // Closed before it read the request: the reply, already on its way, says why.
+            // The process has closed the connection without reading the request. Its reply, already
+            // sent, says why.
             Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
             sent => sent.map_err(|e| failure(&e))?,
         }
@@ -198,8 +197,9 @@ mod tests {
         }
     }
 
-    /// Any user could make a mount of our type and name a socket of his: root's `cp` into a volume
-    /// that was in use went to the first process that claimed to have it (Q1).
+    /// The story: any user could make a mount of Forebay's type that named a socket of their own.
+    /// Root's `cp` into a volume in use went to the first process that claimed to have the volume
+    /// open (Q1).
     #[test]
     fn q1_another_users_process_is_not_asked() {
         if !rustix::process::geteuid().is_root() {

@@ -28,13 +28,15 @@ pub enum Request {
     DropClean,
     /// End the block device that is served.
     Detach,
-    /// Make all of the mount durable that is served.
+    /// Make everything on the served mount durable.
     Sync,
     /// Residency of the export whose image has this device and inode number.
     Residency(u64, u64),
-    /// A session on the open volume whose image has these numbers; see [`crate::remote`].
+    /// A session on the open volume whose image has this device and inode number; see
+    /// [`crate::remote`].
     Volume(u64, u64),
-    /// Where the content of an inode is, on the open volume whose image has these numbers.
+    /// Where the content of an inode is, on the open volume whose image has this device and inode
+    /// number.
     Extents(u64, u64, u64),
 }
 
@@ -61,7 +63,7 @@ impl Request {
         object.to_string()
     }
 
-    /// Reads a line; the error is what the peer is told.
+    /// Parses a line; the error text is sent to the peer.
     pub fn decode(line: &str) -> Result<Self, String> {
         let value: Value = serde_json::from_str(line).map_err(|_| "not a JSON object")?;
         if value["version"].as_u64() != Some(VERSION) {
@@ -113,7 +115,7 @@ pub fn encode_reply(reply: &Result<Value, Refusal>) -> String {
     }
 }
 
-/// Reads such a line.
+/// Parses the line that answers a request.
 pub fn decode_reply(line: &str) -> Result<Value, Refusal> {
     let broken = || Refusal::new("failed", "the running process sent no valid reply");
     let mut value: Value = serde_json::from_str(line).map_err(|_| broken())?;

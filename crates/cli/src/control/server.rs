@@ -1,5 +1,5 @@
-//! The serving side: a thread that accepts, one short-lived thread per connection, at most
-//! [`CONNECTIONS`] of them.
+//! The server of the control socket: a thread that accepts, and one short-lived thread per
+//! connection, at most [`CONNECTIONS`] of them.
 
 use super::paths::{make_folder, own_uid};
 use super::proto::{REQUEST_MAX, Refusal, Request, encode_reply};
@@ -26,13 +26,13 @@ const BACKLOG: i32 = 128;
 /// A connection that is silent for longer is closed.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What answers. Called from several threads.
+/// Answers requests; called from several threads at a time.
 pub trait ControlTarget: Send + Sync + 'static {
     /// Answers one request.
     fn answer(&self, request: Request) -> Result<Value, Refusal>;
 
-    /// The open volume whose image has this device and inode number, and what there is to say of
-    /// it.
+    /// The open volume whose image has this device and inode number, and its description for the
+    /// client.
     fn volume(&self, identity: (u64, u64)) -> Option<(Arc<dyn FileSystem>, Value)> {
         let _none = identity;
         None
@@ -54,10 +54,10 @@ struct Shared {
     ended: Condvar,
 }
 
-/// Sessions on volumes, by the other end of each.
+/// Sessions on volumes: the stream of each, by number.
 #[derive(Default)]
 struct Sessions {
-    /// No new ones.
+    /// No new sessions are accepted.
     over: bool,
     next: u64,
     streams: HashMap<u64, UnixStream>,
@@ -103,7 +103,7 @@ impl Shared {
     }
 }
 
-/// One request that is being answered; over also if that panics.
+/// Counts a request that is being answered, until this is dropped, also by a panic.
 struct Answering<'a>(&'a Shared);
 
 impl<'a> Answering<'a> {
@@ -143,13 +143,13 @@ impl ControlServer {
         Ok(Self { path, shared, thread: Some(thread) })
     }
 
-    /// Ends all sessions on volumes, and lets no new ones begin: what they have done is done when
-    /// this returns (remote.R4).
+    /// Ends all sessions on volumes, and accepts no new ones. When this returns, no operation of a
+    /// session is in progress (remote.R4).
     pub fn end_sessions(&self) {
         let mut sessions = self.shared.sessions();
         sessions.over = true;
         for stream in sessions.streams.values() {
-            // One that is gone already needs no telling.
+            // An error says that the stream is closed already.
             let _shut = stream.shutdown(std::net::Shutdown::Both);
         }
         while !sessions.streams.is_empty() {
@@ -164,8 +164,8 @@ impl ControlServer {
 }
 
 impl ControlServer {
-    /// Stops accepting and removes the socket, once: after that the path may be another process's.
-    /// Answers that are being written go on until the drop.
+    /// Stops accepting and removes the socket. A second call does nothing: the path may be another
+    /// process's by then. Requests in progress are still answered; the drop waits for them.
     pub fn close(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         self.shared.stop.store(true, Ordering::Release);
@@ -181,7 +181,8 @@ impl ControlServer {
 impl Drop for ControlServer {
     fn drop(&mut self) {
         self.close();
-        // What has an answer gets it: who asked for the end is told that it comes.
+        // Each request in progress is answered first, also the one that has asked the process to
+        // end.
         let mut sessions = self.shared.sessions();
         while sessions.answering > 0 {
             sessions = self.shared.ended.wait(sessions).unwrap_or_else(|p| p.into_inner());
@@ -189,9 +190,9 @@ impl Drop for ControlServer {
     }
 }
 
-/// Binds `path` with mode 0600. The socket has that mode before it is bound, so the file has it
-/// from its first moment: by the path another user of the folder could lead a later chmod(2) to
-/// another file.
+/// Binds `path` with mode 0600. The socket has that mode before it is bound, so its file has the
+/// mode from the start. No chmod(2) by path is needed, which another user of the folder could lead
+/// to another file.
 pub fn listen(path: &Path) -> Outcome<UnixListener> {
     let what = format!("control socket {}", path.display());
     clear_stale(path, &what)?;
@@ -206,8 +207,8 @@ pub fn listen(path: &Path) -> Outcome<UnixListener> {
     bound().map_err(|e| Failure::io(&what, &e.into()))
 }
 
-/// Removes a socket that no process answers on, left over from a process that was killed. Anything
-/// else at that place stays and is an error.
+/// Removes a socket on which no process listens, because its process was killed. Anything else at
+/// the path is kept, and is an error.
 pub fn clear_stale(path: &Path, what: &str) -> Outcome {
     let Ok(meta) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !meta.file_type().is_socket() {

@@ -16,7 +16,7 @@ pub struct Which {
 }
 
 impl Which {
-    /// Refuses options that name a process, where a mount names one already.
+    /// Refuses options that name a process if a mount names one already.
     pub fn refuse_with_mount(&self, command: &str, dir: &Path) -> Outcome {
         if self.control.is_none() && self.pid.is_none() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What a container takes away, and what is there instead.
+//! Checks what a container does not permit, and says what to use instead.
 
 use super::finding::Finding;
 use crate::machine;
@@ -7,12 +7,12 @@ use std::path::Path;
 
 /// First Linux with mounts.
 const KERNEL_MIN: (u32, u32) = (6, 6);
-/// Number of the capability that mount(2) wants.
+/// Number of the capability that mount(2) requires.
 const CAP_SYS_ADMIN: u32 = 21;
 
 /// The kind of container that this process is in, as far as it can tell.
 pub fn kind() -> Option<String> {
-    // What podman, systemd-nspawn and LXC set for whatever they start.
+    // podman, systemd-nspawn and LXC set this variable for the processes that they start.
     let named = std::env::var("container").ok().filter(|name| !name.is_empty());
     let file = |path: &str, name: &str| Path::new(path).exists().then(|| name.to_string());
     let pods = || std::env::var_os("KUBERNETES_SERVICE_HOST").map(|_| "kubernetes".to_string());
@@ -20,7 +20,7 @@ pub fn kind() -> Option<String> {
     named.or_else(pods).or_else(docker).or_else(|| file("/run/.containerenv", "podman"))
 }
 
-/// Says whether it is one.
+/// Reports whether this process is in a container.
 pub fn container() -> Finding {
     match kind() {
         None => Finding::ok("container", "none that could be told"),
@@ -33,8 +33,8 @@ pub fn container() -> Finding {
     }
 }
 
-/// Whether mounting is in a set of this process's capabilities: what it has (`CapEff:`), or what
-/// anything that it starts can have (`CapBnd:`).
+/// Whether CAP_SYS_ADMIN is in a capability set of this process: the effective set (`CapEff:`), or
+/// the bounding set (`CapBnd:`), which also limits programs that it starts.
 fn may_mount(set: &str) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(set));
@@ -42,7 +42,7 @@ fn may_mount(set: &str) -> bool {
     bits >> CAP_SYS_ADMIN & 1 == 1
 }
 
-/// Whether the helper is there, and may have what it needs.
+/// Whether fusermount3 is installed and can get CAP_SYS_ADMIN.
 fn helper() -> bool {
     if !may_mount("CapBnd:") {
         return false;
@@ -80,7 +80,7 @@ pub fn fuse() -> Finding {
     }
 }
 
-/// What to do without /dev/fuse.
+/// Advice if /dev/fuse cannot be opened.
 fn without(e: ErrorKind, inside: bool) -> &'static str {
     match (e, inside) {
         (_, true) => {
@@ -95,7 +95,7 @@ fn without(e: ErrorKind, inside: bool) -> &'static str {
     }
 }
 
-/// Whether there can be block devices, and mounts that umount(8) waits for.
+/// Reports whether block devices are possible, and mounts for which umount(8) waits.
 pub fn loops() -> Finding {
     let what = "loop";
     match std::fs::File::options().read(true).write(true).open("/dev/loop-control") {
@@ -109,7 +109,7 @@ pub fn loops() -> Finding {
     }
 }
 
-/// What to do where the kernel's io_uring is not to be had.
+/// Advice if the kernel's io_uring cannot be used.
 pub fn io_uring() -> &'static str {
     let disabled = machine::read_line("/proc/sys/kernel/io_uring_disabled");
     match (disabled.as_deref(), kind().is_some()) {

@@ -34,7 +34,7 @@ pub type Named = (String, Arc<dyn Export>);
 
 /// Binds the socket. From then on clients can connect; they wait until [`Listening::serve`].
 pub fn listen(wanted: Wanted, exports: Vec<Named>, config: ServerConfig) -> Outcome<Listening> {
-    // Busy means the socket here, not an image.
+    // `Busy` concerns the socket here, not an image.
     let failed = |e: forebay_base::Error| match e.kind() {
         ErrorKind::Busy => Failure::new(e.to_string()),
         _ => Failure::from(e),
@@ -56,12 +56,12 @@ pub fn listen(wanted: Wanted, exports: Vec<Named>, config: ServerConfig) -> Outc
 }
 
 impl Listening {
-    /// Serves on new threads. Should it end by itself, that is an event.
+    /// Serves on new threads. The end of the server is sent as an event.
     pub fn serve(self, events: Sender<Event>) -> Outcome<Running> {
         let server = self.server.clone();
         let run = move || {
             let result = server.run();
-            // No thread listens once the stop was requested.
+            // Fails if the receiver is gone, because the stop was requested.
             let _ = events.send(Event::ServerEnded);
             result
         };
@@ -77,7 +77,8 @@ impl Listening {
         Numbers(self.server.clone())
     }
 
-    /// Its parts of the budget. They do not hold the server, whose exports hold the cache.
+    /// The server's parts of the memory budget. The result does not keep the server alive, whose
+    /// exports keep the cache alive.
     pub fn rows(&self) -> RowSource {
         let server = Arc::downgrade(&self.server);
         Arc::new(move || {
@@ -88,7 +89,7 @@ impl Listening {
 }
 
 impl Running {
-    /// No new clients; requests in flight are answered first.
+    /// Stops the server: it accepts no new clients, and answers requests in flight first.
     pub fn stop(self) -> Outcome {
         self.server.stop();
         match self.thread.join() {

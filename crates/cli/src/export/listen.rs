@@ -1,4 +1,4 @@
-//! Where clients come in: the Unix socket or TCP port, and what has to be removed at the end.
+//! The address for clients, a Unix socket or TCP port, and the files to be removed at the end.
 
 use super::args::ExportArgs;
 use crate::failure::{Failure, Outcome};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 /// Files and folders that this process made and removes when it ends. The signal thread holds a
-/// copy, because a second signal skips the usual way out.
+/// copy, because a second signal ends the process without running destructors.
 #[derive(Clone, Default)]
 pub struct Cleanup(Arc<Mutex<Vec<PathBuf>>>);
 
@@ -23,7 +23,7 @@ impl Cleanup {
     pub fn run(&self) {
         let paths = std::mem::take(&mut *self.0.lock().unwrap_or_else(|p| p.into_inner()));
         for path in paths.iter().rev() {
-            // A path that is gone already is as it should be.
+            // An error says that the path is gone already.
             let _ = std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path));
         }
     }
@@ -47,7 +47,7 @@ pub enum Wanted {
     Tcp(SocketAddr),
 }
 
-/// Reads it off the command line; makes the private folder if one is wanted.
+/// Reads the address from the command line; makes the private folder if one is requested.
 pub fn wanted(args: &ExportArgs, cleanup: &Cleanup) -> Outcome<Wanted> {
     if let Some(port) = args.port {
         let ip = args.bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
@@ -65,7 +65,7 @@ pub fn wanted(args: &ExportArgs, cleanup: &Cleanup) -> Outcome<Wanted> {
     Ok(Wanted::Unix(path))
 }
 
-/// Others can reach an address that is not loopback: that must be meant.
+/// Refuses an address that is not loopback, unless TLS is required or `--insecure` is given.
 fn check_address(ip: IpAddr, args: &ExportArgs) -> Outcome {
     if ip.is_loopback() || tls_mode(args)? == TlsMode::Require {
         return Ok(());
@@ -80,7 +80,7 @@ fn check_address(ip: IpAddr, args: &ExportArgs) -> Outcome {
     Ok(())
 }
 
-/// Whether clients may or must use TLS: must, if there are certificates and nothing else is said.
+/// Whether clients may or must use TLS. They must if certificates are given and `--tls` is not.
 pub fn tls_mode(args: &ExportArgs) -> Outcome<TlsMode> {
     let mode = match args.tls.as_deref() {
         Some("off") => TlsMode::Off,
@@ -95,7 +95,7 @@ pub fn tls_mode(args: &ExportArgs) -> Outcome<TlsMode> {
     Ok(mode)
 }
 
-/// URIs outlive the folder they were made in.
+/// A URI needs an absolute path: clients may have another working directory.
 fn absolute(path: &Path) -> Outcome<PathBuf> {
     std::path::absolute(path).map_err(|e| Failure::io(format!("{}", path.display()), &e))
 }

@@ -39,7 +39,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 use target::{Target, Watched};
 
-/// Runs the command and gives its exit status.
+/// Runs the command and returns its exit status.
 pub fn export(args: &ExportArgs) -> Outcome<u8> {
     let specs = spec::parse_images(&args.images)?;
     check(args, &specs)?;
@@ -98,7 +98,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
         control.end_sessions();
     }
     finish(&cache)?;
-    // Once for each file of a volume; all but the first find nothing to do.
+    // Called once for each file of a volume; all calls but the first do nothing.
     for volume in target.served.iter().filter_map(|served| served.file.volume()) {
         volume.clone().close()?;
     }
@@ -111,7 +111,7 @@ pub fn export(args: &ExportArgs) -> Outcome<u8> {
     })
 }
 
-/// Opens the images, and sets what depends on all of them.
+/// Opens the images, and sets the options that depend on all of them.
 fn open_all(cache: &Cache, specs: &[ImageSpec], args: &ExportArgs) -> Outcome<Vec<Served>> {
     let opened = specs.iter().map(|s| served::open(cache, s, args)).collect::<Outcome<_>>()?;
     args.cache.behaviours.tune(cache)?;
@@ -134,7 +134,7 @@ fn check(args: &ExportArgs, specs: &[ImageSpec]) -> Outcome {
     args.cache.size(CACHE_MIN).map(drop)
 }
 
-/// The cache's settings and the server's: together they use `--cache-size`.
+/// The settings of the cache and of the server; together their memory is `--cache-size`.
 fn config(args: &ExportArgs) -> Outcome<(CacheConfig, ServerConfig)> {
     let mut config = CacheConfig::default();
     let whole = args.cache.cache_size.unwrap_or(config.budget).max(CACHE_MIN);
@@ -152,7 +152,7 @@ fn config(args: &ExportArgs) -> Outcome<(CacheConfig, ServerConfig)> {
     Ok((config, server))
 }
 
-/// A control socket that was asked for must work; the usual one is a convenience.
+/// Starts the control socket. A failure ends the command only if `--control` requested the socket.
 fn start_control(
     args: &ExportArgs,
     target: &Arc<Target>,

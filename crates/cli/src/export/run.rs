@@ -18,7 +18,7 @@ pub enum Event {
     ChildEnded(u8),
 }
 
-/// A running command. It is waited for by a thread of its own, which reports its end.
+/// A running command. A thread of its own waits for it and reports its end.
 pub struct Child {
     pid: Option<Pid>,
 }
@@ -52,13 +52,13 @@ impl Child {
     /// Asks it to end.
     pub fn terminate(&self) {
         if let Some(pid) = self.pid {
-            // It may have ended by itself meanwhile.
+            // The command may have ended by itself meanwhile.
             let _ = kill_process(pid, Signal::TERM);
         }
     }
 }
 
-/// As the shell counts: 128 plus the signal's number for a command that was killed.
+/// The status as a shell reports it: 128 plus the signal's number for a command that was killed.
 fn exit_status(status: &ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|s| 128 + s));
     code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1)

@@ -47,7 +47,7 @@ impl Served {
     }
 }
 
-/// What can be said of an image before the cache is there.
+/// Checks an image before the cache is created; returns its metadata.
 pub fn look_at(spec: &ImageSpec) -> Outcome<Metadata> {
     let shown = spec.path.display().to_string();
     let meta = std::fs::metadata(&spec.path).map_err(|e| Failure::io(&shown, &e))?;
@@ -96,7 +96,7 @@ fn inside(cache: &Cache, spec: &ImageSpec, path: &Path, args: &ExportArgs) -> Ou
     };
     let file = OpenOptions::new().read(true).write(!args.cache.read_only).open_in(&volume, path);
     let file = file.map_err(named)?;
-    // What has no content is refused here, by name.
+    // Refuses an inode without content, such as a directory, and names it in the error.
     file.stable_pages().map_err(named)?;
     Ok(file)
 }

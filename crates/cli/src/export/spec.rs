@@ -19,7 +19,7 @@ pub struct ImageSpec {
     pub name: String,
     /// Image file or device.
     pub path: PathBuf,
-    /// Path in the volume that the image is, if a file of it is meant.
+    /// Path in the volume `path`, if a file of a volume is served.
     pub inside: Option<PathBuf>,
 }
 
@@ -33,7 +33,7 @@ impl ImageSpec {
         }
     }
 
-    /// What has its bytes.
+    /// The kind of store that has its bytes.
     pub fn store(&self) -> Store {
         if self.inside.is_some() { Store::Volume } else { Store::Image }
     }
@@ -83,7 +83,7 @@ pub enum Socket {
     Tcp(std::net::SocketAddr),
 }
 
-/// A socket, and how clients talk there.
+/// The server's socket, and whether clients need TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// Where.

@@ -1,4 +1,4 @@
-//! What a running export answers on its control socket.
+//! Answers requests on the control socket of a running export.
 
 use super::served::Served;
 use super::sizes::{CACHE_MIN, DATA_MIN, client_memory};
@@ -22,7 +22,7 @@ use std::time::Instant;
 pub trait Front: Send + Sync + 'static {
     /// What it counts.
     fn numbers(&self) -> Vec<Number>;
-    /// Longest look around before a sleep, microseconds; 0 is off.
+    /// Longest poll before a sleep, microseconds; 0 is off.
     fn poll_us(&self) -> u64;
     /// Changes it live.
     fn set_poll_us(&self, micros: u64);
@@ -30,9 +30,9 @@ pub trait Front: Send + Sync + 'static {
     fn requests_memory(&self) -> u64;
     /// Changes it live.
     fn set_requests_memory(&self, bytes: u64);
-    /// All memory that it may use, bytes.
+    /// Most memory that the server may use, bytes.
     fn memory_bound(&self) -> u64;
-    /// What that would be with so many bytes for requests.
+    /// What `memory_bound` would be with `requests` bytes for requests.
     fn memory_bound_with(&self, requests: u64) -> u64;
 }
 
@@ -44,17 +44,17 @@ pub struct Target {
     pub served: Vec<Served>,
     /// Where.
     pub place: Place,
-    /// The options of the five behaviours.
+    /// The options of docs/reference/options.md.
     pub behaviours: behaviours::Live,
     /// The server.
     pub front: Box<dyn Front>,
-    /// The turn of the one who changes the size.
+    /// Held while the size is changed.
     pub resizing: Mutex<()>,
     /// When the process began to serve.
     pub start: Instant,
-    /// What can be watched.
+    /// Samples of the cache, for `top` and the page.
     pub collector: Arc<Collector>,
-    /// Where, if there is a page.
+    /// URI of the page, if there is one.
     pub page: OnceLock<String>,
 }
 
@@ -62,7 +62,7 @@ pub struct Target {
 pub struct Watched(Weak<Target>);
 
 impl Watched {
-    /// What can be watched of a target that is being made.
+    /// A collector for a target that is being created.
     pub fn collector(cache: &Cache, target: &Weak<Target>) -> Arc<Collector> {
         let front = Arc::new(Self(target.clone()));
         Collector::new(CacheSource::new("export", cache).with_front(front))
@@ -84,12 +84,12 @@ impl FrontEnd for Watched {
 }
 
 impl Target {
-    /// Where the page is, if there is one. Once.
+    /// Sets the page's URI, if there is a page; called once.
     pub fn page_is(&self, page: Option<&Server>) {
         page.into_iter().for_each(|page| drop(self.page.set(live::uri(page))));
     }
 
-    /// Where clients come in, and then who watches.
+    /// The URIs of the exports, then that of the page.
     pub fn uris(&self) -> Vec<String> {
         let exports = self.served.iter().map(|served| self.place.uri(&served.name));
         exports.chain(self.page.get().cloned()).collect()
@@ -146,7 +146,7 @@ impl Target {
         }
     }
 
-    /// The one number: the cache and the server.
+    /// The setting `cache_size`: memory of the cache and the server together, bytes.
     fn cache_size(&self) -> u64 {
         self.cache.stats().budget_bytes + self.front.memory_bound()
     }
@@ -157,7 +157,7 @@ impl Target {
         let bound = self.front.memory_bound_with(requests);
         answers::whole_size(whole, CACHE_MIN.max(bound + DATA_MIN))?;
         let before = self.front.requests_memory();
-        // Both parts are within the larger of the two numbers meanwhile.
+        // Meanwhile both parts together stay within the larger of the old and the new size.
         self.front.set_requests_memory(requests.min(before));
         let resized = self.cache.resize(whole - bound);
         self.front.set_requests_memory(if resized.is_ok() { requests } else { before });
@@ -174,7 +174,7 @@ impl Target {
     }
 }
 
-/// Who needs stable pages, as gauges with a label.
+/// Gauges with a label: which exports or devices need stable pages.
 fn needs(of: &str, all: impl Iterator<Item = (String, bool)>) -> String {
     let name = format!("forebay_{of}_stable_pages_required");
     let help = "1 if bytes in flight must not change, else 0.";
