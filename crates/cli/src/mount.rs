@@ -1,14 +1,15 @@
 //! `forebay mount`: opens a volume, serves it on a directory, and ends with everything durable.
 //!
 //! ```text
-//!   parse -> [start the process that stays, wait for its word] -> open (lock) the volume -> mount
+//!   parse -> [start the daemon, wait for its report] -> open (lock) the volume -> mount
 //!   -> watchdog -> ready -> serve
 //!     umount(8), `forebay umount`, or a signal
-//!   -> answer what is under way -> make durable -> let go of the image -> umount returns -> exit
+//!   -> answer requests in flight -> make durable -> release the image -> umount returns -> exit
 //! ```
 //! P1 `mount` returns when the mount can be used, or with the reason why there is none.
-//! P2 Exit status 0 of the process that stays means that everything accepted is durable.
-//! P3 A caller that is told that the mount is gone can open the image.
+//! P2 Exit status 0 of the daemon means that everything accepted is durable.
+//! P3 The image can be opened after `forebay umount`, and after umount(8) of a mount of the type
+//! `fuseblk`, which waits for the daemon.
 
 mod target;
 mod words;
@@ -74,7 +75,7 @@ pub struct MountArgs {
     pub fake: bool,
 }
 
-/// So long a mount waits for a process that is about to let the image go, and so often it looks.
+/// How long a mount waits for a process that is about to release the image, and how often it tries.
 const ENDING_MAX: Duration = Duration::from_secs(10);
 const ENDING_LOOK: Duration = Duration::from_millis(20);
 
@@ -88,7 +89,8 @@ pub struct WatchdogArgs {
 
 /// The work of the watchdog's process.
 pub fn watchdog(args: &WatchdogArgs) -> Outcome {
-    // It ends by its pipe. A signal to all processes of a service or a terminal is not for it.
+    // The watchdog ends by its pipe. Signals to all processes of a service or a terminal must not
+    // end it.
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         let ignored = signal_hook::flag::register(signal, Arc::default());
         ignored.map_err(|e| Failure::io("ignore signals", &e))?;
@@ -96,7 +98,7 @@ pub fn watchdog(args: &WatchdogArgs) -> Outcome {
     Ok(watchdog::run(&args.args)?)
 }
 
-/// Runs the command and gives its exit status.
+/// Runs the command and returns its exit status.
 pub fn mount(args: &MountArgs) -> Outcome<u8> {
     let mut wanted = Wanted::parse(&args.options)?;
     if let Some(mode) = args.cache.as_ref().or(args.kernel_cache.as_ref()) {
@@ -132,7 +134,7 @@ fn absolute(path: &Path) -> Outcome<PathBuf> {
     std::fs::canonicalize(path).map_err(|e| Failure::io(path.display().to_string(), &e))
 }
 
-/// What makes no sense, before anything is opened.
+/// Refuses senseless arguments before anything is opened.
 fn check(volume: &Path, dir: &Path) -> Outcome {
     let shown = dir.display();
     if !dir.is_dir() {
@@ -163,7 +165,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     how.control = control.as_ref().map(|control| control.path().to_path_buf());
     let mounted = forebay_fuse::mount(dir, &how).map_err(not_mounted)?;
     let (kind, number) = (mounted.kind, mounted.number);
-    // From here on the mount is there: who fails takes it away again.
+    // From here on the mount exists: a failure removes it again.
     let undo = Unmount(dir.to_path_buf());
     let session = Session::start(mounted, fs, RealWorld::new(), &how)?;
     let watchdog = start_watchdog(&session, dir, number)?;
@@ -195,7 +197,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     let ending = session.wait();
     std::mem::forget(undo);
     log::info!("{}: the mount is gone", dir.display());
-    // What sessions have done is done, and what they hold is let go, before the last sync.
+    // Sessions end and release what they hold before the last sync (remote.R4).
     if let Some(control) = &control {
         control.end_sessions();
     }
@@ -208,7 +210,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     // The image is free before umount(2) returns (P3).
     drop(cache);
     let done = synced.and(closed).and(stopped);
-    // So is the control socket: a command finds either this process or none.
+    // The control socket is closed by then, too: a command finds either this process or none.
     if let Some(control) = &mut control {
         control.close();
     }
@@ -220,7 +222,7 @@ fn serve(args: &MountArgs, wanted: &Wanted, volume: &Path, dir: &Path) -> Outcom
     })
 }
 
-/// Asks for the numbers of a mount.
+/// A function that returns the numbers of a mount.
 fn figures(session: &Session) -> impl Fn() -> Numbers + Send + Sync + 'static {
     let (figures, fills) = (session.figures(), session.fills());
     move || {
@@ -262,7 +264,7 @@ fn behaviours_of(volume: &Volume, wanted: &Wanted) -> behaviours::Live {
     behaviours::Live::new(volume.cache(), mode, served, wanted.behaviours.direct_io())
 }
 
-/// Where there can be no mounts, what to use instead.
+/// Adds to an error why mounts are not possible here, and what to use instead.
 fn not_mounted(e: Error) -> Failure {
     let failure = Failure::from(e);
     match doctor::without_mounts() {
@@ -277,7 +279,7 @@ fn volume_options(wanted: &Wanted) -> VolumeOptions {
     wanted.behaviours.volume_options().read_only(wanted.read_only()).noatime(wanted.noatime())
 }
 
-/// A control socket that was asked for must work; the usual one is a convenience.
+/// Starts the control socket. A failure ends the command only if `control=` requested the socket.
 fn start_control(wanted: &Wanted, target: &Arc<Target>) -> Outcome<Option<ControlServer>> {
     match ControlServer::start(wanted.control.as_deref(), target.clone()) {
         Ok(server) => Ok(Some(server)),
@@ -289,11 +291,11 @@ fn start_control(wanted: &Wanted, target: &Arc<Target>) -> Outcome<Option<Contro
     }
 }
 
-/// The cache's settings; together with the front end it uses `cache_size`.
+/// The settings of the cache; its memory and that of the front end together are `cache_size`.
 fn config(wanted: &Wanted, how: &mut Options) -> Outcome<CacheConfig> {
     let mut config = CacheConfig::default();
     let usual = match how.cache {
-        // Ours holds what is not durable, what is read ahead, and names.
+        // Forebay's cache then holds only data that is not durable, read-ahead, and names.
         CacheMode::Kernel => config.budget / 4,
         CacheMode::Own | CacheMode::Small => config.budget,
     };
@@ -312,7 +314,7 @@ fn config(wanted: &Wanted, how: &mut Options) -> Outcome<CacheConfig> {
     Ok(config)
 }
 
-/// Takes a mount away that could not be served.
+/// Removes, on drop, a mount that could not be served.
 struct Unmount(PathBuf);
 
 impl Drop for Unmount {
@@ -323,7 +325,7 @@ impl Drop for Unmount {
     }
 }
 
-/// Starts the process that looks after this one.
+/// Starts the watchdog process of this process.
 pub fn start_watchdog(session: &Session, dir: &Path, number: (u32, u32)) -> Outcome<Watchdog> {
     let exe = std::env::current_exe().map_err(|e| Failure::io("find this program", &e))?;
     let mut command = Command::new(exe);
@@ -378,7 +380,7 @@ fn watch_signals(dir: &Path, number: (u32, u32), control: Option<PathBuf>) -> Ou
     thread.map(drop).map_err(|e| Failure::io("start a thread", &e))
 }
 
-/// What a user has to know of a mount of this kind; nothing for the usual one.
+/// What a user has to know of a mount of this kind; `None` for the usual kind.
 fn remark(kind: MountKind) -> Option<&'static str> {
     match kind {
         MountKind::Block => None,
@@ -392,7 +394,7 @@ fn remark(kind: MountKind) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    /// Bytes for everything that grows, and inodes that the kernel may know, with these words.
+    /// The memory in bytes, and the inodes that the kernel may know, with these options.
     fn sizes(words: &str) -> (u64, usize) {
         let wanted = Wanted::parse(&[words.to_string()]).unwrap();
         let mut how = wanted.fuse.clone();
@@ -400,7 +402,7 @@ mod tests {
         (config.budget + how.memory_bound(), how.inodes_max)
     }
 
-    /// Where the kernel keeps the content, ours needs a quarter.
+    /// If the kernel's cache keeps the content, Forebay's is by default a quarter as large.
     #[test]
     fn sizes_unless_given_follow_the_cache_mode() {
         let (own, small, kernel) = (sizes("cache=own"), sizes("cache=small"), sizes(""));

@@ -1,8 +1,8 @@
-//! Mounts of Forebay as this process sees them, by the system's table.
+//! Mounts of Forebay in this process's mount table (/proc/self/mountinfo).
 //!
 //! M1 No function here asks the server of a mount unless its comment says so: a server that does
-//! not answer blocks no caller. M2 What the table names may be gone, or covered by another mount,
-//! when it is looked at.
+//! not answer blocks no caller. M2 A mount of the table may be gone, or covered by another mount,
+//! when it is used.
 
 use crate::failure::{Failure, Outcome};
 use forebay_fuse::CONTROL_ATTRIBUTE;
@@ -26,12 +26,12 @@ pub struct Mount {
     pub dir: PathBuf,
     /// Number of its device, major and minor.
     pub number: (u32, u32),
-    /// Its root is there, and not a part of it that was bound elsewhere.
+    /// It shows the root of the file system; it is not a bind mount of a part.
     pub whole: bool,
 }
 
 impl Mount {
-    /// Asks it for its control socket.
+    /// Asks the mount for its control socket.
     pub fn control(&self) -> Outcome<PathBuf> {
         control_of(&self.dir)
     }
@@ -56,10 +56,10 @@ pub fn controls(time: Duration) -> Vec<PathBuf> {
     for mount in all() {
         let sender = sender.clone();
         let ask = move || {
-            // Who does not wait any more is not told.
+            // Fails if the caller does not wait any more.
             let _late = sender.send(mount.control());
         };
-        // Without a thread there is one answer fewer.
+        // If no thread can be started, this mount is left out.
         let _thread = std::thread::Builder::new().name("forebay-ask".into()).spawn(ask);
     }
     drop(sender);
@@ -68,8 +68,7 @@ pub fn controls(time: Duration) -> Vec<PathBuf> {
     std::iter::from_fn(next).filter_map(Result::ok).collect()
 }
 
-/// Number of the device that is mounted on `path`, or that it is on, without asking the process
-/// that serves it.
+/// Device number of the file system at `path`, without asking the process that serves it.
 pub fn number_of(path: &Path) -> Outcome<(u32, u32)> {
     let stat = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
     let stat = stat.map_err(|e| Failure::io(path.display().to_string(), &e.into()))?;
@@ -86,13 +85,13 @@ pub fn seen_by(number: (u32, u32)) -> Option<u32> {
     })
 }
 
-/// All mounts of ours, in the order of the table.
+/// All mounts of Forebay, in the order of the table.
 pub fn all() -> Vec<Mount> {
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     table.split(|b| *b == b'\n').filter_map(line).collect()
 }
 
-/// The mount that `path` is on. Not found: it is on none of ours, or there is no such path.
+/// The mount that `path` is on. Not found: it is on no mount of Forebay, or does not exist.
 pub fn at(path: &Path) -> Outcome<Mount> {
     let (shown, number) = (path.display(), number_of(path)?);
     let found = all().into_iter().filter(|mount| mount.number == number);
@@ -113,7 +112,7 @@ fn line(line: &[u8]) -> Option<Mount> {
     Some(Mount {
         dir: PathBuf::from(OsString::from_vec(unescaped(dir))),
         number: (number.0.parse().ok()?, number.1.parse().ok()?),
-        // What is bound from below a root has no attributes of a root.
+        // A bind mount of a directory below the root lacks the attributes of the root.
         whole: root == b"/",
     })
 }

@@ -36,7 +36,7 @@ impl CacheArgs {
         }
     }
 
-    /// Refuses options that make no sense for any of these.
+    /// Refuses options that make no sense for any of these stores.
     pub fn check_behaviours(&self, command: &str, stores: &[Store]) -> Outcome {
         match self.behaviours.refusal(stores) {
             Some((entry, why)) => {

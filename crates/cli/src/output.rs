@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Write};
 
-/// Prints `text` and a newline, and flushes: others wait for our lines.
+/// Prints `text` and a newline, and flushes: other programs wait for these lines.
 pub fn line(text: impl AsRef<str>) {
     let mut out = std::io::stdout().lock();
     let result = writeln!(out, "{}", text.as_ref()).and_then(|()| out.flush());

@@ -1,9 +1,9 @@
 //! `forebay policy`: what openings of a file on a mount do with the cache, unless they say
 //! otherwise.
 //!
-//! L1 What cannot have a policy is left alone: symbolic links are not followed below a directory,
-//! and pipes,
-//!    sockets and devices are passed over. That holds while other processes change the tree.
+//! L1 An inode that cannot have a policy is not touched: symbolic links are not followed below a
+//! directory, and pipes, sockets and devices are passed over. That holds while other processes
+//! change the tree.
 
 use crate::failure::{Failure, Outcome, status};
 use crate::{mounts, output};
@@ -18,7 +18,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Stands for no attribute: the mode of the mount counts.
+/// The word for a file without the attribute, which has the mode of the mount.
 const DEFAULT: &str = "default";
 
 /// `forebay policy`
@@ -49,7 +49,7 @@ pub fn policy(args: &PolicyArgs) -> Outcome {
             }),
         };
         if let Err(e) = done {
-            // The rest is done all the same.
+            // The other files are processed nevertheless.
             let failure = Failure::io(path.display().to_string(), &e.into());
             if let Some(earlier) = failed.replace(failure) {
                 earlier.report();
@@ -62,8 +62,9 @@ pub fn policy(args: &PolicyArgs) -> Outcome {
     }
 }
 
-/// Calls `f` with a path, and with what is below it if that is asked for (L1). Each is held open
-/// meanwhile: who may write in the tree could put a link in the place of what was looked at.
+/// Calls `f` for a path and, if `below`, for everything below it (L1). Each inode is held open
+/// meanwhile: a process that may write in the tree could replace a checked inode by a symbolic
+/// link.
 fn each(path: &Path, below: bool, f: &mut dyn FnMut(&OwnedFd, &Path, bool)) -> Outcome {
     let failed = |e: Errno| Failure::io(path.display().to_string(), &e.into());
     let held = open(CWD, path, OFlags::PATH).map_err(failed)?;
@@ -119,7 +120,7 @@ fn open(dir: impl AsFd, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     openat(dir, path, flags | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// A name for exactly what is held, which is no link.
+/// A path that denotes exactly the inode held open.
 fn name_of(held: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", held.as_raw_fd())
 }
@@ -149,8 +150,8 @@ fn set(held: &OwnedFd, policy: &str) -> Result<(), Errno> {
 mod tests {
     use super::*;
 
-    /// Who may write in a tree put a link in the place of a file or directory after it was listed:
-    /// the policy of what that led to was changed, outside of the tree.
+    /// The story: another process replaced a listed file or directory by a symbolic link. The
+    /// policy of the link's target was changed, outside of the tree.
     #[test]
     fn path_replaced_by_symlink_is_not_followed() {
         let root = std::env::temp_dir().join(format!("forebay-policy-{}", std::process::id()));
@@ -164,7 +165,7 @@ mod tests {
             assert!(!alone);
             seen.push(path.strip_prefix(&root).unwrap().to_path_buf());
             if path != root.join("tree") && !root.join("was-a").exists() {
-                // What is being looked at, and what comes.
+                // The directory in progress, and the next one.
                 for name in ["a", "b"] {
                     let dir = root.join("tree").join(name);
                     std::fs::rename(&dir, root.join(format!("was-{name}"))).unwrap();

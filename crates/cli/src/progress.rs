@@ -1,16 +1,16 @@
-//! How far something has come, on standard error, for whatever takes more than a second: a line
-//! that changes on a terminal, a line now and then elsewhere.
+//! Shows the progress of operations that take more than a second, on standard error: a line that
+//! changes on a terminal, else a line from time to time.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// Nothing is said before.
+/// Time before the first line.
 const FIRST: Duration = Duration::from_secs(1);
-/// Between two looks on a terminal, and elsewhere.
+/// Time between two lines on a terminal, and elsewhere.
 const TERMINAL_STEP: Duration = Duration::from_millis(200);
 const STEP: Duration = Duration::from_secs(10);
 
-/// See the module. The line on a terminal goes when this does.
+/// Shows progress. On drop it removes its line from a terminal.
 pub struct Progress {
     start: Instant,
     last: Option<Instant>,
@@ -24,7 +24,7 @@ impl Progress {
         Self { start: Instant::now(), last: None, terminal }
     }
 
-    /// Says `text` if it is time to.
+    /// Prints `text` if the time for a line has come.
     pub fn say(&mut self, text: impl FnOnce() -> String) {
         let now = Instant::now();
         if !is_due(now - self.start, self.last.map(|last| now - last), self.terminal) {
@@ -39,7 +39,7 @@ impl Progress {
         };
     }
 
-    /// Makes room for another line.
+    /// Removes the line from a terminal, for other output.
     pub fn clear(&mut self) {
         if self.terminal && self.last.take().is_some() {
             eprint!("\r\x1b[K");

@@ -1,14 +1,14 @@
-//! `forebay run`: a command that leaves nothing in the caches of the mounts that it uses, and
-//! neither does anything that it starts.
+//! `forebay run`: runs a command so that neither it nor the processes that it starts leave anything
+//! in the caches of the mounts that they use.
 //!
 //! ```text
 //!   subreaper -> register with each mount (an open directory is the registration)
 //!   -> start the command -> wait for it and for all that it leaves behind -> close the directories
 //! ```
-//! U1 The command starts when every mount that it could open anything on knows of it, or not at
-//! all. U2 As a subreaper this process stays an ancestor of all that it started: it ends after the
-//! last of them. U3 What the command gets from us open, and has the same mode for it, is as it was
-//! afterwards.
+//! U1 The command starts only after this process has registered with every mount on which the
+//! command could open a file. U2 As a subreaper this process stays an ancestor of all that it
+//! started: it ends after the last of them. U3 Standard input, output and error have the mode
+//! during the command, and their earlier mode afterwards.
 
 use crate::failure::{Failure, Outcome, status};
 use crate::mounts::{self, Mount};
@@ -27,7 +27,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 
-/// Exit statuses of env(1) and the like: it cannot be started, it is not there.
+/// Exit statuses as of env(1): the command cannot be started; it is not found.
 const CANNOT_START: u8 = 126;
 const NOT_THERE: u8 = 127;
 
@@ -53,11 +53,11 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// Runs the command and gives its exit status.
+/// Runs the command and returns its exit status.
 pub fn run(args: &RunArgs) -> Outcome<u8> {
     let mode = if args.direct { MODE_DIRECT } else { MODE_UNCACHED };
     set_child_subreaper(Some(getpid())).map_err(|e| Failure::io("run", &e.into()))?;
-    // The registrations, until the end.
+    // The open directories are the registrations; they are closed at the end.
     let (numbers, registered) = register(&args.on, mode)?;
     let given = given(&numbers, mode);
     let signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP]);
@@ -78,8 +78,8 @@ pub fn run(args: &RunArgs) -> Outcome<u8> {
     done
 }
 
-/// Registers with all mounts that can be seen, or with those that are named (U1): their device
-/// numbers, and what keeps it up.
+/// Registers with all visible mounts, or with the named ones (U1). Returns their device numbers,
+/// and the open directories that keep the registrations.
 fn register(on: &[PathBuf], mode: u32) -> Outcome<(Vec<u64>, Vec<OwnedFd>)> {
     let (mut numbers, mut registered) = (Vec::new(), Vec::new());
     let wanted = match on {
@@ -103,13 +103,14 @@ fn register(on: &[PathBuf], mode: u32) -> Outcome<(Vec<u64>, Vec<OwnedFd>)> {
     Ok((numbers, registered))
 }
 
-/// None: nothing can be opened on it.
+/// `None`: no file can be opened on the mount.
 fn register_with(mount: &Mount, number: u64, mode: u32) -> Outcome<Option<OwnedFd>> {
     let shown = mount.dir.display();
-    // A directory, or a file that was bound alone.
+    // The mount point is a directory, or a file if a single file was bind-mounted.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let dir = match rustix::fs::open(&mount.dir, flags, Mode::empty()) {
-        // Covered by another mount: not to be reached, under this name at least.
+        // With another device number the mount is covered by another one and cannot be reached by
+        // this name.
         Ok(dir) if fstat(&dir).is_ok_and(|stat| stat.st_dev == number) => dir,
         Ok(_) => {
             log::warn!("{shown}: covered by another mount");
@@ -134,8 +135,8 @@ fn register_with(mount: &Mount, number: u64, mode: u32) -> Outcome<Option<OwnedF
     }
 }
 
-/// Standard input, output and error, where they are files on the mounts, get the mode (U3): what
-/// sets them back.
+/// Sets the mode of standard input, output and error if they are files on the mounts (U3). Returns
+/// functions that restore their modes.
 fn given(numbers: &[u64], mode: u32) -> Vec<impl FnOnce()> {
     let all = [
         std::io::stdin().as_fd().try_clone_to_owned(),
@@ -155,19 +156,19 @@ fn given(numbers: &[u64], mode: u32) -> Vec<impl FnOnce()> {
     all.into_iter().flatten().filter_map(change).collect()
 }
 
-/// Waits for the command and for all that it left behind; signals go on to it while it runs.
+/// Waits for the command and all its descendants; forwards signals to the command meanwhile.
 fn reap(child: &Child, mut signals: Signals) -> Outcome<u8> {
     let command = Pid::from_child(child);
     let handle = signals.handle();
     let forward = move || {
         for signal in signals.forever() {
-            // From a terminal the command has got it as well.
+            // SIGINT and SIGQUIT come from a terminal, which sends them to the command as well.
             let passed = match signal {
                 SIGTERM => Signal::TERM,
                 SIGHUP => Signal::HUP,
                 _ => continue,
             };
-            // It may have ended: then the signal has no receiver.
+            // The command may have ended: then the signal has no receiver.
             let _told = kill_process(command, passed);
         }
     };

@@ -5,7 +5,7 @@
 //!   running --first signal--> stopping (drain, write out, flush) --done--> exit 0
 //!                                 +--second signal--> last words, exit 1
 //! ```
-//! N1 A signal that could not be followed is none: the next one is the first. N2 SIGHUP of a
+//! N1 A signal that begins no stop does not count: the next one is the first again. N2 SIGHUP of a
 //! process that was started to live on without its terminal (nohup) stays without effect.
 
 use crate::failure::{Failure, Outcome};
@@ -27,7 +27,7 @@ pub fn watch<T: Clone + Send + 'static>(
     watch_if(ask, last_words)
 }
 
-/// Calls `ask` on a signal, until it is true that the stop has begun (N1). On the next one calls
+/// Calls `ask` on each signal until it returns true: the stop has begun (N1). On the next one calls
 /// `last_words`, which must not wait for any lock that a stop in progress could hold for long, and
 /// exits with status 1.
 pub fn watch_if(

@@ -141,7 +141,7 @@ fn watch_row(before: &(Instant, Value), now: &(Instant, Value)) -> String {
     let seconds = (now.0 - before.0).as_secs_f64().max(0.001);
     let delta = |name: &str| counter(&now.1, name).saturating_sub(counter(&before.1, name)) as f64;
     let (hits, misses) = (delta("hits"), delta("misses"));
-    // Direct reads are among the uncached ones as far as the device is read.
+    // Direct reads that reach the device are counted in `uncached_read_bytes`, too.
     let from_disk = delta("miss_bytes") + delta("readahead_bytes") + delta("uncached_read_bytes");
     format!(
         "{:8.0} {:8.0} {:>5} {:15.1} {:13.1} {:>11} {:>11} {:>10}",
@@ -233,7 +233,7 @@ fn show_store(what: &str, shown: &Value) {
     show_behaviours(shown);
 }
 
-/// What came of the options of the five behaviours, and their values.
+/// Prints the effects and the values of the options of docs/reference/options.md.
 fn show_behaviours(shown: &Value) {
     let need = |key: &str| u8::from(shown[key].as_bool() == Some(true));
     output::line(format!(
@@ -303,7 +303,7 @@ fn budget_rows(budget: &Value) -> Vec<Vec<String>> {
     rows
 }
 
-/// The mount that is meant, if one is, and what is to be set.
+/// The mount, if one is named, and the settings to change.
 type Split<'a> = (Option<&'a Path>, Vec<(&'a String, &'a String)>);
 
 fn split(words: &[TuneWord]) -> Outcome<Split<'_>> {
@@ -340,7 +340,7 @@ pub fn tune(args: &TuneArgs) -> Outcome {
     }
     let tunables = client.ask(&Request::Tunables)?;
     let all = tunables.as_object().ok_or_else(|| Failure::new("tune: an odd reply"))?;
-    // After a change show what was changed; it may have been rounded.
+    // After a change only the changed settings are shown; their values may have been rounded.
     let asked = |name: &str| settings.is_empty() || settings.iter().any(|s| s.0 == name);
     if args.json {
         output::line(pretty(&tunables));

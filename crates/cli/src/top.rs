@@ -1,8 +1,7 @@
-//! `forebay top`: the live view in a terminal, once a second. Elsewhere plain lines, and as JSON.
-//! The terminal is left as it was, also by Ctrl-C and by an error.
+//! `forebay top`: the live view in a terminal, once a second. Without a terminal it prints plain
+//! lines or JSON. It restores the terminal, also after Ctrl-C or an error.
 //!
-//! Invariant: T1 what a file is called cannot steer the terminal: control characters are shown as
-//! `?`.
+//! Invariant: T1 names of files cannot control the terminal: control characters are shown as `?`.
 
 mod frame;
 
@@ -49,7 +48,7 @@ pub fn top(args: &TopArgs) -> Outcome {
     let (stop, stopped) = channel();
     signals::watch(stop, (), |_| {})?;
     if args.once {
-        // Rates are of the time since the look before: the first one begins it.
+        // Rates refer to the time since the sample before: this request makes the first sample.
         client.ask(&Request::Live)?;
         wait(&stopped, Duration::from_secs(1));
         return show(&mut client, args, &mut History::default());
@@ -76,7 +75,7 @@ pub fn top(args: &TopArgs) -> Outcome {
     }
 }
 
-/// Whether the end was asked for meanwhile.
+/// Waits; returns whether a stop was requested meanwhile.
 fn wait(stopped: &Receiver<()>, pause: Duration) -> bool {
     stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout)
 }
@@ -93,7 +92,7 @@ fn show(client: &mut Client, args: &TopArgs, history: &mut History) -> Outcome {
     Ok(())
 }
 
-/// The terminal's other screen, without a cursor.
+/// The terminal's alternate screen, without a cursor.
 struct Screen;
 
 impl Screen {

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::path::{Path, PathBuf};
 
-/// How long is waited in silence.
+/// Time before `umount` prints for what it waits.
 const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// `forebay umount`
@@ -80,13 +80,13 @@ fn sync(dir: &Path) -> Outcome {
         Failure::new(format!("{}: {why}", dir.display()))
             .hint("nothing is lost yet, the mount is still there; `--lazy` gives up what cannot be written")
     };
-    // What programs have stored into maps the kernel has; of some types it tells the process to
-    // sync as well.
+    // The kernel writes back dirty pages of maps. For a mount of the type `fuseblk` it also asks
+    // the process to sync.
     let root =
         rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let synced = root.and_then(|root| rustix::fs::syncfs(&root));
     synced.map_err(|e| failed(std::io::Error::from(e).to_string()))?;
-    // One that has no socket, or whose socket is another user's, is not asked.
+    // A process without a control socket, or with another user's, is not asked.
     let asked = mounts::control_of(dir).and_then(|path| Client::open(&path));
     match asked.map(|mut client| client.ask_for_long(&Request::Sync)) {
         Ok(Err(e)) if e.status != status::NOT_FOUND => Err(failed(e.message)),
@@ -98,11 +98,11 @@ fn sync(dir: &Path) -> Outcome {
     }
 }
 
-/// Who serves a mount.
+/// Whether the process of a mount is alive and visible.
 enum Alive {
-    /// This process.
+    /// Yes: this process.
     Here(Process),
-    /// One in another world of processes.
+    /// The process is not visible in this pid namespace.
     Elsewhere,
     /// No process any more.
     No,
@@ -113,7 +113,7 @@ fn process_of(dir: &Path) -> Outcome<Alive> {
     let name = forebay_fuse::PID_ATTRIBUTE;
     let len = match rustix::fs::getxattr(dir, name, &mut text[..]) {
         Ok(len) => len,
-        // Its process is dead: no end is to be awaited.
+        // The process is dead: there is no end to wait for.
         Err(Errno::NOTCONN | Errno::CONNABORTED) => return Ok(Alive::No),
         Err(Errno::NOENT) => {
             return Err(Failure::not_found(format!("{}: no such directory", dir.display())));
@@ -125,8 +125,8 @@ fn process_of(dir: &Path) -> Outcome<Alive> {
     };
     let pid = std::str::from_utf8(&text[..len]).ok().and_then(|text| text.parse::<i32>().ok());
     let opened = pid.and_then(Pid::from_raw).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-    // What it is called in its own world of processes may be another process here, which never
-    // ends.
+    // The pid is that of the process's own pid namespace. Here it may denote another process, for
+    // whose end `umount` must not wait.
     let opened = opened.and_then(Result::ok).filter(|_| pid.is_some_and(serves));
     Ok(match (pid, opened) {
         (Some(pid), Some(fd)) => Alive::Here(Process { pid, fd }),
@@ -134,7 +134,7 @@ fn process_of(dir: &Path) -> Outcome<Alive> {
     })
 }
 
-/// Whether a process has a mount to serve.
+/// Whether a process has /dev/fuse open.
 fn serves(pid: i32) -> bool {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd"));
     files
@@ -162,7 +162,7 @@ fn wait(process: &Process, number: (u32, u32)) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Waits for the end of a process: false if it has not come in time.
+/// Waits for the end of a process. False: it did not end in time.
 fn ends(process: &OwnedFd, patience: Option<&Timespec>) -> Result<bool, Errno> {
     loop {
         match poll(&mut [PollFd::new(process, PollFlags::IN)], patience) {

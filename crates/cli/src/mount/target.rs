@@ -1,7 +1,7 @@
-//! What the process of a mount answers on its control socket.
+//! Answers requests on the control socket of the process of a mount.
 //!
-//! Lock: one for what is served, held for reading while a question is answered, and for writing
-//! once, when the mount is over: from then on nothing here holds the image.
+//! Lock: one for what is served, held shared while a request is answered, and exclusively when
+//! serving begins and ends. After the end nothing here keeps the image open.
 
 use super::words::{CACHE_MIN, DATA_MIN};
 use crate::behaviours::{self, Served};
@@ -33,19 +33,19 @@ pub struct Live {
     pub kind: MountKind,
     /// Number of the mount's device, as stat(2) gives it.
     pub number: u64,
-    /// The options of the five behaviours.
+    /// The options of docs/reference/options.md.
     pub behaviours: behaviours::Live,
     /// Which cache keeps the content of files.
     pub cache_mode: CacheMode,
-    /// All memory of the front end, bytes at most.
+    /// Most memory of the front end, bytes.
     pub front_bytes: u64,
     /// The numbers of the mount.
     pub figures: Figures,
-    /// Trees of processes that have a mode of their own.
+    /// Returns the number of process trees that have a mode of their own.
     pub trees: Box<dyn Fn() -> usize + Send + Sync>,
-    /// What can be watched.
+    /// Samples of the cache, for `top` and the page.
     pub collector: Arc<Collector>,
-    /// Where, if there is a page.
+    /// URI of the page, if there is one.
     pub page: Option<String>,
 }
 
@@ -54,22 +54,22 @@ pub struct Live {
 pub struct Numbers {
     /// Inodes that the kernel knows.
     pub inodes_known: usize,
-    /// Files and directories that it has open.
+    /// Files and directories that the kernel has open.
     pub open_files: usize,
-    /// Requests by which it has filled its own cache.
+    /// Requests by which the kernel has filled its cache.
     pub kernel_fills: u64,
     /// Bytes of these.
     pub kernel_fill_bytes: u64,
 }
 
-/// Asks for the numbers of a mount.
+/// Returns the numbers of a mount.
 pub type Figures = Arc<dyn Fn() -> Numbers + Send + Sync>;
 
 /// Numbers of the mount, for the live page.
 pub struct Watched(Figures);
 
 impl Watched {
-    /// What can be watched of a mount.
+    /// A collector for a mount.
     pub fn collector(cache: &Cache, figures: &Figures) -> Arc<Collector> {
         let front = Arc::new(Self(figures.clone()));
         Collector::new(CacheSource::new("mount", cache).with_front(front))
@@ -93,7 +93,7 @@ impl FrontEnd for Watched {
     }
 }
 
-/// See the module. It answers from [`Target::serve`] to [`Target::over`].
+/// Answers requests from [`Target::serve`] until [`Target::over`].
 pub struct Target {
     live: RwLock<Option<Live>>,
     start: Instant,
@@ -109,16 +109,16 @@ impl Target {
         Arc::new(Self { live: RwLock::new(None), start: Instant::now() })
     }
 
-    /// From now on.
+    /// Serves `live` from now on.
     pub fn serve(&self, live: Live) {
         *self.live.write().unwrap_or_else(|p| p.into_inner()) = Some(live);
     }
 
-    /// The mount is over: lets go of everything, when what is being answered is.
+    /// The mount has ended: waits for requests in progress, then drops everything.
     pub fn over(&self) {
         let live = self.live.write().unwrap_or_else(|p| p.into_inner()).take();
         if let Some(live) = live {
-            // Who watches holds the collector, and through it the cache.
+            // Watching clients hold the collector, which holds the cache.
             live.collector.close();
         }
     }

@@ -63,11 +63,11 @@ const WORDS: &str = "Options as in fstab, separated by commas:\n\
 /// What was asked for.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    /// What the front end is told.
+    /// Options of the FUSE front end.
     pub fuse: Options,
-    /// Bytes for everything that grows.
+    /// Memory of the cache and the front end, bytes.
     pub cache_size: Option<u64>,
-    /// Inodes that the kernel may know. None: as many as suit the cache.
+    /// Inodes that the kernel may know. `None`: by the size of the cache.
     pub inodes: Option<usize>,
     /// Control socket.
     pub control: Option<PathBuf>,
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!((wanted.inodes, parse("").unwrap().inodes), (Some(5000), None));
     }
 
-    /// The words of before are aliases, by both names.
+    /// The earlier words are aliases, under both names of the option.
     #[test]
     fn cache_modes_have_two_words_each() {
         let mode = |words: String| parse(&words).unwrap().fuse.cache;
@@ -228,7 +228,7 @@ mod tests {
         assert!(parse("cache=both").unwrap_err().message.contains("both"));
     }
 
-    /// The kernel ends the whole connection after a time that follows from this one.
+    /// The kernel's own limit, which ends the whole connection, is computed from this option.
     #[test]
     fn request_timeout_below_its_floor_is_refused() {
         assert_eq!(parse("").unwrap().fuse.request_timeout, None, "off by default");
@@ -242,7 +242,7 @@ mod tests {
         }
     }
 
-    /// Words that are understood were in neither list: `suid`, `relatime`, `users`.
+    /// The story: accepted words were in neither list: `suid`, `relatime`, `users`.
     #[test]
     fn help_and_docs_list_the_same_words() {
         let words = |text: &str| -> BTreeSet<String> {
@@ -272,7 +272,7 @@ mod tests {
         let mount8 = |text: &str| listed(text.split("mount(8) itself ").nth(1).unwrap());
         let ignored = mount8(rest);
         assert_eq!(ignored, mount8(&help));
-        // Each is understood, and so is nothing else that other file systems have.
+        // Each listed word is accepted; words that only other file systems have are not.
         for word in documented.iter().chain(&ignored) {
             let no_such = |value: &str| {
                 parse(value).is_err_and(|failure| failure.message.contains("no such option"))

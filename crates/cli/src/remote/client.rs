@@ -1,4 +1,4 @@
-//! The side that asks: a file system whose calls go to the process that has the volume open.
+//! The client of a session: a file system whose calls go to the process that has the volume open.
 //!
 //! Lock: one for the connection, held from a call to its answer.
 
@@ -27,7 +27,7 @@ impl Wire {
             Ok(Answer::Failed(Told(error))) => Err(error),
             Ok(answer) => Ok(answer),
             Err(error) => {
-                // What came is not what was asked for: from here on nothing can be trusted.
+                // The answer is missing or invalid, so later answers cannot be trusted either.
                 let _shut = stream.shutdown(std::net::Shutdown::Both);
                 Err(error)
             }
@@ -282,7 +282,7 @@ impl FileSystem for RemoteFs {
     }
 }
 
-/// An open file over there; released when it is dropped.
+/// An open file of the other process, released when this is dropped.
 struct RemoteFile {
     wire: Arc<Wire>,
     number: u32,
@@ -292,7 +292,7 @@ struct RemoteFile {
 
 impl Drop for RemoteFile {
     fn drop(&mut self) {
-        // Where the connection is gone, so is the file.
+        // An error says that the connection has ended, and with it the open file.
         let _released = self.wire.ask(&Call::Release(self.number));
     }
 }
@@ -328,7 +328,7 @@ impl RemoteFile {
             return Err(Error::new(ErrorKind::Unsupported, "write", text));
         }
         let mut wrote: Option<Wrote> = None;
-        // No bytes are a write, too.
+        // An empty write is sent, too.
         let pieces = src.chunks(DATA_MAX).chain(src.is_empty().then_some(src));
         for piece in pieces {
             let done = wrote.map_or(0, |wrote| wrote.len);
@@ -339,7 +339,7 @@ impl RemoteFile {
                     (first, len as usize)
                 }
                 Ok(other) => return odd(&other),
-                // What was written before counts.
+                // The pieces that were written before count.
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
             };

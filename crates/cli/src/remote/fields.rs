@@ -1,8 +1,7 @@
 //! How the types of the file-system contract are written into frames, and read from them. No I/O.
 //!
-//! L1 What is read is within its type's own bounds, or refused: no input makes this panic, or
-//! allocate
-//!    more than a small multiple of its own length.
+//! L1 A decoded value is within the bounds of its type, or refused: no input makes this panic, or
+//! allocate more than a small multiple of its own length.
 
 use forebay_base::codec::Reader;
 use forebay_base::{Error, ErrorKind, IoFlags, Result};
@@ -57,7 +56,7 @@ structures! {
     DirEntry { cookie, ino, kind, name }
 }
 
-/// Values of few kinds, by number.
+/// Types with few values, each encoded as a number.
 macro_rules! choices {
     ($($kind:ident { $($number:literal $value:expr),* $(,)? })*) => {$(
         impl Field for $kind {
@@ -91,7 +90,7 @@ choices! {
     SetXattr { 0 SetXattr::Any, 1 SetXattr::Create, 2 SetXattr::Replace }
 }
 
-/// Sets of flags, with bits that are not known: they are refused where they are looked at, by name.
+/// Sets of flags. Unknown bits are kept; the call that receives them refuses them by name.
 macro_rules! flags {
     ($($kind:ident)*) => {$(
         impl Field for $kind {
@@ -171,7 +170,7 @@ impl Field for Box<[u8]> {
     }
     fn get(r: &mut Reader<'_>) -> Result<Self> {
         let len = u32::get(r)?;
-        // More than is left is refused there.
+        // `bytes` refuses a length beyond the end of the frame.
         r.bytes("bytes", len as usize).map(Into::into)
     }
 }
@@ -182,7 +181,7 @@ impl<T: Field> Field for Vec<T> {
         self.iter().for_each(|item| item.put(out));
     }
     fn get(r: &mut Reader<'_>) -> Result<Self> {
-        // Not made as long as it says: every item takes a byte at least, and there may be fewer.
+        // No memory is reserved for the claimed number of items: the frame may end earlier.
         let mut items = Self::new();
         for _ in 0..u32::get(r)? {
             items.push(T::get(r)?);
@@ -226,10 +225,10 @@ const KINDS: [ErrorKind; 31] = [
     ErrorKind::NotPermitted,
 ];
 
-/// An error, as far as it travels: its kind and what it says.
+/// An error is encoded as its kind and its text.
 impl Field for Error {
     fn put(&self, out: &mut Vec<u8>) {
-        // One that came later than this list is an I/O error with its own words.
+        // A kind that is not in the list is sent as an I/O error with its own text.
         let io = KINDS.iter().position(|kind| *kind == ErrorKind::Io);
         let number = KINDS.iter().position(|kind| *kind == self.kind()).or(io).unwrap_or(0);
         (number as u8).put(out);

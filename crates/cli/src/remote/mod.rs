@@ -8,7 +8,8 @@
 //!   length u32 | call                 ->
 //!                                     <- length u32 | answer or error
 //! ```
-//! `proto` has the frames, `client` is a file system that asks, `server` one that answers.
+//! `proto` has the frames, `client` is a file system that sends its calls, `server` carries them
+//! out.
 //!
 //! R1 A frame is at most [`proto::FRAME_MAX`] bytes, a session has at most [`server::HANDLES_MAX`]
 //!    open files, an answer no more than was asked for: the size of a client's requests bounds the

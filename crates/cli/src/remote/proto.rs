@@ -15,8 +15,8 @@ use forebay_vfs::{
 pub const DATA_MAX: usize = 1 << 20;
 /// Most entries of a listing in one answer.
 pub const ENTRIES_MAX: u32 = 1024;
-/// Longest frame, bytes: the longest of data, a listing and extended attributes, and what goes with
-/// it.
+/// Longest frame, bytes: the longest data, listing or extended attributes, and the fields around
+/// them.
 pub const FRAME_MAX: usize = DATA_MAX + (64 << 10);
 
 /// Bytes in a frame.
@@ -188,8 +188,8 @@ mod tests {
         assert_eq!(Answer::decode(&list.encode()).unwrap(), list);
     }
 
-    /// fields.L1, M1: cut short, changed, random: an error or a message, which encodes to what it
-    /// was; never a panic, and nothing as long as a length claims.
+    /// fields.L1, M1: a truncated, changed or random frame gives an error, or a message that
+    /// encodes to the same bytes. It causes no panic, and no allocation of a claimed length.
     #[test]
     fn l1_hostile_frames_are_refused() {
         let mut rng = 1;
@@ -221,7 +221,7 @@ mod tests {
             judge(&frame);
             let _answer = Answer::decode(&frame);
         }
-        // A name of four gigabytes, a list of four thousand million.
+        // A name of 4 GiB, and a list of 2^32 - 1 entries.
         judge(&[2, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255]);
         assert!(Answer::decode(&[5, 255, 255, 255, 255]).is_err());
         assert!(refused > 10_000 && understood > 100, "{refused}, {understood}");

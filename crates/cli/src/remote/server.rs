@@ -1,4 +1,5 @@
-//! The side that has the volume open: carries calls out, one after the other.
+//! The server of a session, in the process that has the volume open: carries out calls one after
+//! the other.
 //!
 //! No locks. A session runs on the thread of its connection and blocks there.
 
@@ -198,7 +199,7 @@ impl Session<'_> {
     ) -> Result<Answer> {
         let file = self.file(number)?;
         let wrote = match flags.contains(IoFlags::DIRECT) {
-            // The frame lies anywhere in memory.
+            // Direct I/O needs an aligned buffer, which the frame is not.
             true => block_on(file.write(offset, AlignedBuf::copy_of(bytes), flags, privileges)).1?,
             false => file.write_slice(offset, bytes, flags, privileges)?,
         };

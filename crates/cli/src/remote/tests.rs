@@ -1,4 +1,5 @@
-//! Sessions over a real socket: the same answers as without one, and what is not a session.
+//! Tests of sessions over a real socket: answers are those of direct calls, and hostile clients are
+//! refused.
 
 use super::client::RemoteFs;
 use super::proto::{Answer, Call, FRAME_MAX, Told};
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 fn session(below: MemFs) -> RemoteFs {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    // It ends when the other end goes.
+    // The server ends when the other end is closed.
     std::thread::spawn(move || server::serve(&below, &theirs, &theirs));
     RemoteFs::new(ours)
 }
@@ -36,7 +37,7 @@ fn session_keeps_file_system_rules() {
     }
 }
 
-/// Random operations have the same outcome with and without it.
+/// Random operations have the same outcome with and without a session.
 #[test]
 fn session_answers_as_direct_calls() {
     for seed in 1..4 {
@@ -50,7 +51,7 @@ fn session_answers_as_direct_calls() {
     }
 }
 
-/// Reads and writes of more than a frame holds go in pieces.
+/// Reads and writes longer than `DATA_MAX` are split into pieces.
 #[test]
 fn long_transfers_go_in_pieces() {
     let fs = session(MemFs::default());
@@ -73,8 +74,8 @@ fn told(stream: &mut UnixStream) -> Option<Answer> {
     Some(Answer::decode(&frame).expect("the server speaks the protocol"))
 }
 
-/// remote.R1, remote.R2: what a client sends may be anything; the session ends with a reason, and
-/// the server lives.
+/// remote.R1, remote.R2: whatever a client sends, the session ends with an answer that says why,
+/// and the server does not panic.
 #[test]
 fn r1_r2_hostile_clients_are_told_and_cut_off() {
     let below = Arc::new(MemFs::default());
@@ -90,7 +91,7 @@ fn r1_r2_hostile_clients_are_told_and_cut_off() {
         };
         let frame: Vec<u8> = (0..length.min(200)).map(|_| split_mix(&mut rng) as u8).collect();
         ours.write_all(&length.to_le_bytes()).unwrap();
-        // It may be gone by now, having said why.
+        // The server may have ended the session already.
         let _sent = ours.write_all(&frame);
         let _done = ours.shutdown(std::net::Shutdown::Write);
         let mut refused = None;
@@ -109,8 +110,8 @@ fn r1_r2_hostile_clients_are_told_and_cut_off() {
     assert_eq!(block_on(below.readdir(Ino::ROOT, forebay_vfs::Cookie::START, 9)).unwrap(), []);
 }
 
-/// remote.R1, remote.R3: a session has its share of open files; when it ends, however it ends, they
-/// are closed.
+/// remote.R1, remote.R3: a session has a limited number of open files, which are closed when it
+/// ends, however it ends.
 #[test]
 fn r3_session_end_closes_its_files() {
     let below = Arc::new(MemFs::default());
@@ -138,7 +139,7 @@ fn r3_session_end_closes_its_files() {
     assert!(error.to_string().contains("256 files"), "{error}");
     assert_eq!(ask(Call::Unlink(Ino::ROOT, b"a"[..].into())), Answer::Done());
     assert!(block_on(below.getattr(attr.ino)).is_ok(), "it is open still");
-    // In the middle of a frame.
+    // The session ends in the middle of a frame.
     ours.write_all(&[9, 0]).unwrap();
     drop(ours);
     assert!(server.join().unwrap().is_ok());

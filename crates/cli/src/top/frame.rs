@@ -26,14 +26,14 @@ pub struct Look {
     pub colour: bool,
 }
 
-/// What was seen before, for the curves.
+/// Earlier points, for the curves.
 #[derive(Default)]
 pub struct History {
     points: VecDeque<Value>,
 }
 
 impl History {
-    /// One more, unless it is the same as the last one.
+    /// Adds the point of a view, unless it is the last one again.
     pub fn add(&mut self, view: &Value) {
         if self.points.back().is_some_and(|last| last["number"] == view["now"]["number"]) {
             return;
@@ -55,7 +55,7 @@ impl History {
     }
 }
 
-/// Everything, from the top; no line is longer than the look is wide.
+/// All lines of the frame; none is longer than `look.width`.
 pub fn lines(view: &Value, history: &History, look: &Look) -> Vec<String> {
     let mut lines = head(view, look);
     lines.extend(curves(view, history, look));
@@ -85,7 +85,8 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }
 
-/// The middle of what is too long is left out; nothing in it steers a terminal (top.T1).
+/// Leaves out the middle of a name that is longer than `width`, and replaces control characters
+/// (top.T1).
 fn fit(name: &str, width: usize) -> String {
     let plain =
         |c: char| if c.is_control() || !c.is_ascii() && c.is_whitespace() { '?' } else { c };
@@ -157,7 +158,7 @@ fn head(view: &Value, look: &Look) -> Vec<String> {
     lines
 }
 
-/// Cells as letters, or as colours with the letter on them.
+/// Cells as letters, or as coloured blanks.
 fn painted(cells: &[(char, u8)], colour: bool) -> String {
     if !colour {
         return cells.iter().map(|(letter, _)| *letter).collect();
@@ -229,7 +230,8 @@ fn file(file: &Value, name: usize, strip: usize, look: &Look) -> String {
     )
 }
 
-/// The cells of a file as so many: each shows what is most worth seeing of its part.
+/// Maps the cells of a file to `strip` cells. Each shows the first of `kinds` that its part
+/// contains.
 fn cells(cells: &Value, strip: usize) -> Vec<(char, u8)> {
     let levels = |name: &str| cells[name].as_str().unwrap_or_default().as_bytes();
     let kinds = ["dirty", "writing", "passing", "hot", "resident"].map(levels);

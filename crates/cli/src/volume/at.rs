@@ -1,5 +1,5 @@
-//! What `VOLUME` and `VOLUME:/PATH` name: the volume is opened here, or asked of the process that
-//! has it open.
+//! Opens what `VOLUME` and `VOLUME:/PATH` name: here, or through the process that has the volume
+//! open.
 //!
 //! A1 A volume that another process has open is used through that process, or the command fails and
 //!    names it; it is never opened in addition.
@@ -24,7 +24,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Cache of a command that is over soon, bytes at most.
+/// Most cache memory of a short command, bytes.
 const CACHE_MAX: u64 = 256 * MIB;
 
 /// A path in a volume, as it was written.
@@ -44,7 +44,7 @@ impl Named {
         Some(Self { image, path: path.to_vec() })
     }
 
-    /// The same; a word without a path in it is the volume's root.
+    /// Like [`Named::parse`]; a word without `:/` names the root of a volume.
     pub fn or_root(word: &str) -> Self {
         Self::parse(word).unwrap_or_else(|| Self { image: word.into(), path: b"/".to_vec() })
     }
@@ -104,14 +104,14 @@ pub fn open(image: &Path, access: Access, which: &Which) -> Outcome<OpenVolume> 
     }
 }
 
-/// A cache for a command that is over soon.
+/// A cache for a short command.
 pub fn cache() -> Outcome<Cache> {
     let mut config = CacheConfig::default();
     config.budget = config.budget.min(CACHE_MAX);
     Ok(Cache::new(config)?)
 }
 
-/// The numbers by which processes know an image.
+/// The two numbers by which control requests name an image.
 pub fn identity(key: FileIdentity) -> (u64, u64) {
     match key {
         FileIdentity::Inode(dev, ino) => (dev, ino),
@@ -124,11 +124,12 @@ pub fn identity(key: FileIdentity) -> (u64, u64) {
 enum Has {
     /// This process.
     Local(forebay::Volume),
-    /// The process that answers here, by these numbers of the image.
+    /// Another process: its control socket, and the numbers of the image.
     Elsewhere(PathBuf, (u64, u64)),
 }
 
-/// Opens a volume as it was before its newest `passed_over` checkpoints, to read, here.
+/// Opens a volume in this process, read-only, by the checkpoint before its newest `passed_over`
+/// ones.
 pub fn open_older(image: &Path, passed_over: u32) -> Outcome<OpenVolume> {
     let options = VolumeOptions::default().read_only(true).noatime(true).passed_over(passed_over);
     let volume = cache()?.open_volume(image, &options)?;
@@ -136,8 +137,8 @@ pub fn open_older(image: &Path, passed_over: u32) -> Outcome<OpenVolume> {
     Ok(OpenVolume { fs, about: about(&volume)?, image, pid: None, has: Has::Local(volume) })
 }
 
-/// Why a file of a volume cannot be served here, with the process that has the volume and what it
-/// can be used by instead (A1).
+/// The failure to open a volume of which a file is to be served. If another process has the volume
+/// open, it names that process, and says what to do instead (A1).
 pub fn in_use(image: &Path, path: &[u8], error: Error) -> Failure {
     let key = FileIdentity::of_path(image).ok().filter(|_| error.kind() == ErrorKind::Busy);
     let Some(key) = key else { return error.into() };
@@ -158,8 +159,8 @@ pub fn in_use(image: &Path, path: &[u8], error: Error) -> Failure {
     Failure { message: text, hint: None, status: status::BUSY }.hint(hint)
 }
 
-/// Whether a process answers that has this image open as a volume, and goes on to have it: one
-/// whose mount is gone from the table is about to end, though it may not have noticed yet.
+/// Whether a process answers that has this image open as a volume and will keep it open. A process
+/// whose mount is no longer in the mount table is about to end, even if it has not noticed yet.
 pub fn is_open(image: &Path, error: &Error) -> bool {
     let key = FileIdentity::of_path(image).ok();
     let Some(open) = key.and_then(|key| elsewhere(image, key, error).ok()) else { return false };
@@ -196,7 +197,7 @@ impl OpenVolume {
         show(&self.image, path)
     }
 
-    /// What was found wrong in its log, if this process has it.
+    /// The damage found in the volume's log, if this process has the volume open.
     pub fn damage(&self) -> Option<Error> {
         match &self.has {
             Has::Local(volume) => volume.damage(),
@@ -215,7 +216,8 @@ impl OpenVolume {
         }
     }
 
-    /// Makes everything durable, here or in the process that has the volume open, and lets it go.
+    /// Makes everything durable, here or in the process that has the volume open, and closes the
+    /// volume.
     pub fn finish(self) -> Outcome {
         let synced = block_on(self.fs.syncfs()).map_err(|e| e.with_path(&self.image));
         synced?;
@@ -292,7 +294,7 @@ fn segment_use(stats: &SpaceStats) -> Value {
     })
 }
 
-/// As people write it: 8-4-4-4-12 hexadecimal digits.
+/// The usual form of a UUID: 8-4-4-4-12 hexadecimal digits.
 fn uuid(bytes: &[u8; 16]) -> String {
     let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];

@@ -1,5 +1,5 @@
-//! Compares what was copied with what it was copied from: every byte, and everything else that is
-//! copied. What else is at the target is not looked at.
+//! Compares a copy with its source: every byte, and all attributes that are copied. Other files at
+//! the target are ignored.
 
 use super::copy::PIECE_BYTES;
 use super::report::Report;
@@ -12,15 +12,15 @@ use std::collections::HashMap;
 pub struct Comparer<'a, S: Side, T: Side> {
     source: &'a S,
     target: &'a T,
-    /// Owners are the same: they were set.
+    /// Owners are compared, because the copy has set them.
     owners: bool,
-    /// Files with more names: which is which.
+    /// Files with several names: the inode at the source, and that at the target.
     links: HashMap<(u64, u64), (u64, u64)>,
     bufs: [Vec<u8>; 2],
 }
 
 impl<'a, S: Side, T: Side> Comparer<'a, S, T> {
-    /// `source` with `target`. `owners`: they have to be the same.
+    /// Compares `source` with `target`. `owners`: owners must be equal, too.
     pub fn new(source: &'a S, target: &'a T, owners: bool) -> Self {
         let bufs = [vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]];
         Self { source, target, owners, links: HashMap::new(), bufs }
@@ -67,7 +67,8 @@ impl<'a, S: Side, T: Side> Comparer<'a, S, T> {
         }
         let mut xattrs = (self.source.xattrs(node)?, self.target.xattrs(other)?);
         xattrs.0.sort_unstable();
-        // Those that are not kept there have been counted.
+        // Attributes that the target does not keep were counted by the copy, so only those that it
+        // has are compared.
         if let Some(lost) = xattrs.1.iter().find(|have| !xattrs.0.contains(have)) {
             let name = String::from_utf8_lossy(&lost.0).into_owned();
             return Ok(Some(format!("attribute {name}")));
@@ -130,7 +131,7 @@ impl<'a, S: Side, T: Side> Comparer<'a, S, T> {
         let (mut ours, mut theirs) = (self.source.open(node)?, self.target.open(other)?);
         let [a, b] = &mut self.bufs;
         let mut at = 0;
-        // What is a hole on both sides need not be read.
+        // Ranges that are holes on both sides are not read.
         while let Some(start) = next_data(&mut ours, &mut theirs, at, size)? {
             at = start;
             let read = ours.read(a, at)?;

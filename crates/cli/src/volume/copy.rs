@@ -1,10 +1,10 @@
 //! Copies a tree from one side to the other: content with its holes, permissions, owners, times,
-//! extended attributes, symbolic links as links, more names of one file as such.
+//! extended attributes, symbolic links as links, several names of one file as hard links.
 //!
 //! D1 What could not be copied is named, and the rest is copied. D2 With `salvage` a file's bad
-//! ranges are named and left as holes; without it, a file that cannot be
-//!    read to its end leaves nothing behind.
-//! D3 A directory gets its times after what is in it.
+//! ranges are named and left as holes; without it, of a file that cannot be read to its end nothing
+//! is left at the target.
+//! D3 A directory gets its times after its entries were copied.
 
 use super::report::Report;
 use super::side::{Content, Meta, Side};
@@ -20,7 +20,8 @@ pub const PIECE_BYTES: usize = 1 << 20;
 pub struct How {
     /// Directories, too.
     pub recursive: bool,
-    /// Unit of what cannot be read, bytes, if the rest of a damaged file is wanted (D2).
+    /// If set, the readable parts of damaged files are copied: the unit of unreadable ranges, bytes
+    /// (D2).
     pub salvage: Option<u32>,
     /// Both sides are one volume.
     pub same: bool,
@@ -31,9 +32,9 @@ pub struct Copier<'a, S: Side, T: Side> {
     source: &'a S,
     target: &'a T,
     how: How,
-    /// Files with more names, by what they are at the source.
+    /// Copied files with several names, by their identity at the source.
     links: HashMap<(u64, u64), T::Node>,
-    /// A directory that was made here, not to be copied into itself.
+    /// Identity of the first directory made at the target, which must not be copied into itself.
     made: Option<(u64, u64)>,
     buf: Vec<u8>,
 }
@@ -41,7 +42,7 @@ pub struct Copier<'a, S: Side, T: Side> {
 enum Step<S: Side, T: Side> {
     /// Copy a node to a name in a directory.
     Enter(S::Node, T::Node, Vec<u8>),
-    /// What is in a directory has been copied (D3).
+    /// Set the attributes of a directory whose entries were copied (D3).
     Leave(S::Node, T::Node, Meta),
 }
 
@@ -195,7 +196,7 @@ impl<'a, S: Side, T: Side> Copier<'a, S, T> {
         }
     }
 
-    /// Attributes, when the content is there.
+    /// Copies the attributes, after the content.
     fn finish(
         &self,
         node: &S::Node,
@@ -243,7 +244,7 @@ impl<'a, S: Side, T: Side> Copier<'a, S, T> {
                 Ok(made)
             }
             Err(error) => {
-                // D2: what is there is not the file.
+                // D2: the incomplete file is removed.
                 self.target.remove(dir, name)?;
                 Err(error)
             }
@@ -276,7 +277,7 @@ impl<'a, S: Side, T: Side> Copier<'a, S, T> {
                 written = at;
                 report.tick(show);
                 if read < len {
-                    // It became shorter meanwhile.
+                    // The file became shorter meanwhile.
                     break;
                 }
             }
@@ -309,7 +310,7 @@ impl<'a, S: Side, T: Side> Copier<'a, S, T> {
             Err(error) => error,
         };
         let Some(unit) = self.how.salvage else { return Err(error) };
-        // Block by block: what cannot be read is as short as it can be.
+        // Reads unit by unit, so that the unreadable ranges are as short as possible.
         let mut bad: Option<(u64, u64)> = None;
         let mut why = error;
         let end = at + len as u64;

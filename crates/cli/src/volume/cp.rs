@@ -19,8 +19,8 @@ use serde_json::json;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Where something is to be copied: into a directory, under a name; without a name: what is in the
-/// source comes into the directory.
+/// The target of a copy: a directory and a name in it. Without a name the entries of the source are
+/// copied into the directory.
 struct Place<N> {
     dir: N,
     name: Option<Vec<u8>>,
@@ -94,7 +94,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// A source in a volume; one that is not there is named, and the others are copied.
+    /// Finds a source in a volume. If there are several sources, a missing one is reported, and the
+    /// others are copied.
     fn found(&mut self, volume: &OpenVolume, named: &Named) -> Outcome<Option<Node>> {
         match find(volume, &named.path) {
             Err(failure) if failure.status == status::NOT_FOUND && self.args.paths.len() > 2 => {
@@ -124,7 +125,7 @@ impl Job<'_> {
         if !self.args.compare {
             return;
         }
-        // What is compared is what a reader finds, not what was just written.
+        // A volume is synced first: the comparison reads what the volume has stored.
         let other = target.sync().and_then(|()| match &place.name {
             Some(name) => target.child(&place.dir, name),
             None => Ok(Some(place.dir.clone())),

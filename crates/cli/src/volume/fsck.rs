@@ -1,8 +1,7 @@
 //! `forebay fsck`: checks a volume that no process has open, and writes nothing.
 //!
-//! K1 What is wrong is named, with path and offset where there are any. What another copy stands
-//! for is
-//!    named, too, and is no damage.
+//! K1 Each finding is printed, with path and offset if it has any. A bad copy of something with
+//! another, good copy is printed, too, but is no damage.
 
 use super::args::FsckArgs;
 use super::at::show;
@@ -20,7 +19,8 @@ pub fn fsck(args: &FsckArgs) -> Outcome {
     let report = Volume::fsck(&args.volume, &mut |now| {
         progress.say(|| {
             let done = format_size(now.done_bytes);
-            // What inodes say is stored leaves out what the log has brought since.
+            // The total is that of the checkpoint's inodes, so it lacks content that the log has
+            // added.
             match now.total_bytes >= now.done_bytes {
                 true => format!("checked {done} of {}", format_size(now.total_bytes)),
                 false => format!("checked {done}"),

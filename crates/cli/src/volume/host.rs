@@ -1,4 +1,5 @@
-//! The host's own files as a side of a copy. By paths, without following what they end in.
+//! The host's file tree as a side of a copy. Files are named by paths; a symbolic link at the end
+//! of a path is not followed.
 
 use super::side::{Content, Meta, Side, Xattrs};
 use forebay_base::{Error, ErrorKind, Result};
@@ -15,12 +16,12 @@ use std::path::{Path, PathBuf};
 
 /// The host's file tree, with the rights of this process.
 pub struct Host {
-    /// Owners can be given away.
+    /// This process can change owners.
     root: bool,
 }
 
 impl Host {
-    /// Reads whether this process is root, which alone can give files away.
+    /// Finds out whether this process is root, which alone can change owners.
     pub fn new() -> Self {
         Self { root: rustix::process::geteuid().is_root() }
     }
@@ -46,7 +47,7 @@ fn time(sec: i64, nsec: i64) -> Timestamp {
     Timestamp::new(sec, u32::try_from(nsec).unwrap_or(0))
 }
 
-/// A call that fills a buffer and says how long it would have to be.
+/// Repeats a call with a larger buffer while it fails with ERANGE.
 fn filled(call: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
     let mut bytes = vec![0; 1 << 10];
     loop {
@@ -135,7 +136,7 @@ impl Side for Host {
         let path = dir.join(name_of(name));
         match meta.kind {
             FileKind::Directory => {
-                // What is in it comes first; then its own permissions.
+                // Its entries are copied first; then it gets its own permissions.
                 let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
                 done("make", &path, made)?;
             }
@@ -234,7 +235,7 @@ impl Content for Plain {
         let start = match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
             Ok(start) => start,
             Err(Errno::NXIO) => return Ok(None),
-            // A file system that does not tell.
+            // The file system does not report holes.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some((offset, size))),
             Err(e) => return failed("seek", &self.path, e),
         };

@@ -31,7 +31,7 @@ impl Inside<'_> {
         &*self.0.fs
     }
 
-    /// Errors name what they are about.
+    /// Adds the path of a node to an error.
     fn named<T>(&self, node: &Node, result: Result<T>) -> Result<T> {
         result.map_err(|e| e.with_path(self.0.show(&node.path)))
     }

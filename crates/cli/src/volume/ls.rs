@@ -49,7 +49,7 @@ impl List<'_> {
         &*self.volume.fs
     }
 
-    /// Shows what is in a directory, by name; returns the directories among it.
+    /// Prints the entries of a directory, sorted by name; returns the directories among them.
     fn directory(&self, path: &[u8], dir: Ino) -> Result<Vec<(Vec<u8>, Ino)>> {
         let mut after = Cookie::START;
         let mut names = Vec::new();
@@ -84,7 +84,7 @@ impl List<'_> {
             output::line(object.to_string());
             return Ok(());
         }
-        // What is not printable is shown so that a line is one entry.
+        // Unprintable names are escaped, so that each line is one entry.
         let shown = show(name);
         if !self.args.long {
             output::line(shown);
@@ -105,7 +105,7 @@ impl List<'_> {
     }
 }
 
-/// Bytes for people: as they are if they are printable.
+/// Bytes as text; escaped if they are not printable.
 pub fn show(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(char::is_control) => text.to_string(),
@@ -179,7 +179,7 @@ fn permissions(perm: u16) -> String {
 /// Date and time of day in UTC, of seconds since 1970.
 pub fn date(seconds: i64) -> String {
     let (days, rest) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    // Days since the beginning of a March in a year that is a multiple of 400.
+    // Days since 1 March of the year 0; an era has 400 years.
     let shifted = days + 719_468;
     let (era, day) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -1,4 +1,4 @@
-//! Where the content of a file is, as one process answers another one.
+//! The extents of a file, as a process sends them to another one.
 
 use crate::control::answers;
 use crate::control::proto::Refusal;
@@ -13,12 +13,12 @@ pub fn flags(extent: &FileExtent) -> Vec<&'static str> {
     inline.into_iter().chain(extent.physical.is_none().then_some("pending")).collect()
 }
 
-/// What a process answers of a volume that it does not have open.
+/// The refusal for a volume that this process does not have open.
 pub fn not_open() -> Refusal {
     Refusal::new("not-found", "this process does not have that volume open")
 }
 
-/// What a process answers to the command of another process.
+/// The answer to a request `extents` of another process.
 pub fn answer(volume: Option<&forebay::Volume>, ino: u64) -> Result<Value, Refusal> {
     let volume = volume.ok_or_else(not_open)?;
     let list = volume.extents(Ino(ino)).map_err(|e| answers::refusal(&e))?;

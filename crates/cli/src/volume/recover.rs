@@ -1,11 +1,11 @@
 //! `forebay recover`: copies what can be read out of a damaged volume.
 //!
-//! The volume is not written to. What cannot be read is named, with its path and offset, and left
-//! as a hole; the rest is copied. Where the newest checkpoint cannot be read, an older one is, with
+//! The volume is not written to. Unreadable ranges are reported, with path and offset, and left as
+//! holes; the rest is copied. If the newest checkpoint cannot be read, an older one is used, with
 //! the log behind it.
 //!
-//! Invariant: Y1 what may be missing is a problem that is named and counted: an older checkpoint, a
-//! log that ends at a damaged place.
+//! Invariant: Y1 each cause of missing data is reported and counted as a problem: the use of an
+//! older checkpoint, a log that ends at a damaged place.
 
 use super::args::RecoverArgs;
 use super::at::{Access, OpenVolume, open, open_older};
@@ -22,7 +22,7 @@ use forebay_base::task::block_on;
 use forebay_vfs::{Cookie, Ino};
 use std::path::Path;
 
-/// Checkpoints, in addition to the newest, that slots may name.
+/// Most checkpoints older than the newest that slots of the superblock may name.
 const CHECKPOINTS: u32 = 7;
 
 /// Runs the command.
@@ -67,8 +67,8 @@ fn open_somehow(args: &RecoverArgs, report: &mut Report) -> Outcome<OpenVolume> 
     let mut opened = open(&args.volume, Access::Read, &Which::default());
     for passed_over in 1..=CHECKPOINTS {
         let why = match &opened {
-            // Damage, or a part that the device does not give. What else it may be, the older ones
-            // say again.
+            // Damage, or a read error. A failure of another cause occurs with older checkpoints,
+            // too.
             Err(failure) if matches!(failure.status, status::DAMAGED | status::FAILED) => {
                 failure.message.clone()
             }

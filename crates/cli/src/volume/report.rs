@@ -1,5 +1,5 @@
-//! What a command has done in a tree, and what it could not do: said as it happens, counted, and as
-//! JSON.
+//! What a command has done in a tree, and its problems, which are printed as they happen. Both are
+//! counted, and available as JSON.
 
 use crate::progress::Progress;
 use forebay_base::Error;
@@ -7,7 +7,7 @@ use forebay_base::units::format_size;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// Problems that are kept for JSON; all are counted and said.
+/// Most problems that are kept for JSON; all are counted and printed.
 const KEPT: usize = 10_000;
 
 /// Something that could not be done.
@@ -27,7 +27,7 @@ pub struct Report {
     pub files: u64,
     /// Directories.
     pub directories: u64,
-    /// Symbolic links, and more names of files.
+    /// Symbolic links, and further names of files.
     pub links: u64,
     /// Pipes, sockets, devices.
     pub others: u64,
@@ -44,7 +44,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Nothing is done yet. `verb`: what is being done to each file, as in "copied".
+    /// An empty report. `verb`: what is done with each file, such as "copied".
     pub fn new(verb: &'static str) -> Self {
         Self {
             files: 0,
@@ -61,14 +61,14 @@ impl Report {
         }
     }
 
-    /// It begins now, and not when this was made, unless it has begun.
+    /// Starts the report's time now, if nothing was counted yet.
     pub fn begin(&mut self) {
         if self.files + self.directories + self.links + self.others == 0 {
             (self.start, self.progress) = (Instant::now(), Progress::new());
         }
     }
 
-    /// Something could not be done; it is named, and the work goes on.
+    /// Prints and counts a problem; the work goes on.
     pub fn problem(&mut self, path: &str, range: Option<(u64, u64)>, text: impl Into<String>) {
         let problem = Problem { path: path.into(), range, text: text.into() };
         self.progress.clear();
@@ -89,7 +89,7 @@ impl Report {
         self.problem(path, error.range(), error.to_string());
     }
 
-    /// Says how far it has come, if it is time to.
+    /// Prints the progress, from time to time.
     pub fn tick(&mut self, now_at: &str) {
         let (verb, files, bytes) = (self.verb, self.files, self.bytes);
         let seconds = self.start.elapsed().as_secs();

@@ -24,7 +24,8 @@ pub struct Meta {
     pub size: u64,
     /// Names it has.
     pub nlink: u64,
-    /// Which inode of which file system.
+    /// Identity of the inode: on the host device and inode number, in a volume generation and inode
+    /// number.
     pub id: (u64, u64),
     /// Last read.
     pub atime: Timestamp,
@@ -60,9 +61,9 @@ pub trait Side {
     fn show(&self, node: &Self::Node) -> String;
     /// What is known of it.
     fn meta(&self, node: &Self::Node) -> Result<Meta>;
-    /// Adds the names in a directory; those that were read before an error are there.
+    /// Adds the names in a directory; after an error `names` has those that were read before it.
     fn names(&self, dir: &Self::Node, names: &mut Vec<Vec<u8>>) -> Result<()>;
-    /// What a name in a directory stands for.
+    /// The node of a name in a directory; `None`: there is no such name.
     fn child(&self, dir: &Self::Node, name: &[u8]) -> Result<Option<Self::Node>>;
     /// Text of a symbolic link.
     fn read_link(&self, node: &Self::Node) -> Result<Vec<u8>>;

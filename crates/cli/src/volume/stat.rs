@@ -70,7 +70,7 @@ fn whole(volume: &OpenVolume, as_json: bool) -> Outcome {
         ("live", live(&about["segment_use"])),
         ("held back", held_back(&about["segment_use"]["held_back"])),
     ];
-    // Counted since it was opened: of one that is not open there is nothing.
+    // The cleaner's counters begin when a volume is opened, so only an open volume has any.
     let cleaned = volume.pid.map(|_| ("cleaned", cleaned(&about["cleaner"])));
     for (name, value) in rows.into_iter().chain(damage).chain(mounted).chain(cleaned) {
         output::line(format!("{name:<11} {value}"));
