@@ -15,7 +15,7 @@ const READY: u8 = b'r';
 pub enum Started {
     /// It serves, and reports this text.
     Serves(String),
-    /// It has ended with this status, and has said why.
+    /// It has ended with this exit status, and has printed why.
     Failed(u8),
 }
 

@@ -58,7 +58,7 @@ pub struct MountArgs {
     #[arg(long, value_name = "WHAT", conflicts_with = "cache")]
     #[arg(value_parser = PossibleValuesParser::new(CacheMode::ALIASES))]
     pub kernel_cache: Option<String>,
-    /// The options of the five behaviours.
+    /// The options of docs/reference/options.md.
     #[command(flatten)]
     pub behaviours: Given,
     /// Stay in the foreground
@@ -257,7 +257,7 @@ fn open(cache: &Cache, volume: &Path, wanted: &Wanted) -> Outcome<Volume> {
     }
 }
 
-/// The options of the five behaviours of a mount, to be shown and changed.
+/// The options of docs/reference/options.md of a mount, to be shown and changed.
 fn behaviours_of(volume: &Volume, wanted: &Wanted) -> behaviours::Live {
     let mode = Mode::Mount(wanted.fuse.mode.clone());
     let served = vec![Served::Volume(volume.clone())];

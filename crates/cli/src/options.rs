@@ -12,7 +12,7 @@ pub struct CacheArgs {
     /// Bytes for everything that grows [default: 25% of RAM, at most 50% of the cgroup's limit]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub cache_size: Option<u64>,
-    /// The options of the five behaviours.
+    /// The options of docs/reference/options.md.
     #[command(flatten)]
     pub behaviours: Given,
     /// I/O engine

@@ -5,10 +5,10 @@
 //!   subreaper -> register with each mount (an open directory is the registration)
 //!   -> start the command -> wait for it and for all that it leaves behind -> close the directories
 //! ```
-//! U1 The command starts only after this process has registered with every mount on which the
-//! command could open a file. U2 As a subreaper this process stays an ancestor of all that it
-//! started: it ends after the last of them. U3 Standard input, output and error have the mode
-//! during the command, and their earlier mode afterwards.
+//! U1 The command starts only after this process has registered with each mount (all, or those of
+//! `--on`) on which the command could open a file. U2 As a subreaper this process stays an ancestor
+//! of all that it started: it ends after the last of them. U3 Standard input, output and error have
+//! the mode during the command, and their earlier mode afterwards.
 
 use crate::failure::{Failure, Outcome, status};
 use crate::mounts::{self, Mount};

@@ -5,21 +5,21 @@
 //!                                        └──────── the rest, at RELEASE ──────▲
 //! ```
 //! The kernel reads ahead for an uncached opening as for any other. Each handle records the ranges
-//! that were read through it, and drops them some MiB behind the reader. Pages that were cached
-//! before cause no `READ`, so they stay cached.
+//! that were read or written through it, and drops them some MiB behind the reader. Pages that were
+//! cached before cause no `READ`, so they stay cached.
 //!
 //! In the kernel a notice may wait for a page that only an answer of this daemon unlocks. The
 //! request for that page may wait for one of the few background slots of the connection. A
 //! `RELEASE` holds such a slot until its answer. So no answer waits for a notice, or for space in
 //! the queue.
 //!
-//! Invariants: drop.D1 a notice covers only ranges that were read through its handle, except when
-//! the queue is full (D3). drop.D2 all ranges of a handle are queued before its release is
-//! answered, and queueing never waits. drop.D3 the queue holds at most [`QUEUE_MAX`] ranges. Above
-//! that limit, neighbouring ranges of a file are merged, including the gaps between them. If
-//! merging does not suffice, files are marked ([`Mark::DropAll`]), and all their content is
-//! dropped, alternating with ranges of the queue. These notices have their own thread, so that
-//! notices about changes never wait for them.
+//! Invariants: drop.D1 a notice covers only ranges that were read or written through its handle,
+//! except when the queue is full (D3), or when the last release drops all of a file. drop.D2 all
+//! ranges of a handle are queued before its release is answered, and queueing never waits. drop.D3
+//! the queue holds at most [`QUEUE_MAX`] ranges. Above that limit, neighbouring ranges of a file
+//! are merged, including the gaps between them. If merging does not suffice, files are marked
+//! ([`Mark::DropAll`]), and all their content is dropped, alternating with ranges of the queue.
+//! These notices have their own thread, so that notices about changes never wait for them.
 //!
 //! Lock: the queue's; the lock of an inode's shard may be taken under it. The thread holds no lock
 //! during a call of the kernel.
@@ -52,7 +52,7 @@ const RANGE_BYTES: u64 = 112;
 /// Memory of a full queue, bytes.
 pub(crate) const QUEUE_BYTES: u64 = QUEUE_MAX as u64 * RANGE_BYTES;
 
-/// Ranges that were read through one handle and are still to be dropped, oldest first.
+/// Ranges that were read or written through one handle and are still to be dropped, oldest first.
 #[derive(Default)]
 pub(crate) struct Behind {
     ranges: VecDeque<Range<u64>>,
@@ -60,7 +60,7 @@ pub(crate) struct Behind {
 }
 
 impl Behind {
-    /// Records a range that is being read.
+    /// Records a range that a read or a write puts into the kernel's cache.
     pub fn push(&mut self, range: Range<u64>) {
         self.bytes += range.end - range.start;
         match self.ranges.back_mut() {

@@ -31,8 +31,8 @@ pub(crate) enum Mark {
     /// The size in the kernel may be stale: another front end has changed the content since the
     /// kernel knows the inode.
     Shared = 8,
-    /// Pages that programs have mapped, or content that the kernel may keep, but not pages of an
-    /// uncached opening. Valid until the last close.
+    /// Content for more than one use: mapped pages, and content of cached openings, but not of
+    /// uncached ones. Cleared when the last release drops the content.
     Mapped = 16,
     /// Content was read into the kernel's cache, or written through it, since it was last dropped
     /// completely.

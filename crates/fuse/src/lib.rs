@@ -16,14 +16,14 @@
 //! ```
 //! Invariants: U1 each request that expects an answer gets one, also when its handler panics. U2
 //! the daemon counts an inode before the reply that names it leaves, and takes the count back if
-//! the kernel did not accept the reply. U3 at least half of the reader threads, and at least one,
-//! wait neither for a device nor for a lock that is held across a wait; no reader thread waits for
-//! a notification. U4 an inode that has lost its last name lives until the kernel has forgotten it.
-//! U5 the session answers `DESTROY` after everything is durable and the file system is released.
+//! the kernel did not accept the reply. U3 as long as waiting requests leave memory (`payload`), at
+//! least half of the reader threads, and at least one, wait neither for a device nor for a lock
+//! that is held across a wait. No reader thread waits for a notification. U4 an inode that has lost
+//! its last name lives until the kernel has forgotten it. U5 the session answers `DESTROY` after
+//! everything is durable and the file system is released.
 //!
-//! Locks, all leaves, none held across a call of the file system: the table of handles, the shards
-//! of the inodes, the inodes kept without a name, the queue of notices, the removals of names, the
-//! session's state. In addition the lock of the slot of the file system, see [`session`].
+//! Locks: the header of each module names its own. None is held across a call of the file system,
+//! except the lock of the slot of the file system, see [`session`].
 #![forbid(unsafe_code)]
 
 mod deadlines;

@@ -50,7 +50,7 @@ impl Shared {
     }
 
     /// Marks the connection that has been idle for longest to be closed, if it was idle for
-    /// `least`. It does not count any more; returns the loop that has to close it.
+    /// `least`. The connection is not counted any more. Returns the loop that has to close it.
     pub fn evict_idle(&self, now: Instant, least: Duration) -> Option<usize> {
         let lives = self.lives.lock();
         let since = |life: &&Arc<Life>| life.idle_since.load(Ordering::Relaxed);

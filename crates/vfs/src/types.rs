@@ -268,7 +268,8 @@ pub fn without_set_id(perm: u16) -> u16 {
     }
 }
 
-/// Whether a read at `now` updates `atime`: if it is not newer than the last change, or a day old.
+/// Whether a read at `now` updates `atime`: if `atime` is not newer than the last change, or is a
+/// day old.
 pub fn relatime(attr: &Attr, now: Timestamp) -> bool {
     let day = 24 * 60 * 60;
     attr.atime <= attr.mtime
@@ -276,7 +277,7 @@ pub fn relatime(attr: &Attr, now: Timestamp) -> bool {
         || now.sec.saturating_sub(attr.atime.sec) >= day
 }
 
-/// Checks that `[offset, offset + len)` ends within the largest file size: `FileTooLarge`.
+/// Checks that `[offset, offset + len)` ends within the largest file size. Error: `FileTooLarge`.
 pub fn check_range(op: &'static str, offset: u64, len: u64) -> Result<()> {
     match offset.checked_add(len) {
         Some(end) if end <= FILE_SIZE_MAX => Ok(()),

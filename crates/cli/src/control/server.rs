@@ -1,5 +1,5 @@
-//! The server of the control socket: a thread that accepts, and one short-lived thread per
-//! connection, at most [`CONNECTIONS`] of them.
+//! The server of the control socket: a thread that accepts, and one thread for each connection, at
+//! most [`CONNECTIONS`] of them.
 
 use super::paths::{make_folder, own_uid};
 use super::proto::{REQUEST_MAX, Refusal, Request, encode_reply};

@@ -71,7 +71,7 @@ pub struct Wanted {
     pub inodes: Option<usize>,
     /// Control socket.
     pub control: Option<PathBuf>,
-    /// The options of the five behaviours.
+    /// The options of docs/reference/options.md.
     pub behaviours: Given,
     /// I/O engine.
     pub aio: Aio,

@@ -162,7 +162,7 @@ impl Job<'_> {
     }
 }
 
-/// The last name of a path; `None` for `/`, `.` and `..`.
+/// The last name of a path; `None` if there is none, or if it is `.` or `..`.
 fn base_name(path: &[u8]) -> Option<Vec<u8>> {
     let name = path.split(|b| *b == b'/').rfind(|part| !part.is_empty())?;
     (!matches!(name, b"." | b"..")).then(|| name.to_vec())

@@ -143,7 +143,7 @@ fn only_what_both_sides_have() {
 #[test]
 fn r2_u1_every_request_is_answered() {
     let (kernel, session) = ready(Arc::new(MemFs::default()));
-    // ACCESS, BMAP, POLL, a lock, SETUPMAPPING, an unknown code.
+    // ACCESS, BMAP, POLL, a lock, SETUPMAPPING, and two unknown codes.
     for code in [34, 37, 40, 31, 48, 54, 4000] {
         assert_eq!(kernel.ask(code, 1, &[0; 56]).0, 38, "{code}");
     }

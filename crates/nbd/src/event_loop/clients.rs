@@ -28,7 +28,8 @@ impl EventLoop {
                 Ok(fd) => self.welcome(fd, kind),
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                    // Too many open files: drops the oldest handshake, or pauses accepting.
+                    // No descriptor or memory is left: drops the oldest handshake, or pauses
+                    // accepting.
                     if !self.evict_oldest() {
                         log::warn!("nbd: cannot accept for want of file descriptors or memory");
                         self.pause_accept(true);
