@@ -67,7 +67,7 @@ pub struct MountArgs {
     /// The live view.
     #[command(flatten)]
     pub live: live::LiveArgs,
-    /// This is the process that stays.
+    /// This process is the daemon.
     #[arg(long, hide = true)]
     pub daemon: bool,
     /// Do everything but the mount, as mount(8) asks for with `-f`.

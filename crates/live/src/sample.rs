@@ -11,9 +11,9 @@ use forebay::{Snapshot, Stats};
 pub struct Point {
     /// Number of the point; the first is 1.
     pub number: u64,
-    /// Since the collector was made, s.
+    /// Time since the collector was created, seconds.
     pub at_seconds: f64,
-    /// Time since the point before, s: rates refer to it.
+    /// Time since the point before, seconds: rates refer to it.
     pub over_seconds: f64,
     /// The counters at this point.
     pub stats: Stats,

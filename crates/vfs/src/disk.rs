@@ -153,7 +153,8 @@ struct Opened {
 }
 
 impl Opened {
-    /// Number of bytes of a read that lie before the end; a directory has none.
+    /// Number of bytes of a read that lie before the end of the file. Errors: `IsDirectory` for the
+    /// directory, `BadHandle`.
     fn readable(&self, offset: u64, len: usize) -> Result<usize> {
         self.check("read", OpenFlags::READ)?;
         let left = self.export.size().saturating_sub(offset);

@@ -68,7 +68,7 @@ pub struct AttachArgs {
     /// Stay in the foreground
     #[arg(short, long)]
     pub foreground: bool,
-    /// This is the process that stays.
+    /// This process is the daemon.
     #[arg(long, hide = true)]
     pub daemon: bool,
 }
