@@ -1,5 +1,5 @@
-//! Allocation of blocks in data segments: the fifth comparable behaviour, with three strategies to
-//! choose from.
+//! Allocation of blocks in data segments: behaviour 5 of docs/reference/behaviours.md, with three
+//! strategies to choose from.
 //!
 //! - `interleaved`, the baseline: block by block. It releases the state lock between blocks, as
 //!   f2fs released the lock of its log. A concurrent request then takes the next block.
