@@ -88,7 +88,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Whether a failed flush may have lost it, if so many flushes have failed so far (L12).
+    /// Whether a failed flush may have lost the run, if `flush_failures` have failed so far (L12).
     pub fn is_in_doubt(&self, flush_failures: u64) -> bool {
         !self.is_flushed && self.flush_failures < flush_failures
     }

@@ -316,7 +316,7 @@ impl Space {
         Ok((at, len))
     }
 
-    /// Whether some of the open data segment is dead, and no write to it is in flight.
+    /// Whether some data in the open data segment is dead, and no write to it is in flight.
     pub fn seals_data(&self) -> bool {
         self.data.is_some_and(|at| self.has_dead(at))
     }
@@ -335,7 +335,7 @@ impl Space {
         }
     }
 
-    /// Seals the segment of the cleaner, if some of it is dead.
+    /// Seals the segment that the cleaner fills, if some data in it is dead.
     pub fn seal_clean(&mut self) -> bool {
         let open = self.clean.filter(|at| self.has_dead(*at));
         if let Some(open) = open {

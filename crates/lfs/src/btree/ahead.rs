@@ -2,8 +2,8 @@
 //! together.
 //!
 //! Invariants: B45 leaves read ahead are verified as any node (store.B21); an error of read-ahead
-//! is ignored, because the reader of that leaf gets it itself. B46 the requested number of leaves
-//! is cached afterwards; cached ones are not read again, except in a gap between wanted ones.
+//! is ignored, because the reader of that leaf gets it itself. B46 read-ahead covers the requested
+//! number of leaves. It skips cached ones, except in a gap between wanted ones.
 //! [`Tree::read_ahead`] continues below the next parents.
 //!
 //! No locks.

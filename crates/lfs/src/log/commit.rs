@@ -179,9 +179,9 @@ impl Committer<'_> {
         self.owner.on_written();
     }
 
-    /// Writes a group that is laid out. An error comes with whether a flush may have failed
-    /// (log.L12). A device can carry out a write with FUA as a write and a flush. A host without
-    /// space has refused the write itself.
+    /// Writes a group that is laid out. The second part of an error: whether a flush may have
+    /// failed (log.L12), since a device can carry out a write with FUA as a write and a flush. If a
+    /// full host refused the write, no flush has failed.
     async fn write_records(
         &self,
         writes: Vec<(u64, Vec<u8>)>,
@@ -293,8 +293,8 @@ impl Committer<'_> {
                     }
                     groups
                 }
-                // Another flush, or the write of a group, has failed: all records that are not
-                // durable are written again.
+                // A repair is due, because a write has failed or was dropped meanwhile: all records
+                // that are not durable are written again.
                 Ok(()) => Vec::new(),
                 Err(error) => {
                     Log::fail_flush(ctl, error);

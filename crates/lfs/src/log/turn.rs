@@ -87,7 +87,7 @@ impl Drop for WriteTurn {
         }
         let mut ctl = self.log.ctl.lock();
         if let Some(mut group) = self.group.take() {
-            // The segments that it opened stay allocated as long as the volume is open.
+            // The segments that the group opened stay allocated as long as the volume is open.
             group.opened.clear();
             ctl.groups.push_back(group);
         }

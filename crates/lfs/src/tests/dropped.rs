@@ -160,8 +160,8 @@ fn checkpoint_dropped_at_any_poll_leaves_no_late_slot() {
     assert_synced_bytes_are_there(&swept);
 }
 
-/// A sync is dropped while the device has the write of its group or of its data. The test of
-/// log.L9, after which no later write takes the addresses of a write in flight, is
+/// A sync is dropped while the device has the write of its group or of its data. That its late
+/// write replaces no later record (log.L9) is tested by
 /// `write_turn_of_dropped_task_waits_for_its_writes`.
 #[test]
 fn sync_dropped_at_any_poll_leaves_no_late_record() {

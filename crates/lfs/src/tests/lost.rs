@@ -269,7 +269,7 @@ fn file_with_lost_block_heals() {
 }
 
 /// A power loss at any request of the checkpoints after a loss leaves the content of the last sync,
-/// in a sound volume. logged.Q2.
+/// in a volume without damage. logged.Q2.
 #[test]
 fn power_loss_at_checkpoint_after_loss_keeps_synced_content() {
     let mut all = 0;

@@ -172,7 +172,7 @@ fn neighbouring_nodes_are_written_in_long_transfers() {
     assert_eq!(world.run(scan(&tree, &root)).unwrap(), setup.models[0], "the old one is there");
 }
 
-/// A sector of each node goes bad on the medium, in one copy or the other.
+/// One sector of each node is damaged on the medium, in one copy or the other.
 #[test]
 fn bad_sector_in_one_copy_loses_nothing() {
     let setup = setup(6, 1 << 20);
