@@ -90,7 +90,7 @@ struct Turn {
     /// A checkpoint that closes the volume: its slot may be on the device, but is not known to be
     /// durable (close.H16).
     closing: Option<Settled>,
-    /// Number of segments that were discarded before reuse.
+    /// Number of segments whose discard before reuse has ended, also with an error.
     discarded: u64,
     /// Free segments that are not discarded yet, for an injected fault.
     late: Vec<u32>,

@@ -65,7 +65,7 @@ pub struct CleanStats {
     pub recent_victim_live_bytes: u64,
     /// Bytes that were copied, but overwritten or truncated before they were moved.
     pub overtaken_bytes: u64,
-    /// Segments that were discarded before reuse.
+    /// Segments whose discard before reuse has ended, also with an error.
     pub discarded: u64,
     /// Blocks that were not moved, because they could not be read or did not match their sums.
     pub bad_blocks: u64,

@@ -64,7 +64,7 @@ pub(crate) const GROUPS_AHEAD: usize = 2;
 pub(crate) struct Payload {
     /// The range in the staging area where extents find the content until the record is durable.
     pub staged: Range<u64>,
-    /// A multiple of the block size.
+    /// The content; its length is a multiple of the block size.
     pub bytes: std::sync::Arc<Vec<u8>>,
     /// The data ids and blocks that it belongs to.
     pub blocks: Vec<(u64, Range<u64>)>,

@@ -116,7 +116,7 @@ pub(super) fn apply(model: &mut Model, changes: &[Change]) {
     }
 }
 
-/// What a check found and met.
+/// The report of a check, and what it visited.
 pub(super) struct Checked {
     pub(super) report: Report,
     pub(super) places: BTreeSet<Place>,

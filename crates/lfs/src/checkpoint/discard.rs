@@ -31,7 +31,7 @@ impl Drop for Discard {
 }
 
 impl Checkpoints {
-    /// Number of segments that were discarded before reuse.
+    /// Number of segments whose discard before reuse has ended, also with an error.
     pub fn discarded(&self) -> u64 {
         self.turn.lock().discarded
     }

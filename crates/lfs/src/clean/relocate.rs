@@ -451,7 +451,7 @@ impl Cleaner {
         }
         // Space for it was reserved together with its places.
         state.append_with(&changes, Content::default(), Need::Outstanding)?;
-        // The content is not new, so it must not be counted twice.
+        // Moved content was counted when it was written. It must not count as new again.
         state.map.uncount_fresh(blocks * self.layout.block_bytes());
         Ok(blocks)
     }

@@ -5,7 +5,7 @@
 //! dropped and whatever fails (log.L8). A record that was reported as durable was flushed after it
 //! was written (lfs.I12).
 //!
-//! Locks: the queue's, a leaf.
+//! Locks: that of the simulated device, a leaf lock.
 
 use super::turn::{FlushTurn, WriteTurn};
 use super::{Ctl, GROUPS_AHEAD, Group, Head, Log, Pending, Step};

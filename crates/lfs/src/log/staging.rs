@@ -10,7 +10,7 @@
 //! when its record is durable and the content can be read from the device. A pin that was taken
 //! before keeps it readable for longer.
 //!
-//! Lock: one, a leaf below the state lock.
+//! Lock: one, a leaf lock, below the state lock.
 
 use crate::fault::{Plant, Planted};
 use forebay_base::buf::{AlignedBuf, DataRef};

@@ -2,7 +2,7 @@
 //!
 //! Invariants: those of [`crate::log`]; these guards ensure log.L5, log.L7 and log.L9.
 //!
-//! Locks: `ctl`; below it that of a flush turn, a leaf.
+//! Locks: `ctl`; below it that of a flush turn, a leaf lock.
 
 use crate::device::hold::Hold;
 use crate::log::{Ctl, Due, Group, Log};

@@ -76,7 +76,7 @@ fn number(volume: &Volume) -> u64 {
 }
 
 /// The story: a volume with a constant load of writes made a checkpoint each time that the oldest
-/// change was of age. For each synced byte a tenth and more was written again as tree.
+/// change was of age. For each synced byte a tenth and more was written again as tree nodes.
 /// maintenance.Z14.
 #[test]
 fn z14_busy_volume_delays_checkpoint_by_age() {

@@ -350,7 +350,7 @@ fn v11_buffers_of_pass_count_until_it_ends() {
             World::sleep(&**disk.world(), Duration::from_micros(5)).await;
             most = most.max(taken());
         }
-        // Two blocks at least: read, read ahead, written.
+        // Buffers for two blocks at least: one part read, one read ahead, one being written.
         assert!(most > 6 * BLOCK, "{most}");
         assert_eq!(taken(), 0, "it is over");
     });

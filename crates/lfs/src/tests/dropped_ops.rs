@@ -178,7 +178,7 @@ fn drop_one_real(
 
 /// The least number of operations to drop on a real engine.
 const DROPS: u32 = 32;
-/// Rounds within which that has to happen. One or two are enough as a rule.
+/// Most rounds to reach the least number of drops. One or two are enough as a rule.
 const ROUNDS: u32 = 100;
 
 /// Kinds of operations that must all be dropped on a real engine. Trim and zero are not among them:

@@ -102,7 +102,7 @@ fn failed_log_write_keeps_direct_write_of_other_file() {
             let (_, file) = synced(&volume, "f").await;
             let (_, other) = synced(&volume, "other").await;
             disk.inject(failing_log(&volume, kind));
-            // commit.K13: the flush before the other's record.
+            // Slows the flush before the other's record (commit.K13).
             disk.inject(FaultRule::on(BioOp::Flush, Fault::Slow(50_000_000)));
             let (tx, rx) = oneshot();
             let task = async move { tx.send(write_block(&other, 2, DIRECT_DSYNC).await) };

@@ -90,7 +90,7 @@ fn valid(target: &str, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// What was seen of a target.
+/// The outcomes of the runs of a target.
 #[derive(Default, Debug)]
 struct Seen {
     taken: u64,

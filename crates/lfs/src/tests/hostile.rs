@@ -37,7 +37,7 @@ fn fake_records_behind_log_cost_no_more_than_other_content() {
         let setup = Setup { volume_bytes: 16 << 20, ..setup(0) };
         let disk = setup.blank();
         let (device, world): (DeviceRef, WorldRef) = (Arc::new(disk.clone()), disk.world().clone());
-        // A record may be longer than what is read at a time.
+        // In segments of this size a record may be longer than one read of recovery.
         let new = CreateOptions {
             block_bytes: BLOCK as u32,
             segment_bytes: 1 << 20,

@@ -157,7 +157,7 @@ fn of_extents_in_pieces() {
     assert!(error.to_string().contains("inode 0"), "{error}");
 }
 
-/// extent.X4, and the word of a short extent.
+/// extent.X4, and invalid values in the word that marks a short extent.
 #[test]
 fn of_short_extents() {
     let g = short_geometry();

@@ -396,7 +396,7 @@ fn loss_while_inode_is_evicted_is_noticed() {
             until_closed(&volume, &disk, ino).await;
             let evicted = volume.0.state.lock().forget(ino.0);
             assert!(evicted.is_some_and(|node| !node.regrow), "no repair yet");
-            // The commit of another file repairs.
+            // The commit of another file does the repair.
             let (_, other) = create(&volume, "other").await.unwrap();
             other.sync(false).await.ok();
             if checkpoint {

@@ -13,7 +13,7 @@ use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind};
 use std::collections::BTreeSet;
 
-/// Ways for a copy to be bad.
+/// Number of kinds of damage that [`spoil`] can do.
 const WAYS: u64 = 6;
 
 fn filled() -> Bench {

@@ -100,7 +100,8 @@ fn change(family: &Family, bench: &mut Bench, make: &mut Make) {
     let mut bytes = get(bench, places);
     let items = u64::from(word(&bytes, 10) as u16).max(1);
     match make.below(8) {
-        // A pointer to a brother, to any node, or to an ancestor: shared nodes and circles.
+        // The pointer of a sibling replaces a pointer, or below, one to any node: nodes are shared,
+        // or reachable in a circle.
         0 | 1 if level > 0 => {
             let (from, to) = (make.below(items) as usize, make.below(items) as usize);
             let (from, to) = (pointer_at(&bytes, from), pointer_at(&bytes, to));
@@ -127,7 +128,7 @@ fn change(family: &Family, bench: &mut Bench, make: &mut Make) {
                 *byte = make.pick(&[0, 0x10, 0x20, 0xff, *byte ^ 1, byte.wrapping_add(1)]);
             }
         }
-        // What another node of any level has.
+        // The items of another node of any level, with or without its level.
         5 => {
             let other = get(bench, make.pick(&family.nodes).0);
             let from = if make.flip() { 10 } else { 9 };

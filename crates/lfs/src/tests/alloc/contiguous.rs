@@ -18,7 +18,7 @@ use forebay_vfs::{FileSystem, Ino, OpenFileRef, SetAttr};
 /// turn.
 const PAGES: u32 = (LARGE / (4 * KIB)) as u32;
 
-/// Ten writers, each of a file of its own: extents for each request, and of each file.
+/// Ten writers, each with its own file. Returns extents for each request, and of each file.
 fn ten_writers(seed: u64, mode: AllocMode, count: u64, len: u64) -> (f64, Vec<u64>) {
     let lab = Lab { pages: PAGES, ..Lab::new(seed, 40, mode) };
     lab.run(async |volume| {
