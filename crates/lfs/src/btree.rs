@@ -1,5 +1,6 @@
 //! The tree of a volume: a copy-on-write B+tree of items by key. It does all I/O through a
-//! [`NodeStore`], and does not depend on log, overlay or segments.
+//! [`NodeStore`], and does not depend on the log, the overlay (changes in memory since the
+//! checkpoint) or segments.
 //!
 //! ```text
 //!   a checkpoint:  changes in key order ──▶ merge ──▶ new nodes (both copies) ──▶ new root
@@ -20,8 +21,8 @@
 //! but the root uses at least a third of its space ([`min_used_bytes`]). B16 a cursor's position is
 //! a key: it can continue in any root of the tree.
 //!
-//! Locks: one in [`cache`] and one around the last unreadable node, leaves, held for a few steps
-//! and never across a wait.
+//! Locks: one in [`cache`] and one around the last unreadable node. No other lock is taken under
+//! either; both are held for a few steps and never across a wait.
 
 mod ahead;
 pub mod cache;
@@ -64,7 +65,7 @@ use std::sync::Arc;
 
 const WHAT: &str = "tree";
 
-/// Both places of a node that the device could read from neither, and the error of that read.
+/// The places of a node of which the device could read neither copy, and the reported error.
 type UnreadableNode = ([Place; 2], Error);
 
 /// Reads and writes the trees of a volume; each call names the root.
@@ -74,7 +75,7 @@ pub struct Tree {
     cache: Arc<NodeCache>,
     geometry: Geometry,
     seal: Seal,
-    /// The last node that the device could read from neither place.
+    /// The last node of which the device could read neither copy.
     unreadable: Arc<Mutex<Option<UnreadableNode>>>,
 }
 

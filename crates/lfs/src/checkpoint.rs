@@ -2,21 +2,22 @@
 //! superblock that names the new roots.
 //!
 //! ```text
-//!   freeze (under the lock: both overlays change hands, a mark is queued)
+//!   freeze (state lock: changes of content and names become the frozen ones, a mark is queued)
 //!     > commit up to the mark ............ everything frozen is durable, and has a place
 //!     > merge content, then names ........ nodes in new places, usage counted
 //!     > usage table, rewritten ........... its places were taken before it was counted
 //!     > flush > slots > flush ............ durable
-//!     > settle ........................... new root, dead places go their way
-//!   any step fails: what was frozen goes back below what changed since; the old root holds
+//!     > settle ........................... new root in memory, dead places may become free
+//!   any step fails: the frozen changes are put back below the newer ones; the old root holds
 //! ```
-//! Invariants: H11 a checkpoint contains exactly the records up to its mark, or up to the record
-//! that a replay in parts has reached. H12 a slot is written after everything that it refers to was
-//! flushed. H13 a checkpoint succeeds only if no write or flush failed between its first node and
-//! its last slot. H14 a task that reserved space before the freeze may still look up older content
-//! in the frozen changes. So the next freeze waits until such tasks have ended. H18 after the task
-//! of a checkpoint was dropped, the next one begins only when the device has ended every write of
-//! nodes and slots. A late slot would replace a newer one, and refer to freed nodes.
+//! Invariants: H11 a checkpoint contains exactly the records up to its mark (a record without
+//! changes, queued at the freeze), or up to the record that a replay in parts has reached. H12 a
+//! slot is written after everything that it refers to was flushed. H13 a checkpoint succeeds only
+//! if no write or flush failed between its first node and its last slot. H14 a task that reserved
+//! space before the freeze may still look up older content in the frozen changes. So the next
+//! freeze waits until such tasks have ended. H18 after the task of a checkpoint was dropped, the
+//! next one begins only when the device has ended every write of nodes and slots. A late slot would
+//! replace a newer one, and refer to freed nodes.
 //!
 //! Locks: the state lock and the log's in turn, never both; none across a wait. One checkpoint is
 //! made at a time.
@@ -89,7 +90,7 @@ struct Turn {
     /// A checkpoint that closes the volume: its slot may be on the device, but is not known to be
     /// durable (close.H16).
     closing: Option<Settled>,
-    /// Number of segments that were discarded before reuse.
+    /// Number of segments whose discard before reuse has ended, also with an error.
     discarded: u64,
     /// Free segments that are not discarded yet, for an injected fault.
     late: Vec<u32>,
@@ -187,7 +188,7 @@ impl State {
         let mut items = Arc::unwrap_or_clone(frozen.items);
         items.put_over(std::mem::take(&mut self.items));
         self.items = items;
-        // When they were frozen they were assumed to be counted.
+        // The freeze assumed that this checkpoint would count these runs.
         for (_, piece) in self.map.changes().values().flat_map(Overlay::pieces) {
             if let Where::Run(place) = piece.at {
                 self.space.segments.touch(place.segment);
@@ -222,7 +223,7 @@ impl Drop for Making<'_> {
         }
         let mut state = self.checkpoints.state.lock();
         state.thaw();
-        // A slot may refer to them, and writes to some may be in flight.
+        // A slot may refer to the new nodes, and writes of some may be in flight.
         state.space.nodes.hold(self.taken.taken.concat());
     }
 }
@@ -256,7 +257,8 @@ impl Checkpoints {
         done
     }
 
-    /// The steps of [`Checkpoints::checkpoint_in_turn`].
+    /// Freezes the changes, makes them durable, merges them, and writes the slots. Called by
+    /// [`Checkpoints::checkpoint_in_turn`] only.
     pub(crate) async fn attempt(&self, how: How) -> Result<()> {
         let free = || {
             let mut state = self.state.lock();
@@ -322,11 +324,11 @@ impl Checkpoints {
         }
     }
 
-    /// Waits until the places of all frozen content are known, which is durable already.
+    /// Waits until the places of all frozen content are known. The content is durable already.
     async fn resolved(&self) {
         let resolved = || {
-            // Under the lock: a task that resolves places meanwhile must find the overlay itself,
-            // not a copy.
+            // Under the lock, without a reference of its own: a task that sets places would
+            // otherwise change a copy of the overlays.
             let state = self.state.lock();
             let frozen = state.map.frozen();
             let staged = frozen.is_some_and(|changes| changes.values().any(Overlay::is_staged));

@@ -65,7 +65,7 @@ pub struct CleanStats {
     pub recent_victim_live_bytes: u64,
     /// Bytes that were copied, but overwritten or truncated before they were moved.
     pub overtaken_bytes: u64,
-    /// Segments that were discarded before reuse.
+    /// Segments whose discard before reuse has ended, also with an error.
     pub discarded: u64,
     /// Blocks that were not moved, because they could not be read or did not match their sums.
     pub bad_blocks: u64,
@@ -103,10 +103,10 @@ pub(crate) struct Cleaner {
 struct Record {
     /// The volume is being closed.
     is_over: bool,
-    /// Segments with a block that cannot be moved, or with more live data than was counted, with
-    /// their fillings.
+    /// Segments with a block that cannot be moved, or with more live data than was counted; and
+    /// `Segment::takes` of each, which identifies one use of the segment.
     bad: BTreeMap<u32, u64>,
-    /// Segments that passes have processed: their filling, and the checkpoint at that time.
+    /// Segments that passes have processed: `Segment::takes`, and the checkpoint at that time.
     tried: BTreeMap<u32, (u64, u64)>,
     stats: CleanStats,
     /// The last passes that emptied a segment, the oldest first.
@@ -174,7 +174,7 @@ pub(crate) struct Pass {
     stuck: bool,
 }
 
-/// The end of a pass releases the space that it has counted on (choose.K22), and its memory.
+/// When a pass ends, the space and the memory that it has reserved are released (choose.K22).
 struct Planned<'a>(&'a Cleaner);
 
 impl Drop for Planned<'_> {
@@ -250,8 +250,8 @@ impl Cleaner {
     pub async fn clean_for_space(&self) -> bool {
         let _hurry = self.cleaning.hurry();
         let (before, mut failures) = (self.state.lock().space_levels(), 0);
-        // It ends, because each pass that empties a segment leaves fewer to empty. A pass may free
-        // only a part of a segment, and checkpoints sometimes need one for their nodes.
+        // Many passes may be needed: a pass may free only a part of a segment, and checkpoints
+        // sometimes need a segment for their nodes.
         for _ in 0..PASSES_MAX {
             let done = self.clean(Hurry::Now).await;
             log::debug!("cleaned for space: {done:?}, there was {before:?}");

@@ -1,5 +1,6 @@
 //! Faults that tests inject, to check that the test suite finds them. No other code sets any.
-//! Without the feature `faults` a volume has none, and the compiler removes the code of each.
+//! Outside of this crate's tests and without the feature `faults` a volume has none, and the
+//! compiler removes the code of each.
 //!
 //! No locks.
 

@@ -47,7 +47,8 @@ pub const MAX_DATA_ID: u64 = (1 << 48) - 2;
 /// Largest file, bytes: offsets are signed 64-bit numbers.
 pub const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
-/// Limit of counters: counting never reaches it, and counting on from it could overflow.
+/// Counters of a valid volume are below this: counting never reaches it. A higher stored value
+/// could overflow.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
 /// A `Corrupt` error: `what` is invalid because of `why`.

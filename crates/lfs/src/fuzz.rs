@@ -51,7 +51,7 @@ pub(crate) fn word(data: &[u8], at: usize) -> u32 {
     data.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_le_bytes(*word))
 }
 
-/// Decodes a superblock slot, at the place that it names.
+/// Decodes a superblock slot, with the slot number that its bytes name.
 pub fn superblock(data: &[u8]) -> Result<()> {
     let superblock = Superblock::decode(data, word(data, 12) % 8)?;
     let mut again = [0xaa; SLOT_BYTES];
@@ -60,7 +60,7 @@ pub fn superblock(data: &[u8]) -> Result<()> {
     superblock.access().map(drop)
 }
 
-/// Decodes the header of the log segment that it names.
+/// Decodes the header of a log segment, with the segment number that its bytes name.
 pub fn segment(data: &[u8]) -> Result<()> {
     let g = geometry(true);
     let header = SegmentHeader::decode(data, seal(), word(data, 8), &g)?;
@@ -70,7 +70,8 @@ pub fn segment(data: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Decodes a record at [`RECORD_AT`], in volumes with features and in one without.
+/// Decodes a record at [`RECORD_AT`], in volumes without features, with short extents, and with all
+/// other features.
 pub fn record(data: &[u8]) -> Result<()> {
     let without = record_in(data, &geometry(false));
     without.or(record_in(data, &short_geometry())).or(record_in(data, &geometry(true)))
@@ -130,7 +131,7 @@ fn value_in(key: Key, value: &[u8], g: &Geometry) -> Result<()> {
     Ok(())
 }
 
-/// Decodes a node at the first of the places that it names.
+/// Decodes a node, at the first of the places that its bytes name.
 pub fn node(data: &[u8]) -> Result<()> {
     let g = geometry(true);
     let at = Place::new(word(data, 16), word(data, 20));
@@ -151,7 +152,7 @@ pub fn node(data: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Decodes the summary of the segment that it names.
+/// Decodes a summary, with the segment number that its bytes name.
 pub fn summary(data: &[u8]) -> Result<()> {
     let g = geometry(true);
     let summary = Summary::open(data, seal(), word(data, 8), &g)?;

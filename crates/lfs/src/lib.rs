@@ -30,8 +30,8 @@
 //! written. I16 nothing that one of the two newest durable checkpoints, or the log since the older
 //! one, refers to is overwritten with anything else. I17 what recovery has read is flushed and
 //! checkpointed before it is served, so that a second recovery finds the same. I18 after a failed
-//! write or flush no sync succeeds before its records are written again; after a failed flush,
-//! everything since the last successful one (log.L12).
+//! write no sync succeeds before its records are written again; after a failed flush, before all
+//! records since the last successful flush are (log.L12).
 //!
 //! Locks: `docs/internals/volume.md` draws their order.
 #![forbid(unsafe_code)]

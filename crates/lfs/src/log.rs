@@ -26,16 +26,16 @@
 //! could fail, and drop data that the second seems to have covered. L8 while a task waits for a
 //! record, some task holds a turn, or is awake and will take one. A task that ends a turn wakes the
 //! waiters whose records are durable. It also wakes one waiter for each free turn that it does not
-//! take itself, and after a failure all waiters. A task that was woken, or counted itself, and
-//! returns an error wakes others in its place; one that leaves without a check wakes all. L9 after
-//! a task was dropped, its write turn ends only when the device has ended every write of the turn.
-//! A late write would replace bytes that the next turn wrote to the same address.
-//! L12 a failed write of a record loses nothing that the device had completed. Only a failed flush
-//! does, and a failed write with FUA, which may have flushed. `flush_failures` counts these alone,
-//! and decides which runs of data are in doubt.
+//! take itself, and after a failure all waiters. A task that gets an error wakes others in its
+//! place: they may have been passed over because of it. A woken task that is dropped before its
+//! check wakes all. L9 after a task was dropped, its write turn ends only when the device has ended
+//! every write of the turn. A late write would replace bytes that the next turn wrote to the same
+//! address. L12 a failed write of a record loses nothing that the device had completed. Only a
+//! failed flush does, and a failed write with FUA, which may have flushed. `flush_failures` counts
+//! these alone, and decides which runs of data are in doubt.
 //!
 //! Locks: `ctl` is at the level of the state lock; the two are never held together. Below `ctl` the
-//! lock of a flush turn, a leaf.
+//! lock of a flush turn, under which no other is taken.
 
 pub(crate) mod commit;
 pub(crate) mod group_layout;
@@ -64,7 +64,7 @@ pub(crate) const GROUPS_AHEAD: usize = 2;
 pub(crate) struct Payload {
     /// The range in the staging area where extents find the content until the record is durable.
     pub staged: Range<u64>,
-    /// A multiple of the block size.
+    /// The content; its length is a multiple of the block size.
     pub bytes: std::sync::Arc<Vec<u8>>,
     /// The data ids and blocks that it belongs to.
     pub blocks: Vec<(u64, Range<u64>)>,
@@ -88,7 +88,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Whether a failed flush may have lost it, if so many flushes have failed so far (L12).
+    /// Whether a failed flush may have lost the run, if `flush_failures` have failed so far (L12).
     pub fn is_in_doubt(&self, flush_failures: u64) -> bool {
         !self.is_flushed && self.flush_failures < flush_failures
     }
@@ -300,8 +300,8 @@ impl Log {
         }
     }
 
-    /// The error of an operation that a failure of the log during it made void. Its kind is that of
-    /// the failure: a host without space is no failing device.
+    /// The error of an operation during which the log failed. Its kind is that of the failure: a
+    /// host without space is no failing device.
     pub fn failed_meanwhile(&self, operation: &'static str) -> Error {
         let cause = self.ctl.lock().last_error.clone();
         let kind = cause.as_ref().map_or(ErrorKind::Io, Error::kind);
@@ -318,7 +318,7 @@ impl Log {
     /// Records a failure that concerns records which are not durable (L4). It loses no completed
     /// write.
     pub fn fail(ctl: &mut Ctl, error: Error) {
-        // Once for each repair: while a host is full, each try fails.
+        // Warns once for each repair: while a host is full, each attempt fails.
         let level = if ctl.repair { log::Level::Debug } else { log::Level::Warn };
         log::log!(level, "the log moves to another segment: {error}");
         ctl.failures += 1;

@@ -42,7 +42,7 @@ const KEPT_FROM_LOG: u64 = 1;
 /// How often the bytes written between two checkpoints may double while space is short and the
 /// checkpoints free little.
 const FRUITLESS_MOST: u32 = 3;
-/// The log keeps space for so many checkpoint marks in addition to all grants, because it takes two
+/// Number of checkpoint marks for which the log keeps space in addition to all grants: it takes two
 /// checkpoints to free space.
 const MARKS: u64 = 2;
 
@@ -79,7 +79,7 @@ pub(crate) struct Space {
     fruitless: u32,
     /// Sum of all grants of the log, bytes.
     promised: u64,
-    /// How many changes operations have recorded.
+    /// Number of changes that operations have recorded.
     recorded: u64,
     /// The open data segment, as the place of the first byte that was not given out.
     data: Option<Place>,
@@ -206,8 +206,8 @@ impl Space {
         self.recorded += 1;
     }
 
-    /// How many changes operations have recorded. A task that lacks space and sees this number grow
-    /// lost the space to another task.
+    /// Number of changes that operations have recorded. A task that lacks space and sees this
+    /// number grow lost the space to another task.
     pub fn recorded(&self) -> u64 {
         self.recorded
     }
@@ -316,7 +316,7 @@ impl Space {
         Ok((at, len))
     }
 
-    /// Whether some of the open data segment is dead, and no write to it is in flight.
+    /// Whether some data in the open data segment is dead, and no write to it is in flight.
     pub fn seals_data(&self) -> bool {
         self.data.is_some_and(|at| self.has_dead(at))
     }
@@ -335,7 +335,7 @@ impl Space {
         }
     }
 
-    /// Seals the segment of the cleaner, if some of it is dead.
+    /// Seals the segment that the cleaner fills, if some data in it is dead.
     pub fn seal_clean(&mut self) -> bool {
         let open = self.clean.filter(|at| self.has_dead(*at));
         if let Some(open) = open {
@@ -412,8 +412,8 @@ impl Space {
     pub fn freeze(&mut self, left: &dyn Fn(u32) -> u64) {
         let Bytes { log, content, data } = std::mem::take(&mut self.written);
         (self.frozen_bytes, self.nodes_taken) = (log + content + data, 0);
-        // An open data segment without live data and without writes in flight is sealed although it
-        // has unused bytes.
+        // An open data segment without live data and without writes in flight is sealed if more
+        // than an eighth of it is used, although it has unused bytes.
         if let Some(open) = self.data
             && u64::from(open.offset) > self.layout.segment_bytes() / 8
             && self.segments.is_idle(open.segment, left(open.segment))
@@ -428,7 +428,7 @@ impl Space {
         }
     }
 
-    /// Whether few segments are free: less than an eighth.
+    /// Whether few segments are free: at most an eighth of all, without the kept ones.
     pub fn is_short(&self) -> bool {
         let kept = self.left_alone(KEPT_SEGMENTS + self.kept_content(), self.nodes_kept());
         let free = self.segments.free().saturating_sub(kept);

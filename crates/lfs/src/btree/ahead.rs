@@ -2,8 +2,9 @@
 //! together.
 //!
 //! Invariants: B45 leaves read ahead are verified as any node (store.B21); an error of read-ahead
-//! is ignored, because the reader of that leaf gets it itself. B46 only leaves that are not cached
-//! are read, in the requested number, across the nodes of the level above.
+//! is ignored, because the reader of that leaf gets it itself. B46 read-ahead covers the requested
+//! number of leaves. It skips cached ones, except in a gap between wanted ones.
+//! [`Tree::read_ahead`] continues below the next parents.
 //!
 //! No locks.
 
@@ -20,8 +21,8 @@ use std::sync::Arc;
 /// Most unwanted nodes that one transfer reads to reach the next wanted one.
 const GAP_NODES: u64 = 2;
 
-/// Leaves that are read in one transfer: the device offset of the first, and the wanted places from
-/// there on.
+/// Leaves to read in one transfer: device offset of the first, all places from there on (gaps
+/// included), and the wanted leaves with their index among these places.
 struct Run {
     offset: u64,
     places: Vec<Place>,
@@ -138,7 +139,7 @@ const MERGE_WINDOW: usize = 64;
 
 impl MergeAhead {
     /// Called when child `n` of a node is opened. Returns the number of leaves to read from it on;
-    /// `None`: it is already read, or it does not follow the last one.
+    /// `None`: it is already read, or it does not follow the child that was opened last.
     pub fn window(&mut self, parent: &NodePointer, n: usize, child: &NodePointer) -> Option<usize> {
         let last = self.last.replace((*parent, n));
         let goes_on = n == 0 || last.is_some_and(|(node, at)| (node, at + 1) == (*parent, n));

@@ -1,10 +1,11 @@
 //! A cache of clean tree nodes with a bound in bytes; the clock algorithm evicts them.
 //!
-//! Invariants: B31 nodes and their bookkeeping stay within the budget; nodes that readers still
-//! hold are not counted. B32 a node is found only by a pointer that matches it completely, so that
-//! a node whose place was reused is never taken for the new one.
+//! Invariants: B31 an insertion leaves nodes and their bookkeeping within the budget; evicted nodes
+//! that readers still hold are not counted. B32 a node is found only by a pointer that matches it
+//! completely, so that a node whose place was reused is never taken for the new one.
 //!
-//! Locks: one, a leaf; held for steps bounded by the number of nodes, and on average for a few.
+//! Locks: one; no other lock is taken under it. It is held for steps bounded by the number of
+//! nodes, on average for a few.
 
 use super::store::StoredNode;
 use crate::format::node::NodePointer;
@@ -20,8 +21,8 @@ pub const ENTRY_BYTES: usize = 256;
 /// Default budget, bytes.
 pub const DEFAULT_BUDGET_BYTES: usize = 32 << 20;
 
-/// Passes of the clock hand before a node is evicted: inner nodes stay longer, since they lead to
-/// many leaves.
+/// Passes of the clock hand that a node survives without a hit: inner nodes stay longer, since they
+/// lead to many leaves.
 const LEAF_CHANCES: u8 = 1;
 const INNER_CHANCES: u8 = 3;
 
@@ -46,7 +47,7 @@ struct State {
 pub struct CacheCounts {
     /// Number of nodes.
     pub nodes: usize,
-    /// Bytes, including the entries.
+    /// Bytes in use, [`ENTRY_BYTES`] of each node included.
     pub used_bytes: usize,
     /// Lookups that found their node.
     pub hits: u64,
@@ -68,7 +69,8 @@ impl NodeCache {
         Self { budget_bytes, used_bytes, state: Mutex::new(State::default()) }
     }
 
-    /// Sets the budget in bytes; the next insertion evicts nodes above it.
+    /// Sets the budget in bytes. The next insertion of a node that fits the budget evicts the
+    /// excess.
     pub fn set_budget(&self, bytes: usize) {
         self.budget_bytes.store(bytes, Ordering::Relaxed);
     }
@@ -78,12 +80,12 @@ impl NodeCache {
         self.budget_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes in use, including the entries.
+    /// Bytes in use, [`ENTRY_BYTES`] of each node included.
     pub fn used_bytes(&self) -> usize {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether it has a node of this place, which may be an outdated one.
+    /// Whether a node of this place is cached, perhaps an outdated one.
     pub(crate) fn has(&self, place: Place) -> bool {
         self.state.lock().by_place.contains_key(&place)
     }

@@ -1,7 +1,8 @@
 //! Merges all changes since the last checkpoint into the trees; returns the new roots.
 //!
 //! ```text
-//!   freeze overlay > checkpoint(..) > flush > slots name the new roots > flush > `freed` is free
+//!   freeze overlay > checkpoint(..) > flush > slots name the new roots > flush
+//!                      a second checkpoint is durable: `freed` is free
 //!                      any step fails: the old roots hold, `taken` is given back
 //! ```
 //! Invariants: B71 when [`checkpoint`] returns without an error, every node below the new roots is

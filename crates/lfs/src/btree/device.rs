@@ -6,7 +6,7 @@
 //! to their allocated places; adjacent nodes are written in one transfer. B93 a write ends when all
 //! of its transfers have, also if one fails.
 //!
-//! Locks: one over the free places, a leaf, never held across a wait.
+//! Locks: one over the free places, a leaf lock, never held across a wait.
 
 use super::WHAT;
 use super::store::{NodeStore, StoredNode};

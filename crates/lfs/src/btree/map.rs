@@ -29,7 +29,7 @@ use std::iter::Peekable;
 /// A run of blocks in the overlay.
 #[derive(Debug, Clone)]
 pub struct Piece {
-    /// The data that they belong to.
+    /// Data id of the file, as in `Key::Extent`.
     pub data_id: u64,
     /// First block.
     pub block: u64,
@@ -55,7 +55,7 @@ pub struct Stored {
 /// Stored bytes that no extent refers to any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GivenUp {
-    /// The data that they belonged to.
+    /// Data id of the file, as in `Key::Extent`.
     pub data_id: u64,
     /// Their place.
     pub place: Place,
@@ -77,9 +77,9 @@ struct Rest {
 struct Current {
     data_id: u64,
     upto: u64,
-    /// Old extents that begin in the piece are processed up to this block.
+    /// Old extents that begin in the piece before this block were processed.
     next: u64,
-    /// The next of those extents.
+    /// The next old extent that begins in the piece.
     next_old: Option<Found>,
     new: VecDeque<(u64, Change)>,
 }
@@ -283,7 +283,7 @@ impl<'t, I: Iterator<Item = Piece> + Send> MapChanges<'t, I> {
         Ok(())
     }
 
-    /// A part of an extent (extent.X3). `Unsupported` for a part of a piece with a codec or key.
+    /// A part of an extent (extent.X3). `Unsupported` for a part of a compressed or encrypted one.
     fn part<'a>(&self, extent: &Extent<'a>, skip: u64, blocks: u64) -> Result<Extent<'a>> {
         if (skip, blocks) == (0, u64::from(extent.blocks)) {
             return Ok(*extent);

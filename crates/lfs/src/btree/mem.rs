@@ -1,6 +1,6 @@
-//! Tree nodes in memory, for tests: each can be damaged, refused or counted.
+//! A node store in memory, for tests: reads and writes can fail, stored bytes can be damaged.
 //!
-//! Locks: one, a leaf.
+//! Locks: one, a leaf lock.
 
 use super::store::{NodeStore, StoredNode};
 use crate::format::place::{Geometry, Place};

@@ -4,9 +4,9 @@
 //! nodes are opened, and their items, changed, are passed to the writer, which fills new nodes.
 //!
 //! Invariants: B61 the new root has the items of the old one with the changes applied;
-//! [`Tree::rewrite`] of the same items is the oracle. B62 one path of the old tree is in memory.
-//! B63 the merge opens and gives up the nodes with a change below them, and at most as many
-//! neighbours, so at most twice [`Merged::touched`].
+//! [`Tree::rewrite`] of the same items is the oracle. B62 in memory are one path of the old tree,
+//! and at most 64 leaves read ahead. B63 the merge opens and gives up the nodes with a change below
+//! them, and about as many neighbours: at most twice [`Merged::touched`], and one for each level.
 //!
 //! No locks.
 
@@ -44,7 +44,7 @@ impl Merged {
     }
 }
 
-/// Changes, with a look at the next one.
+/// Changes, of which the next one is already read.
 struct Stream<'c> {
     changes: &'c mut dyn Changes,
     next: Option<Change>,

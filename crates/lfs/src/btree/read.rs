@@ -146,7 +146,7 @@ impl Tree {
         }
     }
 
-    /// The first item from `key` on and below `end`, for a caller that looks up ascending keys.
+    /// The first item from `keys[0]` on and below `keys[1]`, for a caller of ascending keys.
     pub(super) async fn next_in_order(
         &self,
         root: &TreeRoot,
@@ -366,7 +366,7 @@ impl Cursor {
         Ok(None)
     }
 
-    /// The key from which it continues; `None`: it is at the end.
+    /// The key from which the cursor continues; `None`: the cursor is at the end.
     pub(crate) fn place(&self) -> Option<KeyBytes> {
         (!self.is_done).then_some(self.from)
     }

@@ -110,8 +110,7 @@ impl Tree {
         }
     }
 
-    /// The places of the node that could be read from neither, if `error` is the error of that
-    /// read.
+    /// The places of the last unreadable node, if `error` is the error of that read.
     pub(crate) fn unreadable_node(&self, error: &Error) -> Option<[Place; 2]> {
         let last = self.unreadable.lock();
         let same = |(_, said): &&([Place; 2], Error)| said.to_string() == error.to_string();
@@ -149,14 +148,13 @@ impl Tree {
     }
 }
 
-/// Whether a read failed because of its address: Linux reports EIO, and for a bad medium also
-/// ENODATA.
+/// Whether the device could not read an address: Linux reports EIO, for a bad medium also ENODATA.
 pub(crate) fn is_unreadable(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::NoAttribute)
 }
 
-/// The error if both copies fail (B23). Damage takes precedence over a device error, which may
-/// pass.
+/// The error if both copies fail (B23). `Corrupt` takes precedence over a device error, which may
+/// be transient.
 pub(crate) fn both_bad(link: &Link, first: &Error, second: &Error) -> Error {
     let corrupt = [first, second].iter().any(|e| e.kind() == ErrorKind::Corrupt);
     let kind = if corrupt { ErrorKind::Corrupt } else { first.kind() };

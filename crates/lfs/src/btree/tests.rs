@@ -31,20 +31,20 @@ pub(super) fn geometry() -> Geometry {
     Geometry::with_segment_shift(20)
 }
 
-/// Seeds of a few runs, or of more if that was asked for.
+/// Seeds of `runs` runs, multiplied by `FOREBAY_TREE_RUNS`.
 pub(super) fn seeds(runs: u64) -> impl Iterator<Item = u64> {
     let times = std::env::var("FOREBAY_TREE_RUNS").ok().and_then(|text| text.parse().ok());
     crate::tests::seeds(runs * times.unwrap_or(1))
 }
 
-/// A tree in memory, and what should be in it.
+/// A tree in memory, and a model of its content.
 pub(super) struct Bench {
     pub(super) store: Arc<MemStore>,
     pub(super) tree: Tree,
     pub(super) root: TreeRoot,
     pub(super) model: Model,
     pub(super) birth: u64,
-    /// The cache is told of places that are free again.
+    /// A merge removes freed places from the cache.
     pub(super) is_cache_told: bool,
 }
 
@@ -116,7 +116,7 @@ pub(super) fn apply(model: &mut Model, changes: &[Change]) {
     }
 }
 
-/// What a check found and met.
+/// The report of a check, and what it visited.
 pub(super) struct Checked {
     pub(super) report: Report,
     pub(super) places: BTreeSet<Place>,

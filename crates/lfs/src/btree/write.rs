@@ -272,7 +272,7 @@ impl<'t> Writer<'t> {
         Ok(true)
     }
 
-    /// Passes everything pending to the next level.
+    /// Writes everything pending as nodes, whose entries are added to the next level.
     async fn flush_level(&mut self, n: u8) -> Result<()> {
         self.emit_held(n)?;
         while let Some(count) = self.cut(n) {

@@ -17,7 +17,7 @@ impl Checkpoints {
 }
 
 impl Checkpoints {
-    /// Seals the log if nothing follows the mark. False if something does.
+    /// Closes the volume if no record follows the mark and no reservation exists. False otherwise.
     pub(super) fn seal(&self) -> Result<bool> {
         let mut state = self.state.lock();
         let ticket = state.frozen.as_ref().map_or(0, |frozen| frozen.ticket);

@@ -4,7 +4,7 @@
 //! discard of it is in flight, also if no task waits for that: a late discard would destroy the
 //! data of the segment's next user.
 //!
-//! Locks: the state lock and the turn in turn; none across a wait.
+//! Locks: the state lock and that of the turn, one after the other; none across a wait.
 
 use crate::checkpoint::Checkpoints;
 use crate::fault::Planted;
@@ -31,7 +31,7 @@ impl Drop for Discard {
 }
 
 impl Checkpoints {
-    /// Number of segments that were discarded before reuse.
+    /// Number of segments whose discard before reuse has ended, also with an error.
     pub fn discarded(&self) -> u64 {
         self.turn.lock().discarded
     }
@@ -111,7 +111,7 @@ mod tests {
             assert_eq!(inner.cleaner.coming_bytes(), inner.layout.segment_bytes(), "K24");
             inner.checkpoints.discard_freed().await;
             assert_eq!(phase(), Phase::Free);
-            // The segment counted both as about to become free and as free until the next
+            // Earlier, the segment counted both as about to become free and as free until the next
             // checkpoint.
             assert_eq!(inner.cleaner.coming_bytes(), 0, "K24");
         });

@@ -1,4 +1,4 @@
-//! Makes checkpoints to free dead segments, for `maintenance.Z11`.
+//! Makes checkpoints to free dead segments before a lack of space is reported (maintenance.Z11).
 //!
 //! Invariant: Z13 if a log segment is mostly used up, the log moves to another one first, so that
 //! this segment becomes free, too.

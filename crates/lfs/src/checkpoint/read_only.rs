@@ -4,8 +4,8 @@
 //! stay in memory for ever, and the next opening would have to replay them. So the volume turns
 //! read-only until it is closed. Lost content stops no checkpoint (logged.Q2). A node is lost if
 //! both copies are damaged, or if the device can read neither of them, although it can read other
-//! addresses. A checkpoint that fails for another reason, such as a passing device error, is tried
-//! again.
+//! addresses. A checkpoint that fails for another reason, such as a transient device error, is
+//! tried again.
 //!
 //! Invariants: F11 a volume that turned read-only accepts no change: every front end gets
 //! `ReadOnly` with the reason. Reads continue, and the log makes accepted changes durable. F12

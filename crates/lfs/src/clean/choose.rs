@@ -7,8 +7,7 @@
 //! its rest. K24 segments that become free by checkpoints alone count as free: no data is moved for
 //! them.
 //!
-//! Lock: the state lock, then the cleaner's record; held while all segments are scanned, if one has
-//! changed since the last scan.
+//! Lock: the state lock, then the cleaner's record; held while all segments are scanned.
 
 use super::live::{FOUND_BYTES, Victims};
 use super::{Cleaner, Hurry, Record};
@@ -20,13 +19,12 @@ use std::collections::BTreeSet;
 /// Most live data of a segment that is cleaned in the background, in percent: when little is free,
 /// and when nothing is.
 const LIVE_MOST: (u64, u64) = (75, 95);
-/// Segments that a pass should free for a task that waits, and its minimum as a share of all
-/// segments: each pass reads the tree, and checkpoints follow it.
+/// A pass for a task that waits should free this many segments, or this share of all segments if
+/// that is more: each pass reads the tree, and checkpoints follow it.
 const GAIN_NOW: u64 = 2;
 const GAIN_NOW_SHARE: u64 = 32;
-/// Share of the non-live space that should be free before cleaning starts. The more of it lies in
-/// segments, the less live data each segment has to move; the less of it does, the more each pass
-/// frees.
+/// Cleaning starts only if less than this share (a quarter) of the space that is not live is free.
+/// The rest is dead data in segments: the more of it, the less live data a pass moves.
 const SPARE_SHARE: u64 = 4;
 /// Least number of free segments below which cleaning starts, if cleaning is enabled.
 const LOW_LEAST: u64 = 3;
@@ -97,8 +95,8 @@ impl Cleaner {
         100 - (100 * room.min(low)).checked_div(low).unwrap_or(100)
     }
 
-    /// Bytes that a background pass should free: twice what is missing, because each pass reads the
-    /// tree, and the checkpoint after it rewrites much of it.
+    /// Bytes that a background pass should free: up to twice the threshold, because each pass reads
+    /// the tree, and the checkpoint after it rewrites much of it.
     fn lacking(&self) -> u64 {
         let Levels { room, coming, low } = self.levels();
         let nodes = self.state.lock().tree_nodes * self.layout.geometry.node_bytes() as u64;
@@ -134,7 +132,7 @@ impl Cleaner {
         }
         let found = self.candidates(&state, hurry, need);
         let (any, segments) = (!found.is_empty(), state.clean_segments());
-        // A quarter is left for data writes, which should not have to wait for it.
+        // A background pass leaves a quarter to data writes, so that they do not wait for it.
         let segments = if hurry == Hurry::Now { segments } else { segments - segments / 4 };
         let begun = state.space.clean_left();
         let (mut room, mut gain) = ((segments * bytes + begun).min(self.listed_max()), 0);
@@ -242,9 +240,9 @@ impl Cleaner {
 }
 
 impl Record {
-    /// Whether some data stays in this filling of a segment. Either it could not be moved, or a
-    /// pass has moved everything it found. In the second case checkpoints have counted since, and
-    /// the segment still counts as not empty.
+    /// Whether some data stays in a segment until the segment is taken again. Either it could not
+    /// be moved, or a pass has moved everything it found. In the second case checkpoints have
+    /// counted since, and the segment still counts as not empty.
     fn is_stubborn(&mut self, segment: u32, this: &Segment, number: u64) -> bool {
         let same = |takes: &u64| *takes == this.takes;
         if self.bad.get(&segment).is_some_and(same) {

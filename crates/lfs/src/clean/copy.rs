@@ -13,8 +13,8 @@
 //! must not die while the write is in flight: each write owns the [`Flight`] until the device has
 //! ended it, also if its task is dropped. M35 one read covers at most [`Cleaner::ahead_bytes`] live
 //! bytes, and at most as many bytes again that are dead or that pad small buffers. While one part
-//! is written, the next one is read: [`COPY_TIMES`] that amount is in memory at a time, with the
-//! description of each piece.
+//! is written, the next one is read: up to [`COPY_TIMES`] times that amount is in memory, the
+//! descriptions of pieces included.
 //!
 //! Locks: the state lock, when a flight ends; none across a wait.
 
@@ -244,7 +244,7 @@ impl Cleaner {
                         bytes.copy_from_slice(found);
                         Ok(())
                     }
-                    // A single block of the transfer may be unreadable.
+                    // The transfer has failed, perhaps because of another block of it.
                     None => self.read_block(&block, bytes).await,
                 };
                 let same = || block.sums.first().is_none_or(|sum| *sum == crc32c(bytes));
@@ -373,8 +373,8 @@ mod tests {
     use forebay_base::world::World;
     use std::time::Duration;
 
-    /// M35. The story: gaps of the same size as the data were read, too. With blocks of 512 bytes
-    /// that was 66 MiB for 2 MiB of live data, and no bound counted it.
+    /// M35. The story: each gap of up to 16 KiB was read, too. With blocks of 512 bytes that was 66
+    /// MiB for 2 MiB of live data, and no bound counted it.
     #[test]
     fn m35_gap_bytes_of_reads_are_bounded() {
         const SEGMENT: u64 = 16 * MIB;

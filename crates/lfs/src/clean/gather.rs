@@ -51,7 +51,7 @@ const _: () = assert!(size_of::<Found>() as u64 == FOUND_BYTES, "M34");
 
 /// The live data in the segments of a pass.
 pub(super) struct Gathered {
-    /// The tree in which all of it was found; `None`: the tree changed during the pass (M33).
+    /// The tree in which all extents were found; `None`: the tree changed during the pass (M33).
     pub root: Option<TreeRoot>,
     found: Vec<Found>,
     sums: Vec<u32>,
@@ -70,7 +70,7 @@ struct Counted {
 }
 
 impl Counted {
-    /// Whether a run of so many blocks in the segment may be listed.
+    /// Whether a run of `blocks` blocks in the segment may be listed.
     fn take(&mut self, segment: u32, blocks: u64) -> bool {
         if self.wrong.contains(&segment) {
             return false;
@@ -136,7 +136,7 @@ impl Gathered {
         FOUND_BYTES * self.found.capacity() as u64 + 4 * self.sums.capacity() as u64
     }
 
-    /// Approximate size of the buffers for all of it, bytes.
+    /// Approximate size of the buffers for all found extents, bytes.
     pub fn copied_bytes(&self, unit: u64) -> u64 {
         self.found.iter().map(|found| (u64::from(found.blocks) * unit).max(BUFFER_LEAST)).sum()
     }

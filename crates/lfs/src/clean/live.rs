@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 
 /// Bytes of an extent in the list of found ones (gather.M34).
 pub(super) const FOUND_BYTES: u64 = 40;
-/// Bytes that estimates count at least for a buffer of copied data: buffers are aligned to 4 KiB,
-/// shorter ones, too.
+/// Least bytes that estimates count for a buffer of copied data: even a shorter one is aligned to 4
+/// KiB.
 pub(super) const BUFFER_LEAST: u64 = 4 * KIB;
 
 /// Segments to clean.
@@ -48,7 +48,7 @@ impl Live {
         Self { block: self.block + skip, blocks, from, to, sums: sums.to_vec(), ..*self }
     }
 
-    /// Splits it into pieces of at most `bytes` bytes.
+    /// Splits the run into pieces of at most `bytes` bytes.
     pub fn pieces(self, bytes: u64, unit: u64) -> impl Iterator<Item = Self> {
         let most = (bytes / unit).max(1);
         let firsts = (0..self.blocks).step_by(most as usize);

@@ -31,7 +31,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most bytes that are copied before they are flushed and recorded, and their share of a volume.
+/// Most bytes that are copied before they are flushed and recorded: this amount, or this share of a
+/// volume if that is less.
 const ROUND_BYTES: u64 = 16 * MIB;
 const ROUND_SHARE: u64 = 64;
 /// In the background a round is followed by a pause, of at most this multiple of the round's
@@ -80,7 +81,8 @@ impl Drop for Ahead<'_> {
     }
 }
 
-/// Segments of which some data stays: it is damaged, or could not be read this time.
+/// Segments in which some data stays: damaged or uncounted data, or data that could not be read
+/// this time.
 #[derive(Default)]
 struct Left {
     bad: BTreeSet<u32>,
@@ -102,7 +104,8 @@ struct Victim {
     live_bytes: u64,
 }
 
-/// Segments that a pass has emptied, and those that remain. These are pinned (clean.C44).
+/// Segments that a pass has emptied, and those that remain. The remaining ones are pinned
+/// (clean.C44).
 struct Doing {
     /// The remaining segments.
     victims: BTreeMap<u32, Victim>,
@@ -381,7 +384,7 @@ impl Cleaner {
         Some(Given { live: given, flight, ahead: Ahead { cleaner: self, cost, growth } })
     }
 
-    /// Log space and tree nodes for records of so many extents.
+    /// Log space and tree nodes for the records of `extents` moved extents with `blocks` blocks.
     pub(super) fn said(&self, extents: u64, blocks: u64) -> (u64, Growth) {
         let body = extents * CHANGE_BYTES + 4 * blocks;
         // Of two successive records at most one is half empty, except where the lock is released.
@@ -419,7 +422,7 @@ impl Cleaner {
         Ok(moved)
     }
 
-    /// `body`: most bytes of the record.
+    /// Appends one record of moves. `body`: most bytes of its changes.
     fn append_moved(
         &self,
         state: &mut State,
@@ -448,7 +451,7 @@ impl Cleaner {
         }
         // Space for it was reserved together with its places.
         state.append_with(&changes, Content::default(), Need::Outstanding)?;
-        // The content is not new, so it must not be counted twice.
+        // Moved content was counted when it was written. It must not count as new again.
         state.map.uncount_fresh(blocks * self.layout.block_bytes());
         Ok(blocks)
     }

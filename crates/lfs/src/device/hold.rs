@@ -6,8 +6,9 @@
 //! every such write carries a [`Hold`], and the turn stays taken until the last hold is dropped
 //! (log.L9, checkpoint.H18).
 //!
-//! Locks: a hold may be dropped on a completion thread. Dropping it takes the log's `ctl`, or a
-//! leaf in this module, so no hold and no turn may be dropped while one of these locks is held.
+//! Locks: a hold may be dropped on a completion thread. Dropping it takes the log's `ctl`, or the
+//! lock of the wait queue here. So no hold and no turn may be dropped while one of these locks is
+//! held.
 
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::{Arc, Mutex, Weak};

@@ -109,7 +109,8 @@ impl Layout {
         round_up(NEXT_RECORD_BYTES, align) + align
     }
 
-    /// Bytes of such a record among others, without the padding before its content.
+    /// Most bytes of a record with this body and payload, unless it is the last of its group. The
+    /// padding before the payload counts as a block.
     pub fn record_bytes(&self, body_bytes: u64, payload_bytes: u64) -> u64 {
         let block = if payload_bytes > 0 { self.block_bytes() } else { 0 };
         round_up(RECORD_HEADER_BYTES as u64 + body_bytes, u64::from(RECORD_ALIGN))
@@ -117,7 +118,8 @@ impl Layout {
             + payload_bytes
     }
 
-    /// Most log space of such a record, with its padding and its mark.
+    /// Most log space that a record with this body and payload needs, with all padding and with a
+    /// mark after it.
     pub fn cost(&self, body_bytes: u64, payload_bytes: u64) -> u64 {
         let block = if payload_bytes > 0 { self.block_bytes() } else { 0 };
         let len = RECORD_HEADER_BYTES as u64 + body_bytes + block + payload_bytes;

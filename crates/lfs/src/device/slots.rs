@@ -115,7 +115,7 @@ impl Valid {
             }
             let mut bytes = read_at(device, offset, SLOT_BYTES).await;
             if bytes.is_err() {
-                // A read that fails only once is no loss.
+                // A read that fails once may succeed the next time.
                 bytes = read_at(device, offset, SLOT_BYTES).await;
             }
             if let Err(error) = &bytes {
@@ -134,7 +134,7 @@ impl Valid {
         Ok(())
     }
 
-    /// The newest state, and the one before it; there must be one.
+    /// The newest state, and the one before it. At least one slot must be valid.
     fn newest(mut self) -> (Superblock, Option<Superblock>) {
         let newest = self.slots.pop().expect("one at least is valid");
         let before = |found: &&Superblock| {

@@ -52,7 +52,8 @@ pub(crate) async fn write_all(
     write_each(device, writes, flags, &mut Vec::new(), hold).await
 }
 
-/// [`write_all`] that adds the device offsets of failed writes to `failed`.
+/// [`write_all`] that adds the device offsets of failed writes to `failed`, without those that
+/// failed for lack of space.
 pub(crate) async fn write_each(
     device: &DeviceRef,
     writes: Vec<(u64, Vec<u8>)>,

@@ -3,8 +3,8 @@
 //! record.
 //!
 //! Invariants: G1 a change of an unknown kind is skipped, unless its flag says that it must be
-//! understood; then it is refused by number. G2 names are 1 to 255 bytes without `/` and NUL, and
-//! neither `.` nor `..`. G3 a change ends where its length says.
+//! understood; then decoding fails, and the error has the number of the kind. G2 names are 1 to 255
+//! bytes without `/` and NUL, and neither `.` nor `..`. G3 a change ends where its length says.
 //!
 //! No locks, no state.
 
@@ -54,7 +54,7 @@ pub struct Rename<'a> {
     pub exchange: bool,
 }
 
-/// A range of blocks of some data.
+/// A range of blocks of one data id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Blocks {
     /// The data.
@@ -91,7 +91,8 @@ pub enum Change<'a> {
     RemoveEntry(Entry<'a>),
     /// Renames an entry.
     Rename(Rename<'a>),
-    /// Blocks of this data, from this one on, are stored in the extent. The sequence is its birth.
+    /// The blocks of this data id, from this block on, are stored in the extent. Its birth is the
+    /// sequence of the change.
     Map(u64, u64, Extent<'a>),
     /// Extends a file.
     Grow(Size),
@@ -113,7 +114,8 @@ pub enum Change<'a> {
     /// Removes an inode; its data (0: none) is dead at this sequence. An orphan item is removed as
     /// well.
     RemoveInode(u64, u64, u64),
-    /// Dead data is freed up to this block; the last step is up to `u64::MAX`.
+    /// Dead data is freed up to this block; the last step is up to `u64::MAX`. This version makes
+    /// no such change, and recovery refuses it.
     ReapDead {
         /// Sequence at which it died.
         died: u64,
@@ -123,6 +125,8 @@ pub enum Change<'a> {
         upto: u64,
     },
     /// The cleaner has copied these blocks: they are in `to` if the map still refers to `from`.
+    /// This version makes no such change, and recovery refuses it: its cleaner records
+    /// [`Change::Map`].
     Move {
         /// The blocks.
         blocks: Blocks,
@@ -133,7 +137,8 @@ pub enum Change<'a> {
         /// The new place of these blocks.
         to: Place,
     },
-    /// A segment's entry in the usage table.
+    /// A segment's entry in the usage table. This version makes no such change, and recovery
+    /// refuses it.
     SetSegment(u32, Segment),
     /// The log continues in that segment.
     NextSegment(u32),

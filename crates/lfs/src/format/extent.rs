@@ -4,9 +4,9 @@
 //! Invariants: X1 an extent lies in one segment, begins at a block and has 1 to 128 blocks. X2
 //! sums, if any, cover stored bytes: one for each block, also for a partial one. X3 without codec
 //! and key, the stored, decoded and mapped bytes are the same, so any part is a valid extent. With
-//! one of them the piece is kept complete, and parts of it differ in their offset within the
-//! decoded bytes. X4 in a volume with short extents, an extent without codec and key, of the tree
-//! of files and without flags, has the short form; no other extent has it.
+//! one of them the stored bytes are kept complete, and extents for parts of them differ in their
+//! offset within the decoded bytes. X4 in a volume with short extents, an extent without codec and
+//! key, of the tree of files and without flags, has the short form; no other extent has it.
 //!
 //! No locks, no state.
 

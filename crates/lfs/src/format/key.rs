@@ -7,7 +7,7 @@
 //!   entry        10 dir(8) 04 cookie(8)          value: child, type, name
 //!   extent       20 data_id(8) block(8)          value: extent
 //!   dead         30 died(8) data_id(8)           value: how far it is reaped
-//!   orphan       40 ino(8)                       value: since when
+//!   orphan       40 ino(8)                       value: sequence of the record that made it one
 //!   usage        50 segment(4)                   value: entries of the usage table from there on
 //! ```
 //! Invariants: K1 numbers are big-endian, so keys are ordered by (kind, numbers). K2 a key decodes

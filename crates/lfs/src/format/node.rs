@@ -27,7 +27,7 @@ use std::ops::Range;
 pub const NODE_HEADER_BYTES: usize = 64;
 /// Length of a pointer to a child, bytes.
 pub const POINTER_BYTES: usize = 32;
-/// Most levels; a pointer to a deeper level is a loop.
+/// Highest level of a node; a higher one is refused.
 pub const MAX_LEVEL: u8 = 12;
 /// `fbnd`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"fbnd");

@@ -214,8 +214,9 @@ impl Geometry {
     }
 }
 
-/// Binds checksums to one volume through its secret nonce. Bytes of other origin, or of an older
-/// use of a segment, verify only with a probability of one in 2^32.
+/// Binds checksums to one volume, through its secret nonce, and to one place. Bytes of other origin
+/// verify only with a probability of one in 2^32. Bytes of an older use of the same place do
+/// verify: readers compare generation, birth or sequence, too.
 #[derive(Clone, Copy)]
 pub struct Seal(u32);
 

@@ -40,7 +40,7 @@ const PAYLOAD_OFFSET_AT: usize = 68;
 pub enum RecordKind {
     /// Changes, perhaps with a payload.
     Changes,
-    /// Only records up to where the log is durable.
+    /// Without changes: the record only says up to where the log is durable, or ends a checkpoint.
     Mark,
     /// A newer kind that may be skipped.
     Unknown(u16),
@@ -228,8 +228,8 @@ pub struct Record<'a> {
 impl<'a> Record<'a> {
     /// The record at `at`, at the start of `bytes`.
     ///
-    /// `Corrupt` is also the result at the end of the log; `Unsupported` never is. A damaged
-    /// payload is reported by [`payload`](Self::payload).
+    /// At the end of the log the result is `Corrupt`, never `Unsupported`. A damaged payload is
+    /// reported by [`payload`](Self::payload).
     pub fn open(bytes: &'a [u8], seal: Seal, at: Place, geometry: &Geometry) -> Result<Self> {
         let mut r = Reader::new(WHAT, bytes);
         let all = r.clone().bytes("header", RECORD_HEADER_BYTES)?;
@@ -518,7 +518,7 @@ impl<'b> RecordBuilder<'b> {
         Ok(Finished { length: header.length, sum: header.sum })
     }
 
-    /// From `at` in the record to the next multiple of `align` in the segment.
+    /// Offset in the record, `at` or later, that is a multiple of `align` in the segment.
     fn next(&self, at: usize, align: u32) -> usize {
         let start = u64::from(self.place.offset);
         (round_up(start + at as u64, u64::from(align)) - start) as usize

@@ -79,7 +79,8 @@ impl Make {
         NodeHeader { places, owner: self.any(), birth: self.any(), level }
     }
 
-    /// A full or half-full leaf, encoded into `bytes`. Returns its content, and the pointer to it.
+    /// A leaf of any fill, perhaps empty, encoded into `bytes`. Returns its content, and the
+    /// pointer to it.
     pub fn leaf(
         &mut self,
         bytes: &mut [u8],
@@ -95,7 +96,7 @@ impl Make {
         (header, items, pointer)
     }
 
-    /// A full or half-full inner node, encoded into `bytes`.
+    /// An inner node of any fill, perhaps empty, encoded into `bytes`.
     pub fn inner(
         &mut self,
         bytes: &mut [u8],

@@ -1,5 +1,5 @@
-//! Mutates stored bytes that a decoder must survive, and corrects the checksums afterwards, so that
-//! the fuzzer reaches the checks behind the checksums.
+//! Mutates stored bytes, and corrects the checksums afterwards, so that the fuzzer reaches the
+//! checks behind the checksums.
 //!
 //! No locks.
 

@@ -30,8 +30,9 @@ use forebay_block::{Bio, BioFlags, BioOp, Completion, DeviceRef};
 
 /// The owner of the records: what the log requests from it, and reports to it.
 pub(crate) trait RecordOwner: Send + Sync {
-    /// Takes queued records, up to the size of a group. `None`: a run of one was written before the
-    /// last of so many failed flushes, and has to be written again first (repair.Q1).
+    /// Takes queued records, up to the size of a group. `None`: a run of a queued record was
+    /// written before the last of `flush_failures` failed flushes, and has to be written again
+    /// first (repair.Q1).
     fn take_queue(&self, flush_failures: u64) -> Option<Vec<Pending>>;
 
     /// Takes a free segment for the log.
@@ -49,7 +50,7 @@ pub(crate) trait RecordOwner: Send + Sync {
     /// These groups became durable: their content is found on the device from now on.
     fn on_durable(&self, groups: Vec<Group>);
 
-    /// A group was written, or failed to be.
+    /// The write of a group has ended, perhaps with an error.
     fn on_written(&self);
 }
 
@@ -178,9 +179,9 @@ impl Committer<'_> {
         self.owner.on_written();
     }
 
-    /// Writes a group that is laid out. With an error: whether it may be that of a flush (log.L12).
-    /// A device can carry out a write with FUA as a write and a flush. A host without space has
-    /// refused the write itself.
+    /// Writes a group that is laid out. The second part of an error: whether a flush may have
+    /// failed (log.L12), since a device can carry out a write with FUA as a write and a flush. If a
+    /// full host refused the write, no flush has failed.
     async fn write_records(
         &self,
         writes: Vec<(u64, Vec<u8>)>,
@@ -197,7 +198,8 @@ impl Committer<'_> {
         if !failed.is_empty() {
             self.repair.on_write_failure(&failed);
         }
-        // Of several writes the error is that of the first; `failed` has all but those for space.
+        // The error is that of the first failed write. `failed` has all failed writes except those
+        // that a full host refused.
         done.map_err(|error| (error, fua && !failed.is_empty()))
     }
 
@@ -291,8 +293,8 @@ impl Committer<'_> {
                     }
                     groups
                 }
-                // This flush, or a group that was written during it, has failed: its records are
-                // written again.
+                // A repair is due, because a write has failed or was dropped meanwhile: all records
+                // that are not durable are written again.
                 Ok(()) => Vec::new(),
                 Err(error) => {
                     Log::fail_flush(ctl, error);
@@ -304,8 +306,8 @@ impl Committer<'_> {
         self.log.wake_any();
     }
 
-    /// A flush that the log did not ask for: if it fails, records that it would have covered are
-    /// not durable (log.L4, log.L7).
+    /// A flush for other purposes than a commit. It makes no record durable. If it fails, it counts
+    /// as a failed flush of the log, because it may have lost written records (log.L4, log.L7).
     pub async fn flush_all(&self) -> Result<()> {
         let free = || {
             let mut ctl = self.log.ctl.lock();

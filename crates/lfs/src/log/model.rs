@@ -1,11 +1,11 @@
 //! A model of the log's turns without a volume: which tasks wait, are woken, or are dropped. For
-//! tests, with random schedules here and random interleavings (`--cfg shuttle`).
+//! tests, with random schedules here, and with random thread interleavings under `--cfg shuttle`.
 //!
 //! Checked in every schedule: a task that waits for a record gets a result, whichever tasks are
 //! dropped and whatever fails (log.L8). A record that was reported as durable was flushed after it
 //! was written (lfs.I12).
 //!
-//! Locks: the queue's, a leaf.
+//! Locks: that of the simulated device, a leaf lock.
 
 use super::turn::{FlushTurn, WriteTurn};
 use super::{Ctl, GROUPS_AHEAD, Group, Head, Log, Pending, Step};
@@ -97,7 +97,8 @@ impl Model {
         }
     }
 
-    /// Waits for a turn like a caller that flushes independently of the log.
+    /// Takes the flush turn and flushes, as a caller that needs a flush for other purposes than a
+    /// commit.
     pub async fn flush_independently(&self) {
         let free = || {
             let mut ctl = self.log.ctl.lock();
@@ -275,9 +276,8 @@ mod tests {
         }
     }
 
-    /// The story: the log wakes only tasks that can do something. So a task that was woken must do
-    /// it, or ensure that another one does: also if it is dropped, fails, or finds its record
-    /// durable.
+    /// The log wakes only tasks that can take a turn. So a woken task must take it, or ensure that
+    /// another task does, also if it is dropped, fails, or finds its record durable.
     #[test]
     fn l8_every_waiter_gets_answer_despite_drops_and_failures() {
         let (mut durable, mut refused) = (0, 0);

@@ -59,7 +59,7 @@ impl RecordQueue {
         self.records.iter()
     }
 
-    /// The runs without checksums that the device may have lost after so many failed flushes:
+    /// The runs without checksums that one of `flush_failures` failed flushes may have lost:
     /// places, and lengths in bytes.
     pub fn in_doubt(&self, flush_failures: u64) -> impl Iterator<Item = (Place, u64)> {
         let queued = self.records.iter().filter(move |_| flush_failures > 0);
@@ -116,7 +116,7 @@ impl RecordQueue {
     }
 
     /// Takes records, oldest first, up to the size of a group. `None`: a run of one of them was
-    /// written before the last of so many failed flushes (repair.Q1).
+    /// written before the last of `flush_failures` failed flushes (repair.Q1).
     pub fn take_group(&mut self, layout: &Layout, flush_failures: u64) -> Option<Vec<Pending>> {
         let mut runs = self.records.iter().flat_map(|record| &record.runs);
         if runs.any(|run| run.is_in_doubt(flush_failures)) {

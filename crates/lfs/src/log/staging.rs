@@ -10,7 +10,7 @@
 //! when its record is durable and the content can be read from the device. A pin that was taken
 //! before keeps it readable for longer.
 //!
-//! Lock: one, a leaf below the state lock.
+//! Lock: one, a leaf lock, below the state lock.
 
 use crate::fault::{Plant, Planted};
 use forebay_base::buf::{AlignedBuf, DataRef};
@@ -123,7 +123,7 @@ impl Staging {
         }
     }
 
-    /// Reads staged bytes in place.
+    /// Passes staged bytes to `act`, without a copy.
     pub fn read_staged(&self, offset: u64, len: u64, act: impl FnOnce(&[u8])) -> Result<()> {
         let area = self.area.lock();
         let held = area.runs.range(..=offset).next_back().map(|(at, (run, _))| (*at, run.clone()));
@@ -274,9 +274,9 @@ mod tests {
     use super::*;
     use forebay_block::RamDevice;
 
-    /// G11 and G12: runs are not adjacent (the story: a reader took two that were for one, and was
-    /// told that they are gone). They are readable until they are completely forgotten, and while
-    /// they are pinned.
+    /// G11 and G12: runs are not adjacent (the story: a reader took two adjacent runs for one, and
+    /// got the error that they were forgotten). They are readable until they are completely
+    /// forgotten, and while they are pinned.
     #[test]
     fn g11_g12_runs_are_held_until_forgotten() {
         let staging = Staging::new(Arc::new(RamDevice::new(4096)), Plant::default());

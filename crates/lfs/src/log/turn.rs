@@ -2,7 +2,7 @@
 //!
 //! Invariants: those of [`crate::log`]; these guards ensure log.L5, log.L7 and log.L9.
 //!
-//! Locks: `ctl`; below it that of a flush turn, a leaf.
+//! Locks: `ctl`; below it that of a flush turn, a leaf lock.
 
 use crate::device::hold::Hold;
 use crate::log::{Ctl, Due, Group, Log};
@@ -87,7 +87,7 @@ impl Drop for WriteTurn {
         }
         let mut ctl = self.log.ctl.lock();
         if let Some(mut group) = self.group.take() {
-            // The segments that it opened stay allocated as long as the volume is open.
+            // The segments that the group opened stay allocated as long as the volume is open.
             group.opened.clear();
             ctl.groups.push_back(group);
         }

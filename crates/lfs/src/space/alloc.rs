@@ -1,5 +1,5 @@
-//! Allocation of blocks in data segments: the fifth comparable behaviour, with three strategies to
-//! choose from.
+//! Allocation of blocks in data segments: behaviour 5 of docs/reference/behaviours.md, with three
+//! strategies to choose from.
 //!
 //! - `interleaved`, the baseline: block by block. It releases the state lock between blocks, as
 //!   f2fs released the lock of its log. A concurrent request then takes the next block.
@@ -10,7 +10,8 @@
 //!   the window of its stream.
 //!
 //! Reading order: `runs` (runs that were taken and are not in use), `window` (streams and their
-//! windows), `strategy` (the three strategies).
+//! windows), `strategy` (places by `reserve`; the other two strategies take single blocks in
+//! `files/places.rs`).
 //!
 //! Invariants: A11 each byte of a data segment has at most one owner: the open end in `Space`, a
 //! window, the pool of small runs, a leftover run, or one reservation. A12 no lock and no turn is

@@ -313,7 +313,7 @@ pub(crate) struct VolumeStore {
     reserved: Mutex<Vec<[Place; 2]>>,
 }
 
-/// A guard, see [`VolumeStore::reserve`].
+/// While this exists, the places given to [`VolumeStore::reserve`] are given out first.
 pub(crate) struct Reserved<'a>(&'a VolumeStore);
 
 impl Drop for Reserved<'_> {

@@ -67,7 +67,8 @@ pub(crate) struct Segment {
     is_new: bool,
     /// A checkpoint that found the segment sealed has counted its live bytes.
     is_counted: bool,
-    /// How often the segment was taken since the volume was opened. It identifies one filling.
+    /// How often the segment was taken since the volume was opened. It identifies one use of the
+    /// segment.
     pub takes: u64,
     /// A write to it failed since the volume was opened (W18).
     has_failed: bool,
@@ -138,12 +139,12 @@ pub(crate) struct Segments {
     content_bytes: u64,
     /// The totals. None: a segment has changed since they were computed.
     known: Option<Known>,
-    /// Where the search for a free segment begins. It moves on, so that a bad segment is not found
-    /// again at once (W17).
+    /// Where the search for a free segment begins: after the last taken one, so that a bad segment
+    /// is not found again at once, or at a lower one that became free (W17).
     next: u32,
     /// Segments are discarded before they become free.
     pub discards: bool,
-    /// A segment was wanted when none was free. Without that, a lack of space is the host's.
+    /// A segment was wanted when none was free. If this is false, `NoSpace` came from the host.
     pub has_run_out: bool,
 }
 
@@ -330,7 +331,7 @@ impl Segments {
         this.is_some_and(|this| !std::mem::replace(&mut this.has_failed, true))
     }
 
-    /// Frees a segment none of whose content counts or ever counted.
+    /// Frees a segment. All of its content is dead, or was never referred to.
     pub fn give_back(&mut self, segment: u32) {
         self.set(segment, Phase::Free, Stream::None);
     }

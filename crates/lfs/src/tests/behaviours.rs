@@ -1,6 +1,6 @@
-//! Behaviours one, three and four on a volume, in the simulated world: exactly the dirty blocks get
-//! new places, bytes in flight do not change after their checksum is computed, and uncached
-//! requests leave nothing in the cache.
+//! Behaviours 1, 3 and 4 of docs/reference/behaviours.md on a volume, in the simulated world:
+//! exactly the dirty blocks get new places, bytes in flight do not change after their checksum is
+//! computed, and uncached requests leave nothing in the cache.
 //!
 //! No locks.
 
@@ -86,7 +86,7 @@ impl Lab {
         self.file.sync(true).await.unwrap();
     }
 
-    /// All of the file, by a life of its own that has nothing cached.
+    /// Reads the file after the volume was closed and opened again, with nothing cached.
     async fn read_anew(self) -> Vec<u8> {
         let (disk, options, ino) = (self.disk.clone(), self.options.clone(), self.file.ino());
         drop(self.file);
@@ -134,7 +134,8 @@ fn expected() -> Vec<u8> {
     (0..SIZE).map(|at| (at / BLOCK) as u8 + 1).collect()
 }
 
-/// What is touched gets a new place, and nothing else does; by folio all of the folio did.
+/// Only written blocks get new places. With tracking by folio other blocks of the folio may get new
+/// ones, too.
 #[test]
 fn d1_volume_gives_new_place_to_touched_blocks_only() {
     let writes = [(0, 4096), (5000, 1), (8191, 2), (20_480, 8192), (65_535, 1)];
@@ -178,7 +179,7 @@ fn d1_volume_gives_new_place_to_touched_blocks_only() {
     }
 }
 
-/// Many small dirty blocks that lie apart leave as one write of the device.
+/// Dirty blocks that lie apart in the file get adjacent places on the device.
 #[test]
 fn d16_volume_writes_separate_dirty_blocks_as_one_run() {
     let (disk, options) = Lab::disk(true);
@@ -212,7 +213,7 @@ fn x3_volume_reads_writes_and_drops_partly_written_missing_block() {
             let lab = Lab::new(&disk, &options).await;
             cache.drop_clean();
             assert!(lab.blocks(State::Uptodate).is_empty());
-            // A block and, uncached, another of the same folio, each in part.
+            // Writes a part of one block, and, uncached, a part of another block of the same folio.
             lab.write(16_500, &[0xaa; 100], NONE).await;
             let places = lab.places();
             lab.write(20_600, &[0xbb; 100], IoFlags::UNCACHED).await;
@@ -247,7 +248,7 @@ fn x5_s2_volume_sums_match_written_bytes_despite_concurrent_writer() {
             lab.write(20, &[0x33; 10], IoFlags::UNCACHED).await;
             lab.write(8192, &[0x44; 4096], going).await;
             lab.write(8192, &[0x55; 4096], going).await;
-            // And a cached one, hit in the middle of its write-out.
+            // A cached block that is overwritten during its write-out.
             lab.write(40_960, &[0x66; 4096], IoFlags::START_WRITEBACK).await;
             lab.write(41_000, &[0x77; 8], NONE).await;
             lab.sync().await;

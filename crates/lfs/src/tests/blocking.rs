@@ -1,4 +1,5 @@
-//! What a caller that blocks gets: I/O on its own thread, bytes without a copy, the same answers.
+//! Blocking calls: I/O is done on the caller's thread, and the results are those of asynchronous
+//! calls.
 //!
 //! No locks.
 
@@ -17,7 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const NONE: IoFlags = IoFlags::empty();
 
-/// Counts what is handed over and what is carried out where the caller is.
+/// A device that counts submitted requests other than reads, and those executed on the caller's
+/// thread.
 struct Watched {
     lower: RamDevice,
     submitted: AtomicU64,
@@ -98,7 +100,7 @@ fn synced_write_runs_on_waiting_thread() {
         file.sync_here(true).unwrap();
     }
     assert_eq!(executed.load(Ordering::Relaxed) - before.1, 10, "a write with FUA each");
-    // The mark that an idle log gets is written by a task of the volume's.
+    // The mark of an idle log is written by a task of the volume.
     assert!(submitted.load(Ordering::Relaxed) - before.0 <= 10);
     let mut back = [0; 4096];
     assert_eq!(file.read_slice(4096, &mut back, NONE).unwrap(), 4096);
@@ -109,8 +111,8 @@ fn synced_write_runs_on_waiting_thread() {
 /// they took. The device was flushed after every two groups, for every 170 files that were made.
 #[test]
 fn many_records_are_few_groups() {
-    // A record may go out alone, and is granted space for that: 12 KiB. So 400 of them need more
-    // than a volume of 8 MiB has, which would write the queued records to make space.
+    // A record may be written alone, so its grant is 12 KiB. 400 grants exceed a volume of 8 MiB,
+    // which would write queued records early to make space.
     let (_, volume) = volume_of(64 << 20);
     let groups = || volume.0.log.ctl.lock().group_count;
     let before = groups();
@@ -147,7 +149,7 @@ fn short_ways_answer_as_the_long_ones_do() {
     let ino = file.ino();
     for (flags, reads) in [(OpenFlags::READ, true), (OpenFlags::WRITE, false)] {
         let other = block_on(volume.open(ino, flags)).unwrap();
-        // A sync gives it its content, and no more rights.
+        // A sync loads the content of the file for this handle, and adds no access rights.
         other.sync_here(false).unwrap();
         let (read, written) = (other.read_slice(0, &mut buf, NONE), write(&other, 0, &[2; 4]));
         assert_eq!((read.is_ok(), written.is_ok()), (reads, !reads));

@@ -39,8 +39,8 @@ impl Refused {
     }
 }
 
-/// Every kind of change, each of which has to be refused: what each was answered. The file has at
-/// least a block, and there are others of the names `f3` and `f5`.
+/// Attempts every kind of change, each of which must be refused; returns the errors. The file has
+/// at least one block, and files `f3` and `f5` exist.
 pub async fn changes(volume: &Volume, ino: Ino, file: &OpenFileRef) -> Vec<(&'static str, Error)> {
     let mut refused = Refused::default();
     content(&mut refused, volume, ino, file).await;
@@ -104,7 +104,7 @@ async fn attributes(refused: &mut Refused, volume: &Volume, ino: Ino) {
     refused.note("removexattr", volume.removexattr(ino, attribute()).await);
 }
 
-/// Checks that each was refused with EROFS, for a reason that says all that is wanted.
+/// Checks that each was refused with EROFS, and that the messages contain all texts of `wanted`.
 pub fn assert_read_only(refused: Vec<(&'static str, Error)>, wanted: &[&str]) {
     for (what, error) in refused {
         assert_eq!((error.kind(), error.errno()), (ErrorKind::ReadOnly, 30), "{what}: {error}");

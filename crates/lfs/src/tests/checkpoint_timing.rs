@@ -45,7 +45,7 @@ async fn write_synced(file: &OpenFileRef, byte: u8) {
     file.sync(true).await.unwrap();
 }
 
-/// What is recorded is to be in a checkpoint at this age.
+/// The age at which recorded changes must be in a checkpoint.
 const AGE: Duration = Duration::from_secs(30);
 
 fn of_age(disk: &SimDisk) -> OpenOptions {
@@ -76,7 +76,7 @@ fn number(volume: &Volume) -> u64 {
 }
 
 /// The story: a volume with a constant load of writes made a checkpoint each time that the oldest
-/// change was of age. For each synced byte a tenth and more was written again as tree.
+/// change was of age. For each synced byte a tenth and more was written again as tree nodes.
 /// maintenance.Z14.
 #[test]
 fn z14_busy_volume_delays_checkpoint_by_age() {
@@ -88,7 +88,7 @@ fn z14_busy_volume_delays_checkpoint_by_age() {
         let (volume, file) = open(&disk, options).await;
         let (before, start) = (number(&volume), disk.world().now());
         let age = || Duration::from_nanos(disk.world().now() - start);
-        // Each second so many that it is busy.
+        // Enough changes in each second for the volume to count as busy.
         while number(&volume) == before {
             for n in 0..80 {
                 let set = SetAttr { perm: Some(0o600 | (n % 8)), ..SetAttr::default() };
@@ -115,7 +115,7 @@ fn z14_busy_volume_delays_checkpoint_by_age() {
 /// directory, were gone after a crash an hour later. maintenance.Z14.
 #[test]
 fn z14_unsynced_change_is_durable_at_its_age() {
-    // Written out by the cache, or not even that.
+    // The new name only, or also content that the cache writes out.
     for is_written in [false, true] {
         let disk = setup().blank();
         disk.world().run(async {
@@ -162,7 +162,7 @@ fn z14_size_recorded_by_close_is_durable_at_its_age() {
     let disk = setup().blank();
     disk.world().run(async {
         let (volume, file) = open(&disk, of_age(&disk)).await;
-        // The age of what the creation has recorded.
+        // Until the creation of the file is in a checkpoint.
         disk.world().sleep(2 * AGE + AGE / 2).await;
         let how = Fallocate::Allocate { keep_size: false };
         file.fallocate(how, 0, SIZE as u64, Privileges::Keep).await.unwrap();

@@ -23,7 +23,8 @@ use std::time::Duration;
 
 const BLOCK: u64 = 4096;
 
-/// A file of this many bytes, written one block after the other by turns.
+/// A file of `bytes` bytes, each block filled with one byte value; written and synced 16 blocks at
+/// a time.
 async fn filled(volume: &Volume, bytes: u64) -> (OpenFileRef, Vec<u8>) {
     let (_, file) = create(volume, "f").await.unwrap();
     let mut model = vec![0u8; bytes as usize];
@@ -43,7 +44,7 @@ pub async fn found(volume: &Volume, len: usize) -> Result<Vec<u8>, Error> {
     Ok(read(&file, len).await)
 }
 
-/// The segments, for who reads of a failure.
+/// The state of all segments, for the message of a failed test.
 pub fn shown(volume: &Volume) -> String {
     let state = volume.0.state.lock();
     let one = |(n, s): (u32, &crate::space::segment::Segment)| {
@@ -60,7 +61,7 @@ pub fn shown(volume: &Volume) -> String {
     )
 }
 
-/// Random blocks are overwritten, some times over all that is free.
+/// Overwrites `rounds` random blocks, and syncs after every fifth.
 async fn overwrite(volume: &Volume, file: &OpenFileRef, model: &mut [u8], rounds: u64, seed: u64) {
     let (blocks, mut rng) = (model.len() as u64 / BLOCK, seed);
     for round in 0..rounds {
@@ -191,7 +192,7 @@ async fn sparse(
     sparse_of(setup, disk, plant, 48).await
 }
 
-/// The same with a file of so many blocks.
+/// As [`sparse`], with a file of `blocks` blocks.
 pub async fn sparse_of(
     setup: &Setup,
     disk: &SimDisk,
@@ -201,7 +202,7 @@ pub async fn sparse_of(
     live_in(setup, disk, plant, (blocks, 8)).await
 }
 
-/// Of so many blocks one in so many is live where it was.
+/// A volume with a file of `blocks` blocks, all overwritten but one in `each`; checkpointed.
 async fn live_in(
     setup: &Setup,
     disk: &SimDisk,
@@ -303,7 +304,6 @@ fn c42_damaged_block_stays_damaged() {
         let buf = forebay_base::buf::AlignedBuf::new(model.len());
         let (_, done) = file.read(0, buf, forebay_base::IoFlags::empty()).await;
         assert_eq!(done.unwrap_err().kind(), ErrorKind::Corrupt);
-        // Written anew, the segment can go.
         drop(file);
     });
     disk.world().stop();
@@ -350,7 +350,7 @@ fn v11_buffers_of_pass_count_until_it_ends() {
             World::sleep(&**disk.world(), Duration::from_micros(5)).await;
             most = most.max(taken());
         }
-        // Two blocks at least: read, read ahead, written.
+        // Buffers for two blocks at least: one part read, one read ahead, one being written.
         assert!(most > 6 * BLOCK, "{most}");
         assert_eq!(taken(), 0, "it is over");
     });

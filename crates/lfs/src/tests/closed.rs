@@ -62,7 +62,8 @@ impl Lab {
         attr.ino
     }
 
-    /// Reads all of a file; and how many bytes the device was asked for meanwhile.
+    /// Reads a complete file. Returns its bytes, and the number of content bytes read from the
+    /// device.
     async fn read(&self, ino: Ino) -> (Vec<u8>, u64) {
         let before = self.device_reads();
         let file = self.volume.open(ino, OpenFlags::READ).await.unwrap();
@@ -70,7 +71,7 @@ impl Lab {
         (buf[..len.unwrap()].to_vec(), self.device_reads() - before)
     }
 
-    /// Of content: nodes of the tree are read as well.
+    /// Bytes of content that the device has read, without tree nodes.
     fn device_reads(&self) -> u64 {
         let log = self.disk.log();
         let reads = log.iter().filter(|entry| entry.op == BioOp::Read);
@@ -110,7 +111,7 @@ fn y11_content_cached_before_last_close_stays_cached() {
         lab.volume.syncfs().await.unwrap();
         assert_eq!(lab.read(ino).await, (vec![1; 50_000], 0), "what was written");
         assert_eq!(lab.left(), 1);
-        // The inode itself goes meanwhile.
+        // The inode itself is evicted meanwhile.
         for n in 0..40 {
             lab.volume.mknod(Ino::ROOT, name(&format!("other {n}")), &FILE).await.unwrap();
         }
@@ -119,7 +120,7 @@ fn y11_content_cached_before_last_close_stays_cached() {
         lab.cache.drop_clean();
         assert_eq!(lab.read(ino).await.1, 53_248, "nothing was left");
         assert_eq!(lab.read(ino).await, (vec![1; 50_000], 0), "what was read");
-        // Several at a time find one and the same.
+        // Concurrent openers share one mapping.
         let one = lab.volume.open(ino, OpenFlags::READ).await.unwrap();
         assert_eq!(lab.read(ino).await, (vec![1; 50_000], 0));
         drop(one);
@@ -166,7 +167,7 @@ fn y11_retained_mapping_matches_file_after_every_change() {
         lab.volume.setattr(ino, &SetAttr::size(5000)).await.unwrap();
         lab.volume.syncfs().await.unwrap();
         assert_eq!(lab.read(ino).await.0, [0; 5000]);
-        // And after a crash nothing of a cache is believed.
+        // After a crash no cached content is used.
         let again = Lab::open(&disk.power_cut(3), &lab.options).await;
         assert_eq!(again.left(), 0);
         assert_eq!(again.read(ino).await.0, [0; 5000]);
@@ -202,7 +203,7 @@ fn y12_removed_file_leaves_nothing_cached() {
         assert_eq!(lab.volume.getattr(replaced).await.unwrap_err().kind(), ErrorKind::Stale);
         lab.volume.setattr(new, &SetAttr::size(20_000)).await.unwrap();
         assert_eq!(lab.read(new).await.0, [0; 20_000], "no byte of another file");
-        // A volume that is let go of leaves nothing in a cache that others use.
+        // A dropped volume leaves nothing in a cache that other volumes use.
         lab.make("c", 50_000, 1).await;
         lab.volume.close().await.unwrap();
         assert_eq!((lab.left(), frames()), (2, 18));

@@ -1,10 +1,10 @@
-//! Damage that every structure must notice: a cut at any length, and any flipped bit.
+//! Damage that every decoder must detect: truncation at any length, and any flipped bit.
 //!
 //! No locks.
 
 use forebay_base::{ErrorKind, Result};
 
-/// `decode` must take `bytes`, and no part of them from the start.
+/// `decode` must accept `bytes`, and refuse every shorter prefix.
 pub fn cut_anywhere(bytes: &[u8], mut decode: impl FnMut(&[u8]) -> Result<()>) {
     decode(bytes).unwrap();
     for len in 0..bytes.len() {
@@ -13,7 +13,7 @@ pub fn cut_anywhere(bytes: &[u8], mut decode: impl FnMut(&[u8]) -> Result<()>) {
     }
 }
 
-/// `decode` must take `bytes`, and not with a single bit flipped (format.F3).
+/// `decode` must accept `bytes`, and refuse them with any single bit flipped (format.F3).
 pub fn flip_anywhere(bytes: &[u8], mut decode: impl FnMut(&[u8]) -> Result<()>) {
     let mut bytes = bytes.to_vec();
     decode(&bytes).unwrap();

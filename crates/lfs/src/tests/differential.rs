@@ -21,11 +21,11 @@ struct Bench {
     clock: Arc<ManualClock>,
     /// Names in memory, bytes; with 0 every operation loads what it needs.
     inode_cache_bytes: usize,
-    /// Changes in memory, bytes; with few checkpoints come often.
+    /// Limit of changes in memory, bytes: the lower, the more checkpoints.
     overlay_bytes: u64,
 }
 
-/// Everything stays in memory, most goes, all goes.
+/// Sizes of the inode cache: everything stays in memory, most is evicted, all is evicted.
 const INODE_CACHES: [usize; 3] = [1 << 30, 4000, 0];
 
 impl Bench {
@@ -69,7 +69,8 @@ impl Bench {
 fn run(seed: u64, count: u64, size_max: u64, inode_cache_bytes: usize) {
     let bench = Bench::new(seed, 192 << 20, 512 << (seed % 4));
     let bench = Bench { inode_cache_bytes, ..bench };
-    // Where data begins is an implementation's own, and with it what a reader of trees reads.
+    // `noatime`: a reader of trees reads where an implementation reports data, so `atime` would
+    // differ.
     let volume = bench.open(seed & 4 == 0, true);
     let memory = {
         let clock = bench.clock.clone();
@@ -110,19 +111,20 @@ fn side_by_side_at_far_offsets() {
     }
 }
 
-/// The rules of the contract, case by case; and what each case leaves is found again.
+/// The rules of the file-system contract, case by case. The tree that a case leaves is the same
+/// after the volume was closed and opened again.
 #[test]
 fn f1_to_f8_hold_on_a_volume() {
     let all = cases().into_iter().flat_map(|case| INODE_CACHES.map(|bytes| (case, bytes)));
     for (n, (case, inode_cache_bytes)) in all.enumerate() {
-        // To load what is large again for each look at it takes long: some of it goes.
+        // A large case takes too long if each access loads inodes again, so its cache is larger.
         let inode_cache_bytes = match (case.is_large, inode_cache_bytes) {
             (true, 0) => continue,
             (true, 4000) => 4 << 20,
             (_, bytes) => bytes,
         };
         let bench = Bench::new(n as u64, 192 << 20, 512 << (n % 4));
-        // A checkpoint over a large directory is long.
+        // A checkpoint of a large directory takes long, so a large case makes fewer.
         let overlay_bytes = if case.is_large { 8 << 20 } else { bench.overlay_bytes };
         let bench = Bench { inode_cache_bytes, overlay_bytes, ..bench };
         let volume = bench.open(n % 2 == 0, n % 3 == 0);
@@ -131,7 +133,7 @@ fn f1_to_f8_hold_on_a_volume() {
             panic!("{} with {inode_cache_bytes} bytes: {e}", case.name);
         }
         drop(subject);
-        // Reading moves `atime` where it is kept; once.
+        // The first read updates `atime`, where it is kept; the second one leaves it unchanged.
         block_on(Tree::read(&volume, Times::Exact)).unwrap();
         let before = block_on(Tree::read(&volume, Times::Exact)).unwrap();
         volume.0.state.lock().check_cache();

@@ -150,9 +150,9 @@ fn assert_synced_bytes_are_there(swept: &Swept) {
     assert_eq!(swept.missing, None);
 }
 
-/// checkpoint.H18. A checkpoint was dropped while the device had the write of its slot. The next
-/// checkpoints wrote the same slot, and used the nodes of the dropped one again. Then the late slot
-/// landed and named those nodes.
+/// checkpoint.H18. The story: a checkpoint was dropped while the device had the write of its slot.
+/// The next checkpoints wrote the same slot, and used the nodes of the dropped one again. Then the
+/// late slot landed and named those nodes.
 #[test]
 fn checkpoint_dropped_at_any_poll_leaves_no_late_slot() {
     let (most, swept) = sweep(true, None);
@@ -160,8 +160,9 @@ fn checkpoint_dropped_at_any_poll_leaves_no_late_slot() {
     assert_synced_bytes_are_there(&swept);
 }
 
-/// A sync is dropped while the device has the write of its group or of its data. That a later
-/// record cannot land late (log.L9) is guarded by `turn_lock_of_dropped_task_waits_for_its_write`.
+/// A sync is dropped while the device has the write of its group or of its data. That its late
+/// write replaces no later record (log.L9) is tested by
+/// `write_turn_of_dropped_task_waits_for_its_writes`.
 #[test]
 fn sync_dropped_at_any_poll_leaves_no_late_record() {
     let (most, swept) = sweep(false, None);
@@ -212,8 +213,8 @@ fn second_sync_works(polls: u32, setup: &Setup) -> bool {
     ended
 }
 
-/// log.L5. A task that wrote or flushed a group was dropped, and every other task that waited for
-/// that group got `Shutdown`. Now one of them takes the turn over.
+/// log.L5: one of the other tasks takes the turn over. The story: a task that wrote or flushed a
+/// group was dropped, and every other task that waited for that group got `Shutdown`.
 #[test]
 fn commit_whose_task_is_dropped_is_taken_over_by_another() {
     for (fua, polls) in [(false, 3), (true, 2)] {

@@ -23,7 +23,7 @@ use forebay_vfs::{
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A cache that is large enough for the file, and can be made smaller.
+/// Opens the volume with a cache that is large enough for the file, and can be made smaller.
 async fn open(
     setup: &Setup,
     (device, world): (&DeviceRef, &WorldRef),
@@ -42,8 +42,8 @@ async fn open(
     Volume::open(device, world, &options).await.unwrap()
 }
 
-/// Carries the operation out on an open file, by the calls of the volume. What it answers does not
-/// matter. `Shrink` is the cache's, and `Close` is a sync with all metadata.
+/// Carries the operation out on an open file, by the calls of the volume. Its result does not
+/// matter. `Shrink` resizes the cache, and `Close` is a sync with all metadata.
 async fn run_on(volume: &Volume, file: &OpenFileRef, subject: &Subject, op: Op) {
     let keep = Privileges::Keep;
     let bytes = |len| AlignedBuf::copy_of(&vec![2; len]);
@@ -164,7 +164,7 @@ fn blank_real((engine, path): (&Engine, &Path), direct_io: DirectIo) -> (DeviceR
     (device, world)
 }
 
-/// One operation on a file of a volume in a file of the host, dropped after so many polls.
+/// One operation on a file of a volume in a file of the host, dropped after `polls` polls.
 fn drop_one_real(
     on: (&Engine, &Path),
     direct_io: DirectIo,
@@ -176,13 +176,13 @@ fn drop_one_real(
     done.map_err(|what| format!("{direct_io:?}: {what}"))
 }
 
-/// Operations that are to be dropped on a real engine, at least.
+/// The least number of operations to drop on a real engine.
 const DROPS: u32 = 32;
-/// Rounds within which that has to happen. One or two are enough as a rule.
+/// Most rounds to reach the least number of drops. One or two are enough as a rule.
 const ROUNDS: u32 = 100;
 
-/// Operations each of which is to be dropped on a real engine. The caller's thread reads the edges
-/// of a range to trim or zero, so these wait for nothing there.
+/// Kinds of operations that must all be dropped on a real engine. Trim and zero are not among them:
+/// the caller's thread reads the edges of their range, so they never wait.
 const KINDS_REAL: [&str; 7] = ["read", "write", "append", "truncate", "sync", "close", "shrink"];
 
 /// The engine, and a file of the host for the test of that name. None: this machine lacks the
@@ -201,9 +201,8 @@ fn engine_and_path(aio: Aio, test: &str) -> Option<(Engine, PathBuf)> {
     Some((engine, std::env::temp_dir().join(name)))
 }
 
-/// The kernel answers in an order of its own, so the polls at which an operation is dropped are a
-/// sample of those that it may take. On a busy machine many operations end before they can be
-/// dropped.
+/// The kernel completes requests in any order, so the polls at which an operation is dropped are
+/// only a sample. On a busy machine many operations end before they can be dropped.
 fn drop_all_real(aio: Aio) {
     let Some((engine, path)) = engine_and_path(aio, "volume") else { return };
     for direct_io in [DirectIo::Auto, DirectIo::Off] {
@@ -239,7 +238,7 @@ fn content() -> Vec<u8> {
     vec![7; 100_000]
 }
 
-/// Writes content and drops the close of the volume after so many polls; true if the close ended
+/// Writes content and drops the close of the volume after `polls` polls; true if the close ended
 /// before. A second close works.
 async fn close_on((device, world): (&DeviceRef, &WorldRef), polls: u32) -> bool {
     let volume = open(&setup(0), (device, world), UncachedStrategy::Ours).await;
@@ -247,7 +246,7 @@ async fn close_on((device, world): (&DeviceRef, &WorldRef), polls: u32) -> bool 
     write(&file, 0, &content()).await.unwrap();
     drop(file);
     let ended = ended_after(polls, volume.close()).await;
-    // A commit that the dropped one carried goes on without it.
+    // A commit that the dropped close had begun is completed without that close.
     let again = volume.close().await;
     again.unwrap_or_else(|error| panic!("dropped after {polls} polls: {error}"));
     ended
@@ -281,7 +280,7 @@ fn volume_close_dropped_at_any_poll_can_be_repeated() {
     assert!(drops > 4, "it waits: {drops} drops");
 }
 
-/// Closes of a volume that are to be dropped on a real engine, at least.
+/// The least number of closes to drop on a real engine.
 const CLOSES: usize = 8;
 
 fn drop_closes_real(aio: Aio) {

@@ -58,9 +58,9 @@ async fn synced(volume: &Volume, name: &str) -> (Ino, OpenFileRef) {
     (ino, file)
 }
 
-/// Host full, no checksums: a direct write was flushed, then the write of its record
-/// failed. The repair took that for a failed flush, could not verify the block, and dropped it; the
-/// volume turned read-only at the next checkpoint.
+/// The story: without checksums, on a full host, a direct write was flushed, then the write of its
+/// record failed. The repair took that for a failed flush, could not verify the block, and dropped
+/// it; the volume turned read-only at the next checkpoint.
 #[test]
 fn failed_log_write_without_sums_keeps_flushed_direct_write() {
     let kinds = [ErrorKind::NoSpace, ErrorKind::Io];
@@ -71,7 +71,7 @@ fn failed_log_write_without_sums_keeps_flushed_direct_write() {
             let volume = open(&setup, &disk).await.unwrap();
             let (_, file) = synced(&volume, "f").await;
             disk.inject(failing_log(&volume, kind));
-            // A write that finds no space is tried again, once something may have made some.
+            // A write that finds no space is tried again when space may have become free.
             let done = write_block(&file, 2, DIRECT_DSYNC).await;
             assert!(done.is_err() || kind == ErrorKind::NoSpace, "no record");
             assert_eq!(failed(&disk), 1, "the log's write failed");
@@ -79,7 +79,7 @@ fn failed_log_write_without_sums_keeps_flushed_direct_write() {
             volume.checkpoint().await.unwrap_or_else(|error| panic!("{kind:?}, {fua}: {error}"));
             assert!(volume.stopped().is_none() && volume.damage().is_none());
             assert_eq!(read(&file, BLOCK).await, [2; BLOCK]);
-            // It reports the error of the write once.
+            // The first sync may report the error of the write, once.
             synced_at_last(&file).await;
         });
         disk.world().stop();
@@ -89,8 +89,8 @@ fn failed_log_write_without_sums_keeps_flushed_direct_write() {
     }
 }
 
-/// The same for a client that asked for no sync: it wrote while the group of another client was on
-/// its way to the device, and was told success. The group's write failed, and its block was gone.
+/// The story: a client that requested no sync wrote while the group of another client was in
+/// flight, and got success. The write of the group failed, and the block of this client was gone.
 #[test]
 fn failed_log_write_keeps_direct_write_of_other_file() {
     let cases = [(ErrorKind::NoSpace, false), (ErrorKind::NoSpace, true), (ErrorKind::Io, false)];
@@ -102,7 +102,7 @@ fn failed_log_write_keeps_direct_write_of_other_file() {
             let (_, file) = synced(&volume, "f").await;
             let (_, other) = synced(&volume, "other").await;
             disk.inject(failing_log(&volume, kind));
-            // commit.K13: the flush before the other's record.
+            // Slows the flush before the other's record (commit.K13).
             disk.inject(FaultRule::on(BioOp::Flush, Fault::Slow(50_000_000)));
             let (tx, rx) = oneshot();
             let task = async move { tx.send(write_block(&other, 2, DIRECT_DSYNC).await) };
@@ -127,9 +127,9 @@ fn failed_log_write_keeps_direct_write_of_other_file() {
     }
 }
 
-/// A record of one file could not be written. That counted as a failed flush of the device: all
-/// that any file had written since the last good one counted as lost. What had gone past the cache
-/// failed every sync of its file from then on, and the rest was written a second time.
+/// The story: a record of one file could not be written. That counted as a failed flush of the
+/// device: all writes of all files since the last successful flush counted as lost. A file with
+/// direct writes failed every sync from then on, and cached content was written a second time.
 #[test]
 fn failed_log_write_fails_sync_of_its_file_alone() {
     for kind in [ErrorKind::NoSpace, ErrorKind::Io] {
@@ -161,8 +161,8 @@ fn failed_log_write_fails_sync_of_its_file_alone() {
     }
 }
 
-/// The same where no flush was even tried: a file that was truncated, written and closed could not
-/// be written out, for which each sync of the volume waits.
+/// The story: writes of all files counted as lost although no flush had failed. Each sync waits for
+/// the write-out of a file that was truncated, written and closed, and this write-out failed.
 #[test]
 fn unwritable_truncated_file_fails_syncs_only_while_it_lasts() {
     let setup = setup(0);
@@ -191,8 +191,9 @@ fn unwritable_truncated_file_fails_syncs_only_while_it_lasts() {
     }
 }
 
-/// A flush failed that no sync had asked for, and a block is refused where it lies. Its record goes
-/// without it. The cache has it still, so the next sync of the file reports it and writes it again.
+/// A flush fails that is not part of a sync, and the place of one block cannot be written again.
+/// The repair leaves that block out of its record. The cache still has the block, so the next sync
+/// of the file reports the failure and writes the block again.
 #[test]
 fn block_that_repair_omitted_is_written_from_cache() {
     let setup = setup(0);
@@ -222,8 +223,8 @@ fn block_that_repair_omitted_is_written_from_cache() {
     }
 }
 
-/// A direct write first writes out the dirty blocks that it replaces. A full host refused that, and
-/// the caller got EIO.
+/// A direct write first writes out the dirty blocks that it replaces. The story: a full host
+/// refused this write-out, and the caller got EIO.
 #[test]
 fn direct_write_over_refused_blocks_reports_no_space() {
     let setup = setup(0);
@@ -244,7 +245,7 @@ fn direct_write_over_refused_blocks_reports_no_space() {
     assert_eq!(found(&setup, &disk.power_cut(1), "f"), [3; BLOCK]);
 }
 
-/// A flush that failed is another matter: without checksums the block counts as lost.
+/// After a failed flush a directly written block without a checksum counts as lost.
 #[test]
 fn failed_flush_without_sums_loses_direct_write() {
     for fua in [false, true] {
@@ -270,7 +271,8 @@ fn failed_flush_without_sums_loses_direct_write() {
 }
 
 /// The repair after a failed flush writes intact blocks again in their places. A host that copies
-/// on write may have no space for that. The blocks were dropped then, like those of a bad place.
+/// on write may have no space for that. The story: the blocks were dropped then, like those of a
+/// bad place.
 #[test]
 fn repair_without_host_space_drops_no_block() {
     let mut intact = 0;

@@ -1,4 +1,4 @@
-//! A disk that fails once, or in one place: what is lost by that, what is not, and who is told.
+//! A disk that fails once, or in one place: what is lost, and which clients get errors.
 //!
 //! No locks.
 
@@ -44,7 +44,7 @@ async fn offset_of_block(volume: &Volume, ino: Ino, block: u64) -> u64 {
     volume.0.layout.device_offset(place)
 }
 
-/// What a file has after this crash; it and the rest is sound.
+/// The content of a file after this crash. Fsck must find nothing but bad slots.
 pub fn found(setup: &Setup, disk: &SimDisk, name: &str) -> Vec<u8> {
     let report = check(&disk.in_world(SimWorld::new(3)));
     let worst = report.findings.iter().find(|finding| finding.kind != FindingKind::Slot);
@@ -59,7 +59,7 @@ pub fn found(setup: &Setup, disk: &SimDisk, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// Errors that were not told yet come first.
+/// Syncs until one succeeds: errors that were not reported yet come first.
 pub async fn synced_at_last(file: &OpenFileRef) {
     for _ in 0..3 {
         if file.sync(true).await.is_ok() {
@@ -136,7 +136,7 @@ fn bad_place_is_error_of_its_file_until_rewritten() {
             disk.inject(failing(BioOp::Flush));
             assert!(second.sync(true).await.is_err(), "the flush failed");
             second.sync(true).await.expect("the disk works, but for one place");
-            // The cache has it still.
+            // The cache still has the block.
             synced_at_last(&first).await;
             volume.checkpoint().await.expect("nothing is lost");
             assert!(volume.0.state.lock().sync_errors.is_empty());
@@ -171,7 +171,7 @@ fn place_with_failed_write_is_avoided() {
                 let at = (block * BLOCK) as u64;
                 let again = |_| AlignedBuf::copy_of(&[fill; BLOCK]);
                 let mut wrote = false;
-                // One past the cache fails with its place.
+                // A direct write fails with its place; the second attempt gets another place.
                 for buf in (0..2).map(again) {
                     wrote = wrote || file.write(at, buf, flags, keep).await.1.is_ok();
                 }
@@ -316,8 +316,8 @@ fn one_bad_slot_stops_no_checkpoint() {
     }
 }
 
-/// device.slots.R1. The disk gave back neither slot of the newest state for a while: the volume was
-/// opened from the state before, whose log ends before what was synced since, and wrote over it.
+/// device.slots.R1. The story: while neither slot of the newest state could be read, the volume was
+/// opened from the state before. It wrote over all that was synced since.
 #[test]
 fn open_with_both_slots_unreadable_is_refused_and_loses_nothing() {
     let setup = setup(0);
@@ -371,7 +371,7 @@ fn synced_file(setup: &Setup) -> SimDisk {
     disk.power_cut(1)
 }
 
-/// What happens to a file after it has taken another one's place.
+/// What happens to a file after a rename to the name of another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     Nothing,
@@ -516,7 +516,7 @@ fn q3_repaired_block_at_new_end_has_no_older_size() {
             let (_, other) = create(&volume, "other").await.unwrap();
             disk.inject(failing(BioOp::Flush));
             assert!(other.sync(true).await.is_err(), "the flush failed");
-            // The power goes while the next one is on its way.
+            // The power is lost while the next flush is in flight.
             disk.inject(FaultRule::on(BioOp::Flush, Fault::Slow(10_000_000_000)));
             let mut sync = pin!(other.sync(true));
             let mut late = pin!(disk.world().sleep(Duration::from_secs(5)));
@@ -529,7 +529,7 @@ fn q3_repaired_block_at_new_end_has_no_older_size() {
         });
         disk.world().stop();
         for (seed, disk) in cuts.iter().enumerate() {
-            // What is torn is torn early.
+            // If a group is torn, its first files show it.
             for n in 0..files.min(3) {
                 let bytes = found(&setup, disk, &format!("f{n}"));
                 assert!(bytes.iter().all(|byte| *byte == 100 + n), "seed {seed}: zeros in f{n}");
@@ -567,7 +567,7 @@ fn content_lost_by_failed_flush_on_full_volume_is_rewritten() {
                 }
                 files.push(file);
                 made.push(size);
-                // The last of them go with the flush that fails.
+                // The last files are not synced here, so that the failing flush loses them.
                 if n >= 1 && !is_full {
                     files[usize::from(n) - 1].sync(true).await.expect("it was accepted");
                 }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 const IMAGE_BYTES: u64 = 4 << 20;
 const SECTOR: u64 = 512;
 
-/// What is found of an entry: its bytes, or those of a link's target or an attribute.
+/// By name: the bytes of a file, of the target of a link, or of an attribute.
 type Found = BTreeMap<String, Vec<u8>>;
 
 fn cache(world: &WorldRef) -> Arc<PageCache> {
@@ -80,7 +80,7 @@ fn make(world: &WorldRef, sums: bool, left: Left) -> (Vec<u8>, Found) {
         let mut bytes = bytes_of(n as u64, len);
         file.write_slice(0, &bytes, IoFlags::empty(), keep).unwrap();
         file.sync_here(false).unwrap();
-        // Some of it anew, some behind a hole.
+        // A second write: over the first content, or behind a hole.
         let over = bytes_of(100 + n as u64, 5000);
         let offset = len / 2 + if n == 4 { 200_000 } else { 0 };
         file.write_slice(offset, &over, IoFlags::empty(), keep).unwrap();
@@ -142,7 +142,7 @@ fn read_all(volume: &Volume) -> Result<Found> {
     Ok(found)
 }
 
-/// It is damage that is told, and where it is: which bytes of what, or which place on the device.
+/// Whether the error reports damage and its place: a range of bytes, a slot or a segment.
 fn says_where(error: &Error) -> bool {
     let text = error.to_string();
     let names = |what: &str| {
@@ -173,7 +173,7 @@ fn flipped_bit_is_reported_or_harmless() {
     flip_each(Left::Closed);
 }
 
-/// The same where most of it is in the log alone.
+/// As above, for an image of which most content is only in the log.
 #[test]
 fn flipped_bit_of_log_is_reported_or_harmless() {
     flip_each(Left::Cut);

@@ -53,7 +53,7 @@ async fn file(volume: &Volume, name: &str) -> Result<OpenFileRef> {
     Ok(file)
 }
 
-/// Bytes that tell file and place apart.
+/// Bytes that differ for each file and offset.
 fn content(name: &str, offset: u64, len: u64) -> Vec<u8> {
     let seed =
         name.bytes().fold(7u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_01b3));
@@ -69,7 +69,7 @@ async fn write(file: &OpenFileRef, name: &str, offset: u64, len: u64) -> Result<
     done.map(|wrote| assert_eq!(wrote.len as u64, len, "all or nothing"))
 }
 
-/// What of a file is there, as far as it is long.
+/// Verifies the size and the content of a file.
 async fn verify(volume: &Volume, name: &str, size: u64) {
     let file = file(volume, name).await.unwrap();
     let found = volume.getattr(file.ino()).await.unwrap().size;
@@ -81,7 +81,8 @@ async fn verify(volume: &Volume, name: &str, size: u64) {
     }
 }
 
-/// Writes files until one is refused: names and sizes. What was accepted can always be synced.
+/// Writes files until one is refused; returns their names and sizes. What was accepted can always
+/// be synced.
 async fn fill(volume: Volume, writer: u64, mut rng: u64) -> Vec<(String, u64)> {
     let mut made = Vec::new();
     loop {
@@ -109,7 +110,7 @@ async fn fill(volume: Volume, writer: u64, mut rng: u64) -> Vec<(String, u64)> {
     }
 }
 
-/// Verifies, cuts and removes all of it.
+/// Verifies and removes all these files; truncates some of them before.
 async fn empty(volume: &Volume, made: &[(String, u64)]) {
     for (name, size) in made {
         verify(volume, name, *size).await;
@@ -216,7 +217,7 @@ fn four_threads_fill_a_volume_round_after_round() {
     assert!(report.is_clean(), "{:?}", report.findings);
 }
 
-/// A volume that is full to the last promise, of content and of names.
+/// Fills a volume with content, and then with names until one is refused.
 async fn filled(volume: &Volume) -> Vec<(String, u64)> {
     let made = fill(volume.clone(), 0, 5).await;
     for n in 0.. {
@@ -247,7 +248,8 @@ fn full_volume_can_be_opened_and_emptied() {
             volume.unlink(Ino::ROOT, Name::new(b"orphan").unwrap()).await.unwrap();
             let open_one = (!close).then_some(open_one);
             volume.syncfs().await.unwrap();
-            // What is free is taken by what is never refused, and a checkpoint says so.
+            // All free segments but those for a checkpoint's nodes are taken, as needs that are
+            // never refused may do. A checkpoint records that.
             {
                 let mut state = volume.0.state.lock();
                 let nodes = state.checkpoint_nodes(Default::default());
@@ -266,7 +268,7 @@ fn full_volume_can_be_opened_and_emptied() {
         disk.world().stop();
         let mut disk = disk.power_cut(seed).in_world(SimWorld::new(seed));
         for _ in 0..3 {
-            // Opened, and cut off before anything is done.
+            // The volume is opened, and the power is lost before any work.
             disk.world().run(async { drop(open(&setup, &disk).await.expect("it opens")) });
             disk.world().stop();
             disk = disk.power_cut(seed).in_world(SimWorld::new(seed));
@@ -351,7 +353,7 @@ fn failed_flush_on_full_volume_is_repaired() {
         let made = filled(&volume).await;
         volume.unlink(Ino::ROOT, Name::new(made[0].0.as_bytes()).unwrap()).await.unwrap();
         {
-            // Promised to the last byte.
+            // All log space is granted.
             let mut state = volume.0.state.lock();
             while state.promise(600, Need::Urgent, Default::default()).is_ok() {}
         }
@@ -362,8 +364,8 @@ fn failed_flush_on_full_volume_is_repaired() {
     disk.world().stop();
 }
 
-/// free.Z13: the mark of a checkpoint found no room behind promises of the log, and without it
-/// nothing came free.
+/// free.Z13. The story: the mark of a checkpoint found no log space beyond the grants, and without
+/// a checkpoint no space became free.
 #[test]
 fn checkpoint_is_made_when_log_is_fully_granted() {
     let setup = setup(0);
@@ -465,7 +467,7 @@ fn direct_writes_wait_for_memory_of_their_changes() {
         file.sync(true).await.unwrap();
         let mut most = 0;
         for n in 0..400u64 {
-            // Each in a piece of its own.
+            // Each write becomes a separate piece of the overlay.
             let offset = n * 7 % 128 * UNIT;
             let bytes = AlignedBuf::copy_of(&content("f", offset, UNIT));
             file.write(offset, bytes, IoFlags::DIRECT, Privileges::Keep).await.1.unwrap();

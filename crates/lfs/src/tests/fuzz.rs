@@ -1,4 +1,4 @@
-//! The fuzzer's short run: each target over the kept corpus, then over changes of it.
+//! The fuzzer's short run: each target over the kept corpus, then over mutations of it.
 //!
 //! `FOREBAY_FUZZ_RUNS` sets the number of inputs for each target (default 6,000), `FOREBAY_SEED`
 //! the seed. Inputs that are refused for a new reason are kept during a run. With `FOREBAY_BLESS=1`
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 /// Larger inputs are not kept.
 const KEPT_BYTES: usize = 4096;
-/// More inputs of a target are not kept.
+/// The most inputs that are kept of a target.
 const KEPT_FILES: usize = 24;
 
 fn corpus_of(target: &str) -> PathBuf {
@@ -90,7 +90,7 @@ fn valid(target: &str, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// What was seen of a target.
+/// The outcomes of the runs of a target.
 #[derive(Default, Debug)]
 struct Seen {
     taken: u64,
@@ -99,7 +99,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Runs a target; whether the outcome is a new one.
+    /// Runs a target; true if it was refused for a new reason.
     fn run(&mut self, name: &str, target: Target, data: &[u8]) -> bool {
         match target(data) {
             Ok(()) => {
@@ -126,8 +126,8 @@ fn reason(text: &str) -> String {
 }
 
 /// format.F1, format.F2, format.F4, fuzz.Z1, fuzz.Z2. The fuzzer also has to get past the
-/// checksums: each target has both outcomes, and as many different refusals as are known. With
-/// fewer the run tests nothing behind them.
+/// checksums: each target must have both outcomes, and at least the known number of reasons for a
+/// refusal.
 #[test]
 fn any_bytes_are_refused_or_read_back() {
     let reasons = [
@@ -176,7 +176,7 @@ fn any_bytes_are_refused_or_read_back() {
     }
 }
 
-/// The corpus, in the order of its names; made first if that was asked for.
+/// The corpus, in the order of its names. With `FOREBAY_BLESS` it is made first.
 fn kept(target: &str) -> Vec<Vec<u8>> {
     for seed in (0..6).filter(|_| bless()) {
         let small = |seed: &u64| valid(target, *seed).len() <= 3 * KEPT_BYTES;

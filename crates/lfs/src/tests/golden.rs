@@ -264,7 +264,8 @@ fn nodes() {
     compare("inner", &bytes);
 }
 
-/// In a volume with short extents: of the tree, in a record, and one that is not short.
+/// Extents of a volume with short extents: one of the tree, one in a record, and one that has the
+/// long form.
 #[test]
 fn short_extents() {
     let g = short_geometry();
@@ -303,7 +304,7 @@ fn summary() {
     compare("summary", &bytes);
 }
 
-/// Breadth, where the files above have depth: all that a hundred seeds make, as one checksum.
+/// One checksum over the structures of a hundred seeds, in addition to the files above.
 #[test]
 fn hundred_seeds_make_the_same_bytes() {
     let mut sum = 0;

@@ -126,7 +126,7 @@ fn half_full() -> SimDisk {
     disk
 }
 
-/// What was kept is there; the volume is used, and found again as it was left.
+/// Checks the old content, writes to the volume, and checks both after it was opened again.
 async fn live_on(world: &Arc<SimWorld>, device: &DeviceRef) -> Result<StatFs> {
     let volume = open(world, device).await?;
     assert!(get(&volume, "kept").await? == kept(), "X11: what was in it");
@@ -157,7 +157,8 @@ fn grown_volume_has_space_for_more() {
         assert_eq!(probe(&device).await.unwrap().segments, new.segments);
         let after = live_on(&world, &device).await.unwrap();
         let gained = (after.blocks_available - before.blocks_available) * 4096;
-        // One is kept for the content that the log has taken since, and some of each for the tree.
+        // Not all new segments count: one is kept because the log has content now, some for tree
+        // nodes.
         assert!(gained >= 12 * (64 << 10), "{gained} bytes more");
         let error = grow(&device, None).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "as large as the device: {error}");
@@ -177,7 +178,7 @@ fn slots_at_end_are_found_on_larger_device() {
             let device: DeviceRef = Longer::new(&disk, size);
             world.run(async {
                 let newest = probe(&device).await.unwrap();
-                // All but one of the start, which is not the newest.
+                // Of the slots at the start one remains, which is not the newest.
                 for slot in (0..4).filter(|slot| *slot != lost) {
                     disk.poke(slot * 4096, &[0; 4096]);
                 }
@@ -190,7 +191,8 @@ fn slots_at_end_are_found_on_larger_device() {
     }
 }
 
-/// Segments of a volume after a cut; it is used, if that is wanted, and grown again.
+/// The number of segments after a power loss. Then the volume is written to if `used`, and grown
+/// again.
 fn survived(disk: &SimDisk, size: u64, used: bool) -> u32 {
     let world = disk.world().clone();
     let device: DeviceRef = Longer::new(disk, size);
@@ -224,7 +226,7 @@ fn x11_every_cut_leaves_either_size() {
     let cuts = disk.take_cuts();
     let (mut states, mut found) = (0, BTreeSet::new());
     for cut in &cuts {
-        // Until something was written the device may be as long as it was.
+        // Until the first write the device may still have its old size.
         let sizes: &[u64] = if cut.tag() == 0 { &[OLD_BYTES, NEW_BYTES] } else { &[NEW_BYTES] };
         for state in cut.states(10) {
             for size in sizes {

@@ -1,5 +1,6 @@
-//! A caller that was answered and does not run, and callers that request space again and again:
-//! both hold background cleaning back. Other operations that lack space end all the same.
+//! Requests for space delay background cleaning: a request that was answered but whose caller is
+//! not polled, and requests that follow one another without end. Other operations that lack space
+//! must end all the same.
 //!
 //! No locks.
 
@@ -66,9 +67,9 @@ async fn overwrite(file: &OpenFileRef) {
     file.sync(true).await.unwrap();
 }
 
-/// cleaning.C53: a caller was answered, and its executor did not poll it. Background cleaning was
-/// due, held back for that caller, and counted as work in progress. Each operation that lacked
-/// space waited for it, for ever.
+/// cleaning.C53. The story: a caller was answered, and its executor did not poll it. Background
+/// cleaning was due, held back for that caller, and counted as work in progress. Each operation
+/// that lacked space waited for it, for ever.
 #[test]
 fn writer_does_not_wait_for_cleaning_that_is_held_back() {
     let setup = setup(0);
@@ -79,7 +80,7 @@ fn writer_does_not_wait_for_cleaning_that_is_held_back() {
         let (requests, files) = (&volume.0.requests, &volume.0.files);
         let mut unpolled = Box::pin(requests.make_space());
         assert!(poll_once(&mut unpolled).await.is_pending());
-        // Answered after the first one.
+        // This request is answered after the first one.
         requests.make_space().await;
         overwrite(&file).await;
         assert!(volume.0.cleaning.is_background(), "cleaning is due");
@@ -96,9 +97,9 @@ fn writer_does_not_wait_for_cleaning_that_is_held_back() {
     assert!(check(&disk).is_clean());
 }
 
-/// requests.J5, requests.J6: a caller that wants no pass in progress has been answered, and has not
-/// run. The job for a caller that posted meanwhile began a pass at once, which set aside space of
-/// the log. Now it begins when the first caller runs, or after a while.
+/// requests.J5, requests.J6: a pass for the next caller begins when the first caller runs, or after
+/// a while. The story: the first caller wanted no pass in progress, was answered, and did not run
+/// yet. The job for a caller that posted meanwhile began a pass at once, which reserved log space.
 #[test]
 fn pass_for_next_caller_waits_for_caller_that_ends_passes() {
     for runs in [true, false] {
@@ -148,9 +149,9 @@ async fn request_on(volume: Volume, stop: Arc<AtomicBool>, answers: Arc<AtomicU6
     }
 }
 
-/// cleaning.C53: two writers of a full volume requested space in turn, so a request was posted or
-/// in progress at all times. Background cleaning was due and never began, but an overwrite past the
-/// cache waited for it as long as the two went on.
+/// cleaning.C53. The story: two writers of a full volume requested space in turn, so a request was
+/// posted or in progress at all times. Background cleaning was due and never began, but an
+/// overwrite past the cache waited for it as long as the two went on.
 #[test]
 fn writer_is_not_starved_by_callers_that_request_space() {
     let setup = setup(0);

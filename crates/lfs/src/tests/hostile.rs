@@ -28,8 +28,8 @@ const BLOCK: usize = 4096;
 
 /// The story: a segment with content of users became a log segment, and there was a crash. Behind
 /// the end of the log every 64 bytes looked like a record of an unknown version, which may have the
-/// maximum length. For each of them recovery read and summed so many bytes, 128 GiB for a region of
-/// 8 MiB.
+/// maximum length. For each of them recovery read and checksummed that many bytes, 128 GiB for a
+/// region of 8 MiB.
 #[test]
 fn fake_records_behind_log_cost_no_more_than_other_content() {
     let mut costs = Vec::new();
@@ -37,7 +37,7 @@ fn fake_records_behind_log_cost_no_more_than_other_content() {
         let setup = Setup { volume_bytes: 16 << 20, ..setup(0) };
         let disk = setup.blank();
         let (device, world): (DeviceRef, WorldRef) = (Arc::new(disk.clone()), disk.world().clone());
-        // A record may be longer than what is read at a time.
+        // In segments of this size a record may be longer than one read of recovery.
         let new = CreateOptions {
             block_bytes: BLOCK as u32,
             segment_bytes: 1 << 20,
@@ -76,8 +76,8 @@ fn fake_records_behind_log_cost_no_more_than_other_content() {
     assert!(costs[1] <= costs[0] + (1 << 20), "bytes read: {costs:?}");
 }
 
-/// A disk of 64 TiB, sparse, with a volume of 2 MiB in its beginning whose slots claim so many
-/// segments. `clean`: it was closed.
+/// A disk of 64 TiB, sparse, with a volume of 2 MiB in its beginning whose slots claim `segments`
+/// segments. `clean`: the volume was closed.
 fn claims(segments: u32, clean: bool) -> SimDisk {
     let setup = setup(0);
     let small = setup.blank();
@@ -107,8 +107,8 @@ fn claims(segments: u32, clean: bool) -> SimDisk {
     disk
 }
 
-/// A superblock claimed 2^22 segments, and its usage table had 31: the table of segments was
-/// allocated, and every header read, before anything was verified (open.O14). 2^28 took 20 GiB.
+/// The story: a superblock claimed 2^22 segments, and its usage table had 31: the table of segments
+/// was allocated, and every header read, before anything was verified (open.O14). 2^28 took 20 GiB.
 #[test]
 fn slot_claiming_more_segments_than_growth_adds_is_refused() {
     for (clean, segments) in [(true, 1 << 22), (false, 1 << 22), (true, 1 << 28)] {
@@ -140,7 +140,7 @@ fn volume_that_grew_a_thousandfold_opens() {
     }
 }
 
-/// What the next opening would refuse is no growth (grow.X13).
+/// A growth that the next opening would not accept is refused (grow.X13).
 #[test]
 fn growth_that_no_opening_believes_is_refused() {
     let disk = claims(31, true);
@@ -151,8 +151,8 @@ fn growth_that_no_opening_believes_is_refused() {
     assert!(error.to_string().contains("in several steps"), "{error}");
 }
 
-/// A usage table says of each segment that nodes lie there: 16 bytes each, and for each the opening
-/// made a map of all nodes that a segment can have, 32 KiB where segments have a GiB.
+/// The story: a usage table named every segment as one with nodes, in 16 bytes each. For each the
+/// opening made a bit map of all nodes that a segment can have: 32 KiB in segments of 1 GiB.
 #[test]
 fn segment_of_nodes_without_a_node_takes_no_map() {
     let geometry = Geometry::with_segment_shift(30);
@@ -166,8 +166,8 @@ fn segment_of_nodes_without_a_node_takes_no_map() {
     assert_eq!(nodes.used(), 1);
 }
 
-/// Records and headers of the log had numbers near the largest there are. They were applied, and
-/// the next checkpoint wrote a slot with them, which no opening takes: the volume was gone.
+/// The story: records and headers of the log had numbers near the maximum. They were applied, and
+/// the next checkpoint wrote a slot with them. No opening accepts such a slot: the volume was gone.
 #[test]
 fn log_with_huge_numbers_is_not_replayed_for_writing() {
     for in_header in [false, true] {
@@ -221,7 +221,7 @@ fn far_record(at: Place, head: &Head, layout: &Layout) -> Vec<u8> {
     bytes
 }
 
-/// The header of a segment of the last generation there is.
+/// The header of a log segment with the highest generation.
 fn far_header(segment: u32, layout: &Layout) -> Vec<u8> {
     let header = SegmentHeader {
         segment,

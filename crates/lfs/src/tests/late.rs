@@ -23,14 +23,14 @@ use std::time::Duration;
 
 const BLOCK: usize = 4096;
 
-/// The file of this name, cut to nothing.
+/// Opens the file of this name, truncated to 0 bytes.
 async fn cut(volume: &Volume, name: &str) -> OpenFileRef {
     let flags = OpenFlags::READ | OpenFlags::WRITE | OpenFlags::TRUNCATE;
     let (name, new) = (Name::new(name.as_bytes()).unwrap(), NewInode::of(FileKind::File, 0o644));
     volume.create(Ino::ROOT, name, &new, flags).await.unwrap().1
 }
 
-/// What a file has when this disk is opened.
+/// The content of a file after the volume on this disk was opened.
 fn found(disk: &SimDisk, name: &str) -> Vec<u8> {
     let disk = disk.in_world(SimWorld::new(4));
     let bytes = disk.world().run(async {
@@ -75,7 +75,8 @@ fn released_mapping_makes_no_file_longer() {
 /// maintenance.Z15.
 #[test]
 fn durable_truncate_takes_replacing_content_along() {
-    // By age, because of many changes in memory, or because of a `statfs` after a large removal.
+    // The checkpoint is made by age, for many changes in memory, or for a `statfs` after a large
+    // removal.
     for (by_age, asks) in [(true, false), (false, false), (false, true)] {
         let setup = setup(0);
         let disk = setup.blank();
@@ -107,7 +108,7 @@ fn durable_truncate_takes_replacing_content_along() {
             let file = cut(&volume, "f").await;
             write(&file, 0, &[2; 4 * BLOCK]).await.unwrap();
             drop(file);
-            // Sooner than anybody writes it for its age.
+            // The checkpoint comes before write-back writes the file because of its age.
             match by_age {
                 true => disk.world().sleep(Duration::from_millis(1500)).await,
                 false if asks => _ = volume.statfs().await.unwrap(),
@@ -145,7 +146,7 @@ fn exchanged_file_is_written_before_rename() {
         let (_, target) = create(&volume, "target").await.unwrap();
         write(&target, 0, &[1; BLOCK]).await.unwrap();
         volume.syncfs().await.unwrap();
-        // Both have something that is not written.
+        // Both files have content that is not written out.
         write(&target, 0, &[2; BLOCK]).await.unwrap();
         let (_, new) = create(&volume, "new").await.unwrap();
         write(&new, 0, &[3; BLOCK]).await.unwrap();
@@ -169,7 +170,7 @@ fn places_of_dropped_usage_table_are_not_given_out_twice() {
     let disk = setup.blank();
     disk.world().run(async {
         let volume = open(&setup, &disk).await.unwrap();
-        // More leaves than go out at a time.
+        // More leaves than one batch of writes.
         let entries = vec![Segment::FREE; 40 * 3 * 64];
         let places: Vec<_> = (0..44).map(|_| volume.0.store.take().unwrap()).collect();
         let mut making =
@@ -254,10 +255,10 @@ fn slots_of_another_volume_do_not_count() {
     assert_eq!(found(&disk, "f"), [5; BLOCK]);
 }
 
-/// The story: a checkpoint failed and its slot was durable; the state before was written over that
-/// slot, and the process was killed. The next one read it, which was not flushed, and wrote its
-/// nodes over those of the failed checkpoint. A power loss brought the slot of that one back.
-/// open.O11.
+/// The story: a checkpoint failed although its slot was durable. The previous state was written
+/// over that slot, without a flush, and the process was killed. The next process read the previous
+/// state, and wrote its nodes over those of the failed checkpoint. A power loss brought the slot of
+/// the failed checkpoint back. open.O11.
 #[test]
 fn o11_opening_flushes_what_it_read_before_it_writes() {
     let setup = setup(0);

@@ -20,7 +20,7 @@ use crate::fuzz::mutate::{seal_node, seal_record, seal_segment, seal_summary};
 use forebay_base::Result;
 use forebay_base::codec::{Reader, Writer};
 
-/// `value` at `at`, then sums in order: `decode` must say `text`.
+/// Writes `value` at `at` and corrects the checksums: the error of `decode` must contain `text`.
 fn refuse<T>(
     bytes: &[u8],
     (at, value, text): (usize, &[u8], &str),
@@ -36,7 +36,7 @@ fn refuse<T>(
     assert!(error.to_string().contains(text), "at {at}, not `{text}`: {error}");
 }
 
-/// record.R1, record.R3, record.R4, record.R5: and what else a record's fields cannot be.
+/// record.R1, record.R3, record.R4, record.R5: and other invalid values of a record's fields.
 #[test]
 fn of_records() {
     let g = geometry(false);
@@ -108,7 +108,7 @@ fn of_nodes() {
     refuse(&bytes, (9, &[1], "no pointer"), seal_node, open);
     refuse(&bytes, (14, &[1], "T3"), seal_node, open);
     refuse(&bytes, (4095, &[1], "`rest`"), seal_node, open);
-    // Whole and sealed, at a place that it does not name.
+    // An intact node at a place that it does not name.
     let elsewhere = Place::new(header.places[0].segment ^ 1, header.places[0].offset);
     assert!(!header.places.contains(&elsewhere));
     let error = Node::open(&bytes, seal(), elsewhere, &g).unwrap_err();
@@ -143,7 +143,7 @@ fn of_extents_in_pieces() {
         let error = encode(extent).expect_err(text);
         assert!(error.to_string().contains(text), "not `{text}`: {error}");
     }
-    // What says that an extent is short is none of the lengths of a volume without such.
+    // A volume without short extents refuses the short form.
     let mut bytes = [0; 1000];
     let mut w = Writer::new("", &mut bytes);
     plain.encode_into(&mut w, &short_geometry()).unwrap();
@@ -157,7 +157,7 @@ fn of_extents_in_pieces() {
     assert!(error.to_string().contains("inode 0"), "{error}");
 }
 
-/// extent.X4, and the word of a short extent.
+/// extent.X4, and invalid values in the word that marks a short extent.
 #[test]
 fn of_short_extents() {
     let g = short_geometry();
@@ -177,7 +177,7 @@ fn of_short_extents() {
     refuse(&bytes, (8, &[129], "not 1 to 128"), as_it_is, decode);
     refuse(&bytes, (10, &[9], "sum algorithm"), as_it_is, decode);
     refuse(&bytes, (11, &[0x81], "unknown bits"), as_it_is, decode);
-    // The long form of the same, as a volume without short extents has it.
+    // The long form of the same extent, as in a volume without short extents.
     let mut long = [0; 100];
     let mut w = Writer::new("", &mut long);
     extent.encode_into(&mut w, &geometry(false)).unwrap();
@@ -185,7 +185,7 @@ fn of_short_extents() {
     assert!(error.to_string().contains("X4"), "{error}");
 }
 
-/// Ends and trees of a slot: the last value that is right, and the first that is not.
+/// Ends and trees of a slot: the last valid value is accepted, the first invalid one is refused.
 #[test]
 fn of_superblocks() {
     let mut superblock = Make(4).superblock();

@@ -25,7 +25,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Runs `test` on a new volume. Files `a` and `b` of a block are there and in memory.
+    /// Runs `test` on a new volume. Files `a` and `b`, of one block each, exist and are in memory.
     fn run<F: Future<Output = ()>>(test: impl FnOnce(Self) -> F) {
         let setup = Setup { inode_cache_bytes: 1 << 20, ..setup(64 << 10) };
         let disk = setup.blank();
@@ -47,7 +47,7 @@ impl Fixture {
         disk.world().stop();
     }
 
-    /// Times that `op` takes the lock, and its result.
+    /// How often `op` takes the lock, and its result.
     async fn count<T>(&self, op: impl Future<Output = T>) -> (u64, T) {
         self.clock.advance(SECOND);
         let before = self.volume.0.state.acquisitions();
@@ -80,8 +80,9 @@ fn overwrite(file: &OpenFileRef) {
     done.expect("its block is dirty").unwrap();
 }
 
-/// Each cached read and each write took the lock, for times that mostly did not have to move: files
-/// that different threads use waited for each other. The first access after a change still does.
+/// The story: each cached read and each write took the lock to move times, which mostly did not
+/// have to move. Threads that used different files waited for each other. Only the first access
+/// after a change still takes it.
 #[test]
 fn lock_count_of_cached_reads_and_overwrites_is_zero() {
     Fixture::run(async |fixture| {
@@ -112,7 +113,7 @@ fn lock_count_of_cached_reads_and_overwrites_is_zero() {
 
 /// state.S14, inode_table.S16, open_times.S20: times that moved without the lock are those that
 /// `stat` shows, that a sync makes durable, and that `utimensat` replaces. The next write drops
-/// privileges that came since.
+/// privileges (set-user-id) that were set in between.
 #[test]
 fn times_moved_without_the_lock_are_shown_synced_and_replaced() {
     Fixture::run(async |fixture| {
@@ -152,10 +153,10 @@ fn times_moved_without_the_lock_are_shown_synced_and_replaced() {
     });
 }
 
-/// One hold for a change of names. The bar for an fsync is 3, and it takes more, one in each of its
-/// steps: the bound on changes, grant, publish and end of the reservation; the published size,
-/// three times; outstanding content, before and after the commit; the group is taken, laid out and
-/// found durable; what is due then.
+/// A change of names takes the lock once. The goal for an fsync is 3, but it takes one hold or more
+/// in each of these steps: the bound on changes, grant, publish and end of the reservation; the
+/// published size, three times; outstanding content, before and after the commit; the group is
+/// taken, laid out and found durable; what is due then.
 #[test]
 fn lock_count_of_names_and_syncs_stays_low() {
     Fixture::run(async |fixture| {
@@ -164,7 +165,7 @@ fn lock_count_of_names_and_syncs_stays_low() {
         let (locks, made) = fixture.count(create(&fixture.volume, "c")).await;
         let (_, file) = made.unwrap();
         found.push(("create", locks));
-        // The close, and one look at closed files with pending write-back.
+        // The close, and one check of closed files with pending write-back.
         found.push(("close", fixture.count(async { drop(file) }).await.0));
         let looked_up = fixture.volume.lookup(Ino::ROOT, name("a"));
         found.push(("look up", fixture.count(looked_up).await.0));
@@ -175,7 +176,7 @@ fn lock_count_of_names_and_syncs_stays_low() {
         // The mapping is looked up, continued and attached; the fourth is for `atime`.
         found.push(("its first read", fixture.count(async { read_cached(&file) }).await.0));
         found.push(("getattr", fixture.count(fixture.volume.getattr(ino)).await.0));
-        // The change, and one look at what it left in the cache.
+        // The change, and one check of the cached mapping of the file.
         let unlinked = fixture.volume.unlink(Ino::ROOT, name("c"));
         found.push(("unlink", fixture.count(unlinked).await.0));
         write(&file, 0, &[2; 4096]).await.unwrap();

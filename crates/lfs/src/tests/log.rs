@@ -39,7 +39,7 @@ fn each_change_reads_back() {
             let mut r = Reader::new("change", &bytes[..len]);
             assert_eq!(Change::decode(&mut r, &g).unwrap(), Some(change), "{seed}, {kind}");
             r.finish().unwrap();
-            // Cut short it never becomes another change.
+            // A truncated change never decodes as another change.
             for len in (0..len).step_by(1 + len / 40) {
                 let found = Change::decode(&mut Reader::new("change", &bytes[..len]), &g);
                 assert_eq!(found.expect_err("it was cut").kind(), ErrorKind::Corrupt);
@@ -72,7 +72,7 @@ fn each_record_reads_back() {
     }
 }
 
-/// format.F3, record.R2: cut at any length, with any bit flipped.
+/// format.F3, record.R2: a record is refused if it is truncated anywhere or any bit is flipped.
 #[test]
 fn damage_is_told() {
     // With a payload of a block, and without one.
@@ -101,7 +101,7 @@ fn record_verifies_only_at_its_place_and_in_its_volume() {
     Record::open(&bytes, other, AT, &g).expect_err("another volume (R1)");
 }
 
-/// record.R2: a bad payload leaves the changes.
+/// record.R2: if the payload is damaged, the changes can still be read.
 #[test]
 fn changes_are_had_when_the_payload_is_bad() {
     let g = geometry(false);
@@ -172,7 +172,7 @@ fn record_that_no_decoder_accepts_is_not_built() {
     builder.change(&Change::AddOrphan(1)).unwrap();
 }
 
-/// Puts the sum of an edited record in order.
+/// Corrects the checksum of an edited record.
 fn reseal(bytes: &mut [u8]) {
     let offset = u32::from_le_bytes(bytes[68..72].try_into().unwrap()) as usize;
     let sum = seal().sum(AT, &bytes[..offset], 12);
@@ -211,13 +211,13 @@ fn unknown_kinds_are_refused_or_skipped() {
     let record = decode(bytes, &g).unwrap();
     assert_eq!(record.header.fields.kind, RecordKind::Unknown(55));
     assert_eq!((record.header.length as usize, record.changes(&g).count()), (length, 0));
-    // A known kind that says it may be skipped is no record of ours.
+    // A known kind with the flag of one that may be skipped is refused.
     bytes[6..8].copy_from_slice(&1u16.to_le_bytes());
     reseal(bytes);
     assert_eq!(decode(bytes, &g).unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
-/// change.G3, and counts that lie.
+/// change.G3: lengths and counts that do not match the content are refused.
 #[test]
 fn changes_end_where_they_say() {
     let g = geometry(false);

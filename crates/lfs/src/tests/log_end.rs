@@ -1,5 +1,4 @@
-//! The end of the log: what recovery takes for it where blocks are bad, and places that cannot be
-//! read.
+//! Where recovery finds the end of the log if blocks are damaged or cannot be read.
 //!
 //! No locks.
 
@@ -28,7 +27,7 @@ const BLOCK: usize = 4096;
 const BLOCKS: usize = 3;
 const SECTOR: u64 = 512;
 
-/// A disk whose log ends with a synced write, and with what came behind it.
+/// A disk whose log ends with a synced write, and perhaps another group behind it.
 struct Ended {
     disk: SimDisk,
     layout: Layout,
@@ -127,7 +126,7 @@ impl Ended {
     }
 }
 
-/// Each block of the file, or none where it cannot be read.
+/// A byte of each block of the file; `None` if the block cannot be read.
 async fn blocks_of_f(volume: &Volume) -> Vec<Option<u8>> {
     let attr = volume.lookup(Ino::ROOT, Name::new(b"f").unwrap()).await.unwrap();
     let file = volume.open(attr.ino, OpenFlags::READ).await.unwrap();
@@ -143,11 +142,11 @@ async fn has(volume: &Volume, name: &str) -> bool {
     volume.lookup(Ino::ROOT, Name::new(name.as_bytes()).unwrap()).await.is_ok()
 }
 
-/// A synced write, and a group behind it that was not flushed when the power went: of that the
-/// first record is lost, and the second one is there, and says that the write was durable. One
-/// block of the write had gone bad. Recovery looked for what calls the lost record durable, and for
-/// nothing else: it took the bad block for the end of the log, and dropped a synced write of three
-/// blocks without a word (rollforward.R12, evidence.R20).
+/// The story: the group behind a synced write was not flushed when the power was lost. Its first
+/// record is lost. Its second record is on the device, and says that the synced write was durable.
+/// One block of this write had gone bad. Recovery searched only for a record that calls the lost
+/// record durable. So it took the bad block for the end of the log, and dropped a synced write of
+/// three blocks silently (rollforward.R12, evidence.R20).
 #[test]
 fn synced_write_with_bad_block_called_durable_later_is_kept() {
     let ended = ended(true, false);
@@ -166,8 +165,8 @@ fn synced_write_with_bad_block_called_durable_later_is_kept() {
     assert_eq!(named, [Some(b"/f".to_vec())], "fsck names the file: {report:?}");
 }
 
-/// Nothing calls the write durable: a bad block in it is what a power cut leaves of a write in
-/// flight.
+/// No record calls the last write durable, so a bad block in it is taken for a write that was in
+/// flight at a power loss.
 #[test]
 fn last_write_with_bad_block_not_called_durable_is_dropped() {
     let ended = ended(false, false);
@@ -179,8 +178,9 @@ fn last_write_with_bad_block_not_called_durable_is_dropped() {
     ended.disk.world().stop();
 }
 
-/// A record that is lost was durable, so the volume opens for reading only. What was held before
-/// it, waiting to be called durable, was left out there, although the same record says that it was.
+/// A record that is lost was durable, so the volume opens for reading only. The story: the opening
+/// for reading left out the records before it, which recovery holds until a record calls them
+/// durable. But the record that calls the lost one durable calls them durable, too.
 #[test]
 fn read_only_open_has_all_records_before_log_damage() {
     let ended = ended(true, true);
@@ -196,9 +196,10 @@ fn read_only_open_has_all_records_before_log_damage() {
     ended.disk.world().stop();
 }
 
-/// A sector behind the end of the log could not be read, and the volume did not open for writing:
-/// the search for records that call the end durable read 9 MiB in one piece (evidence.R25). At the
-/// end itself it is the same: nothing that can be read says that anything was there.
+/// The story: a sector behind the end of the log could not be read, and the volume did not open for
+/// writing: the search for records that call the end durable read 9 MiB in one request
+/// (evidence.R25). An unreadable sector at the end itself is accepted, too: no readable record says
+/// that a record was there.
 #[test]
 fn unreadable_sector_behind_the_log_opens_for_writing() {
     let first = ended(true, false);
@@ -243,7 +244,7 @@ fn unreadable_log_end_and_unreadable_evidence_opens_for_reading_only() {
 }
 
 /// A record that cannot be read, and that the mark calls durable, is not the end (rollforward.R12);
-/// nor is one that cannot be read in the middle of what can.
+/// nor is an unreadable record between readable ones.
 #[test]
 fn unreadable_record_called_durable_by_mark_opens_for_reading_only() {
     for at_synced in [false, true] {
@@ -261,8 +262,8 @@ fn unreadable_record_called_durable_by_mark_opens_for_reading_only() {
 }
 
 /// A block of the last write cannot be read. If nothing calls the write durable, that is the end of
-/// the log, as with a block that reads wrong; else the write is there, but for that block. The open
-/// was refused in the first case.
+/// the log, as with a block that reads wrong; else the write is kept, without that block. Earlier,
+/// the open was refused in the first case.
 #[test]
 fn last_write_with_unreadable_block_is_kept_only_if_durable() {
     for idle in [false, true] {
@@ -278,8 +279,8 @@ fn last_write_with_unreadable_block_is_kept_only_if_durable() {
 }
 
 /// A volume without sums flushes data before it writes the record that names it. So the last write
-/// was synced whatever its blocks hold now. Recovery read the data although it could not verify it.
-/// A block that could not be read ended the log, and the synced write was gone.
+/// was synced whatever its blocks hold now. The story: recovery read the data although it could not
+/// verify it. A block that could not be read ended the log, and the synced write was gone.
 #[test]
 fn last_write_without_sums_is_kept_whatever_its_blocks_are() {
     for unreadable in [false, true] {
@@ -297,9 +298,9 @@ fn last_write_without_sums_is_kept_whatever_its_blocks_are() {
     }
 }
 
-/// The log goes on in another segment: at its own choice, or after a flush that failed, in a
-/// younger generation. The header of that segment is gone, or cannot be read, in both copies. The
-/// search did not look at a segment without a header: all records there were dropped, and the
+/// The log continues in another segment, because the one before is full, or after a failed flush in
+/// a younger generation. The header of that segment is gone, or cannot be read, in both copies. The
+/// story: the search skipped a segment without a header. All records there were dropped, and the
 /// volume opened for writing (evidence.R19).
 #[test]
 fn log_segment_without_a_header_opens_for_reading_only() {
@@ -347,9 +348,9 @@ fn log_segment_without_a_header_opens_for_reading_only() {
     }
 }
 
-/// Behind the end of the log lies what looks like records, each as long as one may be, as a hostile
-/// user may have a file written there. Recovery checksummed each of them: time grew with
-/// the square of the segment (evidence.R26).
+/// Bytes behind the end of the log look like records of the maximum length: a hostile user may have
+/// written them into a file. The story: recovery checksummed each of them, so the time grew with
+/// the square of the segment's length (evidence.R26).
 #[test]
 fn false_records_behind_the_log_are_summed_in_linear_time() {
     let ended = ended(true, false);
@@ -397,9 +398,9 @@ fn false_records_behind_the_log_are_summed_in_linear_time() {
     ended.disk.world().stop();
 }
 
-/// More units than the search passes over cannot be read behind the end of the log. The volume does
-/// not open for writing. The opening for reading left out the records that were held until the
-/// search said whether they are durable (evidence.R25).
+/// Behind the end of the log more units cannot be read than the search passes over. So the volume
+/// does not open for writing. The story: the opening for reading left out the records that recovery
+/// holds until the search says whether they are durable (evidence.R25).
 #[test]
 fn many_unreadable_units_behind_log_open_with_all_records() {
     for (units, opens) in [(64, true), (65, false)] {
@@ -426,10 +427,10 @@ fn many_unreadable_units_behind_log_open_with_all_records() {
     }
 }
 
-/// open.O12. Flushes failed, so the log went on in a fresh segment and generation, which that
-/// segment's header alone told of. A power cut tore the header off and kept a record behind it.
-/// Recovery drew the same generation for the same segment, and the next recovery took the record
-/// for one of the life between.
+/// open.O12. The story: flushes failed, so the log continued in a fresh segment and generation,
+/// which only the header of that segment named. A power loss destroyed the header and kept a record
+/// behind it. Recovery drew the same generation for the same segment, and after another crash the
+/// next recovery took the old record for a new one.
 #[test]
 fn recovery_draws_generation_above_those_of_log_repairs() {
     let setup = setup(0);

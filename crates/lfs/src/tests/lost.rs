@@ -1,5 +1,5 @@
 //! Volumes of which the device has lost content that nothing else holds. Only the files concerned
-//! know of it: everything else is written, synced, read and merged into checkpoints as before.
+//! are affected: everything else is written, synced, read and merged into checkpoints as before.
 //!
 //! No locks.
 
@@ -18,7 +18,7 @@ use forebay_vfs::{Fallocate, FileSystem, Ino, Name, OpenFileRef, Privileges, Set
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
-/// The damaged file has this many blocks, or no content in the last one.
+/// Blocks of the damaged file at its last sync; with [`Before::Beyond`] it has one.
 const BLOCKS: usize = 4;
 /// The block that is lost.
 const LOST: u64 = 2;
@@ -47,7 +47,7 @@ fn volume_setup() -> Setup {
     Setup { volume_bytes: 16 << 20, ..setup(0) }
 }
 
-/// The file at its last sync.
+/// Writes and syncs the file; returns its content.
 async fn prepare(volume: &Volume, file: &OpenFileRef, before: Before) -> Vec<u8> {
     let mut content = vec![1; BLOCKS * BLOCK];
     let lost = LOST as usize * BLOCK..(LOST as usize + 1) * BLOCK;
@@ -80,7 +80,7 @@ async fn prepare(volume: &Volume, file: &OpenFileRef, before: Before) -> Vec<u8>
     content
 }
 
-/// Reads of the lost block fail, and name it; the other blocks are there.
+/// Asserts that reads of the lost block fail and name it, and that other blocks can be read.
 async fn is_lost((ino, file): (Ino, &OpenFileRef), synced: &[u8]) {
     let at = LOST * BLOCK as u64;
     let wanted = [format!("inode {}", ino.0), "bytes 8192 to 12288".to_string()];
@@ -114,12 +114,13 @@ async fn others_go_on(volume: &Volume, files: &mut Vec<OpenFileRef>, round: u8) 
     assert!(volume.stopped().is_none());
 }
 
-/// What a file of a crash state has. The state is sound.
+/// The content of a file in a crash state, in which fsck must find no damage.
 fn after_crash(setup: &Setup, state: &CrashState, name: &str) -> Vec<u8> {
     found(setup, &state.mount(SimWorld::new(2)), name)
 }
 
-/// One lost block: a disk that has lived on after it, and the states that a power loss left.
+/// Loses one block and continues. Returns the synced content of its file, a crash state of each
+/// round, and the disk.
 fn live_on(sums: bool, before: Before) -> (Vec<u8>, Vec<CrashState>, SimDisk) {
     let setup = volume_setup();
     let disk = blank(&setup, sums);
@@ -181,7 +182,7 @@ const HEALS: [Heal; 6] = [
     Heal::Removed,
 ];
 
-/// Mends the file; its content then.
+/// Ends the loss as `how` says; returns the content of the file then.
 async fn heal(volume: &Volume, (ino, file): (Ino, &OpenFileRef), how: Heal) -> Vec<u8> {
     let (at, keep) = (LOST * BLOCK as u64, Privileges::Keep);
     let size = volume.getattr(ino).await.unwrap().size as usize;
@@ -215,7 +216,8 @@ async fn heal(volume: &Volume, (ino, file): (Ino, &OpenFileRef), how: Heal) -> V
     content
 }
 
-/// A lost block is healed before the first checkpoint, or after some. Its file is synced then.
+/// The loss of a block ends before the first checkpoint, or after some. Then a sync of its file
+/// succeeds.
 #[test]
 fn file_with_lost_block_heals() {
     for (sums, before) in [true, false].into_iter().flat_map(|sums| ALL.map(|one| (sums, one))) {
@@ -232,8 +234,8 @@ fn file_with_lost_block_heals() {
                     volume.checkpoint().await.unwrap();
                 }
                 disk.heal();
-                // Until all openers of that time have closed it, its syncs say that it lost
-                // something.
+                // Syncs through an opener from before the loss report it until that opener closes
+                // the file.
                 drop(damaged);
                 let (_, damaged) = create(&volume, "damaged").await.unwrap();
                 let content = heal(&volume, (ino, &damaged), how).await;
@@ -252,7 +254,7 @@ fn file_with_lost_block_heals() {
             });
             disk.world().stop();
             if before == Before::Beyond && !content.is_empty() {
-                // Between its last sync and the lost block it has a hole.
+                // Between the size at the last sync and the lost block the file has a hole.
                 let end = content.len().min(LOST as usize * BLOCK);
                 content[BLOCK..end].fill(0);
             }
@@ -267,7 +269,7 @@ fn file_with_lost_block_heals() {
 }
 
 /// A power loss at any request of the checkpoints after a loss leaves the content of the last sync,
-/// in a sound volume. logged.Q2.
+/// in a volume without damage. logged.Q2.
 #[test]
 fn power_loss_at_checkpoint_after_loss_keeps_synced_content() {
     let mut all = 0;
@@ -317,8 +319,8 @@ async fn until_closed(volume: &Volume, disk: &SimDisk, ino: Ino) {
 }
 
 /// A file has a dirty block behind its end at the last sync, and behind that a lost one. A
-/// checkpoint corrects the size that the log has. What is recorded later still does not cover the
-/// lost block.
+/// checkpoint corrects the size that the log has. Sizes that are recorded later do not cover the
+/// lost block either.
 #[test]
 fn size_behind_lost_block_is_not_recorded() {
     for (sums, close) in [(true, false), (false, false), (true, true)] {
@@ -347,8 +349,8 @@ fn size_behind_lost_block_is_not_recorded() {
     }
 }
 
-/// A checkpoint corrects the size that the log has. In this life the file keeps its own, also when
-/// it is closed and memory is short.
+/// A checkpoint corrects the size that the log has. Until the volume is closed the file keeps its
+/// size in memory, also when it is closed and memory is short.
 #[test]
 fn file_with_lost_end_keeps_its_size_after_checkpoint() {
     let setup = volume_setup();
@@ -376,8 +378,8 @@ fn file_with_lost_end_keeps_its_size_after_checkpoint() {
     assert!(after_crash(&setup, &disk.cut_state(1), "damaged") == [1; BLOCK]);
 }
 
-/// The device loses a block while its inode is not in memory. Its file does not sync as if nothing
-/// had happened, and what a later sync covers is durable, size and all.
+/// The device loses a block while its inode is not in memory. A sync of its file reports the loss
+/// if the file still has its size; and what a later sync covers is durable, with the size.
 #[test]
 fn loss_while_inode_is_evicted_is_noticed() {
     for checkpoint in [false, true] {
@@ -394,7 +396,7 @@ fn loss_while_inode_is_evicted_is_noticed() {
             until_closed(&volume, &disk, ino).await;
             let evicted = volume.0.state.lock().forget(ino.0);
             assert!(evicted.is_some_and(|node| !node.regrow), "no repair yet");
-            // The commit of another file repairs.
+            // The commit of another file does the repair.
             let (_, other) = create(&volume, "other").await.unwrap();
             other.sync(false).await.ok();
             if checkpoint {

@@ -1,7 +1,7 @@
-//! The maintenance task where a circle of waits would show: a full volume with concurrent writers
-//! and unlinkers, a close during cleaning, files whose write-out needs a checkpoint, callers that
-//! are dropped while they wait, and a world that stops. The simulated world panics when all tasks
-//! wait.
+//! The maintenance task where tasks could wait for one another in a circle: a full volume with
+//! concurrent writers and unlinkers, a close during cleaning, files whose write-out needs a
+//! checkpoint, callers that are dropped while they wait, and a world that stops. The simulated
+//! world panics when all tasks wait.
 //!
 //! No locks.
 
@@ -207,7 +207,7 @@ fn write_out_before_a_checkpoint_may_need_a_checkpoint() {
     assert!(check(&disk).is_clean());
 }
 
-/// Polls a future up to so many times, each when it is woken; whether it ended.
+/// Polls a future up to `times` times, each when it is woken; true if it ended.
 async fn poll_times(times: u32, future: impl Future) -> bool {
     let (mut future, mut polls) = (pin!(future), 0);
     poll_fn(|cx| {
@@ -319,8 +319,8 @@ fn padded_disk(seed: u64) -> SimDisk {
 }
 
 /// maintenance.Z17: the mark of a checkpoint takes a block of this device, which is as much log as
-/// makes a checkpoint due here. So each one made the next one due, and the volume could not be
-/// closed.
+/// makes a checkpoint due here. The story: each checkpoint made the next one due, and the volume
+/// could not be closed.
 #[test]
 fn checkpoint_by_size_makes_no_other_one_due() {
     let setup = setup(0);
@@ -344,7 +344,8 @@ fn checkpoint_by_size_makes_no_other_one_due() {
 }
 
 /// reserve.M14, relief.Q14: a sync of a full volume also writes the times of files that were read.
-/// Each inode had a record of its own, and after two requests for space the sync was refused.
+/// The story: each inode had a separate record, and after two requests for space the sync was
+/// refused.
 #[test]
 fn sync_of_many_times_on_full_volume_is_not_refused() {
     const FILES: u64 = 900;
@@ -378,8 +379,8 @@ fn sync_of_many_times_on_full_volume_is_not_refused() {
     assert!(check(&disk).is_clean());
 }
 
-/// maintenance.Z11, reserve.M14, relief.Q14: the same on a device that pads records, so that few
-/// records find space in the log at a time and tasks take it from one another.
+/// maintenance.Z11, reserve.M14, relief.Q14: a full volume on a device that pads records, so that
+/// few records find space in the log at a time and tasks take it from one another.
 #[test]
 fn full_volume_with_padded_records_answers_all() {
     const WRITERS: u64 = 3;
@@ -401,7 +402,8 @@ fn real_volume() -> Volume {
     block_on(Volume::open(&device, &world, &options)).unwrap()
 }
 
-/// The same on threads: each caller blocks, and the maintenance runs on the threads of the world.
+/// A full volume with real threads: each caller blocks, and the maintenance runs on the threads of
+/// the world.
 #[test]
 fn full_volume_with_threads_answers_all() {
     const WRITERS: u64 = 3;

@@ -38,7 +38,7 @@ fn device(bytes: u64) -> (DeviceRef, WorldRef) {
 }
 
 impl Many {
-    /// So many files without content in directories of [`EACH`], in the tree.
+    /// Makes `count` files without content, in directories of [`EACH`], and a checkpoint.
     fn make(count: u64, options: &OpenOptions) -> Self {
         let (device, world) = device(128 << 20);
         let volume = block_on(Volume::open(&device, &world, options)).unwrap();
@@ -69,7 +69,7 @@ impl Many {
         assert_eq!(block_on(self.volume.lookup(dir, name)).unwrap().size, 0);
     }
 
-    /// Nodes of the tree that were asked for.
+    /// How many nodes were looked up in the node cache.
     fn asked(&self) -> u64 {
         let counts = self.volume.0.tree.cache().counts();
         counts.hits + counts.misses
@@ -92,7 +92,7 @@ fn neighbours_come_with_what_is_missing() {
         state.check_cache();
         assert!(state.cache.bytes() < 3 << 20, "{} of 2 MiB", state.cache.bytes());
     }
-    // Opened again with room for next to nothing: what is wanted comes alone, and is right.
+    // Opened again with very small caches: lookups load inodes without neighbours, and are right.
     block_on(many.volume.close()).unwrap();
     let Many { device, world, dirs, volume } = many;
     drop(volume);
@@ -136,7 +136,7 @@ fn inodes_of_a_listing_come_with_their_leaf() {
     assert_eq!(listed, EACH);
     let each = (many.asked() - before) as f64 / EACH as f64;
     assert!(each < 1.0, "{each} nodes for each file that is listed");
-    // Leaves that lie side by side are read together: each was a read of its own, and waited for.
+    // Adjacent leaves are read together. Earlier, each leaf was a separate read.
     let alone = many.volume.0.tree.cache().counts().misses;
     assert!(alone < EACH / 28 / 2, "{alone} nodes were read alone");
     let gone = [Ino(1 << 40), many.dirs[0]];
@@ -204,7 +204,7 @@ fn with_cache() -> (DeviceRef, WorldRef, OpenOptions) {
     (device, world, OpenOptions { cache, ..OpenOptions::default() })
 }
 
-/// A sync of everything wrote each file out and waited for a flush of its own, one after the other.
+/// The story: a sync of the volume wrote out one file after the other, each with a separate flush.
 #[test]
 fn small_files_become_durable_together() {
     let (device, world, options) = with_cache();
@@ -276,7 +276,7 @@ fn m16_small_files_share_records() {
     }
 }
 
-/// The small file with this number is full of one byte.
+/// Asserts that all bytes of the small file with this number are `now`.
 fn holds(volume: &Volume, n: u64, now: u8) {
     let text = format!("w{n}");
     let name = Name::new(text.as_bytes()).unwrap();
@@ -307,7 +307,7 @@ fn n21_small_files_that_lie_side_by_side_are_read_together() {
     (8..200).for_each(|n| read(n, n as u8));
     let reads = log.take().iter().filter(|record| record.op == BioOp::Read).count();
     assert!(reads < 30, "{reads} reads of the device for 192 files");
-    // Content that lies in what was read together is written anew, and checkpointed.
+    // Content in the range that was read ahead is overwritten, and a checkpoint is made.
     let root = volume.0.state.lock().root;
     for n in 200..210 {
         let text = format!("w{n}");

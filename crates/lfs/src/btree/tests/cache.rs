@@ -1,4 +1,5 @@
-//! The bound of the cache, and that it never hands out what was at a place before.
+//! Tests that the node cache keeps its limit, and never returns a node from before its place was
+//! reused; and of the read-ahead that fills the cache.
 //!
 //! No locks.
 
@@ -66,7 +67,7 @@ fn b45_b46_leaves_are_read_ahead_together() {
     assert_eq!(reads(), 0, "B46: all of it is there");
     in_order(16);
     assert_eq!(reads(), 0, "the first leaves are there");
-    // What is bad is left alone, and found out by who needs it: there is another copy.
+    // Read-ahead ignores bad copies. A reader that needs such a leaf reads its other copy.
     let places: Vec<Place> = {
         let state = bench.store.state.lock();
         state.nodes.keys().copied().filter(|place| place.segment % 2 == 0).collect()
@@ -81,8 +82,8 @@ fn b45_b46_leaves_are_read_ahead_together() {
     in_order(bench.model.len());
 }
 
-/// The story: a checkpoint of overwrites all over a large file looked up the extents that they cut
-/// leaf by leaf, with one device request for each. Writers waited for seconds. ahead.B46.
+/// The story: a checkpoint of overwrites all over a large file looked up the partly overwritten
+/// extents leaf by leaf, with one device request for each. Writers waited for seconds. ahead.B46.
 #[test]
 fn sequential_lookups_read_leaves_together() {
     let (mut make, mut bench) = (Make(4), Bench::new(0));
@@ -106,7 +107,7 @@ fn sequential_lookups_read_leaves_together() {
     bench.tree.cache().set_budget(0);
     bench.tree.cache().forget(&all_places(&bench));
     bench.tree.cache().set_budget(4 << 20);
-    // Here and there: what lies between is not read.
+    // Lookups far apart read no leaves between them.
     look(97);
     let nodes = bench.tree.cache().counts().nodes as u64;
     assert!(nodes < leaves / 2, "{nodes} nodes of {leaves} leaves");
@@ -156,7 +157,7 @@ fn reused_place_is_another_node() {
     assert!(bench.tree.cache().counts().hits > 1000, "the cache was used");
 }
 
-/// cache.B32: what the pointer says has to agree in each part.
+/// cache.B32: every field of the pointer must match.
 #[test]
 fn cached_node_is_found_only_by_complete_pointer() {
     let (mut make, mut bench) = (Make(1), Bench::new(1 << 20));

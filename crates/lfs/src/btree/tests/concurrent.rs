@@ -1,4 +1,4 @@
-//! Nodes are written while the next ones are made, and none when a merge is over.
+//! A merge builds nodes while the batch before is written; when it ends, no write is in flight.
 //!
 //! No locks.
 
@@ -14,11 +14,11 @@ use forebay_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Writes that take some polls, and places that run out.
+/// A store whose writes take several polls, and whose places may run out.
 struct Slow {
     store: Arc<super::MemStore>,
     flying: AtomicUsize,
-    /// Nodes that were made while others were written.
+    /// Number of nodes made while others were being written.
     meanwhile: AtomicUsize,
     left: AtomicUsize,
 }

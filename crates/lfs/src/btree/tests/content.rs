@@ -1,5 +1,5 @@
-//! The tree that a merge makes: its content is that of a full rewrite and of the model, every node
-//! is filled as stated, and no more nodes are rewritten than stated.
+//! The tree that a merge makes: its content is that of a full rewrite and of the model, nodes are
+//! filled and rewritten within the limits of btree.B15, write.B52 and merge.B63.
 //!
 //! No locks.
 
@@ -15,7 +15,7 @@ use forebay_base::ErrorKind;
 use forebay_base::task::block_on;
 use std::collections::BTreeSet;
 
-/// Merges one batch and looks at everything.
+/// Merges one batch and checks content, places and counts.
 fn merge_and_check(bench: &mut Bench, changes: &[Change], what: &str) {
     let before = bench.check().places;
     let levels = u64::from(bench.root.level) + 1;
@@ -36,7 +36,8 @@ fn merge_and_check(bench: &mut Bench, changes: &[Change], what: &str) {
     assert!(replaced <= bound, "{what}: {replaced} replaced for {touched} touched (B63)");
     assert_eq!(merged.changes, changes.len() as u64, "{what}");
     assert_eq!(merged.replaced, ledger.freed.len() as u64, "{what}");
-    // What is new cannot be more than what was replaced and what came, at the stated fill.
+    // The new nodes hold the items of the replaced ones and the new items, at least at the lowest
+    // fill.
     let came: usize = changes.iter().filter_map(Change::value).map(|value| value.len() + 25).sum();
     let new = came / min_used_bytes(&geometry()) + 1;
     let most = 3 * replaced as usize + 2 * new + levels as usize + 2;
@@ -159,7 +160,7 @@ fn remaining_items_of_inner_node_join_neighbours() {
     assert!(starts.len() >= 4, "{starts:?}");
     for (i, from) in starts.iter().enumerate() {
         for upto in &starts[i + 1..] {
-            // A few stay at the end of the stretch, or at its start.
+            // One or three items remain at the end of the range, or one at its start.
             for gone in [*from..upto - 1, *from..upto - 3, from + 1..*upto] {
                 let mut other = bench.fork();
                 let what = format!("{gone:?} of {starts:?} goes");
@@ -170,7 +171,7 @@ fn remaining_items_of_inner_node_join_neighbours() {
     }
 }
 
-/// A rewrite fills to what was asked for; and the whole range of fills makes sound trees.
+/// A rewrite fills nodes to the requested percentage, 70 to 100, and the tree is valid.
 #[test]
 fn rewrite_packs_to_requested_fill() {
     let mut make = Make(9);

@@ -108,7 +108,8 @@ fn old_roots_read_after_any_power_loss() {
                 let found = read_back(&after, root);
                 assert_eq!(found.as_ref().ok(), Some(model), "request {n}, {}", state.label);
             }
-            // Without a flush the new ones may be there, or not; never something else.
+            // Without a flush a new tree reads completely or is corrupt; it never has other
+            // content.
             for (root, model) in done.iter().flatten().zip(&setup.after) {
                 match read_back(&after, root) {
                     Ok(found) => assert_eq!(found, *model, "request {n}, {}", state.label),
@@ -146,8 +147,8 @@ fn flushed(setup: &Setup, disk: &SimDisk, roots: &[TreeRoot]) {
     }
 }
 
-/// device.B91, device.B92: neighbours go out in one transfer; places run out with an error and come
-/// back.
+/// device.B91, device.B92: adjacent nodes are written in one transfer. When no place is free, the
+/// merge fails, and the places that it took can be given back.
 #[test]
 fn neighbouring_nodes_are_written_in_long_transfers() {
     let setup = setup(5, 1 << 20);
@@ -171,7 +172,7 @@ fn neighbouring_nodes_are_written_in_long_transfers() {
     assert_eq!(world.run(scan(&tree, &root)).unwrap(), setup.models[0], "the old one is there");
 }
 
-/// A sector of each node goes bad on the medium, in one copy or the other.
+/// One sector of each node is damaged on the medium, in one copy or the other.
 #[test]
 fn bad_sector_in_one_copy_loses_nothing() {
     let setup = setup(6, 1 << 20);
@@ -185,8 +186,8 @@ fn bad_sector_in_one_copy_loses_nothing() {
     }
 }
 
-/// device.B93: one transfer fails, and nothing of the batch is on its way any more when that is
-/// said.
+/// device.B93: one transfer fails; when that is reported, no other transfer of the batch is in
+/// flight.
 #[test]
 fn failed_batch_leaves_no_write_in_flight() {
     for nth in 1..=8 {

@@ -1,4 +1,5 @@
-//! Every node damaged in turn: one copy, and nothing is lost; both, and the error names it.
+//! Each node is damaged in turn. With one bad copy nothing is lost; with two the error names the
+//! node.
 //!
 //! No locks.
 
@@ -12,7 +13,7 @@ use forebay_base::task::block_on;
 use forebay_base::{Error, ErrorKind};
 use std::collections::BTreeSet;
 
-/// Ways for a copy to be bad.
+/// Number of kinds of damage that [`spoil`] can do.
 const WAYS: u64 = 6;
 
 fn filled() -> Bench {
@@ -41,7 +42,7 @@ fn spoil(bench: &Bench, make: &mut Make, places: [Place; 2], copy: usize, way: u
     }
 }
 
-/// store.B21, store.B22, check.B82: the other copy has everything.
+/// store.B21, store.B22, check.B82: with one bad copy of a node, the other copy is used.
 #[test]
 fn one_copy_of_each_node_is_enough() {
     let (bench, mut make) = (filled(), Make(12));
@@ -82,7 +83,8 @@ fn names(e: &Error, places: [Place; 2]) -> bool {
     places.iter().all(|place| text.contains(&format!("{place:?}")))
 }
 
-/// store.B23, check.B83: what is lost is named, and everything else is there.
+/// store.B23, check.B83: the error names the lost node, and all items outside of its range are
+/// read.
 #[test]
 fn both_copies_bad_is_an_error_that_names_the_node() {
     let (bench, mut make) = (filled(), Make(13));
@@ -119,7 +121,7 @@ fn both_copies_bad_is_an_error_that_names_the_node() {
     }
 }
 
-/// A scan gives what is before the damage, then the error, and the same error again.
+/// A scan returns the items before the damage, then the error, and the same error again.
 fn scan_before(bad: &Bench, model: &Model, places: [Place; 2], low: &Vec<u8>, what: &str) {
     let (mut cursor, mut wanted) = (Cursor::all(), model.iter());
     for _ in 0..2 {
@@ -139,7 +141,7 @@ fn scan_before(bad: &Bench, model: &Model, places: [Place; 2], low: &Vec<u8>, wh
     }
 }
 
-/// A merge that would have to read what is lost fails, and takes nothing; elsewhere it goes on.
+/// A merge that must read the lost node fails and keeps no places; a merge elsewhere succeeds.
 #[test]
 fn merge_into_damage_fails_and_elsewhere_continues() {
     let bench = filled();
@@ -174,7 +176,7 @@ fn check_reports_place_with_second_owner() {
     let nodes = bench.check().nodes;
     for (n, (places, level)) in nodes.iter().enumerate().step_by(3) {
         let what = format!("node {n} at {places:?}, level {level}");
-        // Of all of it, or of a part.
+        // The other owner uses the same place, or one that overlaps it.
         let place = places[n % 2];
         let theirs = Place::new(place.segment, place.offset + [0, 512, 2048][n % 5 % 3]);
         let mut taken = BTreeSet::from([theirs]);

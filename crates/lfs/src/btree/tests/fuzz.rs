@@ -53,7 +53,7 @@ fn get(bench: &Bench, places: Places) -> Vec<u8> {
     bench.store.state.lock().nodes[&places[0]].clone()
 }
 
-/// Stores a node in both places, and makes what is above it agree.
+/// Stores a node in both places, and updates the checksums in the nodes above it.
 fn put(family: &Family, bench: &mut Bench, mut places: Places, mut bytes: Vec<u8>) {
     seal_node(&mut bytes);
     loop {
@@ -68,7 +68,7 @@ fn put(family: &Family, bench: &mut Bench, mut places: Places, mut bytes: Vec<u8
         let pattern = places.map(Place::to_bytes).concat();
         bytes = get(bench, *parent);
         let at = bytes.windows(16).position(|window| window == pattern);
-        // Gone already, when its parent was changed as well.
+        // An earlier change of the parent has removed the pointer.
         let Some(at) = at else { return };
         bytes[at + 24..at + 28].copy_from_slice(&sum.to_le_bytes());
         seal_node(&mut bytes);
@@ -82,7 +82,7 @@ fn item_at(bytes: &[u8], n: usize) -> usize {
     bytes.get(at..at + 2).map_or(0, |two| usize::from(u16::from_le_bytes([two[0], two[1]])))
 }
 
-/// The 32 bytes of pointer `n`; somewhere, in a node that was changed before.
+/// Offset of the 32 bytes of pointer `n`; any offset in a node that an earlier change damaged.
 fn pointer_at(bytes: &[u8], n: usize) -> usize {
     let at = item_at(bytes, n);
     let at = at + 3 + usize::from(bytes.get(at).copied().unwrap_or(0));
@@ -100,7 +100,8 @@ fn change(family: &Family, bench: &mut Bench, make: &mut Make) {
     let mut bytes = get(bench, places);
     let items = u64::from(word(&bytes, 10) as u16).max(1);
     match make.below(8) {
-        // A pointer to a brother, to any node, or to an ancestor: shared nodes and circles.
+        // The pointer of a sibling replaces a pointer, or below, one to any node: nodes are shared,
+        // or reachable in a circle.
         0 | 1 if level > 0 => {
             let (from, to) = (make.below(items) as usize, make.below(items) as usize);
             let (from, to) = (pointer_at(&bytes, from), pointer_at(&bytes, to));
@@ -127,7 +128,7 @@ fn change(family: &Family, bench: &mut Bench, make: &mut Make) {
                 *byte = make.pick(&[0, 0x10, 0x20, 0xff, *byte ^ 1, byte.wrapping_add(1)]);
             }
         }
-        // What another node of any level has.
+        // The items of another node of any level, with or without its level.
         5 => {
             let other = get(bench, make.pick(&family.nodes).0);
             let from = if make.flip() { 10 } else { 9 };
@@ -148,7 +149,7 @@ fn expect_kind(e: &Error, what: &str) {
     assert!(kinds.contains(&e.kind()), "{what}: {e}");
 }
 
-/// Goes on behind each error as far as a reader could. How many items there were.
+/// Reads all items, and continues after one that cannot be decoded. Returns their number.
 async fn read_all(tree: &Tree, root: &TreeRoot, what: &str) -> Result<usize, Error> {
     let (mut cursor, mut count, mut last) = (Cursor::all(), 0, Vec::new());
     while let Some(found) = cursor.next(tree, root).await? {
@@ -183,7 +184,7 @@ fn try_everything(bench: &mut Bench, make: &mut Make, nodes: u64, what: &str) ->
     }
     assert!(reads(bench) <= 12 * 6 * levels, "{what}: reads of single keys");
     let checked = bench.check();
-    // Each place once, and what never was one.
+    // A check reads each place once; 400 reads more are allowed for pointers to invalid places.
     let done = reads(bench);
     assert!(done <= 2 * nodes + 400, "{what}: {done} reads in a check (B81)");
     match &scanned {
@@ -206,7 +207,7 @@ fn try_everything(bench: &mut Bench, make: &mut Make, nodes: u64, what: &str) ->
     scanned.is_err() || !checked.report.is_clean()
 }
 
-/// read.B42, btree.B12, btree.B13, check.B81 and that no walk is without end.
+/// read.B42, btree.B12, btree.B13, check.B81; and every walk ends.
 #[test]
 fn sealed_garbage_makes_no_reader_panic_or_loop() {
     let family = family();

@@ -47,7 +47,7 @@ fn pieces(make: &mut Make, next_place: &mut u32, round: u64) -> Vec<Piece> {
         }
     }
     if make.below(8) == 0 {
-        // A hole up to the end of all files.
+        // A hole up to the highest block of file 9.
         out.push(Piece { data_id: 9, block: make.below(50), blocks: u64::MAX, stored: None });
     } else if make.flip() {
         let stored =
@@ -140,7 +140,7 @@ fn pieces_take_the_place_of_what_was_there() {
     }
 }
 
-/// What is kept is cut where a piece is, and nowhere else.
+/// Kept extents are split at pieces, and nowhere else.
 #[test]
 fn merge_splits_kept_extents_only_at_pieces() {
     let (mut make, mut bench) = (Make(2), Bench::new(0));
@@ -163,7 +163,8 @@ fn pieces_that_overlap_are_refused() {
     }
 }
 
-/// Extents that overlap, which no merge makes: one of the two would be lost.
+/// A piece over two extents that overlap, which no merge makes, is refused: one of them would be
+/// lost.
 #[test]
 fn extents_that_overlap_are_not_cut() {
     let (mut make, mut bench) = (Make(2), Bench::new(0));
@@ -180,7 +181,7 @@ fn hole_over_complete_file_leaves_nothing() {
     let (mut make, mut bench) = (Make(2), Bench::new(1 << 20));
     let changes: Vec<_> = (0..3000).map(|n| super::work::extent(&mut make, 4, n * 3, 2)).collect();
     bench.merge(&changes).unwrap();
-    // A few changes of it cost a few reads.
+    // The first 20 of 3000 changes take few reads.
     let hole = Piece { data_id: 4, block: 0, blocks: u64::MAX, stored: None };
     let (other, mut given_up) = (bench.fork(), |_| ());
     let mut changes = MapChanges::new(&other.tree, bench.root, [hole].into_iter(), &mut given_up);

@@ -1,4 +1,4 @@
-//! Lookups and cursors, held against the model.
+//! Lookups and cursors, compared with the model.
 //!
 //! No locks.
 
@@ -25,7 +25,7 @@ fn filled(seed: u64, cache_bytes: usize) -> (Make, Bench) {
     (make, bench)
 }
 
-/// Keys that are there, and others around them.
+/// A key of the model, one near it, or any other.
 fn some_key(make: &mut Make, model: &Model) -> Key {
     let there = model.keys().nth(make.below(model.len() as u64) as usize).expect("some key");
     let key = Key::decode(there).unwrap();
@@ -71,7 +71,7 @@ fn leaves_have_what_a_cursor_gives_one_by_one() {
     }
 }
 
-/// read.B41: one key, and the last one up to a key; in as many reads as there are levels.
+/// read.B41: `get` reads at most one node for each level, `floor` two.
 #[test]
 fn single_keys_are_found_as_the_model_says() {
     for seed in seeds(4) {
@@ -115,8 +115,8 @@ fn store(bench: &Bench, level: u8, entries: &[(&[u8], &[u8])]) -> NodePointer {
 }
 
 /// A leaf may begin above the lowest key that it may hold (btree.B12). The floor of a key before
-/// its first item is then the last item of the leaf before, below another parent. Our own writer
-/// leaves no such gap.
+/// its first item is then the last item of the leaf before, below another parent. The writer of
+/// this crate leaves no such gap.
 #[test]
 fn floor_of_key_may_be_in_previous_leaf() {
     let (mut make, mut bench) = (Make(3), Bench::new(0));
@@ -153,7 +153,7 @@ fn floor_of_key_may_be_in_previous_leaf() {
     assert_eq!(bench.scan().unwrap().len(), 4);
 }
 
-/// What a map asks: the extent that a block is in.
+/// How a map finds the extent of a block.
 #[test]
 fn extent_of_block_is_floor_of_its_key() {
     let (mut make, mut bench) = (Make(3), Bench::new(1 << 20));
@@ -194,8 +194,8 @@ fn cursor_returns_its_range_and_ends() {
     }
 }
 
-/// btree.B16, read.B43: the tree changes under a cursor: it goes on behind its key in what there is
-/// then.
+/// btree.B16, read.B43: the tree changes under a cursor, which continues after its last key in the
+/// new tree.
 #[test]
 fn cursor_keeps_its_key_across_new_roots() {
     for seed in seeds(3) {

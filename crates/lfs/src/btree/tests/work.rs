@@ -1,4 +1,4 @@
-//! Batches of changes out of a seed, in the shapes that a volume has.
+//! Random batches of changes from a seed, in patterns as a volume makes them.
 //!
 //! No locks.
 
@@ -24,7 +24,7 @@ pub(crate) enum Shape {
     Clustered,
     /// Nine deletes for each new item.
     Deletes,
-    /// A run of neighbours goes.
+    /// Deletes of adjacent keys.
     DeleteRun,
     /// Extents of 128 blocks with their sums.
     LongExtents,
@@ -87,7 +87,7 @@ fn largest(make: &mut Make, ino: u64, nth: u64) -> Change {
     change
 }
 
-/// A key that is there; none if there are none.
+/// A key of the model; `None` if it is empty.
 fn any_key(make: &mut Make, keys: &[&Vec<u8>]) -> Option<Key> {
     let n = make.below(keys.len().max(1) as u64) as usize;
     keys.get(n).map(|key| Key::decode(key).expect("a key of the model"))

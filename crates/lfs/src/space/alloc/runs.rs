@@ -181,7 +181,7 @@ impl Room {
         self.left.bytes + self.held()
     }
 
-    /// The number of runs of these bytes.
+    /// The number of runs that [`Self::bytes`] counts.
     pub fn runs(&self) -> u64 {
         (self.left.runs.len() + self.windows.runs() + usize::from(self.pool.is_some())) as u64
     }

@@ -1,5 +1,5 @@
-//! Places for a request, as the strategy of [`AllocMode`](crate::space::alloc::AllocMode) allocates
-//! them.
+//! Places for a request by the strategy `reserve` ([`AllocMode`](crate::space::alloc::AllocMode)):
+//! runs that the windows of its stream provide.
 //!
 //! Invariant: T23 adjacent runs of a file that are also adjacent in the segment become one place,
 //! whenever they were taken.

@@ -14,10 +14,11 @@ use forebay_base::task::BoxFuture;
 use forebay_base::world::split_mix;
 use forebay_vfs::{FileSystem, Ino, OpenFileRef, SetAttr};
 
-/// Pages of a large request: from so many on it takes its turn.
+/// Pages of a large request. As the threshold of `Serialized` it makes large requests take the
+/// turn.
 const PAGES: u32 = (LARGE / (4 * KIB)) as u32;
 
-/// Ten writers, each of a file of its own: extents for each request, and of each file.
+/// Ten writers, each with its own file. Returns extents for each request, and of each file.
 fn ten_writers(seed: u64, mode: AllocMode, count: u64, len: u64) -> (f64, Vec<u64>) {
     let lab = Lab { pages: PAGES, ..Lab::new(seed, 40, mode) };
     lab.run(async |volume| {
@@ -35,7 +36,7 @@ fn ten_writers(seed: u64, mode: AllocMode, count: u64, len: u64) -> (f64, Vec<u6
 #[test]
 fn a1_each_large_request_is_one_extent() {
     let (count, size) = (16, 16 * LARGE);
-    // 128, 128, 256, 512, ..; a window may be short where a segment ends.
+    // Windows of 128, 128, 256, 512, .. KiB; a window may be shorter where a segment ends.
     let most = 3 + size / (512 * KIB);
     for seed in seeds(3) {
         let (each, files) = ten_writers(seed, AllocMode::Reserve, count, LARGE);
@@ -162,7 +163,7 @@ fn a4_giving_out_a_request_is_one_step_for_all_others() {
         let ours = extents_of_large(AllocMode::Reserve, 64);
         assert!(ours.iter().all(|n| *n <= 6), "seed {seed}: {ours:?}");
         let all = extents_of_large(AllocMode::Serialized, 0);
-        // Six requests, and segments that end within one.
+        // Six requests of each file, and a few that the end of a segment splits.
         assert!(all.iter().sum::<u64>() <= 6 * 6 + 4, "seed {seed}: {all:?}");
         let none = extents_of_large(AllocMode::Interleaved, 64);
         assert!(none.iter().all(|n| *n > 24), "seed {seed}: {none:?}");
@@ -254,7 +255,7 @@ fn x7_writers_of_one_image_are_streams_of_their_own() {
             })
         };
         let (ours, torn) = (count(AllocMode::Reserve), count(AllocMode::Interleaved));
-        // 128, 128, 256, 512, 512, 512 KiB each.
+        // Each client has windows of 128, 128, 256, 512, 512 and 512 KiB.
         assert!(ours <= 4 * 6, "seed {seed}: {ours}");
         assert!(torn > 150, "seed {seed}: {torn}");
     }
@@ -281,7 +282,8 @@ fn x6_uncached_writes_find_their_window_at_write_time() {
             let inodes = lab.run_concurrently(jobs.collect()).await;
             volume.syncfs().await.unwrap();
             let files = extents(&volume, &inodes).await;
-            // 128, 128, 256, 512, ..; write-out while a window is being found may add two.
+            // Windows of 128, 128, 256, 512, .. KiB; write-out while a window is being found may
+            // add two.
             assert!(files.iter().all(|n| *n <= 2 + 4 + 2), "seed {seed}: {files:?}");
             assert!(files.iter().sum::<u64>() <= 6 * (2 + 4), "seed {seed}: {files:?}");
         });

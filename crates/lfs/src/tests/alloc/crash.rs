@@ -1,4 +1,4 @@
-//! The power goes while windows are open.
+//! A power loss while windows are open.
 //!
 //! No locks.
 
@@ -35,12 +35,13 @@ fn a5_a7_windows_come_back_after_a_crash() {
         lab.disk.world().stop();
         let lab = Lab { device: Arc::new(disk.clone()), disk, ..lab };
         lab.run(async |volume| {
-            // What the crash left open dies at one checkpoint and is free at the next.
+            // Segments that were open at the crash die at one checkpoint and are free at the next.
             for _ in 0..3 {
                 volume.checkpoint().await.unwrap();
             }
             let free = volume.0.state.lock().space.segments.free();
-            // Two of the tree, the log's, what was synced, and those that are dead once.
+            // Not free are two tree segments, the log's, that of the synced write, and those that
+            // only one checkpoint found dead.
             assert!(free >= 16 - 6, "seed {seed}: {free} free");
             let attr = volume.lookup(Ino::ROOT, Name::new(b"synced").unwrap()).await.unwrap();
             let file = volume.open(attr.ino, OpenFlags::READ).await.unwrap();

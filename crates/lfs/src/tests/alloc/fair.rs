@@ -1,5 +1,5 @@
-//! Who gets how much, and what a request costs others: lineage.A2, lineage.A4, lineage.A6,
-//! lineage.A10. All in simulated time.
+//! How evenly writers progress, and what a request costs other writers: lineage.A2, lineage.A4,
+//! lineage.A6, lineage.A10. All in simulated time.
 //!
 //! No locks.
 
@@ -62,7 +62,7 @@ fn a2_small_readers_and_writers_are_as_fast_as_without() {
     }
 }
 
-/// What a small write costs is one hold of the lock, whichever way.
+/// A small write allocates in one hold of the state lock, with each strategy.
 #[test]
 fn a2_small_write_takes_lock_once() {
     for (mode, pages, turns) in [
@@ -86,7 +86,7 @@ fn a2_small_write_takes_lock_once() {
     }
 }
 
-/// Holds writes back until so many are there.
+/// A device that holds writes back until `wanted` of them have arrived.
 struct Gate {
     lower: DeviceRef,
     wanted: usize,
@@ -177,7 +177,7 @@ fn spread(seed: u64, mode: AllocMode) -> f64 {
     })
 }
 
-/// Everybody gets about the same.
+/// All writers complete about the same number of requests.
 #[test]
 fn a6_writers_share_evenly() {
     for seed in seeds(2) {
@@ -188,7 +188,7 @@ fn a6_writers_share_evenly() {
     }
 }
 
-/// Requests given out to `writers` at once, for each step of the world that it takes.
+/// Allocations by `writers` concurrent tasks, for each step of the simulated world.
 fn given_out_per_step(seed: u64, mode: AllocMode, writers: u64) -> f64 {
     let lab = Lab { pages: 0, ..Lab::new(seed, 60, mode) };
     lab.run(async |volume| {
@@ -209,7 +209,7 @@ fn given_out_per_step(seed: u64, mode: AllocMode, writers: u64) -> f64 {
 
 const REQUESTS: u64 = 20;
 
-/// Blocks for many requests, given back at once.
+/// Allocates blocks for many requests, and returns those of each at once.
 fn give_out(volume: Volume, ino: Ino) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         for n in 0..REQUESTS {

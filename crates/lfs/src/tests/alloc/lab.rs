@@ -36,7 +36,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// An empty volume of so many segments.
+    /// An empty volume of `segments` segments.
     pub fn new(seed: u64, segments: u64, mode: AllocMode) -> Self {
         let size = (1 << 20) + segments * SEGMENT;
         let disk = SimDisk::new(SimWorld::new(seed), SimConfig { size, ..SimConfig::default() });
@@ -54,7 +54,7 @@ impl Lab {
         self.disk.world().clone()
     }
 
-    /// The volume with this lab's way of giving out blocks.
+    /// Opens the volume with the allocation strategy of this lab.
     pub async fn open(&self) -> Volume {
         let world = self.world();
         let config = Config { huge_pages: false, ..Config::with_budget(24 << 20) };
@@ -64,7 +64,7 @@ impl Lab {
             alloc: self.mode,
             serialized_dio_pages: self.pages,
             lock_points: true,
-            // Content goes into runs.
+            // All content goes into data runs, none into log records.
             inline_max: 0,
             ..OpenOptions::default()
         };
@@ -112,7 +112,7 @@ pub async fn create(volume: &Volume, name: &str) -> (Ino, OpenFileRef) {
     (attr.ino, file)
 }
 
-/// Bytes that tell file, offset and turn apart.
+/// Bytes that differ for each tag and offset.
 pub fn bytes(tag: u64, offset: u64, len: u64) -> AlignedBuf {
     let mut buf = AlignedBuf::new(len as usize);
     for (n, word) in buf.chunks_exact_mut(8).enumerate() {
@@ -140,7 +140,7 @@ pub async fn verify(file: &OpenFileRef, tag: u64, offset: u64, len: u64) {
     assert!(buf[..] == bytes(tag, offset, len)[..], "content of {tag} at {offset}");
 }
 
-/// A writer that appends `count` requests of `len` bytes to its own file; the inode.
+/// A writer that appends `count` requests of `len` bytes to its own file; returns the inode.
 pub fn appends(
     volume: &Volume,
     tag: u64,

@@ -1,4 +1,4 @@
-//! What is held for a stream comes back: lineage.A5, lineage.A7, lineage.A9.
+//! The space that is held for a stream is returned: lineage.A5, lineage.A7, lineage.A9.
 //!
 //! No locks.
 
@@ -16,7 +16,7 @@ use std::future::Future;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-/// Bytes of content that the volume says it takes.
+/// Bytes that `statfs` reports as available.
 async fn available(volume: &Volume) -> u64 {
     let statfs = volume.statfs().await.unwrap();
     statfs.blocks_available * u64::from(statfs.block_size)
@@ -113,7 +113,7 @@ fn a7_no_space_only_when_windows_are_gone() {
     }
 }
 
-/// All is cleaned and checkpointed that can be.
+/// Makes checkpoints and cleans until the cleaner finds nothing to do.
 async fn quiet(volume: &Volume) {
     loop {
         for _ in 0..3 {
@@ -125,8 +125,8 @@ async fn quiet(volume: &Volume) {
     }
 }
 
-/// A request that finds half of its space is refused and gives that half back, in each mode and
-/// concurrently with others that do the same. Older content stays readable.
+/// A request that finds space for a part of it only is refused and gives that part back, in each
+/// mode and concurrently with others like it. Older content stays readable.
 #[test]
 fn a5_no_space_in_the_middle_gives_back_what_was_taken() {
     for mode in AllocMode::ALL {
@@ -184,7 +184,7 @@ fn a5_dropped_write_returns_turn_and_blocks() {
                 let mut request = Box::pin(write(&file, 1, 0, LARGE, DIRECT));
                 let mut context = Context::from_waker(Waker::noop());
                 for _ in 0..polls {
-                    // The disk does not answer meanwhile: nothing of it is written.
+                    // The disk completes nothing between these polls.
                     assert!(request.as_mut().poll(&mut context).is_pending());
                     at_the_disk = !lab.disk.log().is_empty();
                     if at_the_disk {
@@ -245,7 +245,7 @@ fn a5_blocks_of_a_failed_write_show_nothing() {
     let lab = Lab::new(1, 12, AllocMode::Reserve);
     lab.run(async |volume| {
         let (ino, file) = create(&volume, "failed").await;
-        // Torn: some of it is on the medium.
+        // The failed write is torn: some of its bytes are on the medium.
         lab.disk.inject(FaultRule::on(BioOp::Write, Fault::Fail(ErrorKind::Io)).nth(1));
         assert!(write(&file, 1, 0, LARGE, DIRECT).await.is_err());
         assert!(volume.extents(ino).await.unwrap().is_empty());
@@ -307,7 +307,7 @@ fn a9_free_space_fragments_no_more_than_with_interleaved_allocator() {
         let ((plain, plain_length), _) = free(AllocMode::Interleaved);
         assert!(ours * 2 < plain, "seed {seed}: {ours} runs, {plain} with the plain one");
         assert!(length > 2 * plain_length, "seed {seed}: {length} bytes, {plain_length}");
-        // The last windows of one round's streams, which the next round has; not of all four.
+        // The leftovers of one round's windows only: each round uses those of the round before.
         assert!(idle <= 8 * 256 * KIB, "seed {seed}: {idle} bytes lie idle");
     }
 }
