@@ -1,8 +1,8 @@
 /*
  * Pages without a copy: pins of the cache. A page shows the bytes of the moment it was fetched,
- * which is what SQLite's locks promise its reader. Where a page cannot be pinned (an eighth of the
- * cache is, the page lies in several runs of memory, its read fails) SQLite gets NULL and reads it,
- * so that an error has its proper code.
+ * which is what SQLite's locks promise its reader. Where a page cannot be pinned SQLite gets NULL
+ * and reads the page, so that an error has its proper code. That is so if an eighth of the cache is
+ * pinned, if the page lies in several runs of memory, or if its read fails.
  *
  * SQLite fetches a page each time a cursor comes to it, also the root of a tree. So a page that was
  * fetched a moment ago is not pinned again: SQLite reads it, and has it in its own cache from then
@@ -12,12 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Pages that were fetched a moment ago: sets of a few, by their number, the latest one first. */
+/*
+ * Numbers of the pages that were fetched last: SETS sets of WAYS numbers, the latest number first.
+ */
 #define SETS 64
 #define WAYS 4
-/* Smaller pages are read: a copy of 4 KiB costs less than a pin. */
+/* Pages of fewer bytes are read: a copy of 4 KiB costs less than a pin. */
 #define FETCHED_LEAST 8192
-/* Bytes of a page that the processor fetches at once. */
+/* Bytes at the start of a page that prefetch() brings into the cache of the processor. */
 #define PREFETCHED 16384
 
 static int has_space(File *file) {
@@ -33,9 +35,9 @@ static int has_space(File *file) {
     return 1;
 }
 
-/* Whether the page was fetched a moment ago. Without memory for that no page was. */
+/* Whether the page is among those that were fetched last; adds it. Without memory for them: no. */
 static int is_recent(File *file, sqlite3_int64 offset, int bytes) {
-    /* 0 is no page: SQLite fetches the first one by its header only, and reads it. */
+    /* 0 is an empty entry. SQLite never fetches the first page, whose number is 0 here. */
     uint32_t page = (uint32_t)(offset / bytes), *set;
     int way = 0, is_found;
     if (!file->recent)
@@ -52,8 +54,9 @@ static int is_recent(File *file, sqlite3_int64 offset, int bytes) {
 }
 
 /*
- * SQLite searches the page by halves: each step would wait for memory. A copy has it all in the
- * processor's cache before that, because it reads in order.
+ * SQLite searches a page by bisection, and each step would wait for memory. A copy reads in order,
+ * and so leaves the page in the cache of the processor. A pinned page is not copied, so it is
+ * prefetched.
  */
 static void prefetch(const char *page, int bytes) {
     for (int at = 0; at < bytes && at < PREFETCHED; at += 64)

@@ -7,7 +7,10 @@
 static int close_file(sqlite3_file *base) {
     File *file = (File *)base;
     int result = SQLITE_OK;
-    /* All of it is a copy of what the parent still uses: pins, locks, the index, a journal's name. */
+    /*
+     * After fork(2) this is a copy of what the parent still uses: pins, locks, index, name of a
+     * journal.
+     */
     if (store_is_parents(file))
         return SQLITE_IOERR_CLOSE;
     fetch_end_all(file);
@@ -21,8 +24,8 @@ static int close_file(sqlite3_file *base) {
 }
 
 /*
- * A database that another process has is empty until the first lock: SQLite looks at its header
- * before that, for the size of its pages, and again after it.
+ * Before its first lock, a database that another process has open reads as empty. SQLite reads its
+ * header before that, for the size of its pages, and again after it.
  */
 static int read_file(sqlite3_file *base, void *buf, int bytes, sqlite3_int64 offset) {
     File *file = (File *)base;
@@ -66,8 +69,8 @@ static int truncate_file(sqlite3_file *base, sqlite3_int64 size) {
 }
 
 /*
- * The data, the size and where the data is; SQLite needs no times. A new file also needs its name,
- * or its content is lost with it: a journal that is lost that way leaves a database half changed.
+ * fdatasync: SQLite needs no times. A new file also needs its name durable, or its content is lost
+ * with the name: a journal that is lost that way leaves a database half changed.
  */
 static int sync_file(sqlite3_file *base, int flags) {
     File *file = (File *)base;
@@ -94,7 +97,10 @@ static int file_size(sqlite3_file *base, sqlite3_int64 *size) {
     return SQLITE_OK;
 }
 
-/* Sets a bit of the file, or shows it: `value` is negative then. */
+/*
+ * Returns the flag that `value` sets. If `value` is negative, stores the present flag there
+ * instead.
+ */
 static unsigned set_or_show(unsigned now, int *value) {
     if (*value >= 0)
         return *value != 0;
@@ -102,7 +108,10 @@ static unsigned set_or_show(unsigned now, int *value) {
     return now;
 }
 
-/* The limit counts while no page is fetched, as SQLite's own VFS has it. */
+/*
+ * Sets the limit of fetched bytes, unless a page is fetched now, as SQLite's own VFS does. Returns
+ * the earlier limit in `limit`.
+ */
 static void limit_fetches(File *file, sqlite3_int64 *limit) {
     sqlite3_int64 before = file->fetch_limit;
     if (*limit >= 0 && !file->fetched_count)
@@ -147,7 +156,7 @@ static int sector_size(sqlite3_file *base) {
     return 4096;
 }
 
-/* Nothing is promised of several pages at once: SQLite's journals give that. */
+/* No write of several pages is atomic: SQLite's journals see to that. */
 static int characteristics(sqlite3_file *base) {
     return ((File *)base)->powersafe ? SQLITE_IOCAP_POWERSAFE_OVERWRITE : 0;
 }

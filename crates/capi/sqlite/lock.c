@@ -1,7 +1,7 @@
 /*
- * Locks of databases among the connections of this process; `excl` keeps other processes out.
- * The rules are those of SQLite's os.h: any number of SHARED with one RESERVED; PENDING lets no new
- * SHARED in; EXCLUSIVE is alone.
+ * Locks of databases among the connections of this process. Other processes are kept out by the
+ * lock of libforebay (`excl` in internal.h). The rules are those of SQLite's os.h: any number of
+ * SHARED with one RESERVED; PENDING lets no new SHARED in; EXCLUSIVE is alone.
  */
 #include "internal.h"
 
@@ -16,7 +16,7 @@ static int take(Node *node, File *file, int level) {
             return SQLITE_BUSY;
         node->writer = file;
         if (level == SQLITE_LOCK_EXCLUSIVE && node->shared > 1) {
-            /* Readers finish, new ones do not begin, and the caller tries again. */
+            /* PENDING: readers finish, new ones are refused, and the caller tries again. */
             node->writer_level = file->level = SQLITE_LOCK_PENDING;
             return SQLITE_BUSY;
         }

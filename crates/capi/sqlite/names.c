@@ -16,8 +16,9 @@ static int is_log(const char *name) {
 }
 
 /*
- * The cache retains what a closed file could not write, and tries again, also when the name is gone:
- * a log that found no space would keep its space, and its failures would refuse later writes.
+ * The cache keeps bytes that a closed file could not write, and tries again, also after the file
+ * lost its name. So a log that found no space is truncated before it is deleted. Otherwise its
+ * bytes would keep space, and their failures would refuse later writes.
  */
 static void drop_failed_content(const char *name) {
     fby_cache *cache;
@@ -46,7 +47,7 @@ int store_delete(const char *name) {
             store_end(store);
         }
     } else {
-        /* Of a rollback journal the cache has nothing. */
+        /* SQLite's own VFS writes rollback journals, so the cache has none of their bytes. */
         if (is_log(name))
             drop_failed_content(name);
         result = unlink(name) == 0 ? 0 : -errno;
@@ -57,8 +58,9 @@ int store_delete(const char *name) {
 }
 
 /*
- * What the cache knows of a log whose size on the host is 0: its first bytes may be dirty. In its
- * turn: a writer of this process would find the file busy, open for reading only.
+ * Size of a log in the cache, or -errno: while it is 0 on the host, its first bytes may be dirty.
+ * The call takes the turn of the name, because a writer of this process would find the file busy
+ * while it is open for reading only.
  */
 static int64_t cached_size(const char *name) {
     Turn turn;
@@ -89,7 +91,10 @@ void store_take_mode(File *file, const char *database) {
         file->mode = attr.mode & 0777;
 }
 
-/* The umask has no part in it: users who share a database recover each other's journals. */
+/*
+ * Gives a journal the owner and the permissions of its database, whatever the umask: users who
+ * share a database recover each other's journals.
+ */
 static int take_owner(int file, const struct stat *database) {
     struct stat own;
     if (fstat(file, &own) != 0)
@@ -103,9 +108,9 @@ static int take_owner(int file, const struct stat *database) {
 }
 
 /*
- * Removes the name of a file that was just made, unless it leads to another one by now. Without
- * the file's attributes it cannot tell, and no name is left: only who may remove the file from its
- * folder can have put another one in its place.
+ * Removes the name of a file that was just made, unless another file has that name by now. If the
+ * file's attributes cannot be read it removes the name anyway: only a user who may remove files
+ * from the folder can have put another one there.
  */
 static void unmake(const char *name, int file) {
     struct stat own, found;
@@ -115,9 +120,9 @@ static void unmake(const char *name, int file) {
 }
 
 /*
- * O_EXCL follows no link. The owner of the folder can put another file in the place of the new one,
- * so owner and permissions change by descriptor. A journal that the owner of its database could not
- * open would keep that user out of the database, so none is left behind.
+ * O_EXCL follows no link. The owner of the folder can replace the new file, so its owner and
+ * permissions are changed by descriptor. A journal that the owner of its database could not open
+ * would keep that user out of the database, so none is left behind.
  */
 static int make_file(const char *name, mode_t mode, const struct stat *database, Made *made) {
     const int how = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
@@ -141,8 +146,8 @@ static int make_file(const char *name, mode_t mode, const struct stat *database,
 }
 
 /*
- * In the turn of the name: another connection of this process could open the file before its name
- * is removed again, and its transactions would go to a log that has no name.
+ * Takes the turn of the name. Otherwise another connection of this process could open the file
+ * before its name is removed again, and its transactions would go to a log that has no name.
  */
 int store_make_file(const char *name, const char *database, Made *made) {
     struct stat found;
@@ -184,14 +189,14 @@ int store_access(const char *name, int flags, int *result) {
         return SQLITE_OK;
     if (S_ISREG(found.st_mode) && found.st_size == 0 && is_log(name))
         size = cached_size(name);
-    /* Gone since, or a file that this process may not read: then it has written none of it. */
+    /* The file is gone since, or this process may not read it and so has written none of it. */
     if (size < 0 && size != -ENOENT && size != -EACCES)
         return failed(NULL, size, SQLITE_IOERR_ACCESS, name);
     *result = !S_ISREG(found.st_mode) || found.st_size > 0 || size > 0;
     return SQLITE_OK;
 }
 
-/* Of a volume: syncs a directory as a file that is opened. */
+/* Syncs a directory of a volume, which is opened as a file for that. */
 static int sync_in(const char *name, const char *folder) {
     Store *store;
     fby_file *file;
@@ -210,7 +215,9 @@ static int sync_in(const char *name, const char *folder) {
 static int sync_host(const char *folder) {
     int result = 0, file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (file < 0 && errno == EACCES) {
-        /* Only who may read a folder gets a descriptor to sync it. */
+        /*
+         * Without the right to read the folder it has no descriptor to sync: everything is synced.
+         */
         sync();
         return 0;
     }
@@ -237,7 +244,7 @@ int store_sync_directory(const char *name) {
     return result < 0 ? failed(NULL, result, SQLITE_IOERR_DIR_FSYNC, name) : SQLITE_OK;
 }
 
-/* Whether the name is that of another file now, or of none. */
+/* Whether another file has the name now, or no file has it. */
 int store_has_moved(const File *file) {
     struct stat host;
     fby_attr attr;
@@ -250,7 +257,7 @@ int store_has_moved(const File *file) {
     }
     if (stat(file->name, &host) != 0)
         return 1;
-    /* As libforebay knows a block device: by its number, whatever name it has. */
+    /* libforebay identifies a block device by its number, whatever name it has. */
     if (S_ISBLK(host.st_mode))
         return file->node->dev != host.st_rdev || file->node->ino != 0;
     return host.st_dev != file->node->dev || host.st_ino != file->node->ino;

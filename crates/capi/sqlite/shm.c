@@ -1,7 +1,7 @@
 /*
  * The index of a write-ahead log: memory of this process, shared by its connections to a database.
- * `excl` makes that enough. The last connection that ends frees it; the next one makes it anew from
- * the log, as after a crash.
+ * That is enough, because no other process has the database open (`excl` in internal.h). The last
+ * connection that ends frees it; the next one makes it anew from the log, as after a crash.
  */
 #include "internal.h"
 #include <stdlib.h>
@@ -26,7 +26,7 @@ int shm_map(sqlite3_file *base, int region, int bytes, int extend, void volatile
     int result = SQLITE_OK;
     *memory = NULL;
     /*
-     * Openers of a file that cannot be written share it with readers of other processes, which
+     * A file that is opened for reading only is shared with readers in other processes, which
      * cannot see this memory.
      */
     if (!node || (file->how & O_ACCMODE) == O_RDONLY)

@@ -21,7 +21,7 @@
 /* Bytes of the cache unless the first name says otherwise. */
 #define BUDGET_DEFAULT (64ull << 20)
 
-/* What the turn of a resize is called: no full name is this. */
+/* The name of the turn that a resize takes: no full name is equal to it. */
 static const char budget_turn[] = "budget";
 
 static struct {
@@ -34,11 +34,11 @@ static struct {
     int files;
     /* Whether a file of the host was ever closed with dirty data that could not be written. */
     int has_failed_close;
-    /* Since the first registration, or the fork(2) that began this process. */
+    /* This process, as of the first registration or of the fork(2) that began it. */
     Process process;
     Store *stores;
     Node *nodes;
-    /* What parent processes had open at fork(2). Only names are read there. */
+    /* The nodes that parent processes had at fork(2). Only their names are read. */
     Node *parents;
 } all = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, {0, 0}, NULL, NULL, NULL};
 
@@ -63,8 +63,8 @@ int failed(File *file, int64_t result, int code, const char *name) {
 }
 
 /*
- * In a child of fork(2) what the parent made is of no use, and none of its memory is freed. Called
- * by fork(2) itself: the first thread of a child is alone then.
+ * fork(2) calls this in a child, which has one thread then. What the parent made is of no use
+ * there, and none of its memory is freed.
  */
 static void begin_child(void) {
     pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
@@ -331,7 +331,7 @@ int store_end(Store *store) {
     while (*at != store)
         at = &(*at)->next;
     *at = store->next;
-    /* No thread has this turn: while the volume was open none was needed. */
+    /* No thread has the turn of this image: opening its files takes none while it is open. */
     begin_turn(&turn, store->image, strlen(store->image));
     unlock_all();
     result = fby_volume_close(store->volume);
@@ -356,7 +356,7 @@ int store_make_volume(const char *name, sqlite3_int64 bytes) {
     return result < 0 && result != -EEXIST ? failed(NULL, result, SQLITE_CANTOPEN, name) : SQLITE_OK;
 }
 
-/* Device and inode of an open file: its name may be that of another file by now. */
+/* Device and inode of an open file, by its handle: its name may be that of another file by now. */
 static int identity(const File *file, uint64_t *dev, uint64_t *ino) {
     fby_attr attr;
     int64_t got = fby_statx(file->file, &attr, sizeof attr);
@@ -387,7 +387,10 @@ static int hold_node(File *file, uint64_t dev, uint64_t ino) {
         node->dev = dev;
         node->ino = ino;
         node->next = all.nodes;
-        /* A fork(2) of another thread copies the list at any moment: the child walks all of it. */
+        /*
+         * Another thread may fork(2) at any moment, and the child walks its copy of the list: so
+         * the node is complete before it is in the list.
+         */
         __atomic_store_n(&all.nodes, node, __ATOMIC_RELEASE);
     }
     node->users++;
@@ -402,7 +405,7 @@ static void end_node(Node *node) {
     while (*at != node)
         at = &(*at)->next;
     *at = node->next;
-    /* A child that still sees the node in the list sees its content. */
+    /* The node leaves the list before it is freed, also in the copy that a child has. */
     __atomic_thread_fence(__ATOMIC_RELEASE);
     pthread_mutex_destroy(&node->mutex);
     free(node);
@@ -470,7 +473,7 @@ static int open_as_allowed(File *file, fby_cache *cache) {
         int again = open_by_name(file, cache, how);
         if (again < 0 && again != -EBUSY)
             return result;
-        /* Also while it is busy: the opener learns now that it may not write. */
+        /* Even if it is busy now, so that the opener learns that it may not write. */
         file->how = how;
         result = again;
     }

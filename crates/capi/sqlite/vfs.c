@@ -4,12 +4,12 @@
 #include <string.h>
 SQLITE_EXTENSION_INIT1
 
-/* As many bytes as SQLite maps at most: the true limit is an eighth of the cache. */
+/* The most that SQLite maps, in bytes. The limit that counts is an eighth of the cache, by pins. */
 #define FETCH_ALL "PRAGMA main.mmap_size=2147418112"
 
 static sqlite3_vfs vfs;
 
-/* SQLite's own, for temporary files and everything that is no file. */
+/* SQLite's own VFS, for temporary files and all calls that concern no file. */
 static sqlite3_vfs *host(const sqlite3_vfs *self) {
     return self->pAppData;
 }
@@ -25,7 +25,8 @@ static int flags_of_open(int flags) {
 
 /*
  * A journal that exists may have been made with synchronous=OFF, or before a power loss: its name
- * is durable only if a connection of this process has synced it. A log is opened once.
+ * is durable only if a connection of this process has synced it. Of a log that is not recorded:
+ * each connection opens it once, and its first sync syncs the folder.
  */
 static int is_name_durable(const File *file, int flags, int exists) {
     if (file->is_database || !(flags & SQLITE_OPEN_CREATE))
@@ -35,7 +36,10 @@ static int is_name_durable(const File *file, int flags, int exists) {
     return store_is_journal_durable(file->name);
 }
 
-/* Makes a file of the host here, so that it is opened as one that exists. */
+/*
+ * Makes a file of the host, which is opened as an existing one then. In a volume it only finds out
+ * whether the file exists.
+ */
 static int make_new(File *file, int flags, int *exists) {
     const int journal = SQLITE_OPEN_MAIN_JOURNAL | SQLITE_OPEN_WAL;
     const char *database = flags & journal ? sqlite3_filename_database(file->name) : NULL;
@@ -56,12 +60,12 @@ static int make_new(File *file, int flags, int *exists) {
 }
 
 /*
- * A connection that only reads opens the file for writing, too, if it may: only then no other
- * process writes it.
+ * A connection that only reads opens the file for writing, too, if it may: only then is the lock of
+ * the file exclusive, and no other process writes it.
  */
 static int open_new(File *file, const char *name, int flags) {
     int creates = flags & SQLITE_OPEN_CREATE;
-    /* What store_access does not find out is taken as a new file: its name is synced once more. */
+    /* If store_access fails, the file counts as new: its name is synced once more. */
     int exists = !creates, result;
     sqlite3_int64 volume_bytes;
     file->is_database = (flags & SQLITE_OPEN_MAIN_DB) != 0;
@@ -69,7 +73,10 @@ static int open_new(File *file, const char *name, int flags) {
     file->how = flags_of_open(flags);
     file->powersafe = sqlite3_uri_boolean(name, "psow", 1) & 1;
     file->delete_on_close = (flags & SQLITE_OPEN_DELETEONCLOSE) != 0;
-    /* Names of journals have the parameters of their database, and are opened at any time. */
+    /*
+     * A journal is opened at any time, with the parameters of its database: it must not set the
+     * budget.
+     */
     result = store_enter(file->is_database ? sqlite3_uri_parameter(name, "budget") : NULL);
     volume_bytes = sqlite3_uri_int64(name, "volume_size", 0);
     if (result == SQLITE_OK && file->is_database && volume_bytes > 0 && creates && strstr(name, "//"))
@@ -83,8 +90,9 @@ static int open_new(File *file, const char *name, int flags) {
 }
 
 /*
- * Behind the memory of a file of SQLite's own VFS, for a rollback journal. That VFS knows no parent
- * process: what changes a journal is refused in a child of fork(2), whose parent needs it.
+ * Follows the memory of a file of SQLite's own VFS, for a rollback journal. That VFS does not know
+ * whether a parent process opened the file. So calls that change a journal are refused in a child
+ * of fork(2), whose parent needs it.
  */
 typedef struct {
     const char *name;
@@ -133,10 +141,11 @@ static int sync_journal(sqlite3_file *base, int flags) {
 }
 
 /*
- * A rollback journal of the host, by SQLite's own VFS: it is written once, read only after a
- * failure, and in our cache it would displace pages of databases. It is made here and opened as one
- * that exists, because SQLite's own VFS ignores a failed sync of the folder. If it cannot be made,
- * that VFS tries and finds the error. A wrong owner is no error to that VFS, so it is refused here.
+ * Opens a rollback journal of the host by SQLite's own VFS: it is written once, read only after a
+ * failure, and in our cache it would displace pages of databases. It is made here and then opened
+ * as an existing file, because SQLite's own VFS ignores a failed sync of the folder. If it cannot
+ * be made, that VFS tries and finds the error. A wrong owner is no error to that VFS, so it is
+ * refused here.
  */
 static int open_journal(sqlite3_vfs *own, const char *name, sqlite3_file *base, int flags, int *out) {
     Journal *journal = journal_of(base);
@@ -197,9 +206,9 @@ static int open_file(sqlite3_vfs *self, const char *name, sqlite3_file *base, in
 }
 
 /*
- * Deleting its journal commits a transaction. On the host that outlives this process at once. In a
- * volume it is in our memory until it is synced, so a process that is killed would take back what it
- * has acknowledged.
+ * Deleting its journal commits a transaction. On the host the deletion survives a kill of this
+ * process at once. In a volume it is in the memory of this process until it is synced, so a kill
+ * would take back a commit that SQLite has acknowledged.
  */
 static int delete_file(sqlite3_vfs *self, const char *name, int sync) {
     int result = store_delete(name);
@@ -215,8 +224,8 @@ static int access_file(sqlite3_vfs *self, const char *name, int flags, int *resu
 }
 
 /*
- * With `volume=IMAGE` a name is IMAGE, "//" and the path in the volume. SQLite calls this with names
- * that it took apart itself, so their parameters can be asked for.
+ * With `volume=IMAGE` a full name is IMAGE, "//" and the path in the volume. SQLite calls this with
+ * names that it has parsed itself, so their parameters can be read.
  */
 static int full_name(sqlite3_vfs *self, const char *name, int space, char *full) {
     const char *image = sqlite3_uri_parameter(name, "volume");
@@ -297,7 +306,7 @@ int forebay_sqlite_register(int make_default) {
         vfs.iVersion = base->iVersion >= 2 ? 2 : 1;
         vfs.szOsFile = base->szOsFile > (int)sizeof(File) ? base->szOsFile : (int)sizeof(File);
         vfs.szOsFile = (vfs.szOsFile + 15) / 16 * 16 + (int)sizeof(Journal);
-        /* SQLite reads a name of this length from a journal into memory for one page. */
+        /* From a journal, SQLite reads a name of up to this length into the memory of one page. */
         vfs.mxPathname = base->mxPathname;
         vfs.pAppData = base;
         vfs.xOpen = open_file;

@@ -17,7 +17,7 @@ std::thread_local! {
 /// Sets the text of the calling thread's last error (capi.C2).
 fn remember(text: String) {
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
-    // A thread that ends has no text any more.
+    // In a thread that ends, the variable may be gone already: then no text is kept.
     let _gone = LAST.try_with(|last| *last.borrow_mut() = Some(text));
 }
 

@@ -40,8 +40,8 @@ pub(crate) unsafe fn vector<'a>(
     Ok(vector)
 }
 
-/// The memory of the caller's buffer if there is one only, and it is as `vector` wants it. Most
-/// reads are of one buffer, and this is less than to go through a list.
+/// The memory of the caller's buffer, if there is exactly one and `vector` would accept it. Most
+/// reads have one buffer, and this check is shorter than the loop over a list.
 ///
 /// # Safety
 /// As for [`vector`], and no other thread uses the memory.

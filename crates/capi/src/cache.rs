@@ -1,6 +1,6 @@
 //! `fby_cache`: one budget of memory, made, resized, tuned, counted, closed.
 //!
-//! Lock: one over the set of open volumes, held for one look at it.
+//! Lock: one over the set of open volumes, held for one lookup or change.
 
 use crate::border::{border, invalid};
 use crate::flags::only;
@@ -18,10 +18,10 @@ pub struct fby_cache {
     _opaque: (),
 }
 
-/// The cache, which files, volumes and directories of it hold, too.
+/// The cache. Open files, volumes, directories and pins of it hold a reference, too.
 pub(crate) struct OpenCache {
     pub cache: Cache,
-    /// The volumes that are open on it: each has one handle, whose closing ends it.
+    /// The volumes that are open on the cache. Each has one handle; closing that closes the volume.
     volumes: Mutex<HashSet<FileIdentity>>,
 }
 

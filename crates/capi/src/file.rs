@@ -24,7 +24,7 @@ pub struct fby_file {
     _opaque: (),
 }
 
-/// The file, and what it keeps open. Dropped in this order.
+/// The file, and what it keeps open. The fields are dropped in this order.
 pub(crate) struct OpenFile {
     pub file: File,
     path: PathBuf,
@@ -242,8 +242,8 @@ pub unsafe extern "C" fn fby_preadv2(
     })
 }
 
-/// Reads at `offset` into the buffers in turn. Apart, because the read of one buffer saves fewer
-/// registers without it.
+/// Reads at `offset` into the buffers in turn. A function of its own, because [`fby_preadv2`] then
+/// saves fewer registers for the read of one buffer.
 ///
 /// # Safety
 /// As for [`fby_preadv2`].
@@ -528,7 +528,7 @@ mod tests {
     use std::ffi::CStr;
     use std::ptr::{null, null_mut};
 
-    /// A device whose driver has a fault in one call.
+    /// A device whose `grow` panics.
     struct FailsToGrow(RamDevice);
 
     impl BlockDevice for FailsToGrow {

@@ -1,5 +1,5 @@
-//! Flags of the interface: Linux's values where Linux has the flag, bits from 1 << 16 on for our
-//! own. What is not known here is refused by name.
+//! Flags of the interface: Linux's values where Linux has the flag, bits from 1 << 16 on for
+//! Forebay's own. A flag that is not known here is refused, and the error shows its bits.
 //!
 //! No locks.
 
@@ -44,7 +44,7 @@ const _: () = {
     assert!(FBY_RWF_DONTCACHE == libc::RWF_DONTCACHE as u32);
 };
 
-/// A flag that is not known, or not in this place.
+/// The error for a flag or value that is unknown, or not allowed in this call.
 #[cold]
 pub(crate) fn unsupported(op: &'static str, text: String) -> Error {
     Error::new(ErrorKind::Unsupported, op, text)
@@ -107,7 +107,8 @@ pub(crate) fn open_options(flags: c_int, rwf: u32) -> Result<OpenOptions> {
         io_flags |= IoFlags::DSYNC;
     }
     if !writes {
-        // open(2) takes them for a file that is only read, where they say nothing.
+        // open(2) accepts O_SYNC and O_DSYNC for a file that is only read, where they have no
+        // effect.
         io_flags -= IoFlags::SYNC | IoFlags::DSYNC;
     }
     let mut options = OpenOptions::new();

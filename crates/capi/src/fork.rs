@@ -8,7 +8,7 @@
 //! Invariant: two processes of one line of descent never have the same epoch, and 0 is that of a
 //! child that has made no cache.
 //!
-//! No locks: a thread that is not in a child cannot leave one locked there.
+//! No locks: a child has only one thread, so a lock that another one held would stay locked there.
 
 use crate::border::of_errno;
 use forebay::Result;
@@ -78,7 +78,8 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM)
 }
 
-/// Makes it the page, unless another thread was first. Returns the page.
+/// Makes `page` the page of this process, unless another thread was first. Returns the page that is
+/// in use.
 fn publish(page: NonNull<AtomicU64>) -> NonNull<AtomicU64> {
     let (new, order) = (page.as_ptr(), Ordering::AcqRel);
     match PAGE.compare_exchange(null_mut(), new, order, Ordering::Acquire) {

@@ -1,8 +1,8 @@
-//! What the caller holds: a pointer to an object that it cannot see into.
+//! What the caller holds: a pointer to an object whose content C cannot see.
 //!
-//! Invariants: an object begins with a number of its kind and the epoch of the process that
-//! made it; both are looked at before anything else of it. Closing an object changes its number,
-//! so that a second close is refused as long as the memory is not in use again.
+//! Invariants: an object begins with a number of its kind and the epoch of the process that made
+//! it; a call checks both before it uses the object. Closing an object changes its number, so that
+//! a second close is refused as long as the memory is not in use again.
 //!
 //! No locks.
 
@@ -46,7 +46,7 @@ pub(crate) fn give<T: Kind>(value: T) -> *mut T::Handle {
     Box::into_raw(Box::new(Object { head, value })).cast()
 }
 
-/// Looks at the head alone.
+/// Checks the kind and the process of an object; reads its head only.
 ///
 /// # Safety
 /// `handle` is NULL or comes from [`give`], of any kind, and is not closed.

@@ -105,7 +105,7 @@ pub unsafe extern "C" fn fby_statx(
         let filled = open.call(|file| match file.ino() {
             Some(_) => {
                 let attr = file.metadata()?;
-                // What has no content, a directory, has no blocks either.
+                // An inode without content, such as a directory, has no blocks either.
                 Ok(attr_of(&attr, file.block_size().unwrap_or(0)))
             }
             None => {

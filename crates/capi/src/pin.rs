@@ -30,7 +30,7 @@ struct OpenPin {
     _cache: Arc<OpenCache>,
 }
 
-/// The runs of memory for C; the usual one needs no memory of its own.
+/// The runs of memory for C. A single run, the usual case, needs no allocation.
 enum Extents {
     One([iovec; 1]),
     Many(Vec<iovec>),

@@ -1,8 +1,8 @@
 //! Structs that grow from version to version, and the other memory that a caller passes.
 //!
-//! Invariants: a caller's struct that is shorter than ours ends in zeros for us; one that is
-//! longer must end in zeros, or it is refused with E2BIG. An answer fills no more than the
-//! caller's size, and our size is returned.
+//! Invariants: a caller's struct that is shorter than the library's is read as if zeros followed;
+//! one that is longer must end in zeros, or it is refused with E2BIG. An answer fills no more than
+//! the caller's size, and the size of the library's struct is returned.
 //!
 //! No locks.
 
@@ -13,7 +13,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// No struct of the interface is longer, bytes: a larger size is a mistake.
+/// The largest size of a struct that is accepted, bytes. No struct of the interface is longer.
 const SIZE_MAX: usize = 4096;
 
 /// A struct of the interface.
@@ -51,7 +51,7 @@ pub(crate) unsafe fn input<T: Plain>(from: *const T, size: usize) -> Result<T> {
     Ok(unsafe { out.assume_init() })
 }
 
-/// Answers with a struct. NULL with size 0 only asks for our size.
+/// Answers with a struct. NULL with size 0 only asks for the size of the library's struct.
 ///
 /// # Safety
 /// `to` is NULL, or `size` bytes can be written there.
@@ -71,7 +71,7 @@ pub(crate) unsafe fn output<T: Plain, N: From<u16>>(
     Ok(N::from(size_of::<T>() as u16))
 }
 
-/// Gives the caller a handle; what makes it runs only if there is a place for it.
+/// Stores a new handle at `to`. `make` runs only if `to` is not NULL.
 ///
 /// # Safety
 /// `to` is NULL, or a pointer can be written there.
@@ -82,7 +82,7 @@ pub(crate) unsafe fn place<H>(
     if to.is_null() {
         return Err(null("return a handle"));
     }
-    // SAFETY: the caller's promise. NULL first: a failure leaves no old value there.
+    // SAFETY: the caller's promise. NULL first, so that a failure leaves no old value there.
     unsafe { to.write(std::ptr::null_mut()) };
     let handle = make()?;
     // SAFETY: as above.

@@ -16,7 +16,7 @@ pub struct fby_volume {
     _opaque: (),
 }
 
-/// The volume, which its files and directories hold, too.
+/// The volume. Its open files and directories hold a reference, too.
 pub(crate) struct OpenVolume {
     pub volume: Volume,
     pub cache: Arc<OpenCache>,

@@ -98,7 +98,7 @@ setters! { CacheConfig:
 }
 
 impl Default for CacheConfig {
-    /// The smaller of a quarter of RAM and half of the memory cgroup's limit.
+    /// The smaller of a quarter of RAM and half of the memory cgroup's limit, at least 16 MiB.
     fn default() -> Self {
         Self::with_budget(default_budget())
     }
@@ -115,7 +115,7 @@ pub(crate) struct Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // No file is open any more, so no caller can ask for the data kept of closed files.
+        // No file is open any more, so no caller can ask for the unwritten data of closed files.
         let lost = self.pages.dirty.failed_bytes();
         if lost > 0 {
             log::error!("the cache is dropped with {lost} bytes that could not be written");
@@ -243,7 +243,7 @@ impl Cache {
         .collect()
     }
 
-    /// The setting that all open volumes share.
+    /// The value of one open volume; `None` if no volume is open. Setting it sets that of all.
     fn serialized_dio_pages(&self) -> Option<String> {
         let open = self.shared.volumes.all();
         open.first().map(|open| open.volume.serialized_dio_pages().to_string())
@@ -305,7 +305,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Evicts what is clean and idle; returns the bytes freed.
+    /// Evicts clean blocks that no request uses; returns the bytes freed.
     pub fn drop_clean(&self) -> u64 {
         self.shared.pages.drop_clean()
     }
@@ -320,7 +320,8 @@ impl Cache {
             outcome = outcome.and(synced);
         }
         for file in self.shared.files.live() {
-            // The caller sees the first error only; the others stay unreported.
+            // The caller sees only the first error; the others stay unreported, for the next
+            // opener.
             outcome = match outcome {
                 Ok(()) => block_on(file.sync(&file.open_handle())),
                 failed => {

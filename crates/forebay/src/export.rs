@@ -152,7 +152,8 @@ impl FileExport {
                 raw.zero(offset, len, ZeroFlags { keep_allocated, fast_only }).await
             }
             Kind::Volume(_) if len == 0 => Ok(()),
-            // A volume writes nothing in place: a hole costs as much space as zeros do.
+            // A volume never overwrites in place, so allocated zeros would save a later write
+            // nothing: it punches a hole, whatever `mode` says.
             Kind::Volume(inside) => inside.fallocate(Fallocate::PunchHole, offset, len).await,
         }
     }

@@ -180,7 +180,7 @@ impl File {
         appended(offset, len, buf.len())
     }
 
-    /// Reads if no waiting is needed.
+    /// Reads if it can without waiting; `None` otherwise.
     pub(crate) fn try_read(
         &self,
         offset: u64,
@@ -194,7 +194,7 @@ impl File {
         }
     }
 
-    /// Writes if no waiting is needed.
+    /// Writes if it can without waiting; `None` otherwise.
     pub(crate) fn try_write(
         &self,
         offset: u64,
@@ -367,7 +367,7 @@ impl File {
         block_on(self.extents_of(&*self.mapped()?, offset, len, usize::MAX))
     }
 
-    /// [`File::extents`] as a future, of this file's mapping and at most `max`.
+    /// [`File::extents`] as a future. `mapped`: this file's mapping. Returns at most `max` extents.
     pub(crate) async fn extents_of(
         &self,
         mapped: &MappedFile,
@@ -522,9 +522,9 @@ impl File {
     }
 
     /// Switches direct I/O below the cache while the file is in use; in a volume, below all of it.
-    /// Dirty data is flushed first, and no range is dirty in the system's page cache while it is
-    /// on. Whether the image is eligible is found out anew. Errors: `Unsupported` for an image that
-    /// is not, or a device object.
+    /// Dirty data is flushed first. While direct I/O is on, no range of the image is dirty in the
+    /// system's page cache. Whether the image is eligible is determined anew. Errors: `Unsupported`
+    /// for an image that is not eligible, or a device object.
     pub fn set_direct_io(&self, mode: DirectIo) -> Result<()> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.set_direct_io(mode),
@@ -532,8 +532,9 @@ impl File {
         }
     }
 
-    /// Decides again about direct I/O that is `Auto`, if what is below the image has changed; says
-    /// whether it did. A front end calls this now and then. Does nothing during another switch.
+    /// With the mode `Auto`: switches direct I/O if what is below the image has changed, so that
+    /// the decision differs now. Returns whether it switched. A front end calls this now and then.
+    /// Does nothing during another switch.
     pub fn refresh_direct_io(&self) -> Result<bool> {
         match &self.opener.kind {
             Kind::Raw(raw) => raw.refresh_direct_io(),

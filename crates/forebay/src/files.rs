@@ -19,7 +19,8 @@ impl Files {
     pub fn list(&self, file: &Arc<MappedFile>) {
         let mut files = self.lock();
         if files.len() == files.capacity() {
-            // Also entries of files that outlived their closing, which no close removes.
+            // Removes also the entries of files that background work held at their close, so that
+            // `forget` did not remove them.
             files.retain(|_, file| file.strong_count() > 0);
         }
         files.insert(file.mapping.id, Arc::downgrade(file));

@@ -19,7 +19,7 @@ pub struct Residency {
     pub resident_blocks: u64,
     /// Blocks newer than the device.
     pub dirty_blocks: u64,
-    /// Blocks touched since reclaim last looked.
+    /// Blocks used since reclaim last passed them.
     pub referenced_blocks: u64,
     /// Blocks in frames that a pin holds. They are not evicted.
     pub pinned_blocks: u64,
@@ -58,7 +58,7 @@ pub(crate) fn residency(file: &MappedFile, offset: u64, len: u64) -> Residency {
     out
 }
 
-/// Runs of the mapping below that one step reads.
+/// Most runs of the file's map that one step reads.
 const RUNS_STEP: usize = 256;
 /// Folios that one poll inspects.
 const FOLIOS_STEP: u64 = 512;
@@ -96,7 +96,7 @@ pub(crate) async fn extents(
     Ok(out.list)
 }
 
-/// Splits a hole of the mapping at the dirty blocks that the cache has in it.
+/// Splits a hole of the file's map at the blocks in it that are dirty in the cache.
 async fn hole(file: &MappedFile, range: std::ops::Range<u64>, out: &mut Extents) {
     let step = file.mapping.folio_size() * FOLIOS_STEP;
     let mut at = range.start;

@@ -3,7 +3,8 @@
 use forebay_base::units::MIB;
 use std::fs;
 
-/// The smaller of a quarter of RAM and half of the memory cgroup's limit, bytes.
+/// The smaller of a quarter of RAM and half of the memory cgroup's limit, at least 16 MiB, in
+/// bytes.
 pub(crate) fn default_budget() -> u64 {
     let total = total_ram().unwrap_or(1 << 30) / 4;
     let cgroup = cgroup_limit().map_or(u64::MAX, |limit| limit / 2);

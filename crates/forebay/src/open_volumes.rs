@@ -1,7 +1,7 @@
 //! The volumes that a cache has open.
 //!
-//! Invariant: W1 a caller waits while another one opens or closes the same volume. So the lock of
-//! this process's own file never refuses it, and no volume is open twice.
+//! Invariant: W1 a caller waits while another one opens or closes the same volume. So this
+//! process's own lock on an image never refuses a caller, and no volume is open twice.
 //!
 //! Lock: `map`, not held while a volume is opened or closed.
 
@@ -48,7 +48,7 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // A caller that wants to know the outcome has called `close`; here it can only be logged.
+        // A caller that wants the outcome has called `close` before; here it can only be logged.
         if let Err(error) = self.close() {
             log::warn!("closing {}: {error}", self.path.display());
         }
@@ -67,7 +67,7 @@ enum Entry {
     Open(Weak<Open>, Weak<Gone>),
 }
 
-/// Held by a volume's device for as long as that is open.
+/// A volume's device holds this while it is open; the drop wakes waiting openers.
 pub(crate) struct Gone(Arc<Volumes>);
 
 impl Drop for Gone {
@@ -82,7 +82,7 @@ impl Drop for Gone {
 pub(crate) enum Found {
     /// The volume is open.
     Open(Arc<Open>),
-    /// It is the caller's to open.
+    /// The volume is not open: the caller may open it.
     Free(Claim),
 }
 

@@ -13,9 +13,10 @@
 //!
 //! Invariants: R1 one thread at a time opens or closes a file: others wait while its entry is
 //! *busy*, or *open* without an opener. R2 a resident entry names blocks that are the file's
-//! content, if its stamp is the file's. R3 a sweep removes entries of files that are gone before
-//! they are more than the others. R4 a closed file that work in the background is about to release
-//! still holds the lock on the image: an opener waits for that before it opens the file anew.
+//! content, if its stamp is the file's. R3 a sweep removes the entries of files without cached
+//! folios before they outnumber the others, or [`FEW`]. R4 a closed file that work in the
+//! background is about to release still holds the lock on the image: an opener waits for that
+//! before it opens the file anew.
 //!
 //! Lock: one, not held while a file is opened, synced or dropped.
 
@@ -58,7 +59,7 @@ pub(crate) struct ClosedFile {
     pub locked: Locked,
 }
 
-/// Held by a file's device for as long as the file is open below, and locked.
+/// A file's device holds this while the file is open on the host, and locked.
 pub(crate) struct Lock(Arc<Inner>);
 
 impl Drop for Lock {
@@ -115,7 +116,7 @@ struct Entries {
 pub(crate) enum Found<'a> {
     /// The file is open.
     Open(Arc<Closing>),
-    /// It is the caller's to open.
+    /// The file is not open: the caller may open it.
     Free(Claim<'a>),
 }
 
@@ -194,8 +195,8 @@ impl Registry {
         self.set(key, entry);
     }
 
-    /// Forgets files that are gone, if they may be many (registry.R3). `known`: whether a mapping
-    /// still owns folios.
+    /// Removes the entries of files without cached folios, if they may be many (registry.R3).
+    /// `known`: whether a mapping still owns folios.
     pub fn sweep(&self, known: impl Fn(u32) -> bool) {
         let mut entries = self.lock();
         if entries.map.len() < FEW.max(2 * entries.left) {
@@ -264,7 +265,8 @@ impl<'a> Claim<'a> {
         self.registry.set(self.key, Some(Entry::Open(Arc::downgrade(closing))));
     }
 
-    /// Forgets what the cache has of the file, because it is not its content any more.
+    /// Returns the file's cached blocks, if any, which the caller drops: they are not its content
+    /// any more.
     pub fn forget(&mut self) -> Option<Resident> {
         self.closed = None;
         self.resident.take()

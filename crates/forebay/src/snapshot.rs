@@ -66,7 +66,7 @@ pub struct Snapshot {
     pub sum: Bytes,
     /// Streams that have read lately.
     pub streams: Vec<StreamSnapshot>,
-    /// The snapshot inspected one of this many folios.
+    /// One in this many folios was inspected.
     pub sampled: u64,
 }
 

@@ -3,8 +3,8 @@
 //!
 //! Invariants: T1 a file's error is here before its lock is released, so the next opener finds it.
 //! T2 the records stay within their part of the budget. If there are too many, each file opened
-//! from then on without a record of its own reports that one was lost, which may be its own. So no
-//! sync succeeds for lack of space.
+//! from then on without a record of its own reports that a record was lost, which may be its own.
+//! So lack of space never turns a failed sync into a success.
 //!
 //! Lock: one, a leaf.
 
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 #[derive(Clone)]
 pub(crate) enum Key {
     File(FileIdentity),
-    /// A device object: its address is its own for as long as this is held.
+    /// A device object. No other object gets its address while this reference is held.
     Object(Weak<dyn BlockDevice>),
 }
 
@@ -41,7 +41,7 @@ impl Key {
         }
     }
 
-    /// Whether the object is dropped, so that no caller can open it again.
+    /// Whether the object has been dropped, so that no caller can open it again.
     fn is_gone(&self) -> bool {
         matches!(self, Self::Object(device) if device.strong_count() == 0)
     }
@@ -83,7 +83,7 @@ impl UnreportedErrors {
             Some(_share) => {
                 let mut record = Record { unreported, _share, key };
                 let old = state.records.remove(&record.key.name());
-                // Bytes that may be lost stay so.
+                // An error of bytes that may be lost is kept, whatever later errors are.
                 let sticky = &mut record.unreported.sticky;
                 *sticky = sticky.take().or(old.and_then(|old| old.unreported.sticky));
                 state.records.insert(record.key.name(), record);

@@ -89,7 +89,8 @@ impl Default for CreateVolume {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct VolumeOptions {
-    /// For reading only: nothing is written to the image, and several processes may do so.
+    /// Opens for reading only: nothing is written to the image, and several processes may have it
+    /// open that way.
     pub read_only: bool,
     /// Whether to bypass the system's page cache below the volume.
     pub direct_io: DirectIo,
@@ -190,7 +191,7 @@ impl Volume {
         checked.map_err(|e| e.with_path(path))
     }
 
-    /// Makes a volume larger that is not open. Returns what it was and what it is now. `size`:
+    /// Makes a volume larger that is not open. Returns its superblock before and after. `size`:
     /// bytes of the image, and a file is extended to it; `None`: the size of the file or the block
     /// device. Errors: `Busy`; `InvalidInput` for a size that is not larger by at least a segment.
     pub fn grow(path: impl AsRef<Path>, size: Option<u64>) -> Result<(VolumeInfo, VolumeInfo)> {
@@ -224,8 +225,7 @@ impl Volume {
         &self.open.path
     }
 
-    /// The identity of the image: its device and inode number, or twice the number of a block
-    /// device.
+    /// The identity of the image: its device and inode number, or the number of a block device.
     pub fn identity(&self) -> FileIdentity {
         self.open.key
     }
@@ -245,7 +245,7 @@ impl Volume {
         self.open.device.direct_io_mode()
     }
 
-    /// Before a switch of direct I/O.
+    /// Syncs the volume, before direct I/O is switched.
     fn write_out(&self) -> Result<()> {
         match self.read_only() {
             true => Ok(()),
@@ -259,7 +259,8 @@ impl Volume {
         self.open.device.switch_direct_io(mode, || self.write_out())
     }
 
-    /// Decides again about direct I/O that is `Auto`, as [`crate::File::refresh_direct_io`] does.
+    /// With the mode `Auto`, decides about direct I/O again, as [`crate::File::refresh_direct_io`]
+    /// does.
     pub fn refresh_direct_io(&self) -> Result<bool> {
         self.open.device.refresh_direct_io(|| self.write_out())
     }
@@ -310,7 +311,7 @@ impl Volume {
 
     /// What of a file's content is in the cache.
     pub fn residency(&self, ino: Ino) -> Result<Residency> {
-        // Held open, so that the file keeps its mapping meanwhile.
+        // The open file keeps its mapping until the result is there.
         let file = block_on(self.open.fs.open(ino, OpenFlags::READ))?;
         let size = block_on(self.open.fs.getattr(ino))?.size;
         let mapped = self.open.volume.mapped_file(file.ino())?;
@@ -418,7 +419,7 @@ fn create(path: &Path, options: &CreateVolume) -> Result<()> {
         return invalid("create", "a new volume needs a size");
     }
     let engine = Engine::new(Aio::Threads)?;
-    // Created empty, so that an invalid size leaves nothing behind.
+    // Created empty, so that an invalid size leaves no content behind.
     let create_size = (!is_block && there.is_none()).then_some(0);
     let size_limit = options.size.filter(|_| is_block);
     let file_options = FileOptions { create_size, size_limit, ..FileOptions::default() };

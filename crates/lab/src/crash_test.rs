@@ -10,17 +10,17 @@ use serde_json::json;
 use std::io::{ErrorKind, Write};
 use std::time::Duration;
 
-/// How long it runs when nothing else says when it ends.
+/// How long a search runs, seconds, when no option says when it ends.
 const SECONDS: u64 = 10;
 
-/// Runs it and gives the exit status. Prints progress on standard error, and at the end what was
-/// found on standard output.
+/// Runs the crash test and gives the exit status. Prints progress on standard error, and at the end
+/// the result on standard output.
 pub fn crash_test(args: &CrashTestArgs) -> u8 {
     let options = options(args);
     if let Some((step, steps)) = missing_step(&options) {
         return refuse(USAGE, &format!("--steps: no step {step}, the workload has {steps}"));
     }
-    // A panic is a violation, and is reported with it.
+    // The campaign reports a panic as a violation, so the hook need not print it.
     std::panic::set_hook(Box::new(|_| ()));
     let mut last = (0, Duration::ZERO);
     let summary = campaign(&options, &mut |progress| match progress {

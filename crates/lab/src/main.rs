@@ -2,8 +2,8 @@
 //!
 //! `forebay bench` and `forebay crash-test` execute this program where it is installed. The program
 //! `forebay` itself, which users run as root, holds no bench and no rival. Packages and `cargo
-//! install` build `forebay` without the feature `faults`, so it holds no injected fault either. A
-//! build of both programs at once has that feature, and no way to inject one.
+//! install` build `forebay` without the feature `faults`, so it holds no injected fault either. If
+//! both programs are built at once, `forebay` has that feature, but no option that injects a fault.
 
 #![forbid(unsafe_code)]
 

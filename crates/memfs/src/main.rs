@@ -30,7 +30,7 @@ const WATCHDOG: &str = "--watchdog";
 
 fn say(text: &str) {
     let mut out = std::io::stdout();
-    // The program that started it may be gone.
+    // The program that started this process may be gone.
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 

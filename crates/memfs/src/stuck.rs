@@ -12,7 +12,7 @@ use forebay_vfs::{
 };
 use std::sync::{Arc, OnceLock};
 
-/// Known when the mount is there.
+/// The notifier of the mount; set once the mount exists.
 pub type Late = Arc<OnceLock<Notifier>>;
 
 /// A file system in memory whose reads of content never end.
@@ -75,7 +75,7 @@ impl OpenFile for StuckFile {
         if let Some(notifier) = self.notifier.get() {
             notifier.try_send(Notice::Inode { node: self.ino().0, offset: 0, len: 0 });
         }
-        // A future without a waker would be dropped: this one holds the sender that could wake it.
+        // The future owns the sender, so the receiver waits for ever, and its waker keeps the task.
         let (sender, receiver) = oneshot::<()>();
         Box::pin(async move {
             receiver.await;

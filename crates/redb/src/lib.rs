@@ -35,8 +35,8 @@ use std::sync::{PoisonError, RwLock};
 
 /// A file that a database of redb is stored in.
 ///
-/// redb's ranges of locks are not supported, so redb opens such a database for one process only.
-/// Forebay's own lock of a host file, or of the image of a volume, keeps other processes out.
+/// redb's locks on ranges of bytes are not supported, so redb opens such a database for one process
+/// only. Forebay's own lock of a host file, or of the image of a volume, keeps other processes out.
 #[derive(Debug)]
 pub struct Backend(RwLock<Option<File>>);
 

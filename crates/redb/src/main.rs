@@ -1,7 +1,7 @@
 //! A program on redb and Forebay: counts in a database, one commit for each number.
 //!
 //! `forebay-redb write FILE` commits and prints each number whose commit has returned, until it is
-//! killed. `forebay-redb judge FILE` opens what is there, checks every number, prints the last one.
+//! killed. `forebay-redb judge FILE` opens the database, checks every number and prints the last.
 //! With a third word, the path of a volume's image, FILE is a file of that volume, which `write`
 //! makes if it is missing.
 //!
@@ -18,9 +18,9 @@ use std::path::Path;
 
 type Done<T> = Result<T, Box<dyn Error>>;
 
-/// Numbers and bytes that follow from them, spread over the tree.
+/// A row for each number: its key and its bytes follow from the number, and keys are far apart.
 const ROWS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("rows");
-/// The last number, changed in place.
+/// The last number, which each commit overwrites.
 const LAST: TableDefinition<'_, (), u64> = TableDefinition::new("last");
 
 /// Bytes of a new volume.
@@ -36,7 +36,8 @@ fn content(number: u64) -> Vec<u8> {
     vec![number as u8; (key(number) % 3000) as usize]
 }
 
-/// Files of a few pages of cache, so that redb's writes reach the disk before their commit, too.
+/// Opens the database with caches of a few pages, so that redb's writes reach the disk before their
+/// commit, too.
 fn opened(name: &str, image: Option<&String>) -> Done<(Database, Option<Volume>)> {
     let cache = Cache::new(CacheConfig::with_budget(16 << 20))?;
     let mut options = OpenOptions::read_write();

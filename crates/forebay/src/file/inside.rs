@@ -40,7 +40,7 @@ impl VolumeOpener {
         Self { reader: OnceLock::new(), file, path, volume }
     }
 
-    /// The result of a call below; an error names the path (Z4).
+    /// The result of a call of the layer below; an error names the path (Z4).
     #[inline]
     pub fn named<T>(&self, done: Result<T>) -> Result<T> {
         done.map_err(|error| self.named_error(error))
@@ -125,7 +125,7 @@ impl VolumeOpener {
         if let Some(reader) = self.reader.get() {
             return Ok(reader);
         }
-        // An empty read: from its first read on the open file keeps its mapping.
+        // An empty read: an open file holds its mapping from its first read on.
         self.file.read_slice(0, &mut [], flags & IoFlags::NOWAIT)?;
         let file = self.mapped()?;
         let handle = file.open_handle();
@@ -138,9 +138,10 @@ impl VolumeOpener {
         self.named(self.volume.open.volume.mapped_file(self.ino()))
     }
 
-    /// A mount may hold stores back of what is a hole here. They are written first (coherent.Z3 of
-    /// [`forebay_vfs::coherent`]). The end of `found`, which begins at `offset`, if it has to be
-    /// looked up again for that; nothing was handed over of later holes.
+    /// A mount may hold back stores to ranges that are holes in `found`, which begins at `offset`.
+    /// Has them written (coherent.Z3 of [`forebay_vfs::coherent`]). If there may have been some,
+    /// returns the end of `found`: the caller has to look that range up again. Holes behind that
+    /// end are not handed over.
     pub async fn hand_over_holes(&self, offset: u64, found: &[Extent]) -> Option<u64> {
         let (mut end, mut holes) = (offset, Vec::new());
         for extent in found {

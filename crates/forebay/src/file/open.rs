@@ -37,7 +37,7 @@ impl Cache {
         options: &RawOptions,
         access: Access,
     ) -> Result<File> {
-        // Almost always once. Retries if the path leads to another file by now.
+        // Almost always one pass. Retries if the path leads to another file by now.
         for _ in 0..8 {
             if let Some(file) = self.open_once(path, options, access)? {
                 return Ok(file);
@@ -74,7 +74,7 @@ impl Cache {
             offset: options.offset,
             size_limit: options.size_limit,
             create_size: options.create_size,
-            // Direct I/O needs units no larger than the cache's blocks (checklist L1).
+            // Direct I/O needs units no larger than the cache's blocks (L1 in docs/lineage.md).
             logical_block: options.block_size.unwrap_or(0),
             no_follow: options.no_follow,
             ..FileOptions::default()
@@ -114,9 +114,9 @@ impl Cache {
         Ok(Some(self.opener(closing, access)))
     }
 
-    /// Gives a closed file with pending write-back a new opener. Returns `None` if it has nothing
-    /// to write back and the caller wants other options than it was opened with: then it is
-    /// released. `key`: which file it is, as claimed.
+    /// Gives a closed file a new opener, if write-back or work in the background still holds it.
+    /// Returns `None` if neither does. Also if it has nothing to write back and was opened with
+    /// other options than the caller wants: then it is released. `key`: the file's identity.
     fn revived(
         &self,
         key: FileIdentity,
@@ -157,7 +157,7 @@ impl Cache {
         File::of(Kind::Raw(opener), access.io_flags)
     }
 
-    /// Drops the cached blocks of a closed file, which are not its content any more.
+    /// Drops the cached blocks of a closed file that has changed since, or was opened another way.
     fn drop_resident(
         &self,
         path: &Path,

@@ -148,8 +148,7 @@ impl OpenOptions {
     /// Opens a file or block special file of the host on `cache`. It is locked against other
     /// processes and caches until its last opener is closed. A file that this cache has open
     /// already is shared. A file that was closed finds its cached blocks again, unless another
-    /// program
-    /// changed it meanwhile.
+    /// program changed it meanwhile.
     ///
     /// Errors: `Busy` if another process or cache has it open, or this cache has it open for
     /// another range, with other blocks or for reading only; `NotFound`, `Exists`; `InvalidInput`
@@ -186,7 +185,7 @@ impl OpenOptions {
 
     fn make_raw(&self, path: &Path) -> Result<()> {
         let mut options = std::fs::OpenOptions::new();
-        // A file that has to be new is not made through a symbolic link.
+        // With O_EXCL the host follows no symbolic link at the last name.
         let has_to_be_new = self.create_new || self.no_follow;
         options.write(true).create(true).create_new(has_to_be_new).truncate(false);
         if let Some(mode) = self.mode {

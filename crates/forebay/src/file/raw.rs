@@ -84,8 +84,8 @@ impl RawOpener {
         }
     }
 
-    /// Reads what is not all cached. Apart from `read_slice`, so that a hit does not set up a
-    /// stack frame for it.
+    /// Reads a range that is not all cached. Not inlined, so that a hit in `read_slice` does not
+    /// set up a stack frame for this.
     #[inline(never)]
     fn read_waiting(&self, offset: u64, dst: &mut [u8], flags: IoFlags) -> Result<usize> {
         block_on(self.file.read(&self.handle, offset, Target::Slice(dst), flags))
@@ -154,7 +154,7 @@ impl RawOpener {
         self.file.zero(offset, len, flags).await
     }
 
-    /// A raw file has a size and holes, and no reservations: `Allocate` only moves the size.
+    /// A raw file has a size and holes, and no reservations: `Allocate` only grows the size.
     pub async fn fallocate(&self, how: Fallocate, offset: u64, len: u64) -> Result<()> {
         self.check_writable("fallocate")?;
         let end = offset.checked_add(len).filter(|&end| end < 1 << 63);
@@ -183,7 +183,7 @@ impl RawOpener {
         let size = self.file.size();
         let none = || Error::new(ErrorKind::PastEnd, "seek", format!("{offset} of {size}"));
         let len = size.checked_sub(offset).filter(|&len| len > 0).ok_or_else(none)?;
-        // The run at the offset, and whether one of the other kind follows.
+        // The run at the offset, and whether a run of the other kind follows.
         let runs = extents(&self.file, offset, len, 2).await?;
         let first = runs.first().ok_or_else(none)?;
         match (first.hole == (what == Seek::Hole), what, runs.len()) {
@@ -198,7 +198,7 @@ impl RawOpener {
         Ok(block_on(self.file.discard_failed()))
     }
 
-    /// Before a switch of direct I/O.
+    /// Writes out and flushes the file, before direct I/O is switched.
     fn write_out(&self) -> Result<()> {
         if self.file.read_only() { Ok(()) } else { self.sync_here() }
     }
