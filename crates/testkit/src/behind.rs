@@ -8,9 +8,9 @@ use forebay_base::{IoFlags, Result};
 use forebay_vfs::{BufResult, Export, ExportInfo, Extent, ZeroMode};
 use std::sync::Arc;
 
-/// What comes before the calls; nothing, unless it says otherwise.
+/// What a test does before the calls of an export reach it. By default nothing.
 pub trait Before: Send + Sync + 'static {
-    /// Whether anything is served without waiting.
+    /// Whether `try_read` and `try_write` reach the export; otherwise they return `None`.
     fn at_once(&self) -> bool {
         true
     }
@@ -22,7 +22,7 @@ pub trait Before: Send + Sync + 'static {
     fn write(&self) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
-    /// Before the map, or a prefetch.
+    /// Before a call for the extents, or a prefetch.
     fn work(&self) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
@@ -30,14 +30,14 @@ pub trait Before: Send + Sync + 'static {
     fn trim(&self, trim: BoxFuture<'static, Result<()>>) -> BoxFuture<'static, Result<()>> {
         trim
     }
-    /// This object for one client; `None`: the client has the export as it is.
+    /// The object for one client; `None`: the client shares this one.
     fn for_client(&self) -> Option<Self>
     where
         Self: Sized,
     {
         None
     }
-    /// What answers late requests on this thread ([`Export::attach_thread`]).
+    /// The queue that answers late requests on this thread ([`Export::attach_thread`]).
     fn attach_thread(&self, below: &dyn Export) -> Option<Box<dyn LocalQueue>> {
         below.attach_thread()
     }

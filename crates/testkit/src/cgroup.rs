@@ -1,5 +1,5 @@
-//! A memory cgroup for one child process: version 2 where its memory controller is handed down,
-//! else version 1.
+//! A memory cgroup for one child process: version 2 where its memory controller is enabled for
+//! child groups, else version 1.
 //!
 //! The cgroup must have no processes when it is removed: the owner of the child ends it first.
 
@@ -61,7 +61,7 @@ impl Memcg {
         Ok(group)
     }
 
-    /// Changes the limit, bytes: what is above it goes.
+    /// Changes the limit, bytes; the kernel reclaims what exceeds it.
     pub fn set_limit(&self, bytes: u64) -> Result<()> {
         let file = if self.v1 { "memory.limit_in_bytes" } else { "memory.max" };
         let path = self.dir.join(file);
@@ -86,16 +86,15 @@ impl Memcg {
         field(&text, "oom_kill ")
     }
 
-    /// The most memory that was charged to it at a time, bytes, the system's buffers and file pages
-    /// included.
-    /// `None` where the system does not say.
+    /// The most memory that was charged to the cgroup at a time, bytes, the system's buffers and
+    /// file pages included. `None` where the system does not say.
     pub fn peak_bytes(&self) -> Option<u64> {
         let file = if self.v1 { "memory.max_usage_in_bytes" } else { "memory.peak" };
         fs::read_to_string(self.dir.join(file)).ok()?.trim().parse().ok()
     }
 
-    /// Bytes charged to it now that are no file pages: memory of its processes, and what the kernel
-    /// keeps for them.
+    /// Bytes charged to the cgroup now, without file pages: memory of its processes, and what the
+    /// kernel keeps for them.
     pub fn heap_bytes(&self) -> Option<u64> {
         let (usage, files) =
             if self.v1 { ("memory.usage_in_bytes", "cache ") } else { ("memory.current", "file ") };
@@ -104,7 +103,7 @@ impl Memcg {
         Some(usage.saturating_sub(field(&read("memory.stat")?, files)))
     }
 
-    /// How often the limit was run into.
+    /// How often a charge met the limit.
     pub fn limit_hits(&self) -> u64 {
         let file = if self.v1 { "memory.failcnt" } else { "memory.events" };
         let text = fs::read_to_string(self.dir.join(file)).unwrap_or_default();
@@ -139,7 +138,8 @@ mod tests {
             eprintln!("skipped: requires a memory cgroup: {why}");
             return;
         };
-        // Only what it takes once it is there is charged: it waits for a word.
+        // Only memory that is taken inside the cgroup is charged, so the child waits for a line
+        // first.
         let script = "read go && head -c 8M /dev/zero | tail -n 1 >/dev/null";
         let mut child = std::process::Command::new("sh")
             .args(["-c", script])

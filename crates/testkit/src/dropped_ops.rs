@@ -32,7 +32,7 @@ pub const APPENDED: usize = 2 * BLOCK;
 const FILL: usize = 2 << 20;
 /// The range written after the drop.
 const LATER: Range<usize> = 5 * BLOCK + 100..9 * BLOCK;
-/// Looks until nothing is on its way, a pause apart.
+/// Most checks for operations in progress, [`PAUSE`] apart.
 const LOOKS: u32 = 10_000;
 const PAUSE: Duration = Duration::from_millis(1);
 const NONE: IoFlags = IoFlags::empty();
@@ -40,14 +40,14 @@ const NONE: IoFlags = IoFlags::empty();
 /// What failed, in words.
 pub type Checked<T> = Result<T, String>;
 
-/// What came of an operation that was to be dropped after some polls.
+/// The end of an operation that was to be dropped after some polls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// It ended before.
     Ended,
     /// It was dropped.
     Dropped {
-        /// The device was at work for it then, and went on.
+        /// The device had a request of the operation then, and went on with it.
         is_on_device: bool,
     },
 }
@@ -77,15 +77,15 @@ pub enum Op {
     AppendDuringAppend(IoFlags),
     /// Of the complete file.
     Sync,
-    /// The sync of the last opener that goes.
+    /// The sync when the last opener closes the file.
     Close,
     /// The cache is made as small as it can be.
     Shrink,
 }
 
 impl Op {
-    /// Every operation, with the flags that change its way. `can_grow`: the size of the file may
-    /// change.
+    /// Every operation, with the flags that change its code path. `can_grow`: the size of the file
+    /// may change.
     pub fn all(can_grow: bool) -> Vec<Self> {
         let direct = IoFlags::DIRECT | IoFlags::FALLBACK;
         let mut ops = vec![
@@ -96,7 +96,8 @@ impl Op {
             Self::Trim(2 * BLOCK + 7, 6 * BLOCK),
             Self::Zero(2 * BLOCK, 8 * BLOCK),
             Self::Zero(2 * BLOCK + 7, 6 * BLOCK),
-            // Both edges lie in blocks that are not cached: it waits for one after the other.
+            // Both edges lie in blocks that are not cached: the operation reads one after the
+            // other.
             Self::Trim(7 * BLOCK + 7, 3 * BLOCK),
             Self::Zero(7 * BLOCK + 7, 3 * BLOCK),
             Self::Write(NONE, 7 * BLOCK + 50, 2 * BLOCK),
@@ -108,7 +109,7 @@ impl Op {
         ops.extend([NONE, IoFlags::UNCACHED, direct].map(Self::Read));
         if can_grow {
             ops.extend([NONE, IoFlags::UNCACHED, direct, IoFlags::DSYNC].map(Self::Append));
-            // The last of them within a block that is not cached, and has to be read.
+            // The last size lies within a block that is not cached, so it has to be read.
             let sizes = [3 * BLOCK, 3 * BLOCK + 9, 6 * BLOCK + 9, SIZE + 5000, 10 * BLOCK + 9];
             ops.extend(sizes.map(Self::Truncate));
             ops.push(Self::Grow(SIZE + 5000));
@@ -123,9 +124,9 @@ impl Op {
         ops
     }
 
-    /// Its kind, for counts. A buffered write waits for the device only where it has to read. To
-    /// append complete blocks, or to grow a file, waits only for another task that moves the end
-    /// of file.
+    /// Its kind, for counts. A buffered write waits for the device only where it has to read. An
+    /// append of complete blocks, or a growth, waits only for another task that moves the end of
+    /// file.
     pub fn kind(self) -> &'static str {
         match self {
             Self::Read(_) => "read",
@@ -146,7 +147,7 @@ impl Op {
         }
     }
 
-    /// Whether its way depends on how uncached requests are carried out.
+    /// Whether its code path depends on the strategy for uncached requests.
     pub fn is_uncached(self) -> bool {
         match self {
             Self::Read(flags)
@@ -170,7 +171,7 @@ impl Op {
         if self.is_during_append() { SIZE + APPENDED } else { SIZE }
     }
 
-    /// Whether it cannot end without an answer of the device.
+    /// Whether it needs an answer of the device to end.
     fn needs_device(self) -> bool {
         match self {
             Self::Sync | Self::Close | Self::Read(_) => true,
@@ -208,7 +209,7 @@ impl Op {
     }
 }
 
-/// Polls a future until it ends, or so many times, and drops it then. True if it has ended.
+/// Polls a future at most `most` times, and drops it then. True if it has ended.
 pub async fn ended_after(most: u32, future: impl Future) -> bool {
     let (mut future, mut polls) = (pin!(future), 0);
     poll_fn(|cx| {
@@ -222,7 +223,7 @@ pub async fn ended_after(most: u32, future: impl Future) -> bool {
     .await
 }
 
-/// Polls both until both have ended, the first one first.
+/// Polls both futures until both have ended, in each round `a` before `b`.
 async fn both<A>(a: impl Future<Output = A>, b: impl Future<Output = A>) -> [Option<A>; 2] {
     let (mut a, mut b) = (pin!(a), pin!(b));
     let mut done = [None, None];
@@ -334,7 +335,8 @@ impl Subject {
         }
     }
 
-    /// Appends past the cache. Until the bytes are on the device no other task moves the end.
+    /// Appends past the cache. Until the bytes are on the device no other task moves the end of
+    /// file.
     async fn append_past_cache(&self) -> Checked<()> {
         let mut buf = AlignedBuf::copy_of(&[3; APPENDED]);
         let flags = IoFlags::DIRECT | IoFlags::FALLBACK | IoFlags::APPEND;
@@ -354,18 +356,18 @@ impl Subject {
             Poll::Pending => Poll::Ready(None),
         });
         if let Some(done) = begun.await {
-            // A real engine may have been as fast.
+            // A real engine may have ended the append already.
             done?;
             return Ok(ended_after(polls, running).await);
         }
         let operation = async { Ok(ended_after(polls, running).await) };
-        // The operation is polled first: once more when the other append is on the device.
+        // The first poll of the operation comes while the other append is on the device.
         let [ended, other] = both(operation, other).await;
         other.transpose()?;
         ended.unwrap_or(Ok(false))
     }
 
-    /// Known bytes: some stored and not cached, some cached, some dirty.
+    /// Writes known bytes: some are only on the device, some also cached, some dirty.
     async fn prepare(&self, old: &[u8]) -> Checked<()> {
         self.write(0, old).await?;
         self.sync().await?;
@@ -375,17 +377,19 @@ impl Subject {
         self.write(12 * BLOCK, &old[12 * BLOCK..13 * BLOCK]).await
     }
 
-    /// Drops the operation after so many polls, continues with the file at once, and checks the
-    /// result. True if the operation ended before.
+    /// Drops the operation after `polls` polls, continues with the file at once, and checks the
+    /// result. Returns whether the operation ended before.
     pub async fn drop_one(&self, op: Op, polls: u32) -> Checked<Outcome> {
         self.drop_running(op, polls, self.run(op)).await
     }
 
-    /// As `drop_one`, where `running` carries the operation out, through an interface above.
+    /// As `drop_one`, where `running` carries the operation out, through an interface above the
+    /// map.
     pub async fn drop_running(&self, op: Op, polls: u32, running: impl Future) -> Checked<Outcome> {
         let old = pattern();
         self.prepare(&old).await?;
-        // A cache whose frames are mostly free becomes smaller without a wait.
+        // A cache whose frames are mostly free becomes smaller without a wait, so it is filled
+        // first.
         let filler = match op {
             Op::Shrink => Some(self.fill_cache().await?),
             _ => None,
@@ -402,7 +406,7 @@ impl Subject {
             self.write(LATER.start, &vec![9; LATER.len()]).await?;
             self.sync().await
         };
-        // Reads without comparing: the checks below compare.
+        // This read compares nothing: the checks below do.
         let other = async { self.read(0, SIZE).await.map(drop) };
         for done in both(later, other).await.into_iter().flatten() {
             done?;
@@ -421,7 +425,7 @@ impl Subject {
         Ok(if ended { Outcome::Ended } else { Outcome::Dropped { is_on_device } })
     }
 
-    /// Waits until nothing of the file is on its way.
+    /// Waits until no operation on the file is in progress.
     async fn settle(&self) -> Checked<()> {
         let mut moving = self.moving();
         for _ in 0..LOOKS {
@@ -482,8 +486,8 @@ fn check_bytes(op: Op, bytes: &[u8], old: &[u8]) -> Checked<()> {
     Ok(())
 }
 
-/// Kinds of operations that wait at least once on a file that can grow. Those of a file in place
-/// are the same without [`GROWING_KINDS`].
+/// Kinds of operations that wait at least once on a file that can grow. On a file of a fixed size
+/// they are these without [`GROWING_KINDS`].
 pub const WAITING_KINDS: [&str; 13] = [
     "read",
     "buffered write",
@@ -507,18 +511,18 @@ pub const GROWING_KINDS: [&str; 5] = ["append", "buffered append", "grow", "leng
 /// Kinds of operations that end in their first poll: alone, they wait for nothing.
 pub const KINDS_WITHOUT_WAIT: [&str; 2] = ["buffered append alone", "grow alone"];
 
-/// What rounds of drops have done.
+/// Counts of the drops so far.
 #[derive(Debug, Clone, Default)]
 pub struct Drops {
     /// Operations, each dropped after its first, second, .. poll.
     pub operations: u32,
-    /// Those that cannot end without an answer of the device.
+    /// Those of the operations that need an answer of the device to end.
     pub on_device: u32,
-    /// Those of them that were dropped at least once. In a simulated world it has to be all.
+    /// Those of `on_device` that were dropped at least once. In a simulated world: all.
     pub on_device_dropped: u32,
     /// Drops.
     pub drops: u32,
-    /// By [`Op::kind`]: drops, and those of them while the device was at work for the operation, or
+    /// By [`Op::kind`]: all drops, those while the device had a request of the operation, and those
     /// after more than one poll.
     pub by_kind: BTreeMap<&'static str, [u32; 3]>,
 }
@@ -575,7 +579,7 @@ impl Drops {
         kinds.iter().find(|kind| **kind != ONCE_WAITING_KIND && !later(kind)).copied()
     }
 
-    /// The first of these kinds of which an operation was dropped: it has waited.
+    /// The first of these kinds of which an operation was dropped, so that it must have waited.
     pub fn dropped_of(&self, kinds: &[&'static str]) -> Option<&'static str> {
         kinds.iter().find(|kind| self.by_kind.contains_key(*kind)).copied()
     }

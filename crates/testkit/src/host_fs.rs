@@ -2,7 +2,8 @@
 //! system calls on `O_PATH` descriptors, so that inodes have numbers and stay while they are
 //! needed.
 //!
-//! Not passed on: syncs (no test cuts the power here) and cookies (they are places in one listing).
+//! Not passed on to the host: syncs (no test cuts the power here) and cookies (here they are
+//! positions in one listing).
 //!
 //! Open files are in [`file`].
 //!
@@ -53,7 +54,7 @@ impl HostFs {
         self.shared.know(fd.map_err(|e| fail("lookup", e))?)
     }
 
-    /// Owner and permissions of what was just made, as the contract has them.
+    /// Gives a new inode the owner and the permissions that the contract says.
     fn adopt(&self, dir: Ino, name: Name<'_>, new: &NewInode) -> Result<Attr> {
         let attr = self.child(dir, name)?;
         let fd = self.shared.fd(attr.ino)?;
@@ -105,7 +106,7 @@ impl HostFs {
             && !flags.contains(OpenFlags::EXCLUSIVE)
         {
             // Without O_CREAT: with it, fs.protected_regular and the like refuse some files in
-            // sticky directories, and the contract has no rights.
+            // sticky directories. The contract checks no permissions.
             match attr.kind {
                 FileKind::Directory => return refuse(ErrorKind::IsDirectory, "create"),
                 FileKind::Symlink => return refuse(ErrorKind::SymlinkLoop, "create"),

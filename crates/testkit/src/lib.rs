@@ -1,9 +1,9 @@
 //! forebay-testkit: what the tests of several crates share. Only tests of layers depend on it.
 //!
-//! - [`mem_fs`]: the plainest right file system, in memory: the oracle of the others. [`host_fs`]:
-//!   a directory of the host behind the same contract.
+//! - [`mem_fs`]: the simplest correct file system, in memory: the oracle of the others.
+//!   [`host_fs`]: a directory of the host behind the same contract.
 //! - [`fs_check`]: the rules of the contract case by case, and two file systems side by side.
-//!   [`mounted`]: what of that a mount cannot be asked through the kernel.
+//!   [`mounted`]: which of these cases cannot be tested through the kernel.
 //! - [`mem_export`]: an export in memory. [`behind`]: an export whose calls a test holds up.
 //! - [`remap`]: a map in memory that moves data on every write. [`dropped_ops`]: operations on any
 //!   map that are dropped at each of their polls.

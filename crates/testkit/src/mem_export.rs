@@ -1,8 +1,8 @@
 //! An export in memory: for tests, for measuring the server alone, and as the model of what an
 //! [`Export`] has to do.
 //!
-//! Every `n`th read or write can be made *late*: it is refused by `try_*` and answered from another
-//! thread after a pause, so that the paths of misses are met without a device.
+//! Every `n`th read or write can be made *late*: `try_*` refuses it, and another thread answers it
+//! after a pause. So tests run the code paths of cache misses without a device.
 //!
 //! Locks: `data` then nothing; `late.queue` is a leaf.
 
@@ -41,7 +41,7 @@ pub struct MemCounters {
 pub struct MemExport {
     info: ExportInfo,
     data: RwLock<Image>,
-    /// Every how many requests one is late, and by how much.
+    /// One in this many requests is late, by this pause.
     late: Option<(u64, Duration)>,
     calls: AtomicU64,
     sleeper: Mutex<Option<std::sync::mpsc::Sender<OneSender<()>>>>,
@@ -95,7 +95,7 @@ impl MemExport {
         self.calls.fetch_add(1, Ordering::Relaxed) % every == every - 1
     }
 
-    /// Comes back from another thread after the pause.
+    /// A future that another thread completes after the pause.
     fn pause(&self) -> BoxFuture<'static, ()> {
         let Some((_, pause)) = self.late else { return Box::pin(std::future::ready(())) };
         let (tx, rx) = oneshot();

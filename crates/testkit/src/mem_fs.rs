@@ -1,7 +1,7 @@
-//! A file system in memory: the plainest right implementation of [`FileSystem`], and the oracle for
-//! others.
+//! A file system in memory: the simplest correct implementation of [`FileSystem`], and the oracle
+//! for others.
 //!
-//! What it is asked it answers at once; durable and done are the same to it.
+//! Every call completes at once. A completed change counts as durable.
 //!
 //! Locks: one, around every call, never held across a wait.
 
@@ -56,7 +56,7 @@ impl MemFs {
         Self::with(state)
     }
 
-    /// Panics if its own books do not agree. For tests.
+    /// Panics if its invariants are broken (`State::check`). For tests.
     pub fn check(&self) {
         self.shared.state.lock().check();
     }

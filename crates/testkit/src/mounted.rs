@@ -1,4 +1,4 @@
-//! What a mount cannot be asked through the kernel. Shared with the tests of the command line.
+//! Which cases cannot be tested on a mount. Shared with the tests of the command line.
 //!
 //! No locks.
 
@@ -6,7 +6,7 @@ use crate::fs_check::{Config, Limits, Times};
 use forebay_vfs::ManualClock;
 use std::sync::Arc;
 
-/// Cases that cannot be asked through the kernel or the adapter, and why.
+/// Why a case cannot be tested through the kernel or the adapter; `None` if it can.
 pub fn left_out(case: &str) -> Option<&'static str> {
     match case {
         "f3_directory_removed_while_open" => Some("rustix takes ENOENT for the end of a listing"),
@@ -26,12 +26,12 @@ pub fn left_out(case: &str) -> Option<&'static str> {
     }
 }
 
-/// For [`crate::fs_check::compare()`]; the clock is that of the one in memory.
+/// For [`crate::fs_check::compare()`]. `clock`: that of the file system in memory.
 pub fn config(clock: Arc<ManualClock>) -> Config {
     let limits = Limits {
         // The kernel refuses a read that would end beyond 2^63 with EINVAL.
         size_max: (1 << 63) - (1 << 20),
-        // We are root, whose writes keep set-id bits.
+        // The tests run as root, whose writes keep set-id bits.
         drop_privileges: false,
         ..Limits::default()
     };

@@ -1,11 +1,11 @@
 //! An out-of-place map in memory: every write goes to fresh blocks of the device, and the map
-//! changes when it is published. It keeps nothing across a restart. It proves the contract of
-//! [`forebay_iomap::ops`] under the same tests as the identity: with sums, and with waits wherever
-//! a volume may wait. A test of crashes takes an [`Image`] at each commit.
+//! changes when it is published. It keeps nothing across a restart. The tests of the identity map
+//! run on it, too, with sums, and with waits wherever a volume may wait: so they prove the contract
+//! of [`forebay_iomap::ops`]. A test of crashes takes an [`Image`] at each commit.
 //!
 //! Invariants: R1 a device block is free, reserved, mapped, or in limbo. R2 a block in limbo is
-//! free once every pin handed out before it got there is gone (ops.O4). R3 the published size never
-//! exceeds what was published, written or not (ops.O5).
+//! free once every pin handed out before it got there is gone (ops.O4). R3 the published size is
+//! never above the sizes that were published, written or not (ops.O5).
 //!
 //! Lock: one, a leaf.
 
@@ -70,7 +70,7 @@ struct State {
     commits: u64,
 }
 
-/// What places go back to.
+/// The part of a map that reservations give their blocks back to.
 struct Shared {
     unit: u64,
     state: Mutex<State>,
@@ -160,7 +160,7 @@ impl Remap {
         self.shared.state.lock().commits
     }
 
-    /// Waits, if this map does.
+    /// Waits at times, if the options say so.
     async fn wait(&self) {
         let Some(world) = &self.options.waits else { return };
         let draw = world.random();
@@ -282,7 +282,7 @@ impl MapOps for Remap {
 
     fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>> {
         MapFuture::Later(Box::pin(async move {
-            // Before or after the look: both are moments of the call.
+            // The result may be the map before or after the wait: both are moments within the call.
             let early = self.look_up(&range);
             self.wait().await;
             let late = self.options.waits.as_ref().is_some_and(|w| w.random() & 1 == 0);
@@ -392,7 +392,7 @@ impl MapOps for Remap {
         self.options.grows
     }
 
-    /// Room is found when bytes are written: a longer file has a hole at its end.
+    /// Space is found when bytes are written: a longer file has a hole at its end.
     fn grow(&self, _size: u64) -> Result<()> {
         Ok(())
     }

@@ -5,7 +5,7 @@
 //!   around the end of file, with every flag.
 //! - [`model`]: what the bytes must be now, and what they may be after a crash.
 //! - [`run`]: drives a subject, and says what went wrong, with the seed and the history.
-//! - [`mem`]: a subject in memory, right or with a planted bug.
+//! - [`mem`]: a subject in memory, correct or with an injected bug.
 
 pub mod mem;
 pub mod model;
@@ -32,7 +32,7 @@ pub trait Subject: Send + Sync {
         false
     }
 
-    /// Reads up to `buf.len()` bytes; how many there were, short only at the end of file.
+    /// Reads up to `buf.len()` bytes. Returns how many were read: fewer only at the end of file.
     fn read(
         &self,
         offset: u64,
@@ -40,7 +40,7 @@ pub trait Subject: Send + Sync {
         flags: IoFlags,
     ) -> BoxFuture<'_, (AlignedBuf, Result<usize>)>;
 
-    /// Writes all of `buf`; where it went (with `APPEND` not at `offset`).
+    /// Writes all of `buf`. Returns its offset, which `APPEND` chooses.
     fn write(
         &self,
         offset: u64,

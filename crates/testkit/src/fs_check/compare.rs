@@ -1,5 +1,5 @@
-//! Runs two file systems side by side, and makes a sequence of operations short that tells them
-//! apart.
+//! Runs two file systems side by side, and shortens a sequence of operations that they answer
+//! differently.
 //!
 //! Invariants: K1 a run is a function of its seed, its configuration and the two sides. K2 what is
 //! reported fails again when it is replayed on two fresh file systems.
@@ -25,13 +25,14 @@ pub struct Config {
     pub limits: Limits,
     /// How far times are compared.
     pub times: Times,
-    /// The clock of both (`Exact`) or of the one that has no other.
+    /// The clock of both sides (with `Exact`), or of the side that has no clock of its own.
     pub clock: Option<Arc<ManualClock>>,
     /// After how many operations the trees are compared; at the end they are anyway.
     pub tree_every: u64,
-    /// Whether where data and holes begin has to agree, or only has to be allowed.
+    /// Whether both sides must find data and holes at the same offsets. Otherwise each needs only
+    /// an offset that is allowed.
     pub exact_holes: bool,
-    /// Known differences: whether these two outcomes of an operation are one as good as the other.
+    /// Whether two outcomes of an operation count as equal: for known differences.
     pub equal: fn(&Op, &Outcome, &Outcome) -> bool,
 }
 
@@ -63,12 +64,12 @@ pub struct Report {
     pub digest: u64,
 }
 
-/// Where two file systems differ. Its `Display` is the whole story.
+/// Where two file systems differ. Its `Display` shows all of it.
 #[derive(Debug, Clone)]
 pub struct Mismatch {
     /// Seed of the run, if it was generated.
     pub seed: Option<u64>,
-    /// The operations, to the one that showed it.
+    /// The operations, up to the one that showed the difference.
     pub ops: Vec<Op>,
     /// What differs.
     pub what: String,
@@ -131,8 +132,8 @@ impl<'a> Pair<'a> {
         if (self.config.equal)(op, a, b) {
             return true;
         }
-        // An implementation chooses where data begins and ends, as long as it calls no content a
-        // hole, which the trees would show.
+        // An implementation chooses where data begins and ends. It may not report content as a
+        // hole, which the comparison of the trees would show.
         let seek = matches!(op, Op::Seek { .. }) && !self.config.exact_holes && a.moved == b.moved;
         match (op, &a.answer, &b.answer) {
             (Op::Seek { offset, .. }, Ok(Answer::Offset(x)), Ok(Answer::Offset(y))) => {
@@ -185,7 +186,8 @@ fn show(outcome: &Outcome) -> String {
     format!("{text} moved {:?}", outcome.moved)
 }
 
-/// Generates `count` operations from `seed` and carries them out on both, which begin alike.
+/// Generates `count` operations from `seed` and carries them out on both file systems, which begin
+/// with equal trees.
 pub fn compare(
     a: &dyn FileSystem,
     b: &dyn FileSystem,
@@ -214,7 +216,7 @@ pub fn compare(
     })
 }
 
-/// Carries given operations out on both.
+/// Carries out given operations on both file systems.
 pub fn replay(a: &dyn FileSystem, b: &dyn FileSystem, config: &Config, ops: &[Op]) -> Finished {
     block_on(async {
         let mut pair = Pair::new(a, b, config);
@@ -232,7 +234,7 @@ pub fn replay(a: &dyn FileSystem, b: &dyn FileSystem, config: &Config, ops: &[Op
 /// Two fresh file systems and how to compare them; for [`shrink`].
 pub type Fresh<'a> = dyn FnMut() -> (Arc<dyn FileSystem>, Arc<dyn FileSystem>, Config) + 'a;
 
-/// Leaves operations out of a mismatch as long as it stays one (K2).
+/// Removes operations from a mismatch as long as the rest shows a mismatch, too (K2).
 pub fn shrink(mismatch: Mismatch, fresh: &mut Fresh<'_>) -> Mismatch {
     let mut fails = |ops: &[Op]| -> Option<Mismatch> {
         let (a, b, config) = fresh();

@@ -14,7 +14,7 @@ use forebay_vfs::types::{
     SetXattr, Timestamp,
 };
 
-/// What a run may ask for; less where one side is less than the contract.
+/// What a run may ask for; less where one of the file systems does less than the contract says.
 #[derive(Debug, Clone)]
 pub struct Limits {
     /// Users and groups of inodes.
@@ -29,7 +29,7 @@ pub struct Limits {
     pub devices: bool,
     /// Files without a name can be made.
     pub tmpfile: bool,
-    /// Names of extended attributes, from the first on.
+    /// How many names of extended attributes are used.
     pub xattr_names: u8,
     /// Deepest path.
     pub depth_max: usize,
@@ -68,7 +68,7 @@ impl OpGen {
         Self { rng: seed, limits, known: Vec::new() }
     }
 
-    /// Remembers what came of an operation (G1).
+    /// Remembers the path that an operation has made (G1).
     pub fn learn(&mut self, op: &Op, outcome: &Outcome) {
         let made = match op {
             Op::Create { path, .. }
@@ -115,7 +115,7 @@ impl OpGen {
         self.new_path()
     }
 
-    /// A path in a directory that exists, most of the time, and its last name any.
+    /// A path whose directory exists, most of the time. Its last name may be any.
     fn new_path(&mut self) -> Path {
         let mut path = match self.chance(75) && !self.known.is_empty() {
             true => {
@@ -168,7 +168,7 @@ impl OpGen {
         }
     }
 
-    /// An offset that leaves room for `len` bytes.
+    /// An offset with at least `len` bytes up to the largest size.
     fn offset(&mut self, len: u64) -> u64 {
         let page = 4096;
         let offset = match self.below(100) {

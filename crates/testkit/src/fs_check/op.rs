@@ -49,7 +49,7 @@ pub fn xattr_name(number: u8) -> &'static [u8] {
     }
 }
 
-/// A path from the root: numbers of names. None: the root itself.
+/// A path from the root: numbers of names. Empty: the root itself.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Path(pub Vec<u8>);
 
@@ -87,7 +87,7 @@ pub struct Make {
     pub owner: (u32, u32),
 }
 
-/// One operation. A slot that is empty makes it do nothing.
+/// One operation. If a slot that it uses is empty, it does nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is the call of the contract of that name")]
 pub enum Op {

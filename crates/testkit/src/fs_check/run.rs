@@ -29,7 +29,7 @@ pub enum Times {
     Exact,
 }
 
-/// Attributes without what is an implementation's own.
+/// Attributes without those that each implementation chooses itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
     /// File, directory, symbolic link or other.
@@ -77,19 +77,19 @@ pub enum Answer {
     Bytes(Vec<u8>),
     /// Names, sorted, with their kinds.
     Names(BTreeSet<(Vec<u8>, Option<FileKind>)>),
-    /// Where bytes went, and how many.
+    /// The offset of the bytes written, and their number.
     Wrote(u64, u64),
     /// An offset.
     Offset(u64),
 }
 
-/// What came of an operation.
+/// The result of an operation, to be compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     /// The answer, or the errno.
     pub answer: std::result::Result<Answer, i32>,
-    /// With [`Times::Moved`], for each inode that it names: whether `mtime` and `ctime` moved.
-    /// `None`: not there before or not there any more.
+    /// With [`Times::Moved`], for each inode that the operation names: whether `mtime` and `ctime`
+    /// moved. `None`: the inode did not exist before, or does not any more.
     pub moved: Vec<Option<(bool, bool)>>,
 }
 
@@ -102,13 +102,14 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// With nothing open. `clock` is the file system's, if it has none of its own.
+    /// A runner with no open files. `clock`: the file system's clock, if the runner has to advance
+    /// it.
     pub fn new(times: Times, clock: Option<Arc<ManualClock>>) -> Self {
         let slots = vec![None; usize::from(SLOTS)];
         Self { slots, times, clock, write_flags: IoFlags::empty() }
     }
 
-    /// Writes carry these flags from now on, in addition to `APPEND`.
+    /// Adds these flags to all writes from now on, besides `APPEND`.
     pub fn set_write_flags(&mut self, flags: IoFlags) {
         self.write_flags = flags;
     }
@@ -158,7 +159,7 @@ impl Runner {
         Outcome { answer, moved }
     }
 
-    /// The inodes that an operation names, as they are before it.
+    /// The inodes that an operation names, before it. Sets their `mtime` back.
     async fn named(&self, fs: &dyn FileSystem, op: &Op) -> Vec<Option<Attr>> {
         let mut named = Vec::new();
         for path in op.paths() {
@@ -173,7 +174,8 @@ impl Runner {
                 None => None,
             });
         }
-        // A coarse clock would hide a change right after another: back to a time that is not now.
+        // With a coarse clock two changes in a row have the same time. So `mtime` is set to the
+        // past.
         let back = SetTime::To(Timestamp::new(1_000_000, 0));
         let set = SetAttr { mtime: Some(back), ..SetAttr::default() };
         for attr in named.iter().flatten() {
@@ -207,7 +209,7 @@ impl Runner {
         Answer::Attr(Shape::of(attr, self.times))
     }
 
-    /// Number of what `of` means; `None` for an empty slot.
+    /// Number of the inode that `of` denotes; `None` for an empty slot.
     async fn target(&self, fs: &dyn FileSystem, of: &Target) -> Result<Option<Ino>> {
         match of {
             Target::Path(path) => Ok(Some(find(fs, path).await?.ino)),
@@ -236,8 +238,8 @@ impl Runner {
             | Op::RemoveXattr { .. } => self.attributes(fs, op).await,
             Op::Open { path, slot, flags } => {
                 let attr = find(fs, path).await?;
-                // An inode of another kind is opened only to keep it: elsewhere a pipe waits for
-                // its other end.
+                // An inode of another kind is opened without access, to hold it: with access, some
+                // file systems wait for the other end of a pipe.
                 let plain = matches!(attr.kind, FileKind::File | FileKind::Directory);
                 let flags = if plain { *flags } else { OpenFlags::empty() };
                 let file = fs.open(attr.ino, flags).await?;
@@ -348,7 +350,7 @@ impl Runner {
         let plain = matches!(op, Op::Setattr { .. } | Op::Getattr { .. });
         let kind = fs.getattr(ino).await?.kind;
         if !plain && !matches!(kind, FileKind::File | FileKind::Directory) {
-            // A kernel refuses `user.` attributes there before it asks.
+            // The kernel refuses `user.` attributes of other kinds before it asks the file system.
             return Ok(Answer::Skipped);
         }
         match op {
@@ -422,7 +424,7 @@ impl Runner {
     }
 }
 
-/// Bytes that tell where they come from.
+/// Bytes that follow from `fill`, so that a reader can tell which write they are from.
 fn content(fill: u64, len: usize) -> Vec<u8> {
     let mut rng = fill;
     let mut bytes = Vec::with_capacity(len + 8);

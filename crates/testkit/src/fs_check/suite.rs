@@ -1,5 +1,5 @@
-//! The rules of the contract, case by case, for any file system: what random operations meet too
-//! seldom. Each case gets an empty file system and panics, or fails, where it is broken.
+//! The rules of the contract, case by case, for any file system: those that random operations
+//! rarely test. Each case gets an empty file system and panics, or fails, where a rule is broken.
 //!
 //! No locks.
 

@@ -1,7 +1,7 @@
-//! A whole file system, sorted: to compare two, or one with its past.
+//! A complete file system, sorted: to compare two, or one with its past.
 //!
-//! While it is read, what must always hold of a tree is checked: listings and lookups agree,
-//! cookies rise, links are what the tree has, and what is called a hole is zeros.
+//! Reading it also checks what must always hold of a tree: listings and lookups agree, cookies
+//! rise, link counts are those of the tree, and a range that is called a hole reads as zeros.
 //!
 //! No locks.
 
@@ -36,14 +36,14 @@ pub struct Node {
     pub units: BTreeMap<u64, u64>,
 }
 
-/// All paths, and what is there.
+/// All paths of a file system, and their inodes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tree {
-    /// By path from the root, which is empty.
+    /// By path from the root, whose own path is empty.
     pub nodes: BTreeMap<Vec<u8>, Node>,
 }
 
-/// A sentence that says what is wrong.
+/// A result. Its error is a sentence that says what is wrong.
 type Checked<T> = Result<T, String>;
 
 fn fnv(bytes: &[u8], hash: u64) -> u64 {
@@ -81,7 +81,7 @@ impl Tree {
         walk.finish()
     }
 
-    /// One number for all of it.
+    /// A hash of the complete tree.
     pub fn digest(&self) -> u64 {
         let mut text = String::new();
         for (path, node) in &self.nodes {
@@ -117,7 +117,8 @@ struct Walk<'a> {
     /// Content is read.
     content: bool,
     tree: Tree,
-    /// First path of each inode that may have several, and how many were seen.
+    /// Of each inode that may have several paths: the first one, how many were seen, its link
+    /// count.
     first: BTreeMap<Ino, (Vec<u8>, u32, u32)>,
 }
 
@@ -204,7 +205,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Hashes what is not zero; goes from data to data.
+    /// Hashes the units that are not zero; seeks skip the holes.
     async fn units(&self, attr: &Attr) -> Checked<BTreeMap<u64, u64>> {
         let text = |e: forebay_base::Error| e.to_string();
         let file = self.fs.open(attr.ino, OpenFlags::READ).await.map_err(text)?;
@@ -230,7 +231,7 @@ impl Walk<'_> {
         Ok(units)
     }
 
-    /// Puts the first paths in, and compares links with what was seen.
+    /// Puts the first paths in, and compares link counts with the number of paths seen.
     fn finish(mut self) -> Checked<Tree> {
         for (ino, (path, seen, links)) in &self.first {
             if seen != links {

@@ -1,4 +1,4 @@
-//! The host's inodes by number, each with an `O_PATH` descriptor, and what its calls say.
+//! The host's inodes by number, each with an `O_PATH` descriptor, and the errors of its calls.
 //!
 //! Locks: one for the table of descriptors; not held across system calls that may wait.
 
@@ -32,7 +32,7 @@ pub struct Shared {
 }
 
 pub fn fail(op: &'static str, e: rustix::io::Errno) -> Error {
-    // What the layers below wrap as `Io` has a kind of its own here.
+    // In the contract these errnos have kinds of their own.
     let kinds = [
         (ErrorKind::NotFound, 2),
         (ErrorKind::PastEnd, 6),
@@ -124,7 +124,7 @@ impl Shared {
         })
     }
 
-    /// Keeps a descriptor for the inode; drops old ones of what is not open.
+    /// Keeps a descriptor for the inode; drops old ones of inodes that are not open.
     pub fn know(&self, fd: OwnedFd) -> Result<Attr> {
         let attr = self.attr(&fd)?;
         let mut table = self.table.lock().unwrap();

@@ -24,7 +24,7 @@ impl Drop for HostFile {
 }
 
 impl HostFile {
-    /// What the host would say of content that is none differs by kind and call.
+    /// Refuses inodes without content. The host's errors for them would differ by kind and call.
     fn check(&self, op: &'static str) -> Result<()> {
         match kind_of(&self.fd)? {
             FileKind::File => Ok(()),
@@ -75,7 +75,8 @@ impl HostFile {
         };
         match rustix::fs::fallocate(&self.fd, flags, offset, len) {
             Err(rustix::io::Errno::OPNOTSUPP) if matches!(how, Fallocate::ZeroRange { .. }) => {
-                // Not known to tmpfs: punched, and made as long.
+                // tmpfs has no ZERO_RANGE: the range is punched, and the file extended if it must
+                // be.
                 self.fallocate_now(Fallocate::PunchHole, offset, len)?;
                 let size = stat(&self.fd)?.stx_size;
                 match how.grows() && offset + len > size {

@@ -87,7 +87,7 @@ impl State {
         Ok(())
     }
 
-    /// Content of a regular file, as it was checked to be.
+    /// Content of an inode that the caller has checked to be a regular file.
     pub fn data(&self, op: &'static str, ino: Ino) -> Result<&Data> {
         match &self.get(op, ino)?.body {
             Body::File(data) => Ok(data),

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use forebay_base::world::split_mix;
 
-    /// D1 and the rest, against a plain vector.
+    /// Compares all operations, and D1, with a plain vector.
     #[test]
     fn content_agrees_with_a_vector() {
         const SIZE: usize = 5 * BLOCK as usize + 77;

@@ -1,10 +1,10 @@
 //! Entries of a directory, by name and by cookie.
 //!
 //! Invariants: C1 a cookie is the name's hash and a number that tells names of one hash apart; it
-//! stays as long as the entry, also when the entry's inode is replaced. So a listing, which goes
-//! through the cookies in order, returns exactly once what is there all the time, whatever else
-//! comes and goes; and as a new name falls anywhere, renaming all the time does not keep it from
-//! its end. C2 names and cookies hold the same entries.
+//! stays as long as the entry, also when the entry's inode is replaced. So a listing, in the order
+//! of cookies, returns each entry exactly once that exists all the time. The cookie of a new name
+//! may be anywhere, so a caller that renames all the time still reaches the end. C2 names and
+//! cookies hold the same entries.
 //!
 //! No locks.
 
@@ -48,7 +48,7 @@ impl Directory {
         self.entries.get(cookie).map(|(_, target)| *target)
     }
 
-    /// Whether a new entry `name` finds a cookie: `NoSpace`. Hashes have `bits` bits.
+    /// `NoSpace` if no cookie is free for a new entry `name`. Hashes have `bits` bits.
     pub fn check_room(&self, name: Name<'_>, bits: u32) -> Result<()> {
         self.cookie_for(name, bits).map(drop)
     }
@@ -64,7 +64,7 @@ impl Directory {
         }
     }
 
-    /// Adds an entry, or gives another inode to one that is there.
+    /// Adds an entry, or gives an existing one another inode.
     pub fn set(&mut self, name: Name<'_>, target: Child, bits: u32) -> Result<()> {
         let cookie = match self.names.get(name.as_bytes()) {
             Some(cookie) => *cookie,

@@ -1,5 +1,5 @@
 //! Names of the file system in memory: making, linking, removing, renaming, listing. Carries out
-//! what [`rules`] answer.
+//! what [`rules`] answers.
 //!
 //! Locks: as in [`super::state`].
 
@@ -25,7 +25,7 @@ impl State {
         rules::names::parent(self, dir)
     }
 
-    /// Whether `name` finds a cookie in a directory that was looked at before.
+    /// `NoSpace` if no cookie is free for `name`. The caller has checked the directory.
     fn check_room(&self, (dir, name): At<'_>) -> Result<()> {
         self.entries(dir).check_room(name, self.options.cookie_bits)
     }
@@ -122,7 +122,7 @@ impl State {
         self.meet(removed.child, removed.fate);
     }
 
-    /// Carries out what becomes of something that has lost a link.
+    /// Carries out what the rules decide for an inode that has lost a link.
     fn meet(&mut self, (ino, _): Child, fate: Fate) {
         match fate {
             Fate::Stays(patch) | Fate::Orphan(patch) => self.patch(ino, &patch),

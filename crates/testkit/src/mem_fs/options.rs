@@ -21,7 +21,7 @@ pub struct MemOptions {
     pub inodes_max: u64,
     /// Links of one inode.
     pub links_max: u32,
-    /// Bits of a name's hash in a cookie, at most 46. Few make many names share one.
+    /// Bits of a name's hash in a cookie, at most 46. With few bits many names share a hash.
     pub cookie_bits: u32,
 }
 

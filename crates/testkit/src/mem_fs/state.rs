@@ -1,8 +1,8 @@
 //! Inodes of the file system in memory, and what every operation on them needs.
 //!
 //! Invariants: M1 an inode is in the table as long as it has a name or is open. M2 `used_blocks` is
-//! the sum over all inodes. M3 an operation checks everything that can refuse it before it changes
-//! anything.
+//! the sum of the blocks of all inodes. M3 an operation checks everything that can refuse it before
+//! it changes anything.
 //!
 //! Lock: that of [`Shared`], around every call.
 
@@ -108,7 +108,7 @@ impl State {
         Ok(Attr { allocated_bytes, ..inode.attr })
     }
 
-    /// The entries of a directory that was looked at before.
+    /// The entries of an inode that the caller has checked to be a directory.
     pub fn entries(&self, dir: Ino) -> &Directory {
         match self.inodes.get(&dir).map(|inode| &inode.body) {
             Some(Body::Directory(entries)) => entries,
@@ -116,7 +116,7 @@ impl State {
         }
     }
 
-    /// The same, to change; for a directory that was looked at before.
+    /// [`State::entries`], to change them.
     fn entries_mut(&mut self, dir: Ino) -> &mut Directory {
         match &mut self.inode(dir).body {
             Body::Directory(entries) => entries,
@@ -124,7 +124,7 @@ impl State {
         }
     }
 
-    /// Puts an entry into a directory that has room for it.
+    /// Puts an entry into a directory. The caller has checked that a cookie is free for it.
     pub fn set_entry(&mut self, dir: Ino, name: Name<'_>, ino: Ino) {
         let (kind, bits) = (self.inode(ino).attr.kind, self.options.cookie_bits);
         self.entries_mut(dir).set(name, (ino, kind), bits).expect("M3: room was checked before");
@@ -188,7 +188,7 @@ impl State {
         }
     }
 
-    /// Changes content, and keeps count (M2).
+    /// Changes content, and keeps `used_blocks` right (M2).
     pub fn change_data<T>(&mut self, ino: Ino, change: impl FnOnce(&mut Data) -> T) -> T {
         let Body::File(data) = &mut self.inode(ino).body else {
             unreachable!("M3: checked to be a regular file before anything changed")
@@ -236,7 +236,7 @@ impl State {
         open.into_iter().for_each(|ino| self.reap(ino));
     }
 
-    /// M1 and M2, and the tree's own: fs.F1 and fs.F2 of the contract. For tests.
+    /// Checks M1 and M2, and of the contract fs.F1 and fs.F2. For tests.
     pub fn check(&self) {
         let mut links: BTreeMap<Ino, u32> = BTreeMap::new();
         let mut blocks = 0;

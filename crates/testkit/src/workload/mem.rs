@@ -1,5 +1,5 @@
-//! A subject in memory: the plainest right one, and, with a planted bug, wrong ones that the
-//! harness must find. It keeps what is durable apart, so that it can crash.
+//! A subject in memory: the simplest correct one, or, with a [`Bug`], a wrong one that the harness
+//! must find. It holds the durable bytes apart, so that it can simulate a crash.
 //!
 //! Locks: one, never held across a wait.
 
@@ -30,7 +30,7 @@ pub enum Bug {
     AppendElsewhere,
     /// Unaligned direct writes are accepted.
     DirectUnaligned,
-    /// What was cut off shows again when the file grows.
+    /// Bytes that a truncate removed show again when the file grows.
     CutTailComesBack,
 }
 
@@ -46,7 +46,7 @@ struct State {
     rng: u64,
 }
 
-/// Bytes in memory, right or with a planted [`Bug`].
+/// Bytes in memory, correct or with an injected [`Bug`].
 pub struct MemSubject {
     state: Mutex<State>,
     bug: Option<Bug>,
@@ -207,7 +207,7 @@ impl BlockingSubject for MemSubject {
         if !self.has(Bug::CutTailComesBack) {
             state.behind.clear();
         }
-        // What was cut off is kept for the bug alone.
+        // The bytes removed are kept only for the bug.
         let old = state.bytes.len();
         let cut = state.bytes.split_off(old.min(size as usize));
         let back = std::mem::replace(&mut state.behind, cut);

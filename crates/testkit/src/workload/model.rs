@@ -1,9 +1,9 @@
 //! The byte model: what a subject's bytes must be now, and what they may be after a crash.
 //!
-//! Invariants: Y1 `bytes` is the newest content. Y2 per block, the legal contents now are that
-//! and `alts`; more than one only after a failed write or a trim. Y3 per block, `durable` holds
-//! every content that a crash may leave: the one at the last successful sync, and each one since.
-//! Y4 a block is the unit that a crash leaves whole.
+//! Invariants: Y1 `bytes` is the newest content. Y2 per block, the legal contents now are that of
+//! `bytes` and `alts`; more than one only after a failed write or a trim. Y3 per block, `durable`
+//! holds every content that a crash may leave: the one at the last successful sync, and each one
+//! since. Y4 a block is the unit that a crash does not tear.
 //!
 //! No locks.
 
@@ -58,7 +58,7 @@ pub struct ByteModel {
     dirty: BTreeSet<usize>,
     /// Blocks changed past the cache since the last sync: no cache holds a copy if a flush fails.
     past_cache: BTreeSet<usize>,
-    /// First block that was cut off since the last sync.
+    /// Lowest block that a truncate has removed bytes of since the last sync.
     cut: usize,
     /// Legal sizes after a crash: from the smallest to the largest since the last sync.
     sizes: (u64, u64),
@@ -122,7 +122,7 @@ impl ByteModel {
         content.into()
     }
 
-    /// What a read of `len` bytes at `offset` must return: how many bytes.
+    /// How many bytes a read of `len` bytes at `offset` must return.
     pub fn readable(&self, offset: u64, len: u64) -> usize {
         self.size().saturating_sub(offset).min(len) as usize
     }
@@ -207,7 +207,7 @@ impl ByteModel {
             self.change(i, part, piece, effect);
         }
         if effect == Effect::Durable && !data.is_empty() {
-            // The size that covers a durable write is durable as far as that.
+            // A durable write makes the size durable as far as the end of the write.
             self.sizes.0 = self.sizes.0.max(end);
         }
     }
@@ -280,7 +280,8 @@ impl ByteModel {
         self.dirty.insert(i);
     }
 
-    /// The range was changed past the cache, or (whole blocks of it) through it again.
+    /// Notes that the range was changed past the cache. Or through it: then the cache has its full
+    /// blocks again.
     pub fn note_path(&mut self, offset: u64, len: u64, past_cache: bool) {
         for (i, part) in self.parts(offset..offset + len) {
             if past_cache {
@@ -291,12 +292,14 @@ impl ByteModel {
         }
     }
 
-    /// The subject is marked: no copy of what changed since the last sync is promised any more.
+    /// The subject has said for good that bytes may be lost: no copy of what changed since the last
+    /// sync is promised any more.
     pub fn marked(&mut self) {
         self.past_cache.extend(self.dirty.iter().copied());
     }
 
-    /// A flush failed, and said so: what went past the cache since the last good one may be gone.
+    /// A flush failed, and the subject reported it: what went past the cache since the last sync
+    /// may be gone.
     pub fn flush_failed(&mut self) {
         for &i in &self.past_cache {
             let newest = self.current(i);

@@ -61,7 +61,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The bytes it is about; `APPEND` says nothing.
+    /// The bytes that it reads or changes; `None` for `APPEND`.
     pub fn range(&self) -> Option<Range<u64>> {
         match *self {
             Self::Write { flags, .. } if flags.contains(IoFlags::APPEND) => None,
@@ -213,7 +213,7 @@ impl Generator {
         }
     }
 
-    /// Near the end as it is, at a border, or anywhere.
+    /// A size near the present one, at a border of a folio, or anywhere.
     fn new_size(&mut self, size: u64) -> u64 {
         let (end, block) = (self.config.span.end, self.config.block);
         let to = match self.below(8) {

@@ -34,7 +34,7 @@ pub struct Report {
     pub bytes_written: u64,
     /// Successful syncs.
     pub syncs: u64,
-    /// Times that the end was moved by itself.
+    /// Calls that only moved the end of file.
     pub set_lens: u64,
     /// `NOWAIT` calls that would have had to wait.
     pub would_block: u64,
@@ -44,7 +44,7 @@ pub struct Report {
     pub faults: u64,
 }
 
-/// What went wrong. Its `Display` is the whole story.
+/// What went wrong. Its `Display` shows all of it.
 #[derive(Debug, Clone)]
 pub struct Mismatch {
     /// Seed of the run.
@@ -351,7 +351,7 @@ impl Runner {
         }
         let strict = flags.contains(IoFlags::DIRECT) && !flags.contains(IoFlags::FALLBACK);
         if strict && (!at.is_multiple_of(align) || !len.is_multiple_of(align)) {
-            // The unaligned tail of a device or file may be reachable, also a new one.
+            // A direct request may reach the unaligned tail of a device or file, also a new tail.
             let grown = self.config.grows && write && at + len > size;
             let tail = at.is_multiple_of(align) && (at + len == size || grown);
             expect.ok &= tail || len == 0;
@@ -498,8 +498,8 @@ impl Verdict {
     }
 }
 
-/// Thins out a list of operations as long as `fails` still says so. Every call of `fails` must
-/// begin with a fresh subject.
+/// Removes operations from a list as long as `fails` returns true for the rest. Every call of
+/// `fails` must begin with a fresh subject.
 pub fn shrink(ops: Vec<Op>, mut fails: impl FnMut(&[Op]) -> bool) -> Vec<Op> {
     let mut ops = ops;
     let mut chunk = ops.len().div_ceil(2);

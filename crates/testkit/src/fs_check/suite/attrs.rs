@@ -188,7 +188,7 @@ fn times_of_directories(s: &Subject) -> Result<()> {
     let e = s.ino("q/e")?;
     let swap = || s.rename("p/d", "q/e", RenameFlags::EXCHANGE);
     for (of, wanted) in [(p, both), (q, both), (d, change), (d, change), (e, change), (e, change)] {
-        // Each inode at the old name, and at the new one.
+        // `d` and `e` twice each: they are exchanged from both names.
         assert_eq!(moved(s, of, swap)?, wanted, "F5: exchanged");
     }
     assert_eq!(moved(s, p, || s.rename("p/f", "p/f", flags))?, none, "F5: onto itself");
@@ -273,7 +273,7 @@ fn xattr_limits(s: &Subject) -> Result<()> {
     assert_eq!(block_on(s.fs.getxattr(ino, first))?, &big[..XATTR_SIZE_MAX], "64 KiB");
     let more = || block_on(s.fs.setxattr(ino, first, &big, SetXattr::Any));
     s.refused_without_trace(ErrorKind::TooBig, "a byte more", more);
-    // The list of names: 256 names of 255 bytes and a NUL are 64 KiB.
+    // The names of an inode's attributes fill 64 KiB: 256 names of 255 bytes and a NUL.
     let fit = XATTR_LIST_MAX / 256;
     for n in 1..fit {
         block_on(s.fs.setxattr(ino, XattrName::new(&name_of(n))?, b"v", SetXattr::Create))?;
@@ -293,7 +293,7 @@ fn xattr_limits(s: &Subject) -> Result<()> {
     s.refused_without_trace(ErrorKind::NoSpace, "a byte more", more);
     block_on(s.fs.setxattr(ino, XattrName::new(full)?, b"v", SetXattr::Create))?;
     s.unlink("f")?;
-    // Left behind as long as can be.
+    // The root keeps an attribute with the longest name and value.
     let longest = [b"trusted.".as_slice(), &[0xfe; 247]].concat();
     let longest = XattrName::new(&longest)?;
     block_on(s.fs.setxattr(Ino::ROOT, longest, &big[1..], SetXattr::Create))?;

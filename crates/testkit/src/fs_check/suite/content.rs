@@ -49,7 +49,7 @@ fn far_end(s: &Subject) -> Result<()> {
     let data = seek(&file, Seek::Data, 0)?;
     assert!(FILE_SIZE_MAX - data <= 2 << 20, "F8: data is found where it is, not at {data}");
     assert!(s.attr_of(ino)?.allocated_bytes <= 2 << 20, "F8: and costs what it is");
-    // What does not fit is left out; what does not begin to fit is refused.
+    // Bytes beyond the largest offset are left out; a write that begins there is refused.
     let none = IoFlags::empty();
     let wrote = file.write_slice(FILE_SIZE_MAX - 3, b"clipped", none, Privileges::Keep)?;
     assert_eq!(wrote.len, 3, "F8: to the end of the largest file");
@@ -64,7 +64,7 @@ fn far_end(s: &Subject) -> Result<()> {
     assert_eq!(s.read(&file, FILE_SIZE_MAX - 5, 100)?, [0; 5], "F8: one hole");
     s.set(ino, &SetAttr::size(0))?;
     assert_eq!(s.read(&file, 0, 10)?, b"", "F8: empty");
-    // And left behind as large as can be.
+    // The file is left behind with the largest size.
     s.write(&file, FILE_SIZE_MAX - 1, b"x")?;
     s.write(&file, 1 << 62, b"y")?;
     Ok(())
@@ -90,7 +90,8 @@ fn cut_and_grown(s: &Subject) -> Result<()> {
     Ok(())
 }
 
-/// Every byte that is not zero is in what is called data; both kinds of seek agree.
+/// Checks that the seeks report every byte that is not zero as data, and agree with each other.
+/// Returns the runs of data.
 fn check_map(s: &Subject, file: &OpenFileRef, len: usize) -> Result<Vec<(u64, u64)>> {
     let bytes = s.read(file, 0, len)?;
     let (mut at, mut runs) = (0, Vec::new());

@@ -51,8 +51,7 @@ fn stays(s: &Subject) -> Result<()> {
     Ok(())
 }
 
-/// Makes, removes or renames something that is not among those that stay, or gives one of those
-/// another name and the old one back, which is to leave and to come.
+/// Makes, removes or renames an entry that is not among those that stay.
 fn disturb(
     s: &Subject,
     dir: Ino,
@@ -117,13 +116,13 @@ fn any_cookie(s: &Subject) -> Result<()> {
     Ok(())
 }
 
-/// Entries of a large directory; of three, one stays.
+/// Entries of a large directory. Every third one stays.
 const MANY: usize = 100_000;
 
 fn large(s: &Subject) -> Result<()> {
     let dir = s.mkdir("d")?.ino;
     let one = s.file("one")?.ino;
-    // Links of few inodes: it is entries that there are many of.
+    // Links of few inodes: the test needs many entries, not many inodes.
     let mut inodes = vec![one];
     for n in 0..MANY {
         let (text, at) = (format!("entry{n}"), n % 40);
@@ -161,7 +160,8 @@ fn large(s: &Subject) -> Result<()> {
     s.rmdir("d")
 }
 
-/// Removes one that does not stay, or puts it back, or gives it another name: how many changed.
+/// Removes or renames an entry that need not stay. If it was removed before, makes and removes
+/// another one. Returns how many entries have changed.
 fn change_many(s: &Subject, dir: Ino, one: Ino, n: usize) -> Result<usize> {
     let (text, other) = (format!("entry{n}"), format!("other{n}"));
     match n % 3 {
@@ -185,7 +185,7 @@ fn change_many(s: &Subject, dir: Ino, one: Ino, n: usize) -> Result<usize> {
 }
 
 impl Subject {
-    /// Empties a large directory, which is refused to be removed until then.
+    /// Empties a large directory. Until then its removal is refused.
     fn empty_many(&self, dir: Ino) -> Result<()> {
         refused(self.rmdir("d"), ErrorKind::NotEmpty, "F1: with entries in it");
         loop {

@@ -39,7 +39,7 @@ fn bytes(s: &Subject) -> Result<()> {
     }
     let listed = block_on(s.fs.readdir(Ino::ROOT, Cookie::START, 100))?;
     assert_eq!(listed.len(), names.len(), "F1: each is an entry");
-    // What differs in the last of 255 bytes only is another name.
+    // A name that differs only in the last of 255 bytes is another name.
     let mut other = long;
     other[254] = b'y';
     let other = block_on(s.fs.lookup(Ino::ROOT, Name::new(&other)?));
@@ -185,7 +185,7 @@ fn open_flags(s: &Subject) -> Result<()> {
     Ok(())
 }
 
-/// The first refusal counts where there are several.
+/// If several errors apply, the order of the checks decides which one is returned.
 fn order(s: &Subject) -> Result<()> {
     let dir = s.mkdir("d")?.ino;
     s.file("f")?;
@@ -217,7 +217,7 @@ fn order(s: &Subject) -> Result<()> {
     Ok(())
 }
 
-/// None: an implementation may lack it.
+/// A file without a name; `None` if the file system cannot make one.
 fn unnamed(s: &Subject, flags: OpenFlags) -> Result<Option<(Attr, OpenFileRef)>> {
     match block_on(s.fs.tmpfile(Ino::ROOT, &new(FileKind::File), flags)) {
         Err(e) if e.kind() == ErrorKind::Unsupported => Ok(None),
@@ -258,7 +258,7 @@ fn tmpfile(s: &Subject) -> Result<()> {
     refused(again, ErrorKind::NotFound, "F3: a lost name is not found again");
     drop(file);
     refused(s.attr_of(attr.ino), ErrorKind::Stale, "F3: gone with the last");
-    // Several names, and it stays when it is closed.
+    // A file that got several names stays when it is closed.
     let Some((attr, file)) = unnamed(s, BOTH)? else { return Ok(()) };
     s.write(&file, 0, b"named")?;
     for text in ["f", "g"] {

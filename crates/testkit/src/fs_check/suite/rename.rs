@@ -28,7 +28,7 @@ const THINGS: [Thing; 5] = [
 const FLAGS: [RenameFlags; 3] =
     [RenameFlags::empty(), RenameFlags::NOREPLACE, RenameFlags::EXCHANGE];
 
-/// What has to come of it.
+/// The error that the rename must return; `None` if it must succeed.
 fn expected((from, _): Thing, to: Option<Thing>, flags: RenameFlags) -> Option<ErrorKind> {
     let directory = |kind| kind == FileKind::Directory;
     let Some((to, filled)) = to else {

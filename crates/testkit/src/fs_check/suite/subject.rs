@@ -1,4 +1,4 @@
-//! A rule as a case, and the file system that it looks at, with calls that block and take paths.
+//! A rule as a case, and the file system under test, with calls that block and take paths.
 //!
 //! No locks.
 
@@ -22,9 +22,9 @@ pub struct Case {
     pub name: &'static str,
     /// Needs to move the file system's clock.
     pub needs_clock: bool,
-    /// Has a hundred thousand entries: not for one where a search for a cookie is long.
+    /// Has a hundred thousand entries: not for a file system that needs long to find a cookie.
     pub is_large: bool,
-    /// Looks. The file system is empty.
+    /// Checks the rule. The file system is empty.
     pub run: fn(&Subject) -> Result<()>,
 }
 
@@ -32,7 +32,7 @@ pub(super) const fn case(name: &'static str, run: fn(&Subject) -> Result<()>) ->
     Case { name, needs_clock: false, is_large: false, run }
 }
 
-/// A file system to look at, with calls that block and take paths.
+/// The file system under test, with calls that block and take paths.
 pub struct Subject {
     /// The file system.
     pub fs: Arc<dyn FileSystem>,
@@ -52,7 +52,7 @@ pub(super) fn refused<T>(result: Result<T>, kind: ErrorKind, what: &str) {
     }
 }
 
-/// A name that is known to be one.
+/// The name `text`, which must be a valid one.
 pub(super) fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).expect("a name in a test is one")
 }
@@ -105,7 +105,7 @@ impl Subject {
         self.at(path, |dir, name| block_on(self.fs.symlink(dir, name, target.as_bytes(), &new)))
     }
 
-    /// One of a kind; a directory may have something in it.
+    /// Makes an inode of a kind at `path`. `filled`: a directory gets an entry.
     pub(super) fn put(&self, path: &str, kind: FileKind, filled: bool) -> Result<Attr> {
         match kind {
             FileKind::Directory => {
@@ -167,7 +167,7 @@ impl Subject {
         Ok(bytes)
     }
 
-    /// Everything, and that it does not contradict itself.
+    /// The complete tree. Panics if the tree contradicts itself.
     pub(super) fn tree(&self) -> Tree {
         let times = if self.clock.is_some() { Times::Exact } else { Times::Ignore };
         match block_on(Tree::read(&*self.fs, times)) {
