@@ -2,8 +2,8 @@
 //! once: bytes written to the device per byte changed, and synced writes per second.
 //!
 //! Reading order: `subject` (the files that are written and synced), `drive` (one slice), then the
-//! parts: the `dd` line, the `fio` line, the 8 jobs, the delay device, fio through NBD, and
-//! unsynced writes on a volume.
+//! parts: the command lines of `dd` and fio that the kernel patches quote (`dd`, `fio`, `jobs`),
+//! the delay device, fio through NBD, and unsynced writes on a volume.
 //!
 //! Invariants: Y1 bytes are counted where they are written to the device. For Forebay that is a
 //! device wrapper around the image, for bare O_DIRECT the kernel's count of this process. For a

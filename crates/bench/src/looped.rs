@@ -1,7 +1,7 @@
-//! `loop`: the eight cells of the loop patch's table (16 jobs and 1 job; randread, read, randwrite,
-//! write), by fio over NBD. The image is opened with O_DIRECT and without, with `--mode cached` in
-//! both. The kernel's loop device is measured for comparison, as well as memory and context
-//! switches.
+//! `loop`: the eight cells of the table in the kernel patch for direct I/O of loop devices (16 jobs
+//! and 1 job; randread, read, randwrite, write), by fio over NBD. The image is opened with O_DIRECT
+//! and without, with `--mode cached` in both. The kernel's loop device is measured for comparison,
+//! as well as memory and context switches.
 //!
 //! Invariants: B1 each slice starts cold, with its own server or loop device and the image out of
 //! the page cache. B2 the server, or fio on a loop device, runs in a memory cgroup of budget + 256
@@ -38,12 +38,13 @@ const ON: &str = "ours-direct-io-on";
 const OFF: &str = "ours-direct-io-off";
 const PATTERNS: [(&str, f64); 4] =
     [("randread", 0.97), ("read", 0.97), ("randwrite", 1.0), ("write", 0.97)];
-/// Suffix, jobs, and each job's share of the image: as 16 x 400M and 1 x 4000M.
+/// Suffix, jobs, and each job's share of the image. The patch has 16 x 400M and 1 x 4000M.
 const LAYOUTS: [(&str, u32, u64, u64); 2] = [("16jobs", 16, 1, 16), ("1job", 1, 5, 8)];
 /// Bar: MiB in the page cache in addition to I/O in flight.
 const GROWTH_MIB: f64 = 16.0;
 
-/// Memory at the end of a slice, bytes: the image's pages, and the server's resident memory.
+/// Memory at the end of a slice, bytes: cached pages of the image; and resident memory of the
+/// server, or cached pages of the loop device.
 #[derive(Clone, Copy, Default)]
 struct Memory {
     cached: u64,

@@ -25,7 +25,7 @@ use forebay_base::Result;
 use forebay_base::units::format_size;
 use setting::Setting;
 
-/// Runs all parts.
+/// Runs all parts, or the selected one.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::default();
     let size = options.size_or(320 << 20, 1536 << 20);

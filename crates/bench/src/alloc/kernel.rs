@@ -1,6 +1,6 @@
-//! The kernel's file systems on a loop device with direct I/O: f2fs, for which the patch was
-//! written, if this host has it; XFS and ext4. The same writers with O_DIRECT; extents as
-//! `filefrag` counts them.
+//! The kernel's file systems on a loop device with direct I/O: XFS, ext4, and f2fs if this host has
+//! it, for which the kernel patch with the strategy `serialized` was written. The same writers with
+//! O_DIRECT; extents as `filefrag` counts them.
 
 use super::load::Shape;
 use crate::harness::alternate::{Plan, Turn, Variant, alternate};

@@ -17,7 +17,7 @@ use forebay_base::Result;
 use forebay_base::units::{GIB, MIB};
 use forebay_base::world::RealWorld;
 
-/// Bars: extents per request, fairness, share of the expected ratio, waste.
+/// Bars: extents per request, fairness, share of the expected ratio, waste, ratio of small writes.
 const EXTENTS_BAR: f64 = 1.05;
 const FAIRNESS_BAR: f64 = 1.2;
 const SHARE_BAR: f64 = 0.9;

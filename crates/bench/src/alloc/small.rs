@@ -1,7 +1,7 @@
 //! Random 4 KiB readers and writers, 1, 8 and 16 of each: the overhead of an allocation strategy if
-//! there is nothing to gain. In memory, where the CPU is the limit, and on the disk. The patch's
-//! strategy also with a threshold of 1, which showed the loss that the threshold was added for. And
-//! how allocation scales to a second writer.
+//! there is nothing to gain. In memory, where the CPU is the limit, and on the disk. The strategy
+//! `serialized`, that of a kernel patch, also runs with a threshold of 1: the patch got its
+//! threshold because of the loss that this shows. And how allocation scales to a second writer.
 
 use super::fixture::Fixture;
 use super::load::{create, pattern, write};
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 const FILE: u64 = 16 * MIB;
 const BLOCK: u64 = 4 * KIB;
 
-/// All [`STRATEGIES`], and the patch's with a threshold that serializes every request.
+/// All [`STRATEGIES`], and `serialized` with a threshold that serializes every request.
 const VARIANTS: [(&str, AllocMode, u32); 4] =
     [STRATEGIES[0], STRATEGIES[1], ("serialized-1", AllocMode::Serialized, 1), STRATEGIES[2]];
 
@@ -104,8 +104,8 @@ fn mix(
     Ok(slice)
 }
 
-/// Measures all variants with these numbers of writers and readers; returns the ratios `reserve`
-/// over `interleaved`, and the patch's threshold 1 over 64.
+/// Measures all variants with these numbers of writers and readers; returns the ratio of `reserve`
+/// to `interleaved`, and that of `serialized` with threshold 1 to threshold 64.
 fn cell(
     options: &Options,
     fixture: &Fixture,

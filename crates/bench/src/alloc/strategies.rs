@@ -11,7 +11,7 @@ pub const BANDWIDTH: u64 = 100_000_000;
 /// Milliseconds of a large request on the slow device without a discontiguity.
 const REQUEST_MILLIS: f64 = REQUEST as f64 / BANDWIDTH as f64 * 1e3;
 
-/// Each strategy: name, mode, and `serialized_dio_pages`.
+/// Each strategy: name, mode, and `serialized_dio_pages`. `serialized` is that of a kernel patch.
 pub const STRATEGIES: [(&str, AllocMode, u32); 3] = [
     ("interleaved", AllocMode::Interleaved, 64),
     ("serialized", AllocMode::Serialized, 64),

@@ -94,7 +94,7 @@ impl Connection {
         let mut db = null_mut();
         let flags =
             sqlite::SQLITE_OPEN_READWRITE | sqlite::SQLITE_OPEN_CREATE | sqlite::SQLITE_OPEN_URI;
-        // SAFETY: the name is a string, and `db` a place for a pointer.
+        // SAFETY: the name is a C string, and `db` a place for a pointer.
         let code = unsafe { sqlite::sqlite3_open_v2(name.as_ptr(), &mut db, flags, null()) };
         let this = Self(db);
         this.check("open a database", code).map_err(|e| e.with_path(uri)).map(|()| Rc::new(this))
@@ -103,7 +103,8 @@ impl Connection {
     /// Runs statements whose rows are ignored.
     pub fn run(&self, text: &str) -> Result<()> {
         let text = c_string(Path::new(text))?;
-        // SAFETY: open; no callback, and the error's text is read from the connection.
+        // SAFETY: the connection is open. No callback is given; the error text is read from the
+        // connection.
         let code =
             unsafe { sqlite::sqlite3_exec(self.0, text.as_ptr(), None, null_mut(), null_mut()) };
         self.check("run a statement", code)
@@ -113,7 +114,7 @@ impl Connection {
         if code == sqlite::SQLITE_OK {
             return Ok(());
         }
-        // SAFETY: open, or a null pointer, for which SQLite returns a text, too.
+        // SAFETY: the connection is open, or a null pointer, for which SQLite returns a text, too.
         let text = unsafe { CStr::from_ptr(sqlite::sqlite3_errmsg(self.0)) };
         let text = format!("{} (SQLite code {code})", text.to_string_lossy());
         Err(Error::new(ErrorKind::Io, op, text))
@@ -122,8 +123,8 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // SAFETY: open until now, and no statement is left: each holds the connection. A null
-        // pointer is ignored.
+        // SAFETY: the connection is open, and no statement is left, since each holds the
+        // connection. A null pointer is ignored.
         unsafe { sqlite::sqlite3_close(self.0) };
     }
 }
@@ -139,7 +140,8 @@ impl Statement {
     pub fn new(db: &Rc<Connection>, text: &str) -> Result<Self> {
         let text = c_string(Path::new(text))?;
         let mut statement = null_mut();
-        // SAFETY: open; the text ends with a zero, and `statement` is a place for a pointer.
+        // SAFETY: the connection is open, the text ends with a zero, `statement` is a place for a
+        // pointer.
         let code = unsafe {
             sqlite::sqlite3_prepare_v2(db.0, text.as_ptr(), -1, &mut statement, null_mut())
         };
@@ -151,7 +153,7 @@ impl Statement {
     /// `see`. False: there was no row.
     #[inline]
     pub fn with(&self, number: i64, bytes: &[u8], see: impl FnOnce(&[u8])) -> Result<bool> {
-        // SAFETY: open; the bytes live until the statement is reset below.
+        // SAFETY: the statement is prepared; the bytes live until it is reset below.
         let code = unsafe {
             sqlite::sqlite3_bind_int64(self.statement, 1, number);
             if !bytes.is_empty() {
@@ -161,8 +163,8 @@ impl Statement {
             sqlite::sqlite3_step(self.statement)
         };
         if code == sqlite::SQLITE_ROW {
-            // SAFETY: open; SQLite keeps the column's bytes until the reset below. A column without
-            // bytes is a null pointer, for which none are read.
+            // SAFETY: the statement is prepared; SQLite keeps the column's bytes until the reset
+            // below. A column without bytes is a null pointer, for which none are read.
             unsafe {
                 let data = sqlite::sqlite3_column_blob(self.statement, 0).cast::<u8>();
                 let len = sqlite::sqlite3_column_bytes(self.statement, 0).max(0) as usize;
@@ -178,7 +180,7 @@ impl Statement {
 
 impl Drop for Statement {
     fn drop(&mut self) {
-        // SAFETY: prepared, and finalized once. A null pointer is ignored.
+        // SAFETY: the statement is prepared, and finalized once. A null pointer is ignored.
         unsafe { sqlite::sqlite3_finalize(self.statement) };
     }
 }
@@ -208,7 +210,7 @@ impl CachedFile {
     /// Reads at an offset; fewer bytes than requested only at the end of file.
     pub fn read_at(&self, buf: &mut [u8], offset: u64, flags: c_int) -> Result<usize> {
         let iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
-        // SAFETY: open; the vector is one buffer that this call alone uses.
+        // SAFETY: the file is open; the vector is one buffer that this call alone uses.
         let got = unsafe { fby_preadv2(self.0, &iov, 1, offset as i64, flags) };
         usize::try_from(got).map_err(|_| last_error("read", got))
     }
@@ -216,7 +218,7 @@ impl CachedFile {
     /// Whether the range is in the cache.
     pub fn is_resident(&self, offset: u64, len: u64) -> Result<bool> {
         let mut info = ResidencyInfo::default();
-        // SAFETY: open; the struct has the layout and the size that it is passed with.
+        // SAFETY: the file is open; the struct has the layout and the size that it is passed with.
         let done = unsafe {
             fby_residency(self.0, offset as i64, len as i64, &mut info, size_of_val(&info))
         };
@@ -229,7 +231,8 @@ impl CachedFile {
 
 impl Drop for CachedFile {
     fn drop(&mut self) {
-        // SAFETY: open until now, and closed once. Nothing was written, so no error is lost.
+        // SAFETY: the file is open until now, and closed once. Nothing was written, so no error is
+        // lost.
         unsafe { fby_close(self.0) };
     }
 }

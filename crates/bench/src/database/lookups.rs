@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 const HOT_PER_MILLE: u64 = 995;
 /// Threads that read the hot set before the measurement.
 const WARM_THREADS: usize = 8;
-/// Passes over the hot set before the measurement: the cache takes a page that is read again for
-/// hot.
+/// Passes over the hot set before the measurement. The cache counts a page as hot when it is read
+/// again.
 const WARM_PASSES: usize = 2;
 
 /// State that the child keeps from job to job.

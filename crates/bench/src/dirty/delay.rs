@@ -1,5 +1,5 @@
-//! The fio line on a simulated device of known speed: 50 us per request, 100 MB/s, no volatile
-//! cache.
+//! The load of the part `fio` on a simulated device of known speed: 50 us per request, 100 MB/s, no
+//! volatile cache.
 //!
 //! Invariant: a request begins when the bytes of earlier requests have been transferred at 100
 //! MB/s, and takes 50 us from then on. Latency and transfer overlap, as on a real device, so they
@@ -169,7 +169,7 @@ impl Ours {
 
 impl Drop for Ours {
     fn drop(&mut self) {
-        // The slices have synced everything.
+        // The slices have synced everything, so the shutdown has nothing to report.
         let _ = self.cache.shutdown();
     }
 }

@@ -4,7 +4,7 @@ use crate::report::model::{Good, Plot, Report, Summary, median, number};
 use forebay_base::units::{KIB, MIB};
 use std::cell::Cell;
 
-/// Folio size of the machines on which the patch was developed.
+/// Folio size of the machines on which the kernel patch for sub-page dirty tracking was developed.
 pub const SMALL: u64 = 64 * KIB;
 /// Largest folio size.
 pub const LARGE: u64 = 2 * MIB;
@@ -35,14 +35,14 @@ impl Tally {
 /// byte changed.
 #[derive(Default)]
 pub struct Found {
-    /// Results of the fio line.
+    /// Results of the part `fio`.
     pub fio: Vec<(&'static str, f64, f64)>,
-    /// Results of the dd line.
+    /// Results of the part `dd`.
     pub dd: Vec<(String, f64)>,
 }
 
 impl Found {
-    /// Adds a variant's results of the fio line.
+    /// Adds a variant's results of the part `fio`.
     pub fn note(&mut self, name: &'static str, rates: &[f64], tally: &Tally) {
         self.fio.push((name, median(rates), tally.amplification()));
     }

@@ -1,4 +1,5 @@
-//! The three lines on the real disk: dd, fio with one job, fio with eight.
+//! Three command lines of the kernel patches on the real disk: dd, fio with one job, fio with
+//! eight.
 
 use super::drive::{self, Drive};
 use super::figures::{Found, LARGE, SMALL, Tally, WRITE, exactly};
@@ -18,7 +19,7 @@ use forebay_base::units::{KIB, MIB};
 use std::path::PathBuf;
 
 const JOBS: usize = 8;
-/// Rounds of the dd line.
+/// Writes of one `dd`, as `count=16` says.
 const DD_COUNT: u64 = 16;
 
 /// Runs a slice, and adds the bytes that the device wrote during it to the tally.
@@ -82,7 +83,7 @@ impl Part {
     fn plan(&self, options: &Options) -> Plan {
         Plan {
             cycles: if options.quick { 1 } else { 3 },
-            // The turns are short, so that a stall of the disk affects all variants.
+            // Short turns, so that a stall of the disk affects all variants.
             passes: if options.quick { 1 } else { 5 },
             gate: Some("direct-4k"),
             repeats_max: if options.quick { 0 } else { 2 },
@@ -113,8 +114,8 @@ fn loops(options: &Options, report: &mut Report, bytes: u64) -> Vec<(&'static st
     made
 }
 
-/// The patch's first example, `dd bs=4k count=16 oflag=sync` from the start of a file, repeated at
-/// uncached offsets.
+/// The first example of the kernel patch, `dd bs=4k count=16 oflag=sync` from the start of a file,
+/// repeated at uncached offsets.
 pub fn dd(options: &Options, report: &mut Report, found: &mut Found) -> Result<()> {
     let times: u64 = if options.quick { 4 } else { 32 };
     let images = images(options, "dirty-dd", 1, times * LARGE)?;
@@ -279,8 +280,8 @@ fn add_loops(
     Ok(all)
 }
 
-/// The example of the upstream series: `numjobs=8 rw=randwrite bs=4k fdatasync=1`, one file per
-/// job, completely cached, folios of 2 MiB.
+/// The example of the kernel's patch series: `numjobs=8 rw=randwrite bs=4k fdatasync=1`, one file
+/// per job, completely cached, folios of 2 MiB.
 pub fn jobs(options: &Options, report: &mut Report) -> Result<()> {
     let size = options.size_or(16 * MIB, 128 * MIB) / JOBS as u64;
     let size = size.max(LARGE);

@@ -1,5 +1,5 @@
-//! The fio line, run by fio itself through `forebay export`: its nbd engine, `--rw=randwrite
-//! --bs=4k --fsync=1`.
+//! The load of the part `fio`, made by fio itself through `forebay export`: its nbd engine,
+//! `--rw=randwrite --bs=4k --fsync=1`.
 //!
 //! Invariant: the complete image is in the server's cache before the first slice (dirty.Y2).
 

@@ -74,7 +74,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     device.arm(Fault { ops: vec![BioOp::Write], ..Fault::default() });
     let targets =
         [(ALONE, alone.with(IoFlags::empty())), (WITH_DEAD, with_dead.with(IoFlags::empty()))];
-    // K1: dirty data that a sync cannot write.
+    // K1: the file has dirty data that a sync cannot write.
     for at in (0..budget / 16).step_by(4096) {
         dead.write_at(&[0xa5; 4096], at)?;
     }

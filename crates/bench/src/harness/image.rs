@@ -62,7 +62,7 @@ impl Rng {
 }
 
 impl Image {
-    /// Writes `dir/forebay-bench-NAME.img` with `size` bytes, a multiple of 1 MiB.
+    /// Writes `dir/forebay-bench-NAME-PID.img` with `size` bytes, a multiple of 1 MiB.
     pub fn create(dir: &Path, name: &str, size: u64, keep: bool) -> Result<Self> {
         let path = dir.join(format!("forebay-bench-{name}-{}.img", std::process::id()));
         let image = Self { path, size, keep };

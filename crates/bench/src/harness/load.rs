@@ -48,7 +48,7 @@ pub struct Load {
     pub time: Duration,
     /// Seed of the offsets.
     pub seed: u64,
-    /// One operation out of so many is timed.
+    /// One operation in this many is timed.
     pub sample_every: u32,
 }
 

@@ -15,7 +15,7 @@ pub struct Usage {
     pub cpu_seconds: f64,
     /// Voluntary context switches of all threads.
     pub voluntary: u64,
-    /// Involuntary ones.
+    /// Involuntary context switches of all threads.
     pub involuntary: u64,
 }
 
@@ -196,8 +196,8 @@ impl MachineTime {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         let (busy, stolen) = (busy_seconds(&stat), tick_seconds(&stat, 7));
         let own = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-        // The fields after the name in parentheses: state is the first, utime the 12th; four in a
-        // row count.
+        // The fields after the name in parentheses: state is the first, utime the 12th. It is
+        // summed with the three after it: stime, cutime and cstime.
         let rest = own.rsplit(')').next().unwrap_or_default();
         let fields = rest.split_whitespace().skip(11).take(4);
         let own = fields.map(|n| n.parse().unwrap_or(0.0)).sum::<f64>() / hertz;
@@ -214,7 +214,8 @@ impl MachineTime {
         self.at.elapsed()
     }
 
-    /// Percent of all CPUs that other processes used since `before`, and that was stolen.
+    /// Percent of the time of all CPUs since `before` that other processes used, and that was
+    /// stolen.
     pub fn others_percent(&self, before: &Self) -> (f64, f64) {
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get()) as f64;
         let all = ((self.at - before.at).as_secs_f64() * cpus).max(1e-9);

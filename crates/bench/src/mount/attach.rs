@@ -102,7 +102,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     report.ratio(&format!("{prefix}_vs_loop_buffered"), ratio("kernel-loop-buffered"));
     compare(&outcome, report, "attached: 4 KiB random reads, depth 32, ours cached");
     report.note(format!("mount attach: an image of {}, `mount` is the device", format_size(size)));
-    // Detached before the images are removed.
+    // The loop devices are detached before their images are removed.
     drop(devices);
     Ok(())
 }

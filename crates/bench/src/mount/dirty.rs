@@ -19,7 +19,7 @@ use forebay_base::units::{KIB, MIB, format_size};
 use rustix::fs::OFlags;
 
 const WRITE: u64 = 4 * KIB;
-/// The bars of the same bench in process.
+/// Bars: the same as in the bench `dirty`, which writes without a mount.
 const SYNCED: f64 = 2.1;
 const UNSYNCED: f64 = 1.10;
 

@@ -1,7 +1,6 @@
 //! `stable`: the real `dbench 4` on a mounted volume, whose checksums need bytes that do not change
-//! during a write-out. With the strategy `wait`, writers wait for the write-out, as in the patch.
+//! during a write-out. With the strategy `wait`, writers wait for the write-out, as in the kernel.
 //! With `cow`, a block that a writer hits is copied. The rival is XFS on a loop device.
-//!
 //! Both strategies run on one mount, in turns, and each run begins on an empty directory. The
 //! longest time of a strategy is the median, over its runs, of each run's longest time.
 
@@ -107,7 +106,8 @@ fn rows(report: &mut Report, name: &str, runs: &[Run]) {
     }
 }
 
-/// Prints the patch's table: mean and maximum of each operation, by variant.
+/// Adds notes with a table as that of the kernel patch: mean and maximum of each operation, by
+/// variant.
 fn table(report: &mut Report, found: &[(&str, Vec<Run>); 3]) {
     let Some(first) = found[0].1.first() else { return };
     report.note("dbench 4, medians of the runs, ms:".to_string());

@@ -22,7 +22,7 @@ struct Shape {
     suffix: &'static str,
 }
 
-/// With one request at a time the wake-ups of client and server dominate.
+/// The measured shapes. At depth 1 the wake-ups of client and server dominate.
 const SHAPES: [Shape; 3] = [
     Shape { connections: 1, depth: DEPTH, suffix: "c1" },
     Shape { connections: 4, depth: DEPTH, suffix: "c4" },

@@ -80,9 +80,9 @@ pub struct Summary {
     pub behaviour: &'static str,
     /// The promise, in a few words.
     pub promise: String,
-    /// Figure before the patch.
+    /// Figure with the strategy of the kernel before its patch.
     pub baseline: String,
-    /// Figure with the patch's strategy.
+    /// Figure with the strategy of the kernel patch.
     pub patch: String,
     /// Figure with Forebay's strategy.
     pub ours: String,

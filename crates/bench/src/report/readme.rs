@@ -4,9 +4,8 @@
 //! rates of the NBD servers.
 //!
 //! Invariants: R1 only values of the results are shown. A listed figure without a value says so, a
-//! server without one has no row. R2 a
-//! figure that missed its goal is shown in bold, with enough digits to show the miss. R3 a quick
-//! run is refused, because its figures must not be quoted.
+//! server without one has no row. R2 a figure that missed its goal is shown in bold, with enough
+//! digits to show the miss. R3 a quick run is refused, because its figures must not be quoted.
 
 use crate::report::figures::{ENGINE, Fact, VOLUMES};
 use crate::report::model::{Extremes, extremes, machine_line, number, number_with_bar};

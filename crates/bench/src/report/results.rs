@@ -76,8 +76,8 @@ fn write_page(path: &Path, found: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// `bench report`, from saved files: the page and the five lines, the figures of the README, or a
-/// comparison of two runs.
+/// `bench report`, from saved files: the page and the five lines, the tables of docs/figures.md,
+/// the short summary, or a comparison of two runs.
 pub fn report(options: &ReportOptions) -> Result<()> {
     let bad = |text| Error::new(ErrorKind::InvalidInput, "report", text);
     if options.compare {

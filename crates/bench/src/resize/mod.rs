@@ -252,7 +252,7 @@ impl Bench<'_> {
 
 impl Drop for Bench<'_> {
     fn drop(&mut self) {
-        // A server that ends in good order removes it; this covers other ends.
+        // A server that ends in good order removes its control socket; this covers other ends.
         let _ = std::fs::remove_file(Path::new(&self.control));
     }
 }

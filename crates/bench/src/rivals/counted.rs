@@ -84,7 +84,8 @@ mod tests {
         }
     }
 
-    /// The story: requests below the counting device were never told to wait for space.
+    /// The story: the wrapper did not pass on that the device below was crowded, so no writer
+    /// waited.
     #[test]
     fn crowded_device_delays_writer() {
         let lower = Arc::new(Crowded(RamDevice::new(4096), AtomicU64::new(0)));

@@ -151,7 +151,7 @@ impl LoopDev {
             let text = format!("{}: direct I/O is {}", device.name(), device.direct());
             return Err(Error::new(ErrorKind::Unsupported, "losetup", text).with_path(backing));
         }
-        // A loop device keeps the setting of its last user.
+        // A loop device keeps this setting from its last user.
         let _ = device.stable_writes(false);
         Ok(device)
     }

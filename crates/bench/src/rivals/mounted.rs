@@ -153,7 +153,7 @@ impl Mounted {
 
     fn mount(&self) -> Result<()> {
         let Mounting { cache, aio, words, .. } = &self.how;
-        // These come first, so that the options of a bench override them.
+        // The environment's options come first, so that the options of a bench override them.
         let more = words_of_environment().map(|words| format!(",{words}")).unwrap_or_default();
         let words = format!("cache_size={cache},noatime,aio={aio}{more}{words}");
         let (image, at) = (self.image(), self.path());
@@ -239,7 +239,7 @@ fn end(folder: &Path) {
             return;
         }
     }
-    // Never files below a mount that remains: then the directory would not be empty.
+    // No file below a mount that remains is removed: the directory is not empty then.
     let _ = fs::remove_file(folder.join(IMAGE));
     let _ = fs::remove_dir(&at);
     let _ = fs::remove_dir(folder);

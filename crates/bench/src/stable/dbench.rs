@@ -1,5 +1,5 @@
-//! The real `dbench`: one run in some directory, and the table that it prints at its end, in the
-//! form in which the patch quotes it.
+//! The real `dbench`: one run in some directory, and the table that it prints at its end, as the
+//! kernel patch for stable pages quotes it.
 
 use crate::report::lack::not_started;
 use forebay_base::{Error, ErrorKind, Result};

@@ -28,8 +28,8 @@ const FILES_PER_FLUSH: u64 = 3;
 /// Size of a rewrite at a random offset in a page, bytes.
 const REWRITE: usize = 100;
 const PAGE: u64 = 4096;
-/// The first pages of a file, which are rewritten. If all were, they would be written back one by
-/// one, and the number of requests would depend on chance.
+/// Pages at the start of a file that are rewritten. If all pages were, they would be written back
+/// one by one, and the number of requests would depend on chance.
 const HOT: u64 = 16;
 
 /// The file that the mix uses.

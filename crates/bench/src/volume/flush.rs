@@ -104,7 +104,7 @@ fn slice(
         let mut rng = Rng::new(turn.seed);
         let mut buf = AlignedBuf::new(BLOCK as usize);
         let read = (|| {
-            // In a quick run a flush may end before a read begins.
+            // In a quick run a flush may end before a read begins, so some reads are waited for.
             while start.elapsed() < turn.time || out.ops < 10 {
                 let counts = flushing.load(Ordering::Relaxed);
                 let from = Instant::now();

@@ -50,7 +50,7 @@ impl Overwrite {
         match self.skewed && tenth > 0 {
             false => rng.below(blocks),
             true if rng.below(10) > 0 => 10 * rng.below(tenth),
-            // The others lie between the blocks of that tenth.
+            // The other blocks lie between the blocks of that tenth.
             true => {
                 let n = rng.below(9 * tenth);
                 n / 9 * 10 + 1 + n % 9

@@ -102,7 +102,7 @@ fn variant<'a>(
 ) -> Variant<'a> {
     let name = place.name;
     Variant::new(name, move |turn: &Turn| {
-        // The slice before has closed it.
+        // Nothing is cached after this (R2).
         place.reopen()?;
         let spec = Overwrite {
             len: size,

@@ -28,7 +28,7 @@ const FULL: [Size; 3] = [
 ];
 const QUICK: [Size; 2] = [("volume-1e3", 1_000, GIB), ("volume-1e4", 10_000, GIB)];
 
-/// A figure of a child's answer: its key, the metric, its unit, and what one is in that unit.
+/// A figure of a child's answer: its key, the metric, its unit, and the factor to that unit.
 type Figure = (&'static str, &'static str, &'static str, f64);
 
 const FIGURES: [Figure; 9] = [
@@ -79,7 +79,7 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     for (name, answer) in rest {
         add_ratios(report, name.trim_start_matches("volume-"), smallest, answer);
     }
-    // The bars are those of all sizes.
+    // The bars are for the largest size: they are judged only if all sizes were measured.
     if let Some((_, largest)) = rest.last() {
         let is_judged = !options.quick && answers.len() == wanted && wanted == FULL.len();
         add_bars(report, is_judged, smallest, largest);

@@ -164,7 +164,7 @@ impl Server {
         private + shared_bytes(&maps.unwrap_or_default()).max(touched)
     }
 
-    /// Files of the tables and indexes that pgbench reads, with their sizes.
+    /// Paths of the tables and indexes that pgbench reads.
     pub fn files(&self, data: &Path) -> Result<Vec<PathBuf>> {
         let query = "select pg_relation_filepath(c) from unnest(array['pgbench_accounts', \
                      'pgbench_accounts_pkey']::regclass[]) c";

@@ -36,7 +36,7 @@ const EOPNOTSUPP: i32 = 95;
 enum Answer {
     Errno(i32),
     Body(Body),
-    /// So many bytes of arbitrary content.
+    /// This many bytes of arbitrary content.
     Data(usize),
     /// No answer.
     Silence,
@@ -178,8 +178,8 @@ impl Server {
                 body.statfs_out(&capacity());
                 Answer::Body(body)
             }
-            // As Forebay's daemon answers: `ls` asks for ACLs and the label of one file, and then
-            // for none of that mount.
+            // Forebay's daemon answers so, too. `ls` asks for the ACLs and the label of one file,
+            // and after this answer not again on that mount.
             Op::GetXattr { name, .. }
                 if name.starts_with(b"system.") || *name == b"security.selinux" =>
             {

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 /// The most bytes of a request.
 const MOST: u64 = 4 << 20;
 
-/// A disk in memory, see the module.
+/// A disk in memory of any size, whose zeros take no memory.
 pub struct SparseDisk {
     file: File,
     size: u64,

@@ -20,14 +20,14 @@ use std::time::Duration;
 
 const BUDGET: u64 = 128 * MIB;
 const BLOCK: u64 = 4 * KIB;
-/// The file with the extents is written in so many passes, each to every so many-th block. So
-/// adjacent blocks have distant places, and each block is an extent.
+/// Passes in which the file with the extents is written. Pass n writes the blocks whose number is n
+/// modulo PASSES. So adjacent blocks have distant places, and each block is an extent.
 const PASSES: u64 = 4;
-/// The file that makes victims for the cleaner has at least so many segments' bytes, and this share
-/// of the volume's content.
+/// The file whose segments the cleaner empties has the bytes of this many segments at least, and
+/// this fraction (an eighth) of the bytes of the file with the extents.
 const VICTIMS_LEAST: u64 = 4;
 const VICTIMS_SHARE: u64 = 8;
-/// Every other run of so many bytes of that file is overwritten.
+/// Every other run of this many bytes of that file is overwritten.
 const VICTIMS_RUN: u64 = 64 * KIB;
 
 /// What is to be measured.
@@ -198,7 +198,7 @@ impl Bench {
     /// order that is not that of the blocks.
     fn block(&self, series: u64, n: u64, count: u64) -> u64 {
         let gap = (self.spec.extents / count).max(1);
-        // Coprime to any count that is not a multiple of it.
+        // 7919 is a prime, so the places are distinct unless it divides `count`.
         let place = n * 7919 % count;
         (place * gap + series % gap) % self.spec.extents
     }
