@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 pub const KNOWN: &str = "xtask/invariants.txt";
-/// What takes a message.
+/// Calls with a message, in which an assertion may name an id.
 const ASSERTS: &[&str] = &[
     "assert!(",
     "assert_eq!(",
@@ -34,8 +34,8 @@ const ASSERTS: &[&str] = &[
     "panic!(",
     "unreachable!(",
 ];
-/// Tests that lie in another crate than what they test: the crash test is the volume's, the daemon
-/// that is killed is the mount's, and the shared apparatus is tested where it is used.
+/// Folders of tests that hold invariants of another crate: the crash test those of the volume,
+/// memfs those of the mount, and the tests of two layers those of testkit.
 const TESTS_OF: &[(&str, &str)] = &[
     ("crates/crashtest/tests/", "lfs"),
     ("crates/memfs/tests/", "fuse"),
@@ -72,7 +72,8 @@ struct Facts {
     defined: Vec<Defined>,
     held: BTreeMap<String, BTreeSet<String>>,
     held_here: BTreeMap<String, BTreeSet<String>>,
-    /// Ids that an assertion names, by crate: more than a test whose comment or name has them.
+    /// Ids that an assertion names, by crate. That is stronger than a test whose name or comment
+    /// has the id.
     asserted: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -125,7 +126,7 @@ fn judge(facts: &Facts, known: &str) -> Findings {
 }
 
 impl Facts {
-    /// How many of those defined an assertion of their crate names.
+    /// How many of the defined ids an assertion of their crate names.
     fn asserted(&self) -> usize {
         let named = |d: &&Defined| {
             let of_crate = self.asserted.get(&d.krate);
@@ -238,7 +239,7 @@ fn asserted_in(text: &str) -> BTreeSet<String> {
         for at in (0..blank.len()).filter(|&at| blank[at..].starts_with(&word)) {
             let end = closing(&blank, at + word.len());
             let inside = at + word.len()..end;
-            // What is blanked there is literals and comments.
+            // Blanked characters are those of literals and comments.
             let quoted: String =
                 inside.map(|i| if blank[i] == chars[i] { ' ' } else { chars[i] }).collect();
             found.extend(named_in(&quoted));
@@ -314,7 +315,8 @@ mod tests {
         assert_eq!(named_in(text), ["a_b.F1", "a_b.F2", "c.S-a", "d.D3", "F1"]);
     }
 
-    /// Another file's E1, or a line of a checklist with that id, held an invariant of this one.
+    /// The story: another file's E1, or a line of a checklist with that id, held an invariant of
+    /// this file.
     #[test]
     fn qualified_id_holds_invariant_of_its_file_only() {
         let mut facts = Facts::default();
@@ -334,7 +336,7 @@ mod tests {
         assert_eq!((judge(&facts, "").len(), facts.asserted()), (2, 1));
     }
 
-    /// A header may promise what nothing holds, and no check said so.
+    /// The story: a header named an invariant that nothing held, and no check reported it.
     #[test]
     fn unheld_invariant_is_named_and_records_only_shrink() {
         let mut facts = Facts::default();

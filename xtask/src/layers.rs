@@ -219,7 +219,7 @@ mod tests {
     use super::*;
     use crate::metadata::Dependency;
 
-    /// A tool of the tests reaches no program; what a dependency depends on does.
+    /// Dependencies of tests alone are not in the program; those of a dependency are.
     #[test]
     fn contained_follows_all_dependencies_but_those_of_tests() {
         let package = |name: &str, used: &[(&str, bool)]| Package {

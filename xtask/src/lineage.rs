@@ -22,7 +22,7 @@ use std::path::Path;
 const SOURCE: &str = "xtask/lineage.txt";
 const DOCUMENT: &str = "docs/lineage.md";
 
-/// Writes the document, or with `only_check` says whether the one that is there is the same.
+/// Writes the document. With `only_check` it only reports whether the document is up to date.
 pub fn check(root: &Path, only_check: bool) -> Findings {
     let text = match std::fs::read_to_string(root.join(SOURCE)) {
         Ok(text) => text,
@@ -67,7 +67,7 @@ struct Facts {
     saved: Saved,
 }
 
-/// Where ids name invariants of the code's own.
+/// Files in whose tests an id such as `d1` names an invariant of the code, not a checklist line.
 const OWN_IDS: [&str; 10] = [
     "crates/base/",
     "crates/vfs/",
@@ -80,7 +80,7 @@ const OWN_IDS: [&str; 10] = [
     "crates/bench/src/mount/",
     "crates/nbd/src/lane.rs",
 ];
-/// And where among these they are of the lines.
+/// Files among [`OWN_IDS`] in whose tests ids do name checklist lines.
 const LINES: [&str; 2] = ["crates/lfs/src/tests/behaviours", "crates/lfs/src/tests/alloc"];
 
 /// Whether tests here can hold a line.
@@ -122,8 +122,8 @@ impl Facts {
         self.tests.iter().filter(|(_, name)| fits(name)).collect()
     }
 
-    /// Whether a literal can become the name of the figure's ratio. So can `{cell}_vs_{rival}` of
-    /// two literals, and what the bench has reported under its name.
+    /// Whether a bench can report the figure's ratio: a literal can become its name, or two
+    /// literals as `{cell}_vs_{rival}`, or a saved table has a row of that name.
     fn reports(&self, figure: &Figure) -> bool {
         let Figure { ratio, .. } = figure;
         let composed = ratio
@@ -164,7 +164,7 @@ fn line_ids(name: &str) -> Vec<String> {
     };
     let words: Vec<&str> = name.split('_').collect();
     let ids: Vec<String> = words.iter().copied().take_while(is_id).map(str::to_string).collect();
-    // A name that is nothing but a line's id is no test of ours.
+    // A name that is only the id of a line is no test of ours.
     if ids.len() == words.len() { Vec::new() } else { ids }
 }
 
@@ -254,13 +254,13 @@ fn render(lineage: &Lineage, facts: &Facts, findings: &mut Findings) -> (String,
     (out, all)
 }
 
-/// Lines of checklists, by how we stand to them.
+/// Checklist lines, counted by their standing.
 #[derive(Default)]
 struct Count {
     held: usize,
     spirit: usize,
     not_carried: usize,
-    /// Due, and no test has their name.
+    /// Lines that should be held, and that no test names.
     missing: usize,
     later: usize,
 }
@@ -379,10 +379,10 @@ fn promise_row(
     let _ = writeln!(out, "| {} | {options} | {tests} | {figures} |", promise.text);
 }
 
-/// Tests that a promise names for one line of the checklist; the rest are found there.
+/// Most tests that the row of a promise names for one checklist line; the line's own row names all.
 const SOME: usize = 2;
 
-/// At most so many tests, by file; a finding if there are none.
+/// At most `most` tests, by file; a finding if there are none.
 fn tests_of(wanted: &str, most: usize, facts: &Facts, findings: &mut Findings) -> String {
     let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let found = facts.find(wanted);
@@ -451,7 +451,7 @@ mod tests {
         assert!(facts().reports(&of("whole_name")));
     }
 
-    /// Ids of the front end's own invariants once stood as tests of the behaviours' lines.
+    /// The story: tests of the front end's own invariants counted as tests of checklist lines.
     #[test]
     fn crates_with_ids_of_their_own_hold_no_line() {
         assert!(holds_lines("crates/iomap/tests/fsx.rs"));
@@ -516,8 +516,8 @@ mod tests {
         assert!(out.contains("| D4 | four | to come: the volume |"), "{out}");
     }
 
-    /// Lines with a test of their name counted as held, also where the test said itself that it
-    /// holds something else.
+    /// The story: a line with a test of its name counted as held, although the test itself said
+    /// that it holds something else.
     #[test]
     fn line_not_carried_over_has_no_test_and_no_count() {
         let text = "behaviour dirty Dirty\nid D1 one\nnot-carried x\nid D2 two\nspirit y\n\

@@ -12,7 +12,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 const FIGURES: &str = "docs/figures.md";
-/// Words of ratios, as the tables have them.
+/// The file with the descriptions of ratios that the tables use.
 const WORDS: &str = "crates/bench/src/report/figures.rs";
 /// The section with the worst and the best cell over each rival.
 const CELLS: &str = "Worst and best cells";
@@ -36,7 +36,7 @@ struct Value<'a> {
     run: &'a Run,
 }
 
-/// Figures by what became of them. One that several promises name counts once.
+/// Figures, counted by result. A figure that several promises name counts once.
 #[derive(Clone, Default)]
 pub struct Count {
     counted: BTreeSet<String>,
@@ -216,7 +216,7 @@ impl Saved {
         None
     }
 
-    /// Whether a table has the name of the ratio for its words.
+    /// Whether a table has a row that names the ratio by its own name.
     pub fn has_row_named(&self, figure: &Figure) -> bool {
         let spaced = spaced(&figure.ratio);
         let named = |row: &Vec<&str>| row[0] == figure.bench && row.get(1) == Some(&&*spaced);
@@ -247,7 +247,7 @@ impl Saved {
     }
 }
 
-/// The name of a ratio in the tables, where it has no words.
+/// The name of a ratio in the tables, if it has no description.
 fn spaced(ratio: &str) -> String {
     ratio.replace("_beside_", "_during_").replace('_', " ")
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 const SINCE: &str = "xtask/language/since.txt";
 const CHARACTERS: usize = 72;
-/// What alone says nothing of a change.
+/// Words that say nothing of a change when they stand alone.
 const EMPTY: &[&str] =
     &["lines", "lints", "lint", "style", "fixes", "fix", "wip", "cleanup", "fmt"];
 

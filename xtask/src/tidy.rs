@@ -28,7 +28,7 @@ const FORBIDDEN: &[(&str, &str)] = &[
     ("#[allow(", "use #[expect(.., reason = ..)]"),
     ("#![allow(", "use #![expect(.., reason = ..)]"),
 ];
-/// A library says what it has to say through `log`.
+/// Calls that print. A library must not use them: it logs.
 const PRINTS: &[&str] = &["println!(", "eprintln!(", "print!(", "eprint!("];
 /// Crates that may print: programs.
 const PROGRAMS: &[&str] = &["crates/cli/", "crates/lab/", "crates/bench/", "xtask/"];

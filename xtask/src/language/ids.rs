@@ -42,7 +42,7 @@ impl Definers {
         }
     }
 
-    /// The stems of the files that may define an id that the file `name` has.
+    /// The stems of the files that may define an id that the file `name` mentions.
     fn of(&self, name: &str, id: &str) -> BTreeSet<&str> {
         let mut found: Vec<_> = self.0.get(id).into_iter().flatten().collect();
         if name.ends_with(".rs") {
@@ -120,8 +120,8 @@ fn lines(piece: &Prose) -> impl Iterator<Item = (usize, &str)> {
     piece.text.lines().enumerate().map(|(offset, line)| (piece.line + offset, line))
 }
 
-/// Ids without a stem: not the end of a range (`log.L1 to L3`), and not of a checklist. The line
-/// before may end with the word that says so.
+/// Ids without a stem: not the end of a range (`log.L1 to L3`), and not of a checklist. `before`:
+/// the line before, which may end with the word "checklist".
 fn bare_ids<'a>(line: &'a str, before: &str) -> Vec<&'a str> {
     let mut found = Vec::new();
     let is_word = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);

@@ -20,7 +20,7 @@ use std::path::Path;
 
 const FOLDER: &str = "xtask/layers";
 const SUFFIX: &str = "-allowed";
-/// How often a name is handed on, at most; two modules may have it from each other.
+/// Most re-exports of a name that are followed: two modules may re-export it from each other.
 const EXPORTS_MAX: usize = 8;
 const HEAD: &str = "\
 # What does not follow the order of the folders yet: `up FILE MODULE::ITEM`, an import from a later
@@ -34,7 +34,7 @@ type Module = Vec<String>;
 /// The modules of a crate that product code compiles.
 #[derive(Default)]
 struct Crate {
-    /// The file of each module, from `src`, and its paths.
+    /// By module: its file, as a path from `src`, and the paths that the file mentions.
     files: BTreeMap<Module, (String, Vec<Import>)>,
 }
 
@@ -201,7 +201,7 @@ impl Crate {
                 item: "self".to_string(),
             });
         };
-        // A name that the module has from another one belongs there.
+        // A name that the module re-exports belongs to the module that defines it.
         let exports = &self.files[&module].1;
         let export = exports.iter().find(|i| i.exported_as.as_ref() == Some(item));
         match export.filter(|_| steps > 0).and_then(|i| self.follow(&module, i, steps - 1)) {
@@ -214,7 +214,7 @@ impl Crate {
     fn edges(&self) -> BTreeSet<(&Module, Target)> {
         let mut edges = BTreeSet::new();
         for (from, (_, imports)) in self.files.iter().filter(|(from, _)| !from.is_empty()) {
-            // What a module only hands on is imported by those that use it.
+            // A re-export is no import here: the users of the name import it.
             for import in imports.iter().filter(|import| import.exported_as.is_none()) {
                 let target = self.resolve(from, import);
                 edges.extend(
@@ -381,7 +381,7 @@ mod tests {
         assert_eq!(wrongs_of("use crate::high::{part::{Thing, Thing as Other}};\n", ""), part);
         assert_eq!(wrongs_of("fn f(x: &super::super::high::part::Thing) {}\n", ""), part);
         assert_eq!(wrongs_of("fn f() { crate::high::part::Thing::new() }\n", ""), part);
-        // The name that a module hands on belongs to the file that has it.
+        // A re-exported name belongs to the file that defines it.
         assert_eq!(wrongs_of("use crate::high::Thing;\n", ""), part);
         assert_eq!(wrongs_of("use crate::Top;\n", ""), set(&["up low/leaf.rs high::Top"]));
         assert_eq!(

@@ -167,7 +167,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// To behind the item, statement, field or arm that starts here.
+    /// Moves behind the item, statement, field or arm that starts here.
     fn skip_item(&mut self) {
         self.skip_visibility();
         let is_item = matches!(
