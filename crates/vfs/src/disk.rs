@@ -104,7 +104,7 @@ impl FileSystem for Disk {
 
     fn readdir(&self, dir: Ino, after: Cookie, _: usize) -> BoxFuture<'_, Result<Vec<DirEntry>>> {
         let entry = DirEntry {
-            cookie: Cookie(1),
+            cookie: Cookie::FIRST,
             ino: FILE,
             kind: FileKind::File,
             name: NAME.as_bytes().into(),

@@ -3,6 +3,7 @@
 //! No locks.
 
 mod coherent;
+mod disk;
 mod paths;
 mod readonly;
 mod rules;
