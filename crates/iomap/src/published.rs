@@ -49,7 +49,7 @@ impl MappedFile {
     }
 
     /// Why a write-out failed since the caller sampled `errseq`. An earlier failure does not count:
-    /// the host may lack space by now, or have some.
+    /// whether the host lacks space may have changed since.
     pub(crate) fn failure_since(&self, entered: Cursor) -> ErrorKind {
         self.mapping.errseq.error_since(entered).map_or(ErrorKind::Io, |error| error.kind())
     }

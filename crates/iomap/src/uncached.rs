@@ -24,7 +24,7 @@ use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::writeback::WriteOutPass;
 use std::ops::Range;
 
-/// Drops what a request has brought in when it ends, however it ends.
+/// Drops the blocks that a request has brought in when it ends, also by an error or a drop.
 struct Behind<'a>(&'a MappedFile, Range<u64>);
 
 impl Drop for Behind<'_> {
@@ -71,7 +71,8 @@ impl MappedFile {
         src: &Source<'_>,
         ahead: &Ahead<'_>,
     ) -> Result<()> {
-        // So that the map finds places at write time, a window at a time (lineage.X6).
+        // A hint: a map that allocates in advance reserves places now, a window at a time
+        // (lineage.X6).
         self.ops.announce(range);
         match self.cache.strategies.uncached() {
             UncachedStrategy::NoAccess => {
