@@ -96,7 +96,7 @@ mod imp {
         }
     }
 
-    /// A table of a fixed length, of atomics that are more than their value.
+    /// A table of a fixed length. Atomics of shuttle hold more than their value, so each is made.
     pub(crate) struct ZeroTable<T>(Box<[T]>);
 
     impl<T: Zeroed> ZeroTable<T> {
