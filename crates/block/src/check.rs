@@ -83,7 +83,8 @@ mod tests {
         for op in [BioOp::Read, BioOp::Flush] {
             assert_eq!(kind(op, 0, 4096, true), None, "C3: {op:?} writes nothing");
         }
-        // Up to the end, or to the end of its block, and nowhere else within a block.
+        // A request may end where the device ends, or its last block, and nowhere else within a
+        // block.
         for (len, want) in [(1808, None), (4096, None), (1807, Some(ErrorKind::Unaligned))] {
             assert_eq!(kind(BioOp::Write, 8192, len, false), want, "C1: {len}");
         }

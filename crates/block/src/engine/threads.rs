@@ -90,7 +90,7 @@ impl Pool {
             log::warn!("no further I/O thread: {e}");
             self.shared.lock().workers -= 1;
         }
-        // Also if the new one takes its time, or is not there.
+        // Wakes an idle worker in any case: the new one may start late, or could not be started.
         self.shared.work.notify_one();
     }
 
@@ -99,7 +99,7 @@ impl Pool {
         (self.shared.start)(Box::new(move || work(&shared, is_first)))
     }
 
-    /// The count of what the engine has accepted.
+    /// The count of the requests that the engine has accepted and not ended.
     pub(crate) fn space(&self) -> &Arc<Space> {
         &self.shared.space
     }
