@@ -1,8 +1,8 @@
 //! The system calls that take raw memory or have no safe wrapper, and lists of memory for them.
 //!
-//! Unsafe of this crate: here, where lists are made (`file`), `engine/uring` and `loopdev`.
-//! Invariant Y1: an [`IoVecs`] never outlives the memory it names; the code that builds one keeps
-//! that memory.
+//! Unsafe code of this crate: here; in `file`, where lists are made; in `engine` (requests and
+//! ring), `ioctl` and `loopdev`. Invariant Y1: an [`IoVecs`] never outlives the memory it names;
+//! the code that builds one keeps that memory.
 
 use forebay_base::buf::{DataRef, Segment};
 use libc::{c_int, c_ulong, iovec};
