@@ -170,7 +170,7 @@ struct Inner {
     source: Option<Arc<io::Error>>,
 }
 
-/// An error with its context. Clone is a reference count.
+/// An error with its context. Cloning it only counts a reference.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 

@@ -30,7 +30,7 @@ use std::thread::ThreadId;
 
 /// Least virtual time that one poll takes, nanoseconds.
 const POLL_NANOS_MIN: u64 = 100;
-/// A poll takes that and a time below this, drawn from the seed, nanoseconds.
+/// A poll takes [`POLL_NANOS_MIN`] and a time below this, drawn from the seed, nanoseconds.
 const POLL_NANOS_SPREAD: u64 = 900;
 /// Steps of a world after which `run` panics because of a livelock, unless
 /// [`SimWorld::set_step_limit`] sets another number.
@@ -62,7 +62,7 @@ impl Wake for TaskWaker {
 
 struct Task {
     name: String,
-    /// Out while it is being polled.
+    /// `None` while it is being polled.
     future: Option<BoxFuture<'static, ()>>,
     waker: Arc<TaskWaker>,
 }

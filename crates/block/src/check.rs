@@ -1,4 +1,4 @@
-//! The rules every device applies to a request before it starts it.
+//! The rules every device applies to a request before it starts the request.
 //!
 //! Invariants: C1 offset and length are multiples of the logical block; only the end of the
 //! device may lie inside the last block. C2 nothing beyond the device's last block is touched.
@@ -9,7 +9,7 @@ use crate::bio::{Bio, BioOp, verb};
 use forebay_base::units::round_up;
 use forebay_base::{Error, ErrorKind, Result};
 
-/// Smallest unit of the devices that have no opinion, bytes.
+/// Logical block of a device that needs no larger one, bytes.
 pub const SECTOR: u32 = 512;
 
 /// Checks one request against the limits and the size (bytes) of a device.

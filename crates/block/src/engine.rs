@@ -66,7 +66,7 @@ impl FromStr for Aio {
     }
 }
 
-/// A shared engine. Clone is a reference count.
+/// A shared engine. Cloning it only counts a reference.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 

@@ -114,8 +114,8 @@ impl FileDevice {
 
     /// [`Self::set_direct_io`] for the layer that caches data, which writes it out by `write_out`
     /// first. Meanwhile the limits already show the need for stable writes, so no write that began
-    /// under the old rule is in progress at the switch. If it fails nothing is switched. One switch
-    /// at a time: `write_out` must not begin another one.
+    /// under the old rule is in progress at the switch. If `write_out` fails nothing is switched.
+    /// One switch at a time: `write_out` must not begin another one.
     pub fn switch_direct_io(
         &self,
         mode: DirectIo,

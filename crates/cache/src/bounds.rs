@@ -38,8 +38,8 @@
 //! never while a range is held. The holder itself reads a block that it needs in the cache. If it
 //! released the range for that, a direct write could drop the block again, each time.
 //!
-//! Locks: those of the ranges are leaves. `publishing` is taken before the map's own, and never
-//! while a folio is locked.
+//! Locks: those of the ranges are leaves. `publishing` is taken before the map's own lock, and
+//! never while a folio is locked.
 
 use crate::ranges::Ranges;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};

@@ -222,8 +222,8 @@ impl PageCache {
     }
 
     /// Opens the file of mapping `id` again: the mapping was dropped, its folios remain cached. The
-    /// block size is the same. `None` if the cache has forgotten the file, or the file still has a
-    /// mapping.
+    /// block size must be the same. `None` if the cache has forgotten the file, or the file still
+    /// has a mapping.
     pub fn revive_mapping(
         &self,
         id: u32,

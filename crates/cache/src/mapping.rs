@@ -285,8 +285,8 @@ impl Mapping {
     }
 
     /// How often dirty blocks were left over: a write-out returned them unwritten, or a sync found
-    /// them and could not take them. A sync that has waited for the tickets looks again if this
-    /// count has moved.
+    /// them and could not take them. A sync that has waited for the tickets runs another pass if
+    /// this count has moved.
     pub fn leftovers(&self) -> u64 {
         self.leftovers.load(Ordering::SeqCst)
     }

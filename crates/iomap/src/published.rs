@@ -8,8 +8,8 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::errseq::Cursor;
 use forebay_cache::writeback::WriteOutPass;
 
-/// A sync gives up after so many rounds, if a concurrent writer dirties the same unpublished block
-/// each time.
+/// A sync gives up after this many rounds, if a concurrent writer dirties the same unpublished
+/// block each time.
 const PUBLISH_TRIES: usize = 64;
 
 impl MappedFile {

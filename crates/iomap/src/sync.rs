@@ -345,7 +345,7 @@ impl MappedFile {
             let numbers = part.start / block..part.end / block;
             free.clear();
             free.insert(numbers.clone());
-            // Written again while the flush ran: kept for the next one.
+            // Blocks written again while the flush ran are kept for the next flush.
             for again in self.mapping.unflushed.pinned_within(numbers) {
                 free.remove(again);
             }

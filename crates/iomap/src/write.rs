@@ -27,16 +27,16 @@ enum Put {
 /// What a buffered write does when a truncate has cut its range off meanwhile.
 #[derive(Clone, Copy)]
 pub(crate) enum Beyond<'a> {
-    /// It counts as later than the truncate, and grows the file again. The bytes it adds have this
-    /// space.
+    /// The write counts as later than the truncate, and grows the file again. The bytes it adds
+    /// have this space.
     Grow(&'a Ahead<'a>),
     /// It stops.
     Stop,
 }
 
 impl MappedFile {
-    /// Writes if it needs no waiting, and returns the length. `None`: it has to wait. Part of the
-    /// bytes may have been written then, and the caller writes all of them again.
+    /// Writes if that needs no waiting, and returns the length. `None`: the write has to wait. Part
+    /// of the bytes may have been written then, and the caller writes all of them again.
     pub fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<usize>> {
         let slow = IoFlags::DIRECT
             | IoFlags::DSYNC

@@ -227,7 +227,7 @@ impl Inner {
         Err(Error::new(ErrorKind::Io, "flush", text).with_path(&self.path))
     }
 
-    /// Records that a synchronous write failed (file.F5).
+    /// Records a failed synchronous write or sync, which the next flush has to report (file.F5).
     pub(crate) fn note_sync_failure(&self) {
         self.unreported_error.store(true, Ordering::Release);
         self.sync_failures.fetch_add(1, Ordering::AcqRel);

@@ -1,9 +1,9 @@
 //! The file's length as this device opened or made it, to tell a change by another program from one
 //! of our own.
 //!
-//! Invariants: N1 one change at a time: only the holder of `switching` changes it. N2 while a
-//! change is in progress, the file has the length before or after it; a check that overlaps a
-//! change says nothing.
+//! Invariants: N1 one change at a time: only the holder of `switching` changes the length. N2 while
+//! a change is in progress, the file has the length before or after it; a check that finds any
+//! other length is repeated if a change began or ended meanwhile.
 //!
 //! No lock: threads that complete requests check it too.
 

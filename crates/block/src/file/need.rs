@@ -26,7 +26,7 @@ const FRESH: Duration = Duration::from_millis(100);
 const DEPTH: u32 = 8;
 const BTRFS_MAGIC: u64 = 0x9123_683e;
 
-/// Why bytes must or need not stay as they are.
+/// Why bytes in flight must stay unchanged, or need not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
     NotAsked,
@@ -150,13 +150,13 @@ fn open(at: BorrowedFd<'_>, name: impl Arg, how: OFlags) -> Option<Option<OwnedF
     }
 }
 
-/// Whether btrfs keeps checksums of the file's data. Assumed if it does not report it.
+/// Whether btrfs keeps checksums of the file's data. Assumed if the file's flags cannot be read.
 fn checksummed(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::ioctl_getflags(fd).map_or(true, |flags| !flags.contains(IFlags::NOCOW))
 }
 
-/// The block devices of the btrfs that holds the file, which its file-system id names. All mounted
-/// btrfs devices if the id is unknown.
+/// The block devices of the btrfs that holds the file: the one to which the mounted device belongs.
+/// Those of every mounted btrfs if that device is unknown.
 fn btrfs_devices(fd: BorrowedFd<'_>, root: &Path) -> Vec<PathBuf> {
     let mounted = mount_id(fd).and_then(|id| mount_source(id, "/proc/self/mountinfo"));
     let mut devices = Vec::new();

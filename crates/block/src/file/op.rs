@@ -410,7 +410,7 @@ unsafe impl Request for Op {
                 let result = file.note_flush(seen, *resized, outcome.map(drop));
                 self.over(result)
             }
-            // The blocking path knows the alternatives.
+            // The blocking path tries the other calls.
             Work::Fallocate { .. } if errno.is_some() => self.restart_blocking(),
             Work::Fallocate { .. } => self.over(Ok(())),
             Work::Whole => unreachable!("O1: only what was planned is answered"),

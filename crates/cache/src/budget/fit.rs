@@ -19,7 +19,7 @@ use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{KIB, MIB, format_size};
 
-/// Bytes by which the frames' part of this budget changes at a time.
+/// Bytes by which the frames' part of `budget` changes at a time.
 fn step(budget: u64) -> u64 {
     (budget / 64).clamp(256 * KIB, 32 * MIB)
 }

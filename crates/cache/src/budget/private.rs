@@ -12,8 +12,8 @@ use crate::cache::PageCache;
 use crate::shares::{ERROR_BYTES, ErrorGrant, Row, RowSource};
 use forebay_base::sync::atomic::Ordering;
 
-/// Memory of a closed file with blocks in the cache, bytes: the hot part, and its entry in the
-/// registry of the layer above. An open file takes it, too.
+/// Memory of a closed file with blocks in the cache, bytes: its hot part (`table/owners.rs`), and
+/// its entry in the registry of the layer above. An open file takes it, too.
 const KNOWN_BYTES: u64 = 256;
 
 /// Bytes of a share that spare write-out records may take.

@@ -223,7 +223,7 @@ impl PageCache {
         self.advise_tables();
     }
 
-    /// Asks for huge pages under the tables, as far as they may be used.
+    /// Asks for huge pages under the parts of the tables that may be used.
     pub(crate) fn advise_tables(&self) {
         if self.config.huge_pages {
             self.table.advise(self.sizes.slots());

@@ -46,7 +46,7 @@ impl DirtyControl {
         Self { limits, domains: Mutex::default(), last_kick: AtomicU64::new(0) }
     }
 
-    /// The domain of that key, made if there is none; `None` makes one for a file alone.
+    /// The domain of `key`, made if there is none; `None` makes one for a file alone.
     pub fn domain(&self, key: Option<DomainKey>) -> Arc<Domain> {
         let mut domains = self.domains.lock();
         let mut found = None;

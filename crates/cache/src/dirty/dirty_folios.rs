@@ -96,7 +96,7 @@ impl DirtyFolios {
         self.set.lock().folios.range(index..).next().map(|(&i, _)| i)
     }
 
-    /// Puts the oldest folios dirty since after `cursor.after`, up to `cursor.until`, into
+    /// Puts the folios that became dirty next after `cursor.after`, up to `cursor.until`, into
     /// `cursor.aged`, at most [`PICK`].
     fn by_age(&self, which: Which, cursor: &mut DirtyCursor) {
         let set = self.set.lock();
