@@ -1,5 +1,4 @@
-//! Uncached requests, with the three strategies that can be chosen
-//! ([`UncachedStrategy`](forebay_cache::strategy::UncachedStrategy)).
+//! Uncached requests, with the three strategies that can be chosen ([`UncachedStrategy`]).
 //!
 //! How each treats blocks that are not cached, when they are read; when they are written:
 //! - `noaccess`: cached, with readahead, and not touched; cached and not touched.
