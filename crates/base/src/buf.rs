@@ -235,7 +235,8 @@ impl DataRef {
         done
     }
 
-    /// Calls `f` for the pieces of memory of bytes `skip..skip + len`, clipped to what there is.
+    /// Calls `f` for the pieces of memory of bytes `skip..skip + len`, clipped to the length of the
+    /// data.
     fn each(&mut self, mut skip: usize, mut len: usize, mut f: impl FnMut(Segment)) {
         for seg in self.segments() {
             if skip >= seg.len {

@@ -15,7 +15,7 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// The CRC-32C of `bytes`; of nothing it is 0.
+/// The CRC-32C of `bytes`; of no bytes it is 0.
 #[inline]
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)

@@ -170,7 +170,7 @@ struct Inner {
     source: Option<Arc<io::Error>>,
 }
 
-/// An error with its context. Clone is a reference count.
+/// An error with its context. Cloning it only counts a reference.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -188,7 +188,7 @@ impl Error {
     }
 
     /// Wraps a system error; the kind follows from the errno. An [`io::Error`] that was made of an
-    /// [`Error`] gives that one back.
+    /// [`Error`] is turned back into that error.
     pub fn from_io(op: &'static str, source: io::Error) -> Self {
         if let Some(inner) = Self::within(&source) {
             return inner.clone();

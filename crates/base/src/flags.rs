@@ -15,7 +15,7 @@ bitflags::bitflags! {
         /// Fail with `WouldBlock` rather than wait; a failed call changes nothing in the file. A
         /// write may be short.
         const NOWAIT = 1 << 2;
-        /// Write: start write-out now, keep the pages.
+        /// Write: start write-out now; the blocks stay cached.
         const START_WRITEBACK = 1 << 3;
         /// Write: return when the data, and the metadata to find it, are durable.
         const DSYNC = 1 << 4;
@@ -43,7 +43,8 @@ impl IoFlags {
     pub const WRITE_ONLY: IoFlags =
         IoFlags::START_WRITEBACK.union(IoFlags::DSYNC).union(IoFlags::SYNC).union(IoFlags::APPEND);
 
-    /// Checks a flag set for one direction. Unknown or unsupported is EOPNOTSUPP, never ignored.
+    /// Checks a flag set for one direction. An unknown or unsupported flag is EOPNOTSUPP, never
+    /// ignored.
     #[inline]
     pub fn check(self, write: bool) -> Result<()> {
         let refused = if write { Self::empty() } else { Self::WRITE_ONLY };

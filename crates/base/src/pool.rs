@@ -24,7 +24,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-/// Most threads of one pool. It has at most as many as there are processors, but may have 2.
+/// Most threads of one pool. A pool has no more of them than there are processors, but may always
+/// have 2.
 pub const THREADS_MAX: usize = 4;
 /// A thread that finds nothing to do for this long ends.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);

@@ -30,7 +30,7 @@ use std::thread::ThreadId;
 
 /// Least virtual time that one poll takes, nanoseconds.
 const POLL_NANOS_MIN: u64 = 100;
-/// A poll takes less than this much more, drawn from the seed.
+/// A poll takes [`POLL_NANOS_MIN`] and a time below this, drawn from the seed, nanoseconds.
 const POLL_NANOS_SPREAD: u64 = 900;
 /// Steps of a world after which `run` panics because of a livelock, unless
 /// [`SimWorld::set_step_limit`] sets another number.
@@ -62,7 +62,7 @@ impl Wake for TaskWaker {
 
 struct Task {
     name: String,
-    /// Out while it is being polled.
+    /// `None` while it is being polled.
     future: Option<BoxFuture<'static, ()>>,
     waker: Arc<TaskWaker>,
 }
@@ -272,7 +272,7 @@ impl SimWorld {
             let future = task.future.take()?;
             Some((std::mem::take(&mut task.name), future))
         });
-        // A task may be woken in its last poll.
+        // A task that was woken in its last poll has ended when its turn comes.
         let Some((name, mut future)) = taken else { return };
         let waker = Waker::from(me);
         let polled = self.guarded(&name, || future.as_mut().poll(&mut Context::from_waker(&waker)));

@@ -1,7 +1,7 @@
-//! Waiting for a condition to change: the queue of those who wait, and how they are woken.
+//! Waiting for a condition to change: the queue of the tasks that wait, and how they are woken.
 //!
-//! No wake is lost: a waiter registers before it looks at the condition for the last time, and
-//! waking an empty queue costs a fence and a load. The two sides meet like this:
+//! No wake is lost: a waiter registers before it checks the condition for the last time. Waking an
+//! empty queue costs a fence and a load. The two sides meet like this:
 //!
 //! ```text
 //!   waker                          waiter
@@ -10,7 +10,7 @@
 //!   looks at `linked`              looks at the condition
 //! ```
 //! Whatever the interleaving, one of them sees the other. A waiter that was woken is out of the
-//! list; before it waits again it registers again, and looks again.
+//! list; before it waits again it registers again, and checks again.
 //!
 //! Waking one of many ([`WaitQueue::wake_matching`]) adds a duty: the wake must not be lost with
 //! its waiter. A future that was woken and is dropped before it has checked its condition wakes all

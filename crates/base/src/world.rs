@@ -164,7 +164,8 @@ fn start_timers(shared: &Arc<TimerShared>, start: Instant) {
 }
 
 /// The timer thread. It ends once it has waited for a second with no timer set; the next sleep
-/// starts it again. Removing a timer does not wake it: it sleeps on until that timer was due.
+/// starts it again. Removing a timer does not wake the thread: it sleeps on until the time of that
+/// timer.
 fn run_timers(shared: &TimerShared, start: Instant) {
     let mut state = lock(shared);
     loop {

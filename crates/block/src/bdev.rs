@@ -18,7 +18,8 @@ pub struct StableWrites {
     pub reason: &'static str,
 }
 
-/// Limits and features of a device. Read anew for each decision: they may change while it is open.
+/// Limits and features of a device. They may change while it is open, so each decision reads them
+/// again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Smallest addressable unit, bytes: offsets and lengths must be multiples of it.
@@ -47,7 +48,7 @@ pub type DeviceRef = Arc<dyn BlockDevice>;
 /// A device that accepts bios and completes them later.
 ///
 /// Rules for implementors: [`Bio::complete`] completes each bio exactly once. A short transfer is
-/// an error. A flush covers every write *completed* before its submission (checklist L5). A failed
+/// an error. A flush covers every write *completed* before its submission (lineage.L5). A failed
 /// request with [`BioFlags::FUA`] must not hide that it lost other completed writes: if it may have
 /// (the device carries it out as a write and a flush), the next flush fails, too. Callers count
 /// failed flushes, not failed writes. `Discard` is advisory. Requests outside `size` fail with

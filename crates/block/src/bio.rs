@@ -4,9 +4,9 @@
 //!   new ──submit/execute──▶ in flight ──complete──▶ gone (end_io ran, data handed back)
 //!    └────────drop─────────────┴──drop──▶ gone (end_io ran with Shutdown)
 //! ```
-//! Invariants: B1 `end_io` runs exactly once, whatever happens to the bio (checklist L4).
-//! B2 the data belongs to the bio from submission to completion.
-//! B3 `len` equals the length of the data for reads and writes.
+//! Invariants: B1 `end_io` runs exactly once, whatever happens to the bio (lineage.L4). B2 the data
+//! belongs to the bio from submission to completion. B3 `len` equals the length of the data for
+//! reads and writes.
 
 use forebay_base::buf::DataRef;
 use forebay_base::task::{OneReceiver, oneshot};
@@ -68,7 +68,7 @@ bitflags::bitflags! {
 pub struct Completion {
     /// The bio's data.
     pub data: DataRef,
-    /// Complete, or an error. A short transfer is an error here (checklist L3).
+    /// Complete, or an error. A short transfer is an error here (lineage.L3).
     pub result: Result<()>,
 }
 
@@ -83,8 +83,8 @@ impl Future for Awaited {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Completion> {
         let op = verb(self.op);
-        // A decorator may drop what `Bio::replace_end` gave it (against B1). The caller must not
-        // wait for ever then.
+        // A decorator may break B1 and drop the `EndIo` that `Bio::replace_end` gave it. Even then
+        // the caller must not wait for ever.
         let gone = || Completion {
             data: DataRef::None,
             result: Err(Error::new(ErrorKind::Shutdown, op, "the device went away")),

@@ -1,4 +1,4 @@
-//! The rules every device applies to a request before it starts it.
+//! The rules every device applies to a request before it starts the request.
 //!
 //! Invariants: C1 offset and length are multiples of the logical block; only the end of the
 //! device may lie inside the last block. C2 nothing beyond the device's last block is touched.
@@ -9,7 +9,7 @@ use crate::bio::{Bio, BioOp, verb};
 use forebay_base::units::round_up;
 use forebay_base::{Error, ErrorKind, Result};
 
-/// Smallest unit of the devices that have no opinion, bytes.
+/// Logical block of a device that needs no larger one, bytes.
 pub const SECTOR: u32 = 512;
 
 /// Checks one request against the limits and the size (bytes) of a device.
@@ -83,7 +83,8 @@ mod tests {
         for op in [BioOp::Read, BioOp::Flush] {
             assert_eq!(kind(op, 0, 4096, true), None, "C3: {op:?} writes nothing");
         }
-        // Up to the end, or to the end of its block, and nowhere else within a block.
+        // A request may end where the device ends, or its last block, and nowhere else within a
+        // block.
         for (len, want) in [(1808, None), (4096, None), (1807, Some(ErrorKind::Unaligned))] {
             assert_eq!(kind(BioOp::Write, 8192, len, false), want, "C1: {len}");
         }

@@ -66,7 +66,7 @@ impl FromStr for Aio {
     }
 }
 
-/// A shared engine. Clone is a reference count.
+/// A shared engine. Cloning it only counts a reference.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
@@ -134,7 +134,7 @@ impl Engine {
         self.0.space.free().await;
     }
 
-    /// Makes a call on a thread for such calls, one at a time.
+    /// Queues a system call that is no I/O: one thread makes such calls, one at a time.
     pub(crate) fn call(&self, call: Call) {
         self.0.calls.call(call);
     }

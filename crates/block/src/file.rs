@@ -8,18 +8,17 @@
 //! Invariants: F1 the file is locked (OFD locks) for as long as the device or any of its requests
 //! lives, those of a killed process included: each open file description that requests use holds a
 //! part of the lock. F2 while direct I/O is on, no block of the range is dirty in the system's page
-//! cache (checklist L2). F3 the file's size changes only by [`BlockDevice::grow`], never by a
-//! write. F4 a request that direct I/O cannot take fails with `Unaligned`; the layer above aligns
-//! by [`Limits`]. F5 the system reports a lost write only once per open file, to the first sync; so
-//! a failed sync also fails the flushes in progress, and a failed synchronous write the next flush,
+//! cache (lineage.L2). F3 the file's size changes only by [`BlockDevice::grow`], never by a write.
+//! F4 a request that direct I/O cannot take fails with `Unaligned`; the layer above aligns by
+//! [`Limits`]. F5 the system reports a lost write only once per open file, to the first sync; so a
+//! failed sync also fails the flushes in progress, and a failed synchronous write the next flush,
 //! unless it was direct and found no space. F6 where direct I/O is possible, [`Limits`] has its
 //! alignments, on or off, so that a request that waits at the gate during a switch fits afterwards
-//! too. F7 in the last page of a file whose
-//! end is unaligned, three kinds of requests take turns under `edge`: direct writes, writes through
-//! the page cache (the tail of a write, growing), and zeroing. Where they meet, the kernel reports
-//! EIO to the next sync. So such requests run on threads that may block. In other pages only
-//! zeroing uses the page cache while direct I/O is on, and `fallocate` itself excludes direct
-//! writes.
+//! too. F7 in the last page of a file whose end is unaligned, three kinds of requests take turns
+//! under `edge`: direct writes, writes through the page cache (the tail of a write, growing), and
+//! zeroing. Where they meet, the kernel reports EIO to the next sync. So such requests run on
+//! threads that may block. In other pages only zeroing uses the page cache while direct I/O is on,
+//! and `fallocate` itself excludes direct writes.
 //!
 //! Lock rule: `turn` before `switching` before `edge` before the gate's mutex; none but `turn` is
 //! held while a bio completes.
@@ -115,8 +114,8 @@ impl FileDevice {
 
     /// [`Self::set_direct_io`] for the layer that caches data, which writes it out by `write_out`
     /// first. Meanwhile the limits already show the need for stable writes, so no write that began
-    /// under the old rule is in progress at the switch. If it fails nothing is switched. One switch
-    /// at a time: `write_out` must not begin another one.
+    /// under the old rule is in progress at the switch. If `write_out` fails nothing is switched.
+    /// One switch at a time: `write_out` must not begin another one.
     pub fn switch_direct_io(
         &self,
         mode: DirectIo,
@@ -131,7 +130,7 @@ impl FileDevice {
     /// Does nothing during another switch, which may be stuck in its `write_out`: the caller looks
     /// again some time later.
     pub fn refresh_direct_io(&self, write_out: impl FnOnce() -> Result<()>) -> Result<bool> {
-        // Without the turn first: most looks find a device that has not changed.
+        // Checks without the turn first: usually nothing has changed.
         if !self.is_direct_io_outdated() {
             return Ok(false);
         }

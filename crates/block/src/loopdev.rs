@@ -53,8 +53,8 @@ pub struct MemoryLoop {
 }
 
 fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: *const LoopConfig) -> std::io::Result<i32> {
-    // SAFETY: `argument` is null or a complete structure that outlives the call; both requests need
-    // one.
+    // SAFETY: LOOP_CONFIGURE reads `argument`, a complete structure that outlives the call.
+    // LOOP_CTL_GET_FREE has no argument.
     let done = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, argument) };
     if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(done) }
 }
@@ -62,7 +62,7 @@ fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: *const LoopConfig) -> std::
 impl MemoryLoop {
     /// Makes a device of `bytes` zero bytes. `name` appears in lists of loop devices.
     pub fn attach(name: &str, bytes: u64) -> Result<Self> {
-        // The system takes 249 bytes.
+        // memfd_create(2) accepts names of 249 bytes.
         let shown = String::from_utf8_lossy(&name.as_bytes()[..name.len().min(200)]);
         let memory = rustix::fs::memfd_create(&*shown, MemfdFlags::CLOEXEC)
             .and_then(|fd| rustix::fs::ftruncate(&fd, bytes).map(|()| fd))

@@ -1,8 +1,8 @@
 //! The system calls that take raw memory or have no safe wrapper, and lists of memory for them.
 //!
-//! Unsafe of this crate: here, where lists are made (`file`), `engine/uring` and `loopdev`.
-//! Invariant Y1: an [`IoVecs`] never outlives the memory it names; the code that builds one keeps
-//! that memory.
+//! Unsafe code of this crate: here; in `file`, where lists are made; in `engine` (requests and
+//! ring), `ioctl` and `loopdev`. Invariant Y1: an [`IoVecs`] never outlives the memory it names;
+//! the code that builds one keeps that memory.
 
 use forebay_base::buf::{DataRef, Segment};
 use libc::{c_int, c_ulong, iovec};
@@ -20,7 +20,7 @@ pub(crate) const MAX_SEGMENTS: usize = libc::UIO_MAXIOV as usize;
 #[derive(Default)]
 pub(crate) struct IoVecs {
     iovs: Vec<iovec>,
-    /// First piece that is not used up, and how much of it is.
+    /// The first piece that is not used up, and how many of its bytes are.
     at: usize,
     skip: usize,
 }
@@ -165,7 +165,7 @@ fn check(n: isize) -> io::Result<usize> {
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
-/// `preadv2` into the window of `iovs`; does not use it up.
+/// `preadv2` into the window of `iovs`; does not advance the list.
 pub(crate) fn read_at(fd: BorrowedFd<'_>, iovs: &mut IoVecs, pos: u64) -> io::Result<usize> {
     let (window, _) = iovs.window();
     let count = window.len() as c_int;

@@ -3,8 +3,9 @@
 //!
 //! Invariants, for all of them: D1 a bio is passed on or completed, exactly once. D2 limits are
 //! those of the device below, read anew each time, with the decorator's own on top; the need for
-//! stable writes is the OR of both (checklist S5). D3 `read_into` and `write_from` never wait for a
-//! queue of the calling thread: they use the blocking calls of the device below.
+//! stable writes is the OR of both (lineage.S5), unless [`limits`] forces it. D3 `read_into` and
+//! `write_from` never wait for a queue of the calling thread: they use the blocking calls of the
+//! device below.
 
 pub mod checksum;
 pub mod delay;

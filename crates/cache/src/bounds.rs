@@ -9,11 +9,11 @@
 //!      └── space, size moved ◀─┘                      └── storage cut off, blocks dropped ◀───┘
 //! ```
 //!
-//! One [`Resize`] at a time, in order of arrival; only it moves the size. There are two ends. The
-//! *size* is where the cache and storage end: fills, writers and write-out use it. The *visible
-//! size* is the one that readers see, and that is made recoverable. A write that makes the file
-//! longer keeps its `Resize` until its bytes are there: it moves the size before its bytes and the
-//! visible size after them. If it fails or is dropped, it truncates the bytes between the two
+//! One [`Resize`] at a time, in order of arrival; only its holder moves the size. There are two
+//! ends. The *size* is where the cache and storage end: fills, writers and write-out use it. The
+//! *visible size* is the one that readers see, and that is made recoverable. A write that makes the
+//! file longer keeps its `Resize` until its bytes are there: it moves the size before its bytes and
+//! the visible size after them. If it fails or is dropped, it truncates the bytes between the two
 //! sizes, or the next `Resize` does. An operation reads the size once for each folio, under that
 //! folio's lock.
 //!
@@ -23,22 +23,23 @@
 //! blocks and disjoint: work at the end of file is done in whole blocks. E4 only the holder changes
 //! or fills a block that is held. Writers and fills check under the folio lock; the holder locks
 //! each folio after it registered. E5 so if the size lies within a held block, the size does not
-//! move. E6 a fill zeroes the part of its blocks behind the size at its plan; no later size counts.
-//! E7 the visible size is at most the size, and covers no byte that the write adding it has yet to
-//! write. Without such a write the two are equal, or the bytes between them are truncated next. E9
-//! between reading a size to publish and its publication the file does not become shorter: a
-//! truncate waits for the publisher, and then truncates the published size.
+//! move. E6 a fill zeroes the part of its blocks behind the size that it read when it was planned;
+//! a later size makes no difference. E7 the visible size is at most the size, and covers no byte
+//! that the write adding it has yet to write. Without such a write the two are equal, or the bytes
+//! between them are truncated next. E9 between reading a size to publish and its publication the
+//! file does not become shorter: a truncate waits for the publisher, and then truncates the
+//! published size.
 //!
 //! Exclusive ranges are granted in order of arrival: a request waits behind an older one that wants
 //! a part of its range, held or not (`ranges.rs`). A buffered write or a fill waits only for held
 //! ranges. There is no deadlock: the holder of a range takes no second one of the file. It does not
 //! wait for [`Resize`], nor for an operation that waits for either. It does not wait for frames,
-//! because other tasks may need the range to free some. A [`Resize`] is taken before a range, and
-//! none while one is held. The holder itself reads a block that it needs in the cache. If it
+//! because other tasks may need the range to free frames. A [`Resize`] is taken before a range,
+//! never while a range is held. The holder itself reads a block that it needs in the cache. If it
 //! released the range for that, a direct write could drop the block again, each time.
 //!
-//! Locks: those of the ranges are leaves. `publishing` is taken before the map's own, and never
-//! while a folio is locked.
+//! Locks: those of the ranges are leaves. `publishing` is taken before the map's own lock, and
+//! never while a folio is locked.
 
 use crate::ranges::Ranges;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
@@ -56,7 +57,7 @@ pub struct Bounds {
     visible: AtomicU64,
     /// Times the file became shorter.
     cuts: AtomicU64,
-    /// The right to move the size: one range, always the same.
+    /// The right to move the size: a lock on one range, always [`SIZE`].
     resizing: Ranges,
     /// Whole blocks (E3).
     held: Ranges,
@@ -90,7 +91,7 @@ impl Bounds {
         self.visible.load(Ordering::Acquire)
     }
 
-    /// Whether bytes lie behind the visible size: of a write under way, or of one that has failed.
+    /// Whether bytes lie behind the visible size: of a write in progress, or of a failed one.
     pub fn has_hidden_bytes(&self) -> bool {
         self.visible() < self.size()
     }
@@ -139,7 +140,8 @@ impl Bounds {
         self.publishing.read()
     }
 
-    /// The right to move the size, behind older requests for it. Not for a task that holds a range.
+    /// Takes the right to move the size, behind older requests for it. Not for a task that holds a
+    /// range.
     pub async fn resize(&self) -> Resize<'_> {
         self.resizing.take(&SIZE).await;
         Resize { bounds: self }
@@ -181,7 +183,7 @@ pub struct Resize<'a> {
 }
 
 impl Resize<'_> {
-    /// Readers see the bytes up to `size` from now on: they are there (E7).
+    /// Readers see the bytes up to `size` from now on. The caller has written them (E7).
     pub fn show(&self, size: u64) {
         assert!(size <= self.bounds.size(), "E7: the visible size is at most the size");
         self.bounds.visible.store(size, Ordering::Release);
@@ -363,7 +365,7 @@ mod tests {
         assert_eq!((bounds.size(), bounds.visible()), (100, 100));
     }
 
-    /// E9: a task that had read the size published it after a truncate, at the old length.
+    /// E9. The story: a task that had read the size published the old one after a truncate.
     #[test]
     fn e9_truncate_waits_for_publication_of_size() {
         let (bounds, published) = (Bounds::new(4096, 0), AtomicU64::new(0));

@@ -62,7 +62,7 @@ pub struct PageCache {
     pub(crate) waits: Box<[WaitQueue]>,
     /// Tasks that wait for frames. The key is how many; 0 if a task waits for a folio descriptor.
     pub(crate) frame_wait: WaitQueue<usize>,
-    /// Tasks that wait for frames or folio descriptors, or press the flushers to free some.
+    /// How many tasks wait for frames or folio descriptors, or press the flushers to free frames.
     pub(crate) starved: AtomicU32,
     /// Requests that wait for private memory.
     pub(crate) private_wait: WaitQueue,
@@ -86,7 +86,7 @@ pub struct PageCache {
     /// The budget is being changed.
     pub(crate) resizing: AtomicBool,
     pub(crate) resize_wait: WaitQueue,
-    /// A task fits the frames to files and claims (fit.T2).
+    /// A task is adjusting the number of frames to files and claims (fit.T2).
     pub(crate) fitting: AtomicBool,
     next_mapping: AtomicU32,
     /// Counters.
@@ -103,7 +103,7 @@ pub struct PageCache {
     pub dirty: DirtyControl,
     /// Longest readahead window of a stream, bytes.
     pub readahead_max: AtomicU64,
-    /// Strategies, changeable while it runs.
+    /// Strategies, changeable while the cache runs.
     pub strategies: Strategies,
 }
 
@@ -222,7 +222,8 @@ impl PageCache {
     }
 
     /// Opens the file of mapping `id` again: the mapping was dropped, its folios remain cached. The
-    /// block size is the same. `None` if it was forgotten, or still has a mapping.
+    /// block size must be the same. `None` if the cache has forgotten the file, or the file still
+    /// has a mapping.
     pub fn revive_mapping(
         &self,
         id: u32,
@@ -248,7 +249,8 @@ impl PageCache {
 
     /// Largest number of frames that one operation should hold at a time.
     pub fn frames_per_operation(&self) -> usize {
-        // An operation can have this many however small the cache becomes meanwhile.
+        // Half of the frames of the smallest cache: however small the cache becomes meanwhile, an
+        // operation can have these.
         let most = (self.sizes.floor.frames / 2).min(512);
         let least = self.sizes.layout.frames.min(64).min(most);
         (self.sizes.frames() / 16).clamp(least, most)
@@ -292,11 +294,11 @@ impl PageCache {
         let of_frames = |count: u64| count * FRAME_SIZE as u64;
         let mut rows = vec![
             line("frames", of_frames(used - pinned), of_frames(frames - pinned)),
-            // The bound of the other frames excludes pinned ones.
+            // The bound of the row above excludes pinned frames: the bounds add up to the budget.
             line("pinned frames", of_frames(pinned), of_frames(pinned)),
             line("folio descriptors", folios * slot_bytes, slots * slot_bytes),
             line("index", self.index.bytes(), Index::bytes_for(slots as usize)),
-            // Counted in full, for their largest number.
+            // Counted for the largest number of folios, even if fewer are in use.
             line("age queues and ghosts", slots * SLOT_BOOKS, slots * SLOT_BOOKS),
             line("dirty sets", dirty_folios * DIRTY_FOLIO_BYTES, slots * DIRTY_FOLIO_BYTES),
             line("frame maps", touched * FRAME_BOOKS, frames * FRAME_BOOKS),

@@ -13,16 +13,16 @@ pub(crate) const DIRTY_FOLIO_BYTES: u64 = 72;
 pub(crate) const SLOT_BOOKS: u64 = 16 + 8;
 /// Bookkeeping for each frame, bytes.
 pub(crate) const FRAME_BOOKS: u64 = 6;
-/// Frames and slots are numbered in 32 bits, zero and the topmost bit apart.
+/// Numbers of frames and slots have 32 bits, of which zero and the topmost bit are reserved.
 const NUMBERS: u64 = u32::MAX as u64 / 2;
 
 /// Configuration. `budget` bounds everything that grows with data or load.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Bytes for everything. A limit: memory is taken as it is used.
+    /// Limit of all memory, bytes. Memory is taken only when it is used.
     pub budget: u64,
-    /// Largest budget that the cache can be given while it runs, bytes; address space is kept for
-    /// it. Default: the budget.
+    /// Largest budget that the cache can be given while it runs, bytes; address space is reserved
+    /// for it. Default: the budget.
     pub budget_max: Option<u64>,
     /// Take all of the memory at start.
     pub prefault: bool,
@@ -91,10 +91,10 @@ impl Config {
         // Requests in flight and front-end buffers.
         let io_reserve = (budget / 16).min(16 * MIB);
         let rest = budget - io_reserve;
-        // Per frame, if each frame had a folio of its own: the frame, its folio, two index heads
-        // (the table is rounded up to a power of two), ghosts, an entry on an age queue or among
-        // the free, its entries in a dirty set; per frame its word of captures and pins and its
-        // share of a chunk's map, position, and place on a list.
+        // Per folio: its descriptor, two index heads (the table is rounded up to a power of two),
+        // ghosts, an entry on an age queue or in the free list, and its entries in a dirty set. Per
+        // frame: the frame, its word of captures and pins, and its share of its chunk's
+        // bookkeeping. Each frame may be in a folio of its own.
         let per_folio = layout.stride as u64 * 8 + 8 + SLOT_BOOKS + DIRTY_FOLIO_BYTES;
         let per_frame = FRAME_SIZE as u64 + FRAME_BOOKS;
         let one_each = rest / (per_folio + per_frame);

@@ -69,7 +69,7 @@ impl Taken {
     }
 
     /// The time within which this share (0.0 to 1.0) of the operations ended, ns, to the precision
-    /// of the buckets; `None` without any.
+    /// of the buckets; `None` without operations.
     pub fn quantile(&self, share: f64) -> Option<u64> {
         let all = self.count();
         let wanted = ((all as f64 * share).ceil() as u64).clamp(1, all.max(1));

@@ -12,7 +12,7 @@
 //!
 //! # Lock order
 //!
-//! An arrow means: may be taken while the one on the left is held.
+//! An arrow means: the lock on the right may be taken while the one on the left is held.
 //!
 //! ```text
 //! reclaim turn ─┬▶ age (queues) ──▶ (nothing)

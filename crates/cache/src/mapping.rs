@@ -31,7 +31,7 @@ pub(crate) const FILE_BYTES: u64 = 2560 + size_of::<Mapping>() as u64;
 pub struct Unreported {
     /// The latest error.
     pub error: Error,
-    /// If accepted bytes may be lost for good: why.
+    /// Why accepted bytes may be lost for good; `None` if none is.
     pub sticky: Option<Error>,
 }
 
@@ -39,8 +39,8 @@ pub struct Unreported {
 #[derive(Debug, Default)]
 struct Tickets {
     next: u64,
-    /// Write-outs with the bytes that each may write, in ascending order; `None`: it has ended. The
-    /// first has not ended. The queue keeps its memory.
+    /// Write-outs in order of their numbers, each with the bytes that it may write; `None`: it has
+    /// ended. The first has not ended. The queue keeps its memory.
     in_flight: VecDeque<(u64, Option<Range<u64>>)>,
     /// How many of those in the queue have ended.
     over: usize,
@@ -93,7 +93,8 @@ pub struct Mapping {
     /// Set when accepted bytes may be lost for good: fsync fails from then on.
     pub sticky: Mutex<Option<Error>>,
     /// Slot minus index of the folio that was made last. The folios of a file that was read in
-    /// order lie in order: a lookup can prefetch the likely slot while it still reads the index.
+    /// order have consecutive slots: a lookup can prefetch the likely slot while it still reads the
+    /// index.
     slot_guess: AtomicU32,
     /// Pauses that writers of the file have yet to make, ns.
     pub(crate) pause_debt: AtomicU64,
@@ -101,7 +102,7 @@ pub struct Mapping {
     /// How often write-outs left dirty blocks over ([`Mapping::leftovers`]).
     leftovers: AtomicU64,
     ticket_wait: WaitQueue,
-    /// The file is closed for good: blocks in write-out are dropped when that ends.
+    /// The file is closed for good: blocks in write-out are dropped when the write-out ends.
     dead: AtomicBool,
     /// Its part of the budget, given back on drop.
     _share: Option<FileShare>,
@@ -188,8 +189,8 @@ impl Mapping {
         Blocks { start, end: (end.div_ceil(1 << self.block_shift) as u32).max(start) }
     }
 
-    /// The blocks that `len` bytes touch, one at least, from `at` bytes into their folio on, which
-    /// holds them all.
+    /// The blocks of a folio that `len` bytes (at least one) touch, from `at` bytes into the folio
+    /// on. The folio must hold all these bytes.
     #[inline]
     pub fn blocks_within(&self, at: u64, len: u64) -> Blocks {
         debug_assert!(len > 0 && at + len <= self.folio_size());
@@ -284,8 +285,8 @@ impl Mapping {
     }
 
     /// How often dirty blocks were left over: a write-out returned them unwritten, or a sync found
-    /// them and could not take them. A sync that has waited for the tickets looks again if this
-    /// count has moved.
+    /// them and could not take them. A sync that has waited for the tickets runs another pass if
+    /// this count has moved.
     pub fn leftovers(&self) -> u64 {
         self.leftovers.load(Ordering::SeqCst)
     }

@@ -8,14 +8,11 @@
 //!                    └──▶ dropped: the waiters behind it are woken
 //! ```
 //!
-//! Invariants:
-//! N1 held ranges are disjoint.
-//! N2 a waiter keeps its ticket from the first look that failed until it holds its range or is
-//!    dropped; tickets increase by age.
-//! N3 no range is taken while an older waiter wants a part of it. So a waiter waits for the ranges
-//!    that were held or wanted when it arrived, and for no later one.
-//! N4 whatever may let a waiter go ahead wakes it: the release of a range, and a ticket that is
-//!    given up.
+//! Invariants: N1 held ranges are disjoint. N2 a waiter has its ticket from its first failed
+//! attempt until it holds its range or is dropped; an older waiter has a lower ticket. N3 no range
+//! is taken while an older waiter wants a part of it. So a waiter waits for the ranges that were
+//! held or wanted when it arrived, and for no later one. N4 whatever may let a waiter go ahead
+//! wakes it: the release of a range, and a ticket that is given up.
 //!
 //! No deadlock: a waiter waits for holders and for older waiters only. The holder of a range must
 //! not wait for another range of the same kind, nor for a task that does; each user says so where
@@ -161,8 +158,8 @@ impl Ranges {
         self.wake(range);
     }
 
-    /// A range is not held or not wanted any more: wakes the waiters that may go ahead now (N4).
-    /// One that is not woken here is woken when the holder or older waiter before it ends.
+    /// A range is not held or not wanted any more: wakes the waiters that may go ahead now (N4). A
+    /// waiter that is not woken here is woken when the holder or older waiter before it ends.
     fn wake(&self, freed: &Range<u64>) {
         self.wait.wake_matching(|Want { range, ticket }| {
             if range.start >= freed.end || freed.start >= range.end {
@@ -176,7 +173,7 @@ impl Ranges {
             if !ready {
                 Pick::Skip
             } else if ticket.is_some() && range.start <= freed.start && freed.end <= range.end {
-                // It takes all that has become free, and wakes the others when it releases that.
+                // This waiter takes all that has become free, and its release wakes the others.
                 Pick::WakeAndStop
             } else {
                 Pick::Wake

@@ -9,7 +9,7 @@
 use forebay_base::sync::Mutex;
 use std::ops::Range;
 
-/// Ranges of a part at most.
+/// Most ranges of a part.
 const PART: usize = 64;
 
 /// Start and end (exclusive).
@@ -79,7 +79,8 @@ impl RangeSet {
 
     /// Makes space at place `i` of a part that is full or missing; returns its new position.
     fn split(&mut self, p: usize, i: usize) -> (usize, usize) {
-        // The first part grows as needed, so a set of a few ranges stays small; others get full.
+        // The first part grows as needed, so a set of a few ranges stays small; other parts get
+        // their full capacity at once.
         let most = if self.parts.is_empty() { 0 } else { PART };
         let mut part = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(most));
         let Some(full) = self.parts.get_mut(p) else {
@@ -119,7 +120,7 @@ impl RangeSet {
         let mut at = self.seek(range.start);
         while let Some((start, end)) = self.at(at).filter(|run| run.0 < range.end) {
             at = self.take_at(at);
-            // The parts of the range that remain on both sides, the one behind first.
+            // Puts back what remains of this run on both sides of `range`, the later piece first.
             for left in [(range.end, end), (start, range.start)] {
                 if left.0 < left.1 {
                     self.put_at(at, left);

@@ -428,8 +428,8 @@ impl PageCache {
     /// range or the file's folios, whichever is shorter.
     pub fn folios_present(&self, mapping: &Mapping, range: &Range<u64>) -> Vec<u64> {
         let wanted = mapping.folios(range);
-        // A step along the range costs less than one along the list, and does not hold the list's
-        // lock, which other files share.
+        // A step along the range costs less than one along the file's list of folios, and does not
+        // hold the list's lock, which other files share.
         let walk = 4 * u64::from(self.owners.folios(mapping.id));
         if wanted.end - wanted.start <= walk {
             let there = |&i: &u64| self.index.find_locked(&self.table, mapping.id, i).is_some();
@@ -473,8 +473,8 @@ mod tests {
     }
 
     /// In the main queue each touch lasts for one visit of reclaim, so a folio touched repeatedly
-    /// outlives one touched once more. A folio that moves there from the small queue loses its
-    /// touches: it must be touched again.
+    /// outlives one touched once. A folio that moves there from the small queue loses its touches:
+    /// it must be touched again.
     #[test]
     fn main_queue_visit_costs_one_touch() {
         let config = Config { huge_pages: false, ..Config::with_budget(8 << 20) };

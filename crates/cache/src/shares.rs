@@ -16,8 +16,8 @@ pub(crate) type MoreRows = Vec<RowSource>;
 
 pub(crate) type CounterRef = forebay_base::sync::Arc<AtomicU64>;
 
-/// The bytes that an open file counts in the budget's part for requests and files. They are taken
-/// off on drop.
+/// The bytes that an open file counts in the budget's part for requests and files. They are
+/// subtracted on drop.
 pub(crate) struct FileShare {
     counter: CounterRef,
     bytes: u64,
@@ -70,7 +70,7 @@ pub(crate) struct Part {
 pub(crate) struct Claimed(pub Box<[Part]>);
 
 impl Claimed {
-    /// Claims nothing yet of these parts.
+    /// A claim with these parts, of 0 bytes each.
     pub fn new(parts: &[&'static str]) -> Self {
         Self(parts.iter().map(|what| Part { what, now: AtomicU64::new(0) }).collect())
     }

@@ -30,7 +30,7 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Shares of `config.budget`. Errors: it, or the largest budget, cannot be divided.
+    /// Shares of `config.budget`. Errors: that budget, or the largest one, cannot be divided.
     pub fn new(config: &Config, budget_max: u64) -> Result<Self> {
         let now = config.divide()?;
         Ok(Self {

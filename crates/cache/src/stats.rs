@@ -73,7 +73,7 @@ counters! {
     gauge frames_free,
     /// Folios in the cache.
     gauge folios,
-    /// Blocks found in the cache by reads and writes.
+    /// Blocks found in the cache by reads.
     counter hits,
     /// Blocks not found by reads.
     counter misses,
@@ -168,8 +168,8 @@ struct Stripe(AtomicU64);
 /// The number of a living thread that counts. Another thread takes it over when this one has ended.
 struct ThreadNumber(usize);
 
-/// Numbers that ended threads returned, and the lowest that no thread had. Of std, because it is
-/// static.
+/// Numbers that ended threads returned, and the lowest that no thread had. A mutex of std, because
+/// it is a static.
 static NUMBERS: std::sync::Mutex<(BTreeSet<usize>, usize)> =
     std::sync::Mutex::new((BTreeSet::new(), 0));
 
@@ -207,7 +207,7 @@ std::thread_local! {
 #[derive(Default)]
 pub struct Striped {
     stripes: Box<Stripes>,
-    /// Counts by threads that have returned their numbers: by destructors of thread locals.
+    /// Counts that destructors of thread locals add after their thread has returned its number.
     ending: AtomicU64,
 }
 
@@ -274,7 +274,7 @@ mod tests {
     use std::cell::RefCell;
 
     /// The story: a thread that ended took its stripe with it. Threads of a pool come and go, so
-    /// from the 65th on two living threads shared one, and took back counts of each other.
+    /// from the 65th on two living threads shared a stripe, and overwrote counts of each other.
     #[test]
     fn living_threads_share_no_stripe_however_many_have_ended() {
         let counter = Striped::default();

@@ -17,7 +17,7 @@ macro_rules! strategy {
             /// Their words on the command line, in the same order.
             pub const WORDS: &'static [&'static str] = &[$($word,)*];
 
-            /// The one at this place of [`Self::ALL`].
+            /// The value at this index of [`Self::ALL`].
             pub fn from_index(index: u8) -> Self {
                 Self::ALL[usize::from(index)]
             }
@@ -70,8 +70,8 @@ strategy! {
     Wait = "wait",
     /// Every write-out is of a copy, taken when it starts.
     Snapshot = "snapshot",
-    /// A writer that hits a block in flight gets a fresh frame and goes on; waits only when no
-    /// frame is free.
+    /// A writer that hits a block in flight gets a fresh frame and goes on. It waits only if no
+    /// frame can be had.
     Cow = "cow",
 }
 
@@ -82,7 +82,8 @@ strategy! {
     Auto = "auto",
     /// Always.
     On = "on",
-    /// Never, whatever the device asks for.
+    /// Never, whatever the device asks for. Files whose map keeps checksums are excepted: these
+    /// would not match.
     Off = "off",
 }
 
@@ -94,8 +95,8 @@ strategy! {
     /// They are cached for the time of the request and dropped behind it; writers start write-out
     /// themselves and wait for it.
     DropBehind = "dropbehind",
-    /// Straight to and from the caller where nothing is cached; windows of read-ahead and
-    /// write-behind otherwise.
+    /// Reads of absent blocks go straight into the caller's memory, with a window read ahead of a
+    /// stream. Writes are cached within a window, which the flusher writes out and drops.
     Ours = "ours",
 }
 
@@ -139,7 +140,7 @@ impl Strategies {
         StablePages::from_index(self.stable_pages.load(Ordering::Relaxed))
     }
 
-    /// Changes that from the next write on.
+    /// Changes this setting from the next write on.
     pub fn set_stable_pages(&self, to: StablePages) {
         self.stable_pages.store(to as u8, Ordering::Relaxed);
     }
@@ -167,7 +168,8 @@ mod tests {
         }
         let text = "sometimes".parse::<UncachedStrategy>().unwrap_err().to_string();
         assert!(text.contains("sometimes") && text.contains("dropbehind"), "{text}");
-        // A strategy of earlier versions: a line of fstab that names it learns what there is.
+        // Earlier, `private` was a strategy: the error for an fstab line that names it lists the
+        // others.
         let text = "private".parse::<UncachedStrategy>().unwrap_err().to_string();
         assert!(text.contains("private") && text.contains("ours"), "{text}");
     }

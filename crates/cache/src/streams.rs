@@ -1,6 +1,6 @@
 //! The sequential readers that advanced lately, for monitoring.
 //!
-//! Lock: one, a leaf. A task that records a stream does not wait for it.
+//! Lock: one, a leaf. A task that records a stream does not wait for the lock.
 
 use forebay_base::sync::Mutex;
 use forebay_base::world::Nanos;

@@ -179,7 +179,7 @@ impl Blocks {
         Self { start: self.start / per * per, end: self.end.next_multiple_of(per) }
     }
 
-    /// Those that are also in `other`.
+    /// The blocks that are also in `other`.
     pub fn within(self, other: Self) -> Self {
         let start = self.start.max(other.start);
         Self { start, end: self.end.min(other.end).max(start) }
@@ -357,7 +357,7 @@ impl Table {
         }
     }
 
-    /// Gives the lock back, one version on.
+    /// Releases the lock, and advances the version by one.
     #[inline]
     pub fn unlock(&self, slot: Slot) {
         let word = self.word(slot, LOCK);
@@ -398,8 +398,8 @@ impl Table {
         );
     }
 
-    /// Sets *referenced* bits without the lock. A holder that changes the word concurrently may
-    /// overwrite one, which is harmless.
+    /// Sets *referenced* bits without the lock. A holder of the lock that changes the word
+    /// concurrently may overwrite such a bit, which is harmless.
     #[inline]
     pub fn set_referenced(&self, slot: Slot, group: usize, mask: u64) {
         let word = self.word(slot, self.layout.state_word(State::Referenced, group));

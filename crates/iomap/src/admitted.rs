@@ -1,9 +1,10 @@
 //! Space for blocks about to become dirty: requested folio by folio, and, for bytes that a write
 //! adds, before the file grows.
 //!
-//! A write that fails for lack of space for the bytes it adds has not made the file longer; one
-//! that begins in a hole below the end may have. Space that the map admits counts there until the
-//! blocks are dirty, so no two writers are granted the same space.
+//! A write that lacks space for the bytes it adds fails before the file grows. A write that begins
+//! in a hole below the end may lack space for the hole only after the file has grown. The map
+//! counts the space that it admits until the blocks are dirty, so no two writers are granted the
+//! same space.
 //!
 //! No locks.
 
@@ -56,13 +57,13 @@ pub(crate) struct Admitted<'a> {
     ops: &'a dyn MapOps,
     bytes: u64,
     ahead: &'a Ahead<'a>,
-    /// Bytes in addition to these, out of the space that was admitted ahead.
+    /// Further bytes, whose space was admitted ahead ([`Ahead`]).
     from_ahead: u64,
 }
 
 impl Admitted<'_> {
-    /// The blocks are dirty: uses the space that was admitted ahead. Without this call it remains;
-    /// other bytes are reported to the map on drop in either case.
+    /// The blocks are dirty: uses up their space that was admitted ahead. Without this call that
+    /// space remains. The other bytes are reported to the map on drop in either case.
     pub fn arrived(self) {
         if self.from_ahead > 0 {
             self.ahead.used(self.from_ahead);
@@ -79,13 +80,13 @@ impl Drop for Admitted<'_> {
 }
 
 impl MappedFile {
-    /// For a write that adds nothing to the file.
+    /// The [`Ahead`] of a write that adds no bytes to the file.
     pub(crate) fn nothing_ahead(&self) -> Ahead<'_> {
         self.arriving(0)
     }
 
-    /// Space that the caller has been granted: reported as arrived on drop, when the blocks are
-    /// dirty.
+    /// Holds `bytes` of space that the map has granted. The caller drops it when the blocks are
+    /// dirty: the drop reports the bytes as arrived.
     pub(crate) fn arriving(&self, bytes: u64) -> Ahead<'_> {
         Ahead { ops: &*self.ops, from: u64::MAX, left: AtomicU64::new(bytes) }
     }
@@ -128,11 +129,11 @@ impl MappedFile {
         Ok(Admitted { ops: &*self.ops, bytes, ahead, from_ahead })
     }
 
-    /// Writes out dirty blocks as far as there is space for them; a sync reports an error. For
-    /// callers that need space, of any file. Waits for write-outs in progress, and for the tickets
-    /// of truncates and of writes past the cache. These hold their space already; they wait for the
-    /// device, for the map, and for private memory, never for a writer, a range or frames. The
-    /// caller must hold no ticket, range or permit.
+    /// Writes out the file's dirty blocks as far as the map has space for them, for a caller that
+    /// needs space in this or another file. The next sync reports errors. Waits for write-outs in
+    /// progress, and for the tickets of truncates and of writes past the cache. These have their
+    /// space already; they wait for the device, for the map, and for private memory, never for a
+    /// writer, a range or frames. The caller must hold no ticket, range or permit.
     pub async fn write_out_dirty(&self) {
         if self.held() > 0 || self.mapping.write_outs() > 0 {
             let pass = WriteOutPass::for_sync(0..u64::MAX >> 1);
@@ -158,8 +159,8 @@ impl MappedFile {
     }
 
     /// Makes space for `new` bytes that were refused with `error`: writes out the file's dirty
-    /// blocks, which may count twice until then, and whose old places become free. Fails only if
-    /// the map refuses again after that.
+    /// blocks. Until then a block may count twice, as dirty and at its old place. Fails only if the
+    /// map refuses again after that.
     pub(crate) async fn make_room(&self, error: Error, new: u64) -> Result<()> {
         self.write_out_dirty().await;
         self.ops.admit(new, self.held()).map_err(|_| error)?;

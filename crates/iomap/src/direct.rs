@@ -24,14 +24,14 @@ use std::sync::Arc;
 /// A run that is about to be written past the cache, with its places.
 struct Run {
     pub flight: InFlight,
-    /// Bytes of a unit of the map and the device.
+    /// Bytes: the larger of the map's unit and the device's logical block.
     unit: u64,
     sums: bool,
 }
 
 impl MappedFile {
     /// Checks the alignment of a direct request, which may end at the end of file. `Ok(true)`: not
-    /// aligned, and the caller takes `UNCACHED` instead.
+    /// aligned, but `FALLBACK` is set: the caller uses `UNCACHED` instead.
     pub(crate) fn check_direct(
         &self,
         op: &'static str,
@@ -80,8 +80,9 @@ impl MappedFile {
         self.check_direct("write directly", range, memory, size, flags)
     }
 
-    /// False, and nothing was written: the end of file has moved, and the request ends behind it,
-    /// or within a block that is not the last any more. The caller uses `UNCACHED` instead.
+    /// Returns false, and writes nothing, if the end of file has moved and the request now ends
+    /// behind it, or within a block that is not the last any more. The caller uses `UNCACHED`
+    /// instead.
     pub(crate) async fn write_direct(
         &self,
         range: &Range<u64>,
@@ -97,11 +98,11 @@ impl MappedFile {
             Counters::add(&self.cache.counters.direct_fallbacks, 1);
             return Ok(false);
         }
-        // The exclusive range, which is of whole blocks (bounds.E3).
+        // `held` has complete blocks (bounds.E3), so it may be larger than `range`.
         self.evict_for_direct(&held.range()).await?;
         Counters::add(&self.cache.counters.direct_write_bytes, range.end - range.start);
         let durable = flags.intersects(IoFlags::DSYNC | IoFlags::SYNC);
-        // In place FUA makes the write durable; a block that moved is found only after a commit.
+        // FUA makes a write in place durable. A block that moved is found only after a commit.
         let bio_flags = if durable { BioFlags::FUA | BioFlags::SYNC } else { BioFlags::SYNC };
         let run = self.reserve_run(range, held).await?;
         let flight = self.write_reserved(run, range, src, bio_flags).await?;
@@ -115,7 +116,8 @@ impl MappedFile {
         }
         if durable && !self.ops.fua_suffices() {
             self.publish_upto(range.end, src.blocking()).await?;
-            // As any flush: if it fails, it fails for all that was written before it.
+            // If this flush fails, all unflushed writes of the file may be lost, as after any
+            // failed flush.
             self.flush_on(src.blocking()).await?;
         }
         Ok(true)
@@ -215,8 +217,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Writes all pieces at once, each as one bio. `tail`: the last one is padded with zeros to a
-    /// multiple of this, if the file ends within it. The first byte of `src` belongs at `base`.
+    /// Writes all pieces at once, each as one bio. The last piece is padded with zeros to a
+    /// multiple of `tail`, if the file ends within it. The first byte of `src` belongs at `base`.
     async fn write_places(
         &self,
         flight: &Arc<InFlight>,
@@ -307,7 +309,8 @@ async fn write_parts(
     for piece in pieces {
         let data = buf.part((piece.offset - base) as usize, piece.len as usize);
         let (flight, place) = (flight.clone(), piece.clone());
-        // Dropped before the waiting task is woken: it takes the buffer back if no part is left.
+        // Drops the part before the waiting task is woken: that task can take the buffer back only
+        // when no part is left.
         let on_end = move |Completion { data, result }| {
             flight.wrote(&place, &result);
             drop((data, flight));

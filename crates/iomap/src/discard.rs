@@ -6,8 +6,8 @@ use std::ops::Range;
 
 impl MappedFile {
     /// Drops the blocks whose write-out has failed, so that the file shows the device's bytes
-    /// there. Returns the bytes dropped. Waits for blocks that are being retried, and keeps them if
-    /// that succeeds.
+    /// there. Returns the bytes dropped. Waits for blocks whose write-out is being retried, and
+    /// keeps them if it succeeds.
     pub async fn discard_failed(&self) -> u64 {
         let block = self.mapping.block_size();
         let mut dropped = 0;

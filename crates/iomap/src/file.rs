@@ -106,15 +106,14 @@ pub struct MappedFile {
     error_sink: Mutex<Option<ErrorSink>>,
     /// The size at the open, until the content of storage behind it is known to be zero.
     pub(crate) opened_end: AtomicU64,
-    /// The last truncation of bytes that a failed write left behind the visible size has failed,
-    /// too.
+    /// True if a failed write left bytes behind the visible size, and their truncation failed, too.
     pub(crate) uncut: AtomicBool,
 }
 
 /// Receives errors of a closing file that no opener has seen.
 pub type ErrorSink = Box<dyn FnOnce(Unreported) + Send>;
 
-/// What an object is opened as.
+/// The sizes and the mode of an object at its open.
 #[derive(Debug, Clone, Copy)]
 pub struct Geometry {
     /// Unit of state in the cache, a power of two, 512 to 4096 bytes, a multiple of the map's unit.
@@ -141,7 +140,8 @@ impl MappedFile {
     }
 
     /// Opens an object in `domain`. `resident`: the number of its mapping when it was last open;
-    /// folios cached under it are still its content. The block size must be the same.
+    /// folios cached under that number must still have its content. The block size must be the same
+    /// as then.
     pub fn open_in(
         cache: &Arc<PageCache>,
         domain: Arc<Domain>,
@@ -205,7 +205,7 @@ impl MappedFile {
     }
 
     /// Retains clean blocks in the cache after the close: the next opener passes the number of this
-    /// mapping.
+    /// mapping to [`MappedFile::open_in`].
     pub fn retain_folios(&self) {
         self.retains_folios.store(true, Ordering::Release);
     }
@@ -256,8 +256,8 @@ impl MappedFile {
         self.ops.device()
     }
 
-    /// Size in bytes, as readers see it: a write that makes the file longer moves it after its
-    /// bytes.
+    /// Size in bytes, as readers see it: a write that makes the file longer raises it once its
+    /// bytes are readable.
     #[inline]
     pub fn size(&self) -> u64 {
         self.mapping.bounds.visible()
@@ -364,7 +364,7 @@ impl Drop for MappedFile {
             mapping.domain.leave(mapping.id);
         }
         // The file has no owner that would write dirty blocks, and they must not fill the cache. So
-        // blocks in write-out are dropped when that ends, even if it fails.
+        // blocks in write-out are dropped when their write-out ends, even if it fails.
         mapping.die();
         let lost = mapping.dirty_bytes.load(Ordering::Relaxed);
         if lost > 0 {

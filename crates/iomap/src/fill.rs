@@ -30,7 +30,8 @@ const PREFETCH_FRAMES: usize = 128;
 pub(crate) struct FillMode {
     /// The blocks are dropped when they have been consumed.
     pub uncached: bool,
-    /// For an uncached request, whether the blocks stay or not: a new folio uses up no ghost.
+    /// The request is an uncached one, whether its blocks stay or not: a new folio uses up no
+    /// ghost.
     pub passing: bool,
     /// No reader waits: queued last at the device; stops at blocks that are held exclusively.
     pub background: bool,
@@ -42,7 +43,7 @@ pub(crate) struct FillMode {
 
 /// How planning went.
 pub(crate) enum Filling {
-    /// Under way, or nothing was missing; the slot gets the first error.
+    /// In progress, or nothing was missing. The [`FillError`] receives the first error.
     Started(FillError),
     /// No frames to be had without waiting.
     NoFrames,
@@ -69,7 +70,8 @@ impl FillError {
 struct Piece {
     index: u64,
     blocks: Blocks,
-    /// The size at the plan, under the folio lock: bytes behind it read as zeros (bounds.E6).
+    /// End of file, read under the folio lock when the fill was planned: bytes behind it read as
+    /// zeros (bounds.E6).
     read_to: u64,
 }
 
@@ -86,7 +88,8 @@ struct EndRead {
     unsummed: Option<Unsummed>,
 }
 
-/// What content without checksums is read from. A flush that fails meanwhile may have lost it.
+/// The map of content without checksums. A flush that fails during the read may have lost the
+/// content.
 #[derive(Clone)]
 struct Unsummed {
     ops: forebay_base::sync::Arc<dyn MapOps>,
@@ -219,8 +222,8 @@ impl MappedFile {
 
     /// Brings a range into the cache, as far as frames can be had without waiting; returns when the
     /// last reads are issued. Works in steps, yields between them, waits where the device's engine
-    /// is crowded, and has at most two in flight: a long range occupies neither an event loop nor
-    /// the device's queue.
+    /// is crowded, and has at most two steps in flight: a long range occupies neither an event loop
+    /// nor the device's queue.
     pub async fn prefetch(&self, offset: u64, len: u64) {
         let end = offset.saturating_add(len).min(self.size());
         let frames = self.cache.frames_per_operation().min(PREFETCH_FRAMES);
@@ -253,8 +256,8 @@ impl MappedFile {
 
     /// Fills a block whose range the caller holds exclusively, and waits for it: no other request
     /// drops the block meanwhile, only reclaim may. Waits for the device and the map, never for
-    /// memory, because other tasks may need the range to free some. False: memory is short. The
-    /// caller gives the range back and calls [`MappedFile::wait_memory`].
+    /// memory, because other tasks may need the range to free memory. False: memory is short. The
+    /// caller releases the range and calls [`MappedFile::wait_memory`].
     pub(crate) async fn fill_held<'a>(
         &'a self,
         index: u64,
@@ -329,8 +332,8 @@ impl MappedFile {
         Ok(planned)
     }
 
-    /// Frames that a fill may need: counted exactly for a range over several folios; within one
-    /// folio the most that it could be.
+    /// Frames that a fill may need: counted exactly in the cached folios of a range over several;
+    /// within one folio, or for an absent one, the most that they could be.
     fn frames_for(&self, range: &Range<u64>) -> usize {
         let mapping = &*self.mapping;
         let most = |part: &Range<u64>, index| {
@@ -360,7 +363,7 @@ impl MappedFile {
     }
 
     /// Turns planned pieces into bios: as few as the map, the device and the frames allow. Removes
-    /// from the plan what is in a bio.
+    /// each piece from the plan once its blocks are in bios.
     async fn build_reads(
         &self,
         planned: &mut VecDeque<Piece>,

@@ -26,7 +26,7 @@ pub struct FlushGroup {
 
 /// What a caller that wants a flush is to do.
 pub(crate) enum Turn {
-    /// It runs the flush of this number, and then calls [`FlushGroup::end`].
+    /// The caller runs the flush of this number, and then calls [`FlushGroup::end`].
     Run(u64),
     /// Nothing: a flush that began after the caller asked is over, with this result.
     Done(Result<()>),

@@ -93,7 +93,7 @@ impl MapOps for Identity {
     }
 
     fn sequence(&self) -> u64 {
-        // In place the device orders two writes, so no code compares their sequences.
+        // Two writes of a byte have the same place, so no code compares their sequences.
         0
     }
 
@@ -129,7 +129,8 @@ impl MapOps for Identity {
     }
 
     fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>> {
-        // One system call on this thread: no request of it is in a queue.
+        // One system call on this thread. No request waits in a queue, so `owned` is dropped at its
+        // end.
         Box::pin(async move {
             let done = self.device.truncate(size);
             drop(owned);

@@ -15,8 +15,8 @@
 //!
 //! Invariants: T1 while a request that changes the device may run, its range is held and its ticket
 //! counts. T2 taken blocks are dropped only if the operation declares itself done; otherwise they
-//! are dirty again. T3 they are given back before the ticket ends, and the ticket ends before the
-//! range is free.
+//! are dirty again. T3 taken blocks are given back before the ticket ends, and the ticket ends
+//! before the range is free.
 //!
 //! No locks of its own.
 
@@ -38,7 +38,8 @@ use std::ops::Range;
 pub(crate) struct InFlight {
     /// Dirty blocks that the operation replaces.
     pub replaced: Taken,
-    /// Dirty blocks that it keeps from write-out meanwhile: dirty again at its end in any case.
+    /// Dirty blocks that the operation keeps from write-out; they are dirty again at its end in any
+    /// case.
     pub kept_back: Taken,
     /// The places that the operation writes to.
     pub reservation: Option<Reservation>,
@@ -46,7 +47,8 @@ pub(crate) struct InFlight {
     pub permit: Option<OwnedPermit>,
     _ticket: Ticket,
     held: Held,
-    /// Failed flushes when the first request was about to be submitted; none: no request was.
+    /// Number of failed flushes just before the first request was submitted; `None`: no request
+    /// was.
     epoch: Option<Epoch>,
     is_done: AtomicBool,
     is_durable: AtomicBool,
@@ -80,7 +82,7 @@ impl InFlight {
         &self.held
     }
 
-    /// Requests are about to be submitted: from here on its bios own it, too.
+    /// Called just before requests are submitted: from here on its bios own the value, too.
     pub fn share(mut self) -> std::sync::Arc<Self> {
         self.epoch = Some(self.mapping.unflushed.epoch());
         std::sync::Arc::new(self)
@@ -122,9 +124,9 @@ impl Drop for InFlight {
         );
         let is_done = self.is_done.load(Ordering::Acquire);
         // The device has new bytes that no frame holds: if a flush fails from now on, or has failed
-        // since `epoch`, they cannot be written again. In place this holds after a failure, too,
-        // because the write may be partly done. A map that writes elsewhere publishes no place of a
-        // failed operation.
+        // since `epoch`, they cannot be written again. With a map that writes in place this holds
+        // after a failure, too: the write may be partly done. A map that writes elsewhere publishes
+        // no place of a failed operation.
         let may_have_changed = is_done || self.ops.fua_suffices();
         if let Some(epoch) = self.epoch
             && may_have_changed

@@ -1,6 +1,6 @@
 //! forebay-iomap: file range to storage. It answers reads and writes of any flag out of the page
-//! cache and the device, and asks the file's [`ops::MapOps`] only where bytes are: the loop is
-//! here, the answer above.
+//! cache and the device, and asks the file's [`ops::MapOps`] only where bytes are. The loop over a
+//! request is in this crate, the map's answer comes from a layer above.
 //!
 //! Reading order: [`ops`] (the contract: map, reserve, publish, abort), [`mod@file`] (one open
 //! object), `fill`, `read` and `pin` (in), `write`, `writeout` and `records` (out), `inflight`,

@@ -1,4 +1,5 @@
-//! What a task that may not wait has met: its caller waits for it, and tries again.
+//! Why a function that may not wait cannot go on: its caller waits until the obstacle is gone, and
+//! tries again.
 //!
 //! No locks.
 
@@ -16,13 +17,13 @@ pub(crate) enum Obstacle {
     Slots,
     /// Another task holds the range exclusively.
     Exclusive,
-    /// A fill of these blocks of the folio is on its way.
+    /// A fill of these blocks of the folio is in progress.
     Reading(Blocks),
-    /// The write hits blocks in write-out, which must not change, and is to wait for that.
+    /// The write hits blocks in write-out, which must not change, and has to wait for its end.
     Stable,
     /// A partly written block has to be read first.
     Fill(Range<u64>),
-    /// A truncate came before it: the file ends within the piece.
+    /// A truncate came before the write: the file ends within the piece to be written.
     Shrunk,
     /// The map has no space for the blocks that would become dirty.
     NoRoom(Error),

@@ -199,7 +199,7 @@ pub struct MapLimits {
     pub stable: StableWrites,
 }
 
-/// A value now, or later: mappings kept in memory answer without boxing.
+/// A value now, or later: a map that is kept in memory answers without boxing.
 pub enum MapFuture<'a, T> {
     /// The value; `None` after it was taken.
     Now(Option<T>),
@@ -228,12 +228,13 @@ pub trait MapOps: Send + Sync {
     /// The device that places refer to.
     fn device(&self) -> &DeviceRef;
 
-    /// The identity of the file, for monitoring of the cache: its owner, and its number there.
+    /// The identity of the file, for monitoring of the cache: its owner, and its number within that
+    /// owner.
     fn label(&self) -> forebay_cache::folio::Label {
         (0, 0)
     }
 
-    /// Units, sums, stable need. Read anew for each decision.
+    /// The current requirements. They may change, so each decision reads them again.
     fn limits(&self) -> MapLimits;
 
     /// [`MapLimits::unit`].
@@ -245,22 +246,22 @@ pub trait MapOps: Send + Sync {
     /// unit, or at the end of `range`.
     fn map(&self, range: Range<u64>) -> MapFuture<'_, Result<Extent>>;
 
-    /// `new` bytes are about to become dirty in addition to `dirty` bytes: `NoSpace` if they could
-    /// not all be written. The dirty bytes themselves are the grant (see the module), so there is
-    /// nothing to give back. The caller reports admitted bytes that became dirty by
+    /// `new` bytes are about to become dirty in addition to `dirty` bytes: `NoSpace` if there would
+    /// be no space to write all of them. The dirty bytes themselves are the grant (see the module),
+    /// so there is nothing to give back. The caller reports admitted bytes that became dirty by
     /// [`MapOps::arrived`].
     fn admit(&self, _new: u64, _dirty: u64) -> Result<()> {
         Ok(())
     }
 
-    /// [`MapOps::admit`] for blocks of `range`: where the file has them already, overwriting makes
-    /// their old places free.
+    /// [`MapOps::admit`] for blocks of `range`: where the file has places for them already,
+    /// overwriting makes these free.
     fn admit_within(&self, new: u64, dirty: u64, _range: &Range<u64>) -> Result<()> {
         self.admit(new, dirty)
     }
 
     /// Blocks of `range` were refused, and the file's dirty blocks are written out: makes space for
-    /// them. False if that is not possible.
+    /// `range`. False if that is not possible.
     fn make_room(&self, _range: Range<u64>) -> BoxFuture<'_, bool> {
         Box::pin(std::future::ready(false))
     }
@@ -271,20 +272,21 @@ pub trait MapOps: Send + Sync {
         Ok(())
     }
 
-    /// So many bytes that were admitted are counted as dirty now, or are not written after all.
+    /// This number of admitted bytes counts as dirty now, or will not be written after all.
     fn arrived(&self, _bytes: u64) {}
 
-    /// Reserves space for runs of the file, whole units. Waits for it before any block is captured
-    /// (O6). Where little space becomes free at a time, the reservation may cover only the first
-    /// runs. Errors: `NoSpace`.
+    /// Reserves space for runs of the file, in complete units. Waits for space before any block is
+    /// captured (O6). Where little space becomes free at a time, the reservation may cover only the
+    /// first runs. Errors: `NoSpace`.
     fn reserve(&self, runs: &[Range<u64>], class: Class) -> MapFuture<'_, Result<Reservation>>;
 
     /// An uncached buffered write is about to dirty this range: a map that allocates in advance
     /// does it now, so that places are ready at write-out. A hint, never waits.
     fn announce(&self, _range: &Range<u64>) {}
 
-    /// [`MapOps::reserve`] for a map that neither waits nor loads anything: at once, in `places`,
-    /// an empty list that it takes. `None` if this map, or this request, has to wait.
+    /// [`MapOps::reserve`] for a map that neither waits nor loads anything: answers at once, and
+    /// takes `places`, an empty list, for its result. `None` if this map, or this request, has to
+    /// wait.
     fn try_reserve(
         &self,
         _runs: &[Range<u64>],
@@ -298,8 +300,8 @@ pub trait MapOps: Send + Sync {
     fn sequence(&self) -> u64;
 
     /// The pieces are written: readers find them there from now on, unless a later sequence was
-    /// published for part of them (O2). `size`: the size that may be made recoverable (O5). In
-    /// memory, cannot fail, may run in a device's completion.
+    /// published for part of them (O2). `size`: the size that may be made recoverable (O5). Changes
+    /// only memory, cannot fail, may run in a device's completion.
     fn publish(&self, reservation: &Reservation, written: &[Written], size: u64);
 
     /// A write to a place of a reservation, or to a part of it, failed, and not for lack of space
@@ -338,9 +340,9 @@ pub trait MapOps: Send + Sync {
     }
 
     /// Makes a run read as zeros and frees its space unless `keep_allocated`. The run is a multiple
-    /// of the unit except at the end of file; the caller holds it exclusively. Takes a sequence.
-    /// Each bio that changes the device keeps `owned`. A map that changes only memory does so in
-    /// one step; the task may be dropped before or after it.
+    /// of the unit except at the end of file; the caller holds it exclusively. Draws a sequence
+    /// (O1). Each bio that changes the device keeps `owned`. A map that changes only memory does so
+    /// in one step; the task may be dropped before or after it.
     fn zero(
         &self,
         range: Range<u64>,
@@ -361,20 +363,20 @@ pub trait MapOps: Send + Sync {
 
     /// Truncates the file to `size`, below its current size. The caller holds all of it
     /// exclusively, from the block of `size` on, and writes that block again if `size` lies within
-    /// it. Takes a sequence. `owned` as for [`MapOps::zero`].
+    /// it. Draws a sequence (O1). `owned` as for [`MapOps::zero`].
     fn truncate(&self, size: u64, owned: BioOwned) -> BoxFuture<'_, Result<()>>;
 
     /// Whether `zero` is faster than writing zeros, and whether it gives space back.
     fn can_zero(&self) -> (bool, bool);
 
     /// The map of a range: runs in order from its start on, at most `max` (1 or more) and perhaps
-    /// fewer, so that no call takes long. Another thread makes blocking calls.
+    /// fewer, so that no call takes long. Calls that block run on another thread.
     fn extents(&self, range: Range<u64>, max: usize) -> BoxFuture<'_, Result<MapRuns>>;
 }
 
 /// The size that may be published now: up to the lowest block that is dirty or in write-out, beyond
-/// the published size. During a write-out that is where it began: a sync publishes the rest. The
-/// guard is held until the size is published:
+/// the published size. During a write-out that is the first block of it: a sync publishes the rest.
+/// The guard is held until the size is published:
 /// [`Bounds::uncut`](forebay_cache::bounds::Bounds::uncut).
 pub(crate) fn publishable_size(cache: &PageCache, mapping: &Mapping, ops: &dyn MapOps) -> u64 {
     // The size is read first: all blocks below it were dirty before it was shown, so each is found

@@ -51,7 +51,7 @@ impl Passing {
     }
 
     /// Blocks of the folio have been copied out: ages, keeps or drops them. `same`: the read begins
-    /// within a block, which the read before has touched: one touch for both.
+    /// within a block, which the previous read has touched: both count as one touch.
     pub fn read(self, folio: &FolioWrite<'_>, blocks: Blocks, same: bool) {
         match self {
             Self::Cached => {

@@ -38,7 +38,7 @@ pub struct PinRequest {
 enum Obstacle {
     /// Some blocks are not there.
     Absent,
-    /// A fill of these blocks goes to the frames.
+    /// These blocks are being read into their frames.
     Reading(Blocks),
     /// This range is held exclusively.
     Exclusive(Range<u64>),
@@ -97,7 +97,7 @@ impl MappedFile {
         Some(pinned)
     }
 
-    /// As `pin_cached`, for a range of several folios. One that is only partly cached touches
+    /// As `pin_cached`, for a range of several folios. A range that is only partly cached touches
     /// nothing, because the slow path pins all of it: one pin is one touch.
     #[inline(never)]
     fn pin_cached_folios(

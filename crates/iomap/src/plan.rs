@@ -44,7 +44,7 @@ impl Drop for PlanInUse<'_> {
 }
 
 impl MappedFile {
-    /// A plan for a pass: kept lists, or new ones.
+    /// A plan for a pass, with lists kept for reuse, or new ones.
     pub(crate) fn plan(&self) -> PlanInUse<'_> {
         let kept = self.records.0.lock().plans.pop();
         let mut plan = kept.unwrap_or_default();
@@ -52,7 +52,7 @@ impl MappedFile {
         PlanInUse { plan, file: self }
     }
 
-    /// Makes bios of the captured blocks, which go to places of `reservation`; returns the bytes.
+    /// Makes bios of the captured blocks, which go to places of `reservation`; returns their bytes.
     pub(crate) fn fill_record(
         &self,
         plan: &mut Plan,
@@ -65,7 +65,8 @@ impl MappedFile {
         debug_assert!(work.owner.is_none(), "P1: a kept record is empty");
         self.cache.count_record(&mut work.counted, 0);
         if plan.places.capacity() == 0 {
-            // The list is in the reservation now: takes the one that the record has kept.
+            // The reservation has taken the list of places: the plan takes the one that the record
+            // has kept.
             std::mem::swap(&mut plan.places, &mut work.places);
         }
         let bytes = work.take_pieces(self, &mut plan.captured);
@@ -122,7 +123,7 @@ impl Work {
         (bio.pieces, bio.start, bio.end) = (pieces, start, start);
         match std::sync::Arc::get_mut(&mut bio.frames) {
             Some(frames) => frames.clear(),
-            // A lower layer has kept the list of an ended bio (records.P3).
+            // A lower layer still has the list of an ended bio (records.P3).
             None => bio.frames = std::sync::Arc::new(FrameList::new(file.cache.arena())),
         }
         self.used += 1;

@@ -8,8 +8,8 @@ use forebay_base::{Error, ErrorKind, Result};
 use forebay_cache::errseq::Cursor;
 use forebay_cache::writeback::WriteOutPass;
 
-/// A sync gives up after so many rounds, if a concurrent writer dirties the same unpublished block
-/// each time.
+/// A sync gives up after this many rounds, if a concurrent writer dirties the same unpublished
+/// block each time.
 const PUBLISH_TRIES: usize = 64;
 
 impl MappedFile {
@@ -49,7 +49,7 @@ impl MappedFile {
     }
 
     /// Why a write-out failed since the caller sampled `errseq`. An earlier failure does not count:
-    /// the host may lack space by now, or have some.
+    /// whether the host lacks space may have changed since.
     pub(crate) fn failure_since(&self, entered: Cursor) -> ErrorKind {
         self.mapping.errseq.error_since(entered).map_or(ErrorKind::Io, |error| error.kind())
     }

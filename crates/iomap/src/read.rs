@@ -1,4 +1,4 @@
-//! Reads: out of the cache if it is there, through the cache, or past it.
+//! Reads: out of the cache where the range is cached, else through the cache, or past it.
 
 use crate::file::{Handle, MappedFile, Target};
 use crate::fill::{FillError, FillMode, Filling, corrupt};
@@ -46,10 +46,11 @@ impl MappedFile {
             let cuts = self.mapping.bounds.cuts();
             let range = self.check_read(offset, len, flags)?;
             self.read_range(handle, &range, &mut dst, flags, direct).await?;
-            // After a truncate the read has zeros behind the new end: these do not count.
+            // After a truncate the read has zeros behind the new end, which are not returned.
             let end = range.end.min(self.size()).max(range.start);
-            // The count is read after the size. If a write has made the file longer again, such
-            // zeros may lie below its end: the read repeats. Each repeat means another truncate.
+            // The count of truncates is read after the size. If a write has made the file longer
+            // again, such zeros may lie below its end: the read repeats. Each repeat means another
+            // truncate.
             if self.mapping.bounds.cuts() == cuts {
                 break (end - range.start) as usize;
             }
@@ -190,8 +191,8 @@ impl MappedFile {
         }
     }
 
-    /// Copies a piece of one folio once it is cached; reads it past the cache if it is evicted
-    /// again each time.
+    /// Copies a piece of one folio once it is cached; reads past the cache if its blocks are
+    /// evicted again each time, or there are no frames.
     async fn copy_piece(
         &self,
         index: u64,
@@ -237,7 +238,7 @@ impl MappedFile {
                 break;
             }
         }
-        // No frames, or it was evicted each time: past the cache then.
+        // No frames, or the blocks were evicted each time: reads past the cache.
         self.read_around(&piece, base, dst).await
     }
 
@@ -285,7 +286,7 @@ impl MappedFile {
         }
     }
 
-    /// Past the cache, but coherent: cached blocks are served from there and keep their age
+    /// Reads past the cache, but coherently: cached blocks are copied out and keep their age
     /// (lineage.U1), blocks of an uncached window are dropped when consumed (lineage.U2). The rest
     /// is read from the device and not cached. Hits and misses are decided block by block
     /// (lineage.U3).
@@ -316,7 +317,7 @@ impl MappedFile {
     }
 
     /// The longest run from `range.start` on, within one folio, that is all cached or all absent;
-    /// waits for blocks that are on their way.
+    /// waits while its first block is being read.
     async fn next_run(&self, index: u64, range: Range<u64>) -> (Range<u64>, bool) {
         let mapping = &*self.mapping;
         let blocks = mapping.blocks_touched(index, &range);
@@ -379,7 +380,7 @@ impl MappedFile {
         while at < run.end {
             let limits = self.ops.limits();
             let device_block = u64::from(self.device().limits().logical_block);
-            // Sums are of whole units.
+            // A checksum covers a complete unit.
             let unit = if limits.sums { u64::from(limits.unit) } else { device_block };
             let start = round_down(at, unit);
             let longest = u64::from(self.device().limits().max_transfer);
@@ -421,7 +422,8 @@ impl MappedFile {
                     }
                     done?;
                     if !limits.sums && self.ops.flush_failures() != failures {
-                        // The flush may have lost what was read: the map knows.
+                        // A failed flush may have lost what was read: asks the map again, which
+                        // knows.
                         continue;
                     }
                 }
@@ -433,8 +435,8 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Whether the read of `into`, from `skip` bytes into a unit on, needs private memory without a
-    /// permit: the device cannot borrow the caller's memory for it.
+    /// Whether the read of `into`, which begins `skip` bytes within a unit, needs a permit for
+    /// private memory: the device cannot borrow the caller's memory for it.
     fn needs_permit(
         &self,
         skip: u64,

@@ -71,8 +71,8 @@ impl MappedFile {
         Some(u64::from(blocks.len()))
     }
 
-    /// As `copy_cached`, without touching the blocks. Returns the folio and the blocks. Not shared
-    /// with it, because the hit path has then two instructions more.
+    /// As `copy_cached`, without touching the blocks. Returns the folio and the blocks. It shares
+    /// no code with `copy_cached`, because that would cost the hit path two instructions.
     fn copy_untouched(
         &self,
         index: u64,
@@ -85,7 +85,7 @@ impl MappedFile {
         (folio.is_hit(blocks) && folio.copy_out(dst)).then_some((folio, blocks))
     }
 
-    /// As `copy_cached`, for a range of several folios. One that is only partly cached touches
+    /// As `copy_cached`, for a range of several folios. A range that is only partly cached touches
     /// nothing, because the slow path reads all of it: one read is one touch.
     #[inline(never)]
     fn copy_cached_folios(&self, range: Range<u64>, dst: &mut [u8], is_touch: bool) -> Option<u64> {
@@ -93,8 +93,8 @@ impl MappedFile {
         if range.end - start > mapping.folio_size() && !self.all_hit(&range) {
             return None;
         }
-        // Each folio is touched when the next one was copied: a range without the check above has
-        // two.
+        // Touches each folio only when the next one was copied: a range that skipped the check
+        // above has at most two folios, so a miss in the second touches neither.
         let (mut blocks_hit, mut before) = (0, None::<(FolioRead<'_>, Blocks, bool)>);
         let touch = |copied: Option<(FolioRead<'_>, Blocks, bool)>| {
             if let Some((folio, blocks, is_same)) = copied.filter(|_| is_touch) {
@@ -120,13 +120,13 @@ impl MappedFile {
         flags: IoFlags,
     ) -> Result<usize> {
         let block = || Err(Error::new(ErrorKind::WouldBlock, "read", "not all of it is cached"));
-        // Once more, because the first try may have asked for readahead only.
+        // Tries twice, because the first try may have failed only because readahead was due.
         let first = self.try_read(handle, offset, dst, flags);
         let done = first.or_else(|| self.try_read(handle, offset, dst, flags));
         done.or_else(|| self.read_uncached_now(offset, dst, flags)).unwrap_or_else(block)
     }
 
-    /// Serves a range that is all there, some of it brought in by uncached requests.
+    /// Serves a range that is fully cached, in part by blocks that uncached requests brought in.
     fn read_uncached_now(
         &self,
         offset: u64,
@@ -138,7 +138,7 @@ impl MappedFile {
         let range = self.check_read(offset, dst.len(), flags).ok()?;
         for (index, piece) in self.pieces(range.clone()) {
             let into = (piece.start - range.start) as usize..(piece.end - range.start) as usize;
-            // Not under the lock of the folio.
+            // Before the folio is locked: a page fault may wait long.
             fault_in_for_writing(&mut dst[into.clone()]);
             let folio = self.cache.lock_folio(mapping, index)?;
             let blocks = mapping.blocks_touched(index, &piece);

@@ -20,8 +20,9 @@
 //! the cache's limit; a record in use is never refused. records.P3 the lists of frames of a record
 //! change only while no bio has them.
 //!
-//! Locks: completions take a record's shared, the task that fills or empties it exclusively: never
-//! both at a time, so neither waits. The lock of the kept ones is a leaf.
+//! Locks: a completion takes a record's lock shared; the task that fills or empties the record
+//! takes it exclusively, and never while bios can complete, so neither waits. The lock of
+//! [`Records`] is a leaf.
 
 use crate::ops::publishable_size;
 use crate::ops::{MapOps, Place, Reservation, Written, is_bad};
@@ -79,7 +80,7 @@ pub(crate) struct Plan {
     pub bios: Vec<Bio>,
     /// Memory for the next places, empty.
     pub places: Vec<Place>,
-    /// Bytes that it is counted with while it is kept.
+    /// Its bytes in the count of kept memory; 0 while it is in use.
     pub counted: u64,
 }
 
@@ -133,7 +134,7 @@ pub(crate) struct Owner {
     pub records: std::sync::Arc<Records>,
 }
 
-/// One bio: its pieces, by number, and where it goes, bytes on the device.
+/// One bio: the numbers of its pieces, and its range on the device, bytes.
 pub(crate) struct Part {
     pub pieces: Range<usize>,
     pub start: u64,
@@ -154,7 +155,7 @@ pub(crate) struct Work {
     /// Memory for the next use, empty.
     pub sums: Vec<Vec<u32>>,
     pub places: Vec<Place>,
-    /// Bytes that it is counted with while it is kept.
+    /// Its bytes in the count of kept memory; 0 while it is in use.
     pub counted: u64,
 }
 
@@ -196,9 +197,9 @@ impl Work {
             }
             Err(error) => {
                 log::warn!("write-out failed: {error}");
-                // The error first: a writer that is refused because of it reports it. Blocks are
-                // dirty again before the places are returned, because space is counted by dirty
-                // blocks.
+                // Sets the error first: a writer that is refused because of the failure reports it.
+                // Blocks are dirty again before the places are returned, because space is counted
+                // by dirty blocks.
                 mapping.errseq.set(error);
                 for written in self.written[range].iter().filter(|_| is_bad) {
                     ops.write_failed(&written.place);

@@ -25,9 +25,9 @@ pub(crate) struct Placed<'a> {
     pub ahead: Option<Ahead<'a>>,
 }
 
-/// A write that makes the file longer, before its bytes are there: readers do not see them, and no
-/// other write is placed behind them (bounds.E7). Dropped, it leaves bytes behind the visible size
-/// that the next [`Resize`] truncates.
+/// A write that makes the file longer, before its bytes are written: readers do not see them, and
+/// no other write is placed behind them (bounds.E7). Dropped, it leaves bytes behind the visible
+/// size that the next [`Resize`] truncates.
 pub(crate) struct Growth<'a> {
     file: &'a MappedFile,
     resize: Resize<'a>,
@@ -35,12 +35,12 @@ pub(crate) struct Growth<'a> {
 }
 
 impl Growth<'_> {
-    /// The bytes are there: readers see them.
+    /// The bytes are written: readers see them from now on.
     pub fn done(self) {
         self.resize.show(self.to);
     }
 
-    /// The write has failed: the file ends where it did.
+    /// The write has failed: the file ends where it did before the write.
     pub async fn undo(self) {
         let (bounds, name) = (&self.file.mapping.bounds, self.file.device().name());
         if let Err(error) = self.file.shrink(&self.resize, bounds.visible()).await {
@@ -50,7 +50,7 @@ impl Growth<'_> {
     }
 }
 
-/// The resources that a write holds after a truncate overtook it, until its bytes are there.
+/// The resources that a write holds after a truncate overtook it, until its bytes are written.
 pub(crate) struct Again<'a> {
     pub growth: Growth<'a>,
     /// `None`: the space that it got before suffices.
@@ -96,9 +96,9 @@ impl MappedFile {
     }
 
     /// For a sync: truncates bytes that a failed or dropped write left behind the visible size.
-    /// Does nothing while another task has the [`Resize`]: that one truncates first. The sync
-    /// reports a failure only for an object below that is longer than the file then, and fails
-    /// until a truncation succeeds. A map with a size of its own publishes the visible one.
+    /// Does nothing while another task has the [`Resize`]: that task truncates first. A map with a
+    /// size of its own publishes the visible size, so a failure does no harm. Otherwise the object
+    /// below stays longer than the file: each sync reports that until a truncation succeeds.
     pub(crate) async fn cut_hidden_now(&self) {
         if self.mapping.bounds.has_hidden_bytes()
             && let Some(resize) = self.mapping.bounds.try_resize()
@@ -111,9 +111,9 @@ impl MappedFile {
         }
     }
 
-    /// The range that a write goes to. If that lies beyond the end, cache and storage are made
-    /// longer, and no other write does so until this one has its bytes there: two appends never
-    /// overlap, and no write lies behind bytes that another one fails to write.
+    /// The range that a write goes to. If that lies beyond the end, makes cache and storage longer.
+    /// No other write does so until the bytes of this write are there: two appends never overlap,
+    /// and no write lies behind bytes that another one fails to write.
     pub(crate) async fn place_write(
         &self,
         offset: u64,
@@ -201,7 +201,7 @@ impl MappedFile {
         }
     }
 
-    /// Moves the size, which no write has hidden bytes behind, up to `to`.
+    /// Moves the size up to `to`. No hidden bytes lie behind the size.
     async fn lengthen(&self, resize: &Resize<'_>, to: u64) -> Result<()> {
         let size = self.size();
         if to == size {
@@ -233,10 +233,11 @@ impl MappedFile {
         Ok(())
     }
 
-    /// A map with a size of its own may have found the file after a crash. Then its size may have
-    /// been made recoverable before the truncated bytes were zeroed, or before that of mapped
-    /// blocks behind it. Both would show as soon as the file grows. So before its first growth
-    /// storage is made to hold zeros there (bounds.E1).
+    /// A map with a size of its own may have recovered the file after a crash. The size may come
+    /// from a truncate whose zeros behind the new end were not written yet. Or blocks behind the
+    /// size are mapped, because a larger size was not recoverable yet. These bytes would show as
+    /// soon as the file grows. So before its first growth storage is made to hold zeros there
+    /// (bounds.E1).
     async fn clean_end(&self, resize: &Resize<'_>, size: u64) -> Result<()> {
         if self.ops.published_size().is_none() {
             return Ok(());
@@ -301,7 +302,8 @@ impl MappedFile {
                 if let Some(folio) = self.lock_idle(index, blocks).await
                     && folio.all(State::Uptodate, blocks)
                 {
-                    // Its bytes may change from here on, and no new pin is taken of it (pin.P6).
+                    // The block's bytes may change from here on, and no reader pins it anew
+                    // (pin.P6).
                     if folio.frames_pinned(blocks) > pool.len() {
                         drop(folio);
                         match self.cache.take_frames(1) {
@@ -319,8 +321,8 @@ impl MappedFile {
                     break;
                 }
             }
-            // Ends its ticket, for which a sync waits, and frees the range, which a task that frees
-            // memory may need.
+            // Ends the ticket of `flight`, for which a sync waits, and releases the range, which a
+            // task that frees memory may need.
             drop(flight);
             self.wait_memory(&mut pool).await;
         }
@@ -365,15 +367,16 @@ impl MappedFile {
         self.opened_end.store(u64::MAX, Ordering::Relaxed);
         if to == visible && !self.ops.fua_suffices() {
             // Only bytes that were never accepted are gone, and the map has published none of them:
-            // no flush answers for that.
+            // no flush has to cover the truncation.
             flight.durable();
         }
         flight.done();
         Ok(())
     }
 
-    /// Holds all blocks from that of the new end on. If the end lies within it, that block is
-    /// cached, dirty and kept from write-out: its tail is zeroed there and written (bounds.E1).
+    /// Holds all blocks from that of the new end on. If the new end lies within a block, that block
+    /// is cached, dirty and kept from write-out: its tail is zeroed in the cache and then written
+    /// (bounds.E1).
     async fn hold_cut(&self, to: u64, first: u64) -> Result<InFlight> {
         let mapping = &*self.mapping;
         let all = first..u64::MAX >> 1;

@@ -1,7 +1,7 @@
-//! Where data and holes begin: the map's extents, and dirty blocks in the cache that are not in it
-//! yet.
+//! Where data and holes begin: by the map's extents, and by dirty blocks in the cache, which the
+//! map may not have yet.
 //!
-//! Nothing is written out for it. The cache is searched before the map: a block that is written out
+//! A search writes nothing out. It examines the cache before the map: a block that is written out
 //! meanwhile is found in both, not in neither.
 //!
 //! No locks of its own; each folio's in turn.
@@ -11,12 +11,12 @@ use forebay_base::Result;
 use forebay_cache::State;
 use std::ops::Range;
 
-/// How far a search for a hole looks at the cache ahead of the map, bytes.
+/// A search for a hole examines the cache for this many bytes, then the map for them.
 const WINDOW_BYTES: u64 = 4 << 20;
 
 impl MappedFile {
-    /// Runs of `range`, in order, that are dirty or in write-out. Stops after the folio in which
-    /// there are `max`.
+    /// Runs of `range`, in order, that are dirty or in write-out. Stops after the folio with which
+    /// `max` runs are found.
     fn unwritten(&self, range: &Range<u64>, max: usize) -> Vec<Range<u64>> {
         let mut found: Vec<Range<u64>> = Vec::new();
         let first = self.cache.lowest_unwritten(&self.mapping, range.start);
@@ -54,7 +54,7 @@ impl MappedFile {
         Ok(dirty)
     }
 
-    /// The first byte of `range` that is in a hole; its end, if nothing is.
+    /// The first byte of `range` that is in a hole; the end of `range`, if none is.
     pub async fn next_hole(&self, range: Range<u64>) -> Result<u64> {
         let mut at = range.start;
         while at < range.end {

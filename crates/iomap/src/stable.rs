@@ -25,12 +25,13 @@ pub(crate) struct Fresh {
     pub frames: usize,
     /// How many of these are for blocks in flight.
     hits: usize,
-    /// Bytes in flight must not change: also those of a frame whose pins end meanwhile.
+    /// Bytes in flight must not change: their frames are replaced even if the pins on them end
+    /// meanwhile.
     pub stable: bool,
 }
 
 impl Fresh {
-    /// What stands in the way of a write that lacks them, and `missing` others.
+    /// The obstacle of a write that lacks these frames, and `missing` others.
     pub fn obstacle(self, missing: usize) -> Obstacle {
         let count = missing + self.frames;
         if self.hits > 0 { Obstacle::Fresh(count) } else { Obstacle::Frames(count) }
@@ -73,8 +74,8 @@ impl MappedFile {
     }
 
     /// Returns the frames that a write to `blocks` needs in addition to the missing ones, because
-    /// readers have pinned its frames or it hits blocks in flight. An obstacle: it has to wait, for
-    /// the write-out or for a fill, never for a pin. `writing`: some blocks are in write-out.
+    /// readers have pinned its frames or it hits blocks in flight. `Err`: the write has to wait,
+    /// for the write-out or for a fill, never for a pin. `writing`: some blocks are in write-out.
     #[inline]
     pub(crate) fn resolve_hits(
         &self,
@@ -137,8 +138,8 @@ impl MappedFile {
         self.wait_stable(index, blocks).await;
     }
 
-    /// Replaces a piece just taken for write-out, its folio still locked, by a copy, if that is the
-    /// strategy and the device needs it.
+    /// Replaces a piece just taken for write-out, its folio still locked, by a copy, if the
+    /// strategy is `snapshot` and the file needs stable bytes.
     pub(crate) fn snapshot(&self, folio: &FolioWrite<'_>, piece: &mut WritePiece) {
         let wanted = self.cache.strategies.stable() == StableStrategy::Snapshot;
         if wanted && self.stable_need().required {

@@ -72,7 +72,7 @@ impl Running {
         if done.is_ok() {
             file.mapping.domain.note_flushed();
         }
-        // A full host refuses the flush of each file, again and again.
+        // A host without space refuses the flush of each file, again and again: warns once.
         let is_first_report = !keeps || file.mapping.domain.note_refused();
         if keeps {
             let pinned = covered.pinned.total() > 0;
@@ -150,15 +150,15 @@ impl Future for Carried<'_> {
 impl Drop for Carried<'_> {
     fn drop(&mut self) {
         if let Some(flush) = self.flush.take() {
-            // The error sequence keeps its error.
+            // No task waits for the result; the error sequence keeps an error.
             self.world.spawn("forebay-iomap flush", Box::pin(async move { drop(flush.await) }));
         }
     }
 }
 
 impl MappedFile {
-    /// Makes all that was written before this call durable. Every opener of the time sees a
-    /// write-back error once; while an accepted byte is not durable no call returns `Ok`.
+    /// Makes all that was written before this call durable. Each handle that was open at a
+    /// write-back error sees it once. While an accepted byte is not durable no call returns `Ok`.
     pub async fn sync(&self, handle: &Handle) -> Result<()> {
         self.sync_range(handle, 0..u64::MAX >> 1, false).await
     }
@@ -216,8 +216,8 @@ impl MappedFile {
 
     /// Issues a pass of a sync, and waits until its blocks are written or have failed. Blocks that
     /// a truncate or a trim has taken may be dirty again when it ends. With folios written as a
-    /// whole, another pass may have taken a folio when its turn comes. In both cases the sync looks
-    /// again.
+    /// whole, another pass may have taken a folio when its turn comes. In both cases the sync runs
+    /// another pass.
     pub(crate) async fn write_out_all(&self, pass: &WriteOutPass, here: bool) {
         loop {
             let leftovers = self.mapping.leftovers();
@@ -229,7 +229,7 @@ impl MappedFile {
         }
     }
 
-    /// The errors that this opener has not seen, then what still stands in the way of durability.
+    /// Reports an error that this opener has not seen, else whatever still prevents durability.
     fn check_failed(&self, range: &Range<u64>, handle: Option<&Handle>) -> Result<()> {
         let errseq = &self.mapping.errseq;
         let unseen = handle.and_then(|h| errseq.check_and_advance(&mut h.cursor.lock()));
@@ -276,8 +276,9 @@ impl MappedFile {
     }
 
     /// Blocks that failed flushes of other files of the device may have lost become dirty again, as
-    /// at the end of the file's own flush; the next sync of the file reports it. For callers that
-    /// need them written before that. An error: some blocks are not kept any more.
+    /// at the end of the file's own flush. For callers that need the blocks written before the next
+    /// sync of the file, which reports the failure. An error: some blocks are not in the cache any
+    /// more.
     pub fn take_back_lost(&self) -> Result<()> {
         let lost = self.mapping.unflushed.take_lost();
         if !lost.is_empty() {
@@ -344,7 +345,7 @@ impl MappedFile {
             let numbers = part.start / block..part.end / block;
             free.clear();
             free.insert(numbers.clone());
-            // Written again while the flush ran: kept for the next one.
+            // Blocks written again while the flush ran are kept for the next flush.
             for again in self.mapping.unflushed.pinned_within(numbers) {
                 free.remove(again);
             }

@@ -20,8 +20,8 @@ impl Taken {
         self.0.is_empty()
     }
 
-    /// Takes the dirty ones of the blocks, none of which is in write-out, and those kept for the
-    /// next flush.
+    /// Takes those of the blocks that are dirty, none of which is in write-out, and those kept for
+    /// the next flush.
     pub fn take(&mut self, folio: &FolioWrite<'_>, blocks: Blocks) {
         folio.begin_write(blocks, DirtyTracking::Block, &mut self.0);
         let kept = folio.runs(blocks, |table, slot, group| {

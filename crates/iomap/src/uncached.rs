@@ -1,5 +1,4 @@
-//! Uncached requests, with the three strategies that can be chosen
-//! ([`UncachedStrategy`](forebay_cache::strategy::UncachedStrategy)).
+//! Uncached requests, with the three strategies that can be chosen ([`UncachedStrategy`]).
 //!
 //! How each treats blocks that are not cached, when they are read; when they are written:
 //! - `noaccess`: cached, with readahead, and not touched; cached and not touched.
@@ -24,7 +23,7 @@ use forebay_cache::strategy::UncachedStrategy;
 use forebay_cache::writeback::WriteOutPass;
 use std::ops::Range;
 
-/// Drops what a request has brought in when it ends, however it ends.
+/// Drops the blocks that a request has brought in when it ends, also by an error or a drop.
 struct Behind<'a>(&'a MappedFile, Range<u64>);
 
 impl Drop for Behind<'_> {
@@ -71,7 +70,8 @@ impl MappedFile {
         src: &Source<'_>,
         ahead: &Ahead<'_>,
     ) -> Result<()> {
-        // So that the map finds places at write time, a window at a time (lineage.X6).
+        // A hint: a map that allocates in advance reserves places now, a window at a time
+        // (lineage.X6).
         self.ops.announce(range);
         match self.cache.strategies.uncached() {
             UncachedStrategy::NoAccess => {

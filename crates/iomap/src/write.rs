@@ -27,16 +27,16 @@ enum Put {
 /// What a buffered write does when a truncate has cut its range off meanwhile.
 #[derive(Clone, Copy)]
 pub(crate) enum Beyond<'a> {
-    /// It counts as later than the truncate, and grows the file again. The bytes it adds have this
-    /// space.
+    /// The write counts as later than the truncate, and grows the file again. The bytes it adds
+    /// have this space.
     Grow(&'a Ahead<'a>),
     /// It stops.
     Stop,
 }
 
 impl MappedFile {
-    /// Writes if it needs no waiting, and returns the length. `None`: it has to wait. Part of the
-    /// bytes may have been written then, and the caller writes all of them again.
+    /// Writes if that needs no waiting, and returns the length. `None`: the write has to wait. Part
+    /// of the bytes may have been written then, and the caller writes all of them again.
     pub fn try_write(&self, offset: u64, src: &[u8], flags: IoFlags) -> Option<Result<usize>> {
         let slow = IoFlags::DIRECT
             | IoFlags::DSYNC
@@ -79,7 +79,8 @@ impl MappedFile {
         self.split(range, PORTION.min(self.mapping.folio_size()))
     }
 
-    /// Writes from the start as far as it goes without waiting; `Some` is where it stopped.
+    /// Writes from the start as far as possible without waiting; `Some` is the offset where it
+    /// stopped.
     fn try_write_range(&self, range: &Range<u64>, src: &[u8], passing: Passing) -> Option<u64> {
         let nothing = self.nothing_ahead();
         let (mut passed, how) = (range.start + PORTION, (passing, &nothing));
@@ -194,7 +195,7 @@ impl MappedFile {
     ) -> Result<Put> {
         let mut ahead = ahead.unwrap_or_else(|| self.nothing_ahead());
         if flags.contains(IoFlags::DIRECT) {
-            // What is written past the cache asks for its space when it reserves.
+            // A direct write gets its space when it reserves places.
             ahead = self.nothing_ahead();
         }
         if flags.contains(IoFlags::DIRECT)
@@ -365,7 +366,8 @@ impl MappedFile {
         if let Some(admitted) = admitted {
             admitted.arrived();
         }
-        // A task that moves an end within a block holds the block, and then locks this folio first.
+        // A task that moves an end that lies within a block holds that block, and locks this folio
+        // before it moves the end.
         let stands = is_aligned(eof, mapping.block_size())
             || piece.end <= round_down(eof, mapping.block_size())
             || self.end() == eof;
@@ -425,7 +427,7 @@ impl MappedFile {
         match obstacle {
             Obstacle::Slots => self.cache.wait_slot(mapping).await,
             Obstacle::Exclusive => mapping.bounds.wait_not_exclusive(piece.clone()).await,
-            // The caller makes the file longer, and keeps what it takes for that.
+            // The caller does not pass this: it grows the file itself (`grow_again`).
             Obstacle::Shrunk => {}
             Obstacle::NoRoom(error) => {
                 // Other tasks may wait for the frames.

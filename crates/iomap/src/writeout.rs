@@ -15,12 +15,13 @@ use forebay_cache::{FRAME_SIZE, FolioWrite, State};
 use std::ops::Range;
 
 /// Longest write of one bio, bytes. Each bio costs a round trip to the device, a record of the map,
-/// and, on a file with holes, a change of the host's map: shorter ones made big streams slower.
+/// and, on a file with holes, a change of the host's map: shorter bios made big streams slower.
 const MAX_BIO: u64 = 1 << 20;
-/// No folio is added to a reservation of so many bytes, or of as many as a domain keeps in flight.
+/// A reservation of this many bytes, or of as many as a domain keeps in flight, gets no further
+/// folio.
 const MAX_RESERVATION: u64 = 4 << 20;
-/// Folios visited together: with a block of 4 KiB each they fill a bio. Out of place such blocks
-/// are adjacent on the device, and need few bios.
+/// Folios visited together: with a block of 4 KiB each they fill a bio. A map that writes out of
+/// place puts such blocks one behind the other: they need few bios.
 const BATCH: usize = 256;
 
 impl WriteOut for MappedFile {
@@ -82,7 +83,7 @@ impl MappedFile {
             let index = plan.batch[at];
             let mut wanted = self.add_dirty_runs(index, pass, &mut plan.runs);
             if wanted.is_err() {
-                // The runs gathered so far need not wait for that.
+                // The runs gathered so far need not wait for this folio.
                 issued += self.write_runs(plan, pass, false).await;
                 bytes = 0;
             }
@@ -91,8 +92,8 @@ impl MappedFile {
                 wanted = self.add_dirty_runs(index, pass, &mut plan.runs);
             }
             bytes += wanted.unwrap_or(0);
-            // A complete folio in one reservation: where folios are written as a whole, its first
-            // part takes all.
+            // A folio is in one reservation: where folios are written as a whole, its first part
+            // takes all of it.
             if bytes >= reservation {
                 issued += self.write_runs(plan, pass, false).await;
                 bytes = 0;
@@ -218,7 +219,7 @@ impl MappedFile {
             let Some(folio) = self.cache.lock_folio(mapping, parts[0].0) else { continue };
             let first = captured.len();
             let sequence = self.ops.sequence();
-            // The size as it is under the lock, with the content.
+            // The size is read under the folio lock, as the content is.
             let eof = self.end_of_units();
             let all = mapping.blocks_touched(folio.index, &(0..u64::MAX >> 1));
             writable.clear();
@@ -240,7 +241,8 @@ impl MappedFile {
         }
     }
 
-    /// Takes a run within `part` of a place over to `captured`, in portions of a bio.
+    /// Takes a run for write-out, and adds it to `captured` in portions of at most a bio. `part`:
+    /// the bytes of the run's folio that belong to `place`.
     fn take(
         &self,
         folio: &FolioWrite<'_>,

@@ -12,7 +12,7 @@ use forebay_cache::State;
 use std::ops::Range;
 
 impl MappedFile {
-    /// The range reads as zeros afterwards. Past the end of file it is `OutOfRange`.
+    /// The range reads as zeros afterwards. A range that ends behind the file is `OutOfRange`.
     pub async fn zero(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         let end = offset.checked_add(len).filter(|&end| end < 1 << 63);
         let Some(end) = end else {
@@ -31,7 +31,7 @@ impl MappedFile {
         }
         let block = self.mapping.block_size();
         loop {
-            // The size may move after this. `zero_whole` reads it again while it cannot, and
+            // The size may move after this. `zero_whole` reads it again while it cannot move, and
             // returns false if the range does not end with the file any more: then all begins anew.
             let size = self.end();
             let range = offset..end.min(size).max(offset);
@@ -68,8 +68,8 @@ impl MappedFile {
         Ok(true)
     }
 
-    /// Zeroes whole blocks on the device. False, and nothing was zeroed: the range ends behind the
-    /// file, or within a block that is not the last any more.
+    /// Zeroes whole blocks on the device. Returns false, and zeroes nothing, if the range ends
+    /// behind the file, or within a block that is not the last any more.
     async fn zero_whole(&self, range: Range<u64>, flags: ZeroFlags) -> Result<bool> {
         let mapping = &*self.mapping;
         let held = mapping.bounds.exclusive(range.clone()).await;

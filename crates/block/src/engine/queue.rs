@@ -1,20 +1,21 @@
 //! The order in which waiting requests are issued.
 //!
 //! Invariants: J1 SYNC goes before readahead, readahead before write-back; within a class the order
-//! is that of arrival. J2 each [`TURN`]th pick is a background request if one waits, and each
-//! [`TURN_BACK`]th of those is write-back, so no class starves. J3 at most `background_max`
-//! background requests are issued at a time. J4 `done` is called once for each request picked.
+//! is that of arrival. J2 after [`TURN`] other picks a background request is picked, if one waits,
+//! and after [`TURN_BACK`] readahead requests write-back, so no class starves. J3 at most
+//! `background_max` background requests are issued at a time. J4 `done` is called once for each
+//! request picked.
 
 use super::request::{Boxed, Class};
 use std::collections::VecDeque;
 
 /// A waiting background request is picked after this many others.
 const TURN: u32 = 16;
-/// And write-back after this many of readahead.
+/// Waiting write-back is picked after this many readahead requests.
 const TURN_BACK: u32 = 4;
 
 pub(crate) struct Queue {
-    /// Requests that were started before, and SYNC requests.
+    /// SYNC requests, and in front of them started requests that have more to do.
     front: VecDeque<Boxed>,
     readahead: VecDeque<Boxed>,
     write_back: VecDeque<Boxed>,
@@ -50,7 +51,7 @@ impl Queue {
         }
     }
 
-    /// One that was picked and has more to do.
+    /// Queues a picked request again, which has more to do.
     pub(crate) fn push_again(&mut self, request: Boxed) {
         self.done(request.class());
         self.front.push_front(request);
@@ -91,7 +92,7 @@ impl Queue {
         self.background_out -= usize::from(class.is_background());
     }
 
-    /// All that wait, in no order that matters.
+    /// Removes all waiting requests; their order does not matter.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Boxed> + '_ {
         let back = self.readahead.drain(..).chain(self.write_back.drain(..));
         self.front.drain(..).chain(back)

@@ -30,7 +30,7 @@ const IN_FLIGHT: usize = 1024;
 /// Consecutive calls without a completion after which deferred work counts as done. Each call does
 /// the work of at least twenty requests.
 const IN_VAIN_MAX: usize = IN_FLIGHT / 16;
-/// Most background requests among them.
+/// Most background requests in the kernel at a time.
 const BACKGROUND_MAX: usize = 64;
 /// `user_data` of entries that are not requests.
 pub(crate) const NOT_A_REQUEST: u64 = u64::MAX;
@@ -251,13 +251,14 @@ impl Ring {
         }
     }
 
-    /// Whether `enter` would do anything without new ops.
+    /// Whether `enter` has work without new requests: pushed entries, deferred work, or answers
+    /// that did not fit into the completion queue.
     fn wants_enter(&mut self) -> bool {
         let queue = self.ring.submission();
         !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
     }
 
-    /// Takes the answers that are there.
+    /// Takes the answers that the kernel has given so far; returns their number.
     pub(crate) fn collect(&mut self, out: &mut Outcome) -> usize {
         out.over.append(&mut self.failed);
         let mut answers = std::mem::take(&mut self.answers);

@@ -9,7 +9,7 @@
 use forebay_base::task::WaitQueue;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Enough requests to keep any device busy.
+/// Requests above which an engine is crowded: enough to keep any device busy.
 pub(crate) const CROWD: usize = 8192;
 
 #[derive(Default)]

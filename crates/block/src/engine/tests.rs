@@ -113,7 +113,7 @@ fn submit_without_new_worker_neither_waits_nor_loses() {
     let (lab, space) = (Lab::new(), Arc::new(Space::default()));
     let pool = Pool::with_workers(space.clone(), 4, IDLE, none_but_the_first).unwrap();
     assert_eq!(TRIES.get(), 1, "T3: the first worker starts with the pool");
-    // Held by the first request, so that the others find no idle worker.
+    // The first request holds the worker, so that the others find no idle one.
     let (release, stalled) = channel();
     let first = Fake { stalled: Some(stalled), ..*lab.make(0, Class::Sync, Panics::Never) };
     (0..20).for_each(|_| space.enter());
@@ -226,7 +226,7 @@ unsafe impl Request for Chain {
         self.first.class()
     }
     fn plan(&mut self) -> Next {
-        // Every other one is for blocking calls.
+        // Every other request is for blocking calls.
         if self.left.is_multiple_of(2) { self.first.plan() } else { Next::Blocking }
     }
     fn call(&self) -> Call {
@@ -252,8 +252,8 @@ unsafe impl Request for Chain {
     }
 }
 
-/// engine.E2, uring.U3: the end of a request found the ring borrowed, or a lock held, by its own
-/// thread.
+/// engine.E2, uring.U3. The story: the end of a request found the ring borrowed, or a lock held, by
+/// its own thread.
 #[test]
 fn request_end_may_submit_again() {
     for (aio, engine) in engines() {
@@ -332,7 +332,7 @@ fn write_back_is_picked_despite_constant_syncs() {
 fn full_engine_queues_requests_and_reports_it() {
     let lab = Lab::new();
     for (aio, engine) in engines() {
-        // Sixteen stand still and hold all workers.
+        // Sixteen requests wait and hold all workers.
         let mut go = Vec::new();
         for name in 0..16 {
             let (send, stalled) = channel();
@@ -357,7 +357,7 @@ fn full_engine_queues_requests_and_reports_it() {
         (0..count + 16).for_each(|_| assert!(lab.ended.recv().unwrap().1));
         assert!(block_on(rx).is_some());
         waiter.join().unwrap();
-        // The same flood on the engine's own way: each ends, none on this thread.
+        // As many requests for the engine under test: each ends, none on this thread.
         let many = (0..count).map(|n| lab.make(n, Class::Readahead, Panics::Never) as Boxed);
         engine.submit(many, aio);
         (0..count).for_each(|_| assert!(lab.ended.recv().unwrap().1));

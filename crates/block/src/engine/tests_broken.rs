@@ -163,7 +163,7 @@ fn shared_ring_broken_ends_requests_and_uses_threads() {
     assert!(!bench.engine.is_crowded());
 }
 
-/// The same failure on the ring of an event loop, which must not wait for the kernel.
+/// The ring of an event loop fails in the same way. The loop must not wait for the kernel.
 #[test]
 fn local_ring_broken_ends_requests_and_uses_fallback() {
     let Some(bench) = Bench::new() else { return };
@@ -220,7 +220,7 @@ fn local_ring_broken_unreaped_keeps_answered_results() {
     bench.submit(Kind::Quick, 1..2);
     bench.break_ring();
     queue.flush();
-    // The second one is carried out by a thread, which may be fast.
+    // A thread carries out the second request, and may be fast.
     if let Ok(early) = bench.ended.try_recv() {
         assert_eq!(early.0, 1, "an answer waits for the loop to reap it");
         bench.done.send(early).unwrap();
@@ -245,7 +245,7 @@ fn ring_remains_end_after_kernel_release() {
     });
     let pool = pool.unwrap();
     pool.submit(Box::new(Remains::new(vec![request], gone, space)));
-    // Behind it on the only worker, so it ends after it.
+    // This request waits behind `Remains` for the only worker, so it ends later.
     pool.submit(bench.make(Kind::Quick, 1));
     // A worker that does not wait would end the request within this time.
     let early = bench.ended.recv_timeout(Duration::from_millis(200));

@@ -4,8 +4,9 @@
 //! Invariants: T1 an accepted request runs and ends, also after the engine is dropped, and also if
 //! it panics. T2 background requests never hold more than half of the workers. T3 while a request
 //! is queued there is a worker that will take it: the first one starts with the pool and lives as
-//! long. A submitter neither makes the blocking call nor waits: if no further worker can be
-//! started, there is one fewer. Lock rule: the mutex is not held while a request runs or ends.
+//! long as the pool. A submitter neither makes the blocking call nor waits: if no further worker
+//! can be started, the pool has one fewer. Lock rule: the mutex is not held while a request runs or
+//! ends.
 
 use super::queue::Queue;
 use super::request::{Boxed, end, guarded};
@@ -90,7 +91,7 @@ impl Pool {
             log::warn!("no further I/O thread: {e}");
             self.shared.lock().workers -= 1;
         }
-        // Also if the new one takes its time, or is not there.
+        // Wakes an idle worker in any case: the new one may start late, or could not be started.
         self.shared.work.notify_one();
     }
 
@@ -99,7 +100,7 @@ impl Pool {
         (self.shared.start)(Box::new(move || work(&shared, is_first)))
     }
 
-    /// The count of what the engine has accepted.
+    /// The count of the requests that the engine has accepted and not ended.
     pub(crate) fn space(&self) -> &Arc<Space> {
         &self.shared.space
     }

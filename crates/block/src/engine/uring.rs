@@ -66,7 +66,7 @@ fn signal(fd: &OwnedFd) {
 
 /// Makes it unreadable.
 fn clear(fd: &OwnedFd) {
-    // An empty counter is cleared already.
+    // Fails only if the counter is 0, and then the descriptor is unreadable as well.
     let _ = rustix::io::read(fd, &mut [0u8; 8]);
 }
 
@@ -238,7 +238,7 @@ fn local_ring(id: u64) -> Option<Rc<RefCell<Ring>>> {
     let find = |all: &Vec<(u64, Rc<RefCell<Ring>>)>| {
         all.iter().find(|(of, _)| *of == id).map(|(_, ring)| ring.clone())
     };
-    // A thread that is ending has none any more.
+    // A thread that is ending has no rings any more.
     LOCAL.try_with(|all| find(&all.borrow())).ok().flatten()
 }
 
@@ -266,7 +266,7 @@ impl Local {
         }
     }
 
-    /// From now on the thread has no ring of its own.
+    /// Takes the ring off its thread's list: from now on the thread has no ring of its own.
     fn detach(&mut self) -> Option<Rc<RefCell<Ring>>> {
         let _ = LOCAL.try_with(|all| all.borrow_mut().retain(|(id, _)| *id != self.id));
         self.ring.take()

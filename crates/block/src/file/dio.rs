@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 /// Alignments that direct I/O on this file needs.
 pub(crate) struct Dio {
-    /// Opened when it is needed first.
+    /// Opened when it is first needed.
     pub fd: OnceLock<OwnedFd>,
     pub offset_align: u32,
     pub memory_align: u32,
@@ -26,12 +26,11 @@ pub(crate) type Possible = std::result::Result<(), String>;
 pub(crate) struct Decision {
     /// What was asked for.
     pub mode: DirectIo,
-    /// Why it came out as it did.
+    /// The reason for its outcome.
     pub reason: String,
 }
 
-/// Finds the alignments that direct I/O on this file needs, or why it is not possible (checklist
-/// L1).
+/// Finds the alignments that direct I/O on this file needs, or why it is not possible (lineage.L1).
 pub(crate) fn direct(
     path: &Path,
     fd: BorrowedFd<'_>,
@@ -65,8 +64,8 @@ pub(crate) fn direct(
 }
 
 impl Dio {
-    /// Whether direct I/O is possible now, or why not (checklist L1): what is below the file may
-    /// have changed. The layers above align by what it needed when the file was opened.
+    /// Whether direct I/O is possible now, or why not (lineage.L1): the storage below the file may
+    /// have changed. The layers above keep the alignments that it needed when the file was opened.
     pub fn check(&self, fd: BorrowedFd<'_>, kind: Kind) -> Possible {
         let stat = rustix::fs::fstat(fd).map_err(|e| e.to_string())?;
         let logical = || Below::of(fd, kind, &stat).logical;
@@ -120,8 +119,8 @@ fn alignments(
     }
 }
 
-/// Opens the same file again, with O_DIRECT. Not by its path, which may lead to another file by
-/// now.
+/// Opens the same file again, with O_DIRECT: by its descriptor, because the path may name another
+/// file by now. Without /proc it opens the path, and checks that this is the same file.
 fn reopen(path: &Path, fd: BorrowedFd<'_>, read_only: bool) -> std::io::Result<OwnedFd> {
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let flags = access | OFlags::CLOEXEC | OFlags::DIRECT;

@@ -1,7 +1,7 @@
 //! Requests carried out by blocking system calls, on the caller's thread or a worker's.
 //!
 //! Invariants: V1 the caller of `run` is inside the gate. V2 an operation that the file system does
-//! not support is tried once, then not advertised any more, and emulated (checklist L7).
+//! not support is tried once, then not advertised any more, and emulated (lineage.L7).
 
 use super::inner::{Edge, Inner};
 use super::kind::Kind;
@@ -32,8 +32,8 @@ impl Inner {
         (View::of(self), Some(edge))
     }
 
-    /// Carries out one request that arrived after `seen` syncs had failed. `spare` is a list's
-    /// memory, reused.
+    /// Carries out one request that arrived after `seen` syncs had failed. `spare` is the memory of
+    /// a list of segments, for reuse.
     pub(crate) fn run(&self, bio: &mut Bio, seen: u64, spare: &mut IoVecs) -> Result<()> {
         debug_assert!(self.gate.is_entered(), "V1: {:?} at {} past the gate", bio.op, bio.offset);
         let (offset, len, flags) = (bio.offset, bio.len, bio.flags);
@@ -103,7 +103,7 @@ impl Inner {
             Kind::Regular => self.fallocate(punch(), pos, len),
             Kind::Block => sys::block_discard(self.fd(false), pos, len),
         };
-        // Advisory: a file system that cannot do it has done it.
+        // A discard is advisory: success also where the file system cannot do it.
         self.supported(&self.punch_ok, "discard", done).map(drop)
     }
 
@@ -157,8 +157,8 @@ impl Inner {
         Ok(false)
     }
 
-    /// The call that starts a discard of a regular file, or a zeroing that may `keep` its blocks;
-    /// `None` if none remains.
+    /// The mode of the first call for a discard of a regular file, or for zeroing it (`keep`: its
+    /// blocks stay allocated). `None` if the file system supports no such call.
     pub(crate) fn fallocate_mode(&self, discard: bool, keep: bool) -> Option<FallocateFlags> {
         let zero = !discard && keep;
         let ok = if zero { &self.zero_ok } else { &self.punch_ok };
@@ -170,7 +170,8 @@ impl Inner {
         retry(|| rustix::fs::fallocate(self.fd(false), mode, pos, len)).map_err(io::Error::from)
     }
 
-    /// Tells success from "cannot do that", which is remembered.
+    /// True for success. False if the file system does not support the call: clears `ok`, so that
+    /// it is not tried again.
     fn supported(&self, ok: &AtomicBool, op: &'static str, done: io::Result<()>) -> Result<bool> {
         match done {
             Ok(()) => Ok(true),
@@ -183,7 +184,7 @@ impl Inner {
         }
     }
 
-    /// Zeroes `[offset, offset + len)` of the device, which ends at a block or at its end.
+    /// Zeroes `[offset, offset + len)`, a range that ends at a block or at the end of the device.
     fn zero_by_writing(&self, view: &View, offset: u64, len: u64) -> Result<()> {
         const PIECE: usize = 64 << 10;
         // The last, partial block is planned in full, as in every write of it.
@@ -272,7 +273,7 @@ mod tests {
         let eio = || Err(io::Error::from_raw_os_error(libc::EIO));
         file.flush(0).unwrap();
         assert_eq!(file.note_flush(0, false, eio()).unwrap_err().kind(), ErrorKind::Io);
-        // A flush that came before the failure fails, one that comes after does not.
+        // A flush that came before the failure fails, a flush that comes after it does not.
         assert_eq!(file.flush(0).unwrap_err().kind(), ErrorKind::Io);
         file.flush(1).unwrap();
         // A failed synchronous write fails the next flush, once.
@@ -281,7 +282,8 @@ mod tests {
         file.flush(2).unwrap();
     }
 
-    /// A file whose syncs fail from now on, as the second result is not a file. Direct I/O is off.
+    /// A file whose syncs fail, because an eventfd replaces its descriptor. Direct I/O is off. The
+    /// second result is the real descriptor.
     fn unsyncable(name: &str) -> (Inner, rustix::fd::OwnedFd) {
         use crate::file::DirectIo;
         use rustix::event::{EventfdFlags, eventfd};
@@ -293,14 +295,14 @@ mod tests {
             .expect("this test requires direct I/O on the temporary folder");
         file.set_direct(DirectIo::Off, Ok(())).unwrap();
         std::fs::remove_file(&path).unwrap();
-        // No file, and nothing to sync: EINVAL.
+        // An eventfd cannot be synced: EINVAL.
         let not_a_file = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let real = std::mem::replace(&mut file.buffered, not_a_file);
         (file, real)
     }
 
-    /// The sync that turning direct I/O on makes consumed the system's only report of a lost write:
-    /// no later flush reported it.
+    /// The story: the sync made by turning direct I/O on consumed the system's only report of a
+    /// lost write, and no later flush reported it.
     #[test]
     fn f5_direct_io_switch_sync_failure_fails_next_flush() {
         use crate::file::DirectIo;
@@ -315,7 +317,7 @@ mod tests {
         assert!(file.is_direct());
     }
 
-    /// Zeroing with FUA consumed the system's only report of a lost write, too.
+    /// The story: zeroing with FUA consumed the system's only report of a lost write, too.
     #[test]
     fn f5_zeroing_sync_failure_fails_next_flush() {
         let (mut file, real) = unsyncable("sync-zeroes");

@@ -39,7 +39,7 @@ impl Gate {
             return Some(bio);
         }
         let mut parked = self.lock();
-        // `open` clears the bit under the lock, so a bio parked here is seen by it.
+        // `open` clears the bit under the lock, so it finds a bio that is parked here.
         if self.state.load(Ordering::Acquire) & CLOSED != 0 {
             parked.push(bio);
             return None;
@@ -48,7 +48,7 @@ impl Gate {
         self.enter_or_park(bio)
     }
 
-    /// Goes in, waiting while it is closed.
+    /// Goes in, and waits while the gate is closed.
     pub(crate) fn enter_wait(&self) {
         while !self.enter() {
             let mut parked = self.lock();
@@ -58,7 +58,7 @@ impl Gate {
         }
     }
 
-    /// Whether anybody is inside.
+    /// Whether any request is inside.
     pub(crate) fn is_entered(&self) -> bool {
         self.state.load(Ordering::Acquire) & !CLOSED > 0
     }

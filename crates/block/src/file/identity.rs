@@ -28,15 +28,15 @@ impl FileIdentity {
         }
     }
 
-    /// Of the file that a path leads to now. Errors: the system's.
+    /// The identity of the file that a path leads to now. Errors: the system's.
     pub fn of_path(path: &Path) -> Result<Self> {
         let stat = rustix::fs::stat(path);
         let stat = stat.map_err(|e| Error::from_io("open", e.into()).with_path(path))?;
         Ok(Self::of(&stat))
     }
 
-    /// Of the file that has this path itself. Errors: `SymlinkLoop` if the last name is a symbolic
-    /// link; the system's.
+    /// The identity of the file at this path, without following a link. Errors: `SymlinkLoop` if
+    /// the last name is a symbolic link; the system's.
     pub fn of_path_no_follow(path: &Path) -> Result<Self> {
         let stat = rustix::fs::lstat(path);
         let stat = stat.map_err(|e| Error::from_io("open", e.into()).with_path(path))?;
@@ -61,7 +61,7 @@ pub struct FileStamp {
 }
 
 impl FileStamp {
-    /// Whether a change made now could leave this stamp as it is: its last change is that recent.
+    /// Whether a change made now might not show in the stamp, because the last one is so recent.
     fn is_fresh(&self) -> bool {
         let Ok(now) = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) else { return true };
         let last = self.modified.max(self.changed);

@@ -45,13 +45,13 @@ pub(crate) struct Inner {
     /// A regular file without a size limit, writable: it may grow.
     pub(crate) growable: bool,
     pub(crate) inode: (u64, u64),
-    /// Number of the block device that holds it.
+    /// Number of the block device that holds the file, or that it is.
     pub(crate) disk: u64,
     pub(crate) punch_ok: AtomicBool,
     pub(crate) zero_ok: AtomicBool,
     /// Block devices: zeroing without writing.
     pub(crate) fast_zero_ok: AtomicBool,
-    /// The size was set by us and is not known to be durable.
+    /// This device has set the file's size, which is not known to be durable yet.
     pub(crate) resized: AtomicBool,
     /// Syncs that failed (file.F5).
     pub(crate) sync_failures: AtomicU64,
@@ -102,7 +102,7 @@ impl Inner {
         done
     }
 
-    /// Makes the whole file so long.
+    /// Sets the length of the whole file.
     fn set_length(&self, op: &'static str, bytes: u64) -> Result<()> {
         self.length.change(bytes, || {
             let done = sys::retry(|| rustix::fs::ftruncate(&self.buffered, bytes));
@@ -163,7 +163,8 @@ impl Inner {
         Err(Error::new(ErrorKind::ChangedBelow, "check", text).with_path(&self.path))
     }
 
-    /// Sets the mode, if direct I/O is possible or not for a reason. Nothing is in flight.
+    /// Sets the mode. `possible`: whether direct I/O can be used, or why not. No request is in
+    /// flight.
     pub(crate) fn set_direct(&self, mode: DirectIo, possible: Possible) -> Result<()> {
         let (on, reason) = mode.decide(possible)?;
         if on && !self.is_direct() {
@@ -201,12 +202,12 @@ impl Inner {
         self.decision.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    /// Whether a flush must also make the file's size durable; the caller does it.
+    /// Whether a flush must also make the file's size durable. The caller then does so.
     pub(crate) fn take_resized(&self) -> bool {
         self.resized.swap(false, Ordering::AcqRel)
     }
 
-    /// Takes that back.
+    /// If `resized`, the next flush has to make the file's size durable.
     pub(crate) fn set_resized(&self, resized: bool) {
         self.resized.fetch_or(resized, Ordering::AcqRel);
     }
@@ -226,7 +227,7 @@ impl Inner {
         Err(Error::new(ErrorKind::Io, "flush", text).with_path(&self.path))
     }
 
-    /// Records that a synchronous write failed (file.F5).
+    /// Records a failed synchronous write or sync, which the next flush has to report (file.F5).
     pub(crate) fn note_sync_failure(&self) {
         self.unreported_error.store(true, Ordering::Release);
         self.sync_failures.fetch_add(1, Ordering::AcqRel);

@@ -1,9 +1,9 @@
 //! The file's length as this device opened or made it, to tell a change by another program from one
 //! of our own.
 //!
-//! Invariants: N1 one change at a time: only the holder of `switching` changes it. N2 while a
-//! change is in progress, the file has the length before or after it; a check that overlaps a
-//! change says nothing.
+//! Invariants: N1 one change at a time: only the holder of `switching` changes the length. N2 while
+//! a change is in progress, the file has the length before or after it; a check that finds any
+//! other length is repeated if a change began or ended meanwhile.
 //!
 //! No lock: threads that complete requests check it too.
 
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Bytes of the whole file.
 pub(crate) struct Length {
     known: AtomicU64,
-    /// Where a change under way leads.
+    /// The length after a change in progress.
     coming: AtomicU64,
     /// Odd while a change is under way.
     changes: AtomicU64,
@@ -25,7 +25,7 @@ impl Length {
         Self { known, coming, changes: AtomicU64::new(0) }
     }
 
-    /// Changes it by `set`.
+    /// Changes the length by `set`.
     pub fn change(&self, to: u64, set: impl FnOnce() -> Result<()>) -> Result<()> {
         self.coming.store(to, Ordering::SeqCst);
         let under_way = self.changes.fetch_add(1, Ordering::SeqCst);
@@ -38,8 +38,8 @@ impl Length {
         done
     }
 
-    /// Whether the file, measured by `look`, has the known length. If not: the known length and the
-    /// measured one (length.N2).
+    /// Measures the file by `look`. `None` if it has the known length, else the known length and
+    /// the measured one (length.N2).
     pub fn compare(&self, look: impl Fn() -> Result<u64>) -> Result<Option<(u64, u64)>> {
         loop {
             let changes = self.changes.load(Ordering::SeqCst);
@@ -61,9 +61,9 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// N2. A request met the end of the file while it grew, and compared the length with the known
-    /// one. It reported a change by another program: the file was already longer than noted, or was
-    /// measured before the change and compared after it.
+    /// N2. The story: a request met the end of the file while it grew, and compared the length with
+    /// the known one. It reported a change by another program: the file was already longer than
+    /// noted, or was measured before the change and compared after it.
     #[test]
     fn length_own_change_is_not_reported() {
         let (length, file) = (Length::new(100), Cell::new(100));
@@ -86,7 +86,7 @@ mod tests {
         };
         grow(200).unwrap();
         assert_eq!(length.compare(look).unwrap(), None);
-        // Looked at before it grows, compared after.
+        // Measured before the file grows, compared after it has grown.
         let looks = Cell::new(0);
         let late = || {
             let now = file.get();
@@ -98,11 +98,11 @@ mod tests {
         };
         assert_eq!(length.compare(late).unwrap(), None);
         assert_eq!(looks.get(), 1, "what was known before the look is what it found");
-        // Measured after it has grown and shrunk again, compared with the length between.
+        // A change by another program is reported while it lasts.
         file.set(301);
         assert_eq!(length.compare(look).unwrap(), Some((300, 301)));
         file.set(300);
-        // A change that fails changes nothing.
+        // A change that fails leaves the known length as it was.
         let error = || forebay_base::Error::new(forebay_base::ErrorKind::Io, "grow", "no");
         assert!(length.change(400, || Err(error())).is_err());
         assert_eq!(length.compare(look).unwrap(), None);

@@ -7,7 +7,7 @@
 //! searches for a living process that holds the lock. If there is one the opener fails; else it
 //! waits for a while.
 //!
-//! Direct I/O has an open file description of its own, so that one holds a part of the lock
+//! Direct I/O has an open file description of its own, which holds a part of the lock
 //! (`sys::share_lock`).
 //!
 //! Invariants: K1 an opener fails before the end of its wait only if it saw a living process hold a
@@ -23,7 +23,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Pauses between tries: from this to that.
+/// The first pause between two tries. Each later one is twice as long, up to [`PAUSE_LAST`].
 const PAUSE_FIRST: Duration = Duration::from_millis(10);
 const PAUSE_LAST: Duration = Duration::from_millis(200);
 /// The process is exiting (PF_EXITING, see proc_pid_stat(5), field `flags`).
@@ -116,7 +116,7 @@ fn keeps_out(fdinfo: &str, inode: u64, exclusive: bool) -> bool {
 /// Neither dead nor dying.
 fn is_living(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name, in brackets, may have anything in it.
+    // The process name, in brackets, may contain any characters.
     let mut words = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
     let state = words.next().unwrap_or("X");
     let flags = words.nth(5).and_then(|word| word.parse::<u64>().ok()).unwrap_or(EXITING);

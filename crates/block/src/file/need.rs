@@ -2,7 +2,7 @@
 //!
 //! A block device reports it in `queue/stable_writes`. The kernel carries the need upward when
 //! devices are stacked, but a setting changed below later does not reach the top. So the devices
-//! below (`slaves`) are queried too, and any of them decides (checklist S5). A file has the need of
+//! below (`slaves`) are queried too, and any of them decides (lineage.S5). A file has the need of
 //! the device under its file system. Btrfs checksums its writes, unless the file is marked `C` (no
 //! copy on write, no checksum).
 //!
@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 
 /// How old an answer may be.
 const FRESH: Duration = Duration::from_millis(100);
-/// Devices below devices are followed so far.
+/// Devices below devices are followed to this depth.
 const DEPTH: u32 = 8;
 const BTRFS_MAGIC: u64 = 0x9123_683e;
 
-/// Why bytes must or need not stay as they are.
+/// Why bytes in flight must stay unchanged, or need not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
     NotAsked,
@@ -48,7 +48,7 @@ pub(crate) struct Need {
 }
 
 impl Need {
-    /// For an open file with this `stat`.
+    /// The need of an open file with this `stat`.
     pub(crate) fn of(fd: BorrowedFd<'_>, kind: Kind, stat: &Stat) -> Self {
         let magic = rustix::fs::fstatfs(fd).map(|s| s.f_type as u64).unwrap_or(0);
         let btrfs = kind == Kind::Regular && magic == BTRFS_MAGIC;
@@ -92,12 +92,12 @@ impl Need {
         self.get_at(self.start.elapsed(), fd)
     }
 
-    /// The need for direct I/O, so long after the start.
+    /// The need for direct I/O, at time `now` since `start`.
     fn get_at(&self, now: Duration, fd: BorrowedFd<'_>) -> StableWrites {
         let (last, now) = (self.last.load(Ordering::Relaxed), now.as_millis() as u64);
         let mut why = WHYS[(last & 3) as usize];
         if now >= (last >> 2) + FRESH.as_millis() as u64 {
-            // An unknown need stays as it was.
+            // If the system cannot answer now, the need stays as it was.
             why = self.ask(fd).unwrap_or(why);
             self.store(now, why);
         }
@@ -150,13 +150,13 @@ fn open(at: BorrowedFd<'_>, name: impl Arg, how: OFlags) -> Option<Option<OwnedF
     }
 }
 
-/// Whether btrfs keeps checksums of the file's data. Assumed if it does not report it.
+/// Whether btrfs keeps checksums of the file's data. Assumed if the file's flags cannot be read.
 fn checksummed(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::ioctl_getflags(fd).map_or(true, |flags| !flags.contains(IFlags::NOCOW))
 }
 
-/// The block devices of the btrfs that holds the file, which its file-system id names. All mounted
-/// btrfs devices if the id is unknown.
+/// The block devices of the btrfs that holds the file: the one to which the mounted device belongs.
+/// Those of every mounted btrfs if that device is unknown.
 fn btrfs_devices(fd: BorrowedFd<'_>, root: &Path) -> Vec<PathBuf> {
     let mounted = mount_id(fd).and_then(|id| mount_source(id, "/proc/self/mountinfo"));
     let mut devices = Vec::new();
@@ -179,7 +179,7 @@ fn mount_id(fd: BorrowedFd<'_>) -> Option<u64> {
     (asked.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(asked.stx_mnt_id)
 }
 
-/// The last part of the name of the device that a mount is of.
+/// The last part of the name of the mounted device.
 fn mount_source(id: u64, mountinfo: &str) -> Option<std::ffi::OsString> {
     let text = fs::read_to_string(mountinfo).ok()?;
     let line = text.lines().find(|l| l.split(' ').next() == Some(id.to_string().as_str()))?;
@@ -238,14 +238,14 @@ mod tests {
         tree.turn("sda", true);
         assert_eq!(ask_device(CWD, top.as_path(), 0), Some(Why::Below));
         tree.turn("sda", false);
-        // A leg is added, and taken away.
+        // A lower device is added, and taken away.
         tree.turn("sdb", true);
         assert_eq!(ask_device(CWD, top.as_path(), 0), Some(Why::NotAsked));
         tree.stack("dm-0", "sdb");
         assert_eq!(ask_device(CWD, top.as_path(), 0), Some(Why::Below));
         fs::remove_file(top.join("slaves/sdb")).unwrap();
         assert_eq!(ask_device(CWD, top.as_path(), 0), Some(Why::NotAsked));
-        // A partition asks its disk.
+        // A partition has the need of its disk.
         fs::create_dir_all(top.join("dm-0p1")).unwrap();
         tree.turn("dm-0", true);
         assert_eq!(ask_device(CWD, top.join("dm-0p1"), 0), Some(Why::Device));
@@ -271,9 +271,9 @@ mod tests {
         assert!(!at(2 * FRESH).required);
     }
 
-    /// Without a free descriptor the setting could not be read, which was taken for "not needed".
-    /// So bytes changed under a device that checksums them. Here a link to itself stands for a file
-    /// that cannot be opened.
+    /// The story: without a free descriptor the setting could not be read, which was taken for "not
+    /// needed". So bytes changed under a device that checksums them. Here a link to itself stands
+    /// for a file that cannot be opened.
     #[test]
     fn n1_unreadable_setting_keeps_last_value() {
         let tree = Tree::new("need-unknown");

@@ -20,7 +20,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Calls for one transfer after which the rest goes to blocking calls.
+/// Calls for one transfer after which blocking calls repeat it (O1).
 const CALLS: u32 = 64;
 
 enum Work {
@@ -53,7 +53,7 @@ pub(crate) struct Op {
 struct Inside {
     bio: Bio,
     pass: Pass,
-    /// It is one.
+    /// Counts the op as a read in progress, if it is one.
     reading: Option<Reading>,
     /// The op's part of the write-back or read-ahead on its disk. Declared last: its drop submits
     /// other ops.
@@ -283,7 +283,7 @@ impl DiskQueue {
         let Some(bytes) = Self::paced(op.bio()) else { return Some(op) };
         let (waited_for, class) = (op.bio().flags.contains(BioFlags::SYNC), class_of(op.bio()));
         op.inside_mut().share = Some(Share { disk_queue: self.clone(), class, bytes });
-        // The share of a held request is not counted yet; it stays in the request until `next`.
+        // The bytes of a held request are not counted until `next` admits it.
         self.disk.pace(class).admit(bytes, waited_for, op, pace::now())
     }
 
@@ -296,7 +296,7 @@ impl DiskQueue {
     }
 }
 
-/// A read that is on its way.
+/// A read in progress: it counts until it is dropped.
 pub(crate) struct Reading {
     disk: Arc<Disk>,
     is_ahead: bool,
@@ -324,8 +324,8 @@ impl Drop for Share {
         let disk_queue = &self.disk_queue;
         let pace = disk_queue.disk.pace(self.class);
         if pace.over(self.bytes) {
-            // The end of one request must not end the next within itself, and so on: the draining
-            // thread submits all.
+            // A submitted request may end at once, and drop its share within this call. So one
+            // draining thread submits all, without recursion.
             while let Some((_, op)) = pace.next(pace::now()) {
                 // An op of another file on the same disk, perhaps with another engine.
                 let DiskQueue { engine, aio, .. } = op
@@ -410,7 +410,7 @@ unsafe impl Request for Op {
                 let result = file.note_flush(seen, *resized, outcome.map(drop));
                 self.over(result)
             }
-            // The blocking path knows the alternatives.
+            // The blocking path tries the other calls.
             Work::Fallocate { .. } if errno.is_some() => self.restart_blocking(),
             Work::Fallocate { .. } => self.over(Ok(())),
             Work::Whole => unreachable!("O1: only what was planned is answered"),

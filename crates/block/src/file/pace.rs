@@ -2,18 +2,17 @@
 //! being read, only little of the less urgent kind is in progress.
 //!
 //! A disk has a queue of its own, whose order we cannot change: a read that arrives after 64 MiB of
-//! write-back waits for them, and one that arrives after 2 MiB of read-ahead waits for these. So
-//! while a read is in progress, or was within the last [`RECENT`], requests of the less urgent kind
-//! above [`WRITE_BACK_BYTES`] or [`READ_AHEAD_BYTES`] are held back here. They are admitted as
-//! earlier ones of their kind complete. This includes write-back that a sync waits for: the sync
-//! loses little, because the disk stays busy. A [`Pace`] is for one kind on one disk, for all files
-//! on it.
+//! write-back, or 2 MiB of read-ahead, waits for all of that. So while a read is in progress, or
+//! was within the last [`RECENT`], requests of the less urgent kind above [`WRITE_BACK_BYTES`] or
+//! [`READ_AHEAD_BYTES`] are held back here. They are admitted as earlier ones of their kind
+//! complete. This includes write-back that a sync waits for: the sync loses little, because the
+//! disk stays busy. A [`Pace`] is for one kind on one disk, for all files on it.
 //!
 //! Invariants: H1 a request is held only while one of its kind is in progress, so that a later
-//! completion admits it. H2 held requests are admitted in order of arrival, but what a sync waits
-//! for first; each [`TURN`]th time another, so that it is not held for ever. H3 an admitted request
-//! counts as in progress until `over`, which is called once, however it ends. Lock rule: the lock
-//! is innermost; no request is submitted or ended while it is held.
+//! completion admits it. H2 held requests are admitted in order of arrival, but those that a sync
+//! waits for first; after [`TURN`] of these another one, so that it is not held for ever. H3 an
+//! admitted request counts as in progress until `over`, which is called once, however it ends. Lock
+//! rule: the lock is innermost; no request is submitted or ended while it is held.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -22,12 +21,12 @@ use std::time::{Duration, Instant};
 
 /// Write-back in progress on a disk that is being read, bytes. A single request may be larger.
 pub(crate) const WRITE_BACK_BYTES: u64 = 1 << 20;
-/// Read-ahead in progress on a disk that callers wait for reads of, bytes. A single request may be
-/// larger. Two of the longest requests: while one completes, the disk works at the other.
+/// Read-ahead in progress on a disk with reads that callers wait for, bytes. A single request may
+/// be larger. Two of the longest requests: while one completes, the disk works at the other.
 pub(crate) const READ_AHEAD_BYTES: u64 = 1 << 20;
-/// A disk is being read so long after a read was over.
+/// A disk counts as being read for this long after a read has ended.
 const RECENT: Duration = Duration::from_millis(10);
-/// Write-back that no sync waits for is admitted after at most so many others.
+/// A held request that no sync waits for is admitted after this many others at most.
 const TURN: u32 = 4;
 
 struct State<T> {
@@ -58,7 +57,7 @@ pub(crate) struct Pace<T> {
     /// Bytes in progress while the disk is being read.
     depth_bytes: u64,
     state: Mutex<State<T>>,
-    /// Reads on their way, of those that are more urgent.
+    /// Number of reads in progress that are more urgent than this kind.
     reads: AtomicU32,
     last_read: AtomicU64,
 }
@@ -80,12 +79,12 @@ impl<T> Pace<T> {
         state
     }
 
-    /// A read is on its way. [`Self::end_read`] follows, once.
+    /// A more urgent read begins. [`Self::end_read`] follows, once.
     pub(crate) fn begin_read(&self) {
         self.reads.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It is over.
+    /// A read has ended.
     pub(crate) fn end_read(&self, now: u64) {
         self.last_read.store(now, Ordering::Relaxed);
         self.reads.fetch_sub(1, Ordering::Relaxed);
@@ -146,7 +145,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// One that is over at once.
+    /// A read that ends at once.
     fn read(pace: &Pace<u64>, now: u64) {
         pace.begin_read();
         pace.end_read(now);
@@ -188,7 +187,7 @@ mod tests {
             let left = pace.admit(256 << 10, false, n, start + MS);
             assert_eq!(left, (n < 5).then_some(n), "1 MiB with the 4 KiB");
         }
-        // A small one that would fit does not overtake.
+        // A small request that would fit does not overtake.
         assert_eq!(pace.admit(4096, false, 6, start + MS), None);
         assert_eq!(pace.next(start + MS), None);
         assert!(pace.over(256 << 10));
@@ -203,7 +202,7 @@ mod tests {
         read(&pace, 100 * MS);
         assert_eq!(pace.admit(1 << 20, false, 0, 100 * MS), Some(0));
         (1..9).for_each(|n| assert_eq!(pace.admit(1 << 20, false, n, 105 * MS), None));
-        // Still being read: one for one.
+        // The disk is still being read: one request is admitted for each that ends.
         assert!(pace.over(1 << 20));
         assert_eq!(pace.next(110 * MS), Some((1 << 20, 1)));
         assert_eq!(pace.next(110 * MS), None);

@@ -1,7 +1,7 @@
 //! One read or write in progress: which bytes it moves, and the meaning of a short transfer.
 //!
 //! Invariants: X1 a transfer is over when `pos` has reached `end`; a call that moves no byte before
-//! that is an error (checklist L3). X2 a read leaves zeros in the memory beyond `end`. X3 no call
+//! that is an error (lineage.L3). X2 a read leaves zeros in the memory beyond `end`. X3 no call
 //! writes at or beyond `end`, so a write never makes the file longer. X4 a request reads the file's
 //! size once: the file may grow at any time, and bytes behind the size that the request saw do not
 //! exist for it. X5 main part, tail and padding of a transfer add up to its length.
@@ -80,7 +80,7 @@ impl View {
 /// How a transfer is split, in order; the parts add up to its length (X5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Spans {
-    /// By the calls of the transfer itself.
+    /// Moved by the calls of the transfer itself.
     main: u64,
     /// Written afterwards through the page cache: the file's last, partial block of a direct write.
     tail: u64,
@@ -167,8 +167,8 @@ impl Xfer {
                 return Ok(Next::More);
             }
             Err(e) => {
-                // A direct write that finds no space fails before its sync. The error of a lost
-                // write of the page cache stays to be reported to the descriptor that flushes.
+                // A direct write that finds no space fails before its sync. So it has not consumed
+                // the error of a lost write of the page cache, which the next flush still reports.
                 let is_refused = self.direct && e.raw_os_error() == Some(libc::ENOSPC);
                 if self.rwf & libc::RWF_DSYNC != 0 && !is_refused {
                     file.note_sync_failure();
@@ -255,9 +255,10 @@ mod tests {
         }
     }
 
-    /// A synchronous write that the host refused for lack of space failed the next flush, and with
-    /// it all that the device had completed: a volume on a full host lost what was intact. Through
-    /// the page cache ENOSPC may be the system's only report of an earlier write that it lost.
+    /// The story: a synchronous write that the host refused for lack of space failed the next
+    /// flush, and with it all that the device had completed: a volume on a full host lost intact
+    /// content. Through the page cache ENOSPC may be the system's only report of an earlier write
+    /// that it lost.
     #[test]
     fn synchronous_direct_write_without_space_fails_no_flush() {
         let path = std::env::temp_dir().join(format!("forebay-refused-{}", std::process::id()));

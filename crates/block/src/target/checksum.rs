@@ -28,7 +28,7 @@ struct Entry {
     /// Writes submitted so far.
     version: u32,
     writers: u32,
-    /// Writes overlapped since there last was none.
+    /// Writes have overlapped since the block last had none in flight.
     raced: bool,
 }
 

@@ -15,9 +15,9 @@ use std::sync::Arc;
 pub enum When {
     /// All.
     Always,
-    /// The one with this number, from 1.
+    /// The request with this number, counted from 1.
     Nth(u64),
-    /// Each one whose number is a multiple.
+    /// Each request whose number is a multiple of this.
     Every(u64),
 }
 
@@ -30,7 +30,7 @@ pub struct Fault {
     pub range: Option<(u64, u64)>,
     /// Which of them.
     pub when: When,
-    /// Once it has failed, each further match fails.
+    /// Once a request has failed, each further match fails.
     pub sticky: bool,
     /// The system's error number.
     pub errno: i32,

@@ -19,13 +19,13 @@ pub struct ThrottleOptions {
     pub iops: Option<u64>,
     /// Bytes per second; none is without limit.
     pub bandwidth: Option<u64>,
-    /// So much of unused time may be caught up with.
+    /// Longest unused time whose requests and bytes may be caught up with.
     pub burst: Duration,
 }
 
 struct State {
     options: ThrottleOptions,
-    /// When the requests and bytes so far are paid for.
+    /// Time up to which the requests so far use up the rate of requests; likewise for bytes.
     paid_iops: Nanos,
     paid_bytes: Nanos,
 }

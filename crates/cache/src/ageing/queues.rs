@@ -3,8 +3,9 @@
 //! from the small queue lately. Queues are of folios but sized in frames.
 //!
 //! Invariant Q1: a live slot is on exactly one queue, the one its `queue` field names, or held by
-//! the thread that made it or that reclaims. Only the latter removes it from the index, so a queue
-//! never holds a slot twice; a folio that lost its blocks otherwise stays, empty, until its visit.
+//! the thread that made it or that reclaims. Only the reclaiming thread removes it from the index,
+//! so a queue never holds a slot twice. A folio whose last block was dropped stays queued, empty,
+//! until reclaim visits it.
 
 use crate::table::Slot;
 use crate::table::slots::SlotQueue;
@@ -75,9 +76,9 @@ impl Age {
     }
 }
 
-/// Ghosts: a table of fingerprints in sets of two, one set per folio, with the time of entry
-/// measured in frames that left the small queue. A ghost is valid until as many frames as the cache
-/// has were evicted after it.
+/// Ghosts: a table of fingerprints in sets of two; the hash of a folio's key selects its set. The
+/// time of entry is measured in frames that left the small queue. A ghost is valid until as many
+/// frames as the cache has were evicted from that queue after it.
 struct Ghosts {
     /// Fingerprint (high 32 bits) and time (low 32 bits, wraps); 0 is empty.
     table: Box<[u64]>,
@@ -88,7 +89,7 @@ struct Ghosts {
 
 impl Ghosts {
     fn new(slots: usize, frames: usize) -> Self {
-        // The system provides zeroed memory untouched: the table is resident as far as it was used.
+        // Zeroed memory comes from the system untouched: only used parts of the table are resident.
         let table = vec![0; Self::entries(slots)].into_boxed_slice();
         Self { table, clock: 1, lifetime: Self::lifetime(frames), count: 0 }
     }

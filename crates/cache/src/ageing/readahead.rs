@@ -2,8 +2,8 @@
 //!
 //! A stream is (file, position). A read is sequential if it begins within the window of a stream,
 //! or where its last read ended; so is a read at offset 0, unless it is uncached. The window starts
-//! at 128 KiB or four requests and doubles up to `readahead_max`; it is topped up when half of it
-//! or less is left.
+//! at 128 KiB or four requests, whichever is larger, and doubles up to `readahead_max`; it is
+//! topped up when half of it or less is left.
 
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
@@ -55,7 +55,8 @@ pub struct Plan {
     pub ahead: Range<u64>,
     /// Drop this: it was read ahead, uncached, and its stream has skipped it or was replaced.
     pub abandoned: Range<u64>,
-    /// If the read is of a sequential stream: which one of the reader's, and its window in bytes.
+    /// If the read is of a sequential stream: its number among the reader's, and its window in
+    /// bytes.
     pub stream: Option<(usize, u64)>,
 }
 

@@ -21,7 +21,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Claims nothing yet of these parts.
+    /// A claim with these parts, of 0 bytes each.
     pub fn new(cache: &Arc<PageCache>, parts: &[&'static str]) -> std::sync::Arc<Self> {
         let parts = std::sync::Arc::new(Claimed::new(parts));
         let mut claims = cache.claims.lock();

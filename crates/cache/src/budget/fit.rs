@@ -2,9 +2,9 @@
 //! frames' part of it.
 //!
 //! A budget is divided as if there were few files. The memory of files beyond three quarters of the
-//! share of requests in flight is taken from the frames, in steps and a little ahead of need. It is
-//! given back when files are closed. Both happen in the background, like a change of the budget.
-//! Claims are taken from the frames in full.
+//! share of requests and files (`io_reserve`) is taken from the frames, in steps and a little ahead
+//! of need. It is given back when files are closed. Both happen in the background, like a change of
+//! the budget. Claims are taken from the frames in full.
 //!
 //! Invariants: T1 once no more files are opened, frames and files together are within their parts
 //! of the budget, as long as a quarter of the frames remains; what files take beyond that exceeds
@@ -19,13 +19,13 @@ use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::units::{KIB, MIB, format_size};
 
-/// Bytes by which the frames' part of this budget changes at a time.
+/// Bytes by which the frames' part of `budget` changes at a time.
 fn step(budget: u64) -> u64 {
     (budget / 64).clamp(256 * KIB, 32 * MIB)
 }
 
 impl PageCache {
-    /// A division with only the frames that files and claims leave of it.
+    /// The division `whole`, with only as many frames as files and claims leave.
     pub(super) fn less_files(&self, whole: Division) -> Division {
         let beyond = self.files_beyond(whole.io_reserve) + self.claimed_beyond();
         if beyond == 0 {

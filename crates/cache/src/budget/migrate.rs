@@ -102,7 +102,7 @@ impl PageCache {
         self.give_frames(&freed);
     }
 
-    /// Places in a folio whose frames are at or above `limit`, with these.
+    /// The frames of a folio that are at or above `limit`, each with its position in the folio.
     fn frames_above(&self, slot: Slot, limit: usize) -> impl Iterator<Item = (usize, Frame)> {
         let held = move |at| self.table.frame(slot, at).map(|frame| (at, frame));
         let all = (0..self.table.layout().frames).filter_map(held);

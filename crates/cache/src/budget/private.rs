@@ -12,11 +12,11 @@ use crate::cache::PageCache;
 use crate::shares::{ERROR_BYTES, ErrorGrant, Row, RowSource};
 use forebay_base::sync::atomic::Ordering;
 
-/// Memory of a closed file with blocks in the cache, bytes: the hot part, and its entry in the
-/// registry of the layer above. An open file takes it, too.
+/// Memory of a closed file with blocks in the cache, bytes: its hot part (`table/owners.rs`), and
+/// its entry in the registry of the layer above. An open file takes it, too.
 const KNOWN_BYTES: u64 = 256;
 
-/// Bytes that spare records may take of a share.
+/// Bytes of a share that spare write-out records may take.
 fn records_limit(share: u64) -> u64 {
     share / 8
 }
@@ -200,7 +200,7 @@ mod tests {
                 });
             }
         });
-        // One alone may be more than the share.
+        // A permit that is the only one may exceed the share.
         assert!(most.into_inner() <= limit.max(1200 << 10));
         assert_eq!(cache.stats().private_bytes, 0);
         let alone = cache.try_private(limit * 2).unwrap();

@@ -170,8 +170,8 @@ impl PageCache {
         }
     }
 
-    /// Frames, folio descriptors and bytes of buffers that are too many, or too high up; and pinned
-    /// frames and folios beyond an eighth.
+    /// How far the cache is from `to`, 0 if it fits: frames, folio descriptors and bytes of buffers
+    /// that are too many or lie above the limits, and pinned frames and folios beyond an eighth.
     fn too_much(&self, to: &Division) -> usize {
         let frames = {
             let alloc = self.frames.lock();
@@ -223,7 +223,7 @@ impl PageCache {
         self.advise_tables();
     }
 
-    /// Asks for huge pages under the tables, as far as they may be used.
+    /// Asks for huge pages under the parts of the tables that may be used.
     pub(crate) fn advise_tables(&self) {
         if self.config.huge_pages {
             self.table.advise(self.sizes.slots());

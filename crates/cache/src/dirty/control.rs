@@ -1,4 +1,4 @@
-//! Control of write-back over all domains: the limits, the totals, the domains there are.
+//! Control of write-back over all domains: the limits, the totals, and the list of domains.
 //!
 //! Invariant C-a: there is at most one domain of a key at a time.
 //!
@@ -15,8 +15,8 @@ use std::ops::Deref;
 /// Writers at the limit wake all flushers, but at most once in this time while a write-out is in
 /// flight.
 const WAKE_EVERY: Nanos = 5_000_000;
-/// Bytes of a request for which a writer waits once, at most, and that it dirties between two
-/// checks of the limits. Each writer may exceed the limits by so much. A multiple of the block.
+/// A writer checks the limits, and waits at them, before each portion of at most this many bytes.
+/// So each writer may exceed the limits by this much. A multiple of the block size.
 pub const PORTION: u64 = 256 << 10;
 
 /// Dirty limits in bytes as requested; `None`: a share of the cache, whatever its size.
@@ -46,7 +46,7 @@ impl DirtyControl {
         Self { limits, domains: Mutex::default(), last_kick: AtomicU64::new(0) }
     }
 
-    /// The domain of that key, made if there is none; `None` makes one for a file alone.
+    /// The domain of `key`, made if there is none; `None` makes one for a file alone.
     pub fn domain(&self, key: Option<DomainKey>) -> Arc<Domain> {
         let mut domains = self.domains.lock();
         let mut found = None;

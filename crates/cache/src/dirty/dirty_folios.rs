@@ -29,7 +29,7 @@ pub struct DirtyFolio {
 #[derive(Default)]
 struct Set {
     folios: BTreeMap<u64, DirtyFolio>,
-    /// (since, index): ordinary ones, and those with blocks of uncached writes.
+    /// (since, index) of the ordinary folios, and of those with blocks of uncached writes.
     aged: [BTreeSet<(Nanos, u64)>; 2],
 }
 
@@ -96,7 +96,8 @@ impl DirtyFolios {
         self.set.lock().folios.range(index..).next().map(|(&i, _)| i)
     }
 
-    /// The next folios of ages after `after` and up to `until`, at most [`PICK`].
+    /// Puts the folios that became dirty next after `cursor.after`, up to `cursor.until`, into
+    /// `cursor.aged`, at most [`PICK`].
     fn by_age(&self, which: Which, cursor: &mut DirtyCursor) {
         let set = self.set.lock();
         let after = cursor.after.map_or(Bound::Unbounded, Bound::Excluded);
@@ -133,7 +134,7 @@ impl DirtyFolios {
         self.queued.load(Ordering::SeqCst)
     }
 
-    /// The file is on the queue. Call it under the queue's lock.
+    /// Marks the file as on its flusher's queue. Call it under the queue's lock.
     pub(crate) fn enter_queue(&self) {
         self.queued.store(true, Ordering::SeqCst);
     }
@@ -148,8 +149,8 @@ impl DirtyFolios {
         self.changes.load(Ordering::SeqCst)
     }
 
-    /// Whether the flusher waits with the file until [`DirtyFolios::changes`] moves. The task that
-    /// moves it checks this afterwards, and notifies the flusher.
+    /// Whether the flusher skips the file until [`DirtyFolios::changes`] grows, or a timer expires.
+    /// A task that increases the count checks this afterwards, and notifies the flusher.
     #[inline]
     pub(crate) fn is_stalled(&self) -> bool {
         self.stalled.load(Ordering::SeqCst)
@@ -160,8 +161,8 @@ impl DirtyFolios {
         self.stalled.store(stalled, Ordering::SeqCst);
     }
 
-    /// Takes the file off the queue, unless it has become dirty meanwhile: then returns since when
-    /// (K2). Call under the queue's lock.
+    /// Marks the file as off the queue, unless it has become dirty meanwhile: then returns since
+    /// when (K2). Call it under the queue's lock.
     pub(crate) fn leave_queue(&self) -> Option<Nanos> {
         self.queued.store(false, Ordering::SeqCst);
         let oldest = self.oldest();
@@ -275,7 +276,7 @@ mod tests {
     #[test]
     fn pass_by_age_takes_old_folios_oldest_first() {
         let dirty_folios = DirtyFolios::default();
-        // The higher the index, the older; every third uncached.
+        // The higher the index, the older the folio. Every third folio has uncached blocks.
         for i in 0..1000u64 {
             assert!(dirty_folios.list(i, 2000 - i, i % 3 == 0).fresh);
         }
@@ -295,7 +296,7 @@ mod tests {
         let thirds: Vec<u64> = (0..1000).step_by(3).collect();
         assert_eq!(sorted(all_of(&dirty_folios, Which::Uncached, 3000)), thirds);
         assert_eq!(all_of(&dirty_folios, Which::All, 3000), (0..1000).collect::<Vec<_>>());
-        // An ordinary one that gets uncached blocks is both.
+        // Once an ordinary folio gets uncached blocks, a pass over uncached ones takes it.
         assert!(!dirty_folios.list(998, 5000, true).uncached);
         assert!(all_of(&dirty_folios, Which::Uncached, 3000).contains(&998));
         (0..1000).for_each(|i| assert!(dirty_folios.unlist(i)));

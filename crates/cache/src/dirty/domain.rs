@@ -22,7 +22,7 @@
 //! while a writer waits, to make space for it.
 //!
 //! Locks: queue, wait queue and pace, none inside another; the queue's before a file's dirty set.
-//! Wakers are called after they are released.
+//! Wakers are called after all locks are released.
 
 use super::dirty_folios::DirtyFolios;
 use super::flushes::Flushes;
@@ -46,7 +46,7 @@ pub enum DomainKey {
     HostFs(u64),
     /// A block device: its number.
     Block(u64),
-    /// A device object of the library: its address, which is its own while it lives.
+    /// A device object of the library: its address, unique while it lives.
     Object(usize),
 }
 
@@ -213,7 +213,7 @@ impl Domain {
         }
     }
 
-    /// A folio joined or left the lists of dirty ones.
+    /// A folio joined or left the dirty folios of a file.
     pub(crate) fn count_dirty_folio(&self, change: i64) {
         self.limits.dirty_folios.fetch_add(change, Ordering::Relaxed);
     }
@@ -250,8 +250,8 @@ impl Domain {
     /// Whether there is space for the first writer in the queue.
     pub(crate) fn has_room(&self) -> bool {
         let share = self.share();
-        // Below the background limit the flusher stops, so no writer may wait for more space than
-        // that.
+        // The flusher stops at the background limit, so no writer may wait until fewer bytes are
+        // dirty.
         let mark = |limit: u64, background: u64| {
             (limit - (limit / 8).min(ROOM)).max(background.min(limit))
         };
@@ -389,7 +389,7 @@ impl Domain {
         self.looks_too_late(&queue)
     }
 
-    /// A write-out of a file has ended. If the file is stalled, more of it may be writable now.
+    /// A write-out of a file has ended. A stalled file may be writable now.
     pub(crate) fn end_stall(&self, id: u32, dirty_folios: &DirtyFolios) {
         dirty_folios.written();
         if dirty_folios.is_stalled() {
@@ -398,7 +398,7 @@ impl Domain {
         }
     }
 
-    /// Schedules a visit of file `id` by then. True as in [`Domain::dirtied`].
+    /// Schedules a visit of file `id` at `at` or earlier. True as in [`Domain::dirtied`].
     #[must_use]
     pub(crate) fn look_by(&self, id: u32, at: Nanos) -> bool {
         let mut queue = self.queue.lock();
@@ -444,7 +444,7 @@ impl Domain {
         self.wake_flusher();
     }
 
-    /// The file has an opener again, or is given up.
+    /// Stops keeping the file: it has an opener again, or is given up.
     pub fn let_go(&self, id: u32) {
         // Dropped after the lock: it may be the last reference, whose drop calls `leave`.
         let kept = self.queue.lock().let_go(id);
@@ -510,8 +510,8 @@ impl Place<'_> {
     /// Registers the waker; true if this writer is first.
     pub fn first(&self, waker: &Waker) -> bool {
         let first = self.domain.writer_queue.lock().wait(self.number, waker);
-        // A task that frees space checks for waiters after that; this one checks for space after
-        // this.
+        // A task that frees space checks for waiters afterwards; this writer checks for space after
+        // the fence: one of the two sees the other.
         fence(Ordering::SeqCst);
         first
     }
@@ -540,7 +540,7 @@ mod tests {
         one.add_dirty(4096);
         assert_eq!(active(), 1, "M2");
         two.add_dirty(512);
-        // As write-out does it: taken first, clean then.
+        // As write-out does it: the bytes are counted as taken first, then as clean.
         one.begin_write(8192);
         one.sub_dirty(8192);
         assert_eq!((active(), one.dirty_bytes(), one.writeback_bytes()), (2, 0, 8192), "M2");

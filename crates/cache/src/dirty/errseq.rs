@@ -1,4 +1,4 @@
-//! Write-back errors, reported once to every opener of the time: a sequence that grows with each
+//! Write-back errors, reported once to each handle that was open: a sequence that grows with each
 //! error, and a cursor per opener (the kernel's errseq_t, Jeff Layton 2017).
 
 use forebay_base::Error;

@@ -1,7 +1,7 @@
 //! The flushes of one flush domain: how many failed, and which are in progress.
 //!
 //! A failed flush may have lost any completed write of the domain, whichever file it was for: they
-//! share one device. So failures are counted here, and each file compares
+//! share one device. So failures are counted here, and each file compares the count
 //! ([`crate::dirty::unflushed`]).
 //!
 //! Invariants: X1 a failed flush is counted before it is over. X2 a successful flush counts once
@@ -84,7 +84,7 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// The device reports success. Waits until that counts (X2). `heard`: as for
+    /// The device reports success. Waits until the success counts (X2). `heard`: as for
     /// [`Flushes::begin`], but how many have failed at the end of this flush.
     pub async fn worked(mut self, heard: Option<u64>) {
         self.is_lossless = true;
@@ -137,8 +137,8 @@ mod tests {
         assert!(poll().is_ready(), "X4: it is over");
     }
 
-    /// The story: sixteen files of a volume, each synced, waited for one another. A flush with its
-    /// answer waited for all that had begun since, although the log takes its flushes in turn.
+    /// The story: sixteen files of a volume, each synced, waited for one another. A flush that had
+    /// its answer waited for all that had begun since, although the log takes its flushes in turn.
     #[test]
     fn x2_flushes_in_turn_wait_only_for_those_before_failure() {
         let flushes = Arc::new(Flushes::default());

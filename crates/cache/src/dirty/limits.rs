@@ -15,10 +15,10 @@ use crate::config::Config;
 use forebay_base::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use forebay_base::world::Nanos;
 
-/// Write-out of uncached writes starts after this time at the latest.
+/// Write-out of uncached writes starts after this time at the latest, ns.
 pub(crate) const UNCACHED_AGE: Nanos = 100_000_000;
 
-/// Bytes that are on their way to a device.
+/// Counts of the bytes that are not durable yet, of one domain or of all.
 #[derive(Default)]
 pub(crate) struct Gauge {
     /// Dirty or in write-out, and not failed.
@@ -96,9 +96,9 @@ pub struct Limits {
     room: AtomicU64,
     /// Of all domains together.
     pub(crate) total: Gauge,
-    /// Domains that have something healthy dirty or in write-out.
+    /// Number of domains with healthy bytes that are dirty or in write-out.
     pub(crate) active: AtomicI64,
-    /// Domains that have something failed.
+    /// Number of domains with failed bytes.
     pub(crate) failing: AtomicI64,
     /// Folios with dirty blocks.
     pub(crate) dirty_folios: AtomicI64,
@@ -162,8 +162,9 @@ impl Limits {
     /// Whether a domain with `own` failed bytes refuses writes, because all domains together fill
     /// the part of the limit for failed bytes. That part is half of the limit for files that fail
     /// themselves, three quarters for other files of their domains. `doomed`: bytes of a failing
-    /// file that will fail too. A domain that fails when the part is full has a sixteenth, or an
-    /// eighth, which such domains share, until failed bytes reach the limit (W3).
+    /// file that will fail too. A domain that fails when that part is full may still have a
+    /// sixteenth of the limit (for other files: an eighth), divided by the number of failing
+    /// domains, until all failed bytes reach the limit (W3).
     pub(crate) fn refuses(&self, own: u64, doomed: Option<u64>) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let others = self.total.failed().saturating_sub(own);

@@ -62,7 +62,7 @@ struct Member {
     stall_pause: Nanos,
     /// How often the flusher has checked it out, and not released it.
     held: u32,
-    /// Number of this membership, among all so far.
+    /// Number of this membership, unique among all so far.
     serial: u64,
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct Look {
 /// What came of a visit to a file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outcome {
-    /// The visit was to write blocks dirty since then or before.
+    /// The visit was to write blocks that are dirty since this time or longer.
     pub until: Nanos,
     /// [`DirtyFolios::changes`] before the visit.
     pub seen: u64,
@@ -122,7 +122,7 @@ pub(crate) struct Queue {
     flush_pause: Nanos,
     /// The flusher of the domain runs.
     pub running: bool,
-    /// How many callers want it to run on without files.
+    /// How many callers want the flusher to run on without files.
     pub stays: u32,
     /// Files that joined so far.
     joined: u64,
@@ -147,7 +147,8 @@ impl Queue {
         self.members.insert(id, member);
     }
 
-    /// Removes a file that is gone. The caller drops what kept it, without the lock.
+    /// Removes a file that is gone. Returns the reference that kept it, for the caller to drop
+    /// after it has released the lock.
     pub fn leave(&mut self, id: u32) -> Option<std::sync::Arc<dyn WriteOut>> {
         self.set_aged(id, None);
         self.set_alarm(id, None);
@@ -318,7 +319,7 @@ impl Queue {
         let member = self.members.get_mut(&id)?;
         if let Some(retry) = &mut member.retry {
             if retry.at <= now {
-                // The next retry is set already, in case this one ends neither way.
+                // Schedules the next retry already, in case this one neither fails nor succeeds.
                 (retry.at, retry.tried, why) = (now + retry.pause, true, Why::Retry);
             }
             let at = retry.at;
@@ -394,7 +395,7 @@ impl Queue {
         loop {
             let id = self.flush.pop_front()?;
             let Some(member) = self.members.get_mut(&id) else { continue };
-            // Before the bytes are read: blocks kept from now on list the file again.
+            // Cleared before the bytes are read: blocks kept from now on list the file again.
             member.dirty.flush_listed.store(false, Ordering::SeqCst);
             let bytes = member.dirty.unflushed.load(Ordering::SeqCst).max(0) as u64;
             if let Some(out) = member.out.upgrade().filter(|_| bytes > 0) {
@@ -429,7 +430,8 @@ impl Queue {
         }
     }
 
-    /// Stops keeping the file. The caller drops what kept it, without the lock.
+    /// Stops keeping the file. Returns the reference that kept it, for the caller to drop after it
+    /// has released the lock.
     pub fn let_go(&mut self, id: u32) -> Option<std::sync::Arc<dyn WriteOut>> {
         self.members.get_mut(&id).and_then(|m| m.keep.take())
     }

@@ -12,10 +12,10 @@
 //! submitted before: the device may have completed it ahead of the flush, in whatever order the
 //! results arrive. W2 a completed block is kept with the epoch of that moment. If the epoch has
 //! moved since, the block is lost, whichever file's flush failed: no later flush certifies it. W3
-//! the epoch is the domain's ([`crate::dirty::flushes`]): a flush of any of its files moves it.
-//! W4 a block that is dropped while a flush that covers it is in progress counts as unpinned if
-//! that flush fails. W5 what a request covered that failed without a failed flush (flushes.X4)
-//! waits for the next flush, unless the epoch has moved meanwhile.
+//! the epoch is the domain's ([`crate::dirty::flushes`]): a flush of any of its files moves it. W4
+//! a block that is dropped while a flush that covers it is in progress counts as unpinned if that
+//! flush fails. W5 if a request fails without a failed flush (flushes.X4), the blocks that it
+//! covered wait for the next flush, unless the epoch has moved meanwhile.
 //!
 //! Lock: one; below it that of the reused sets.
 
@@ -28,7 +28,7 @@ use std::ops::Range;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Epoch(u64);
 
-/// What one flush answers for. Ranges are of file blocks.
+/// The writes that one flush makes durable, or loses. Ranges are of file blocks.
 #[derive(Debug, Default)]
 pub struct Covered {
     /// Blocks kept in the cache: they can be written again.
@@ -40,7 +40,7 @@ pub struct Covered {
 }
 
 impl Covered {
-    /// Whether the flush answers for no write.
+    /// Whether the flush covers no write.
     pub fn is_empty(&self) -> bool {
         self.pinned.is_empty() && !self.unpinned
     }
@@ -48,13 +48,13 @@ impl Covered {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What the next flush will answer for.
+    /// The writes that the next flush will cover.
     covered: Covered,
     /// Blocks that a failed flush may have lost, not yet taken by a caller.
     lost: Covered,
     /// Flushes that have begun, and not ended by [`Unflushed::end_flush`].
     flushing: u32,
-    /// Pinned blocks that were dropped during such a flush, which may have answered for them.
+    /// Pinned blocks that were dropped during such a flush, which may have covered them.
     given_up: RangeSet,
 }
 
@@ -81,7 +81,7 @@ pub struct Unflushed {
 }
 
 impl Unflushed {
-    /// Of a file of the domain that has these flushes.
+    /// For a file of the domain that `flushes` are of.
     pub(crate) fn new(flushes: Arc<Flushes>) -> Self {
         Self { flushes, state: Mutex::default() }
     }
@@ -91,9 +91,9 @@ impl Unflushed {
         Epoch(self.flushes.failures())
     }
 
-    /// Blocks of a completed write are pinned; `None`: the write is recorded as one whose blocks
-    /// are not kept. False if a flush failed since `epoch` (W1): then nothing was recorded.
-    /// `memory`: an empty set, for the first blocks after a flush.
+    /// Records a completed write, whose blocks `pinned` stay cached; `None`: its blocks are not
+    /// kept. False if a flush failed since `epoch` (W1): then nothing was recorded. `memory`: an
+    /// empty set, for the first blocks after a flush.
     #[must_use]
     pub fn completed(
         &self,
@@ -135,7 +135,7 @@ impl Unflushed {
         state.covered.pinned.remove(blocks);
     }
 
-    /// A flush begins: takes the blocks that it answers for.
+    /// A flush begins: takes the blocks that it covers.
     pub fn begin_flush(&self) -> Covered {
         let mut state = self.state.lock();
         state.look(self.epoch());
@@ -308,7 +308,7 @@ mod tests {
         let early = other.epoch();
         fail_one(&one.flushes);
         assert!(!done(&other, early, None), "W1, W3");
-        // Written after the failure: not lost, and not confused with what is.
+        // A block written after the failure is not lost, and is kept apart from lost ones.
         assert!(done(&other, other.epoch(), Some(6..7)));
         assert!(!other.is_empty());
         assert!(other.begin_flush().pinned.iter().eq(std::iter::once(6..7)), "W2");

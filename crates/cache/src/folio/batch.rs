@@ -56,7 +56,7 @@ impl Extend<Frame> for FrameBatch {
 pub(crate) struct Freed<'a> {
     cache: &'a PageCache,
     batch: FrameBatch,
-    /// Some were given back, and no waiter was woken for them.
+    /// Some frames were given back, and no waiter was woken for them.
     has_given: bool,
 }
 
@@ -65,8 +65,8 @@ impl<'a> Freed<'a> {
         Self { cache, batch: FrameBatch::default(), has_given: false }
     }
 
-    /// Gives all back for a caller that holds a folio lock. True: it calls
-    /// [`PageCache::wake_for_frames`] once the lock is released.
+    /// Gives all back for a caller that holds a folio lock. True: the caller has to call
+    /// [`PageCache::wake_for_frames`] once it has released the lock.
     #[must_use]
     pub fn put(mut self) -> bool {
         self.give();

@@ -37,9 +37,9 @@ pub struct Look {
     pub uptodate: bool,
     /// All are dirty.
     pub dirty: bool,
-    /// Some are on their way from the device.
+    /// Some are being read from the device.
     pub reading: bool,
-    /// Some are on their way to it.
+    /// Some are in write-out to the device.
     pub writing: bool,
     /// Some came in by an uncached request.
     pub uncached: bool,
@@ -54,7 +54,7 @@ pub struct FolioWrite<'a> {
     pub(crate) slot: Slot,
     /// Index of the folio in its file.
     pub index: u64,
-    /// The tasks that are woken when the lock is released: a waker may run anything.
+    /// The tasks to wake once the lock is released: a waker may run any code.
     wakes: Cell<Wakes>,
 }
 
@@ -65,7 +65,7 @@ struct Wakes(u8);
 impl Wakes {
     const NONE: Self = Self(0);
     const FLUSHER: Self = Self(1);
-    /// They wait until less is dirty.
+    /// Writers that wait until fewer bytes are dirty.
     const WRITERS: Self = Self(2);
     /// Tasks that wait for frames.
     const FRAMES: Self = Self(4);
@@ -157,8 +157,9 @@ impl FolioWrite<'_> {
         look
     }
 
-    /// The maximal runs within `blocks` for which `f` of the group's words is set. The words are
-    /// read as the iterator advances, so the caller may change the states of runs it has received.
+    /// The maximal runs of `blocks` whose bits are set in the words that `f` returns, one for each
+    /// group of 64 blocks. The words are read as the iterator advances, so the caller may change
+    /// the states of runs it has received.
     pub fn runs(
         &self,
         blocks: Blocks,
@@ -462,7 +463,7 @@ impl FolioWrite<'_> {
         }
     }
 
-    /// Drops the blocks of an ended fill that no reader needs any more.
+    /// Drops the blocks of an ended fill that no reader needs any more ([`Self::abandon_fills`]).
     pub(super) fn drop_abandoned(&self, blocks: Blocks) {
         let gone = self.runs(blocks, |t, s, g| {
             t.bits(s, State::Uncached, g) & t.bits(s, State::Referenced, g)

@@ -31,7 +31,8 @@ pub fn fault_in_for_writing(dst: &mut [u8]) {
 impl PageCache {
     /// The folio, for reading without its lock, if it is cached. `None` is a hint (see
     /// [`crate::table::index`]). `offset` is where in the folio the caller will read: these bytes
-    /// are prefetched while the states are checked. Beyond the folio: it reads no bytes.
+    /// are prefetched while the states are checked. An `offset` beyond the folio: the caller reads
+    /// no bytes.
     #[inline]
     pub fn lookup(&self, mapping: &Mapping, index: u64, offset: usize) -> Option<FolioRead<'_>> {
         self.table.prefetch(mapping.guess_slot(index));
@@ -81,7 +82,7 @@ impl PageCache {
         mapping.lowest_unwritten(from, |start| self.lowest_dirty(mapping, start))
     }
 
-    /// The lowest byte from `from` on, within its folio, that is in a dirty block.
+    /// The lowest byte from `from` on, within the folio of `from`, that is in a dirty block.
     fn lowest_dirty(&self, mapping: &Mapping, from: u64) -> Option<u64> {
         let index = mapping.folio_index(from);
         let folio = self.lock_folio(mapping, index)?;
@@ -106,9 +107,9 @@ impl PageCache {
         }
     }
 
-    /// Locks the folio exclusively, or makes it; `None` if no folio can be evicted to make it. One
-    /// made for an uncached request (`passing`) counts as new even if it is a ghost, and leaves the
-    /// ghost to an ordinary request (lineage.U1).
+    /// Locks the folio exclusively, or makes it; `None` if no folio can be evicted to make it. A
+    /// folio made for an uncached request (`passing`) counts as new even if it is a ghost, and
+    /// leaves the ghost to an ordinary request (lineage.U1).
     pub fn lock_or_make<'a>(
         &'a self,
         mapping: &'a Mapping,

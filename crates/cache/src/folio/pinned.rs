@@ -7,7 +7,7 @@
 //!
 //! No pin is ever waited for: a writer needs a free frame for each pinned one that it meets, and
 //! pins hold an eighth of the frames at most, so reclaim and write-out can make the others free.
-//! For the same reason they keep an eighth of the folio descriptors at most.
+//! For the same reason pins keep an eighth of the folio descriptors at most.
 //!
 //! Invariants: pin.P1 (see `folio/pins.rs`) no byte of a pinned frame changes. So shared references
 //! to the pinned bytes are sound. Locks: none; a pin ends without any lock but the allocator's.
@@ -59,13 +59,13 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Pins nothing yet, of a file of `cache`; [`FolioWrite::pin`](crate::FolioWrite::pin) adds to
-    /// it.
+    /// An empty pin for a file of `cache`; [`FolioWrite::pin`](crate::FolioWrite::pin) adds bytes
+    /// to it.
     pub fn new(cache: &Arc<PageCache>, mapping: u32) -> Self {
         Self { runs: Runs::None, source: Source::Frames(cache.clone(), mapping), folios: 0 }
     }
 
-    /// The first `len` bytes of a buffer.
+    /// A pin of the first `len` bytes of a buffer.
     pub fn copied(buf: AlignedBuf, len: usize) -> Self {
         let bytes: *const [u8] = &raw const buf[..len];
         let runs = if len == 0 { Runs::None } else { Runs::One([bytes]) };

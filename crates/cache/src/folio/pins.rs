@@ -16,7 +16,7 @@ use crate::table::{Blocks, Slot, State, Table};
 use std::ops::Range;
 
 impl FolioWrite<'_> {
-    /// The frames that `blocks` touch, with their places in the folio, that are pinned.
+    /// The pinned frames that `blocks` touch, each with its position in the folio.
     fn pinned_at(&self, blocks: Blocks) -> impl Iterator<Item = (usize, Frame)> {
         let frames = if self.cache.words.any_pinned() { self.frames_of(blocks) } else { 0..0 };
         let held = |at| self.cache.table.frame(self.slot, at).map(|frame| (at, frame));
@@ -29,7 +29,7 @@ impl FolioWrite<'_> {
         if self.cache.words.any_pinned() { self.pinned_at(blocks).count() } else { 0 }
     }
 
-    /// Those of the blocks that are up to date and in pinned frames.
+    /// How many of the blocks are up to date and in pinned frames.
     pub fn blocks_pinned(&self, blocks: Blocks) -> u32 {
         let pinned = |table: &Table, slot, group| {
             table.bits(slot, State::Uptodate, group) & self.cache.pinned_blocks(slot, group)

@@ -75,9 +75,9 @@ impl<'a> FolioRead<'a> {
     }
 
     /// Ages: marks the blocks referenced; raises the folio's frequency if any was referenced
-    /// already, unless `same` says that this is still the touch before (a reader that takes a
-    /// block in small pieces touches it once). If the slot went to another folio since, that one
-    /// ages a little: no harm.
+    /// already, unless `same` says that this continues the previous touch (a reader that takes a
+    /// block in small pieces touches it once). If the slot has gone to another folio since, that
+    /// folio is touched: no harm.
     #[inline]
     pub fn touch(&self, blocks: Blocks, same: bool) {
         let Some(mask) = blocks.first_mask() else {

@@ -1,9 +1,10 @@
-//! The memory of cached bytes: one mapping, divided into frames of 4 KiB, sized for the largest
-//! budget and resident as far as it is used.
+//! The memory of cached bytes: one memory mapping, divided into frames of 4 KiB, sized for the
+//! largest budget and resident as far as it is used.
 //!
-//! Memory becomes resident as it is used: with huge pages, a step ahead of use. A task that takes
-//! frames which were never used then has the next ones populated in the background. If that is
-//! late, and without huge pages, the first access does it. A smaller budget releases memory.
+//! Memory becomes resident as it is used. With huge pages it is populated a step ahead of use: a
+//! task that takes frames which were never used starts a background task for the next ones. Without
+//! huge pages, or if that task is late, the first access populates a page. A smaller budget
+//! releases memory.
 //!
 //! Invariants: M1 the mapping lives as long as any [`Arena`] handle, so an address handed to a
 //! device stays valid even if its frame has been given to another owner. M2 the only Rust
@@ -27,7 +28,8 @@ pub const FRAME_SIZE: usize = 4096;
 /// Number of a frame in the arena.
 pub type Frame = u32;
 
-/// With huge pages, at least so many bytes are populated ahead of use, as far as the limit allows.
+/// With huge pages, at least this many bytes are populated ahead of use, as far as the limit
+/// allows.
 const STEP: usize = 16 << 20;
 
 /// How far the arena is populated, is to be, and may be: in bytes from its beginning.
@@ -123,7 +125,7 @@ impl Arena {
         }
     }
 
-    /// Populates the next huge page that is wanted; false if none is, or none is to be had.
+    /// Populates the next huge page that is wanted. Returns whether another one is wanted after it.
     fn populate_next(&self) -> bool {
         let mut ahead = self.ahead();
         if ahead.done >= ahead.wanted {
@@ -146,7 +148,8 @@ impl Arena {
         if !self.huge || self.on_touch || range.len() < HUGE {
             return self.region.populate(range);
         }
-        // Where huge pages are off, one can still be made on demand, of a range that has a page.
+        // Where huge pages are off, one can still be made on demand, of a range with a resident
+        // page.
         self.region.populate(range.start..range.start + FRAME_SIZE)
             && (self.region.collapse(range.clone()) || self.region.populate(range))
     }
@@ -206,7 +209,7 @@ impl Arena {
         std::ptr::slice_from_raw_parts(self.at(frame, offset, len), len)
     }
 
-    /// How far behind the beginning of the arena an address in it is, bytes.
+    /// Offset of an address from the beginning of the arena, bytes.
     pub(crate) fn offset_of(&self, address: *const u8) -> usize {
         address.addr() - self.region.base().addr()
     }
@@ -250,7 +253,7 @@ impl Arena {
     }
 }
 
-/// Apart from the check, so that a hit does not store its numbers for the message.
+/// A function of its own, so that the hit path does not store the numbers for the message.
 #[cold]
 fn leaves_arena(frame: Frame, offset: usize, len: usize) -> ! {
     panic!("frame {frame} + {offset} + {len} leaves the arena")
@@ -288,7 +291,8 @@ impl FrameList {
             Some(last) if last.ptr.wrapping_add(last.len) == ptr => last.len += len,
             _ => {
                 if self.segments.len() == self.segments.capacity() {
-                    // Grows in few, large steps: each reused list has to grow to its full length.
+                    // Grows in few, large steps, because each reused list has to grow to its full
+                    // length.
                     self.segments.reserve(if self.segments.is_empty() { 16 } else { 64 });
                 }
                 self.segments.push(Segment { ptr, len });
@@ -317,9 +321,9 @@ impl FrameList {
     }
 }
 
-// SAFETY: rule 1 and 3: addresses inside the arena, which `arena` keeps mapped (M1). Rule 2: no
-// references into the arena exist but to pinned bytes, which no device fills (M2); concurrent raw
-// copies are ruled by M3.
+// SAFETY: rules 1 and 3 of `IoMem`: addresses inside the arena, which `arena` keeps mapped (M1).
+// Rule 2: no references into the arena exist but to pinned bytes, which no device fills (M2);
+// concurrent raw copies are ruled by M3.
 unsafe impl IoMem for FrameList {
     fn segments(&mut self, out: &mut Vec<Segment>) {
         out.extend_from_slice(&self.segments);

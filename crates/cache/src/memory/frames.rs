@@ -6,8 +6,8 @@
 //! Invariants: A1 a frame is free, or handed out: then it is in one folio, on its way into one, or
 //! held by write-outs and pins alone. A2 a chunk that was used, with a free frame below the limit,
 //! is on exactly one list: `whole` (all 16 free) or `partial`; no other is on a list. A3 frames at
-//! or above the limit are not handed out. A4 no more frames are handed out than the limit, except
-//! where it was lowered below what was.
+//! or above the limit are not handed out. A4 no more frames are handed out than the limit, unless
+//! it was lowered while more were.
 //!
 //! Locks: none of its own; the cache holds it behind one.
 
@@ -33,8 +33,8 @@ pub struct FrameAlloc {
 }
 
 impl FrameAlloc {
-    /// `limit` frames, all free; it can be raised to `max`. A tail shorter than a chunk is a chunk
-    /// with fewer frames.
+    /// `limit` frames, all free; the limit can be raised to `max`. A tail shorter than a chunk is a
+    /// chunk with fewer frames.
     pub fn new(limit: usize, max: usize) -> Self {
         assert!(limit <= max);
         let chunks = max.div_ceil(CHUNK_FRAMES as usize);
@@ -76,8 +76,8 @@ impl FrameAlloc {
         self.fresh as usize * CHUNK_FRAMES as usize
     }
 
-    /// Takes `count` frames, appending them to `out` in an order that keeps neighbours together,
-    /// or takes none and says false.
+    /// Takes `count` frames, appending them to `out` in an order that keeps neighbours together, or
+    /// takes none and returns false.
     pub fn take(&mut self, count: usize, out: &mut impl Extend<Frame>) -> bool {
         if count > self.free() {
             return false;
@@ -85,7 +85,8 @@ impl FrameAlloc {
         self.take_below(count, out)
     }
 
-    /// Takes frames that replace as many above the limit.
+    /// Takes `count` frames that are to replace as many above the limit, which count as used until
+    /// then.
     pub fn take_below(&mut self, count: usize, out: &mut impl Extend<Frame>) -> bool {
         if count > self.limit - (self.used - self.above) {
             return false;

@@ -5,7 +5,8 @@
 //! sides. Before those at its end lies one read-only page of zeros, for readers of pinned bytes
 //! that read a little too far (SQLite does, up to 256 bytes, in a damaged database). R2 this module
 //! makes no Rust reference into it: its owner decides on access. R3 huge pages lie fully below the
-//! mark given to [`Region::advise`], so that resident memory exceeds it by at most a small page.
+//! offset given to [`Region::advise`], so that resident memory exceeds that offset by at most a
+//! small page.
 //!
 //! Locks: none. The calls are the kernel's own, and may be made by any thread.
 
@@ -186,7 +187,7 @@ mod tests {
         assert_eq!(unsafe { behind.wrapping_add(255).read_volatile() }, 0);
     }
 
-    /// R3: a huge page under the mark would add up to 2 MiB that are not counted.
+    /// R3: a huge page across the given offset would add up to 2 MiB that are not counted.
     #[test]
     fn no_huge_page_lies_across_the_mark() {
         let region = Region::new(16 * HUGE).unwrap();

@@ -48,7 +48,7 @@ impl FrameWords {
         Ok(Self { words: ZeroTable::new(max)?, pinned, orphans, folio_pins })
     }
 
-    /// The table, to be advised, populated or given back.
+    /// The table, for a caller that advises, populates or gives back its memory.
     pub fn table(&self) -> &ZeroTable<AtomicU32> {
         &self.words
     }

@@ -96,7 +96,8 @@ mod imp {
         }
     }
 
-    /// A table of a fixed length, of atomics that are more than their value.
+    /// A table of a fixed length. Atomics of shuttle hold more than their value, so each entry is
+    /// constructed.
     pub(crate) struct ZeroTable<T>(Box<[T]>);
 
     impl<T: Zeroed> ZeroTable<T> {

@@ -62,7 +62,7 @@ impl PageCache {
         self.frame_wait.wait_for(count, attempt).await
     }
 
-    /// Waits until there is a folio descriptor to be had; starts write-out.
+    /// Waits until a folio descriptor can be had; starts write-out if there is none.
     pub async fn wait_slot(&self, mapping: &Mapping) {
         let _starved = Starved::new(self);
         let attempt = || {

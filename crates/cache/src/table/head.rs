@@ -19,7 +19,7 @@ pub(crate) struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Of the slot whose words begin at `words`; `None` if these are too few.
+    /// The head of the slot whose words begin at `words`; `None` if these are too few.
     #[inline]
     pub(super) fn new(words: &'a [AtomicU64]) -> Option<Self> {
         let (words, behind) = words.split_first_chunk()?;

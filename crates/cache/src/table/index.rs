@@ -58,8 +58,8 @@ impl Index {
     #[inline]
     fn bucket(&self, id: u32, index: u64) -> usize {
         // Neighbouring folios of a file have neighbouring heads: those of a file that is in use
-        // stay in the processor's cache. Each file starts at a head of its own, and so does each
-        // stretch of a file that is as long as the table.
+        // stay in the processor's cache. The number of a file selects the head at which it starts.
+        // Each later stretch of the file that is as long as the table starts at another one.
         let mask = self.mask.load(Ordering::Relaxed);
         let stretch = index >> (!mask).trailing_zeros();
         let place = (stretch ^ u64::from(id) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);

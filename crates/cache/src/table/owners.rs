@@ -25,8 +25,8 @@ struct Hot {
     label: Label,
 }
 
-/// The identity of a file in the layer that maps it: its owner, and its number there. All 0:
-/// unknown.
+/// The identity of a file in the layer that maps it: its owner, and its number within that owner.
+/// All 0: unknown.
 pub type Label = (u64, u64);
 
 /// The files that own folios, in shards.

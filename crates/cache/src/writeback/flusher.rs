@@ -28,7 +28,7 @@ const CHUNK: u64 = 16 * MIB;
 
 impl PageCache {
     /// From now on the domain's flusher writes the mapping's dirty blocks through `out`. The first
-    /// mapping starts it. [`Domain::leave`] ends this.
+    /// mapping starts the flusher. [`Domain::leave`] takes the mapping out again.
     pub fn join(self: &Arc<Self>, mapping: &Mapping, out: std::sync::Weak<dyn WriteOut>) {
         let domain = &mapping.domain;
         if domain.join(mapping.id, mapping.dirty.clone(), out) {
@@ -65,8 +65,8 @@ fn ended(domain: &Domain) -> bool {
 /// A timer, and the time at which it expires.
 type Timer = (Nanos, BoxFuture<'static, ()>);
 
-/// Sleeps until there may be work. A timer that expires too early is kept, and wakes the flusher
-/// once in vain. Dirty blocks become due later and later, and most sleeps end by a wake.
+/// Sleeps until there may be work. A timer that expires too early is kept, and may wake the flusher
+/// once in vain: most sleeps end by a wake, and a new timer for each would cost more.
 async fn wait_for_work(cache: &PageCache, domain: &Domain, timer: &mut Option<Timer>) {
     let alarm = {
         let queue = domain.queue();
@@ -94,7 +94,7 @@ fn pass(which: Which, max_bytes: u64) -> WriteOutPass {
     WriteOutPass { range: 0..u64::MAX >> 1, which, max_bytes, sync: false }
 }
 
-/// Futures of the flusher, reused. Write-out continues while a flush is in progress.
+/// Memory of the flusher's futures, reused. Write-out continues while a flush is in progress.
 #[derive(Default)]
 struct Slots {
     pass: FutureSlot<u64>,
@@ -181,7 +181,7 @@ impl<'a> Round<'a, '_> {
     }
 
     /// Writes dirty blocks of uncached writes, if they fill a quarter of the uncached window or are
-    /// [`UNCACHED_AGE`] old; else schedules that.
+    /// [`UNCACHED_AGE`] old; else schedules a visit at that time.
     async fn write_uncached(&mut self, look: &Look, now: Nanos, flush: &mut Flush<'a>) {
         let bytes = look.dirty.uncached.load(Ordering::Relaxed);
         if bytes == 0 {
@@ -198,7 +198,8 @@ impl<'a> Round<'a, '_> {
         flush.run_concurrently(&mut self.slots.pass).await;
     }
 
-    /// Releases a file without openers if all of it is durable; else schedules the rest.
+    /// Flushes a file without openers, and releases it if all of it is durable; else schedules
+    /// another visit.
     async fn settle(&mut self, look: Look, flush: &mut Flush<'a>) {
         if !look.out.is_settled() {
             look.out.clone().flush(&mut self.slots.settle);
@@ -295,11 +296,11 @@ mod tests {
         assert!(started() == 5 && !domain.queue().running, "Z1: as long as there are files");
     }
 
-    /// Sees whether a folio is locked when it wakes.
+    /// A waker that notes whether a folio is locked when it is woken.
     struct Watch(forebay_base::sync::Arc<PageCache>, [AtomicUsize; 2]);
 
     impl Watch {
-        /// How often it woke with all folios free, and with one locked.
+        /// How often it was woken with all folios unlocked, and with one locked.
         fn woken(&self) -> (usize, usize) {
             let [free, locked] = [0, 1].map(|i: usize| self.1[i].load(Ordering::Relaxed));
             (free, locked)
@@ -316,7 +317,7 @@ mod tests {
     /// The block that the tests with a [`Watch`] make dirty.
     const FIRST: crate::folio::Blocks = crate::folio::Blocks { start: 0, end: 1 };
 
-    /// A small cache, a file on it, and what watches its folios.
+    /// A small cache, a file in it, and a [`Watch`] of its folios.
     fn watched() -> (forebay_base::sync::Arc<PageCache>, Mapping, std::sync::Arc<Watch>) {
         let config = crate::Config { huge_pages: false, ..crate::Config::with_budget(4 << 20) };
         let cache = PageCache::new(config, forebay_base::world::RealWorld::with_seed(1)).unwrap();
@@ -333,7 +334,8 @@ mod tests {
     }
 
     /// The story: the first dirty block of a file woke the flusher under the lock of the folio. A
-    /// waker may run anything: a task that wanted the folio then spun until it ended, or for ever.
+    /// waker may run any code: a task that wanted the folio spun until the waker returned, or for
+    /// ever.
     #[test]
     fn first_dirty_block_wakes_flusher_after_folio_lock() {
         let (cache, mapping, watch) = watched();
@@ -348,7 +350,7 @@ mod tests {
         mapping.domain.leave(mapping.id);
     }
 
-    /// The same of a writer that waits for space, where dirty blocks are dropped.
+    /// A writer that waits for space is woken by dropped dirty blocks, after the folio lock.
     #[test]
     fn dropped_dirty_block_wakes_writer_after_folio_lock() {
         let (cache, mapping, watch) = watched();
@@ -363,7 +365,7 @@ mod tests {
         assert_eq!(woken, ((0, 0), (1, 0)), "before and after the folio was released");
     }
 
-    /// The same of a task that waits for frames, where a folio gives one back.
+    /// A task that waits for frames is woken by a folio that gives one back, after the folio lock.
     #[test]
     fn freed_frame_wakes_waiter_after_folio_lock() {
         let (cache, mapping, watch) = watched();
@@ -381,8 +383,9 @@ mod tests {
         drop((waiter, rest));
     }
 
-    /// The same of the flusher, where blocks are to be tried again sooner than it would look. It
-    /// was also woken under the lock of the file's failed blocks.
+    /// The flusher is woken, after the folio lock, for a retry that is due before its timer
+    /// expires. Earlier, it was woken under that lock and under the lock of the file's failed
+    /// blocks.
     #[test]
     fn failed_block_wakes_flusher_after_folio_lock() {
         let (cache, mapping, watch) = watched();

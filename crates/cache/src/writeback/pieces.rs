@@ -51,7 +51,7 @@ pub struct WritePiece {
     pub(crate) snapshot: bool,
     /// When it was taken.
     since: Nanos,
-    /// Failed flushes of the domain by then (unflushed.W1).
+    /// Number of failed flushes of the domain when the piece was taken (unflushed.W1).
     epoch: Epoch,
 }
 
@@ -84,7 +84,8 @@ impl FolioWrite<'_> {
 
     /// The blocks of the run that may be taken for write-out. Under the same lock they may be taken
     /// in parts ([`FolioWrite::take`]); the rest stays as it is, dirty or clean. Blocks already
-    /// *writing* are left out: an in-place mapping has one write of a block in flight.
+    /// *writing* are left out: a map that writes in place must have one write of a block in flight
+    /// at most.
     ///
     /// With [`DirtyTracking::Folio`], as Linux v5.8 had it, a dirty block anywhere in the folio has
     /// all its up-to-date blocks written, up to the end of file, wherever the run is. No block is
@@ -168,8 +169,8 @@ impl FolioWrite<'_> {
         }
     }
 
-    /// Ends the write-out of a piece. Blocks that failed become dirty again; blocks that worked are
-    /// kept until the next flush if the window has room.
+    /// Ends the write-out of a piece. Blocks that failed become dirty again; written blocks are
+    /// kept until the next flush if the window has space.
     fn end_write(&self, piece: &WritePiece, ok: bool) {
         let table = &self.cache.table;
         let bytes = u64::from(piece.blocks.len()) * self.mapping.block_size();
@@ -211,7 +212,7 @@ impl FolioWrite<'_> {
         let passing =
             passing.map(|state| (state, self.runs_with(blocks, state).collect::<Vec<_>>()));
         self.set_dirty(blocks, Retention::Keep);
-        // They are still dropped once they are written.
+        // Blocks of uncached writes are still dropped once they are written.
         for (state, runs) in passing {
             for (g, mask) in runs.iter().flat_map(|run| run.masks()) {
                 self.cache.table.set_bits(self.slot, state, g, mask);
@@ -298,14 +299,14 @@ impl FolioWrite<'_> {
         self.defer_frames_wake(freed.put());
     }
 
-    /// The flush that followed worked: the blocks need not be kept any more.
+    /// A flush that covers the blocks succeeded: they need not be kept any more.
     pub fn flushed(&self, blocks: Blocks) {
         self.clear_unflushed(blocks);
         self.drop_uncached(blocks);
         self.drop_held_above(blocks);
     }
 
-    /// The flush that followed failed: kept blocks are written again.
+    /// A flush that covers the blocks failed: those that were kept become dirty again.
     pub fn flush_failed(&self, blocks: Blocks) {
         for run in self.runs_with(blocks, State::Unflushed) {
             self.clear_unflushed(run);
@@ -475,7 +476,7 @@ mod tests {
                 end_write(cache, mapping, &pieces, true);
                 over.send(pieces.len()).unwrap();
             });
-            // So long only if it waits for one of the locks.
+            // It takes this long only if the thread waits for one of the locks.
             let went = ended.recv_timeout(Duration::from_secs(60));
             drop((turn, age));
             assert_eq!(went, Ok(1), "it waited for who reclaims");

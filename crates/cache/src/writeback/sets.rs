@@ -74,13 +74,13 @@ mod tests {
         assert_eq!(cache.record_bytes(), 0);
         assert!(again.bytes() <= kept, "in the same memory");
         cache.keep_set(again);
-        // An eighth of 1 MiB for all.
+        // All kept sets together: an eighth of 1 MiB.
         let most = 128 << 10;
         let sets: Vec<_> = (0..40).map(|_| filled(1000)).collect();
         sets.into_iter().for_each(|set| cache.keep_set(set));
         assert!(cache.record_bytes() <= most && cache.record_bytes() > most / 2);
         cache.trim_sets();
-        // A large one keeps a part of what it has.
+        // A large set keeps a part of its memory.
         cache.keep_set(filled(100_000));
         assert!(cache.record_bytes() > 0 && cache.record_bytes() < 16 << 10);
         cache.trim_sets();

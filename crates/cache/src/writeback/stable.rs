@@ -87,7 +87,7 @@ impl FolioWrite<'_> {
     /// Gives each frame of `blocks` that is pinned, or with `in_flight` hit, a fresh one out of
     /// `pool`, which holds enough ([`FolioWrite::frames_pinned`], [`FolioWrite::hit`]). Bytes that
     /// the writer is about to overwrite (`written`, within the folio) are not copied. Returns the
-    /// frames replaced.
+    /// number of frames replaced.
     pub fn detach(
         &self,
         blocks: Blocks,
@@ -126,7 +126,8 @@ impl FolioWrite<'_> {
     }
 
     /// Turns a piece just taken into a copy of itself, so that no writer can hit it. False, and
-    /// nothing changed, if there are no frames for that: writers wait for this one.
+    /// nothing changed, if there are no frames for that: writers wait for the end of this
+    /// write-out.
     pub fn snapshot(&self, piece: &mut WritePiece) -> bool {
         let Some(fresh) = self.cache.take_for_snapshot(piece.frames.len()) else {
             Counters::add(&self.cache.counters.stable_fallbacks, 1);
@@ -153,7 +154,7 @@ impl FolioWrite<'_> {
 
 impl PageCache {
     /// With fewer free frames than this they are scarce: a 64th of all, 8 to 512. Reclaim tries to
-    /// keep as many free, so it has not kept up, or finds nothing clean.
+    /// keep at least as many free, so it has not kept up, or finds nothing clean.
     fn scarce_below(&self) -> usize {
         (self.sizes.frames() / 64).clamp(8, 512)
     }
@@ -214,8 +215,8 @@ mod tests {
     use forebay_base::world::RealWorld;
 
     /// Where frames are scarce, `auto` weighs the wait for a slow device against the frames. It may
-    /// take some of the last ones, never the last, and the fewer there are the longer it waits
-    /// instead.
+    /// take some of the last free frames, never the last one. The fewer there are, the longer it
+    /// waits instead.
     #[test]
     fn s8_auto_weighs_wait_against_free_frames() {
         let config = Config { huge_pages: false, ..Config::with_budget(8 << 20) };
@@ -233,7 +234,7 @@ mod tests {
         };
         assert_eq!(answer(scarce + 2, 0), Answer::Detach, "plenty: a copy is always cheaper");
         assert_eq!(answer(scarce + 1, 0), Answer::Wait, "scarce, and the device is fast");
-        // Half of the write-outs' time counts, as the rest of one.
+        // Half of the recent write-out time counts as the rest of a write-out.
         let price = |left: usize| FRAME_PRICE * 2 * scarce as u64 / (left - 2) as u64;
         for left in [scarce, 6, 4] {
             assert_eq!(answer(left, 2 * price(left)), Answer::Detach, "{left}");

@@ -14,7 +14,7 @@ use std::task::Poll;
 /// Writers above the background limit wake their flusher at most once in this time, unless their
 /// file has [`MUCH`] to write: a wake-up for each small write would cost more than the write.
 const WAKE_OWN_EVERY: Nanos = 2_000_000;
-/// Dirty bytes of a file for which each write wakes the flusher; see [`WAKE_OWN_EVERY`].
+/// From this many dirty bytes of a file on, each write wakes the flusher ([`WAKE_OWN_EVERY`]).
 const MUCH: u64 = 1 << 20;
 /// Pauses of a file's writers accumulate to this length: shorter sleeps would cost more than they
 /// last.

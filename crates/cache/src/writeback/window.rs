@@ -35,7 +35,7 @@ impl FlushWaiter {
         let mut waiter = self.waiter.lock();
         let known = waiter.as_ref().is_some_and(|known| known.will_wake(waker));
         let old = if known { None } else { waiter.replace(waker.clone()) };
-        // A waker may be the last that holds its task.
+        // Not under the lock: the waker may be the last reference to its task.
         drop(waiter);
         drop(old);
         self.woken.swap(false, Ordering::AcqRel)
@@ -60,8 +60,9 @@ impl Wake for FlushWaker {
     }
 
     fn wake_by_ref(self: &std::sync::Arc<Self>) {
-        // In this order: a task that sees the second flag then checks the first. The second is an
-        // exchange, so that a task that sees another waker's flag sees this one's, too.
+        // In this order: a task that sees the shared flag then checks the flag of each flush. The
+        // shared one is set by an exchange, so that a task that sees it set by another waker sees
+        // this flush's flag, too.
         self.woken.store(true, Ordering::Release);
         self.flush_waiter.woken.swap(true, Ordering::AcqRel);
         let waiter = self.flush_waiter.waiter.lock().take();
@@ -98,8 +99,8 @@ impl Slot {
 /// The flushes in progress, concurrent with write-out.
 #[derive(Default)]
 pub(super) struct Flush<'a> {
-    /// The flushes that run, each with the mark that its file is checked out. Both are dropped when
-    /// the flush ends.
+    /// The flushes that run, each with the guard that marks its file as checked out. Both are
+    /// dropped when the flush ends.
     under_way: Vec<(Slot, Held<'a>)>,
     /// Kept for reuse.
     spare: Vec<Slot>,
@@ -221,7 +222,7 @@ impl Domain {
         self.wake_flusher_if(is_late);
     }
 
-    /// The flush of file `id` was refused. If the window still has to be opened after a pause, the
+    /// The flush of file `id` was refused. If the window still needs space after a pause, the
     /// flusher flushes the file again.
     pub fn flush_later(&self, id: u32, now: Nanos) {
         let is_late = {
@@ -361,7 +362,7 @@ mod tests {
         }
     }
 
-    /// Such a file, joined, on a cache of its own.
+    /// A [`Refused`] file with a cache of its own, joined to its domain.
     fn refused() -> (std::sync::Arc<SimWorld>, std::sync::Arc<Refused>) {
         let world = SimWorld::new(1);
         let config = Config { huge_pages: false, ..Config::with_budget(16 << 20) };
@@ -406,8 +407,9 @@ mod tests {
         world.run(async {});
     }
 
-    /// A flush was refused, and before its file was listed for another one the flush of a second
-    /// file worked. Later successes did not end the pause, which was twice as long the next time.
+    /// The story: a flush was refused, and before its file was listed for another one the flush of
+    /// a second file worked. Later successes did not end the pause, which was twice as long the
+    /// next time.
     #[test]
     fn success_between_refusal_and_listing_leaves_later_one_effective() {
         let (world, file) = refused();

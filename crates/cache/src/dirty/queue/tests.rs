@@ -50,7 +50,7 @@ fn failing_file_waits_and_oldest_is_first() {
             }
         };
         assert_eq!((look.id, look.why), (2, Why::Retry));
-        // Many bios of one try fail: one failure.
+        // Many bios of one try fail: they count as one failure.
         (0..3).for_each(|_| queue.failed(2, now));
         pauses.push(queue.members[&2].retry.as_ref().unwrap().pause / RETRY_FIRST);
     }
@@ -92,7 +92,7 @@ fn stalled_file_is_visited_with_doubling_pause() {
         assert_eq!(next, Some(1), "Q-c");
     }
     assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1000, 1000, 1000], "Q-e");
-    // A write-out of it has ended, or a folio became dirty: it is retried at once.
+    // A write-out of the file has ended, or a folio became dirty: the file is retried at once.
     assert!(sets[0].is_stalled());
     queue.end_stall(0);
     assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0), "Q-a");
@@ -100,7 +100,7 @@ fn stalled_file_is_visited_with_doubling_pause() {
     assert!(sets[0].is_stalled() && sets[0].list(9, now, false).fresh);
     queue.dirtied(0, now);
     assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0), "the oldest first");
-    // Something has changed during the visit: it is not stalled.
+    // The file has changed during the visit: it is not stalled.
     queue.looked_at(0, now, outcome(now, false));
     assert_eq!(queue.due(now, expire).map(|look| look.id), Some(0));
     queue.looked_at(0, now, outcome(now, true));
@@ -156,7 +156,7 @@ fn file_holding_much_of_window_is_flushed_first() {
         domain.queue().join(id, dirty.clone(), weak);
         domain.keep_unflushed(id, dirty, 4096, 16384);
     }
-    // In two steps, of which neither is much.
+    // In two steps, neither of which has `much` bytes alone.
     domain.keep_unflushed(2, &sets[2], 8192, 16384);
     domain.keep_unflushed(2, &sets[2], 8192, 16384);
     let next = || domain.queue().next_flush().map(|(checked_out, ..)| checked_out.id);
