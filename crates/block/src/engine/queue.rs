@@ -51,24 +51,21 @@ impl Queue {
         }
     }
 
-    /// Queues a picked request again, which has more to do.
+    /// Queues a picked request again, which has more to do. It still counts as issued (J3).
     pub(crate) fn push_again(&mut self, request: Boxed) {
-        self.done(request.class());
         self.front.push_front(request);
     }
 
     pub(crate) fn pick(&mut self) -> Option<Boxed> {
         let waits = !self.readahead.is_empty() || !self.write_back.is_empty();
         let may = waits && self.background_out < self.background_max;
-        let picked = if may && (self.front.is_empty() || self.picks >= TURN) {
+        if may && (self.front.is_empty() || self.picks >= TURN) {
             self.picks = 0;
-            self.pick_background()
-        } else {
-            self.picks += 1;
-            self.front.pop_front()
-        }?;
-        self.background_out += usize::from(picked.class().is_background());
-        Some(picked)
+            self.background_out += 1;
+            return self.pick_background();
+        }
+        self.picks += 1;
+        self.front.pop_front()
     }
 
     fn pick_background(&mut self) -> Option<Boxed> {

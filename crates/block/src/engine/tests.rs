@@ -326,6 +326,28 @@ fn write_back_is_picked_despite_constant_syncs() {
     assert_eq!(queue.pick().unwrap().class(), Class::WriteBack);
 }
 
+/// J3. The story: a picked background request that had more to do was queued again and counted as
+/// done. Another one was picked before it, so more than `background_max` were issued.
+#[test]
+fn background_request_with_more_to_do_keeps_its_place() {
+    let lab = Lab::new();
+    let mut queue = Queue::new(1);
+    queue.push(lab.make(0, Class::WriteBack, Panics::Never));
+    let first = queue.pick().unwrap();
+    queue.push(lab.make(1, Class::WriteBack, Panics::Never));
+    // So many others were picked that a background request is due.
+    for name in 2..20 {
+        queue.push(lab.make(name, Class::Sync, Panics::Never));
+        assert_eq!(queue.pick().unwrap().class(), Class::Sync);
+    }
+    queue.push_again(first);
+    assert_eq!(queue.pick().unwrap().class(), Class::WriteBack);
+    assert_eq!(queue.background_out(), 1);
+    assert!(queue.pick().is_none(), "the second one was picked, too");
+    queue.done(Class::WriteBack);
+    assert_eq!(queue.pick().unwrap().class(), Class::WriteBack);
+}
+
 /// The story: with 8,192 requests waiting, the submitting thread carried out the next one by
 /// blocking calls. That thread may be an event loop's.
 #[test]
