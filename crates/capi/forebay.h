@@ -168,8 +168,8 @@ typedef struct fby_volume fby_volume;
 typedef struct {
   /**
    * Bytes for everything that grows with data or load. Default: the smaller of a quarter of
-   * memory and half of the limit of the memory cgroup. At least 1 MiB; blocks of files get
-   * what bookkeeping and requests in flight leave, about 9/10.
+   * memory and half of the limit of the memory cgroup, but at least 16 MiB. At least 1 MiB;
+   * blocks of files get what bookkeeping and requests in flight leave, about 9/10.
    */
   uint64_t budget;
   /**
@@ -543,8 +543,8 @@ int fby_cache_resize(fby_cache *cache, uint64_t bytes);
 /**
  * Sets an option of a running cache, by the names and values of `forebay tune` ("dirty_bytes" to
  * "64M"): cache_size, dirty_bytes, dirty_background_bytes, dirty_expire_centisecs, readahead_max
- * (0: none), uncached_window, dirty_tracking, stable, stable_pages, uncached_strategy. -EINVAL for
- * an unknown name, or a value that makes no sense.
+ * (0: none), uncached_window, dirty_tracking, stable, stable_pages, uncached_strategy, and while a
+ * volume is open serialized_dio_pages. -EINVAL for an unknown name, or a value that makes no sense.
  *
  * # Safety
  * `cache` is an open cache, `name` and `value` are strings.

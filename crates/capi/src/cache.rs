@@ -51,8 +51,8 @@ pub const FBY_CACHE_PREFAULT: u32 = 1;
 #[derive(Clone, Copy)]
 pub struct fby_cache_config {
     /// Bytes for everything that grows with data or load. Default: the smaller of a quarter of
-    /// memory and half of the limit of the memory cgroup. At least 1 MiB; blocks of files get
-    /// what bookkeeping and requests in flight leave, about 9/10.
+    /// memory and half of the limit of the memory cgroup, but at least 16 MiB. At least 1 MiB;
+    /// blocks of files get what bookkeeping and requests in flight leave, about 9/10.
     pub budget: u64,
     /// Largest budget that fby_cache_resize can give it. Default: all of memory.
     pub budget_max: u64,
@@ -200,8 +200,8 @@ pub unsafe extern "C" fn fby_cache_resize(cache: *mut fby_cache, bytes: u64) -> 
 
 /// Sets an option of a running cache, by the names and values of `forebay tune` ("dirty_bytes" to
 /// "64M"): cache_size, dirty_bytes, dirty_background_bytes, dirty_expire_centisecs, readahead_max
-/// (0: none), uncached_window, dirty_tracking, stable, stable_pages, uncached_strategy. -EINVAL for
-/// an unknown name, or a value that makes no sense.
+/// (0: none), uncached_window, dirty_tracking, stable, stable_pages, uncached_strategy, and while a
+/// volume is open serialized_dio_pages. -EINVAL for an unknown name, or a value that makes no sense.
 ///
 /// # Safety
 /// `cache` is an open cache, `name` and `value` are strings.

@@ -275,6 +275,6 @@ mod tests {
         let mut drawn = draw(100, 120, 5);
         drawn.sort_unstable();
         drawn.dedup();
-        assert!(drawn.len() == 100 && drawn.iter().all(|n| *n < 120), "N2");
+        assert!(drawn.len() == 100 && drawn.iter().all(|n| *n < 120), "N3");
     }
 }
