@@ -543,8 +543,9 @@ int fby_cache_resize(fby_cache *cache, uint64_t bytes);
 /**
  * Sets an option of a running cache, by the names and values of `forebay tune` ("dirty_bytes" to
  * "64M"): cache_size, dirty_bytes, dirty_background_bytes, dirty_expire_centisecs, readahead_max
- * (0: none), uncached_window, dirty_tracking, stable, stable_pages, uncached_strategy, and while a
- * volume is open serialized_dio_pages. -EINVAL for an unknown name, or a value that makes no sense.
+ * (0: none), uncached_window, dirty_tracking, stable, stable_pages, uncached_strategy, and while
+ * a volume is open serialized_dio_pages. -EINVAL for an unknown name, or a value that makes no
+ * sense.
  *
  * # Safety
  * `cache` is an open cache, `name` and `value` are strings.

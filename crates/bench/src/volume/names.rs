@@ -276,5 +276,7 @@ mod tests {
         drawn.sort_unstable();
         drawn.dedup();
         assert!(drawn.len() == 100 && drawn.iter().all(|n| *n < 120), "N3");
+        let folder = |n| path_of(std::path::Path::new("/"), n).parent().unwrap().to_owned();
+        assert_ne!(folder(EACH - 1), folder(EACH), "N2");
     }
 }

@@ -326,8 +326,8 @@ fn write_back_is_picked_despite_constant_syncs() {
     assert_eq!(queue.pick().unwrap().class(), Class::WriteBack);
 }
 
-/// J3. The story: a picked background request that had more to do was queued again and counted as
-/// done. Another one was picked before it, so more than `background_max` were issued.
+/// queue.J3. The story: a picked background request that had more to do was queued again and
+/// counted as done. Another one was picked before it, so more than `background_max` were issued.
 #[test]
 fn background_request_with_more_to_do_keeps_its_place() {
     let lab = Lab::new();

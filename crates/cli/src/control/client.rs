@@ -10,6 +10,8 @@ use crate::failure::{Failure, Outcome, status};
 use crate::mounts;
 use crate::remote::client::RemoteFs;
 use forebay_base::peer::{self, Peer};
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -18,6 +20,8 @@ use std::time::Duration;
 
 /// Time for an answer of a process that was found, not named (Q1).
 const ANSWER_TIME: Duration = Duration::from_secs(2);
+/// Time for an answer of the only process that is asked.
+const NAMED_TIME: Duration = Duration::from_secs(30);
 
 /// Whether a user is trusted: this user and root, as whom no other user can run a process.
 pub fn own_or_root(uid: u32) -> bool {
@@ -34,12 +38,22 @@ pub struct Client {
 impl Client {
     /// Connects to the socket at `path`.
     pub fn open(path: &Path) -> Outcome<Self> {
-        let stream = UnixStream::connect(path).map_err(|e| connect_failure(path, &e))?;
-        let timeout = Some(Duration::from_secs(30));
-        stream
-            .set_read_timeout(timeout)
-            .and_then(|()| stream.set_write_timeout(timeout))
-            .map_err(|e| Failure::io("control socket", &e))?;
+        Self::open_within(path, NAMED_TIME)
+    }
+
+    /// The same. Each call on the socket fails after `time`, the connect of a socket whose queue is
+    /// full included.
+    fn open_within(path: &Path, time: Duration) -> Outcome<Self> {
+        let connected = || -> rustix::io::Result<UnixStream> {
+            let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+            let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+            for which in [Timeout::Send, Timeout::Recv] {
+                sockopt::set_socket_timeout(&socket, which, Some(time))?;
+            }
+            rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+            Ok(socket.into())
+        };
+        let stream = connected().map_err(|e| connect_failure(path, &e.into()))?;
         Ok(Self { reader: BufReader::new(stream), path: path.to_path_buf() })
     }
 
@@ -56,7 +70,11 @@ impl Client {
         }
         let mut running = Self::of(sockets(own_uid()).into_iter().map(|(_, path)| path).collect());
         match running.len() {
-            1 => Ok(running.swap_remove(0).1),
+            1 => {
+                let client = running.swap_remove(0).1;
+                client.limit(Some(NAMED_TIME))?;
+                Ok(client)
+            }
             0 => Err(Failure::not_found("no running process of this user was found")
                 .hint("name its control socket with `--control PATH`")),
             _ => {
@@ -79,10 +97,7 @@ impl Client {
 
     fn trusted(paths: Vec<PathBuf>, trusted: impl Fn(u32) -> bool) -> Vec<(u32, Self)> {
         let mut all = Self::of(paths);
-        all.retain(|(_, client)| {
-            client.peer().is_ok_and(|peer| trusted(peer.uid))
-                && client.limit(Some(ANSWER_TIME)).is_ok()
-        });
+        all.retain(|(_, client)| client.peer().is_ok_and(|peer| trusted(peer.uid)));
         all
     }
 
@@ -91,7 +106,7 @@ impl Client {
         paths.sort();
         paths.dedup();
         let open = |path: &PathBuf| {
-            let client = Self::open(path).ok()?;
+            let client = Self::open_within(path, ANSWER_TIME).ok()?;
             Some((client.pid().ok()?, client))
         };
         let mut running: Vec<_> = paths.iter().filter_map(open).collect();
@@ -195,6 +210,22 @@ mod tests {
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
+    }
+
+    /// Q1. A socket that no process accepts on, with a full queue, held up each command that asks
+    /// all mounts: connect(2) waits there without a limit.
+    #[test]
+    fn socket_with_full_queue_ends_the_connect() {
+        let path = std::env::temp_dir().join(format!("forebay-full-{}", std::process::id()));
+        let _old = std::fs::remove_file(&path);
+        let family = AddressFamily::UNIX;
+        let socket = rustix::net::socket(family, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let _fills_it = UnixStream::connect(&path).unwrap();
+        assert!(Client::open_within(&path, Duration::from_millis(50)).is_err());
+        assert!(Client::trusted(vec![path.clone()], |_| true).is_empty());
+        std::fs::remove_file(&path).unwrap();
     }
 
     /// The story: any user could make a mount of Forebay's type that named a socket of their own.
