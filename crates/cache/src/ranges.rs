@@ -142,7 +142,8 @@ impl Ranges {
         }
     }
 
-    /// Waits until no part of the range is held. Takes no turn: older waiters may want it.
+    /// Waits until no part of the range is held. Does not take it: an older waiter
+    /// may take it at once.
     pub async fn wait_not_held(&self, range: &Range<u64>) {
         let want = Want { range: range.clone(), ticket: None };
         self.wait.wait_for(want, || (!self.is_held(range)).then_some(())).await;

@@ -86,7 +86,8 @@ impl MappedFile {
     }
 
     /// As `copy_cached`, for a range of several folios. A range that is only partly cached touches
-    /// nothing, because the slow path reads all of it: one read is one touch.
+    /// nothing, because the slow path reads all of it: one read is one touch. (Unless a block is
+    /// evicted between the look and the copy.)
     #[inline(never)]
     fn copy_cached_folios(&self, range: Range<u64>, dst: &mut [u8], is_touch: bool) -> Option<u64> {
         let (mapping, start) = (&*self.mapping, range.start);

@@ -506,7 +506,7 @@ pub const WAITING_KINDS: [&str; 13] = [
 /// The one of [`WAITING_KINDS`] that waits only once. All others wait twice, one wait after the
 /// other.
 pub const ONCE_WAITING_KIND: &str = "shrink";
-/// Kinds of operations that a file of a fixed size has not.
+/// Those of [`WAITING_KINDS`] that need a file that can grow.
 pub const GROWING_KINDS: [&str; 5] = ["append", "buffered append", "grow", "lengthen", "truncate"];
 /// Kinds of operations that end in their first poll: alone, they wait for nothing.
 pub const KINDS_WITHOUT_WAIT: [&str; 2] = ["buffered append alone", "grow alone"];

@@ -75,7 +75,7 @@ struct Part {
     prefix: &'static str,
     jobs: usize,
     size: u64,
-    /// Time of each variant in a cycle, milliseconds.
+    /// Time of each variant in a cycle, milliseconds, without `--quick`.
     millis: u64,
 }
 

@@ -362,7 +362,8 @@ impl FolioWrite<'_> {
         if !uncached {
             return;
         }
-        // At least a block: the flusher skips a file without bytes of uncached writes.
+        // The first uncached write of a folio counts as a block at least, even if all its blocks
+        // were dirty: the flusher skips a file without bytes of uncached writes.
         let bytes = if listed.uncached { bytes } else { bytes.max(mapping.block_size()) };
         let before = dirty_folios.more_uncached(bytes);
         let window = self.cache.dirty.uncached_window.load(Ordering::Relaxed) / 4;

@@ -1,11 +1,12 @@
-//! The flushes by which a flusher keeps space in the window of written but unflushed blocks. Each
-//! covers some files, and write-out continues meanwhile.
+//! The flushes by which a flusher keeps space in the window of written but unflushed blocks:
+//! several files at a time, one flush for each. Write-out continues meanwhile, until the window is
+//! three quarters full.
 //!
 //! Invariants: W5 files with little to flush are flushed together, one with much alone. W6 a flush
 //! in progress is polled when it was woken, and once when it begins: the concurrent write-out is
 //! polled much more often, and would poll all flushes each time.
 //!
-//! Locks: the queue's, to take files off it; that of the waiter, a leaf.
+//! Locks: the queue's, to take files off it and to list them again; that of the waiter, a leaf.
 
 use crate::cache::PageCache;
 use crate::dirty::domain::{Domain, Held};

@@ -144,7 +144,7 @@ impl Client {
         Ok(self.peer()?.pid)
     }
 
-    /// Sets how long an answer may take; `None`: no limit.
+    /// Sets how long a read waits for more bytes of an answer; `None`: no limit.
     fn limit(&self, time: Option<Duration>) -> Outcome {
         let set = self.reader.get_ref().set_read_timeout(time);
         set.map_err(|e| Failure::io("control socket", &e))

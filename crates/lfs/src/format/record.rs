@@ -425,8 +425,8 @@ impl<'b> RecordBuilder<'b> {
         Ok(Self { bytes, place, geometry, body_end, changes: 0, payload: None, inline_end: 0 })
     }
 
-    /// Adds a change. `NoSpace` if it does not fit, `InvalidInput` if decoders would refuse it;
-    /// then the record is unchanged.
+    /// Adds a change. `NoSpace` if it does not fit, `InvalidInput` after a payload or if decoders
+    /// would refuse it; then the record is unchanged.
     pub fn change(&mut self, change: &Change<'_>) -> Result<()> {
         if self.payload.is_some() {
             return Err(refused(WHAT, "a change behind the payload"));

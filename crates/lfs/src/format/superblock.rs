@@ -127,7 +127,8 @@ pub fn slot_offsets(recorded_end_bytes: u64) -> [u64; SLOTS as usize] {
 impl Superblock {
     /// Writes the slot into 4096 bytes.
     ///
-    /// Fails with `InvalidInput` for a slot that [`decode`](Self::decode) would refuse.
+    /// Fails with `InvalidInput` for a slot that [`decode`](Self::decode) would call damaged. Does
+    /// not check the features.
     pub fn encode_into(&self, out: &mut [u8]) -> Result<()> {
         if out.len() != SLOT_BYTES {
             return Err(refused(WHAT, format!("room for {} bytes", out.len())));

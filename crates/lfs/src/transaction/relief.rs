@@ -104,7 +104,8 @@ impl Resources {
         self.cleaning.part_over().await && self.state.lock().has_more_space(&before)
     }
 
-    /// What the limits demand now (Q13). Nothing for a volume that may not be written (open.O13).
+    /// What the limits demand now (Q13). Nothing for a volume that was opened read-only
+    /// (open.O13) or has turned so.
     pub fn relief(&self, state: &State) -> Relief {
         if state.life.is_read_only() {
             return Relief::None;
